@@ -1,0 +1,1 @@
+//! The `#[workflow]` attribute of everstep.

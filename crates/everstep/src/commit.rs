@@ -1,0 +1,502 @@
+//! A commit: one run's atomic change, and the other writes that share its transaction.
+//!
+//! On the path of a step, [`crate::run`] turns what changed into a [`Commit`], the committer
+//! gathers the commits of many runs into one [`Batch`], and [`crate::store`] makes that durable in
+//! one transaction with one sync.
+//!
+//! Always true:
+//! - A write that is refused changes nothing, and the rest of its batch stands.
+//! - Conditions are checked against the state before the batch. Within a batch there is at most
+//!   one [`Commit`] per run.
+//! - Deliveries are applied after all commits of the batch, in the order of the batch.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::{
+    run_id::{RunId, RunNo, ShardId},
+    time::Timestamp,
+};
+
+/// Many writes that become durable together.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Who writes. Without it, or when it no longer holds, every [`Write::Commit`] is refused
+    /// with [`Refusal::Fenced`] and nothing can be claimed; the other writes stand.
+    pub fence: Option<Fence>,
+    /// The time of the batch.
+    pub now: Timestamp,
+    /// The writes, in order.
+    pub writes: Vec<Write>,
+}
+
+/// The right of a runner to write, checked in the transaction that writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fence {
+    /// The runner.
+    pub runner: Uuid,
+    /// Its incarnation: raised by whoever takes its shards away.
+    pub epoch: u64,
+}
+
+/// One write of a batch; its answer is the [`Outcome`] at the same place.
+#[derive(Clone, Debug)]
+pub enum Write {
+    /// A new run. Answered by [`Outcome::Started`].
+    Start(Box<NewRun>),
+    /// A message to a run. Answered by [`Outcome::Delivered`].
+    Deliver(Box<Delivery>),
+    /// Cancel, pause or resume a run. Answered by [`Outcome::Controlled`].
+    Control(Target, Control),
+    /// Makes a finished run live again with another history. Answered by [`Outcome::Committed`].
+    Reopen(Box<Reopen>),
+    /// What the owner of a run has to say. Answered by [`Outcome::Committed`].
+    Commit(Box<Commit>),
+}
+
+/// A run to be created.
+#[derive(Clone, Debug)]
+pub struct NewRun {
+    /// Its id; number and shard follow from it.
+    pub id: RunId,
+    /// The workflow's name.
+    pub workflow: Arc<str>,
+    /// The workflow's version.
+    pub version: u32,
+    /// Unique per workflow: a second start with it attaches to the first run.
+    pub key: Option<String>,
+    /// The pool whose runners may own it.
+    pub pool: Arc<str>,
+    /// When it may begin; the batch's time if absent.
+    pub available_at: Option<Timestamp>,
+    /// When it fails if it has not ended by then.
+    pub deadline_at: Option<Timestamp>,
+    /// What it can be found by.
+    pub tags: Vec<(String, String)>,
+    /// The input, as a payload.
+    pub input: Vec<u8>,
+    /// Whether the writer, which owns the shard, takes it into memory at once: the row is then
+    /// `Running` from the first moment. Not possible together with `available_at`.
+    pub claim: bool,
+}
+
+/// Which run is meant.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// By id.
+    Id(RunId),
+    /// By workflow and key.
+    Key {
+        /// The workflow's name.
+        workflow: String,
+        /// The key that the run was started with.
+        key: String,
+    },
+}
+
+/// A message to a run.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    /// The run.
+    pub target: Target,
+    /// The name that the run listens by.
+    pub name: String,
+    /// The body, as a payload.
+    pub body: Vec<u8>,
+    /// A second delivery to the same run with an equal key is a no-op, also after the first was
+    /// read.
+    pub dedupe: Option<String>,
+    /// Set if somebody waits for a reply: the id that the reply is filed under.
+    pub request: Option<Uuid>,
+    /// How many unread messages the run may have, this one included.
+    pub inbox_max: u64,
+}
+
+/// What can be done to a run from outside, besides sending to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// Asks for the end of the run. The owner carries it out.
+    Cancel {
+        /// Whether what it has done is compensated.
+        rollback: bool,
+    },
+    /// The run is `Paused` from this moment on.
+    Pause,
+    /// A paused run becomes due again.
+    Resume,
+}
+
+/// A finished run that becomes live again.
+#[derive(Clone, Debug)]
+pub struct Reopen {
+    /// The run.
+    pub run: RunNo,
+    /// Refused unless the run has this status and has been tried this often.
+    pub status: RunStatus,
+    /// See `status`.
+    pub attempts: u32,
+    /// Entries to write.
+    pub puts: Vec<Put>,
+    /// Entries to remove, before `puts` are written.
+    pub deletes: Vec<KeyRange>,
+    /// When it may begin.
+    pub available_at: Timestamp,
+}
+
+/// One run's atomic change, made by its owner.
+#[derive(Clone, Debug)]
+pub struct Commit {
+    /// The run.
+    pub run: RunNo,
+    /// The generation that the owner has in memory; refused if the row has another.
+    pub generation: u32,
+    /// Set when the commit is only right if no message has arrived that the owner has not seen:
+    /// refused with [`Refusal::InboxMoved`] unless this is the row's `inbox_seq`.
+    pub inbox_seq: Option<u64>,
+    /// Whether the commit only records what has happened (finished bodies). Results are taken
+    /// from an owner even after a cancel was requested or the run was paused; everything else is
+    /// then refused.
+    pub results_only: bool,
+    /// The highest sequence number after this commit, and how many it brings.
+    pub last_number: u64,
+    /// How many numbers this commit brings: they are the ones up to and including `last_number`.
+    pub numbers: u64,
+    /// Ranges of entries to remove, before `puts` are written.
+    pub deletes: Vec<KeyRange>,
+    /// Entries to write.
+    pub puts: Vec<Put>,
+    /// Messages that were taken, by their place in the inbox. They are removed.
+    pub consumed: Vec<u64>,
+    /// Values for clients to read.
+    pub state: Vec<(String, Vec<u8>)>,
+    /// What it does to others.
+    pub effects: Vec<Effect>,
+    /// What becomes of the row.
+    pub patch: Patch,
+}
+
+/// One entry to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Put {
+    /// A packed key: see [`crate::codec`].
+    pub key: Vec<u8>,
+    /// An encoded entry.
+    pub value: Vec<u8>,
+}
+
+/// All keys `k` with `start <= k < end`, in byte order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyRange {
+    /// The first key of the range.
+    pub start: Vec<u8>,
+    /// The first key past the range.
+    pub end: Vec<u8>,
+}
+
+/// What a commit does to the row of its run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Patch {
+    /// Nothing.
+    Keep,
+    /// The run is in memory and moving: `Running`, or `RollingBack` if its end is already known.
+    /// It has made progress, so `recoveries` is set to 0. `available_at` is cleared if this is
+    /// still the row's `inbox_seq`, otherwise it stays as it is.
+    Run {
+        /// The last message that the owner has seen.
+        inbox_seq: u64,
+    },
+    /// The run waits: `Sleeping` (or `Pending`, if it is to be tried again as a whole).
+    Park {
+        /// `Sleeping` or `Pending`.
+        status: RunStatus,
+        /// When it is due again without anything from outside.
+        available_at: Option<Timestamp>,
+        /// What it waits for, in words.
+        waiting: String,
+        /// How often it has been tried as a whole.
+        attempts: u32,
+    },
+    /// Its end is decided; compensations run first: `RollingBack`.
+    RollBack {
+        /// `Failed` or `Cancelled`.
+        ending: RunStatus,
+        /// The encoded failure, if there is one.
+        error: Option<Vec<u8>>,
+    },
+    /// It cannot go on until something is mended: `Paused`.
+    Pause {
+        /// Why, in words.
+        reason: String,
+    },
+    /// The end. Unread messages become dead letters, open requests are answered with an error,
+    /// recorded values stay.
+    Finish {
+        /// `Completed`, `Failed` or `Cancelled`.
+        status: RunStatus,
+        /// The output, as a payload.
+        output: Option<Vec<u8>>,
+        /// The encoded failure.
+        error: Option<Vec<u8>>,
+    },
+}
+
+/// What a commit does to others. An effect never refuses its commit.
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// A message to another run. What became of it is written into the sender's history.
+    Send {
+        /// The message.
+        delivery: Delivery,
+        /// Where: an entry of this run that is written with one byte appended to `receipt`, the
+        /// [`Receipt::code`] of what became of the message.
+        key: Vec<u8>,
+        /// See `key`.
+        receipt: Vec<u8>,
+    },
+    /// The answer to a request. The first answer wins.
+    Reply {
+        /// The request's id.
+        request: Uuid,
+        /// The answer, as a payload.
+        body: Vec<u8>,
+    },
+}
+
+/// What became of one write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The run that was created, or found.
+    Started(Started),
+    /// What became of a message.
+    Delivered(Delivered),
+    /// What became of a wish to control a run.
+    Controlled(Controlled),
+    /// A commit or a reopening that was made. For each [`Effect::Send`], in order, what became of
+    /// it.
+    Committed(Vec<Delivered>),
+    /// A commit or a reopening that was not made.
+    Refused(Refusal),
+}
+
+/// The run that a start created, or found under its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Started {
+    /// The run.
+    pub id: RunId,
+    /// Whether it was there already.
+    pub attached: bool,
+    /// Whether the run that was there has another input.
+    pub input_differs: bool,
+    /// Whether the run is now in the caller's hands, as it asked with [`NewRun::claim`].
+    pub claimed: bool,
+    /// When it is due, if it is not claimed. Absent also when attached.
+    pub available_at: Option<Timestamp>,
+}
+
+/// What became of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivered {
+    /// What happened.
+    pub receipt: Receipt,
+    /// The run, if there is one.
+    pub run: Option<RunId>,
+    /// The place of the message in the run's inbox, if it has one.
+    pub seq: Option<u64>,
+}
+
+/// How a delivery ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Receipt {
+    /// It is in the inbox, and the run is due.
+    Delivered,
+    /// An equal one was delivered before; nothing was done.
+    Duplicate,
+    /// There is no such run.
+    Unknown,
+    /// The run has ended; the message is a dead letter if it came from a workflow.
+    Finished,
+    /// The inbox is full; likewise.
+    Full,
+}
+
+impl Receipt {
+    /// The byte by which this is stored.
+    pub const fn code(self) -> u8 {
+        match self {
+            Receipt::Delivered => 0,
+            Receipt::Duplicate => 1,
+            Receipt::Unknown => 2,
+            Receipt::Finished => 3,
+            Receipt::Full => 4,
+        }
+    }
+
+    /// The receipt that is stored as `code`.
+    pub const fn from_code(code: u8) -> Option<Receipt> {
+        Some(match code {
+            0 => Receipt::Delivered,
+            1 => Receipt::Duplicate,
+            2 => Receipt::Unknown,
+            3 => Receipt::Finished,
+            4 => Receipt::Full,
+            _ => return None,
+        })
+    }
+}
+
+/// What became of a wish to control a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Controlled {
+    /// Done, and the run's owner has to know.
+    Done {
+        /// The run.
+        run: RunId,
+    },
+    /// It was so already.
+    Already {
+        /// The run.
+        run: RunId,
+        /// Its status.
+        status: RunStatus,
+    },
+    /// The run has ended.
+    Finished {
+        /// The run.
+        run: RunId,
+        /// How.
+        status: RunStatus,
+    },
+    /// There is no such run.
+    Unknown,
+}
+
+/// Why a commit changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The writer has lost its shards: another runner may own the run.
+    Fenced,
+    /// There is no such run, or it is of another generation, or it has ended.
+    Gone,
+    /// A message has arrived that the owner has not seen. What it has not seen:
+    InboxMoved(Vec<InboxRow>),
+    /// A cancel was requested: only results are taken.
+    CancelRequested {
+        /// Whether what it has done is compensated.
+        rollback: bool,
+    },
+    /// The run was paused from outside: only results are taken.
+    Paused,
+    /// The numbers do not follow the ones that are stored.
+    Gap {
+        /// The highest stored number.
+        stored: u64,
+    },
+}
+
+/// A message in an inbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InboxRow {
+    /// Its place: 1, 2, 3, .. in order of delivery, over the whole life of the run.
+    pub seq: u64,
+    /// The name that it was sent by.
+    pub name: String,
+    /// The body, as a payload.
+    pub body: Vec<u8>,
+    /// Set if somebody waits for a reply.
+    pub request: Option<Uuid>,
+    /// When it was delivered.
+    pub sent_at: Timestamp,
+}
+
+/// What a run is doing.
+///
+/// `Pending` → `Running` ⇄ `Sleeping` → `Completed | Failed | Cancelled`, with `RollingBack` before
+/// the last two and `Paused` from any live state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum RunStatus {
+    /// Nobody has taken it up yet.
+    Pending,
+    /// It is in its owner's memory, and moving.
+    Running,
+    /// It waits for a time or a message.
+    Sleeping,
+    /// Its end is decided; what it did is being compensated.
+    RollingBack,
+    /// It cannot go on until somebody does something.
+    Paused,
+    /// It returned a value.
+    Completed,
+    /// It returned an error.
+    Failed,
+    /// It was cancelled.
+    Cancelled,
+}
+
+impl RunStatus {
+    /// All of them, in the order of their codes.
+    pub const ALL: [RunStatus; 8] = [
+        RunStatus::Pending,
+        RunStatus::Running,
+        RunStatus::Sleeping,
+        RunStatus::RollingBack,
+        RunStatus::Paused,
+        RunStatus::Completed,
+        RunStatus::Failed,
+        RunStatus::Cancelled,
+    ];
+
+    /// The number by which it is stored.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The status that is stored as `code`.
+    pub fn from_code(code: u8) -> Option<RunStatus> {
+        RunStatus::ALL.get(usize::from(code)).copied()
+    }
+
+    /// Whether it is final.
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled)
+    }
+
+    /// The word for it, as in the SQL views.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            RunStatus::Pending => "pending",
+            RunStatus::Running => "running",
+            RunStatus::Sleeping => "sleeping",
+            RunStatus::RollingBack => "rolling_back",
+            RunStatus::Paused => "paused",
+            RunStatus::Completed => "completed",
+            RunStatus::Failed => "failed",
+            RunStatus::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl std::fmt::Display for RunStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl std::str::FromStr for RunStatus {
+    type Err = ParseRunStatusError;
+
+    fn from_str(text: &str) -> Result<RunStatus, ParseRunStatusError> {
+        let found = RunStatus::ALL.into_iter().find(|status| status.as_str() == text);
+        found.ok_or_else(|| ParseRunStatusError { text: text.to_owned() })
+    }
+}
+
+/// A text that is not a status.
+#[derive(Debug, thiserror::Error)]
+#[error("`{text}` is not a status of a run; these are: pending, running, sleeping, rolling_back, \
+         paused, completed, failed, cancelled")]
+pub struct ParseRunStatusError {
+    text: String,
+}
+

@@ -1,0 +1,158 @@
+//! The names of a run: its id for people and programs, its number for the store.
+//!
+//! Always true: the number is a function of the id. A UUID of version 7 starts with 48 bits of
+//! milliseconds; the number is the lower 43 of them (enough until the year 2248) followed by the
+//! next 20 bits of the id, a counter. So numbers sort by time of creation, a run is found by its
+//! id without an index on ids, and an id can be made without asking the store.
+
+use std::{fmt, str::FromStr, sync::Mutex};
+
+use uuid::Uuid;
+
+use crate::time::Timestamp;
+
+const COUNTER_BITS: u32 = 20;
+const MS_BITS: u32 = 43;
+
+/// The id of a run: a UUID of version 7.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RunId(Uuid);
+
+/// The number of a run: what the store keys everything by. A function of the [`RunId`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RunNo(pub i64);
+
+/// One of the parts that runs are divided into; a runner owns whole shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShardId(pub u16);
+
+/// How many shards there are.
+pub const SHARDS: u16 = 256;
+
+impl RunId {
+    /// The id with these parts: milliseconds, the counter, and 54 bits of randomness.
+    fn from_parts(ms: u64, counter: u32, random: u64) -> RunId {
+        let counter = u128::from(counter);
+        let mut bits = u128::from(ms & ((1 << 48) - 1)) << 80;
+        bits |= 0x7 << 76;
+        bits |= (counter >> 8) << 64;
+        bits |= 0b10 << 62;
+        bits |= (counter & 0xff) << 54;
+        bits |= u128::from(random & ((1 << 54) - 1));
+        RunId(Uuid::from_u128(bits))
+    }
+
+    /// The number that the store keys this run by.
+    pub fn no(self) -> RunNo {
+        let bits = self.0.as_u128();
+        let ms = (bits >> 80) as i64 & ((1 << MS_BITS) - 1);
+        let counter = ((bits >> 64) as i64 & 0xfff) << 8 | (bits >> 54) as i64 & 0xff;
+        RunNo(ms << COUNTER_BITS | counter)
+    }
+
+    /// The shard this run belongs to, for its whole life.
+    pub fn shard(self) -> ShardId {
+        // The lowest bits are random, so runs spread evenly.
+        ShardId((self.0.as_u128() % u128::from(SHARDS)) as u16)
+    }
+
+    /// The id as a UUID.
+    pub fn as_uuid(self) -> Uuid {
+        self.0
+    }
+
+    /// The run id that this UUID is, if it is of version 7.
+    pub fn from_uuid(uuid: Uuid) -> Option<RunId> {
+        (uuid.get_version_num() == 7).then_some(RunId(uuid))
+    }
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A text that is not the id of a run.
+#[derive(Debug, thiserror::Error)]
+#[error("`{text}` is not a run id; a run id is a UUID of version 7 such as \
+         `019a8a3c-0000-7000-8000-000000000000`")]
+pub struct ParseRunIdError {
+    text: String,
+}
+
+impl FromStr for RunId {
+    type Err = ParseRunIdError;
+
+    fn from_str(text: &str) -> Result<RunId, ParseRunIdError> {
+        let uuid = Uuid::try_parse(text).ok().and_then(RunId::from_uuid);
+        uuid.ok_or_else(|| ParseRunIdError { text: text.to_owned() })
+    }
+}
+
+/// Makes run ids: strictly increasing within one process, whatever the clock does.
+#[derive(Debug)]
+pub(crate) struct RunIds(Mutex<Last>);
+
+#[derive(Debug)]
+struct Last {
+    ms: u64,
+    counter: u32,
+    random: u64,
+}
+
+impl RunIds {
+    pub(crate) fn new(seed: u64) -> RunIds {
+        RunIds(Mutex::new(Last { ms: 0, counter: 0, random: seed }))
+    }
+
+    pub(crate) fn next(&self, now: Timestamp) -> RunId {
+        let mut last = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        last.random = crate::random::mix(last.random.wrapping_add(0x9E37_79B9_7F4A_7C15));
+        let ms = u64::try_from(now.as_millis()).unwrap_or(0);
+        if ms > last.ms {
+            // Starting the counter at random keeps two processes apart within a millisecond; the
+            // lower half of its range leaves room for half a million more.
+            (last.ms, last.counter) = (ms, (last.random >> 45) as u32);
+        } else {
+            last.counter += 1;
+            if last.counter >> COUNTER_BITS != 0 {
+                (last.ms, last.counter) = (last.ms + 1, 0);
+            }
+        }
+        RunId::from_parts(last.ms, last.counter, last.random)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_follow_from_ids_and_increase() {
+        let ids = RunIds::new(7);
+        let mut last = RunNo(0);
+        for i in 0..3_000_000i64 {
+            // The clock moves on, stands still and jumps back.
+            let now = Timestamp::from_millis(1_763_239_620_000 + i / 1_000_000 - (i % 7) * 1_000);
+            let id = ids.next(now);
+            assert!(id.no() > last);
+            last = id.no();
+        }
+    }
+
+    #[test]
+    fn ids_are_uuids_of_version_7_and_round_trip_as_text() {
+        let id = RunIds::new(1).next(Timestamp::from_millis(1_763_239_620_123));
+        assert_eq!(id.as_uuid().get_version_num(), 7);
+        assert_eq!(id.to_string().parse::<RunId>().expect("its own text"), id);
+        assert_eq!(id.no().0 >> 20, 1_763_239_620_123);
+        assert!("018c".parse::<RunId>().is_err());
+    }
+}

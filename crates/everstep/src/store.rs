@@ -1,0 +1,605 @@
+//! The store: the one trait through which anything becomes durable.
+//!
+//! All calls block; the engine makes them from threads that may block. A store is shared by the
+//! threads of a process, and several processes may have stores on the same data.
+//!
+//! What every store promises, and [`crate::testing::store_conformance`] checks:
+//! - When [`Store::commit`] returns `Ok`, everything that was not refused is durable: it survives
+//!   the loss of power. When it returns an error other than [`StoreError::UnknownOutcome`],
+//!   nothing of the batch has happened.
+//! - A refused write changes nothing and says so; the rest of its batch stands.
+//! - Keys are compared as bytes; lists come in ascending order; a range affects exactly its keys.
+//! - Delivery and parking cannot miss each other: either the delivery finds the parked row and
+//!   makes it due, or the parking is refused with what was delivered.
+//! - A batch under a fence that no longer holds commits nothing for any run.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use uuid::Uuid;
+
+pub use crate::commit::*;
+use crate::{
+    run_id::{RunId, RunNo, SHARDS, ShardId},
+    time::Timestamp,
+};
+
+pub(crate) mod memory;
+#[cfg(feature = "sqlite")]
+pub(crate) mod sqlite;
+
+pub use memory::MemoryStore;
+#[cfg(feature = "sqlite")]
+pub use sqlite::SqliteStore;
+
+/// Where runs are kept.
+pub trait Store: Send + Sync + 'static {
+    /// What this is and where, for messages: ``SQLite file `app.db` ``.
+    fn describe(&self) -> String;
+
+    /// Brings the data to the version of this program. Refuses data of a newer version, and
+    /// refuses to change data that a live runner of an older version is using. Idempotent.
+    fn migrate(&self) -> Result<(), StoreError>;
+
+    /// Makes a batch durable in one transaction. One outcome for each write, in order.
+    fn commit(&self, batch: &Batch) -> Result<Vec<Outcome>, StoreError>;
+
+    /// The row of one run.
+    fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError>;
+
+    /// Everything an owner needs to take a run into memory, in one snapshot.
+    fn load(&self, run: RunNo) -> Result<Option<LoadedRun>, StoreError>;
+
+    /// The unread messages after `after`, in order.
+    fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError>;
+
+    /// Runs with `available_at <= now` in these shards, ordered by (`available_at`, number), after
+    /// the given place, at most `limit`; and when the next one after `now` is due.
+    fn due(
+        &self,
+        now: Timestamp,
+        shards: &ShardSet,
+        after: Option<(Timestamp, RunNo)>,
+        limit: usize,
+    ) -> Result<Due, StoreError>;
+
+    /// Runs of these shards that are `Running` or `RollingBack`, by number, after the given one.
+    /// At a takeover these are the ones that were in somebody's memory.
+    fn live(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<DueRun>, StoreError>;
+
+    /// How many runs of these shards wait for something from outside or for a time, by kind; for
+    /// the report on start-up.
+    fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError>;
+
+    /// Runs that match, newest first, after the given one, at most `limit`.
+    fn list(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunRow>, StoreError>;
+
+    /// How many runs match.
+    fn count(&self, filter: &Filter) -> Result<u64, StoreError>;
+
+    /// Entries of a run's current generation in key order, after the given key, at most `limit`.
+    fn history(
+        &self,
+        run: RunNo,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<Put>, StoreError>;
+
+    /// The values that a run has set for clients, by key.
+    fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError>;
+
+    /// Those of the given runs that have ended (or do not exist), with how. One query for all.
+    fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError>;
+
+    /// Those of the given requests that were answered (or do not exist), with the answer. One
+    /// query for all.
+    fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError>;
+
+    /// Messages that no run will read: left over when a run ended, or refused.
+    fn dead_letters(&self, run: Option<RunNo>, limit: usize)
+    -> Result<Vec<DeadLetter>, StoreError>;
+
+    /// Enters a runner, with a fresh epoch, holding no shards.
+    fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError>;
+
+    /// Prolongs the lease to `now + lease`. `false` if the epoch is no longer the runner's: it
+    /// must stop at once.
+    fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError>;
+
+    /// The runners that are entered, with the shards they hold.
+    fn runners(&self) -> Result<Vec<RunnerRow>, StoreError>;
+
+    /// Takes for this runner those of the wanted shards that nobody holds, or whose holder's lease
+    /// is over at `now`; all shards of such a holder become free and its epoch is raised, so that
+    /// none of its batches can commit from then on. Counts a recovery on every run of the taken
+    /// shards that is `Running` or `RollingBack`. Answers with all shards that the runner holds
+    /// after it, or `None` if the fence no longer holds.
+    fn take_shards(
+        &self,
+        fence: Fence,
+        now: Timestamp,
+        wanted: &ShardSet,
+    ) -> Result<Option<ShardSet>, StoreError>;
+
+    /// Gives shards back. They belong to nobody until somebody takes them.
+    fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError>;
+
+    /// Removes the runner and frees all that it holds.
+    fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError>;
+
+    /// Tells other processes' runners that something has happened to these runs. A hint that may
+    /// be lost. Also reaches other engines of this process that have the same store open.
+    fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]);
+
+    /// From now on calls `wake` with the runs that others have named in
+    /// [`wake_others`](Store::wake_others), until the returned guard is dropped. The address at
+    /// which this runner is reached goes into its row. `wake` gets an empty list for "something
+    /// happened, look for yourself".
+    fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError>;
+
+    /// What is counted, for benchmarks and tests.
+    fn counters(&self) -> StoreCounters {
+        StoreCounters::default()
+    }
+}
+
+/// Called with the runs that something has happened to.
+pub type WakeFn = Arc<dyn Fn(&[RunNo]) + Send + Sync>;
+
+/// Stops the calls of [`Store::on_wake`] when dropped.
+pub struct WakeGuard(#[expect(dead_code, reason = "held for its drop")] Box<dyn Send + Sync>);
+
+impl WakeGuard {
+    /// A guard that drops `held` when it is dropped.
+    pub fn new(held: impl Send + Sync + 'static) -> WakeGuard {
+        WakeGuard(Box::new(held))
+    }
+}
+
+impl fmt::Debug for WakeGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WakeGuard")
+    }
+}
+
+/// How often a store was asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreCounters {
+    /// Batches made durable.
+    pub batches: u64,
+    /// Writes in them.
+    pub writes: u64,
+    /// Rows written.
+    pub rows: u64,
+    /// Calls that read.
+    pub reads: u64,
+}
+
+/// A set of shards.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct ShardSet([u64; SHARDS as usize / 64]);
+
+impl ShardSet {
+    /// No shard.
+    pub const EMPTY: ShardSet = ShardSet([0; SHARDS as usize / 64]);
+    /// Every shard.
+    pub const ALL: ShardSet = ShardSet([u64::MAX; SHARDS as usize / 64]);
+
+    /// Whether it has this shard.
+    pub fn contains(&self, shard: ShardId) -> bool {
+        self.0[usize::from(shard.0) / 64] & (1 << (shard.0 % 64)) != 0
+    }
+
+    /// Puts the shard in.
+    pub fn insert(&mut self, shard: ShardId) {
+        self.0[usize::from(shard.0) / 64] |= 1 << (shard.0 % 64);
+    }
+
+    /// Takes the shard out.
+    pub fn remove(&mut self, shard: ShardId) {
+        self.0[usize::from(shard.0) / 64] &= !(1 << (shard.0 % 64));
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        *self == ShardSet::EMPTY
+    }
+
+    /// The shards, in order.
+    pub fn iter(&self) -> impl Iterator<Item = ShardId> + '_ {
+        (0..SHARDS).map(ShardId).filter(|shard| self.contains(*shard))
+    }
+}
+
+impl FromIterator<ShardId> for ShardSet {
+    fn from_iter<I: IntoIterator<Item = ShardId>>(shards: I) -> ShardSet {
+        let mut set = ShardSet::EMPTY;
+        shards.into_iter().for_each(|shard| set.insert(shard));
+        set
+    }
+}
+
+impl fmt::Debug for ShardSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter().map(|shard| shard.0)).finish()
+    }
+}
+
+/// A run as it is stored, without its history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RunRow {
+    /// Its id.
+    pub id: RunId,
+    /// The workflow's name.
+    pub workflow: Arc<str>,
+    /// The version it was started with.
+    pub version: u32,
+    /// Its key, if it was started with one.
+    pub key: Option<String>,
+    /// The pool whose runners may own it.
+    pub pool: Arc<str>,
+    /// Its shard.
+    pub shard: ShardId,
+    /// What it is doing.
+    pub status: RunStatus,
+    /// How its rollback will end, while it is rolling back, or paused in it.
+    pub ending: Option<RunStatus>,
+    /// Which of its lives this is, from 1.
+    pub generation: u32,
+    /// When it is due. Absent while it is in its owner's memory, and while nothing but a message
+    /// can move it.
+    pub available_at: Option<Timestamp>,
+    /// When it fails if it has not ended by then.
+    pub deadline_at: Option<Timestamp>,
+    /// When it was started.
+    pub created_at: Timestamp,
+    /// When the row last changed.
+    pub updated_at: Timestamp,
+    /// When it ended.
+    pub finished_at: Option<Timestamp>,
+    /// How often it has been tried as a whole, the current one included.
+    pub attempts: u32,
+    /// How often its owner was lost since it last made progress.
+    pub recoveries: u32,
+    /// How many messages were ever delivered to it.
+    pub inbox_seq: u64,
+    /// Whether a cancel was requested, and whether with rollback.
+    pub cancel_requested: Option<CancelRequest>,
+    /// Its highest sequence number. Exact while it is not `Running`; a lower bound otherwise.
+    pub last_number: u64,
+    /// What it waits for, or why it is paused, in words.
+    pub waiting: Option<String>,
+    /// What it can be found by.
+    pub tags: Vec<(String, String)>,
+    /// The input, as a payload.
+    pub input: Vec<u8>,
+    /// The output, as a payload.
+    pub output: Option<Vec<u8>>,
+    /// The encoded failure.
+    pub error: Option<Vec<u8>>,
+}
+
+/// A cancel that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CancelRequest {
+    /// Whether what the run has done is compensated.
+    pub rollback: bool,
+}
+
+/// A run with everything an owner needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadedRun {
+    /// The row.
+    pub row: RunRow,
+    /// All entries of the current generation, in key order.
+    pub history: Vec<Put>,
+    /// All unread messages, in order.
+    pub inbox: Vec<InboxRow>,
+}
+
+/// Runs that are due.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Due {
+    /// The runs, in order.
+    pub runs: Vec<DueRun>,
+    /// When the next run of these shards is due that is not due yet.
+    pub next_at: Option<Timestamp>,
+}
+
+/// A run that its owner should take up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DueRun {
+    /// The run.
+    pub id: RunId,
+    /// Its shard.
+    pub shard: ShardId,
+    /// Since when it is due.
+    pub available_at: Option<Timestamp>,
+    /// What it was doing.
+    pub status: RunStatus,
+    /// The workflow's name.
+    pub workflow: Arc<str>,
+    /// The workflow's version.
+    pub version: u32,
+}
+
+/// How many runs are in which state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// `Sleeping` or `Pending` with a time that has not come.
+    pub timers: u64,
+    /// `Sleeping` or `Pending` and due.
+    pub due: u64,
+    /// `Sleeping` with nothing but a message to wait for.
+    pub waiting: u64,
+    /// `Paused`.
+    pub paused: u64,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// The run.
+    pub id: RunId,
+    /// The workflow's name.
+    pub workflow: Arc<str>,
+    /// `Completed`, `Failed` or `Cancelled`.
+    pub status: RunStatus,
+    /// The output, as a payload.
+    pub output: Option<Vec<u8>>,
+    /// The encoded failure.
+    pub error: Option<Vec<u8>>,
+}
+
+/// What became of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The run replied with this payload.
+    Reply(Vec<u8>),
+    /// The run ended without a reply.
+    RunEnded,
+    /// There is no such request.
+    Unknown,
+}
+
+/// A message that no run will read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetter {
+    /// Its number in the list, in order of arrival.
+    pub no: u64,
+    /// The run that it was sent to, if there was one.
+    pub run: Option<RunNo>,
+    /// The name that it was sent by.
+    pub name: String,
+    /// The body, as a payload.
+    pub body: Vec<u8>,
+    /// Why it was not read, in words.
+    pub reason: String,
+    /// When it became a dead letter.
+    pub at: Timestamp,
+}
+
+/// Which runs are meant. Everything that is set must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Filter {
+    /// One of these statuses; any if empty.
+    pub statuses: Vec<RunStatus>,
+    /// Of this workflow.
+    pub workflow: Option<String>,
+    /// With all of these tags.
+    pub tags: Vec<(String, String)>,
+    /// Started at or after this instant.
+    pub created_from: Option<Timestamp>,
+    /// Started before this instant.
+    pub created_before: Option<Timestamp>,
+}
+
+/// A runner to be entered.
+#[derive(Clone, Debug)]
+pub struct NewRunner {
+    /// Its id.
+    pub id: Uuid,
+    /// A name for people: the host and the process.
+    pub name: String,
+    /// Now.
+    pub now: Timestamp,
+    /// How long it holds what it takes without a heartbeat.
+    pub lease: Duration,
+    /// The workflows that it serves, with the versions.
+    pub workflows: Vec<(String, u32)>,
+}
+
+/// A runner as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunnerRow {
+    /// Its id.
+    pub id: Uuid,
+    /// Its incarnation.
+    pub epoch: u64,
+    /// A name for people.
+    pub name: String,
+    /// Until when it holds its shards.
+    pub lease_until: Timestamp,
+    /// The shards it holds.
+    pub shards: ShardSet,
+}
+
+/// What a store says when it cannot.
+///
+/// What the engine does about each is in one table: see [`StoreError::reaction`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// Another process holds the write lock for longer than we wait.
+    #[error("{store} is busy: another process holds its write lock; trying again")]
+    Busy {
+        /// Which store.
+        store: String,
+        /// What the store itself says.
+        #[source]
+        source: Cause,
+    },
+    /// The disk is full, or a limit on the file's size is reached.
+    #[error("{store} cannot grow: the disk or a limit is full; make room, nothing is lost and work \
+             goes on by itself")]
+    Full {
+        /// Which store.
+        store: String,
+        /// What the store itself says.
+        #[source]
+        source: Cause,
+    },
+    /// Reading or writing failed; nothing was committed.
+    #[error("{store} cannot be read or written; trying again")]
+    Io {
+        /// Which store.
+        store: String,
+        /// What the store itself says.
+        #[source]
+        source: Cause,
+    },
+    /// A commit whose outcome is not known.
+    #[error("{store} did not say whether a commit was made; runs in it are read again")]
+    UnknownOutcome {
+        /// Which store.
+        store: String,
+        /// What the store itself says.
+        #[source]
+        source: Cause,
+    },
+    /// The data is damaged.
+    #[error("{store} is damaged; restore it from a backup")]
+    Corrupt {
+        /// Which store.
+        store: String,
+        /// What the store itself says.
+        #[source]
+        source: Cause,
+    },
+    /// The file or its directory cannot be written.
+    #[error("{store} is read-only; give this user the right to write the file and its directory")]
+    ReadOnly {
+        /// Which store.
+        store: String,
+        /// What the store itself says.
+        #[source]
+        source: Cause,
+    },
+    /// It cannot be opened at all.
+    #[error("{store} cannot be opened; check that its directory exists and may be written")]
+    CannotOpen {
+        /// Which store.
+        store: String,
+        /// What the store itself says.
+        #[source]
+        source: Cause,
+    },
+    /// It holds something else.
+    #[error("{store} is not an everstep database ({what}); nothing was changed, give another path")]
+    Foreign {
+        /// Which store.
+        store: String,
+        /// What was found.
+        what: String,
+    },
+    /// It was written by a later version.
+    #[error("{store} has format {found}, and this program knows formats up to {known}; use a newer \
+             everstep")]
+    TooNew {
+        /// Which store.
+        store: String,
+        /// Its version.
+        found: u32,
+        /// The latest version that this program knows.
+        known: u32,
+    },
+    /// It needs a migration while an older program is using it.
+    #[error("{store} has format {found} and must be migrated to {known}, but the runner `{runner}` \
+             is still using it; stop that process first")]
+    InUse {
+        /// Which store.
+        store: String,
+        /// Its version.
+        found: u32,
+        /// The version it should have.
+        known: u32,
+        /// Who uses it.
+        runner: String,
+    },
+    /// One write of the batch cannot be made, whatever is around it.
+    #[error("{store} cannot take a write")]
+    Rejected {
+        /// Which store.
+        store: String,
+        /// What the store itself says.
+        #[source]
+        source: Cause,
+    },
+    /// It was closed, or died in a test.
+    #[error("{store} is closed")]
+    Closed {
+        /// Which store.
+        store: String,
+    },
+}
+
+/// What lies beneath a [`StoreError`].
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// What the engine does about a store error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reaction {
+    /// Sends the same batch again after a pause; nothing is failed, nothing is lost.
+    Retry,
+    /// Sends each half of the batch alone, to find the write that cannot be made. A run whose
+    /// commit cannot be made is paused.
+    Bisect,
+    /// Forgets the runs of the batch and reads them again from the store.
+    Reload,
+    /// Stops the engine with this error.
+    Stop,
+}
+
+impl StoreError {
+    /// What the engine does about it. The one place where this is decided.
+    pub fn reaction(&self) -> Reaction {
+        match self {
+            // The lock will be free again.
+            StoreError::Busy { .. } => Reaction::Retry,
+            // Somebody will make room; until then no commit is acknowledged, so no body starts.
+            StoreError::Full { .. } => Reaction::Retry,
+            // A disk that fails for a moment (a network volume) comes back; SQLite has rolled back.
+            StoreError::Io { .. } => Reaction::Retry,
+            // It may have landed: sending it again could do it twice.
+            StoreError::UnknownOutcome { .. } => Reaction::Reload,
+            // Writing on would make it worse.
+            StoreError::Corrupt { .. } => Reaction::Stop,
+            // Rights do not come back by themselves, and the user must see this at once.
+            StoreError::ReadOnly { .. } => Reaction::Stop,
+            StoreError::CannotOpen { .. } => Reaction::Stop,
+            StoreError::Foreign { .. } => Reaction::Stop,
+            // Another program has migrated it under us.
+            StoreError::TooNew { .. } => Reaction::Stop,
+            StoreError::InUse { .. } => Reaction::Stop,
+            // One write is at fault; the others must not suffer.
+            StoreError::Rejected { .. } => Reaction::Bisect,
+            StoreError::Closed { .. } => Reaction::Stop,
+        }
+    }
+}

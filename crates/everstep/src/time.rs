@@ -1,0 +1,160 @@
+//! Time: the instants that are stored, and the clock that everything asks.
+//!
+//! Nothing else in the engine asks the system for the time. Tests move a clock of their own, and
+//! what is stored is always a [`Timestamp`], never a monotonic instant.
+
+use std::{
+    fmt,
+    ops::{Add, Sub},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// An instant in milliseconds since the Unix epoch, as it is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(i64);
+
+impl Timestamp {
+    /// The instant that lies `ms` milliseconds after the Unix epoch.
+    pub const fn from_millis(ms: i64) -> Timestamp {
+        Timestamp(ms)
+    }
+
+    /// Milliseconds since the Unix epoch.
+    pub const fn as_millis(self) -> i64 {
+        self.0
+    }
+
+    /// How long after `earlier` this is; zero if it is not after it.
+    pub fn since(self, earlier: Timestamp) -> Duration {
+        Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+}
+
+impl Add<Duration> for Timestamp {
+    type Output = Timestamp;
+
+    /// Saturates: an instant past the end of time is the end of time, which never comes.
+    fn add(self, delay: Duration) -> Timestamp {
+        // A fraction of a millisecond is rounded up, so that no timer fires early.
+        let ms = delay.as_nanos().div_ceil(1_000_000);
+        Timestamp(self.0.saturating_add(i64::try_from(ms).unwrap_or(i64::MAX)))
+    }
+}
+
+impl Sub<Duration> for Timestamp {
+    type Output = Timestamp;
+
+    fn sub(self, delay: Duration) -> Timestamp {
+        let ms = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
+        Timestamp(self.0.saturating_sub(ms))
+    }
+}
+
+impl From<SystemTime> for Timestamp {
+    fn from(time: SystemTime) -> Timestamp {
+        match time.duration_since(UNIX_EPOCH) {
+            Ok(since) => Timestamp(i64::try_from(since.as_millis()).unwrap_or(i64::MAX)),
+            Err(before) => {
+                Timestamp(-i64::try_from(before.duration().as_millis()).unwrap_or(i64::MAX))
+            }
+        }
+    }
+}
+
+/// RFC 3339 in UTC with milliseconds: `2026-11-15T20:47:00.000Z`.
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (days, ms) = (self.0.div_euclid(86_400_000), self.0.rem_euclid(86_400_000));
+        let (year, month, day) = civil_from_days(days);
+        let (h, m, s, ms) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1_000 % 60, ms % 1_000);
+        write!(f, "{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}.{ms:03}Z")
+    }
+}
+
+/// The Gregorian date of a day counted from 1970-01-01, by eras of 400 years.
+fn civil_from_days(days: i64) -> (i64, i64, i64) {
+    // Years are counted from 1 March, so that a leap day is the last day of its year.
+    let z = days.saturating_add(719_468);
+    let era = z.div_euclid(146_097);
+    let day_of_era = z.rem_euclid(146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    (year, month, day)
+}
+
+/// Where the engine gets the time from.
+///
+/// Implement it to put an engine on a clock of your own; [`crate::testing`] has one that jumps to
+/// the next timer by itself.
+pub trait Clock: Send + Sync + 'static {
+    /// The time now. May jump, as a system clock does: the engine never lets it run backwards
+    /// within one process.
+    fn now(&self) -> Timestamp;
+
+    /// The virtual clock behind this, if it is one: the engine then moves it to the next timer
+    /// whenever there is nothing else to do.
+    #[doc(hidden)]
+    fn as_virtual(&self) -> Option<&crate::testing::VirtualClock> {
+        None
+    }
+}
+
+/// The clock of the machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Timestamp {
+        SystemTime::now().into()
+    }
+}
+
+/// `n` seconds.
+pub const fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// `n` minutes.
+pub const fn minutes(n: u64) -> Duration {
+    Duration::from_secs(n.saturating_mul(60))
+}
+
+/// `n` hours.
+pub const fn hours(n: u64) -> Duration {
+    Duration::from_secs(n.saturating_mul(3_600))
+}
+
+/// `n` days of 24 hours.
+pub const fn days(n: u64) -> Duration {
+    Duration::from_secs(n.saturating_mul(86_400))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_print_as_rfc_3339() {
+        for (ms, text) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_399_999, "2000-02-28T23:59:59.999Z"),
+            (951_782_400_000, "2000-02-29T00:00:00.000Z"),
+            (1_763_239_620_123, "2025-11-15T20:47:00.123Z"),
+            (-1, "1969-12-31T23:59:59.999Z"),
+        ] {
+            assert_eq!(Timestamp::from_millis(ms).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn adding_rounds_up_and_saturates() {
+        let t = Timestamp::from_millis(5);
+        assert_eq!((t + Duration::from_micros(1)).as_millis(), 6);
+        assert_eq!((t + Duration::MAX).as_millis(), i64::MAX);
+    }
+}
