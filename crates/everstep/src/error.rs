@@ -19,7 +19,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct Error {
     failure: Box<Failure>,
     retry: RetryAdvice,
-    /// The entries that it came from: what a retry of the run makes fresh.
+    /// The keys of the entries that it came from: what a retry of the run makes fresh.
     origins: Vec<Box<[u8]>>,
 }
 
@@ -80,4 +80,182 @@ pub enum FailureKind {
     Limit = 9,
     /// A message could not be delivered.
     Undeliverable = 10,
+}
+
+impl Error {
+    /// An error with this message, tried again as the policy says.
+    pub fn msg(message: impl fmt::Display + 'static) -> Error {
+        Error::from_any(message)
+    }
+
+    /// An error after which the step is not tried again.
+    pub fn fatal(cause: impl fmt::Display + 'static) -> Error {
+        let mut error = Error::from_any(cause);
+        error.failure.kind = FailureKind::Fatal;
+        error.retry = RetryAdvice::Never;
+        error
+    }
+
+    /// An error that ends the run and compensates what it has done: it is not tried again, and
+    /// neither [`Ctx::attempt`](crate::Ctx::attempt) nor `.outcome()` holds it back.
+    pub fn rollback(cause: impl fmt::Display + 'static) -> Error {
+        let mut error = Error::from_any(cause);
+        error.failure.kind = FailureKind::Rollback;
+        error.retry = RetryAdvice::Never;
+        error
+    }
+
+    /// An error after which the step is tried again no sooner than after `delay`, whatever the
+    /// delay of its policy. It counts as an attempt like any other.
+    pub fn retry_after(cause: impl fmt::Display + 'static, delay: Duration) -> Error {
+        let mut error = Error::from_any(cause);
+        error.retry = RetryAdvice::After(delay);
+        error
+    }
+
+    /// Attaches a value that callers read back with [`details`](Error::details). A value that
+    /// cannot be encoded is left out, and the message says so.
+    pub fn with_details<T: Serialize>(mut self, details: &T) -> Error {
+        match payload::to_vec(details) {
+            Ok(bytes) => {
+                self.failure.details = Some((std::any::type_name::<T>().to_owned(), bytes));
+            }
+            Err(error) => self.failure.causes.push(format!("details left out: {error}")),
+        }
+        self
+    }
+
+    /// The value that was attached, if there is one and it is of this type.
+    pub fn details<T: DeserializeOwned>(&self) -> Option<T> {
+        self.failure.details()
+    }
+
+    /// What kind of failure it is.
+    pub fn kind(&self) -> FailureKind {
+        self.failure.kind
+    }
+
+    /// The failure, as it would be stored.
+    pub fn failure(&self) -> &Failure {
+        &self.failure
+    }
+
+    pub(crate) fn advice(&self) -> RetryAdvice {
+        self.retry
+    }
+
+    pub(crate) fn origins(&self) -> &[Box<[u8]>] {
+        &self.origins
+    }
+
+    pub(crate) fn into_failure(self) -> Failure {
+        *self.failure
+    }
+
+    /// The error that workflow code gets for a failure that was recorded at these keys.
+    pub(crate) fn recorded(failure: Failure, origins: Vec<Box<[u8]>>) -> Error {
+        Error { failure: Box::new(failure), retry: RetryAdvice::Never, origins }
+    }
+
+    fn from_any<E: fmt::Display + 'static>(cause: E) -> Error {
+        // An `Error` that is wrapped keeps its details, its causes and where it came from.
+        let mut slot = Some(cause);
+        if let Some(inner) = (&mut slot as &mut dyn Any).downcast_mut::<Option<Error>>() {
+            if let Some(error) = inner.take() {
+                return error;
+            }
+        }
+        let message = slot.map(|cause| cause.to_string()).unwrap_or_default();
+        Error {
+            failure: Box::new(Failure::new(FailureKind::Error, message)),
+            retry: RetryAdvice::Policy,
+            origins: Vec::new(),
+        }
+    }
+}
+
+impl<E: std::error::Error + 'static> From<E> for Error {
+    fn from(error: E) -> Error {
+        let mut failure = Failure::new(FailureKind::Error, error.to_string());
+        let mut cause = error.source();
+        while let Some(inner) = cause {
+            failure.causes.push(inner.to_string());
+            cause = inner.source();
+        }
+        Error { failure: Box::new(failure), retry: RetryAdvice::Policy, origins: Vec::new() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.failure.fmt(f)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error").field("failure", &self.failure).field("retry", &self.retry).finish()
+    }
+}
+
+impl Failure {
+    pub(crate) fn new(kind: FailureKind, message: impl Into<String>) -> Failure {
+        let message = message.into();
+        Failure { kind, message, causes: Vec::new(), location: None, attempts: 0, details: None }
+    }
+
+    /// The value that was attached to the error, if there is one and it is of this type.
+    pub fn details<T: DeserializeOwned>(&self) -> Option<T> {
+        let (type_name, bytes) = self.details.as_ref()?;
+        if type_name != std::any::type_name::<T>() {
+            return None;
+        }
+        payload::from_slice(bytes).ok()
+    }
+
+    /// The message with its causes, on one line.
+    pub fn full(&self) -> String {
+        let mut text = self.message.clone();
+        for cause in &self.causes {
+            text.push_str(": ");
+            text.push_str(cause);
+        }
+        text
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.location {
+            Some(location) => write!(f, "`{location}`: {}", self.message),
+            None => f.write_str(&self.message),
+        }
+    }
+}
+
+/// The causes are texts, so there is no `source()`: [`Failure::full`] has them all.
+impl std::error::Error for Failure {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrapping_an_error_keeps_its_details() {
+        let inner = Error::msg("no stock").with_details(&7u32);
+        let outer = Error::fatal(inner);
+        assert_eq!(outer.kind(), FailureKind::Fatal);
+        assert_eq!(outer.details::<u32>(), Some(7));
+        assert_eq!(outer.details::<u64>(), None);
+        assert_eq!(outer.to_string(), "no stock");
+    }
+
+    #[test]
+    fn causes_are_kept_in_order() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("outer")]
+        struct Outer(#[source] std::num::ParseIntError);
+        let error = Error::from(Outer("x".parse::<i32>().expect_err("not a number")));
+        assert_eq!(error.failure().full(), "outer: invalid digit found in string");
+    }
 }

@@ -1,0 +1,1347 @@
+//! What a run and its workflow code share: the operations that are open, the history, and the
+//! order in which completions are released.
+//!
+//! The order rule (ARCHITECTURE.md, "Order"): an operation resolves only when it is *offered* its
+//! completion, one at a time, while the run is quiet. The number is given when the workflow takes
+//! it. Replay offers exactly the recorded numbers. The one shortcut is in [`Core::finish_body`].
+//!
+//! Everything here happens on the engine thread that owns the run. No method calls out to user
+//! code while the state is borrowed, except to decode a value.
+
+use std::{
+    cell::{Cell, RefCell},
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, HashSet, VecDeque},
+    rc::Rc,
+    sync::Arc,
+    task::Waker,
+    time::Duration,
+};
+
+use super::{
+    Halt,
+    inbox::Inbox,
+    wakers::{self, RootWaker},
+};
+use crate::{
+    commit::{Effect, KeyRange, Receipt},
+    ctx::rollback::Undo,
+    engine::{Services, Settings},
+    error::{Error, Failure, FailureKind},
+    history::{
+        AttemptError, ERRORS_KEPT, Entry, EntryKind, EntryStatus, EntryValue, History, Key,
+        Location, TakenMessage, keys,
+    },
+    random,
+    retry::Retry,
+    run_id::RunId,
+    time::Timestamp,
+};
+
+/// What is the same for all runs of an engine thread.
+pub(crate) struct Env {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) services: Arc<Services>,
+    /// Where blocking and spawned bodies run; none in tests that drive a run by hand.
+    pub(crate) runtime: Option<tokio::runtime::Handle>,
+    pub(crate) now: Cell<Timestamp>,
+}
+
+/// What does not change while a run is in memory.
+pub(crate) struct RunFacts {
+    pub(crate) id: RunId,
+    pub(crate) workflow: Arc<str>,
+    pub(crate) version: u32,
+    pub(crate) generation: u32,
+    /// How often the run was tried as a whole, this one included.
+    pub(crate) attempts: u32,
+    pub(crate) created_at: Timestamp,
+    pub(crate) deadline_at: Option<Timestamp>,
+}
+
+/// Shared by the driver of a run and its workflow code.
+pub(crate) struct Core {
+    pub(crate) facts: RunFacts,
+    pub(crate) env: Rc<Env>,
+    pub(crate) root: Arc<RootWaker>,
+    pub(crate) state: RefCell<State>,
+}
+
+/// An open operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct OpId {
+    index: u32,
+    /// Tells apart operations that had the same place one after another.
+    life: u32,
+}
+
+/// What a run is being polled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Recorded numbers are offered; no body starts, nothing is written.
+    Replay,
+    /// New completions get new numbers.
+    Live,
+    /// As replay, but only to find the rollbacks: what does not fit is passed over.
+    Collect,
+}
+
+pub(crate) struct OpState {
+    pub(crate) key: Key,
+    pub(crate) kind: EntryKind,
+    /// The highest number that was taken when it was made.
+    pub(crate) born: u64,
+    created_at: Timestamp,
+    waker: Option<Waker>,
+    polled: bool,
+    /// An offer was made and nobody polled it; it is offered again once it was polled.
+    declined: bool,
+    /// Whether it is in the list of completions to offer.
+    queued: bool,
+    pub(crate) phase: Phase,
+    ephemeral: bool,
+    compensable: bool,
+    body_deadline: Option<Timestamp>,
+    timed_out: bool,
+    started_at: Timestamp,
+    listen: Option<Box<ListenSpec>>,
+}
+
+/// How far an open operation is, in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Made, and not active yet.
+    Idle,
+    /// Its body may start once this revision is durable.
+    WantStart { barrier: u64 },
+    /// Its body is in flight.
+    Body { recorded: bool },
+    /// It waits for this time.
+    Waiting { wake_at: Timestamp },
+    /// It waits for a message.
+    Listening { wake_at: Option<Timestamp> },
+    /// It is ready once the next commit is made.
+    Committing,
+    /// It has a completion to offer.
+    Ready,
+    /// The workflow has it.
+    Taken,
+}
+
+/// What a listen waits for.
+#[derive(Clone, Debug)]
+pub(crate) struct ListenSpec {
+    pub(crate) names: Vec<String>,
+    pub(crate) batch: usize,
+}
+
+/// What an operation that is polled should do.
+pub(crate) enum Turn {
+    /// Nothing.
+    Pending,
+    /// Take the completion: it is being offered.
+    Take,
+    /// Become active: the run is live, and this is the first poll since.
+    Activate,
+    /// Start the body.
+    Start,
+    /// Poll the body.
+    Body,
+    /// Drop the body: its time ran out.
+    TimedOut,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    /// A sleep ends, a wait runs out, an attempt is due.
+    Wake,
+    /// A body has had its time.
+    BodyTimeout,
+    /// A body has run for so long that people should see it.
+    Record,
+}
+
+/// A body runs this long before it is recorded as running.
+const RECORD_AFTER: Duration = Duration::from_millis(100);
+/// A suspect that was the recorded one when its owner died this often is paused.
+const DEATHS_MAX: u32 = 10;
+
+#[derive(Default)]
+pub(crate) struct Ops {
+    places: Vec<Option<OpState>>,
+    lives: Vec<u32>,
+    free: Vec<u32>,
+    pub(crate) open: usize,
+}
+
+impl Ops {
+    fn insert(&mut self, op: OpState) -> OpId {
+        self.open += 1;
+        if let Some(index) = self.free.pop() {
+            self.places[index as usize] = Some(op);
+            return OpId { index, life: self.lives[index as usize] };
+        }
+        let index = u32::try_from(self.places.len()).expect("fewer than 4 billion open operations");
+        self.places.push(Some(op));
+        self.lives.push(0);
+        OpId { index, life: 0 }
+    }
+
+    pub(crate) fn get(&self, id: OpId) -> Option<&OpState> {
+        if *self.lives.get(id.index as usize)? != id.life {
+            return None;
+        }
+        self.places[id.index as usize].as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, id: OpId) -> Option<&mut OpState> {
+        if *self.lives.get(id.index as usize)? != id.life {
+            return None;
+        }
+        self.places[id.index as usize].as_mut()
+    }
+
+    fn remove(&mut self, id: OpId) -> Option<OpState> {
+        let op = self.get_mut(id).is_some().then(|| self.places[id.index as usize].take())??;
+        self.lives[id.index as usize] = id.life.wrapping_add(1);
+        self.free.push(id.index);
+        self.open -= 1;
+        Some(op)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (OpId, &OpState)> {
+        self.places.iter().enumerate().filter_map(|(index, place)| {
+            let op = place.as_ref()?;
+            Some((OpId { index: index as u32, life: self.lives[index] }, op))
+        })
+    }
+}
+
+pub(crate) struct State {
+    pub(crate) mode: Mode,
+    pub(crate) ops: Ops,
+    pub(crate) history: History,
+    /// The recorded completions that are still to be offered, by number.
+    pub(crate) replay: VecDeque<(u64, Key)>,
+    /// Whether what the code does besides operations is known to be durable already: true from
+    /// loading a run that had made a commit until it is live.
+    pub(crate) quiet_effects: bool,
+    /// The highest number that was taken.
+    pub(crate) taken: u64,
+    /// When the last completion that was taken had ended.
+    taken_at: Timestamp,
+    last_now: Timestamp,
+    available: VecDeque<OpId>,
+    offer: Option<OpId>,
+    /// Something was released in this poll.
+    released: bool,
+    /// This poll began quiet, so that a body that ends in it may hand its result over directly.
+    pub(crate) direct: bool,
+    /// Counts what must be durable before a body may start.
+    pub(crate) revision: u64,
+    /// The last revision that is not just the result of an ephemeral step.
+    pub(crate) firm: u64,
+    pub(crate) durable: u64,
+    pub(crate) dirty: Vec<Key>,
+    /// Whether people should see an entry that changes nothing else.
+    pub(crate) show: bool,
+    pub(crate) deletes: Vec<KeyRange>,
+    pub(crate) inbox: Inbox,
+    pub(crate) consumed: Vec<u64>,
+    pub(crate) set_state: Vec<(String, Vec<u8>)>,
+    pub(crate) effects: Vec<Effect>,
+    /// Sends whose effect is in `effects`, in the same order.
+    pub(crate) sends: Vec<OpId>,
+    /// Listens whose time has run out, if no message comes before that is committed.
+    pub(crate) timeouts: Vec<OpId>,
+    pub(crate) starters: Vec<OpId>,
+    pub(crate) bodies: usize,
+    timers: BinaryHeap<Reverse<(Timestamp, OpId, Timer)>>,
+    pub(crate) halt: Option<Halt>,
+    pub(crate) undo: HashMap<Key, Undo>,
+    /// No body may start any more: shutdown, or a pause from outside.
+    pub(crate) draining: bool,
+    /// The run was recovered so often without progress that its bodies are recorded first.
+    pub(crate) suspect: bool,
+    pub(crate) entries: u64,
+    warned_equal: bool,
+    warned_lagging: HashSet<Key>,
+}
+
+impl State {
+    pub(crate) fn new(created_at: Timestamp) -> State {
+        State {
+            mode: Mode::Live,
+            ops: Ops::default(),
+            history: History::default(),
+            replay: VecDeque::new(),
+            quiet_effects: false,
+            taken: 0,
+            taken_at: created_at,
+            last_now: created_at,
+            available: VecDeque::new(),
+            offer: None,
+            released: false,
+            direct: false,
+            revision: 0,
+            firm: 0,
+            durable: 0,
+            dirty: Vec::new(),
+            show: false,
+            deletes: Vec::new(),
+            inbox: Inbox::default(),
+            consumed: Vec::new(),
+            set_state: Vec::new(),
+            effects: Vec::new(),
+            sends: Vec::new(),
+            timeouts: Vec::new(),
+            starters: Vec::new(),
+            bodies: 0,
+            timers: BinaryHeap::new(),
+            halt: None,
+            undo: HashMap::new(),
+            draining: false,
+            suspect: false,
+            entries: 0,
+            warned_equal: false,
+            warned_lagging: HashSet::new(),
+        }
+    }
+
+    /// Marks an entry for the next commit.
+    fn touch(&mut self, key: &Key) {
+        let Some(slot) = self.history.get_mut(key) else { return };
+        if !slot.dirty {
+            slot.dirty = true;
+            self.dirty.push(key.clone());
+        }
+    }
+
+    /// Notes a change that bodies must wait for.
+    fn advance(&mut self, ephemeral: bool) {
+        self.revision += 1;
+        if !ephemeral {
+            self.firm = self.revision;
+        }
+    }
+
+    fn make_available(&mut self, id: OpId) {
+        let Some(op) = self.ops.get_mut(id) else { return };
+        if !op.queued {
+            op.queued = true;
+            op.declined = false;
+            self.available.push_back(id);
+        }
+    }
+
+    fn arm(&mut self, at: Timestamp, id: OpId, timer: Timer) {
+        self.timers.push(Reverse((at, id, timer)));
+    }
+
+    pub(crate) fn first_halt(&mut self, halt: Halt) {
+        if self.halt.is_none() {
+            self.halt = Some(halt);
+        }
+    }
+
+    /// The first completion in order of arrival that somebody may want.
+    fn next_available(&mut self) -> Option<(usize, OpId)> {
+        let mut place = 0;
+        while place < self.available.len() {
+            let id = self.available[place];
+            match self.ops.get_mut(id) {
+                Some(op) if op.declined => place += 1,
+                Some(op) => {
+                    let gone = matches!(op.phase, Phase::Listening { .. })
+                        && op.listen.as_ref().is_some_and(|spec| !self.inbox.has(&spec.names));
+                    if !gone {
+                        return Some((place, id));
+                    }
+                    op.queued = false;
+                    self.available.remove(place);
+                }
+                None => _ = self.available.remove(place),
+            }
+        }
+        None
+    }
+}
+
+impl OpState {
+    fn entry(&self) -> Entry {
+        Entry {
+            kind: self.kind,
+            status: EntryStatus::Running,
+            number: None,
+            born: self.born,
+            compensable: self.compensable,
+            attempts: 0,
+            deaths: 0,
+            created_at: self.created_at,
+            started_at: None,
+            completed_at: None,
+            wake_at: None,
+            errors: Vec::new(),
+            value: EntryValue::None,
+        }
+    }
+}
+
+/// An operation that workflow code holds. Dropping it ends the operation.
+pub(crate) struct Op {
+    pub(crate) core: Rc<Core>,
+    pub(crate) id: OpId,
+}
+
+impl Drop for Op {
+    fn drop(&mut self) {
+        let mut st = self.core.state.borrow_mut();
+        let Some(op) = st.ops.remove(self.id) else { return };
+        if matches!(op.phase, Phase::Body { .. }) {
+            st.bodies -= 1;
+        }
+        if let Some(slot) = st.history.get_mut(&op.key) {
+            slot.op = None;
+        }
+    }
+}
+
+impl Core {
+    pub(crate) fn now(&self) -> Timestamp {
+        self.env.now.get()
+    }
+
+    pub(crate) fn halt(&self, halt: Halt) {
+        self.state.borrow_mut().first_halt(halt);
+    }
+
+    /// What to call this place in messages.
+    pub(crate) fn location(key: &[u8]) -> String {
+        keys::describe(key)
+    }
+
+    /// Makes an operation at this key, and checks it against the history.
+    pub(crate) fn claim(self: &Rc<Self>, kind: EntryKind, key: Key) -> Op {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let id = st.ops.insert(OpState {
+            key: key.clone(),
+            kind,
+            born: st.taken,
+            created_at: self.now(),
+            waker: None,
+            polled: false,
+            declined: false,
+            queued: false,
+            phase: Phase::Idle,
+            ephemeral: false,
+            compensable: false,
+            body_deadline: None,
+            timed_out: false,
+            started_at: Timestamp::default(),
+            listen: None,
+        });
+        let (mode, taken) = (st.mode, st.taken);
+        let Some(slot) = st.history.claim(&key, id) else {
+            return Op { core: self.clone(), id };
+        };
+        let recorded = &slot.entry;
+        if mode == Mode::Collect {
+            return Op { core: self.clone(), id };
+        }
+        if recorded.kind != kind {
+            let (recorded, code) = (recorded.kind, kind);
+            st.first_halt(Halt::AnotherKind { at: Core::location(&key), recorded, code });
+        } else if recorded.born != taken {
+            let recorded = recorded.born;
+            let at = Core::location(&key);
+            st.first_halt(Halt::Moved { at, recorded, code: taken });
+        }
+        Op { core: self.clone(), id }
+    }
+
+    /// Whether this operation is still open; asked when its name is used again.
+    pub(crate) fn warn_if_open(&self, id: OpId, key: &[u8]) {
+        let mut st = self.state.borrow_mut();
+        let open = st.ops.get(id).is_some_and(|op| op.phase != Phase::Taken);
+        if open && !std::mem::replace(&mut st.warned_equal, true) {
+            tracing::warn!(
+                run = %self.facts.id,
+                operation = Core::location(key),
+                "a name is used again while the operation that has it is still open; give \
+                 concurrent branches names or scopes of their own"
+            );
+        }
+    }
+
+    /// What an operation should do now that it is polled.
+    pub(crate) fn turn(&self, id: OpId, waker: &Waker) -> Turn {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let Some(op) = st.ops.get_mut(id) else { return Turn::Pending };
+        if !op.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {
+            op.waker = Some(waker.clone());
+        }
+        op.polled = true;
+        op.declined = false;
+        if st.offer == Some(id) {
+            st.offer = None;
+            st.released = true;
+            op.queued = false;
+            return Turn::Take;
+        }
+        if st.halt.is_some() {
+            return Turn::Pending;
+        }
+        match op.phase {
+            Phase::Idle if st.mode == Mode::Live => Turn::Activate,
+            Phase::WantStart { barrier } if barrier <= st.durable && !st.draining => Turn::Start,
+            Phase::Body { .. } if op.timed_out => Turn::TimedOut,
+            Phase::Body { .. } => Turn::Body,
+            _ => Turn::Pending,
+        }
+    }
+
+    /// A terminal entry that nobody has taken: the operation is ready as it is.
+    fn adopt_terminal(st: &mut State, id: OpId) -> bool {
+        let Some(op) = st.ops.get_mut(id) else { return true };
+        let terminal =
+            st.history.get(&op.key).is_some_and(|slot| slot.entry.status.is_terminal());
+        if terminal {
+            op.phase = Phase::Ready;
+            st.make_available(id);
+        }
+        terminal
+    }
+
+    /// A step becomes active: it has a result, waits for its next attempt, or wants to start.
+    pub(crate) fn activate_step(&self, id: OpId, ephemeral: bool) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        if let Some(op) = st.ops.get_mut(id) {
+            op.ephemeral = ephemeral;
+        }
+        if Core::adopt_terminal(st, id) {
+            return;
+        }
+        let Some(op) = st.ops.get_mut(id) else { return };
+        let entry = st.history.get(&op.key).map(|slot| &slot.entry);
+        let wake_at = entry.filter(|e| e.status == EntryStatus::Waiting).and_then(|e| e.wake_at);
+        match wake_at {
+            Some(wake_at) if wake_at > self.now() => {
+                op.phase = Phase::Waiting { wake_at };
+                st.arm(wake_at, id, Timer::Wake);
+            }
+            _ => self.want_start(st, id),
+        }
+    }
+
+    fn want_start(&self, st: &mut State, id: OpId) {
+        if st.suspect {
+            self.record_suspect(st, id);
+        }
+        let Some(op) = st.ops.get_mut(id) else { return };
+        let barrier = if op.ephemeral { st.firm } else { st.revision };
+        op.phase = Phase::WantStart { barrier };
+        if barrier > st.durable || st.draining {
+            st.starters.push(id);
+        }
+    }
+
+    /// Notes which body runs before it runs, so that the one that kills its owner is known.
+    fn record_suspect(&self, st: &mut State, id: OpId) {
+        let Some(op) = st.ops.get(id) else { return };
+        let key = op.key.clone();
+        if st.history.get(&key).is_none() {
+            let entry = op.entry();
+            st.history.insert(key.clone(), entry).op = Some(id);
+        }
+        let Some(slot) = st.history.get_mut(&key) else { return };
+        slot.entry.deaths += 1;
+        slot.entry.status = EntryStatus::Running;
+        slot.entry.started_at = Some(self.now());
+        if slot.entry.deaths > DEATHS_MAX {
+            let halt = Halt::CrashLoop { at: Core::location(&key), deaths: DEATHS_MAX };
+            st.first_halt(halt);
+        }
+        st.touch(&key);
+        st.advance(false);
+    }
+
+    /// The body starts. Gives the number of the attempt.
+    pub(crate) fn start_body(&self, id: OpId, timeout: Option<Duration>) -> u32 {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let now = self.now();
+        let Some(op) = st.ops.get_mut(id) else { return 1 };
+        op.phase = Phase::Body { recorded: false };
+        op.started_at = now;
+        op.timed_out = false;
+        op.body_deadline = timeout.map(|timeout| now + timeout);
+        st.bodies += 1;
+        let attempts = st.history.get(&op.key).map_or(0, |slot| slot.entry.attempts);
+        attempts + 1
+    }
+
+    /// The body did not end in its first poll: from now on its time counts.
+    pub(crate) fn body_pending(&self, id: OpId) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let Some(op) = st.ops.get(id) else { return };
+        let (deadline, record_at) = (op.body_deadline, op.started_at + RECORD_AFTER);
+        if let Some(deadline) = deadline {
+            st.arm(deadline, id, Timer::BodyTimeout);
+        }
+        st.arm(record_at, id, Timer::Record);
+    }
+
+    /// A body has ended. Whether the operation may take its result at once: the shortcut of the
+    /// order rule, for a body that ends in a poll which began quiet, in which nothing was
+    /// released yet, and which is not its first.
+    pub(crate) fn finish_body(
+        &self,
+        id: OpId,
+        result: Result<Vec<u8>, Error>,
+        policy: &Retry,
+        first_poll: bool,
+    ) -> bool {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let now = self.now();
+        let Some(op) = st.ops.get_mut(id) else { return false };
+        let (key, ephemeral) = (op.key.clone(), op.ephemeral);
+        op.phase = Phase::Ready;
+        st.bodies -= 1;
+        if st.history.get(&key).is_none() {
+            let entry = op.entry();
+            st.history.insert(key.clone(), entry).op = Some(id);
+            st.entries += 1;
+        }
+        let (started_at, timed_out) = (op.started_at, op.timed_out);
+        let Some(slot) = st.history.get_mut(&key) else { return false };
+        let entry = &mut slot.entry;
+        entry.attempts += 1;
+        entry.compensable = op.compensable;
+        entry.started_at = Some(started_at);
+        entry.wake_at = None;
+        let retry_at = match result {
+            Ok(bytes) if bytes.len() <= self.env.settings.payload_bytes_max => {
+                entry.status = EntryStatus::Completed;
+                entry.completed_at = Some(now);
+                entry.value = EntryValue::Payload(bytes);
+                None
+            }
+            Ok(bytes) => {
+                let limit = self.env.settings.payload_bytes_max;
+                let failure = too_large(bytes.len(), limit);
+                settle_failure(entry, &key, failure, EntryStatus::Failed, now);
+                None
+            }
+            Err(error) => {
+                let seed = random::hash(self.facts.id.no().0 as u64, &key);
+                let deadline = self.facts.deadline_at;
+                let advice = error.advice();
+                let next = policy.next_attempt(entry.attempts, advice, now, deadline, seed);
+                note_attempt(entry, &error, now);
+                match next {
+                    Some(at) => {
+                        tracing::warn!(
+                            run = %self.facts.id,
+                            step = Core::location(&key),
+                            attempt = entry.attempts,
+                            retry_at = %at,
+                            error = error.failure().full(),
+                            "an attempt failed and is made again"
+                        );
+                        entry.status = EntryStatus::Waiting;
+                        entry.wake_at = Some(at);
+                    }
+                    None => {
+                        let status = match error.kind() {
+                            FailureKind::TimedOut if timed_out => EntryStatus::TimedOut,
+                            FailureKind::Fatal | FailureKind::Rollback | FailureKind::Limit => {
+                                EntryStatus::Failed
+                            }
+                            _ => EntryStatus::Exhausted,
+                        };
+                        settle_failure(entry, &key, error.into_failure(), status, now);
+                    }
+                }
+                next
+            }
+        };
+        st.touch(&key);
+        st.advance(ephemeral);
+        st.suspect = false;
+        let Some(op) = st.ops.get_mut(id) else { return false };
+        if let Some(wake_at) = retry_at {
+            op.phase = Phase::Waiting { wake_at };
+            st.arm(wake_at, id, Timer::Wake);
+            return false;
+        }
+        if st.direct && !first_poll && !st.released {
+            st.released = true;
+            return true;
+        }
+        st.make_available(id);
+        false
+    }
+
+    /// A sleep becomes active.
+    pub(crate) fn activate_sleep(&self, id: OpId, until: Timestamp) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        if Core::adopt_terminal(st, id) {
+            return;
+        }
+        let wake_at = self.record_wait(st, id, Some(until)).unwrap_or(until);
+        let Some(op) = st.ops.get_mut(id) else { return };
+        op.phase = Phase::Waiting { wake_at };
+        if wake_at <= self.now() {
+            self.end_sleep(st, id);
+        } else {
+            st.arm(wake_at, id, Timer::Wake);
+        }
+    }
+
+    /// Makes the entry of a wait, or finds it; gives its deadline.
+    fn record_wait(
+        &self,
+        st: &mut State,
+        id: OpId,
+        deadline: Option<Timestamp>,
+    ) -> Option<Timestamp> {
+        let op = st.ops.get(id)?;
+        if let Some(slot) = st.history.get(&op.key) {
+            return slot.entry.wake_at;
+        }
+        let mut entry = op.entry();
+        entry.status = EntryStatus::Waiting;
+        entry.wake_at = deadline;
+        let key = op.key.clone();
+        st.history.insert(key.clone(), entry).op = Some(id);
+        st.entries += 1;
+        st.touch(&key);
+        st.show = true;
+        deadline
+    }
+
+    fn end_sleep(&self, st: &mut State, id: OpId) {
+        let now = self.now();
+        let Some(op) = st.ops.get_mut(id) else { return };
+        op.phase = Phase::Ready;
+        let key = op.key.clone();
+        if let Some(slot) = st.history.get_mut(&key) {
+            slot.entry.status = EntryStatus::Completed;
+            slot.entry.completed_at = Some(slot.entry.wake_at.map_or(now, |at| at.max(now)));
+        }
+        st.touch(&key);
+        st.advance(false);
+        st.make_available(id);
+    }
+
+    /// A listen becomes active.
+    pub(crate) fn activate_listen(&self, id: OpId, spec: ListenSpec, until: Option<Timestamp>) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        if Core::adopt_terminal(st, id) {
+            return;
+        }
+        let here = st.inbox.has(&spec.names);
+        // A message that is there is taken without recording the wait for it.
+        let wake_at = if here && until.is_none() { None } else { self.record_wait(st, id, until) };
+        let Some(op) = st.ops.get_mut(id) else { return };
+        op.phase = Phase::Listening { wake_at };
+        op.listen = Some(Box::new(spec));
+        if here {
+            st.make_available(id);
+        }
+        if let Some(wake_at) = wake_at {
+            st.arm(wake_at, id, Timer::Wake);
+        }
+    }
+
+    /// A boundary between iterations is ready as soon as it is active; its value is the state.
+    pub(crate) fn activate_boundary(&self, id: OpId, state: Vec<u8>, firm: bool) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        if Core::adopt_terminal(st, id) {
+            return;
+        }
+        let Some(op) = st.ops.get_mut(id) else { return };
+        op.ephemeral = !firm;
+        op.phase = Phase::Ready;
+        let mut entry = op.entry();
+        entry.status = EntryStatus::Completed;
+        entry.completed_at = Some(self.now());
+        entry.value = EntryValue::Payload(state);
+        let key = op.key.clone();
+        st.history.insert(key.clone(), entry).op = Some(id);
+        st.entries += 1;
+        st.touch(&key);
+        st.advance(!firm);
+        st.make_available(id);
+    }
+
+    /// A message to another run: its effect goes into the next commit, and it is ready after that.
+    pub(crate) fn activate_send(&self, id: OpId, effect: impl FnOnce(Key, Entry) -> Effect) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        if Core::adopt_terminal(st, id) {
+            return;
+        }
+        let Some(op) = st.ops.get_mut(id) else { return };
+        op.phase = Phase::Committing;
+        let mut entry = op.entry();
+        entry.status = EntryStatus::Completed;
+        entry.completed_at = Some(self.now());
+        let effect = effect(op.key.clone(), entry);
+        st.entries += 1;
+        st.effects.push(effect);
+        st.sends.push(id);
+        st.advance(false);
+    }
+
+    /// The commit with this send was made.
+    pub(crate) fn send_done(&self, id: OpId, receipt: Receipt) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let Some(op) = st.ops.get_mut(id) else { return };
+        op.phase = Phase::Ready;
+        let mut entry = op.entry();
+        entry.status = EntryStatus::Completed;
+        entry.completed_at = Some(self.now());
+        entry.value = EntryValue::Receipt(receipt.code());
+        let key = op.key.clone();
+        st.history.insert(key, entry).op = Some(id);
+        st.make_available(id);
+    }
+
+    /// The operation takes the completion that it was offered: it gets its number.
+    ///
+    /// `read` gets the entry; what it gives is handed to the workflow.
+    pub(crate) fn take<T>(&self, id: OpId, read: impl FnOnce(&Entry) -> T) -> Option<T> {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let key = st.ops.get(id)?.key.clone();
+        if st.mode == Mode::Live {
+            self.consume(st, id);
+        }
+        let (ephemeral, live) = (st.ops.get(id)?.ephemeral, st.mode == Mode::Live);
+        let number = match st.replay.front() {
+            Some((number, recorded)) if !live => {
+                debug_assert_eq!(recorded, &key, "only the next recorded completion is offered");
+                let number = *number;
+                st.replay.pop_front();
+                number
+            }
+            _ => st.taken + 1,
+        };
+        let slot = st.history.get_mut(&key)?;
+        slot.entry.number = Some(number);
+        let completed_at = slot.entry.completed_at;
+        let value = read(&slot.entry);
+        st.taken = number;
+        if let Some(at) = completed_at {
+            st.taken_at = st.taken_at.max(at);
+        }
+        if live {
+            st.touch(&key);
+            st.advance(ephemeral);
+        } else {
+            // Replayed and handed out: only what must be found again stays in memory.
+            st.forget_if_done(&key);
+        }
+        if let Some(op) = st.ops.get_mut(id) {
+            op.phase = Phase::Taken;
+        }
+        Some(value)
+    }
+
+    /// A listen that takes its messages removes them from the inbox.
+    fn consume(&self, st: &mut State, id: OpId) {
+        let Some(op) = st.ops.get_mut(id) else { return };
+        if !matches!(op.phase, Phase::Listening { .. }) {
+            return;
+        }
+        let Some(spec) = op.listen.take() else { return };
+        let messages = st.inbox.take(&spec.names, spec.batch);
+        let key = op.key.clone();
+        if st.history.get(&key).is_none() {
+            let entry = op.entry();
+            st.history.insert(key.clone(), entry).op = Some(id);
+            st.entries += 1;
+        }
+        st.consumed.extend(messages.iter().map(|message| message.seq));
+        let taken = messages.into_iter().map(|message| TakenMessage {
+            seq: message.seq,
+            name: message.name,
+            body: message.body,
+            request: message.request,
+            sent_at: message.sent_at,
+        });
+        let Some(slot) = st.history.get_mut(&key) else { return };
+        slot.entry.status = EntryStatus::Completed;
+        slot.entry.completed_at = Some(self.now());
+        slot.entry.wake_at = None;
+        slot.entry.value = EntryValue::Messages(taken.collect());
+    }
+
+    /// Makes the entry of an operation that only gives structure to others.
+    pub(crate) fn open_structure(&self, id: OpId) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let Some(op) = st.ops.get(id) else { return };
+        if st.mode == Mode::Collect || st.history.get(&op.key).is_some() {
+            return;
+        }
+        let (key, entry) = (op.key.clone(), op.entry());
+        st.history.insert(key.clone(), entry).op = Some(id);
+        st.entries += 1;
+        st.touch(&key);
+    }
+
+    /// Notes how an operation that only gives structure has ended.
+    pub(crate) fn close_structure(&self, id: OpId, failed: bool) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let Some(op) = st.ops.get_mut(id) else { return };
+        op.phase = Phase::Taken;
+        let status = if failed { EntryStatus::Failed } else { EntryStatus::Completed };
+        let (key, mut entry) = (op.key.clone(), op.entry());
+        if st.mode != Mode::Live {
+            return;
+        }
+        if let Some(slot) = st.history.get(&key) {
+            if slot.entry.status == status {
+                return;
+            }
+            entry.created_at = slot.entry.created_at;
+        }
+        entry.status = status;
+        entry.completed_at = Some(self.now());
+        let dirty = st.history.get(&key).is_some_and(|slot| slot.dirty);
+        let slot = st.history.insert(key.clone(), entry);
+        slot.dirty = dirty;
+        slot.op = Some(id);
+        st.touch(&key);
+    }
+
+    /// Keeps the rollback of a step that has one.
+    pub(crate) fn keep_undo(&self, id: OpId, undo: Undo) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let Some(op) = st.ops.get_mut(id) else { return };
+        op.compensable = true;
+        let key = op.key.clone();
+        st.undo.insert(key, undo);
+    }
+
+    /// The version that a gate gives here: see [`crate::Ctx::version`].
+    pub(crate) fn gate(&self, id: OpId, scope: &[u8], latest: u32) -> u32 {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let Some(op) = st.ops.get(id) else { return latest };
+        let (key, mut entry) = (op.key.clone(), op.entry());
+        if let Some(slot) = st.history.get(&key) {
+            if let EntryValue::Version(version) = slot.entry.value {
+                return version;
+            }
+        }
+        let old = st.history.any_unclaimed(scope).is_some();
+        let version = if old { 1 } else { latest };
+        if st.mode != Mode::Collect {
+            entry.status = EntryStatus::Completed;
+            entry.completed_at = Some(self.now());
+            entry.value = EntryValue::Version(version);
+            st.history.insert(key.clone(), entry);
+            st.entries += 1;
+            st.touch(&key);
+        }
+        version
+    }
+
+    /// An operation that the code no longer makes: whatever is recorded at or below the key is
+    /// passed over.
+    pub(crate) fn mark_removed(&self, key: &Key, kind: EntryKind) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        if let Some(slot) = st.history.get(key) {
+            let recorded = slot.entry.kind;
+            if recorded != kind && recorded != EntryKind::Removed {
+                let at = Core::location(key);
+                st.first_halt(Halt::AnotherKind { at, recorded, code: kind });
+                return;
+            }
+        }
+        st.history.claim_subtree(key);
+        let key = key.clone();
+        let mut next_is_removed = |st: &mut State| {
+            let next = st.replay.front().map(|(number, next)| (*number, keys::is_under(next, &key)));
+            match next {
+                Some((number, true)) => {
+                    st.replay.pop_front();
+                    st.taken = number;
+                    true
+                }
+                _ => false,
+            }
+        };
+        while next_is_removed(st) {}
+        // What comes later in the order than something else is passed over in its turn.
+        st.replay.retain(|(_, next)| !keys::is_under(next, &key));
+    }
+
+    /// The time, as workflow code may see it.
+    pub(crate) fn workflow_now(&self) -> Timestamp {
+        let mut st = self.state.borrow_mut();
+        st.last_now = st.last_now.max(st.taken_at);
+        st.last_now
+    }
+
+    /// Wakes an operation on behalf of the engine.
+    pub(crate) fn wake(&self, id: OpId) {
+        let waker = self.state.borrow().ops.get(id).and_then(|op| op.waker.clone());
+        if let Some(waker) = waker {
+            let _resolving = wakers::resolving(self.root.run());
+            waker.wake();
+        }
+    }
+
+    /// A body wants to be polled. False if there is no such body any more.
+    pub(crate) fn body_woken(&self, id: OpId) -> bool {
+        {
+            let mut st = self.state.borrow_mut();
+            let Some(op) = st.ops.get(id) else { return false };
+            if !matches!(op.phase, Phase::Body { .. }) {
+                return false;
+            }
+            st.direct = true;
+        }
+        self.wake(id);
+        true
+    }
+
+    pub(crate) fn begin_poll(&self) {
+        self.state.borrow_mut().released = false;
+    }
+
+    pub(crate) fn end_poll(&self) {
+        self.state.borrow_mut().direct = false;
+    }
+
+    /// Sets the offer and wakes its operation. The caller polls the run until it is quiet, then
+    /// asks [`offer_taken`](Core::offer_taken).
+    pub(crate) fn make_offer(&self, id: OpId) {
+        self.state.borrow_mut().offer = Some(id);
+        self.wake(id);
+    }
+
+    pub(crate) fn offer_taken(&self) -> bool {
+        self.state.borrow_mut().offer.take().is_none()
+    }
+
+    /// The next completion to offer, removed from the list.
+    pub(crate) fn next_offer(&self) -> Option<(usize, OpId)> {
+        let mut st = self.state.borrow_mut();
+        let (place, id) = st.next_available()?;
+        st.available.remove(place);
+        Some((place, id))
+    }
+
+    /// Puts back an offer that nobody took, until its operation is polled again.
+    pub(crate) fn withdraw_offer(&self, place: usize, id: OpId) {
+        let mut st = self.state.borrow_mut();
+        if let Some(op) = st.ops.get_mut(id) {
+            op.declined = true;
+            let place = place.min(st.available.len());
+            st.available.insert(place, id);
+        }
+    }
+
+    /// All recorded numbers are released: from now on completions are new.
+    pub(crate) fn go_live(&self) {
+        let idle: Vec<OpId> = {
+            let mut st = self.state.borrow_mut();
+            st.mode = Mode::Live;
+            st.quiet_effects = false;
+            st.replay.clear();
+            let idle = st.ops.iter().filter(|(_, op)| op.polled && op.phase == Phase::Idle);
+            idle.map(|(id, _)| id).collect()
+        };
+        for id in idle {
+            self.wake(id);
+        }
+    }
+
+    /// New messages, in order.
+    pub(crate) fn deliver(&self, rows: Vec<crate::commit::InboxRow>) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let mut names = HashSet::new();
+        for row in rows {
+            if st.inbox.push(&row) {
+                names.insert(row.name);
+            }
+        }
+        let listening = st.ops.iter().filter(|(_, op)| {
+            matches!(op.phase, Phase::Listening { .. } | Phase::Committing)
+                && op.listen.as_ref().is_some_and(|s| s.names.iter().any(|n| names.contains(n)))
+        });
+        let mut ids: Vec<_> = listening.map(|(id, op)| (op.born, op.key.clone(), id)).collect();
+        ids.sort();
+        for (_, _, id) in ids {
+            if let Some(op) = st.ops.get(id) {
+                if matches!(op.phase, Phase::Listening { .. }) {
+                    st.make_available(id);
+                }
+            }
+        }
+    }
+
+    /// Does what is due by now.
+    pub(crate) fn fire_timers(&self) {
+        let now = self.now();
+        let mut wake = Vec::new();
+        {
+            let mut st = self.state.borrow_mut();
+            let st = &mut *st;
+            while let Some(Reverse((at, id, timer))) = st.timers.peek().copied() {
+                if at > now {
+                    break;
+                }
+                st.timers.pop();
+                if self.fire(st, at, id, timer) {
+                    wake.push(id);
+                }
+            }
+        }
+        for id in wake {
+            self.wake(id);
+        }
+    }
+
+    /// Does what one timer is for; whether its operation is to be woken.
+    fn fire(&self, st: &mut State, at: Timestamp, id: OpId, timer: Timer) -> bool {
+        let Some(op) = st.ops.get_mut(id) else { return false };
+        match (timer, op.phase) {
+            (Timer::Wake, Phase::Waiting { wake_at }) if wake_at == at => {
+                if op.kind == EntryKind::Sleep {
+                    self.end_sleep(st, id);
+                    return false;
+                }
+                self.want_start(st, id);
+                true
+            }
+            (Timer::Wake, Phase::Listening { wake_at: Some(wake_at) }) if wake_at == at => {
+                // A message that is there wins; it has been offered or will be.
+                if op.listen.as_ref().is_some_and(|spec| st.inbox.has(&spec.names)) {
+                    return false;
+                }
+                op.phase = Phase::Committing;
+                st.timeouts.push(id);
+                false
+            }
+            (Timer::BodyTimeout, Phase::Body { .. }) if op.body_deadline == Some(at) => {
+                op.timed_out = true;
+                st.direct = true;
+                true
+            }
+            (Timer::Record, Phase::Body { recorded: false }) => {
+                op.phase = Phase::Body { recorded: true };
+                self.record_running(st, id);
+                false
+            }
+            _ => false,
+        }
+    }
+
+    fn record_running(&self, st: &mut State, id: OpId) {
+        let Some(op) = st.ops.get(id) else { return };
+        let (key, started_at) = (op.key.clone(), op.started_at);
+        if st.history.get(&key).is_none() {
+            let entry = op.entry();
+            st.history.insert(key.clone(), entry).op = Some(id);
+            st.entries += 1;
+        }
+        if let Some(slot) = st.history.get_mut(&key) {
+            slot.entry.status = EntryStatus::Running;
+            slot.entry.started_at = Some(started_at);
+        }
+        st.touch(&key);
+        st.show = true;
+    }
+
+    /// When something is due next, as far as operations go.
+    pub(crate) fn next_timer(&self) -> Option<Timestamp> {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        // Timers of operations that are gone would wake the run for nothing.
+        while let Some(Reverse((at, id, timer))) = st.timers.peek() {
+            let Some(op) = st.ops.get(*id) else {
+                st.timers.pop();
+                continue;
+            };
+            let alive = match (timer, op.phase) {
+                (Timer::Wake, Phase::Waiting { wake_at }) => wake_at == *at,
+                (Timer::Wake, Phase::Listening { wake_at }) => wake_at == Some(*at),
+                (Timer::BodyTimeout, Phase::Body { .. }) => op.body_deadline == Some(*at),
+                (Timer::Record, Phase::Body { recorded }) => !recorded,
+                _ => false,
+            };
+            if alive {
+                return Some(*at);
+            }
+            st.timers.pop();
+        }
+        None
+    }
+
+    /// The commit with these timeouts was made: they stand.
+    pub(crate) fn timeouts_done(&self, ids: &[OpId]) {
+        let mut st = self.state.borrow_mut();
+        for id in ids {
+            if let Some(op) = st.ops.get_mut(*id) {
+                op.phase = Phase::Ready;
+                st.make_available(*id);
+            }
+        }
+    }
+
+    /// The commit with these timeouts was refused: a message came. Each waits on, and runs out
+    /// again at once if the message was for somebody else.
+    pub(crate) fn timeouts_refused(&self, ids: &[OpId]) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        for id in ids {
+            let Some(op) = st.ops.get_mut(*id) else { continue };
+            let key = op.key.clone();
+            let wake_at = match st.history.get_mut(&key) {
+                Some(slot) => {
+                    slot.entry.status = EntryStatus::Waiting;
+                    slot.entry.completed_at = None;
+                    slot.entry.wake_at
+                }
+                None => None,
+            };
+            let Some(op) = st.ops.get_mut(*id) else { continue };
+            op.phase = Phase::Listening { wake_at };
+            let here = op.listen.as_ref().is_some_and(|spec| st.inbox.has(&spec.names));
+            if here {
+                st.make_available(*id);
+            }
+            if let Some(at) = wake_at {
+                st.arm(at, *id, Timer::Wake);
+            }
+        }
+    }
+
+    /// Wakes the operations whose bodies may start now.
+    pub(crate) fn wake_starters(&self) {
+        let ready: Vec<OpId> = {
+            let mut st = self.state.borrow_mut();
+            let st = &mut *st;
+            if st.draining {
+                return;
+            }
+            let (durable, ops) = (st.durable, &st.ops);
+            let mut ready = Vec::new();
+            st.starters.retain(|id| match ops.get(*id).map(|op| op.phase) {
+                Some(Phase::WantStart { barrier }) if barrier <= durable => {
+                    ready.push(*id);
+                    false
+                }
+                Some(Phase::WantStart { .. }) => true,
+                _ => false,
+            });
+            ready
+        };
+        for id in ready {
+            self.wake(id);
+        }
+    }
+
+    /// A body that was woken while its operation is not polled by anybody.
+    pub(crate) fn note_lagging(&self, id: OpId) {
+        let mut st = self.state.borrow_mut();
+        let Some(key) = st.ops.get(id).map(|op| op.key.clone()) else { return };
+        if st.warned_lagging.insert(key.clone()) {
+            tracing::warn!(
+                run = %self.facts.id,
+                step = Core::location(&key),
+                "a body is ready to go on, but the workflow is not polling its operation; it moves \
+                 only while something awaits it"
+            );
+        }
+    }
+}
+
+impl State {
+    /// Drops an entry that was taken and needs no write, unless it has a rollback.
+    pub(crate) fn forget_if_done(&mut self, key: &[u8]) {
+        let done = self.history.get(key).is_some_and(|slot| {
+            let entry = &slot.entry;
+            let structure = matches!(
+                entry.kind,
+                EntryKind::Join
+                    | EntryKind::Map
+                    | EntryKind::Race
+                    | EntryKind::Attempt
+                    | EntryKind::Repeat
+            );
+            !slot.dirty
+                && slot.claimed
+                && !entry.compensable
+                && entry.status.is_terminal()
+                && (entry.number.is_some() || structure || entry.kind == EntryKind::Version)
+        });
+        if done {
+            self.history.remove(key);
+        }
+    }
+
+    pub(crate) fn last_completion(&self) -> Timestamp {
+        self.taken_at
+    }
+
+    pub(crate) fn has_undeclined(&self) -> bool {
+        let open = |id: &&OpId| self.ops.get(**id).is_some_and(|op| !op.declined);
+        self.available.iter().any(|id| open(&id))
+    }
+}
+
+fn too_large(actual: usize, limit: usize) -> Failure {
+    Failure::new(
+        FailureKind::Limit,
+        format!(
+            "the result has {actual} bytes, and the limit for a payload is {limit}; store it \
+             elsewhere and return where it is, or raise `payload_bytes_max`"
+        ),
+    )
+}
+
+fn note_attempt(entry: &mut Entry, error: &Error, now: Timestamp) {
+    if entry.errors.len() == ERRORS_KEPT {
+        entry.errors.remove(0);
+    }
+    let message = error.failure().full();
+    entry.errors.push(AttemptError { attempt: entry.attempts, at: now, message });
+}
+
+/// Makes a failure final, with where it happened and after how many attempts.
+fn settle_failure(
+    entry: &mut Entry,
+    key: &[u8],
+    mut failure: Failure,
+    status: EntryStatus,
+    now: Timestamp,
+) {
+    if status == EntryStatus::Exhausted {
+        failure.kind = FailureKind::Exhausted;
+    }
+    failure.attempts = entry.attempts;
+    failure.location = Location::from_key(key).ok();
+    entry.status = status;
+    entry.completed_at = Some(now);
+    entry.value = EntryValue::Failure(Box::new(failure));
+}

@@ -1,0 +1,565 @@
+//! From what changed in a run to one commit, and back from its answer.
+//!
+//! The decision is in [`Run::next_commit`]: it is made while the run is quiet, from the end it has
+//! reached, what must be durable before somebody can go on, and whether there is anything left to
+//! wait for but time and messages.
+
+use super::{
+    End, Halt, Run, Stage,
+    core::{OpId, Phase},
+};
+use crate::{
+    codec::{self, bare},
+    commit::{Commit, Delivered, InboxRow, Patch, Put, Refusal, RunStatus},
+    error::{Error, FailureKind, RetryAdvice},
+    history::{EntryStatus, keys},
+    time::Timestamp,
+};
+
+/// What is known about the stored row, and what is on its way there.
+pub(super) struct Flush {
+    sent: Option<InFlight>,
+    /// Puts and deletes of a commit that was refused, or of a rewritten history: they go first
+    /// into the next one.
+    pub(super) unsent: Vec<Put>,
+    /// The highest number that is stored.
+    pub(super) stored_number: u64,
+    /// What the row says. None if the row is to be touched by the next commit in any case.
+    pub(super) row: Option<RowView>,
+    pub(super) ending: Option<RunStatus>,
+    pub(super) error: Option<Vec<u8>>,
+    pub(super) cancel_rollback: bool,
+    /// The run was paused from outside: what its bodies give is recorded, and nothing else.
+    results_only: bool,
+}
+
+/// What the stored row says about a run in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum RowView {
+    /// It is moving.
+    Running,
+    /// It waits for this.
+    Parked(Option<Timestamp>, String),
+}
+
+struct InFlight {
+    kind: CommitKind,
+    revision: u64,
+    number: u64,
+    sends: Vec<OpId>,
+    timeouts: Vec<OpId>,
+    parked: Option<RowView>,
+}
+
+/// What a commit is for: what its owner does once it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CommitKind {
+    /// The run goes on.
+    Flush,
+    /// The run is parked: it may leave memory.
+    Park,
+    /// The run waits to be tried again as a whole: it leaves memory.
+    Again,
+    /// The rollbacks begin.
+    RollBack,
+    /// The run leaves memory until somebody resumes it.
+    Pause,
+    /// The run leaves memory; what its bodies gave is recorded.
+    Results,
+    /// The end.
+    Finish(RunStatus),
+}
+
+/// A commit to send, and what it is for.
+pub(crate) struct Sent {
+    pub(crate) commit: Commit,
+    pub(crate) kind: CommitKind,
+}
+
+/// What the owner does after an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Drives the run again.
+    Drive,
+    /// Drops the run from memory; the row says how it goes on.
+    Drop,
+    /// Drops the run and loads it again: it cannot go on with what is in memory.
+    Reload,
+}
+
+impl Flush {
+    pub(super) fn new(row: Option<RowView>, stored_number: u64) -> Flush {
+        Flush {
+            sent: None,
+            unsent: Vec::new(),
+            stored_number,
+            row,
+            ending: None,
+            error: None,
+            cancel_rollback: false,
+            results_only: false,
+        }
+    }
+
+    pub(super) fn in_flight(&self) -> bool {
+        self.sent.is_some()
+    }
+}
+
+impl Run {
+    pub(crate) fn in_flight(&self) -> bool {
+        self.flush.in_flight()
+    }
+
+    /// Whether it only waits for time and messages, and the row says so.
+    pub(crate) fn is_parked(&self) -> bool {
+        !self.in_flight()
+            && self.end.is_none()
+            && matches!(self.flush.row, Some(RowView::Parked(..)))
+            && self.core.state.borrow().halt.is_none()
+            && self.at_rest().is_some()
+    }
+
+    /// The row was changed from outside (a message): the next commit must put it right.
+    pub(crate) fn row_touched(&mut self) {
+        if self.flush.row == Some(RowView::Running) {
+            self.flush.row = None;
+        }
+    }
+
+    /// A cancel was requested: whether what was done is to be compensated.
+    pub(crate) fn request_cancel(&mut self, rollback: bool) {
+        self.flush.cancel_rollback = rollback;
+        self.cancel();
+    }
+
+    /// No body starts any more; what is in flight may end. `results_only` if the row no longer
+    /// takes anything else.
+    pub(crate) fn drain(&mut self, results_only: bool) {
+        self.flush.results_only |= results_only;
+        self.core.state.borrow_mut().draining = true;
+    }
+
+    pub(crate) fn bodies(&self) -> usize {
+        self.core.state.borrow().bodies
+    }
+
+    /// The next commit, if one is to be made now.
+    pub(crate) fn next_commit(&mut self) -> Option<Sent> {
+        if self.in_flight() {
+            return None;
+        }
+        if self.flush.results_only {
+            return self.results_commit();
+        }
+        let halt = self.core.state.borrow_mut().halt.take();
+        if let Some(halt) = halt {
+            return Some(self.pause(&halt));
+        }
+        match self.end.take() {
+            Some(end) => Some(self.ending_commit(end)),
+            None => self.moving_commit(),
+        }
+    }
+
+    fn pause(&mut self, halt: &Halt) -> Sent {
+        let reason = halt.to_string();
+        tracing::warn!(
+            run = %self.core.facts.id,
+            workflow = &*self.core.facts.workflow,
+            reason,
+            "the run is paused"
+        );
+        // Code that does not match the history has no say in what is written.
+        if self.core.state.borrow().mode != super::Mode::Live {
+            self.core.state.borrow_mut().dirty.clear();
+        }
+        self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Everything)
+    }
+
+    /// What a finished run leaves.
+    fn ending_commit(&mut self, end: End) -> Sent {
+        let (status, output, error) = match end {
+            End::Output(output) => (RunStatus::Completed, Some(output), None),
+            End::Error(error) => match self.failure_commit(error) {
+                Ok(sent) => return sent,
+                Err(error) => (RunStatus::Failed, None, Some(error)),
+            },
+            End::Cancel => {
+                if self.flush.cancel_rollback && self.has_compensations() {
+                    return self.roll_back(RunStatus::Cancelled, None);
+                }
+                (RunStatus::Cancelled, None, None)
+            }
+            End::RolledBack => {
+                let ending = self.flush.ending.unwrap_or(RunStatus::Failed);
+                (ending, None, self.flush.error.clone())
+            }
+        };
+        let scope = if status == RunStatus::Completed { Scope::Everything } else { Scope::Results };
+        self.build(Patch::Finish { status, output, error }, CommitKind::Finish(status), scope)
+    }
+
+    /// A run that failed is tried again, paused, rolled back, or (`Err`) failed with this error.
+    fn failure_commit(&mut self, error: Error) -> Result<Sent, Vec<u8>> {
+        let failure = error.failure();
+        tracing::warn!(
+            run = %self.core.facts.id,
+            workflow = &*self.core.facts.workflow,
+            error = failure.full(),
+            "the workflow failed"
+        );
+        let origins = error.origins();
+        if !origins.is_empty() {
+            let put = Put { key: keys::failure_origins(), value: encode_origins(origins) };
+            self.flush.unsent.push(put);
+        }
+        if let Some(at) = self.next_run_attempt(&error) {
+            let attempts = self.core.facts.attempts + 1;
+            let waiting = format!("attempt {attempts} of the run at {at}, after: {}", failure.full());
+            let status = RunStatus::Pending;
+            let patch = Patch::Park { status, available_at: Some(at), waiting, attempts };
+            return Ok(self.build(patch, CommitKind::Again, Scope::Results));
+        }
+        if self.pauses_on_failure() && failure.kind != FailureKind::Rollback {
+            let reason = Halt::OnFailure { error: failure.full() }.to_string();
+            return Ok(self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Results));
+        }
+        let encoded = codec::encode_failure(failure);
+        if self.has_compensations() {
+            return Ok(self.roll_back(RunStatus::Failed, Some(encoded)));
+        }
+        Err(encoded)
+    }
+
+    /// When the run as a whole is tried again, by its workflow's own policy.
+    fn next_run_attempt(&self, error: &Error) -> Option<Timestamp> {
+        // An error that workflow code made itself would only be made again.
+        let again = !error.origins().is_empty()
+            && !matches!(
+                error.kind(),
+                FailureKind::Rollback | FailureKind::Fatal | FailureKind::Deadline
+            );
+        let facts = &self.core.facts;
+        let policy = &self.definition().options.retry;
+        let now = self.core.now();
+        let seed = facts.id.no().0 as u64;
+        again
+            .then(|| {
+                let advice = RetryAdvice::Policy;
+                policy.next_attempt(facts.attempts, advice, now, facts.deadline_at, seed)
+            })
+            .flatten()
+    }
+
+    fn has_compensations(&self) -> bool {
+        let st = self.core.state.borrow();
+        st.history.iter().any(|(key, slot)| {
+            slot.entry.compensable
+                && slot.entry.status == EntryStatus::Completed
+                && !super::load::is_compensated(&st.history, key)
+        })
+    }
+
+    fn roll_back(&mut self, ending: RunStatus, error: Option<Vec<u8>>) -> Sent {
+        self.flush.ending = Some(ending);
+        self.flush.error.clone_from(&error);
+        self.build(Patch::RollBack { ending, error }, CommitKind::RollBack, Scope::Results)
+    }
+
+    /// What a run that was paused from outside still has to say.
+    fn results_commit(&mut self) -> Option<Sent> {
+        if self.bodies() > 0 {
+            return None;
+        }
+        self.end = None;
+        Some(self.build(Patch::Keep, CommitKind::Results, Scope::Results))
+    }
+
+    /// A run that goes on: parked, flushed, or nothing to write.
+    fn moving_commit(&mut self) -> Option<Sent> {
+        if let Some((available_at, waiting)) = self.at_rest() {
+            let view = RowView::Parked(available_at, waiting.clone());
+            if self.flush.row.as_ref() == Some(&view) && !self.must_flush() {
+                return None;
+            }
+            let attempts = self.core.facts.attempts;
+            let status = RunStatus::Sleeping;
+            let patch = Patch::Park { status, available_at, waiting, attempts };
+            return Some(self.build(patch, CommitKind::Park, Scope::Everything));
+        }
+        if !self.must_flush() {
+            return None;
+        }
+        let patch = match self.flush.row {
+            Some(RowView::Running) => Patch::Keep,
+            _ => Patch::Run { inbox_seq: self.core.state.borrow().inbox.seen() },
+        };
+        Some(self.build(patch, CommitKind::Flush, Scope::Everything))
+    }
+
+    /// Whether somebody needs what has changed to be durable.
+    fn must_flush(&self) -> bool {
+        let st = self.core.state.borrow();
+        let starter = st.starters.iter().any(|id| match st.ops.get(*id).map(|op| op.phase) {
+            Some(Phase::WantStart { barrier }) => barrier > st.durable,
+            _ => false,
+        });
+        st.firm > st.durable
+            || starter
+            || st.show
+            || !st.sends.is_empty()
+            || !st.timeouts.is_empty()
+            || !self.flush.unsent.is_empty()
+    }
+
+    /// If nothing but time and messages can move the run: when, and what it waits for in words.
+    fn at_rest(&self) -> Option<(Option<Timestamp>, String)> {
+        let st = self.core.state.borrow();
+        if st.mode != super::Mode::Live
+            || st.bodies > 0
+            || !st.sends.is_empty()
+            || !st.timeouts.is_empty()
+            || st.has_undeclined()
+        {
+            return None;
+        }
+        let mut available_at: Option<Timestamp> = None;
+        let mut waits: Vec<String> = Vec::new();
+        for (_, op) in st.ops.iter() {
+            let (at, what) = match op.phase {
+                Phase::Waiting { wake_at } => {
+                    let what = match op.kind {
+                        crate::history::EntryKind::Sleep => "sleep",
+                        _ => "next attempt of",
+                    };
+                    (Some(wake_at), what)
+                }
+                Phase::Listening { wake_at } => (wake_at, "message for"),
+                Phase::WantStart { .. } | Phase::Body { .. } | Phase::Committing => return None,
+                _ => continue,
+            };
+            if waits.len() < 5 {
+                let place = super::Core::location(&op.key);
+                waits.push(match at {
+                    Some(at) => format!("{what} `{place}` until {at}"),
+                    None => format!("{what} `{place}`"),
+                });
+            }
+            available_at = match (available_at, at) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        }
+        if waits.is_empty() {
+            return None;
+        }
+        waits.sort();
+        let deadline = self.core.facts.deadline_at.filter(|_| self.stage == Stage::Forward);
+        let available_at = [available_at, deadline].into_iter().flatten().min();
+        Some((available_at, waits.join("; ")))
+    }
+
+    fn build(&mut self, patch: Patch, kind: CommitKind, scope: Scope) -> Sent {
+        let now = self.core.now();
+        let mut st = self.core.state.borrow_mut();
+        let st = &mut *st;
+        let parking = matches!(kind, CommitKind::Park);
+        let timeouts = match scope {
+            Scope::Everything => std::mem::take(&mut st.timeouts),
+            Scope::Results => Vec::new(),
+        };
+        for id in &timeouts {
+            let Some(key) = st.ops.get(*id).map(|op| op.key.clone()) else { continue };
+            if let Some(slot) = st.history.get_mut(&key) {
+                slot.entry.status = EntryStatus::TimedOut;
+                slot.entry.completed_at = Some(now);
+                if !slot.dirty {
+                    slot.dirty = true;
+                    st.dirty.push(key);
+                }
+            }
+        }
+        let inbox_seq = (parking || !timeouts.is_empty()).then(|| st.inbox.seen());
+        let mut puts = std::mem::take(&mut self.flush.unsent);
+        let folded = !puts.is_empty();
+        for key in std::mem::take(&mut st.dirty) {
+            let Some(slot) = st.history.get_mut(&key) else { continue };
+            slot.dirty = false;
+            if scope == Scope::Results && !slot.entry.status.is_terminal() {
+                continue;
+            }
+            puts.push(Put { key: key.to_vec(), value: codec::encode_entry(&slot.entry) });
+            st.forget_if_done(&key);
+        }
+        if folded {
+            puts = keep_last(puts);
+        }
+        let (effects, sends, state) = match scope {
+            Scope::Everything => (
+                std::mem::take(&mut st.effects),
+                std::mem::take(&mut st.sends),
+                std::mem::take(&mut st.set_state),
+            ),
+            Scope::Results => Default::default(),
+        };
+        st.show = false;
+        let commit = Commit {
+            run: self.core.facts.id.no(),
+            generation: self.core.facts.generation,
+            inbox_seq,
+            results_only: kind == CommitKind::Results,
+            last_number: st.taken.max(self.flush.stored_number),
+            numbers: st.taken.saturating_sub(self.flush.stored_number),
+            deletes: std::mem::take(&mut st.deletes),
+            puts,
+            consumed: std::mem::take(&mut st.consumed),
+            state,
+            effects,
+            patch,
+        };
+        let parked = match &commit.patch {
+            Patch::Park { available_at, waiting, .. } => {
+                Some(RowView::Parked(*available_at, waiting.clone()))
+            }
+            Patch::Run { .. } => Some(RowView::Running),
+            _ => None,
+        };
+        self.flush.sent = Some(InFlight {
+            kind,
+            revision: st.revision,
+            number: commit.last_number,
+            sends,
+            timeouts,
+            parked,
+        });
+        Sent { commit, kind }
+    }
+
+    /// The commit in flight is durable.
+    pub(crate) fn committed(&mut self, delivered: &[Delivered]) -> Next {
+        let Some(sent) = self.flush.sent.take() else { return Next::Drive };
+        self.flush.stored_number = sent.number;
+        {
+            let mut st = self.core.state.borrow_mut();
+            st.durable = st.durable.max(sent.revision);
+        }
+        if let Some(view) = sent.parked {
+            self.flush.row = Some(view);
+        }
+        match sent.kind {
+            CommitKind::Flush | CommitKind::Park => {}
+            CommitKind::RollBack => {
+                self.flush.row = Some(RowView::Running);
+                return self.begin_rollback();
+            }
+            CommitKind::Again
+            | CommitKind::Pause
+            | CommitKind::Results
+            | CommitKind::Finish(_) => return Next::Drop,
+        }
+        for (id, outcome) in sent.sends.iter().zip(delivered) {
+            self.core.send_done(*id, outcome.receipt);
+        }
+        self.core.timeouts_done(&sent.timeouts);
+        self.core.wake_starters();
+        Next::Drive
+    }
+
+    /// The commit in flight was refused, and has changed nothing. Here it is again.
+    pub(crate) fn refused(&mut self, refusal: Refusal, commit: Commit) -> Next {
+        let Some(sent) = self.flush.sent.take() else { return Next::Drive };
+        match refusal {
+            Refusal::Fenced => return Next::Drop,
+            Refusal::Gone => return Next::Drop,
+            // What is in memory does not follow what is stored.
+            Refusal::Gap { .. } => return Next::Reload,
+            Refusal::InboxMoved(rows) => {
+                self.take_back(commit);
+                self.core.state.borrow_mut().sends.splice(0..0, sent.sends);
+                self.core.deliver(rows);
+                self.core.timeouts_refused(&sent.timeouts);
+                self.flush.row = None;
+            }
+            Refusal::CancelRequested { rollback } => {
+                self.take_back(commit);
+                self.core.timeouts_refused(&sent.timeouts);
+                self.end = None;
+                self.request_cancel(rollback);
+            }
+            Refusal::Paused => {
+                self.take_back(commit);
+                self.drain(true);
+            }
+        }
+        Next::Drive
+    }
+
+    /// Puts what a refused commit held back, in front of what has come since.
+    fn take_back(&mut self, commit: Commit) {
+        let mut st = self.core.state.borrow_mut();
+        let mut puts = commit.puts;
+        puts.append(&mut self.flush.unsent);
+        self.flush.unsent = puts;
+        st.deletes.splice(0..0, commit.deletes);
+        st.consumed.splice(0..0, commit.consumed);
+        st.set_state.splice(0..0, commit.state);
+        st.effects.splice(0..0, commit.effects);
+    }
+
+    /// Messages that have arrived.
+    pub(crate) fn deliver(&mut self, rows: Vec<InboxRow>) {
+        self.core.deliver(rows);
+        self.row_touched();
+    }
+
+    /// The last message that is in memory, read or not.
+    pub(crate) fn inbox_seen(&self) -> u64 {
+        self.core.state.borrow().inbox.seen()
+    }
+}
+
+/// What of a run goes into a commit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// All that has changed.
+    Everything,
+    /// What has ended.
+    Results,
+}
+
+/// The last put of each key, in order.
+fn keep_last(puts: Vec<Put>) -> Vec<Put> {
+    let mut seen = std::collections::HashSet::new();
+    let mut kept: Vec<Put> = Vec::with_capacity(puts.len());
+    for put in puts.into_iter().rev() {
+        if seen.insert(put.key.clone()) {
+            kept.push(put);
+        }
+    }
+    kept.reverse();
+    kept
+}
+
+/// The format of [`encode_origins`].
+const ORIGINS_VERSION: u16 = 1;
+
+/// The keys of the entries that a failure came from: a 2-byte version, then a BARE list of data.
+fn encode_origins(origins: &[Box<[u8]>]) -> Vec<u8> {
+    let mut writer = bare::Writer::default();
+    writer.u16(ORIGINS_VERSION);
+    writer.uint(origins.len() as u64);
+    for key in origins {
+        writer.data(key);
+    }
+    writer.into_bytes()
+}
+
+pub(super) fn decode_origins(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let mut reader = bare::Reader::new(bytes);
+    if reader.u16().ok()? != ORIGINS_VERSION {
+        return None;
+    }
+    let n = reader.uint().ok()?;
+    (0..n).map(|_| reader.data().ok().map(<[u8]>::to_vec)).collect()
+}

@@ -1,0 +1,362 @@
+//! From what is stored to a run in memory: a new one, a recovered one, one to be tried again, one
+//! to be rolled back.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    rc::Rc,
+    sync::Arc,
+    task::Waker,
+};
+
+use super::{
+    Halt, Run, Stage,
+    core::{Core, Env, Mode, RunFacts, State},
+    flush::{Flush, Next, RowView, decode_origins},
+    wakers::{RootWaker, WakeSink},
+};
+use crate::{
+    codec,
+    commit::{InboxRow, KeyRange, NewRun, Put, RunStatus},
+    ctx::rollback,
+    history::{Entry, EntryKind, EntryStatus, History, Key, keys},
+    store::LoadedRun,
+    time::Timestamp,
+    workflow::Definition,
+};
+
+/// What a run is made from.
+pub(crate) struct RunSeed {
+    pub(crate) facts: RunFacts,
+    pub(crate) input: Vec<u8>,
+    status: RunStatus,
+    ending: Option<RunStatus>,
+    error: Option<Vec<u8>>,
+    recoveries: u32,
+    parked: Option<(Option<Timestamp>, String)>,
+    last_number: u64,
+    inbox_seq: u64,
+    history: Vec<Put>,
+    inbox: Vec<InboxRow>,
+}
+
+impl From<LoadedRun> for RunSeed {
+    fn from(loaded: LoadedRun) -> RunSeed {
+        let row = loaded.row;
+        let parked = (row.status == RunStatus::Sleeping)
+            .then(|| (row.available_at, row.waiting.clone().unwrap_or_default()));
+        RunSeed {
+            facts: RunFacts {
+                id: row.id,
+                workflow: row.workflow,
+                version: row.version,
+                generation: row.generation,
+                attempts: row.attempts,
+                created_at: row.created_at,
+                deadline_at: row.deadline_at,
+            },
+            input: row.input,
+            status: row.status,
+            ending: row.ending,
+            error: row.error,
+            recoveries: row.recoveries,
+            parked,
+            last_number: row.last_number,
+            inbox_seq: row.inbox_seq,
+            history: loaded.history,
+            inbox: loaded.inbox,
+        }
+    }
+}
+
+impl RunSeed {
+    /// A run that was just created and claimed: nothing of it needs to be read.
+    pub(crate) fn claimed(new: NewRun, created_at: Timestamp) -> RunSeed {
+        RunSeed {
+            facts: RunFacts {
+                id: new.id,
+                workflow: new.workflow,
+                version: new.version,
+                generation: 1,
+                attempts: 1,
+                created_at,
+                deadline_at: new.deadline_at,
+            },
+            input: new.input,
+            status: RunStatus::Running,
+            ending: None,
+            error: None,
+            recoveries: 0,
+            parked: None,
+            last_number: 0,
+            inbox_seq: 0,
+            history: Vec::new(),
+            inbox: Vec::new(),
+        }
+    }
+}
+
+/// The entries of a run, decoded.
+struct Records {
+    entries: HashMap<Key, Entry>,
+    /// The keys that the last failure came from, if the run is to be tried again.
+    origins: Option<Vec<Vec<u8>>>,
+}
+
+/// Recovered this often without progress, a run is a suspect.
+const SUSPECT_AFTER: u32 = 3;
+
+impl Run {
+    pub(crate) fn new(
+        seed: RunSeed,
+        definition: Arc<Definition>,
+        env: Rc<Env>,
+        sink: Arc<dyn WakeSink>,
+        token: u64,
+    ) -> Run {
+        let mut st = State::new(seed.facts.created_at);
+        let mut flush = Flush::new(row_view(&seed), seed.last_number);
+        (flush.ending, flush.error) = (seed.ending, seed.error.clone());
+        let mut stage = Stage::Forward;
+        match Records::decode(&seed.history) {
+            Err(halt) => st.halt = Some(halt),
+            Ok(mut records) => {
+                st.entries = records.entries.len() as u64;
+                let again = records.origins.take();
+                if seed.ending.is_some() {
+                    stage = Stage::Collecting;
+                } else if let Some(origins) = again {
+                    let change = make_fresh(&mut records.entries, &origins, seed.facts.attempts);
+                    flush.unsent = change.puts;
+                    st.deletes = change.deletes;
+                    // Nothing starts before the history is rewritten.
+                    st.revision = 1;
+                    st.firm = 1;
+                }
+                fill(&mut st, &mut flush, records, stage);
+            }
+        }
+        st.suspect = seed.recoveries >= SUSPECT_AFTER;
+        st.inbox.set_seen(first_unseen(&seed));
+        let root = RootWaker::new(token, sink);
+        let waker = Waker::from(root.clone());
+        let core = Rc::new(Core {
+            facts: seed.facts,
+            env,
+            root,
+            state: std::cell::RefCell::new(st),
+        });
+        core.deliver(seed.inbox);
+        core.state.borrow_mut().inbox.set_seen(seed.inbox_seq);
+        let mut run =
+            Run { core, definition, input: seed.input, root: None, waker, stage, end: None, flush };
+        if run.core.state.borrow().halt.is_none() {
+            run.root = Some(run.definition.begin(run.ctx(), &run.input));
+        }
+        run
+    }
+
+    /// The end of the run is durable, its code is gone: its rollbacks begin.
+    pub(super) fn begin_rollback(&mut self) -> Next {
+        self.root = None;
+        self.end = None;
+        let missing = {
+            let st = self.core.state.borrow();
+            to_compensate(&st.history).any(|(key, _)| !st.undo.contains_key(key))
+        };
+        if missing {
+            // The code that has them has not run in this process: it is found by a replay.
+            return Next::Reload;
+        }
+        self.stage = Stage::Collecting;
+        self.collected();
+        Next::Drive
+    }
+
+    /// All rollbacks that the code has are known: they are run, last done first undone.
+    pub(super) fn collected(&mut self) {
+        let mut list = Vec::new();
+        {
+            let mut st = self.core.state.borrow_mut();
+            let st = &mut *st;
+            st.mode = Mode::Live;
+            st.quiet_effects = false;
+            st.replay.clear();
+            for (key, number) in to_compensate(&st.history) {
+                match st.undo.get(key) {
+                    Some(undo) => list.push((number, key.clone(), undo.clone())),
+                    None => {
+                        let at = Core::location(key);
+                        st.halt.get_or_insert(Halt::RollbackMissing { at });
+                    }
+                }
+            }
+            st.taken = st.taken.max(self.flush.stored_number);
+        }
+        // What was never taken has no number and was done last, as far as anybody knows.
+        list.sort_by_key(|(number, key, _)| (number.unwrap_or(u64::MAX), key.clone()));
+        list.reverse();
+        let list = list.into_iter().map(|(_, key, undo)| (key, undo)).collect();
+        self.stage = Stage::RollingBack;
+        self.root = Some(rollback::run_all(self.core.clone(), list));
+    }
+}
+
+fn row_view(seed: &RunSeed) -> Option<RowView> {
+    match (&seed.parked, seed.status) {
+        (Some((at, waiting)), _) => Some(RowView::Parked(*at, waiting.clone())),
+        // A recovered run touches its row with its first commit, to show that it moves.
+        (None, RunStatus::Running) if seed.recoveries == 0 => Some(RowView::Running),
+        _ => None,
+    }
+}
+
+/// Everything before the first unread message has been read.
+fn first_unseen(seed: &RunSeed) -> u64 {
+    seed.inbox.first().map_or(seed.inbox_seq, |row| row.seq - 1)
+}
+
+impl Records {
+    fn decode(history: &[Put]) -> Result<Records, Halt> {
+        let mut records = Records { entries: HashMap::with_capacity(history.len()), origins: None };
+        for put in history {
+            if put.key.starts_with(keys::SET_ASIDE) {
+                continue;
+            }
+            if put.key == keys::failure_origins() {
+                records.origins = decode_origins(&put.value);
+                continue;
+            }
+            let entry = codec::decode_entry(&put.value).map_err(|error| Halt::Undecodable {
+                what: format!("the entry of `{}`", Core::location(&put.key)),
+                error,
+            })?;
+            records.entries.insert(Key::from(put.key.as_slice()), entry);
+        }
+        Ok(records)
+    }
+}
+
+/// Puts the entries into the state, and the recorded numbers into the order of their replay.
+fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
+    let last = last_iterations(&records.entries);
+    let mut order = Vec::new();
+    let mut highest = 0;
+    let resumed = !records.entries.is_empty();
+    for (key, entry) in records.entries {
+        let past = stage == Stage::Forward && is_past(&key, &last);
+        highest = highest.max(entry.number.unwrap_or(0));
+        if let (Some(number), false) = (entry.number, past) {
+            order.push((number, key.clone()));
+        }
+        st.history.load(key, entry, past);
+    }
+    order.sort();
+    st.replay = VecDeque::from(order);
+    st.quiet_effects = resumed;
+    if stage == Stage::Collecting {
+        st.mode = Mode::Collect;
+    } else if resumed {
+        st.mode = Mode::Replay;
+    }
+    flush.stored_number = highest;
+}
+
+/// The last iteration that each loop has begun, by the key of the loop.
+fn last_iterations(entries: &HashMap<Key, Entry>) -> HashMap<Vec<u8>, u64> {
+    let mut last = HashMap::new();
+    for (key, entry) in entries {
+        if entry.kind != EntryKind::Iteration || entry.number.is_none() {
+            continue;
+        }
+        if let Some((loop_len, n)) = keys::loop_iterations_of(key).last() {
+            let newest = last.entry(key[..loop_len].to_vec()).or_insert(n);
+            *newest = (*newest).max(n);
+        }
+    }
+    last
+}
+
+/// Whether the entry belongs to an iteration before the last of one of its loops.
+fn is_past(key: &[u8], last: &HashMap<Vec<u8>, u64>) -> bool {
+    if last.is_empty() {
+        return false;
+    }
+    let mut iterations = keys::loop_iterations_of(key);
+    iterations.any(|(loop_len, n)| last.get(&key[..loop_len]).is_some_and(|newest| n < *newest))
+}
+
+/// Whether the rollback of this step is done.
+pub(super) fn is_compensated(history: &History, key: &[u8]) -> bool {
+    key.starts_with(keys::HISTORY)
+        && history
+            .get(&keys::rollback_key(key))
+            .is_some_and(|slot| slot.entry.status == EntryStatus::Completed)
+}
+
+/// The steps that are to be compensated, with their numbers.
+pub(crate) fn to_compensate(history: &History) -> impl Iterator<Item = (&Key, Option<u64>)> {
+    let compensable = history.iter().filter(|(key, slot)| {
+        key.starts_with(keys::HISTORY)
+            && slot.entry.compensable
+            && slot.entry.status == EntryStatus::Completed
+            && !is_compensated(history, key)
+    });
+    compensable.map(|(key, slot)| (key, slot.entry.number))
+}
+
+/// A change to a stored history.
+#[derive(Default)]
+struct Rewrite {
+    puts: Vec<Put>,
+    deletes: Vec<KeyRange>,
+}
+
+/// Makes a history fit to be tried again: what failed, and what was compensated, is made fresh.
+///
+/// With k the lowest of their numbers, numbers below k stand, entries born before k keep their
+/// result without a number, and what was born later is set aside for people to see.
+fn make_fresh(entries: &mut HashMap<Key, Entry>, origins: &[Vec<u8>], attempts: u32) -> Rewrite {
+    let mut rewrite = Rewrite::default();
+    let mut fresh: HashSet<Key> = HashSet::new();
+    for key in origins {
+        fresh.insert(Key::from(key.as_slice()));
+    }
+    for (key, entry) in entries.iter() {
+        if key.starts_with(keys::ROLLBACKS) && entry.status == EntryStatus::Completed {
+            let step = [keys::HISTORY, &key[keys::ROLLBACKS.len()..]].concat();
+            fresh.insert(Key::from(step));
+            fresh.insert(key.clone());
+        }
+    }
+    let numbers = fresh.iter().filter_map(|key| entries.get(key)?.number);
+    let lowest = numbers.min().unwrap_or(u64::MAX);
+    rewrite.deletes.push(exactly(&keys::failure_origins()));
+    entries.retain(|key, entry| {
+        let stands = entry.number.is_some_and(|number| number < lowest);
+        if !fresh.contains(key) && (stands || entry.born < lowest) {
+            let unfinished = matches!(
+                entry.kind,
+                EntryKind::Join | EntryKind::Map | EntryKind::Race | EntryKind::Attempt
+            ) && entry.status == EntryStatus::Failed;
+            if !stands && (entry.number.is_some() || unfinished) {
+                entry.number = None;
+                if unfinished {
+                    entry.status = EntryStatus::Running;
+                }
+                let value = codec::encode_entry(entry);
+                rewrite.puts.push(Put { key: key.to_vec(), value });
+            }
+            return true;
+        }
+        rewrite.deletes.push(exactly(key));
+        let aside = keys::set_aside_key(attempts, key);
+        rewrite.puts.push(Put { key: aside, value: codec::encode_entry(entry) });
+        false
+    });
+    rewrite
+}
+
+/// The range of one key.
+fn exactly(key: &[u8]) -> KeyRange {
+    KeyRange { start: key.to_vec(), end: [key, &[0]].concat() }
+}
