@@ -1,0 +1,83 @@
+//! The codec: how keys, entries and payloads become bytes.
+//!
+//! On the path of a step, [`payload`] turns what a body returned into CBOR, [`entry`] wraps it in
+//! the versioned record that the store keeps, and [`tuple`] packs the key that it is kept under
+//! ([`crate::history::keys`] says what the keys are). [`failure`] is the record of a failed
+//! operation or run, and [`bare`] is the notation that both records are written in.
+//!
+//! Always true:
+//! - Bytes that were written by any released version are read by every later one: the fixed
+//!   vectors in the tests of each module never change.
+//! - Reading never panics, and never reserves memory for a length that the bytes do not back.
+//! - There is one encoding of a key, an entry and a failure: equal values have equal bytes.
+
+pub(crate) mod bare;
+pub(crate) mod entry;
+pub(crate) mod failure;
+pub(crate) mod payload;
+pub(crate) mod tuple;
+
+pub(crate) use entry::{decode_entry, encode_entry, encode_entry_into, encode_receipt_prefix};
+pub(crate) use failure::{decode_failure, encode_failure};
+
+/// Why stored bytes could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum DecodeError {
+    /// The bytes were written in a format that this program does not know.
+    #[error(
+        "{what} has format version {found}, and this program knows versions 1 to {known}; use a \
+         newer everstep"
+    )]
+    UnknownVersion {
+        /// What was read.
+        what: &'static str,
+        /// The version that it begins with.
+        found: u16,
+        /// The latest version that this program knows.
+        known: u16,
+    },
+    /// The bytes end in the middle of a value.
+    #[error("stored bytes end too early: {needed} more are needed at byte {at}")]
+    Truncated {
+        /// Where the value that is cut off begins.
+        at: usize,
+        /// How many bytes are missing, at least.
+        needed: u64,
+    },
+    /// Something follows the value.
+    #[error("stored bytes go on after their end: {extra} follow byte {at}")]
+    Trailing {
+        /// Where the value ends.
+        at: usize,
+        /// How many bytes follow it.
+        extra: usize,
+    },
+    /// A value that cannot be.
+    #[error("stored bytes are damaged at byte {at}: {problem}")]
+    Invalid {
+        /// Where the value is.
+        at: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A payload that does not fit the type it is read as.
+    #[error("a payload cannot be read as `{type_name}` at `{path}`, byte {at}: {problem}")]
+    Payload {
+        /// The type that was asked for.
+        type_name: &'static str,
+        /// The field or element that does not fit: `.items[2].price`, or `.` for the whole.
+        path: String,
+        /// How many bytes were read when it was found out.
+        at: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// Why a value could not become a payload.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a value of `{type_name}` cannot be stored: {problem}")]
+pub(crate) struct EncodeError {
+    type_name: &'static str,
+    problem: String,
+}
