@@ -157,6 +157,11 @@ impl Error {
         Error { failure: Box::new(failure), retry: RetryAdvice::Never, origins }
     }
 
+    /// One attempt failed in a way that may be tried again.
+    pub(crate) fn attempt_failed(failure: Failure) -> Error {
+        Error { failure: Box::new(failure), retry: RetryAdvice::Policy, origins: Vec::new() }
+    }
+
     fn from_any<E: fmt::Display + 'static>(cause: E) -> Error {
         // An `Error` that is wrapped keeps its details, its causes and where it came from.
         let mut slot = Some(cause);

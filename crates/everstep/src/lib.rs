@@ -1,15 +1,128 @@
 //! Durable execution for Rust.
+//!
+//! Write a long-running process as an ordinary `async fn`; it survives crashes, deploys and
+//! week-long waits. There is no server: the engine is a library on an embedded SQLite file.
+//!
+//! ```
+//! use everstep::prelude::*;
+//!
+//! #[workflow]
+//! async fn greet(ctx: Ctx, name: String) -> Result<String> {
+//!     let greeting = ctx.step("greet", async || Ok(format!("Hello, {name}!"))).await?;
+//!     ctx.sleep("think", seconds(60)).await?;
+//!     Ok(greeting)
+//! }
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let clock = everstep::testing::VirtualClock::new();
+//! let engine = Engine::in_memory().register(greet).clock(clock).start().await?;
+//! let run = engine.client().start(greet, "Ada".to_owned()).key("greeting-1").await?;
+//! assert_eq!(run.result().await?, "Hello, Ada!");
+//! engine.shutdown().await;
+//! # Ok(()) }
+//! ```
 
+mod workflow;
+mod client;
+mod engine;
+mod run;
+mod ctx;
+mod history;
 mod codec;
 mod commit;
-mod error;
-mod history;
-mod random;
-mod run_id;
 pub mod store;
+
+mod cancellation;
+mod error;
+mod random;
+mod retry;
+mod run_id;
 pub mod testing;
 mod time;
 
+pub use cancellation::Cancellation;
+pub use client::{
+    Cancel, Client, ClientError, Count, HistoryEntry, List, RunError, RunHandle, RunInfo, RunPage,
+    SendMessage, Sent, Start,
+};
+pub use ctx::{
+    Ctx,
+    composite::{Arm, Branch, Composite, branch},
+    join::{BranchFailure, Join, JoinError},
+    listen::{Listen, ListenBatch, ListenUntil, Message},
+    map::Map,
+    race::{First2, First3, First4, First5, First6, First7, First8, Race, Won},
+    repeat::Repeat,
+    rollback::Rollback,
+    send::{Send, ToTarget},
+    sleep::Sleep,
+    step::{Outcome, Step, StepCall, StepOutcome},
+};
+pub use engine::{
+    ChildFailures, Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError,
+    shutdown_signal,
+};
+#[doc(hidden)]
+pub use engine::EngineTools;
 pub use error::{Error, Failure, FailureKind, Result};
+#[cfg(feature = "macros")]
+pub use everstep_macros::workflow;
+pub use history::{
+    AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment,
+};
+pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
+pub use store::{RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
+pub use workflow::{
+    NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
+};
+
+/// What most programs need: `use everstep::prelude::*;`
+pub mod prelude {
+    pub use std::ops::ControlFlow;
+
+    #[cfg(feature = "macros")]
+    pub use crate::workflow;
+    pub use crate::{
+        Client, Ctx, Engine, Error, First2, First3, Outcome, Result, Retry, RunHandle, Step,
+        Timestamp, Workflow, branch, days, hours, minutes, seconds,
+    };
+}
+
+/// `tokio::select!`, polled in the order in which its branches are written, so that a replay takes
+/// the same branch.
+#[macro_export]
+macro_rules! select {
+    (biased; $($branches:tt)*) => { $crate::__private::tokio::select! { biased; $($branches)* } };
+    ($($branches:tt)*) => { $crate::__private::tokio::select! { biased; $($branches)* } };
+}
+
+/// What the macros use. Not part of the interface.
+#[doc(hidden)]
+pub mod __private {
+    pub use tokio;
+
+    /// The type inside of a `Result`, through any alias.
+    #[diagnostic::on_unimplemented(
+        message = "a workflow returns `everstep::Result<..>`, not `{Self}`",
+        label = "this is not a `Result`"
+    )]
+    pub trait ResultOk {
+        /// That type.
+        type Ok;
+    }
+
+    impl<T, E> ResultOk for std::result::Result<T, E> {
+        type Ok = T;
+    }
+
+    /// The key that a function makes of an input; it may borrow from it.
+    pub fn key_of<'a, I, K: std::fmt::Display>(
+        input: &'a I,
+        key: impl FnOnce(&'a I) -> K,
+    ) -> String {
+        key(input).to_string()
+    }
+}

@@ -20,7 +20,7 @@ use std::{
 };
 
 use crate::{
-    codec::payload::DecodeError,
+    codec::DecodeError,
     ctx::Ctx,
     error::{Error, Failure, FailureKind},
     history::EntryKind,
@@ -36,8 +36,8 @@ pub(crate) mod panics;
 pub(crate) mod wakers;
 
 use self::core::{Core, Mode, Phase};
-pub(crate) use flush::{CommitKind, Sent};
-pub(crate) use load::RunSeed;
+pub(crate) use flush::{CommitKind, Next};
+pub(crate) use load::{RunSeed, SUSPECT_AFTER};
 
 /// Why a run cannot go on with the code that is here. It is paused with this as the reason, and
 /// goes on when matching code is back.

@@ -119,7 +119,7 @@ pub trait Store: Send + Sync + 'static {
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError>;
 
     /// Takes for this runner those of the wanted shards that nobody holds, or whose holder's lease
-    /// is over at `now`; all shards of such a holder become free and its epoch is raised, so that
+    /// is over at `now` or is named in `dead`; all shards of such a holder become free and its epoch is raised, so that
     /// none of its batches can commit from then on. Counts a recovery on every run of the taken
     /// shards that is `Running` or `RollingBack`. Answers with all shards that the runner holds
     /// after it, or `None` if the fence no longer holds.
@@ -128,7 +128,15 @@ pub trait Store: Send + Sync + 'static {
         fence: Fence,
         now: Timestamp,
         wanted: &ShardSet,
+        dead: &[Uuid],
     ) -> Result<Option<ShardSet>, StoreError>;
+
+    /// Whether this runner is known to be gone although its lease is not over: a process that died
+    /// on this machine. `false` if that cannot be told.
+    fn runner_is_dead(&self, runner: Uuid) -> bool {
+        let _ = runner;
+        false
+    }
 
     /// Gives shards back. They belong to nobody until somebody takes them.
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError>;
@@ -354,10 +362,6 @@ pub struct Census {
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
-    /// The run.
-    pub id: RunId,
-    /// The workflow's name.
-    pub workflow: Arc<str>,
     /// `Completed`, `Failed` or `Cancelled`.
     pub status: RunStatus,
     /// The output, as a payload.

@@ -10,6 +10,7 @@
 //! 5 metadata    reserved: inside the entries
 //! 6 rollbacks   the entries of compensations, by what they compensate
 //! 7 set aside   (attempt, then the whole key it had): what a retry of the run left behind
+//! 8 origins     the keys of the entries that the last failure of the run came from
 //! ```
 //!
 //! A history key is the prefix followed by one element per segment of the location:
@@ -40,6 +41,19 @@ pub(crate) const HISTORY: &[u8] = &[0x15, 2];
 pub(crate) const ROLLBACKS: &[u8] = &[0x15, 6];
 /// The key above everything that was set aside.
 pub(crate) const SET_ASIDE: &[u8] = &[0x15, 7];
+
+/// The key of the list of entries that the last failure of the run came from.
+pub(crate) fn failure_origins() -> Vec<u8> {
+    vec![0x15, 8]
+}
+
+/// What to call the place of a key in messages, also if it is damaged.
+pub(crate) fn describe(key: &[u8]) -> String {
+    match parse(key) {
+        Ok(parsed) => parsed.to_string(),
+        Err(error) => format!("({error})"),
+    }
+}
 
 /// Greater than the first byte of every packed element, and what follows an escaped NUL: see
 /// [`tuple`].

@@ -11,9 +11,12 @@
 use std::{
     cell::{Cell, RefCell},
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap, HashSet, VecDeque},
+    collections::{BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque},
     rc::Rc,
-    sync::Arc,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Waker,
     time::Duration,
 };
@@ -26,7 +29,7 @@ use super::{
 use crate::{
     commit::{Effect, KeyRange, Receipt},
     ctx::rollback::Undo,
-    engine::{Services, Settings},
+    engine::{Mailbox, Services, Settings},
     error::{Error, Failure, FailureKind},
     history::{
         AttemptError, ERRORS_KEPT, Entry, EntryKind, EntryStatus, EntryValue, History, Key,
@@ -44,7 +47,35 @@ pub(crate) struct Env {
     pub(crate) services: Arc<Services>,
     /// Where blocking and spawned bodies run; none in tests that drive a run by hand.
     pub(crate) runtime: Option<tokio::runtime::Handle>,
+    /// Set once the runtime has begun to shut down.
+    pub(crate) runtime_gone: Arc<AtomicBool>,
     pub(crate) now: Cell<Timestamp>,
+    /// Where the body that is being polled is named, for the watchdog.
+    pub(crate) mailbox: Option<Arc<Mailbox>>,
+}
+
+impl Env {
+    /// Names the body that is about to be polled.
+    pub(crate) fn name_body(&self, key: &[u8]) {
+        if let Some(mailbox) = &self.mailbox {
+            let mut polling = mailbox.polling.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(polling) = polling.as_mut() {
+                let step = polling.step.get_or_insert_default();
+                step.clear();
+                step.extend_from_slice(key);
+            }
+        }
+    }
+
+    /// Whether a body panicked because the runtime under it is shutting down.
+    pub(crate) fn runtime_is_gone(&self, panic: &str) -> bool {
+        // Tokio has no typed way to say so; its message has been the same in all of version 1.
+        let shutting_down = panic.contains("context was found, but it is being shutdown");
+        if shutting_down {
+            self.runtime_gone.store(true, Ordering::Release);
+        }
+        shutting_down || self.runtime_gone.load(Ordering::Acquire)
+    }
 }
 
 /// What does not change while a run is in memory.
@@ -264,6 +295,8 @@ pub(crate) struct State {
     /// The run was recovered so often without progress that its bodies are recorded first.
     pub(crate) suspect: bool,
     pub(crate) entries: u64,
+    /// The iterations whose start is recorded, in order, by the key of their loop.
+    pub(crate) loops: HashMap<Vec<u8>, Vec<u64>>,
     warned_equal: bool,
     warned_lagging: HashSet<Key>,
 }
@@ -303,6 +336,7 @@ impl State {
             draining: false,
             suspect: false,
             entries: 0,
+            loops: HashMap::new(),
             warned_equal: false,
             warned_lagging: HashSet::new(),
         }
@@ -422,6 +456,16 @@ impl Core {
 
     /// Makes an operation at this key, and checks it against the history.
     pub(crate) fn claim(self: &Rc<Self>, kind: EntryKind, key: Key) -> Op {
+        self.claim_checked(kind, key, true)
+    }
+
+    /// Makes the boundary at the start of an iteration. One that is jumped to is made earlier than
+    /// the first time.
+    pub(crate) fn claim_boundary(self: &Rc<Self>, key: Key, in_turn: bool) -> Op {
+        self.claim_checked(EntryKind::Iteration, key, in_turn)
+    }
+
+    fn claim_checked(self: &Rc<Self>, kind: EntryKind, key: Key, check_born: bool) -> Op {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         let id = st.ops.insert(OpState {
@@ -452,7 +496,7 @@ impl Core {
         if recorded.kind != kind {
             let (recorded, code) = (recorded.kind, kind);
             st.first_halt(Halt::AnotherKind { at: Core::location(&key), recorded, code });
-        } else if recorded.born != taken {
+        } else if check_born && recorded.born != taken {
             let recorded = recorded.born;
             let at = Core::location(&key);
             st.first_halt(Halt::Moved { at, recorded, code: taken });
@@ -935,6 +979,99 @@ impl Core {
         op.compensable = true;
         let key = op.key.clone();
         st.undo.insert(key, undo);
+    }
+
+    pub(crate) fn is_collecting(&self) -> bool {
+        self.state.borrow().mode == Mode::Collect
+    }
+
+    /// The iterations of a loop whose start is recorded, in order.
+    pub(crate) fn recorded_iterations(&self, loop_key: &[u8]) -> Vec<u64> {
+        let st = self.state.borrow();
+        if st.mode == Mode::Live {
+            return Vec::new();
+        }
+        st.loops.get(loop_key).cloned().unwrap_or_default()
+    }
+
+    /// Deletes the iterations `from..end` of a loop, except those in which a step with a rollback
+    /// has completed: to find the rollback again, the whole iteration is needed.
+    pub(crate) fn trim_iterations(&self, loop_key: &[u8], name: &str, from: u64, end: u64) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        if st.mode != Mode::Live {
+            return;
+        }
+        let iteration = |key: &[u8]| {
+            let mut path = keys::loop_iterations_of(key);
+            path.find(|(len, _)| *len == loop_key.len() && key.starts_with(loop_key)).map(|(_, n)| n)
+        };
+        let mut kept = BTreeSet::new();
+        let mut gone = Vec::new();
+        for (key, slot) in st.history.iter() {
+            let Some(n) = iteration(key).filter(|n| (from..end).contains(n)) else { continue };
+            if slot.entry.compensable {
+                kept.insert(n);
+            } else {
+                gone.push((n, key.clone()));
+            }
+        }
+        for (_, key) in gone.into_iter().filter(|(n, _)| !kept.contains(n)) {
+            st.history.remove(&key);
+        }
+        let mut start = from;
+        for n in kept.into_iter().chain([end]) {
+            if n > start {
+                st.deletes.push(keys::iterations(loop_key, name, start, n));
+            }
+            start = n + 1;
+        }
+    }
+
+    /// Iterations that are kept for their rollbacks cannot pile up without end.
+    pub(crate) fn check_kept_rollbacks(&self, loop_key: &[u8]) -> Result<(), Error> {
+        let limit = self.env.settings.kept_rollbacks_max;
+        let st = self.state.borrow();
+        if st.undo.len() <= limit {
+            return Ok(());
+        }
+        let text = format!(
+            "the loop `{}` keeps {} steps with rollbacks, and the limit is {limit}; do the work \
+             that must be rolled back in runs of its own, or raise `kept_rollbacks_max`",
+            Core::location(loop_key),
+            st.undo.len()
+        );
+        Err(Error::recorded(Failure::new(FailureKind::Limit, text), Vec::new()))
+    }
+
+    /// Gives a body its time again, counted from now. False if it has no limit.
+    pub(crate) fn prolong_body(&self, id: OpId, timeout: Option<Duration>) -> bool {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let (Some(op), Some(timeout)) = (st.ops.get_mut(id), timeout) else { return false };
+        let deadline = self.now() + timeout;
+        op.timed_out = false;
+        op.body_deadline = Some(deadline);
+        st.arm(deadline, id, Timer::BodyTimeout);
+        true
+    }
+
+    /// A rollback that has failed for good is tried from the start when the run is resumed.
+    pub(crate) fn reset_failed_rollback(&self, key: &[u8]) {
+        let mut st = self.state.borrow_mut();
+        if st.mode != Mode::Live {
+            return;
+        }
+        if let Some(slot) = st.history.get_mut(key) {
+            let entry = &mut slot.entry;
+            if entry.status != EntryStatus::Completed {
+                entry.status = EntryStatus::Running;
+                entry.number = None;
+                entry.attempts = 0;
+                entry.wake_at = None;
+                entry.value = EntryValue::None;
+            }
+        }
     }
 
     /// The version that a gate gives here: see [`crate::Ctx::version`].

@@ -177,6 +177,22 @@ impl Run {
         self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Everything)
     }
 
+    /// Pauses the run because the store cannot take what it has done; nothing else is written.
+    pub(crate) fn pause_commit(&mut self, reason: String) -> Commit {
+        self.flush.sent = None;
+        self.flush.unsent.clear();
+        {
+            let mut st = self.core.state.borrow_mut();
+            st.dirty.clear();
+            st.deletes.clear();
+            st.consumed.clear();
+            st.set_state.clear();
+            st.effects.clear();
+            st.taken = self.flush.stored_number;
+        }
+        self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Results).commit
+    }
+
     /// What a finished run leaves.
     fn ending_commit(&mut self, end: End) -> Sent {
         let (status, output, error) = match end {
@@ -546,13 +562,11 @@ const ORIGINS_VERSION: u16 = 1;
 
 /// The keys of the entries that a failure came from: a 2-byte version, then a BARE list of data.
 fn encode_origins(origins: &[Box<[u8]>]) -> Vec<u8> {
-    let mut writer = bare::Writer::default();
+    let mut bytes = Vec::new();
+    let mut writer = bare::Writer::new(&mut bytes);
     writer.u16(ORIGINS_VERSION);
-    writer.uint(origins.len() as u64);
-    for key in origins {
-        writer.data(key);
-    }
-    writer.into_bytes()
+    writer.list(origins, |writer, key| writer.data(key));
+    bytes
 }
 
 pub(super) fn decode_origins(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
@@ -560,6 +574,5 @@ pub(super) fn decode_origins(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
     if reader.u16().ok()? != ORIGINS_VERSION {
         return None;
     }
-    let n = reader.uint().ok()?;
-    (0..n).map(|_| reader.data().ok().map(<[u8]>::to_vec)).collect()
+    reader.list(|reader| reader.data().map(<[u8]>::to_vec)).ok()
 }

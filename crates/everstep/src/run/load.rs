@@ -103,7 +103,7 @@ struct Records {
 }
 
 /// Recovered this often without progress, a run is a suspect.
-const SUSPECT_AFTER: u32 = 3;
+pub(crate) const SUSPECT_AFTER: u32 = 3;
 
 impl Run {
     pub(crate) fn new(
@@ -238,12 +238,12 @@ impl Records {
 
 /// Puts the entries into the state, and the recorded numbers into the order of their replay.
 fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
-    let last = last_iterations(&records.entries);
+    st.loops = loop_iterations(&records.entries);
     let mut order = Vec::new();
     let mut highest = 0;
     let resumed = !records.entries.is_empty();
     for (key, entry) in records.entries {
-        let past = stage == Stage::Forward && is_past(&key, &last);
+        let past = stage == Stage::Forward && is_past(&key, &st.loops);
         highest = highest.max(entry.number.unwrap_or(0));
         if let (Some(number), false) = (entry.number, past) {
             order.push((number, key.clone()));
@@ -261,28 +261,32 @@ fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
     flush.stored_number = highest;
 }
 
-/// The last iteration that each loop has begun, by the key of the loop.
-fn last_iterations(entries: &HashMap<Key, Entry>) -> HashMap<Vec<u8>, u64> {
-    let mut last = HashMap::new();
+/// The iterations that each loop has begun, in order, by the key of the loop.
+fn loop_iterations(entries: &HashMap<Key, Entry>) -> HashMap<Vec<u8>, Vec<u64>> {
+    let mut loops: HashMap<Vec<u8>, Vec<u64>> = HashMap::new();
     for (key, entry) in entries {
         if entry.kind != EntryKind::Iteration || entry.number.is_none() {
             continue;
         }
         if let Some((loop_len, n)) = keys::loop_iterations_of(key).last() {
-            let newest = last.entry(key[..loop_len].to_vec()).or_insert(n);
-            *newest = (*newest).max(n);
+            loops.entry(key[..loop_len].to_vec()).or_default().push(n);
         }
     }
-    last
+    loops.values_mut().for_each(|iterations| iterations.sort_unstable());
+    loops
 }
 
 /// Whether the entry belongs to an iteration before the last of one of its loops.
-fn is_past(key: &[u8], last: &HashMap<Vec<u8>, u64>) -> bool {
-    if last.is_empty() {
+fn is_past(key: &[u8], loops: &HashMap<Vec<u8>, Vec<u64>>) -> bool {
+    if loops.is_empty() {
         return false;
     }
+    // A rollback belongs to the iteration of the step that it undoes.
+    let step = key.strip_prefix(keys::ROLLBACKS).map(|rest| [keys::HISTORY, rest].concat());
+    let key = step.as_deref().unwrap_or(key);
+    let newest = |loop_len: usize| loops.get(&key[..loop_len]).and_then(|all| all.last());
     let mut iterations = keys::loop_iterations_of(key);
-    iterations.any(|(loop_len, n)| last.get(&key[..loop_len]).is_some_and(|newest| n < *newest))
+    iterations.any(|(loop_len, n)| newest(loop_len).is_some_and(|newest| n < *newest))
 }
 
 /// Whether the rollback of this step is done.

@@ -1,0 +1,298 @@
+//! What workflow code sees: a [`Ctx`], and the operations it makes.
+//!
+//! An operation is a builder and a future at once. Its location is claimed when it is made, its
+//! options are set before it is first polled, and it resolves only when the run offers it its
+//! completion (see [`crate::run`]). One file per primitive is in `ctx/`.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    rc::Rc,
+};
+
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::{
+    codec::payload,
+    error::{Error, Failure, FailureKind, Result},
+    history::{EntryKind, Key, keys},
+    random,
+    run::{
+        Halt,
+        core::{Core, Op, OpId},
+    },
+    run_id::RunId,
+    time::Timestamp,
+    workflow::check_name,
+};
+
+pub(crate) mod attempt;
+pub(crate) mod composite;
+pub(crate) mod join;
+pub(crate) mod listen;
+pub(crate) mod map;
+pub(crate) mod race;
+pub(crate) mod repeat;
+pub(crate) mod rollback;
+pub(crate) mod send;
+pub(crate) mod sleep;
+pub(crate) mod step;
+
+/// What a workflow is handed to do durable things with.
+///
+/// It is cheap to clone and stays on the engine thread that owns the run. Every operation has a
+/// name; a name that is used again in the same scope gets an ordinal in the order of the calls
+/// (`charge`, `charge#2`), so that a plain loop works.
+#[derive(Clone)]
+pub struct Ctx {
+    scope: Rc<Scope>,
+}
+
+/// A place in the run below which names are counted on their own.
+struct Scope {
+    core: Rc<Core>,
+    key: Key,
+    names: RefCell<HashMap<Box<str>, NameUse>>,
+    randoms: Cell<u64>,
+}
+
+/// How often a name was used in a scope, and by which operation last.
+struct NameUse {
+    count: u32,
+    last: Option<OpId>,
+}
+
+/// An operation that was made, or why it could not be.
+pub(crate) type Claim = std::result::Result<Op, Option<Error>>;
+
+impl Ctx {
+    pub(crate) fn root(core: Rc<Core>) -> Ctx {
+        Ctx::at(core, Key::from(keys::HISTORY))
+    }
+
+    pub(crate) fn at(core: Rc<Core>, key: Key) -> Ctx {
+        let names = RefCell::new(HashMap::new());
+        Ctx { scope: Rc::new(Scope { core, key, names, randoms: Cell::new(0) }) }
+    }
+
+    pub(crate) fn core(&self) -> &Rc<Core> {
+        &self.scope.core
+    }
+
+    pub(crate) fn payload_max(&self) -> usize {
+        self.core().env.settings.payload_bytes_max
+    }
+
+    /// The id of the run.
+    pub fn run_id(&self) -> RunId {
+        self.core().facts.id
+    }
+
+    /// The version that the run was started with.
+    pub fn workflow_version(&self) -> u32 {
+        self.core().facts.version
+    }
+
+    /// How often the run was tried as a whole, this time included.
+    pub fn run_attempt(&self) -> u32 {
+        self.core().facts.attempts
+    }
+
+    /// A dependency that the engine was given with `provide`.
+    ///
+    /// # Panics
+    ///
+    /// If there is none of this type: the run fails and the message names the type.
+    pub fn get<T: Send + Sync + 'static>(&self) -> &T {
+        self.core().env.services.get::<T>()
+    }
+
+    /// A `Ctx` of its own for a part of the workflow: names in it are counted on their own.
+    ///
+    /// Give one to each branch of a plain `join!` or `select!` that uses the same names.
+    pub fn scope(&self, name: &str) -> Ctx {
+        let key = match check_name(name) {
+            Ok(()) => self.next_key(name).0,
+            // A scope does nothing by itself; what is made in it will say that its name is bad.
+            Err(_) => self.scope.key.clone(),
+        };
+        Ctx::at(self.core().clone(), key)
+    }
+
+    /// The time, as the run sees it: the same on every replay.
+    ///
+    /// It is the later of its last value and the time of the last completion that was taken, so it
+    /// stands still between operations.
+    pub fn now(&self) -> Timestamp {
+        self.core().workflow_now()
+    }
+
+    /// A random number, the same on every replay: derived from the run, the scope and how often it
+    /// was asked for there.
+    pub fn random(&self) -> u64 {
+        self.random_parts().0
+    }
+
+    /// A random UUID (version 4), the same on every replay. Do not use it as a secret.
+    pub fn uuid(&self) -> Uuid {
+        let (high, low) = self.random_parts();
+        uuid::Builder::from_random_bytes((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
+            .into_uuid()
+    }
+
+    fn random_parts(&self) -> (u64, u64) {
+        let n = self.scope.randoms.replace(self.scope.randoms.get() + 1);
+        let facts = &self.core().facts;
+        let seed = random::hash(u64::from(facts.generation), facts.id.as_uuid().as_bytes());
+        let scope = random::hash(seed ^ n, &self.scope.key);
+        (random::mix(scope), random::mix(scope.wrapping_add(0x9E37_79B9_7F4A_7C15)))
+    }
+
+    /// Sets a value that clients may read while the run goes on. The last value of a key counts.
+    ///
+    /// It becomes durable together with what the workflow does next.
+    ///
+    /// # Errors
+    ///
+    /// If the value cannot be encoded, or is larger than the limit for payloads.
+    pub fn set_state<T: Serialize>(&self, key: &str, value: &T) -> Result<()> {
+        check_name(key).map_err(Error::fatal)?;
+        let bytes = encode(value, self.payload_max())?;
+        let mut st = self.core().state.borrow_mut();
+        if !st.quiet_effects {
+            st.set_state.retain(|(other, _)| other != key);
+            st.set_state.push((key.to_owned(), bytes));
+        }
+        Ok(())
+    }
+
+    /// Which of several ways this run goes: gates a change to the code under running work.
+    ///
+    /// Gives `latest`, unless the run had already gone past this place with code that had no gate
+    /// here: then it gives 1. What it gave is recorded and stays.
+    ///
+    /// ```
+    /// # use everstep::prelude::*;
+    /// # async fn work(ctx: Ctx) -> Result<()> {
+    /// if ctx.version("send-receipt", 2) >= 2 {
+    ///     ctx.step("receipt", async || Ok(())).await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn version(&self, change: &str, latest: u32) -> u32 {
+        match self.claim(EntryKind::Version, change) {
+            Ok(op) => self.core().gate(op.id, &self.scope.key, latest.max(1)),
+            Err(_) => latest.max(1),
+        }
+    }
+
+    /// Names an operation that the code used to make here and no longer does, so that runs which
+    /// have it in their history go on. Everything below it is passed over too.
+    pub fn removed(&self, name: &str, kind: EntryKind) {
+        if check_name(name).is_ok() {
+            let (key, _, _) = self.next_key(name);
+            self.core().mark_removed(&key, kind);
+        }
+    }
+
+    /// Claims the next location of this name.
+    pub(crate) fn claim(&self, kind: EntryKind, name: &str) -> Claim {
+        if let Err(error) = check_name(name) {
+            return Err(Some(Error::fatal(error)));
+        }
+        if let Some(error) = self.history_full() {
+            return Err(Some(error));
+        }
+        let (key, count, before) = self.next_key(name);
+        if let Some(before) = before {
+            self.core().warn_if_open(before, &key);
+        }
+        let op = self.core().claim(kind, key);
+        if count > 1 {
+            // Only a name that is used again can be used again while it is open.
+            if let Some(used) = self.scope.names.borrow_mut().get_mut(name) {
+                used.last = Some(op.id);
+            }
+        } else if let Some(used) = self.scope.names.borrow_mut().get_mut(name) {
+            used.last = Some(op.id);
+        }
+        Ok(op)
+    }
+
+    fn history_full(&self) -> Option<Error> {
+        let limit = self.core().env.settings.history_entries_max;
+        let entries = self.core().state.borrow().entries;
+        (entries >= limit).then(|| {
+            let text = format!(
+                "the history has {entries} entries, and the limit is {limit}; use `ctx.repeat`, \
+                 which trims what is done, or raise `history_entries_max`"
+            );
+            Error::recorded(Failure::new(FailureKind::Limit, text), Vec::new())
+        })
+    }
+
+    /// The key for the next use of a name here, how often it is used then, and who used it last.
+    fn next_key(&self, name: &str) -> (Key, u32, Option<OpId>) {
+        let (count, last) = {
+            let mut names = self.scope.names.borrow_mut();
+            match names.get_mut(name) {
+                Some(used) => {
+                    used.count += 1;
+                    (used.count, used.last)
+                }
+                None => {
+                    names.insert(Box::from(name), NameUse { count: 1, last: None });
+                    (1, None)
+                }
+            }
+        };
+        let mut key = Vec::with_capacity(self.scope.key.len() + name.len() + 8);
+        key.extend_from_slice(&self.scope.key);
+        keys::push_name(&mut key, name, count);
+        (Key::from(key), count, last)
+    }
+
+    /// A `Ctx` for a branch of an operation.
+    pub(crate) fn branch(core: &Rc<Core>, parent: &[u8], name: &str) -> Ctx {
+        let mut key = Vec::with_capacity(parent.len() + name.len() + 2);
+        key.extend_from_slice(parent);
+        keys::push_name(&mut key, name, 1);
+        Ctx::at(core.clone(), Key::from(key))
+    }
+}
+
+impl std::fmt::Debug for Ctx {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Ctx({} at `{}`)", self.run_id(), Core::location(&self.scope.key))
+    }
+}
+
+/// Encodes a value that workflow code hands out, within the limit.
+pub(crate) fn encode<T: Serialize + ?Sized>(value: &T, limit: usize) -> Result<Vec<u8>> {
+    let bytes = payload::to_vec(value).map_err(Error::fatal)?;
+    if bytes.len() > limit {
+        let text = format!(
+            "a value has {} bytes, and the limit for a payload is {limit}; store it elsewhere and \
+             pass on where it is, or raise `payload_bytes_max`",
+            bytes.len()
+        );
+        return Err(Error::recorded(Failure::new(FailureKind::Limit, text), Vec::new()));
+    }
+    Ok(bytes)
+}
+
+/// Decodes a stored value, or halts the run: the code does not fit what is stored.
+pub(crate) fn decode<T: serde::de::DeserializeOwned>(
+    core: &Core,
+    bytes: &[u8],
+    what: impl FnOnce() -> String,
+) -> Option<T> {
+    match payload::from_slice(bytes) {
+        Ok(value) => Some(value),
+        Err(error) => {
+            core.halt(Halt::Undecodable { what: what(), error });
+            None
+        }
+    }
+}

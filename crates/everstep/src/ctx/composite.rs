@@ -1,0 +1,196 @@
+//! Operations that are made of others: join, map, race, attempt, repeat.
+//!
+//! A composite is always run again from the entries of its children. Its own entry has no value
+//! and no number: it is there for people and for the check that the code still makes this kind of
+//! operation here.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll},
+};
+
+use super::{Claim, Ctx, step::LocalBox};
+use crate::{
+    error::{Error, Result},
+    history::{EntryKind, Key},
+    run::core::Core,
+};
+
+/// An operation that was refused when it was made gives its error once.
+pub(crate) fn refused<T>(error: &mut Option<Error>) -> Poll<Result<T>> {
+    let error = error.take();
+    Poll::Ready(Err(error.unwrap_or_else(|| Error::fatal("an operation was polled after its end"))))
+}
+
+/// Where a composite stands: what its branches are made below.
+#[derive(Clone)]
+pub struct Place {
+    pub(crate) core: Rc<Core>,
+    pub(crate) key: Key,
+}
+
+impl Place {
+    /// The `Ctx` of a branch.
+    pub(crate) fn branch(&self, name: &str) -> Ctx {
+        Ctx::branch(&self.core, &self.key, name)
+    }
+}
+
+type Start<'a, T> = Box<dyn FnOnce(Place) -> LocalBox<'a, Result<T>> + 'a>;
+
+/// An operation that is made of others. Await it.
+#[must_use = "an operation does nothing unless it is awaited"]
+pub struct Composite<'a, T> {
+    pub(crate) claim: Claim,
+    start: Option<Start<'a, T>>,
+    running: Option<LocalBox<'a, Result<T>>>,
+}
+
+impl<'a, T> Composite<'a, T> {
+    pub(crate) fn new(
+        ctx: &Ctx,
+        kind: EntryKind,
+        name: &str,
+        start: impl FnOnce(Place) -> LocalBox<'a, Result<T>> + 'a,
+    ) -> Composite<'a, T> {
+        let claim = ctx.claim(kind, name);
+        Composite { claim, start: Some(Box::new(start)), running: None }
+    }
+}
+
+impl<T> Future for Composite<'_, T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
+        let this = &mut *self;
+        let op = match &mut this.claim {
+            Ok(op) => op,
+            Err(error) => return refused(error),
+        };
+        if let Some(start) = this.start.take() {
+            op.core.open_structure(op.id);
+            let key = op.core.state.borrow().ops.get(op.id).map(|op| op.key.clone());
+            let Some(key) = key else { return Poll::Pending };
+            this.running = Some(start(Place { core: op.core.clone(), key }));
+        }
+        let Some(running) = &mut this.running else { return Poll::Pending };
+        let result = std::task::ready!(running.as_mut().poll(cx));
+        this.running = None;
+        op.core.close_structure(op.id, result.is_err());
+        Poll::Ready(result)
+    }
+}
+
+/// A part of a join or a race that has been started.
+pub struct StartedArm<'a, T> {
+    pub(crate) name: String,
+    /// What it does lies at or below this key.
+    pub(crate) key: Key,
+    pub(crate) future: LocalBox<'a, Result<T>>,
+}
+
+/// What can be a part of a join or a race: a [`branch`], or a bare operation, which keeps the
+/// location it was made with.
+pub trait Arm<'a> {
+    /// What it gives.
+    type Output: 'a;
+
+    /// Starts it below the join or race.
+    #[doc(hidden)]
+    fn start(self, place: &Place) -> StartedArm<'a, Self::Output>;
+}
+
+/// A named part of a join or a race, with a `Ctx` of its own.
+#[must_use = "a branch does nothing unless it is given to a join or a race"]
+pub struct Branch<'a, T> {
+    name: String,
+    code: Box<dyn FnOnce(Ctx) -> LocalBox<'a, Result<T>> + 'a>,
+}
+
+/// A named part of a join or a race.
+///
+/// ```
+/// # use everstep::prelude::*;
+/// # async fn work(ctx: Ctx) -> Result<()> {
+/// let (a, b) = ctx.join("both", (
+///     branch("a", async |ctx| ctx.step("work", async || Ok(1)).await),
+///     branch("b", async |ctx| ctx.step("work", async || Ok(2)).await),
+/// )).await?;
+/// # Ok(()) }
+/// ```
+pub fn branch<'a, T, F>(name: impl Into<String>, code: F) -> Branch<'a, T>
+where
+    F: AsyncFnOnce(Ctx) -> Result<T> + 'a,
+{
+    Branch { name: name.into(), code: Box::new(|ctx| Box::pin(code(ctx))) }
+}
+
+impl<'a, T: 'a> Arm<'a> for Branch<'a, T> {
+    type Output = T;
+
+    fn start(self, place: &Place) -> StartedArm<'a, T> {
+        let checked = crate::workflow::check_name(&self.name);
+        let name = if checked.is_ok() { self.name.as_str() } else { "?" };
+        let ctx = place.branch(name);
+        let key = ctx.scope.key.clone();
+        let future: LocalBox<'a, Result<T>> = match checked {
+            Ok(()) => (self.code)(ctx),
+            Err(error) => Box::pin(async move { Err(Error::fatal(error)) }),
+        };
+        StartedArm { name: self.name, key, future }
+    }
+}
+
+/// The name and the key of a bare operation.
+fn identity(claim: &Claim, place: &Place) -> (String, Key) {
+    let key = match claim {
+        Ok(op) => op.core.state.borrow().ops.get(op.id).map(|op| op.key.clone()),
+        Err(_) => None,
+    };
+    let key = key.unwrap_or_else(|| place.key.clone());
+    (Core::location(&key), key)
+}
+
+macro_rules! operations_are_arms {
+    ($([$($bounds:tt)*] $operation:ty, $claim:ident $(. $path:ident)* => $output:ty;)*) => {$(
+        impl<'a, $($bounds)*> Arm<'a> for $operation {
+            type Output = $output;
+
+            fn start(self, place: &Place) -> StartedArm<'a, $output> {
+                let (name, key) = identity(&self.$claim $(. $path)*, place);
+                StartedArm { name, key, future: Box::pin(self) }
+            }
+        }
+    )*};
+}
+
+operations_are_arms! {
+    [T: crate::workflow::Value] super::step::StepCall<'a, T>, raw.claim => T;
+    [T: crate::workflow::Value] super::step::StepOutcome<'a, T>, step.raw.claim => super::step::Outcome<T>;
+    [T: 'a] Composite<'a, T>, claim => T;
+    [] super::sleep::Sleep, claim => crate::time::Timestamp;
+    [] super::send::Send, claim => ();
+    [K: super::listen::Take + 'a] super::listen::Listen<K>, raw.claim => K::Item;
+    [K: super::listen::Take + 'a] super::listen::ListenUntil<K>, raw.claim => Option<K::Item>;
+    [K: super::listen::Take + 'a] super::listen::ListenBatch<K>, raw.claim => Vec<K::Item>;
+}
+
+impl<'a, I: 'a, T: 'a> Arm<'a> for super::map::Map<'a, I, T> {
+    type Output = Vec<T>;
+
+    fn start(self, place: &Place) -> StartedArm<'a, Vec<T>> {
+        let (name, key) = identity(&self.claim, place);
+        StartedArm { name, key, future: Box::pin(self) }
+    }
+}
+
+impl<'a, S: crate::workflow::Value, B: 'a> Arm<'a> for super::repeat::Repeat<'a, S, B> {
+    type Output = B;
+
+    fn start(self, place: &Place) -> StartedArm<'a, B> {
+        let (name, key) = identity(&self.claim, place);
+        StartedArm { name, key, future: Box::pin(self) }
+    }
+}

@@ -1,0 +1,605 @@
+//! `ctx.step`: runs a body once, and records its result.
+//!
+//! A step is a builder and a future. Polled, it asks the run what to do ([`Turn`]): wait, start its
+//! body, poll it, or take the completion that it is being offered.
+
+use std::{
+    future::Future,
+    marker::PhantomData,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use super::{
+    Claim, Ctx, decode, encode,
+    rollback::{Rollback, Undo},
+};
+use crate::{
+    cancellation::Cancellation,
+    engine::Services,
+    error::{Error, Failure, FailureKind, Result},
+    history::{Entry, EntryKind, EntryStatus, EntryValue},
+    retry::Retry,
+    run::{
+        core::{Core, Turn},
+        panics, wakers,
+    },
+    run_id::RunId,
+    workflow::Value,
+};
+
+pub(crate) type LocalBox<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// A step: run once, its result recorded. Await it.
+#[must_use = "a step does nothing unless it is awaited"]
+pub struct StepCall<'a, T> {
+    pub(crate) raw: RawStep<'a>,
+    undo: Option<Undo>,
+    value: PhantomData<fn() -> T>,
+}
+
+/// What the body of a `step_with` is handed.
+#[derive(Clone)]
+pub struct Step {
+    inner: Arc<StepInner>,
+}
+
+struct StepInner {
+    run: RunId,
+    generation: u32,
+    location: String,
+    attempt: u32,
+    cancellation: Cancellation,
+    services: Arc<Services>,
+    idempotency_key: String,
+}
+
+impl Step {
+    fn new(core: &Core, key: &[u8], attempt: u32, cancellation: Cancellation) -> Step {
+        let (run, generation) = (core.facts.id, core.facts.generation);
+        let location = Core::location(key);
+        let idempotency_key = idempotency_key(run, generation, &location);
+        let services = core.env.services.clone();
+        Step {
+            inner: Arc::new(StepInner {
+                run,
+                generation,
+                location,
+                attempt,
+                cancellation,
+                services,
+                idempotency_key,
+            }),
+        }
+    }
+
+    /// Which attempt this is, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.inner.attempt
+    }
+
+    /// A text that is the same for every attempt of this step and for no other step: give it to
+    /// outside systems, so that they do once what is asked of them twice.
+    pub fn idempotency_key(&self) -> &str {
+        &self.inner.idempotency_key
+    }
+
+    /// The run.
+    pub fn run_id(&self) -> RunId {
+        self.inner.run
+    }
+
+    /// Which of the run's lives this is, from 1.
+    pub fn generation(&self) -> u32 {
+        self.inner.generation
+    }
+
+    /// Where in the run this is.
+    pub fn location(&self) -> &str {
+        &self.inner.location
+    }
+
+    /// Says that the body is alive: its timeout counts from here again.
+    pub fn heartbeat(&self) {
+        self.inner.cancellation.beat();
+    }
+
+    /// Fires when the body should stop: cancel, timeout, a lost race, a lost lease, shutdown.
+    pub fn cancellation(&self) -> &Cancellation {
+        &self.inner.cancellation
+    }
+
+    /// A dependency that the engine was given with `provide`.
+    ///
+    /// # Panics
+    ///
+    /// If there is none of this type.
+    pub fn get<S: Send + Sync + 'static>(&self) -> &S {
+        self.inner.services.get::<S>()
+    }
+}
+
+pub(crate) fn idempotency_key(run: RunId, generation: u32, location: &str) -> String {
+    format!("{run}:{generation}:{location}")
+}
+
+impl Ctx {
+    /// Runs `body` and records its result, or gives the result recorded earlier.
+    ///
+    /// When this gives `Ok`, no later body starts before the result is durable. If the process
+    /// dies after `body` ends and before the entry is written, `body` runs again: give any outside
+    /// system that it calls the key from [`Step::idempotency_key`] (see
+    /// [`step_with`](Ctx::step_with)).
+    ///
+    /// # Errors
+    ///
+    /// When every attempt has failed, when an error forbids another ([`Error::fatal`],
+    /// [`Error::rollback`]), or when its time ran out and the policy says that is final.
+    pub fn step<'a, T, F>(&self, name: &str, body: F) -> StepCall<'a, T>
+    where
+        T: Value,
+        F: AsyncFn() -> Result<T> + 'a,
+    {
+        let (body, limit) = (Rc::new(body), self.payload_max());
+        self.make_step(
+            name,
+            Box::new(move |_| {
+                let body = body.clone();
+                Box::pin(async move { encode_result(&body().await?, limit) })
+            }),
+        )
+    }
+
+    /// As [`step`](Ctx::step), with a [`Step`] for the body.
+    pub fn step_with<'a, T, F>(&self, name: &str, body: F) -> StepCall<'a, T>
+    where
+        T: Value,
+        F: AsyncFn(Step) -> Result<T> + 'a,
+    {
+        let (body, limit) = (Rc::new(body), self.payload_max());
+        self.make_step(
+            name,
+            Box::new(move |attempt| {
+                let (body, step) = (body.clone(), attempt.step());
+                Box::pin(async move { encode_result(&body(step).await?, limit) })
+            }),
+        )
+    }
+
+    /// A step whose body blocks: it runs on a thread that may.
+    ///
+    /// When the step is given up (timeout, a lost race) the body is told by
+    /// [`Step::cancellation`]; what it still gives is discarded.
+    pub fn blocking<T, F>(&self, name: &str, body: F) -> StepCall<'static, T>
+    where
+        T: Value + Send,
+        F: Fn(Step) -> Result<T> + Send + Sync + 'static,
+    {
+        let (body, limit) = (Arc::new(body), self.payload_max());
+        let runtime = self.core().env.runtime.clone();
+        self.make_step(
+            name,
+            Box::new(move |attempt| {
+                let (body, step) = (body.clone(), attempt.step());
+                let work = move || encode_result(&body(step)?, limit);
+                match &runtime {
+                    Some(runtime) => Box::pin(joined(runtime.spawn_blocking(work))),
+                    None => Box::pin(async move { work() }),
+                }
+            }),
+        )
+    }
+
+    /// A step whose body is spawned on the application's runtime, on any of its threads.
+    ///
+    /// When the step is given up (timeout, a lost race) the task is aborted.
+    pub fn spawn<T, F, R>(&self, name: &str, body: F) -> StepCall<'static, T>
+    where
+        T: Value + Send,
+        F: Fn(Step) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<T>> + Send + 'static,
+    {
+        let limit = self.payload_max();
+        let runtime = self.core().env.runtime.clone();
+        self.make_step(
+            name,
+            Box::new(move |attempt| {
+                let work = body(attempt.step());
+                let work = async move { encode_result(&work.await?, limit) };
+                match &runtime {
+                    Some(runtime) => Box::pin(joined(AbortOnDrop(runtime.spawn(work)))),
+                    None => Box::pin(work),
+                }
+            }),
+        )
+    }
+
+    fn make_step<'a, T>(&self, name: &str, make: MakeBody<'a>) -> StepCall<'a, T> {
+        let claim = self.claim(EntryKind::Step, name);
+        let settings = &self.core().env.settings;
+        let options = StepOptions {
+            retry: settings.default_retry,
+            timeout: settings.default_step_timeout,
+            retry_on_timeout: false,
+            ephemeral: false,
+        };
+        StepCall { raw: RawStep::new(claim, make, options), undo: None, value: PhantomData }
+    }
+}
+
+fn encode_result<T: Value>(value: &T, limit: usize) -> Result<Vec<u8>> {
+    encode(value, limit)
+}
+
+struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl<T> Future for AbortOnDrop<T> {
+    type Output = std::result::Result<T, tokio::task::JoinError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(cx)
+    }
+}
+
+/// The result of a task. A task that was cancelled went down with its runtime: that is no result
+/// at all, so the body never ends and nothing is recorded.
+async fn joined(
+    task: impl Future<Output = std::result::Result<Result<Vec<u8>>, tokio::task::JoinError>>,
+) -> Result<Vec<u8>> {
+    match task.await {
+        Ok(result) => result,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
+impl<'a, T: Value> StepCall<'a, T> {
+    /// How often it is tried, and how long it waits in between.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.raw.options.retry = retry;
+        self
+    }
+
+    /// How long one attempt may take; the body is dropped then. Final, unless
+    /// [`retry_on_timeout`](StepCall::retry_on_timeout) is set.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.raw.options.timeout = Some(timeout);
+        self
+    }
+
+    /// An attempt whose time ran out counts as a failed one, and is made again like any other.
+    pub fn retry_on_timeout(mut self) -> Self {
+        self.raw.options.retry_on_timeout = true;
+        self
+    }
+
+    /// The result is not written by itself but with whatever is written next. After a crash in
+    /// between the body runs again, and so do the ephemeral steps after it. For cheap and
+    /// repeatable work.
+    pub fn ephemeral(mut self) -> Self {
+        self.raw.options.ephemeral = true;
+        self
+    }
+
+    /// How to undo it, should the run fail later or be cancelled with rollback.
+    ///
+    /// It is a recorded step of its own. It must not depend on anything but its arguments and what
+    /// it has captured: it may run in another process, after a deploy.
+    pub fn rollback<F>(mut self, undo: F) -> Self
+    where
+        F: AsyncFn(Rollback, T) -> Result<()> + 'static,
+    {
+        let retry = self.undo.as_ref().map(|undo| undo.retry);
+        self.undo = Some(Undo::new(undo, retry));
+        self
+    }
+
+    /// How often the rollback is tried, and how long it waits in between. Set it after
+    /// [`rollback`](StepCall::rollback).
+    pub fn rollback_retry(mut self, retry: Retry) -> Self {
+        if let Some(undo) = &mut self.undo {
+            undo.retry = Some(retry);
+        }
+        self
+    }
+
+    /// Gives a terminal failure as a value instead of an error. The failure is recorded and does
+    /// not change on replay. [`Error::rollback`] still ends the run.
+    pub fn outcome(self) -> StepOutcome<'a, T> {
+        StepOutcome { step: self }
+    }
+
+    fn poll_step(&mut self, cx: &mut Context<'_>) -> Poll<Result<T, StepFailure>> {
+        if let (Ok(op), Some(undo)) = (&self.raw.claim, self.undo.take()) {
+            op.core.keep_undo(op.id, undo);
+        }
+        if let Err(error) = &mut self.raw.claim {
+            let error = error.take().unwrap_or_else(|| Error::fatal("polled after its end"));
+            return Poll::Ready(Err(StepFailure::Refused(error)));
+        }
+        if self.raw.poll_ready(cx).is_pending() {
+            return Poll::Pending;
+        }
+        let Ok(op) = &self.raw.claim else { return Poll::Pending };
+        let taken = op.core.take(op.id, |entry| match &entry.value {
+            EntryValue::Payload(bytes) => Ok(bytes.clone()),
+            _ => Err(failed(entry)),
+        });
+        let Some(taken) = taken else { return Poll::Pending };
+        match taken {
+            Ok(bytes) => {
+                let what = || format!("the result of `{}`", self.raw.location());
+                match decode(&op.core, &bytes, what) {
+                    Some(value) => Poll::Ready(Ok(value)),
+                    // The run is halted; its code is not polled again.
+                    None => Poll::Pending,
+                }
+            }
+            Err((status, failure)) => Poll::Ready(Err(StepFailure::Recorded(status, failure))),
+        }
+    }
+}
+
+fn failed(entry: &Entry) -> (EntryStatus, Failure) {
+    let failure = match &entry.value {
+        EntryValue::Failure(failure) => (**failure).clone(),
+        _ => Failure::new(FailureKind::Error, "it has no result"),
+    };
+    (entry.status, failure)
+}
+
+enum StepFailure {
+    /// It was never made.
+    Refused(Error),
+    /// It failed for good.
+    Recorded(EntryStatus, Failure),
+}
+
+impl<T: Value> Future for StepCall<'_, T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
+        let result = std::task::ready!(self.poll_step(cx));
+        Poll::Ready(result.map_err(|failure| match failure {
+            StepFailure::Refused(error) => error,
+            StepFailure::Recorded(_, failure) => Error::recorded(failure, self.raw.origins()),
+        }))
+    }
+}
+
+/// A step whose terminal failure is a value. Await it.
+#[must_use = "a step does nothing unless it is awaited"]
+pub struct StepOutcome<'a, T> {
+    pub(crate) step: StepCall<'a, T>,
+}
+
+/// How a step ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome<T> {
+    /// It gave this.
+    Completed(T),
+    /// It failed for good: how, after how many attempts, and why is in the failure.
+    Failed {
+        /// `Failed`, `Exhausted` or `TimedOut`.
+        status: EntryStatus,
+        /// Why.
+        failure: Failure,
+    },
+}
+
+impl<T> Outcome<T> {
+    /// The value, if it completed.
+    pub fn completed(self) -> Option<T> {
+        match self {
+            Outcome::Completed(value) => Some(value),
+            Outcome::Failed { .. } => None,
+        }
+    }
+
+    /// The failure, if it failed.
+    pub fn failure(&self) -> Option<&Failure> {
+        match self {
+            Outcome::Completed(_) => None,
+            Outcome::Failed { failure, .. } => Some(failure),
+        }
+    }
+}
+
+impl<T: Value> Future for StepOutcome<'_, T> {
+    type Output = Result<Outcome<T>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(match std::task::ready!(self.step.poll_step(cx)) {
+            Ok(value) => Ok(Outcome::Completed(value)),
+            Err(StepFailure::Refused(error)) => Err(error),
+            Err(StepFailure::Recorded(_, failure)) if failure.kind == FailureKind::Rollback => {
+                Err(Error::recorded(failure, self.step.raw.origins()))
+            }
+            Err(StepFailure::Recorded(status, failure)) => Ok(Outcome::Failed { status, failure }),
+        })
+    }
+}
+
+pub(crate) struct StepOptions {
+    pub(crate) retry: Retry,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) retry_on_timeout: bool,
+    pub(crate) ephemeral: bool,
+}
+
+/// What a body needs to know about its attempt. The [`Step`] is made only if it is asked for.
+pub(crate) struct Attempt<'c> {
+    pub(crate) core: &'c Core,
+    pub(crate) key: &'c [u8],
+    pub(crate) attempt: u32,
+    cancellation: &'c mut Option<Cancellation>,
+    timeout: Option<Duration>,
+}
+
+impl Attempt<'_> {
+    pub(crate) fn step(&mut self) -> Step {
+        let cancellation = self.cancellation.insert(Cancellation::new(self.timeout)).clone();
+        Step::new(self.core, self.key, self.attempt, cancellation)
+    }
+}
+
+pub(crate) type MakeBody<'a> = Box<dyn FnMut(&mut Attempt<'_>) -> LocalBox<'a, Result<Vec<u8>>> + 'a>;
+
+/// The part of a step that knows no types: shared with rollbacks.
+pub(crate) struct RawStep<'a> {
+    pub(crate) claim: Claim,
+    make: MakeBody<'a>,
+    pub(crate) options: StepOptions,
+    body: Option<LocalBox<'a, Result<Vec<u8>>>>,
+    waker: Option<Waker>,
+    cancellation: Option<Cancellation>,
+}
+
+impl<'a> RawStep<'a> {
+    pub(crate) fn new(claim: Claim, make: MakeBody<'a>, options: StepOptions) -> RawStep<'a> {
+        RawStep { claim, make, options, body: None, waker: None, cancellation: None }
+    }
+
+    fn key(&self) -> Option<crate::history::Key> {
+        let op = self.claim.as_ref().ok()?;
+        Some(op.core.state.borrow().ops.get(op.id)?.key.clone())
+    }
+
+    fn location(&self) -> String {
+        self.key().map(|key| Core::location(&key)).unwrap_or_default()
+    }
+
+    pub(crate) fn origins(&self) -> Vec<Box<[u8]>> {
+        self.key().map(|key| Box::from(&*key)).into_iter().collect()
+    }
+
+    /// Moves the step on; ready when the completion may be taken.
+    pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let Ok(op) = &self.claim else { return Poll::Pending };
+            match op.core.turn(op.id, cx.waker()) {
+                Turn::Pending => return Poll::Pending,
+                Turn::Take => return Poll::Ready(()),
+                Turn::Activate => op.core.activate_step(op.id, self.options.ephemeral),
+                Turn::Start => {
+                    self.start_body();
+                    return self.poll_body(true);
+                }
+                Turn::Body => return self.poll_body(false),
+                Turn::TimedOut => {
+                    if self.prolonged() {
+                        return self.poll_body(false);
+                    }
+                    return self.time_out();
+                }
+            }
+        }
+    }
+
+    fn start_body(&mut self) {
+        let Some(key) = self.key() else { return };
+        let Ok(op) = &self.claim else { return };
+        let attempt = op.core.start_body(op.id, self.options.timeout);
+        tracing::trace!(run = %op.core.facts.id, attempt, "a body starts");
+        self.cancellation = None;
+        let mut attempt = Attempt {
+            core: &op.core,
+            key: &key,
+            attempt,
+            cancellation: &mut self.cancellation,
+            timeout: self.options.timeout,
+        };
+        self.body = Some((self.make)(&mut attempt));
+        if self.waker.is_none() {
+            self.waker = Some(wakers::body_waker(&op.core.root, op.id));
+        }
+    }
+
+    fn poll_body(&mut self, first: bool) -> Poll<()> {
+        if let (Some(key), Ok(op)) = (self.key(), &self.claim) {
+            op.core.env.name_body(&key);
+        }
+        let (Ok(op), Some(body), Some(waker)) = (&self.claim, &mut self.body, &self.waker) else {
+            return Poll::Pending;
+        };
+        let polled = {
+            let _body = wakers::in_body();
+            let mut cx = Context::from_waker(waker);
+            catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(&mut cx)))
+        };
+        let result = match polled {
+            Ok(Poll::Pending) => {
+                if first {
+                    op.core.body_pending(op.id);
+                }
+                return Poll::Pending;
+            }
+            Ok(Poll::Ready(result)) => result,
+            Err(panic) => {
+                if op.core.env.runtime_is_gone(panics::message(&*panic)) {
+                    // The runtime that the body needs is going away: nothing has been tried.
+                    self.body = None;
+                    return Poll::Pending;
+                }
+                let failure = Failure::new(FailureKind::Panic, panics::describe(&*panic));
+                Err(Error::attempt_failed(failure))
+            }
+        };
+        self.end_body(result, first)
+    }
+
+    fn end_body(&mut self, result: Result<Vec<u8>>, first: bool) -> Poll<()> {
+        self.body = None;
+        let Ok(op) = &self.claim else { return Poll::Pending };
+        match op.core.finish_body(op.id, result, &self.options.retry, first) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    }
+
+    /// Whether a heartbeat has moved the end of the body's time.
+    fn prolonged(&mut self) -> bool {
+        let (Ok(op), Some(cancellation)) = (&self.claim, &self.cancellation) else { return false };
+        cancellation.take_beat() && op.core.prolong_body(op.id, self.options.timeout)
+    }
+
+    fn time_out(&mut self) -> Poll<()> {
+        if let Some(cancellation) = self.cancellation.take() {
+            cancellation.cancel();
+        }
+        let limit = self.options.timeout.unwrap_or_default();
+        let failure = Failure::new(
+            FailureKind::TimedOut,
+            format!(
+                "the body was stopped after {limit:?}; give it more time with `.timeout(..)`, or \
+                 let it try again with `.retry_on_timeout()`"
+            ),
+        );
+        let error = if self.options.retry_on_timeout {
+            Error::attempt_failed(failure)
+        } else {
+            Error::recorded(failure, Vec::new())
+        };
+        self.end_body(Err(error), false)
+    }
+}
+
+impl Drop for RawStep<'_> {
+    fn drop(&mut self) {
+        if let (Some(cancellation), Some(_)) = (&self.cancellation, &self.body) {
+            cancellation.cancel();
+        }
+    }
+}

@@ -1,0 +1,675 @@
+//! The engine: runs workflows on a store.
+//!
+//! It owns a set of threads and nothing else of the application: engine threads poll workflows
+//! inside the caller's runtime ([`thread`]), one thread commits ([`committer`]), one finds due runs
+//! and keeps timers ([`due`]), one keeps the lease and one watches for bodies that block
+//! ([`lease`]), a few read ([`reader`]).
+
+use std::{
+    future::Future,
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use tokio::{runtime::RuntimeFlavor, sync::oneshot};
+use uuid::Uuid;
+
+use crate::{
+    client::Client,
+    ctx::Ctx,
+    error::Result as UserResult,
+    run::panics,
+    run_id::RunId,
+    store::{MemoryStore, NewRunner, ShardSet, Store, StoreError},
+    time::{Clock, SystemClock},
+    workflow::{
+        Definition, RegisterError, Registry, Value, Workflow, WorkflowFn, WorkflowOptions,
+        WorkflowRef,
+    },
+};
+
+mod activity;
+mod committer;
+mod dispatch;
+mod due;
+mod hub;
+mod lease;
+mod mailbox;
+mod reader;
+mod services;
+mod settings;
+mod shared;
+mod thread;
+
+pub(crate) use activity::Activity;
+pub(crate) use committer::{Pending, Reply};
+pub(crate) use mailbox::Mailbox;
+pub(crate) use reader::Reader;
+pub(crate) use services::Services;
+pub use settings::{ChildFailures, Settings};
+pub(crate) use shared::Shared;
+
+use mailbox::Event;
+
+/// A running engine.
+///
+/// Dropping it only signals its threads to stop; what is in flight is found again by the next one
+/// on the same store. [`shutdown`](Engine::shutdown) waits for it in good order.
+pub struct Engine {
+    shared: Arc<Shared>,
+    reader: Arc<Reader>,
+    report: RecoveryReport,
+    stop: Arc<lease::Stop>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Kept while the engine lives: brought along where the caller's runtime has one thread.
+    own_runtime: Mutex<Option<tokio::runtime::Runtime>>,
+    wake_guard: Mutex<Option<crate::store::WakeGuard>>,
+}
+
+/// What an engine found when it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RecoveryReport {
+    /// Runs that were in a process's memory when it ended: they go on.
+    pub resumed: u64,
+    /// Runs that wait for a time that has not come.
+    pub timers: u64,
+    /// Runs whose time had come already.
+    pub due: u64,
+    /// Runs that wait for a message.
+    pub waiting: u64,
+    /// Live or due runs whose workflow is not registered here.
+    pub unknown_workflow: u64,
+    /// Runs that are paused.
+    pub paused: u64,
+}
+
+impl std::fmt::Display for RecoveryReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} resumed, {} timers set again, {} already due, {} waiting, {} of unknown workflows, \
+             {} paused",
+            self.resumed, self.timers, self.due, self.waiting, self.unknown_workflow, self.paused
+        )
+    }
+}
+
+/// An engine that has not started yet.
+#[must_use = "an engine does nothing before `start`"]
+pub struct EngineBuilder {
+    store: StoreChoice,
+    registry: Registry,
+    services: Services,
+    settings: Settings,
+    clock: Arc<dyn Clock>,
+    problem: Option<StartError>,
+}
+
+enum StoreChoice {
+    #[cfg(feature = "sqlite")]
+    File(std::path::PathBuf),
+    Given(Arc<dyn Store>),
+}
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A workflow cannot be registered.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// The store cannot be used.
+    #[error("the engine cannot start on its store")]
+    Store(#[source] Arc<StoreError>),
+    /// A thread or a runtime could not be started.
+    #[error("a thread of the engine cannot be started")]
+    Thread(#[source] std::io::Error),
+}
+
+impl From<StoreError> for StartError {
+    fn from(error: StoreError) -> StartError {
+        StartError::Store(Arc::new(error))
+    }
+}
+
+impl Engine {
+    /// An engine on a SQLite file, which is made if it is not there.
+    #[cfg(feature = "sqlite")]
+    pub fn open(path: impl AsRef<Path>) -> EngineBuilder {
+        EngineBuilder::new(StoreChoice::File(path.as_ref().to_owned()))
+    }
+
+    /// An engine on any store.
+    pub fn on(store: Arc<dyn Store>) -> EngineBuilder {
+        EngineBuilder::new(StoreChoice::Given(store))
+    }
+
+    /// An engine that keeps everything in memory, for tests and trials.
+    pub fn in_memory() -> EngineBuilder {
+        EngineBuilder::new(StoreChoice::Given(Arc::new(MemoryStore::new())))
+    }
+
+    /// A client in this process.
+    pub fn client(&self) -> Client {
+        Client::of_engine(self.shared.clone(), self.reader.clone())
+    }
+
+    /// What was found when the engine started.
+    pub fn recovery(&self) -> RecoveryReport {
+        self.report
+    }
+
+    /// Drops a parked run from memory, so that it comes back by replay. Whether it was there. A
+    /// tool for tests and operators.
+    pub async fn evict(&self, run: RunId) -> bool {
+        let (answer, evicted) = oneshot::channel();
+        self.shared.mailbox_of(run.shard()).push(Event::Evict(run.no(), answer));
+        evicted.await.unwrap_or(false)
+    }
+
+    /// What is in memory: runs that move, and parked ones.
+    pub async fn census(&self) -> EngineCensus {
+        let mut census = EngineCensus::default();
+        for thread in &self.shared.threads {
+            let (answer, counted) = oneshot::channel();
+            thread.push(Event::Census(answer));
+            if let Ok(counted) = counted.await {
+                census.moving += counted.moving;
+                census.hot += counted.hot;
+                census.hot_bytes += counted.hot_bytes;
+            }
+        }
+        census
+    }
+
+    /// The runs and steps that have held up an engine thread lately.
+    pub fn blocked(&self) -> Vec<(RunId, Option<String>)> {
+        self.shared.hub.blocked()
+    }
+
+    /// Why the engine has stopped by itself, if it has.
+    pub fn stopped(&self) -> Option<Arc<StoreError>> {
+        self.shared.stopped()
+    }
+
+    /// Stops in good order: takes no new work, lets bodies that are in flight end (up to
+    /// `shutdown_limit`), writes what they gave, gives its shards back.
+    pub async fn shutdown(self) {
+        let mut drained = Vec::new();
+        for thread in &self.shared.threads {
+            let (done, drain) = oneshot::channel();
+            thread.push(Event::Drain(done));
+            drained.push(drain);
+        }
+        let limit = Instant::now() + self.shared.settings.shutdown_limit;
+        let (sender, all) = oneshot::channel();
+        let shared = self.shared.clone();
+        // A thread waits, so that this needs no timer of any runtime.
+        let waiter = std::thread::Builder::new().name("everstep-shutdown".to_owned()).spawn(
+            move || {
+                for drain in &mut drained {
+                    while matches!(drain.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
+                        if Instant::now() >= limit {
+                            tracing::warn!("bodies are still in flight; they are dropped");
+                            shared.threads.iter().for_each(|thread| thread.push(Event::Lost));
+                            _ = sender.send(());
+                            return;
+                        }
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                }
+                _ = sender.send(());
+            },
+        );
+        if waiter.is_ok() {
+            _ = all.await;
+        }
+        let fence = self.shared.fence();
+        self.signal();
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        let (shared, guard) = (self.shared.clone(), lock(&self.wake_guard).take());
+        let runtime = lock(&self.own_runtime).take();
+        let (sender, joined) = oneshot::channel();
+        let joiner = std::thread::Builder::new().name("everstep-join".to_owned()).spawn(move || {
+            threads.into_iter().for_each(|thread| _ = thread.join());
+            drop(guard);
+            if let Some(fence) = fence {
+                if let Err(error) = shared.store.deregister_runner(fence) {
+                    tracing::warn!(%error, "the runner could not sign off; its lease will end");
+                }
+            }
+            if let Some(runtime) = runtime {
+                runtime.shutdown_background();
+            }
+            _ = sender.send(());
+        });
+        if joiner.is_ok() {
+            _ = joined.await;
+        }
+    }
+
+    /// Waits for SIGTERM or SIGINT (Ctrl-C), then shuts down in good order.
+    ///
+    /// # Errors
+    ///
+    /// If the signals cannot be listened to.
+    pub async fn shutdown_on_signal(self) -> std::io::Result<()> {
+        shutdown_signal().await?;
+        self.shutdown().await;
+        Ok(())
+    }
+
+    /// Tells all threads to end.
+    fn signal(&self) {
+        self.shared.begin_closing();
+        self.stop.stop();
+        self.shared.due.close();
+        for thread in &self.shared.threads {
+            thread.push(Event::Timer);
+        }
+        self.shared.queue.close();
+    }
+
+    /// The store underneath, for tools.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.shared.store
+    }
+
+    #[doc(hidden)]
+    pub fn shared_for_tools(&self) -> EngineTools {
+        EngineTools { shared: self.shared.clone() }
+    }
+}
+
+/// What benchmarks look at.
+#[doc(hidden)]
+pub struct EngineTools {
+    shared: Arc<Shared>,
+}
+
+impl EngineTools {
+    /// From now on the size of every batch is noted.
+    pub fn note_batch_sizes(&self) {
+        *lock(&self.shared.queue.batch_sizes) = Some(Vec::new());
+    }
+
+    /// The sizes that were noted.
+    pub fn take_batch_sizes(&self) -> Vec<u32> {
+        lock(&self.shared.queue.batch_sizes).take().unwrap_or_default()
+    }
+
+    /// How many batches were committed.
+    pub fn batches(&self) -> u64 {
+        self.shared.queue.batches.load(Ordering::Relaxed)
+    }
+}
+
+/// What an engine has in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EngineCensus {
+    /// Runs that move.
+    pub moving: usize,
+    /// Parked runs that are kept, so that waking them costs no replay.
+    pub hot: usize,
+    /// About how many bytes those take.
+    pub hot_bytes: usize,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        for thread in &self.shared.threads {
+            thread.push(Event::Lost);
+            let (done, _) = oneshot::channel();
+            thread.push(Event::Drain(done));
+        }
+        self.signal();
+        if let Some(runtime) = lock(&self.own_runtime).take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for SIGTERM or SIGINT (Ctrl-C).
+///
+/// # Errors
+///
+/// If the signals cannot be listened to.
+pub async fn shutdown_signal() -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        let kind = tokio::signal::unix::SignalKind::terminate();
+        let mut terminate = tokio::signal::unix::signal(kind)?;
+        tokio::select! {
+            _ = terminate.recv() => Ok(()),
+            interrupted = tokio::signal::ctrl_c() => interrupted,
+        }
+    }
+    #[cfg(not(unix))]
+    {
+        tokio::signal::ctrl_c().await
+    }
+}
+
+impl EngineBuilder {
+    fn new(store: StoreChoice) -> EngineBuilder {
+        EngineBuilder {
+            store,
+            registry: Registry::default(),
+            services: Services::default(),
+            settings: Settings::default(),
+            clock: Arc::new(SystemClock),
+            problem: None,
+        }
+    }
+
+    /// Registers a workflow. What is wrong with it is said by [`start`](EngineBuilder::start).
+    pub fn register<W: WorkflowFn>(self, workflow: W) -> Self {
+        let (name, version) = (workflow.name().to_owned(), workflow.version());
+        let code = |ctx, input| W::call(ctx, input);
+        self.insert(Definition::new::<W::Input, W::Output, _, _>(
+            &name,
+            version,
+            workflow.options(),
+            code,
+        ))
+    }
+
+    /// Registers a function under a constant.
+    pub fn register_fn<I, O, F, R>(self, workflow: Workflow<I, O>, code: F) -> Self
+    where
+        I: Value,
+        O: Value,
+        F: Fn(Ctx, I) -> R + Send + Sync + 'static,
+        R: Future<Output = UserResult<O>> + 'static,
+    {
+        self.register_fn_with(workflow, WorkflowOptions::new(), code)
+    }
+
+    /// Registers a function under a constant, with options.
+    pub fn register_fn_with<I, O, F, R>(
+        self,
+        workflow: Workflow<I, O>,
+        options: WorkflowOptions,
+        code: F,
+    ) -> Self
+    where
+        I: Value,
+        O: Value,
+        F: Fn(Ctx, I) -> R + Send + Sync + 'static,
+        R: Future<Output = UserResult<O>> + 'static,
+    {
+        let version = WorkflowRef::version(&workflow);
+        self.insert(Definition::new(workflow.name(), version, options, code))
+    }
+
+    fn insert(mut self, definition: Definition) -> Self {
+        if let Err(error) = self.registry.insert(definition) {
+            self.problem.get_or_insert(StartError::Register(error));
+        }
+        self
+    }
+
+    /// Gives bodies and rollbacks a dependency: `ctx.get::<T>()`.
+    pub fn provide<T: Send + Sync + 'static>(mut self, dependency: T) -> Self {
+        self.services.insert(dependency);
+        self
+    }
+
+    /// Changes settings.
+    pub fn settings(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(&mut self.settings);
+        self
+    }
+
+    /// Puts the engine on another clock.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Brings the store to this version, takes up the runs that are there, and starts to work.
+    ///
+    /// # Errors
+    ///
+    /// If a workflow is registered twice or has a bad name, or the store cannot be used.
+    pub async fn start(self) -> Result<Engine, StartError> {
+        if let Some(problem) = self.problem {
+            return Err(problem);
+        }
+        panics::install_hook();
+        let current = tokio::runtime::Handle::try_current().ok();
+        let many = current.filter(|rt| rt.runtime_flavor() == RuntimeFlavor::MultiThread);
+        let own_runtime = match &many {
+            Some(_) => None,
+            None => Some(small_runtime().map_err(StartError::Thread)?),
+        };
+        let runtime = match (&many, &own_runtime) {
+            (Some(handle), _) => handle.clone(),
+            (None, Some(own)) => own.handle().clone(),
+            (None, None) => unreachable!("one of them was just made"),
+        };
+        let (sender, started) = oneshot::channel();
+        let parts = StartParts {
+            store: self.store,
+            registry: Arc::new(self.registry),
+            services: Arc::new(self.services),
+            settings: Arc::new(self.settings),
+            clock: self.clock,
+            runtime,
+            own_runtime,
+        };
+        // Everything here may block: it has a thread of its own.
+        std::thread::Builder::new()
+            .name("everstep-start".to_owned())
+            .spawn(move || _ = sender.send(parts.start()))
+            .map_err(StartError::Thread)?;
+        match started.await {
+            Ok(engine) => engine,
+            Err(_) => Err(StartError::Thread(std::io::Error::other("the starting thread died"))),
+        }
+    }
+}
+
+
+/// A runtime for bodies, where the caller's has only one thread, which may be blocked.
+fn small_runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("everstep-bodies")
+        .enable_all()
+        .build()
+}
+
+struct StartParts {
+    store: StoreChoice,
+    registry: Arc<Registry>,
+    services: Arc<Services>,
+    settings: Arc<Settings>,
+    clock: Arc<dyn Clock>,
+    runtime: tokio::runtime::Handle,
+    own_runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl StartParts {
+    fn start(self) -> Result<Engine, StartError> {
+        let store: Arc<dyn Store> = match self.store {
+            #[cfg(feature = "sqlite")]
+            StoreChoice::File(path) => Arc::new(crate::store::SqliteStore::create(&path)?),
+            StoreChoice::Given(store) => store,
+        };
+        store.migrate()?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = if self.settings.threads == 0 { cores } else { self.settings.threads };
+        let me = Uuid::from_u64_pair(crate::random::entropy(), crate::random::entropy());
+        let shared = Arc::new(Shared::new(
+            self.settings,
+            store.clone(),
+            self.registry,
+            self.clock,
+            threads,
+            Some(me),
+        ));
+        let reader = Reader::new(store.clone(), shared.activity.clone());
+        let begun = Instant::now();
+        let fence = store.register_runner(&NewRunner {
+            id: me,
+            name: runner_name(),
+            now: shared.now(),
+            lease: shared.settings.lease,
+            workflows: shared.registry.all().map(|d| (d.name.to_string(), d.version)).collect(),
+        })?;
+        shared.set_lease(fence, begun + shared.settings.lease);
+        let guard = listen_for_wakes(&shared, me)?;
+        let mut handles = Vec::new();
+        let gone = watch_runtime(&self.runtime, &shared);
+        for index in 0..threads {
+            let (shared, reader) = (shared.clone(), reader.clone());
+            let (services, runtime) = (self.services.clone(), self.runtime.clone());
+            let gone = gone.clone();
+            handles.push(spawn(&format!("everstep-{index}"), move || {
+                engine_thread(index, shared, reader, services, runtime, gone);
+            })?);
+        }
+        let stop = Arc::new(lease::Stop::default());
+        let (a, b, c, d) = (shared.clone(), shared.clone(), shared.clone(), shared.clone());
+        let (stop_c, stop_d) = (stop.clone(), stop.clone());
+        handles.push(spawn("everstep-commit", move || committer::run(&a))?);
+        handles.push(spawn("everstep-timers", move || due::run(&b))?);
+        handles.push(spawn("everstep-lease", move || lease::run(&c, &stop_c))?);
+        handles.push(spawn("everstep-watch", move || lease::watch(&d, &stop_d))?);
+        let engine = Engine {
+            report: RecoveryReport::default(),
+            shared: shared.clone(),
+            reader,
+            stop,
+            threads: Mutex::new(handles),
+            own_runtime: Mutex::new(self.own_runtime),
+            wake_guard: Mutex::new(Some(guard)),
+        };
+        let taken = lease::balance(&shared, fence)?;
+        // Counted before any of them moves.
+        let report = recovery_report(&shared)?;
+        lease::take_up(&shared, &taken)?;
+        tracing::info!(store = store.describe(), %report, "the engine has started");
+        let mut engine = engine;
+        engine.report = report;
+        Ok(engine)
+    }
+}
+
+fn spawn(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, StartError> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(StartError::Thread)
+}
+
+fn runner_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim();
+    let host = if host.is_empty() { "localhost" } else { host };
+    format!("{host}/{}", std::process::id())
+}
+
+/// An engine thread, inside the application's runtime, so that sockets, timers and `tokio::spawn`
+/// in a body are the application's own.
+fn engine_thread(
+    index: usize,
+    shared: Arc<Shared>,
+    reader: Arc<Reader>,
+    services: Arc<Services>,
+    runtime: tokio::runtime::Handle,
+    gone: Arc<AtomicBool>,
+) {
+    let work = std::panic::AssertUnwindSafe(|| {
+        let local = tokio::task::LocalSet::new();
+        let worker =
+            thread::Worker::new(index, shared.clone(), reader, services, runtime.clone(), gone);
+        // Our own fairness: tokio's budget would starve all but the first 128 runs of a turn.
+        runtime.block_on(local.run_until(tokio::task::unconstrained(worker.run())));
+    });
+    if let Err(panic) = std::panic::catch_unwind(work) {
+        let message = panics::message(&*panic);
+        tracing::error!(message, "an engine thread has died; its runs go on after a restart");
+    }
+}
+
+/// Notes when the caller's runtime goes away under the engine.
+fn watch_runtime(runtime: &tokio::runtime::Handle, shared: &Arc<Shared>) -> Arc<AtomicBool> {
+    struct OnDrop(Arc<AtomicBool>, Arc<Shared>);
+    impl Drop for OnDrop {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+            for thread in &self.1.threads {
+                thread.push(Event::Timer);
+            }
+        }
+    }
+    let gone = Arc::new(AtomicBool::new(false));
+    let guard = OnDrop(gone.clone(), shared.clone());
+    runtime.spawn(async move {
+        let _guard = guard;
+        std::future::pending::<()>().await;
+    });
+    gone
+}
+
+fn listen_for_wakes(
+    shared: &Arc<Shared>,
+    me: Uuid,
+) -> Result<crate::store::WakeGuard, StoreError> {
+    let weak = Arc::downgrade(shared);
+    shared.store.on_wake(
+        me,
+        Arc::new(move |runs| {
+            let Some(shared) = weak.upgrade() else { return };
+            for run in runs {
+                for thread in &shared.threads {
+                    thread.push(Event::Look(*run));
+                }
+            }
+            shared.due.poke(true);
+        }),
+    )
+}
+
+/// Counts what the engine has found in its shards.
+fn recovery_report(shared: &Shared) -> Result<RecoveryReport, StoreError> {
+    let owned: ShardSet = shared.owned();
+    let census = shared.store.census(shared.now(), &owned)?;
+    let mut report = RecoveryReport {
+        timers: census.timers,
+        due: census.due,
+        waiting: census.waiting,
+        paused: census.paused,
+        ..RecoveryReport::default()
+    };
+    if census.timers + census.due > 0 {
+        shared.due.poke(false);
+    }
+    let mut after = None;
+    loop {
+        let page = shared.store.live(&owned, after, 1_000)?;
+        after = page.last().map(|run| run.id.no());
+        for run in &page {
+            match shared.registry.find(&run.workflow, run.version) {
+                Some(_) => report.resumed += 1,
+                None => report.unknown_workflow += 1,
+            }
+        }
+        if page.len() < 1_000 {
+            return Ok(report);
+        }
+    }
+}

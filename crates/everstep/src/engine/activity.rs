@@ -1,0 +1,64 @@
+//! Whether anything is going on: events, commits and reads that are under way.
+//!
+//! A virtual clock moves only while nothing is. A real one does not ask.
+
+use std::sync::{
+    Condvar, Mutex, PoisonError,
+    atomic::{AtomicI64, AtomicU64, Ordering},
+};
+
+/// Counts what is under way in an engine.
+#[derive(Default)]
+pub(crate) struct Activity {
+    busy: AtomicI64,
+    bodies: AtomicI64,
+    /// Rises with everything that begins, so that two looks can tell whether something was.
+    begun: AtomicU64,
+    lock: Mutex<()>,
+    quiet: Condvar,
+}
+
+impl Activity {
+    pub(crate) fn begin(&self, n: usize) {
+        self.begun.fetch_add(1, Ordering::AcqRel);
+        self.busy.fetch_add(n as i64, Ordering::AcqRel);
+    }
+
+    pub(crate) fn end(&self, n: usize) {
+        if n == 0 {
+            return;
+        }
+        if self.busy.fetch_sub(n as i64, Ordering::AcqRel) == n as i64 {
+            // The lock orders this with a waiter that has just looked and is about to wait.
+            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+            self.quiet.notify_all();
+        }
+    }
+
+    /// Notes that more (or fewer) bodies are in flight.
+    pub(crate) fn bodies_changed(&self, by: i64) {
+        if by != 0 {
+            self.bodies.fetch_add(by, Ordering::AcqRel);
+        }
+    }
+
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.busy.load(Ordering::Acquire) == 0
+    }
+
+    pub(crate) fn bodies(&self) -> i64 {
+        self.bodies.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Acquire)
+    }
+
+    /// Waits until it is quiet, but not longer than this.
+    pub(crate) fn wait_quiet(&self, limit: std::time::Duration) {
+        let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_quiet() {
+            drop(self.quiet.wait_timeout(guard, limit));
+        }
+    }
+}

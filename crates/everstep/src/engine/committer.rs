@@ -1,0 +1,262 @@
+//! The committer: gathers the writes of many runs into one transaction.
+//!
+//! Natural batching: a batch is what queued while the last one was made durable; there is no
+//! timer. What the engine does when the store cannot is decided by [`StoreError::reaction`] and
+//! done here.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::sync::oneshot;
+
+use super::shared::Shared;
+use crate::{
+    commit::{Batch, Commit, Outcome, Write},
+    store::{Reaction, StoreError},
+};
+
+/// A write, and who wants to know what became of it.
+pub(crate) struct Pending {
+    pub(crate) write: Write,
+    pub(crate) reply: Reply,
+}
+
+/// Who wants to know what became of a write.
+pub(crate) enum Reply {
+    /// A run in the memory of an engine thread.
+    Run { thread: usize, slot: u32, run: u64 },
+    /// A caller that waits.
+    Caller(oneshot::Sender<Result<Outcome, Arc<StoreError>>>),
+    /// Nobody.
+    Nobody,
+}
+
+/// What became of the commit of a run in memory.
+pub(crate) struct Ack {
+    pub(crate) slot: u32,
+    pub(crate) run: u64,
+    pub(crate) answer: Answer,
+}
+
+pub(crate) enum Answer {
+    /// The store has answered. A commit that was refused comes back.
+    Outcome(Outcome, Option<Box<Commit>>),
+    /// The store cannot take this commit, whatever is around it.
+    Rejected(Arc<StoreError>),
+    /// It is not known whether it was made.
+    Unknown,
+}
+
+/// The queue in front of the committer.
+#[derive(Default)]
+pub(crate) struct CommitQueue {
+    list: Mutex<Vec<Pending>>,
+    filled: Condvar,
+    closed: AtomicBool,
+    /// For benchmarks: how many batches, and how many writes were in them.
+    pub(crate) batches: AtomicU64,
+    pub(crate) batch_sizes: Mutex<Option<Vec<u32>>>,
+}
+
+impl CommitQueue {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Pending>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends these, in order. What cannot be taken any more stays in the list.
+    pub(crate) fn push_all(&self, shared: &Shared, pending: &mut Vec<Pending>) {
+        if pending.is_empty() {
+            return;
+        }
+        shared.activity.begin(pending.len());
+        let mut list = self.lock();
+        let was_empty = list.is_empty();
+        list.append(pending);
+        drop(list);
+        if was_empty {
+            self.filled.notify_one();
+        }
+    }
+
+    pub(crate) fn push(&self, shared: &Shared, pending: Pending) {
+        self.push_all(shared, &mut vec![pending]);
+    }
+
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        drop(self.lock());
+        self.filled.notify_all();
+    }
+
+    /// Everything that is queued; `None` once it is closed and empty.
+    fn take(&self) -> Option<Vec<Pending>> {
+        let mut list = self.lock();
+        while list.is_empty() {
+            if self.closed.load(Ordering::Acquire) {
+                return None;
+            }
+            list = self.filled.wait(list).unwrap_or_else(PoisonError::into_inner);
+        }
+        Some(std::mem::take(&mut *list))
+    }
+}
+
+/// The thread that commits, until the queue is closed and empty.
+pub(crate) fn run(shared: &Shared) {
+    while let Some(mut queued) = shared.queue.take() {
+        while !queued.is_empty() {
+            let rest = queued.split_off(batch_len(shared, &queued));
+            let batch = std::mem::replace(&mut queued, rest);
+            commit(shared, batch);
+        }
+    }
+    shared.stop_failed_writes();
+}
+
+/// How many of these make one batch, within the limits.
+fn batch_len(shared: &Shared, queued: &[Pending]) -> usize {
+    let mut bytes = 0;
+    for (n, pending) in queued.iter().enumerate() {
+        bytes += size_of_write(&pending.write);
+        let full = n == shared.settings.batch_commits_max || bytes > shared.settings.batch_bytes_max;
+        if full && n > 0 {
+            return n;
+        }
+    }
+    queued.len()
+}
+
+fn size_of_write(write: &Write) -> usize {
+    match write {
+        Write::Start(new) => 128 + new.input.len(),
+        Write::Deliver(delivery) => 64 + delivery.body.len(),
+        Write::Control(..) => 64,
+        Write::Reopen(_) => 256,
+        Write::Commit(commit) => {
+            let puts = commit.puts.iter().map(|put| put.key.len() + put.value.len()).sum::<usize>();
+            64 + puts
+        }
+    }
+}
+
+/// Makes one batch durable, however long that takes, and tells everybody.
+fn commit(shared: &Shared, pending: Vec<Pending>) {
+    let (writes, replies): (Vec<_>, Vec<_>) =
+        pending.into_iter().map(|pending| (pending.write, pending.reply)).unzip();
+    let mut batch = Batch { fence: None, now: shared.now(), writes };
+    let mut tries = 0u32;
+    loop {
+        if let Some(error) = shared.stopped() {
+            let refused = |_| Err(error.clone());
+            return dispatch_errors(shared, batch, replies, refused);
+        }
+        batch.fence = shared.fence_for_commit();
+        batch.now = shared.now();
+        match shared.store.commit(&batch) {
+            Ok(outcomes) => {
+                note_batch(shared, batch.writes.len());
+                return super::dispatch::dispatch(shared, batch, replies, outcomes);
+            }
+            Err(error) => match error.reaction() {
+                Reaction::Retry => {
+                    tries += 1;
+                    report_retry(&error, tries);
+                    if shared.closing() && tries > 20 {
+                        shared.stop(error);
+                        continue;
+                    }
+                    std::thread::sleep(retry_delay(shared, tries));
+                }
+                Reaction::Bisect if batch.writes.len() > 1 => {
+                    return bisect(shared, batch, replies);
+                }
+                Reaction::Bisect => {
+                    let error = Arc::new(error);
+                    tracing::error!(%error, "a write cannot be made");
+                    return dispatch_errors(shared, batch, replies, |_| Err(error.clone()));
+                }
+                Reaction::Reload => {
+                    let error = Arc::new(error);
+                    tracing::warn!(%error, "the outcome of a commit is not known");
+                    return dispatch_errors(shared, batch, replies, |_| Err(error.clone()));
+                }
+                Reaction::Stop => shared.stop(error),
+            },
+        }
+    }
+}
+
+fn note_batch(shared: &Shared, writes: usize) {
+    shared.queue.batches.fetch_add(1, Ordering::Relaxed);
+    if let Ok(mut sizes) = shared.queue.batch_sizes.try_lock() {
+        if let Some(sizes) = sizes.as_mut() {
+            sizes.push(u32::try_from(writes).unwrap_or(u32::MAX));
+        }
+    }
+}
+
+/// The first failure is told at once, later ones now and then.
+fn report_retry(error: &StoreError, tries: u32) {
+    if tries.is_power_of_two() {
+        let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+        tracing::warn!(%error, cause, tries, "a commit is tried again");
+    }
+}
+
+fn retry_delay(shared: &Shared, tries: u32) -> Duration {
+    let doubled = shared.settings.store_retry.saturating_mul(1 << tries.min(6));
+    doubled.min(Duration::from_secs(1))
+}
+
+/// Each half alone, to find the write that cannot be made.
+fn bisect(shared: &Shared, batch: Batch, replies: Vec<Reply>) {
+    let pending = batch.writes.into_iter().zip(replies);
+    let mut first: Vec<_> = pending.map(|(write, reply)| Pending { write, reply }).collect();
+    let second = first.split_off(first.len() / 2);
+    commit(shared, first);
+    commit(shared, second);
+}
+
+/// Nothing of the batch is known to have happened: everybody is told so.
+fn dispatch_errors(
+    shared: &Shared,
+    batch: Batch,
+    replies: Vec<Reply>,
+    error: impl Fn(&Write) -> Result<(), Arc<StoreError>>,
+) {
+    let n = batch.writes.len();
+    for (write, reply) in batch.writes.into_iter().zip(replies) {
+        let Err(error) = error(&write) else { continue };
+        match reply {
+            Reply::Caller(caller) => _ = caller.send(Err(error)),
+            Reply::Run { thread, slot, run } => {
+                let answer = match error.reaction() {
+                    Reaction::Bisect => Answer::Rejected(error),
+                    _ => Answer::Unknown,
+                };
+                shared.threads[thread].push(super::mailbox::Event::Acks(vec![Ack {
+                    slot,
+                    run,
+                    answer,
+                }]));
+            }
+            Reply::Nobody => {}
+        }
+    }
+    shared.activity.end(n);
+}
+
+/// How much of a lease must be left for a batch to be sent under it.
+pub(crate) fn lease_margin(lease: Duration) -> Duration {
+    lease / 5
+}
+
+/// Whether the lease lasts long enough for one more batch.
+pub(crate) fn lease_holds(valid_until: Instant, lease: Duration) -> bool {
+    Instant::now() + lease_margin(lease) < valid_until
+}

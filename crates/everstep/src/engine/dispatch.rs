@@ -1,0 +1,137 @@
+//! After a batch is durable: tells the runs, the callers, the waiters and other processes.
+
+use super::{
+    committer::{Ack, Answer, Reply},
+    mailbox::Event,
+    shared::Shared,
+};
+use crate::{
+    commit::{
+        Batch, Commit, Controlled, Delivered, Delivery, Effect, InboxRow, Outcome, Patch, Write,
+    },
+    run_id::RunNo,
+    store::Finished,
+    time::Timestamp,
+};
+
+/// What is gathered while one batch is told around.
+struct Round<'a> {
+    shared: &'a Shared,
+    now: Timestamp,
+    acks: Vec<Vec<Ack>>,
+    elsewhere: Vec<RunNo>,
+}
+
+pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, outcomes: Vec<Outcome>) {
+    let n = batch.writes.len();
+    debug_assert_eq!(n, outcomes.len(), "a store answers every write");
+    let acks = shared.threads.iter().map(|_| Vec::new()).collect();
+    let mut round = Round { shared, now: batch.now, acks, elsewhere: Vec::new() };
+    for ((write, reply), outcome) in batch.writes.into_iter().zip(replies).zip(outcomes) {
+        round.tell(write, reply, outcome);
+    }
+    for (thread, acks) in round.acks.into_iter().enumerate() {
+        if !acks.is_empty() {
+            shared.threads[thread].push(Event::Acks(acks));
+        }
+    }
+    shared.wake_others(&round.elsewhere);
+    shared.activity.end(n);
+}
+
+impl Round<'_> {
+    fn tell(&mut self, write: Write, reply: Reply, outcome: Outcome) {
+        let mut back = None;
+        match (write, &outcome) {
+            (Write::Start(new), Outcome::Started(started)) => {
+                if started.claimed {
+                    let mailbox = self.shared.mailbox_of(new.id.shard());
+                    mailbox.push(Event::Started(new, self.now));
+                } else if !started.attached {
+                    self.due(started.id.no(), new.id.shard(), started.available_at);
+                }
+            }
+            (Write::Deliver(delivery), Outcome::Delivered(delivered)) => {
+                self.delivered(&delivery, delivered);
+            }
+            (Write::Control(_, control), Outcome::Controlled(Controlled::Done { run })) => {
+                if self.owns(run.shard()) {
+                    let mailbox = self.shared.mailbox_of(run.shard());
+                    mailbox.push(Event::Control(run.no(), control));
+                } else {
+                    self.elsewhere.push(run.no());
+                }
+            }
+            (Write::Reopen(reopen), Outcome::Committed(_)) => {
+                self.shared.due.note(reopen.available_at);
+                self.elsewhere.push(reopen.run);
+            }
+            (Write::Commit(commit), Outcome::Committed(delivered)) => {
+                self.committed(*commit, delivered);
+            }
+            (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),
+            _ => {}
+        }
+        match reply {
+            Reply::Run { thread, slot, run } => {
+                let answer = Answer::Outcome(outcome, back);
+                self.acks[thread].push(Ack { slot, run, answer });
+            }
+            Reply::Caller(caller) => _ = caller.send(Ok(outcome)),
+            Reply::Nobody => {}
+        }
+    }
+
+    fn owns(&self, shard: crate::run_id::ShardId) -> bool {
+        !self.shared.threads.is_empty() && self.shared.owns(shard)
+    }
+
+    /// A run that is due at this time, and in nobody's memory.
+    fn due(&mut self, run: RunNo, shard: crate::run_id::ShardId, at: Option<Timestamp>) {
+        if self.owns(shard) {
+            self.shared.due.note(at.unwrap_or(self.now));
+        } else {
+            self.elsewhere.push(run);
+        }
+    }
+
+    fn delivered(&mut self, delivery: &Delivery, delivered: &Delivered) {
+        let (Some(run), Some(seq)) = (delivered.run, delivered.seq) else { return };
+        if delivered.receipt != crate::commit::Receipt::Delivered {
+            return;
+        }
+        if !self.owns(run.shard()) {
+            self.elsewhere.push(run.no());
+            return;
+        }
+        let row = InboxRow {
+            seq,
+            name: delivery.name.clone(),
+            body: delivery.body.clone(),
+            request: delivery.request,
+            sent_at: self.now,
+        };
+        self.shared.mailbox_of(run.shard()).push(Event::Message(run.no(), Box::new(row)));
+    }
+
+    /// A commit of one of our runs is durable: what it did to others, and whether it was its end.
+    fn committed(&mut self, commit: Commit, delivered: &[Delivered]) {
+        let mut receipts = delivered.iter();
+        for effect in &commit.effects {
+            match effect {
+                Effect::Send { delivery, .. } => {
+                    if let Some(receipt) = receipts.next() {
+                        self.delivered(delivery, receipt);
+                    }
+                }
+                Effect::Reply { request, body } => {
+                    let answer = crate::store::Answer::Reply(body.clone());
+                    self.shared.hub.answered(*request, answer);
+                }
+            }
+        }
+        if let Patch::Finish { status, output, error } = commit.patch {
+            self.shared.hub.ended(commit.run, || Finished { status, output, error });
+        }
+    }
+}

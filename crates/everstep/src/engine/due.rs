@@ -1,0 +1,232 @@
+//! Finds runs that are due and in nobody's memory: new ones, cold ones, other processes' work.
+//!
+//! A thread of its own asks the store when something points to a due run, when the time of a cold
+//! run has come, and now and then for safety. It reads what is due in the shards of this runner
+//! and hands it to the engine threads, which know what they have already. It also keeps the timers
+//! of the engine threads, since those sleep while nothing happens.
+
+use std::{
+    sync::{
+        Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicI64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::{mailbox::Event, shared::Shared};
+use crate::{
+    run_id::RunNo,
+    store::DueRun,
+    time::Timestamp,
+};
+
+/// What the thread waits on.
+#[derive(Default)]
+pub(crate) struct DueSignal {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Whether there may be runs in the store that no thread has in memory.
+    cold: AtomicBool,
+    /// The earliest time for which the thread is known to be awake; a later one needs no signal.
+    awake_by: AtomicI64,
+}
+
+#[derive(Default)]
+struct State {
+    /// When the next cold run is due.
+    next: Option<Timestamp>,
+    /// Something points to a due run.
+    poked: bool,
+    /// Another process says so.
+    from_outside: bool,
+    closed: bool,
+    /// A timer of an engine thread was set earlier than before.
+    timers_changed: bool,
+}
+
+impl DueSignal {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A run that is in nobody's memory is due at this time.
+    pub(crate) fn note(&self, at: Timestamp) {
+        self.cold.store(true, Ordering::Release);
+        let mut state = self.lock();
+        if state.next.is_none_or(|next| at < next) {
+            state.next = Some(at);
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Look now.
+    pub(crate) fn poke(&self, from_outside: bool) {
+        let mut state = self.lock();
+        state.poked = true;
+        state.from_outside |= from_outside;
+        drop(state);
+        self.cold.store(true, Ordering::Release);
+        self.changed.notify_one();
+    }
+
+    /// An engine thread has a timer at this time.
+    pub(crate) fn timer_set(&self, at: Timestamp) {
+        if at.as_millis() >= self.awake_by.load(Ordering::Acquire) {
+            return;
+        }
+        self.lock().timers_changed = true;
+        self.changed.notify_one();
+    }
+
+    /// Something that a virtual clock waits for may have happened.
+    pub(crate) fn nudge(&self) {
+        drop(self.lock());
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_all();
+    }
+}
+
+/// How many due runs are read at a time.
+const PAGE: usize = 1_000;
+
+/// The thread that finds due runs and keeps timers, until it is closed.
+pub(crate) fn run(shared: &Shared) {
+    let mut safety = Instant::now() + shared.settings.safety_poll;
+    loop {
+        let (poll, look) = match wait(shared, safety) {
+            Woken::Closed => return,
+            Woken::Timers => (false, false),
+            Woken::Poll { look } => (true, look),
+            Woken::Safety => {
+                safety = Instant::now() + shared.settings.safety_poll;
+                (true, true)
+            }
+        };
+        wake_timers(shared);
+        if poll && shared.stopped().is_none() {
+            poll_store(shared, look);
+        }
+    }
+}
+
+enum Woken {
+    Closed,
+    Timers,
+    Poll { look: bool },
+    Safety,
+}
+
+/// Waits for the next thing to do.
+fn wait(shared: &Shared, safety: Instant) -> Woken {
+    let mut state = shared.due.lock();
+    loop {
+        if state.closed {
+            return Woken::Closed;
+        }
+        if std::mem::take(&mut state.poked) {
+            let look = std::mem::take(&mut state.from_outside);
+            return Woken::Poll { look };
+        }
+        let now = shared.now();
+        if state.next.is_some_and(|next| next <= now) {
+            state.next = None;
+            return Woken::Poll { look: false };
+        }
+        let timer = next_timer(shared);
+        if timer.is_some_and(|at| at <= now) {
+            return Woken::Timers;
+        }
+        if Instant::now() >= safety {
+            return Woken::Safety;
+        }
+        let next = [state.next, timer].into_iter().flatten().min();
+        state.timers_changed = false;
+        if let Some(clock) = shared.clock.as_virtual() {
+            shared.due.awake_by.store(i64::MIN, Ordering::Release);
+            drop(state);
+            clock.advance_when_quiet(&shared.activity, next);
+            state = shared.due.lock();
+            continue;
+        }
+        let until_next = next.map_or(Duration::MAX, |at| at.since(now));
+        let awake_by = next.map_or(i64::MAX, Timestamp::as_millis);
+        shared.due.awake_by.store(awake_by, Ordering::Release);
+        // A timer that was set between the look at the timers and the store above.
+        if next_timer(shared).is_some_and(|at| at.as_millis() < awake_by) {
+            continue;
+        }
+        let limit = safety.saturating_duration_since(Instant::now()).min(until_next);
+        let waited = shared.due.changed.wait_timeout(state, limit);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+fn next_timer(shared: &Shared) -> Option<Timestamp> {
+    let timers = shared.threads.iter().map(|thread| thread.next_timer.load(Ordering::Acquire));
+    timers.min().filter(|at| *at != i64::MAX).map(Timestamp::from_millis)
+}
+
+/// Wakes the engine threads whose timers are due.
+fn wake_timers(shared: &Shared) {
+    let now = shared.now().as_millis();
+    for thread in &shared.threads {
+        if thread.next_timer.load(Ordering::Acquire) <= now {
+            // The thread sets it anew when it has looked at its timers.
+            thread.next_timer.store(i64::MAX, Ordering::Release);
+            thread.push(Event::Timer);
+        }
+    }
+}
+
+/// Reads what is due in our shards and hands it to the engine threads.
+fn poll_store(shared: &Shared, look: bool) {
+    let owned = shared.owned();
+    if owned.is_empty() {
+        return;
+    }
+    let mut after: Option<(Timestamp, RunNo)> = None;
+    loop {
+        let now = shared.now();
+        let due = match shared.store.due(now, &owned, after, PAGE) {
+            Ok(due) => due,
+            Err(error) => {
+                tracing::warn!(%error, "due runs cannot be read; trying again");
+                shared.due.note(now + shared.settings.store_retry.max(Duration::from_millis(100)));
+                return;
+            }
+        };
+        let last = due.runs.last().and_then(|run| Some((run.available_at?, run.id.no())));
+        let full = due.runs.len() == PAGE;
+        hand_out(shared, due.runs, look);
+        if !full || !shared.has_room() {
+            if full {
+                // The rest is read when there is room again.
+                shared.due.cold.store(true, Ordering::Release);
+            }
+            // Without cold runs the next one is in some thread's memory, with a timer there.
+            if let (Some(at), true) = (due.next_at, shared.due.cold.load(Ordering::Acquire)) {
+                let mut state = shared.due.lock();
+                state.next = Some(state.next.map_or(at, |next| next.min(at)));
+            }
+            return;
+        }
+        after = last;
+    }
+}
+
+fn hand_out(shared: &Shared, runs: Vec<DueRun>, look: bool) {
+    let mut by_thread: Vec<Vec<DueRun>> = shared.threads.iter().map(|_| Vec::new()).collect();
+    for run in runs {
+        by_thread[shared.thread_of(run.shard)].push(run);
+    }
+    for (thread, runs) in by_thread.into_iter().enumerate() {
+        if !runs.is_empty() {
+            shared.threads[thread].push(Event::Due { runs, look });
+        }
+    }
+}

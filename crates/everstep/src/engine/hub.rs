@@ -1,0 +1,135 @@
+//! Who waits for the end of a run, or for the answer to a request, in this process.
+//!
+//! Waiters are fed after the commit that holds what they wait for. In a client without an engine
+//! nobody feeds them but a poll of the store.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use crate::{
+    run_id::{RunId, RunNo},
+    store::{Answer, Finished, StoreError},
+};
+
+/// Who waits for the end of which run.
+type Ends = HashMap<RunNo, (RunId, Vec<EndSender>)>;
+type EndSender = oneshot::Sender<Result<Finished, Arc<StoreError>>>;
+type AnswerSender = oneshot::Sender<Result<Answer, Arc<StoreError>>>;
+
+/// The waiters of one process.
+#[derive(Default)]
+pub(crate) struct Hub {
+    // Sharded by run, so that thousands of waiters do not meet on one lock.
+    ends: [Mutex<Ends>; 16],
+    answers: Mutex<HashMap<Uuid, (RunNo, AnswerSender)>>,
+    blocked: Mutex<Vec<(RunId, Option<String>)>>,
+}
+
+impl Hub {
+    fn ends(&self, run: RunNo) -> std::sync::MutexGuard<'_, Ends> {
+        let part = crate::random::mix(run.0 as u64) as usize % self.ends.len();
+        self.ends[part].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answers(&self) -> std::sync::MutexGuard<'_, HashMap<Uuid, (RunNo, AnswerSender)>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers a waiter. Look into the store after this, not before: the run may have ended.
+    pub(crate) fn await_end(
+        &self,
+        run: RunId,
+    ) -> oneshot::Receiver<Result<Finished, Arc<StoreError>>> {
+        let (sender, receiver) = oneshot::channel();
+        let no = run.no();
+        self.ends(no).entry(no).or_insert_with(|| (run, Vec::new())).1.push(sender);
+        receiver
+    }
+
+    pub(crate) fn await_answer(
+        &self,
+        run: RunNo,
+        request: Uuid,
+    ) -> oneshot::Receiver<Result<Answer, Arc<StoreError>>> {
+        let (sender, receiver) = oneshot::channel();
+        self.answers().insert(request, (run, sender));
+        receiver
+    }
+
+    /// Notes that this run held up its engine thread; for tests.
+    pub(crate) fn note_blocked(&self, run: RunId, step: Option<String>) {
+        let mut blocked = self.blocked.lock().unwrap_or_else(PoisonError::into_inner);
+        blocked.push((run, step));
+        if blocked.len() > 100 {
+            blocked.remove(0);
+        }
+    }
+
+    pub(crate) fn blocked(&self) -> Vec<(RunId, Option<String>)> {
+        self.blocked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The run has ended, durably.
+    pub(crate) fn ended(&self, run: RunNo, finished: impl FnOnce() -> Finished) {
+        let waiters = self.ends(run).remove(&run);
+        if let Some((_, waiters)) = waiters {
+            let finished = finished();
+            for waiter in waiters {
+                _ = waiter.send(Ok(finished.clone()));
+            }
+        }
+        let mut answers = self.answers();
+        if answers.is_empty() {
+            return;
+        }
+        let unanswered: Vec<Uuid> =
+            answers.iter().filter(|(_, (of, _))| *of == run).map(|(id, _)| *id).collect();
+        for request in unanswered {
+            if let Some((_, waiter)) = answers.remove(&request) {
+                _ = waiter.send(Ok(Answer::RunEnded));
+            }
+        }
+    }
+
+    /// The request was answered, durably.
+    pub(crate) fn answered(&self, request: Uuid, answer: Answer) {
+        let waiter = self.answers().remove(&request);
+        if let Some((_, waiter)) = waiter {
+            _ = waiter.send(Ok(answer));
+        }
+    }
+
+    /// The runs and requests that somebody still waits for; waiters that gave up are forgotten.
+    pub(crate) fn waiting(&self) -> (Vec<RunId>, Vec<Uuid>) {
+        let mut runs = Vec::new();
+        for part in &self.ends {
+            let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            part.retain(|_, (_, waiters)| {
+                waiters.retain(|waiter| !waiter.is_closed());
+                !waiters.is_empty()
+            });
+            runs.extend(part.values().map(|(run, _)| *run));
+        }
+        let mut answers = self.answers();
+        answers.retain(|_, (_, waiter)| !waiter.is_closed());
+        (runs, answers.keys().copied().collect())
+    }
+
+    /// Nobody will be fed any more.
+    pub(crate) fn stop(&self, error: &Arc<StoreError>) {
+        for part in &self.ends {
+            let waiters = std::mem::take(&mut *part.lock().unwrap_or_else(PoisonError::into_inner));
+            for waiter in waiters.into_values().flat_map(|(_, waiters)| waiters) {
+                _ = waiter.send(Err(error.clone()));
+            }
+        }
+        for (_, waiter) in std::mem::take(&mut *self.answers()).into_values() {
+            _ = waiter.send(Err(error.clone()));
+        }
+    }
+}

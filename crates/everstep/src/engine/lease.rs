@@ -1,0 +1,212 @@
+//! The lease: how a runner says that it is alive, and which shards it owns.
+//!
+//! Each runner computes for itself which shards it should have, by rendezvous hashing over the
+//! runners that are alive. It takes what is free, and gives back what it should not have once none
+//! of those runs is in its memory any more.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use super::{mailbox::Event, shared::Shared};
+use crate::{
+    commit::Fence,
+    random,
+    run_id::{SHARDS, ShardId},
+    store::{RunnerRow, ShardSet, StoreError},
+};
+
+/// Stops the heartbeat.
+#[derive(Default)]
+pub(crate) struct Stop {
+    stopped: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Stop {
+    pub(crate) fn stop(&self) {
+        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for this long; whether it was stopped.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(stopped, limit, |stopped| !*stopped);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// Says that the runner is alive, again and again, and keeps its shards as they should be.
+pub(crate) fn run(shared: &Shared, stop: &Stop) {
+    let mut beats = 0u64;
+    while !stop.wait(shared.settings.heartbeat) {
+        let Some(fence) = shared.fence() else { return };
+        let begun = Instant::now();
+        match shared.store.heartbeat(fence, shared.now(), shared.settings.lease) {
+            Ok(true) => shared.set_lease(fence, begun + shared.settings.lease),
+            Ok(false) => return shared.lose(),
+            Err(error) => {
+                tracing::warn!(%error, "the heartbeat failed; trying again");
+                continue;
+            }
+        }
+        beats += 1;
+        // Others are looked for at every second beat: an idle engine asks little.
+        if beats % 2 == 0 {
+            let taken = balance(shared, fence).and_then(|taken| match taken.is_empty() {
+                true => Ok(0),
+                false => take_up(shared, &taken),
+            });
+            if let Err(error) = taken {
+                tracing::warn!(%error, "shards cannot be balanced; trying again");
+            }
+        }
+    }
+}
+
+/// Takes and gives back shards until the runner has those it should have; gives the new ones,
+/// whose runs are to be taken up.
+pub(crate) fn balance(shared: &Shared, fence: Fence) -> Result<ShardSet, StoreError> {
+    let now = shared.now();
+    let runners = shared.store.runners()?;
+    let alive: Vec<&RunnerRow> = runners
+        .iter()
+        .filter(|runner| {
+            runner.id == fence.runner
+                || (runner.lease_until > now && !shared.store.runner_is_dead(runner.id))
+        })
+        .collect();
+    let dead: Vec<Uuid> = runners
+        .iter()
+        .filter(|runner| !alive.iter().any(|other| other.id == runner.id))
+        .map(|runner| runner.id)
+        .collect();
+    let wanted = assigned(fence.runner, &alive.iter().map(|runner| runner.id).collect::<Vec<_>>());
+    let owned = shared.owned();
+    let excess: ShardSet = owned.iter().filter(|shard| !wanted.contains(*shard)).collect();
+    if !excess.is_empty() {
+        give_back(shared, fence, &excess)?;
+    }
+    let missing = wanted.iter().any(|shard| !shared.owns(shard));
+    if missing || !dead.is_empty() {
+        match shared.store.take_shards(fence, now, &wanted, &dead)? {
+            Some(held) => {
+                let kept: ShardSet = held.iter().filter(|shard| !excess.contains(*shard)).collect();
+                let new: ShardSet = kept.iter().filter(|shard| !owned.contains(*shard)).collect();
+                shared.set_owned(&kept);
+                return Ok(new);
+            }
+            None => shared.lose(),
+        }
+    }
+    Ok(ShardSet::EMPTY)
+}
+
+/// The shards that this runner should have among these: each goes to the runner that draws the
+/// highest number for it, so that a change moves as few as possible.
+pub(crate) fn assigned(me: Uuid, alive: &[Uuid]) -> ShardSet {
+    let draw = |runner: &Uuid, shard: u16| {
+        (random::hash(u64::from(shard), runner.as_bytes()), *runner)
+    };
+    let winner = |shard: u16| alive.iter().max_by_key(|runner| draw(runner, shard));
+    (0..SHARDS).filter(|shard| winner(*shard) == Some(&me)).map(ShardId).collect()
+}
+
+/// Gives shards back once none of their runs is in memory.
+fn give_back(shared: &Shared, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
+    // From now on nothing new of these shards is taken in.
+    let kept: ShardSet = shared.owned().iter().filter(|shard| !shards.contains(*shard)).collect();
+    shared.set_owned(&kept);
+    for thread in &shared.threads {
+        let (done, released) = oneshot::channel();
+        thread.push(Event::Release(*shards, done));
+        // A body may take as long as it likes; it is waited for, since its shard cannot move.
+        _ = released.blocking_recv();
+    }
+    shared.store.release_shards(fence, shards)?;
+    shared.wake_others(&[]);
+    Ok(())
+}
+
+/// How many runs of a new shard are read at a time.
+const PAGE: usize = 1_000;
+
+/// Takes up the runs of shards that were somebody else's, or nobody's.
+pub(crate) fn take_up(shared: &Shared, shards: &ShardSet) -> Result<u64, StoreError> {
+    let (mut after, mut found) = (None, 0);
+    loop {
+        let page = shared.store.live(shards, after, PAGE)?;
+        after = page.last().map(|run| run.id.no());
+        let full = page.len() == PAGE;
+        found += page.len() as u64;
+        let mut by_thread: Vec<Vec<_>> = shared.threads.iter().map(|_| Vec::new()).collect();
+        for run in page {
+            by_thread[shared.thread_of(run.shard)].push(run);
+        }
+        for (thread, runs) in by_thread.into_iter().enumerate() {
+            if !runs.is_empty() {
+                shared.threads[thread].push(Event::Recovered(runs));
+            }
+        }
+        if !full {
+            shared.due.poke(false);
+            return Ok(found);
+        }
+    }
+}
+
+/// A thread that names the body which holds up an engine thread, while it does.
+pub(crate) fn watch(shared: &Arc<Shared>, stop: &Stop) {
+    let mut seen: Vec<(u64, Instant, bool)> =
+        shared.threads.iter().map(|_| (0, Instant::now(), false)).collect();
+    let step = (shared.settings.blocked_after / 4).max(Duration::from_millis(10));
+    while !stop.wait(step) {
+        for (thread, seen) in shared.threads.iter().zip(&mut seen) {
+            let turn = thread.turn.load(std::sync::atomic::Ordering::Acquire);
+            if turn != seen.0 {
+                *seen = (turn, Instant::now(), false);
+                continue;
+            }
+            let working = turn % 2 == 1;
+            if !working || seen.2 || seen.1.elapsed() < shared.settings.blocked_after {
+                continue;
+            }
+            seen.2 = true;
+            let polling = thread.polling.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(polling) = polling {
+                let step = polling.step.map(|key| crate::history::keys::describe(&key));
+                tracing::warn!(
+                    run = %polling.run,
+                    workflow = &*polling.workflow,
+                    step = step.as_deref().unwrap_or("(the workflow's own code)"),
+                    blocked_for = ?seen.1.elapsed(),
+                    "a body blocks its engine thread; use `ctx.blocking` for work that blocks"
+                );
+                shared.hub.note_blocked(polling.run, step);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_runner_takes_about_its_share_and_moves_nothing_else() {
+        let ids: Vec<Uuid> = (1..=4u128).map(|n| Uuid::from_u128(n * 0x1234_5678_9ABC)).collect();
+        let before: Vec<ShardSet> = ids[..3].iter().map(|id| assigned(*id, &ids[..3])).collect();
+        let after: Vec<ShardSet> = ids.iter().map(|id| assigned(*id, &ids)).collect();
+        assert_eq!(before.iter().map(ShardSet::len).sum::<usize>(), 256);
+        assert_eq!(after.iter().map(ShardSet::len).sum::<usize>(), 256);
+        for (old, new) in before.iter().zip(&after) {
+            assert!(new.iter().all(|shard| old.contains(shard)), "only the new runner gains");
+        }
+        assert!((40..90).contains(&after[3].len()), "{}", after[3].len());
+    }
+}

@@ -1,0 +1,132 @@
+//! How others reach an engine thread: a list of events and a waker.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicI64, AtomicU64, Ordering},
+};
+
+use futures_util::task::AtomicWaker;
+use tokio::sync::oneshot;
+
+use super::{activity::Activity, committer::Ack};
+use crate::{
+    commit::{Control, InboxRow, NewRun},
+    run::{core::OpId, wakers::WakeSink},
+    run_id::RunNo,
+    store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
+    time::Timestamp,
+};
+
+/// Something that an engine thread must know.
+pub(crate) enum Event {
+    /// Answers to commits of its runs.
+    Acks(Vec<Ack>),
+    /// A run that was just created and is now in its hands.
+    Started(Box<NewRun>, Timestamp),
+    /// A message was delivered to a run.
+    Message(RunNo, Box<InboxRow>),
+    /// A run was cancelled, paused or resumed.
+    Control(RunNo, Control),
+    /// Something happened to a run in another process.
+    Look(RunNo),
+    /// What was found by looking: the row, and messages that were not seen.
+    Looked(RunNo, Option<Box<(RunRow, Vec<InboxRow>)>>),
+    /// A body wants to be polled.
+    Body { slot: u32, run: u64, op: OpId },
+    /// Something that is not durable has woken a run.
+    Foreign { slot: u32, run: u64 },
+    /// Its timers are due.
+    Timer,
+    /// Runs that are due. `look`: also those that are in memory may have news.
+    Due { runs: Vec<DueRun>, look: bool },
+    /// Runs of shards that were just taken, which were in somebody's memory.
+    Recovered(Vec<DueRun>),
+    /// A run was read from the store.
+    Loaded(RunNo, Result<Option<Box<LoadedRun>>, StoreError>),
+    /// These shards are given up: their runs must leave memory. Answered when they have.
+    Release(ShardSet, oneshot::Sender<()>),
+    /// This run should leave memory. Answered with whether it has.
+    Evict(RunNo, oneshot::Sender<bool>),
+    /// How many runs are in memory.
+    Census(oneshot::Sender<ThreadCensus>),
+    /// No body starts any more; answered when nothing is in flight.
+    Drain(oneshot::Sender<()>),
+    /// The shards were lost: everything is dropped, and nothing more is written.
+    Lost,
+}
+
+/// What an engine thread has in memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ThreadCensus {
+    pub(crate) moving: usize,
+    pub(crate) hot: usize,
+    pub(crate) hot_bytes: usize,
+}
+
+/// The way to one engine thread.
+pub(crate) struct Mailbox {
+    events: Mutex<Vec<Event>>,
+    waker: AtomicWaker,
+    activity: Arc<Activity>,
+    /// When its next timer is due, in milliseconds; `i64::MAX` for never.
+    pub(crate) next_timer: AtomicI64,
+    /// The number of the turn that it is in, odd while it works: for the watchdog.
+    pub(crate) turn: AtomicU64,
+    /// What it is polling: for the watchdog.
+    pub(crate) polling: Mutex<Option<Polling>>,
+}
+
+/// The run, and the body if there is one, that an engine thread is polling.
+#[derive(Clone, Debug)]
+pub(crate) struct Polling {
+    pub(crate) run: crate::run_id::RunId,
+    pub(crate) workflow: Arc<str>,
+    pub(crate) step: Option<Vec<u8>>,
+}
+
+impl Mailbox {
+    pub(crate) fn new(activity: Arc<Activity>) -> Arc<Mailbox> {
+        Arc::new(Mailbox {
+            events: Mutex::default(),
+            waker: AtomicWaker::new(),
+            activity,
+            next_timer: AtomicI64::new(i64::MAX),
+            turn: AtomicU64::new(0),
+            polling: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn push(&self, event: Event) {
+        self.activity.begin(1);
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+        self.waker.wake();
+    }
+
+    pub(crate) fn register(&self, waker: &std::task::Waker) {
+        self.waker.register(waker);
+    }
+
+    /// Takes all events. Each counts as activity until [`Mailbox::done`].
+    pub(crate) fn take(&self) -> Vec<Event> {
+        std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn done(&self, events: usize) {
+        self.activity.end(events);
+    }
+
+    pub(crate) fn set_next_timer(&self, at: Option<Timestamp>) {
+        let at = at.map_or(i64::MAX, Timestamp::as_millis);
+        self.next_timer.store(at, Ordering::Release);
+    }
+}
+
+impl WakeSink for Mailbox {
+    fn body_woken(&self, slot: u32, run: u64, op: OpId) {
+        self.push(Event::Body { slot, run, op });
+    }
+
+    fn foreign_wake(&self, slot: u32, run: u64) {
+        self.push(Event::Foreign { slot, run });
+    }
+}

@@ -1,0 +1,98 @@
+//! What can be set on an engine, each with a default.
+
+use std::time::Duration;
+
+use crate::retry::Retry;
+
+/// How an engine works. Every field has a default that suits one process on one machine.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// How many engine threads poll workflows; one per core if 0.
+    pub threads: usize,
+    /// How many runs may be in memory and moving at the same time. At the bound, due runs stay
+    /// pending, oldest first; parked runs do not count.
+    pub max_live_runs: usize,
+    /// How many bytes of parked runs are kept in memory, so that waking them costs no replay.
+    pub hot_bytes: usize,
+    /// How often a step is tried that does not say so itself.
+    pub default_retry: Retry,
+    /// How often a rollback is tried that does not say so itself.
+    pub default_rollback_retry: Retry,
+    /// How long an attempt may take that does not say so itself; as long as it likes if absent.
+    pub default_step_timeout: Option<Duration>,
+    /// How long to wait before a store that is busy or full is tried again.
+    pub store_retry: Duration,
+    /// How exact timers are: a run may be woken this much later than it asked for.
+    pub timer_resolution: Duration,
+    /// What a workflow gets when a child of it fails.
+    pub child_failures: ChildFailures,
+    /// How long an event is kept that nobody has waited for.
+    pub event_retain: Duration,
+    /// How many such events are kept.
+    pub event_max_pending: u64,
+    /// How long a runner owns its shards without a heartbeat.
+    pub lease: Duration,
+    /// How often a runner says that it is alive.
+    pub heartbeat: Duration,
+    /// How often the store is asked for due runs even if nothing points to one.
+    pub safety_poll: Duration,
+    /// How long a shutdown waits for bodies that are in flight.
+    pub shutdown_limit: Duration,
+    /// How long an engine thread may be held up by one body before that body is named.
+    pub blocked_after: Duration,
+    /// The largest payload: an input, a result, a message, a state.
+    pub payload_bytes_max: usize,
+    /// The longest history of a run.
+    pub history_entries_max: u64,
+    /// How many unread messages a run may have.
+    pub inbox_messages_max: u64,
+    /// How many steps with rollbacks a run may keep.
+    pub kept_rollbacks_max: usize,
+    /// How many commits are made durable together at most.
+    pub batch_commits_max: usize,
+    /// How many bytes are made durable together at most.
+    pub batch_bytes_max: usize,
+    /// The seed of everything random that is not stored; from the system if absent.
+    pub seed: Option<u64>,
+}
+
+/// What a workflow gets when a child of it fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ChildFailures {
+    /// An error.
+    #[default]
+    Propagate,
+    /// A value.
+    Value,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            threads: 0,
+            max_live_runs: 20_000,
+            hot_bytes: 256 << 20,
+            default_retry: Retry::DEFAULT,
+            default_rollback_retry: Retry::exponential(10),
+            default_step_timeout: None,
+            store_retry: Duration::from_millis(50),
+            timer_resolution: Duration::from_millis(10),
+            child_failures: ChildFailures::Propagate,
+            event_retain: Duration::from_secs(7 * 86_400),
+            event_max_pending: 10_000,
+            lease: Duration::from_secs(10),
+            heartbeat: Duration::from_secs(3),
+            safety_poll: Duration::from_secs(5),
+            shutdown_limit: Duration::from_secs(30),
+            blocked_after: Duration::from_secs(1),
+            payload_bytes_max: 2 << 20,
+            history_entries_max: 1_000_000,
+            inbox_messages_max: 10_000,
+            kept_rollbacks_max: 10_000,
+            batch_commits_max: 2_000,
+            batch_bytes_max: 8 << 20,
+            seed: None,
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What the threads of an engine (or of a client without one) share.
+
+use std::{
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use uuid::Uuid;
+
+use super::{
+    Settings,
+    activity::Activity,
+    committer::{self, CommitQueue},
+    due::DueSignal,
+    hub::Hub,
+    mailbox::{Event, Mailbox},
+};
+use crate::{
+    commit::Fence,
+    run_id::{RunIds, RunNo, ShardId},
+    store::{ShardSet, Store, StoreError},
+    time::{Clock, Timestamp},
+    workflow::Registry,
+};
+
+pub(crate) struct Shared {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// The latest time that was given out: the clock never runs backwards here.
+    latest: AtomicI64,
+    pub(crate) activity: Arc<Activity>,
+    pub(crate) queue: CommitQueue,
+    /// One for each engine thread; none in a client without an engine.
+    pub(crate) threads: Vec<Arc<Mailbox>>,
+    pub(crate) hub: Hub,
+    pub(crate) ids: RunIds,
+    pub(crate) me: Option<Uuid>,
+    owned: OwnedShards,
+    lease: Mutex<Option<Lease>>,
+    stopped: OnceLock<Arc<StoreError>>,
+    closing: AtomicBool,
+    /// How many runs are in memory and moving.
+    pub(crate) moving: AtomicUsize,
+    pub(crate) due: DueSignal,
+}
+
+/// What a runner holds, and until when.
+#[derive(Clone, Copy)]
+struct Lease {
+    fence: Fence,
+    valid_until: Instant,
+}
+
+/// The shards that this process owns. Read on every start and message, written rarely.
+#[derive(Default)]
+struct OwnedShards([AtomicU64; 4]);
+
+impl Shared {
+    pub(crate) fn new(
+        settings: Arc<Settings>,
+        store: Arc<dyn Store>,
+        registry: Arc<Registry>,
+        clock: Arc<dyn Clock>,
+        threads: usize,
+        me: Option<Uuid>,
+    ) -> Shared {
+        let activity = Arc::new(Activity::default());
+        let seed = settings.seed.unwrap_or_else(crate::random::entropy);
+        Shared {
+            store,
+            registry,
+            latest: AtomicI64::new(clock.now().as_millis()),
+            clock,
+            threads: (0..threads).map(|_| Mailbox::new(activity.clone())).collect(),
+            activity,
+            queue: CommitQueue::default(),
+            hub: Hub::default(),
+            ids: RunIds::new(seed),
+            me,
+            owned: OwnedShards::default(),
+            lease: Mutex::new(None),
+            stopped: OnceLock::new(),
+            closing: AtomicBool::new(false),
+            moving: AtomicUsize::new(0),
+            due: DueSignal::default(),
+            settings,
+        }
+    }
+
+    /// The time, never earlier than it was.
+    pub(crate) fn now(&self) -> Timestamp {
+        let now = self.clock.now().as_millis();
+        Timestamp::from_millis(self.latest.fetch_max(now, Ordering::AcqRel).max(now))
+    }
+
+    pub(crate) fn owns(&self, shard: ShardId) -> bool {
+        let word = &self.owned.0[usize::from(shard.0) / 64];
+        word.load(Ordering::Acquire) & (1 << (shard.0 % 64)) != 0
+    }
+
+    pub(crate) fn owned(&self) -> ShardSet {
+        (0..crate::run_id::SHARDS).map(ShardId).filter(|shard| self.owns(*shard)).collect()
+    }
+
+    pub(crate) fn set_owned(&self, shards: &ShardSet) {
+        let mut words = [0u64; 4];
+        for shard in shards.iter() {
+            words[usize::from(shard.0) / 64] |= 1 << (shard.0 % 64);
+        }
+        for (cell, word) in self.owned.0.iter().zip(words) {
+            cell.store(word, Ordering::Release);
+        }
+    }
+
+    /// The engine thread that owns the runs of this shard.
+    pub(crate) fn thread_of(&self, shard: ShardId) -> usize {
+        usize::from(shard.0) % self.threads.len()
+    }
+
+    pub(crate) fn mailbox_of(&self, shard: ShardId) -> &Mailbox {
+        &self.threads[self.thread_of(shard)]
+    }
+
+    pub(crate) fn set_lease(&self, fence: Fence, valid_until: Instant) {
+        *self.lock_lease() = Some(Lease { fence, valid_until });
+    }
+
+    pub(crate) fn fence(&self) -> Option<Fence> {
+        self.lock_lease().map(|lease| lease.fence)
+    }
+
+    fn lock_lease(&self) -> std::sync::MutexGuard<'_, Option<Lease>> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The fence for the next batch. An owner whose lease is about to end renews it first, so that
+    /// it never writes past it; one that cannot has lost its shards.
+    pub(crate) fn fence_for_commit(&self) -> Option<Fence> {
+        let lease = (*self.lock_lease())?;
+        if committer::lease_holds(lease.valid_until, self.settings.lease) {
+            return Some(lease.fence);
+        }
+        let begun = Instant::now();
+        match self.store.heartbeat(lease.fence, self.now(), self.settings.lease) {
+            Ok(true) => {
+                self.set_lease(lease.fence, begun + self.settings.lease);
+                Some(lease.fence)
+            }
+            Ok(false) => {
+                self.lose();
+                None
+            }
+            // The batch will say the same, and be tried again.
+            Err(_) => Some(lease.fence),
+        }
+    }
+
+    /// Another runner has taken over: nothing may be written any more.
+    pub(crate) fn lose(&self) {
+        tracing::error!("the lease of this runner is over; its runs are dropped from memory");
+        *self.lock_lease() = None;
+        self.set_owned(&ShardSet::EMPTY);
+        for thread in &self.threads {
+            thread.push(Event::Lost);
+        }
+    }
+
+    /// Stops for good: nothing is written any more, and every caller gets this error.
+    pub(crate) fn stop(&self, error: StoreError) {
+        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        tracing::error!(%error, cause, "the engine stops");
+        if self.stopped.set(Arc::new(error)).is_ok() {
+            for thread in &self.threads {
+                thread.push(Event::Lost);
+            }
+            if let Some(error) = self.stopped() {
+                self.hub.stop(&error);
+            }
+        }
+    }
+
+    pub(crate) fn stopped(&self) -> Option<Arc<StoreError>> {
+        self.stopped.get().cloned()
+    }
+
+    pub(crate) fn begin_closing(&self) {
+        self.closing.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// The committer has ended: who still waits for a result is told.
+    pub(crate) fn stop_failed_writes(&self) {
+        let closed = Arc::new(StoreError::Closed { store: self.store.describe() });
+        self.hub.stop(&closed);
+    }
+
+    /// Whether one more run may be taken into memory at once.
+    pub(crate) fn has_room(&self) -> bool {
+        self.moving.load(Ordering::Relaxed) < self.settings.max_live_runs
+    }
+
+    /// Others may have to know what happened to these runs.
+    pub(crate) fn wake_others(&self, runs: &[RunNo]) {
+        if !runs.is_empty() {
+            self.store.wake_others(self.me, runs);
+        }
+    }
+}

@@ -1,0 +1,815 @@
+//! An engine thread: owns runs, and is the only one that touches them.
+//!
+//! Everything that happens to a run (start, message, timer, answer, cancel, recovery) is an event
+//! handled here, one after another, so nothing is checked in one place and done in another. The
+//! thread works in turns: take the events, drive the runs that have something to do, hand the
+//! commits on, sleep.
+//!
+//! Always true:
+//! - A run is in memory at most once in this process, in the slot that `by_no` names.
+//! - A run that is in memory has a reason to be: it moves, a commit is in flight, or it is parked
+//!   and its row says so.
+
+use std::{
+    cell::Cell,
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, HashSet, VecDeque},
+    future::poll_fn,
+    rc::Rc,
+    sync::{Arc, PoisonError, atomic::AtomicBool, atomic::Ordering},
+    task::{Context, Poll},
+};
+
+use tokio::sync::oneshot;
+
+use super::{
+    committer::{Ack, Answer, Pending, Reply},
+    mailbox::{Event, Mailbox, Polling, ThreadCensus},
+    reader::Reader,
+    services::Services,
+    shared::Shared,
+};
+use crate::{
+    commit::{Commit, Control, InboxRow, Outcome, Patch, RunStatus, Write},
+    run::{Next, Run, RunSeed, core::Env},
+    run_id::{RunId, RunNo, ShardId},
+    store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
+    time::Timestamp,
+};
+
+/// A run in memory.
+struct Task {
+    run: Run,
+    /// Identifies it in this process: never reused.
+    token: u64,
+    id: RunId,
+    /// Whether it is in the list of runs to drive.
+    queued: bool,
+    /// The time for which a timer is set.
+    armed: Option<Timestamp>,
+    /// Set while it is parked: its place in the order of parking, and its size.
+    hot: Option<(u64, usize)>,
+    bodies: usize,
+}
+
+/// The state of one engine thread.
+pub(crate) struct Worker {
+    index: usize,
+    shared: Arc<Shared>,
+    mailbox: Arc<Mailbox>,
+    reader: Arc<Reader>,
+    env: Rc<Env>,
+    tasks: Vec<Option<Task>>,
+    free: Vec<u32>,
+    by_no: HashMap<RunNo, u32>,
+    /// Runs that are being read, with the messages that came meanwhile.
+    loading: HashMap<RunNo, Loading>,
+    ready: VecDeque<u32>,
+    timers: BinaryHeap<Reverse<(Timestamp, u32, u64)>>,
+    out: Vec<Pending>,
+    next_token: u64,
+    /// Parked runs in the order in which they were parked.
+    cooling: VecDeque<(u32, u64, u64)>,
+    hot_bytes: usize,
+    parkings: u64,
+    moving: usize,
+    /// Due runs that found no room.
+    turned_away: bool,
+    /// Runs whose workflow is not known here; their reason is written once.
+    unknown: HashSet<RunNo>,
+    /// Runs that were in somebody's memory and wait for room; suspects among them come last, and
+    /// a few at a time.
+    held: VecDeque<RunNo>,
+    suspects: VecDeque<RunNo>,
+    releasing: Vec<(ShardSet, oneshot::Sender<()>)>,
+    draining: Option<oneshot::Sender<()>>,
+    drained: bool,
+}
+
+#[derive(Default)]
+struct Loading {
+    messages: Vec<InboxRow>,
+    /// Something else has happened to it: its row must be looked at again.
+    look: bool,
+    suspect_admitted: bool,
+}
+
+/// How many suspects run at the same time, so that the one that kills the process is found.
+const SUSPECTS_MAX: usize = 4;
+
+/// How many runs are driven before their commits are handed on.
+const RUNS_PER_TURN: usize = 512;
+
+impl Worker {
+    pub(crate) fn new(
+        index: usize,
+        shared: Arc<Shared>,
+        reader: Arc<Reader>,
+        services: Arc<Services>,
+        runtime: tokio::runtime::Handle,
+        runtime_gone: Arc<AtomicBool>,
+    ) -> Worker {
+        let mailbox = shared.threads[index].clone();
+        let env = Rc::new(Env {
+            settings: shared.settings.clone(),
+            services,
+            runtime: Some(runtime),
+            runtime_gone,
+            now: Cell::new(shared.now()),
+            mailbox: Some(mailbox.clone()),
+        });
+        Worker {
+            index,
+            mailbox,
+            reader,
+            env,
+            shared,
+            tasks: Vec::new(),
+            free: Vec::new(),
+            by_no: HashMap::new(),
+            loading: HashMap::new(),
+            ready: VecDeque::new(),
+            timers: BinaryHeap::new(),
+            out: Vec::new(),
+            next_token: 1,
+            cooling: VecDeque::new(),
+            hot_bytes: 0,
+            parkings: 0,
+            moving: 0,
+            turned_away: false,
+            unknown: HashSet::new(),
+            held: VecDeque::new(),
+            suspects: VecDeque::new(),
+            releasing: Vec::new(),
+            draining: None,
+            drained: false,
+        }
+    }
+
+    /// Works until the engine is closed and nothing is left to do.
+    pub(crate) async fn run(mut self) {
+        poll_fn(|cx| self.turn(cx)).await;
+    }
+
+    fn turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.mailbox.register(cx.waker());
+        self.mailbox.turn.fetch_add(1, Ordering::Release);
+        let events = self.mailbox.take();
+        let n = events.len();
+        self.env.now.set(self.shared.now());
+        for event in events {
+            self.handle(event);
+        }
+        self.fire_timers();
+        self.admit_held();
+        for _ in 0..RUNS_PER_TURN {
+            let Some(slot) = self.ready.pop_front() else { break };
+            self.drive(slot);
+        }
+        let shared = self.shared.clone();
+        shared.queue.push_all(&shared, &mut self.out);
+        self.cool_down();
+        self.finish_waits();
+        self.arm_thread();
+        self.mailbox.done(n);
+        self.mailbox.turn.fetch_add(1, Ordering::Release);
+        if self.env.runtime_gone.load(Ordering::Acquire) {
+            // Bodies cannot go on: everything is dropped, and nothing is written.
+            self.drop_everything();
+            return Poll::Ready(());
+        }
+        if !self.ready.is_empty() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if self.drained && self.shared.closing() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Acks(acks) => acks.into_iter().for_each(|ack| self.acked(ack)),
+            Event::Started(new, at) => self.started(*new, at),
+            Event::Message(run, row) => self.message(run, *row),
+            Event::Control(run, control) => self.control(run, control),
+            Event::Look(run) => self.look(run),
+            Event::Looked(run, found) => self.looked(run, found),
+            Event::Body { slot, run, op } => {
+                if let Some(task) = self.task(slot, run) {
+                    if task.run.core.body_woken(op) {
+                        self.queue(slot);
+                    }
+                }
+            }
+            Event::Foreign { slot, run } => {
+                if self.task(slot, run).is_some() {
+                    self.queue(slot);
+                }
+            }
+            Event::Timer => {}
+            Event::Due { runs, look } => runs.into_iter().for_each(|run| self.due(run, look)),
+            Event::Recovered(runs) => {
+                self.held.extend(runs.into_iter().map(|run| run.id.no()));
+                self.admit_held();
+            }
+            Event::Loaded(run, loaded) => self.loaded(run, loaded),
+            Event::Release(shards, done) => self.release(shards, done),
+            Event::Evict(run, done) => {
+                let evicted = self.by_no.get(&run).copied().is_some_and(|slot| self.evict(slot));
+                _ = done.send(evicted);
+            }
+            Event::Census(answer) => {
+                let hot = self.tasks.iter().flatten().filter(|task| task.hot.is_some()).count();
+                let hot_bytes = self.hot_bytes;
+                _ = answer.send(ThreadCensus { moving: self.moving, hot, hot_bytes });
+            }
+            Event::Drain(done) => self.drain(done),
+            Event::Lost => self.drop_everything(),
+        }
+    }
+
+    fn task(&mut self, slot: u32, token: u64) -> Option<&mut Task> {
+        let task = self.tasks.get_mut(slot as usize)?.as_mut()?;
+        (task.token == token).then_some(task)
+    }
+
+    fn queue(&mut self, slot: u32) {
+        if let Some(Some(task)) = self.tasks.get_mut(slot as usize) {
+            if !std::mem::replace(&mut task.queued, true) {
+                self.ready.push_back(slot);
+            }
+        }
+    }
+
+    /// Takes a run into memory.
+    fn insert(&mut self, seed: RunSeed) -> Option<u32> {
+        let id = seed.facts.id;
+        let definition = self.shared.registry.find(&seed.facts.workflow, seed.facts.version)?;
+        let definition = definition.clone();
+        let token = self.next_token * self.shared.threads.len() as u64 + self.index as u64 + 1;
+        self.next_token += 1;
+        let run = Run::new(seed, definition, self.env.clone(), self.mailbox.clone(), token);
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.tasks.push(None);
+            u32::try_from(self.tasks.len() - 1).expect("fewer than 4 billion runs in memory")
+        });
+        run.core.root.set_slot(slot);
+        let mut run = run;
+        if self.draining.is_some() {
+            run.drain(false);
+        }
+        let task = Task { run, token, id, queued: false, armed: None, hot: None, bodies: 0 };
+        self.tasks[slot as usize] = Some(task);
+        self.by_no.insert(id.no(), slot);
+        self.moving += 1;
+        self.shared.moving.fetch_add(1, Ordering::Relaxed);
+        self.queue(slot);
+        Some(slot)
+    }
+
+    /// Drops a run from memory.
+    fn remove(&mut self, slot: u32) {
+        let Some(task) = self.tasks[slot as usize].take() else { return };
+        self.by_no.remove(&task.id.no());
+        self.note_bodies(task.bodies, 0);
+        match task.hot {
+            Some((_, bytes)) => self.hot_bytes -= bytes,
+            None => self.stopped_moving(),
+        }
+        self.free.push(slot);
+        // Last: dropping user code may wake and panic.
+        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(task)));
+        if dropped.is_err() {
+            tracing::error!("a workflow panicked while it was dropped from memory");
+        }
+    }
+
+    fn stopped_moving(&mut self) {
+        self.moving -= 1;
+        self.shared.moving.fetch_sub(1, Ordering::Relaxed);
+        if self.turned_away && self.shared.has_room() {
+            self.turned_away = false;
+            self.shared.due.poke(false);
+        }
+    }
+
+    fn started_moving(&mut self) {
+        self.moving += 1;
+        self.shared.moving.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn note_bodies(&self, before: usize, now: usize) {
+        self.shared.activity.bodies_changed(now as i64 - before as i64);
+    }
+
+    /// Polls a run as far as it goes, and sends off its next commit.
+    fn drive(&mut self, slot: u32) {
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        task.queued = false;
+        if let Some((_, bytes)) = task.hot.take() {
+            self.hot_bytes -= bytes;
+            self.started_moving();
+        }
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        *self.mailbox.polling.lock().unwrap_or_else(PoisonError::into_inner) = Some(Polling {
+            run: task.id,
+            workflow: task.run.core.facts.workflow.clone(),
+            step: None,
+        });
+        task.run.drive();
+        let sent = task.run.next_commit();
+        let bodies = task.run.bodies();
+        let before = std::mem::replace(&mut task.bodies, bodies);
+        *self.mailbox.polling.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.note_bodies(before, bodies);
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        match sent {
+            Some(sent) => {
+                let reply = Reply::Run { thread: self.index, slot, run: task.token };
+                let write = Write::Commit(Box::new(sent.commit));
+                self.out.push(Pending { write, reply });
+            }
+            None if task.run.is_parked() => self.keep_hot(slot),
+            None => {}
+        }
+        self.arm(slot);
+    }
+
+    /// Sets the timer of a run, if it needs another than it has.
+    fn arm(&mut self, slot: u32) {
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        let next = task.run.next_timer();
+        if let (Some(at), true) = (next, next != task.armed) {
+            self.timers.push(Reverse((at, slot, task.token)));
+        }
+        task.armed = next;
+    }
+
+    fn fire_timers(&mut self) {
+        let now = self.env.now.get();
+        while let Some(Reverse((at, slot, token))) = self.timers.peek().copied() {
+            let alive = self.task(slot, token).is_some_and(|task| task.armed == Some(at));
+            if alive && at > now {
+                return;
+            }
+            self.timers.pop();
+            if alive {
+                if let Some(task) = self.task(slot, token) {
+                    task.armed = None;
+                }
+                self.queue(slot);
+            }
+        }
+    }
+
+    /// Tells the timer thread when to wake this one.
+    fn arm_thread(&mut self) {
+        let next = self.timers.peek().map(|Reverse((at, ..))| *at);
+        self.mailbox.set_next_timer(next);
+        if let Some(at) = next {
+            self.shared.due.timer_set(at);
+        }
+    }
+
+    /// A parked run stays in memory while there is room.
+    fn keep_hot(&mut self, slot: u32) {
+        if self.drained || self.draining.is_some() {
+            return self.remove_parked(slot);
+        }
+        self.parkings += 1;
+        let stamp = self.parkings;
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        let bytes = task.run.memory_bytes() + std::mem::size_of::<Task>();
+        task.hot = Some((stamp, bytes));
+        self.cooling.push_back((slot, task.token, stamp));
+        self.hot_bytes += bytes;
+        self.stopped_moving();
+    }
+
+    /// Drops the coldest parked runs until the rest fits.
+    fn cool_down(&mut self) {
+        let budget = self.shared.settings.hot_bytes / self.shared.threads.len().max(1);
+        while self.hot_bytes > budget {
+            let Some((slot, token, stamp)) = self.cooling.pop_front() else { return };
+            let still = self.task(slot, token).and_then(|task| task.hot).map(|hot| hot.0);
+            if still == Some(stamp) {
+                self.remove_parked(slot);
+            }
+        }
+        // Places of runs that were woken since would pile up.
+        if self.cooling.len() > 2 * self.by_no.len() + 64 {
+            let tasks = &self.tasks;
+            self.cooling.retain(|(slot, token, stamp)| {
+                let task = tasks.get(*slot as usize).and_then(Option::as_ref);
+                task.is_some_and(|t| t.token == *token && t.hot.map(|hot| hot.0) == Some(*stamp))
+            });
+        }
+    }
+
+    /// Drops a parked run; the store knows when it is due.
+    fn remove_parked(&mut self, slot: u32) {
+        let next = self.tasks[slot as usize].as_ref().and_then(|task| task.run.next_timer());
+        if let Some(at) = next {
+            self.shared.due.note(at);
+        }
+        self.remove(slot);
+    }
+
+    /// Drops a run that is parked, on request.
+    fn evict(&mut self, slot: u32) -> bool {
+        let parked = self.tasks[slot as usize].as_ref().is_some_and(|task| task.hot.is_some());
+        if parked {
+            self.remove_parked(slot);
+        }
+        parked
+    }
+
+    fn acked(&mut self, ack: Ack) {
+        let Some(task) = self.task(ack.slot, ack.run) else { return };
+        let id = task.id;
+        let next = match ack.answer {
+            Answer::Outcome(Outcome::Committed(delivered), _) => task.run.committed(&delivered),
+            Answer::Outcome(Outcome::Refused(refusal), Some(commit)) => {
+                tracing::debug!(run = %id, ?refusal, "a commit was refused");
+                task.run.refused(refusal, *commit)
+            }
+            Answer::Outcome(..) | Answer::Unknown => Next::Reload,
+            Answer::Rejected(error) => {
+                let reason = match std::error::Error::source(&*error) {
+                    Some(cause) => format!("{error}: {cause}"),
+                    None => error.to_string(),
+                };
+                let commit = task.run.pause_commit(format!("the store cannot take it: {reason}"));
+                let reply = Reply::Nobody;
+                self.out.push(Pending { write: Write::Commit(Box::new(commit)), reply });
+                Next::Drop
+            }
+        };
+        match next {
+            Next::Drive => self.queue(ack.slot),
+            Next::Drop => self.remove(ack.slot),
+            Next::Reload => {
+                self.remove(ack.slot);
+                self.load(id.no());
+            }
+        }
+    }
+
+    fn started(&mut self, new: crate::commit::NewRun, at: Timestamp) {
+        let id = new.id;
+        if self.by_no.contains_key(&id.no()) {
+            return;
+        }
+        if self.insert(RunSeed::claimed(new, at)).is_none() {
+            // It was claimed for code that is here; only a lost registration could lead here.
+            tracing::error!(run = %id, "a run was claimed for a workflow that is not registered");
+        }
+    }
+
+    fn message(&mut self, run: RunNo, row: InboxRow) {
+        if let Some(loading) = self.loading.get_mut(&run) {
+            loading.messages.push(row);
+            return;
+        }
+        let Some(slot) = self.by_no.get(&run).copied() else {
+            self.load_if_room(run);
+            return;
+        };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        if row.seq == task.run.inbox_seen() + 1 {
+            task.run.deliver(vec![row]);
+            self.queue(slot);
+        } else if row.seq > task.run.inbox_seen() {
+            // What is between came from another process.
+            self.look(run);
+        }
+    }
+
+    fn control(&mut self, run: RunNo, control: Control) {
+        if let Some(loading) = self.loading.get_mut(&run) {
+            loading.look = true;
+            return;
+        }
+        let Some(slot) = self.by_no.get(&run).copied() else {
+            if control != Control::Pause {
+                self.load(run);
+            }
+            return;
+        };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        match control {
+            Control::Cancel { rollback } => task.run.request_cancel(rollback),
+            Control::Pause => task.run.drain(true),
+            // It was not paused when it was read, so there is nothing to resume.
+            Control::Resume => return self.look(run),
+        }
+        self.queue(slot);
+    }
+
+    /// Reads what has happened to a run that is in memory.
+    fn look(&mut self, run: RunNo) {
+        if let Some(loading) = self.loading.get_mut(&run) {
+            loading.look = true;
+            return;
+        }
+        let Some(slot) = self.by_no.get(&run).copied() else { return };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        let (id, seen) = (task.id, task.run.inbox_seen());
+        let mailbox = self.mailbox.clone();
+        self.reader.spawn(move |store| {
+            let found = store.run(&crate::commit::Target::Id(id)).and_then(|row| match row {
+                Some(row) => Ok(Some(Box::new((row, store.inbox(run, seen)?)))),
+                None => Ok(None),
+            });
+            match found {
+                Ok(found) => mailbox.push(Event::Looked(run, found)),
+                Err(error) => tracing::warn!(%error, "a run cannot be looked at; trying later"),
+            }
+        });
+    }
+
+    fn looked(&mut self, run: RunNo, found: Option<Box<(RunRow, Vec<InboxRow>)>>) {
+        let Some(slot) = self.by_no.get(&run).copied() else { return };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        let Some(found) = found else { return self.remove(slot) };
+        let (row, inbox) = *found;
+        if row.status.is_terminal() || row.generation != task.run.core.facts.generation {
+            return self.remove(slot);
+        }
+        let news: Vec<_> =
+            inbox.into_iter().filter(|message| message.seq > task.run.inbox_seen()).collect();
+        if !news.is_empty() {
+            task.run.deliver(news);
+        }
+        if row.status == RunStatus::Paused {
+            task.run.drain(true);
+        } else if let Some(cancel) = row.cancel_requested {
+            task.run.request_cancel(cancel.rollback);
+        }
+        self.queue(slot);
+    }
+
+    /// A run is due, as the store says.
+    fn due(&mut self, run: DueRun, look: bool) {
+        let no = run.id.no();
+        if self.by_no.contains_key(&no) || self.loading.contains_key(&no) {
+            if look {
+                self.look(no);
+            }
+            return;
+        }
+        if self.shared.registry.find(&run.workflow, run.version).is_none() {
+            return self.note_unknown(&run);
+        }
+        self.load_if_room(no);
+    }
+
+    /// No code for a due run is here: it stays as it is, and its row says why.
+    fn note_unknown(&mut self, run: &DueRun) {
+        if !self.unknown.insert(run.id.no()) {
+            return;
+        }
+        let versions = match self.shared.registry.newest(&run.workflow) {
+            Some(newest) => format!("; the newest version here is {}", newest.version),
+            None => String::new(),
+        };
+        let waiting = format!(
+            "a runner with workflow `{}` version {}{versions}",
+            run.workflow, run.version
+        );
+        tracing::warn!(run = %run.id, waiting, "no code for a due run is registered");
+        let at = run.available_at.unwrap_or_else(|| self.env.now.get());
+        let patch = |row: &RunRow| Patch::Park {
+            status: RunStatus::Pending,
+            available_at: Some(at),
+            waiting: waiting.clone(),
+            attempts: row.attempts,
+        };
+        // Only a run that nobody has begun, or that is parked, can be said to be pending.
+        let (shared, id) = (self.shared.clone(), run.id);
+        if matches!(run.status, RunStatus::Running | RunStatus::RollingBack) {
+            return;
+        }
+        if let Ok(Some(row)) = shared.store.run(&crate::commit::Target::Id(id)) {
+            let commit = Commit {
+                run: id.no(),
+                generation: row.generation,
+                inbox_seq: Some(row.inbox_seq),
+                results_only: false,
+                last_number: row.last_number,
+                numbers: 0,
+                deletes: Vec::new(),
+                puts: Vec::new(),
+                consumed: Vec::new(),
+                state: Vec::new(),
+                effects: Vec::new(),
+                patch: patch(&row),
+            };
+            let write = Write::Commit(Box::new(commit));
+            self.out.push(Pending { write, reply: Reply::Nobody });
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        let threads = self.shared.threads.len().max(1);
+        let share = self.shared.settings.max_live_runs.div_ceil(threads);
+        self.moving + self.loading.len() < share
+    }
+
+    fn load_if_room(&mut self, run: RunNo) {
+        if self.has_room() {
+            self.load(run);
+        } else {
+            // It is due in the store, and found there when there is room.
+            self.turned_away = true;
+        }
+    }
+
+    /// Takes up recovered runs while there is room: the store does not count them as due.
+    fn admit_held(&mut self) {
+        while !self.held.is_empty() && self.has_room() {
+            if let Some(run) = self.held.pop_front() {
+                self.load(run);
+            }
+        }
+        if self.suspects.is_empty() || !self.held.is_empty() {
+            return;
+        }
+        while self.suspects_here() < SUSPECTS_MAX {
+            let Some(run) = self.suspects.pop_front() else { return };
+            self.loading.entry(run).or_default().suspect_admitted = true;
+            self.read_run(run);
+        }
+    }
+
+    /// How many suspects are in memory, or about to be.
+    fn suspects_here(&self) -> usize {
+        let here = |task: &&Task| task.run.core.state.borrow().suspect;
+        let coming = self.loading.values().filter(|loading| loading.suspect_admitted).count();
+        self.tasks.iter().flatten().filter(here).count() + coming
+    }
+
+    fn load(&mut self, run: RunNo) {
+        if self.drained || self.draining.is_some() || self.loading.contains_key(&run) {
+            return;
+        }
+        self.loading.insert(run, Loading::default());
+        self.read_run(run);
+    }
+
+    fn read_run(&self, run: RunNo) {
+        let mailbox = self.mailbox.clone();
+        self.reader.spawn(move |store| {
+            let loaded = store.load(run).map(|loaded| loaded.map(Box::new));
+            mailbox.push(Event::Loaded(run, loaded));
+        });
+    }
+
+    fn loaded(&mut self, run: RunNo, loaded: Result<Option<Box<LoadedRun>>, StoreError>) {
+        let Some(loading) = self.loading.remove(&run) else { return };
+        let loaded = match loaded {
+            Ok(Some(loaded)) => *loaded,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(%error, "a run cannot be read; trying again");
+                // Reading is tried again by this thread: the store may not count it as due.
+                self.held.push_back(run);
+                return;
+            }
+        };
+        let row = &loaded.row;
+        if row.status.is_terminal() || !self.shared.owns(row.shard) {
+            return;
+        }
+        let cancel = row.cancel_requested.filter(|_| row.ending.is_none());
+        if row.status == RunStatus::Paused && cancel.is_none() {
+            return;
+        }
+        if self.shared.registry.find(&row.workflow, row.version).is_none() {
+            return self.loaded_unknown(&loaded);
+        }
+        if row.recoveries >= crate::run::SUSPECT_AFTER && !loading.suspect_admitted {
+            self.suspects.push_back(run);
+            return;
+        }
+        let Some(slot) = self.insert(RunSeed::from(loaded)) else { return };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        if let Some(cancel) = cancel {
+            task.run.request_cancel(cancel.rollback);
+        }
+        for message in loading.messages {
+            self.message(run, message);
+        }
+        if loading.look {
+            self.look(run);
+        }
+    }
+
+    /// A run that was in somebody's memory, and no code for it is here.
+    fn loaded_unknown(&mut self, loaded: &LoadedRun) {
+        let row = &loaded.row;
+        self.note_unknown(&DueRun {
+            id: row.id,
+            shard: row.shard,
+            available_at: row.available_at,
+            status: row.status,
+            workflow: row.workflow.clone(),
+            version: row.version,
+        });
+    }
+
+    /// Gives up shards once none of their runs is in memory.
+    fn release(&mut self, shards: ShardSet, done: oneshot::Sender<()>) {
+        let slots: Vec<u32> = self.slots_of(&shards);
+        for slot in slots {
+            if !self.evict(slot) {
+                if let Some(Some(task)) = self.tasks.get_mut(slot as usize) {
+                    task.run.drain(false);
+                }
+                self.queue(slot);
+            }
+        }
+        self.releasing.push((shards, done));
+    }
+
+    fn slots_of(&self, shards: &ShardSet) -> Vec<u32> {
+        let of = |shard: ShardId| shards.contains(shard);
+        self.by_no
+            .values()
+            .copied()
+            .filter(|slot| {
+                self.tasks[*slot as usize].as_ref().is_some_and(|task| of(task.id.shard()))
+            })
+            .collect()
+    }
+
+    /// No body starts any more.
+    fn drain(&mut self, done: oneshot::Sender<()>) {
+        self.draining = Some(done);
+        let slots: Vec<u32> = self.by_no.values().copied().collect();
+        for slot in slots {
+            if !self.evict(slot) {
+                if let Some(Some(task)) = self.tasks.get_mut(slot as usize) {
+                    task.run.drain(false);
+                }
+                self.queue(slot);
+            }
+        }
+    }
+
+    /// Answers those who wait for runs to leave memory.
+    fn finish_waits(&mut self) {
+        if self.draining.is_none() && self.releasing.is_empty() {
+            return;
+        }
+        self.drop_idle();
+        if self.draining.is_some() && self.by_no.is_empty() && self.loading.is_empty() {
+            self.drained = true;
+            if let Some(done) = self.draining.take() {
+                _ = done.send(());
+            }
+        }
+        let releasing = std::mem::take(&mut self.releasing);
+        for (shards, done) in releasing {
+            if self.slots_of(&shards).is_empty() {
+                _ = done.send(());
+            } else {
+                self.releasing.push((shards, done));
+            }
+        }
+    }
+
+    /// Drops runs that were told to drain and have nothing in flight: whoever owns them next goes
+    /// on from what is stored.
+    fn drop_idle(&mut self) {
+        let all = self.draining.is_some();
+        let leaving: Vec<u32> = self
+            .by_no
+            .values()
+            .copied()
+            .filter(|slot| {
+                let Some(task) = self.tasks[*slot as usize].as_ref() else { return false };
+                let meant = all
+                    || self.releasing.iter().any(|(shards, _)| shards.contains(task.id.shard()));
+                meant && !task.queued && task.bodies == 0 && !task.run.in_flight()
+            })
+            .collect();
+        for slot in leaving {
+            self.remove(slot);
+        }
+    }
+
+    /// The shards were lost, or the engine has stopped: memory is worth nothing any more.
+    fn drop_everything(&mut self) {
+        let slots: Vec<u32> = self.by_no.values().copied().collect();
+        for slot in slots {
+            self.remove(slot);
+        }
+        self.loading.clear();
+        self.out.clear();
+        self.ready.clear();
+        self.unknown.clear();
+        self.held.clear();
+        self.suspects.clear();
+    }
+
+}
