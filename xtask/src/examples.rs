@@ -1,0 +1,210 @@
+//! Every example, run to its end.
+//!
+//! Each runs in an empty folder of its own, since an example goes on with the database that it finds
+//! there. A new file in `examples/` is run without being named here, unless it needs an answer.
+
+use std::{
+    env, fs,
+    path::Path,
+    process::{self, Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    Failure,
+    cargo::{self, cargo},
+};
+
+/// The longest that an example may take.
+const TIME_LIMIT: Duration = Duration::from_secs(120);
+
+/// How often a running example is looked at.
+const POLL: Duration = Duration::from_millis(50);
+
+/// What a second terminal would do while an example runs, tried until it succeeds.
+struct Answer {
+    example: &'static str,
+    /// The same example with these arguments is the second terminal.
+    arguments: &'static [&'static str],
+}
+
+/// The examples that wait for a person.
+const ANSWERS: &[Answer] = &[Answer {
+    example: "approval",
+    arguments: &["approve"],
+}];
+
+/// Builds all examples, then runs each.
+pub(crate) fn run_all(root: &Path) -> Result<(), Failure> {
+    let names = names(root)?;
+    if names.is_empty() {
+        return Err(Failure::Found("there is no example in examples/".into()));
+    }
+    cargo::succeed(cargo(
+        root,
+        &["build", "--package", "everstep-examples", "--examples"],
+    ))?;
+    let folder = env::temp_dir().join(format!("everstep-examples-{}", process::id()));
+    for name in &names {
+        println!("--> example {name}");
+        run_one(root, name, &folder.join(name))?;
+    }
+    // Only what went well is cleared away: a failure leaves its files to be looked at.
+    fs::remove_dir_all(&folder).map_err(|error| at(&folder, &error))
+}
+
+/// The examples by name, in order.
+fn names(root: &Path) -> Result<Vec<String>, Failure> {
+    let folder = root.join("examples");
+    let entries = fs::read_dir(&folder).map_err(|error| at(&folder, &error))?;
+    let mut names = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| at(&folder, &error))?.path();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        if path.extension().is_some_and(|ending| ending == "rs") && name != "lib" {
+            names.push(name.into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn run_one(root: &Path, name: &str, folder: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(folder).map_err(|error| at(folder, &error))?;
+    let command = example(root, name, folder);
+    let mut running = Running::start(command, name)?;
+    if let Some(answer) = ANSWERS.iter().find(|answer| answer.example == name) {
+        give_answer(root, answer, folder, &mut running)?;
+    }
+    let status = running.wait()?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Failure::Found(format!(
+        "the example `{name}` ended with {status}; what it wrote is in {}",
+        folder.display()
+    )))
+}
+
+/// The example as cargo runs it, in another folder. Cargo gives its place up to the example, so
+/// that stopping one stops the other.
+fn example(root: &Path, name: &str, folder: &Path) -> Command {
+    let manifest = root.join("Cargo.toml");
+    let mut command = cargo(folder, &["run", "--quiet", "--manifest-path"]);
+    command.arg(manifest);
+    command.args(["--package", "everstep-examples", "--example", name]);
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Tries the answer until it is taken: the example needs a moment before it can be asked.
+fn give_answer(
+    root: &Path,
+    answer: &Answer,
+    folder: &Path,
+    running: &mut Running,
+) -> Result<(), Failure> {
+    while !running.has_ended()? {
+        let mut second = example(root, answer.example, folder);
+        second.arg("--").args(answer.arguments);
+        // It fails for as long as it is too early, which is nothing to tell anyone.
+        second.stdout(Stdio::null()).stderr(Stdio::null());
+        if Running::start(second, answer.example)?.wait()?.success() {
+            println!("--> answered with {:?}", answer.arguments);
+            return Ok(());
+        }
+        thread::sleep(POLL * 10);
+    }
+    Ok(())
+}
+
+/// A process with a time limit. It is stopped when this is dropped.
+struct Running {
+    name: String,
+    child: Child,
+    started: Instant,
+    limit: Duration,
+}
+
+impl Running {
+    fn start(mut command: Command, name: &str) -> Result<Self, Failure> {
+        let child = command
+            .spawn()
+            .map_err(|error| Failure::Found(format!("starting `{name}`: {error}")))?;
+        Ok(Self {
+            name: name.into(),
+            child,
+            started: Instant::now(),
+            limit: TIME_LIMIT,
+        })
+    }
+
+    fn has_ended(&mut self) -> Result<bool, Failure> {
+        Ok(self.status()?.is_some())
+    }
+
+    /// Waits for its end.
+    fn wait(mut self) -> Result<ExitStatus, Failure> {
+        loop {
+            if let Some(status) = self.status()? {
+                return Ok(status);
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    /// How it ended, if it has; an error once it has taken too long.
+    fn status(&mut self) -> Result<Option<ExitStatus>, Failure> {
+        let Self { name, limit, .. } = self;
+        let status = self
+            .child
+            .try_wait()
+            .map_err(|error| Failure::Found(format!("waiting for `{name}`: {error}")))?;
+        if status.is_none() && self.started.elapsed() > *limit {
+            let message = format!("`{name}` was still running after {limit:?}");
+            return Err(Failure::Found(message));
+        }
+        Ok(status)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only for a process that has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn at(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::Found(format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A command of the shell, started.
+    fn running(script: &str) -> Running {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Running::start(command, "script").unwrap()
+    }
+
+    #[test]
+    fn end_of_a_process_is_good_or_bad() {
+        assert!(running("exit 0").wait().unwrap().success());
+        assert_eq!(running("exit 3").wait().unwrap().code(), Some(3));
+    }
+
+    #[test]
+    fn process_that_takes_too_long_is_named() {
+        let mut running = running("sleep 1000");
+        running.limit = Duration::ZERO;
+        let Err(Failure::Found(message)) = running.wait() else {
+            panic!("it had no time left");
+        };
+        assert_eq!(message, "`script` was still running after 0ns");
+    }
+}

@@ -1,0 +1,263 @@
+//! `cargo xtask test`: what is asked of every change.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    Failure, architecture,
+    cargo::{self, Tests, cargo},
+    examples, root,
+};
+
+/// Everything that is asked, the quickest to answer first. One target directory and the `dev`
+/// profile throughout, so that each builds on what those before it have built.
+const CHECKS: &[Check] = &[
+    Check::new("format", "the code is formatted", format),
+    Check::new("clippy", "no lint fires", clippy),
+    Check::new(
+        "features",
+        "each feature builds alone, none and all",
+        features,
+    ),
+    Check::new("tests", "all tests pass", tests),
+    Check::new("doc-tests", "the code in the docs runs", doc_tests),
+    Check::new("examples", "every example runs to its end", run_examples),
+    Check::new("docs", "the docs build, and no link in them is dead", docs),
+    Check::new(
+        "architecture",
+        "every path in ARCHITECTURE.md exists",
+        check_architecture,
+    ),
+    Check::new(
+        "licences",
+        "no licence or crate that we do not want",
+        licences,
+    ),
+];
+
+/// One thing that is asked.
+struct Check {
+    name: &'static str,
+    asks: &'static str,
+    run: fn(&mut Checking) -> Result<(), Failure>,
+}
+
+impl Check {
+    const fn new(
+        name: &'static str,
+        asks: &'static str,
+        run: fn(&mut Checking) -> Result<(), Failure>,
+    ) -> Self {
+        Self { name, asks, run }
+    }
+}
+
+/// The checks under way.
+struct Checking {
+    root: PathBuf,
+    /// All tests so far.
+    tests: Tests,
+    /// Why the check under way was not made, if it was not.
+    skipped: Option<&'static str>,
+}
+
+pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
+    if arguments.iter().any(|argument| argument == "--list") {
+        for check in CHECKS {
+            println!("{:<14}{}", check.name, check.asks);
+        }
+        return Ok(());
+    }
+    let checks = chosen(arguments)?;
+    let mut checking = Checking {
+        root: root(),
+        tests: Tests::default(),
+        skipped: None,
+    };
+    let started = Instant::now();
+    for check in checks {
+        run_one(check, &mut checking)?;
+    }
+    println!("\n==> all of it took {}", shown(started.elapsed()));
+    println!(
+        "{} passed, {} failed",
+        checking.tests.passed, checking.tests.failed
+    );
+    Ok(())
+}
+
+/// The checks with these names, in their own order; all of them if there are none.
+fn chosen(names: &[String]) -> Result<Vec<&'static Check>, Failure> {
+    let known = |name: &String| CHECKS.iter().any(|check| check.name == name);
+    if let Some(unknown) = names.iter().find(|name| !known(name)) {
+        let message = format!("`{unknown}` is not a check; see `cargo xtask test --list`");
+        return Err(Failure::Usage(message));
+    }
+    let wanted = |check: &&Check| names.is_empty() || names.iter().any(|name| name == check.name);
+    Ok(CHECKS.iter().filter(wanted).collect())
+}
+
+fn run_one(check: &Check, checking: &mut Checking) -> Result<(), Failure> {
+    println!("\n==> {}: {}", check.name, check.asks);
+    let started = Instant::now();
+    let result = (check.run)(checking);
+    let time = shown(started.elapsed());
+    match result {
+        Ok(()) => {
+            match checking.skipped.take() {
+                Some(why) => println!("==> {} skipped: {why}", check.name),
+                None => println!("==> {} passed in {time}", check.name),
+            }
+            Ok(())
+        }
+        Err(Failure::Found(why) | Failure::Usage(why)) => {
+            let Tests { passed, failed } = checking.tests;
+            let name = check.name;
+            Err(Failure::Found(format!(
+                "the check `{name}` failed after {time}: {why}\n\
+                 {passed} tests had passed and {failed} failed; run it alone with \
+                 `cargo xtask test {name}`"
+            )))
+        }
+    }
+}
+
+fn shown(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+fn format(checking: &mut Checking) -> Result<(), Failure> {
+    cargo::succeed(cargo(&checking.root, &["fmt", "--all", "--check"]))
+}
+
+fn clippy(checking: &mut Checking) -> Result<(), Failure> {
+    lint(&checking.root, &["--workspace", "--all-targets"])
+}
+
+/// Code that only one feature uses is unused without it, so warnings are denied here too.
+fn features(checking: &mut Checking) -> Result<(), Failure> {
+    let manifest = checking.root.join("crates/everstep/Cargo.toml");
+    let manifest = fs::read_to_string(&manifest)
+        .map_err(|error| Failure::Found(format!("{}: {error}", manifest.display())))?;
+    let library = ["--package", "everstep", "--lib"];
+    let lint_with = |features: &[&str]| {
+        println!("    everstep {}", features.join(" "));
+        lint(&checking.root, &[&library, features].concat())
+    };
+    lint_with(&["--no-default-features"])?;
+    for feature in optional_features(&manifest) {
+        lint_with(&["--no-default-features", "--features", feature])?;
+    }
+    lint_with(&["--all-features"])
+}
+
+fn lint(root: &Path, what: &[&str]) -> Result<(), Failure> {
+    let arguments = [&["clippy"], what, &["--", "-D", "warnings"]].concat();
+    cargo::succeed(cargo(root, &arguments))
+}
+
+/// The features that a manifest names, but for `default`.
+fn optional_features(manifest: &str) -> impl Iterator<Item = &str> {
+    manifest
+        .lines()
+        .skip_while(|line| line.trim() != "[features]")
+        .skip(1)
+        .take_while(|line| !line.starts_with('['))
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split_once('='))
+        .map(|(name, _)| name.trim())
+        .filter(|name| *name != "default")
+}
+
+fn tests(checking: &mut Checking) -> Result<(), Failure> {
+    // All failures at once are worth more here than an early end.
+    let tests = cargo(
+        &checking.root,
+        &["test", "--workspace", "--tests", "--no-fail-fast"],
+    );
+    cargo::succeed_counting(tests, &mut checking.tests)?;
+    if checking.tests.passed == 0 {
+        let why = "cargo reported no tests; has the form of its output changed?";
+        return Err(Failure::Found(why.into()));
+    }
+    Ok(())
+}
+
+fn doc_tests(checking: &mut Checking) -> Result<(), Failure> {
+    let tests = cargo(
+        &checking.root,
+        &["test", "--workspace", "--doc", "--no-fail-fast"],
+    );
+    cargo::succeed_counting(tests, &mut checking.tests)
+}
+
+fn run_examples(checking: &mut Checking) -> Result<(), Failure> {
+    examples::run_all(&checking.root)
+}
+
+/// Modules are private and name each other in their headers, so private items are documented too.
+fn docs(checking: &mut Checking) -> Result<(), Failure> {
+    let mut docs = cargo(
+        &checking.root,
+        &[
+            "doc",
+            "--workspace",
+            "--no-deps",
+            "--document-private-items",
+        ],
+    );
+    docs.env("RUSTDOCFLAGS", "-D warnings");
+    cargo::succeed(docs)
+}
+
+fn check_architecture(checking: &mut Checking) -> Result<(), Failure> {
+    architecture::check(&checking.root)
+}
+
+/// Advisories are left out: they need the network, and change without a change of ours.
+fn licences(checking: &mut Checking) -> Result<(), Failure> {
+    let installed = cargo(&checking.root, &["deny", "--version"]).output();
+    if !installed.is_ok_and(|output| output.status.success()) {
+        checking.skipped = Some("cargo-deny is not installed (`cargo install cargo-deny`)");
+        return Ok(());
+    }
+    cargo::succeed(cargo(
+        &checking.root,
+        &["deny", "check", "bans", "licenses", "sources"],
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(arguments: &[&str]) -> Vec<&'static str> {
+        let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+        let checks = chosen(&arguments).unwrap();
+        checks.iter().map(|check| check.name).collect()
+    }
+
+    #[test]
+    fn without_names_everything_is_asked() {
+        assert_eq!(names(&[]).len(), CHECKS.len());
+    }
+
+    #[test]
+    fn named_checks_are_run_in_their_own_order() {
+        assert_eq!(names(&["docs", "format"]), ["format", "docs"]);
+    }
+
+    #[test]
+    fn features_are_read_from_the_manifest() {
+        let manifest = "[package]\nname = \"x\"\n\n[features]\ndefault = [\"a\"]\n## About a.\n\
+                        a = [\"dep:z\"]\nb-c = []\n\n[dependencies]\nd = \"1\"\n";
+        assert_eq!(
+            optional_features(manifest).collect::<Vec<_>>(),
+            ["a", "b-c"]
+        );
+        assert_eq!(optional_features("[package]\nname = \"x\"").count(), 0);
+    }
+}
