@@ -42,7 +42,7 @@ pub(crate) const ROLLBACKS: &[u8] = &[0x15, 6];
 pub(crate) const SET_ASIDE: &[u8] = &[0x15, 7];
 
 /// Greater than the first byte of every packed element, and what follows an escaped NUL: see
-/// [`tuple`].
+/// [`mod@tuple`].
 const PAST_ELEMENTS: u8 = 0xFF;
 
 /// Appends the segment of a name that is used for the `ordinal`-th time, from 1, in its scope.

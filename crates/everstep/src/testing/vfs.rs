@@ -1,14 +1,15 @@
 //! A layer under SQLite that knows what a power cut would leave, and that can fail.
 //!
 //! SQLite asks the operating system for everything through a VFS. [`FaultVfs`] is one that hands
-//! all calls on to the default one and keeps, for each database, WAL and journal file, what has been
-//! made durable by a sync and what has only been written since. From that it makes the files that
-//! would be found after a power cut, without one.
+//! all calls on to the default one and keeps, for each database, WAL and journal file, what has
+//! been made durable by a sync and what has only been written since. From that it makes the files
+//! that would be found after a power cut, without one.
 //!
 //! Always true:
 //! - A file is durable up to its last sync, and so is its name if it was created.
-//! - The names in a directory are durable when SQLite has it synced: with a deletion, if it asks for
-//!   that, and with the first sync of each WAL or journal that it opens, as its VFS for Unix does.
+//! - The names in a directory are durable when SQLite has it synced: with a deletion, if it asks
+//!   for that, and with the first sync of each WAL or journal that it opens, as its VFS for Unix
+//!   does.
 //! - The real files are never synced: what a sync promises is kept here, so no test waits for a
 //!   disk.
 //! - Temporary files and the shared memory of the WAL are passed through and never survive.
@@ -28,8 +29,9 @@ use functions::Shared;
 /// A VFS that knows what a power cut would leave, and that fails when told to.
 ///
 /// Open databases with its [`name`](FaultVfs::name):
-/// `Connection::open_with_flags_and_vfs(path, flags, vfs.name())`, or a URI with `?vfs=`. Clones are
-/// the same VFS. It stays registered, and what it remembers stays in memory, until the process ends.
+/// `Connection::open_with_flags_and_vfs(path, flags, vfs.name())`, or a URI with `?vfs=`. Clones
+/// are the same VFS. It stays registered, and what it remembers stays in memory, until the process
+/// ends.
 #[derive(Clone, Debug)]
 pub struct FaultVfs {
     name: String,

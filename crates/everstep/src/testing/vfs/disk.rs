@@ -49,8 +49,8 @@ pub(super) enum Change {
 }
 
 impl State {
-    /// Begins to follow a file that was opened. `found` tells what was in it, or `None` if it was not
-    /// there; what was there before we knew it is taken as durable.
+    /// Begins to follow a file that was opened. `found` tells what was in it, or `None` if it was
+    /// not there; what was there before we knew it is taken as durable.
     pub(super) fn opened(&mut self, path: &Path, found: impl FnOnce() -> Option<Vec<u8>>) {
         let file = self.files.entry(path.to_owned());
         file.or_insert_with(|| TrackedFile {

@@ -229,8 +229,8 @@ unsafe extern "C" fn open(
 ///
 /// `real` must be an open file of the VFS beneath.
 unsafe fn content_of(real: *mut sqlite3_file) -> Option<Vec<u8>> {
-    // SAFETY: as the caller promises; the size and the bytes go to memory of ours that is as long as
-    // we say.
+    // SAFETY: as the caller promises; the size and the bytes go to memory of ours that is as long
+    // as we say.
     unsafe {
         let methods = &*(*real).pMethods;
         let mut size = 0;
