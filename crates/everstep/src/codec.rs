@@ -1,7 +1,7 @@
 //! The codec: how keys, entries and payloads become bytes.
 //!
 //! On the path of a step, [`payload`] turns what a body returned into CBOR, [`entry`] wraps it in
-//! the versioned record that the store keeps, and [`tuple`] packs the key that it is kept under
+//! the versioned record that the store keeps, and [`mod@tuple`] packs the key that it is kept under
 //! ([`crate::history::keys`] says what the keys are). [`failure`] is the record of a failed
 //! operation or run, and [`bare`] is the notation that both records are written in.
 //!

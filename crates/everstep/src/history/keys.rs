@@ -56,7 +56,7 @@ pub(crate) fn describe(key: &[u8]) -> String {
 }
 
 /// Greater than the first byte of every packed element, and what follows an escaped NUL: see
-/// [`tuple`].
+/// [`mod@tuple`].
 const PAST_ELEMENTS: u8 = 0xFF;
 
 /// Appends the segment of a name that is used for the `ordinal`-th time, from 1, in its scope.

@@ -22,9 +22,9 @@ use super::keys::{self, KeyError, KeySegment};
 
 /// Which operation of a run is meant: a path such as `orders/~7/charge`.
 ///
-/// Made from text with [`str::parse`], and printed as the same text. `#2` marks the second operation
-/// of a name in its scope, `~7` the iteration 7 of the loop before it; `/`, `~`, `#` and `%` in a
-/// name are written `%2F`, `%7E`, `%23` and `%25`.
+/// Made from text with [`str::parse`], and printed as the same text. `#2` marks the second
+/// operation of a name in its scope, `~7` the iteration 7 of the loop before it; `/`, `~`, `#` and
+/// `%` in a name are written `%2F`, `%7E`, `%23` and `%25`.
 ///
 /// Locations are ordered as their entries are stored: an operation stands before what is below it,
 /// and iterations stand by number.
