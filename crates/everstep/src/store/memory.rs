@@ -957,3 +957,37 @@ impl Run {
         is_reopened
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::store_conformance;
+
+    #[test]
+    fn memory_store_keeps_the_contract() {
+        store_conformance::run_all(|| Arc::new(MemoryStore::new()));
+    }
+
+    #[test]
+    fn a_fork_is_independent_in_both_directions() {
+        let store = MemoryStore::new();
+        let runner = |id| NewRunner {
+            id: Uuid::from_u128(id),
+            name: "runner".to_owned(),
+            now: Timestamp::from_millis(0),
+            lease: Duration::from_secs(1),
+            workflows: Vec::new(),
+        };
+        let count = |store: &MemoryStore| store.runners().expect("runners").len();
+        store.register_runner(&runner(1)).expect("register");
+        let fork = store.fork();
+        fork.register_runner(&runner(2)).expect("register");
+        assert_eq!((count(&store), count(&fork)), (1, 2));
+        store.register_runner(&runner(3)).expect("register");
+        store.register_runner(&runner(4)).expect("register");
+        assert_eq!(
+            (count(&store), count(&fork), count(&store.clone())),
+            (3, 2, 3)
+        );
+    }
+}
