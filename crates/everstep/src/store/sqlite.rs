@@ -110,7 +110,7 @@ impl SqliteStore {
     ) -> Result<SqliteStore, StoreError> {
         let file = File::new(path.as_ref(), options);
         let format = if schema::exists(file.path()) {
-            schema::inspect(&file)?
+            schema::inspect(&file).map_err(|error| explain(&file, error))?
         } else if file.options().create || file.path().exists() {
             0
         } else {
@@ -182,6 +182,16 @@ impl SqliteStore {
             memory.shards = None;
             change(conn)
         })
+    }
+}
+
+/// SQLite says "cannot open" of a file that is there when it may not write the files beside it.
+fn explain(file: &File, error: StoreError) -> StoreError {
+    match error {
+        StoreError::CannotOpen { store, source } if file.path().is_file() => {
+            StoreError::ReadOnly { store, source }
+        }
+        other => other,
     }
 }
 
