@@ -356,8 +356,9 @@ impl Store for SqliteStore {
             source: Box::new(source),
         })?;
         if let Some(address) = listener.address() {
-            self.wakes.set_address(me, address.clone());
             self.change_runners(|conn| runners::set_address(conn, me, &address))?;
+            // A runner that registers later, or again, takes it along.
+            self.wakes.set_address(me, address);
         }
         Ok(WakeGuard::new(listener))
     }

@@ -184,7 +184,8 @@ fn moving(head: &Head) -> RunStatus {
 
 /// Whether a commit has to write the row. `last_number` must be exact unless the row is `Running`.
 pub(crate) fn writes_row(before: &Head, commit: &Commit) -> bool {
-    commit.patch != Patch::Keep || (before.status != RunStatus::Running && commit.numbers > 0)
+    let learns_number = commit.numbers > 0 || !before.last_number_exact;
+    commit.patch != Patch::Keep || (before.status != RunStatus::Running && learns_number)
 }
 
 /// Why a message cannot be taken, given how many are unread; none if it can.

@@ -211,11 +211,7 @@ impl<'a> Applier<'a> {
                     let sql = "UPDATE runs SET error = ?2 WHERE no = ?1";
                     self.execute(sql, params![commit.run.0, error])?;
                 }
-                Patch::Run { .. } => {
-                    self.write_head(&head, None)?;
-                    let sql = "UPDATE runs SET recoveries = 0 WHERE no = ?1 AND recoveries > 0";
-                    self.execute(sql, [commit.run.0])?;
-                }
+                Patch::Run { .. } => self.write_running(&head)?,
                 Patch::Park { waiting, .. } => self.write_head(&head, Some(waiting))?,
                 Patch::Pause { reason } => self.write_head(&head, Some(reason))?,
                 Patch::Keep => self.write_last_number(&head)?,
@@ -272,6 +268,16 @@ impl<'a> Applier<'a> {
         self.execute(sql, params).map(drop)
     }
 
+    /// The row of a run that moves: written at every wake-up, so by one small statement.
+    fn write_running(&self, head: &Head) -> rusqlite::Result<()> {
+        let sql = "UPDATE runs SET status = ?2, available_at = ?3, last_number = ?4, \
+                   updated_at = ?5, recoveries = 0, waiting = NULL WHERE no = ?1";
+        let available_at = head.available_at.map(Timestamp::as_millis);
+        let (run, status) = (head.id.no().0, head.status.code());
+        let params = params![run, status, available_at, last_number(head), self.now];
+        self.execute(sql, params).map(drop)
+    }
+
     fn write_last_number(&self, head: &Head) -> rusqlite::Result<()> {
         let sql = "UPDATE runs SET last_number = ?2, updated_at = ?3 WHERE no = ?1";
         self.execute(sql, params![head.id.no().0, last_number(head), self.now])
@@ -279,10 +285,12 @@ impl<'a> Applier<'a> {
     }
 
     fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
-        if let Some(key) = &new.key {
-            if let Some(run) = find_key(self.conn, &new.workflow, key)? {
-                return self.attach(run, new, true);
-            }
+        let keyed = match &new.key {
+            Some(key) => find_key(self.conn, &new.workflow, key)?,
+            None => None,
+        };
+        if let Some(run) = keyed {
+            return self.attach(run, new, true);
         }
         let claimed = new.claim && new.available_at.is_none() && self.owns_shard_of(new.id)?;
         let available_at = (!claimed).then(|| new.available_at.unwrap_or(self.now()));

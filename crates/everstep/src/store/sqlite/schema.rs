@@ -126,15 +126,14 @@ fn migrate_in_transaction(
     let known = migrations.len() as u32;
     // Another process may have done it while this one waited for the lock.
     let found = format_of(conn, file)?;
-    if found > 0 && found < known {
-        if let Some(runner) = live_runner(conn).map_err(|error| file.error(error))? {
-            return Err(StoreError::InUse {
-                store: file.name(),
-                found,
-                known,
-                runner,
-            });
-        }
+    let is_upgrade = found > 0 && found < known;
+    if is_upgrade && let Some(runner) = live_runner(conn).map_err(|error| file.error(error))? {
+        return Err(StoreError::InUse {
+            store: file.name(),
+            found,
+            known,
+            runner,
+        });
     }
     let run = || -> rusqlite::Result<()> {
         for migration in migrations.iter().skip(found as usize) {

@@ -87,13 +87,12 @@ impl Wakes {
     ) {
         let Some(sender) = &self.sender else { return };
         let mut peers = lock(&self.peers);
-        if peers.read_at.is_none_or(|at| at.elapsed() >= PEERS_KEPT) {
-            if let Some(list) = read_peers() {
-                *peers = Peers {
-                    list,
-                    read_at: Some(Instant::now()),
-                };
-            }
+        let is_stale = peers.read_at.is_none_or(|at| at.elapsed() >= PEERS_KEPT);
+        if is_stale && let Some(list) = read_peers() {
+            *peers = Peers {
+                list,
+                read_at: Some(Instant::now()),
+            };
         }
         let datagram = encode(runs);
         // A full socket is about to be read anyway; any other failure means that nobody is there.
