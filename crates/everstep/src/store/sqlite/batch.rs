@@ -94,7 +94,7 @@ impl<'a> Applier<'a> {
                  ON CONFLICT DO UPDATE SET value = excluded.value",
             )?,
             finish: conn.prepare_cached(
-                "UPDATE runs SET status = ?2, ending = NULL, available_at = NULL, \
+                "UPDATE runs SET status = ?2, ending = NULL, \
                  updated_at = ?3, finished_at = ?3, last_number = ?4, waiting = NULL, \
                  output = ?5, error = ?6 WHERE no = ?1",
             )?,
@@ -205,7 +205,14 @@ impl<'a> Applier<'a> {
         rules::apply(&mut head, commit);
         if rules::writes_row(&before, commit) {
             match &commit.patch {
-                Patch::Finish { output, error, .. } => self.finish(&head, commit, output, error)?,
+                Patch::Finish { output, error, .. } => {
+                    if before.available_at.is_some() {
+                        // Apart, so that a run that was never due stays clear of that index.
+                        let sql = "UPDATE runs SET available_at = NULL WHERE no = ?1";
+                        self.execute(sql, [commit.run.0])?;
+                    }
+                    self.finish(&head, commit, output, error)?;
+                }
                 Patch::RollBack { error, .. } => {
                     self.write_head(&head, None)?;
                     let sql = "UPDATE runs SET error = ?2 WHERE no = ?1";
