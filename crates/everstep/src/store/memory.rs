@@ -1,0 +1,993 @@
+//! The store in memory: the contract of [`crate::store`] in its plainest form.
+//!
+//! It is for tests and for programs whose runs need not outlive them, and it is the model that the
+//! other stores are compared with. "Durable" means here: as long as one of its clones exists.
+//!
+//! Always true:
+//! - All data is behind one lock, which is held for one call and never while a callback runs.
+//! - A batch is applied under the lock as a whole, so nobody sees half of it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use uuid::Uuid;
+
+use self::rules::{Head, Verdict};
+use super::*;
+
+pub(crate) mod rules;
+
+/// How long the row of a runner is kept after its lease has ended, for people to see.
+pub(crate) const DEAD_RUNNER_KEPT: Duration = Duration::from_secs(24 * 3_600);
+
+/// A store in memory. Clones share the data; [`fork`](MemoryStore::fork) copies it.
+#[derive(Clone, Default)]
+pub struct MemoryStore(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    /// Inside an `Arc` so that a fork costs nothing until one side writes.
+    data: Mutex<Arc<Data>>,
+    listeners: Arc<Mutex<Listeners>>,
+    counters: Counters,
+}
+
+/// What is called on a wake-up, by the number of its registration.
+#[derive(Default)]
+struct Listeners {
+    next: u64,
+    by_registration: BTreeMap<u64, (Uuid, WakeFn)>,
+}
+
+/// Takes its registration out when dropped.
+struct Registration {
+    listeners: Arc<Mutex<Listeners>>,
+    no: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    batches: AtomicU64,
+    writes: AtomicU64,
+    rows: AtomicU64,
+    reads: AtomicU64,
+}
+
+#[derive(Clone, Default)]
+struct Data {
+    /// Inside `Arc`s so that the first write after a fork copies pointers, not histories.
+    runs: BTreeMap<RunNo, Arc<Run>>,
+    keys: HashMap<(Arc<str>, String), RunNo>,
+    requests: HashMap<Uuid, Request>,
+    dead_letters: Vec<DeadLetter>,
+    /// Runs by when they are due.
+    due: BTreeSet<(Timestamp, RunNo)>,
+    runners: BTreeMap<Uuid, Runner>,
+    shards: BTreeMap<ShardId, Uuid>,
+    last_epoch: u64,
+    rows_written: u64,
+}
+
+#[derive(Clone)]
+struct Run {
+    head: Head,
+    workflow: Arc<str>,
+    version: u32,
+    key: Option<String>,
+    pool: Arc<str>,
+    deadline_at: Option<Timestamp>,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+    finished_at: Option<Timestamp>,
+    recoveries: u32,
+    waiting: Option<String>,
+    tags: Vec<(String, String)>,
+    input: Vec<u8>,
+    output: Option<Vec<u8>>,
+    error: Option<Vec<u8>>,
+    /// The entries of the current generation.
+    history: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// The unread messages.
+    inbox: BTreeMap<u64, InboxRow>,
+    dedupes: BTreeSet<String>,
+    state: BTreeMap<String, Vec<u8>>,
+}
+
+#[derive(Clone)]
+struct Request {
+    run: RunNo,
+    answer: Option<Answer>,
+}
+
+#[derive(Clone)]
+struct Runner {
+    epoch: u64,
+    name: String,
+    lease_until: Timestamp,
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new() -> MemoryStore {
+        MemoryStore::default()
+    }
+
+    /// An independent copy of everything that is stored now. Nobody listens to it yet.
+    pub fn fork(&self) -> MemoryStore {
+        let data = Arc::clone(&self.lock());
+        MemoryStore(Arc::new(Shared {
+            data: Mutex::new(data),
+            ..Shared::default()
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<Data>> {
+        self.0.data.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The data as it is now. It does not change any more, so no lock is held while it is read.
+    fn read(&self) -> Arc<Data> {
+        self.0.counters.reads.fetch_add(1, Ordering::Relaxed);
+        Arc::clone(&self.lock())
+    }
+
+    fn write<T>(&self, change: impl FnOnce(&mut Data) -> T) -> T {
+        change(Arc::make_mut(&mut self.lock()))
+    }
+}
+
+impl std::fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemoryStore")
+            .field("runs", &self.lock().runs.len())
+            .finish()
+    }
+}
+
+impl Store for MemoryStore {
+    fn describe(&self) -> String {
+        "the store in memory".to_owned()
+    }
+
+    fn migrate(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn commit(&self, batch: &Batch) -> Result<Vec<Outcome>, StoreError> {
+        let (outcomes, rows) = self.write(|data| {
+            let before = data.rows_written;
+            (data.commit(batch), data.rows_written - before)
+        });
+        let counters = &self.0.counters;
+        counters.batches.fetch_add(1, Ordering::Relaxed);
+        counters
+            .writes
+            .fetch_add(batch.writes.len() as u64, Ordering::Relaxed);
+        counters.rows.fetch_add(rows, Ordering::Relaxed);
+        Ok(outcomes)
+    }
+
+    fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
+        let data = self.read();
+        Ok(data
+            .find(target)
+            .and_then(|no| data.runs.get(&no))
+            .map(|run| run.row()))
+    }
+
+    fn load(&self, run: RunNo) -> Result<Option<LoadedRun>, StoreError> {
+        Ok(self.read().runs.get(&run).map(|run| LoadedRun {
+            row: run.row(),
+            history: run.entries_after(None).collect(),
+            inbox: run.inbox.values().cloned().collect(),
+        }))
+    }
+
+    fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
+        Ok(self
+            .read()
+            .runs
+            .get(&run)
+            .map_or_else(Vec::new, |run| run.inbox_after(after)))
+    }
+
+    fn due(
+        &self,
+        now: Timestamp,
+        shards: &ShardSet,
+        after: Option<(Timestamp, RunNo)>,
+        limit: usize,
+    ) -> Result<Due, StoreError> {
+        let data = self.read();
+        let owned = |(_, no): &&(Timestamp, RunNo)| shards.contains(data.runs[no].head.id.shard());
+        let last = (now, RunNo(i64::MAX));
+        let first = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let is_past_end = after.is_some_and(|after| after >= last);
+        let runs = if is_past_end {
+            Vec::new()
+        } else {
+            let due = data
+                .due
+                .range((first, Bound::Included(last)))
+                .filter(owned)
+                .take(limit);
+            due.map(|(_, no)| data.runs[no].due_run()).collect()
+        };
+        let later = data.due.range((Bound::Excluded(last), Bound::Unbounded));
+        Ok(Due {
+            runs,
+            next_at: later.filter(owned).map(|(at, _)| *at).next(),
+        })
+    }
+
+    fn live(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<DueRun>, StoreError> {
+        let data = self.read();
+        let rest = data.runs.range((
+            after.map_or(Bound::Unbounded, Bound::Excluded),
+            Bound::Unbounded,
+        ));
+        let live = rest
+            .map(|(_, run)| run)
+            .filter(|run| run.is_live() && shards.contains(run.head.id.shard()));
+        Ok(live.take(limit).map(|run| run.due_run()).collect())
+    }
+
+    fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
+        let mut census = Census::default();
+        for run in self.read().runs.values() {
+            if !shards.contains(run.head.id.shard()) {
+                continue;
+            }
+            match (run.head.status, run.head.available_at) {
+                (RunStatus::Pending | RunStatus::Sleeping, Some(at)) if at > now => {
+                    census.timers += 1;
+                }
+                (RunStatus::Pending | RunStatus::Sleeping, Some(_)) => census.due += 1,
+                (RunStatus::Sleeping, None) => census.waiting += 1,
+                (RunStatus::Paused, _) => census.paused += 1,
+                _ => {}
+            }
+        }
+        Ok(census)
+    }
+
+    fn list(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunRow>, StoreError> {
+        let data = self.read();
+        let older = (
+            Bound::Unbounded,
+            after.map_or(Bound::Unbounded, Bound::Excluded),
+        );
+        let runs = data.runs.range(older).rev().map(|(_, run)| run);
+        Ok(runs
+            .filter(|run| run.matches(filter))
+            .take(limit)
+            .map(|run| run.row())
+            .collect())
+    }
+
+    fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
+        Ok(self
+            .read()
+            .runs
+            .values()
+            .filter(|run| run.matches(filter))
+            .count() as u64)
+    }
+
+    fn history(
+        &self,
+        run: RunNo,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<Put>, StoreError> {
+        let data = self.read();
+        let run = data.runs.get(&run);
+        Ok(run.map_or_else(Vec::new, |run| {
+            run.entries_after(after).take(limit).collect()
+        }))
+    }
+
+    fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+        let data = self.read();
+        let state = data.runs.get(&run).map(|run| run.state.clone());
+        Ok(state.unwrap_or_default().into_iter().collect())
+    }
+
+    fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
+        let data = self.read();
+        let ended = runs.iter().filter_map(|no| match data.runs.get(no) {
+            None => Some((*no, None)),
+            Some(run) if run.head.status.is_terminal() => Some((*no, Some(run.finished()))),
+            Some(_) => None,
+        });
+        Ok(ended.collect())
+    }
+
+    fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> {
+        let data = self.read();
+        let answered = requests
+            .iter()
+            .filter_map(|id| match data.requests.get(id) {
+                None => Some((*id, Answer::Unknown)),
+                Some(request) => request.answer.clone().map(|answer| (*id, answer)),
+            });
+        Ok(answered.collect())
+    }
+
+    fn dead_letters(
+        &self,
+        run: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        let data = self.read();
+        let letters = data.dead_letters.iter();
+        let wanted = letters.filter(|letter| run.is_none() || letter.run == run);
+        Ok(wanted.take(limit).cloned().collect())
+    }
+
+    fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
+        Ok(self.write(|data| data.register_runner(runner)))
+    }
+
+    fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
+        Ok(
+            self.write(|data| match data.runners.get_mut(&fence.runner) {
+                Some(runner) if runner.epoch == fence.epoch => {
+                    runner.lease_until = now + lease;
+                    true
+                }
+                _ => false,
+            }),
+        )
+    }
+
+    fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
+        let data = self.read();
+        let rows = data.runners.iter().map(|(id, runner)| RunnerRow {
+            id: *id,
+            epoch: runner.epoch,
+            name: runner.name.clone(),
+            lease_until: runner.lease_until,
+            shards: data.held_by(*id),
+        });
+        Ok(rows.collect())
+    }
+
+    fn take_shards(
+        &self,
+        fence: Fence,
+        now: Timestamp,
+        wanted: &ShardSet,
+    ) -> Result<Option<ShardSet>, StoreError> {
+        Ok(self.write(|data| data.take_shards(fence, now, wanted)))
+    }
+
+    fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
+        self.write(|data| {
+            if data.fence_holds(Some(fence)) {
+                data.shards
+                    .retain(|no, holder| *holder != fence.runner || !shards.contains(*no));
+            }
+        });
+        Ok(())
+    }
+
+    fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> {
+        self.write(|data| {
+            if data.fence_holds(Some(fence)) {
+                data.runners.remove(&fence.runner);
+                data.shards.retain(|_, holder| *holder != fence.runner);
+            }
+        });
+        Ok(())
+    }
+
+    fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) {
+        let listeners = lock(&self.0.listeners)
+            .by_registration
+            .values()
+            .cloned()
+            .collect::<Vec<_>>();
+        for (id, wake) in listeners {
+            if Some(id) != me {
+                wake(runs);
+            }
+        }
+    }
+
+    fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {
+        let mut listeners = lock(&self.0.listeners);
+        let no = listeners.next;
+        listeners.next += 1;
+        listeners.by_registration.insert(no, (me, wake));
+        Ok(WakeGuard::new(Registration {
+            listeners: Arc::clone(&self.0.listeners),
+            no,
+        }))
+    }
+
+    fn counters(&self) -> StoreCounters {
+        let counters = &self.0.counters;
+        StoreCounters {
+            batches: counters.batches.load(Ordering::Relaxed),
+            writes: counters.writes.load(Ordering::Relaxed),
+            rows: counters.rows.load(Ordering::Relaxed),
+            reads: counters.reads.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let removed = lock(&self.listeners).by_registration.remove(&self.no);
+        // The callback may own a store itself, so it is dropped after the lock.
+        drop(removed);
+    }
+}
+
+fn lock(listeners: &Mutex<Listeners>) -> MutexGuard<'_, Listeners> {
+    listeners.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The writes of a batch, in the two passes that [`rules`] describes.
+impl Data {
+    fn commit(&mut self, batch: &Batch) -> Vec<Outcome> {
+        let fenced_in = self.fence_holds(batch.fence);
+        let refusals = batch.writes.iter().map(|write| match write {
+            Write::Commit(_) if !fenced_in => Some(Refusal::Fenced),
+            Write::Commit(commit) => self.commit_one(commit, batch.now),
+            _ => None,
+        });
+        let refusals = refusals.collect::<Vec<_>>();
+        let claimer = batch.fence.filter(|_| fenced_in).map(|fence| fence.runner);
+        let rest = batch.writes.iter().zip(refusals);
+        rest.map(|(write, refusal)| match (write, refusal) {
+            (_, Some(refusal)) => Outcome::Refused(refusal),
+            (Write::Start(new), _) => self.start(new, claimer, batch.now),
+            (Write::Deliver(delivery), _) => Outcome::Delivered(self.deliver(delivery, batch.now)),
+            (Write::Control(target, control), _) => {
+                Outcome::Controlled(self.control(target, *control, batch.now))
+            }
+            (Write::Reopen(reopen), _) => self.reopen(reopen, batch.now),
+            (Write::Commit(commit), _) => Outcome::Committed(self.send(commit, batch.now)),
+        })
+        .collect()
+    }
+
+    fn fence_holds(&self, fence: Option<Fence>) -> bool {
+        fence.is_some_and(|fence| {
+            self.runners
+                .get(&fence.runner)
+                .is_some_and(|runner| runner.epoch == fence.epoch)
+        })
+    }
+
+    /// The row, to be changed; and `due` follows by itself.
+    fn change<T>(&mut self, no: RunNo, change: impl FnOnce(&mut Run) -> T) -> Option<T> {
+        let run = Arc::make_mut(self.runs.get_mut(&no)?);
+        let before = run.head.available_at;
+        let result = change(run);
+        let after = run.head.available_at;
+        if before != after {
+            before.map(|at| self.due.remove(&(at, no)));
+            after.map(|at| self.due.insert((at, no)));
+        }
+        self.rows_written += 1;
+        Some(result)
+    }
+
+    fn find(&self, target: &Target) -> Option<RunNo> {
+        match target {
+            Target::Id(id) => {
+                let run = self.runs.get(&id.no())?;
+                // The number says less than the id: it may be another run's.
+                (run.head.id == *id).then_some(id.no())
+            }
+            Target::Key { workflow, key } => self
+                .keys
+                .get(&(Arc::from(workflow.as_str()), key.clone()))
+                .copied(),
+        }
+    }
+
+    fn commit_one(&mut self, commit: &Commit, now: Timestamp) -> Option<Refusal> {
+        let head = self.runs.get(&commit.run).map(|run| run.head);
+        match rules::check(head.as_ref(), commit) {
+            Verdict::Accept => {}
+            Verdict::Refuse(refusal) => return Some(refusal),
+            Verdict::InboxMoved { seen } => {
+                return Some(Refusal::InboxMoved(
+                    self.runs[&commit.run].inbox_after(seen),
+                ));
+            }
+        }
+        self.rows_written += (commit.puts.len() + commit.state.len()) as u64;
+        self.change(commit.run, |run| run.commit(commit, now));
+        for effect in &commit.effects {
+            if let Effect::Reply { request, body } = effect {
+                self.answer(*request, Answer::Reply(body.clone()));
+            }
+        }
+        if let Patch::Finish { .. } = commit.patch {
+            self.bury_inbox(commit.run, now);
+            self.end_requests(commit.run);
+        }
+        None
+    }
+
+    fn answer(&mut self, request: Uuid, answer: Answer) {
+        if let Some(request) = self.requests.get_mut(&request) {
+            request.answer.get_or_insert(answer);
+            self.rows_written += 1;
+        }
+    }
+
+    fn end_requests(&mut self, run: RunNo) {
+        for request in self
+            .requests
+            .values_mut()
+            .filter(|request| request.run == run)
+        {
+            request.answer.get_or_insert(Answer::RunEnded);
+        }
+    }
+
+    fn bury_inbox(&mut self, no: RunNo, now: Timestamp) {
+        let unread = self
+            .change(no, |run| std::mem::take(&mut run.inbox))
+            .unwrap_or_default();
+        for row in unread.into_values() {
+            self.bury(Some(no), row.name, row.body, rules::LEFT_UNREAD, now);
+        }
+    }
+
+    fn bury(
+        &mut self,
+        run: Option<RunNo>,
+        name: String,
+        body: Vec<u8>,
+        reason: &str,
+        at: Timestamp,
+    ) {
+        let no = self.dead_letters.len() as u64 + 1;
+        self.dead_letters.push(DeadLetter {
+            no,
+            run,
+            name,
+            body,
+            reason: reason.to_owned(),
+            at,
+        });
+        self.rows_written += 1;
+    }
+
+    fn start(&mut self, new: &NewRun, claimer: Option<Uuid>, now: Timestamp) -> Outcome {
+        let key = new.key.clone().map(|key| (Arc::clone(&new.workflow), key));
+        let no = new.id.no();
+        let keyed = key.as_ref().and_then(|key| self.keys.get(key));
+        if let Some(found) = self.runs.get(keyed.unwrap_or(&no)) {
+            // Another id can have the same number. It cannot be stored beside the first, and the
+            // client makes a new id.
+            if keyed.is_none() && found.head.id != new.id {
+                return Outcome::Refused(Refusal::Gone);
+            }
+            return Outcome::Started(Started {
+                id: found.head.id,
+                attached: true,
+                input_differs: found.input != new.input,
+                claimed: false,
+                available_at: None,
+            });
+        }
+        let owns = claimer.is_some() && self.shards.get(&new.id.shard()) == claimer.as_ref();
+        let claimed = new.claim && owns && new.available_at.is_none();
+        let available_at = (!claimed).then(|| new.available_at.unwrap_or(now));
+        if let Some(key) = key {
+            self.keys.insert(key, no);
+        }
+        available_at.map(|at| self.due.insert((at, no)));
+        self.runs
+            .insert(no, Arc::new(Run::new(new, available_at, now)));
+        self.rows_written += 1;
+        Outcome::Started(Started {
+            id: new.id,
+            attached: false,
+            input_differs: false,
+            claimed,
+            available_at,
+        })
+    }
+
+    fn deliver(&mut self, delivery: &Delivery, now: Timestamp) -> Delivered {
+        let Some(no) = self.find(&delivery.target) else {
+            return Delivered {
+                receipt: Receipt::Unknown,
+                run: None,
+                seq: None,
+            };
+        };
+        let run = &self.runs[&no];
+        let is_repeated = delivery
+            .dedupe
+            .as_ref()
+            .is_some_and(|key| run.dedupes.contains(key));
+        let refusal = if is_repeated {
+            Some(Receipt::Duplicate)
+        } else {
+            rules::refuse_message(&run.head, run.inbox.len() as u64, delivery)
+        };
+        let id = Some(run.head.id);
+        if let Some(receipt) = refusal {
+            return Delivered {
+                receipt,
+                run: id,
+                seq: None,
+            };
+        }
+        if let Some(request) = delivery.request {
+            self.requests.insert(
+                request,
+                Request {
+                    run: no,
+                    answer: None,
+                },
+            );
+        }
+        let seq = self.change(no, |run| run.deliver(delivery, now));
+        Delivered {
+            receipt: Receipt::Delivered,
+            run: id,
+            seq,
+        }
+    }
+
+    fn control(&mut self, target: &Target, control: Control, now: Timestamp) -> Controlled {
+        let Some(no) = self.find(target) else {
+            return Controlled::Unknown;
+        };
+        let controlled = self.change(no, |run| run.control(control, now));
+        controlled.unwrap_or(Controlled::Unknown)
+    }
+
+    fn reopen(&mut self, reopen: &Reopen, now: Timestamp) -> Outcome {
+        match self.change(reopen.run, |run| run.reopen(reopen, now)) {
+            Some(true) => Outcome::Committed(Vec::new()),
+            _ => Outcome::Refused(Refusal::Gone),
+        }
+    }
+
+    /// Delivers what a commit sends, and writes down in its history what became of it.
+    fn send(&mut self, commit: &Commit, now: Timestamp) -> Vec<Delivered> {
+        let mut answers = Vec::new();
+        for (delivery, key, receipt) in rules::sends(commit) {
+            let delivered = self.deliver(delivery, now);
+            if rules::is_dead_letter(delivered.receipt) {
+                let (run, reason) = (
+                    delivered.run.map(RunId::no),
+                    rules::undeliverable(delivered.receipt),
+                );
+                self.bury(
+                    run,
+                    delivery.name.clone(),
+                    delivery.body.clone(),
+                    reason,
+                    now,
+                );
+            }
+            let value = [receipt, &[delivered.receipt.code()]].concat();
+            self.change(commit.run, |run| run.history.insert(key.to_vec(), value));
+            answers.push(delivered);
+        }
+        answers
+    }
+}
+
+/// Runners and shards.
+impl Data {
+    fn held_by(&self, runner: Uuid) -> ShardSet {
+        let held = self.shards.iter().filter(|(_, holder)| **holder == runner);
+        held.map(|(shard, _)| *shard).collect()
+    }
+
+    /// Epochs are never used twice, so that a runner that comes back under its old id is not
+    /// mistaken for its former self.
+    fn next_epoch(&mut self) -> u64 {
+        self.last_epoch += 1;
+        self.last_epoch
+    }
+
+    fn register_runner(&mut self, new: &NewRunner) -> Fence {
+        self.shards.retain(|_, holder| *holder != new.id);
+        let holders = self.shards.values().copied().collect::<BTreeSet<_>>();
+        self.runners.retain(|id, runner| {
+            holders.contains(id) || runner.lease_until + DEAD_RUNNER_KEPT > new.now
+        });
+        let epoch = self.next_epoch();
+        let lease_until = new.now + new.lease;
+        self.runners.insert(
+            new.id,
+            Runner {
+                epoch,
+                name: new.name.clone(),
+                lease_until,
+            },
+        );
+        Fence {
+            runner: new.id,
+            epoch,
+        }
+    }
+
+    fn take_shards(&mut self, fence: Fence, now: Timestamp, wanted: &ShardSet) -> Option<ShardSet> {
+        if !self.fence_holds(Some(fence)) {
+            return None;
+        }
+        self.oust_expired(fence.runner, now, wanted);
+        let free = wanted
+            .iter()
+            .filter(|shard| !self.shards.contains_key(shard));
+        let taken = free.collect::<ShardSet>();
+        self.shards
+            .extend(taken.iter().map(|shard| (shard, fence.runner)));
+        let lost = self
+            .runs
+            .values()
+            .filter(|run| run.is_live() && taken.contains(run.head.id.shard()));
+        for no in lost.map(|run| run.head.id.no()).collect::<Vec<_>>() {
+            self.change(no, |run| run.recoveries += 1);
+        }
+        Some(self.held_by(fence.runner))
+    }
+
+    /// Frees all shards of those holders of wanted shards whose lease is over.
+    fn oust_expired(&mut self, me: Uuid, now: Timestamp, wanted: &ShardSet) {
+        let holders = wanted
+            .iter()
+            .filter_map(|shard| self.shards.get(&shard).copied());
+        for holder in holders.collect::<BTreeSet<_>>() {
+            let is_over = self
+                .runners
+                .get(&holder)
+                .is_none_or(|row| row.lease_until <= now);
+            if holder == me || !is_over {
+                continue;
+            }
+            let epoch = self.next_epoch();
+            if let Some(row) = self.runners.get_mut(&holder) {
+                row.epoch = epoch;
+            }
+            self.shards.retain(|_, other| *other != holder);
+        }
+    }
+}
+
+impl Run {
+    fn new(new: &NewRun, available_at: Option<Timestamp>, now: Timestamp) -> Run {
+        Run {
+            head: Head::new(new.id, available_at),
+            workflow: Arc::clone(&new.workflow),
+            version: new.version,
+            key: new.key.clone(),
+            pool: Arc::clone(&new.pool),
+            deadline_at: new.deadline_at,
+            created_at: now,
+            updated_at: now,
+            finished_at: None,
+            recoveries: 0,
+            waiting: None,
+            tags: new.tags.clone(),
+            input: new.input.clone(),
+            output: None,
+            error: None,
+            history: BTreeMap::new(),
+            inbox: BTreeMap::new(),
+            dedupes: BTreeSet::new(),
+            state: BTreeMap::new(),
+        }
+    }
+
+    fn row(&self) -> RunRow {
+        RunRow {
+            id: self.head.id,
+            workflow: Arc::clone(&self.workflow),
+            version: self.version,
+            key: self.key.clone(),
+            pool: Arc::clone(&self.pool),
+            shard: self.head.id.shard(),
+            status: self.head.status,
+            ending: self.head.ending,
+            generation: self.head.generation,
+            available_at: self.head.available_at,
+            deadline_at: self.deadline_at,
+            created_at: self.created_at,
+            updated_at: self.updated_at,
+            finished_at: self.finished_at,
+            attempts: self.head.attempts,
+            recoveries: self.recoveries,
+            inbox_seq: self.head.inbox_seq,
+            cancel_requested: self.head.cancel,
+            last_number: self.head.last_number,
+            waiting: self.waiting.clone(),
+            tags: self.tags.clone(),
+            input: self.input.clone(),
+            output: self.output.clone(),
+            error: self.error.clone(),
+        }
+    }
+
+    fn due_run(&self) -> DueRun {
+        DueRun {
+            id: self.head.id,
+            shard: self.head.id.shard(),
+            available_at: self.head.available_at,
+            status: self.head.status,
+            workflow: Arc::clone(&self.workflow),
+            version: self.version,
+        }
+    }
+
+    fn finished(&self) -> Finished {
+        Finished {
+            id: self.head.id,
+            workflow: Arc::clone(&self.workflow),
+            status: self.head.status,
+            output: self.output.clone(),
+            error: self.error.clone(),
+        }
+    }
+
+    fn is_live(&self) -> bool {
+        matches!(
+            self.head.status,
+            RunStatus::Running | RunStatus::RollingBack
+        )
+    }
+
+    fn matches(&self, filter: &Filter) -> bool {
+        (filter.statuses.is_empty() || filter.statuses.contains(&self.head.status))
+            && filter
+                .workflow
+                .as_ref()
+                .is_none_or(|name| **name == *self.workflow)
+            && filter.tags.iter().all(|tag| self.tags.contains(tag))
+            && filter
+                .created_from
+                .is_none_or(|from| self.created_at >= from)
+            && filter
+                .created_before
+                .is_none_or(|end| self.created_at < end)
+    }
+
+    fn entries_after(&self, after: Option<&[u8]>) -> impl Iterator<Item = Put> + '_ {
+        let first = after.map_or(Bound::Unbounded, |key| Bound::Excluded(key.to_vec()));
+        let entries = self.history.range((first, Bound::Unbounded));
+        entries.map(|(key, value)| Put {
+            key: key.clone(),
+            value: value.clone(),
+        })
+    }
+
+    fn inbox_after(&self, after: u64) -> Vec<InboxRow> {
+        let rest = self.inbox.range((Bound::Excluded(after), Bound::Unbounded));
+        rest.map(|(_, row)| row.clone()).collect()
+    }
+
+    fn write_entries(&mut self, deletes: &[KeyRange], puts: &[Put]) {
+        for KeyRange { start, end } in deletes {
+            self.history.retain(|key, _| key < start || key >= end);
+        }
+        for Put { key, value } in puts {
+            self.history.insert(key.clone(), value.clone());
+        }
+    }
+
+    fn commit(&mut self, commit: &Commit, now: Timestamp) {
+        if rules::writes_row(&self.head, commit) {
+            self.updated_at = now;
+        }
+        rules::apply(&mut self.head, commit);
+        self.write_entries(&commit.deletes, &commit.puts);
+        self.inbox.retain(|seq, _| !commit.consumed.contains(seq));
+        self.state.extend(commit.state.iter().cloned());
+        match &commit.patch {
+            Patch::Keep => {}
+            Patch::Run { .. } => (self.waiting, self.recoveries) = (None, 0),
+            Patch::Park { waiting, .. } => self.waiting = Some(waiting.clone()),
+            Patch::RollBack { error, .. } => (self.waiting, self.error) = (None, error.clone()),
+            Patch::Pause { reason } => self.waiting = Some(reason.clone()),
+            Patch::Finish { output, error, .. } => {
+                (self.waiting, self.finished_at) = (None, Some(now));
+                (self.output, self.error) = (output.clone(), error.clone());
+            }
+        }
+    }
+
+    fn deliver(&mut self, delivery: &Delivery, now: Timestamp) -> u64 {
+        let seq = rules::deliver(&mut self.head, now);
+        let row = InboxRow {
+            seq,
+            name: delivery.name.clone(),
+            body: delivery.body.clone(),
+            request: delivery.request,
+            sent_at: now,
+        };
+        self.inbox.insert(seq, row);
+        self.dedupes.extend(delivery.dedupe.clone());
+        self.updated_at = now;
+        seq
+    }
+
+    fn control(&mut self, control: Control, now: Timestamp) -> Controlled {
+        let controlled = rules::control(&mut self.head, control, now);
+        if let Controlled::Done { .. } = controlled {
+            self.updated_at = now;
+            match control {
+                Control::Cancel { .. } => {}
+                Control::Pause => self.waiting = Some(rules::PAUSED_BY_REQUEST.to_owned()),
+                Control::Resume => self.waiting = None,
+            }
+        }
+        controlled
+    }
+
+    fn reopen(&mut self, reopen: &Reopen, now: Timestamp) -> bool {
+        let is_reopened = rules::reopen(&mut self.head, reopen);
+        if is_reopened {
+            self.write_entries(&reopen.deletes, &reopen.puts);
+            (self.output, self.error, self.finished_at) = (None, None, None);
+            (self.waiting, self.recoveries, self.updated_at) = (None, 0, now);
+        }
+        is_reopened
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::store_conformance;
+
+    #[test]
+    fn memory_store_keeps_the_contract() {
+        store_conformance::run_all(|| Arc::new(MemoryStore::new()));
+    }
+
+    #[test]
+    fn a_fork_is_independent_in_both_directions() {
+        let store = MemoryStore::new();
+        let runner = |id| NewRunner {
+            id: Uuid::from_u128(id),
+            name: "runner".to_owned(),
+            now: Timestamp::from_millis(0),
+            lease: Duration::from_secs(1),
+            workflows: Vec::new(),
+        };
+        let count = |store: &MemoryStore| store.runners().expect("runners").len();
+        store.register_runner(&runner(1)).expect("register");
+        let fork = store.fork();
+        fork.register_runner(&runner(2)).expect("register");
+        assert_eq!((count(&store), count(&fork)), (1, 2));
+        store.register_runner(&runner(3)).expect("register");
+        store.register_runner(&runner(4)).expect("register");
+        assert_eq!(
+            (count(&store), count(&fork), count(&store.clone())),
+            (3, 2, 3)
+        );
+    }
+}

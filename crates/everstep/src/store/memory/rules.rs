@@ -1,0 +1,301 @@
+//! The rules of the store's contract as plain functions: what a write does to the row of a run.
+//!
+//! Both the memory and the SQLite store decide with these, so they cannot come to differ. Here is
+//! no storage: a [`Head`] goes in, a decision comes out, and the store writes it down.
+//!
+//! A batch is applied in two passes. First all commits, each checked against its row as it was
+//! before the batch (a batch has at most one commit per run, and a commit changes only its own
+//! run). Then everything else in the order of the batch: starts, deliveries (those of
+//! [`Effect::Send`] too, at the place of their commit), controls and reopenings. So a control sees
+//! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
+
+use crate::{
+    run_id::RunId,
+    store::{
+        CancelRequest, Commit, Control, Controlled, Delivery, Effect, Patch, Receipt, Refusal,
+        Reopen, RunStatus,
+    },
+    time::Timestamp,
+};
+
+/// Why a run that was paused from outside waits.
+pub(crate) const PAUSED_BY_REQUEST: &str = "paused by request";
+/// Why the unread messages of a run that ended are dead letters.
+pub(crate) const LEFT_UNREAD: &str = "the run ended before it was read";
+
+/// The part of a row that decisions are made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) id: RunId,
+    pub(crate) status: RunStatus,
+    pub(crate) ending: Option<RunStatus>,
+    pub(crate) generation: u32,
+    pub(crate) available_at: Option<Timestamp>,
+    pub(crate) attempts: u32,
+    pub(crate) inbox_seq: u64,
+    pub(crate) cancel: Option<CancelRequest>,
+    pub(crate) last_number: u64,
+    /// Whether `last_number` is the highest stored number; otherwise it is a lower bound. It is
+    /// one after a reopening, and when a row that is `Running` was read from a file.
+    pub(crate) last_number_exact: bool,
+}
+
+impl Head {
+    /// A run that nobody has taken up, due at `available_at`; or, without it, in its owner's
+    /// memory from the first moment.
+    pub(crate) fn new(id: RunId, available_at: Option<Timestamp>) -> Head {
+        Head {
+            id,
+            status: if available_at.is_some() {
+                RunStatus::Pending
+            } else {
+                RunStatus::Running
+            },
+            ending: None,
+            generation: 1,
+            available_at,
+            attempts: 1,
+            inbox_seq: 0,
+            cancel: None,
+            last_number: 0,
+            last_number_exact: true,
+        }
+    }
+}
+
+/// Whether a commit may be made.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Accept,
+    Refuse(Refusal),
+    /// To be refused with the messages after this one.
+    InboxMoved {
+        seen: u64,
+    },
+}
+
+/// Decides about a commit of an owner whose fence holds.
+pub(crate) fn check(head: Option<&Head>, commit: &Commit) -> Verdict {
+    let Some(head) = head else {
+        return Verdict::Refuse(Refusal::Gone);
+    };
+    if head.generation != commit.generation || head.status.is_terminal() {
+        return Verdict::Refuse(Refusal::Gone);
+    }
+    if let Some(refusal) = check_movement(head, commit) {
+        return Verdict::Refuse(refusal);
+    }
+    if !numbers_follow(head, commit) {
+        return Verdict::Refuse(Refusal::Gap {
+            stored: head.last_number,
+        });
+    }
+    match commit.inbox_seq {
+        Some(seen) if seen != head.inbox_seq => Verdict::InboxMoved { seen },
+        _ => Verdict::Accept,
+    }
+}
+
+/// A cancel or a pause from outside refuses every forward movement, never results.
+fn check_movement(head: &Head, commit: &Commit) -> Option<Refusal> {
+    if commit.results_only && commit.patch == Patch::Keep && commit.effects.is_empty() {
+        return None;
+    }
+    if let Some(CancelRequest { rollback }) = head.cancel {
+        // This is how the owner carries the cancel out, from a paused row too.
+        let carries_out = matches!(
+            commit.patch,
+            Patch::RollBack { .. }
+                | Patch::Pause { .. }
+                | Patch::Finish {
+                    status: RunStatus::Cancelled,
+                    ..
+                }
+        );
+        if carries_out {
+            return None;
+        }
+        // Once the end is decided, there is nothing left to be cancelled.
+        if head.ending.is_none() {
+            return Some(Refusal::CancelRequested { rollback });
+        }
+    }
+    (head.status == RunStatus::Paused).then_some(Refusal::Paused)
+}
+
+fn numbers_follow(head: &Head, commit: &Commit) -> bool {
+    let Some(base) = commit.last_number.checked_sub(commit.numbers) else {
+        return false;
+    };
+    // To try a run again as a whole is to go back to an earlier number.
+    if let Patch::Park {
+        status: RunStatus::Pending,
+        ..
+    } = commit.patch
+    {
+        return !head.last_number_exact || base <= head.last_number;
+    }
+    if head.last_number_exact {
+        base == head.last_number
+    } else {
+        base >= head.last_number
+    }
+}
+
+/// Makes the change of an accepted commit.
+pub(crate) fn apply(head: &mut Head, commit: &Commit) {
+    (head.last_number, head.last_number_exact) = (commit.last_number, true);
+    match &commit.patch {
+        Patch::Keep => {}
+        Patch::Run { inbox_seq } => {
+            head.status = moving(head);
+            if *inbox_seq == head.inbox_seq {
+                head.available_at = None;
+            }
+        }
+        Patch::Park {
+            status,
+            available_at,
+            attempts,
+            ..
+        } => {
+            (head.status, head.available_at) = (*status, *available_at);
+            head.attempts = *attempts;
+        }
+        Patch::RollBack { ending, .. } => {
+            (head.status, head.ending) = (RunStatus::RollingBack, Some(*ending));
+            head.available_at = None;
+        }
+        Patch::Pause { .. } => (head.status, head.available_at) = (RunStatus::Paused, None),
+        Patch::Finish { status, .. } => {
+            (head.status, head.ending, head.available_at) = (*status, None, None);
+        }
+    }
+}
+
+/// What a run is that moves.
+fn moving(head: &Head) -> RunStatus {
+    if head.ending.is_some() {
+        RunStatus::RollingBack
+    } else {
+        RunStatus::Running
+    }
+}
+
+/// Whether a commit has to write the row. `last_number` must be exact unless the row is `Running`.
+pub(crate) fn writes_row(before: &Head, commit: &Commit) -> bool {
+    let learns_number = commit.numbers > 0 || !before.last_number_exact;
+    commit.patch != Patch::Keep || (before.status != RunStatus::Running && learns_number)
+}
+
+/// Why a message cannot be taken, given how many are unread; none if it can.
+pub(crate) fn refuse_message(head: &Head, unread: u64, delivery: &Delivery) -> Option<Receipt> {
+    if head.status.is_terminal() {
+        Some(Receipt::Finished)
+    } else if unread >= delivery.inbox_max {
+        Some(Receipt::Full)
+    } else {
+        None
+    }
+}
+
+/// Gives the next message its place, and makes the run due if a message can move it.
+pub(crate) fn deliver(head: &mut Head, now: Timestamp) -> u64 {
+    head.inbox_seq += 1;
+    let wakes = match head.status {
+        // A delayed start, or a run that waits to be tried again, keeps its time.
+        RunStatus::Pending => head.available_at.is_none_or(|at| at <= now),
+        RunStatus::Running | RunStatus::Sleeping => true,
+        // A rollback reads no messages, and a paused run waits for something else.
+        RunStatus::RollingBack | RunStatus::Paused => false,
+        RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled => false,
+    };
+    if wakes {
+        make_due(head, now);
+    }
+    head.inbox_seq
+}
+
+fn make_due(head: &mut Head, now: Timestamp) {
+    head.available_at = Some(head.available_at.map_or(now, |at| at.min(now)));
+}
+
+/// The words for a dead letter.
+pub(crate) fn undeliverable(receipt: Receipt) -> &'static str {
+    match receipt {
+        Receipt::Unknown => "there is no such run",
+        Receipt::Finished => "the run had ended",
+        Receipt::Full => "the inbox was full",
+        Receipt::Delivered | Receipt::Duplicate => "it was delivered",
+    }
+}
+
+/// Whether a message that a workflow has sent becomes a dead letter.
+pub(crate) fn is_dead_letter(receipt: Receipt) -> bool {
+    matches!(
+        receipt,
+        Receipt::Unknown | Receipt::Finished | Receipt::Full
+    )
+}
+
+/// Carries out what is asked from outside, or says why not.
+pub(crate) fn control(head: &mut Head, control: Control, now: Timestamp) -> Controlled {
+    let (run, status) = (head.id, head.status);
+    if status.is_terminal() {
+        return Controlled::Finished { run, status };
+    }
+    let paused = status == RunStatus::Paused;
+    let already = match control {
+        Control::Cancel { .. } => head.cancel.is_some(),
+        // A run that is being cancelled is not held up by a pause.
+        Control::Pause => paused || head.cancel.is_some(),
+        Control::Resume => !paused,
+    };
+    if already {
+        return Controlled::Already { run, status };
+    }
+    match control {
+        Control::Cancel { rollback } => {
+            head.cancel = Some(CancelRequest { rollback });
+            make_due(head, now);
+        }
+        Control::Pause => (head.status, head.available_at) = (RunStatus::Paused, None),
+        Control::Resume => {
+            head.status = match head.ending {
+                Some(_) => RunStatus::RollingBack,
+                None => RunStatus::Pending,
+            };
+            head.available_at = Some(now);
+        }
+    }
+    Controlled::Done { run }
+}
+
+/// Makes a finished run live again; `false` if it is not as the caller believes.
+pub(crate) fn reopen(head: &mut Head, reopen: &Reopen) -> bool {
+    if !head.status.is_terminal()
+        || head.status != reopen.status
+        || head.attempts != reopen.attempts
+    {
+        return false;
+    }
+    head.status = RunStatus::Pending;
+    head.attempts += 1;
+    head.available_at = Some(reopen.available_at);
+    (head.ending, head.cancel) = (None, None);
+    // How many numbers are left is in the entries, which only the owner can read.
+    (head.last_number, head.last_number_exact) = (0, false);
+    true
+}
+
+/// The messages that a commit sends, in order.
+pub(crate) fn sends(commit: &Commit) -> impl Iterator<Item = (&Delivery, &[u8], &[u8])> {
+    commit.effects.iter().filter_map(|effect| match effect {
+        Effect::Send {
+            delivery,
+            key,
+            receipt,
+        } => Some((delivery, key.as_slice(), receipt.as_slice())),
+        Effect::Reply { .. } => None,
+    })
+}

@@ -1,0 +1,383 @@
+//! The embedded store: one SQLite file.
+//!
+//! On the path of a step this is where it becomes durable: the committer's batch is one
+//! transaction of one connection, with one sync. [`batch`] holds the SQL of a batch, [`writer`]
+//! the connection and what it remembers, [`reads`] all queries, [`schema`] the format of the file.
+//!
+//! Always true:
+//! - The file is in WAL mode with `synchronous = FULL`: what was committed survives a power cut.
+//! - Opening changes nothing. Only [`migrate`](Store::migrate) creates tables or changes them.
+//! - Any number of processes may have the file open. They take turns by SQLite's own lock, and
+//!   wake each other through sockets beside it.
+
+use std::{
+    path::Path,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use rusqlite::Connection;
+use uuid::Uuid;
+
+use self::{file::File, writer::Writer};
+use super::*;
+
+mod batch;
+mod columns;
+mod error;
+mod file;
+mod reads;
+mod runners;
+mod schema;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+#[cfg(unix)]
+mod wake;
+mod writer;
+
+/// How a file is opened.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SqliteOptions {
+    /// Whether a file that is not there is created, as an engine wants it; a client that has the
+    /// wrong path should be told. Not set by default.
+    pub create: bool,
+    /// How long to wait for another process's write lock: 5 seconds by default.
+    pub busy_timeout: Duration,
+    /// The largest size of the file, in pages of 8 KiB; without a bound by default.
+    pub max_page_count: Option<u32>,
+    /// The name of the SQLite VFS to use instead of the default one.
+    pub vfs: Option<String>,
+}
+
+impl Default for SqliteOptions {
+    fn default() -> SqliteOptions {
+        let busy_timeout = Duration::from_secs(5);
+        SqliteOptions {
+            create: false,
+            busy_timeout,
+            max_page_count: None,
+            vfs: None,
+        }
+    }
+}
+
+/// A store in one SQLite file.
+pub struct SqliteStore {
+    file: File,
+    /// Held for one transaction, including its sync: the next batch gathers meanwhile.
+    writer: Mutex<Writer>,
+    /// Whether the file was seen to have the format of this program.
+    is_current: AtomicBool,
+    counters: Counters,
+    #[cfg(unix)]
+    wakes: wake::Wakes,
+}
+
+#[derive(Default)]
+struct Counters {
+    batches: AtomicU64,
+    writes: AtomicU64,
+    rows: AtomicU64,
+    reads: AtomicU64,
+}
+
+impl SqliteStore {
+    /// Opens the file at `path`, which must exist. It can be used at once if it has the format of
+    /// this program, and after [`migrate`](Store::migrate) if it has an older one.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::CannotOpen`] if there is no such file, [`StoreError::Foreign`] if it holds
+    /// something else, [`StoreError::TooNew`] if a later version has written it.
+    pub fn open(path: impl AsRef<Path>) -> Result<SqliteStore, StoreError> {
+        SqliteStore::open_with(path, SqliteOptions::default())
+    }
+
+    /// Opens the file at `path` with these options.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](SqliteStore::open); with [`SqliteOptions::create`] a missing file is no error.
+    pub fn open_with(
+        path: impl AsRef<Path>,
+        options: SqliteOptions,
+    ) -> Result<SqliteStore, StoreError> {
+        let file = File::new(path.as_ref(), options);
+        let format = if schema::exists(file.path()) {
+            schema::inspect(&file).map_err(|error| explain(&file, error))?
+        } else if file.options().create || file.path().exists() {
+            0
+        } else {
+            let source: Cause = "there is no such file".into();
+            return Err(StoreError::CannotOpen {
+                store: file.name(),
+                source,
+            });
+        };
+        Ok(SqliteStore {
+            writer: Mutex::new(Writer::new(file.connect_writer()?)),
+            file,
+            is_current: AtomicBool::new(format == schema::FORMAT),
+            counters: Counters::default(),
+            #[cfg(unix)]
+            wakes: wake::Wakes::new(),
+        })
+    }
+
+    /// Sets the largest size of the file, in pages of 8 KiB.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read.
+    pub fn set_max_page_count(&self, pages: u32) -> Result<(), StoreError> {
+        let mut writer = self.writer();
+        let conn = writer.conn(&self.file)?;
+        file::set_max_page_count(conn, pages).map_err(|error| self.file.error(error))
+    }
+
+    fn writer(&self) -> MutexGuard<'_, Writer> {
+        // A panic in a transaction has left the writer without a memory, which is safe.
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn require_current(&self) -> Result<(), StoreError> {
+        if self.is_current.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        // Another process may have migrated it since it was opened.
+        let format = if schema::exists(self.file.path()) {
+            schema::inspect(&self.file)?
+        } else {
+            0
+        };
+        schema::require_current(format, &self.file)?;
+        self.is_current.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn read<T>(
+        &self,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        self.require_current()?;
+        self.counters.reads.fetch_add(1, Ordering::Relaxed);
+        self.file.read(query)
+    }
+
+    /// Changes something about runners or shards.
+    fn change_runners<T>(
+        &self,
+        change: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        self.require_current()?;
+        #[cfg(unix)]
+        self.wakes.forget_peers();
+        self.writer().transaction(&self.file, |conn, memory| {
+            memory.shards = None;
+            change(conn)
+        })
+    }
+}
+
+/// SQLite says "cannot open" of a file that is there when it may not write the files beside it.
+fn explain(file: &File, error: StoreError) -> StoreError {
+    match error {
+        StoreError::CannotOpen { store, source } if file.path().is_file() => {
+            StoreError::ReadOnly { store, source }
+        }
+        other => other,
+    }
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStore")
+            .field("path", &self.file.path())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store for SqliteStore {
+    fn describe(&self) -> String {
+        self.file.name()
+    }
+
+    fn migrate(&self) -> Result<(), StoreError> {
+        let mut writer = self.writer();
+        let conn = writer.conn(&self.file)?;
+        schema::migrate(conn, &self.file, schema::MIGRATIONS)?;
+        self.is_current.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn commit(&self, batch: &Batch) -> Result<Vec<Outcome>, StoreError> {
+        self.require_current()?;
+        let (outcomes, rows) = self
+            .writer()
+            .transaction(&self.file, |conn, memory| batch::apply(conn, memory, batch))?;
+        self.counters.batches.fetch_add(1, Ordering::Relaxed);
+        self.counters
+            .writes
+            .fetch_add(batch.writes.len() as u64, Ordering::Relaxed);
+        self.counters.rows.fetch_add(rows, Ordering::Relaxed);
+        Ok(outcomes)
+    }
+
+    fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
+        self.read(|conn| reads::run(conn, target))
+    }
+
+    fn load(&self, run: RunNo) -> Result<Option<LoadedRun>, StoreError> {
+        self.read(|conn| reads::load(conn, run))
+    }
+
+    fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
+        self.read(|conn| columns::inbox_after(conn, run, after))
+    }
+
+    fn due(
+        &self,
+        now: Timestamp,
+        shards: &ShardSet,
+        after: Option<(Timestamp, RunNo)>,
+        limit: usize,
+    ) -> Result<Due, StoreError> {
+        self.read(|conn| reads::due(conn, now, shards, after, limit))
+    }
+
+    fn live(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<DueRun>, StoreError> {
+        self.read(|conn| reads::live(conn, shards, after, limit))
+    }
+
+    fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
+        self.read(|conn| reads::census(conn, now, shards))
+    }
+
+    fn list(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunRow>, StoreError> {
+        self.read(|conn| reads::list(conn, filter, after, limit))
+    }
+
+    fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
+        self.read(|conn| reads::count(conn, filter))
+    }
+
+    fn history(
+        &self,
+        run: RunNo,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<Put>, StoreError> {
+        self.read(|conn| reads::history(conn, run, after, limit))
+    }
+
+    fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+        self.read(|conn| reads::state(conn, run))
+    }
+
+    fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
+        self.read(|conn| reads::finished(conn, runs))
+    }
+
+    fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> {
+        self.read(|conn| reads::answers(conn, requests))
+    }
+
+    fn dead_letters(
+        &self,
+        run: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        self.read(|conn| reads::dead_letters(conn, run, limit))
+    }
+
+    fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
+        #[cfg(unix)]
+        let address = self.wakes.address_of(runner.id);
+        #[cfg(not(unix))]
+        let address = None::<String>;
+        self.change_runners(|conn| runners::register(conn, runner, address.as_deref()))
+    }
+
+    fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
+        self.require_current()?;
+        let beat =
+            |conn: &Connection, _: &mut writer::Memory| runners::heartbeat(conn, fence, now, lease);
+        self.writer().transaction(&self.file, beat)
+    }
+
+    fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
+        self.read(reads::runners)
+    }
+
+    fn take_shards(
+        &self,
+        fence: Fence,
+        now: Timestamp,
+        wanted: &ShardSet,
+    ) -> Result<Option<ShardSet>, StoreError> {
+        self.change_runners(|conn| runners::take_shards(conn, fence, now, wanted))
+    }
+
+    fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
+        self.change_runners(|conn| runners::release_shards(conn, fence, shards))
+    }
+
+    fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> {
+        self.change_runners(|conn| runners::deregister(conn, fence))
+    }
+
+    #[cfg(unix)]
+    fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) {
+        self.wakes
+            .send(me, runs, || self.read(reads::addresses).ok());
+    }
+
+    #[cfg(unix)]
+    fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {
+        let listener = wake::Listener::bind(self.file.path(), me, wake);
+        let listener = listener.map_err(|source| StoreError::CannotOpen {
+            store: self.file.name(),
+            source: Box::new(source),
+        })?;
+        if let Some(address) = listener.address() {
+            self.change_runners(|conn| runners::set_address(conn, me, &address))?;
+            // A runner that registers later, or again, takes it along.
+            self.wakes.set_address(me, address);
+        }
+        Ok(WakeGuard::new(listener))
+    }
+
+    /// Without sockets of this kind there are no hints, and runs are found by the slow poll.
+    #[cfg(not(unix))]
+    fn wake_others(&self, _me: Option<Uuid>, _runs: &[RunNo]) {}
+
+    #[cfg(not(unix))]
+    fn on_wake(&self, _me: Uuid, _wake: WakeFn) -> Result<WakeGuard, StoreError> {
+        Ok(WakeGuard::new(()))
+    }
+
+    fn counters(&self) -> StoreCounters {
+        StoreCounters {
+            batches: self.counters.batches.load(Ordering::Relaxed),
+            writes: self.counters.writes.load(Ordering::Relaxed),
+            rows: self.counters.rows.load(Ordering::Relaxed),
+            reads: self.counters.reads.load(Ordering::Relaxed),
+        }
+    }
+}

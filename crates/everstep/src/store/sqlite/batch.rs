@@ -1,0 +1,572 @@
+//! A batch in SQL: [`rules`] decides, this writes.
+//!
+//! On the path of a step this is the end: a commit that only adds entries becomes one `INSERT` for
+//! each of them and touches no other table.
+
+use std::cell::Cell;
+
+use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params};
+use uuid::Uuid;
+
+use super::{columns, error::bad_value, writer::Memory};
+use crate::{
+    run_id::{RunId, RunNo},
+    store::{
+        memory::rules::{self, Head, Verdict},
+        *,
+    },
+    time::Timestamp,
+};
+
+/// Applies a batch within the transaction of `conn`, in the two passes that [`rules`] describes.
+/// Also says how many rows were written.
+pub(crate) fn apply(
+    conn: &Connection,
+    memory: &mut Memory,
+    batch: &Batch,
+) -> rusqlite::Result<(Vec<Outcome>, u64)> {
+    let mut applier = Applier::new(conn, memory, batch)?;
+    let mut outcomes = Vec::with_capacity(batch.writes.len());
+    for write in &batch.writes {
+        outcomes.push(match write {
+            Write::Commit(commit) => applier.commit(commit)?,
+            // Its turn comes after all commits.
+            _ => Outcome::Refused(Refusal::Gone),
+        });
+    }
+    for (write, outcome) in batch.writes.iter().zip(&mut outcomes) {
+        *outcome = match write {
+            Write::Start(new) => applier.start(new)?,
+            Write::Deliver(delivery) => Outcome::Delivered(applier.deliver(delivery)?),
+            Write::Control(target, control) => {
+                Outcome::Controlled(applier.control(target, *control)?)
+            }
+            Write::Reopen(reopen) => applier.reopen(reopen)?,
+            Write::Commit(commit) => match outcome {
+                Outcome::Committed(_) if !commit.effects.is_empty() => {
+                    Outcome::Committed(applier.send(commit)?)
+                }
+                _ => continue,
+            },
+        };
+    }
+    Ok((outcomes, applier.rows.get()))
+}
+
+struct Applier<'a> {
+    conn: &'a Connection,
+    memory: &'a mut Memory,
+    now: i64,
+    /// The runner, if its fence holds.
+    runner: Option<Uuid>,
+    rows: Cell<u64>,
+    // The statements of the path that every run takes, so that they are not looked up each time.
+    insert_run: CachedStatement<'a>,
+    put: CachedStatement<'a>,
+    finish: CachedStatement<'a>,
+}
+
+impl<'a> Applier<'a> {
+    fn new(
+        conn: &'a Connection,
+        memory: &'a mut Memory,
+        batch: &Batch,
+    ) -> rusqlite::Result<Applier<'a>> {
+        let runner = match batch.fence {
+            Some(fence) if fence_holds(conn, fence)? => Some(fence.runner),
+            _ => None,
+        };
+        Ok(Applier {
+            conn,
+            memory,
+            now: batch.now.as_millis(),
+            runner,
+            rows: Cell::new(0),
+            insert_run: conn.prepare_cached(
+                "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, generation, \
+                 available_at, deadline_at, created_at, updated_at, attempts, recoveries, \
+                 inbox_seq, last_number, tags, input) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 1, ?9, ?10, ?11, ?11, 1, 0, 0, 0, ?12, \
+                 ?13) ON CONFLICT DO NOTHING",
+            )?,
+            put: conn.prepare_cached(
+                "INSERT INTO history (run, generation, key, value) VALUES (?1, ?2, ?3, ?4) \
+                 ON CONFLICT DO UPDATE SET value = excluded.value",
+            )?,
+            finish: conn.prepare_cached(
+                "UPDATE runs SET status = ?2, ending = NULL, \
+                 updated_at = ?3, finished_at = ?3, last_number = ?4, waiting = NULL, \
+                 output = ?5, error = ?6 WHERE no = ?1",
+            )?,
+        })
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp::from_millis(self.now)
+    }
+
+    fn count_rows(&self, rows: usize) {
+        self.rows.set(self.rows.get() + rows as u64);
+    }
+
+    /// Executes a statement that is not on everybody's path.
+    fn execute(&self, sql: &str, params: impl rusqlite::Params) -> rusqlite::Result<usize> {
+        let rows = self.conn.prepare_cached(sql)?.execute(params)?;
+        self.count_rows(rows);
+        Ok(rows)
+    }
+
+    /// The row as it is in this transaction.
+    fn head(&self, run: RunNo) -> rusqlite::Result<Option<Head>> {
+        if let Some(head) = self.memory.head(run) {
+            return Ok(Some(head));
+        }
+        let sql = "SELECT id, status, ending, generation, available_at, attempts, inbox_seq, \
+                   cancel_requested, last_number FROM runs WHERE no = ?1";
+        self.conn
+            .prepare_cached(sql)?
+            .query_row([run.0], read_head)
+            .optional()
+    }
+
+    fn find(&self, target: &Target) -> rusqlite::Result<Option<Head>> {
+        match target {
+            // The number says less than the id: it may be another run's.
+            Target::Id(id) => Ok(self.head(id.no())?.filter(|head| head.id == *id)),
+            Target::Key { workflow, key } => match find_key(self.conn, workflow, key)? {
+                Some(run) => self.head(run),
+                None => Ok(None),
+            },
+        }
+    }
+
+    fn commit(&mut self, commit: &Commit) -> rusqlite::Result<Outcome> {
+        if self.runner.is_none() {
+            return Ok(Outcome::Refused(Refusal::Fenced));
+        }
+        let head = self.head(commit.run)?;
+        let head = match (rules::check(head.as_ref(), commit), head) {
+            (Verdict::Accept, Some(head)) => head,
+            (Verdict::InboxMoved { seen }, _) => {
+                let unseen = columns::inbox_after(self.conn, commit.run, seen)?;
+                return Ok(Outcome::Refused(Refusal::InboxMoved(unseen)));
+            }
+            (Verdict::Refuse(refusal), _) => return Ok(Outcome::Refused(refusal)),
+            (Verdict::Accept, None) => return Ok(Outcome::Refused(Refusal::Gone)),
+        };
+        self.write_entries(commit.run, head.generation, &commit.deletes, &commit.puts)?;
+        self.write_extras(commit)?;
+        self.write_patch(head, commit)?;
+        Ok(Outcome::Committed(Vec::new()))
+    }
+
+    fn write_entries(
+        &mut self,
+        run: RunNo,
+        generation: u32,
+        deletes: &[KeyRange],
+        puts: &[Put],
+    ) -> rusqlite::Result<()> {
+        for KeyRange { start, end } in deletes {
+            let sql = "DELETE FROM history \
+                       WHERE run = ?1 AND generation = ?2 AND key >= ?3 AND key < ?4";
+            self.execute(sql, params![run.0, generation, start, end])?;
+        }
+        for Put { key, value } in puts {
+            self.put.execute(params![run.0, generation, key, value])?;
+        }
+        self.count_rows(puts.len());
+        Ok(())
+    }
+
+    /// What most commits have none of.
+    fn write_extras(&self, commit: &Commit) -> rusqlite::Result<()> {
+        for seq in &commit.consumed {
+            let sql = "DELETE FROM inbox WHERE run = ?1 AND seq = ?2";
+            self.execute(sql, params![commit.run.0, *seq as i64])?;
+        }
+        for (key, value) in &commit.state {
+            let sql = "INSERT INTO state (run, key, value) VALUES (?1, ?2, ?3) \
+                       ON CONFLICT DO UPDATE SET value = excluded.value";
+            self.execute(sql, params![commit.run.0, key, value])?;
+        }
+        for effect in &commit.effects {
+            if let Effect::Reply { request, body } = effect {
+                // Only an open request can be answered, so the first answer wins.
+                let sql = "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
+                self.execute(sql, params![request.as_bytes(), body])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_patch(&mut self, before: Head, commit: &Commit) -> rusqlite::Result<()> {
+        let mut head = before;
+        rules::apply(&mut head, commit);
+        if rules::writes_row(&before, commit) {
+            match &commit.patch {
+                Patch::Finish { output, error, .. } => {
+                    if before.available_at.is_some() {
+                        // Apart, so that a run that was never due stays clear of that index.
+                        let sql = "UPDATE runs SET available_at = NULL WHERE no = ?1";
+                        self.execute(sql, [commit.run.0])?;
+                    }
+                    self.finish(&head, commit, output, error)?;
+                }
+                Patch::RollBack { error, .. } => {
+                    self.write_head(&head, None)?;
+                    let sql = "UPDATE runs SET error = ?2 WHERE no = ?1";
+                    self.execute(sql, params![commit.run.0, error])?;
+                }
+                Patch::Run { .. } => self.write_running(&head)?,
+                Patch::Park { waiting, .. } => self.write_head(&head, Some(waiting))?,
+                Patch::Pause { reason } => self.write_head(&head, Some(reason))?,
+                Patch::Keep => self.write_last_number(&head)?,
+            }
+        }
+        self.memory.remember(commit.run, head);
+        Ok(())
+    }
+
+    fn finish(
+        &mut self,
+        head: &Head,
+        commit: &Commit,
+        output: &Option<Vec<u8>>,
+        error: &Option<Vec<u8>>,
+    ) -> rusqlite::Result<()> {
+        let run = commit.run.0;
+        let (status, last_number) = (head.status.code(), last_number(head));
+        self.finish
+            .execute(params![run, status, self.now, last_number, output, error])?;
+        self.count_rows(1);
+        if head.inbox_seq == 0 {
+            // It was never sent anything, so there is nothing unread and nobody waits.
+            return Ok(());
+        }
+        let sql = "INSERT INTO dead_letters (run, name, body, reason, at) \
+                   SELECT run, name, body, ?2, ?3 FROM inbox WHERE run = ?1 ORDER BY seq";
+        self.execute(sql, params![run, rules::LEFT_UNREAD, self.now])?;
+        self.execute("DELETE FROM inbox WHERE run = ?1", [run])?;
+        self.execute(
+            "UPDATE requests SET state = 2 WHERE run = ?1 AND state = 0",
+            [run],
+        )?;
+        Ok(())
+    }
+
+    /// Writes everything of the row that decisions are made from, and why it waits.
+    fn write_head(&self, head: &Head, waiting: Option<&str>) -> rusqlite::Result<()> {
+        let sql = "UPDATE runs SET status = ?2, ending = ?3, available_at = ?4, attempts = ?5, \
+                   inbox_seq = ?6, cancel_requested = ?7, last_number = ?8, updated_at = ?9, \
+                   waiting = ?10 WHERE no = ?1";
+        let params = params![
+            head.id.no().0,
+            head.status.code(),
+            head.ending.map(RunStatus::code),
+            head.available_at.map(Timestamp::as_millis),
+            head.attempts,
+            head.inbox_seq as i64,
+            head.cancel.map(|cancel| cancel.rollback),
+            last_number(head),
+            self.now,
+            waiting,
+        ];
+        self.execute(sql, params).map(drop)
+    }
+
+    /// The row of a run that moves: written at every wake-up, so by one small statement.
+    fn write_running(&self, head: &Head) -> rusqlite::Result<()> {
+        let sql = "UPDATE runs SET status = ?2, available_at = ?3, last_number = ?4, \
+                   updated_at = ?5, recoveries = 0, waiting = NULL WHERE no = ?1";
+        let available_at = head.available_at.map(Timestamp::as_millis);
+        let (run, status) = (head.id.no().0, head.status.code());
+        let params = params![run, status, available_at, last_number(head), self.now];
+        self.execute(sql, params).map(drop)
+    }
+
+    fn write_last_number(&self, head: &Head) -> rusqlite::Result<()> {
+        let sql = "UPDATE runs SET last_number = ?2, updated_at = ?3 WHERE no = ?1";
+        self.execute(sql, params![head.id.no().0, last_number(head), self.now])
+            .map(drop)
+    }
+
+    fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
+        let keyed = match &new.key {
+            Some(key) => find_key(self.conn, &new.workflow, key)?,
+            None => None,
+        };
+        if let Some(run) = keyed {
+            return self.attach(run, new, true);
+        }
+        let claimed = new.claim && new.available_at.is_none() && self.owns_shard_of(new.id)?;
+        let available_at = (!claimed).then(|| new.available_at.unwrap_or(self.now()));
+        let (run, head) = (new.id.no(), Head::new(new.id, available_at));
+        let tags = (!new.tags.is_empty()).then(|| columns::to_json(&new.tags));
+        let is_new = self.insert_run.execute(params![
+            run.0,
+            new.id.as_uuid().as_bytes(),
+            &*new.workflow,
+            new.version,
+            new.key,
+            &*new.pool,
+            new.id.shard().0,
+            head.status.code(),
+            available_at.map(Timestamp::as_millis),
+            new.deadline_at.map(Timestamp::as_millis),
+            self.now,
+            tags,
+            new.input,
+        ])?;
+        if is_new == 0 {
+            return self.attach(run, new, false);
+        }
+        self.count_rows(1);
+        self.write_names(run, new)?;
+        self.memory.remember(run, head);
+        let id = new.id;
+        let (attached, input_differs) = (false, false);
+        Ok(Outcome::Started(Started {
+            id,
+            attached,
+            input_differs,
+            claimed,
+            available_at,
+        }))
+    }
+
+    /// What a new run can be found by.
+    fn write_names(&self, run: RunNo, new: &NewRun) -> rusqlite::Result<()> {
+        if let Some(key) = &new.key {
+            let sql = "INSERT INTO keys (workflow, key, run) VALUES (?1, ?2, ?3)";
+            self.execute(sql, params![&*new.workflow, key, run.0])?;
+        }
+        for (name, value) in &new.tags {
+            let sql = "INSERT OR IGNORE INTO tags (name, value, run) VALUES (?1, ?2, ?3)";
+            self.execute(sql, params![name, value, run.0])?;
+        }
+        Ok(())
+    }
+
+    fn attach(&self, run: RunNo, new: &NewRun, by_key: bool) -> rusqlite::Result<Outcome> {
+        let sql = "SELECT id, input = ?2 FROM runs WHERE no = ?1";
+        let mut statement = self.conn.prepare_cached(sql)?;
+        let (id, is_same_input) = statement.query_row(params![run.0, new.input], |row| {
+            Ok((columns::run_id(row, 0)?, row.get::<_, bool>(1)?))
+        })?;
+        // Another id can have the same number. It cannot be stored beside the first, and the
+        // client makes a new id.
+        if !by_key && id != new.id {
+            return Ok(Outcome::Refused(Refusal::Gone));
+        }
+        let (attached, claimed, available_at) = (true, false, None);
+        let input_differs = !is_same_input;
+        Ok(Outcome::Started(Started {
+            id,
+            attached,
+            input_differs,
+            claimed,
+            available_at,
+        }))
+    }
+
+    fn owns_shard_of(&mut self, id: RunId) -> rusqlite::Result<bool> {
+        let Some(runner) = self.runner else {
+            return Ok(false);
+        };
+        let held = match self.memory.shards {
+            Some((holder, held)) if holder == runner => held,
+            _ => {
+                let held = columns::shards_of(self.conn, runner)?;
+                self.memory.shards = Some((runner, held));
+                held
+            }
+        };
+        Ok(held.contains(id.shard()))
+    }
+
+    fn deliver(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
+        let Some(mut head) = self.find(&delivery.target)? else {
+            return Ok(Delivered {
+                receipt: Receipt::Unknown,
+                run: None,
+                seq: None,
+            });
+        };
+        let (run, id) = (head.id.no(), Some(head.id));
+        if let Some(receipt) = self.refuse_message(&head, delivery)? {
+            return Ok(Delivered {
+                receipt,
+                run: id,
+                seq: None,
+            });
+        }
+        let seq = rules::deliver(&mut head, self.now());
+        let request = delivery.request.as_ref().map(Uuid::as_bytes);
+        let sql = "INSERT INTO inbox (run, seq, name, body, request, sent_at) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+        let Delivery {
+            name, body, dedupe, ..
+        } = delivery;
+        self.execute(
+            sql,
+            params![run.0, seq as i64, name, body, request, self.now],
+        )?;
+        if let Some(key) = dedupe {
+            let sql = "INSERT INTO dedupes (run, key) VALUES (?1, ?2)";
+            self.execute(sql, params![run.0, key])?;
+        }
+        if request.is_some() {
+            let sql = "INSERT OR REPLACE INTO requests (id, run, state) VALUES (?1, ?2, 0)";
+            self.execute(sql, params![request, run.0])?;
+        }
+        let sql =
+            "UPDATE runs SET inbox_seq = ?2, available_at = ?3, updated_at = ?4 WHERE no = ?1";
+        let available_at = head.available_at.map(Timestamp::as_millis);
+        self.execute(sql, params![run.0, seq as i64, available_at, self.now])?;
+        self.memory.remember(run, head);
+        Ok(Delivered {
+            receipt: Receipt::Delivered,
+            run: id,
+            seq: Some(seq),
+        })
+    }
+
+    fn refuse_message(
+        &self,
+        head: &Head,
+        delivery: &Delivery,
+    ) -> rusqlite::Result<Option<Receipt>> {
+        let run = head.id.no().0;
+        if let Some(key) = &delivery.dedupe {
+            let sql = "SELECT 1 FROM dedupes WHERE run = ?1 AND key = ?2";
+            if self.conn.prepare_cached(sql)?.exists(params![run, key])? {
+                return Ok(Some(Receipt::Duplicate));
+            }
+        }
+        // There cannot be more unread messages than there were messages.
+        let unread = if head.inbox_seq < delivery.inbox_max {
+            0
+        } else {
+            let sql = "SELECT count(*) FROM (SELECT 1 FROM inbox WHERE run = ?1 LIMIT ?2)";
+            let limit = columns::limit(delivery.inbox_max);
+            let mut statement = self.conn.prepare_cached(sql)?;
+            statement.query_row(params![run, limit], |row| row.get::<_, i64>(0))? as u64
+        };
+        Ok(rules::refuse_message(head, unread, delivery))
+    }
+
+    fn control(&mut self, target: &Target, control: Control) -> rusqlite::Result<Controlled> {
+        let Some(mut head) = self.find(target)? else {
+            return Ok(Controlled::Unknown);
+        };
+        let controlled = rules::control(&mut head, control, self.now());
+        if let Controlled::Done { .. } = controlled {
+            match control {
+                Control::Pause => self.write_head(&head, Some(rules::PAUSED_BY_REQUEST))?,
+                Control::Resume => self.write_head(&head, None)?,
+                Control::Cancel { rollback } => {
+                    let sql = "UPDATE runs SET cancel_requested = ?2, available_at = ?3, \
+                               updated_at = ?4 WHERE no = ?1";
+                    let available_at = head.available_at.map(Timestamp::as_millis);
+                    self.execute(
+                        sql,
+                        params![head.id.no().0, rollback, available_at, self.now],
+                    )?;
+                }
+            }
+            self.memory.remember(head.id.no(), head);
+        }
+        Ok(controlled)
+    }
+
+    fn reopen(&mut self, reopen: &Reopen) -> rusqlite::Result<Outcome> {
+        let Some(mut head) = self.head(reopen.run)? else {
+            return Ok(Outcome::Refused(Refusal::Gone));
+        };
+        if !rules::reopen(&mut head, reopen) {
+            return Ok(Outcome::Refused(Refusal::Gone));
+        }
+        self.write_entries(reopen.run, head.generation, &reopen.deletes, &reopen.puts)?;
+        self.write_head(&head, None)?;
+        let sql = "UPDATE runs SET output = NULL, error = NULL, finished_at = NULL, \
+                   recoveries = 0 WHERE no = ?1";
+        self.execute(sql, [reopen.run.0])?;
+        Ok(Outcome::Committed(Vec::new()))
+    }
+
+    /// Delivers what a commit sends, and writes down in its history what became of it.
+    fn send(&mut self, commit: &Commit) -> rusqlite::Result<Vec<Delivered>> {
+        let mut answers = Vec::new();
+        for (delivery, key, receipt) in rules::sends(commit) {
+            let delivered = self.deliver(delivery)?;
+            if rules::is_dead_letter(delivered.receipt) {
+                let sql = "INSERT INTO dead_letters (run, name, body, reason, at) \
+                           VALUES (?1, ?2, ?3, ?4, ?5)";
+                let run = delivered.run.map(|id| id.no().0);
+                let reason = rules::undeliverable(delivered.receipt);
+                let Delivery { name, body, .. } = delivery;
+                self.execute(sql, params![run, name, body, reason, self.now])?;
+            }
+            let value = [receipt, &[delivered.receipt.code()]].concat();
+            self.put
+                .execute(params![commit.run.0, commit.generation, key, value])?;
+            self.count_rows(1);
+            answers.push(delivered);
+        }
+        Ok(answers)
+    }
+}
+
+/// Whether the runner's row has this epoch.
+pub(crate) fn fence_holds(conn: &Connection, fence: Fence) -> rusqlite::Result<bool> {
+    let sql = "SELECT 1 FROM runners WHERE id = ?1 AND epoch = ?2";
+    conn.prepare_cached(sql)?
+        .exists(params![fence.runner.as_bytes(), fence.epoch as i64])
+}
+
+pub(crate) fn find_key(
+    conn: &Connection,
+    workflow: &str,
+    key: &str,
+) -> rusqlite::Result<Option<RunNo>> {
+    let sql = "SELECT run FROM keys WHERE workflow = ?1 AND key = ?2";
+    let mut statement = conn.prepare_cached(sql)?;
+    statement
+        .query_row([workflow, key], |row| row.get(0).map(RunNo))
+        .optional()
+}
+
+/// The number as it is stored: null where a row that is not `Running` would have to have an exact
+/// one and only its owner knows it.
+fn last_number(head: &Head) -> Option<i64> {
+    let is_known = head.last_number_exact || head.status == RunStatus::Running;
+    is_known.then_some(head.last_number as i64)
+}
+
+fn read_head(row: &Row<'_>) -> rusqlite::Result<Head> {
+    let status = columns::status(row, 1)?;
+    let last_number = row.get::<_, Option<i64>>(8)?;
+    Ok(Head {
+        id: columns::run_id(row, 0)?,
+        status,
+        ending: columns::optional_status(row, 2)?,
+        generation: row.get(3)?,
+        available_at: columns::optional_time(row, 4)?,
+        attempts: row.get(5)?,
+        inbox_seq: row.get::<_, i64>(6)? as u64,
+        cancel: columns::cancel(row, 7)?,
+        last_number: last_number.unwrap_or(0) as u64,
+        // Commits that only add entries do not write the row.
+        last_number_exact: last_number.is_some() && status != RunStatus::Running,
+    })
+}
+
+/// Checked on reading as on writing: a number that is not its id's would lose a run.
+pub(crate) fn check_number(id: RunId, no: i64) -> rusqlite::Result<()> {
+    if id.no().0 == no {
+        Ok(())
+    } else {
+        Err(bad_value("no", no))
+    }
+}

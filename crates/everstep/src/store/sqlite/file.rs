@@ -1,0 +1,167 @@
+//! The file: where it is, and how connections to it are made.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rusqlite::{Connection, OpenFlags};
+
+use super::{
+    SqliteOptions,
+    error::{is_busy, store_error},
+};
+use crate::store::StoreError;
+
+/// More readers than this at one moment open connections that are closed after use.
+const READERS_MAX: usize = 4;
+
+/// A path with the options under which it is opened.
+pub(crate) struct File {
+    /// Absolute, so that a change of the working directory does not split the data in two.
+    path: PathBuf,
+    options: SqliteOptions,
+    /// Connections that no reader is using. A reader takes one for one call, so that no snapshot
+    /// stays open and holds up a checkpoint.
+    readers: Mutex<Vec<Connection>>,
+}
+
+impl File {
+    pub(crate) fn new(path: &Path, options: SqliteOptions) -> File {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        File {
+            path,
+            options,
+            readers: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn options(&self) -> &SqliteOptions {
+        &self.options
+    }
+
+    /// How messages call it.
+    pub(crate) fn name(&self) -> String {
+        format!("SQLite file `{}`", self.path.display())
+    }
+
+    pub(crate) fn error(&self, error: rusqlite::Error) -> StoreError {
+        store_error(&self.name(), error)
+    }
+
+    pub(crate) fn connect(&self, flags: OpenFlags) -> Result<Connection, StoreError> {
+        self.connect_raw(flags).map_err(|error| self.error(error))
+    }
+
+    fn connect_raw(&self, flags: OpenFlags) -> rusqlite::Result<Connection> {
+        let flags = flags.difference(OpenFlags::SQLITE_OPEN_URI);
+        let conn = match &self.options.vfs {
+            Some(vfs) => Connection::open_with_flags_and_vfs(&self.path, flags, vfs.as_str())?,
+            None => Connection::open_with_flags(&self.path, flags)?,
+        };
+        conn.busy_timeout(self.options.busy_timeout)?;
+        conn.set_prepared_statement_cache_capacity(64);
+        // The size of a page counts only for a file that has none yet.
+        conn.execute_batch(
+            "PRAGMA page_size = 8192; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;",
+        )?;
+        if cfg!(target_os = "macos") {
+            // Without this, macOS says that data is on the disk when it is in the disk's cache.
+            conn.execute_batch("PRAGMA fullfsync = ON; PRAGMA checkpoint_fullfsync = ON;")?;
+        }
+        Ok(conn)
+    }
+
+    /// The connection that writes.
+    pub(crate) fn connect_writer(&self) -> Result<Connection, StoreError> {
+        let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        if self.options.create {
+            flags |= OpenFlags::SQLITE_OPEN_CREATE;
+        }
+        let conn = self.connect(flags)?;
+        let tune = || -> rusqlite::Result<()> {
+            conn.execute_batch("PRAGMA wal_autocheckpoint = 8000; PRAGMA cache_size = -65536;")?;
+            if let Some(pages) = self.options.max_page_count {
+                set_max_page_count(&conn, pages)?;
+            }
+            Ok(())
+        };
+        tune().map_err(|error| self.error(error))?;
+        // It waits for the lock in `retry_busy` instead.
+        conn.busy_timeout(Duration::ZERO)
+            .map_err(|error| self.error(error))?;
+        Ok(conn)
+    }
+
+    /// Runs `query` in one snapshot.
+    pub(crate) fn read<T>(
+        &self,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        let pooled = self
+            .readers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        let conn = match pooled {
+            Some(conn) => conn,
+            None => self.connect_reader()?,
+        };
+        let snapshot = || -> rusqlite::Result<T> {
+            conn.execute_batch("BEGIN")?;
+            let found = query(&conn)?;
+            conn.execute_batch("COMMIT")?;
+            Ok(found)
+        };
+        match snapshot() {
+            Ok(found) => {
+                let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+                if readers.len() < READERS_MAX {
+                    readers.push(conn);
+                }
+                Ok(found)
+            }
+            // The connection is closed, and its snapshot with it.
+            Err(error) => Err(self.error(error)),
+        }
+    }
+
+    fn connect_reader(&self) -> Result<Connection, StoreError> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let conn = self.connect(flags)?;
+        conn.execute_batch("PRAGMA query_only = ON")
+            .map_err(|error| self.error(error))?;
+        Ok(conn)
+    }
+
+    /// Tries again while somebody else holds the lock, for as long as the options say.
+    ///
+    /// SQLite's own waiting looks up to 100 ms apart, and then a writer that is at it all the time
+    /// is rarely met between two of its batches.
+    pub(crate) fn retry_busy<T>(
+        &self,
+        attempt: impl Fn() -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        let began = Instant::now();
+        loop {
+            match attempt() {
+                Err(error) if is_busy(&error) && began.elapsed() < self.options.busy_timeout => {
+                    thread::sleep(Duration::from_micros(500));
+                }
+                other => return other.map_err(|error| self.error(error)),
+            }
+        }
+    }
+}
+
+/// Sets the bound on the size of the file, in pages of 8 KiB.
+pub(crate) fn set_max_page_count(conn: &Connection, pages: u32) -> rusqlite::Result<()> {
+    let sql = format!("PRAGMA max_page_count = {pages}");
+    conn.query_row(&sql, [], |_| Ok(()))
+}

@@ -1,0 +1,355 @@
+//! What is read from the file, each call in one snapshot.
+
+use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
+use uuid::Uuid;
+
+use super::{batch::find_key, columns};
+use crate::{
+    run_id::{RunNo, ShardId},
+    store::*,
+    time::Timestamp,
+};
+
+pub(crate) fn run(conn: &Connection, target: &Target) -> rusqlite::Result<Option<RunRow>> {
+    match target {
+        Target::Id(id) => Ok(run_by_no(conn, id.no())?.filter(|row| row.id == *id)),
+        Target::Key { workflow, key } => match find_key(conn, workflow, key)? {
+            Some(no) => run_by_no(conn, no),
+            None => Ok(None),
+        },
+    }
+}
+
+fn run_by_no(conn: &Connection, no: RunNo) -> rusqlite::Result<Option<RunRow>> {
+    let sql = format!("SELECT {} FROM runs WHERE no = ?1", columns::RUN_ROW);
+    conn.prepare_cached(&sql)?
+        .query_row([no.0], columns::run_row)
+        .optional()
+}
+
+pub(crate) fn load(conn: &Connection, no: RunNo) -> rusqlite::Result<Option<LoadedRun>> {
+    let Some(row) = run_by_no(conn, no)? else {
+        return Ok(None);
+    };
+    let sql = "SELECT key, value FROM history WHERE run = ?1 AND generation = ?2 ORDER BY key";
+    let mut statement = conn.prepare_cached(sql)?;
+    let history = statement.query_map(params![no.0, row.generation], put)?;
+    let history = history.collect::<rusqlite::Result<_>>()?;
+    let inbox = columns::inbox_after(conn, no, 0)?;
+    Ok(Some(LoadedRun {
+        row,
+        history,
+        inbox,
+    }))
+}
+
+fn put(row: &Row<'_>) -> rusqlite::Result<Put> {
+    Ok(Put {
+        key: row.get(0)?,
+        value: row.get(1)?,
+    })
+}
+
+pub(crate) fn history(
+    conn: &Connection,
+    run: RunNo,
+    after: Option<&[u8]>,
+    limit: usize,
+) -> rusqlite::Result<Vec<Put>> {
+    let sql = "SELECT key, value FROM history WHERE run = ?1 \
+               AND generation = (SELECT generation FROM runs WHERE no = ?1) \
+               AND (?2 IS NULL OR key > ?2) ORDER BY key LIMIT ?3";
+    // Two statements, so that each can begin at its key.
+    let sql = if after.is_some() {
+        sql.replace("(?2 IS NULL OR key > ?2)", "key > ?2")
+    } else {
+        sql.replace("AND (?2 IS NULL OR key > ?2)", "AND ?2 IS NULL")
+    };
+    let mut statement = conn.prepare_cached(&sql)?;
+    let rows = statement.query_map(params![run.0, after, columns::limit(limit)], put)?;
+    rows.collect()
+}
+
+/// Walks the index in order and picks the rows of these shards.
+pub(crate) fn due(
+    conn: &Connection,
+    now: Timestamp,
+    shards: &ShardSet,
+    after: Option<(Timestamp, RunNo)>,
+    limit: usize,
+) -> rusqlite::Result<Due> {
+    let next_at = next_at(conn, now, shards)?;
+    if limit == 0 || shards.is_empty() {
+        return Ok(Due {
+            runs: Vec::new(),
+            next_at,
+        });
+    }
+    let (after_at, after_no) =
+        after.map_or((i64::MIN, i64::MIN), |(at, RunNo(no))| (at.as_millis(), no));
+    let sql = "SELECT no, shard FROM runs INDEXED BY due \
+               WHERE available_at IS NOT NULL AND available_at >= ?1 AND available_at <= ?2 \
+               AND (available_at > ?1 OR no > ?3) ORDER BY available_at, no";
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut rows = statement.query(params![after_at, now.as_millis(), after_no])?;
+    let sql = format!("SELECT {} FROM runs WHERE no = ?1", columns::DUE_RUN);
+    let mut by_no = conn.prepare_cached(&sql)?;
+    let mut runs = Vec::new();
+    while let Some(row) = rows.next()? {
+        if shards.contains(shard(row.get(1)?)) {
+            runs.push(by_no.query_row([row.get::<_, i64>(0)?], columns::due_run)?);
+            if runs.len() == limit {
+                break;
+            }
+        }
+    }
+    Ok(Due { runs, next_at })
+}
+
+fn next_at(
+    conn: &Connection,
+    now: Timestamp,
+    shards: &ShardSet,
+) -> rusqlite::Result<Option<Timestamp>> {
+    if shards.is_empty() {
+        return Ok(None);
+    }
+    let sql = "SELECT available_at, shard FROM runs INDEXED BY due \
+               WHERE available_at IS NOT NULL AND available_at > ?1 ORDER BY available_at";
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut rows = statement.query([now.as_millis()])?;
+    while let Some(row) = rows.next()? {
+        if shards.contains(shard(row.get(1)?)) {
+            return columns::time(row, 0).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+/// A shard from the file; the remainder keeps a damaged one from being out of bounds.
+fn shard(number: i64) -> ShardId {
+    ShardId(number.rem_euclid(i64::from(crate::run_id::SHARDS)) as u16)
+}
+
+pub(crate) fn live(
+    conn: &Connection,
+    shards: &ShardSet,
+    after: Option<RunNo>,
+    limit: usize,
+) -> rusqlite::Result<Vec<DueRun>> {
+    let sql = format!(
+        "SELECT {} FROM runs INDEXED BY live WHERE status IN (1, 3) AND no > ?1 ORDER BY no",
+        columns::DUE_RUN
+    );
+    let mut statement = conn.prepare_cached(&sql)?;
+    let mut rows = statement.query([after.map_or(i64::MIN, |no| no.0)])?;
+    let mut runs = Vec::new();
+    while runs.len() < limit {
+        let Some(row) = rows.next()? else { break };
+        let run = columns::due_run(row)?;
+        if shards.contains(run.shard) {
+            runs.push(run);
+        }
+    }
+    Ok(runs)
+}
+
+pub(crate) fn census(
+    conn: &Connection,
+    now: Timestamp,
+    shards: &ShardSet,
+) -> rusqlite::Result<Census> {
+    let mut census = Census::default();
+    // Both are answered by their indexes alone.
+    let sql = "SELECT shard, status, available_at > ?1, count(*) FROM runs INDEXED BY due \
+               WHERE available_at IS NOT NULL GROUP BY 1, 2, 3 \
+               UNION ALL \
+               SELECT shard, status, NULL, count(*) FROM runs INDEXED BY idle \
+               WHERE status IN (2, 4) AND available_at IS NULL GROUP BY 1, 2";
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut rows = statement.query([now.as_millis()])?;
+    while let Some(row) = rows.next()? {
+        if !shards.contains(shard(row.get(0)?)) {
+            continue;
+        }
+        let count = row.get::<_, i64>(3)? as u64;
+        match (columns::status(row, 1)?, row.get::<_, Option<bool>>(2)?) {
+            (RunStatus::Pending | RunStatus::Sleeping, Some(true)) => census.timers += count,
+            (RunStatus::Pending | RunStatus::Sleeping, Some(false)) => census.due += count,
+            (RunStatus::Sleeping, None) => census.waiting += count,
+            (RunStatus::Paused, _) => census.paused += count,
+            _ => {}
+        }
+    }
+    Ok(census)
+}
+
+pub(crate) fn list(
+    conn: &Connection,
+    filter: &Filter,
+    after: Option<RunNo>,
+    limit: usize,
+) -> rusqlite::Result<Vec<RunRow>> {
+    let (condition, mut params) = condition(filter);
+    let (before, limit) = (after.map_or(i64::MAX, |no| no.0), columns::limit(limit));
+    let sql = format!(
+        "SELECT {} FROM runs WHERE {condition} AND no < ? ORDER BY no DESC LIMIT ?",
+        columns::RUN_ROW
+    );
+    params.extend([Box::new(before) as Box<dyn ToSql>, Box::new(limit)]);
+    let mut statement = conn.prepare(&sql)?;
+    let rows = statement.query_map(rusqlite::params_from_iter(params), columns::run_row)?;
+    rows.collect()
+}
+
+pub(crate) fn count(conn: &Connection, filter: &Filter) -> rusqlite::Result<u64> {
+    let (condition, params) = condition(filter);
+    let sql = format!("SELECT count(*) FROM runs WHERE {condition}");
+    let params = rusqlite::params_from_iter(params);
+    conn.query_row(&sql, params, |row| row.get::<_, i64>(0))
+        .map(|count| count as u64)
+}
+
+/// The filter as SQL. Everything that a user has written is a parameter.
+fn condition(filter: &Filter) -> (String, Vec<Box<dyn ToSql>>) {
+    let mut terms = vec!["TRUE".to_owned()];
+    let mut params = Vec::<Box<dyn ToSql>>::new();
+    if !filter.statuses.is_empty() {
+        let codes = filter
+            .statuses
+            .iter()
+            .map(|status| status.code().to_string());
+        terms.push(format!(
+            "status IN ({})",
+            codes.collect::<Vec<_>>().join(", ")
+        ));
+    }
+    if let Some(workflow) = &filter.workflow {
+        terms.push("workflow = ?".to_owned());
+        params.push(Box::new(workflow.clone()));
+    }
+    for (name, value) in &filter.tags {
+        terms.push("no IN (SELECT run FROM tags WHERE name = ? AND value = ?)".to_owned());
+        params.extend([
+            Box::new(name.clone()) as Box<dyn ToSql>,
+            Box::new(value.clone()),
+        ]);
+    }
+    if let Some(from) = filter.created_from {
+        terms.push("created_at >= ?".to_owned());
+        params.push(Box::new(from.as_millis()));
+    }
+    if let Some(before) = filter.created_before {
+        terms.push("created_at < ?".to_owned());
+        params.push(Box::new(before.as_millis()));
+    }
+    (terms.join(" AND "), params)
+}
+
+pub(crate) fn state(conn: &Connection, run: RunNo) -> rusqlite::Result<Vec<(String, Vec<u8>)>> {
+    let sql = "SELECT key, value FROM state WHERE run = ?1 ORDER BY key";
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([run.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    rows.collect()
+}
+
+pub(crate) fn finished(
+    conn: &Connection,
+    runs: &[RunNo],
+) -> rusqlite::Result<Vec<(RunNo, Option<Finished>)>> {
+    let asked = columns::to_json(&runs.iter().map(|no| no.0).collect::<Vec<_>>());
+    // Every asked number comes with its row, if there is one; those that live are left out.
+    let sql = format!(
+        "WITH asked (no) AS (SELECT value FROM json_each(?1)) \
+         SELECT {}, asked.no FROM asked LEFT JOIN runs ON runs.no = asked.no \
+         WHERE status IS NULL OR status >= 5",
+        columns::FINISHED
+    );
+    let mut statement = conn.prepare_cached(&sql)?;
+    let rows = statement.query_map([asked], |row| {
+        let is_missing = row.get::<_, Option<[u8; 16]>>(0)?.is_none();
+        let finished = if is_missing {
+            None
+        } else {
+            Some(columns::finished(row)?)
+        };
+        Ok((RunNo(row.get(5)?), finished))
+    })?;
+    rows.collect()
+}
+
+pub(crate) fn answers(
+    conn: &Connection,
+    requests: &[Uuid],
+) -> rusqlite::Result<Vec<(Uuid, Answer)>> {
+    let hex = requests
+        .iter()
+        .map(|id| id.as_simple().to_string())
+        .collect::<Vec<_>>();
+    let sql = "WITH asked (id) AS (SELECT unhex(value) FROM json_each(?1)) \
+               SELECT asked.id, state, body FROM asked LEFT JOIN requests \
+               ON requests.id = asked.id WHERE state IS NULL OR state > 0";
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([columns::to_json(&hex)], |row| {
+        let answer = match row.get::<_, Option<i64>>(1)? {
+            None => Answer::Unknown,
+            Some(1) => Answer::Reply(row.get(2)?),
+            Some(_) => Answer::RunEnded,
+        };
+        Ok((Uuid::from_bytes(row.get(0)?), answer))
+    })?;
+    rows.collect()
+}
+
+pub(crate) fn dead_letters(
+    conn: &Connection,
+    run: Option<RunNo>,
+    limit: usize,
+) -> rusqlite::Result<Vec<DeadLetter>> {
+    let condition = if run.is_some() {
+        "run = ?1"
+    } else {
+        "?1 IS NULL"
+    };
+    let sql = format!(
+        "SELECT no, run, name, body, reason, at FROM dead_letters WHERE {condition} \
+         ORDER BY no LIMIT ?2"
+    );
+    let mut statement = conn.prepare_cached(&sql)?;
+    let params = params![run.map(|no| no.0), columns::limit(limit)];
+    let rows = statement.query_map(params, |row| {
+        Ok(DeadLetter {
+            no: row.get::<_, i64>(0)? as u64,
+            run: row.get::<_, Option<i64>>(1)?.map(RunNo),
+            name: row.get(2)?,
+            body: row.get(3)?,
+            reason: row.get(4)?,
+            at: columns::time(row, 5)?,
+        })
+    })?;
+    rows.collect()
+}
+
+pub(crate) fn runners(conn: &Connection) -> rusqlite::Result<Vec<RunnerRow>> {
+    let sql = "SELECT id, epoch, name, lease_until FROM runners ORDER BY id";
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        let id = Uuid::from_bytes(row.get(0)?);
+        Ok(RunnerRow {
+            id,
+            epoch: row.get::<_, i64>(1)? as u64,
+            name: row.get(2)?,
+            lease_until: columns::time(row, 3)?,
+            shards: columns::shards_of(conn, id)?,
+        })
+    })?;
+    rows.collect()
+}
+
+/// The other runners that have an address, with it.
+pub(crate) fn addresses(conn: &Connection) -> rusqlite::Result<Vec<(Uuid, String)>> {
+    let sql = "SELECT id, address FROM runners WHERE address IS NOT NULL";
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| Ok((Uuid::from_bytes(row.get(0)?), row.get(1)?)))?;
+    rows.collect()
+}

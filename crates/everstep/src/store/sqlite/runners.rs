@@ -1,0 +1,132 @@
+//! Runners and their shards, within the writer's transaction.
+
+use std::time::Duration;
+
+use rusqlite::{Connection, params};
+use uuid::Uuid;
+
+use super::{batch::fence_holds, columns};
+use crate::{
+    run_id::ShardId,
+    store::{Fence, NewRunner, ShardSet, memory::DEAD_RUNNER_KEPT},
+    time::Timestamp,
+};
+
+pub(crate) fn register(
+    conn: &Connection,
+    runner: &NewRunner,
+    address: Option<&str>,
+) -> rusqlite::Result<Fence> {
+    let id = runner.id.as_bytes();
+    conn.execute("DELETE FROM shards WHERE runner = ?1", [id])?;
+    let sql = "DELETE FROM runners \
+               WHERE lease_until <= ?1 AND id NOT IN (SELECT runner FROM shards)";
+    conn.execute(sql, [(runner.now - DEAD_RUNNER_KEPT).as_millis()])?;
+    let epoch = next_epoch(conn)?;
+    let sql = "INSERT OR REPLACE INTO runners (id, epoch, name, lease_until, workflows, address) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    let lease_until = (runner.now + runner.lease).as_millis();
+    let workflows = columns::to_json(&runner.workflows);
+    conn.execute(
+        sql,
+        params![id, epoch, runner.name, lease_until, workflows, address],
+    )?;
+    Ok(Fence {
+        runner: runner.id,
+        epoch: epoch as u64,
+    })
+}
+
+fn next_epoch(conn: &Connection) -> rusqlite::Result<i64> {
+    conn.query_row(
+        "UPDATE epochs SET last = last + 1 RETURNING last",
+        [],
+        |row| row.get(0),
+    )
+}
+
+pub(crate) fn heartbeat(
+    conn: &Connection,
+    fence: Fence,
+    now: Timestamp,
+    lease: Duration,
+) -> rusqlite::Result<bool> {
+    let sql = "UPDATE runners SET lease_until = ?3 WHERE id = ?1 AND epoch = ?2";
+    let lease_until = (now + lease).as_millis();
+    let params = params![fence.runner.as_bytes(), fence.epoch as i64, lease_until];
+    Ok(conn.prepare_cached(sql)?.execute(params)? > 0)
+}
+
+pub(crate) fn take_shards(
+    conn: &Connection,
+    fence: Fence,
+    now: Timestamp,
+    wanted: &ShardSet,
+) -> rusqlite::Result<Option<ShardSet>> {
+    if !fence_holds(conn, fence)? {
+        return Ok(None);
+    }
+    let list = columns::to_json(&wanted.iter().map(|shard| shard.0).collect::<Vec<_>>());
+    oust_expired(conn, fence.runner, now, &list)?;
+    let sql = "INSERT INTO shards (shard, runner) SELECT value, ?1 FROM json_each(?2) WHERE TRUE \
+               ON CONFLICT DO NOTHING RETURNING shard";
+    let mut statement = conn.prepare(sql)?;
+    let taken = statement.query_map(params![fence.runner.as_bytes(), list], |row| {
+        row.get(0).map(ShardId)
+    })?;
+    let taken = taken.collect::<rusqlite::Result<ShardSet>>()?;
+    let list = columns::to_json(&taken.iter().map(|shard| shard.0).collect::<Vec<_>>());
+    let sql = "UPDATE runs SET recoveries = recoveries + 1 WHERE no IN ( \
+               SELECT no FROM runs INDEXED BY live WHERE status IN (1, 3) \
+               AND shard IN (SELECT value FROM json_each(?1)))";
+    conn.execute(sql, [list])?;
+    columns::shards_of(conn, fence.runner).map(Some)
+}
+
+/// Frees all shards of those holders of wanted shards whose lease is over.
+fn oust_expired(conn: &Connection, me: Uuid, now: Timestamp, wanted: &str) -> rusqlite::Result<()> {
+    let sql = "SELECT DISTINCT runner FROM shards LEFT JOIN runners ON id = runner \
+               WHERE shard IN (SELECT value FROM json_each(?1)) AND runner <> ?2 \
+               AND (id IS NULL OR lease_until <= ?3)";
+    let mut statement = conn.prepare(sql)?;
+    let params = params![wanted, me.as_bytes(), now.as_millis()];
+    let expired = statement.query_map(params, |row| row.get::<_, [u8; 16]>(0))?;
+    for runner in expired.collect::<rusqlite::Result<Vec<_>>>()? {
+        let epoch = next_epoch(conn)?;
+        conn.execute(
+            "UPDATE runners SET epoch = ?2 WHERE id = ?1",
+            params![runner, epoch],
+        )?;
+        conn.execute("DELETE FROM shards WHERE runner = ?1", [runner])?;
+    }
+    Ok(())
+}
+
+pub(crate) fn release_shards(
+    conn: &Connection,
+    fence: Fence,
+    shards: &ShardSet,
+) -> rusqlite::Result<()> {
+    if fence_holds(conn, fence)? {
+        let list = columns::to_json(&shards.iter().map(|shard| shard.0).collect::<Vec<_>>());
+        let sql = "DELETE FROM shards \
+                   WHERE runner = ?1 AND shard IN (SELECT value FROM json_each(?2))";
+        conn.execute(sql, params![fence.runner.as_bytes(), list])?;
+    }
+    Ok(())
+}
+
+pub(crate) fn deregister(conn: &Connection, fence: Fence) -> rusqlite::Result<()> {
+    if fence_holds(conn, fence)? {
+        let id = fence.runner.as_bytes();
+        conn.execute("DELETE FROM shards WHERE runner = ?1", [id])?;
+        conn.execute("DELETE FROM runners WHERE id = ?1", [id])?;
+    }
+    Ok(())
+}
+
+/// Enters the address at which a runner is woken. A runner without a row gets it when it registers.
+pub(crate) fn set_address(conn: &Connection, id: Uuid, address: &str) -> rusqlite::Result<()> {
+    let sql = "UPDATE runners SET address = ?2 WHERE id = ?1";
+    conn.execute(sql, params![id.as_bytes(), address]).map(drop)
+}

@@ -1,0 +1,225 @@
+//! The writer: the one connection of a store that writes, and what it remembers between batches.
+//!
+//! Always true:
+//! - Every write is made in a transaction that took the write lock first.
+//! - What is remembered of rows is what is in the file: it is forgotten when another process has
+//!   written (`PRAGMA data_version`), and when a transaction did not succeed.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rusqlite::Connection;
+use uuid::Uuid;
+
+use super::{file::File, schema};
+use crate::{
+    run_id::RunNo,
+    store::{RunStatus, ShardSet, StoreError, memory::rules::Head},
+};
+
+/// How many rows are remembered at most. More runs than this in memory cost a read per commit.
+const HEADS_MAX: usize = 200_000;
+
+/// How long the writer goes on without a pause while others are at the file, and the pause.
+const TURN: Duration = Duration::from_millis(50);
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// How long after another's write it is still expected to write again.
+const COMPANY_KEPT: Duration = Duration::from_secs(10);
+
+/// The connection that writes. It is opened again after a commit whose outcome is unknown.
+#[derive(Default)]
+pub(crate) struct Writer {
+    conn: Option<Connection>,
+    memory: Memory,
+    /// Since when it writes without a pause, and when it last did.
+    busy_since: Option<Instant>,
+    last_wrote_at: Option<Instant>,
+}
+
+/// What the writer knows about the file without reading it.
+#[derive(Default)]
+pub(crate) struct Memory {
+    /// The rows that are `Running`: a commit that only adds entries then reads nothing.
+    heads: HashMap<i64, Head, BuildHasherDefault<NumberHasher>>,
+    /// The shards of the runner that committed last.
+    pub(crate) shards: Option<(Uuid, ShardSet)>,
+    data_version: Option<i64>,
+    /// When somebody else was last seen to have written.
+    company_at: Option<Instant>,
+}
+
+impl Memory {
+    pub(crate) fn head(&self, run: RunNo) -> Option<Head> {
+        self.heads.get(&run.0).copied()
+    }
+
+    /// Takes note of a row as it is now.
+    pub(crate) fn remember(&mut self, run: RunNo, head: Head) {
+        if head.status != RunStatus::Running {
+            self.heads.remove(&run.0);
+        } else if self.heads.len() < HEADS_MAX || self.heads.contains_key(&run.0) {
+            self.heads.insert(run.0, head);
+        }
+    }
+
+    /// Forgets what another process may have changed. Called with the write lock held, so that
+    /// nothing can change afterwards.
+    fn revalidate(&mut self, conn: &Connection, file: &File) -> Result<(), StoreError> {
+        let read = |sql| -> Result<i64, StoreError> {
+            let mut statement = conn
+                .prepare_cached(sql)
+                .map_err(|error| file.error(error))?;
+            statement
+                .query_row([], |row| row.get(0))
+                .map_err(|error| file.error(error))
+        };
+        let data_version = read("PRAGMA data_version")?;
+        if self.data_version == Some(data_version) {
+            return Ok(());
+        }
+        let format = u32::try_from(read("PRAGMA user_version")?).unwrap_or(u32::MAX);
+        if format > schema::FORMAT {
+            let (found, known) = (format, schema::FORMAT);
+            return Err(StoreError::TooNew {
+                store: file.name(),
+                found,
+                known,
+            });
+        }
+        schema::require_current(format, file)?;
+        if self.data_version.is_some() {
+            self.company_at = Some(Instant::now());
+        }
+        self.heads.clear();
+        self.shards = None;
+        self.data_version = Some(data_version);
+        Ok(())
+    }
+}
+
+impl Writer {
+    pub(crate) fn new(conn: Connection) -> Writer {
+        Writer {
+            conn: Some(conn),
+            ..Writer::default()
+        }
+    }
+
+    pub(crate) fn conn(&mut self, file: &File) -> Result<&mut Connection, StoreError> {
+        match &mut self.conn {
+            Some(conn) => Ok(conn),
+            none => Ok(none.insert(file.connect_writer()?)),
+        }
+    }
+
+    /// Whether others are at the file, too: a runner's heartbeat alone is more frequent than this.
+    fn has_company(&self) -> bool {
+        self.memory
+            .company_at
+            .is_some_and(|at| at.elapsed() < COMPANY_KEPT)
+    }
+
+    /// Lets others have the lock for a moment, if there are any and this one has had it for long.
+    fn make_room(&mut self) {
+        let is_fresh = self.last_wrote_at.is_none_or(|at| at.elapsed() > MOMENT);
+        if is_fresh {
+            self.busy_since = None;
+        }
+        let busy_since = *self.busy_since.get_or_insert_with(Instant::now);
+        if busy_since.elapsed() > TURN && self.has_company() {
+            thread::sleep(MOMENT);
+            self.busy_since = None;
+        }
+    }
+
+    /// Runs `change` in a transaction and makes it durable.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::UnknownOutcome`] if the commit failed and could not be rolled back either.
+    /// After every other error nothing has changed.
+    pub(crate) fn transaction<T>(
+        &mut self,
+        file: &File,
+        change: impl FnOnce(&Connection, &mut Memory) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        self.conn(file)?;
+        self.make_room();
+        // Taken out, so that nothing is remembered if this fails or panics half-way.
+        let mut memory = std::mem::take(&mut self.memory);
+        let company_at = memory.company_at;
+        let result = self.run(file, &mut memory, change);
+        self.last_wrote_at = Some(Instant::now());
+        match &result {
+            Ok(_) => self.memory = memory,
+            Err(error) => {
+                self.memory.company_at = company_at;
+                if let StoreError::UnknownOutcome { .. } = error {
+                    self.conn = None;
+                }
+            }
+        }
+        result
+    }
+
+    fn run<T>(
+        &mut self,
+        file: &File,
+        memory: &mut Memory,
+        change: impl FnOnce(&Connection, &mut Memory) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        let conn = &*self.conn(file)?;
+        file.retry_busy(|| execute(conn, "BEGIN IMMEDIATE"))?;
+        let changed = memory.revalidate(conn, file).and_then(|()| {
+            let changed = change(conn, memory).map_err(|error| file.error(error))?;
+            execute(conn, "COMMIT").map_err(|error| file.error(error))?;
+            Ok(changed)
+        });
+        changed.map_err(|error| match roll_back(conn) {
+            // In WAL mode a commit that was rolled back was not made: nobody has seen it, and the
+            // next batch is written over it.
+            Ok(()) => error,
+            Err(source) => StoreError::UnknownOutcome {
+                store: file.name(),
+                source: Box::new(source),
+            },
+        })
+    }
+}
+
+fn execute(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
+    conn.prepare_cached(sql)?.execute([]).map(drop)
+}
+
+/// Ends the transaction, if SQLite has not done so by itself.
+fn roll_back(conn: &Connection) -> rusqlite::Result<()> {
+    if conn.is_autocommit() {
+        Ok(())
+    } else {
+        conn.execute_batch("ROLLBACK")
+    }
+}
+
+/// The numbers of runs are spread by one multiplication; nobody chooses them to do harm.
+#[derive(Default)]
+pub(crate) struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = crate::random::hash(self.0, bytes);
+    }
+
+    fn write_i64(&mut self, number: i64) {
+        let spread = (number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = spread ^ (spread >> 32);
+    }
+}
