@@ -73,8 +73,10 @@ pub enum ClientError {
         status: String,
     },
     /// The inbox of the run is full.
-    #[error("run {run} has {limit} unread messages, and that is the limit; let it read some first, \
-             or raise `inbox_messages_max`")]
+    #[error(
+        "run {run} has {limit} unread messages, and that is the limit; let it read some first, \
+             or raise `inbox_messages_max`"
+    )]
     InboxFull {
         /// The run.
         run: String,
@@ -82,8 +84,10 @@ pub enum ClientError {
         limit: u64,
     },
     /// A payload is too large.
-    #[error("{what} has {actual} bytes, and the limit for a payload is {limit}; store it elsewhere \
-             and pass on where it is, or raise `payload_bytes_max`")]
+    #[error(
+        "{what} has {actual} bytes, and the limit for a payload is {limit}; store it elsewhere \
+             and pass on where it is, or raise `payload_bytes_max`"
+    )]
     TooLarge {
         /// What it is.
         what: String,
@@ -202,7 +206,12 @@ impl Drop for OwnCommitter {
 impl Client {
     pub(crate) fn of_engine(shared: Arc<Shared>, reader: Arc<Reader>) -> Client {
         let poller = Arc::new(Poller::default());
-        Client { shared, reader, poller, _own: None }
+        Client {
+            shared,
+            reader,
+            poller,
+            _own: None,
+        }
     }
 
     /// A client without an engine, on a SQLite file that an engine has made.
@@ -235,10 +244,17 @@ impl Client {
             None,
         ));
         let committing = shared.clone();
-        spawn_thread("everstep-commit", move || engine::run_committer(&committing))?;
+        spawn_thread("everstep-commit", move || {
+            engine::run_committer(&committing)
+        })?;
         let reader = Reader::new(store, shared.activity.clone());
         let own = Arc::new(OwnCommitter(shared.clone()));
-        Ok(Client { shared, reader, poller: Arc::new(Poller::default()), _own: Some(own) })
+        Ok(Client {
+            shared,
+            reader,
+            poller: Arc::new(Poller::default()),
+            _own: Some(own),
+        })
     }
 
     /// Starts a run. Set what else is to be said, then await it.
@@ -253,7 +269,11 @@ impl Client {
     /// The version is the newest that is registered in this process, or 1.
     pub fn start_json(&self, workflow: &str, input: &Json) -> Start<Json> {
         let bytes = payload::from_json(input);
-        let version = self.shared.registry.newest(workflow).map_or(1, |newest| newest.version);
+        let version = self
+            .shared
+            .registry
+            .newest(workflow)
+            .map_or(1, |newest| newest.version);
         let input = check_size(bytes, "the input", &self.shared);
         self.start_encoded(workflow, version, input, None)
     }
@@ -330,12 +350,20 @@ impl Client {
 
     /// Runs, newest first. Set filters, then await it.
     pub fn list(&self) -> List {
-        List { client: self.clone(), filter: Filter::default(), after: None, limit: 100 }
+        List {
+            client: self.clone(),
+            filter: Filter::default(),
+            after: None,
+            limit: 100,
+        }
     }
 
     /// How many runs there are. Set filters, then await it.
     pub fn count(&self) -> Count {
-        Count { client: self.clone(), filter: Filter::default() }
+        Count {
+            client: self.clone(),
+            filter: Filter::default(),
+        }
     }
 
     /// Sends a message to a run. Set what else is to be said, then await it.
@@ -382,11 +410,13 @@ impl Client {
             Target::Key { .. } => {
                 let target = target.clone();
                 let row = self.read(move |store| store.run(&target)).await?;
-                row.ok_or_else(|| ClientError::UnknownRun { run: text.clone() })?.id
+                row.ok_or_else(|| ClientError::UnknownRun { run: text.clone() })?
+                    .id
             }
         };
         let answer = self.shared.hub.await_answer(run.no(), request);
-        self.deliver(Target::Id(run), name, body, None, Some(request)).await?;
+        self.deliver(Target::Id(run), name, body, None, Some(request))
+            .await?;
         self.watch(run);
         match answer.await.map_err(|_| ClientError::Closed)?? {
             Answer::Reply(bytes) => Ok(bytes),
@@ -404,7 +434,8 @@ impl Client {
         run: Option<RunId>,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, ClientError> {
-        self.read(move |store| store.dead_letters(run.map(RunId::no), limit)).await
+        self.read(move |store| store.dead_letters(run.map(RunId::no), limit))
+            .await
     }
 
     async fn deliver(
@@ -449,14 +480,16 @@ impl Client {
 
     async fn status_text(&self, run: RunId) -> String {
         let row = self.read(move |store| store.run(&Target::Id(run))).await;
-        row.ok().flatten().map_or_else(|| "ended".to_owned(), |row| row.status.to_string())
+        row.ok()
+            .flatten()
+            .map_or_else(|| "ended".to_owned(), |row| row.status.to_string())
     }
 
     async fn control(&self, run: RunId, control: Control) -> Result<Controlled, ClientError> {
         match self.write(Write::Control(Target::Id(run), control)).await? {
-            Outcome::Controlled(Controlled::Unknown) => {
-                Err(ClientError::UnknownRun { run: run.to_string() })
-            }
+            Outcome::Controlled(Controlled::Unknown) => Err(ClientError::UnknownRun {
+                run: run.to_string(),
+            }),
             Outcome::Controlled(controlled) => Ok(controlled),
             _ => Err(ClientError::Closed),
         }
@@ -471,8 +504,17 @@ impl Client {
             return Err(ClientError::Closed);
         }
         let (sender, receiver) = oneshot::channel();
-        self.shared.queue.push(&self.shared, Pending { write, reply: Reply::Caller(sender) });
-        receiver.await.map_err(|_| ClientError::Closed)?.map_err(ClientError::from)
+        self.shared.queue.push(
+            &self.shared,
+            Pending {
+                write,
+                reply: Reply::Caller(sender),
+            },
+        );
+        receiver
+            .await
+            .map_err(|_| ClientError::Closed)?
+            .map_err(ClientError::from)
     }
 
     async fn read<T: Send + 'static>(
@@ -499,11 +541,18 @@ impl Client {
             let found = self.read(move |store| store.finished(&[no])).await?;
             match found.into_iter().next() {
                 Some((_, Some(finished))) => return Ok(finished),
-                Some((_, None)) => return Err(ClientError::UnknownRun { run: run.to_string() }),
+                Some((_, None)) => {
+                    return Err(ClientError::UnknownRun {
+                        run: run.to_string(),
+                    });
+                }
                 None => self.watch(run),
             }
         }
-        ended.await.map_err(|_| ClientError::Closed)?.map_err(ClientError::from)
+        ended
+            .await
+            .map_err(|_| ClientError::Closed)?
+            .map_err(ClientError::from)
     }
 }
 
@@ -524,7 +573,9 @@ pub enum Sent {
 }
 
 fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), ClientError> {
-    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    let spawned = std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(work);
     spawned.map(|_| ()).map_err(|_| ClientError::Closed)
 }
 
@@ -553,7 +604,11 @@ fn encode<T: Serialize>(value: &T, what: &str, shared: &Shared) -> Result<Vec<u8
 fn check_size(bytes: Vec<u8>, what: &str, shared: &Shared) -> Result<Vec<u8>, ClientError> {
     let limit = shared.settings.payload_bytes_max;
     if bytes.len() > limit {
-        return Err(ClientError::TooLarge { what: what.to_owned(), actual: bytes.len(), limit });
+        return Err(ClientError::TooLarge {
+            what: what.to_owned(),
+            actual: bytes.len(),
+            limit,
+        });
     }
     Ok(bytes)
 }
@@ -710,7 +765,10 @@ impl<O> Start<O> {
         mut self,
         tags: impl IntoIterator<Item = (N, V)>,
     ) -> Self {
-        self.tags.extend(tags.into_iter().map(|(name, value)| (name.into(), value.into())));
+        self.tags.extend(
+            tags.into_iter()
+                .map(|(name, value)| (name.into(), value.into())),
+        );
         self
     }
 
@@ -734,7 +792,9 @@ impl<O> Start<O> {
                 tags.push((name.clone(), value.clone()));
             }
         }
-        let limit = options.and_then(|options| options.deadline).map(Deadline::After);
+        let limit = options
+            .and_then(|options| options.deadline)
+            .map(Deadline::After);
         let deadline = self.deadline.or(limit);
         let pool = options.map_or_else(|| Arc::from(DEFAULT_POOL), |options| options.pool.clone());
         let name = definition.as_ref().map_or_else(
@@ -822,7 +882,9 @@ impl IntoFuture for SendMessage {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let body = self.body?;
-            self.client.deliver(self.target, &self.name, body, self.dedupe, None).await
+            self.client
+                .deliver(self.target, &self.name, body, self.dedupe, None)
+                .await
         })
     }
 }
@@ -839,7 +901,11 @@ pub struct RunHandle<O = Json> {
 
 impl<O> Clone for RunHandle<O> {
     fn clone(&self) -> Self {
-        RunHandle { client: self.client.clone(), output: PhantomData, ..*self }
+        RunHandle {
+            client: self.client.clone(),
+            output: PhantomData,
+            ..*self
+        }
     }
 }
 
@@ -890,13 +956,20 @@ impl<O> RunHandle<O> {
     /// As [`request`](RunHandle::request).
     pub async fn request_json(&self, name: &str, body: &Json) -> Result<Json, ClientError> {
         let body = check_size(payload::from_json(body), "the request", &self.client.shared)?;
-        let bytes = self.client.request_bytes(Target::Id(self.id), name, body).await?;
+        let bytes = self
+            .client
+            .request_bytes(Target::Id(self.id), name, body)
+            .await?;
         json(&bytes, || format!("the reply to `{name}`"))
     }
 
     /// Cancels the run: await it, or say [`with_rollback`](Cancel::with_rollback) first.
     pub fn cancel(&self) -> Cancel {
-        Cancel { client: self.client.clone(), run: self.id, rollback: false }
+        Cancel {
+            client: self.client.clone(),
+            run: self.id,
+            rollback: false,
+        }
     }
 
     /// Pauses the run. What its bodies in flight give is still recorded.
@@ -956,7 +1029,9 @@ impl<O> RunHandle<O> {
             })
             .await?;
         let (Some(row), has_origins) = found else {
-            return Err(ClientError::UnknownRun { run: id.to_string() });
+            return Err(ClientError::UnknownRun {
+                run: id.to_string(),
+            });
         };
         let wrong = |hint| ClientError::WrongStatus {
             run: id.to_string(),
@@ -983,7 +1058,9 @@ impl<O> RunHandle<O> {
         };
         match self.client.write(Write::Reopen(Box::new(reopen))).await? {
             Outcome::Committed(_) => Ok(()),
-            _ => Err(wrong("something else has happened to it meanwhile; look at it again")),
+            _ => Err(wrong(
+                "something else has happened to it meanwhile; look at it again",
+            )),
         }
     }
 
@@ -1007,8 +1084,13 @@ impl<O> RunHandle<O> {
 
     async fn row(&self) -> Result<RunRow, ClientError> {
         let id = self.id;
-        let row = self.client.read(move |store| store.run(&Target::Id(id))).await?;
-        row.ok_or_else(|| ClientError::UnknownRun { run: id.to_string() })
+        let row = self
+            .client
+            .read(move |store| store.run(&Target::Id(id)))
+            .await?;
+        row.ok_or_else(|| ClientError::UnknownRun {
+            run: id.to_string(),
+        })
     }
 
     /// A value that the run has set with `ctx.set_state`; `None` if it has not.
@@ -1022,10 +1104,12 @@ impl<O> RunHandle<O> {
         let Some((_, bytes)) = all.into_iter().find(|(other, _)| other == key) else {
             return Ok(None);
         };
-        payload::from_slice(&bytes).map(Some).map_err(|error| ClientError::Decode {
-            what: format!("the state `{key}` of run {}", self.id),
-            problem: error.to_string(),
-        })
+        payload::from_slice(&bytes)
+            .map(Some)
+            .map_err(|error| ClientError::Decode {
+                what: format!("the state `{key}` of run {}", self.id),
+                problem: error.to_string(),
+            })
     }
 
     /// All values that the run has set, as JSON.
@@ -1092,7 +1176,10 @@ impl<O> RunHandle<O> {
                     Some(Err(error)) => Failure::unreadable(&error.to_string()),
                     None => Failure::unreadable("no error was stored"),
                 };
-                Err(RunError::Failed { run: self.id, failure: Box::new(failure) })
+                Err(RunError::Failed {
+                    run: self.id,
+                    failure: Box::new(failure),
+                })
             }
         }
     }
@@ -1119,9 +1206,9 @@ impl<O: DeserializeOwned> RunHandle<O> {
         let found = self.client.read(move |store| store.finished(&[no])).await?;
         match found.into_iter().next() {
             None => Ok(None),
-            Some((_, None)) => {
-                Err(RunError::Client(ClientError::UnknownRun { run: self.id.to_string() }))
-            }
+            Some((_, None)) => Err(RunError::Client(ClientError::UnknownRun {
+                run: self.id.to_string(),
+            })),
             Some((_, Some(finished))) => self.decode(finished).map(Some),
         }
     }
@@ -1167,7 +1254,9 @@ impl IntoFuture for Cancel {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let control = Control::Cancel { rollback: self.rollback };
+            let control = Control::Cancel {
+                rollback: self.rollback,
+            };
             let controlled = self.client.control(self.run, control).await?;
             Ok(matches!(controlled, Controlled::Done { .. }))
         })
@@ -1241,10 +1330,17 @@ impl IntoFuture for List {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let List { client, filter, after, limit } = self;
+            let List {
+                client,
+                filter,
+                after,
+                limit,
+            } = self;
             let after = after.map(RunId::no);
             // One more than asked for shows whether there is another page.
-            let rows = client.read(move |store| store.list(&filter, after, limit + 1)).await?;
+            let rows = client
+                .read(move |store| store.list(&filter, after, limit + 1))
+                .await?;
             Ok(RunPage::new(rows, limit))
         })
     }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::{
-    run_id::{RunId, RunNo, ShardId},
+    run_id::{RunId, RunNo},
     time::Timestamp,
 };
 
@@ -459,7 +459,10 @@ impl RunStatus {
 
     /// Whether it is final.
     pub const fn is_terminal(self) -> bool {
-        matches!(self, RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled)
+        matches!(
+            self,
+            RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled
+        )
     }
 
     /// The word for it, as in the SQL views.
@@ -487,16 +490,21 @@ impl std::str::FromStr for RunStatus {
     type Err = ParseRunStatusError;
 
     fn from_str(text: &str) -> Result<RunStatus, ParseRunStatusError> {
-        let found = RunStatus::ALL.into_iter().find(|status| status.as_str() == text);
-        found.ok_or_else(|| ParseRunStatusError { text: text.to_owned() })
+        let found = RunStatus::ALL
+            .into_iter()
+            .find(|status| status.as_str() == text);
+        found.ok_or_else(|| ParseRunStatusError {
+            text: text.to_owned(),
+        })
     }
 }
 
 /// A text that is not a status.
 #[derive(Debug, thiserror::Error)]
-#[error("`{text}` is not a status of a run; these are: pending, running, sleeping, rolling_back, \
-         paused, completed, failed, cancelled")]
+#[error(
+    "`{text}` is not a status of a run; these are: pending, running, sleeping, rolling_back, \
+         paused, completed, failed, cancelled"
+)]
 pub struct ParseRunStatusError {
     text: String,
 }
-

@@ -73,7 +73,14 @@ impl Ctx {
 
     pub(crate) fn at(core: Rc<Core>, key: Key) -> Ctx {
         let names = RefCell::new(HashMap::new());
-        Ctx { scope: Rc::new(Scope { core, key, names, randoms: Cell::new(0) }) }
+        Ctx {
+            scope: Rc::new(Scope {
+                core,
+                key,
+                names,
+                randoms: Cell::new(0),
+            }),
+        }
     }
 
     pub(crate) fn core(&self) -> &Rc<Core> {
@@ -146,7 +153,10 @@ impl Ctx {
         let facts = &self.core().facts;
         let seed = random::hash(u64::from(facts.generation), facts.id.as_uuid().as_bytes());
         let scope = random::hash(seed ^ n, &self.scope.key);
-        (random::mix(scope), random::mix(scope.wrapping_add(0x9E37_79B9_7F4A_7C15)))
+        (
+            random::mix(scope),
+            random::mix(scope.wrapping_add(0x9E37_79B9_7F4A_7C15)),
+        )
     }
 
     /// Sets a value that clients may read while the run goes on. The last value of a key counts.
@@ -242,7 +252,13 @@ impl Ctx {
                     (used.count, used.last)
                 }
                 None => {
-                    names.insert(Box::from(name), NameUse { count: 1, last: None });
+                    names.insert(
+                        Box::from(name),
+                        NameUse {
+                            count: 1,
+                            last: None,
+                        },
+                    );
                     (1, None)
                 }
             }
@@ -264,7 +280,12 @@ impl Ctx {
 
 impl std::fmt::Debug for Ctx {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Ctx({} at `{}`)", self.run_id(), Core::location(&self.scope.key))
+        write!(
+            f,
+            "Ctx({} at `{}`)",
+            self.run_id(),
+            Core::location(&self.scope.key)
+        )
     }
 }
 
@@ -277,7 +298,10 @@ pub(crate) fn encode<T: Serialize + ?Sized>(value: &T, limit: usize) -> Result<V
              pass on where it is, or raise `payload_bytes_max`",
             bytes.len()
         );
-        return Err(Error::recorded(Failure::new(FailureKind::Limit, text), Vec::new()));
+        return Err(Error::recorded(
+            Failure::new(FailureKind::Limit, text),
+            Vec::new(),
+        ));
     }
     Ok(bytes)
 }
@@ -291,7 +315,10 @@ pub(crate) fn decode<T: serde::de::DeserializeOwned>(
     match payload::from_slice(bytes) {
         Ok(value) => Some(value),
         Err(error) => {
-            core.halt(Halt::Undecodable { what: what(), error });
+            core.halt(Halt::Undecodable {
+                what: what(),
+                error,
+            });
             None
         }
     }

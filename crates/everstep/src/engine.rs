@@ -25,7 +25,7 @@ use crate::{
     error::Result as UserResult,
     run::panics,
     run_id::RunId,
-    store::{MemoryStore, NewRunner, ShardSet, Store, StoreError},
+    store::{MemoryStore, ShardSet, Store, StoreError},
     time::{Clock, SystemClock},
     workflow::{
         Definition, RegisterError, Registry, Value, Workflow, WorkflowFn, WorkflowOptions,
@@ -47,7 +47,7 @@ mod shared;
 mod thread;
 
 pub(crate) use activity::Activity;
-pub(crate) use committer::{Pending, Reply};
+pub(crate) use committer::{Pending, Reply, run as run_committer};
 pub(crate) use mailbox::Mailbox;
 pub(crate) use reader::Reader;
 pub(crate) use services::Services;
@@ -169,7 +169,9 @@ impl Engine {
     /// tool for tests and operators.
     pub async fn evict(&self, run: RunId) -> bool {
         let (answer, evicted) = oneshot::channel();
-        self.shared.mailbox_of(run.shard()).push(Event::Evict(run.no(), answer));
+        self.shared
+            .mailbox_of(run.shard())
+            .push(Event::Evict(run.no(), answer));
         evicted.await.unwrap_or(false)
     }
 
@@ -211,13 +213,17 @@ impl Engine {
         let (sender, all) = oneshot::channel();
         let shared = self.shared.clone();
         // A thread waits, so that this needs no timer of any runtime.
-        let waiter = std::thread::Builder::new().name("everstep-shutdown".to_owned()).spawn(
-            move || {
+        let waiter = std::thread::Builder::new()
+            .name("everstep-shutdown".to_owned())
+            .spawn(move || {
                 for drain in &mut drained {
                     while matches!(drain.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
                         if Instant::now() >= limit {
                             tracing::warn!("bodies are still in flight; they are dropped");
-                            shared.threads.iter().for_each(|thread| thread.push(Event::Lost));
+                            shared
+                                .threads
+                                .iter()
+                                .for_each(|thread| thread.push(Event::Lost));
                             _ = sender.send(());
                             return;
                         }
@@ -225,8 +231,7 @@ impl Engine {
                     }
                 }
                 _ = sender.send(());
-            },
-        );
+            });
         if waiter.is_ok() {
             _ = all.await;
         }
@@ -236,19 +241,21 @@ impl Engine {
         let (shared, guard) = (self.shared.clone(), lock(&self.wake_guard).take());
         let runtime = lock(&self.own_runtime).take();
         let (sender, joined) = oneshot::channel();
-        let joiner = std::thread::Builder::new().name("everstep-join".to_owned()).spawn(move || {
-            threads.into_iter().for_each(|thread| _ = thread.join());
-            drop(guard);
-            if let Some(fence) = fence {
-                if let Err(error) = shared.store.deregister_runner(fence) {
-                    tracing::warn!(%error, "the runner could not sign off; its lease will end");
+        let joiner = std::thread::Builder::new()
+            .name("everstep-join".to_owned())
+            .spawn(move || {
+                threads.into_iter().for_each(|thread| _ = thread.join());
+                drop(guard);
+                if let Some(fence) = fence {
+                    if let Err(error) = shared.store.deregister_runner(fence) {
+                        tracing::warn!(%error, "the runner could not sign off; its lease will end");
+                    }
                 }
-            }
-            if let Some(runtime) = runtime {
-                runtime.shutdown_background();
-            }
-            _ = sender.send(());
-        });
+                if let Some(runtime) = runtime {
+                    runtime.shutdown_background();
+                }
+                _ = sender.send(());
+            });
         if joiner.is_ok() {
             _ = joined.await;
         }
@@ -283,7 +290,9 @@ impl Engine {
 
     #[doc(hidden)]
     pub fn shared_for_tools(&self) -> EngineTools {
-        EngineTools { shared: self.shared.clone() }
+        EngineTools {
+            shared: self.shared.clone(),
+        }
     }
 }
 
@@ -301,7 +310,9 @@ impl EngineTools {
 
     /// The sizes that were noted.
     pub fn take_batch_sizes(&self) -> Vec<u32> {
-        lock(&self.shared.queue.batch_sizes).take().unwrap_or_default()
+        lock(&self.shared.queue.batch_sizes)
+            .take()
+            .unwrap_or_default()
     }
 
     /// How many batches were committed.
@@ -476,11 +487,12 @@ impl EngineBuilder {
             .map_err(StartError::Thread)?;
         match started.await {
             Ok(engine) => engine,
-            Err(_) => Err(StartError::Thread(std::io::Error::other("the starting thread died"))),
+            Err(_) => Err(StartError::Thread(std::io::Error::other(
+                "the starting thread died",
+            ))),
         }
     }
 }
-
 
 /// A runtime for bodies, where the caller's has only one thread, which may be blocked.
 fn small_runtime() -> std::io::Result<tokio::runtime::Runtime> {
@@ -510,7 +522,11 @@ impl StartParts {
         };
         store.migrate()?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = if self.settings.threads == 0 { cores } else { self.settings.threads };
+        let threads = if self.settings.threads == 0 {
+            cores
+        } else {
+            self.settings.threads
+        };
         let me = Uuid::from_u64_pair(crate::random::entropy(), crate::random::entropy());
         let shared = Arc::new(Shared::new(
             self.settings,
@@ -522,13 +538,7 @@ impl StartParts {
         ));
         let reader = Reader::new(store.clone(), shared.activity.clone());
         let begun = Instant::now();
-        let fence = store.register_runner(&NewRunner {
-            id: me,
-            name: runner_name(),
-            now: shared.now(),
-            lease: shared.settings.lease,
-            workflows: shared.registry.all().map(|d| (d.name.to_string(), d.version)).collect(),
-        })?;
+        let fence = store.register_runner(&shared.as_runner(me))?;
         shared.set_lease(fence, begun + shared.settings.lease);
         let guard = listen_for_wakes(&shared, me)?;
         let mut handles = Vec::new();
@@ -542,7 +552,12 @@ impl StartParts {
             })?);
         }
         let stop = Arc::new(lease::Stop::default());
-        let (a, b, c, d) = (shared.clone(), shared.clone(), shared.clone(), shared.clone());
+        let (a, b, c, d) = (
+            shared.clone(),
+            shared.clone(),
+            shared.clone(),
+            shared.clone(),
+        );
         let (stop_c, stop_d) = (stop.clone(), stop.clone());
         handles.push(spawn("everstep-commit", move || committer::run(&a))?);
         handles.push(spawn("everstep-timers", move || due::run(&b))?);
@@ -568,18 +583,11 @@ impl StartParts {
     }
 }
 
-fn spawn(
-    name: &str,
-    work: impl FnOnce() + Send + 'static,
-) -> Result<JoinHandle<()>, StartError> {
-    std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(StartError::Thread)
-}
-
-fn runner_name() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = host.trim();
-    let host = if host.is_empty() { "localhost" } else { host };
-    format!("{host}/{}", std::process::id())
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(work)
+        .map_err(StartError::Thread)
 }
 
 /// An engine thread, inside the application's runtime, so that sockets, timers and `tokio::spawn`
@@ -594,14 +602,23 @@ fn engine_thread(
 ) {
     let work = std::panic::AssertUnwindSafe(|| {
         let local = tokio::task::LocalSet::new();
-        let worker =
-            thread::Worker::new(index, shared.clone(), reader, services, runtime.clone(), gone);
+        let worker = thread::Worker::new(
+            index,
+            shared.clone(),
+            reader,
+            services,
+            runtime.clone(),
+            gone,
+        );
         // Our own fairness: tokio's budget would starve all but the first 128 runs of a turn.
         runtime.block_on(local.run_until(tokio::task::unconstrained(worker.run())));
     });
     if let Err(panic) = std::panic::catch_unwind(work) {
         let message = panics::message(&*panic);
-        tracing::error!(message, "an engine thread has died; its runs go on after a restart");
+        tracing::error!(
+            message,
+            "an engine thread has died; its runs go on after a restart"
+        );
     }
 }
 
@@ -625,10 +642,7 @@ fn watch_runtime(runtime: &tokio::runtime::Handle, shared: &Arc<Shared>) -> Arc<
     gone
 }
 
-fn listen_for_wakes(
-    shared: &Arc<Shared>,
-    me: Uuid,
-) -> Result<crate::store::WakeGuard, StoreError> {
+fn listen_for_wakes(shared: &Arc<Shared>, me: Uuid) -> Result<crate::store::WakeGuard, StoreError> {
     let weak = Arc::downgrade(shared);
     shared.store.on_wake(
         me,

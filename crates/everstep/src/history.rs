@@ -40,7 +40,13 @@ pub(crate) struct Slot {
 
 impl Slot {
     pub(crate) fn new(entry: Entry) -> Slot {
-        Slot { entry, claimed: true, op: None, dirty: false, past: false }
+        Slot {
+            entry,
+            claimed: true,
+            op: None,
+            dirty: false,
+            past: false,
+        }
     }
 }
 
@@ -63,13 +69,22 @@ impl History {
 
     /// Puts in an entry that an operation has made.
     pub(crate) fn insert(&mut self, key: Key, entry: Entry) -> &mut Slot {
-        self.slots.entry(key).insert_entry(Slot::new(entry)).into_mut()
+        self.slots
+            .entry(key)
+            .insert_entry(Slot::new(entry))
+            .into_mut()
     }
 
     /// Puts in an entry that was read from the store.
     pub(crate) fn load(&mut self, key: Key, entry: Entry, past: bool) {
         self.unclaimed += usize::from(!past);
-        let slot = Slot { entry, claimed: past, op: None, dirty: false, past };
+        let slot = Slot {
+            entry,
+            claimed: past,
+            op: None,
+            dirty: false,
+            past,
+        };
         self.slots.insert(key, slot);
     }
 
@@ -110,7 +125,9 @@ impl History {
         }
         let mut unclaimed = self.slots.iter().filter(|(_, slot)| !slot.claimed);
         // The least one, so that the same history always names the same entry.
-        let under = unclaimed.by_ref().filter(|(other, _)| keys::is_under(other, key));
+        let under = unclaimed
+            .by_ref()
+            .filter(|(other, _)| keys::is_under(other, key));
         under.map(|(other, _)| other).min()
     }
 

@@ -23,15 +23,15 @@
 //! # Ok(()) }
 //! ```
 
-mod workflow;
 mod client;
-mod engine;
-mod run;
-mod ctx;
-mod history;
 mod codec;
 mod commit;
+mod ctx;
+mod engine;
+mod history;
+mod run;
 pub mod store;
+mod workflow;
 
 mod cancellation;
 mod error;
@@ -59,18 +59,16 @@ pub use ctx::{
     sleep::Sleep,
     step::{Outcome, Step, StepCall, StepOutcome},
 };
+#[doc(hidden)]
+pub use engine::EngineTools;
 pub use engine::{
     ChildFailures, Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError,
     shutdown_signal,
 };
-#[doc(hidden)]
-pub use engine::EngineTools;
 pub use error::{Error, Failure, FailureKind, Result};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
-pub use history::{
-    AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment,
-};
+pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
 pub use store::{RunStatus, Target};

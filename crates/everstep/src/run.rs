@@ -36,50 +36,89 @@ pub(crate) mod panics;
 pub(crate) mod wakers;
 
 use self::core::{Core, Mode, Phase};
-pub(crate) use flush::{CommitKind, Next};
+pub(crate) use flush::Next;
 pub(crate) use load::{RunSeed, SUSPECT_AFTER};
 
 /// Why a run cannot go on with the code that is here. It is paused with this as the reason, and
 /// goes on when matching code is back.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Halt {
-    #[error("the code does not match the history: at `{at}` the history has {recorded:?}, the code \
-             makes {code:?}; deploy code that matches, or gate the change with `ctx.version`")]
-    AnotherKind { at: String, recorded: EntryKind, code: EntryKind },
-    #[error("the code does not match the history: `{at}` was made after completion {recorded} and \
+    #[error(
+        "the code does not match the history: at `{at}` the history has {recorded:?}, the code \
+             makes {code:?}; deploy code that matches, or gate the change with `ctx.version`"
+    )]
+    AnotherKind {
+        at: String,
+        recorded: EntryKind,
+        code: EntryKind,
+    },
+    #[error(
+        "the code does not match the history: `{at}` was made after completion {recorded} and \
              is now made after completion {code}; operations were inserted or reordered before it. \
-             Deploy code that matches, or gate the change with `ctx.version`")]
-    Moved { at: String, recorded: u64, code: u64 },
-    #[error("the code does not match the history: completion {number} was taken by `{at}`, which \
+             Deploy code that matches, or gate the change with `ctx.version`"
+    )]
+    Moved {
+        at: String,
+        recorded: u64,
+        code: u64,
+    },
+    #[error(
+        "the code does not match the history: completion {number} was taken by `{at}`, which \
              the code {why}; open are: {open}. Deploy code that matches, gate the change with \
-             `ctx.version`, or name what is gone with `ctx.removed`")]
-    NotTaken { number: u64, at: String, why: &'static str, open: String },
-    #[error("the code does not match the history: it ended before completion {number} of `{at}`; \
-             deploy code that matches, or gate the change with `ctx.version`")]
+             `ctx.version`, or name what is gone with `ctx.removed`"
+    )]
+    NotTaken {
+        number: u64,
+        at: String,
+        why: &'static str,
+        open: String,
+    },
+    #[error(
+        "the code does not match the history: it ended before completion {number} of `{at}`; \
+             deploy code that matches, or gate the change with `ctx.version`"
+    )]
     EndedEarly { number: u64, at: String },
-    #[error("the code does not match the history: `{at}` ({kind:?}) is recorded, and the code does \
+    #[error(
+        "the code does not match the history: `{at}` ({kind:?}) is recorded, and the code does \
              not make it any more; deploy code that matches, gate the change with `ctx.version`, \
-             or name it with `ctx.removed`")]
+             or name it with `ctx.removed`"
+    )]
     Unclaimed { at: String, kind: EntryKind },
     #[error("{what} cannot be decoded: {error}; deploy code whose types fit what is stored")]
     Undecodable { what: String, error: DecodeError },
-    #[error("the workflow awaits something that is not durable{hint}; put it into a `ctx.step`, or \
-             use `ctx.sleep`, `ctx.listen` and the other operations")]
+    #[error(
+        "the workflow awaits something that is not durable{hint}; put it into a `ctx.step`, or \
+             use `ctx.sleep`, `ctx.listen` and the other operations"
+    )]
     ForeignAwait { hint: String },
-    #[error("the workflow never comes to rest: it wakes itself in every poll; await only \
-             operations of `ctx`")]
+    #[error(
+        "the workflow never comes to rest: it wakes itself in every poll; await only \
+             operations of `ctx`"
+    )]
     NeverQuiet,
-    #[error("`{at}` was running each of the {deaths} times that the process died; mend it, then \
-             resume the run")]
+    #[error(
+        "`{at}` was running each of the {deaths} times that the process died; mend it, then \
+             resume the run"
+    )]
     CrashLoop { at: String, deaths: u32 },
-    #[error("`{at}` has to be rolled back, and the code has no rollback for it; deploy code that \
-             has it, then resume the run")]
+    #[error(
+        "`{at}` has to be rolled back, and the code has no rollback for it; deploy code that \
+             has it, then resume the run"
+    )]
     RollbackMissing { at: String },
-    #[error("the rollback of `{at}` failed after {attempts} attempts: {error}; mend the cause, then \
-             resume the run")]
-    RollbackFailed { at: String, attempts: u32, error: String },
-    #[error("the workflow failed, and it is set to pause then: {error}; mend the cause, then \
-             resume the run")]
+    #[error(
+        "the rollback of `{at}` failed after {attempts} attempts: {error}; mend the cause, then \
+             resume the run"
+    )]
+    RollbackFailed {
+        at: String,
+        attempts: u32,
+        error: String,
+    },
+    #[error(
+        "the workflow failed, and it is set to pause then: {error}; mend the cause, then \
+             resume the run"
+    )]
     OnFailure { error: String },
 }
 
@@ -153,7 +192,11 @@ impl Run {
 
     /// The deadline of the run ends it, whatever it is doing; its rollbacks still run.
     fn deadline_passed(&mut self) -> bool {
-        let passed = self.core.facts.deadline_at.is_some_and(|at| at <= self.core.now());
+        let passed = self
+            .core
+            .facts
+            .deadline_at
+            .is_some_and(|at| at <= self.core.now());
         if !passed || self.stage != Stage::Forward {
             return false;
         }
@@ -183,7 +226,9 @@ impl Run {
     fn settle(&mut self) {
         let core = self.core.clone();
         for _ in 0..POLLS_MAX {
-            let Some(root) = self.root.as_mut() else { return };
+            let Some(root) = self.root.as_mut() else {
+                return;
+            };
             core.begin_poll();
             core.root.take_woken();
             let polled = {
@@ -210,12 +255,16 @@ impl Run {
     }
 
     fn check_foreign(&self) {
-        let Some(found) = self.core.root.foreign() else { return };
+        let Some(found) = self.core.root.foreign() else {
+            return;
+        };
         let hint = match found {
             wakers::ForeignWake::Outside => ": it was woken from outside",
             wakers::ForeignWake::FromBody => ": it was woken from inside the body of a step",
         };
-        self.core.halt(Halt::ForeignAwait { hint: hint.to_owned() });
+        self.core.halt(Halt::ForeignAwait {
+            hint: hint.to_owned(),
+        });
     }
 
     /// The code returned or panicked.
@@ -239,9 +288,17 @@ impl Run {
             (Ok(output), _) => self.end = Some(End::Output(output)),
             (Err(RunEnd::Error(error)), Stage::RollingBack) => {
                 let failure = error.failure();
-                let at = failure.location.as_ref().map(ToString::to_string).unwrap_or_default();
+                let at = failure
+                    .location
+                    .as_ref()
+                    .map(ToString::to_string)
+                    .unwrap_or_default();
                 let (attempts, error) = (failure.attempts, failure.full());
-                self.core.halt(Halt::RollbackFailed { at, attempts, error });
+                self.core.halt(Halt::RollbackFailed {
+                    at,
+                    attempts,
+                    error,
+                });
             }
             (Err(RunEnd::Error(error)), _) => self.end = Some(End::Error(error)),
         }
@@ -255,7 +312,10 @@ impl Run {
         let st = self.core.state.borrow();
         let key = st.history.any_unclaimed(&[])?;
         let kind = st.history.get(key)?.entry.kind;
-        Some(Halt::Unclaimed { at: Core::location(key), kind })
+        Some(Halt::Unclaimed {
+            at: Core::location(key),
+            kind,
+        })
     }
 
     /// Offers the next new completion that somebody takes.
@@ -287,7 +347,12 @@ impl Run {
             core.go_live();
             return true;
         };
-        let op = core.state.borrow().history.get(&key).and_then(|slot| slot.op);
+        let op = core
+            .state
+            .borrow()
+            .history
+            .get(&key)
+            .and_then(|slot| slot.op);
         let why = match op {
             None => "does not make, or has dropped",
             Some(id) => {
@@ -299,7 +364,12 @@ impl Run {
                 "makes, but does not poll"
             }
         };
-        let halt = Halt::NotTaken { number, at: Core::location(&key), why, open: self.open_ops() };
+        let halt = Halt::NotTaken {
+            number,
+            at: Core::location(&key),
+            why,
+            open: self.open_ops(),
+        };
         core.halt(halt);
         false
     }
@@ -313,7 +383,12 @@ impl Run {
             self.collected();
             return true;
         };
-        let op = core.state.borrow().history.get(&key).and_then(|slot| slot.op);
+        let op = core
+            .state
+            .borrow()
+            .history
+            .get(&key)
+            .and_then(|slot| slot.op);
         if let Some(id) = op {
             // Taking it reads the number from the front of the queue.
             core.state.borrow_mut().replay.push_front((number, key));
@@ -330,7 +405,9 @@ impl Run {
     fn open_ops(&self) -> String {
         let st = self.core.state.borrow();
         let open = st.ops.iter().filter(|(_, op)| op.phase != Phase::Taken);
-        let mut names: Vec<_> = open.map(|(_, op)| format!("`{}`", Core::location(&op.key))).collect();
+        let mut names: Vec<_> = open
+            .map(|(_, op)| format!("`{}`", Core::location(&op.key)))
+            .collect();
         names.sort();
         match names.len() {
             0 => "none".to_owned(),
@@ -385,8 +462,15 @@ impl Run {
         if self.end.is_some() {
             return None;
         }
-        let deadline = self.core.facts.deadline_at.filter(|_| self.stage == Stage::Forward);
-        [self.core.next_timer(), deadline].into_iter().flatten().min()
+        let deadline = self
+            .core
+            .facts
+            .deadline_at
+            .filter(|_| self.stage == Stage::Forward);
+        [self.core.next_timer(), deadline]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     pub(crate) fn definition(&self) -> &Definition {
@@ -395,7 +479,10 @@ impl Run {
 
     /// About how many bytes it takes in memory while it is parked.
     pub(crate) fn memory_bytes(&self) -> usize {
-        let root = self.root.as_ref().map_or(0, |root| std::mem::size_of_val(&**root));
+        let root = self
+            .root
+            .as_ref()
+            .map_or(0, |root| std::mem::size_of_val(&**root));
         let st = self.core.state.borrow();
         let entries = st.history.len() * 256;
         root + std::mem::size_of::<core::State>() + st.ops.open * 384 + entries + self.input.len()

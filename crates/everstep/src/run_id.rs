@@ -81,8 +81,10 @@ impl fmt::Debug for RunId {
 
 /// A text that is not the id of a run.
 #[derive(Debug, thiserror::Error)]
-#[error("`{text}` is not a run id; a run id is a UUID of version 7 such as \
-         `019a8a3c-0000-7000-8000-000000000000`")]
+#[error(
+    "`{text}` is not a run id; a run id is a UUID of version 7 such as \
+         `019a8a3c-0000-7000-8000-000000000000`"
+)]
 pub struct ParseRunIdError {
     text: String,
 }
@@ -92,7 +94,9 @@ impl FromStr for RunId {
 
     fn from_str(text: &str) -> Result<RunId, ParseRunIdError> {
         let uuid = Uuid::try_parse(text).ok().and_then(RunId::from_uuid);
-        uuid.ok_or_else(|| ParseRunIdError { text: text.to_owned() })
+        uuid.ok_or_else(|| ParseRunIdError {
+            text: text.to_owned(),
+        })
     }
 }
 
@@ -109,11 +113,18 @@ struct Last {
 
 impl RunIds {
     pub(crate) fn new(seed: u64) -> RunIds {
-        RunIds(Mutex::new(Last { ms: 0, counter: 0, random: seed }))
+        RunIds(Mutex::new(Last {
+            ms: 0,
+            counter: 0,
+            random: seed,
+        }))
     }
 
     pub(crate) fn next(&self, now: Timestamp) -> RunId {
-        let mut last = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut last = self
+            .0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         last.random = crate::random::mix(last.random.wrapping_add(0x9E37_79B9_7F4A_7C15));
         let ms = u64::try_from(now.as_millis()).unwrap_or(0);
         if ms > last.ms {

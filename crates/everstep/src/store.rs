@@ -24,12 +24,13 @@ use crate::{
 };
 
 pub(crate) mod memory;
+pub(crate) mod rules;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 
 pub use memory::MemoryStore;
 #[cfg(feature = "sqlite")]
-pub use sqlite::SqliteStore;
+pub use sqlite::{SqliteOptions, SqliteStore};
 
 /// Where runs are kept.
 pub trait Store: Send + Sync + 'static {
@@ -229,7 +230,9 @@ impl ShardSet {
 
     /// The shards, in order.
     pub fn iter(&self) -> impl Iterator<Item = ShardId> + '_ {
-        (0..SHARDS).map(ShardId).filter(|shard| self.contains(*shard))
+        (0..SHARDS)
+            .map(ShardId)
+            .filter(|shard| self.contains(*shard))
     }
 }
 
@@ -243,7 +246,9 @@ impl FromIterator<ShardId> for ShardSet {
 
 impl fmt::Debug for ShardSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.iter().map(|shard| shard.0)).finish()
+        f.debug_set()
+            .entries(self.iter().map(|shard| shard.0))
+            .finish()
     }
 }
 
@@ -288,7 +293,8 @@ pub struct RunRow {
     pub inbox_seq: u64,
     /// Whether a cancel was requested, and whether with rollback.
     pub cancel_requested: Option<CancelRequest>,
-    /// Its highest sequence number. Exact while it is not `Running`; a lower bound otherwise.
+    /// Its highest sequence number, as far as the row knows it: a lower bound while the run is in
+    /// its owner's memory, and before a run that is tried again has made its first commit.
     pub last_number: u64,
     /// What it waits for, or why it is paused, in words.
     pub waiting: Option<String>,
@@ -460,8 +466,10 @@ pub enum StoreError {
         source: Cause,
     },
     /// The disk is full, or a limit on the file's size is reached.
-    #[error("{store} cannot grow: the disk or a limit is full; make room, nothing is lost and work \
-             goes on by itself")]
+    #[error(
+        "{store} cannot grow: the disk or a limit is full; make room, nothing is lost and work \
+             goes on by itself"
+    )]
     Full {
         /// Which store.
         store: String,
@@ -523,8 +531,10 @@ pub enum StoreError {
         what: String,
     },
     /// It was written by a later version.
-    #[error("{store} has format {found}, and this program knows formats up to {known}; use a newer \
-             everstep")]
+    #[error(
+        "{store} has format {found}, and this program knows formats up to {known}; use a newer \
+             everstep"
+    )]
     TooNew {
         /// Which store.
         store: String,
@@ -534,8 +544,10 @@ pub enum StoreError {
         known: u32,
     },
     /// It needs a migration while an older program is using it.
-    #[error("{store} has format {found} and must be migrated to {known}, but the runner `{runner}` \
-             is still using it; stop that process first")]
+    #[error(
+        "{store} has format {found} and must be migrated to {known}, but the runner `{runner}` \
+             is still using it; stop that process first"
+    )]
     InUse {
         /// Which store.
         store: String,

@@ -53,10 +53,7 @@ pub trait WorkflowFn: WorkflowRef + Send + Sync + 'static {
     }
 
     /// Its code.
-    fn call(
-        ctx: Ctx,
-        input: Self::Input,
-    ) -> impl Future<Output = Result<Self::Output>> + 'static;
+    fn call(ctx: Ctx, input: Self::Input) -> impl Future<Output = Result<Self::Output>> + 'static;
 }
 
 /// A workflow as a constant, without its code.
@@ -74,7 +71,11 @@ pub struct Workflow<I, O> {
 impl<I, O> Workflow<I, O> {
     /// The workflow of this name, in version 1.
     pub const fn new(name: &'static str) -> Workflow<I, O> {
-        Workflow { name, version: 1, types: PhantomData }
+        Workflow {
+            name,
+            version: 1,
+            types: PhantomData,
+        }
     }
 
     /// The same workflow in another version.
@@ -248,13 +249,21 @@ impl Definition {
             let code = payload::from_slice(input).map(|input| function(ctx, input));
             Box::pin(async move {
                 let code = code.map_err(|error| {
-                    RunEnd::Halt(Halt::Undecodable { what: "its input".into(), error })
+                    RunEnd::Halt(Halt::Undecodable {
+                        what: "its input".into(),
+                        error,
+                    })
                 })?;
                 let output = code.await.map_err(RunEnd::Error)?;
                 encode_output(&output, limit).map_err(RunEnd::Error)
             })
         };
-        Definition { name: Arc::from(name), version, options, begin: Box::new(begin) }
+        Definition {
+            name: Arc::from(name),
+            version,
+            options,
+            begin: Box::new(begin),
+        }
     }
 
     /// Calls the code. The future has not been polled yet.
@@ -314,12 +323,18 @@ impl Registry {
 
     /// The code for runs of this workflow and version.
     pub(crate) fn find(&self, name: &str, version: u32) -> Option<&Arc<Definition>> {
-        self.by_name.get(name)?.iter().find(|definition| definition.accepts(version))
+        self.by_name
+            .get(name)?
+            .iter()
+            .find(|definition| definition.accepts(version))
     }
 
     /// The newest version of the workflow that is here.
     pub(crate) fn newest(&self, name: &str) -> Option<&Arc<Definition>> {
-        self.by_name.get(name)?.iter().max_by_key(|definition| definition.version)
+        self.by_name
+            .get(name)?
+            .iter()
+            .max_by_key(|definition| definition.version)
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Definition>> {
@@ -342,8 +357,10 @@ impl RegisterCheck {
 #[non_exhaustive]
 pub enum RegisterError {
     /// There is one already.
-    #[error("workflow `{name}` is registered twice for version {version}; give one of them another \
-             name or version, or narrow what it `accepts`")]
+    #[error(
+        "workflow `{name}` is registered twice for version {version}; give one of them another \
+             name or version, or narrow what it `accepts`"
+    )]
     Twice {
         /// The workflow.
         name: String,
@@ -366,8 +383,10 @@ pub enum NameError {
     #[error("a name is empty; give every workflow, operation and message a name")]
     Empty,
     /// It is too long.
-    #[error("a name has {actual} bytes, and the limit is {limit}: `{start}..`; use a shorter one \
-             and put the rest into the payload")]
+    #[error(
+        "a name has {actual} bytes, and the limit is {limit}: `{start}..`; use a shorter one \
+             and put the rest into the payload"
+    )]
     TooLong {
         /// Its length.
         actual: usize,

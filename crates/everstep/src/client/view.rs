@@ -103,7 +103,10 @@ impl RunPage {
         let more = rows.len() > limit;
         rows.truncate(limit);
         let next = rows.last().filter(|_| more).map(|row| row.id);
-        RunPage { runs: rows.into_iter().map(RunInfo::from).collect(), next }
+        RunPage {
+            runs: rows.into_iter().map(RunInfo::from).collect(),
+            next,
+        }
     }
 }
 

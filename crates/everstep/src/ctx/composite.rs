@@ -21,7 +21,9 @@ use crate::{
 /// An operation that was refused when it was made gives its error once.
 pub(crate) fn refused<T>(error: &mut Option<Error>) -> Poll<Result<T>> {
     let error = error.take();
-    Poll::Ready(Err(error.unwrap_or_else(|| Error::fatal("an operation was polled after its end"))))
+    Poll::Ready(Err(error.unwrap_or_else(|| {
+        Error::fatal("an operation was polled after its end")
+    })))
 }
 
 /// Where a composite stands: what its branches are made below.
@@ -56,7 +58,11 @@ impl<'a, T> Composite<'a, T> {
         start: impl FnOnce(Place) -> LocalBox<'a, Result<T>> + 'a,
     ) -> Composite<'a, T> {
         let claim = ctx.claim(kind, name);
-        Composite { claim, start: Some(Box::new(start)), running: None }
+        Composite {
+            claim,
+            start: Some(Box::new(start)),
+            running: None,
+        }
     }
 }
 
@@ -71,11 +77,22 @@ impl<T> Future for Composite<'_, T> {
         };
         if let Some(start) = this.start.take() {
             op.core.open_structure(op.id);
-            let key = op.core.state.borrow().ops.get(op.id).map(|op| op.key.clone());
+            let key = op
+                .core
+                .state
+                .borrow()
+                .ops
+                .get(op.id)
+                .map(|op| op.key.clone());
             let Some(key) = key else { return Poll::Pending };
-            this.running = Some(start(Place { core: op.core.clone(), key }));
+            this.running = Some(start(Place {
+                core: op.core.clone(),
+                key,
+            }));
         }
-        let Some(running) = &mut this.running else { return Poll::Pending };
+        let Some(running) = &mut this.running else {
+            return Poll::Pending;
+        };
         let result = std::task::ready!(running.as_mut().poll(cx));
         this.running = None;
         op.core.close_structure(op.id, result.is_err());
@@ -124,7 +141,10 @@ pub fn branch<'a, T, F>(name: impl Into<String>, code: F) -> Branch<'a, T>
 where
     F: AsyncFnOnce(Ctx) -> Result<T> + 'a,
 {
-    Branch { name: name.into(), code: Box::new(|ctx| Box::pin(code(ctx))) }
+    Branch {
+        name: name.into(),
+        code: Box::new(|ctx| Box::pin(code(ctx))),
+    }
 }
 
 impl<'a, T: 'a> Arm<'a> for Branch<'a, T> {
@@ -132,21 +152,35 @@ impl<'a, T: 'a> Arm<'a> for Branch<'a, T> {
 
     fn start(self, place: &Place) -> StartedArm<'a, T> {
         let checked = crate::workflow::check_name(&self.name);
-        let name = if checked.is_ok() { self.name.as_str() } else { "?" };
+        let name = if checked.is_ok() {
+            self.name.as_str()
+        } else {
+            "?"
+        };
         let ctx = place.branch(name);
         let key = ctx.scope.key.clone();
         let future: LocalBox<'a, Result<T>> = match checked {
             Ok(()) => (self.code)(ctx),
             Err(error) => Box::pin(async move { Err(Error::fatal(error)) }),
         };
-        StartedArm { name: self.name, key, future }
+        StartedArm {
+            name: self.name,
+            key,
+            future,
+        }
     }
 }
 
 /// The name and the key of a bare operation.
 fn identity(claim: &Claim, place: &Place) -> (String, Key) {
     let key = match claim {
-        Ok(op) => op.core.state.borrow().ops.get(op.id).map(|op| op.key.clone()),
+        Ok(op) => op
+            .core
+            .state
+            .borrow()
+            .ops
+            .get(op.id)
+            .map(|op| op.key.clone()),
         Err(_) => None,
     };
     let key = key.unwrap_or_else(|| place.key.clone());
@@ -182,7 +216,11 @@ impl<'a, I: 'a, T: 'a> Arm<'a> for super::map::Map<'a, I, T> {
 
     fn start(self, place: &Place) -> StartedArm<'a, Vec<T>> {
         let (name, key) = identity(&self.claim, place);
-        StartedArm { name, key, future: Box::pin(self) }
+        StartedArm {
+            name,
+            key,
+            future: Box::pin(self),
+        }
     }
 }
 
@@ -191,6 +229,10 @@ impl<'a, S: crate::workflow::Value, B: 'a> Arm<'a> for super::repeat::Repeat<'a,
 
     fn start(self, place: &Place) -> StartedArm<'a, B> {
         let (name, key) = identity(&self.claim, place);
-        StartedArm { name, key, future: Box::pin(self) }
+        StartedArm {
+            name,
+            key,
+            future: Box::pin(self),
+        }
     }
 }

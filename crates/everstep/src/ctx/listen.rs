@@ -51,8 +51,19 @@ impl<T: Value> Take for Whole<T> {
 
     fn take(core: &Rc<Core>, message: TakenMessage) -> Option<Message<T>> {
         let body = read_body(core, &message)?;
-        let TakenMessage { name, request, sent_at, .. } = message;
-        Some(Message { name, body, sent_at, request, core: core.clone() })
+        let TakenMessage {
+            name,
+            request,
+            sent_at,
+            ..
+        } = message;
+        Some(Message {
+            name,
+            body,
+            sent_at,
+            request,
+            core: core.clone(),
+        })
     }
 }
 
@@ -97,7 +108,10 @@ impl<T> Message<T> {
 
 impl<T: std::fmt::Debug> std::fmt::Debug for Message<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Message").field("name", &self.name).field("body", &self.body).finish()
+        f.debug_struct("Message")
+            .field("name", &self.name)
+            .field("body", &self.body)
+            .finish()
     }
 }
 
@@ -163,17 +177,30 @@ impl Ctx {
     /// Messages are taken in the order in which they were sent, each once. One that was sent
     /// before the wait began is taken at once.
     pub fn listen<T: Value>(&self, name: &str) -> Listen<Body<T>> {
-        Listen { raw: self.raw_listen(name), kind: PhantomData }
+        Listen {
+            raw: self.raw_listen(name),
+            kind: PhantomData,
+        }
     }
 
     /// As [`listen`](Ctx::listen), with the whole message, which can be answered.
     pub fn receive<T: Value>(&self, name: &str) -> Listen<Whole<T>> {
-        Listen { raw: self.raw_listen(name), kind: PhantomData }
+        Listen {
+            raw: self.raw_listen(name),
+            kind: PhantomData,
+        }
     }
 
     fn raw_listen(&self, name: &str) -> RawListen {
-        let spec = Some(ListenSpec { names: vec![name.to_owned()], batch: 1 });
-        RawListen { claim: self.claim(EntryKind::Listen, name), spec, until: None }
+        let spec = Some(ListenSpec {
+            names: vec![name.to_owned()],
+            batch: 1,
+        });
+        RawListen {
+            claim: self.claim(EntryKind::Listen, name),
+            spec,
+            until: None,
+        }
     }
 }
 
@@ -209,19 +236,28 @@ impl<K: Take> Listen<K> {
     /// Gives `None` when no message has come after this long. A message that is there wins.
     pub fn timeout(mut self, timeout: Duration) -> ListenUntil<K> {
         self.raw.until = Some(Until::After(timeout));
-        ListenUntil { raw: self.raw, kind: PhantomData }
+        ListenUntil {
+            raw: self.raw,
+            kind: PhantomData,
+        }
     }
 
     /// Gives `None` when no message has come by this instant. A message that is there wins.
     pub fn until(mut self, at: Timestamp) -> ListenUntil<K> {
         self.raw.until = Some(Until::At(at));
-        ListenUntil { raw: self.raw, kind: PhantomData }
+        ListenUntil {
+            raw: self.raw,
+            kind: PhantomData,
+        }
     }
 
     /// Gives up to `n` messages that are there, and waits only while there is none.
     pub fn batch(mut self, n: usize) -> ListenBatch<K> {
         self.raw.set_batch(n);
-        ListenBatch { raw: self.raw, kind: PhantomData }
+        ListenBatch {
+            raw: self.raw,
+            kind: PhantomData,
+        }
     }
 }
 
@@ -235,7 +271,10 @@ impl<K: Take> ListenUntil<K> {
     /// As [`Listen::batch`]; none when the time runs out.
     pub fn batch(mut self, n: usize) -> ListenBatch<K> {
         self.raw.set_batch(n);
-        ListenBatch { raw: self.raw, kind: PhantomData }
+        ListenBatch {
+            raw: self.raw,
+            kind: PhantomData,
+        }
     }
 }
 

@@ -64,7 +64,10 @@ impl Ctx {
         };
         Map {
             claim: self.claim(EntryKind::Map, name),
-            options: Some(Options { concurrency: usize::MAX, key: None }),
+            options: Some(Options {
+                concurrency: usize::MAX,
+                key: None,
+            }),
             start: Some(Box::new(start)),
             running: None,
         }
@@ -105,7 +108,9 @@ where
     let code = &code;
     loop {
         while open.len() < options.concurrency {
-            let Some((index, item)) = items.next() else { break };
+            let Some((index, item)) = items.next() else {
+                break;
+            };
             let name = match &options.key {
                 Some(key) => key(&item),
                 None => index.to_string(),
@@ -139,11 +144,25 @@ impl<I, T> Future for Map<'_, I, T> {
         };
         if let (Some(start), Some(options)) = (this.start.take(), this.options.take()) {
             op.core.open_structure(op.id);
-            let key = op.core.state.borrow().ops.get(op.id).map(|op| op.key.clone());
+            let key = op
+                .core
+                .state
+                .borrow()
+                .ops
+                .get(op.id)
+                .map(|op| op.key.clone());
             let Some(key) = key else { return Poll::Pending };
-            this.running = Some(start(Place { core: op.core.clone(), key }, options));
+            this.running = Some(start(
+                Place {
+                    core: op.core.clone(),
+                    key,
+                },
+                options,
+            ));
         }
-        let Some(running) = &mut this.running else { return Poll::Pending };
+        let Some(running) = &mut this.running else {
+            return Poll::Pending;
+        };
         let result = std::task::ready!(running.as_mut().poll(cx));
         this.running = None;
         op.core.close_structure(op.id, result.is_err());

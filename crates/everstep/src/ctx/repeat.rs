@@ -70,7 +70,11 @@ impl Ctx {
         };
         Repeat {
             claim: self.claim(EntryKind::Repeat, name),
-            options: Options { commit_every: EVERY, history_every: EVERY, history_keep: EVERY },
+            options: Options {
+                commit_every: EVERY,
+                history_every: EVERY,
+                history_keep: EVERY,
+            },
             keep: None,
             start: Some(Box::new(start)),
             running: None,
@@ -143,7 +147,13 @@ where
         let ctx = iteration_ctx(&place, &name, n);
         match code(ctx, state).await? {
             ControlFlow::Break(value) => {
-                trim(core, &place.key, &name, &mut trimmed, (n + 1).saturating_sub(options.history_keep));
+                trim(
+                    core,
+                    &place.key,
+                    &name,
+                    &mut trimmed,
+                    (n + 1).saturating_sub(options.history_keep),
+                );
                 return Ok(value);
             }
             ControlFlow::Continue(next) => {
@@ -153,7 +163,13 @@ where
                 let boundary = Boundary::new(core, &place.key, &name, n, Some((bytes, firm)));
                 state = boundary.await?;
                 if n % options.history_every == 0 {
-                    trim(core, &place.key, &name, &mut trimmed, n.saturating_sub(options.history_keep));
+                    trim(
+                        core,
+                        &place.key,
+                        &name,
+                        &mut trimmed,
+                        n.saturating_sub(options.history_keep),
+                    );
                 }
                 core.check_kept_rollbacks(&place.key)?;
             }
@@ -197,7 +213,11 @@ impl<S: Value> Boundary<S> {
     ) -> Boundary<S> {
         let key = iteration_key(loop_key, name, n);
         let op = core.claim_boundary(key, given.is_some());
-        Boundary { op, given, state: std::marker::PhantomData }
+        Boundary {
+            op,
+            given,
+            state: std::marker::PhantomData,
+        }
     }
 }
 
@@ -241,13 +261,30 @@ impl<S, B> Future for Repeat<'_, S, B> {
         };
         if let Some(start) = this.start.take() {
             op.core.open_structure(op.id);
-            let key = op.core.state.borrow().ops.get(op.id).map(|op| op.key.clone());
+            let key = op
+                .core
+                .state
+                .borrow()
+                .ops
+                .get(op.id)
+                .map(|op| op.key.clone());
             let Some(key) = key else { return Poll::Pending };
             let keep = this.keep.unwrap_or(this.options.history_keep);
-            let options = Options { history_keep: keep, ..this.options };
-            this.running = Some(start(Place { core: op.core.clone(), key }, options));
+            let options = Options {
+                history_keep: keep,
+                ..this.options
+            };
+            this.running = Some(start(
+                Place {
+                    core: op.core.clone(),
+                    key,
+                },
+                options,
+            ));
         }
-        let Some(running) = &mut this.running else { return Poll::Pending };
+        let Some(running) = &mut this.running else {
+            return Poll::Pending;
+        };
         let result = std::task::ready!(running.as_mut().poll(cx));
         this.running = None;
         op.core.close_structure(op.id, result.is_err());

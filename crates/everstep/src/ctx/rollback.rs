@@ -3,7 +3,9 @@
 //! A rollback is a step of its own, at a key of its own, with its own policy. Those of a run that
 //! has failed run by number, last first; those of a race's losers run inside the race.
 
-use std::{future::Future, marker::PhantomData, pin::Pin, rc::Rc, sync::Arc, task::Context, task::Poll};
+use std::{
+    future::Future, marker::PhantomData, pin::Pin, rc::Rc, sync::Arc, task::Context, task::Poll,
+};
 
 use super::{
     decode,
@@ -73,7 +75,12 @@ impl Undo {
         let call = move |core: &Core, rollback: Rollback, key: &[u8], bytes: &[u8]| {
             let _ = value;
             let code = code.clone();
-            let what = || format!("the result of `{}`, which is to be rolled back", Core::location(key));
+            let what = || {
+                format!(
+                    "the result of `{}`, which is to be rolled back",
+                    Core::location(key)
+                )
+            };
             let value: Option<T> = decode(core, bytes, what);
             let undo: LocalBox<'static, Result<Vec<u8>>> = Box::pin(async move {
                 match value {
@@ -84,7 +91,10 @@ impl Undo {
             });
             undo
         };
-        Undo { code: Rc::new(call), retry: retry.flatten() }
+        Undo {
+            code: Rc::new(call),
+            retry: retry.flatten(),
+        }
     }
 }
 
@@ -111,7 +121,13 @@ impl RollbackCall {
         };
         let make = move |attempt: &mut Attempt<'_>| {
             let core = attempt.core;
-            let bytes = match core.state.borrow().history.get(&step).map(|slot| &slot.entry.value) {
+            let bytes = match core
+                .state
+                .borrow()
+                .history
+                .get(&step)
+                .map(|slot| &slot.entry.value)
+            {
                 Some(EntryValue::Payload(bytes)) => bytes.clone(),
                 _ => Vec::new(),
             };
@@ -125,7 +141,9 @@ impl RollbackCall {
             };
             (undo.code)(core, rollback, &step, &bytes)
         };
-        RollbackCall { raw: RawStep::new(claim, Box::new(make), options) }
+        RollbackCall {
+            raw: RawStep::new(claim, Box::new(make), options),
+        }
     }
 }
 
@@ -134,7 +152,9 @@ impl Future for RollbackCall {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         std::task::ready!(self.raw.poll_ready(cx));
-        let Ok(op) = &self.raw.claim else { return Poll::Pending };
+        let Ok(op) = &self.raw.claim else {
+            return Poll::Pending;
+        };
         let failure = op.core.take(op.id, |entry| match &entry.value {
             EntryValue::Failure(failure) => Some((**failure).clone()),
             _ => None,

@@ -40,7 +40,10 @@ impl ToTarget for Target {
 /// By workflow and key: `("checkout", "order-1001")`.
 impl ToTarget for (&str, &str) {
     fn to_target(&self) -> Target {
-        Target::Key { workflow: self.0.to_owned(), key: self.1.to_owned() }
+        Target::Key {
+            workflow: self.0.to_owned(),
+            key: self.1.to_owned(),
+        }
     }
 }
 
@@ -78,7 +81,10 @@ impl Ctx {
                     inbox_max: self.core().env.settings.inbox_messages_max,
                 }),
             },
-            Err(error) => Send { claim: Err(Some(error)), delivery: None },
+            Err(error) => Send {
+                claim: Err(Some(error)),
+                delivery: None,
+            },
         }
     }
 }
@@ -111,13 +117,23 @@ impl Future for Send {
                     op.core.activate_send(op.id, |key, mut entry| {
                         entry.value = EntryValue::Receipt(0);
                         let receipt = codec::encode_receipt_prefix(&entry);
-                        Effect::Send { delivery, key: key.to_vec(), receipt }
+                        Effect::Send {
+                            delivery,
+                            key: key.to_vec(),
+                            receipt,
+                        }
                     });
                 }
                 Poll::Pending
             }
             Turn::Take => {
-                let key = op.core.state.borrow().ops.get(op.id).map(|op| op.key.clone());
+                let key = op
+                    .core
+                    .state
+                    .borrow()
+                    .ops
+                    .get(op.id)
+                    .map(|op| op.key.clone());
                 let code = op.core.take(op.id, |entry| match entry.value {
                     EntryValue::Receipt(code) => code,
                     _ => 0,
@@ -143,7 +159,10 @@ fn undeliverable(receipt: Receipt, key: &[u8]) -> Error {
         Receipt::Full => "the inbox of the run is full",
         Receipt::Delivered | Receipt::Duplicate => "it was delivered",
     };
-    let message = format!("the message `{}` was not delivered: {why}", Core::location(key));
+    let message = format!(
+        "the message `{}` was not delivered: {why}",
+        Core::location(key)
+    );
     let mut failure = Failure::new(FailureKind::Undeliverable, message);
     failure.location = Location::from_key(key).ok();
     Error::recorded(failure, vec![Box::from(key)])

@@ -227,7 +227,11 @@ impl Ctx {
             retry_on_timeout: false,
             ephemeral: false,
         };
-        StepCall { raw: RawStep::new(claim, make, options), undo: None, value: PhantomData }
+        StepCall {
+            raw: RawStep::new(claim, make, options),
+            undo: None,
+            value: PhantomData,
+        }
     }
 }
 
@@ -326,18 +330,24 @@ impl<'a, T: Value> StepCall<'a, T> {
             op.core.keep_undo(op.id, undo);
         }
         if let Err(error) = &mut self.raw.claim {
-            let error = error.take().unwrap_or_else(|| Error::fatal("polled after its end"));
+            let error = error
+                .take()
+                .unwrap_or_else(|| Error::fatal("polled after its end"));
             return Poll::Ready(Err(StepFailure::Refused(error)));
         }
         if self.raw.poll_ready(cx).is_pending() {
             return Poll::Pending;
         }
-        let Ok(op) = &self.raw.claim else { return Poll::Pending };
+        let Ok(op) = &self.raw.claim else {
+            return Poll::Pending;
+        };
         let taken = op.core.take(op.id, |entry| match &entry.value {
             EntryValue::Payload(bytes) => Ok(bytes.clone()),
             _ => Err(failed(entry)),
         });
-        let Some(taken) = taken else { return Poll::Pending };
+        let Some(taken) = taken else {
+            return Poll::Pending;
+        };
         match taken {
             Ok(bytes) => {
                 let what = || format!("the result of `{}`", self.raw.location());
@@ -450,12 +460,16 @@ pub(crate) struct Attempt<'c> {
 
 impl Attempt<'_> {
     pub(crate) fn step(&mut self) -> Step {
-        let cancellation = self.cancellation.insert(Cancellation::new(self.timeout)).clone();
+        let cancellation = self
+            .cancellation
+            .insert(Cancellation::new(self.timeout))
+            .clone();
         Step::new(self.core, self.key, self.attempt, cancellation)
     }
 }
 
-pub(crate) type MakeBody<'a> = Box<dyn FnMut(&mut Attempt<'_>) -> LocalBox<'a, Result<Vec<u8>>> + 'a>;
+pub(crate) type MakeBody<'a> =
+    Box<dyn FnMut(&mut Attempt<'_>) -> LocalBox<'a, Result<Vec<u8>>> + 'a>;
 
 /// The part of a step that knows no types: shared with rollbacks.
 pub(crate) struct RawStep<'a> {
@@ -469,7 +483,14 @@ pub(crate) struct RawStep<'a> {
 
 impl<'a> RawStep<'a> {
     pub(crate) fn new(claim: Claim, make: MakeBody<'a>, options: StepOptions) -> RawStep<'a> {
-        RawStep { claim, make, options, body: None, waker: None, cancellation: None }
+        RawStep {
+            claim,
+            make,
+            options,
+            body: None,
+            waker: None,
+            cancellation: None,
+        }
     }
 
     fn key(&self) -> Option<crate::history::Key> {
@@ -478,7 +499,9 @@ impl<'a> RawStep<'a> {
     }
 
     fn location(&self) -> String {
-        self.key().map(|key| Core::location(&key)).unwrap_or_default()
+        self.key()
+            .map(|key| Core::location(&key))
+            .unwrap_or_default()
     }
 
     pub(crate) fn origins(&self) -> Vec<Box<[u8]>> {
@@ -488,7 +511,9 @@ impl<'a> RawStep<'a> {
     /// Moves the step on; ready when the completion may be taken.
     pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
-            let Ok(op) = &self.claim else { return Poll::Pending };
+            let Ok(op) = &self.claim else {
+                return Poll::Pending;
+            };
             match op.core.turn(op.id, cx.waker()) {
                 Turn::Pending => return Poll::Pending,
                 Turn::Take => return Poll::Ready(()),
@@ -562,8 +587,13 @@ impl<'a> RawStep<'a> {
 
     fn end_body(&mut self, result: Result<Vec<u8>>, first: bool) -> Poll<()> {
         self.body = None;
-        let Ok(op) = &self.claim else { return Poll::Pending };
-        match op.core.finish_body(op.id, result, &self.options.retry, first) {
+        let Ok(op) = &self.claim else {
+            return Poll::Pending;
+        };
+        match op
+            .core
+            .finish_body(op.id, result, &self.options.retry, first)
+        {
             true => Poll::Ready(()),
             false => Poll::Pending,
         }
@@ -571,7 +601,9 @@ impl<'a> RawStep<'a> {
 
     /// Whether a heartbeat has moved the end of the body's time.
     fn prolonged(&mut self) -> bool {
-        let (Ok(op), Some(cancellation)) = (&self.claim, &self.cancellation) else { return false };
+        let (Ok(op), Some(cancellation)) = (&self.claim, &self.cancellation) else {
+            return false;
+        };
         cancellation.take_beat() && op.core.prolong_body(op.id, self.options.timeout)
     }
 

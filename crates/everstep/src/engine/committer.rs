@@ -100,7 +100,10 @@ impl CommitQueue {
             if self.closed.load(Ordering::Acquire) {
                 return None;
             }
-            list = self.filled.wait(list).unwrap_or_else(PoisonError::into_inner);
+            list = self
+                .filled
+                .wait(list)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         Some(std::mem::take(&mut *list))
     }
@@ -123,7 +126,8 @@ fn batch_len(shared: &Shared, queued: &[Pending]) -> usize {
     let mut bytes = 0;
     for (n, pending) in queued.iter().enumerate() {
         bytes += size_of_write(&pending.write);
-        let full = n == shared.settings.batch_commits_max || bytes > shared.settings.batch_bytes_max;
+        let full =
+            n == shared.settings.batch_commits_max || bytes > shared.settings.batch_bytes_max;
         if full && n > 0 {
             return n;
         }
@@ -138,7 +142,11 @@ fn size_of_write(write: &Write) -> usize {
         Write::Control(..) => 64,
         Write::Reopen(_) => 256,
         Write::Commit(commit) => {
-            let puts = commit.puts.iter().map(|put| put.key.len() + put.value.len()).sum::<usize>();
+            let puts = commit
+                .puts
+                .iter()
+                .map(|put| put.key.len() + put.value.len())
+                .sum::<usize>();
             64 + puts
         }
     }
@@ -146,14 +154,19 @@ fn size_of_write(write: &Write) -> usize {
 
 /// Makes one batch durable, however long that takes, and tells everybody.
 fn commit(shared: &Shared, pending: Vec<Pending>) {
-    let (writes, replies): (Vec<_>, Vec<_>) =
-        pending.into_iter().map(|pending| (pending.write, pending.reply)).unzip();
-    let mut batch = Batch { fence: None, now: shared.now(), writes };
+    let (writes, replies): (Vec<_>, Vec<_>) = pending
+        .into_iter()
+        .map(|pending| (pending.write, pending.reply))
+        .unzip();
+    let mut batch = Batch {
+        fence: None,
+        now: shared.now(),
+        writes,
+    };
     let mut tries = 0u32;
     loop {
         if let Some(error) = shared.stopped() {
-            let refused = |_| Err(error.clone());
-            return dispatch_errors(shared, batch, replies, refused);
+            return dispatch_error(shared, batch, replies, &error);
         }
         batch.fence = shared.fence_for_commit();
         batch.now = shared.now();
@@ -178,12 +191,12 @@ fn commit(shared: &Shared, pending: Vec<Pending>) {
                 Reaction::Bisect => {
                     let error = Arc::new(error);
                     tracing::error!(%error, "a write cannot be made");
-                    return dispatch_errors(shared, batch, replies, |_| Err(error.clone()));
+                    return dispatch_error(shared, batch, replies, &error);
                 }
                 Reaction::Reload => {
                     let error = Arc::new(error);
                     tracing::warn!(%error, "the outcome of a commit is not known");
-                    return dispatch_errors(shared, batch, replies, |_| Err(error.clone()));
+                    return dispatch_error(shared, batch, replies, &error);
                 }
                 Reaction::Stop => shared.stop(error),
             },
@@ -203,35 +216,36 @@ fn note_batch(shared: &Shared, writes: usize) {
 /// The first failure is told at once, later ones now and then.
 fn report_retry(error: &StoreError, tries: u32) {
     if tries.is_power_of_two() {
-        let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+        let cause = std::error::Error::source(error)
+            .map(ToString::to_string)
+            .unwrap_or_default();
         tracing::warn!(%error, cause, tries, "a commit is tried again");
     }
 }
 
 fn retry_delay(shared: &Shared, tries: u32) -> Duration {
-    let doubled = shared.settings.store_retry.saturating_mul(1 << tries.min(6));
+    let doubled = shared
+        .settings
+        .store_retry
+        .saturating_mul(1 << tries.min(6));
     doubled.min(Duration::from_secs(1))
 }
 
 /// Each half alone, to find the write that cannot be made.
 fn bisect(shared: &Shared, batch: Batch, replies: Vec<Reply>) {
     let pending = batch.writes.into_iter().zip(replies);
-    let mut first: Vec<_> = pending.map(|(write, reply)| Pending { write, reply }).collect();
+    let mut first: Vec<_> = pending
+        .map(|(write, reply)| Pending { write, reply })
+        .collect();
     let second = first.split_off(first.len() / 2);
     commit(shared, first);
     commit(shared, second);
 }
 
 /// Nothing of the batch is known to have happened: everybody is told so.
-fn dispatch_errors(
-    shared: &Shared,
-    batch: Batch,
-    replies: Vec<Reply>,
-    error: impl Fn(&Write) -> Result<(), Arc<StoreError>>,
-) {
-    let n = batch.writes.len();
-    for (write, reply) in batch.writes.into_iter().zip(replies) {
-        let Err(error) = error(&write) else { continue };
+fn dispatch_error(shared: &Shared, batch: Batch, replies: Vec<Reply>, error: &Arc<StoreError>) {
+    for reply in replies {
+        let error = error.clone();
         match reply {
             Reply::Caller(caller) => _ = caller.send(Err(error)),
             Reply::Run { thread, slot, run } => {
@@ -248,7 +262,7 @@ fn dispatch_errors(
             Reply::Nobody => {}
         }
     }
-    shared.activity.end(n);
+    shared.activity.end(batch.writes.len());
 }
 
 /// How much of a lease must be left for a batch to be sent under it.

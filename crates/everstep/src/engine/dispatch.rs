@@ -26,7 +26,12 @@ pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, outco
     let n = batch.writes.len();
     debug_assert_eq!(n, outcomes.len(), "a store answers every write");
     let acks = shared.threads.iter().map(|_| Vec::new()).collect();
-    let mut round = Round { shared, now: batch.now, acks, elsewhere: Vec::new() };
+    let mut round = Round {
+        shared,
+        now: batch.now,
+        acks,
+        elsewhere: Vec::new(),
+    };
     for ((write, reply), outcome) in batch.writes.into_iter().zip(replies).zip(outcomes) {
         round.tell(write, reply, outcome);
     }
@@ -96,7 +101,9 @@ impl Round<'_> {
     }
 
     fn delivered(&mut self, delivery: &Delivery, delivered: &Delivered) {
-        let (Some(run), Some(seq)) = (delivered.run, delivered.seq) else { return };
+        let (Some(run), Some(seq)) = (delivered.run, delivered.seq) else {
+            return;
+        };
         if delivered.receipt != crate::commit::Receipt::Delivered {
             return;
         }
@@ -111,7 +118,9 @@ impl Round<'_> {
             request: delivery.request,
             sent_at: self.now,
         };
-        self.shared.mailbox_of(run.shard()).push(Event::Message(run.no(), Box::new(row)));
+        self.shared
+            .mailbox_of(run.shard())
+            .push(Event::Message(run.no(), Box::new(row)));
     }
 
     /// A commit of one of our runs is durable: what it did to others, and whether it was its end.
@@ -130,8 +139,17 @@ impl Round<'_> {
                 }
             }
         }
-        if let Patch::Finish { status, output, error } = commit.patch {
-            self.shared.hub.ended(commit.run, || Finished { status, output, error });
+        if let Patch::Finish {
+            status,
+            output,
+            error,
+        } = commit.patch
+        {
+            self.shared.hub.ended(commit.run, || Finished {
+                status,
+                output,
+                error,
+            });
         }
     }
 }

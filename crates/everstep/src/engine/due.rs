@@ -14,11 +14,7 @@ use std::{
 };
 
 use super::{mailbox::Event, shared::Shared};
-use crate::{
-    run_id::RunNo,
-    store::DueRun,
-    time::Timestamp,
-};
+use crate::{run_id::RunNo, store::DueRun, time::Timestamp};
 
 /// What the thread waits on.
 #[derive(Default)]
@@ -160,15 +156,23 @@ fn wait(shared: &Shared, safety: Instant) -> Woken {
         if next_timer(shared).is_some_and(|at| at.as_millis() < awake_by) {
             continue;
         }
-        let limit = safety.saturating_duration_since(Instant::now()).min(until_next);
+        let limit = safety
+            .saturating_duration_since(Instant::now())
+            .min(until_next);
         let waited = shared.due.changed.wait_timeout(state, limit);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
     }
 }
 
 fn next_timer(shared: &Shared) -> Option<Timestamp> {
-    let timers = shared.threads.iter().map(|thread| thread.next_timer.load(Ordering::Acquire));
-    timers.min().filter(|at| *at != i64::MAX).map(Timestamp::from_millis)
+    let timers = shared
+        .threads
+        .iter()
+        .map(|thread| thread.next_timer.load(Ordering::Acquire));
+    timers
+        .min()
+        .filter(|at| *at != i64::MAX)
+        .map(Timestamp::from_millis)
 }
 
 /// Wakes the engine threads whose timers are due.
@@ -196,11 +200,16 @@ fn poll_store(shared: &Shared, look: bool) {
             Ok(due) => due,
             Err(error) => {
                 tracing::warn!(%error, "due runs cannot be read; trying again");
-                shared.due.note(now + shared.settings.store_retry.max(Duration::from_millis(100)));
+                shared
+                    .due
+                    .note(now + shared.settings.store_retry.max(Duration::from_millis(100)));
                 return;
             }
         };
-        let last = due.runs.last().and_then(|run| Some((run.available_at?, run.id.no())));
+        let last = due
+            .runs
+            .last()
+            .and_then(|run| Some((run.available_at?, run.id.no())));
         let full = due.runs.len() == PAGE;
         hand_out(shared, due.runs, look);
         if !full || !shared.has_room() {

@@ -33,7 +33,9 @@ pub(crate) struct Hub {
 impl Hub {
     fn ends(&self, run: RunNo) -> std::sync::MutexGuard<'_, Ends> {
         let part = crate::random::mix(run.0 as u64) as usize % self.ends.len();
-        self.ends[part].lock().unwrap_or_else(PoisonError::into_inner)
+        self.ends[part]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn answers(&self) -> std::sync::MutexGuard<'_, HashMap<Uuid, (RunNo, AnswerSender)>> {
@@ -47,7 +49,11 @@ impl Hub {
     ) -> oneshot::Receiver<Result<Finished, Arc<StoreError>>> {
         let (sender, receiver) = oneshot::channel();
         let no = run.no();
-        self.ends(no).entry(no).or_insert_with(|| (run, Vec::new())).1.push(sender);
+        self.ends(no)
+            .entry(no)
+            .or_insert_with(|| (run, Vec::new()))
+            .1
+            .push(sender);
         receiver
     }
 
@@ -71,7 +77,10 @@ impl Hub {
     }
 
     pub(crate) fn blocked(&self) -> Vec<(RunId, Option<String>)> {
-        self.blocked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.blocked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// The run has ended, durably.
@@ -87,8 +96,11 @@ impl Hub {
         if answers.is_empty() {
             return;
         }
-        let unanswered: Vec<Uuid> =
-            answers.iter().filter(|(_, (of, _))| *of == run).map(|(id, _)| *id).collect();
+        let unanswered: Vec<Uuid> = answers
+            .iter()
+            .filter(|(_, (of, _))| *of == run)
+            .map(|(id, _)| *id)
+            .collect();
         for request in unanswered {
             if let Some((_, waiter)) = answers.remove(&request) {
                 _ = waiter.send(Ok(Answer::RunEnded));

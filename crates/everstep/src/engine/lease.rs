@@ -36,7 +36,9 @@ impl Stop {
     /// Waits for this long; whether it was stopped.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(stopped, limit, |stopped| !*stopped);
+        let waited = self
+            .changed
+            .wait_timeout_while(stopped, limit, |stopped| !*stopped);
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
@@ -45,11 +47,22 @@ impl Stop {
 pub(crate) fn run(shared: &Shared, stop: &Stop) {
     let mut beats = 0u64;
     while !stop.wait(shared.settings.heartbeat) {
-        let Some(fence) = shared.fence() else { return };
+        let Some(fence) = shared.fence() else {
+            if shared.stopped().is_none() {
+                register_again(shared);
+            }
+            continue;
+        };
         let begun = Instant::now();
-        match shared.store.heartbeat(fence, shared.now(), shared.settings.lease) {
+        match shared
+            .store
+            .heartbeat(fence, shared.now(), shared.settings.lease)
+        {
             Ok(true) => shared.set_lease(fence, begun + shared.settings.lease),
-            Ok(false) => return shared.lose(),
+            Ok(false) => {
+                shared.lose();
+                continue;
+            }
             Err(error) => {
                 tracing::warn!(%error, "the heartbeat failed; trying again");
                 continue;
@@ -69,6 +82,17 @@ pub(crate) fn run(shared: &Shared, stop: &Stop) {
     }
 }
 
+/// A runner that has lost its shards starts over, with nothing in memory.
+fn register_again(shared: &Shared) {
+    let Some(me) = shared.me else { return };
+    let runner = shared.as_runner(me);
+    let begun = Instant::now();
+    match shared.store.register_runner(&runner) {
+        Ok(fence) => shared.set_lease(fence, begun + shared.settings.lease),
+        Err(error) => tracing::warn!(%error, "the runner cannot register again; trying again"),
+    }
+}
+
 /// Takes and gives back shards until the runner has those it should have; gives the new ones,
 /// whose runs are to be taken up.
 pub(crate) fn balance(shared: &Shared, fence: Fence) -> Result<ShardSet, StoreError> {
@@ -83,12 +107,19 @@ pub(crate) fn balance(shared: &Shared, fence: Fence) -> Result<ShardSet, StoreEr
         .collect();
     let dead: Vec<Uuid> = runners
         .iter()
+        .filter(|runner| !runner.shards.is_empty())
         .filter(|runner| !alive.iter().any(|other| other.id == runner.id))
         .map(|runner| runner.id)
         .collect();
-    let wanted = assigned(fence.runner, &alive.iter().map(|runner| runner.id).collect::<Vec<_>>());
+    let wanted = assigned(
+        fence.runner,
+        &alive.iter().map(|runner| runner.id).collect::<Vec<_>>(),
+    );
     let owned = shared.owned();
-    let excess: ShardSet = owned.iter().filter(|shard| !wanted.contains(*shard)).collect();
+    let excess: ShardSet = owned
+        .iter()
+        .filter(|shard| !wanted.contains(*shard))
+        .collect();
     if !excess.is_empty() {
         give_back(shared, fence, &excess)?;
     }
@@ -96,8 +127,14 @@ pub(crate) fn balance(shared: &Shared, fence: Fence) -> Result<ShardSet, StoreEr
     if missing || !dead.is_empty() {
         match shared.store.take_shards(fence, now, &wanted, &dead)? {
             Some(held) => {
-                let kept: ShardSet = held.iter().filter(|shard| !excess.contains(*shard)).collect();
-                let new: ShardSet = kept.iter().filter(|shard| !owned.contains(*shard)).collect();
+                let kept: ShardSet = held
+                    .iter()
+                    .filter(|shard| !excess.contains(*shard))
+                    .collect();
+                let new: ShardSet = kept
+                    .iter()
+                    .filter(|shard| !owned.contains(*shard))
+                    .collect();
                 shared.set_owned(&kept);
                 return Ok(new);
             }
@@ -110,17 +147,23 @@ pub(crate) fn balance(shared: &Shared, fence: Fence) -> Result<ShardSet, StoreEr
 /// The shards that this runner should have among these: each goes to the runner that draws the
 /// highest number for it, so that a change moves as few as possible.
 pub(crate) fn assigned(me: Uuid, alive: &[Uuid]) -> ShardSet {
-    let draw = |runner: &Uuid, shard: u16| {
-        (random::hash(u64::from(shard), runner.as_bytes()), *runner)
-    };
+    let draw =
+        |runner: &Uuid, shard: u16| (random::hash(u64::from(shard), runner.as_bytes()), *runner);
     let winner = |shard: u16| alive.iter().max_by_key(|runner| draw(runner, shard));
-    (0..SHARDS).filter(|shard| winner(*shard) == Some(&me)).map(ShardId).collect()
+    (0..SHARDS)
+        .filter(|shard| winner(*shard) == Some(&me))
+        .map(ShardId)
+        .collect()
 }
 
 /// Gives shards back once none of their runs is in memory.
 fn give_back(shared: &Shared, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
     // From now on nothing new of these shards is taken in.
-    let kept: ShardSet = shared.owned().iter().filter(|shard| !shards.contains(*shard)).collect();
+    let kept: ShardSet = shared
+        .owned()
+        .iter()
+        .filter(|shard| !shards.contains(*shard))
+        .collect();
     shared.set_owned(&kept);
     for thread in &shared.threads {
         let (done, released) = oneshot::channel();
@@ -162,8 +205,11 @@ pub(crate) fn take_up(shared: &Shared, shards: &ShardSet) -> Result<u64, StoreEr
 
 /// A thread that names the body which holds up an engine thread, while it does.
 pub(crate) fn watch(shared: &Arc<Shared>, stop: &Stop) {
-    let mut seen: Vec<(u64, Instant, bool)> =
-        shared.threads.iter().map(|_| (0, Instant::now(), false)).collect();
+    let mut seen: Vec<(u64, Instant, bool)> = shared
+        .threads
+        .iter()
+        .map(|_| (0, Instant::now(), false))
+        .collect();
     let step = (shared.settings.blocked_after / 4).max(Duration::from_millis(10));
     while !stop.wait(step) {
         for (thread, seen) in shared.threads.iter().zip(&mut seen) {
@@ -177,7 +223,11 @@ pub(crate) fn watch(shared: &Arc<Shared>, stop: &Stop) {
                 continue;
             }
             seen.2 = true;
-            let polling = thread.polling.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let polling = thread
+                .polling
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone();
             if let Some(polling) = polling {
                 let step = polling.step.map(|key| crate::history::keys::describe(&key));
                 tracing::warn!(
@@ -199,13 +249,18 @@ mod tests {
 
     #[test]
     fn a_new_runner_takes_about_its_share_and_moves_nothing_else() {
-        let ids: Vec<Uuid> = (1..=4u128).map(|n| Uuid::from_u128(n * 0x1234_5678_9ABC)).collect();
+        let ids: Vec<Uuid> = (1..=4u128)
+            .map(|n| Uuid::from_u128(n * 0x1234_5678_9ABC))
+            .collect();
         let before: Vec<ShardSet> = ids[..3].iter().map(|id| assigned(*id, &ids[..3])).collect();
         let after: Vec<ShardSet> = ids.iter().map(|id| assigned(*id, &ids)).collect();
         assert_eq!(before.iter().map(ShardSet::len).sum::<usize>(), 256);
         assert_eq!(after.iter().map(ShardSet::len).sum::<usize>(), 256);
         for (old, new) in before.iter().zip(&after) {
-            assert!(new.iter().all(|shard| old.contains(shard)), "only the new runner gains");
+            assert!(
+                new.iter().all(|shard| old.contains(shard)),
+                "only the new runner gains"
+            );
         }
         assert!((40..90).contains(&after[3].len()), "{}", after[3].len());
     }

@@ -98,7 +98,10 @@ impl Mailbox {
 
     pub(crate) fn push(&self, event: Event) {
         self.activity.begin(1);
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+        self.events
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(event);
         self.waker.wake();
     }
 

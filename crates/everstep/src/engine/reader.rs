@@ -34,7 +34,12 @@ const IDLE_LIMIT: Duration = Duration::from_secs(10);
 
 impl Reader {
     pub(crate) fn new(store: Arc<dyn Store>, activity: Arc<Activity>) -> Arc<Reader> {
-        Arc::new(Reader { store, activity, state: Mutex::default(), filled: Condvar::new() })
+        Arc::new(Reader {
+            store,
+            activity,
+            state: Mutex::default(),
+            filled: Condvar::new(),
+        })
     }
 
     /// Runs a job on one of the threads.

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     commit::Fence,
     run_id::{RunIds, RunNo, ShardId},
-    store::{ShardSet, Store, StoreError},
+    store::{NewRunner, ShardSet, Store, StoreError},
     time::{Clock, Timestamp},
     workflow::Registry,
 };
@@ -76,7 +76,9 @@ impl Shared {
             registry,
             latest: AtomicI64::new(clock.now().as_millis()),
             clock,
-            threads: (0..threads).map(|_| Mailbox::new(activity.clone())).collect(),
+            threads: (0..threads)
+                .map(|_| Mailbox::new(activity.clone()))
+                .collect(),
             activity,
             queue: CommitQueue::default(),
             hub: Hub::default(),
@@ -104,7 +106,10 @@ impl Shared {
     }
 
     pub(crate) fn owned(&self) -> ShardSet {
-        (0..crate::run_id::SHARDS).map(ShardId).filter(|shard| self.owns(*shard)).collect()
+        (0..crate::run_id::SHARDS)
+            .map(ShardId)
+            .filter(|shard| self.owns(*shard))
+            .collect()
     }
 
     pub(crate) fn set_owned(&self, shards: &ShardSet) {
@@ -146,7 +151,10 @@ impl Shared {
             return Some(lease.fence);
         }
         let begun = Instant::now();
-        match self.store.heartbeat(lease.fence, self.now(), self.settings.lease) {
+        match self
+            .store
+            .heartbeat(lease.fence, self.now(), self.settings.lease)
+        {
             Ok(true) => {
                 self.set_lease(lease.fence, begun + self.settings.lease);
                 Some(lease.fence)
@@ -157,6 +165,21 @@ impl Shared {
             }
             // The batch will say the same, and be tried again.
             Err(_) => Some(lease.fence),
+        }
+    }
+
+    /// How this runner is entered into the store.
+    pub(crate) fn as_runner(&self, me: Uuid) -> NewRunner {
+        NewRunner {
+            id: me,
+            name: runner_name(),
+            now: self.now(),
+            lease: self.settings.lease,
+            workflows: self
+                .registry
+                .all()
+                .map(|d| (d.name.to_string(), d.version))
+                .collect(),
         }
     }
 
@@ -172,7 +195,9 @@ impl Shared {
 
     /// Stops for good: nothing is written any more, and every caller gets this error.
     pub(crate) fn stop(&self, error: StoreError) {
-        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        let cause = std::error::Error::source(&error)
+            .map(ToString::to_string)
+            .unwrap_or_default();
         tracing::error!(%error, cause, "the engine stops");
         if self.stopped.set(Arc::new(error)).is_ok() {
             for thread in &self.threads {
@@ -198,7 +223,9 @@ impl Shared {
 
     /// The committer has ended: who still waits for a result is told.
     pub(crate) fn stop_failed_writes(&self) {
-        let closed = Arc::new(StoreError::Closed { store: self.store.describe() });
+        let closed = Arc::new(StoreError::Closed {
+            store: self.store.describe(),
+        });
         self.hub.stop(&closed);
     }
 
@@ -213,4 +240,12 @@ impl Shared {
             self.store.wake_others(self.me, runs);
         }
     }
+}
+
+/// A name for people: the host and the process.
+fn runner_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim();
+    let host = if host.is_empty() { "localhost" } else { host };
+    format!("{host}/{}", std::process::id())
 }

@@ -163,7 +163,9 @@ impl Worker {
         self.fire_timers();
         self.admit_held();
         for _ in 0..RUNS_PER_TURN {
-            let Some(slot) = self.ready.pop_front() else { break };
+            let Some(slot) = self.ready.pop_front() else {
+                break;
+            };
             self.drive(slot);
         }
         let shared = self.shared.clone();
@@ -182,7 +184,11 @@ impl Worker {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        if self.drained && self.shared.closing() { Poll::Ready(()) } else { Poll::Pending }
+        if self.drained && self.shared.closing() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     }
 
     fn handle(&mut self, event: Event) {
@@ -214,13 +220,26 @@ impl Worker {
             Event::Loaded(run, loaded) => self.loaded(run, loaded),
             Event::Release(shards, done) => self.release(shards, done),
             Event::Evict(run, done) => {
-                let evicted = self.by_no.get(&run).copied().is_some_and(|slot| self.evict(slot));
+                let evicted = self
+                    .by_no
+                    .get(&run)
+                    .copied()
+                    .is_some_and(|slot| self.evict(slot));
                 _ = done.send(evicted);
             }
             Event::Census(answer) => {
-                let hot = self.tasks.iter().flatten().filter(|task| task.hot.is_some()).count();
+                let hot = self
+                    .tasks
+                    .iter()
+                    .flatten()
+                    .filter(|task| task.hot.is_some())
+                    .count();
                 let hot_bytes = self.hot_bytes;
-                _ = answer.send(ThreadCensus { moving: self.moving, hot, hot_bytes });
+                _ = answer.send(ThreadCensus {
+                    moving: self.moving,
+                    hot,
+                    hot_bytes,
+                });
             }
             Event::Drain(done) => self.drain(done),
             Event::Lost => self.drop_everything(),
@@ -243,11 +262,20 @@ impl Worker {
     /// Takes a run into memory.
     fn insert(&mut self, seed: RunSeed) -> Option<u32> {
         let id = seed.facts.id;
-        let definition = self.shared.registry.find(&seed.facts.workflow, seed.facts.version)?;
+        let definition = self
+            .shared
+            .registry
+            .find(&seed.facts.workflow, seed.facts.version)?;
         let definition = definition.clone();
         let token = self.next_token * self.shared.threads.len() as u64 + self.index as u64 + 1;
         self.next_token += 1;
-        let run = Run::new(seed, definition, self.env.clone(), self.mailbox.clone(), token);
+        let run = Run::new(
+            seed,
+            definition,
+            self.env.clone(),
+            self.mailbox.clone(),
+            token,
+        );
         let slot = self.free.pop().unwrap_or_else(|| {
             self.tasks.push(None);
             u32::try_from(self.tasks.len() - 1).expect("fewer than 4 billion runs in memory")
@@ -257,7 +285,15 @@ impl Worker {
         if self.draining.is_some() {
             run.drain(false);
         }
-        let task = Task { run, token, id, queued: false, armed: None, hot: None, bodies: 0 };
+        let task = Task {
+            run,
+            token,
+            id,
+            queued: false,
+            armed: None,
+            hot: None,
+            bodies: 0,
+        };
         self.tasks[slot as usize] = Some(task);
         self.by_no.insert(id.no(), slot);
         self.moving += 1;
@@ -268,7 +304,9 @@ impl Worker {
 
     /// Drops a run from memory.
     fn remove(&mut self, slot: u32) {
-        let Some(task) = self.tasks[slot as usize].take() else { return };
+        let Some(task) = self.tasks[slot as usize].take() else {
+            return;
+        };
         self.by_no.remove(&task.id.no());
         self.note_bodies(task.bodies, 0);
         match task.hot {
@@ -298,19 +336,29 @@ impl Worker {
     }
 
     fn note_bodies(&self, before: usize, now: usize) {
-        self.shared.activity.bodies_changed(now as i64 - before as i64);
+        self.shared
+            .activity
+            .bodies_changed(now as i64 - before as i64);
     }
 
     /// Polls a run as far as it goes, and sends off its next commit.
     fn drive(&mut self, slot: u32) {
-        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
+            return;
+        };
         task.queued = false;
         if let Some((_, bytes)) = task.hot.take() {
             self.hot_bytes -= bytes;
             self.started_moving();
         }
-        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
-        *self.mailbox.polling.lock().unwrap_or_else(PoisonError::into_inner) = Some(Polling {
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
+            return;
+        };
+        *self
+            .mailbox
+            .polling
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(Polling {
             run: task.id,
             workflow: task.run.core.facts.workflow.clone(),
             step: None,
@@ -319,12 +367,22 @@ impl Worker {
         let sent = task.run.next_commit();
         let bodies = task.run.bodies();
         let before = std::mem::replace(&mut task.bodies, bodies);
-        *self.mailbox.polling.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self
+            .mailbox
+            .polling
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = None;
         self.note_bodies(before, bodies);
-        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
+            return;
+        };
         match sent {
             Some(sent) => {
-                let reply = Reply::Run { thread: self.index, slot, run: task.token };
+                let reply = Reply::Run {
+                    thread: self.index,
+                    slot,
+                    run: task.token,
+                };
                 let write = Write::Commit(Box::new(sent.commit));
                 self.out.push(Pending { write, reply });
             }
@@ -336,7 +394,9 @@ impl Worker {
 
     /// Sets the timer of a run, if it needs another than it has.
     fn arm(&mut self, slot: u32) {
-        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
+            return;
+        };
         let next = task.run.next_timer();
         if let (Some(at), true) = (next, next != task.armed) {
             self.timers.push(Reverse((at, slot, task.token)));
@@ -347,7 +407,9 @@ impl Worker {
     fn fire_timers(&mut self) {
         let now = self.env.now.get();
         while let Some(Reverse((at, slot, token))) = self.timers.peek().copied() {
-            let alive = self.task(slot, token).is_some_and(|task| task.armed == Some(at));
+            let alive = self
+                .task(slot, token)
+                .is_some_and(|task| task.armed == Some(at));
             if alive && at > now {
                 return;
             }
@@ -377,7 +439,9 @@ impl Worker {
         }
         self.parkings += 1;
         let stamp = self.parkings;
-        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
+            return;
+        };
         let bytes = task.run.memory_bytes() + std::mem::size_of::<Task>();
         task.hot = Some((stamp, bytes));
         self.cooling.push_back((slot, task.token, stamp));
@@ -389,8 +453,13 @@ impl Worker {
     fn cool_down(&mut self) {
         let budget = self.shared.settings.hot_bytes / self.shared.threads.len().max(1);
         while self.hot_bytes > budget {
-            let Some((slot, token, stamp)) = self.cooling.pop_front() else { return };
-            let still = self.task(slot, token).and_then(|task| task.hot).map(|hot| hot.0);
+            let Some((slot, token, stamp)) = self.cooling.pop_front() else {
+                return;
+            };
+            let still = self
+                .task(slot, token)
+                .and_then(|task| task.hot)
+                .map(|hot| hot.0);
             if still == Some(stamp) {
                 self.remove_parked(slot);
             }
@@ -407,7 +476,9 @@ impl Worker {
 
     /// Drops a parked run; the store knows when it is due.
     fn remove_parked(&mut self, slot: u32) {
-        let next = self.tasks[slot as usize].as_ref().and_then(|task| task.run.next_timer());
+        let next = self.tasks[slot as usize]
+            .as_ref()
+            .and_then(|task| task.run.next_timer());
         if let Some(at) = next {
             self.shared.due.note(at);
         }
@@ -416,7 +487,9 @@ impl Worker {
 
     /// Drops a run that is parked, on request.
     fn evict(&mut self, slot: u32) -> bool {
-        let parked = self.tasks[slot as usize].as_ref().is_some_and(|task| task.hot.is_some());
+        let parked = self.tasks[slot as usize]
+            .as_ref()
+            .is_some_and(|task| task.hot.is_some());
         if parked {
             self.remove_parked(slot);
         }
@@ -424,7 +497,9 @@ impl Worker {
     }
 
     fn acked(&mut self, ack: Ack) {
-        let Some(task) = self.task(ack.slot, ack.run) else { return };
+        let Some(task) = self.task(ack.slot, ack.run) else {
+            return;
+        };
         let id = task.id;
         let next = match ack.answer {
             Answer::Outcome(Outcome::Committed(delivered), _) => task.run.committed(&delivered),
@@ -438,9 +513,14 @@ impl Worker {
                     Some(cause) => format!("{error}: {cause}"),
                     None => error.to_string(),
                 };
-                let commit = task.run.pause_commit(format!("the store cannot take it: {reason}"));
+                let commit = task
+                    .run
+                    .pause_commit(format!("the store cannot take it: {reason}"));
                 let reply = Reply::Nobody;
-                self.out.push(Pending { write: Write::Commit(Box::new(commit)), reply });
+                self.out.push(Pending {
+                    write: Write::Commit(Box::new(commit)),
+                    reply,
+                });
                 Next::Drop
             }
         };
@@ -474,7 +554,9 @@ impl Worker {
             self.load_if_room(run);
             return;
         };
-        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
+            return;
+        };
         if row.seq == task.run.inbox_seen() + 1 {
             task.run.deliver(vec![row]);
             self.queue(slot);
@@ -495,7 +577,9 @@ impl Worker {
             }
             return;
         };
-        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
+            return;
+        };
         match control {
             Control::Cancel { rollback } => task.run.request_cancel(rollback),
             Control::Pause => task.run.drain(true),
@@ -511,15 +595,21 @@ impl Worker {
             loading.look = true;
             return;
         }
-        let Some(slot) = self.by_no.get(&run).copied() else { return };
-        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        let Some(slot) = self.by_no.get(&run).copied() else {
+            return;
+        };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
+            return;
+        };
         let (id, seen) = (task.id, task.run.inbox_seen());
         let mailbox = self.mailbox.clone();
         self.reader.spawn(move |store| {
-            let found = store.run(&crate::commit::Target::Id(id)).and_then(|row| match row {
-                Some(row) => Ok(Some(Box::new((row, store.inbox(run, seen)?)))),
-                None => Ok(None),
-            });
+            let found = store
+                .run(&crate::commit::Target::Id(id))
+                .and_then(|row| match row {
+                    Some(row) => Ok(Some(Box::new((row, store.inbox(run, seen)?)))),
+                    None => Ok(None),
+                });
             match found {
                 Ok(found) => mailbox.push(Event::Looked(run, found)),
                 Err(error) => tracing::warn!(%error, "a run cannot be looked at; trying later"),
@@ -528,15 +618,23 @@ impl Worker {
     }
 
     fn looked(&mut self, run: RunNo, found: Option<Box<(RunRow, Vec<InboxRow>)>>) {
-        let Some(slot) = self.by_no.get(&run).copied() else { return };
-        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
-        let Some(found) = found else { return self.remove(slot) };
+        let Some(slot) = self.by_no.get(&run).copied() else {
+            return;
+        };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
+            return;
+        };
+        let Some(found) = found else {
+            return self.remove(slot);
+        };
         let (row, inbox) = *found;
         if row.status.is_terminal() || row.generation != task.run.core.facts.generation {
             return self.remove(slot);
         }
-        let news: Vec<_> =
-            inbox.into_iter().filter(|message| message.seq > task.run.inbox_seen()).collect();
+        let news: Vec<_> = inbox
+            .into_iter()
+            .filter(|message| message.seq > task.run.inbox_seen())
+            .collect();
         if !news.is_empty() {
             task.run.deliver(news);
         }
@@ -557,7 +655,12 @@ impl Worker {
             }
             return;
         }
-        if self.shared.registry.find(&run.workflow, run.version).is_none() {
+        if self
+            .shared
+            .registry
+            .find(&run.workflow, run.version)
+            .is_none()
+        {
             return self.note_unknown(&run);
         }
         self.load_if_room(no);
@@ -605,7 +708,10 @@ impl Worker {
                 patch: patch(&row),
             };
             let write = Write::Commit(Box::new(commit));
-            self.out.push(Pending { write, reply: Reply::Nobody });
+            self.out.push(Pending {
+                write,
+                reply: Reply::Nobody,
+            });
         }
     }
 
@@ -635,7 +741,9 @@ impl Worker {
             return;
         }
         while self.suspects_here() < SUSPECTS_MAX {
-            let Some(run) = self.suspects.pop_front() else { return };
+            let Some(run) = self.suspects.pop_front() else {
+                return;
+            };
             self.loading.entry(run).or_default().suspect_admitted = true;
             self.read_run(run);
         }
@@ -644,7 +752,11 @@ impl Worker {
     /// How many suspects are in memory, or about to be.
     fn suspects_here(&self) -> usize {
         let here = |task: &&Task| task.run.core.state.borrow().suspect;
-        let coming = self.loading.values().filter(|loading| loading.suspect_admitted).count();
+        let coming = self
+            .loading
+            .values()
+            .filter(|loading| loading.suspect_admitted)
+            .count();
         self.tasks.iter().flatten().filter(here).count() + coming
     }
 
@@ -665,7 +777,9 @@ impl Worker {
     }
 
     fn loaded(&mut self, run: RunNo, loaded: Result<Option<Box<LoadedRun>>, StoreError>) {
-        let Some(loading) = self.loading.remove(&run) else { return };
+        let Some(loading) = self.loading.remove(&run) else {
+            return;
+        };
         let loaded = match loaded {
             Ok(Some(loaded)) => *loaded,
             Ok(None) => return,
@@ -684,15 +798,24 @@ impl Worker {
         if row.status == RunStatus::Paused && cancel.is_none() {
             return;
         }
-        if self.shared.registry.find(&row.workflow, row.version).is_none() {
+        if self
+            .shared
+            .registry
+            .find(&row.workflow, row.version)
+            .is_none()
+        {
             return self.loaded_unknown(&loaded);
         }
         if row.recoveries >= crate::run::SUSPECT_AFTER && !loading.suspect_admitted {
             self.suspects.push_back(run);
             return;
         }
-        let Some(slot) = self.insert(RunSeed::from(loaded)) else { return };
-        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else { return };
+        let Some(slot) = self.insert(RunSeed::from(loaded)) else {
+            return;
+        };
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
+            return;
+        };
         if let Some(cancel) = cancel {
             task.run.request_cancel(cancel.rollback);
         }
@@ -737,7 +860,9 @@ impl Worker {
             .values()
             .copied()
             .filter(|slot| {
-                self.tasks[*slot as usize].as_ref().is_some_and(|task| of(task.id.shard()))
+                self.tasks[*slot as usize]
+                    .as_ref()
+                    .is_some_and(|task| of(task.id.shard()))
             })
             .collect()
     }
@@ -787,9 +912,14 @@ impl Worker {
             .values()
             .copied()
             .filter(|slot| {
-                let Some(task) = self.tasks[*slot as usize].as_ref() else { return false };
+                let Some(task) = self.tasks[*slot as usize].as_ref() else {
+                    return false;
+                };
                 let meant = all
-                    || self.releasing.iter().any(|(shards, _)| shards.contains(task.id.shard()));
+                    || self
+                        .releasing
+                        .iter()
+                        .any(|(shards, _)| shards.contains(task.id.shard()));
                 meant && !task.queued && task.bodies == 0 && !task.run.in_flight()
             })
             .collect();
@@ -811,5 +941,4 @@ impl Worker {
         self.held.clear();
         self.suspects.clear();
     }
-
 }

@@ -58,7 +58,10 @@ impl Env {
     /// Names the body that is about to be polled.
     pub(crate) fn name_body(&self, key: &[u8]) {
         if let Some(mailbox) = &self.mailbox {
-            let mut polling = mailbox.polling.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut polling = mailbox
+                .polling
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             if let Some(polling) = polling.as_mut() {
                 let step = polling.step.get_or_insert_default();
                 step.clear();
@@ -210,7 +213,10 @@ impl Ops {
         self.open += 1;
         if let Some(index) = self.free.pop() {
             self.places[index as usize] = Some(op);
-            return OpId { index, life: self.lives[index as usize] };
+            return OpId {
+                index,
+                life: self.lives[index as usize],
+            };
         }
         let index = u32::try_from(self.places.len()).expect("fewer than 4 billion open operations");
         self.places.push(Some(op));
@@ -233,7 +239,10 @@ impl Ops {
     }
 
     fn remove(&mut self, id: OpId) -> Option<OpState> {
-        let op = self.get_mut(id).is_some().then(|| self.places[id.index as usize].take())??;
+        let op = self
+            .get_mut(id)
+            .is_some()
+            .then(|| self.places[id.index as usize].take())??;
         self.lives[id.index as usize] = id.life.wrapping_add(1);
         self.free.push(id.index);
         self.open -= 1;
@@ -243,7 +252,13 @@ impl Ops {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (OpId, &OpState)> {
         self.places.iter().enumerate().filter_map(|(index, place)| {
             let op = place.as_ref()?;
-            Some((OpId { index: index as u32, life: self.lives[index] }, op))
+            Some((
+                OpId {
+                    index: index as u32,
+                    life: self.lives[index],
+                },
+                op,
+            ))
         })
     }
 }
@@ -344,7 +359,9 @@ impl State {
 
     /// Marks an entry for the next commit.
     fn touch(&mut self, key: &Key) {
-        let Some(slot) = self.history.get_mut(key) else { return };
+        let Some(slot) = self.history.get_mut(key) else {
+            return;
+        };
         if !slot.dirty {
             slot.dirty = true;
             self.dirty.push(key.clone());
@@ -360,7 +377,9 @@ impl State {
     }
 
     fn make_available(&mut self, id: OpId) {
-        let Some(op) = self.ops.get_mut(id) else { return };
+        let Some(op) = self.ops.get_mut(id) else {
+            return;
+        };
         if !op.queued {
             op.queued = true;
             op.declined = false;
@@ -387,7 +406,10 @@ impl State {
                 Some(op) if op.declined => place += 1,
                 Some(op) => {
                     let gone = matches!(op.phase, Phase::Listening { .. })
-                        && op.listen.as_ref().is_some_and(|spec| !self.inbox.has(&spec.names));
+                        && op
+                            .listen
+                            .as_ref()
+                            .is_some_and(|spec| !self.inbox.has(&spec.names));
                     if !gone {
                         return Some((place, id));
                     }
@@ -430,7 +452,9 @@ pub(crate) struct Op {
 impl Drop for Op {
     fn drop(&mut self) {
         let mut st = self.core.state.borrow_mut();
-        let Some(op) = st.ops.remove(self.id) else { return };
+        let Some(op) = st.ops.remove(self.id) else {
+            return;
+        };
         if matches!(op.phase, Phase::Body { .. }) {
             st.bodies -= 1;
         }
@@ -487,21 +511,38 @@ impl Core {
         });
         let (mode, taken) = (st.mode, st.taken);
         let Some(slot) = st.history.claim(&key, id) else {
-            return Op { core: self.clone(), id };
+            return Op {
+                core: self.clone(),
+                id,
+            };
         };
         let recorded = &slot.entry;
         if mode == Mode::Collect {
-            return Op { core: self.clone(), id };
+            return Op {
+                core: self.clone(),
+                id,
+            };
         }
         if recorded.kind != kind {
             let (recorded, code) = (recorded.kind, kind);
-            st.first_halt(Halt::AnotherKind { at: Core::location(&key), recorded, code });
+            st.first_halt(Halt::AnotherKind {
+                at: Core::location(&key),
+                recorded,
+                code,
+            });
         } else if check_born && recorded.born != taken {
             let recorded = recorded.born;
             let at = Core::location(&key);
-            st.first_halt(Halt::Moved { at, recorded, code: taken });
+            st.first_halt(Halt::Moved {
+                at,
+                recorded,
+                code: taken,
+            });
         }
-        Op { core: self.clone(), id }
+        Op {
+            core: self.clone(),
+            id,
+        }
     }
 
     /// Whether this operation is still open; asked when its name is used again.
@@ -522,7 +563,9 @@ impl Core {
     pub(crate) fn turn(&self, id: OpId, waker: &Waker) -> Turn {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
-        let Some(op) = st.ops.get_mut(id) else { return Turn::Pending };
+        let Some(op) = st.ops.get_mut(id) else {
+            return Turn::Pending;
+        };
         if !op.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {
             op.waker = Some(waker.clone());
         }
@@ -548,9 +591,13 @@ impl Core {
 
     /// A terminal entry that nobody has taken: the operation is ready as it is.
     fn adopt_terminal(st: &mut State, id: OpId) -> bool {
-        let Some(op) = st.ops.get_mut(id) else { return true };
-        let terminal =
-            st.history.get(&op.key).is_some_and(|slot| slot.entry.status.is_terminal());
+        let Some(op) = st.ops.get_mut(id) else {
+            return true;
+        };
+        let terminal = st
+            .history
+            .get(&op.key)
+            .is_some_and(|slot| slot.entry.status.is_terminal());
         if terminal {
             op.phase = Phase::Ready;
             st.make_available(id);
@@ -570,7 +617,9 @@ impl Core {
         }
         let Some(op) = st.ops.get_mut(id) else { return };
         let entry = st.history.get(&op.key).map(|slot| &slot.entry);
-        let wake_at = entry.filter(|e| e.status == EntryStatus::Waiting).and_then(|e| e.wake_at);
+        let wake_at = entry
+            .filter(|e| e.status == EntryStatus::Waiting)
+            .and_then(|e| e.wake_at);
         match wake_at {
             Some(wake_at) if wake_at > self.now() => {
                 op.phase = Phase::Waiting { wake_at };
@@ -600,12 +649,17 @@ impl Core {
             let entry = op.entry();
             st.history.insert(key.clone(), entry).op = Some(id);
         }
-        let Some(slot) = st.history.get_mut(&key) else { return };
+        let Some(slot) = st.history.get_mut(&key) else {
+            return;
+        };
         slot.entry.deaths += 1;
         slot.entry.status = EntryStatus::Running;
         slot.entry.started_at = Some(self.now());
         if slot.entry.deaths > DEATHS_MAX {
-            let halt = Halt::CrashLoop { at: Core::location(&key), deaths: DEATHS_MAX };
+            let halt = Halt::CrashLoop {
+                at: Core::location(&key),
+                deaths: DEATHS_MAX,
+            };
             st.first_halt(halt);
         }
         st.touch(&key);
@@ -617,13 +671,18 @@ impl Core {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         let now = self.now();
-        let Some(op) = st.ops.get_mut(id) else { return 1 };
+        let Some(op) = st.ops.get_mut(id) else {
+            return 1;
+        };
         op.phase = Phase::Body { recorded: false };
         op.started_at = now;
         op.timed_out = false;
         op.body_deadline = timeout.map(|timeout| now + timeout);
         st.bodies += 1;
-        let attempts = st.history.get(&op.key).map_or(0, |slot| slot.entry.attempts);
+        let attempts = st
+            .history
+            .get(&op.key)
+            .map_or(0, |slot| slot.entry.attempts);
         attempts + 1
     }
 
@@ -652,7 +711,9 @@ impl Core {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         let now = self.now();
-        let Some(op) = st.ops.get_mut(id) else { return false };
+        let Some(op) = st.ops.get_mut(id) else {
+            return false;
+        };
         let (key, ephemeral) = (op.key.clone(), op.ephemeral);
         op.phase = Phase::Ready;
         st.bodies -= 1;
@@ -662,7 +723,9 @@ impl Core {
             st.entries += 1;
         }
         let (started_at, timed_out) = (op.started_at, op.timed_out);
-        let Some(slot) = st.history.get_mut(&key) else { return false };
+        let Some(slot) = st.history.get_mut(&key) else {
+            return false;
+        };
         let entry = &mut slot.entry;
         entry.attempts += 1;
         entry.compensable = op.compensable;
@@ -717,7 +780,9 @@ impl Core {
         st.touch(&key);
         st.advance(ephemeral);
         st.suspect = false;
-        let Some(op) = st.ops.get_mut(id) else { return false };
+        let Some(op) = st.ops.get_mut(id) else {
+            return false;
+        };
         if let Some(wake_at) = retry_at {
             op.phase = Phase::Waiting { wake_at };
             st.arm(wake_at, id, Timer::Wake);
@@ -793,7 +858,11 @@ impl Core {
         }
         let here = st.inbox.has(&spec.names);
         // A message that is there is taken without recording the wait for it.
-        let wake_at = if here && until.is_none() { None } else { self.record_wait(st, id, until) };
+        let wake_at = if here && until.is_none() {
+            None
+        } else {
+            self.record_wait(st, id, until)
+        };
         let Some(op) = st.ops.get_mut(id) else { return };
         op.phase = Phase::Listening { wake_at };
         op.listen = Some(Box::new(spec));
@@ -874,7 +943,10 @@ impl Core {
         let (ephemeral, live) = (st.ops.get(id)?.ephemeral, st.mode == Mode::Live);
         let number = match st.replay.front() {
             Some((number, recorded)) if !live => {
-                debug_assert_eq!(recorded, &key, "only the next recorded completion is offered");
+                debug_assert_eq!(
+                    recorded, &key,
+                    "only the next recorded completion is offered"
+                );
                 let number = *number;
                 st.replay.pop_front();
                 number
@@ -916,7 +988,8 @@ impl Core {
             st.history.insert(key.clone(), entry).op = Some(id);
             st.entries += 1;
         }
-        st.consumed.extend(messages.iter().map(|message| message.seq));
+        st.consumed
+            .extend(messages.iter().map(|message| message.seq));
         let taken = messages.into_iter().map(|message| TakenMessage {
             seq: message.seq,
             name: message.name,
@@ -924,7 +997,9 @@ impl Core {
             request: message.request,
             sent_at: message.sent_at,
         });
-        let Some(slot) = st.history.get_mut(&key) else { return };
+        let Some(slot) = st.history.get_mut(&key) else {
+            return;
+        };
         slot.entry.status = EntryStatus::Completed;
         slot.entry.completed_at = Some(self.now());
         slot.entry.wake_at = None;
@@ -951,7 +1026,11 @@ impl Core {
         let st = &mut *st;
         let Some(op) = st.ops.get_mut(id) else { return };
         op.phase = Phase::Taken;
-        let status = if failed { EntryStatus::Failed } else { EntryStatus::Completed };
+        let status = if failed {
+            EntryStatus::Failed
+        } else {
+            EntryStatus::Completed
+        };
         let (key, mut entry) = (op.key.clone(), op.entry());
         if st.mode != Mode::Live {
             return;
@@ -1004,12 +1083,15 @@ impl Core {
         }
         let iteration = |key: &[u8]| {
             let mut path = keys::loop_iterations_of(key);
-            path.find(|(len, _)| *len == loop_key.len() && key.starts_with(loop_key)).map(|(_, n)| n)
+            path.find(|(len, _)| *len == loop_key.len() && key.starts_with(loop_key))
+                .map(|(_, n)| n)
         };
         let mut kept = BTreeSet::new();
         let mut gone = Vec::new();
         for (key, slot) in st.history.iter() {
-            let Some(n) = iteration(key).filter(|n| (from..end).contains(n)) else { continue };
+            let Some(n) = iteration(key).filter(|n| (from..end).contains(n)) else {
+                continue;
+            };
             if slot.entry.compensable {
                 kept.insert(n);
             } else {
@@ -1041,14 +1123,19 @@ impl Core {
             Core::location(loop_key),
             st.undo.len()
         );
-        Err(Error::recorded(Failure::new(FailureKind::Limit, text), Vec::new()))
+        Err(Error::recorded(
+            Failure::new(FailureKind::Limit, text),
+            Vec::new(),
+        ))
     }
 
     /// Gives a body its time again, counted from now. False if it has no limit.
     pub(crate) fn prolong_body(&self, id: OpId, timeout: Option<Duration>) -> bool {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
-        let (Some(op), Some(timeout)) = (st.ops.get_mut(id), timeout) else { return false };
+        let (Some(op), Some(timeout)) = (st.ops.get_mut(id), timeout) else {
+            return false;
+        };
         let deadline = self.now() + timeout;
         op.timed_out = false;
         op.body_deadline = Some(deadline);
@@ -1078,7 +1165,9 @@ impl Core {
     pub(crate) fn gate(&self, id: OpId, scope: &[u8], latest: u32) -> u32 {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
-        let Some(op) = st.ops.get(id) else { return latest };
+        let Some(op) = st.ops.get(id) else {
+            return latest;
+        };
         let (key, mut entry) = (op.key.clone(), op.entry());
         if let Some(slot) = st.history.get(&key) {
             if let EntryValue::Version(version) = slot.entry.value {
@@ -1107,14 +1196,21 @@ impl Core {
             let recorded = slot.entry.kind;
             if recorded != kind && recorded != EntryKind::Removed {
                 let at = Core::location(key);
-                st.first_halt(Halt::AnotherKind { at, recorded, code: kind });
+                st.first_halt(Halt::AnotherKind {
+                    at,
+                    recorded,
+                    code: kind,
+                });
                 return;
             }
         }
         st.history.claim_subtree(key);
         let key = key.clone();
-        let mut next_is_removed = |st: &mut State| {
-            let next = st.replay.front().map(|(number, next)| (*number, keys::is_under(next, &key)));
+        let next_is_removed = |st: &mut State| {
+            let next = st
+                .replay
+                .front()
+                .map(|(number, next)| (*number, keys::is_under(next, &key)));
             match next {
                 Some((number, true)) => {
                     st.replay.pop_front();
@@ -1138,7 +1234,12 @@ impl Core {
 
     /// Wakes an operation on behalf of the engine.
     pub(crate) fn wake(&self, id: OpId) {
-        let waker = self.state.borrow().ops.get(id).and_then(|op| op.waker.clone());
+        let waker = self
+            .state
+            .borrow()
+            .ops
+            .get(id)
+            .and_then(|op| op.waker.clone());
         if let Some(waker) = waker {
             let _resolving = wakers::resolving(self.root.run());
             waker.wake();
@@ -1149,7 +1250,9 @@ impl Core {
     pub(crate) fn body_woken(&self, id: OpId) -> bool {
         {
             let mut st = self.state.borrow_mut();
-            let Some(op) = st.ops.get(id) else { return false };
+            let Some(op) = st.ops.get(id) else {
+                return false;
+            };
             if !matches!(op.phase, Phase::Body { .. }) {
                 return false;
             }
@@ -1203,7 +1306,10 @@ impl Core {
             st.mode = Mode::Live;
             st.quiet_effects = false;
             st.replay.clear();
-            let idle = st.ops.iter().filter(|(_, op)| op.polled && op.phase == Phase::Idle);
+            let idle = st
+                .ops
+                .iter()
+                .filter(|(_, op)| op.polled && op.phase == Phase::Idle);
             idle.map(|(id, _)| id).collect()
         };
         for id in idle {
@@ -1223,9 +1329,14 @@ impl Core {
         }
         let listening = st.ops.iter().filter(|(_, op)| {
             matches!(op.phase, Phase::Listening { .. } | Phase::Committing)
-                && op.listen.as_ref().is_some_and(|s| s.names.iter().any(|n| names.contains(n)))
+                && op
+                    .listen
+                    .as_ref()
+                    .is_some_and(|s| s.names.iter().any(|n| names.contains(n)))
         });
-        let mut ids: Vec<_> = listening.map(|(id, op)| (op.born, op.key.clone(), id)).collect();
+        let mut ids: Vec<_> = listening
+            .map(|(id, op)| (op.born, op.key.clone(), id))
+            .collect();
         ids.sort();
         for (_, _, id) in ids {
             if let Some(op) = st.ops.get(id) {
@@ -1260,7 +1371,9 @@ impl Core {
 
     /// Does what one timer is for; whether its operation is to be woken.
     fn fire(&self, st: &mut State, at: Timestamp, id: OpId, timer: Timer) -> bool {
-        let Some(op) = st.ops.get_mut(id) else { return false };
+        let Some(op) = st.ops.get_mut(id) else {
+            return false;
+        };
         match (timer, op.phase) {
             (Timer::Wake, Phase::Waiting { wake_at }) if wake_at == at => {
                 if op.kind == EntryKind::Sleep {
@@ -1270,9 +1383,18 @@ impl Core {
                 self.want_start(st, id);
                 true
             }
-            (Timer::Wake, Phase::Listening { wake_at: Some(wake_at) }) if wake_at == at => {
+            (
+                Timer::Wake,
+                Phase::Listening {
+                    wake_at: Some(wake_at),
+                },
+            ) if wake_at == at => {
                 // A message that is there wins; it has been offered or will be.
-                if op.listen.as_ref().is_some_and(|spec| st.inbox.has(&spec.names)) {
+                if op
+                    .listen
+                    .as_ref()
+                    .is_some_and(|spec| st.inbox.has(&spec.names))
+                {
                     return false;
                 }
                 op.phase = Phase::Committing;
@@ -1351,7 +1473,9 @@ impl Core {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         for id in ids {
-            let Some(op) = st.ops.get_mut(*id) else { continue };
+            let Some(op) = st.ops.get_mut(*id) else {
+                continue;
+            };
             let key = op.key.clone();
             let wake_at = match st.history.get_mut(&key) {
                 Some(slot) => {
@@ -1361,9 +1485,14 @@ impl Core {
                 }
                 None => None,
             };
-            let Some(op) = st.ops.get_mut(*id) else { continue };
+            let Some(op) = st.ops.get_mut(*id) else {
+                continue;
+            };
             op.phase = Phase::Listening { wake_at };
-            let here = op.listen.as_ref().is_some_and(|spec| st.inbox.has(&spec.names));
+            let here = op
+                .listen
+                .as_ref()
+                .is_some_and(|spec| st.inbox.has(&spec.names));
             if here {
                 st.make_available(*id);
             }
@@ -1383,14 +1512,15 @@ impl Core {
             }
             let (durable, ops) = (st.durable, &st.ops);
             let mut ready = Vec::new();
-            st.starters.retain(|id| match ops.get(*id).map(|op| op.phase) {
-                Some(Phase::WantStart { barrier }) if barrier <= durable => {
-                    ready.push(*id);
-                    false
-                }
-                Some(Phase::WantStart { .. }) => true,
-                _ => false,
-            });
+            st.starters
+                .retain(|id| match ops.get(*id).map(|op| op.phase) {
+                    Some(Phase::WantStart { barrier }) if barrier <= durable => {
+                        ready.push(*id);
+                        false
+                    }
+                    Some(Phase::WantStart { .. }) => true,
+                    _ => false,
+                });
             ready
         };
         for id in ready {
@@ -1401,7 +1531,9 @@ impl Core {
     /// A body that was woken while its operation is not polled by anybody.
     pub(crate) fn note_lagging(&self, id: OpId) {
         let mut st = self.state.borrow_mut();
-        let Some(key) = st.ops.get(id).map(|op| op.key.clone()) else { return };
+        let Some(key) = st.ops.get(id).map(|op| op.key.clone()) else {
+            return;
+        };
         if st.warned_lagging.insert(key.clone()) {
             tracing::warn!(
                 run = %self.facts.id,
@@ -1462,7 +1594,11 @@ fn note_attempt(entry: &mut Entry, error: &Error, now: Timestamp) {
         entry.errors.remove(0);
     }
     let message = error.failure().full();
-    entry.errors.push(AttemptError { attempt: entry.attempts, at: now, message });
+    entry.errors.push(AttemptError {
+        attempt: entry.attempts,
+        at: now,
+        message,
+    });
 }
 
 /// Makes a failure final, with where it happened and after how many attempts.

@@ -174,7 +174,11 @@ impl Run {
         if self.core.state.borrow().mode != super::Mode::Live {
             self.core.state.borrow_mut().dirty.clear();
         }
-        self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Everything)
+        self.build(
+            Patch::Pause { reason },
+            CommitKind::Pause,
+            Scope::Everything,
+        )
     }
 
     /// Pauses the run because the store cannot take what it has done; nothing else is written.
@@ -190,7 +194,8 @@ impl Run {
             st.effects.clear();
             st.taken = self.flush.stored_number;
         }
-        self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Results).commit
+        self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Results)
+            .commit
     }
 
     /// What a finished run leaves.
@@ -212,8 +217,20 @@ impl Run {
                 (ending, None, self.flush.error.clone())
             }
         };
-        let scope = if status == RunStatus::Completed { Scope::Everything } else { Scope::Results };
-        self.build(Patch::Finish { status, output, error }, CommitKind::Finish(status), scope)
+        let scope = if status == RunStatus::Completed {
+            Scope::Everything
+        } else {
+            Scope::Results
+        };
+        self.build(
+            Patch::Finish {
+                status,
+                output,
+                error,
+            },
+            CommitKind::Finish(status),
+            scope,
+        )
     }
 
     /// A run that failed is tried again, paused, rolled back, or (`Err`) failed with this error.
@@ -227,18 +244,32 @@ impl Run {
         );
         let origins = error.origins();
         if !origins.is_empty() {
-            let put = Put { key: keys::failure_origins(), value: encode_origins(origins) };
+            let put = Put {
+                key: keys::failure_origins(),
+                value: encode_origins(origins),
+            };
             self.flush.unsent.push(put);
         }
         if let Some(at) = self.next_run_attempt(&error) {
             let attempts = self.core.facts.attempts + 1;
-            let waiting = format!("attempt {attempts} of the run at {at}, after: {}", failure.full());
+            let waiting = format!(
+                "attempt {attempts} of the run at {at}, after: {}",
+                failure.full()
+            );
             let status = RunStatus::Pending;
-            let patch = Patch::Park { status, available_at: Some(at), waiting, attempts };
+            let patch = Patch::Park {
+                status,
+                available_at: Some(at),
+                waiting,
+                attempts,
+            };
             return Ok(self.build(patch, CommitKind::Again, Scope::Results));
         }
         if self.pauses_on_failure() && failure.kind != FailureKind::Rollback {
-            let reason = Halt::OnFailure { error: failure.full() }.to_string();
+            let reason = Halt::OnFailure {
+                error: failure.full(),
+            }
+            .to_string();
             return Ok(self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Results));
         }
         let encoded = codec::encode_failure(failure);
@@ -280,7 +311,11 @@ impl Run {
     fn roll_back(&mut self, ending: RunStatus, error: Option<Vec<u8>>) -> Sent {
         self.flush.ending = Some(ending);
         self.flush.error.clone_from(&error);
-        self.build(Patch::RollBack { ending, error }, CommitKind::RollBack, Scope::Results)
+        self.build(
+            Patch::RollBack { ending, error },
+            CommitKind::RollBack,
+            Scope::Results,
+        )
     }
 
     /// What a run that was paused from outside still has to say.
@@ -301,7 +336,12 @@ impl Run {
             }
             let attempts = self.core.facts.attempts;
             let status = RunStatus::Sleeping;
-            let patch = Patch::Park { status, available_at, waiting, attempts };
+            let patch = Patch::Park {
+                status,
+                available_at,
+                waiting,
+                attempts,
+            };
             return Some(self.build(patch, CommitKind::Park, Scope::Everything));
         }
         if !self.must_flush() {
@@ -309,7 +349,9 @@ impl Run {
         }
         let patch = match self.flush.row {
             Some(RowView::Running) => Patch::Keep,
-            _ => Patch::Run { inbox_seq: self.core.state.borrow().inbox.seen() },
+            _ => Patch::Run {
+                inbox_seq: self.core.state.borrow().inbox.seen(),
+            },
         };
         Some(self.build(patch, CommitKind::Flush, Scope::Everything))
     }
@@ -317,10 +359,13 @@ impl Run {
     /// Whether somebody needs what has changed to be durable.
     fn must_flush(&self) -> bool {
         let st = self.core.state.borrow();
-        let starter = st.starters.iter().any(|id| match st.ops.get(*id).map(|op| op.phase) {
-            Some(Phase::WantStart { barrier }) => barrier > st.durable,
-            _ => false,
-        });
+        let starter = st
+            .starters
+            .iter()
+            .any(|id| match st.ops.get(*id).map(|op| op.phase) {
+                Some(Phase::WantStart { barrier }) => barrier > st.durable,
+                _ => false,
+            });
         st.firm > st.durable
             || starter
             || st.show
@@ -371,7 +416,11 @@ impl Run {
             return None;
         }
         waits.sort();
-        let deadline = self.core.facts.deadline_at.filter(|_| self.stage == Stage::Forward);
+        let deadline = self
+            .core
+            .facts
+            .deadline_at
+            .filter(|_| self.stage == Stage::Forward);
         let available_at = [available_at, deadline].into_iter().flatten().min();
         Some((available_at, waits.join("; ")))
     }
@@ -386,7 +435,9 @@ impl Run {
             Scope::Results => Vec::new(),
         };
         for id in &timeouts {
-            let Some(key) = st.ops.get(*id).map(|op| op.key.clone()) else { continue };
+            let Some(key) = st.ops.get(*id).map(|op| op.key.clone()) else {
+                continue;
+            };
             if let Some(slot) = st.history.get_mut(&key) {
                 slot.entry.status = EntryStatus::TimedOut;
                 slot.entry.completed_at = Some(now);
@@ -400,12 +451,17 @@ impl Run {
         let mut puts = std::mem::take(&mut self.flush.unsent);
         let folded = !puts.is_empty();
         for key in std::mem::take(&mut st.dirty) {
-            let Some(slot) = st.history.get_mut(&key) else { continue };
+            let Some(slot) = st.history.get_mut(&key) else {
+                continue;
+            };
             slot.dirty = false;
             if scope == Scope::Results && !slot.entry.status.is_terminal() {
                 continue;
             }
-            puts.push(Put { key: key.to_vec(), value: codec::encode_entry(&slot.entry) });
+            puts.push(Put {
+                key: key.to_vec(),
+                value: codec::encode_entry(&slot.entry),
+            });
             st.forget_if_done(&key);
         }
         if folded {
@@ -435,9 +491,11 @@ impl Run {
             patch,
         };
         let parked = match &commit.patch {
-            Patch::Park { available_at, waiting, .. } => {
-                Some(RowView::Parked(*available_at, waiting.clone()))
-            }
+            Patch::Park {
+                available_at,
+                waiting,
+                ..
+            } => Some(RowView::Parked(*available_at, waiting.clone())),
             Patch::Run { .. } => Some(RowView::Running),
             _ => None,
         };
@@ -454,7 +512,9 @@ impl Run {
 
     /// The commit in flight is durable.
     pub(crate) fn committed(&mut self, delivered: &[Delivered]) -> Next {
-        let Some(sent) = self.flush.sent.take() else { return Next::Drive };
+        let Some(sent) = self.flush.sent.take() else {
+            return Next::Drive;
+        };
         self.flush.stored_number = sent.number;
         {
             let mut st = self.core.state.borrow_mut();
@@ -469,10 +529,9 @@ impl Run {
                 self.flush.row = Some(RowView::Running);
                 return self.begin_rollback();
             }
-            CommitKind::Again
-            | CommitKind::Pause
-            | CommitKind::Results
-            | CommitKind::Finish(_) => return Next::Drop,
+            CommitKind::Again | CommitKind::Pause | CommitKind::Results | CommitKind::Finish(_) => {
+                return Next::Drop;
+            }
         }
         for (id, outcome) in sent.sends.iter().zip(delivered) {
             self.core.send_done(*id, outcome.receipt);
@@ -484,7 +543,9 @@ impl Run {
 
     /// The commit in flight was refused, and has changed nothing. Here it is again.
     pub(crate) fn refused(&mut self, refusal: Refusal, commit: Commit) -> Next {
-        let Some(sent) = self.flush.sent.take() else { return Next::Drive };
+        let Some(sent) = self.flush.sent.take() else {
+            return Next::Drive;
+        };
         match refusal {
             Refusal::Fenced => return Next::Drop,
             Refusal::Gone => return Next::Drop,

@@ -29,7 +29,10 @@ impl Inbox {
             return false;
         }
         self.seen = row.seq;
-        self.by_name.entry(row.name.clone()).or_default().push_back(row.clone());
+        self.by_name
+            .entry(row.name.clone())
+            .or_default()
+            .push_back(row.clone());
         true
     }
 
@@ -43,7 +46,9 @@ impl Inbox {
         let queues: &mut dyn Iterator<Item = (&String, &VecDeque<InboxRow>)> = if names.is_empty() {
             &mut self.by_name.iter()
         } else {
-            &mut names.iter().filter_map(|name| self.by_name.get_key_value(name))
+            &mut names
+                .iter()
+                .filter_map(|name| self.by_name.get_key_value(name))
         };
         let fronts = queues.filter_map(|(name, queue)| Some((queue.front()?.seq, name)));
         fronts.min().map(|(_, name)| name.as_str())
@@ -53,8 +58,12 @@ impl Inbox {
     pub(crate) fn take(&mut self, names: &[String], batch: usize) -> Vec<InboxRow> {
         let mut taken = Vec::new();
         while taken.len() < batch {
-            let Some(name) = self.first(names).map(str::to_owned) else { break };
-            let Some(queue) = self.by_name.get_mut(&name) else { break };
+            let Some(name) = self.first(names).map(str::to_owned) else {
+                break;
+            };
+            let Some(queue) = self.by_name.get_mut(&name) else {
+                break;
+            };
             taken.extend(queue.pop_front());
             if queue.is_empty() {
                 self.by_name.remove(&name);
@@ -71,7 +80,13 @@ mod tests {
 
     fn row(seq: u64, name: &str) -> InboxRow {
         let sent_at = Timestamp::from_millis(0);
-        InboxRow { seq, name: name.into(), body: vec![], request: None, sent_at }
+        InboxRow {
+            seq,
+            name: name.into(),
+            body: vec![],
+            request: None,
+            sent_at,
+        }
     }
 
     fn names(list: &[&str]) -> Vec<String> {
@@ -84,9 +99,15 @@ mod tests {
         for (seq, name) in [(1, "b"), (2, "a"), (3, "c"), (4, "b")] {
             assert!(inbox.push(&row(seq, name)));
         }
-        assert!(!inbox.push(&row(4, "b")), "a message that was seen is not added again");
+        assert!(
+            !inbox.push(&row(4, "b")),
+            "a message that was seen is not added again"
+        );
         let taken = inbox.take(&names(&["a", "b"]), 9);
-        assert_eq!(taken.iter().map(|row| row.seq).collect::<Vec<_>>(), [1, 2, 4]);
+        assert_eq!(
+            taken.iter().map(|row| row.seq).collect::<Vec<_>>(),
+            [1, 2, 4]
+        );
         assert!(!inbox.has(&names(&["a"])));
         assert!(inbox.has(&[]), "no names means any");
     }

@@ -147,8 +147,16 @@ impl Run {
         });
         core.deliver(seed.inbox);
         core.state.borrow_mut().inbox.set_seen(seed.inbox_seq);
-        let mut run =
-            Run { core, definition, input: seed.input, root: None, waker, stage, end: None, flush };
+        let mut run = Run {
+            core,
+            definition,
+            input: seed.input,
+            root: None,
+            waker,
+            stage,
+            end: None,
+            flush,
+        };
         if run.core.state.borrow().halt.is_none() {
             run.root = Some(run.definition.begin(run.ctx(), &run.input));
         }
@@ -217,7 +225,10 @@ fn first_unseen(seed: &RunSeed) -> u64 {
 
 impl Records {
     fn decode(history: &[Put]) -> Result<Records, Halt> {
-        let mut records = Records { entries: HashMap::with_capacity(history.len()), origins: None };
+        let mut records = Records {
+            entries: HashMap::with_capacity(history.len()),
+            origins: None,
+        };
         for put in history {
             if put.key.starts_with(keys::SET_ASIDE) {
                 continue;
@@ -272,7 +283,9 @@ fn loop_iterations(entries: &HashMap<Key, Entry>) -> HashMap<Vec<u8>, Vec<u64>> 
             loops.entry(key[..loop_len].to_vec()).or_default().push(n);
         }
     }
-    loops.values_mut().for_each(|iterations| iterations.sort_unstable());
+    loops
+        .values_mut()
+        .for_each(|iterations| iterations.sort_unstable());
     loops
 }
 
@@ -282,7 +295,9 @@ fn is_past(key: &[u8], loops: &HashMap<Vec<u8>, Vec<u64>>) -> bool {
         return false;
     }
     // A rollback belongs to the iteration of the step that it undoes.
-    let step = key.strip_prefix(keys::ROLLBACKS).map(|rest| [keys::HISTORY, rest].concat());
+    let step = key
+        .strip_prefix(keys::ROLLBACKS)
+        .map(|rest| [keys::HISTORY, rest].concat());
     let key = step.as_deref().unwrap_or(key);
     let newest = |loop_len: usize| loops.get(&key[..loop_len]).and_then(|all| all.last());
     let mut iterations = keys::loop_iterations_of(key);
@@ -348,13 +363,19 @@ fn make_fresh(entries: &mut HashMap<Key, Entry>, origins: &[Vec<u8>], attempts: 
                     entry.status = EntryStatus::Running;
                 }
                 let value = codec::encode_entry(entry);
-                rewrite.puts.push(Put { key: key.to_vec(), value });
+                rewrite.puts.push(Put {
+                    key: key.to_vec(),
+                    value,
+                });
             }
             return true;
         }
         rewrite.deletes.push(exactly(key));
         let aside = keys::set_aside_key(attempts, key);
-        rewrite.puts.push(Put { key: aside, value: codec::encode_entry(entry) });
+        rewrite.puts.push(Put {
+            key: aside,
+            value: codec::encode_entry(entry),
+        });
         false
     });
     rewrite
@@ -362,5 +383,8 @@ fn make_fresh(entries: &mut HashMap<Key, Entry>, origins: &[Vec<u8>], attempts: 
 
 /// The range of one key.
 fn exactly(key: &[u8]) -> KeyRange {
-    KeyRange { start: key.to_vec(), end: [key, &[0]].concat() }
+    KeyRange {
+        start: key.to_vec(),
+        end: [key, &[0]].concat(),
+    }
 }

@@ -19,10 +19,10 @@ use std::{
 
 use uuid::Uuid;
 
-use self::rules::{Head, Verdict};
-use super::*;
-
-pub(crate) mod rules;
+use super::{
+    rules::{self, Head, Verdict},
+    *,
+};
 
 /// How long the row of a runner is kept after its lease has ended, for people to see.
 pub(crate) const DEAD_RUNNER_KEPT: Duration = Duration::from_secs(24 * 3_600);
@@ -375,8 +375,16 @@ impl Store for MemoryStore {
         fence: Fence,
         now: Timestamp,
         wanted: &ShardSet,
+        dead: &[Uuid],
     ) -> Result<Option<ShardSet>, StoreError> {
-        Ok(self.write(|data| data.take_shards(fence, now, wanted)))
+        Ok(self.write(|data| data.take_shards(fence, now, wanted, dead)))
+    }
+
+    /// A runner listens for wake-ups as long as it lives.
+    fn runner_is_dead(&self, runner: Uuid) -> bool {
+        let listeners = lock(&self.0.listeners);
+        let mut alive = listeners.by_registration.values();
+        !alive.any(|(id, _)| *id == runner)
     }
 
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
@@ -691,7 +699,7 @@ impl Data {
                     now,
                 );
             }
-            let value = [receipt, &[delivered.receipt.code()]].concat();
+            let value = [receipt, &[delivered.receipt.code()][..]].concat();
             self.change(commit.run, |run| run.history.insert(key.to_vec(), value));
             answers.push(delivered);
         }
@@ -735,11 +743,17 @@ impl Data {
         }
     }
 
-    fn take_shards(&mut self, fence: Fence, now: Timestamp, wanted: &ShardSet) -> Option<ShardSet> {
+    fn take_shards(
+        &mut self,
+        fence: Fence,
+        now: Timestamp,
+        wanted: &ShardSet,
+        dead: &[Uuid],
+    ) -> Option<ShardSet> {
         if !self.fence_holds(Some(fence)) {
             return None;
         }
-        self.oust_expired(fence.runner, now, wanted);
+        self.oust_expired(fence.runner, now, wanted, dead);
         let free = wanted
             .iter()
             .filter(|shard| !self.shards.contains_key(shard));
@@ -756,8 +770,8 @@ impl Data {
         Some(self.held_by(fence.runner))
     }
 
-    /// Frees all shards of those holders of wanted shards whose lease is over.
-    fn oust_expired(&mut self, me: Uuid, now: Timestamp, wanted: &ShardSet) {
+    /// Frees all shards of those holders of wanted shards whose lease is over, or who are dead.
+    fn oust_expired(&mut self, me: Uuid, now: Timestamp, wanted: &ShardSet, dead: &[Uuid]) {
         let holders = wanted
             .iter()
             .filter_map(|shard| self.shards.get(&shard).copied());
@@ -765,7 +779,8 @@ impl Data {
             let is_over = self
                 .runners
                 .get(&holder)
-                .is_none_or(|row| row.lease_until <= now);
+                .is_none_or(|row| row.lease_until <= now)
+                || dead.contains(&holder);
             if holder == me || !is_over {
                 continue;
             }
@@ -845,8 +860,6 @@ impl Run {
 
     fn finished(&self) -> Finished {
         Finished {
-            id: self.head.id,
-            workflow: Arc::clone(&self.workflow),
             status: self.head.status,
             output: self.output.clone(),
             error: self.error.clone(),

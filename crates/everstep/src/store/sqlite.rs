@@ -99,6 +99,22 @@ impl SqliteStore {
         SqliteStore::open_with(path, SqliteOptions::default())
     }
 
+    /// Opens the file at `path`, or makes it.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](SqliteStore::open), but a missing file is none.
+    pub fn create(path: impl AsRef<Path>) -> Result<SqliteStore, StoreError> {
+        let create = true;
+        SqliteStore::open_with(
+            path,
+            SqliteOptions {
+                create,
+                ..SqliteOptions::default()
+            },
+        )
+    }
+
     /// Opens the file at `path` with these options.
     ///
     /// # Errors
@@ -330,8 +346,18 @@ impl Store for SqliteStore {
         fence: Fence,
         now: Timestamp,
         wanted: &ShardSet,
+        dead: &[Uuid],
     ) -> Result<Option<ShardSet>, StoreError> {
-        self.change_runners(|conn| runners::take_shards(conn, fence, now, wanted))
+        self.change_runners(|conn| runners::take_shards(conn, fence, now, wanted, dead))
+    }
+
+    #[cfg(unix)]
+    fn runner_is_dead(&self, runner: Uuid) -> bool {
+        let Ok(addresses) = self.read(reads::addresses) else {
+            return false;
+        };
+        let address = addresses.iter().find(|(id, _)| *id == runner);
+        address.is_some_and(|(_, address)| wake::is_deserted(self.file.path(), address))
     }
 
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {

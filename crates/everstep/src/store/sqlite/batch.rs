@@ -12,7 +12,7 @@ use super::{columns, error::bad_value, writer::Memory};
 use crate::{
     run_id::{RunId, RunNo},
     store::{
-        memory::rules::{self, Head, Verdict},
+        rules::{self, Head, Verdict},
         *,
     },
     time::Timestamp,
@@ -508,7 +508,7 @@ impl<'a> Applier<'a> {
                 let Delivery { name, body, .. } = delivery;
                 self.execute(sql, params![run, name, body, reason, self.now])?;
             }
-            let value = [receipt, &[delivered.receipt.code()]].concat();
+            let value = [receipt, &[delivered.receipt.code()][..]].concat();
             self.put
                 .execute(params![commit.run.0, commit.generation, key, value])?;
             self.count_rows(1);

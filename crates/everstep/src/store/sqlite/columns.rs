@@ -68,8 +68,6 @@ pub(crate) fn due_run(row: &Row<'_>) -> rusqlite::Result<DueRun> {
 
 pub(crate) fn finished(row: &Row<'_>) -> rusqlite::Result<Finished> {
     Ok(Finished {
-        id: run_id(row, 0)?,
-        workflow: row.get::<_, String>(1)?.into(),
         status: status(row, 2)?,
         output: row.get(3)?,
         error: row.get(4)?,

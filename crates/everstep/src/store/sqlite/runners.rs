@@ -62,12 +62,13 @@ pub(crate) fn take_shards(
     fence: Fence,
     now: Timestamp,
     wanted: &ShardSet,
+    dead: &[Uuid],
 ) -> rusqlite::Result<Option<ShardSet>> {
     if !fence_holds(conn, fence)? {
         return Ok(None);
     }
     let list = columns::to_json(&wanted.iter().map(|shard| shard.0).collect::<Vec<_>>());
-    oust_expired(conn, fence.runner, now, &list)?;
+    oust_expired(conn, fence.runner, now, &list, dead)?;
     let sql = "INSERT INTO shards (shard, runner) SELECT value, ?1 FROM json_each(?2) WHERE TRUE \
                ON CONFLICT DO NOTHING RETURNING shard";
     let mut statement = conn.prepare(sql)?;
@@ -83,13 +84,22 @@ pub(crate) fn take_shards(
     columns::shards_of(conn, fence.runner).map(Some)
 }
 
-/// Frees all shards of those holders of wanted shards whose lease is over.
-fn oust_expired(conn: &Connection, me: Uuid, now: Timestamp, wanted: &str) -> rusqlite::Result<()> {
+/// Frees all shards of those holders of wanted shards whose lease is over, or who are dead.
+fn oust_expired(
+    conn: &Connection,
+    me: Uuid,
+    now: Timestamp,
+    wanted: &str,
+    dead: &[Uuid],
+) -> rusqlite::Result<()> {
     let sql = "SELECT DISTINCT runner FROM shards LEFT JOIN runners ON id = runner \
                WHERE shard IN (SELECT value FROM json_each(?1)) AND runner <> ?2 \
-               AND (id IS NULL OR lease_until <= ?3)";
+               AND (id IS NULL OR lease_until <= ?3 \
+               OR lower(hex(runner)) IN (SELECT value FROM json_each(?4)))";
     let mut statement = conn.prepare(sql)?;
-    let params = params![wanted, me.as_bytes(), now.as_millis()];
+    let dead: Vec<String> = dead.iter().map(|id| id.simple().to_string()).collect();
+    let dead = columns::to_json(&dead);
+    let params = params![wanted, me.as_bytes(), now.as_millis(), dead];
     let expired = statement.query_map(params, |row| row.get::<_, [u8; 16]>(0))?;
     for runner in expired.collect::<rusqlite::Result<Vec<_>>>()? {
         let epoch = next_epoch(conn)?;

@@ -32,7 +32,7 @@ fn register(store: &SqliteStore, id: u128, now: Timestamp) -> Fence {
     };
     let fence = store.register_runner(&runner).expect("register_runner");
     store
-        .take_shards(fence, now, &ShardSet::ALL)
+        .take_shards(fence, now, &ShardSet::ALL, &[])
         .expect("take_shards");
     fence
 }
@@ -173,7 +173,7 @@ impl Store for OwnerAndClient {
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> { self.client.register_runner(runner) }
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> { self.owner.heartbeat(fence, now, lease) }
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> { self.owner.runners() }
-    fn take_shards(&self, fence: Fence, now: Timestamp, wanted: &ShardSet) -> Result<Option<ShardSet>, StoreError> { self.client.take_shards(fence, now, wanted) }
+    fn take_shards(&self, fence: Fence, now: Timestamp, wanted: &ShardSet, dead: &[Uuid]) -> Result<Option<ShardSet>, StoreError> { self.client.take_shards(fence, now, wanted, dead) }
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> { self.owner.release_shards(fence, shards) }
     fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> { self.owner.deregister_runner(fence) }
     fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) { self.client.wake_others(me, runs) }

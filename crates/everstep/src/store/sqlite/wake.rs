@@ -106,6 +106,19 @@ impl Wakes {
     }
 }
 
+/// Whether nobody listens at this address any more: a socket is gone with its process, also when
+/// that was killed.
+pub(crate) fn is_deserted(file: &Path, address: &str) -> bool {
+    let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(address));
+    match connected.map_err(|error| error.kind()) {
+        Err(std::io::ErrorKind::ConnectionRefused) => true,
+        // Beside the file it would be seen if it were there; in a temporary directory it may be
+        // that of another container.
+        Err(std::io::ErrorKind::NotFound) => Path::new(address).parent() == file.parent(),
+        _ => false,
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

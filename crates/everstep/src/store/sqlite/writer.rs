@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::{file::File, schema};
 use crate::{
     run_id::RunNo,
-    store::{RunStatus, ShardSet, StoreError, memory::rules::Head},
+    store::{RunStatus, ShardSet, StoreError, rules::Head},
 };
 
 /// How many rows are remembered at most. More runs than this in memory cost a read per commit.

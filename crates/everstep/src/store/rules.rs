@@ -161,6 +161,9 @@ pub(crate) fn apply(head: &mut Head, commit: &Commit) {
         } => {
             (head.status, head.available_at) = (*status, *available_at);
             head.attempts = *attempts;
+            if *status == RunStatus::Pending {
+                forget_number(head);
+            }
         }
         Patch::RollBack { ending, .. } => {
             (head.status, head.ending) = (RunStatus::RollingBack, Some(*ending));
@@ -266,9 +269,16 @@ pub(crate) fn control(head: &mut Head, control: Control, now: Timestamp) -> Cont
                 None => RunStatus::Pending,
             };
             head.available_at = Some(now);
+            forget_number(head);
         }
     }
     Controlled::Done { run }
+}
+
+/// A run that is tried again goes back to an earlier number; to which is in the entries, which
+/// only the owner can read.
+fn forget_number(head: &mut Head) {
+    (head.last_number, head.last_number_exact) = (0, false);
 }
 
 /// Makes a finished run live again; `false` if it is not as the caller believes.
@@ -283,8 +293,7 @@ pub(crate) fn reopen(head: &mut Head, reopen: &Reopen) -> bool {
     head.attempts += 1;
     head.available_at = Some(reopen.available_at);
     (head.ending, head.cancel) = (None, None);
-    // How many numbers are left is in the entries, which only the owner can read.
-    (head.last_number, head.last_number_exact) = (0, false);
+    forget_number(head);
     true
 }
 
