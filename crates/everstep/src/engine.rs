@@ -40,6 +40,7 @@ mod due;
 mod hub;
 mod lease;
 mod mailbox;
+mod poller;
 mod reader;
 mod services;
 mod settings;
@@ -49,6 +50,7 @@ mod thread;
 pub(crate) use activity::Activity;
 pub(crate) use committer::{Pending, Reply, run as run_committer};
 pub(crate) use mailbox::Mailbox;
+pub(crate) use poller::Poller;
 pub(crate) use reader::Reader;
 pub(crate) use services::Services;
 pub use settings::{ChildFailures, Settings};
@@ -246,10 +248,10 @@ impl Engine {
             .spawn(move || {
                 threads.into_iter().for_each(|thread| _ = thread.join());
                 drop(guard);
-                if let Some(fence) = fence {
-                    if let Err(error) = shared.store.deregister_runner(fence) {
-                        tracing::warn!(%error, "the runner could not sign off; its lease will end");
-                    }
+                if let Some(fence) = fence
+                    && let Err(error) = shared.store.deregister_runner(fence)
+                {
+                    tracing::warn!(%error, "the runner could not sign off; its lease will end");
                 }
                 if let Some(runtime) = runtime {
                     runtime.shutdown_background();

@@ -34,8 +34,6 @@ pub(crate) struct Slot {
     pub(crate) op: Option<OpId>,
     /// Whether it is on the list of what the next commit writes.
     pub(crate) dirty: bool,
-    /// Whether it belongs to an iteration that replay jumps over.
-    pub(crate) past: bool,
 }
 
 impl Slot {
@@ -45,7 +43,6 @@ impl Slot {
             claimed: true,
             op: None,
             dirty: false,
-            past: false,
         }
     }
 }
@@ -54,7 +51,7 @@ impl Slot {
 #[derive(Default)]
 pub(crate) struct History {
     slots: HashMap<Key, Slot>,
-    /// How many loaded entries nobody has claimed yet, past ones aside.
+    /// How many loaded entries nobody has claimed yet.
     unclaimed: usize,
 }
 
@@ -76,6 +73,8 @@ impl History {
     }
 
     /// Puts in an entry that was read from the store.
+    ///
+    /// One of an iteration that replay jumps over counts as claimed.
     pub(crate) fn load(&mut self, key: Key, entry: Entry, past: bool) {
         self.unclaimed += usize::from(!past);
         let slot = Slot {
@@ -83,7 +82,6 @@ impl History {
             claimed: past,
             op: None,
             dirty: false,
-            past,
         };
         self.slots.insert(key, slot);
     }

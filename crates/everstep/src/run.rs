@@ -168,8 +168,9 @@ impl Run {
             return;
         }
         let core = self.core.clone();
+        self.check_foreign();
         core.fire_timers();
-        if self.deadline_passed() {
+        if self.deadline_passed() || core.state.borrow().halt.is_some() {
             return;
         }
         loop {
@@ -187,6 +188,7 @@ impl Run {
                 break;
             }
         }
+        core.note_lagging();
         self.check_rest();
     }
 

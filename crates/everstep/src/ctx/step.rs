@@ -343,7 +343,7 @@ impl<'a, T: Value> StepCall<'a, T> {
         };
         let taken = op.core.take(op.id, |entry| match &entry.value {
             EntryValue::Payload(bytes) => Ok(bytes.clone()),
-            _ => Err(failed(entry)),
+            _ => Err(Box::new(failed(entry))),
         });
         let Some(taken) = taken else {
             return Poll::Pending;
@@ -357,7 +357,10 @@ impl<'a, T: Value> StepCall<'a, T> {
                     None => Poll::Pending,
                 }
             }
-            Err((status, failure)) => Poll::Ready(Err(StepFailure::Recorded(status, failure))),
+            Err(recorded) => {
+                let (status, failure) = *recorded;
+                Poll::Ready(Err(StepFailure::Recorded(status, failure)))
+            }
         }
     }
 }

@@ -139,6 +139,15 @@ impl Round<'_> {
                 }
             }
         }
+        if let Patch::Park {
+            status: crate::commit::RunStatus::Pending,
+            available_at: Some(at),
+            ..
+        } = commit.patch
+        {
+            // It leaves memory until it is tried again.
+            self.shared.due.note(at);
+        }
         if let Patch::Finish {
             status,
             output,

@@ -17,6 +17,7 @@ use super::{
     due::DueSignal,
     hub::Hub,
     mailbox::{Event, Mailbox},
+    poller::Poller,
 };
 use crate::{
     commit::Fence,
@@ -47,6 +48,7 @@ pub(crate) struct Shared {
     /// How many runs are in memory and moving.
     pub(crate) moving: AtomicUsize,
     pub(crate) due: DueSignal,
+    pub(crate) poller: Poller,
 }
 
 /// What a runner holds, and until when.
@@ -90,6 +92,7 @@ impl Shared {
             closing: AtomicBool::new(false),
             moving: AtomicUsize::new(0),
             due: DueSignal::default(),
+            poller: Poller::default(),
             settings,
         }
     }

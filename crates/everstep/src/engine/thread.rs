@@ -200,10 +200,10 @@ impl Worker {
             Event::Look(run) => self.look(run),
             Event::Looked(run, found) => self.looked(run, found),
             Event::Body { slot, run, op } => {
-                if let Some(task) = self.task(slot, run) {
-                    if task.run.core.body_woken(op) {
-                        self.queue(slot);
-                    }
+                if let Some(task) = self.task(slot, run)
+                    && task.run.core.body_woken(op)
+                {
+                    self.queue(slot);
                 }
             }
             Event::Foreign { slot, run } => {
@@ -252,10 +252,10 @@ impl Worker {
     }
 
     fn queue(&mut self, slot: u32) {
-        if let Some(Some(task)) = self.tasks.get_mut(slot as usize) {
-            if !std::mem::replace(&mut task.queued, true) {
-                self.ready.push_back(slot);
-            }
+        if let Some(Some(task)) = self.tasks.get_mut(slot as usize)
+            && !std::mem::replace(&mut task.queued, true)
+        {
+            self.ready.push_back(slot);
         }
     }
 
@@ -693,20 +693,8 @@ impl Worker {
             return;
         }
         if let Ok(Some(row)) = shared.store.run(&crate::commit::Target::Id(id)) {
-            let commit = Commit {
-                run: id.no(),
-                generation: row.generation,
-                inbox_seq: Some(row.inbox_seq),
-                results_only: false,
-                last_number: row.last_number,
-                numbers: 0,
-                deletes: Vec::new(),
-                puts: Vec::new(),
-                consumed: Vec::new(),
-                state: Vec::new(),
-                effects: Vec::new(),
-                patch: patch(&row),
-            };
+            let mut commit = Commit::of_row(&row, patch(&row));
+            commit.inbox_seq = Some(row.inbox_seq);
             let write = Write::Commit(Box::new(commit));
             self.out.push(Pending {
                 write,
@@ -770,8 +758,13 @@ impl Worker {
 
     fn read_run(&self, run: RunNo) {
         let mailbox = self.mailbox.clone();
+        let pause = self.shared.settings.store_retry * 2;
         self.reader.spawn(move |store| {
             let loaded = store.load(run).map(|loaded| loaded.map(Box::new));
+            if loaded.is_err() {
+                // The thread that asked will ask again at once.
+                std::thread::sleep(pause);
+            }
             mailbox.push(Event::Loaded(run, loaded));
         });
     }
@@ -798,13 +791,18 @@ impl Worker {
         if row.status == RunStatus::Paused && cancel.is_none() {
             return;
         }
-        if self
-            .shared
-            .registry
-            .find(&row.workflow, row.version)
-            .is_none()
-        {
-            return self.loaded_unknown(&loaded);
+        let later = row.available_at.filter(|at| *at > self.env.now.get());
+        if let (RunStatus::Pending, Some(at), None) = (row.status, later, cancel) {
+            // A message does not begin a run before its time.
+            self.shared.due.note(at);
+            return;
+        }
+        let code = self.shared.registry.find(&row.workflow, row.version);
+        match (code.is_some(), cancel) {
+            (true, _) => {}
+            // To end it takes no code.
+            (false, Some(cancel)) if !cancel.rollback => return self.cancel_without_code(row),
+            (false, _) => return self.loaded_unknown(&loaded),
         }
         if row.recoveries >= crate::run::SUSPECT_AFTER && !loading.suspect_admitted {
             self.suspects.push_back(run);
@@ -825,6 +823,22 @@ impl Worker {
         if loading.look {
             self.look(run);
         }
+    }
+
+    fn cancel_without_code(&mut self, row: &RunRow) {
+        let (output, error) = (None, None);
+        let status = RunStatus::Cancelled;
+        let patch = Patch::Finish {
+            status,
+            output,
+            error,
+        };
+        let commit = Commit::of_row(row, patch);
+        let write = Write::Commit(Box::new(commit));
+        self.out.push(Pending {
+            write,
+            reply: Reply::Nobody,
+        });
     }
 
     /// A run that was in somebody's memory, and no code for it is here.

@@ -137,6 +137,8 @@ pub(crate) struct OpState {
     compensable: bool,
     body_deadline: Option<Timestamp>,
     timed_out: bool,
+    /// Its body was woken, and nobody has polled the operation since.
+    lagging: bool,
     started_at: Timestamp,
     listen: Option<Box<ListenSpec>>,
 }
@@ -312,6 +314,8 @@ pub(crate) struct State {
     pub(crate) entries: u64,
     /// The iterations whose start is recorded, in order, by the key of their loop.
     pub(crate) loops: HashMap<Vec<u8>, Vec<u64>>,
+    /// Bodies that were woken since the run was last driven.
+    woken: Vec<OpId>,
     warned_equal: bool,
     warned_lagging: HashSet<Key>,
 }
@@ -352,6 +356,7 @@ impl State {
             suspect: false,
             entries: 0,
             loops: HashMap::new(),
+            woken: Vec::new(),
             warned_equal: false,
             warned_lagging: HashSet::new(),
         }
@@ -506,6 +511,7 @@ impl Core {
             compensable: false,
             body_deadline: None,
             timed_out: false,
+            lagging: false,
             started_at: Timestamp::default(),
             listen: None,
         });
@@ -571,6 +577,7 @@ impl Core {
         }
         op.polled = true;
         op.declined = false;
+        op.lagging = false;
         if st.offer == Some(id) {
             st.offer = None;
             st.released = true;
@@ -1169,10 +1176,10 @@ impl Core {
             return latest;
         };
         let (key, mut entry) = (op.key.clone(), op.entry());
-        if let Some(slot) = st.history.get(&key) {
-            if let EntryValue::Version(version) = slot.entry.value {
-                return version;
-            }
+        if let Some(slot) = st.history.get(&key)
+            && let EntryValue::Version(version) = slot.entry.value
+        {
+            return version;
         }
         let old = st.history.any_unclaimed(scope).is_some();
         let version = if old { 1 } else { latest };
@@ -1250,13 +1257,15 @@ impl Core {
     pub(crate) fn body_woken(&self, id: OpId) -> bool {
         {
             let mut st = self.state.borrow_mut();
-            let Some(op) = st.ops.get(id) else {
+            let Some(op) = st.ops.get_mut(id) else {
                 return false;
             };
             if !matches!(op.phase, Phase::Body { .. }) {
                 return false;
             }
+            op.lagging = true;
             st.direct = true;
+            st.woken.push(id);
         }
         self.wake(id);
         true
@@ -1339,10 +1348,10 @@ impl Core {
             .collect();
         ids.sort();
         for (_, _, id) in ids {
-            if let Some(op) = st.ops.get(id) {
-                if matches!(op.phase, Phase::Listening { .. }) {
-                    st.make_available(id);
-                }
+            if let Some(op) = st.ops.get(id)
+                && matches!(op.phase, Phase::Listening { .. })
+            {
+                st.make_available(id);
             }
         }
     }
@@ -1528,19 +1537,22 @@ impl Core {
         }
     }
 
-    /// A body that was woken while its operation is not polled by anybody.
-    pub(crate) fn note_lagging(&self, id: OpId) {
+    /// Names the bodies that were woken while nobody polls their operations.
+    pub(crate) fn note_lagging(&self) {
         let mut st = self.state.borrow_mut();
-        let Some(key) = st.ops.get(id).map(|op| op.key.clone()) else {
-            return;
-        };
-        if st.warned_lagging.insert(key.clone()) {
-            tracing::warn!(
-                run = %self.facts.id,
-                step = Core::location(&key),
-                "a body is ready to go on, but the workflow is not polling its operation; it moves \
-                 only while something awaits it"
-            );
+        let st = &mut *st;
+        for id in st.woken.drain(..) {
+            let Some(op) = st.ops.get(id).filter(|op| op.lagging) else {
+                continue;
+            };
+            if st.warned_lagging.insert(op.key.clone()) {
+                tracing::warn!(
+                    run = %self.facts.id,
+                    step = Core::location(&op.key),
+                    "a body is ready to go on, but the workflow is not polling its operation; it \
+                     moves only while something awaits it"
+                );
+            }
         }
     }
 }
@@ -1567,10 +1579,6 @@ impl State {
         if done {
             self.history.remove(key);
         }
-    }
-
-    pub(crate) fn last_completion(&self) -> Timestamp {
-        self.taken_at
     }
 
     pub(crate) fn has_undeclined(&self) -> bool {

@@ -11,7 +11,7 @@ use std::{
 use super::{
     Halt, Run, Stage,
     core::{Core, Env, Mode, RunFacts, State},
-    flush::{Flush, Next, RowView, decode_origins},
+    flush::{Flush, Next, Origins, RowView, decode_origins},
     wakers::{RootWaker, WakeSink},
 };
 use crate::{
@@ -99,7 +99,7 @@ impl RunSeed {
 struct Records {
     entries: HashMap<Key, Entry>,
     /// The keys that the last failure came from, if the run is to be tried again.
-    origins: Option<Vec<Vec<u8>>>,
+    origins: Option<Origins>,
 }
 
 /// Recovered this often without progress, a run is a suspect.
@@ -259,7 +259,10 @@ fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
         if let (Some(number), false) = (entry.number, past) {
             order.push((number, key.clone()));
         }
-        st.history.load(key, entry, past);
+        // Of an iteration that is jumped over, only what may have to be undone is needed.
+        if !past || entry.compensable || key.starts_with(keys::ROLLBACKS) {
+            st.history.load(key, entry, past);
+        }
     }
     order.sort();
     st.replay = VecDeque::from(order);
@@ -334,17 +337,22 @@ struct Rewrite {
 ///
 /// With k the lowest of their numbers, numbers below k stand, entries born before k keep their
 /// result without a number, and what was born later is set aside for people to see.
-fn make_fresh(entries: &mut HashMap<Key, Entry>, origins: &[Vec<u8>], attempts: u32) -> Rewrite {
+fn make_fresh(entries: &mut HashMap<Key, Entry>, origins: &Origins, attempts: u32) -> Rewrite {
     let mut rewrite = Rewrite::default();
     let mut fresh: HashSet<Key> = HashSet::new();
-    for key in origins {
+    for key in &origins.keys {
         fresh.insert(Key::from(key.as_slice()));
     }
     for (key, entry) in entries.iter() {
-        if key.starts_with(keys::ROLLBACKS) && entry.status == EntryStatus::Completed {
-            let step = [keys::HISTORY, &key[keys::ROLLBACKS.len()..]].concat();
-            fresh.insert(Key::from(step));
+        // A rollback inside a race is part of the workflow's own course; those that the failure
+        // led to came later.
+        let after = entry.number.is_none_or(|number| number > origins.taken);
+        if key.starts_with(keys::ROLLBACKS) && after {
             fresh.insert(key.clone());
+            if entry.status == EntryStatus::Completed {
+                let step = [keys::HISTORY, &key[keys::ROLLBACKS.len()..]].concat();
+                fresh.insert(Key::from(step));
+            }
         }
     }
     let numbers = fresh.iter().filter_map(|key| entries.get(key)?.number);
