@@ -239,7 +239,7 @@ impl Client {
         ));
         let committing = shared.clone();
         spawn_thread("everstep-commit", move || {
-            engine::run_committer(&committing)
+            engine::committer_thread(&committing)
         })?;
         let reader = Reader::new(store, shared.activity.clone());
         let own = Arc::new(OwnCommitter(shared.clone()));
@@ -742,7 +742,7 @@ impl<O> Start<O> {
             let claim = begin.is_none()
                 && definition.is_some()
                 && shared.owns(id.shard())
-                && shared.has_room();
+                && shared.reserve();
             let new = NewRun {
                 id,
                 workflow: name.clone(),
@@ -757,10 +757,15 @@ impl<O> Start<O> {
             };
             // Listened for before it can end.
             let ended = claim.then(|| shared.hub.await_end(id));
-            match client.write(Write::Start(Box::new(new))).await? {
+            let written = client.write(Write::Start(Box::new(new))).await;
+            if claim && !matches!(written, Ok(Outcome::Started(_))) {
+                shared.release();
+            }
+            match written? {
                 Outcome::Started(started) => {
                     let ended = ended.filter(|_| started.claimed);
                     if !started.claimed && claim {
+                        shared.release();
                         shared.hub.forget_gone(id);
                     }
                     let mut handle = client.handle(started.id, ended);

@@ -48,7 +48,7 @@ mod shared;
 mod thread;
 
 pub(crate) use activity::Activity;
-pub(crate) use committer::{Pending, Reply, run as run_committer};
+pub(crate) use committer::{Pending, Reply};
 pub(crate) use mailbox::Mailbox;
 pub(crate) use poller::Poller;
 pub(crate) use reader::Reader;
@@ -561,7 +561,7 @@ impl StartParts {
             shared.clone(),
         );
         let (stop_c, stop_d) = (stop.clone(), stop.clone());
-        handles.push(spawn("everstep-commit", move || committer::run(&a))?);
+        handles.push(spawn("everstep-commit", move || committer_thread(&a))?);
         handles.push(spawn("everstep-timers", move || due::run(&b))?);
         handles.push(spawn("everstep-lease", move || lease::run(&c, &stop_c))?);
         handles.push(spawn("everstep-watch", move || lease::watch(&d, &stop_d))?);
@@ -616,11 +616,15 @@ fn engine_thread(
         runtime.block_on(local.run_until(tokio::task::unconstrained(worker.run())));
     });
     if let Err(panic) = std::panic::catch_unwind(work) {
-        let message = panics::message(&*panic);
-        tracing::error!(
-            message,
-            "an engine thread has died; its runs go on after a restart"
-        );
+        shared.stop_after_panic("engine", &*panic);
+    }
+}
+
+/// The thread that commits.
+pub(crate) fn committer_thread(shared: &Shared) {
+    let work = std::panic::AssertUnwindSafe(|| committer::run(shared));
+    if let Err(panic) = std::panic::catch_unwind(work) {
+        shared.stop_after_panic("committing", &*panic);
     }
 }
 

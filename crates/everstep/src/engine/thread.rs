@@ -297,7 +297,6 @@ impl Worker {
         self.tasks[slot as usize] = Some(task);
         self.by_no.insert(id.no(), slot);
         self.moving += 1;
-        self.shared.moving.fetch_add(1, Ordering::Relaxed);
         self.queue(slot);
         Some(slot)
     }
@@ -323,8 +322,9 @@ impl Worker {
 
     fn stopped_moving(&mut self) {
         self.moving -= 1;
-        self.shared.moving.fetch_sub(1, Ordering::Relaxed);
-        if self.turned_away && self.shared.has_room() {
+        self.shared.release();
+        // Not for every place that is free: reading what is due costs more than one run.
+        if self.turned_away && self.moving + self.loading.len() <= self.share() * 9 / 10 {
             self.turned_away = false;
             self.shared.due.poke(false);
         }
@@ -332,7 +332,7 @@ impl Worker {
 
     fn started_moving(&mut self) {
         self.moving += 1;
-        self.shared.moving.fetch_add(1, Ordering::Relaxed);
+        self.shared.moving.fetch_add(1, Ordering::AcqRel);
     }
 
     fn note_bodies(&self, before: usize, now: usize) {
@@ -537,9 +537,11 @@ impl Worker {
     fn started(&mut self, new: crate::commit::NewRun, at: Timestamp) {
         let id = new.id;
         if self.by_no.contains_key(&id.no()) {
-            return;
+            return self.shared.release();
         }
+        // Its place was taken by whoever has claimed it.
         if self.insert(RunSeed::claimed(new, at)).is_none() {
+            self.shared.release();
             // It was claimed for code that is here; only a lost registration could lead here.
             tracing::error!(run = %id, "a run was claimed for a workflow that is not registered");
         }
@@ -703,10 +705,14 @@ impl Worker {
         }
     }
 
-    fn has_room(&self) -> bool {
+    /// How many runs may be in memory and moving here.
+    fn share(&self) -> usize {
         let threads = self.shared.threads.len().max(1);
-        let share = self.shared.settings.max_live_runs.div_ceil(threads);
-        self.moving + self.loading.len() < share
+        self.shared.settings.max_live_runs.div_ceil(threads)
+    }
+
+    fn has_room(&self) -> bool {
+        self.moving + self.loading.len() < self.share()
     }
 
     fn load_if_room(&mut self, run: RunNo) {
@@ -811,6 +817,7 @@ impl Worker {
         let Some(slot) = self.insert(RunSeed::from(loaded)) else {
             return;
         };
+        self.shared.moving.fetch_add(1, Ordering::AcqRel);
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;
         };

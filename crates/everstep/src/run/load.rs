@@ -150,7 +150,7 @@ impl Run {
         let mut run = Run {
             core,
             definition,
-            input: seed.input,
+            input_bytes: seed.input.len(),
             root: None,
             waker,
             stage,
@@ -158,7 +158,7 @@ impl Run {
             flush,
         };
         if run.core.state.borrow().halt.is_none() {
-            run.root = Some(run.definition.begin(run.ctx(), &run.input));
+            run.root = Some(run.definition.begin(run.ctx(), seed.input));
         }
         run
     }
@@ -189,6 +189,11 @@ impl Run {
             st.mode = Mode::Live;
             st.quiet_effects = false;
             st.replay.clear();
+            // Of the workflow's own operations nothing is left.
+            st.starters.clear();
+            st.sends.clear();
+            st.timeouts.clear();
+            st.effects.clear();
             for (key, number) in to_compensate(&st.history) {
                 match st.undo.get(key) {
                     Some(undo) => list.push((number, key.clone(), undo.clone())),
