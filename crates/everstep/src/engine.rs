@@ -625,6 +625,8 @@ pub(crate) fn committer_thread(shared: &Shared) {
     let work = std::panic::AssertUnwindSafe(|| committer::run(shared));
     if let Err(panic) = std::panic::catch_unwind(work) {
         shared.stop_after_panic("committing", &*panic);
+        // Whoever is still in the queue is told.
+        committer::run(shared);
     }
 }
 
