@@ -226,7 +226,8 @@ pub enum Patch {
         /// The last message that the owner has seen.
         inbox_seq: u64,
     },
-    /// The run waits: `Sleeping` (or `Pending`, if it is to be tried again as a whole).
+    /// The run waits: `Sleeping` (or `Pending`, if it is to be tried again as a whole). It has come
+    /// to rest, so `recoveries` is set to 0.
     Park {
         /// `Sleeping` or `Pending`.
         status: RunStatus,
