@@ -12,12 +12,13 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::{
+    hash::FastMap,
     run_id::{RunId, RunNo},
     store::{Answer, Finished, StoreError},
 };
 
 /// Who waits for the end of which run.
-type Ends = HashMap<RunNo, (RunId, Vec<EndSender>)>;
+type Ends = FastMap<RunNo, (RunId, Vec<EndSender>)>;
 type EndSender = oneshot::Sender<Result<Finished, Arc<StoreError>>>;
 type AnswerSender = oneshot::Sender<Result<Answer, Arc<StoreError>>>;
 
