@@ -576,15 +576,15 @@ impl<'a> RawStep<'a> {
             }
             Ok(Poll::Ready(result)) => result,
             Err(panic) => {
-                if op.core.env.runtime_is_gone(panics::message(&*panic)) {
-                    // The runtime that the body needs is going away: nothing has been tried.
-                    self.body = None;
-                    return Poll::Pending;
-                }
                 let failure = Failure::new(FailureKind::Panic, panics::describe(&*panic));
                 Err(Error::attempt_failed(failure))
             }
         };
+        if result.is_err() && op.core.env.runtime_is_gone() {
+            // The runtime that the body needs is going away: nothing has been tried.
+            self.body = None;
+            return Poll::Pending;
+        }
         self.end_body(result, first)
     }
 

@@ -169,6 +169,11 @@ impl Worker {
             };
             self.drive(slot);
         }
+        let gone = self.env.runtime_gone.load(Ordering::Acquire);
+        if gone {
+            // Bodies cannot go on: everything is dropped, and nothing is written.
+            self.drop_everything();
+        }
         let shared = self.shared.clone();
         shared.queue.push_all(&shared, &mut self.out);
         self.cool_down();
@@ -176,9 +181,7 @@ impl Worker {
         self.arm_thread();
         self.mailbox.done(n);
         self.mailbox.turn.fetch_add(1, Ordering::Release);
-        if self.env.runtime_gone.load(Ordering::Acquire) {
-            // Bodies cannot go on: everything is dropped, and nothing is written.
-            self.drop_everything();
+        if gone {
             return Poll::Ready(());
         }
         if !self.ready.is_empty() {

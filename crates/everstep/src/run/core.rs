@@ -71,14 +71,25 @@ impl Env {
         }
     }
 
-    /// Whether a body panicked because the runtime under it is shutting down.
-    pub(crate) fn runtime_is_gone(&self, panic: &str) -> bool {
-        // Tokio has no typed way to say so; its message has been the same in all of version 1.
-        let shutting_down = panic.contains("context was found, but it is being shutdown");
-        if shutting_down {
+    /// Whether the runtime under a body that failed or panicked is shutting down: then its sockets
+    /// and timers fail and its tasks are cancelled, though nothing was tried.
+    pub(crate) fn runtime_is_gone(&self) -> bool {
+        if !self.runtime_gone.load(Ordering::Acquire) && self.refuses_tasks() {
             self.runtime_gone.store(true, Ordering::Release);
         }
-        shutting_down || self.runtime_gone.load(Ordering::Acquire)
+        self.runtime_gone.load(Ordering::Acquire)
+    }
+
+    /// A runtime that has begun to shut down cancels a new task before `spawn` returns. It does so
+    /// before it cancels any other task or stops its drivers, so a body cannot fail before that.
+    fn refuses_tasks(&self) -> bool {
+        let Some(runtime) = &self.runtime else {
+            return false;
+        };
+        let probe = runtime.spawn(std::future::pending::<()>());
+        let refused = probe.is_finished();
+        probe.abort();
+        refused
     }
 }
 
