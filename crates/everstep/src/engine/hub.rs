@@ -155,6 +155,12 @@ impl Hub {
         )
     }
 
+    /// Whether anybody waits for anything.
+    pub(crate) fn is_waited_on(&self) -> bool {
+        let (runs, requests) = self.waiting();
+        !runs.is_empty() || !requests.is_empty()
+    }
+
     /// Nobody will be fed any more.
     pub(crate) fn stop(&self, error: &Arc<StoreError>) {
         for part in &self.ends {
