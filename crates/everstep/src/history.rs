@@ -11,7 +11,7 @@
 //! - An entry that was taken and is durable leaves memory: a run that goes on for long stays
 //!   small. What has a rollback stays, since its value is needed to compensate it.
 
-use std::{collections::HashMap, rc::Rc};
+use std::rc::Rc;
 
 pub(crate) mod entry;
 pub(crate) mod keys;
@@ -20,7 +20,7 @@ pub(crate) mod location;
 pub use entry::*;
 pub use location::{Location, ParseLocationError, Segment};
 
-use crate::run::core::OpId;
+use crate::{hash::FastMap, run::core::OpId};
 
 /// The packed key of an entry.
 pub(crate) type Key = Rc<[u8]>;
@@ -50,7 +50,7 @@ impl Slot {
 /// The entries of a run that are in memory.
 #[derive(Default)]
 pub(crate) struct History {
-    slots: HashMap<Key, Slot>,
+    slots: FastMap<Key, Slot>,
     /// How many loaded entries nobody has claimed yet.
     unclaimed: usize,
 }

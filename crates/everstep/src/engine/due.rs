@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::{mailbox::Event, poller::Poller, shared::Shared};
-use crate::{run_id::RunNo, store::DueRun, time::Timestamp};
+use crate::{run_id::RunNo, store::DueRun, testing::Outlook, time::Timestamp};
 
 /// What the thread waits on.
 #[derive(Default)]
@@ -141,7 +141,7 @@ fn wait(shared: &Shared, safety: Instant) -> Woken {
         if let Some(clock) = shared.clock.as_virtual() {
             shared.due.awake_by.store(i64::MIN, Ordering::Release);
             drop(state);
-            clock.advance_when_quiet(&shared.activity, next);
+            clock.advance_when_quiet(&shared.activity, || outlook(shared));
             state = shared.due.lock();
             continue;
         }
@@ -157,6 +157,20 @@ fn wait(shared: &Shared, safety: Instant) -> Woken {
             .min(until_next);
         let waited = shared.due.changed.wait_timeout(state, limit);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+/// What comes next, for a virtual clock.
+fn outlook(shared: &Shared) -> Outlook {
+    let (next, busy) = {
+        let state = shared.due.lock();
+        (state.next, state.poked || state.closed)
+    };
+    let next = [next, next_timer(shared)].into_iter().flatten().min();
+    Outlook {
+        busy: busy || next.is_some_and(|at| at <= shared.now()),
+        next,
+        watched: shared.hub.is_waited_on(),
     }
 }
 

@@ -12,12 +12,13 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::{
+    hash::FastMap,
     run_id::{RunId, RunNo},
     store::{Answer, Finished, StoreError},
 };
 
 /// Who waits for the end of which run.
-type Ends = HashMap<RunNo, (RunId, Vec<EndSender>)>;
+type Ends = FastMap<RunNo, (RunId, Vec<EndSender>)>;
 type EndSender = oneshot::Sender<Result<Finished, Arc<StoreError>>>;
 type AnswerSender = oneshot::Sender<Result<Answer, Arc<StoreError>>>;
 
@@ -152,6 +153,12 @@ impl Hub {
                 .map(|(request, (run, _))| (*request, *run))
                 .collect(),
         )
+    }
+
+    /// Whether anybody waits for anything.
+    pub(crate) fn is_waited_on(&self) -> bool {
+        let (runs, requests) = self.waiting();
+        !runs.is_empty() || !requests.is_empty()
     }
 
     /// Nobody will be fed any more.

@@ -13,7 +13,7 @@
 use std::{
     cell::Cell,
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap, HashSet, VecDeque},
+    collections::{BinaryHeap, VecDeque},
     future::poll_fn,
     rc::Rc,
     sync::{Arc, PoisonError, atomic::AtomicBool, atomic::Ordering},
@@ -31,6 +31,7 @@ use super::{
 };
 use crate::{
     commit::{Commit, Control, InboxRow, Outcome, Patch, RunStatus, Write},
+    hash::{FastMap, FastSet},
     run::{Next, Run, RunSeed, core::Env},
     run_id::{RunId, RunNo, ShardId},
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
@@ -61,9 +62,9 @@ pub(crate) struct Worker {
     env: Rc<Env>,
     tasks: Vec<Option<Task>>,
     free: Vec<u32>,
-    by_no: HashMap<RunNo, u32>,
+    by_no: FastMap<RunNo, u32>,
     /// Runs that are being read, with the messages that came meanwhile.
-    loading: HashMap<RunNo, Loading>,
+    loading: FastMap<RunNo, Loading>,
     ready: VecDeque<u32>,
     timers: BinaryHeap<Reverse<(Timestamp, u32, u64)>>,
     out: Vec<Pending>,
@@ -76,7 +77,7 @@ pub(crate) struct Worker {
     /// Due runs that found no room.
     turned_away: bool,
     /// Runs whose workflow is not known here; their reason is written once.
-    unknown: HashSet<RunNo>,
+    unknown: FastSet<RunNo>,
     /// Runs that were in somebody's memory and wait for room; suspects among them come last, and
     /// a few at a time.
     held: VecDeque<RunNo>,
@@ -126,8 +127,8 @@ impl Worker {
             shared,
             tasks: Vec::new(),
             free: Vec::new(),
-            by_no: HashMap::new(),
-            loading: HashMap::new(),
+            by_no: FastMap::default(),
+            loading: FastMap::default(),
             ready: VecDeque::new(),
             timers: BinaryHeap::new(),
             out: Vec::new(),
@@ -137,7 +138,7 @@ impl Worker {
             parkings: 0,
             moving: 0,
             turned_away: false,
-            unknown: HashSet::new(),
+            unknown: FastSet::default(),
             held: VecDeque::new(),
             suspects: VecDeque::new(),
             releasing: Vec::new(),

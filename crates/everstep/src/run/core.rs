@@ -11,7 +11,7 @@
 use std::{
     cell::{Cell, RefCell},
     cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque},
+    collections::{BTreeSet, BinaryHeap, HashSet, VecDeque},
     rc::Rc,
     sync::{
         Arc, PoisonError,
@@ -31,6 +31,7 @@ use crate::{
     ctx::rollback::Undo,
     engine::{Mailbox, Services, Settings},
     error::{Error, Failure, FailureKind},
+    hash::{FastMap, FastSet},
     history::{
         AttemptError, ERRORS_KEPT, Entry, EntryKind, EntryStatus, EntryValue, History, Key,
         Location, TakenMessage, keys,
@@ -317,18 +318,18 @@ pub(crate) struct State {
     pub(crate) bodies: usize,
     timers: BinaryHeap<Reverse<(Timestamp, OpId, Timer)>>,
     pub(crate) halt: Option<Halt>,
-    pub(crate) undo: HashMap<Key, Undo>,
+    pub(crate) undo: FastMap<Key, Undo>,
     /// No body may start any more: shutdown, or a pause from outside.
     pub(crate) draining: bool,
     /// The run was recovered so often without progress that its bodies are recorded first.
     pub(crate) suspect: bool,
     pub(crate) entries: u64,
     /// The iterations whose start is recorded, in order, by the key of their loop.
-    pub(crate) loops: HashMap<Vec<u8>, Vec<u64>>,
+    pub(crate) loops: FastMap<Vec<u8>, Vec<u64>>,
     /// Bodies that were woken since the run was last driven.
     woken: Vec<OpId>,
     warned_equal: bool,
-    warned_lagging: HashSet<Key>,
+    warned_lagging: FastSet<Key>,
 }
 
 impl State {
@@ -362,14 +363,14 @@ impl State {
             bodies: 0,
             timers: BinaryHeap::new(),
             halt: None,
-            undo: HashMap::new(),
+            undo: FastMap::default(),
             draining: false,
             suspect: false,
             entries: 0,
-            loops: HashMap::new(),
+            loops: FastMap::default(),
             woken: Vec::new(),
             warned_equal: false,
-            warned_lagging: HashSet::new(),
+            warned_lagging: FastSet::default(),
         }
     }
 

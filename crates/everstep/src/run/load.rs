@@ -1,12 +1,7 @@
 //! From what is stored to a run in memory: a new one, a recovered one, one to be tried again, one
 //! to be rolled back.
 
-use std::{
-    collections::{HashMap, HashSet, VecDeque},
-    rc::Rc,
-    sync::Arc,
-    task::Waker,
-};
+use std::{collections::VecDeque, rc::Rc, sync::Arc, task::Waker};
 
 use super::{
     Halt, Run, Stage,
@@ -18,6 +13,7 @@ use crate::{
     codec,
     commit::{InboxRow, KeyRange, NewRun, Put, RunStatus},
     ctx::rollback,
+    hash::{FastMap, FastSet},
     history::{Entry, EntryKind, EntryStatus, History, Key, keys},
     store::LoadedRun,
     time::Timestamp,
@@ -97,7 +93,7 @@ impl RunSeed {
 
 /// The entries of a run, decoded.
 struct Records {
-    entries: HashMap<Key, Entry>,
+    entries: FastMap<Key, Entry>,
     /// The keys that the last failure came from, if the run is to be tried again.
     origins: Option<Origins>,
 }
@@ -231,7 +227,7 @@ fn first_unseen(seed: &RunSeed) -> u64 {
 impl Records {
     fn decode(history: &[Put]) -> Result<Records, Halt> {
         let mut records = Records {
-            entries: HashMap::with_capacity(history.len()),
+            entries: FastMap::with_capacity_and_hasher(history.len(), Default::default()),
             origins: None,
         };
         for put in history {
@@ -281,8 +277,8 @@ fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
 }
 
 /// The iterations that each loop has begun, in order, by the key of the loop.
-fn loop_iterations(entries: &HashMap<Key, Entry>) -> HashMap<Vec<u8>, Vec<u64>> {
-    let mut loops: HashMap<Vec<u8>, Vec<u64>> = HashMap::new();
+fn loop_iterations(entries: &FastMap<Key, Entry>) -> FastMap<Vec<u8>, Vec<u64>> {
+    let mut loops: FastMap<Vec<u8>, Vec<u64>> = FastMap::default();
     for (key, entry) in entries {
         if entry.kind != EntryKind::Iteration || entry.number.is_none() {
             continue;
@@ -298,7 +294,7 @@ fn loop_iterations(entries: &HashMap<Key, Entry>) -> HashMap<Vec<u8>, Vec<u64>> 
 }
 
 /// Whether the entry belongs to an iteration before the last of one of its loops.
-fn is_past(key: &[u8], loops: &HashMap<Vec<u8>, Vec<u64>>) -> bool {
+fn is_past(key: &[u8], loops: &FastMap<Vec<u8>, Vec<u64>>) -> bool {
     if loops.is_empty() {
         return false;
     }
@@ -342,9 +338,9 @@ struct Rewrite {
 ///
 /// With k the lowest of their numbers, numbers below k stand, entries born before k keep their
 /// result without a number, and what was born later is set aside for people to see.
-fn make_fresh(entries: &mut HashMap<Key, Entry>, origins: &Origins, attempts: u32) -> Rewrite {
+fn make_fresh(entries: &mut FastMap<Key, Entry>, origins: &Origins, attempts: u32) -> Rewrite {
     let mut rewrite = Rewrite::default();
-    let mut fresh: HashSet<Key> = HashSet::new();
+    let mut fresh: FastSet<Key> = FastSet::default();
     for key in &origins.keys {
         fresh.insert(Key::from(key.as_slice()));
     }
