@@ -21,17 +21,13 @@ struct World {
     kills: AtomicUsize,
     /// Whether the code is mended.
     mended: AtomicBool,
-    /// How often a body of an innocent run has begun.
-    innocent: AtomicUsize,
-    /// Lets innocent runs end.
-    release: AtomicBool,
 }
 
 fn engine(store: &MemoryStore, world: &Arc<World>) -> EngineBuilder {
-    let (killer, innocent) = (world.clone(), world.clone());
+    let world = world.clone();
     Engine::on(Arc::new(store.clone()))
         .register_fn(KILLER, move |ctx, ()| {
-            let world = killer.clone();
+            let world = world.clone();
             async move {
                 let first = ctx.step("first", async || Ok(1)).await?;
                 let kills = ctx.step("kills", async || {
@@ -46,20 +42,16 @@ fn engine(store: &MemoryStore, world: &Arc<World>) -> EngineBuilder {
             }
         })
         .register_fn(INNOCENT, move |ctx, n| {
-            let world = innocent.clone();
             async move {
-                let waits = ctx.step("waits", async || {
-                    world.innocent.fetch_add(1, Ordering::SeqCst);
-                    while !world.release.load(Ordering::SeqCst) {
-                        tokio::task::yield_now().await;
-                    }
+                let short = ctx.step("short", async || {
+                    // Long enough to be in flight when the other body kills the process.
+                    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
                     Ok(n)
                 });
-                waits.await
+                short.await
             }
         })
 }
-
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_kills_its_owner_is_paused_and_the_innocent_are_not() {
@@ -79,9 +71,9 @@ async fn a_run_that_kills_its_owner_is_paused_and_the_innocent_are_not() {
     // The first lives are not counted yet: until it is a suspect nothing is recorded.
     let mut lives = 1;
     let last = loop {
+        world.killed.store(false, Ordering::SeqCst);
         let last = engine(&store, &world).start().await.unwrap();
         let run = last.client().run::<u32>(killer);
-        world.killed.store(false, Ordering::SeqCst);
         let paused = until("a kill or a pause", async || {
             let paused = run.status().await.unwrap() == RunStatus::Paused;
             (paused || world.killed.load(Ordering::SeqCst)).then_some(paused)
@@ -100,7 +92,6 @@ async fn a_run_that_kills_its_owner_is_paused_and_the_innocent_are_not() {
     assert_eq!(until_paused(&run).await, expected);
     // Three lives before it was a suspect, and ten recorded ones.
     assert_eq!(world.kills.load(Ordering::SeqCst), 13);
-    world.release.store(true, Ordering::SeqCst);
     for (n, id) in innocent.into_iter().enumerate() {
         let run = last.client().run::<u32>(id);
         let ended = until_at_rest(&run).await;
@@ -151,7 +142,13 @@ async fn progress_resets_the_count_of_recoveries() {
     for n in 1..30 {
         // One step further in each life.
         let engine = build().start().await.unwrap();
-        let recoveries = engine.client().run::<u32>(id).info().await.unwrap().recoveries;
+        let recoveries = engine
+            .client()
+            .run::<u32>(id)
+            .info()
+            .await
+            .unwrap()
+            .recoveries;
         assert!(recoveries <= 2, "{recoveries} recoveries before step {n}");
         allowed.store(n - 1, Ordering::SeqCst);
         until("the next body", async || {

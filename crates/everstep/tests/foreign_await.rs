@@ -223,7 +223,11 @@ async fn a_future_that_wakes_itself_a_few_times_is_no_foreign_await() {
         let busy = std::future::poll_fn(|cx| {
             polls += 1;
             cx.waker().wake_by_ref();
-            if polls > 50 { Poll::Ready(()) } else { Poll::Pending }
+            if polls > 50 {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
         });
         busy.await;
         Ok(())

@@ -213,8 +213,10 @@ impl Run {
 fn row_view(seed: &RunSeed) -> Option<RowView> {
     match (&seed.parked, seed.status) {
         (Some((at, waiting)), _) => Some(RowView::Parked(*at, waiting.clone())),
-        // A recovered run touches its row with its first commit, to show that it moves.
         (None, RunStatus::Running) if seed.recoveries == 0 => Some(RowView::Running),
+        (None, RunStatus::Running | RunStatus::RollingBack) if seed.recoveries > 0 => {
+            Some(RowView::Recovered)
+        }
         _ => None,
     }
 }
