@@ -693,9 +693,9 @@ impl Worker {
             waiting: waiting.clone(),
             attempts: row.attempts,
         };
-        // Only a run that nobody has begun, or that is parked, can be said to be pending.
         let (shared, id) = (self.shared.clone(), run.id);
-        if matches!(run.status, RunStatus::Running | RunStatus::RollingBack) {
+        // A rollback is not to be begun anew, so its row keeps its status.
+        if run.status == RunStatus::RollingBack {
             return;
         }
         if let Ok(Some(row)) = shared.store.run(&crate::commit::Target::Id(id)) {
