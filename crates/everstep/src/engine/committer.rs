@@ -206,10 +206,10 @@ fn commit(shared: &Shared, pending: Vec<Pending>) {
 
 fn note_batch(shared: &Shared, writes: usize) {
     shared.queue.batches.fetch_add(1, Ordering::Relaxed);
-    if let Ok(mut sizes) = shared.queue.batch_sizes.try_lock() {
-        if let Some(sizes) = sizes.as_mut() {
-            sizes.push(u32::try_from(writes).unwrap_or(u32::MAX));
-        }
+    if let Ok(mut sizes) = shared.queue.batch_sizes.try_lock()
+        && let Some(sizes) = sizes.as_mut()
+    {
+        sizes.push(u32::try_from(writes).unwrap_or(u32::MAX));
     }
 }
 
