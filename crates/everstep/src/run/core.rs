@@ -1151,7 +1151,8 @@ impl Core {
         }
         if let Some(slot) = st.history.get_mut(key) {
             let entry = &mut slot.entry;
-            if entry.status != EntryStatus::Completed {
+            // One that waits for its next attempt goes on with that: a crash resets no budget.
+            if entry.status.is_terminal() && entry.status != EntryStatus::Completed {
                 entry.status = EntryStatus::Running;
                 entry.number = None;
                 entry.attempts = 0;
@@ -1332,7 +1333,9 @@ impl Core {
                 && op
                     .listen
                     .as_ref()
-                    .is_some_and(|s| s.names.iter().any(|n| names.contains(n)))
+                    .is_some_and(|s| {
+                        s.names.is_empty() || s.names.iter().any(|n| names.contains(n))
+                    })
         });
         let mut ids: Vec<_> = listening
             .map(|(id, op)| (op.born, op.key.clone(), id))
