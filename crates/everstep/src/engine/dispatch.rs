@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     commit::{
-        Batch, Commit, Controlled, Delivered, Delivery, Effect, InboxRow, Outcome, Patch, Write,
+        Batch, Commit, Controlled, Delivered, Delivery, Effect, InboxRow, Outcome, Patch, RunStatus,
+        Write,
     },
     run_id::RunNo,
     store::Finished,
@@ -139,17 +140,23 @@ impl Round<'_> {
                 }
             }
         }
-        if let Patch::Finish {
-            status,
-            output,
-            error,
-        } = commit.patch
-        {
-            self.shared.hub.ended(commit.run, || Finished {
+        match commit.patch {
+            Patch::Finish {
                 status,
                 output,
                 error,
-            });
+            } => self.shared.hub.ended(commit.run, || Finished {
+                status,
+                output,
+                error,
+            }),
+            // It waits to be tried again as a whole, and leaves memory: only the store knows when.
+            Patch::Park {
+                status: RunStatus::Pending,
+                available_at: Some(at),
+                ..
+            } => self.shared.due.note(at),
+            _ => {}
         }
     }
 }
