@@ -35,6 +35,7 @@ mod workflow;
 
 mod cancellation;
 mod error;
+mod hash;
 mod random;
 mod retry;
 mod run_id;

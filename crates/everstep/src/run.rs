@@ -149,7 +149,7 @@ pub(crate) enum Stage {
 pub(crate) struct Run {
     pub(crate) core: Rc<Core>,
     definition: Arc<Definition>,
-    input: Vec<u8>,
+    input_bytes: usize,
     root: Option<RunFuture>,
     waker: Waker,
     pub(crate) stage: Stage,
@@ -168,8 +168,9 @@ impl Run {
             return;
         }
         let core = self.core.clone();
+        self.check_foreign();
         core.fire_timers();
-        if self.deadline_passed() {
+        if self.deadline_passed() || core.state.borrow().halt.is_some() {
             return;
         }
         loop {
@@ -187,6 +188,7 @@ impl Run {
                 break;
             }
         }
+        core.note_lagging();
         self.check_rest();
     }
 
@@ -485,7 +487,7 @@ impl Run {
             .map_or(0, |root| std::mem::size_of_val(&**root));
         let st = self.core.state.borrow();
         let entries = st.history.len() * 256;
-        root + std::mem::size_of::<core::State>() + st.ops.open * 384 + entries + self.input.len()
+        root + std::mem::size_of::<core::State>() + st.ops.open * 384 + entries + self.input_bytes
     }
 
     fn ctx(&self) -> Ctx {

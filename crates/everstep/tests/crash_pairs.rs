@@ -224,8 +224,8 @@ async fn pair(ctx: Ctx, (outer, kind): (Outer, Inner)) -> Result<Json> {
 
 async fn check_all(outer: Outer) {
     for kind in INNER {
-        let mut test = CrashTest::new(RUN, (outer, kind))
-            .engine(|builder| builder.register_fn(RUN, pair));
+        let mut test =
+            CrashTest::new(RUN, (outer, kind)).engine(|builder| builder.register_fn(RUN, pair));
         if kind == Inner::Listen {
             test = test.send("word", &20u32);
         }

@@ -119,7 +119,9 @@ async fn listen_in_all_variants() {
         let rest: Vec<u32> = ctx.listen("batch").batch(5).timeout(hours(9)).await?;
         let none: Vec<u32> = ctx.listen("batch").batch(5).timeout(hours(1)).await?;
         noted(&ctx, "end", n).await?;
-        Ok(json!([plain, named, timely, late, never, batch, rest, none]))
+        Ok(json!([
+            plain, named, timely, late, never, batch, rest, none
+        ]))
     })
     .send("plain", &1)
     .send("batch", &10)
@@ -140,7 +142,10 @@ async fn receive_and_reply() {
         let first = ctx.receive::<u32>("ask").await?;
         first.reply(&(first.body + 1))?;
         let second = ctx.receive::<u32>("ask").timeout(hours(1)).await?;
-        let any = ctx.receive::<u32>("any").names(Vec::<String>::new()).await?;
+        let any = ctx
+            .receive::<u32>("any")
+            .names(Vec::<String>::new())
+            .await?;
         Ok(json!([
             first.wants_reply(),
             first.body,
@@ -247,7 +252,9 @@ async fn a_join_collects_all_failures() {
 async fn map_with_concurrency_and_keys() {
     let report = crash!(|ctx, _n| {
         let plain = ctx
-            .map("plain", 0..5u32, async |ctx, i| noted(&ctx, "work", i).await)
+            .map("plain", 0..5u32, async |ctx, i| {
+                noted(&ctx, "work", i).await
+            })
             .concurrency(2)
             .await?;
         let keyed = ctx
@@ -294,12 +301,17 @@ async fn race_of_a_tuple_an_array_and_bare_operations() {
         });
         let won = ctx.race("array", arms).await?;
         let bare = ctx
-            .race("bare", (ctx.listen::<u32>("word"), ctx.sleep("limit", hours(1))))
+            .race(
+                "bare",
+                (ctx.listen::<u32>("word"), ctx.sleep("limit", hours(1))),
+            )
             .await?;
         let timed_out = matches!(bare, First2::B(_));
         noted(&ctx, "after", n).await?;
         let word: u32 = ctx.listen("word").await?;
-        Ok(json!([first, won.index, won.name, won.value, timed_out, word]))
+        Ok(json!([
+            first, won.index, won.name, won.value, timed_out, word
+        ]))
     })
     .at(hours(5))
     .send("word", &9)
@@ -424,7 +436,11 @@ async fn now_random_and_uuid() {
         noted(&ctx, "a", n).await?;
         ctx.sleep("nap", hours(1)).await?;
         let inner = ctx.scope("inner");
-        let after = (ctx.now().as_millis(), inner.random(), ctx.uuid().to_string());
+        let after = (
+            ctx.now().as_millis(),
+            inner.random(),
+            ctx.uuid().to_string(),
+        );
         noted(&ctx, "b", n).await?;
         Ok(json!([before, after]))
     })
@@ -455,8 +471,12 @@ async fn send_by_id_and_by_key() {
         let myself = ctx.run_id();
         ctx.send(myself, "word", &n).await?;
         noted(&ctx, "between", 1).await?;
-        ctx.send(("run", "crash-test"), "word", &8u32).dedupe("eight").await?;
-        ctx.send(("run", "crash-test"), "word", &8u32).dedupe("eight").await?;
+        ctx.send(("run", "crash-test"), "word", &8u32)
+            .dedupe("eight")
+            .await?;
+        ctx.send(("run", "crash-test"), "word", &8u32)
+            .dedupe("eight")
+            .await?;
         let unknown = ctx.send(("run", "nobody"), "word", &1u32).await;
         let mut got = Vec::new();
         for _ in 0..2 {
@@ -488,7 +508,8 @@ async fn retries_are_neither_reset_nor_consumed() {
     let report = crash!(|ctx, _n| {
         let attempts = ctx
             .step_with("flaky", async |step: Step| {
-                step.get::<Ledger>().ran(format!("flaky {}", step.attempt()));
+                step.get::<Ledger>()
+                    .ran(format!("flaky {}", step.attempt()));
                 match step.attempt() {
                     4 => Ok(step.attempt()),
                     n => Err(Error::msg(format!("attempt {n}"))),
@@ -509,7 +530,10 @@ async fn exhausted_retries_fail_the_run_in_the_same_words() {
         noted(&ctx, "a", n).await?;
         ctx.step_with("flaky", async |step: Step| {
             step.get::<Ledger>().ran(step.location());
-            Err::<(), _>(Error::retry_after(format!("no {}", step.attempt()), hours(1)))
+            Err::<(), _>(Error::retry_after(
+                format!("no {}", step.attempt()),
+                hours(1),
+            ))
         })
         .retry(Retry::fixed(3, minutes(1)))
         .await?;
@@ -531,7 +555,9 @@ async fn a_timeout_is_final() {
             .outcome()
             .await?;
         noted(&ctx, "after", n).await?;
-        Ok(json!(outcome.failure().map(|f| f.kind == FailureKind::TimedOut)))
+        Ok(json!(
+            outcome.failure().map(|f| f.kind == FailureKind::TimedOut)
+        ))
     })
     .await;
     assert_eq!(output(&report), json!(true));
@@ -571,7 +597,9 @@ async fn rollback_in_every_scope() {
             .await?;
         ctx.race(
             "race",
-            [branch("only", async |ctx: Ctx| undoable(&ctx, "work").await)],
+            [branch("only", async |ctx: Ctx| {
+                undoable(&ctx, "work").await
+            })],
         )
         .await?;
         undoable(&ctx.scope("scope"), "work").await?;
@@ -618,7 +646,9 @@ async fn rollbacks_are_retried_and_run_in_reverse() {
         let mut names = ledger.names();
         names.dedup();
         match (ending.status, &names[..]) {
-            (RunStatus::Failed, [c, b, a]) if c == "undo c" && b == "undo b" && a == "undo a" => Ok(()),
+            (RunStatus::Failed, [c, b, a]) if c == "undo c" && b == "undo b" && a == "undo a" => {
+                Ok(())
+            }
             _ => Err(format!("{ending:?} {names:?}")),
         }
     })
@@ -637,7 +667,11 @@ async fn cancel() {
     .at(minutes(5))
     .cancel()
     .check(|ending, ledger| {
-        match (ending.status, ledger.count("rollback of a"), ledger.count("never")) {
+        match (
+            ending.status,
+            ledger.count("rollback of a"),
+            ledger.count("never"),
+        ) {
             (RunStatus::Cancelled, 0, 0) => Ok(()),
             _ => Err(format!("{ending:?} {:?}", ledger.names())),
         }
@@ -756,7 +790,10 @@ async fn a_panic_in_the_workflow_fails_the_run() {
     let failure = report.expected.failure.expect("it fails");
     assert_eq!(failure.kind, FailureKind::Panic);
     assert!(failure.message.contains("n is only 7"), "{failure:?}");
-    assert!(failure.message.contains("crash_primitives.rs"), "{failure:?}");
+    assert!(
+        failure.message.contains("crash_primitives.rs"),
+        "{failure:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

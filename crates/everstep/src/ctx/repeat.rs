@@ -182,10 +182,10 @@ fn iteration_ctx(place: &Place, name: &str, n: u64) -> Ctx {
 }
 
 fn iteration_key(loop_key: &[u8], name: &str, n: u64) -> Key {
-    let mut key = Vec::with_capacity(loop_key.len() + name.len() + 12);
-    key.extend_from_slice(loop_key);
-    keys::push_iteration(&mut key, name, n);
-    Key::from(key)
+    super::build_key(|key| {
+        key.extend_from_slice(loop_key);
+        keys::push_iteration(key, name, n);
+    })
 }
 
 /// Deletes the iterations before `end` that can be deleted.

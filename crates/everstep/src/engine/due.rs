@@ -7,13 +7,13 @@
 
 use std::{
     sync::{
-        Condvar, Mutex, PoisonError,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicI64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use super::{mailbox::Event, shared::Shared};
+use super::{mailbox::Event, poller::Poller, shared::Shared};
 use crate::{run_id::RunNo, store::DueRun, testing::Outlook, time::Timestamp};
 
 /// What the thread waits on.
@@ -75,12 +75,6 @@ impl DueSignal {
         self.changed.notify_one();
     }
 
-    /// Something that a virtual clock waits for may have happened.
-    pub(crate) fn nudge(&self) {
-        drop(self.lock());
-        self.changed.notify_all();
-    }
-
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();
@@ -91,7 +85,7 @@ impl DueSignal {
 const PAGE: usize = 1_000;
 
 /// The thread that finds due runs and keeps timers, until it is closed.
-pub(crate) fn run(shared: &Shared) {
+pub(crate) fn run(shared: &Arc<Shared>) {
     let mut safety = Instant::now() + shared.settings.safety_poll;
     loop {
         let (poll, look) = match wait(shared, safety) {
@@ -99,6 +93,8 @@ pub(crate) fn run(shared: &Shared) {
             Woken::Timers => (false, false),
             Woken::Poll { look } => (true, look),
             Woken::Safety => {
+                // Shards may have moved away from under somebody who waits.
+                Poller::ensure(shared);
                 safety = Instant::now() + shared.settings.safety_poll;
                 (true, true)
             }

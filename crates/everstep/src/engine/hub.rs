@@ -12,12 +12,13 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::{
+    hash::FastMap,
     run_id::{RunId, RunNo},
     store::{Answer, Finished, StoreError},
 };
 
 /// Who waits for the end of which run.
-type Ends = HashMap<RunNo, (RunId, Vec<EndSender>)>;
+type Ends = FastMap<RunNo, (RunId, Vec<EndSender>)>;
 type EndSender = oneshot::Sender<Result<Finished, Arc<StoreError>>>;
 type AnswerSender = oneshot::Sender<Result<Answer, Arc<StoreError>>>;
 
@@ -26,7 +27,7 @@ type AnswerSender = oneshot::Sender<Result<Answer, Arc<StoreError>>>;
 pub(crate) struct Hub {
     // Sharded by run, so that thousands of waiters do not meet on one lock.
     ends: [Mutex<Ends>; 16],
-    answers: Mutex<HashMap<Uuid, (RunNo, AnswerSender)>>,
+    answers: Mutex<HashMap<Uuid, (RunId, AnswerSender)>>,
     blocked: Mutex<Vec<(RunId, Option<String>)>>,
 }
 
@@ -38,7 +39,7 @@ impl Hub {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn answers(&self) -> std::sync::MutexGuard<'_, HashMap<Uuid, (RunNo, AnswerSender)>> {
+    fn answers(&self) -> std::sync::MutexGuard<'_, HashMap<Uuid, (RunId, AnswerSender)>> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -59,12 +60,28 @@ impl Hub {
 
     pub(crate) fn await_answer(
         &self,
-        run: RunNo,
+        run: RunId,
         request: Uuid,
     ) -> oneshot::Receiver<Result<Answer, Arc<StoreError>>> {
         let (sender, receiver) = oneshot::channel();
         self.answers().insert(request, (run, sender));
         receiver
+    }
+
+    /// Forgets waiters for this run that have gone: nobody may ever end it for them.
+    pub(crate) fn forget_gone(&self, run: RunId) {
+        let mut ends = self.ends(run.no());
+        if let Some((_, waiters)) = ends.get_mut(&run.no()) {
+            waiters.retain(|waiter| !waiter.is_closed());
+            if waiters.is_empty() {
+                ends.remove(&run.no());
+            }
+        }
+    }
+
+    /// Forgets a request that was never made.
+    pub(crate) fn forget_request(&self, request: Uuid) {
+        self.answers().remove(&request);
     }
 
     /// Notes that this run held up its engine thread; for tests.
@@ -98,7 +115,7 @@ impl Hub {
         }
         let unanswered: Vec<Uuid> = answers
             .iter()
-            .filter(|(_, (of, _))| *of == run)
+            .filter(|(_, (of, _))| of.no() == run)
             .map(|(id, _)| *id)
             .collect();
         for request in unanswered {
@@ -117,7 +134,7 @@ impl Hub {
     }
 
     /// The runs and requests that somebody still waits for; waiters that gave up are forgotten.
-    pub(crate) fn waiting(&self) -> (Vec<RunId>, Vec<Uuid>) {
+    pub(crate) fn waiting(&self) -> (Vec<RunId>, Vec<(Uuid, RunId)>) {
         let mut runs = Vec::new();
         for part in &self.ends {
             let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,7 +146,13 @@ impl Hub {
         }
         let mut answers = self.answers();
         answers.retain(|_, (_, waiter)| !waiter.is_closed());
-        (runs, answers.keys().copied().collect())
+        (
+            runs,
+            answers
+                .iter()
+                .map(|(request, (run, _))| (*request, *run))
+                .collect(),
+        )
     }
 
     /// Whether anybody waits for anything.

@@ -70,7 +70,7 @@ pub(crate) fn run(shared: &Shared, stop: &Stop) {
         }
         beats += 1;
         // Others are looked for at every second beat: an idle engine asks little.
-        if beats % 2 == 0 {
+        if beats.is_multiple_of(2) {
             let taken = balance(shared, fence).and_then(|taken| match taken.is_empty() {
                 true => Ok(0),
                 false => take_up(shared, &taken),

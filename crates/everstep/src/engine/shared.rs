@@ -17,6 +17,7 @@ use super::{
     due::DueSignal,
     hub::Hub,
     mailbox::{Event, Mailbox},
+    poller::Poller,
 };
 use crate::{
     commit::Fence,
@@ -47,6 +48,7 @@ pub(crate) struct Shared {
     /// How many runs are in memory and moving.
     pub(crate) moving: AtomicUsize,
     pub(crate) due: DueSignal,
+    pub(crate) poller: Poller,
 }
 
 /// What a runner holds, and until when.
@@ -90,6 +92,7 @@ impl Shared {
             closing: AtomicBool::new(false),
             moving: AtomicUsize::new(0),
             due: DueSignal::default(),
+            poller: Poller::default(),
             settings,
         }
     }
@@ -227,6 +230,27 @@ impl Shared {
             store: self.store.describe(),
         });
         self.hub.stop(&closed);
+    }
+
+    /// Takes a place for one more run in memory, if there is one.
+    pub(crate) fn reserve(&self) -> bool {
+        let reserved = self.moving.fetch_add(1, Ordering::AcqRel) < self.settings.max_live_runs;
+        if !reserved {
+            self.release();
+        }
+        reserved
+    }
+
+    /// Gives the place of a run in memory back.
+    pub(crate) fn release(&self) {
+        self.moving.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// A thread has died by a bug of ours or of the store: nothing can be relied on any more.
+    pub(crate) fn stop_after_panic(&self, thread: &str, panic: &(dyn std::any::Any + Send)) {
+        let message = crate::run::panics::message(panic);
+        let store = format!("the engine (its {thread} thread has died: {message})");
+        self.stop(StoreError::Closed { store });
     }
 
     /// Whether one more run may be taken into memory at once.

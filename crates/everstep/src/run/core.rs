@@ -11,7 +11,7 @@
 use std::{
     cell::{Cell, RefCell},
     cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque},
+    collections::{BTreeSet, BinaryHeap, HashSet, VecDeque},
     rc::Rc,
     sync::{
         Arc, PoisonError,
@@ -31,6 +31,7 @@ use crate::{
     ctx::rollback::Undo,
     engine::{Mailbox, Services, Settings},
     error::{Error, Failure, FailureKind},
+    hash::{FastMap, FastSet},
     history::{
         AttemptError, ERRORS_KEPT, Entry, EntryKind, EntryStatus, EntryValue, History, Key,
         Location, TakenMessage, keys,
@@ -70,14 +71,25 @@ impl Env {
         }
     }
 
-    /// Whether a body panicked because the runtime under it is shutting down.
-    pub(crate) fn runtime_is_gone(&self, panic: &str) -> bool {
-        // Tokio has no typed way to say so; its message has been the same in all of version 1.
-        let shutting_down = panic.contains("context was found, but it is being shutdown");
-        if shutting_down {
+    /// Whether the runtime under a body that failed or panicked is shutting down: then its sockets
+    /// and timers fail and its tasks are cancelled, though nothing was tried.
+    pub(crate) fn runtime_is_gone(&self) -> bool {
+        if !self.runtime_gone.load(Ordering::Acquire) && self.refuses_tasks() {
             self.runtime_gone.store(true, Ordering::Release);
         }
-        shutting_down || self.runtime_gone.load(Ordering::Acquire)
+        self.runtime_gone.load(Ordering::Acquire)
+    }
+
+    /// A runtime that has begun to shut down cancels a new task before `spawn` returns. It does so
+    /// before it cancels any other task or stops its drivers, so a body cannot fail before that.
+    fn refuses_tasks(&self) -> bool {
+        let Some(runtime) = &self.runtime else {
+            return false;
+        };
+        let probe = runtime.spawn(std::future::pending::<()>());
+        let refused = probe.is_finished();
+        probe.abort();
+        refused
     }
 }
 
@@ -137,6 +149,8 @@ pub(crate) struct OpState {
     compensable: bool,
     body_deadline: Option<Timestamp>,
     timed_out: bool,
+    /// Its body was woken, and nobody has polled the operation since.
+    lagging: bool,
     started_at: Timestamp,
     listen: Option<Box<ListenSpec>>,
 }
@@ -304,16 +318,18 @@ pub(crate) struct State {
     pub(crate) bodies: usize,
     timers: BinaryHeap<Reverse<(Timestamp, OpId, Timer)>>,
     pub(crate) halt: Option<Halt>,
-    pub(crate) undo: HashMap<Key, Undo>,
+    pub(crate) undo: FastMap<Key, Undo>,
     /// No body may start any more: shutdown, or a pause from outside.
     pub(crate) draining: bool,
     /// The run was recovered so often without progress that its bodies are recorded first.
     pub(crate) suspect: bool,
     pub(crate) entries: u64,
     /// The iterations whose start is recorded, in order, by the key of their loop.
-    pub(crate) loops: HashMap<Vec<u8>, Vec<u64>>,
+    pub(crate) loops: FastMap<Vec<u8>, Vec<u64>>,
+    /// Bodies that were woken since the run was last driven.
+    woken: Vec<OpId>,
     warned_equal: bool,
-    warned_lagging: HashSet<Key>,
+    warned_lagging: FastSet<Key>,
 }
 
 impl State {
@@ -347,13 +363,14 @@ impl State {
             bodies: 0,
             timers: BinaryHeap::new(),
             halt: None,
-            undo: HashMap::new(),
+            undo: FastMap::default(),
             draining: false,
             suspect: false,
             entries: 0,
-            loops: HashMap::new(),
+            loops: FastMap::default(),
+            woken: Vec::new(),
             warned_equal: false,
-            warned_lagging: HashSet::new(),
+            warned_lagging: FastSet::default(),
         }
     }
 
@@ -506,6 +523,7 @@ impl Core {
             compensable: false,
             body_deadline: None,
             timed_out: false,
+            lagging: false,
             started_at: Timestamp::default(),
             listen: None,
         });
@@ -571,6 +589,7 @@ impl Core {
         }
         op.polled = true;
         op.declined = false;
+        op.lagging = false;
         if st.offer == Some(id) {
             st.offer = None;
             st.released = true;
@@ -1170,10 +1189,10 @@ impl Core {
             return latest;
         };
         let (key, mut entry) = (op.key.clone(), op.entry());
-        if let Some(slot) = st.history.get(&key) {
-            if let EntryValue::Version(version) = slot.entry.value {
-                return version;
-            }
+        if let Some(slot) = st.history.get(&key)
+            && let EntryValue::Version(version) = slot.entry.value
+        {
+            return version;
         }
         let old = st.history.any_unclaimed(scope).is_some();
         let version = if old { 1 } else { latest };
@@ -1251,13 +1270,15 @@ impl Core {
     pub(crate) fn body_woken(&self, id: OpId) -> bool {
         {
             let mut st = self.state.borrow_mut();
-            let Some(op) = st.ops.get(id) else {
+            let Some(op) = st.ops.get_mut(id) else {
                 return false;
             };
             if !matches!(op.phase, Phase::Body { .. }) {
                 return false;
             }
+            op.lagging = true;
             st.direct = true;
+            st.woken.push(id);
         }
         self.wake(id);
         true
@@ -1330,22 +1351,19 @@ impl Core {
         }
         let listening = st.ops.iter().filter(|(_, op)| {
             matches!(op.phase, Phase::Listening { .. } | Phase::Committing)
-                && op
-                    .listen
-                    .as_ref()
-                    .is_some_and(|s| {
-                        s.names.is_empty() || s.names.iter().any(|n| names.contains(n))
-                    })
+                && op.listen.as_ref().is_some_and(|s| {
+                    s.names.is_empty() || s.names.iter().any(|n| names.contains(n))
+                })
         });
         let mut ids: Vec<_> = listening
             .map(|(id, op)| (op.born, op.key.clone(), id))
             .collect();
         ids.sort();
         for (_, _, id) in ids {
-            if let Some(op) = st.ops.get(id) {
-                if matches!(op.phase, Phase::Listening { .. }) {
-                    st.make_available(id);
-                }
+            if let Some(op) = st.ops.get(id)
+                && matches!(op.phase, Phase::Listening { .. })
+            {
+                st.make_available(id);
             }
         }
     }
@@ -1531,19 +1549,22 @@ impl Core {
         }
     }
 
-    /// A body that was woken while its operation is not polled by anybody.
-    pub(crate) fn note_lagging(&self, id: OpId) {
+    /// Names the bodies that were woken while nobody polls their operations.
+    pub(crate) fn note_lagging(&self) {
         let mut st = self.state.borrow_mut();
-        let Some(key) = st.ops.get(id).map(|op| op.key.clone()) else {
-            return;
-        };
-        if st.warned_lagging.insert(key.clone()) {
-            tracing::warn!(
-                run = %self.facts.id,
-                step = Core::location(&key),
-                "a body is ready to go on, but the workflow is not polling its operation; it moves \
-                 only while something awaits it"
-            );
+        let st = &mut *st;
+        for id in st.woken.drain(..) {
+            let Some(op) = st.ops.get(id).filter(|op| op.lagging) else {
+                continue;
+            };
+            if st.warned_lagging.insert(op.key.clone()) {
+                tracing::warn!(
+                    run = %self.facts.id,
+                    step = Core::location(&op.key),
+                    "a body is ready to go on, but the workflow is not polling its operation; it \
+                     moves only while something awaits it"
+                );
+            }
         }
     }
 }
@@ -1570,10 +1591,6 @@ impl State {
         if done {
             self.history.remove(key);
         }
-    }
-
-    pub(crate) fn last_completion(&self) -> Timestamp {
-        self.taken_at
     }
 
     pub(crate) fn has_undeclined(&self) -> bool {

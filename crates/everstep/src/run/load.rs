@@ -1,23 +1,19 @@
 //! From what is stored to a run in memory: a new one, a recovered one, one to be tried again, one
 //! to be rolled back.
 
-use std::{
-    collections::{HashMap, HashSet, VecDeque},
-    rc::Rc,
-    sync::Arc,
-    task::Waker,
-};
+use std::{collections::VecDeque, rc::Rc, sync::Arc, task::Waker};
 
 use super::{
     Halt, Run, Stage,
     core::{Core, Env, Mode, RunFacts, State},
-    flush::{Flush, Next, RowView, decode_origins},
+    flush::{Flush, Next, Origins, RowView, decode_origins},
     wakers::{RootWaker, WakeSink},
 };
 use crate::{
     codec,
     commit::{InboxRow, KeyRange, NewRun, Put, RunStatus},
     ctx::rollback,
+    hash::{FastMap, FastSet},
     history::{Entry, EntryKind, EntryStatus, History, Key, keys},
     store::LoadedRun,
     time::Timestamp,
@@ -97,9 +93,9 @@ impl RunSeed {
 
 /// The entries of a run, decoded.
 struct Records {
-    entries: HashMap<Key, Entry>,
+    entries: FastMap<Key, Entry>,
     /// The keys that the last failure came from, if the run is to be tried again.
-    origins: Option<Vec<Vec<u8>>>,
+    origins: Option<Origins>,
 }
 
 /// Recovered this often without progress, a run is a suspect.
@@ -150,7 +146,7 @@ impl Run {
         let mut run = Run {
             core,
             definition,
-            input: seed.input,
+            input_bytes: seed.input.len(),
             root: None,
             waker,
             stage,
@@ -158,7 +154,7 @@ impl Run {
             flush,
         };
         if run.core.state.borrow().halt.is_none() {
-            run.root = Some(run.definition.begin(run.ctx(), &run.input));
+            run.root = Some(run.definition.begin(run.ctx(), seed.input));
         }
         run
     }
@@ -189,6 +185,11 @@ impl Run {
             st.mode = Mode::Live;
             st.quiet_effects = false;
             st.replay.clear();
+            // Of the workflow's own operations nothing is left.
+            st.starters.clear();
+            st.sends.clear();
+            st.timeouts.clear();
+            st.effects.clear();
             for (key, number) in to_compensate(&st.history) {
                 match st.undo.get(key) {
                     Some(undo) => list.push((number, key.clone(), undo.clone())),
@@ -226,7 +227,7 @@ fn first_unseen(seed: &RunSeed) -> u64 {
 impl Records {
     fn decode(history: &[Put]) -> Result<Records, Halt> {
         let mut records = Records {
-            entries: HashMap::with_capacity(history.len()),
+            entries: FastMap::with_capacity_and_hasher(history.len(), Default::default()),
             origins: None,
         };
         for put in history {
@@ -259,7 +260,10 @@ fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
         if let (Some(number), false) = (entry.number, past) {
             order.push((number, key.clone()));
         }
-        st.history.load(key, entry, past);
+        // Of an iteration that is jumped over, only what may have to be undone is needed.
+        if !past || entry.compensable || key.starts_with(keys::ROLLBACKS) {
+            st.history.load(key, entry, past);
+        }
     }
     order.sort();
     st.replay = VecDeque::from(order);
@@ -273,8 +277,8 @@ fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
 }
 
 /// The iterations that each loop has begun, in order, by the key of the loop.
-fn loop_iterations(entries: &HashMap<Key, Entry>) -> HashMap<Vec<u8>, Vec<u64>> {
-    let mut loops: HashMap<Vec<u8>, Vec<u64>> = HashMap::new();
+fn loop_iterations(entries: &FastMap<Key, Entry>) -> FastMap<Vec<u8>, Vec<u64>> {
+    let mut loops: FastMap<Vec<u8>, Vec<u64>> = FastMap::default();
     for (key, entry) in entries {
         if entry.kind != EntryKind::Iteration || entry.number.is_none() {
             continue;
@@ -290,7 +294,7 @@ fn loop_iterations(entries: &HashMap<Key, Entry>) -> HashMap<Vec<u8>, Vec<u64>> 
 }
 
 /// Whether the entry belongs to an iteration before the last of one of its loops.
-fn is_past(key: &[u8], loops: &HashMap<Vec<u8>, Vec<u64>>) -> bool {
+fn is_past(key: &[u8], loops: &FastMap<Vec<u8>, Vec<u64>>) -> bool {
     if loops.is_empty() {
         return false;
     }
@@ -334,17 +338,22 @@ struct Rewrite {
 ///
 /// With k the lowest of their numbers, numbers below k stand, entries born before k keep their
 /// result without a number, and what was born later is set aside for people to see.
-fn make_fresh(entries: &mut HashMap<Key, Entry>, origins: &[Vec<u8>], attempts: u32) -> Rewrite {
+fn make_fresh(entries: &mut FastMap<Key, Entry>, origins: &Origins, attempts: u32) -> Rewrite {
     let mut rewrite = Rewrite::default();
-    let mut fresh: HashSet<Key> = HashSet::new();
-    for key in origins {
+    let mut fresh: FastSet<Key> = FastSet::default();
+    for key in &origins.keys {
         fresh.insert(Key::from(key.as_slice()));
     }
     for (key, entry) in entries.iter() {
-        if key.starts_with(keys::ROLLBACKS) && entry.status == EntryStatus::Completed {
-            let step = [keys::HISTORY, &key[keys::ROLLBACKS.len()..]].concat();
-            fresh.insert(Key::from(step));
+        // A rollback inside a race is part of the workflow's own course; those that the failure
+        // led to came later.
+        let after = entry.number.is_none_or(|number| number > origins.taken);
+        if key.starts_with(keys::ROLLBACKS) && after {
             fresh.insert(key.clone());
+            if entry.status == EntryStatus::Completed {
+                let step = [keys::HISTORY, &key[keys::ROLLBACKS.len()..]].concat();
+                fresh.insert(Key::from(step));
+            }
         }
     }
     let numbers = fresh.iter().filter_map(|key| entries.get(key)?.number);

@@ -253,8 +253,7 @@ impl VirtualClock {
     /// Tells everybody whose wait is over; whether there was anybody.
     fn tell(&self, over: impl Fn(WaitFor) -> bool) -> bool {
         let all = std::mem::take(&mut *self.lock());
-        let (told, rest): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|waiter| over(waiter.until));
+        let (told, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|waiter| over(waiter.until));
         self.lock().extend(rest);
         let any = !told.is_empty();
         for waiter in told {

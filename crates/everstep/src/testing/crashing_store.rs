@@ -188,10 +188,7 @@ impl<S: Store> CrashingStore<S> {
         Err(StoreError::Closed { store })
     }
 
-    fn read<T>(
-        &self,
-        read: impl FnOnce(&S) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
+    fn read<T>(&self, read: impl FnOnce(&S) -> Result<T, StoreError>) -> Result<T, StoreError> {
         // Nothing is seen of a write whose fate is not decided yet.
         let _no_write = self.lock();
         if self.is_dead() {

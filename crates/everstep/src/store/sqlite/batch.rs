@@ -219,7 +219,12 @@ impl<'a> Applier<'a> {
                     self.execute(sql, params![commit.run.0, error])?;
                 }
                 Patch::Run { .. } => self.write_running(&head)?,
-                Patch::Park { waiting, .. } => self.write_head(&head, Some(waiting))?,
+                Patch::Park { waiting, .. } => {
+                    self.write_head(&head, Some(waiting))?;
+                    // Seldom anything else, so this seldom writes.
+                    let sql = "UPDATE runs SET recoveries = 0 WHERE no = ?1 AND recoveries <> 0";
+                    self.execute(sql, [commit.run.0])?;
+                }
                 Patch::Pause { reason } => self.write_head(&head, Some(reason))?,
                 Patch::Keep => self.write_last_number(&head)?,
             }

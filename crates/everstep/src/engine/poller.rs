@@ -1,0 +1,119 @@
+//! Asks the store for what waiters in this process wait for and nobody here will tell them: the
+//! ends and answers of runs that another process owns. One query per round, however many wait.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use uuid::Uuid;
+
+use super::shared::Shared;
+use crate::run_id::RunNo;
+
+/// The thread that asks. It comes when somebody waits, and goes when nobody does.
+#[derive(Default)]
+pub(crate) struct Poller {
+    running: AtomicBool,
+    lock: Mutex<()>,
+}
+
+/// How often it asks: soon after something was answered, less often later.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+
+impl Poller {
+    /// Starts the thread if somebody waits for a run of another process, and it is not there.
+    pub(crate) fn ensure(shared: &Arc<Shared>) {
+        let poller = &shared.poller;
+        let _guard = poller.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if questions(shared).is_none() || poller.running.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let asking = shared.clone();
+        let thread = std::thread::Builder::new().name("everstep-poll".to_owned());
+        if let Err(error) = thread.spawn(move || run(&asking)) {
+            tracing::error!(%error, "a thread cannot be started; results are not asked for");
+            poller.running.store(false, Ordering::Release);
+        }
+    }
+}
+
+fn run(shared: &Shared) {
+    let mut pause = PAUSE_MIN;
+    loop {
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE_MAX);
+        let questions = {
+            // Whoever registers after this look finds the flag down and starts another thread.
+            let _guard = shared
+                .poller
+                .lock
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            match questions(shared) {
+                Some(questions) => questions,
+                None => {
+                    shared.poller.running.store(false, Ordering::Release);
+                    return;
+                }
+            }
+        };
+        if ask(shared, &questions) {
+            pause = PAUSE_MIN;
+        }
+    }
+}
+
+/// What is waited for.
+struct Questions {
+    runs: Vec<RunNo>,
+    requests: Vec<Uuid>,
+}
+
+fn questions(shared: &Shared) -> Option<Questions> {
+    let (mut runs, mut requests) = shared.hub.waiting();
+    let elsewhere = |run: crate::run_id::RunId| !shared.owns(run.shard());
+    runs.retain(|run| elsewhere(*run));
+    requests.retain(|(_, run)| elsewhere(*run));
+    if runs.is_empty() && requests.is_empty() {
+        return None;
+    }
+    Some(Questions {
+        runs: runs.into_iter().map(|run| run.no()).collect(),
+        requests: requests.into_iter().map(|(request, _)| request).collect(),
+    })
+}
+
+/// One round of questions; whether anything was answered.
+fn ask(shared: &Shared, questions: &Questions) -> bool {
+    let mut answered = false;
+    if !questions.runs.is_empty() {
+        match shared.store.finished(&questions.runs) {
+            Ok(found) => {
+                for (run, finished) in found {
+                    if let Some(finished) = finished {
+                        answered = true;
+                        shared.hub.ended(run, || finished);
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(%error, "results cannot be read; trying again"),
+        }
+    }
+    if !questions.requests.is_empty() {
+        match shared.store.answers(&questions.requests) {
+            Ok(found) => {
+                for (request, answer) in found {
+                    answered = true;
+                    shared.hub.answered(request, answer);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "replies cannot be read; trying again"),
+        }
+    }
+    answered
+}
