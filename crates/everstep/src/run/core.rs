@@ -1170,7 +1170,8 @@ impl Core {
         }
         if let Some(slot) = st.history.get_mut(key) {
             let entry = &mut slot.entry;
-            if entry.status != EntryStatus::Completed {
+            // One that waits for its next attempt goes on with that: a crash resets no budget.
+            if entry.status.is_terminal() && entry.status != EntryStatus::Completed {
                 entry.status = EntryStatus::Running;
                 entry.number = None;
                 entry.attempts = 0;
@@ -1350,10 +1351,9 @@ impl Core {
         }
         let listening = st.ops.iter().filter(|(_, op)| {
             matches!(op.phase, Phase::Listening { .. } | Phase::Committing)
-                && op
-                    .listen
-                    .as_ref()
-                    .is_some_and(|s| s.names.iter().any(|n| names.contains(n)))
+                && op.listen.as_ref().is_some_and(|s| {
+                    s.names.is_empty() || s.names.iter().any(|n| names.contains(n))
+                })
         });
         let mut ids: Vec<_> = listening
             .map(|(id, op)| (op.born, op.key.clone(), id))
