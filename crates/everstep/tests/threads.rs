@@ -392,9 +392,11 @@ async fn shutdown_lets_bodies_end_and_records_what_they_gave() {
         (calls.load(Ordering::SeqCst) == 1).then_some(())
     })
     .await;
-    let shutting_down = tokio::spawn(engine.shutdown());
+    // Polled once, it has told the threads to drain; only then may the body end.
+    let mut shutting_down = Box::pin(engine.shutdown());
+    assert!(futures::poll!(&mut shutting_down).is_pending());
     go.notify_one();
-    shutting_down.await.unwrap();
+    shutting_down.await;
     let client = Client::on(Arc::new(store.clone())).unwrap();
     let history = client.run::<u32>(run.id()).history().await.unwrap();
     assert_eq!(history.len(), 1, "the next body did not start: {history:?}");

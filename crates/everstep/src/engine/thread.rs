@@ -23,7 +23,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    committer::{Ack, Answer, Pending, Reply},
+    committer::{self, Ack, Answer, Pending, Reply},
     mailbox::{Event, Mailbox, Polling, ThreadCensus},
     reader::Reader,
     services::Services,
@@ -94,6 +94,9 @@ struct Loading {
     look: bool,
     suspect_admitted: bool,
 }
+
+/// With this few runs an engine thread has nothing better to do than to commit by itself.
+const ALONE: usize = 2;
 
 /// How many suspects run at the same time, so that the one that kills the process is found.
 const SUSPECTS_MAX: usize = 4;
@@ -175,6 +178,10 @@ impl Worker {
             self.drop_everything();
         }
         let shared = self.shared.clone();
+        let few = !self.out.is_empty() && self.out.len() <= ALONE;
+        if few && self.ready.is_empty() && self.moving <= ALONE {
+            committer::commit_here(&shared, &mut self.out);
+        }
         shared.queue.push_all(&shared, &mut self.out);
         self.cool_down();
         self.finish_waits();

@@ -73,13 +73,20 @@ impl Audit {
     /// How many messages this run has taken.
     pub(super) fn consumed(&self, run: RunNo) -> u64 {
         let state = self.lock();
-        state.runs.get(&run).map_or(0, |run| run.consumed.len() as u64)
+        state
+            .runs
+            .get(&run)
+            .map_or(0, |run| run.consumed.len() as u64)
     }
 
     /// The locations of this run whose bodies must not run again.
     pub(super) fn ended(&self, run: RunNo) -> Vec<String> {
         let state = self.lock();
-        let entries = state.runs.get(&run).into_iter().flat_map(|run| &run.entries);
+        let entries = state
+            .runs
+            .get(&run)
+            .into_iter()
+            .flat_map(|run| &run.entries);
         let ended = entries.filter(|(_, entry)| {
             matches!(entry.kind, EntryKind::Step | EntryKind::Rollback)
                 && entry.status.is_terminal()

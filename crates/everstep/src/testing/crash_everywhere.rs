@@ -89,7 +89,8 @@ pub struct CrashTest {
 }
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
-type StartRun = Arc<dyn Fn(Client) -> Boxed<'static, Result<StartedRun, ClientError>> + Send + Sync>;
+type StartRun =
+    Arc<dyn Fn(Client) -> Boxed<'static, Result<StartedRun, ClientError>> + Send + Sync>;
 type Check = Arc<dyn Fn(&Ending, &Ledger) -> Result<(), String> + Send + Sync>;
 
 struct StartedRun {
@@ -101,8 +102,13 @@ struct StartedRun {
 /// What happens to the run from outside, in order.
 #[derive(Clone)]
 enum Action {
-    Send { name: String, body: Json },
-    Cancel { rollback: bool },
+    Send {
+        name: String,
+        body: Json,
+    },
+    Cancel {
+        rollback: bool,
+    },
     Pause,
     Resume,
     Retry,
@@ -342,7 +348,9 @@ impl CrashTest {
         let mut open = FuturesUnordered::new();
         loop {
             while open.len() < self.parallel {
-                let Some(points) = queue.pop_front() else { break };
+                let Some(points) = queue.pop_front() else {
+                    break;
+                };
                 let test = &self;
                 open.push(async move {
                     let found = test.test(&points).await;
@@ -370,16 +378,20 @@ impl CrashTest {
         match (&found.ending, &clean.ending, &self.check) {
             (Some(ending), _, Some(check)) => what.extend(check(ending, &found.ledger).err()),
             (Some(ending), Some(expected), None) if ending != expected => {
-                what.push(format!("the end differs\n  expected {expected:?}\n  found {ending:?}"));
+                what.push(format!(
+                    "the end differs\n  expected {expected:?}\n  found {ending:?}"
+                ));
             }
             _ => {}
         }
         what.extend(self.judge_ledger(clean, found));
         let at = at.to_owned();
-        report.differences.extend(what.into_iter().map(|what| Difference {
-            at: at.clone(),
-            what,
-        }));
+        report
+            .differences
+            .extend(what.into_iter().map(|what| Difference {
+                at: at.clone(),
+                what,
+            }));
     }
 
     /// A location has one body in flight when the store dies: that one may run once more.
@@ -410,7 +422,8 @@ impl CrashTest {
                 let store = CrashingStore::audited(memory, point, audit.clone());
                 let store = Arc::new(store);
                 let dead = store.clone();
-                life.live(store.clone(), &audit, move || dead.is_dead()).await;
+                life.live(store.clone(), &audit, move || dead.is_dead())
+                    .await;
                 life.writes = store.writes();
                 if !life.died {
                     return life.found(audit);
@@ -530,11 +543,13 @@ impl<'a> Life<'a> {
         // A clock of its own, since the threads of the engine that died may still look at theirs.
         self.clock = VirtualClock::at(self.clock.now() + self.pause());
         let ledger = self.ledger.in_life(self.deaths);
-        let mut builder = Engine::on(store.clone()).clock(self.clock.clone()).settings(|s| {
-            s.threads = 1;
-            s.seed = Some(1);
-            s.shutdown_limit = Duration::from_secs(2);
-        });
+        let mut builder = Engine::on(store.clone())
+            .clock(self.clock.clone())
+            .settings(|s| {
+                s.threads = 1;
+                s.seed = Some(1);
+                s.shutdown_limit = Duration::from_secs(2);
+            });
         builder = builder.provide(ledger);
         for change in &self.test.engine {
             builder = change(builder);
@@ -604,8 +619,12 @@ impl<'a> Life<'a> {
         if started.input_differs {
             self.problems.push("the input has changed".to_owned());
         }
-        if self.run.is_some_and(|run| !started.attached || run != started.id) {
-            self.problems.push("a run that was started is lost".to_owned());
+        if self
+            .run
+            .is_some_and(|run| !started.attached || run != started.id)
+        {
+            self.problems
+                .push("a run that was started is lost".to_owned());
         }
         self.run = Some(started.id);
         Ok(client.run(started.id))
@@ -676,7 +695,10 @@ impl<'a> Life<'a> {
             return Err("the run is gone".to_owned());
         };
         let unread = store.inbox(run.no(), 0).map_err(read)?.len() as u64;
-        let dead = store.dead_letters(Some(run.no()), usize::MAX).map_err(read)?.len() as u64;
+        let dead = store
+            .dead_letters(Some(run.no()), usize::MAX)
+            .map_err(read)?
+            .len() as u64;
         let taken = audit.consumed(run.no());
         if taken + unread + dead != row.inbox_seq {
             self.problems.push(format!(
@@ -686,7 +708,9 @@ impl<'a> Life<'a> {
             ));
         }
         let sends = self.test.actions[..self.done].iter();
-        let sent = sends.filter(|action| matches!(action, Action::Send { .. })).count() as u64;
+        let sent = sends
+            .filter(|action| matches!(action, Action::Send { .. }))
+            .count() as u64;
         if row.inbox_seq > sent && self.test.engine.len() == 1 && sent > 0 {
             let problem = format!("{sent} messages were sent, {} delivered", row.inbox_seq);
             self.problems.push(problem);

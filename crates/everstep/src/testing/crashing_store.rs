@@ -169,10 +169,7 @@ impl<S: Store> CrashingStore<S> {
         Err(StoreError::Closed { store })
     }
 
-    fn read<T>(
-        &self,
-        read: impl FnOnce(&S) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
+    fn read<T>(&self, read: impl FnOnce(&S) -> Result<T, StoreError>) -> Result<T, StoreError> {
         if self.is_dead() {
             return self.closed();
         }
