@@ -415,6 +415,7 @@ impl Client {
             self.shared.hub.forget_request(request);
             return Err(error);
         }
+        self.shared.hub.request_delivered(request);
         self.watch(run);
         match answer.await.map_err(|_| ClientError::Closed)?? {
             Answer::Reply(bytes) => Ok(bytes),

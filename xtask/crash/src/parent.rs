@@ -274,11 +274,15 @@ impl Drop for Running {
     }
 }
 
-/// The child makes the file; until then there is none to open.
+/// The child makes the file; until it has, there is none to open, or one with nothing in it.
 async fn open(path: &Path) -> Result<Client, Problem> {
     let began = Instant::now();
     loop {
-        match Client::open(path).await {
+        let opened = async {
+            let client = Client::open(path).await?;
+            client.count().await.map(|_| client)
+        };
+        match opened.await {
             Ok(client) => return Ok(client),
             Err(error) if began.elapsed() > Duration::from_secs(10) => return Err(error.into()),
             Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,

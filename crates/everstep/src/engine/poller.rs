@@ -89,30 +89,34 @@ fn questions(shared: &Shared) -> Option<Questions> {
 }
 
 /// One round of questions; whether anything was answered.
+///
+/// Ends are asked for before answers and told after them: a run that has ended by the first question
+/// has given its answers by the second, so nobody is told of an end instead of an answer.
 fn ask(shared: &Shared, questions: &Questions) -> bool {
+    let ends = match questions.runs.is_empty() {
+        true => Ok(Vec::new()),
+        false => shared.store.finished(&questions.runs),
+    };
+    let answers = match questions.requests.is_empty() {
+        true => Ok(Vec::new()),
+        false => shared.store.answers(&questions.requests),
+    };
     let mut answered = false;
-    if !questions.runs.is_empty() {
-        match shared.store.finished(&questions.runs) {
-            Ok(found) => {
-                for (run, finished) in found {
-                    if let Some(finished) = finished {
-                        answered = true;
-                        shared.hub.ended(run, || finished);
-                    }
-                }
+    match (ends, answers) {
+        (Ok(ends), Ok(answers)) => {
+            for (request, answer) in answers {
+                answered = true;
+                shared.hub.answered(request, answer);
             }
-            Err(error) => tracing::warn!(%error, "results cannot be read; trying again"),
-        }
-    }
-    if !questions.requests.is_empty() {
-        match shared.store.answers(&questions.requests) {
-            Ok(found) => {
-                for (request, answer) in found {
+            for (run, finished) in ends {
+                if let Some(finished) = finished {
                     answered = true;
-                    shared.hub.answered(request, answer);
+                    shared.hub.ended(run, || finished);
                 }
             }
-            Err(error) => tracing::warn!(%error, "replies cannot be read; trying again"),
+        }
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::warn!(%error, "results and replies cannot be read; trying again");
         }
     }
     answered

@@ -1573,7 +1573,8 @@ impl Core {
 }
 
 impl State {
-    /// Drops an entry that was taken and needs no write, unless it has a rollback.
+    /// Drops an entry that was taken and needs no write, unless it has a rollback, or is one: a
+    /// step that was compensated must not be compensated again when the run fails later.
     pub(crate) fn forget_if_done(&mut self, key: &[u8]) {
         let done = self.history.get(key).is_some_and(|slot| {
             let entry = &slot.entry;
@@ -1588,6 +1589,7 @@ impl State {
             !slot.dirty
                 && slot.claimed
                 && !entry.compensable
+                && entry.kind != EntryKind::Rollback
                 && entry.status.is_terminal()
                 && (entry.number.is_some() || structure || entry.kind == EntryKind::Version)
         });
