@@ -555,12 +555,14 @@ impl<'a> Life<'a> {
         for change in &self.test.engine {
             builder = change(builder);
         }
+        // Held from before the start, since an engine goes on with what it finds at once.
+        let held = self.clock.hold();
         let lived = match builder.start().await {
             Ok(engine) => {
                 let client = engine.client();
                 let lived = tokio::select! {
                     biased;
-                    lived = self.drive(&client, &*store, audit) => lived,
+                    lived = self.drive(&client, &*store, audit, held) => lived,
                     _ = &mut death => Err("the store died".to_owned()),
                 };
                 engine.shutdown().await;
@@ -602,8 +604,9 @@ impl<'a> Life<'a> {
         client: &Client,
         store: &dyn Store,
         audit: &Audit,
+        held: Hold,
     ) -> Result<(), String> {
-        let mut held = Some(self.clock.hold());
+        let mut held = Some(held);
         let run = self.start(client).await?;
         while let Some(action) = self.test.actions.get(self.done).cloned() {
             held = Some(self.clock.quiet().await);
