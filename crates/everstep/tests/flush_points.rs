@@ -13,9 +13,8 @@ const RUN: Workflow<(), Json> = Workflow::new("run");
 
 macro_rules! crash {
     (|$ctx:ident| $code:block) => {
-        CrashTest::new(RUN, ()).engine(|builder| {
-            builder.register_fn(RUN, |$ctx: Ctx, (): ()| async move { $code })
-        })
+        CrashTest::new(RUN, ())
+            .engine(|builder| builder.register_fn(RUN, |$ctx: Ctx, (): ()| async move { $code }))
     };
 }
 
@@ -74,7 +73,8 @@ async fn short_sleep_is_not_slept_again() {
     // Bug pattern 3: a sleep that ends in memory must not be forgotten.
     crash!(|ctx| {
         let began = ctx.now();
-        ctx.sleep("nap", std::time::Duration::from_millis(1)).await?;
+        ctx.sleep("nap", std::time::Duration::from_millis(1))
+            .await?;
         noted(&ctx, "after").await?;
         Ok(json!(ctx.now().since(began).as_millis()))
     })

@@ -1,15 +1,15 @@
 //! Two things at the same instant, in both orders.
 //!
-//! A store that stops before or after a chosen kind of commit lets the test do the other thing at
-//! exactly that point, so each order is made and not hoped for.
+//! A held clock, a gate in a body and a store that is meddled with just before a chosen write make
+//! each order; none is hoped for.
 
 use std::sync::{Arc, Mutex};
 
 use everstep::{
-    Clock, RunStatus,
+    RunStatus,
     prelude::*,
-    store::MemoryStore,
-    testing::{Ledger, VirtualClock},
+    store::{Batch, Delivery, MemoryStore, Store, Target, Write},
+    testing::{CrashingStore, Ledger, VirtualClock},
 };
 use serde_json::{Value as Json, json};
 
@@ -124,7 +124,10 @@ async fn a_cancel_while_a_body_runs_keeps_its_result_and_starts_no_other() {
     assert!(run.result().await.is_err());
     assert_eq!(run.status().await.unwrap(), RunStatus::Cancelled);
     let history = run.history().await.unwrap();
-    assert!(history.iter().all(|entry| entry.location != "never"), "{history:?}");
+    assert!(
+        history.iter().all(|entry| entry.location != "never"),
+        "{history:?}"
+    );
     engine.shutdown().await;
 }
 
@@ -146,10 +149,17 @@ async fn a_pause_while_a_body_runs_records_its_result() {
     drop(clock.quiet().await);
     assert_eq!(run.status().await.unwrap(), RunStatus::Paused);
     let history = run.history().await.unwrap();
-    assert!(history.iter().all(|entry| entry.location != "next"), "{history:?}");
+    assert!(
+        history.iter().all(|entry| entry.location != "next"),
+        "{history:?}"
+    );
     run.resume().await.unwrap();
     drop(held);
-    assert_eq!(run.result().await.unwrap(), json!(1), "the body does not run again");
+    assert_eq!(
+        run.result().await.unwrap(),
+        json!(1),
+        "the body does not run again"
+    );
     engine.shutdown().await;
 }
 
@@ -168,5 +178,76 @@ async fn a_cancel_that_meets_the_end_of_a_run_is_honest() {
         assert_eq!(cancelled, result.is_err(), "{result:?}");
         engine.shutdown().await;
     }
-    _ = VirtualClock::new().now();
+}
+
+/// Delivers the message `name` to the run with the key `k`, as another process does.
+fn deliver(store: &MemoryStore, name: &str, body: u8) {
+    let target = Target::Key {
+        workflow: "run".to_owned(),
+        key: "k".to_owned(),
+    };
+    let delivery = Delivery {
+        target,
+        name: name.to_owned(),
+        // A small number is one byte of CBOR.
+        body: vec![body],
+        dedupe: None,
+        request: None,
+        inbox_max: 100,
+    };
+    let batch = Batch {
+        writes: vec![Write::Deliver(Box::new(delivery))],
+        ..Batch::default()
+    };
+    store.commit(&batch).unwrap();
+}
+
+/// Runs two waits with a timeout while a message arrives just before the n-th write, of which the
+/// first is the engine's.
+async fn heard_with_a_message_before(write: u64, name: &'static str) -> Json {
+    let clock = VirtualClock::new();
+    let store = CrashingStore::counting(MemoryStore::new())
+        .meddle_before(write, move |store| deliver(store, name, 7));
+    let engine = Engine::on(Arc::new(store))
+        .clock(clock.clone())
+        .settings(|settings| settings.threads = 1)
+        .register_fn(RUN, |ctx: Ctx, ()| async move {
+            let first: Option<u32> = ctx.listen("word").timeout(hours(1)).await?;
+            let at = ctx.now();
+            let second: Option<u32> = ctx.listen("word").timeout(hours(1)).await?;
+            Ok(json!([first, second, ctx.now().since(at).as_secs()]))
+        })
+        .start()
+        .await
+        .unwrap();
+    let run = engine.client().start(RUN, ()).key("k").await.unwrap();
+    let heard = run.result().await.unwrap();
+    engine.shutdown().await;
+    heard
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_arrives_while_a_run_parks_or_times_out_is_heard() {
+    // Entering, taking shards and the start are three writes; the fourth parks the run, the fifth
+    // is the timeout of the first wait, the sixth parks it again or ends it.
+    assert_eq!(
+        heard_with_a_message_before(4, "word").await,
+        json!([7, null, 3600])
+    );
+    assert_eq!(
+        heard_with_a_message_before(5, "word").await,
+        json!([7, null, 3600])
+    );
+    assert_eq!(
+        heard_with_a_message_before(6, "word").await,
+        json!([null, 7, 0])
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_of_another_name_does_not_hold_up_a_timeout() {
+    for write in 4..8 {
+        let heard = heard_with_a_message_before(write, "other").await;
+        assert_eq!(heard, json!([null, null, 3600]), "before write {write}");
+    }
 }
