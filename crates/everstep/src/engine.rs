@@ -45,6 +45,7 @@ mod reader;
 mod services;
 mod settings;
 mod shared;
+mod suspects;
 mod thread;
 
 pub(crate) use activity::Activity;
@@ -53,7 +54,7 @@ pub(crate) use mailbox::Mailbox;
 pub(crate) use poller::Poller;
 pub(crate) use reader::Reader;
 pub(crate) use services::Services;
-pub use settings::{ChildFailures, Settings};
+pub use settings::{ChildFailures, Sabotage, Settings};
 pub(crate) use shared::Shared;
 
 use mailbox::Event;

@@ -60,12 +60,12 @@ pub use ctx::{
     sleep::Sleep,
     step::{Outcome, Step, StepCall, StepOutcome},
 };
-#[doc(hidden)]
-pub use engine::EngineTools;
 pub use engine::{
     ChildFailures, Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError,
     shutdown_signal,
 };
+#[doc(hidden)]
+pub use engine::{EngineTools, Sabotage};
 pub use error::{Error, Failure, FailureKind, Result};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;

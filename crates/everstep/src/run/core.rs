@@ -29,7 +29,7 @@ use super::{
 use crate::{
     commit::{Effect, KeyRange, Receipt},
     ctx::rollback::Undo,
-    engine::{Mailbox, Services, Settings},
+    engine::{Mailbox, Sabotage, Services, Settings},
     error::{Error, Failure, FailureKind},
     hash::{FastMap, FastSet},
     history::{
@@ -653,7 +653,10 @@ impl Core {
             self.record_suspect(st, id);
         }
         let Some(op) = st.ops.get_mut(id) else { return };
-        let barrier = if op.ephemeral { st.firm } else { st.revision };
+        let mut barrier = if op.ephemeral { st.firm } else { st.revision };
+        if self.env.settings.sabotage == Some(Sabotage::NoBarrier) {
+            barrier = 0;
+        }
         op.phase = Phase::WantStart { barrier };
         if barrier > st.durable || st.draining {
             st.starters.push(id);

@@ -11,8 +11,9 @@ use super::{
 use crate::{
     codec::{self, bare},
     commit::{Commit, Delivered, InboxRow, Patch, Put, Refusal, RunStatus},
+    engine::Sabotage,
     error::{Error, FailureKind, RetryAdvice},
-    history::{EntryStatus, keys},
+    history::{EntryStatus, Key, keys},
     time::Timestamp,
 };
 
@@ -38,6 +39,9 @@ pub(super) struct Flush {
 pub(super) enum RowView {
     /// It is moving.
     Running,
+    /// As it was left by an owner that died: `Running`, with a count of recoveries that progress
+    /// sets back. To record which body a suspect begins is no progress.
+    Recovered,
     /// It waits for this.
     Parked(Option<Timestamp>, String),
 }
@@ -349,11 +353,22 @@ impl Run {
         }
         let patch = match self.flush.row {
             Some(RowView::Running) => Patch::Keep,
+            Some(RowView::Recovered) if !self.has_progress() => Patch::Keep,
             _ => Patch::Run {
                 inbox_seq: self.core.state.borrow().inbox.seen(),
             },
         };
         Some(self.build(patch, CommitKind::Flush, Scope::Everything))
+    }
+
+    /// Whether the next commit holds more than which bodies have begun.
+    fn has_progress(&self) -> bool {
+        let st = self.core.state.borrow();
+        let ended = |key: &Key| {
+            let slot = st.history.get(key);
+            slot.is_some_and(|slot| slot.entry.status != EntryStatus::Running)
+        };
+        st.taken > self.flush.stored_number || st.dirty.iter().any(ended)
     }
 
     /// Whether somebody needs what has changed to be durable.
@@ -476,6 +491,9 @@ impl Run {
             Scope::Results => Default::default(),
         };
         st.show = false;
+        if self.core.env.settings.sabotage == Some(Sabotage::DoubleConsume) {
+            st.consumed.clear();
+        }
         let commit = Commit {
             run: self.core.facts.id.no(),
             generation: self.core.facts.generation,
@@ -522,6 +540,8 @@ impl Run {
         }
         if let Some(view) = sent.parked {
             self.flush.row = Some(view);
+            // The row says that the run has made progress, so it is no suspect any more.
+            self.core.state.borrow_mut().suspect = false;
         }
         match sent.kind {
             CommitKind::Flush | CommitKind::Park => {}

@@ -956,7 +956,7 @@ impl Run {
             match control {
                 Control::Cancel { .. } => {}
                 Control::Pause => self.waiting = Some(rules::PAUSED_BY_REQUEST.to_owned()),
-                Control::Resume => self.waiting = None,
+                Control::Resume => (self.waiting, self.recoveries) = (None, 0),
             }
         }
         controlled

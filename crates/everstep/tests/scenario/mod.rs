@@ -53,6 +53,15 @@ pub async fn until_paused<O>(run: &RunHandle<O>) -> String {
         .expect("a paused run has a reason")
 }
 
+/// Waits until the run has ended or is paused, and gives what is stored about it.
+pub async fn until_at_rest<O>(run: &RunHandle<O>) -> RunInfo {
+    until(&format!("run {} to end", run.id()), async || {
+        let info = run.info().await.unwrap();
+        (info.status.is_terminal() || info.status == RunStatus::Paused).then_some(info)
+    })
+    .await
+}
+
 /// A runtime with several threads, outside of any other.
 pub fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread()
