@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     codec,
-    commit::{Batch, Commit, Effect, KeyRange, Outcome, Put, Write},
+    commit::{Batch, Commit, Delivery, Effect, KeyRange, Outcome, Put, Receipt, Write},
     history::{Entry, EntryKind, EntryValue, keys},
     run_id::RunNo,
 };
@@ -32,6 +32,8 @@ struct Audited {
     entries: BTreeMap<Vec<u8>, Entry>,
     consumed: HashSet<u64>,
     sent: HashSet<Vec<u8>>,
+    /// The dedupe keys of what was delivered.
+    dedupe: HashSet<String>,
     /// What was removed, so that it may be done again.
     deleted: HashSet<String>,
 }
@@ -42,6 +44,13 @@ impl Audit {
         let mut state = self.lock();
         let State { runs, violations } = &mut *state;
         for (write, outcome) in batch.writes.iter().zip(outcomes) {
+            if let (Write::Deliver(delivery), Outcome::Delivered(delivered)) = (write, outcome) {
+                if let (Receipt::Delivered, Some(run)) = (delivered.receipt, delivered.run) {
+                    runs.entry(run.no())
+                        .or_default()
+                        .receive(delivery, violations);
+                }
+            }
             if !matches!(outcome, Outcome::Committed(_)) {
                 continue;
             }
@@ -132,6 +141,16 @@ impl Audited {
                     let at = keys::describe(key);
                     violations.push(format!("the message of `{at}` was sent twice"));
                 }
+        }
+    }
+
+    fn receive(&mut self, delivery: &Delivery, violations: &mut Vec<String>) {
+        if let Some(key) = &delivery.dedupe {
+            if !self.dedupe.insert(key.clone()) {
+                violations.push(format!(
+                    "the message with the dedupe key `{key}` came twice"
+                ));
+            }
         }
     }
 

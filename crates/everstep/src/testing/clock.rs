@@ -154,6 +154,7 @@ impl VirtualClock {
     /// # Ok(()) }
     /// ```
     pub fn hold(self: &Arc<Self>) -> Hold {
+        let _no_jump = self.lock();
         self.held.fetch_add(1, Ordering::AcqRel);
         Hold(self.clone())
     }
@@ -243,11 +244,7 @@ impl VirtualClock {
     fn waiting(&self) -> (Option<Timestamp>, bool) {
         let mut waiters = self.lock();
         waiters.retain(|waiter| !waiter.told.is_closed());
-        let times = waiters.iter().filter_map(|waiter| match waiter.until {
-            WaitFor::Time(at) => Some(at),
-            _ => None,
-        });
-        (times.min(), !waiters.is_empty())
+        (first(&waiters), !waiters.is_empty())
     }
 
     /// Tells everybody whose wait is over; whether there was anybody.
@@ -299,18 +296,38 @@ impl VirtualClock {
         }) {
             return;
         }
-        let held = self.held.load(Ordering::Acquire) > 0;
-        match next {
-            Some(next) if !held => {
-                if self.now() < next {
-                    self.set(next);
-                }
-                let now = self.now();
-                self.tell(|until| matches!(until, WaitFor::Time(at) if at <= now));
-            }
-            _ => std::thread::sleep(LOOK_AGAIN),
+        if !self.jump(next, wanted) {
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
+
+    /// Jumps, unless the clock is held or somebody has come to wait for it meanwhile; whether it
+    /// did.
+    fn jump(&self, next: Option<Timestamp>, wanted: Option<Timestamp>) -> bool {
+        {
+            // Whoever comes to hold the clock or to wait for it does so before this or after it.
+            let waiters = self.lock();
+            let held = self.held.load(Ordering::Acquire) > 0;
+            let (Some(next), false) = (next, held || first(&waiters) != wanted) else {
+                return false;
+            };
+            if self.now() < next {
+                self.set(next);
+            }
+        }
+        let now = self.now();
+        self.tell(|until| matches!(until, WaitFor::Time(at) if at <= now));
+        true
+    }
+}
+
+/// The next instant that somebody in the test waits for.
+fn first(waiters: &[Waiter]) -> Option<Timestamp> {
+    let times = waiters.iter().filter_map(|waiter| match waiter.until {
+        WaitFor::Time(at) => Some(at),
+        _ => None,
+    });
+    times.min()
 }
 
 /// Lets real time pass while nothing happens; `false` as soon as something does.

@@ -555,12 +555,14 @@ impl<'a> Life<'a> {
         for change in &self.test.engine {
             builder = change(builder);
         }
+        // Held from before the start, since an engine goes on with what it finds at once.
+        let held = self.clock.hold();
         let lived = match builder.start().await {
             Ok(engine) => {
                 let client = engine.client();
                 let lived = tokio::select! {
                     biased;
-                    lived = self.drive(&client, &*store, audit) => lived,
+                    lived = self.drive(&client, &*store, audit, held) => lived,
                     _ = &mut death => Err("the store died".to_owned()),
                 };
                 engine.shutdown().await;
@@ -602,8 +604,9 @@ impl<'a> Life<'a> {
         client: &Client,
         store: &dyn Store,
         audit: &Audit,
+        held: Hold,
     ) -> Result<(), String> {
-        let mut held = Some(self.clock.hold());
+        let mut held = Some(held);
         let run = self.start(client).await?;
         while let Some(action) = self.test.actions.get(self.done).cloned() {
             held = Some(self.clock.quiet().await);
@@ -722,14 +725,6 @@ impl<'a> Life<'a> {
                  dead letters",
                 row.inbox_seq
             ));
-        }
-        let sends = self.test.actions[..self.done].iter();
-        let sent = sends
-            .filter(|action| matches!(action, Action::Send { .. }))
-            .count() as u64;
-        if row.inbox_seq > sent && self.test.engine.len() == 1 && sent > 0 {
-            let problem = format!("{sent} messages were sent, {} delivered", row.inbox_seq);
-            self.problems.push(problem);
         }
         Ok(())
     }

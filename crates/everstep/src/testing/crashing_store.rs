@@ -83,7 +83,11 @@ pub struct CrashingStore<S> {
     audit: Option<Audit>,
     /// Called once, at the instant of death.
     on_death: Mutex<Option<OnDeath>>,
+    /// What happens to the store just before which write.
+    meddling: Mutex<Option<(u64, Meddle<S>)>>,
 }
+
+type Meddle<S> = Box<dyn FnOnce(&S) + Send>;
 
 type OnDeath = Box<dyn FnOnce() + Send>;
 
@@ -136,6 +140,24 @@ impl<S: Store> CrashingStore<S> {
             state: Mutex::default(),
             audit,
             on_death: Mutex::default(),
+            meddling: Mutex::new(None),
+        }
+    }
+
+    /// Does something to the store underneath just before its n-th write, from 1, as another process
+    /// might: what the writer has seen is then out of date.
+    pub fn meddle_before(self, write: u64, meddle: impl FnOnce(&S) + Send + 'static) -> Self {
+        let planned: (u64, Meddle<S>) = (write, Box::new(meddle));
+        *self.meddling.lock().unwrap_or_else(PoisonError::into_inner) = Some(planned);
+        self
+    }
+
+    fn meddle(&self, n: u64) {
+        let mut slot = self.meddling.lock().unwrap_or_else(PoisonError::into_inner);
+        if slot.as_ref().is_some_and(|(at, _)| *at == n) {
+            if let Some((_, meddle)) = slot.take() {
+                meddle(&self.inner);
+            }
         }
     }
 
@@ -207,6 +229,7 @@ impl<S: Store> CrashingStore<S> {
         }
         state.writes += 1;
         let n = state.writes;
+        self.meddle(n);
         if matches!(self.plan, Plan::At(CrashPoint::Before(at)) if at == n) {
             self.end();
             return self.closed();
