@@ -137,10 +137,11 @@ impl Audited {
         }
         for effect in &commit.effects {
             if let Effect::Send { key, .. } = effect
-                && !self.sent.insert(key.clone()) {
-                    let at = keys::describe(key);
-                    violations.push(format!("the message of `{at}` was sent twice"));
-                }
+                && !self.sent.insert(key.clone())
+            {
+                let at = keys::describe(key);
+                violations.push(format!("the message of `{at}` was sent twice"));
+            }
         }
     }
 
@@ -180,13 +181,14 @@ impl Audited {
                 recorded.extend(messages.iter().map(|message| message.seq));
             }
             if let Some(before) = self.entries.get(&put.key)
-                && !may_follow(before, &entry) {
-                    violations.push(format!(
-                        "the entry of `{}` had ended and was changed: its body ran again\n  \
+                && !may_follow(before, &entry)
+            {
+                violations.push(format!(
+                    "the entry of `{}` had ended and was changed: its body ran again\n  \
                          before: {before:?}\n  after: {entry:?}",
-                        keys::describe(&put.key)
-                    ));
-                }
+                    keys::describe(&put.key)
+                ));
+            }
             self.entries.insert(put.key.clone(), entry);
         }
         recorded
