@@ -61,7 +61,7 @@ pub use ctx::{
     step::{Outcome, Step, StepCall, StepOutcome},
 };
 #[doc(hidden)]
-pub use engine::EngineTools;
+pub use engine::{EngineTools, Sabotage};
 pub use engine::{
     ChildFailures, Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError,
     shutdown_signal,

@@ -17,6 +17,7 @@ use super::{
     due::DueSignal,
     hub::Hub,
     mailbox::{Event, Mailbox},
+    settings::Sabotage,
     poller::Poller,
 };
 use crate::{
@@ -178,6 +179,9 @@ impl Shared {
     /// The fence for the next batch. An owner whose lease is about to end renews it first, so that
     /// it never writes past it; one that cannot has lost its shards.
     pub(crate) fn fence_for_commit(&self) -> Option<Fence> {
+        if self.settings.sabotage == Some(Sabotage::NoFence) {
+            return self.forged_fence();
+        }
         let lease = (*self.lock_lease())?;
         if committer::lease_holds(lease.valid_until, self.settings.lease) {
             return Some(lease.fence);
@@ -200,6 +204,16 @@ impl Shared {
         }
     }
 
+    /// Whichever fence holds, whosever it is.
+    fn forged_fence(&self) -> Option<Fence> {
+        let runners = self.store.runners().unwrap_or_default();
+        let holder = runners.iter().max_by_key(|runner| runner.shards.len())?;
+        Some(Fence {
+            runner: holder.id,
+            epoch: holder.epoch,
+        })
+    }
+
     /// How this runner is entered into the store.
     pub(crate) fn as_runner(&self, me: Uuid) -> NewRunner {
         NewRunner {
@@ -217,6 +231,9 @@ impl Shared {
 
     /// Another runner has taken over: nothing may be written any more.
     pub(crate) fn lose(&self) {
+        if self.settings.sabotage == Some(Sabotage::NoFence) {
+            return;
+        }
         tracing::error!("the lease of this runner is over; its runs are dropped from memory");
         *self.lock_lease() = None;
         self.set_owned(&ShardSet::EMPTY);

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     commit::{Effect, KeyRange, Receipt},
     ctx::rollback::Undo,
-    engine::{Mailbox, Services, Settings},
+    engine::{Mailbox, Sabotage, Services, Settings},
     error::{Error, Failure, FailureKind},
     hash::{FastMap, FastSet},
     history::{
@@ -653,7 +653,10 @@ impl Core {
             self.record_suspect(st, id);
         }
         let Some(op) = st.ops.get_mut(id) else { return };
-        let barrier = if op.ephemeral { st.firm } else { st.revision };
+        let mut barrier = if op.ephemeral { st.firm } else { st.revision };
+        if self.env.settings.sabotage == Some(Sabotage::NoBarrier) {
+            barrier = 0;
+        }
         op.phase = Phase::WantStart { barrier };
         if barrier > st.durable || st.draining {
             st.starters.push(id);
@@ -1170,7 +1173,8 @@ impl Core {
         }
         if let Some(slot) = st.history.get_mut(key) {
             let entry = &mut slot.entry;
-            if entry.status != EntryStatus::Completed {
+            // One that waits for its next attempt goes on with that: a crash resets no budget.
+            if entry.status.is_terminal() && entry.status != EntryStatus::Completed {
                 entry.status = EntryStatus::Running;
                 entry.number = None;
                 entry.attempts = 0;
@@ -1350,10 +1354,9 @@ impl Core {
         }
         let listening = st.ops.iter().filter(|(_, op)| {
             matches!(op.phase, Phase::Listening { .. } | Phase::Committing)
-                && op
-                    .listen
-                    .as_ref()
-                    .is_some_and(|s| s.names.iter().any(|n| names.contains(n)))
+                && op.listen.as_ref().is_some_and(|s| {
+                    s.names.is_empty() || s.names.iter().any(|n| names.contains(n))
+                })
         });
         let mut ids: Vec<_> = listening
             .map(|(id, op)| (op.born, op.key.clone(), id))

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     codec::{self, bare},
     commit::{Commit, Delivered, InboxRow, Patch, Put, Refusal, RunStatus},
+    engine::Sabotage,
     error::{Error, FailureKind, RetryAdvice},
     history::{EntryStatus, Key, keys},
     time::Timestamp,
@@ -490,6 +491,9 @@ impl Run {
             Scope::Results => Default::default(),
         };
         st.show = false;
+        if self.core.env.settings.sabotage == Some(Sabotage::DoubleConsume) {
+            st.consumed.clear();
+        }
         let commit = Commit {
             run: self.core.facts.id.no(),
             generation: self.core.facts.generation,

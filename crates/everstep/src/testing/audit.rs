@@ -32,6 +32,8 @@ struct Audited {
     entries: BTreeMap<Vec<u8>, Entry>,
     consumed: HashSet<u64>,
     sent: HashSet<Vec<u8>>,
+    /// What was removed, so that it may be done again.
+    deleted: HashSet<String>,
 }
 
 impl Audit {
@@ -94,6 +96,15 @@ impl Audit {
         ended.map(|(key, _)| keys::describe(key)).collect()
     }
 
+    /// Whether the entry at this location was ever removed, so that it may be made again.
+    pub(super) fn was_deleted(&self, run: RunNo, location: &str) -> bool {
+        let state = self.lock();
+        state
+            .runs
+            .get(&run)
+            .is_some_and(|run| run.deleted.contains(location))
+    }
+
     pub(super) fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }
@@ -128,6 +139,9 @@ impl Audited {
     fn delete(&mut self, ranges: &[KeyRange]) {
         for range in ranges {
             let inside = |key: &Vec<u8>| range.start <= *key && *key < range.end;
+            for key in self.entries.keys().filter(|key| inside(key)) {
+                self.deleted.insert(keys::describe(key));
+            }
             self.entries.retain(|key, _| !inside(key));
             self.sent.retain(|key| !inside(key));
         }

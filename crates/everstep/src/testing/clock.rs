@@ -71,7 +71,9 @@ impl Drop for Hold {
 #[derive(Debug)]
 struct Waiter {
     until: WaitFor,
-    told: oneshot::Sender<()>,
+    /// Held when it is told, so that nothing happens before it acts.
+    clock: Arc<VirtualClock>,
+    told: oneshot::Sender<Hold>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,7 +158,8 @@ impl VirtualClock {
         Hold(self.clone())
     }
 
-    /// Waits for this long in virtual time, on an engine that has this clock.
+    /// Waits for this long in virtual time, on an engine that has this clock. The clock stands
+    /// still until what this gives is dropped.
     ///
     /// ```
     /// # use everstep::{prelude::*, testing::VirtualClock};
@@ -171,27 +174,28 @@ impl VirtualClock {
     /// let held = clock.hold();
     /// let run = engine.client().start(approve, ()).await?;
     /// drop(held);
-    /// clock.sleep(minutes(59)).await;
+    /// let held = clock.sleep(minutes(59)).await;
     /// run.send("approval", &true).await?;
+    /// drop(held);
     /// assert_eq!(run.result().await?, Some(true));
     /// # engine.shutdown().await;
     /// # Ok(()) }
     /// ```
-    pub async fn sleep(&self, delay: Duration) {
-        self.sleep_until(self.now() + delay).await;
+    pub async fn sleep(self: &Arc<Self>, delay: Duration) -> Hold {
+        self.sleep_until(self.now() + delay).await
     }
 
-    /// Waits for this instant in virtual time, on an engine that has this clock.
-    pub async fn sleep_until(&self, at: Timestamp) {
-        if self.now() < at {
-            self.wait_for(WaitFor::Time(at)).await;
-        }
+    /// Waits for this instant in virtual time, on an engine that has this clock. The clock stands
+    /// still until what this gives is dropped.
+    pub async fn sleep_until(self: &Arc<Self>, at: Timestamp) -> Hold {
+        self.wait_for(WaitFor::Time(at)).await
     }
 
     /// Waits until nothing goes on: every run has ended, or waits for a time or a message, and
     /// what it waits for is durable.
     ///
-    /// While the clock is not held it may jump before; hold it to stop at this instant.
+    /// The clock stands still until what this gives is dropped. While it is not held before, it may
+    /// jump before that; hold it to stop at this instant.
     ///
     /// ```
     /// # use everstep::{prelude::*, testing::VirtualClock, RunStatus};
@@ -205,25 +209,30 @@ impl VirtualClock {
     /// let engine = Engine::in_memory().clock(clock.clone()).register(approve).start().await?;
     /// let _held = clock.hold();
     /// let run = engine.client().start(approve, ()).await?;
-    /// clock.quiet().await;
+    /// let _still = clock.quiet().await;
     /// assert_eq!(run.status().await?, RunStatus::Sleeping);
     /// # engine.shutdown().await;
     /// # Ok(()) }
     /// ```
-    pub async fn quiet(&self) {
-        self.wait_for(WaitFor::Quiet).await;
+    pub async fn quiet(self: &Arc<Self>) -> Hold {
+        self.wait_for(WaitFor::Quiet).await
     }
 
     /// Waits until nothing goes on, and nothing ever will by itself: no timer is set and no body
     /// runs. A run that has not ended by then never does without a message or an operator.
-    pub async fn stuck(&self) {
-        self.wait_for(WaitFor::Stuck).await;
+    pub async fn stuck(self: &Arc<Self>) -> Hold {
+        self.wait_for(WaitFor::Stuck).await
     }
 
-    async fn wait_for(&self, until: WaitFor) {
+    async fn wait_for(self: &Arc<Self>, until: WaitFor) -> Hold {
         let (told, wait) = oneshot::channel();
-        self.lock().push(Waiter { until, told });
-        _ = wait.await;
+        let clock = self.clone();
+        self.lock().push(Waiter { until, clock, told });
+        match wait.await {
+            Ok(hold) => hold,
+            // Nobody drops a waiter without telling it.
+            Err(_) => self.hold(),
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Waiter>> {
@@ -243,16 +252,14 @@ impl VirtualClock {
 
     /// Tells everybody whose wait is over; whether there was anybody.
     fn tell(&self, over: impl Fn(WaitFor) -> bool) -> bool {
-        let mut waiters = self.lock();
-        let before = waiters.len();
-        for waiter in std::mem::take(&mut *waiters) {
-            if over(waiter.until) {
-                _ = waiter.told.send(());
-            } else {
-                waiters.push(waiter);
-            }
+        let all = std::mem::take(&mut *self.lock());
+        let (told, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|waiter| over(waiter.until));
+        self.lock().extend(rest);
+        let any = !told.is_empty();
+        for waiter in told {
+            _ = waiter.told.send(waiter.clock.hold());
         }
-        waiters.len() < before
+        any
     }
 
     /// Called by the timer thread, again and again, while it has nothing else to do: waits until

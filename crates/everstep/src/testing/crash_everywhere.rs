@@ -16,8 +16,9 @@ use std::{
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use serde::Serialize;
 use serde_json::Value as Json;
+use tokio::sync::oneshot;
 
-use super::{CrashPoint, CrashingStore, Ledger, VirtualClock, audit::Audit};
+use super::{CrashPoint, CrashingStore, Hold, Ledger, VirtualClock, audit::Audit};
 use crate::{
     client::{Client, ClientError, RunError, RunHandle},
     engine::{Engine, EngineBuilder},
@@ -421,9 +422,7 @@ impl CrashTest {
                 let point = points.get(life.deaths).copied();
                 let store = CrashingStore::audited(memory, point, audit.clone());
                 let store = Arc::new(store);
-                let dead = store.clone();
-                life.live(store.clone(), &audit, move || dead.is_dead())
-                    .await;
+                life.live(store.clone(), &audit).await;
                 life.writes = store.writes();
                 if !life.died {
                     return life.found(audit);
@@ -532,16 +531,18 @@ impl<'a> Life<'a> {
     }
 
     /// One life, from the start of an engine to the death of its store or the end of the run.
-    pub(super) async fn live(
-        &mut self,
-        store: Arc<dyn Store>,
-        audit: &Audit,
-        is_dead: impl Fn() -> bool,
-    ) {
+    pub(super) async fn live(&mut self, store: Arc<CrashingStore<impl Store>>, audit: &Audit) {
         let ended_before = self.run.map_or_else(Vec::new, |run| audit.ended(run.no()));
         self.died = false;
         // A clock of its own, since the threads of the engine that died may still look at theirs.
         self.clock = VirtualClock::at(self.clock.now() + self.pause());
+        let (died, mut death) = oneshot::channel::<()>();
+        let clock = self.clock.clone();
+        store.on_death(move || {
+            // Time stands still from here: the next life goes on at this instant.
+            std::mem::forget(clock.hold());
+            _ = died.send(());
+        });
         let ledger = self.ledger.in_life(self.deaths);
         let mut builder = Engine::on(store.clone())
             .clock(self.clock.clone())
@@ -556,14 +557,22 @@ impl<'a> Life<'a> {
         }
         let lived = match builder.start().await {
             Ok(engine) => {
-                let lived = self.drive(&engine.client(), &*store, audit).await;
+                let client = engine.client();
+                let lived = tokio::select! {
+                    biased;
+                    lived = self.drive(&client, &*store, audit) => lived,
+                    _ = &mut death => Err("the store died".to_owned()),
+                };
                 engine.shutdown().await;
                 lived
             }
             Err(error) => Err(format!("the engine did not start: {error:?}")),
         };
         for name in self.ledger.of_life(self.deaths) {
-            if ended_before.contains(&name) {
+            let remade = self
+                .run
+                .is_some_and(|run| audit.was_deleted(run.no(), &name));
+            if ended_before.contains(&name) && !remade {
                 let problem = format!("`{name}` ran again although its result was durable");
                 self.problems.push(problem);
             }
@@ -571,7 +580,7 @@ impl<'a> Life<'a> {
         match lived {
             // An answer that came before the death counts.
             Ok(()) => {}
-            Err(_) if is_dead() => {
+            Err(_) if store.is_dead() => {
                 self.died = true;
                 self.deaths += 1;
             }
@@ -597,12 +606,11 @@ impl<'a> Life<'a> {
         let mut held = Some(self.clock.hold());
         let run = self.start(client).await?;
         while let Some(action) = self.test.actions.get(self.done).cloned() {
-            self.clock.quiet().await;
+            held = Some(self.clock.quiet().await);
             if matches!(action, Action::At(_) | Action::End) {
                 held = None;
             }
-            self.act(&action, &run).await?;
-            held = held.or_else(|| Some(self.clock.hold()));
+            held = self.act(&action, &run).await?.or(held);
             self.done += 1;
             self.tried = false;
         }
@@ -630,7 +638,11 @@ impl<'a> Life<'a> {
         Ok(client.run(started.id))
     }
 
-    async fn act(&mut self, action: &Action, run: &RunHandle<Json>) -> Result<(), String> {
+    async fn act(
+        &mut self,
+        action: &Action,
+        run: &RunHandle<Json>,
+    ) -> Result<Option<Hold>, String> {
         let again = std::mem::replace(&mut self.tried, true);
         let done = match action {
             Action::Send { name, body } => {
@@ -644,15 +656,19 @@ impl<'a> Life<'a> {
             Action::Retry => run.retry().await,
             Action::At(after) => {
                 let began = self.began.unwrap_or_else(|| self.clock.now());
-                self.clock.sleep_until(began + *after).await;
-                Ok(())
+                return Ok(Some(self.clock.sleep_until(began + *after).await));
             }
-            Action::End => return self.await_end(run).await,
+            Action::End => {
+                self.await_end(run).await?;
+                return Ok(Some(self.clock.quiet().await));
+            }
         };
         match done {
-            Ok(()) => Ok(()),
+            Ok(()) => Ok(None),
             // It was done before the death, and only the answer is lost.
-            Err(ClientError::Finished { .. } | ClientError::WrongStatus { .. }) if again => Ok(()),
+            Err(ClientError::Finished { .. } | ClientError::WrongStatus { .. }) if again => {
+                Ok(None)
+            }
             Err(error) => Err(format!("action {} failed: {error}", self.done)),
         }
     }
@@ -665,7 +681,7 @@ impl<'a> Life<'a> {
                 Err(RunError::Client(error)) => Err(format!("the run cannot be asked: {error}")),
                 _ => Ok(()),
             },
-            () = self.clock.stuck() => Ok(()),
+            _ = self.clock.stuck() => Ok(()),
         }
     }
 

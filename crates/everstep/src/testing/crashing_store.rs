@@ -81,7 +81,11 @@ pub struct CrashingStore<S> {
     /// Held for each write, so that nothing is written after the end.
     state: Mutex<State>,
     audit: Option<Audit>,
+    /// Called once, at the instant of death.
+    on_death: Mutex<Option<OnDeath>>,
 }
+
+type OnDeath = Box<dyn FnOnce() + Send>;
 
 enum Plan {
     Never,
@@ -131,6 +135,21 @@ impl<S: Store> CrashingStore<S> {
             dead: AtomicBool::new(false),
             state: Mutex::default(),
             audit,
+            on_death: Mutex::default(),
+        }
+    }
+
+    /// Calls this at the instant of death, before anybody else learns of it.
+    pub(super) fn on_death(&self, call: impl FnOnce() + Send + 'static) {
+        let mut slot = self.on_death.lock().unwrap_or_else(PoisonError::into_inner);
+        *slot = Some(Box::new(call));
+    }
+
+    fn end(&self) {
+        self.dead.store(true, Ordering::Release);
+        let mut slot = self.on_death.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(call) = slot.take() {
+            call();
         }
     }
 
@@ -157,7 +176,7 @@ impl<S: Store> CrashingStore<S> {
     /// Dies now, between two writes.
     pub fn die(&self) {
         let _no_write = self.lock();
-        self.dead.store(true, Ordering::Release);
+        self.end();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -170,15 +189,12 @@ impl<S: Store> CrashingStore<S> {
     }
 
     fn read<T>(&self, read: impl FnOnce(&S) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        // Nothing is seen of a write whose fate is not decided yet.
+        let _no_write = self.lock();
         if self.is_dead() {
             return self.closed();
         }
-        let found = read(&self.inner)?;
-        // What was read while it died may not have survived.
-        if self.is_dead() {
-            return self.closed();
-        }
-        Ok(found)
+        read(&self.inner)
     }
 
     fn write<T>(
@@ -191,9 +207,8 @@ impl<S: Store> CrashingStore<S> {
         }
         state.writes += 1;
         let n = state.writes;
-        let die = || self.dead.store(true, Ordering::Release);
         if matches!(self.plan, Plan::At(CrashPoint::Before(at)) if at == n) {
-            die();
+            self.end();
             return self.closed();
         }
         let answer = write(&self.inner, &mut state)?;
@@ -204,7 +219,7 @@ impl<S: Store> CrashingStore<S> {
             Plan::When(dead) => dead(),
         };
         if over {
-            die();
+            self.end();
             return self.closed();
         }
         Ok(answer)
@@ -316,7 +331,6 @@ impl<S: Store> Store for CrashingStore<S> {
     }
 
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
-        let _no_write = self.lock();
         self.read(|store| store.heartbeat(fence, now, lease))
     }
 

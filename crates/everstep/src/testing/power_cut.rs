@@ -95,8 +95,7 @@ async fn try_cut(
     }
     let store = CrashingStore::dying_when(store, move || shim.is_cut(), Some(audit.clone()));
     let store = Arc::new(store);
-    let watched = store.clone();
-    life.live(store, &audit, move || watched.is_dead()).await;
+    life.live(store, &audit).await;
     let Some((_, how)) = at.filter(|_| life.died) else {
         return Ok(life.found(audit));
     };
@@ -111,7 +110,7 @@ async fn try_cut(
         }
     }
     let store = CrashingStore::dying_when(store, || false, Some(survived.clone()));
-    life.live(Arc::new(store), &survived, || false).await;
+    life.live(Arc::new(store), &survived).await;
     Ok(life.found(survived))
 }
 
