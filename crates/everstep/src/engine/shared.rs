@@ -17,8 +17,8 @@ use super::{
     due::DueSignal,
     hub::Hub,
     mailbox::{Event, Mailbox},
-    settings::Sabotage,
     poller::Poller,
+    settings::Sabotage,
 };
 use crate::{
     commit::Fence,
