@@ -45,6 +45,7 @@ mod reader;
 mod services;
 mod settings;
 mod shared;
+mod suspects;
 mod thread;
 
 pub(crate) use activity::Activity;

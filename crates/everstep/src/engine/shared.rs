@@ -19,6 +19,7 @@ use super::{
     mailbox::{Event, Mailbox},
     poller::Poller,
     settings::Sabotage,
+    suspects::Gate,
 };
 use crate::{
     commit::Fence,
@@ -52,6 +53,7 @@ pub(crate) struct Shared {
     pub(crate) moving: AtomicUsize,
     pub(crate) due: DueSignal,
     pub(crate) poller: Poller,
+    pub(crate) suspects: Gate,
 }
 
 /// A clock that is behind by no more than this is waited for.
@@ -109,6 +111,7 @@ impl Shared {
             moving: AtomicUsize::new(0),
             due: DueSignal::default(),
             poller: Poller::default(),
+            suspects: Gate::default(),
             settings,
         }
     }

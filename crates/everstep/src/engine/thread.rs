@@ -28,6 +28,7 @@ use super::{
     reader::Reader,
     services::Services,
     shared::Shared,
+    suspects::{self, Gate, Pass},
 };
 use crate::{
     commit::{Commit, Control, InboxRow, Outcome, Patch, RunStatus, Write},
@@ -51,6 +52,8 @@ struct Task {
     /// Set while it is parked: its place in the order of parking, and its size.
     hot: Option<(u64, usize)>,
     bodies: usize,
+    /// Held while it is a suspect.
+    pass: Option<Pass>,
 }
 
 /// The state of one engine thread.
@@ -81,7 +84,8 @@ pub(crate) struct Worker {
     /// Runs that were in somebody's memory and wait for room; suspects among them come last, and
     /// a few at a time.
     held: VecDeque<RunNo>,
-    suspects: VecDeque<RunNo>,
+    /// With how often each was recorded as running when a process died.
+    suspects: VecDeque<(RunNo, u32)>,
     releasing: Vec<(ShardSet, oneshot::Sender<()>)>,
     draining: Option<oneshot::Sender<()>>,
     drained: bool,
@@ -92,14 +96,12 @@ struct Loading {
     messages: Vec<InboxRow>,
     /// Something else has happened to it: its row must be looked at again.
     look: bool,
-    suspect_admitted: bool,
+    /// Set if it is a suspect that was let in.
+    pass: Option<Pass>,
 }
 
 /// With this few runs an engine thread has nothing better to do than to commit by itself.
 const ALONE: usize = 2;
-
-/// How many suspects run at the same time, so that the one that kills the process is found.
-const SUSPECTS_MAX: usize = 4;
 
 /// How many runs are driven before their commits are handed on.
 const RUNS_PER_TURN: usize = 512;
@@ -304,6 +306,7 @@ impl Worker {
             armed: None,
             hot: None,
             bodies: 0,
+            pass: None,
         };
         self.tasks[slot as usize] = Some(task);
         self.by_no.insert(id.no(), slot);
@@ -376,6 +379,9 @@ impl Worker {
         });
         task.run.drive();
         let sent = task.run.next_commit();
+        if task.pass.is_some() && !task.run.core.state.borrow().suspect {
+            task.pass = None;
+        }
         let bodies = task.run.bodies();
         let before = std::mem::replace(&mut task.bodies, bodies);
         *self
@@ -742,27 +748,18 @@ impl Worker {
                 self.load(run);
             }
         }
-        if self.suspects.is_empty() || !self.held.is_empty() {
-            return;
-        }
-        while self.suspects_here() < SUSPECTS_MAX {
-            let Some(run) = self.suspects.pop_front() else {
+        // In order of their deaths, so that those that can run together come first.
+        self.suspects
+            .make_contiguous()
+            .sort_by_key(|(_, deaths)| *deaths);
+        while let Some((run, deaths)) = self.suspects.front().copied() {
+            let Some(pass) = Gate::enter(&self.shared, deaths >= suspects::ALONE_AFTER) else {
                 return;
             };
-            self.loading.entry(run).or_default().suspect_admitted = true;
+            self.suspects.pop_front();
+            self.loading.entry(run).or_default().pass = Some(pass);
             self.read_run(run);
         }
-    }
-
-    /// How many suspects are in memory, or about to be.
-    fn suspects_here(&self) -> usize {
-        let here = |task: &&Task| task.run.core.state.borrow().suspect;
-        let coming = self
-            .loading
-            .values()
-            .filter(|loading| loading.suspect_admitted)
-            .count();
-        self.tasks.iter().flatten().filter(here).count() + coming
     }
 
     fn load(&mut self, run: RunNo) {
@@ -821,8 +818,8 @@ impl Worker {
             (false, Some(cancel)) if !cancel.rollback => return self.cancel_without_code(row),
             (false, _) => return self.loaded_unknown(&loaded),
         }
-        if row.recoveries >= crate::run::SUSPECT_AFTER && !loading.suspect_admitted {
-            self.suspects.push_back(run);
+        if row.recoveries >= crate::run::SUSPECT_AFTER && loading.pass.is_none() {
+            self.suspects.push_back((run, RunSeed::deaths(&loaded)));
             return;
         }
         let Some(slot) = self.insert(RunSeed::from(loaded)) else {
@@ -832,6 +829,7 @@ impl Worker {
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;
         };
+        task.pass = loading.pass;
         if let Some(cancel) = cancel {
             task.run.request_cancel(cancel.rollback);
         }

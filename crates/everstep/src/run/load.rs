@@ -65,6 +65,13 @@ impl From<LoadedRun> for RunSeed {
 }
 
 impl RunSeed {
+    /// How often one of the run's bodies was recorded as running when its owner died.
+    pub(crate) fn deaths(loaded: &LoadedRun) -> u32 {
+        let entries = loaded.history.iter();
+        let decoded = entries.filter_map(|put| codec::decode_entry(&put.value).ok());
+        decoded.map(|entry| entry.deaths).max().unwrap_or(0)
+    }
+
     /// A run that was just created and claimed: nothing of it needs to be read.
     pub(crate) fn claimed(new: NewRun, created_at: Timestamp) -> RunSeed {
         RunSeed {

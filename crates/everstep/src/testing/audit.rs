@@ -127,12 +127,11 @@ impl Audited {
             }
         }
         for effect in &commit.effects {
-            if let Effect::Send { key, .. } = effect {
-                if !self.sent.insert(key.clone()) {
+            if let Effect::Send { key, .. } = effect
+                && !self.sent.insert(key.clone()) {
                     let at = keys::describe(key);
                     violations.push(format!("the message of `{at}` was sent twice"));
                 }
-            }
         }
     }
 
@@ -161,15 +160,14 @@ impl Audited {
             if let EntryValue::Messages(messages) = &entry.value {
                 recorded.extend(messages.iter().map(|message| message.seq));
             }
-            if let Some(before) = self.entries.get(&put.key) {
-                if !may_follow(before, &entry) {
+            if let Some(before) = self.entries.get(&put.key)
+                && !may_follow(before, &entry) {
                     violations.push(format!(
                         "the entry of `{}` had ended and was changed: its body ran again\n  \
                          before: {before:?}\n  after: {entry:?}",
                         keys::describe(&put.key)
                     ));
                 }
-            }
             self.entries.insert(put.key.clone(), entry);
         }
         recorded

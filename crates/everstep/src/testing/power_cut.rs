@@ -104,11 +104,10 @@ async fn try_cut(
     store.migrate()?;
     // The batch that the power was cut in may have survived or not: the file knows.
     let survived = Audit::default();
-    if let Some(run) = life.run {
-        if let Some(loaded) = store.load(run.no())? {
+    if let Some(run) = life.run
+        && let Some(loaded) = store.load(run.no())? {
             survived.reload(&loaded);
         }
-    }
     let store = CrashingStore::dying_when(store, || false, Some(survived.clone()));
     life.live(Arc::new(store), &survived).await;
     Ok(life.found(survived))
