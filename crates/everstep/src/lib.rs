@@ -125,3 +125,8 @@ pub mod __private {
         key(input).to_string()
     }
 }
+
+/// The program in the README is compiled with the tests of the docs.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -275,6 +275,12 @@ impl Run {
         if self.stage == Stage::Collecting {
             return self.collected();
         }
+        // What could not begin has not ended early either.
+        let result = match result {
+            Err(RunEnd::Halt(halt)) => return self.core.halt(halt),
+            Err(RunEnd::Error(error)) => Err(error),
+            Ok(output) => Ok(output),
+        };
         let next = self.core.state.borrow().replay.front().cloned();
         if let Some((number, key)) = next {
             let at = Core::location(&key);
@@ -285,10 +291,9 @@ impl Run {
             return self.core.halt(halt);
         }
         match (result, self.stage) {
-            (Err(RunEnd::Halt(halt)), _) => self.core.halt(halt),
             (Ok(_), Stage::RollingBack) => self.end = Some(End::RolledBack),
             (Ok(output), _) => self.end = Some(End::Output(output)),
-            (Err(RunEnd::Error(error)), Stage::RollingBack) => {
+            (Err(error), Stage::RollingBack) => {
                 let failure = error.failure();
                 let at = failure
                     .location
@@ -302,7 +307,7 @@ impl Run {
                     error,
                 });
             }
-            (Err(RunEnd::Error(error)), _) => self.end = Some(End::Error(error)),
+            (Err(error), _) => self.end = Some(End::Error(error)),
         }
     }
 

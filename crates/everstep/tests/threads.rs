@@ -485,8 +485,11 @@ async fn child_until_signal(path: &str) {
     let engine = engine.start().await.unwrap();
     let run = engine.client().start(WORK, 1).await.unwrap();
     until_status(&run, RunStatus::Sleeping).await;
+    let mut ending = std::pin::pin!(engine.shutdown_on_signal());
+    // It listens from its first poll on.
+    assert!(futures::poll!(&mut ending).is_pending());
     println!("\nready");
-    engine.shutdown_on_signal().await.unwrap();
+    ending.await.unwrap();
     println!("\ndone");
 }
 

@@ -239,7 +239,12 @@ impl<S: Value> Future for Boundary<S> {
                     EntryValue::Payload(bytes) => bytes.clone(),
                     _ => Vec::new(),
                 });
-                let what = || "the state of a loop".to_owned();
+                let what = || {
+                    let st = op.core.state.borrow();
+                    let key = st.ops.get(op.id).map(|op| op.key.clone());
+                    let at = key.map(|key| Core::location(&key)).unwrap_or_default();
+                    format!("the state of the loop at `{at}`")
+                };
                 match decode(&op.core, &bytes.unwrap_or_default(), what) {
                     Some(state) => Poll::Ready(Ok(state)),
                     None => Poll::Pending,

@@ -12,7 +12,10 @@ use std::{
 use uuid::Uuid;
 
 use super::shared::Shared;
-use crate::run_id::RunNo;
+use crate::{
+    run_id::{RunNo, ShardId},
+    store::ShardSet,
+};
 
 /// The thread that asks. It comes when somebody waits, and goes when nobody does.
 #[derive(Default)]
@@ -74,11 +77,22 @@ struct Questions {
     requests: Vec<Uuid>,
 }
 
+/// Asks once for what is waited for in shards that have just come to this process: what ended
+/// before that was told to another one.
+pub(crate) fn ask_about(shared: &Shared, shards: &ShardSet) {
+    if let Some(questions) = questions_where(shared, |shard| shards.contains(shard)) {
+        ask(shared, &questions);
+    }
+}
+
 fn questions(shared: &Shared) -> Option<Questions> {
+    questions_where(shared, |shard| !shared.owns(shard))
+}
+
+fn questions_where(shared: &Shared, meant: impl Fn(ShardId) -> bool) -> Option<Questions> {
     let (mut runs, mut requests) = shared.hub.waiting();
-    let elsewhere = |run: crate::run_id::RunId| !shared.owns(run.shard());
-    runs.retain(|run| elsewhere(*run));
-    requests.retain(|(_, run)| elsewhere(*run));
+    runs.retain(|run| meant(run.shard()));
+    requests.retain(|(_, run)| meant(run.shard()));
     if runs.is_empty() && requests.is_empty() {
         return None;
     }
