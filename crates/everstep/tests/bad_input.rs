@@ -23,7 +23,7 @@ use everstep::{
         ShardSet, SqliteOptions, SqliteStore, Store, StoreError, WakeFn, WakeGuard, Write,
     },
 };
-use scenario::{until, until_at_rest, until_paused, until_status};
+use scenario::{until, until_at_rest, until_paused};
 use serde::{Serialize, de::DeserializeOwned};
 
 fn on(store: &MemoryStore) -> EngineBuilder {

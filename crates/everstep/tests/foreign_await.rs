@@ -92,7 +92,10 @@ fn millis(n: u64) -> tokio::time::Sleep {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_may_sleep_on_real_time() {
     runs_clean(async |ctx: Ctx| {
-        ctx.step("body", async || Ok(millis(10).await)).await?;
+        ctx.step("body", async || {
+            let _: () = millis(10).await;
+            Ok(())
+        }).await?;
         ctx.sleep("a", hours(1)).await?;
         Ok(())
     })
@@ -102,7 +105,10 @@ async fn a_body_may_sleep_on_real_time() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_and_a_durable_wait_may_be_joined() {
     runs_clean(async |ctx: Ctx| {
-        let body = ctx.step("body", async || Ok(millis(20).await));
+        let body = ctx.step("body", async || {
+            let _: () = millis(20).await;
+            Ok(())
+        });
         tokio::try_join!(body, ctx.sleep("a", hours(1)))?;
         Ok(())
     })
@@ -127,7 +133,10 @@ async fn a_hundred_steps_may_be_joined() {
     runs_clean(async |ctx: Ctx| {
         let step = |n: u64| {
             let scope = ctx.scope(&format!("{n}"));
-            scope.step("body", async move || Ok(millis(n % 7).await))
+            scope.step("body", async move || {
+                let _: () = millis(n % 7).await;
+                Ok(())
+            })
         };
         futures::future::try_join_all((0..100).map(step)).await?;
         Ok(())
@@ -237,7 +246,10 @@ async fn a_future_that_wakes_itself_a_few_times_is_no_foreign_await() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_raw_sleep_alone_pauses_the_run() {
-    is_paused(NOTHING, async |_: Ctx| Ok(millis(30).await)).await;
+    is_paused(NOTHING, async |_: Ctx| {
+        let _: () = millis(30).await;
+        Ok(())
+    }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -254,7 +266,10 @@ async fn a_raw_sleep_beside_a_durable_wait_pauses_the_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_raw_sleep_beside_a_running_step_pauses_the_run() {
     is_paused(OUTSIDE, async |ctx: Ctx| {
-        let body = ctx.step("body", async || Ok(millis(10_000).await));
+        let body = ctx.step("body", async || {
+            let _: () = millis(10_000).await;
+            Ok(())
+        });
         let (_, done) = tokio::join!(millis(5), body);
         done
     })
@@ -304,7 +319,8 @@ async fn a_channel_fed_by_a_body_pauses_the_run() {
         let body = ctx.step("body", async || {
             millis(3).await;
             sender.take().map(|sender| sender.send(()));
-            Ok(millis(10_000).await)
+            let _: () = millis(10_000).await;
+            Ok(())
         });
         let (done, told) = tokio::join!(body, receiver);
         told?;
@@ -315,7 +331,10 @@ async fn a_channel_fed_by_a_body_pauses_the_run() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_future_that_never_wakes_pauses_the_run() {
-    is_paused(NOTHING, async |_: Ctx| Ok(std::future::pending().await)).await;
+    is_paused(NOTHING, async |_: Ctx| {
+        let _: () = std::future::pending().await;
+        Ok(())
+    }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

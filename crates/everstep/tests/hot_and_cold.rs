@@ -24,10 +24,10 @@ fn counting(builder: EngineBuilder, bodies: &Arc<AtomicUsize>) -> EngineBuilder 
         let bodies = bodies.clone();
         async move {
             let count = async || Ok(bodies.fetch_add(1, Ordering::SeqCst));
-            ctx.step("before", &count).await?;
+            ctx.step("before", count).await?;
             ctx.sleep("nap", hours(1)).await?;
             let add: u32 = ctx.listen("add").await?;
-            ctx.step("after", &count).await?;
+            ctx.step("after", count).await?;
             Ok(n + add)
         }
     })
@@ -224,7 +224,10 @@ async fn a_backlog_at_start_up_is_taken_up_oldest_first() {
         .register_fn(WORK, move |ctx, n| {
             let begun = begun.clone();
             async move {
-                let work = async || Ok(begun.lock().unwrap().push(n));
+                let work = async || {
+                    let _: () = begun.lock().unwrap().push(n);
+                    Ok(())
+                };
                 ctx.step("work", work).await?;
                 Ok(n)
             }
@@ -275,7 +278,10 @@ async fn a_live_run_of_an_unknown_workflow_is_kept_for_an_engine_that_has_it() {
     let store = MemoryStore::new();
     let work = |ctx: Ctx, n: u32| async move {
         ctx.step("first", async || Ok(())).await?;
-        ctx.step("stuck", async || Ok(std::future::pending::<()>().await))
+        ctx.step("stuck", async || {
+            let _: () = std::future::pending::<()>().await;
+            Ok(())
+        })
             .await?;
         Ok(n)
     };

@@ -310,7 +310,7 @@ async fn a_delayed_start_begins_at_its_time() {
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_are_listed_by_tag_and_status_in_pages() {
     let (engine, _clock) = start!(|ctx, n| {
-        if n % 2 == 0 {
+        if n.is_multiple_of(2) {
             return Err(Error::fatal("even"));
         }
         Ok(json!(ctx.run_attempt()))

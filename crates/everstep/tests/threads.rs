@@ -423,7 +423,8 @@ async fn shutdown_drops_bodies_that_do_not_end_within_the_limit() {
             async move {
                 let stuck = ctx.step("stuck", async || {
                     counted.fetch_add(1, Ordering::SeqCst);
-                    Ok(std::future::pending::<()>().await)
+                    let _: () = std::future::pending::<()>().await;
+                    Ok(())
                 });
                 stuck.await?;
                 Ok(n)

@@ -12,14 +12,14 @@ use std::{
 use everstep::{RunHandle, RunInfo, RunStatus};
 
 /// How long anything here may take before a test gives up. Far longer than it ever does.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Asks again and again until there is an answer.
 ///
 /// # Panics
 ///
 /// If there is none within [`LIMIT`].
-pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, ask: impl Fn() -> F) -> T {
+pub(crate) async fn until<T, F: Future<Output = Option<T>>>(what: &str, ask: impl Fn() -> F) -> T {
     let begun = Instant::now();
     loop {
         if let Some(answer) = ask().await {
@@ -37,7 +37,7 @@ pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, ask: impl Fn() 
 }
 
 /// Waits until the run has this status, and gives what is stored about it.
-pub async fn until_status<O>(run: &RunHandle<O>, status: RunStatus) -> RunInfo {
+pub(crate) async fn until_status<O>(run: &RunHandle<O>, status: RunStatus) -> RunInfo {
     until(&format!("run {} to be {status}", run.id()), async || {
         let info = run.info().await.unwrap();
         (info.status == status).then_some(info)
@@ -46,7 +46,7 @@ pub async fn until_status<O>(run: &RunHandle<O>, status: RunStatus) -> RunInfo {
 }
 
 /// Waits until the run is paused, and gives the reason.
-pub async fn until_paused<O>(run: &RunHandle<O>) -> String {
+pub(crate) async fn until_paused<O>(run: &RunHandle<O>) -> String {
     until_status(run, RunStatus::Paused)
         .await
         .waiting
@@ -54,7 +54,7 @@ pub async fn until_paused<O>(run: &RunHandle<O>) -> String {
 }
 
 /// Waits until the run has ended or is paused, and gives what is stored about it.
-pub async fn until_at_rest<O>(run: &RunHandle<O>) -> RunInfo {
+pub(crate) async fn until_at_rest<O>(run: &RunHandle<O>) -> RunInfo {
     until(&format!("run {} to end", run.id()), async || {
         let info = run.info().await.unwrap();
         (info.status.is_terminal() || info.status == RunStatus::Paused).then_some(info)
@@ -63,7 +63,7 @@ pub async fn until_at_rest<O>(run: &RunHandle<O>) -> RunInfo {
 }
 
 /// A runtime with several threads, outside of any other.
-pub fn runtime() -> tokio::runtime::Runtime {
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -73,7 +73,7 @@ pub fn runtime() -> tokio::runtime::Runtime {
 
 /// Starts this test binary again, to run only the test of this name, with a variable that tells it
 /// that it is the second process. Its standard output is piped.
-pub fn second_process(test: &str, variable: &str, value: &str) -> Child {
+pub(crate) fn second_process(test: &str, variable: &str, value: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
         .env(variable, value)
@@ -85,7 +85,7 @@ pub fn second_process(test: &str, variable: &str, value: &str) -> Child {
 }
 
 /// Polls a future on this thread, with no runtime at all.
-pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
         fn wake(self: std::sync::Arc<Self>) {
