@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+#![allow(clippy::unwrap_used)]
+
 use std::{
     future::Future,
     process::{Child, Command, Stdio},
