@@ -1,5 +1,6 @@
 //! What the world can get wrong, and what is said about it: what happened, to which run and step,
 //! and what to do. Nothing is lost and nothing panics.
+#![allow(clippy::unwrap_used)]
 
 mod scenario;
 

@@ -1,4 +1,5 @@
 //! A run whose body kills its process is found and paused; the runs beside it are not.
+#![allow(clippy::unwrap_used)]
 
 mod scenario;
 

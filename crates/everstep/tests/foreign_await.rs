@@ -3,6 +3,7 @@
 //!
 //! On replay such an await would not come at the same place again, so the run would differ. A
 //! paused run is kept as it is and goes on with mended code.
+#![allow(clippy::unwrap_used)]
 
 mod scenario;
 
@@ -95,7 +96,8 @@ async fn a_body_may_sleep_on_real_time() {
         ctx.step("body", async || {
             let _: () = millis(10).await;
             Ok(())
-        }).await?;
+        })
+        .await?;
         ctx.sleep("a", hours(1)).await?;
         Ok(())
     })
@@ -249,7 +251,8 @@ async fn a_raw_sleep_alone_pauses_the_run() {
     is_paused(NOTHING, async |_: Ctx| {
         let _: () = millis(30).await;
         Ok(())
-    }).await;
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -334,7 +337,8 @@ async fn a_future_that_never_wakes_pauses_the_run() {
     is_paused(NOTHING, async |_: Ctx| {
         let _: () = std::future::pending().await;
         Ok(())
-    }).await;
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,5 @@
 //! What `cargo xtask crash` has found, each by a test of its own.
+#![allow(clippy::unwrap_used)]
 
 use std::{
     sync::{Arc, Mutex},

@@ -1,4 +1,5 @@
 //! Parked runs in memory and out of it, bounds on what is in memory, and clocks that jump.
+#![allow(clippy::unwrap_used)]
 
 mod scenario;
 
@@ -8,10 +9,7 @@ use std::sync::{
 };
 
 use everstep::{
-    EngineBuilder, RunStatus, Timestamp,
-    prelude::*,
-    store::{MemoryStore, Store},
-    testing::VirtualClock,
+    EngineBuilder, RunStatus, Timestamp, prelude::*, store::MemoryStore, testing::VirtualClock,
 };
 use scenario::{until, until_status};
 
@@ -282,7 +280,7 @@ async fn a_live_run_of_an_unknown_workflow_is_kept_for_an_engine_that_has_it() {
             let _: () = std::future::pending::<()>().await;
             Ok(())
         })
-            .await?;
+        .await?;
         Ok(n)
     };
     let engine = Engine::on(Arc::new(store.clone())).register_fn(WORK, work);

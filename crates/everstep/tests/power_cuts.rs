@@ -1,4 +1,5 @@
 //! The power is cut on a SQLite file, after each operation on its files in turn.
+#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 

@@ -2,6 +2,7 @@
 //!
 //! A held clock, a gate in a body and a store that is meddled with just before a chosen write make
 //! each order; none is hoped for.
+#![allow(clippy::unwrap_used)]
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,5 @@
 //! What each primitive means, on virtual time and without crashes.
+#![allow(clippy::unwrap_used)]
 
 use std::{
     future::IntoFuture,

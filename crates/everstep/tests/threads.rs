@@ -1,4 +1,5 @@
 //! The engine's threads, and what a runtime around them can do to them.
+#![allow(clippy::unwrap_used)]
 
 mod scenario;
 

@@ -1,5 +1,5 @@
 //! Two processes on one SQLite file. The second one is this test binary, started again.
-
+#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
 
 mod scenario;
