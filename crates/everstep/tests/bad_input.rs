@@ -6,7 +6,6 @@ mod scenario;
 
 use std::{
     collections::VecDeque,
-    error::Error as _,
     path::Path,
     sync::{
         Arc, Mutex,
