@@ -21,6 +21,8 @@ use std::{
     time::Duration,
 };
 
+#[cfg(test)]
+use super::tests::sabotage::{self, Sabotage as Broken};
 use super::{
     Halt,
     inbox::Inbox,
@@ -599,6 +601,10 @@ impl Core {
         if st.halt.is_some() {
             return Turn::Pending;
         }
+        #[cfg(test)]
+        if op.phase == Phase::Ready && sabotage::is(Broken::AnyPoll) {
+            return Turn::Take;
+        }
         match op.phase {
             Phase::Idle if st.mode == Mode::Live => Turn::Activate,
             Phase::WantStart { barrier } if barrier <= st.durable && !st.draining => Turn::Start,
@@ -655,6 +661,10 @@ impl Core {
         let Some(op) = st.ops.get_mut(id) else { return };
         let mut barrier = if op.ephemeral { st.firm } else { st.revision };
         if self.env.settings.sabotage == Some(Sabotage::NoBarrier) {
+            barrier = 0;
+        }
+        #[cfg(test)]
+        if sabotage::is(Broken::NoBarrier) {
             barrier = 0;
         }
         op.phase = Phase::WantStart { barrier };
@@ -810,7 +820,10 @@ impl Core {
             st.arm(wake_at, id, Timer::Wake);
             return false;
         }
-        if st.direct && !first_poll && !st.released {
+        let direct = st.direct && !first_poll && !st.released;
+        #[cfg(test)]
+        let direct = direct || sabotage::is(Broken::AlwaysDirect);
+        if direct {
             st.released = true;
             return true;
         }

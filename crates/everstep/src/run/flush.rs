@@ -74,9 +74,14 @@ pub(crate) enum CommitKind {
     Finish(RunStatus),
 }
 
-/// A commit to send.
+/// A commit to send, and what it is for.
 pub(crate) struct Sent {
     pub(crate) commit: Commit,
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "the run itself knows; its tests ask")
+    )]
+    pub(crate) kind: CommitKind,
 }
 
 /// What the owner does after an answer.
@@ -525,7 +530,7 @@ impl Run {
             timeouts,
             parked,
         });
-        Sent { commit }
+        Sent { commit, kind }
     }
 
     /// The commit in flight is durable.
