@@ -33,6 +33,8 @@ mod flush;
 pub(crate) mod inbox;
 mod load;
 pub(crate) mod panics;
+#[cfg(test)]
+mod tests;
 pub(crate) mod wakers;
 
 use self::core::{Core, Mode, Phase};

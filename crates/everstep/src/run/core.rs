@@ -21,6 +21,8 @@ use std::{
     time::Duration,
 };
 
+#[cfg(test)]
+use super::tests::sabotage::{self, Sabotage};
 use super::{
     Halt,
     inbox::Inbox,
@@ -580,6 +582,10 @@ impl Core {
         if st.halt.is_some() {
             return Turn::Pending;
         }
+        #[cfg(test)]
+        if op.phase == Phase::Ready && sabotage::is(Sabotage::AnyPoll) {
+            return Turn::Take;
+        }
         match op.phase {
             Phase::Idle if st.mode == Mode::Live => Turn::Activate,
             Phase::WantStart { barrier } if barrier <= st.durable && !st.draining => Turn::Start,
@@ -635,6 +641,12 @@ impl Core {
         }
         let Some(op) = st.ops.get_mut(id) else { return };
         let barrier = if op.ephemeral { st.firm } else { st.revision };
+        #[cfg(test)]
+        let barrier = if sabotage::is(Sabotage::NoBarrier) {
+            0
+        } else {
+            barrier
+        };
         op.phase = Phase::WantStart { barrier };
         if barrier > st.durable || st.draining {
             st.starters.push(id);
@@ -788,7 +800,10 @@ impl Core {
             st.arm(wake_at, id, Timer::Wake);
             return false;
         }
-        if st.direct && !first_poll && !st.released {
+        let direct = st.direct && !first_poll && !st.released;
+        #[cfg(test)]
+        let direct = direct || sabotage::is(Sabotage::AlwaysDirect);
+        if direct {
             st.released = true;
             return true;
         }

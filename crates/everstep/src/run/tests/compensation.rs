@@ -1,0 +1,145 @@
+//! What is undone is undone once, in order, wherever the process dies.
+
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
+
+use super::{
+    hands,
+    owner::{Gone, Owner, workflow},
+};
+use crate::{
+    commit::RunStatus,
+    ctx::{
+        Ctx,
+        composite::branch,
+        step::{Step, StepCall},
+    },
+    error::Error,
+    workflow::Definition,
+};
+
+fn work<'a>(ctx: &Ctx, name: &str) -> StepCall<'a, u64> {
+    let seen = ctx.core().state.borrow().taken;
+    let undone = name.to_owned();
+    let step = ctx.step_with(name, async move |step: Step| {
+        Ok(hands::body(step.location(), seen).await)
+    });
+    step.rollback(async move |_, _| {
+        hands::note_undone(&undone, "");
+        Ok(())
+    })
+}
+
+/// What was undone, in order.
+fn undone() -> Vec<String> {
+    hands::undone().into_iter().map(|(name, _)| name).collect()
+}
+
+/// Lets these bodies end, crashes after each if `cold`, and lets the rest end by itself.
+fn play(definition: &Arc<Definition>, order: &[&str], cold: bool) -> Owner {
+    let mut owner = Owner::start(definition.clone());
+    owner.settle();
+    for place in order {
+        owner.finish(place);
+        if cold && owner.gone.is_none() {
+            owner.reload();
+            owner.settle();
+        }
+    }
+    owner.finish_all();
+    assert_eq!(hands::violation(), None);
+    owner
+}
+
+#[test]
+fn the_loser_of_a_race_is_not_compensated_again_when_the_run_rolls_back() {
+    // The finished rollback of the loser was forgotten while the run stayed in memory, so it ran a
+    // second time when the run was rolled back.
+    let definition = workflow(|ctx: Ctx| async move {
+        work(&ctx, "before").await?;
+        let arms = vec![
+            branch("x", async |ctx: Ctx| {
+                work(&ctx, "loser").await?;
+                std::future::pending::<()>().await;
+                Ok(0)
+            }),
+            branch("y", async |ctx: Ctx| work(&ctx, "winner").await),
+        ];
+        ctx.race("race", arms).await?;
+        work(&ctx, "after").await?;
+        Err::<(), _>(Error::rollback("enough"))
+    });
+    for cold in [false, true] {
+        let order = ["before", "race/x/loser", "race/y/winner", "after"];
+        let owner = play(&definition, &order, cold);
+        assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Failed)));
+        assert_eq!(
+            undone(),
+            ["loser", "after", "winner", "before"],
+            "cold: {cold}"
+        );
+    }
+}
+
+#[test]
+fn a_race_does_not_compensate_what_a_race_inside_of_it_has_compensated() {
+    let definition = workflow(|ctx: Ctx| async move {
+        let inner = async |ctx: Ctx| {
+            let arms = vec![
+                branch("x", async |ctx: Ctx| {
+                    work(&ctx, "loser").await?;
+                    work(&ctx, "never").await
+                }),
+                branch("y", async |ctx: Ctx| work(&ctx, "winner").await),
+            ];
+            ctx.race("inner", arms).await?;
+            work(&ctx, "never").await
+        };
+        let arms = vec![
+            branch("x", inner),
+            branch("y", async |ctx: Ctx| work(&ctx, "fast").await),
+        ];
+        Ok(ctx.race("outer", arms).await?.value)
+    });
+    for cold in [false, true] {
+        let order = [
+            "outer/x/inner/x/loser",
+            "outer/x/inner/y/winner",
+            "outer/y/fast",
+        ];
+        play(&definition, &order, cold);
+        assert_eq!(undone(), ["loser", "winner"], "cold: {cold}");
+    }
+}
+
+#[test]
+fn a_race_compensates_all_iterations_of_a_loop_that_lost_also_after_a_crash() {
+    // A replay jumped to the last iteration and did not meet the rollbacks of those before: they
+    // were never compensated, and the numbers of those that were made what came later diverge.
+    let definition = workflow(|ctx: Ctx| async move {
+        let code = async |ctx: Ctx, n: u32| {
+            work(&ctx, &format!("book{n}")).await?;
+            Ok(ControlFlow::<u64, u32>::Continue(n + 1))
+        };
+        let arms = vec![
+            branch("x", async move |ctx: Ctx| {
+                let repeat = ctx.repeat("loop", 0, code);
+                repeat.history_every(1).history_keep(1).await
+            }),
+            branch("y", async |ctx: Ctx| work(&ctx, "fast").await),
+        ];
+        ctx.race("race", arms).await?;
+        ctx.sleep("nap", Duration::from_secs(9)).await?;
+        work(&ctx, "last").await
+    });
+    for cold in [false, true] {
+        let order = [
+            "race/x/loop/~0/book0",
+            "race/x/loop/~1/book1",
+            "race/x/loop/~2/book2",
+            "race/y/fast",
+        ];
+        let owner = play(&definition, &order, cold);
+        assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)));
+        assert_eq!(undone(), ["book2", "book1", "book0"], "cold: {cold}");
+    }
+}

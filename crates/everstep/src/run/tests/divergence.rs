@@ -1,0 +1,288 @@
+//! Code that does not match the history: the run is paused, both sides are named, nothing is
+//! compensated, and it goes on when matching code is back.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    hands,
+    owner::{Gone, Owner, workflow},
+};
+use crate::{
+    commit::RunStatus,
+    ctx::{
+        Ctx,
+        step::{Step, StepCall},
+    },
+    error::Result,
+    history::EntryKind,
+    workflow::Definition,
+};
+
+fn work<'a>(ctx: &Ctx, name: &str) -> StepCall<'a, u64> {
+    let seen = ctx.core().state.borrow().taken;
+    let step = ctx.step_with(name, async move |step: Step| {
+        Ok(hands::body(step.location(), seen).await)
+    });
+    step.rollback(async |_, value| {
+        hands::note_undone("undone", &format!("{value}"));
+        Ok(())
+    })
+}
+
+async fn nap(ctx: &Ctx, name: &str) -> Result<()> {
+    ctx.sleep(name, Duration::from_secs(86_400)).await.map(drop)
+}
+
+/// `a`, `b`, then a long sleep, then `c`: what most tests here change.
+fn original() -> Arc<Definition> {
+    workflow(|ctx: Ctx| async move {
+        let a = work(&ctx, "a").await?;
+        let b = work(&ctx, "b").await?;
+        nap(&ctx, "nap").await?;
+        work(&ctx, "c").await?;
+        Ok(a + b)
+    })
+}
+
+/// Parks the original in its sleep, deploys `changed`, and gives why the run is paused then.
+fn paused_by(changed: Arc<Definition>) -> String {
+    let mut owner = Owner::start(original());
+    owner.settle();
+    owner.finish("a");
+    owner.finish("b");
+    assert!(owner.run().is_parked());
+    let before = owner.entries();
+    owner.deploy(changed);
+    owner.finish_all();
+    let why = owner.paused().to_owned();
+    assert_eq!(owner.entries(), before, "the history is as it was");
+    assert_eq!(hands::undone(), [], "nothing is compensated");
+    let starts = hands::starts();
+    owner.deploy(original());
+    owner.finish_all();
+    assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)));
+    assert_eq!(
+        hands::starts()[starts.len()..],
+        ["c"],
+        "only what was left is run"
+    );
+    why
+}
+
+fn names(why: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(why.contains(part), "`{part}` is not in: {why}");
+    }
+}
+
+#[test]
+fn a_completed_operation_that_is_gone_pauses_the_run() {
+    let why = paused_by(workflow(|ctx: Ctx| async move {
+        work(&ctx, "a").await?;
+        nap(&ctx, "nap").await?;
+        work(&ctx, "c").await
+    }));
+    // The sleep is now made before the completion that it was made after.
+    names(&why, &["`nap`", "after completion 2", "after completion 1"]);
+}
+
+#[test]
+fn a_renamed_step_pauses_the_run_and_both_are_named() {
+    let why = paused_by(workflow(|ctx: Ctx| async move {
+        work(&ctx, "a").await?;
+        work(&ctx, "b2").await?;
+        nap(&ctx, "nap").await?;
+        work(&ctx, "c").await
+    }));
+    names(&why, &["completion 2", "`b`", "does not make", "`b2`"]);
+}
+
+#[test]
+fn an_operation_that_is_made_but_not_polled_pauses_the_run() {
+    let why = paused_by(workflow(|ctx: Ctx| async move {
+        work(&ctx, "a").await?;
+        let b = work(&ctx, "b");
+        work(&ctx, "x").await?;
+        b.await?;
+        nap(&ctx, "nap").await?;
+        work(&ctx, "c").await
+    }));
+    names(&why, &["completion 2", "`b`", "does not poll", "`x`"]);
+}
+
+#[test]
+fn another_kind_at_a_location_pauses_the_run() {
+    let why = paused_by(workflow(|ctx: Ctx| async move {
+        work(&ctx, "a").await?;
+        nap(&ctx, "b").await?;
+        nap(&ctx, "nap").await?;
+        work(&ctx, "c").await
+    }));
+    names(&why, &["`b`", "Step", "Sleep"]);
+}
+
+#[test]
+fn an_inserted_operation_pauses_the_run() {
+    let why = paused_by(workflow(|ctx: Ctx| async move {
+        work(&ctx, "a").await?;
+        work(&ctx, "new").await?;
+        work(&ctx, "b").await?;
+        nap(&ctx, "nap").await?;
+        work(&ctx, "c").await
+    }));
+    names(&why, &["completion 2", "`b`", "`new`"]);
+}
+
+#[test]
+fn reordered_operations_pause_the_run() {
+    let why = paused_by(workflow(|ctx: Ctx| async move {
+        work(&ctx, "b").await?;
+        work(&ctx, "a").await?;
+        nap(&ctx, "nap").await?;
+        work(&ctx, "c").await
+    }));
+    names(&why, &["`b`", "after completion 1", "after completion 0"]);
+}
+
+#[test]
+fn code_that_ends_with_numbers_left_pauses_the_run() {
+    let why = paused_by(workflow(|ctx: Ctx| async move { work(&ctx, "a").await }));
+    names(&why, &["ended before completion 2", "`b`"]);
+}
+
+#[test]
+fn code_that_panics_with_numbers_left_pauses_the_run() {
+    let why = paused_by(workflow(|ctx: Ctx| async move {
+        let a = work(&ctx, "a").await?;
+        assert!(a == 0, "a panic of the test");
+        Ok(a)
+    }));
+    names(&why, &["ended before completion 2", "`b`"]);
+}
+
+#[test]
+fn a_renamed_sleep_pauses_the_run_and_does_not_start_again() {
+    let why = paused_by(workflow(|ctx: Ctx| async move {
+        work(&ctx, "a").await?;
+        work(&ctx, "b").await?;
+        nap(&ctx, "rest").await?;
+        work(&ctx, "c").await
+    }));
+    names(&why, &["`nap`", "Sleep", "does not make it any more"]);
+}
+
+#[test]
+fn code_that_ends_with_an_entry_unclaimed_pauses_the_run() {
+    let why = paused_by(workflow(|ctx: Ctx| async move {
+        work(&ctx, "a").await?;
+        work(&ctx, "b").await
+    }));
+    names(&why, &["`nap`", "Sleep"]);
+}
+
+/// Parks the original in its sleep, deploys `changed`, and lets that run to its end.
+fn goes_on_with(changed: Arc<Definition>) -> Owner {
+    let mut owner = Owner::start(original());
+    owner.settle();
+    owner.finish("a");
+    owner.finish("b");
+    owner.deploy(changed.clone());
+    owner.finish_all();
+    assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)));
+    assert_eq!(hands::violation(), None);
+    owner
+}
+
+#[test]
+fn a_removed_step_is_passed_over() {
+    let removed = |first: bool| {
+        workflow(move |ctx: Ctx| async move {
+            if first {
+                ctx.removed("b", EntryKind::Step);
+            }
+            work(&ctx, "a").await?;
+            if !first {
+                ctx.removed("b", EntryKind::Step);
+            }
+            nap(&ctx, "nap").await?;
+            work(&ctx, "c").await
+        })
+    };
+    goes_on_with(removed(false));
+    assert_eq!(hands::starts(), ["a", "b", "c"]);
+    // Named before the completions that come before it, it is passed over in its turn.
+    goes_on_with(removed(true));
+    assert_eq!(hands::starts(), ["a", "b", "c"]);
+}
+
+#[test]
+fn a_removed_sleep_is_passed_over() {
+    goes_on_with(workflow(|ctx: Ctx| async move {
+        work(&ctx, "a").await?;
+        work(&ctx, "b").await?;
+        ctx.removed("nap", EntryKind::Sleep);
+        work(&ctx, "c").await
+    }));
+}
+
+#[test]
+fn removed_with_another_kind_pauses_the_run() {
+    let why = paused_by(workflow(|ctx: Ctx| async move {
+        work(&ctx, "a").await?;
+        ctx.removed("b", EntryKind::Listen);
+        nap(&ctx, "nap").await?;
+        work(&ctx, "c").await
+    }));
+    names(&why, &["`b`", "Step", "Listen"]);
+}
+
+/// The original with a step that only new runs make.
+fn gated() -> Arc<Definition> {
+    workflow(|ctx: Ctx| async move {
+        let a = work(&ctx, "a").await?;
+        if ctx.version("with-extra", 2) >= 2 {
+            work(&ctx, "extra").await?;
+        }
+        let b = work(&ctx, "b").await?;
+        nap(&ctx, "nap").await?;
+        work(&ctx, "c").await?;
+        Ok(a + b)
+    })
+}
+
+#[test]
+fn a_version_gate_keeps_an_old_run_on_the_old_way() {
+    let owner = goes_on_with(gated());
+    assert_eq!(hands::starts(), ["a", "b", "c"]);
+    assert!(
+        owner.entry("with-extra").is_some(),
+        "what it gave is recorded"
+    );
+}
+
+#[test]
+fn a_version_gate_leads_a_new_run_the_new_way_after_a_crash_too() {
+    let mut owner = Owner::start(gated());
+    owner.record();
+    owner.finish_all();
+    assert_eq!(hands::starts(), ["a", "extra", "b", "c"]);
+    for point in owner.take_points() {
+        let mut again = Owner::after(&point, gated(), &owner);
+        if again.row().status.is_terminal() {
+            continue;
+        }
+        again.finish_all();
+        assert_eq!(again.gone, Some(Gone::Finished(RunStatus::Completed)));
+        assert!(again.entry("extra").is_some());
+        assert_eq!(hands::violation(), None);
+    }
+}
+
+#[test]
+fn an_old_run_that_has_not_come_to_the_gate_goes_the_new_way() {
+    let mut owner = Owner::start(original());
+    owner.settle();
+    owner.deploy(gated());
+    owner.finish_all();
+    assert_eq!(hands::starts(), ["a", "a", "extra", "b", "c"]);
+}
