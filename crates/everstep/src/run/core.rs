@@ -1344,10 +1344,9 @@ impl Core {
         }
         let listening = st.ops.iter().filter(|(_, op)| {
             matches!(op.phase, Phase::Listening { .. } | Phase::Committing)
-                && op
-                    .listen
-                    .as_ref()
-                    .is_some_and(|s| s.names.iter().any(|n| names.contains(n)))
+                && op.listen.as_ref().is_some_and(|s| {
+                    s.names.is_empty() || s.names.iter().any(|n| names.contains(n))
+                })
         });
         let mut ids: Vec<_> = listening
             .map(|(id, op)| (op.born, op.key.clone(), id))
