@@ -1499,6 +1499,8 @@ impl Core {
                 }
                 None => None,
             };
+            // What was refused is sent again, and must not say any more that the time ran out.
+            st.touch(&key);
             let Some(op) = st.ops.get_mut(*id) else {
                 continue;
             };
