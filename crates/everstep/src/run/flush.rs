@@ -430,10 +430,13 @@ impl Run {
         let mut st = self.core.state.borrow_mut();
         let st = &mut *st;
         let parking = matches!(kind, CommitKind::Park);
-        let timeouts = match scope {
+        let mut timeouts = match scope {
             Scope::Everything => std::mem::take(&mut st.timeouts),
             Scope::Results => Vec::new(),
         };
+        // A wait that was given up meanwhile makes no condition: above all, the end of a run must
+        // not be refused because of it.
+        timeouts.retain(|id| st.ops.get(*id).is_some());
         for id in &timeouts {
             let Some(key) = st.ops.get(*id).map(|op| op.key.clone()) else {
                 continue;
