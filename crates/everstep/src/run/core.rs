@@ -482,7 +482,9 @@ impl Core {
 
     /// Makes an operation at this key, and checks it against the history.
     pub(crate) fn claim(self: &Rc<Self>, kind: EntryKind, key: Key) -> Op {
-        self.claim_checked(kind, key, true)
+        // A race that is lost by another race may leave a rollback half done, which the outer one
+        // then makes again: the one operation whose place can be claimed twice.
+        self.claim_checked(kind, key, kind != EntryKind::Rollback)
     }
 
     /// Makes the boundary at the start of an iteration. One that is jumped to is made earlier than
@@ -1574,9 +1576,14 @@ impl State {
                     | EntryKind::Attempt
                     | EntryKind::Repeat
             );
+            // A rollback must be remembered, so that nothing is compensated twice.
+            let rollback = entry.kind == EntryKind::Rollback;
+            #[cfg(test)]
+            let rollback = rollback && !sabotage::is(Sabotage::ForgetRollbacks);
             !slot.dirty
                 && slot.claimed
                 && !entry.compensable
+                && !rollback
                 && entry.status.is_terminal()
                 && (entry.number.is_some() || structure || entry.kind == EntryKind::Version)
         });
