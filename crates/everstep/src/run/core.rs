@@ -314,6 +314,8 @@ pub(crate) struct State {
     pub(crate) entries: u64,
     /// The iterations whose start is recorded, in order, by the key of their loop.
     pub(crate) loops: HashMap<Vec<u8>, Vec<u64>>,
+    /// The loops among them whose iterations are run again, for the rollbacks in them.
+    pub(crate) reruns: HashSet<Vec<u8>>,
     warned_equal: bool,
     warned_lagging: HashSet<Key>,
 }
@@ -354,6 +356,7 @@ impl State {
             suspect: false,
             entries: 0,
             loops: HashMap::new(),
+            reruns: HashSet::new(),
             warned_equal: false,
             warned_lagging: HashSet::new(),
         }
@@ -1077,8 +1080,24 @@ impl Core {
         st.undo.insert(key, undo);
     }
 
-    pub(crate) fn is_collecting(&self) -> bool {
-        self.state.borrow().mode == Mode::Collect
+    /// Whether replay runs the iterations of a loop that are left, instead of jumping to the last.
+    pub(crate) fn reruns(&self, loop_key: &[u8]) -> bool {
+        let st = self.state.borrow();
+        match st.mode {
+            Mode::Collect => true,
+            Mode::Replay => st.reruns.contains(loop_key),
+            Mode::Live => false,
+        }
+    }
+
+    /// Whether anything is recorded at or below this key.
+    pub(crate) fn has_entries(&self, key: &[u8]) -> bool {
+        let st = self.state.borrow();
+        let found = st
+            .history
+            .iter()
+            .any(|(other, _)| keys::is_under(other, key));
+        found
     }
 
     /// The iterations of a loop whose start is recorded, in order.

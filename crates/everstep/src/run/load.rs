@@ -250,11 +250,16 @@ impl Records {
 /// Puts the entries into the state, and the recorded numbers into the order of their replay.
 fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
     st.loops = loop_iterations(&records.entries);
+    st.reruns = loops_to_rerun(&records.entries, &st.loops);
+    let reruns = &st.reruns;
+    let jumps = st.loops.iter().filter(|(key, _)| !reruns.contains(*key));
+    let jumps = jumps.filter_map(|(key, all)| Some((key.clone(), *all.last()?)));
+    let jumps: HashMap<Vec<u8>, u64> = jumps.collect();
     let mut order = Vec::new();
     let mut highest = 0;
     let resumed = !records.entries.is_empty();
     for (key, entry) in records.entries {
-        let past = stage == Stage::Forward && is_past(&key, &st.loops);
+        let past = stage == Stage::Forward && is_past(&key, &jumps);
         highest = highest.max(entry.number.unwrap_or(0));
         if let (Some(number), false) = (entry.number, past) {
             order.push((number, key.clone()));
@@ -289,9 +294,34 @@ fn loop_iterations(entries: &HashMap<Key, Entry>) -> HashMap<Vec<u8>, Vec<u64>> 
     loops
 }
 
-/// Whether the entry belongs to an iteration before the last of one of its loops.
-fn is_past(key: &[u8], loops: &HashMap<Vec<u8>, Vec<u64>>) -> bool {
+/// The loops that replay does not jump in: a step with a rollback has completed in an iteration
+/// before the last, and a race that the loop loses has to compensate it.
+fn loops_to_rerun(
+    entries: &HashMap<Key, Entry>,
+    loops: &HashMap<Vec<u8>, Vec<u64>>,
+) -> HashSet<Vec<u8>> {
+    let mut reruns = HashSet::new();
     if loops.is_empty() {
+        return reruns;
+    }
+    let undone = entries
+        .iter()
+        .filter(|(_, entry)| entry.compensable && entry.status == EntryStatus::Completed);
+    for (key, _) in undone {
+        for (loop_len, n) in keys::loop_iterations_of(key) {
+            let newest = loops.get(&key[..loop_len]).and_then(|all| all.last());
+            if newest.is_some_and(|newest| n < *newest) {
+                reruns.insert(key[..loop_len].to_vec());
+            }
+        }
+    }
+    reruns
+}
+
+/// Whether the entry belongs to an iteration that replay jumps over. `newest` has the last
+/// iteration of each loop that it jumps in.
+fn is_past(key: &[u8], newest: &HashMap<Vec<u8>, u64>) -> bool {
+    if newest.is_empty() {
         return false;
     }
     // A rollback belongs to the iteration of the step that it undoes.
@@ -299,9 +329,12 @@ fn is_past(key: &[u8], loops: &HashMap<Vec<u8>, Vec<u64>>) -> bool {
         .strip_prefix(keys::ROLLBACKS)
         .map(|rest| [keys::HISTORY, rest].concat());
     let key = step.as_deref().unwrap_or(key);
-    let newest = |loop_len: usize| loops.get(&key[..loop_len]).and_then(|all| all.last());
     let mut iterations = keys::loop_iterations_of(key);
-    iterations.any(|(loop_len, n)| newest(loop_len).is_some_and(|newest| n < *newest))
+    iterations.any(|(loop_len, n)| {
+        newest
+            .get(&key[..loop_len])
+            .is_some_and(|newest| n < *newest)
+    })
 }
 
 /// Whether the rollback of this step is done.
