@@ -975,6 +975,11 @@ impl Core {
         };
         let slot = st.history.get_mut(&key)?;
         slot.entry.number = Some(number);
+        if live {
+            // The time that workflow code sees must follow from this entry alone: those before it
+            // may belong to iterations that are gone when it is replayed.
+            slot.entry.completed_at = slot.entry.completed_at.max(Some(st.taken_at));
+        }
         let completed_at = slot.entry.completed_at;
         let value = read(&slot.entry);
         st.taken = number;
