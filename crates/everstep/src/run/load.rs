@@ -369,19 +369,7 @@ struct Rewrite {
 /// result without a number, and what was born later is set aside for people to see.
 fn make_fresh(entries: &mut HashMap<Key, Entry>, origins: &[Vec<u8>], attempts: u32) -> Rewrite {
     let mut rewrite = Rewrite::default();
-    let mut fresh: HashSet<Key> = HashSet::new();
-    for key in origins {
-        fresh.insert(Key::from(key.as_slice()));
-    }
-    for (key, entry) in entries.iter() {
-        if key.starts_with(keys::ROLLBACKS) && entry.status == EntryStatus::Completed {
-            let step = [keys::HISTORY, &key[keys::ROLLBACKS.len()..]].concat();
-            fresh.insert(Key::from(step));
-            fresh.insert(key.clone());
-        }
-    }
-    let numbers = fresh.iter().filter_map(|key| entries.get(key)?.number);
-    let lowest = numbers.min().unwrap_or(u64::MAX);
+    let (fresh, lowest) = what_is_fresh(entries, origins);
     rewrite.deletes.push(exactly(&keys::failure_origins()));
     entries.retain(|key, entry| {
         let stands = entry.number.is_some_and(|number| number < lowest);
@@ -412,6 +400,37 @@ fn make_fresh(entries: &mut HashMap<Key, Entry>, origins: &[Vec<u8>], attempts: 
         false
     });
     rewrite
+}
+
+/// The keys of what is made fresh, and the lowest of their numbers.
+///
+/// A rollback below that number stands, and so does the step that it has undone: it was the loser
+/// of a race that is over. Any other makes its step fresh, which may lower the number.
+fn what_is_fresh(entries: &HashMap<Key, Entry>, origins: &[Vec<u8>]) -> (HashSet<Key>, u64) {
+    let mut fresh: HashSet<Key> = origins
+        .iter()
+        .map(|key| Key::from(key.as_slice()))
+        .collect();
+    let number = |key: &Key| entries.get(key).and_then(|entry| entry.number);
+    let mut lowest = fresh.iter().filter_map(number).min().unwrap_or(u64::MAX);
+    let mut rollbacks: Vec<(&Key, &Entry)> = entries
+        .iter()
+        .filter(|(key, entry)| {
+            key.starts_with(keys::ROLLBACKS) && entry.status == EntryStatus::Completed
+        })
+        .collect();
+    // From the last one down: each can only add to those before it.
+    rollbacks.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.number.unwrap_or(u64::MAX)));
+    for (key, entry) in rollbacks {
+        if entry.number.is_some_and(|number| number < lowest) {
+            continue;
+        }
+        let step = Key::from([keys::HISTORY, &key[keys::ROLLBACKS.len()..]].concat());
+        lowest = number(&step).map_or(lowest, |number| number.min(lowest));
+        fresh.insert(step);
+        fresh.insert(key.clone());
+    }
+    (fresh, lowest)
 }
 
 /// The range of one key.
