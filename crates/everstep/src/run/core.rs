@@ -276,6 +276,11 @@ pub(crate) struct State {
     pub(crate) quiet_effects: bool,
     /// The highest number that was taken.
     pub(crate) taken: u64,
+    /// The highest number that an operation has taken: below `taken` only while what comes right
+    /// after it was removed from the code. What is made now was made somewhere in between.
+    taken_by_code: u64,
+    /// The recorded numbers whose operations were removed from the code.
+    removed: HashSet<u64>,
     /// When the last completion that was taken had ended.
     taken_at: Timestamp,
     last_now: Timestamp,
@@ -329,6 +334,8 @@ impl State {
             replay: VecDeque::new(),
             quiet_effects: false,
             taken: 0,
+            taken_by_code: 0,
+            removed: HashSet::new(),
             taken_at: created_at,
             last_now: created_at,
             available: VecDeque::new(),
@@ -378,6 +385,17 @@ impl State {
         self.revision += 1;
         if !ephemeral {
             self.firm = self.revision;
+        }
+    }
+
+    /// Passes over the next recorded completions if their operations were removed from the code.
+    fn pass_removed(&mut self) {
+        while let Some((number, _)) = self.replay.front() {
+            if !self.removed.remove(number) {
+                return;
+            }
+            self.taken = *number;
+            self.replay.pop_front();
         }
     }
 
@@ -516,7 +534,7 @@ impl Core {
             started_at: Timestamp::default(),
             listen: None,
         });
-        let (mode, taken) = (st.mode, st.taken);
+        let (mode, taken, earliest) = (st.mode, st.taken, st.taken_by_code);
         let Some(slot) = st.history.claim(&key, id) else {
             return Op {
                 core: self.clone(),
@@ -537,7 +555,7 @@ impl Core {
                 recorded,
                 code,
             });
-        } else if check_born && recorded.born != taken {
+        } else if check_born && !(earliest..=taken).contains(&recorded.born) {
             let recorded = recorded.born;
             let at = Core::location(&key);
             st.first_halt(Halt::Moved {
@@ -982,7 +1000,7 @@ impl Core {
         }
         let completed_at = slot.entry.completed_at;
         let value = read(&slot.entry);
-        st.taken = number;
+        (st.taken, st.taken_by_code) = (number, number);
         if let Some(at) = completed_at {
             st.taken_at = st.taken_at.max(at);
         }
@@ -992,6 +1010,7 @@ impl Core {
         } else {
             // Replayed and handed out: only what must be found again stays in memory.
             st.forget_if_done(&key);
+            st.pass_removed();
         }
         if let Some(op) = st.ops.get_mut(id) {
             op.phase = Phase::Taken;
@@ -1246,24 +1265,12 @@ impl Core {
             }
         }
         st.history.claim_subtree(key);
-        let key = key.clone();
-        let next_is_removed = |st: &mut State| {
-            let next = st
-                .replay
-                .front()
-                .map(|(number, next)| (*number, keys::is_under(next, &key)));
-            match next {
-                Some((number, true)) => {
-                    st.replay.pop_front();
-                    st.taken = number;
-                    true
-                }
-                _ => false,
-            }
-        };
-        while next_is_removed(st) {}
-        // What comes later in the order than something else is passed over in its turn.
-        st.replay.retain(|(_, next)| !keys::is_under(next, &key));
+        let numbers = st
+            .replay
+            .iter()
+            .filter(|(_, next)| keys::is_under(next, key));
+        st.removed.extend(numbers.map(|(number, _)| *number));
+        st.pass_removed();
     }
 
     /// The time, as workflow code may see it.
