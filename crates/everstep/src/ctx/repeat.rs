@@ -123,18 +123,24 @@ where
     let recorded = core.recorded_iterations(&place.key);
     let mut trimmed = recorded.first().map_or(0, |first| first.saturating_sub(1));
     let (mut n, mut state) = (0, first);
-    if core.is_collecting() {
+    if core.reruns(&place.key) {
         // Every iteration that is left is run, to meet what it did. It may never end, since no
         // body starts; the next boundary ends it.
         for next in recorded {
             let boundary = Boundary::new(core, &place.key, &name, next, None);
-            let iteration = pin!(code(iteration_ctx(&place, &name, n), state));
-            state = match select(iteration, boundary).await {
-                Either::Right((state, _)) => state?,
-                Either::Left((ended, boundary)) => match ended? {
-                    ControlFlow::Break(value) => return Ok(value),
-                    ControlFlow::Continue(_) => boundary.await?,
-                },
+            // The first iteration has no boundary of its own that would be deleted with it.
+            let left = n > 0 || core.has_entries(&iteration_key(&place.key, &name, 0));
+            state = if left {
+                let iteration = pin!(code(iteration_ctx(&place, &name, n), state));
+                match select(iteration, boundary).await {
+                    Either::Right((state, _)) => state?,
+                    Either::Left((ended, boundary)) => match ended? {
+                        ControlFlow::Break(value) => return Ok(value),
+                        ControlFlow::Continue(_) => boundary.await?,
+                    },
+                }
+            } else {
+                boundary.await?
             };
             n = next;
         }

@@ -187,12 +187,19 @@ pub(crate) async fn compensate_below(core: &Rc<Core>, losers: &[Key], winner: &K
     let mut list: Vec<(u64, Key, Undo)> = {
         let st = core.state.borrow();
         let lost = |key: &Key| losers.iter().any(|loser| keys::is_under(key, loser));
+        // By a race inside of this one. On replay the rollbacks of this one are there too, with
+        // numbers that are still to come.
+        let compensated = |key: &Key| {
+            let rollback = st.history.get(&keys::rollback_key(key));
+            rollback.is_some_and(|slot| slot.entry.number.is_some_and(|number| number <= st.taken))
+        };
         let done = st.history.iter().filter(|(key, slot)| {
             slot.entry.compensable
                 && slot.entry.status == EntryStatus::Completed
                 && key.starts_with(keys::HISTORY)
                 && lost(key)
                 && !keys::is_under(key, winner)
+                && !compensated(key)
         });
         done.filter_map(|(key, slot)| {
             let number = slot.entry.number.unwrap_or(u64::MAX);

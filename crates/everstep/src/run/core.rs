@@ -290,6 +290,11 @@ pub(crate) struct State {
     pub(crate) quiet_effects: bool,
     /// The highest number that was taken.
     pub(crate) taken: u64,
+    /// The highest number that an operation has taken: below `taken` only while what comes right
+    /// after it was removed from the code. What is made now was made somewhere in between.
+    taken_by_code: u64,
+    /// The recorded numbers whose operations were removed from the code.
+    removed: HashSet<u64>,
     /// When the last completion that was taken had ended.
     taken_at: Timestamp,
     last_now: Timestamp,
@@ -330,6 +335,8 @@ pub(crate) struct State {
     pub(crate) loops: FastMap<Vec<u8>, Vec<u64>>,
     /// Bodies that were woken since the run was last driven.
     woken: Vec<OpId>,
+    /// The loops among them whose iterations are run again, for the rollbacks in them.
+    pub(crate) reruns: FastSet<Vec<u8>>,
     warned_equal: bool,
     warned_lagging: FastSet<Key>,
 }
@@ -343,6 +350,8 @@ impl State {
             replay: VecDeque::new(),
             quiet_effects: false,
             taken: 0,
+            taken_by_code: 0,
+            removed: HashSet::new(),
             taken_at: created_at,
             last_now: created_at,
             available: VecDeque::new(),
@@ -371,6 +380,7 @@ impl State {
             entries: 0,
             loops: FastMap::default(),
             woken: Vec::new(),
+            reruns: FastSet::default(),
             warned_equal: false,
             warned_lagging: FastSet::default(),
         }
@@ -392,6 +402,17 @@ impl State {
         self.revision += 1;
         if !ephemeral {
             self.firm = self.revision;
+        }
+    }
+
+    /// Passes over the next recorded completions if their operations were removed from the code.
+    fn pass_removed(&mut self) {
+        while let Some((number, _)) = self.replay.front() {
+            if !self.removed.remove(number) {
+                return;
+            }
+            self.taken = *number;
+            self.replay.pop_front();
         }
     }
 
@@ -499,7 +520,9 @@ impl Core {
 
     /// Makes an operation at this key, and checks it against the history.
     pub(crate) fn claim(self: &Rc<Self>, kind: EntryKind, key: Key) -> Op {
-        self.claim_checked(kind, key, true)
+        // A race that is lost by another race may leave a rollback half done, which the outer one
+        // then makes again: the one operation whose place can be claimed twice.
+        self.claim_checked(kind, key, kind != EntryKind::Rollback)
     }
 
     /// Makes the boundary at the start of an iteration. One that is jumped to is made earlier than
@@ -529,7 +552,7 @@ impl Core {
             started_at: Timestamp::default(),
             listen: None,
         });
-        let (mode, taken) = (st.mode, st.taken);
+        let (mode, taken, earliest) = (st.mode, st.taken, st.taken_by_code);
         let Some(slot) = st.history.claim(&key, id) else {
             return Op {
                 core: self.clone(),
@@ -550,7 +573,7 @@ impl Core {
                 recorded,
                 code,
             });
-        } else if check_born && recorded.born != taken {
+        } else if check_born && !(earliest..=taken).contains(&recorded.born) {
             let recorded = recorded.born;
             let at = Core::location(&key);
             st.first_halt(Halt::Moved {
@@ -990,9 +1013,14 @@ impl Core {
         };
         let slot = st.history.get_mut(&key)?;
         slot.entry.number = Some(number);
+        if live {
+            // The time that workflow code sees must follow from this entry alone: those before it
+            // may belong to iterations that are gone when it is replayed.
+            slot.entry.completed_at = slot.entry.completed_at.max(Some(st.taken_at));
+        }
         let completed_at = slot.entry.completed_at;
         let value = read(&slot.entry);
-        st.taken = number;
+        (st.taken, st.taken_by_code) = (number, number);
         if let Some(at) = completed_at {
             st.taken_at = st.taken_at.max(at);
         }
@@ -1002,6 +1030,7 @@ impl Core {
         } else {
             // Replayed and handed out: only what must be found again stays in memory.
             st.forget_if_done(&key);
+            st.pass_removed();
         }
         if let Some(op) = st.ops.get_mut(id) {
             op.phase = Phase::Taken;
@@ -1095,8 +1124,22 @@ impl Core {
         st.undo.insert(key, undo);
     }
 
-    pub(crate) fn is_collecting(&self) -> bool {
-        self.state.borrow().mode == Mode::Collect
+    /// Whether replay runs the iterations of a loop that are left, instead of jumping to the last.
+    pub(crate) fn reruns(&self, loop_key: &[u8]) -> bool {
+        let st = self.state.borrow();
+        match st.mode {
+            Mode::Collect => true,
+            Mode::Replay => st.reruns.contains(loop_key),
+            Mode::Live => false,
+        }
+    }
+
+    /// Whether anything is recorded at or below this key.
+    pub(crate) fn has_entries(&self, key: &[u8]) -> bool {
+        let st = self.state.borrow();
+        st.history
+            .iter()
+            .any(|(other, _)| keys::is_under(other, key))
     }
 
     /// The iterations of a loop whose start is recorded, in order.
@@ -1241,24 +1284,12 @@ impl Core {
             }
         }
         st.history.claim_subtree(key);
-        let key = key.clone();
-        let next_is_removed = |st: &mut State| {
-            let next = st
-                .replay
-                .front()
-                .map(|(number, next)| (*number, keys::is_under(next, &key)));
-            match next {
-                Some((number, true)) => {
-                    st.replay.pop_front();
-                    st.taken = number;
-                    true
-                }
-                _ => false,
-            }
-        };
-        while next_is_removed(st) {}
-        // What comes later in the order than something else is passed over in its turn.
-        st.replay.retain(|(_, next)| !keys::is_under(next, &key));
+        let numbers = st
+            .replay
+            .iter()
+            .filter(|(_, next)| keys::is_under(next, key));
+        st.removed.extend(numbers.map(|(number, _)| *number));
+        st.pass_removed();
     }
 
     /// The time, as workflow code may see it.
@@ -1522,6 +1553,8 @@ impl Core {
                 }
                 None => None,
             };
+            // What was refused is sent again, and must not say any more that the time ran out.
+            st.touch(&key);
             let Some(op) = st.ops.get_mut(*id) else {
                 continue;
             };
@@ -1599,10 +1632,14 @@ impl State {
                     | EntryKind::Attempt
                     | EntryKind::Repeat
             );
+            // A rollback must be remembered, so that nothing is compensated twice.
+            let rollback = entry.kind == EntryKind::Rollback;
+            #[cfg(test)]
+            let rollback = rollback && !sabotage::is(Broken::ForgetRollbacks);
             !slot.dirty
                 && slot.claimed
                 && !entry.compensable
-                && entry.kind != EntryKind::Rollback
+                && !rollback
                 && entry.status.is_terminal()
                 && (entry.number.is_some() || structure || entry.kind == EntryKind::Version)
         });

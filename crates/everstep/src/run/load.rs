@@ -6,7 +6,7 @@ use std::{collections::VecDeque, rc::Rc, sync::Arc, task::Waker};
 use super::{
     Halt, Run, Stage,
     core::{Core, Env, Mode, RunFacts, State},
-    flush::{Flush, Next, Origins, RowView, decode_origins},
+    flush::{Flush, Next, RowView, decode_origins},
     wakers::{RootWaker, WakeSink},
 };
 use crate::{
@@ -102,7 +102,7 @@ impl RunSeed {
 struct Records {
     entries: FastMap<Key, Entry>,
     /// The keys that the last failure came from, if the run is to be tried again.
-    origins: Option<Origins>,
+    origins: Option<Vec<Vec<u8>>>,
 }
 
 /// Recovered this often without progress, a run is a suspect.
@@ -260,11 +260,16 @@ impl Records {
 /// Puts the entries into the state, and the recorded numbers into the order of their replay.
 fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
     st.loops = loop_iterations(&records.entries);
+    st.reruns = loops_to_rerun(&records.entries, &st.loops);
+    let reruns = &st.reruns;
+    let jumps = st.loops.iter().filter(|(key, _)| !reruns.contains(*key));
+    let jumps = jumps.filter_map(|(key, all)| Some((key.clone(), *all.last()?)));
+    let jumps: FastMap<Vec<u8>, u64> = jumps.collect();
     let mut order = Vec::new();
     let mut highest = 0;
     let resumed = !records.entries.is_empty();
     for (key, entry) in records.entries {
-        let past = stage == Stage::Forward && is_past(&key, &st.loops);
+        let past = stage == Stage::Forward && is_past(&key, &jumps);
         highest = highest.max(entry.number.unwrap_or(0));
         if let (Some(number), false) = (entry.number, past) {
             order.push((number, key.clone()));
@@ -302,9 +307,34 @@ fn loop_iterations(entries: &FastMap<Key, Entry>) -> FastMap<Vec<u8>, Vec<u64>> 
     loops
 }
 
-/// Whether the entry belongs to an iteration before the last of one of its loops.
-fn is_past(key: &[u8], loops: &FastMap<Vec<u8>, Vec<u64>>) -> bool {
+/// The loops that replay does not jump in: a step with a rollback has completed in an iteration
+/// before the last, and a race that the loop loses has to compensate it.
+fn loops_to_rerun(
+    entries: &FastMap<Key, Entry>,
+    loops: &FastMap<Vec<u8>, Vec<u64>>,
+) -> FastSet<Vec<u8>> {
+    let mut reruns = FastSet::default();
     if loops.is_empty() {
+        return reruns;
+    }
+    let undone = entries
+        .iter()
+        .filter(|(_, entry)| entry.compensable && entry.status == EntryStatus::Completed);
+    for (key, _) in undone {
+        for (loop_len, n) in keys::loop_iterations_of(key) {
+            let newest = loops.get(&key[..loop_len]).and_then(|all| all.last());
+            if newest.is_some_and(|newest| n < *newest) {
+                reruns.insert(key[..loop_len].to_vec());
+            }
+        }
+    }
+    reruns
+}
+
+/// Whether the entry belongs to an iteration that replay jumps over. `newest` has the last
+/// iteration of each loop that it jumps in.
+fn is_past(key: &[u8], newest: &FastMap<Vec<u8>, u64>) -> bool {
+    if newest.is_empty() {
         return false;
     }
     // A rollback belongs to the iteration of the step that it undoes.
@@ -312,9 +342,12 @@ fn is_past(key: &[u8], loops: &FastMap<Vec<u8>, Vec<u64>>) -> bool {
         .strip_prefix(keys::ROLLBACKS)
         .map(|rest| [keys::HISTORY, rest].concat());
     let key = step.as_deref().unwrap_or(key);
-    let newest = |loop_len: usize| loops.get(&key[..loop_len]).and_then(|all| all.last());
     let mut iterations = keys::loop_iterations_of(key);
-    iterations.any(|(loop_len, n)| newest(loop_len).is_some_and(|newest| n < *newest))
+    iterations.any(|(loop_len, n)| {
+        newest
+            .get(&key[..loop_len])
+            .is_some_and(|newest| n < *newest)
+    })
 }
 
 /// Whether the rollback of this step is done.
@@ -347,26 +380,9 @@ struct Rewrite {
 ///
 /// With k the lowest of their numbers, numbers below k stand, entries born before k keep their
 /// result without a number, and what was born later is set aside for people to see.
-fn make_fresh(entries: &mut FastMap<Key, Entry>, origins: &Origins, attempts: u32) -> Rewrite {
+fn make_fresh(entries: &mut FastMap<Key, Entry>, origins: &[Vec<u8>], attempts: u32) -> Rewrite {
     let mut rewrite = Rewrite::default();
-    let mut fresh: FastSet<Key> = FastSet::default();
-    for key in &origins.keys {
-        fresh.insert(Key::from(key.as_slice()));
-    }
-    for (key, entry) in entries.iter() {
-        // A rollback inside a race is part of the workflow's own course; those that the failure
-        // led to came later.
-        let after = entry.number.is_none_or(|number| number > origins.taken);
-        if key.starts_with(keys::ROLLBACKS) && after {
-            fresh.insert(key.clone());
-            if entry.status == EntryStatus::Completed {
-                let step = [keys::HISTORY, &key[keys::ROLLBACKS.len()..]].concat();
-                fresh.insert(Key::from(step));
-            }
-        }
-    }
-    let numbers = fresh.iter().filter_map(|key| entries.get(key)?.number);
-    let lowest = numbers.min().unwrap_or(u64::MAX);
+    let (fresh, lowest) = what_is_fresh(entries, origins);
     rewrite.deletes.push(exactly(&keys::failure_origins()));
     entries.retain(|key, entry| {
         let stands = entry.number.is_some_and(|number| number < lowest);
@@ -397,6 +413,37 @@ fn make_fresh(entries: &mut FastMap<Key, Entry>, origins: &Origins, attempts: u3
         false
     });
     rewrite
+}
+
+/// The keys of what is made fresh, and the lowest of their numbers.
+///
+/// A rollback below that number stands, and so does the step that it has undone: it was the loser
+/// of a race that is over. Any other makes its step fresh, which may lower the number.
+fn what_is_fresh(entries: &FastMap<Key, Entry>, origins: &[Vec<u8>]) -> (FastSet<Key>, u64) {
+    let mut fresh: FastSet<Key> = origins
+        .iter()
+        .map(|key| Key::from(key.as_slice()))
+        .collect();
+    let number = |key: &Key| entries.get(key).and_then(|entry| entry.number);
+    let mut lowest = fresh.iter().filter_map(number).min().unwrap_or(u64::MAX);
+    let mut rollbacks: Vec<(&Key, &Entry)> = entries
+        .iter()
+        .filter(|(key, entry)| {
+            key.starts_with(keys::ROLLBACKS) && entry.status == EntryStatus::Completed
+        })
+        .collect();
+    // From the last one down: each can only add to those before it.
+    rollbacks.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.number.unwrap_or(u64::MAX)));
+    for (key, entry) in rollbacks {
+        if entry.number.is_some_and(|number| number < lowest) {
+            continue;
+        }
+        let step = Key::from([keys::HISTORY, &key[keys::ROLLBACKS.len()..]].concat());
+        lowest = number(&step).map_or(lowest, |number| number.min(lowest));
+        fresh.insert(step);
+        fresh.insert(key.clone());
+    }
+    (fresh, lowest)
 }
 
 /// The range of one key.

@@ -375,12 +375,11 @@ impl Owner {
             run.core.body_woken(op);
         }
         run.drive();
-        if self.sent.is_none() {
-            if let Some(sent) = run.next_commit() {
+        if self.sent.is_none()
+            && let Some(sent) = run.next_commit() {
                 let view = self.view();
                 self.sent = Some((sent.commit, sent.kind, view));
             }
-        }
     }
 
     /// What the code has seen and has open now.
@@ -547,11 +546,11 @@ impl Owner {
     pub(super) fn listens(&self) -> bool {
         self.run.as_ref().is_some_and(|run| {
             let st = run.core.state.borrow();
-            let listens = st
+            
+            st
                 .ops
                 .iter()
-                .any(|(_, op)| matches!(op.phase, Phase::Listening { .. }));
-            listens
+                .any(|(_, op)| matches!(op.phase, Phase::Listening { .. }))
         })
     }
 
