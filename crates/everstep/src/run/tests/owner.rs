@@ -376,10 +376,11 @@ impl Owner {
         }
         run.drive();
         if self.sent.is_none()
-            && let Some(sent) = run.next_commit() {
-                let view = self.view();
-                self.sent = Some((sent.commit, sent.kind, view));
-            }
+            && let Some(sent) = run.next_commit()
+        {
+            let view = self.view();
+            self.sent = Some((sent.commit, sent.kind, view));
+        }
     }
 
     /// What the code has seen and has open now.
@@ -546,9 +547,8 @@ impl Owner {
     pub(super) fn listens(&self) -> bool {
         self.run.as_ref().is_some_and(|run| {
             let st = run.core.state.borrow();
-            
-            st
-                .ops
+
+            st.ops
                 .iter()
                 .any(|(_, op)| matches!(op.phase, Phase::Listening { .. }))
         })
