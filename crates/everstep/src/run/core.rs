@@ -1117,11 +1117,9 @@ impl Core {
     /// Whether anything is recorded at or below this key.
     pub(crate) fn has_entries(&self, key: &[u8]) -> bool {
         let st = self.state.borrow();
-        let found = st
-            .history
+        st.history
             .iter()
-            .any(|(other, _)| keys::is_under(other, key));
-        found
+            .any(|(other, _)| keys::is_under(other, key))
     }
 
     /// The iterations of a loop whose start is recorded, in order.

@@ -82,7 +82,7 @@ fn what_was_born_before_the_failure_keeps_its_result_and_what_came_later_is_set_
                 Ok(first + work(&ctx, "second").await?)
             }),
         ];
-        Ok(ctx.join("both", arms).await?)
+        ctx.join("both", arms).await
     });
     let mut owner = Owner::start(definition.clone());
     owner.record();
