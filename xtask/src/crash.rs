@@ -1,10 +1,17 @@
 //! `cargo xtask crash`: a real process, killed over and over, and its promises checked.
 
-use crate::Failure;
+use crate::{
+    Failure,
+    cargo::{self, cargo},
+    root,
+};
 
-/// There is no engine to kill yet.
-pub(crate) fn run(_arguments: &[String]) -> Result<(), Failure> {
-    Err(Failure::Found(
-        "`crash` is not there yet: it needs the engine".into(),
-    ))
+/// Builds the crash test with optimisations and runs it with the same arguments.
+pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
+    let mut crash = cargo(
+        &root(),
+        &["run", "--quiet", "--release", "--package", "everstep-crash"],
+    );
+    crash.arg("--").args(arguments);
+    cargo::succeed(crash)
 }

@@ -4,11 +4,13 @@
 //! there. A new file in `examples/` is run without being named here, unless it needs an answer.
 
 use std::{
+    collections::BTreeMap,
     env, fs,
+    io::{self, Read},
     path::Path,
     process::{self, Child, Command, ExitStatus, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use crate::{
@@ -119,6 +121,78 @@ fn give_answer(
     Ok(())
 }
 
+/// How often the example `checkout` is killed.
+const KILLS: usize = 20;
+
+/// What the steps of one order write into the ledger: a line for each of these locations.
+const CHECKOUT_STEPS: &[&str] = &[
+    "pay-and-pack/pack/label",
+    "pay-and-pack/pay/charge",
+    "reserve",
+    "ship",
+];
+
+/// Kills the example `checkout` at random moments, lets it finish, and reads its ledger.
+pub(crate) fn kill_checkout(root: &Path) -> Result<(), Failure> {
+    let folder = env::temp_dir().join(format!("everstep-checkout-{}", process::id()));
+    fs::create_dir_all(&folder).map_err(|error| at(&folder, &error))?;
+    let build = ["build", "--package", "everstep-examples", "--examples"];
+    cargo::succeed(cargo(root, &build))?;
+    let mut random = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(1, |now| now.as_nanos() as u64 | 1);
+    println!("    seed {random}");
+    for _ in 0..KILLS {
+        let mut command = example(root, "checkout", &folder);
+        command.stdout(Stdio::piped());
+        let mut running = Running::start(command, "checkout")?;
+        running.wait_for_output()?;
+        // An xorshift generator: any spread of moments will do.
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        thread::sleep(Duration::from_millis(random % 1_200));
+        // Dropping it kills it.
+    }
+    let last = Running::start(example(root, "checkout", &folder), "checkout")?;
+    let status = last.wait()?;
+    let ledger = folder.join("checkout.ledger");
+    if !status.success() {
+        let message = format!("`checkout` ended with {status} after {KILLS} kills");
+        return Err(Failure::Found(message));
+    }
+    let text = fs::read_to_string(&ledger).map_err(|error| at(&ledger, &error))?;
+    let orders = check_ledger(&text)
+        .map_err(|why| Failure::Found(format!("{}: {why}", ledger.display())))?;
+    println!("    {KILLS} kills, {orders} orders, each step of each once");
+    fs::remove_dir_all(&folder).map_err(|error| at(&folder, &error))
+}
+
+/// Whether each step of each order is there once; how many orders there are.
+fn check_ledger(text: &str) -> Result<usize, String> {
+    let mut orders: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for line in text.lines() {
+        let mut key = line.split(' ').next().unwrap_or_default().splitn(3, ':');
+        let (Some(run), Some(_), Some(location)) = (key.next(), key.next(), key.next()) else {
+            return Err(format!("`{line}` does not begin with a key"));
+        };
+        orders.entry(run).or_default().push(location);
+    }
+    for (run, locations) in &mut orders {
+        locations.sort_unstable();
+        if locations != CHECKOUT_STEPS {
+            return Err(format!(
+                "run {run} has these steps: {}",
+                locations.join(", ")
+            ));
+        }
+    }
+    match orders.len() {
+        0 => Err("it is empty".into()),
+        n => Ok(n),
+    }
+}
+
 /// A process with a time limit. It is stopped when this is dropped.
 struct Running {
     name: String,
@@ -138,6 +212,20 @@ impl Running {
             started: Instant::now(),
             limit: TIME_LIMIT,
         })
+    }
+
+    /// Waits until it has said something. What it says later is passed over.
+    fn wait_for_output(&mut self) -> Result<(), Failure> {
+        let Some(mut stdout) = self.child.stdout.take() else {
+            return Ok(());
+        };
+        let mut first = [0];
+        stdout
+            .read_exact(&mut first)
+            .map_err(|error| Failure::Found(format!("`{}` said nothing: {error}", self.name)))?;
+        // Somebody has to read on, or it would stop at a full pipe.
+        thread::spawn(move || io::copy(&mut stdout, &mut io::sink()));
+        Ok(())
     }
 
     fn has_ended(&mut self) -> Result<bool, Failure> {
@@ -184,6 +272,18 @@ fn at(path: &Path, error: &std::io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ledger_shows_each_step_once() {
+        let lines = CHECKOUT_STEPS
+            .iter()
+            .map(|step| format!("run:1:{step} did it\n"));
+        let whole: String = lines.collect();
+        assert_eq!(check_ledger(&whole), Ok(1));
+        assert!(check_ledger(&format!("{whole}run:1:ship did it\n")).is_err());
+        assert!(check_ledger("run:1:ship did it\n").is_err());
+        assert!(check_ledger("").is_err());
+    }
 
     /// A command of the shell, started.
     fn running(script: &str) -> Running {

@@ -25,6 +25,11 @@ const CHECKS: &[Check] = &[
     Check::new("tests", "all tests pass", tests),
     Check::new("doc-tests", "the code in the docs runs", doc_tests),
     Check::new("examples", "every example runs to its end", run_examples),
+    Check::new(
+        "checkout-kill",
+        "`checkout` goes on wherever it is killed",
+        kill_checkout,
+    ),
     Check::new("docs", "the docs build, and no link in them is dead", docs),
     Check::new(
         "architecture",
@@ -196,6 +201,10 @@ fn doc_tests(checking: &mut Checking) -> Result<(), Failure> {
 
 fn run_examples(checking: &mut Checking) -> Result<(), Failure> {
     examples::run_all(&checking.root)
+}
+
+fn kill_checkout(checking: &mut Checking) -> Result<(), Failure> {
+    examples::kill_checkout(&checking.root)
 }
 
 /// Modules are private and name each other in their headers, so private items are documented too.

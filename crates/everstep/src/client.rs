@@ -10,10 +10,7 @@ use std::{
     marker::PhantomData,
     path::Path,
     pin::Pin,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -28,7 +25,7 @@ use crate::{
         Control, Controlled, Delivery, NewRun, Outcome, Receipt, Reopen, RunStatus, Target, Write,
     },
     ctx::send::ToTarget,
-    engine::{self, Pending, Reader, Reply, Settings, Shared},
+    engine::{self, Pending, Poller, Reader, Reply, Settings, Shared},
     error::Failure,
     history::keys,
     run_id::RunId,
@@ -46,7 +43,6 @@ pub use view::{HistoryEntry, RunInfo, RunPage};
 pub struct Client {
     shared: Arc<Shared>,
     reader: Arc<Reader>,
-    poller: Arc<Poller>,
     /// Ends the committer of a client without an engine, with the last clone.
     _own: Option<Arc<OwnCommitter>>,
 }
@@ -205,11 +201,9 @@ impl Drop for OwnCommitter {
 
 impl Client {
     pub(crate) fn of_engine(shared: Arc<Shared>, reader: Arc<Reader>) -> Client {
-        let poller = Arc::new(Poller::default());
         Client {
             shared,
             reader,
-            poller,
             _own: None,
         }
     }
@@ -245,14 +239,13 @@ impl Client {
         ));
         let committing = shared.clone();
         spawn_thread("everstep-commit", move || {
-            engine::run_committer(&committing)
+            engine::committer_thread(&committing)
         })?;
         let reader = Reader::new(store, shared.activity.clone());
         let own = Arc::new(OwnCommitter(shared.clone()));
         Ok(Client {
             shared,
             reader,
-            poller: Arc::new(Poller::default()),
             _own: Some(own),
         })
     }
@@ -308,7 +301,7 @@ impl Client {
     pub async fn get(&self, target: impl ToTarget) -> Result<Option<RunHandle<Json>>, ClientError> {
         let target = target.to_target();
         let row = self.read(move |store| store.run(&target)).await?;
-        Ok(row.map(|row| self.handle(row.id, Freshness::Old)))
+        Ok(row.map(|row| self.handle(row.id, None)))
     }
 
     /// The run of this workflow with this key or id; `None` if there is none.
@@ -328,22 +321,22 @@ impl Client {
                 what: format!("the workflow `{}`", workflow.name()),
                 problem: format!("run {} is of `{}`", row.id, row.workflow),
             }),
-            row => Ok(row.map(|row| self.handle(row.id, Freshness::Old))),
+            row => Ok(row.map(|row| self.handle(row.id, None))),
         }
     }
 
     /// A handle to a run by its id, without looking whether it is there.
     pub fn run<O: DeserializeOwned>(&self, id: RunId) -> RunHandle<O> {
-        self.handle(id, Freshness::Old)
+        self.handle(id, None)
     }
 
-    fn handle<O>(&self, id: RunId, fresh: Freshness) -> RunHandle<O> {
+    fn handle<O>(&self, id: RunId, started: Option<EndReceiver>) -> RunHandle<O> {
         RunHandle {
             client: self.clone(),
             id,
             attached: false,
             input_differs: false,
-            fresh,
+            started: Arc::new(Mutex::new(started)),
             output: PhantomData,
         }
     }
@@ -414,9 +407,15 @@ impl Client {
                     .id
             }
         };
-        let answer = self.shared.hub.await_answer(run.no(), request);
-        self.deliver(Target::Id(run), name, body, None, Some(request))
-            .await?;
+        let answer = self.shared.hub.await_answer(run, request);
+        let sent = self
+            .deliver(Target::Id(run), name, body, None, Some(request))
+            .await;
+        if let Err(error) = sent {
+            self.shared.hub.forget_request(request);
+            return Err(error);
+        }
+        self.shared.hub.request_delivered(request);
         self.watch(run);
         match answer.await.map_err(|_| ClientError::Closed)?? {
             Answer::Reply(bytes) => Ok(bytes),
@@ -528,27 +527,36 @@ impl Client {
     /// Sees to it that the waiters for this run are fed, if no engine here owns it.
     fn watch(&self, run: RunId) {
         if self.shared.threads.is_empty() || !self.shared.owns(run.shard()) {
-            self.poller.ensure(&self.shared);
+            Poller::ensure(&self.shared);
         }
     }
 
-    async fn finished(&self, run: RunId, fresh: Freshness) -> Result<Finished, ClientError> {
-        let ended = self.shared.hub.await_end(run);
-        // A run that this process has just started and owns is not asked for: its end is told.
-        let told = fresh == Freshness::JustStarted && self.shared.owns(run.shard());
-        if !told {
-            let no = run.no();
-            let found = self.read(move |store| store.finished(&[no])).await?;
-            match found.into_iter().next() {
-                Some((_, Some(finished))) => return Ok(finished),
-                Some((_, None)) => {
-                    return Err(ClientError::UnknownRun {
-                        run: run.to_string(),
-                    });
+    async fn finished(
+        &self,
+        run: RunId,
+        started: &Mutex<Option<EndReceiver>>,
+    ) -> Result<Finished, ClientError> {
+        let listening = started
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let ended = match listening {
+            // Its end is told: the store need not be asked.
+            Some(ended) => ended,
+            None => {
+                let ended = self.shared.hub.await_end(run);
+                let no = run.no();
+                let found = self.read(move |store| store.finished(&[no])).await?;
+                if let Some((_, finished)) = found.into_iter().next() {
+                    drop(ended);
+                    self.shared.hub.forget_gone(run);
+                    let run = run.to_string();
+                    return finished.ok_or(ClientError::UnknownRun { run });
                 }
-                None => self.watch(run),
+                self.watch(run);
+                ended
             }
-        }
+        };
         ended
             .await
             .map_err(|_| ClientError::Closed)?
@@ -556,12 +564,8 @@ impl Client {
     }
 }
 
-/// Whether a handle belongs to a run that was just created here.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Freshness {
-    JustStarted,
-    Old,
-}
+/// The end of a run that was just started here: it was listened for before the run could begin.
+type EndReceiver = oneshot::Receiver<Result<Finished, Arc<StoreError>>>;
 
 /// A message that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -611,83 +615,6 @@ fn check_size(bytes: Vec<u8>, what: &str, shared: &Shared) -> Result<Vec<u8>, Cl
         });
     }
     Ok(bytes)
-}
-
-/// Asks the store for what waiters in this process wait for.
-#[derive(Default)]
-struct Poller {
-    running: AtomicBool,
-    lock: Mutex<()>,
-}
-
-/// How often it asks: soon after something was begun, less often later.
-const POLL_FIRST: Duration = Duration::from_millis(10);
-const POLL_MAX: Duration = Duration::from_millis(200);
-
-impl Poller {
-    /// Starts the thread that asks, if it is not there.
-    fn ensure(self: &Arc<Self>, shared: &Arc<Shared>) {
-        let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.running.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let (poller, shared) = (self.clone(), shared.clone());
-        if spawn_thread("everstep-poll", move || poller.run(&shared)).is_err() {
-            self.running.store(false, Ordering::Release);
-        }
-    }
-
-    fn run(&self, shared: &Shared) {
-        let mut pause = POLL_FIRST;
-        loop {
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(POLL_MAX);
-            let (runs, requests) = shared.hub.waiting();
-            if runs.is_empty() && requests.is_empty() {
-                // Whoever registers after this look finds the flag down and starts another thread.
-                let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-                let (runs, requests) = shared.hub.waiting();
-                if (runs.is_empty() && requests.is_empty()) || shared.closing() {
-                    self.running.store(false, Ordering::Release);
-                    return;
-                }
-            }
-            if ask(shared, &runs, &requests) {
-                pause = POLL_FIRST;
-            }
-        }
-    }
-}
-
-/// One round of questions; whether anything was answered.
-fn ask(shared: &Shared, runs: &[RunId], requests: &[Uuid]) -> bool {
-    let mut answered = false;
-    let numbers: Vec<_> = runs.iter().map(|run| run.no()).collect();
-    if !numbers.is_empty() {
-        match shared.store.finished(&numbers) {
-            Ok(found) => {
-                for (run, finished) in found {
-                    if let Some(finished) = finished {
-                        answered = true;
-                        shared.hub.ended(run, || finished);
-                    }
-                }
-            }
-            Err(error) => tracing::warn!(%error, "results cannot be read; trying again"),
-        }
-    }
-    if !requests.is_empty() {
-        match shared.store.answers(requests) {
-            Ok(found) => {
-                for (request, answer) in found {
-                    answered = true;
-                    shared.hub.answered(request, answer);
-                }
-            }
-            Err(error) => tracing::warn!(%error, "replies cannot be read; trying again"),
-        }
-    }
-    answered
 }
 
 /// A run to be started. Await it.
@@ -816,7 +743,7 @@ impl<O> Start<O> {
             let claim = begin.is_none()
                 && definition.is_some()
                 && shared.owns(id.shard())
-                && shared.has_room();
+                && shared.reserve();
             let new = NewRun {
                 id,
                 workflow: name.clone(),
@@ -829,13 +756,20 @@ impl<O> Start<O> {
                 input: input.clone(),
                 claim,
             };
-            match client.write(Write::Start(Box::new(new))).await? {
+            // Listened for before it can end.
+            let ended = claim.then(|| shared.hub.await_end(id));
+            let written = client.write(Write::Start(Box::new(new))).await;
+            if claim && !matches!(written, Ok(Outcome::Started(_))) {
+                shared.release();
+            }
+            match written? {
                 Outcome::Started(started) => {
-                    let fresh = match started.attached {
-                        true => Freshness::Old,
-                        false => Freshness::JustStarted,
-                    };
-                    let mut handle = client.handle(started.id, fresh);
+                    let ended = ended.filter(|_| started.claimed);
+                    if !started.claimed && claim {
+                        shared.release();
+                        shared.hub.forget_gone(id);
+                    }
+                    let mut handle = client.handle(started.id, ended);
                     handle.attached = started.attached;
                     handle.input_differs = started.input_differs;
                     return Ok(handle);
@@ -895,7 +829,7 @@ pub struct RunHandle<O = Json> {
     id: RunId,
     attached: bool,
     input_differs: bool,
-    fresh: Freshness,
+    started: Arc<Mutex<Option<EndReceiver>>>,
     output: PhantomData<fn() -> O>,
 }
 
@@ -903,8 +837,11 @@ impl<O> Clone for RunHandle<O> {
     fn clone(&self) -> Self {
         RunHandle {
             client: self.client.clone(),
+            id: self.id,
+            attached: self.attached,
+            input_differs: self.input_differs,
+            started: self.started.clone(),
             output: PhantomData,
-            ..*self
         }
     }
 }
@@ -1160,7 +1097,7 @@ impl<O> RunHandle<O> {
     ///
     /// If the run failed or was cancelled.
     pub async fn result_json(&self) -> Result<Json, RunError> {
-        let finished = self.client.finished(self.id, self.fresh).await?;
+        let finished = self.client.finished(self.id, &self.started).await?;
         let bytes = self.output(finished)?;
         Ok(json(&bytes, || format!("the output of run {}", self.id))?)
     }
@@ -1192,7 +1129,7 @@ impl<O: DeserializeOwned> RunHandle<O> {
     ///
     /// If the run failed or was cancelled, or its output is of another type.
     pub async fn result(&self) -> Result<O, RunError> {
-        let finished = self.client.finished(self.id, self.fresh).await?;
+        let finished = self.client.finished(self.id, &self.started).await?;
         self.decode(finished)
     }
 

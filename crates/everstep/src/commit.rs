@@ -176,6 +176,26 @@ pub struct Commit {
     pub patch: Patch,
 }
 
+impl Commit {
+    /// A commit that changes only the row, made by somebody who does not have the run in memory.
+    pub(crate) fn of_row(row: &crate::store::RunRow, patch: Patch) -> Commit {
+        Commit {
+            run: row.id.no(),
+            generation: row.generation,
+            inbox_seq: None,
+            results_only: false,
+            last_number: row.last_number,
+            numbers: 0,
+            deletes: Vec::new(),
+            puts: Vec::new(),
+            consumed: Vec::new(),
+            state: Vec::new(),
+            effects: Vec::new(),
+            patch,
+        }
+    }
+}
+
 /// One entry to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Put {
@@ -206,7 +226,8 @@ pub enum Patch {
         /// The last message that the owner has seen.
         inbox_seq: u64,
     },
-    /// The run waits: `Sleeping` (or `Pending`, if it is to be tried again as a whole).
+    /// The run waits: `Sleeping` (or `Pending`, if it is to be tried again as a whole). It has come
+    /// to rest, so `recoveries` is set to 0.
     Park {
         /// `Sleeping` or `Pending`.
         status: RunStatus,

@@ -6,7 +6,6 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
     rc::Rc,
 };
 
@@ -16,6 +15,7 @@ use uuid::Uuid;
 use crate::{
     codec::payload,
     error::{Error, Failure, FailureKind, Result},
+    hash::FastMap,
     history::{EntryKind, Key, keys},
     random,
     run::{
@@ -53,8 +53,37 @@ pub struct Ctx {
 struct Scope {
     core: Rc<Core>,
     key: Key,
-    names: RefCell<HashMap<Box<str>, NameUse>>,
+    names: RefCell<Names>,
     randoms: Cell<u64>,
+}
+
+/// The names that were used in a scope.
+///
+/// Most scopes have a few: those are looked through. Many are looked up.
+#[derive(Default)]
+struct Names {
+    few: Vec<(Box<str>, NameUse)>,
+    many: FastMap<Box<str>, NameUse>,
+}
+
+const FEW: usize = 12;
+
+impl Names {
+    fn get_mut(&mut self, name: &str) -> Option<&mut NameUse> {
+        if self.many.is_empty() {
+            let found = self.few.iter_mut().find(|(other, _)| **other == *name);
+            return found.map(|(_, used)| used);
+        }
+        self.many.get_mut(name)
+    }
+
+    fn insert(&mut self, name: &str, used: NameUse) {
+        if self.many.is_empty() && self.few.len() < FEW {
+            return self.few.push((Box::from(name), used));
+        }
+        self.many.extend(self.few.drain(..));
+        self.many.insert(Box::from(name), used);
+    }
 }
 
 /// How often a name was used in a scope, and by which operation last.
@@ -72,7 +101,7 @@ impl Ctx {
     }
 
     pub(crate) fn at(core: Rc<Core>, key: Key) -> Ctx {
-        let names = RefCell::new(HashMap::new());
+        let names = RefCell::default();
         Ctx {
             scope: Rc::new(Scope {
                 core,
@@ -201,7 +230,7 @@ impl Ctx {
     /// have it in their history go on. Everything below it is passed over too.
     pub fn removed(&self, name: &str, kind: EntryKind) {
         if check_name(name).is_ok() {
-            let (key, _, _) = self.next_key(name);
+            let (key, _) = self.next_key(name);
             self.core().mark_removed(&key, kind);
         }
     }
@@ -214,17 +243,12 @@ impl Ctx {
         if let Some(error) = self.history_full() {
             return Err(Some(error));
         }
-        let (key, count, before) = self.next_key(name);
+        let (key, before) = self.next_key(name);
         if let Some(before) = before {
             self.core().warn_if_open(before, &key);
         }
         let op = self.core().claim(kind, key);
-        if count > 1 {
-            // Only a name that is used again can be used again while it is open.
-            if let Some(used) = self.scope.names.borrow_mut().get_mut(name) {
-                used.last = Some(op.id);
-            }
-        } else if let Some(used) = self.scope.names.borrow_mut().get_mut(name) {
+        if let Some(used) = self.scope.names.borrow_mut().get_mut(name) {
             used.last = Some(op.id);
         }
         Ok(op)
@@ -242,8 +266,8 @@ impl Ctx {
         })
     }
 
-    /// The key for the next use of a name here, how often it is used then, and who used it last.
-    fn next_key(&self, name: &str) -> (Key, u32, Option<OpId>) {
+    /// The key for the next use of a name here, and who used it last.
+    fn next_key(&self, name: &str) -> (Key, Option<OpId>) {
         let (count, last) = {
             let mut names = self.scope.names.borrow_mut();
             match names.get_mut(name) {
@@ -253,7 +277,7 @@ impl Ctx {
                 }
                 None => {
                     names.insert(
-                        Box::from(name),
+                        name,
                         NameUse {
                             count: 1,
                             last: None,
@@ -263,18 +287,22 @@ impl Ctx {
                 }
             }
         };
-        let mut key = Vec::with_capacity(self.scope.key.len() + name.len() + 8);
-        key.extend_from_slice(&self.scope.key);
-        keys::push_name(&mut key, name, count);
-        (Key::from(key), count, last)
+        (
+            build_key(|key| {
+                key.extend_from_slice(&self.scope.key);
+                keys::push_name(key, name, count);
+            }),
+            last,
+        )
     }
 
     /// A `Ctx` for a branch of an operation.
     pub(crate) fn branch(core: &Rc<Core>, parent: &[u8], name: &str) -> Ctx {
-        let mut key = Vec::with_capacity(parent.len() + name.len() + 2);
-        key.extend_from_slice(parent);
-        keys::push_name(&mut key, name, 1);
-        Ctx::at(core.clone(), Key::from(key))
+        let key = build_key(|key| {
+            key.extend_from_slice(parent);
+            keys::push_name(key, name, 1);
+        });
+        Ctx::at(core.clone(), key)
     }
 }
 
@@ -287,6 +315,18 @@ impl std::fmt::Debug for Ctx {
             Core::location(&self.scope.key)
         )
     }
+}
+
+/// Builds a key in a buffer that is used again and again, so that it is allocated once.
+pub(crate) fn build_key(fill: impl FnOnce(&mut Vec<u8>)) -> Key {
+    thread_local! {
+        static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+    BUFFER.with_borrow_mut(|buffer| {
+        buffer.clear();
+        fill(buffer);
+        Key::from(buffer.as_slice())
+    })
 }
 
 /// Encodes a value that workflow code hands out, within the limit.

@@ -10,7 +10,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -40,18 +40,21 @@ mod due;
 mod hub;
 mod lease;
 mod mailbox;
+mod poller;
 mod reader;
 mod services;
 mod settings;
 mod shared;
+mod suspects;
 mod thread;
 
 pub(crate) use activity::Activity;
-pub(crate) use committer::{Pending, Reply, run as run_committer};
+pub(crate) use committer::{Pending, Reply};
 pub(crate) use mailbox::Mailbox;
+pub(crate) use poller::Poller;
 pub(crate) use reader::Reader;
 pub(crate) use services::Services;
-pub use settings::{ChildFailures, Settings};
+pub use settings::{ChildFailures, Sabotage, Settings};
 pub(crate) use shared::Shared;
 
 use mailbox::Event;
@@ -246,10 +249,10 @@ impl Engine {
             .spawn(move || {
                 threads.into_iter().for_each(|thread| _ = thread.join());
                 drop(guard);
-                if let Some(fence) = fence {
-                    if let Err(error) = shared.store.deregister_runner(fence) {
-                        tracing::warn!(%error, "the runner could not sign off; its lease will end");
-                    }
+                if let Some(fence) = fence
+                    && let Err(error) = shared.store.deregister_runner(fence)
+                {
+                    tracing::warn!(%error, "the runner could not sign off; its lease will end");
                 }
                 if let Some(runtime) = runtime {
                     runtime.shutdown_background();
@@ -542,16 +545,20 @@ impl StartParts {
         shared.set_lease(fence, begun + shared.settings.lease);
         let guard = listen_for_wakes(&shared, me)?;
         let mut handles = Vec::new();
-        let gone = watch_runtime(&self.runtime, &shared);
+        let stop = Arc::new(lease::Stop::default());
+        let leaving = Arc::new(Leaving {
+            gone: watch_runtime(&self.runtime, &shared),
+            threads: AtomicUsize::new(threads),
+            stop: stop.clone(),
+        });
         for index in 0..threads {
             let (shared, reader) = (shared.clone(), reader.clone());
             let (services, runtime) = (self.services.clone(), self.runtime.clone());
-            let gone = gone.clone();
+            let leaving = leaving.clone();
             handles.push(spawn(&format!("everstep-{index}"), move || {
-                engine_thread(index, shared, reader, services, runtime, gone);
+                engine_thread(index, shared, reader, services, runtime, leaving);
             })?);
         }
-        let stop = Arc::new(lease::Stop::default());
         let (a, b, c, d) = (
             shared.clone(),
             shared.clone(),
@@ -559,7 +566,7 @@ impl StartParts {
             shared.clone(),
         );
         let (stop_c, stop_d) = (stop.clone(), stop.clone());
-        handles.push(spawn("everstep-commit", move || committer::run(&a))?);
+        handles.push(spawn("everstep-commit", move || committer_thread(&a))?);
         handles.push(spawn("everstep-timers", move || due::run(&b))?);
         handles.push(spawn("everstep-lease", move || lease::run(&c, &stop_c))?);
         handles.push(spawn("everstep-watch", move || lease::watch(&d, &stop_d))?);
@@ -598,8 +605,9 @@ fn engine_thread(
     reader: Arc<Reader>,
     services: Arc<Services>,
     runtime: tokio::runtime::Handle,
-    gone: Arc<AtomicBool>,
+    leaving: Arc<Leaving>,
 ) {
+    let gone = leaving.gone.clone();
     let work = std::panic::AssertUnwindSafe(|| {
         let local = tokio::task::LocalSet::new();
         let worker = thread::Worker::new(
@@ -614,11 +622,46 @@ fn engine_thread(
         runtime.block_on(local.run_until(tokio::task::unconstrained(worker.run())));
     });
     if let Err(panic) = std::panic::catch_unwind(work) {
-        let message = panics::message(&*panic);
-        tracing::error!(
-            message,
-            "an engine thread has died; its runs go on after a restart"
-        );
+        shared.stop_after_panic("engine", &*panic);
+    }
+    leaving.left(&shared);
+}
+
+/// Ends what is left of an engine whose runtime has gone away under it: without this it would keep
+/// its shards by its heartbeat, and run nothing.
+struct Leaving {
+    gone: Arc<AtomicBool>,
+    threads: AtomicUsize,
+    stop: Arc<lease::Stop>,
+}
+
+impl Leaving {
+    /// An engine thread has ended. The last one gives the shards back.
+    fn left(&self, shared: &Shared) {
+        let last = self.threads.fetch_sub(1, Ordering::AcqRel) == 1;
+        if !last || !self.gone.load(Ordering::Acquire) || shared.closing() {
+            return;
+        }
+        tracing::error!("the runtime of this engine has shut down; its runs go on elsewhere");
+        shared.begin_closing();
+        self.stop.stop();
+        shared.due.close();
+        shared.queue.close();
+        if let Some(fence) = shared.fence()
+            && let Err(error) = shared.store.deregister_runner(fence)
+        {
+            tracing::warn!(%error, "the runner could not sign off; its lease will end");
+        }
+    }
+}
+
+/// The thread that commits.
+pub(crate) fn committer_thread(shared: &Shared) {
+    let work = std::panic::AssertUnwindSafe(|| committer::run(shared));
+    if let Err(panic) = std::panic::catch_unwind(work) {
+        shared.stop_after_panic("committing", &*panic);
+        // Whoever is still in the queue is told.
+        committer::run(shared);
     }
 }
 

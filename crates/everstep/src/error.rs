@@ -176,10 +176,10 @@ impl Error {
     fn from_any<E: fmt::Display + 'static>(cause: E) -> Error {
         // An `Error` that is wrapped keeps its details, its causes and where it came from.
         let mut slot = Some(cause);
-        if let Some(inner) = (&mut slot as &mut dyn Any).downcast_mut::<Option<Error>>() {
-            if let Some(error) = inner.take() {
-                return error;
-            }
+        if let Some(inner) = (&mut slot as &mut dyn Any).downcast_mut::<Option<Error>>()
+            && let Some(error) = inner.take()
+        {
+            return error;
         }
         let message = slot.map(|cause| cause.to_string()).unwrap_or_default();
         Error {

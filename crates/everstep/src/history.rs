@@ -11,7 +11,7 @@
 //! - An entry that was taken and is durable leaves memory: a run that goes on for long stays
 //!   small. What has a rollback stays, since its value is needed to compensate it.
 
-use std::{collections::HashMap, rc::Rc};
+use std::rc::Rc;
 
 pub(crate) mod entry;
 pub(crate) mod keys;
@@ -20,7 +20,7 @@ pub(crate) mod location;
 pub use entry::*;
 pub use location::{Location, ParseLocationError, Segment};
 
-use crate::run::core::OpId;
+use crate::{hash::FastMap, run::core::OpId};
 
 /// The packed key of an entry.
 pub(crate) type Key = Rc<[u8]>;
@@ -34,8 +34,6 @@ pub(crate) struct Slot {
     pub(crate) op: Option<OpId>,
     /// Whether it is on the list of what the next commit writes.
     pub(crate) dirty: bool,
-    /// Whether it belongs to an iteration that replay jumps over.
-    pub(crate) past: bool,
 }
 
 impl Slot {
@@ -45,7 +43,6 @@ impl Slot {
             claimed: true,
             op: None,
             dirty: false,
-            past: false,
         }
     }
 }
@@ -53,8 +50,8 @@ impl Slot {
 /// The entries of a run that are in memory.
 #[derive(Default)]
 pub(crate) struct History {
-    slots: HashMap<Key, Slot>,
-    /// How many loaded entries nobody has claimed yet, past ones aside.
+    slots: FastMap<Key, Slot>,
+    /// How many loaded entries nobody has claimed yet.
     unclaimed: usize,
 }
 
@@ -76,6 +73,8 @@ impl History {
     }
 
     /// Puts in an entry that was read from the store.
+    ///
+    /// One of an iteration that replay jumps over counts as claimed.
     pub(crate) fn load(&mut self, key: Key, entry: Entry, past: bool) {
         self.unclaimed += usize::from(!past);
         let slot = Slot {
@@ -83,7 +82,6 @@ impl History {
             claimed: past,
             op: None,
             dirty: false,
-            past,
         };
         self.slots.insert(key, slot);
     }

@@ -35,6 +35,7 @@ mod workflow;
 
 mod cancellation;
 mod error;
+mod hash;
 mod random;
 mod retry;
 mod run_id;
@@ -59,12 +60,12 @@ pub use ctx::{
     sleep::Sleep,
     step::{Outcome, Step, StepCall, StepOutcome},
 };
-#[doc(hidden)]
-pub use engine::EngineTools;
 pub use engine::{
     ChildFailures, Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError,
     shutdown_signal,
 };
+#[doc(hidden)]
+pub use engine::{EngineTools, Sabotage};
 pub use error::{Error, Failure, FailureKind, Result};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
@@ -124,3 +125,8 @@ pub mod __private {
         key(input).to_string()
     }
 }
+
+/// The program in the README is compiled with the tests of the docs.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -151,7 +151,7 @@ pub(crate) enum Stage {
 pub(crate) struct Run {
     pub(crate) core: Rc<Core>,
     definition: Arc<Definition>,
-    input: Vec<u8>,
+    input_bytes: usize,
     root: Option<RunFuture>,
     waker: Waker,
     pub(crate) stage: Stage,
@@ -170,8 +170,9 @@ impl Run {
             return;
         }
         let core = self.core.clone();
+        self.check_foreign();
         core.fire_timers();
-        if self.deadline_passed() {
+        if self.deadline_passed() || core.state.borrow().halt.is_some() {
             return;
         }
         loop {
@@ -189,6 +190,7 @@ impl Run {
                 break;
             }
         }
+        core.note_lagging();
         self.check_rest();
     }
 
@@ -275,6 +277,12 @@ impl Run {
         if self.stage == Stage::Collecting {
             return self.collected();
         }
+        // What could not begin has not ended early either.
+        let result = match result {
+            Err(RunEnd::Halt(halt)) => return self.core.halt(halt),
+            Err(RunEnd::Error(error)) => Err(error),
+            Ok(output) => Ok(output),
+        };
         let next = self.core.state.borrow().replay.front().cloned();
         if let Some((number, key)) = next {
             let at = Core::location(&key);
@@ -285,10 +293,9 @@ impl Run {
             return self.core.halt(halt);
         }
         match (result, self.stage) {
-            (Err(RunEnd::Halt(halt)), _) => self.core.halt(halt),
             (Ok(_), Stage::RollingBack) => self.end = Some(End::RolledBack),
             (Ok(output), _) => self.end = Some(End::Output(output)),
-            (Err(RunEnd::Error(error)), Stage::RollingBack) => {
+            (Err(error), Stage::RollingBack) => {
                 let failure = error.failure();
                 let at = failure
                     .location
@@ -302,7 +309,7 @@ impl Run {
                     error,
                 });
             }
-            (Err(RunEnd::Error(error)), _) => self.end = Some(End::Error(error)),
+            (Err(error), _) => self.end = Some(End::Error(error)),
         }
     }
 
@@ -487,7 +494,7 @@ impl Run {
             .map_or(0, |root| std::mem::size_of_val(&**root));
         let st = self.core.state.borrow();
         let entries = st.history.len() * 256;
-        root + std::mem::size_of::<core::State>() + st.ops.open * 384 + entries + self.input.len()
+        root + std::mem::size_of::<core::State>() + st.ops.open * 384 + entries + self.input_bytes
     }
 
     fn ctx(&self) -> Ctx {

@@ -221,7 +221,7 @@ pub(crate) enum RunEnd {
     Halt(Halt),
 }
 
-type Begin = dyn Fn(Ctx, &[u8]) -> RunFuture + Send + Sync;
+type Begin = dyn Fn(Ctx, Vec<u8>) -> RunFuture + Send + Sync;
 
 /// One registered workflow.
 pub(crate) struct Definition {
@@ -244,17 +244,19 @@ impl Definition {
         F: Fn(Ctx, I) -> R + Send + Sync + 'static,
         R: Future<Output = Result<O>> + 'static,
     {
-        let begin = move |ctx: Ctx, input: &[u8]| -> RunFuture {
-            let limit = ctx.payload_max();
-            let code = payload::from_slice(input).map(|input| function(ctx, input));
+        let function = Arc::new(function);
+        // Nothing of the user's code, not even decoding, runs before the first poll: there a panic
+        // is caught.
+        let begin = move |ctx: Ctx, input: Vec<u8>| -> RunFuture {
+            let (function, limit) = (function.clone(), ctx.payload_max());
             Box::pin(async move {
-                let code = code.map_err(|error| {
+                let input = payload::from_slice(&input).map_err(|error| {
                     RunEnd::Halt(Halt::Undecodable {
                         what: "its input".into(),
                         error,
                     })
                 })?;
-                let output = code.await.map_err(RunEnd::Error)?;
+                let output = function(ctx, input).await.map_err(RunEnd::Error)?;
                 encode_output(&output, limit).map_err(RunEnd::Error)
             })
         };
@@ -267,7 +269,7 @@ impl Definition {
     }
 
     /// Calls the code. The future has not been polled yet.
-    pub(crate) fn begin(&self, ctx: Ctx, input: &[u8]) -> RunFuture {
+    pub(crate) fn begin(&self, ctx: Ctx, input: Vec<u8>) -> RunFuture {
         (self.begin)(ctx, input)
     }
 

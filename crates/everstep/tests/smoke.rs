@@ -1,4 +1,5 @@
 //! A workflow from its start to its result, on both stores.
+#![allow(clippy::unwrap_used)]
 
 use everstep::{prelude::*, testing::VirtualClock};
 

@@ -22,14 +22,24 @@ use crate::{
     workflow::{Value, check_name},
 };
 
-/// How a message is handed to the workflow.
-pub trait Take {
-    /// What the workflow gets.
-    type Item;
+/// How a message is handed to the workflow: its [`Body`], or the [`Whole`] of it.
+pub trait Take: sealed::Read {}
 
-    /// Makes it of the message that was taken; `None` if it cannot be decoded.
-    #[doc(hidden)]
-    fn take(core: &Rc<Core>, message: TakenMessage) -> Option<Self::Item>;
+impl<K: sealed::Read> Take for K {}
+
+/// The run that a message was sent to.
+pub struct Source(Rc<Core>);
+
+mod sealed {
+    use super::{Source, TakenMessage};
+
+    pub trait Read {
+        /// What the workflow gets.
+        type Item;
+
+        /// Makes it of the message that was taken; `None` if it cannot be decoded.
+        fn read(source: &Source, message: TakenMessage) -> Option<Self::Item>;
+    }
 }
 
 /// The body of a message.
@@ -38,19 +48,19 @@ pub struct Body<T>(PhantomData<fn() -> T>);
 /// A whole [`Message`].
 pub struct Whole<T>(PhantomData<fn() -> T>);
 
-impl<T: Value> Take for Body<T> {
+impl<T: Value> sealed::Read for Body<T> {
     type Item = T;
 
-    fn take(core: &Rc<Core>, message: TakenMessage) -> Option<T> {
-        read_body(core, &message)
+    fn read(source: &Source, message: TakenMessage) -> Option<T> {
+        read_body(&source.0, &message)
     }
 }
 
-impl<T: Value> Take for Whole<T> {
+impl<T: Value> sealed::Read for Whole<T> {
     type Item = Message<T>;
 
-    fn take(core: &Rc<Core>, message: TakenMessage) -> Option<Message<T>> {
-        let body = read_body(core, &message)?;
+    fn read(source: &Source, message: TakenMessage) -> Option<Message<T>> {
+        let body = read_body(&source.0, &message)?;
         let TakenMessage {
             name,
             request,
@@ -62,7 +72,7 @@ impl<T: Value> Take for Whole<T> {
             body,
             sent_at,
             request,
-            core: core.clone(),
+            core: source.0.clone(),
         })
     }
 }
@@ -158,8 +168,9 @@ impl RawListen {
                     _ => Vec::new(),
                 });
                 let messages = taken.unwrap_or_default().into_iter();
+                let source = Source(op.core.clone());
                 let items: Option<Vec<_>> =
-                    messages.map(|message| K::take(&op.core, message)).collect();
+                    messages.map(|message| K::read(&source, message)).collect();
                 match items {
                     Some(items) => Poll::Ready(Ok(items)),
                     // The run is halted; its code is not polled again.

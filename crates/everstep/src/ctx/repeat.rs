@@ -188,10 +188,10 @@ fn iteration_ctx(place: &Place, name: &str, n: u64) -> Ctx {
 }
 
 fn iteration_key(loop_key: &[u8], name: &str, n: u64) -> Key {
-    let mut key = Vec::with_capacity(loop_key.len() + name.len() + 12);
-    key.extend_from_slice(loop_key);
-    keys::push_iteration(&mut key, name, n);
-    Key::from(key)
+    super::build_key(|key| {
+        key.extend_from_slice(loop_key);
+        keys::push_iteration(key, name, n);
+    })
 }
 
 /// Deletes the iterations before `end` that can be deleted.
@@ -245,7 +245,12 @@ impl<S: Value> Future for Boundary<S> {
                     EntryValue::Payload(bytes) => bytes.clone(),
                     _ => Vec::new(),
                 });
-                let what = || "the state of a loop".to_owned();
+                let what = || {
+                    let st = op.core.state.borrow();
+                    let key = st.ops.get(op.id).map(|op| op.key.clone());
+                    let at = key.map(|key| Core::location(&key)).unwrap_or_default();
+                    format!("the state of the loop at `{at}`")
+                };
                 match decode(&op.core, &bytes.unwrap_or_default(), what) {
                     Some(state) => Poll::Ready(Ok(state)),
                     None => Poll::Pending,

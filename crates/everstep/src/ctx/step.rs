@@ -343,7 +343,7 @@ impl<'a, T: Value> StepCall<'a, T> {
         };
         let taken = op.core.take(op.id, |entry| match &entry.value {
             EntryValue::Payload(bytes) => Ok(bytes.clone()),
-            _ => Err(failed(entry)),
+            _ => Err(Box::new(failed(entry))),
         });
         let Some(taken) = taken else {
             return Poll::Pending;
@@ -357,7 +357,10 @@ impl<'a, T: Value> StepCall<'a, T> {
                     None => Poll::Pending,
                 }
             }
-            Err((status, failure)) => Poll::Ready(Err(StepFailure::Recorded(status, failure))),
+            Err(recorded) => {
+                let (status, failure) = *recorded;
+                Poll::Ready(Err(StepFailure::Recorded(status, failure)))
+            }
         }
     }
 }
@@ -573,15 +576,15 @@ impl<'a> RawStep<'a> {
             }
             Ok(Poll::Ready(result)) => result,
             Err(panic) => {
-                if op.core.env.runtime_is_gone(panics::message(&*panic)) {
-                    // The runtime that the body needs is going away: nothing has been tried.
-                    self.body = None;
-                    return Poll::Pending;
-                }
                 let failure = Failure::new(FailureKind::Panic, panics::describe(&*panic));
                 Err(Error::attempt_failed(failure))
             }
         };
+        if result.is_err() && op.core.env.runtime_is_gone() {
+            // The runtime that the body needs is going away: nothing has been tried.
+            self.body = None;
+            return Poll::Pending;
+        }
         self.end_body(result, first)
     }
 

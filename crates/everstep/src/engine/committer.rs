@@ -58,6 +58,8 @@ pub(crate) struct CommitQueue {
     list: Mutex<Vec<Pending>>,
     filled: Condvar,
     closed: AtomicBool,
+    /// Held by whoever commits.
+    committing: Mutex<()>,
     /// For benchmarks: how many batches, and how many writes were in them.
     pub(crate) batches: AtomicU64,
     pub(crate) batch_sizes: Mutex<Option<Vec<u32>>>,
@@ -113,6 +115,8 @@ impl CommitQueue {
 pub(crate) fn run(shared: &Shared) {
     while let Some(mut queued) = shared.queue.take() {
         while !queued.is_empty() {
+            let committing = &shared.queue.committing;
+            let _committing = committing.lock().unwrap_or_else(PoisonError::into_inner);
             let rest = queued.split_off(batch_len(shared, &queued));
             let batch = std::mem::replace(&mut queued, rest);
             commit(shared, batch);
@@ -152,64 +156,114 @@ fn size_of_write(write: &Write) -> usize {
     }
 }
 
+/// Commits these in place, if nobody else is committing: for an engine thread that has nothing
+/// else to do, since to hand them over costs about as much as half a sync. What cannot be committed
+/// here stays in the list.
+pub(crate) fn commit_here(shared: &Shared, pending: &mut Vec<Pending>) {
+    let Ok(_committing) = shared.queue.committing.try_lock() else {
+        return;
+    };
+    if !shared.queue.lock().is_empty() || shared.stopped().is_some() {
+        return;
+    }
+    shared.activity.begin(pending.len());
+    let (batch, replies) = to_batch(shared, std::mem::take(pending));
+    match shared.store.commit(&batch) {
+        Ok(outcomes) => committed(shared, batch, replies, outcomes),
+        Err(error) if error.reaction() == Reaction::Retry => {
+            // To wait is the committer's business.
+            shared.activity.end(batch.writes.len());
+            *pending = from_batch(batch, replies);
+        }
+        Err(error) => {
+            if let Some((batch, replies)) = react(shared, error, batch, replies, 0) {
+                commit(shared, from_batch(batch, replies));
+            }
+        }
+    }
+}
+
 /// Makes one batch durable, however long that takes, and tells everybody.
 fn commit(shared: &Shared, pending: Vec<Pending>) {
-    let (writes, replies): (Vec<_>, Vec<_>) = pending
-        .into_iter()
-        .map(|pending| (pending.write, pending.reply))
-        .unzip();
-    let mut batch = Batch {
-        fence: None,
-        now: shared.now(),
-        writes,
-    };
-    let mut tries = 0u32;
-    loop {
+    let (mut batch, mut replies) = to_batch(shared, pending);
+    for tries in 1.. {
         if let Some(error) = shared.stopped() {
             return dispatch_error(shared, batch, replies, &error);
         }
         batch.fence = shared.fence_for_commit();
         batch.now = shared.now();
         match shared.store.commit(&batch) {
-            Ok(outcomes) => {
-                note_batch(shared, batch.writes.len());
-                return super::dispatch::dispatch(shared, batch, replies, outcomes);
-            }
-            Err(error) => match error.reaction() {
-                Reaction::Retry => {
-                    tries += 1;
-                    report_retry(&error, tries);
-                    if shared.closing() && tries > 20 {
-                        shared.stop(error);
-                        continue;
-                    }
-                    std::thread::sleep(retry_delay(shared, tries));
-                }
-                Reaction::Bisect if batch.writes.len() > 1 => {
-                    return bisect(shared, batch, replies);
-                }
-                Reaction::Bisect => {
-                    let error = Arc::new(error);
-                    tracing::error!(%error, "a write cannot be made");
-                    return dispatch_error(shared, batch, replies, &error);
-                }
-                Reaction::Reload => {
-                    let error = Arc::new(error);
-                    tracing::warn!(%error, "the outcome of a commit is not known");
-                    return dispatch_error(shared, batch, replies, &error);
-                }
-                Reaction::Stop => shared.stop(error),
+            Ok(outcomes) => return committed(shared, batch, replies, outcomes),
+            Err(error) => match react(shared, error, batch, replies, tries) {
+                Some(again) => (batch, replies) = again,
+                None => return,
             },
         }
     }
 }
 
+fn to_batch(shared: &Shared, pending: Vec<Pending>) -> (Batch, Vec<Reply>) {
+    let parts = pending
+        .into_iter()
+        .map(|pending| (pending.write, pending.reply));
+    let (writes, replies) = parts.unzip();
+    let (fence, now) = (shared.fence_for_commit(), shared.now());
+    (Batch { fence, now, writes }, replies)
+}
+
+fn from_batch(batch: Batch, replies: Vec<Reply>) -> Vec<Pending> {
+    let parts = batch.writes.into_iter().zip(replies);
+    parts
+        .map(|(write, reply)| Pending { write, reply })
+        .collect()
+}
+
+fn committed(shared: &Shared, batch: Batch, replies: Vec<Reply>, outcomes: Vec<Outcome>) {
+    note_batch(shared, batch.writes.len());
+    super::dispatch::dispatch(shared, batch, replies, outcomes);
+}
+
+/// Does what [`StoreError::reaction`] says; gives the batch back if it is to be tried again.
+fn react(
+    shared: &Shared,
+    error: StoreError,
+    batch: Batch,
+    replies: Vec<Reply>,
+    tries: u32,
+) -> Option<(Batch, Vec<Reply>)> {
+    match error.reaction() {
+        Reaction::Retry => {
+            report_retry(&error, tries);
+            if shared.closing() && tries > 20 {
+                shared.stop(error);
+            } else {
+                std::thread::sleep(retry_delay(shared, tries));
+            }
+            return Some((batch, replies));
+        }
+        Reaction::Bisect if batch.writes.len() > 1 => bisect(shared, batch, replies),
+        Reaction::Bisect => {
+            tracing::error!(%error, "a write cannot be made");
+            dispatch_error(shared, batch, replies, &Arc::new(error));
+        }
+        Reaction::Reload => {
+            tracing::warn!(%error, "the outcome of a commit is not known");
+            dispatch_error(shared, batch, replies, &Arc::new(error));
+        }
+        Reaction::Stop => {
+            shared.stop(error);
+            return Some((batch, replies));
+        }
+    }
+    None
+}
+
 fn note_batch(shared: &Shared, writes: usize) {
     shared.queue.batches.fetch_add(1, Ordering::Relaxed);
-    if let Ok(mut sizes) = shared.queue.batch_sizes.try_lock() {
-        if let Some(sizes) = sizes.as_mut() {
-            sizes.push(u32::try_from(writes).unwrap_or(u32::MAX));
-        }
+    if let Ok(mut sizes) = shared.queue.batch_sizes.try_lock()
+        && let Some(sizes) = sizes.as_mut()
+    {
+        sizes.push(u32::try_from(writes).unwrap_or(u32::MAX));
     }
 }
 
@@ -233,10 +287,7 @@ fn retry_delay(shared: &Shared, tries: u32) -> Duration {
 
 /// Each half alone, to find the write that cannot be made.
 fn bisect(shared: &Shared, batch: Batch, replies: Vec<Reply>) {
-    let pending = batch.writes.into_iter().zip(replies);
-    let mut first: Vec<_> = pending
-        .map(|(write, reply)| Pending { write, reply })
-        .collect();
+    let mut first = from_batch(batch, replies);
     let second = first.split_off(first.len() / 2);
     commit(shared, first);
     commit(shared, second);

@@ -19,26 +19,30 @@ struct Round<'a> {
     shared: &'a Shared,
     now: Timestamp,
     acks: Vec<Vec<Ack>>,
+    /// What each engine thread is told, in one go.
+    events: Vec<Vec<Event>>,
     elsewhere: Vec<RunNo>,
 }
 
 pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, outcomes: Vec<Outcome>) {
     let n = batch.writes.len();
     debug_assert_eq!(n, outcomes.len(), "a store answers every write");
-    let acks = shared.threads.iter().map(|_| Vec::new()).collect();
     let mut round = Round {
         shared,
         now: batch.now,
-        acks,
+        acks: shared.threads.iter().map(|_| Vec::new()).collect(),
+        events: shared.threads.iter().map(|_| Vec::new()).collect(),
         elsewhere: Vec::new(),
     };
     for ((write, reply), outcome) in batch.writes.into_iter().zip(replies).zip(outcomes) {
         round.tell(write, reply, outcome);
     }
-    for (thread, acks) in round.acks.into_iter().enumerate() {
+    let news = round.events.into_iter().zip(round.acks);
+    for (mailbox, (mut events, acks)) in shared.threads.iter().zip(news) {
         if !acks.is_empty() {
-            shared.threads[thread].push(Event::Acks(acks));
+            events.push(Event::Acks(acks));
         }
+        mailbox.push_all(events);
     }
     shared.wake_others(&round.elsewhere);
     shared.activity.end(n);
@@ -50,8 +54,7 @@ impl Round<'_> {
         match (write, &outcome) {
             (Write::Start(new), Outcome::Started(started)) => {
                 if started.claimed {
-                    let mailbox = self.shared.mailbox_of(new.id.shard());
-                    mailbox.push(Event::Started(new, self.now));
+                    self.tell_owner(new.id.shard(), Event::Started(new, self.now));
                 } else if !started.attached {
                     self.due(started.id.no(), new.id.shard(), started.available_at);
                 }
@@ -61,8 +64,7 @@ impl Round<'_> {
             }
             (Write::Control(_, control), Outcome::Controlled(Controlled::Done { run })) => {
                 if self.owns(run.shard()) {
-                    let mailbox = self.shared.mailbox_of(run.shard());
-                    mailbox.push(Event::Control(run.no(), control));
+                    self.tell_owner(run.shard(), Event::Control(run.no(), control));
                 } else {
                     self.elsewhere.push(run.no());
                 }
@@ -85,6 +87,12 @@ impl Round<'_> {
             Reply::Caller(caller) => _ = caller.send(Ok(outcome)),
             Reply::Nobody => {}
         }
+    }
+
+    /// Tells the engine thread that owns the runs of this shard.
+    fn tell_owner(&mut self, shard: crate::run_id::ShardId, event: Event) {
+        let new = &mut self.events[self.shared.thread_of(shard)];
+        new.push(event);
     }
 
     fn owns(&self, shard: crate::run_id::ShardId) -> bool {
@@ -118,9 +126,7 @@ impl Round<'_> {
             request: delivery.request,
             sent_at: self.now,
         };
-        self.shared
-            .mailbox_of(run.shard())
-            .push(Event::Message(run.no(), Box::new(row)));
+        self.tell_owner(run.shard(), Event::Message(run.no(), Box::new(row)));
     }
 
     /// A commit of one of our runs is durable: what it did to others, and whether it was its end.
@@ -138,6 +144,15 @@ impl Round<'_> {
                     self.shared.hub.answered(*request, answer);
                 }
             }
+        }
+        if let Patch::Park {
+            status: crate::commit::RunStatus::Pending,
+            available_at: Some(at),
+            ..
+        } = commit.patch
+        {
+            // It leaves memory until it is tried again.
+            self.shared.due.note(at);
         }
         if let Patch::Finish {
             status,

@@ -7,14 +7,14 @@
 
 use std::{
     sync::{
-        Condvar, Mutex, PoisonError,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicI64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use super::{mailbox::Event, shared::Shared};
-use crate::{run_id::RunNo, store::DueRun, time::Timestamp};
+use super::{mailbox::Event, poller::Poller, shared::Shared};
+use crate::{run_id::RunNo, store::DueRun, testing::Outlook, time::Timestamp};
 
 /// What the thread waits on.
 #[derive(Default)]
@@ -75,12 +75,6 @@ impl DueSignal {
         self.changed.notify_one();
     }
 
-    /// Something that a virtual clock waits for may have happened.
-    pub(crate) fn nudge(&self) {
-        drop(self.lock());
-        self.changed.notify_all();
-    }
-
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();
@@ -91,7 +85,7 @@ impl DueSignal {
 const PAGE: usize = 1_000;
 
 /// The thread that finds due runs and keeps timers, until it is closed.
-pub(crate) fn run(shared: &Shared) {
+pub(crate) fn run(shared: &Arc<Shared>) {
     let mut safety = Instant::now() + shared.settings.safety_poll;
     loop {
         let (poll, look) = match wait(shared, safety) {
@@ -99,6 +93,8 @@ pub(crate) fn run(shared: &Shared) {
             Woken::Timers => (false, false),
             Woken::Poll { look } => (true, look),
             Woken::Safety => {
+                // Shards may have moved away from under somebody who waits.
+                Poller::ensure(shared);
                 safety = Instant::now() + shared.settings.safety_poll;
                 (true, true)
             }
@@ -145,7 +141,7 @@ fn wait(shared: &Shared, safety: Instant) -> Woken {
         if let Some(clock) = shared.clock.as_virtual() {
             shared.due.awake_by.store(i64::MIN, Ordering::Release);
             drop(state);
-            clock.advance_when_quiet(&shared.activity, next);
+            clock.advance_when_quiet(&shared.activity, || outlook(shared));
             state = shared.due.lock();
             continue;
         }
@@ -161,6 +157,20 @@ fn wait(shared: &Shared, safety: Instant) -> Woken {
             .min(until_next);
         let waited = shared.due.changed.wait_timeout(state, limit);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+/// What comes next, for a virtual clock.
+fn outlook(shared: &Shared) -> Outlook {
+    let (next, busy) = {
+        let state = shared.due.lock();
+        (state.next, state.poked || state.closed)
+    };
+    let next = [next, next_timer(shared)].into_iter().flatten().min();
+    Outlook {
+        busy: busy || next.is_some_and(|at| at <= shared.now()),
+        next,
+        watched: shared.hub.is_waited_on(),
     }
 }
 

@@ -12,21 +12,31 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::{
+    hash::FastMap,
     run_id::{RunId, RunNo},
     store::{Answer, Finished, StoreError},
 };
 
 /// Who waits for the end of which run.
-type Ends = HashMap<RunNo, (RunId, Vec<EndSender>)>;
+type Ends = FastMap<RunNo, (RunId, Vec<EndSender>)>;
 type EndSender = oneshot::Sender<Result<Finished, Arc<StoreError>>>;
+type Requests = HashMap<Uuid, Asked>;
 type AnswerSender = oneshot::Sender<Result<Answer, Arc<StoreError>>>;
+
+/// Who waits for the answer to a request.
+struct Asked {
+    run: RunId,
+    /// Whether it is in the store. Before that the store does not know it, which is no answer.
+    delivered: bool,
+    waiter: AnswerSender,
+}
 
 /// The waiters of one process.
 #[derive(Default)]
 pub(crate) struct Hub {
     // Sharded by run, so that thousands of waiters do not meet on one lock.
     ends: [Mutex<Ends>; 16],
-    answers: Mutex<HashMap<Uuid, (RunNo, AnswerSender)>>,
+    answers: Mutex<Requests>,
     blocked: Mutex<Vec<(RunId, Option<String>)>>,
 }
 
@@ -38,7 +48,7 @@ impl Hub {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn answers(&self) -> std::sync::MutexGuard<'_, HashMap<Uuid, (RunNo, AnswerSender)>> {
+    fn answers(&self) -> std::sync::MutexGuard<'_, Requests> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -59,12 +69,40 @@ impl Hub {
 
     pub(crate) fn await_answer(
         &self,
-        run: RunNo,
+        run: RunId,
         request: Uuid,
     ) -> oneshot::Receiver<Result<Answer, Arc<StoreError>>> {
         let (sender, receiver) = oneshot::channel();
-        self.answers().insert(request, (run, sender));
+        let asked = Asked {
+            run,
+            delivered: false,
+            waiter: sender,
+        };
+        self.answers().insert(request, asked);
         receiver
+    }
+
+    /// The request is in the store: from now on the store may be asked for its answer.
+    pub(crate) fn request_delivered(&self, request: Uuid) {
+        if let Some(asked) = self.answers().get_mut(&request) {
+            asked.delivered = true;
+        }
+    }
+
+    /// Forgets waiters for this run that have gone: nobody may ever end it for them.
+    pub(crate) fn forget_gone(&self, run: RunId) {
+        let mut ends = self.ends(run.no());
+        if let Some((_, waiters)) = ends.get_mut(&run.no()) {
+            waiters.retain(|waiter| !waiter.is_closed());
+            if waiters.is_empty() {
+                ends.remove(&run.no());
+            }
+        }
+    }
+
+    /// Forgets a request that was never made.
+    pub(crate) fn forget_request(&self, request: Uuid) {
+        self.answers().remove(&request);
     }
 
     /// Notes that this run held up its engine thread; for tests.
@@ -98,26 +136,26 @@ impl Hub {
         }
         let unanswered: Vec<Uuid> = answers
             .iter()
-            .filter(|(_, (of, _))| *of == run)
+            .filter(|(_, asked)| asked.run.no() == run)
             .map(|(id, _)| *id)
             .collect();
         for request in unanswered {
-            if let Some((_, waiter)) = answers.remove(&request) {
-                _ = waiter.send(Ok(Answer::RunEnded));
+            if let Some(asked) = answers.remove(&request) {
+                _ = asked.waiter.send(Ok(Answer::RunEnded));
             }
         }
     }
 
     /// The request was answered, durably.
     pub(crate) fn answered(&self, request: Uuid, answer: Answer) {
-        let waiter = self.answers().remove(&request);
-        if let Some((_, waiter)) = waiter {
-            _ = waiter.send(Ok(answer));
+        let asked = self.answers().remove(&request);
+        if let Some(asked) = asked {
+            _ = asked.waiter.send(Ok(answer));
         }
     }
 
     /// The runs and requests that somebody still waits for; waiters that gave up are forgotten.
-    pub(crate) fn waiting(&self) -> (Vec<RunId>, Vec<Uuid>) {
+    pub(crate) fn waiting(&self) -> (Vec<RunId>, Vec<(Uuid, RunId)>) {
         let mut runs = Vec::new();
         for part in &self.ends {
             let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
@@ -128,8 +166,16 @@ impl Hub {
             runs.extend(part.values().map(|(run, _)| *run));
         }
         let mut answers = self.answers();
-        answers.retain(|_, (_, waiter)| !waiter.is_closed());
-        (runs, answers.keys().copied().collect())
+        answers.retain(|_, asked| !asked.waiter.is_closed());
+        let delivered = answers.iter().filter(|(_, asked)| asked.delivered);
+        let requests = delivered.map(|(request, asked)| (*request, asked.run));
+        (runs, requests.collect())
+    }
+
+    /// Whether anybody waits for anything.
+    pub(crate) fn is_waited_on(&self) -> bool {
+        let (runs, requests) = self.waiting();
+        !runs.is_empty() || !requests.is_empty()
     }
 
     /// Nobody will be fed any more.
@@ -140,8 +186,8 @@ impl Hub {
                 _ = waiter.send(Err(error.clone()));
             }
         }
-        for (_, waiter) in std::mem::take(&mut *self.answers()).into_values() {
-            _ = waiter.send(Err(error.clone()));
+        for asked in std::mem::take(&mut *self.answers()).into_values() {
+            _ = asked.waiter.send(Err(error.clone()));
         }
     }
 }

@@ -12,7 +12,11 @@ use std::{
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::{mailbox::Event, shared::Shared};
+use super::{
+    mailbox::Event,
+    poller::{self, Poller},
+    shared::Shared,
+};
 use crate::{
     commit::Fence,
     random,
@@ -44,7 +48,7 @@ impl Stop {
 }
 
 /// Says that the runner is alive, again and again, and keeps its shards as they should be.
-pub(crate) fn run(shared: &Shared, stop: &Stop) {
+pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
     let mut beats = 0u64;
     while !stop.wait(shared.settings.heartbeat) {
         let Some(fence) = shared.fence() else {
@@ -70,13 +74,17 @@ pub(crate) fn run(shared: &Shared, stop: &Stop) {
         }
         beats += 1;
         // Others are looked for at every second beat: an idle engine asks little.
-        if beats % 2 == 0 {
+        if beats.is_multiple_of(2) {
             let taken = balance(shared, fence).and_then(|taken| match taken.is_empty() {
                 true => Ok(0),
                 false => take_up(shared, &taken),
             });
             if let Err(error) = taken {
                 tracing::warn!(%error, "shards cannot be balanced; trying again");
+            }
+            if shared.owned() != ShardSet::ALL {
+                // They may have moved away from under somebody who waits.
+                Poller::ensure(shared);
             }
         }
     }
@@ -181,6 +189,7 @@ const PAGE: usize = 1_000;
 
 /// Takes up the runs of shards that were somebody else's, or nobody's.
 pub(crate) fn take_up(shared: &Shared, shards: &ShardSet) -> Result<u64, StoreError> {
+    poller::ask_about(shared, shards);
     let (mut after, mut found) = (None, 0);
     loop {
         let page = shared.store.live(shards, after, PAGE)?;

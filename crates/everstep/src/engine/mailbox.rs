@@ -105,6 +105,18 @@ impl Mailbox {
         self.waker.wake();
     }
 
+    pub(crate) fn push_all(&self, events: Vec<Event>) {
+        if events.is_empty() {
+            return;
+        }
+        self.activity.begin(events.len());
+        self.events
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(events);
+        self.waker.wake();
+    }
+
     pub(crate) fn register(&self, waker: &std::task::Waker) {
         self.waker.register(waker);
     }

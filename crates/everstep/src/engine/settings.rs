@@ -55,6 +55,21 @@ pub struct Settings {
     pub batch_bytes_max: usize,
     /// The seed of everything random that is not stored; from the system if absent.
     pub seed: Option<u64>,
+    /// What is broken on purpose, for the tests that must notice.
+    #[doc(hidden)]
+    pub sabotage: Option<Sabotage>,
+}
+
+/// A promise that an engine breaks on purpose, so that the tests of it can be tested.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// Bodies start before what they build on is durable.
+    NoBarrier,
+    /// A runner goes on writing after it has lost its shards.
+    NoFence,
+    /// A message that was taken stays in the inbox.
+    DoubleConsume,
 }
 
 /// What a workflow gets when a child of it fails.
@@ -93,6 +108,7 @@ impl Default for Settings {
             batch_commits_max: 2_000,
             batch_bytes_max: 8 << 20,
             seed: None,
+            sabotage: None,
         }
     }
 }

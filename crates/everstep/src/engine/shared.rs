@@ -17,6 +17,9 @@ use super::{
     due::DueSignal,
     hub::Hub,
     mailbox::{Event, Mailbox},
+    poller::Poller,
+    settings::Sabotage,
+    suspects::Gate,
 };
 use crate::{
     commit::Fence,
@@ -33,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) clock: Arc<dyn Clock>,
     /// The latest time that was given out: the clock never runs backwards here.
     latest: AtomicI64,
+    /// How time goes on while the clock is behind that.
+    slow: Mutex<Option<SlowTime>>,
     pub(crate) activity: Arc<Activity>,
     pub(crate) queue: CommitQueue,
     /// One for each engine thread; none in a client without an engine.
@@ -47,6 +52,20 @@ pub(crate) struct Shared {
     /// How many runs are in memory and moving.
     pub(crate) moving: AtomicUsize,
     pub(crate) due: DueSignal,
+    pub(crate) poller: Poller,
+    pub(crate) suspects: Gate,
+}
+
+/// A clock that is behind by no more than this is waited for.
+const SET_BACK_MS: i64 = 500;
+
+/// Time after the clock was set back.
+struct SlowTime {
+    /// The time when that was seen.
+    base: i64,
+    since: Instant,
+    /// The last time that was given out.
+    gave: i64,
 }
 
 /// What a runner holds, and until when.
@@ -75,6 +94,7 @@ impl Shared {
             store,
             registry,
             latest: AtomicI64::new(clock.now().as_millis()),
+            slow: Mutex::new(None),
             clock,
             threads: (0..threads)
                 .map(|_| Mailbox::new(activity.clone()))
@@ -90,14 +110,30 @@ impl Shared {
             closing: AtomicBool::new(false),
             moving: AtomicUsize::new(0),
             due: DueSignal::default(),
+            poller: Poller::default(),
+            suspects: Gate::default(),
             settings,
         }
     }
 
     /// The time, never earlier than it was.
+    ///
+    /// After the clock was set back, time goes on at half its pace until the clock has caught up:
+    /// if it stood still, a clock that was an hour ahead would hold up every timer for an hour.
     pub(crate) fn now(&self) -> Timestamp {
         let now = self.clock.now().as_millis();
-        Timestamp::from_millis(self.latest.fetch_max(now, Ordering::AcqRel).max(now))
+        let latest = self.latest.fetch_max(now, Ordering::AcqRel);
+        if latest.saturating_sub(now) <= SET_BACK_MS || self.clock.as_virtual().is_some() {
+            return Timestamp::from_millis(latest.max(now));
+        }
+        let mut slow = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
+        let latest = self.latest.load(Ordering::Acquire);
+        let going_on = slow.take().filter(|slow| slow.gave == latest);
+        let (base, since) = going_on.map_or((latest, Instant::now()), |s| (s.base, s.since));
+        let passed = i64::try_from(since.elapsed().as_millis() / 2).unwrap_or(i64::MAX);
+        let gave = base.saturating_add(passed);
+        *slow = Some(SlowTime { base, since, gave });
+        Timestamp::from_millis(self.latest.fetch_max(gave, Ordering::AcqRel).max(gave))
     }
 
     pub(crate) fn owns(&self, shard: ShardId) -> bool {
@@ -146,6 +182,9 @@ impl Shared {
     /// The fence for the next batch. An owner whose lease is about to end renews it first, so that
     /// it never writes past it; one that cannot has lost its shards.
     pub(crate) fn fence_for_commit(&self) -> Option<Fence> {
+        if self.settings.sabotage == Some(Sabotage::NoFence) {
+            return self.forged_fence();
+        }
         let lease = (*self.lock_lease())?;
         if committer::lease_holds(lease.valid_until, self.settings.lease) {
             return Some(lease.fence);
@@ -168,6 +207,16 @@ impl Shared {
         }
     }
 
+    /// Whichever fence holds, whosever it is.
+    fn forged_fence(&self) -> Option<Fence> {
+        let runners = self.store.runners().unwrap_or_default();
+        let holder = runners.iter().max_by_key(|runner| runner.shards.len())?;
+        Some(Fence {
+            runner: holder.id,
+            epoch: holder.epoch,
+        })
+    }
+
     /// How this runner is entered into the store.
     pub(crate) fn as_runner(&self, me: Uuid) -> NewRunner {
         NewRunner {
@@ -185,6 +234,9 @@ impl Shared {
 
     /// Another runner has taken over: nothing may be written any more.
     pub(crate) fn lose(&self) {
+        if self.settings.sabotage == Some(Sabotage::NoFence) {
+            return;
+        }
         tracing::error!("the lease of this runner is over; its runs are dropped from memory");
         *self.lock_lease() = None;
         self.set_owned(&ShardSet::EMPTY);
@@ -227,6 +279,27 @@ impl Shared {
             store: self.store.describe(),
         });
         self.hub.stop(&closed);
+    }
+
+    /// Takes a place for one more run in memory, if there is one.
+    pub(crate) fn reserve(&self) -> bool {
+        let reserved = self.moving.fetch_add(1, Ordering::AcqRel) < self.settings.max_live_runs;
+        if !reserved {
+            self.release();
+        }
+        reserved
+    }
+
+    /// Gives the place of a run in memory back.
+    pub(crate) fn release(&self) {
+        self.moving.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// A thread has died by a bug of ours or of the store: nothing can be relied on any more.
+    pub(crate) fn stop_after_panic(&self, thread: &str, panic: &(dyn std::any::Any + Send)) {
+        let message = crate::run::panics::message(panic);
+        let store = format!("the engine (its {thread} thread has died: {message})");
+        self.stop(StoreError::Closed { store });
     }
 
     /// Whether one more run may be taken into memory at once.

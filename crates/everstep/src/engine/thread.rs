@@ -13,7 +13,7 @@
 use std::{
     cell::Cell,
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap, HashSet, VecDeque},
+    collections::{BinaryHeap, VecDeque},
     future::poll_fn,
     rc::Rc,
     sync::{Arc, PoisonError, atomic::AtomicBool, atomic::Ordering},
@@ -23,14 +23,16 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    committer::{Ack, Answer, Pending, Reply},
+    committer::{self, Ack, Answer, Pending, Reply},
     mailbox::{Event, Mailbox, Polling, ThreadCensus},
     reader::Reader,
     services::Services,
     shared::Shared,
+    suspects::{self, Gate, Pass},
 };
 use crate::{
     commit::{Commit, Control, InboxRow, Outcome, Patch, RunStatus, Write},
+    hash::{FastMap, FastSet},
     run::{Next, Run, RunSeed, core::Env},
     run_id::{RunId, RunNo, ShardId},
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
@@ -50,6 +52,8 @@ struct Task {
     /// Set while it is parked: its place in the order of parking, and its size.
     hot: Option<(u64, usize)>,
     bodies: usize,
+    /// Held while it is a suspect.
+    pass: Option<Pass>,
 }
 
 /// The state of one engine thread.
@@ -61,9 +65,9 @@ pub(crate) struct Worker {
     env: Rc<Env>,
     tasks: Vec<Option<Task>>,
     free: Vec<u32>,
-    by_no: HashMap<RunNo, u32>,
+    by_no: FastMap<RunNo, u32>,
     /// Runs that are being read, with the messages that came meanwhile.
-    loading: HashMap<RunNo, Loading>,
+    loading: FastMap<RunNo, Loading>,
     ready: VecDeque<u32>,
     timers: BinaryHeap<Reverse<(Timestamp, u32, u64)>>,
     out: Vec<Pending>,
@@ -76,11 +80,12 @@ pub(crate) struct Worker {
     /// Due runs that found no room.
     turned_away: bool,
     /// Runs whose workflow is not known here; their reason is written once.
-    unknown: HashSet<RunNo>,
+    unknown: FastSet<RunNo>,
     /// Runs that were in somebody's memory and wait for room; suspects among them come last, and
     /// a few at a time.
     held: VecDeque<RunNo>,
-    suspects: VecDeque<RunNo>,
+    /// With how often each was recorded as running when a process died.
+    suspects: VecDeque<(RunNo, u32)>,
     releasing: Vec<(ShardSet, oneshot::Sender<()>)>,
     draining: Option<oneshot::Sender<()>>,
     drained: bool,
@@ -91,11 +96,12 @@ struct Loading {
     messages: Vec<InboxRow>,
     /// Something else has happened to it: its row must be looked at again.
     look: bool,
-    suspect_admitted: bool,
+    /// Set if it is a suspect that was let in.
+    pass: Option<Pass>,
 }
 
-/// How many suspects run at the same time, so that the one that kills the process is found.
-const SUSPECTS_MAX: usize = 4;
+/// With this few runs an engine thread has nothing better to do than to commit by itself.
+const ALONE: usize = 2;
 
 /// How many runs are driven before their commits are handed on.
 const RUNS_PER_TURN: usize = 512;
@@ -126,8 +132,8 @@ impl Worker {
             shared,
             tasks: Vec::new(),
             free: Vec::new(),
-            by_no: HashMap::new(),
-            loading: HashMap::new(),
+            by_no: FastMap::default(),
+            loading: FastMap::default(),
             ready: VecDeque::new(),
             timers: BinaryHeap::new(),
             out: Vec::new(),
@@ -137,7 +143,7 @@ impl Worker {
             parkings: 0,
             moving: 0,
             turned_away: false,
-            unknown: HashSet::new(),
+            unknown: FastSet::default(),
             held: VecDeque::new(),
             suspects: VecDeque::new(),
             releasing: Vec::new(),
@@ -168,16 +174,23 @@ impl Worker {
             };
             self.drive(slot);
         }
+        let gone = self.env.runtime_gone.load(Ordering::Acquire);
+        if gone {
+            // Bodies cannot go on: everything is dropped, and nothing is written.
+            self.drop_everything();
+        }
         let shared = self.shared.clone();
+        let few = !self.out.is_empty() && self.out.len() <= ALONE;
+        if few && self.ready.is_empty() && self.moving <= ALONE {
+            committer::commit_here(&shared, &mut self.out);
+        }
         shared.queue.push_all(&shared, &mut self.out);
         self.cool_down();
         self.finish_waits();
         self.arm_thread();
         self.mailbox.done(n);
         self.mailbox.turn.fetch_add(1, Ordering::Release);
-        if self.env.runtime_gone.load(Ordering::Acquire) {
-            // Bodies cannot go on: everything is dropped, and nothing is written.
-            self.drop_everything();
+        if gone {
             return Poll::Ready(());
         }
         if !self.ready.is_empty() {
@@ -200,10 +213,10 @@ impl Worker {
             Event::Look(run) => self.look(run),
             Event::Looked(run, found) => self.looked(run, found),
             Event::Body { slot, run, op } => {
-                if let Some(task) = self.task(slot, run) {
-                    if task.run.core.body_woken(op) {
-                        self.queue(slot);
-                    }
+                if let Some(task) = self.task(slot, run)
+                    && task.run.core.body_woken(op)
+                {
+                    self.queue(slot);
                 }
             }
             Event::Foreign { slot, run } => {
@@ -252,10 +265,10 @@ impl Worker {
     }
 
     fn queue(&mut self, slot: u32) {
-        if let Some(Some(task)) = self.tasks.get_mut(slot as usize) {
-            if !std::mem::replace(&mut task.queued, true) {
-                self.ready.push_back(slot);
-            }
+        if let Some(Some(task)) = self.tasks.get_mut(slot as usize)
+            && !std::mem::replace(&mut task.queued, true)
+        {
+            self.ready.push_back(slot);
         }
     }
 
@@ -293,11 +306,11 @@ impl Worker {
             armed: None,
             hot: None,
             bodies: 0,
+            pass: None,
         };
         self.tasks[slot as usize] = Some(task);
         self.by_no.insert(id.no(), slot);
         self.moving += 1;
-        self.shared.moving.fetch_add(1, Ordering::Relaxed);
         self.queue(slot);
         Some(slot)
     }
@@ -323,8 +336,9 @@ impl Worker {
 
     fn stopped_moving(&mut self) {
         self.moving -= 1;
-        self.shared.moving.fetch_sub(1, Ordering::Relaxed);
-        if self.turned_away && self.shared.has_room() {
+        self.shared.release();
+        // Not for every place that is free: reading what is due costs more than one run.
+        if self.turned_away && self.moving + self.loading.len() <= self.share() * 9 / 10 {
             self.turned_away = false;
             self.shared.due.poke(false);
         }
@@ -332,7 +346,7 @@ impl Worker {
 
     fn started_moving(&mut self) {
         self.moving += 1;
-        self.shared.moving.fetch_add(1, Ordering::Relaxed);
+        self.shared.moving.fetch_add(1, Ordering::AcqRel);
     }
 
     fn note_bodies(&self, before: usize, now: usize) {
@@ -365,6 +379,9 @@ impl Worker {
         });
         task.run.drive();
         let sent = task.run.next_commit();
+        if task.pass.is_some() && !task.run.core.state.borrow().suspect {
+            task.pass = None;
+        }
         let bodies = task.run.bodies();
         let before = std::mem::replace(&mut task.bodies, bodies);
         *self
@@ -537,9 +554,11 @@ impl Worker {
     fn started(&mut self, new: crate::commit::NewRun, at: Timestamp) {
         let id = new.id;
         if self.by_no.contains_key(&id.no()) {
-            return;
+            return self.shared.release();
         }
+        // Its place was taken by whoever has claimed it.
         if self.insert(RunSeed::claimed(new, at)).is_none() {
+            self.shared.release();
             // It was claimed for code that is here; only a lost registration could lead here.
             tracing::error!(run = %id, "a run was claimed for a workflow that is not registered");
         }
@@ -687,26 +706,14 @@ impl Worker {
             waiting: waiting.clone(),
             attempts: row.attempts,
         };
-        // Only a run that nobody has begun, or that is parked, can be said to be pending.
         let (shared, id) = (self.shared.clone(), run.id);
-        if matches!(run.status, RunStatus::Running | RunStatus::RollingBack) {
+        // A rollback is not to be begun anew, so its row keeps its status.
+        if run.status == RunStatus::RollingBack {
             return;
         }
         if let Ok(Some(row)) = shared.store.run(&crate::commit::Target::Id(id)) {
-            let commit = Commit {
-                run: id.no(),
-                generation: row.generation,
-                inbox_seq: Some(row.inbox_seq),
-                results_only: false,
-                last_number: row.last_number,
-                numbers: 0,
-                deletes: Vec::new(),
-                puts: Vec::new(),
-                consumed: Vec::new(),
-                state: Vec::new(),
-                effects: Vec::new(),
-                patch: patch(&row),
-            };
+            let mut commit = Commit::of_row(&row, patch(&row));
+            commit.inbox_seq = Some(row.inbox_seq);
             let write = Write::Commit(Box::new(commit));
             self.out.push(Pending {
                 write,
@@ -715,10 +722,14 @@ impl Worker {
         }
     }
 
-    fn has_room(&self) -> bool {
+    /// How many runs may be in memory and moving here.
+    fn share(&self) -> usize {
         let threads = self.shared.threads.len().max(1);
-        let share = self.shared.settings.max_live_runs.div_ceil(threads);
-        self.moving + self.loading.len() < share
+        self.shared.settings.max_live_runs.div_ceil(threads)
+    }
+
+    fn has_room(&self) -> bool {
+        self.moving + self.loading.len() < self.share()
     }
 
     fn load_if_room(&mut self, run: RunNo) {
@@ -737,27 +748,18 @@ impl Worker {
                 self.load(run);
             }
         }
-        if self.suspects.is_empty() || !self.held.is_empty() {
-            return;
-        }
-        while self.suspects_here() < SUSPECTS_MAX {
-            let Some(run) = self.suspects.pop_front() else {
+        // In order of their deaths, so that those that can run together come first.
+        self.suspects
+            .make_contiguous()
+            .sort_by_key(|(_, deaths)| *deaths);
+        while let Some((run, deaths)) = self.suspects.front().copied() {
+            let Some(pass) = Gate::enter(&self.shared, deaths >= suspects::ALONE_AFTER) else {
                 return;
             };
-            self.loading.entry(run).or_default().suspect_admitted = true;
+            self.suspects.pop_front();
+            self.loading.entry(run).or_default().pass = Some(pass);
             self.read_run(run);
         }
-    }
-
-    /// How many suspects are in memory, or about to be.
-    fn suspects_here(&self) -> usize {
-        let here = |task: &&Task| task.run.core.state.borrow().suspect;
-        let coming = self
-            .loading
-            .values()
-            .filter(|loading| loading.suspect_admitted)
-            .count();
-        self.tasks.iter().flatten().filter(here).count() + coming
     }
 
     fn load(&mut self, run: RunNo) {
@@ -770,8 +772,13 @@ impl Worker {
 
     fn read_run(&self, run: RunNo) {
         let mailbox = self.mailbox.clone();
+        let pause = self.shared.settings.store_retry * 2;
         self.reader.spawn(move |store| {
             let loaded = store.load(run).map(|loaded| loaded.map(Box::new));
+            if loaded.is_err() {
+                // The thread that asked will ask again at once.
+                std::thread::sleep(pause);
+            }
             mailbox.push(Event::Loaded(run, loaded));
         });
     }
@@ -798,24 +805,31 @@ impl Worker {
         if row.status == RunStatus::Paused && cancel.is_none() {
             return;
         }
-        if self
-            .shared
-            .registry
-            .find(&row.workflow, row.version)
-            .is_none()
-        {
-            return self.loaded_unknown(&loaded);
+        let later = row.available_at.filter(|at| *at > self.env.now.get());
+        if let (RunStatus::Pending, Some(at), None) = (row.status, later, cancel) {
+            // A message does not begin a run before its time.
+            self.shared.due.note(at);
+            return;
         }
-        if row.recoveries >= crate::run::SUSPECT_AFTER && !loading.suspect_admitted {
-            self.suspects.push_back(run);
+        let code = self.shared.registry.find(&row.workflow, row.version);
+        match (code.is_some(), cancel) {
+            (true, _) => {}
+            // To end it takes no code.
+            (false, Some(cancel)) if !cancel.rollback => return self.cancel_without_code(row),
+            (false, _) => return self.loaded_unknown(&loaded),
+        }
+        if row.recoveries >= crate::run::SUSPECT_AFTER && loading.pass.is_none() {
+            self.suspects.push_back((run, RunSeed::deaths(&loaded)));
             return;
         }
         let Some(slot) = self.insert(RunSeed::from(loaded)) else {
             return;
         };
+        self.shared.moving.fetch_add(1, Ordering::AcqRel);
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;
         };
+        task.pass = loading.pass;
         if let Some(cancel) = cancel {
             task.run.request_cancel(cancel.rollback);
         }
@@ -825,6 +839,22 @@ impl Worker {
         if loading.look {
             self.look(run);
         }
+    }
+
+    fn cancel_without_code(&mut self, row: &RunRow) {
+        let (output, error) = (None, None);
+        let status = RunStatus::Cancelled;
+        let patch = Patch::Finish {
+            status,
+            output,
+            error,
+        };
+        let commit = Commit::of_row(row, patch);
+        let write = Write::Commit(Box::new(commit));
+        self.out.push(Pending {
+            write,
+            reply: Reply::Nobody,
+        });
     }
 
     /// A run that was in somebody's memory, and no code for it is here.

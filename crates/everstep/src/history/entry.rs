@@ -9,7 +9,7 @@ use crate::{error::Failure, time::Timestamp};
 
 /// What is known about one operation of a run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub(crate) struct Entry {
     /// What kind of operation it is.
     pub kind: EntryKind,
     /// How far it is.
@@ -39,7 +39,7 @@ pub struct Entry {
 }
 
 /// How many errors of failed attempts an entry keeps.
-pub const ERRORS_KEPT: usize = 10;
+pub(crate) const ERRORS_KEPT: usize = 10;
 
 /// What kind of operation an entry belongs to. The codes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -106,7 +106,7 @@ impl EntryStatus {
 
 /// The result of an operation.
 #[derive(Clone, Debug, PartialEq)]
-pub enum EntryValue {
+pub(crate) enum EntryValue {
     /// None yet, or none at all.
     None,
     /// A payload (CBOR).

@@ -78,29 +78,6 @@ pub(crate) fn push_iteration(key: &mut Vec<u8>, loop_name: &str, n: u64) {
     });
 }
 
-/// The key itself and everything below it.
-pub(crate) fn subtree(key: &[u8]) -> KeyRange {
-    KeyRange {
-        start: key.to_vec(),
-        end: followed_by(key, PAST_ELEMENTS),
-    }
-}
-
-/// Everything below the key, without the key itself.
-pub(crate) fn below(key: &[u8]) -> KeyRange {
-    KeyRange {
-        start: followed_by(key, 0),
-        end: followed_by(key, PAST_ELEMENTS),
-    }
-}
-
-fn followed_by(key: &[u8], byte: u8) -> Vec<u8> {
-    let mut out = Vec::with_capacity(key.len() + 1);
-    out.extend_from_slice(key);
-    out.push(byte);
-    out
-}
-
 /// The iterations `a..b` of the loop at `loop_key`, with everything below them.
 pub(crate) fn iterations(loop_key: &[u8], loop_name: &str, a: u64, b: u64) -> KeyRange {
     let key = |n| {
@@ -141,25 +118,6 @@ pub(crate) fn is_under(key: &[u8], ancestor: &[u8]) -> bool {
     // After a whole element another one begins; FF means that the ancestor's last byte is, in this
     // key, the first half of an escaped NUL.
     rest.is_some_and(|rest| rest.first() != Some(&PAST_ELEMENTS))
-}
-
-/// The key of the operation or iteration that `key` is directly below; the bare prefix for a key of
-/// one segment; `None` for a bare prefix.
-pub(crate) fn parent(key: &[u8]) -> Option<&[u8]> {
-    split_last(key).map(|(parent, _)| parent)
-}
-
-/// The parent of `key`, and its last segment.
-pub(crate) fn split_last(key: &[u8]) -> Option<(&[u8], KeySegment<'_>)> {
-    let segments = segments(key).ok()?;
-    let mut last = None;
-    let mut start = segments.reader.at();
-    for segment in segments {
-        let (segment, end) = segment.ok()?;
-        last = Some((&key[..start], segment));
-        start = end;
-    }
-    last
 }
 
 /// Each iteration on the path of `key`, outermost first: the length of the key of its loop, which
@@ -499,25 +457,18 @@ mod tests {
     }
 
     #[test]
-    fn parents_and_iterations_are_found_on_the_path() {
+    fn iterations_are_found_on_the_path() {
         let deep = key("a#2/~3/b/~4/c");
         let loops: Vec<_> = loop_iterations_of(&deep)
             .map(|(len, n)| (&deep[..len], n))
             .collect();
         assert_eq!(loops, [(&key("a#2")[..], 3), (&key("a#2/~3/b")[..], 4)]);
-        assert_eq!(parent(&deep), Some(&key("a#2/~3/b/~4")[..]));
-        assert_eq!(parent(&key("a")), Some(HISTORY));
-        assert_eq!(parent(HISTORY), None);
         let rollback = rollback_key(&deep);
         assert_eq!(
             loop_iterations_of(&rollback)
                 .map(|(_, n)| n)
                 .collect::<Vec<_>>(),
             [3, 4]
-        );
-        assert_eq!(
-            parent(&rollback),
-            Some(&rollback_key(&key("a#2/~3/b/~4"))[..])
         );
     }
 
@@ -527,14 +478,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_cover_exactly_what_is_below(a in location(), b in location()) {
+        fn is_under_goes_by_segments(a in location(), b in location()) {
             let (key, other) = (a.as_key(), b.as_key());
             let (above, all) = (a.segments(), b.segments());
             let under = all.starts_with(&above);
             prop_assert_eq!(is_under(other, key), under);
-            prop_assert_eq!(covers(&subtree(key), other), under);
-            prop_assert_eq!(covers(&below(key), other), under && above != all);
-            prop_assert!(covers(&subtree(HISTORY), other));
+            prop_assert!(is_under(other, HISTORY));
         }
 
         #[test]
@@ -573,7 +522,7 @@ mod tests {
             if let Ok(ParsedKey::History(location)) = parse(&bytes) {
                 prop_assert_eq!(location.as_key(), &bytes[..]);
             }
-            let _ = (parent(&bytes), loop_iterations_of(&bytes).count());
+            let _ = loop_iterations_of(&bytes).count();
         }
     }
 }

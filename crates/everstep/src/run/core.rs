@@ -11,7 +11,7 @@
 use std::{
     cell::{Cell, RefCell},
     cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque},
+    collections::{BTreeSet, BinaryHeap, HashSet, VecDeque},
     rc::Rc,
     sync::{
         Arc, PoisonError,
@@ -22,7 +22,7 @@ use std::{
 };
 
 #[cfg(test)]
-use super::tests::sabotage::{self, Sabotage};
+use super::tests::sabotage::{self, Sabotage as Broken};
 use super::{
     Halt,
     inbox::Inbox,
@@ -31,8 +31,9 @@ use super::{
 use crate::{
     commit::{Effect, KeyRange, Receipt},
     ctx::rollback::Undo,
-    engine::{Mailbox, Services, Settings},
+    engine::{Mailbox, Sabotage, Services, Settings},
     error::{Error, Failure, FailureKind},
+    hash::{FastMap, FastSet},
     history::{
         AttemptError, ERRORS_KEPT, Entry, EntryKind, EntryStatus, EntryValue, History, Key,
         Location, TakenMessage, keys,
@@ -72,14 +73,25 @@ impl Env {
         }
     }
 
-    /// Whether a body panicked because the runtime under it is shutting down.
-    pub(crate) fn runtime_is_gone(&self, panic: &str) -> bool {
-        // Tokio has no typed way to say so; its message has been the same in all of version 1.
-        let shutting_down = panic.contains("context was found, but it is being shutdown");
-        if shutting_down {
+    /// Whether the runtime under a body that failed or panicked is shutting down: then its sockets
+    /// and timers fail and its tasks are cancelled, though nothing was tried.
+    pub(crate) fn runtime_is_gone(&self) -> bool {
+        if !self.runtime_gone.load(Ordering::Acquire) && self.refuses_tasks() {
             self.runtime_gone.store(true, Ordering::Release);
         }
-        shutting_down || self.runtime_gone.load(Ordering::Acquire)
+        self.runtime_gone.load(Ordering::Acquire)
+    }
+
+    /// A runtime that has begun to shut down cancels a new task before `spawn` returns. It does so
+    /// before it cancels any other task or stops its drivers, so a body cannot fail before that.
+    fn refuses_tasks(&self) -> bool {
+        let Some(runtime) = &self.runtime else {
+            return false;
+        };
+        let probe = runtime.spawn(std::future::pending::<()>());
+        let refused = probe.is_finished();
+        probe.abort();
+        refused
     }
 }
 
@@ -139,6 +151,8 @@ pub(crate) struct OpState {
     compensable: bool,
     body_deadline: Option<Timestamp>,
     timed_out: bool,
+    /// Its body was woken, and nobody has polled the operation since.
+    lagging: bool,
     started_at: Timestamp,
     listen: Option<Box<ListenSpec>>,
 }
@@ -280,7 +294,7 @@ pub(crate) struct State {
     /// after it was removed from the code. What is made now was made somewhere in between.
     taken_by_code: u64,
     /// The recorded numbers whose operations were removed from the code.
-    removed: HashSet<u64>,
+    removed: FastSet<u64>,
     /// When the last completion that was taken had ended.
     taken_at: Timestamp,
     last_now: Timestamp,
@@ -311,18 +325,20 @@ pub(crate) struct State {
     pub(crate) bodies: usize,
     timers: BinaryHeap<Reverse<(Timestamp, OpId, Timer)>>,
     pub(crate) halt: Option<Halt>,
-    pub(crate) undo: HashMap<Key, Undo>,
+    pub(crate) undo: FastMap<Key, Undo>,
     /// No body may start any more: shutdown, or a pause from outside.
     pub(crate) draining: bool,
     /// The run was recovered so often without progress that its bodies are recorded first.
     pub(crate) suspect: bool,
     pub(crate) entries: u64,
     /// The iterations whose start is recorded, in order, by the key of their loop.
-    pub(crate) loops: HashMap<Vec<u8>, Vec<u64>>,
+    pub(crate) loops: FastMap<Vec<u8>, Vec<u64>>,
     /// The loops among them whose iterations are run again, for the rollbacks in them.
-    pub(crate) reruns: HashSet<Vec<u8>>,
+    pub(crate) reruns: FastSet<Vec<u8>>,
+    /// Bodies that were woken since the run was last driven.
+    woken: Vec<OpId>,
     warned_equal: bool,
-    warned_lagging: HashSet<Key>,
+    warned_lagging: FastSet<Key>,
 }
 
 impl State {
@@ -335,7 +351,7 @@ impl State {
             quiet_effects: false,
             taken: 0,
             taken_by_code: 0,
-            removed: HashSet::new(),
+            removed: FastSet::default(),
             taken_at: created_at,
             last_now: created_at,
             available: VecDeque::new(),
@@ -358,14 +374,15 @@ impl State {
             bodies: 0,
             timers: BinaryHeap::new(),
             halt: None,
-            undo: HashMap::new(),
+            undo: FastMap::default(),
             draining: false,
             suspect: false,
             entries: 0,
-            loops: HashMap::new(),
-            reruns: HashSet::new(),
+            loops: FastMap::default(),
+            reruns: FastSet::default(),
+            woken: Vec::new(),
             warned_equal: false,
-            warned_lagging: HashSet::new(),
+            warned_lagging: FastSet::default(),
         }
     }
 
@@ -531,6 +548,7 @@ impl Core {
             compensable: false,
             body_deadline: None,
             timed_out: false,
+            lagging: false,
             started_at: Timestamp::default(),
             listen: None,
         });
@@ -596,6 +614,7 @@ impl Core {
         }
         op.polled = true;
         op.declined = false;
+        op.lagging = false;
         if st.offer == Some(id) {
             st.offer = None;
             st.released = true;
@@ -606,7 +625,7 @@ impl Core {
             return Turn::Pending;
         }
         #[cfg(test)]
-        if op.phase == Phase::Ready && sabotage::is(Sabotage::AnyPoll) {
+        if op.phase == Phase::Ready && sabotage::is(Broken::AnyPoll) {
             return Turn::Take;
         }
         match op.phase {
@@ -663,13 +682,14 @@ impl Core {
             self.record_suspect(st, id);
         }
         let Some(op) = st.ops.get_mut(id) else { return };
-        let barrier = if op.ephemeral { st.firm } else { st.revision };
+        let mut barrier = if op.ephemeral { st.firm } else { st.revision };
+        if self.env.settings.sabotage == Some(Sabotage::NoBarrier) {
+            barrier = 0;
+        }
         #[cfg(test)]
-        let barrier = if sabotage::is(Sabotage::NoBarrier) {
-            0
-        } else {
-            barrier
-        };
+        if sabotage::is(Broken::NoBarrier) {
+            barrier = 0;
+        }
         op.phase = Phase::WantStart { barrier };
         if barrier > st.durable || st.draining {
             st.starters.push(id);
@@ -825,7 +845,7 @@ impl Core {
         }
         let direct = st.direct && !first_poll && !st.released;
         #[cfg(test)]
-        let direct = direct || sabotage::is(Sabotage::AlwaysDirect);
+        let direct = direct || sabotage::is(Broken::AlwaysDirect);
         if direct {
             st.released = true;
             return true;
@@ -1209,7 +1229,8 @@ impl Core {
         }
         if let Some(slot) = st.history.get_mut(key) {
             let entry = &mut slot.entry;
-            if entry.status != EntryStatus::Completed {
+            // One that waits for its next attempt goes on with that: a crash resets no budget.
+            if entry.status.is_terminal() && entry.status != EntryStatus::Completed {
                 entry.status = EntryStatus::Running;
                 entry.number = None;
                 entry.attempts = 0;
@@ -1227,10 +1248,10 @@ impl Core {
             return latest;
         };
         let (key, mut entry) = (op.key.clone(), op.entry());
-        if let Some(slot) = st.history.get(&key) {
-            if let EntryValue::Version(version) = slot.entry.value {
-                return version;
-            }
+        if let Some(slot) = st.history.get(&key)
+            && let EntryValue::Version(version) = slot.entry.value
+        {
+            return version;
         }
         let old = st.history.any_unclaimed(scope).is_some();
         let version = if old { 1 } else { latest };
@@ -1296,13 +1317,15 @@ impl Core {
     pub(crate) fn body_woken(&self, id: OpId) -> bool {
         {
             let mut st = self.state.borrow_mut();
-            let Some(op) = st.ops.get(id) else {
+            let Some(op) = st.ops.get_mut(id) else {
                 return false;
             };
             if !matches!(op.phase, Phase::Body { .. }) {
                 return false;
             }
+            op.lagging = true;
             st.direct = true;
+            st.woken.push(id);
         }
         self.wake(id);
         true
@@ -1384,10 +1407,10 @@ impl Core {
             .collect();
         ids.sort();
         for (_, _, id) in ids {
-            if let Some(op) = st.ops.get(id) {
-                if matches!(op.phase, Phase::Listening { .. }) {
-                    st.make_available(id);
-                }
+            if let Some(op) = st.ops.get(id)
+                && matches!(op.phase, Phase::Listening { .. })
+            {
+                st.make_available(id);
             }
         }
     }
@@ -1575,25 +1598,29 @@ impl Core {
         }
     }
 
-    /// A body that was woken while its operation is not polled by anybody.
-    pub(crate) fn note_lagging(&self, id: OpId) {
+    /// Names the bodies that were woken while nobody polls their operations.
+    pub(crate) fn note_lagging(&self) {
         let mut st = self.state.borrow_mut();
-        let Some(key) = st.ops.get(id).map(|op| op.key.clone()) else {
-            return;
-        };
-        if st.warned_lagging.insert(key.clone()) {
-            tracing::warn!(
-                run = %self.facts.id,
-                step = Core::location(&key),
-                "a body is ready to go on, but the workflow is not polling its operation; it moves \
-                 only while something awaits it"
-            );
+        let st = &mut *st;
+        for id in st.woken.drain(..) {
+            let Some(op) = st.ops.get(id).filter(|op| op.lagging) else {
+                continue;
+            };
+            if st.warned_lagging.insert(op.key.clone()) {
+                tracing::warn!(
+                    run = %self.facts.id,
+                    step = Core::location(&op.key),
+                    "a body is ready to go on, but the workflow is not polling its operation; it \
+                     moves only while something awaits it"
+                );
+            }
         }
     }
 }
 
 impl State {
-    /// Drops an entry that was taken and needs no write, unless it has a rollback.
+    /// Drops an entry that was taken and needs no write, unless it has a rollback, or is one: a
+    /// step that was compensated must not be compensated again when the run fails later.
     pub(crate) fn forget_if_done(&mut self, key: &[u8]) {
         let done = self.history.get(key).is_some_and(|slot| {
             let entry = &slot.entry;
@@ -1608,7 +1635,7 @@ impl State {
             // A rollback must be remembered, so that nothing is compensated twice.
             let rollback = entry.kind == EntryKind::Rollback;
             #[cfg(test)]
-            let rollback = rollback && !sabotage::is(Sabotage::ForgetRollbacks);
+            let rollback = rollback && !sabotage::is(Broken::ForgetRollbacks);
             !slot.dirty
                 && slot.claimed
                 && !entry.compensable
@@ -1619,10 +1646,6 @@ impl State {
         if done {
             self.history.remove(key);
         }
-    }
-
-    pub(crate) fn last_completion(&self) -> Timestamp {
-        self.taken_at
     }
 
     pub(crate) fn has_undeclined(&self) -> bool {

@@ -11,8 +11,9 @@ use super::{
 use crate::{
     codec::{self, bare},
     commit::{Commit, Delivered, InboxRow, Patch, Put, Refusal, RunStatus},
+    engine::Sabotage,
     error::{Error, FailureKind, RetryAdvice},
-    history::{EntryStatus, keys},
+    history::{EntryStatus, Key, keys},
     time::Timestamp,
 };
 
@@ -38,6 +39,9 @@ pub(super) struct Flush {
 pub(super) enum RowView {
     /// It is moving.
     Running,
+    /// As it was left by an owner that died: `Running`, with a count of recoveries that progress
+    /// sets back. To record which body a suspect begins is no progress.
+    Recovered,
     /// It waits for this.
     Parked(Option<Timestamp>, String),
 }
@@ -73,6 +77,10 @@ pub(crate) enum CommitKind {
 /// A commit to send, and what it is for.
 pub(crate) struct Sent {
     pub(crate) commit: Commit,
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "the run itself knows; its tests ask")
+    )]
     pub(crate) kind: CommitKind,
 }
 
@@ -244,9 +252,10 @@ impl Run {
         );
         let origins = error.origins();
         if !origins.is_empty() {
+            let taken = self.core.state.borrow().taken;
             let put = Put {
                 key: keys::failure_origins(),
-                value: encode_origins(origins),
+                value: encode_origins(taken, origins),
             };
             self.flush.unsent.push(put);
         }
@@ -349,11 +358,22 @@ impl Run {
         }
         let patch = match self.flush.row {
             Some(RowView::Running) => Patch::Keep,
+            Some(RowView::Recovered) if !self.has_progress() => Patch::Keep,
             _ => Patch::Run {
                 inbox_seq: self.core.state.borrow().inbox.seen(),
             },
         };
         Some(self.build(patch, CommitKind::Flush, Scope::Everything))
+    }
+
+    /// Whether the next commit holds more than which bodies have begun.
+    fn has_progress(&self) -> bool {
+        let st = self.core.state.borrow();
+        let ended = |key: &Key| {
+            let slot = st.history.get(key);
+            slot.is_some_and(|slot| slot.entry.status != EntryStatus::Running)
+        };
+        st.taken > self.flush.stored_number || st.dirty.iter().any(ended)
     }
 
     /// Whether somebody needs what has changed to be durable.
@@ -479,6 +499,9 @@ impl Run {
             Scope::Results => Default::default(),
         };
         st.show = false;
+        if self.core.env.settings.sabotage == Some(Sabotage::DoubleConsume) {
+            st.consumed.clear();
+        }
         let commit = Commit {
             run: self.core.facts.id.no(),
             generation: self.core.facts.generation,
@@ -525,6 +548,8 @@ impl Run {
         }
         if let Some(view) = sent.parked {
             self.flush.row = Some(view);
+            // The row says that the run has made progress, so it is no suspect any more.
+            self.core.state.borrow_mut().suspect = false;
         }
         match sent.kind {
             CommitKind::Flush | CommitKind::Park => {}
@@ -624,19 +649,49 @@ fn keep_last(puts: Vec<Put>) -> Vec<Put> {
 /// The format of [`encode_origins`].
 const ORIGINS_VERSION: u16 = 1;
 
-/// The keys of the entries that a failure came from: a 2-byte version, then a BARE list of data.
-fn encode_origins(origins: &[Box<[u8]>]) -> Vec<u8> {
+/// What a retry of the run needs to know about its failure: the highest number that was taken
+/// before it, and the keys of the entries that it came from. A 2-byte version, then BARE.
+fn encode_origins(taken: u64, origins: &[Box<[u8]>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut writer = bare::Writer::new(&mut bytes);
     writer.u16(ORIGINS_VERSION);
+    writer.uint(taken);
     writer.list(origins, |writer, key| writer.data(key));
     bytes
 }
 
-pub(super) fn decode_origins(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
+/// Where a failure came from.
+pub(super) struct Origins {
+    /// The highest number that was taken before it.
+    pub(super) taken: u64,
+    /// The keys of the entries.
+    pub(super) keys: Vec<Vec<u8>>,
+}
+
+pub(super) fn decode_origins(bytes: &[u8]) -> Option<Origins> {
     let mut reader = bare::Reader::new(bytes);
     if reader.u16().ok()? != ORIGINS_VERSION {
         return None;
     }
-    reader.list(|reader| reader.data().map(<[u8]>::to_vec)).ok()
+    let taken = reader.uint().ok()?;
+    let keys = reader
+        .list(|reader| reader.data().map(<[u8]>::to_vec))
+        .ok()?;
+    reader.finish().ok()?;
+    Some(Origins { taken, keys })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_origins_of_a_failure_have_a_fixed_format() {
+        let bytes = encode_origins(300, &[Box::from(&b"\x15\x02"[..])]);
+        assert_eq!(bytes, [1, 0, 0xAC, 2, 1, 2, 0x15, 2]);
+        let origins = decode_origins(&bytes).expect("its own bytes");
+        assert_eq!((origins.taken, origins.keys), (300, vec![vec![0x15, 2]]));
+        assert!(decode_origins(&bytes[..6]).is_none());
+        assert!(decode_origins(&[2, 0, 0, 0]).is_none());
+    }
 }

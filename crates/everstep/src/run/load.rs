@@ -1,23 +1,19 @@
 //! From what is stored to a run in memory: a new one, a recovered one, one to be tried again, one
 //! to be rolled back.
 
-use std::{
-    collections::{HashMap, HashSet, VecDeque},
-    rc::Rc,
-    sync::Arc,
-    task::Waker,
-};
+use std::{collections::VecDeque, rc::Rc, sync::Arc, task::Waker};
 
 use super::{
     Halt, Run, Stage,
     core::{Core, Env, Mode, RunFacts, State},
-    flush::{Flush, Next, RowView, decode_origins},
+    flush::{Flush, Next, Origins, RowView, decode_origins},
     wakers::{RootWaker, WakeSink},
 };
 use crate::{
     codec,
     commit::{InboxRow, KeyRange, NewRun, Put, RunStatus},
     ctx::rollback,
+    hash::{FastMap, FastSet},
     history::{Entry, EntryKind, EntryStatus, History, Key, keys},
     store::LoadedRun,
     time::Timestamp,
@@ -69,6 +65,13 @@ impl From<LoadedRun> for RunSeed {
 }
 
 impl RunSeed {
+    /// How often one of the run's bodies was recorded as running when its owner died.
+    pub(crate) fn deaths(loaded: &LoadedRun) -> u32 {
+        let entries = loaded.history.iter();
+        let decoded = entries.filter_map(|put| codec::decode_entry(&put.value).ok());
+        decoded.map(|entry| entry.deaths).max().unwrap_or(0)
+    }
+
     /// A run that was just created and claimed: nothing of it needs to be read.
     pub(crate) fn claimed(new: NewRun, created_at: Timestamp) -> RunSeed {
         RunSeed {
@@ -97,9 +100,9 @@ impl RunSeed {
 
 /// The entries of a run, decoded.
 struct Records {
-    entries: HashMap<Key, Entry>,
+    entries: FastMap<Key, Entry>,
     /// The keys that the last failure came from, if the run is to be tried again.
-    origins: Option<Vec<Vec<u8>>>,
+    origins: Option<Origins>,
 }
 
 /// Recovered this often without progress, a run is a suspect.
@@ -150,7 +153,7 @@ impl Run {
         let mut run = Run {
             core,
             definition,
-            input: seed.input,
+            input_bytes: seed.input.len(),
             root: None,
             waker,
             stage,
@@ -158,7 +161,7 @@ impl Run {
             flush,
         };
         if run.core.state.borrow().halt.is_none() {
-            run.root = Some(run.definition.begin(run.ctx(), &run.input));
+            run.root = Some(run.definition.begin(run.ctx(), seed.input));
         }
         run
     }
@@ -189,6 +192,11 @@ impl Run {
             st.mode = Mode::Live;
             st.quiet_effects = false;
             st.replay.clear();
+            // Of the workflow's own operations nothing is left.
+            st.starters.clear();
+            st.sends.clear();
+            st.timeouts.clear();
+            st.effects.clear();
             for (key, number) in to_compensate(&st.history) {
                 match st.undo.get(key) {
                     Some(undo) => list.push((number, key.clone(), undo.clone())),
@@ -212,8 +220,10 @@ impl Run {
 fn row_view(seed: &RunSeed) -> Option<RowView> {
     match (&seed.parked, seed.status) {
         (Some((at, waiting)), _) => Some(RowView::Parked(*at, waiting.clone())),
-        // A recovered run touches its row with its first commit, to show that it moves.
         (None, RunStatus::Running) if seed.recoveries == 0 => Some(RowView::Running),
+        (None, RunStatus::Running | RunStatus::RollingBack) if seed.recoveries > 0 => {
+            Some(RowView::Recovered)
+        }
         _ => None,
     }
 }
@@ -226,7 +236,7 @@ fn first_unseen(seed: &RunSeed) -> u64 {
 impl Records {
     fn decode(history: &[Put]) -> Result<Records, Halt> {
         let mut records = Records {
-            entries: HashMap::with_capacity(history.len()),
+            entries: FastMap::with_capacity_and_hasher(history.len(), Default::default()),
             origins: None,
         };
         for put in history {
@@ -254,7 +264,7 @@ fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
     let reruns = &st.reruns;
     let jumps = st.loops.iter().filter(|(key, _)| !reruns.contains(*key));
     let jumps = jumps.filter_map(|(key, all)| Some((key.clone(), *all.last()?)));
-    let jumps: HashMap<Vec<u8>, u64> = jumps.collect();
+    let jumps: FastMap<Vec<u8>, u64> = jumps.collect();
     let mut order = Vec::new();
     let mut highest = 0;
     let resumed = !records.entries.is_empty();
@@ -264,7 +274,10 @@ fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
         if let (Some(number), false) = (entry.number, past) {
             order.push((number, key.clone()));
         }
-        st.history.load(key, entry, past);
+        // Of an iteration that is jumped over, only what may have to be undone is needed.
+        if !past || entry.compensable || key.starts_with(keys::ROLLBACKS) {
+            st.history.load(key, entry, past);
+        }
     }
     order.sort();
     st.replay = VecDeque::from(order);
@@ -278,8 +291,8 @@ fn fill(st: &mut State, flush: &mut Flush, records: Records, stage: Stage) {
 }
 
 /// The iterations that each loop has begun, in order, by the key of the loop.
-fn loop_iterations(entries: &HashMap<Key, Entry>) -> HashMap<Vec<u8>, Vec<u64>> {
-    let mut loops: HashMap<Vec<u8>, Vec<u64>> = HashMap::new();
+fn loop_iterations(entries: &FastMap<Key, Entry>) -> FastMap<Vec<u8>, Vec<u64>> {
+    let mut loops: FastMap<Vec<u8>, Vec<u64>> = FastMap::default();
     for (key, entry) in entries {
         if entry.kind != EntryKind::Iteration || entry.number.is_none() {
             continue;
@@ -297,10 +310,10 @@ fn loop_iterations(entries: &HashMap<Key, Entry>) -> HashMap<Vec<u8>, Vec<u64>> 
 /// The loops that replay does not jump in: a step with a rollback has completed in an iteration
 /// before the last, and a race that the loop loses has to compensate it.
 fn loops_to_rerun(
-    entries: &HashMap<Key, Entry>,
-    loops: &HashMap<Vec<u8>, Vec<u64>>,
-) -> HashSet<Vec<u8>> {
-    let mut reruns = HashSet::new();
+    entries: &FastMap<Key, Entry>,
+    loops: &FastMap<Vec<u8>, Vec<u64>>,
+) -> FastSet<Vec<u8>> {
+    let mut reruns = FastSet::default();
     if loops.is_empty() {
         return reruns;
     }
@@ -320,7 +333,7 @@ fn loops_to_rerun(
 
 /// Whether the entry belongs to an iteration that replay jumps over. `newest` has the last
 /// iteration of each loop that it jumps in.
-fn is_past(key: &[u8], newest: &HashMap<Vec<u8>, u64>) -> bool {
+fn is_past(key: &[u8], newest: &FastMap<Vec<u8>, u64>) -> bool {
     if newest.is_empty() {
         return false;
     }
@@ -367,7 +380,7 @@ struct Rewrite {
 ///
 /// With k the lowest of their numbers, numbers below k stand, entries born before k keep their
 /// result without a number, and what was born later is set aside for people to see.
-fn make_fresh(entries: &mut HashMap<Key, Entry>, origins: &[Vec<u8>], attempts: u32) -> Rewrite {
+fn make_fresh(entries: &mut FastMap<Key, Entry>, origins: &Origins, attempts: u32) -> Rewrite {
     let mut rewrite = Rewrite::default();
     let (fresh, lowest) = what_is_fresh(entries, origins);
     rewrite.deletes.push(exactly(&keys::failure_origins()));
@@ -406,29 +419,32 @@ fn make_fresh(entries: &mut HashMap<Key, Entry>, origins: &[Vec<u8>], attempts: 
 ///
 /// A rollback below that number stands, and so does the step that it has undone: it was the loser
 /// of a race that is over. Any other makes its step fresh, which may lower the number.
-fn what_is_fresh(entries: &HashMap<Key, Entry>, origins: &[Vec<u8>]) -> (HashSet<Key>, u64) {
-    let mut fresh: HashSet<Key> = origins
-        .iter()
-        .map(|key| Key::from(key.as_slice()))
-        .collect();
+fn what_is_fresh(entries: &FastMap<Key, Entry>, origins: &Origins) -> (FastSet<Key>, u64) {
+    let keys = origins.keys.iter();
+    let mut fresh: FastSet<Key> = keys.map(|key| Key::from(key.as_slice())).collect();
     let number = |key: &Key| entries.get(key).and_then(|entry| entry.number);
     let mut lowest = fresh.iter().filter_map(number).min().unwrap_or(u64::MAX);
-    let mut rollbacks: Vec<(&Key, &Entry)> = entries
+    // A failure without a number leaves everything as it was, but for the rollbacks after it.
+    let bound = lowest.min(origins.taken + 1);
+    let rollbacks = entries
         .iter()
-        .filter(|(key, entry)| {
-            key.starts_with(keys::ROLLBACKS) && entry.status == EntryStatus::Completed
-        })
-        .collect();
+        .filter(|(key, _)| key.starts_with(keys::ROLLBACKS));
+    let mut rollbacks: Vec<(&Key, &Entry)> = rollbacks.collect();
     // From the last one down: each can only add to those before it.
     rollbacks.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.number.unwrap_or(u64::MAX)));
     for (key, entry) in rollbacks {
-        if entry.number.is_some_and(|number| number < lowest) {
+        if entry
+            .number
+            .is_some_and(|number| number < bound.min(lowest))
+        {
             continue;
         }
-        let step = Key::from([keys::HISTORY, &key[keys::ROLLBACKS.len()..]].concat());
-        lowest = number(&step).map_or(lowest, |number| number.min(lowest));
-        fresh.insert(step);
         fresh.insert(key.clone());
+        if entry.status == EntryStatus::Completed {
+            let step = Key::from([keys::HISTORY, &key[keys::ROLLBACKS.len()..]].concat());
+            lowest = number(&step).map_or(lowest, |number| number.min(lowest));
+            fresh.insert(step);
+        }
     }
     (fresh, lowest)
 }

@@ -922,7 +922,9 @@ impl Run {
         match &commit.patch {
             Patch::Keep => {}
             Patch::Run { .. } => (self.waiting, self.recoveries) = (None, 0),
-            Patch::Park { waiting, .. } => self.waiting = Some(waiting.clone()),
+            Patch::Park { waiting, .. } => {
+                (self.waiting, self.recoveries) = (Some(waiting.clone()), 0);
+            }
             Patch::RollBack { error, .. } => (self.waiting, self.error) = (None, error.clone()),
             Patch::Pause { reason } => self.waiting = Some(reason.clone()),
             Patch::Finish { output, error, .. } => {
@@ -954,7 +956,7 @@ impl Run {
             match control {
                 Control::Cancel { .. } => {}
                 Control::Pause => self.waiting = Some(rules::PAUSED_BY_REQUEST.to_owned()),
-                Control::Resume => self.waiting = None,
+                Control::Resume => (self.waiting, self.recoveries) = (None, 0),
             }
         }
         controlled

@@ -127,14 +127,6 @@ fn numbers_follow(head: &Head, commit: &Commit) -> bool {
     let Some(base) = commit.last_number.checked_sub(commit.numbers) else {
         return false;
     };
-    // To try a run again as a whole is to go back to an earlier number.
-    if let Patch::Park {
-        status: RunStatus::Pending,
-        ..
-    } = commit.patch
-    {
-        return !head.last_number_exact || base <= head.last_number;
-    }
     if head.last_number_exact {
         base == head.last_number
     } else {

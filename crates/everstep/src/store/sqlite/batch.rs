@@ -219,7 +219,12 @@ impl<'a> Applier<'a> {
                     self.execute(sql, params![commit.run.0, error])?;
                 }
                 Patch::Run { .. } => self.write_running(&head)?,
-                Patch::Park { waiting, .. } => self.write_head(&head, Some(waiting))?,
+                Patch::Park { waiting, .. } => {
+                    self.write_head(&head, Some(waiting))?;
+                    // Seldom anything else, so this seldom writes.
+                    let sql = "UPDATE runs SET recoveries = 0 WHERE no = ?1 AND recoveries <> 0";
+                    self.execute(sql, [commit.run.0])?;
+                }
                 Patch::Pause { reason } => self.write_head(&head, Some(reason))?,
                 Patch::Keep => self.write_last_number(&head)?,
             }
@@ -464,7 +469,11 @@ impl<'a> Applier<'a> {
         if let Controlled::Done { .. } = controlled {
             match control {
                 Control::Pause => self.write_head(&head, Some(rules::PAUSED_BY_REQUEST))?,
-                Control::Resume => self.write_head(&head, None)?,
+                Control::Resume => {
+                    self.write_head(&head, None)?;
+                    let sql = "UPDATE runs SET recoveries = 0 WHERE no = ?1 AND recoveries <> 0";
+                    self.execute(sql, [head.id.no().0])?;
+                }
                 Control::Cancel { rollback } => {
                     let sql = "UPDATE runs SET cancel_requested = ?2, available_at = ?3, \
                                updated_at = ?4 WHERE no = ?1";

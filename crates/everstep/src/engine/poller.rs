@@ -1,0 +1,137 @@
+//! Asks the store for what waiters in this process wait for and nobody here will tell them: the
+//! ends and answers of runs that another process owns. One query per round, however many wait.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use uuid::Uuid;
+
+use super::shared::Shared;
+use crate::{
+    run_id::{RunNo, ShardId},
+    store::ShardSet,
+};
+
+/// The thread that asks. It comes when somebody waits, and goes when nobody does.
+#[derive(Default)]
+pub(crate) struct Poller {
+    running: AtomicBool,
+    lock: Mutex<()>,
+}
+
+/// How often it asks: soon after something was answered, less often later.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+
+impl Poller {
+    /// Starts the thread if somebody waits for a run of another process, and it is not there.
+    pub(crate) fn ensure(shared: &Arc<Shared>) {
+        let poller = &shared.poller;
+        let _guard = poller.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if questions(shared).is_none() || poller.running.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let asking = shared.clone();
+        let thread = std::thread::Builder::new().name("everstep-poll".to_owned());
+        if let Err(error) = thread.spawn(move || run(&asking)) {
+            tracing::error!(%error, "a thread cannot be started; results are not asked for");
+            poller.running.store(false, Ordering::Release);
+        }
+    }
+}
+
+fn run(shared: &Shared) {
+    let mut pause = PAUSE_MIN;
+    loop {
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE_MAX);
+        let questions = {
+            // Whoever registers after this look finds the flag down and starts another thread.
+            let _guard = shared
+                .poller
+                .lock
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            match questions(shared) {
+                Some(questions) => questions,
+                None => {
+                    shared.poller.running.store(false, Ordering::Release);
+                    return;
+                }
+            }
+        };
+        if ask(shared, &questions) {
+            pause = PAUSE_MIN;
+        }
+    }
+}
+
+/// What is waited for.
+struct Questions {
+    runs: Vec<RunNo>,
+    requests: Vec<Uuid>,
+}
+
+/// Asks once for what is waited for in shards that have just come to this process: what ended
+/// before that was told to another one.
+pub(crate) fn ask_about(shared: &Shared, shards: &ShardSet) {
+    if let Some(questions) = questions_where(shared, |shard| shards.contains(shard)) {
+        ask(shared, &questions);
+    }
+}
+
+fn questions(shared: &Shared) -> Option<Questions> {
+    questions_where(shared, |shard| !shared.owns(shard))
+}
+
+fn questions_where(shared: &Shared, meant: impl Fn(ShardId) -> bool) -> Option<Questions> {
+    let (mut runs, mut requests) = shared.hub.waiting();
+    runs.retain(|run| meant(run.shard()));
+    requests.retain(|(_, run)| meant(run.shard()));
+    if runs.is_empty() && requests.is_empty() {
+        return None;
+    }
+    Some(Questions {
+        runs: runs.into_iter().map(|run| run.no()).collect(),
+        requests: requests.into_iter().map(|(request, _)| request).collect(),
+    })
+}
+
+/// One round of questions; whether anything was answered.
+///
+/// Ends are asked for before answers and told after them: a run that has ended by the first question
+/// has given its answers by the second, so nobody is told of an end instead of an answer.
+fn ask(shared: &Shared, questions: &Questions) -> bool {
+    let ends = match questions.runs.is_empty() {
+        true => Ok(Vec::new()),
+        false => shared.store.finished(&questions.runs),
+    };
+    let answers = match questions.requests.is_empty() {
+        true => Ok(Vec::new()),
+        false => shared.store.answers(&questions.requests),
+    };
+    let mut answered = false;
+    match (ends, answers) {
+        (Ok(ends), Ok(answers)) => {
+            for (request, answer) in answers {
+                answered = true;
+                shared.hub.answered(request, answer);
+            }
+            for (run, finished) in ends {
+                if let Some(finished) = finished {
+                    answered = true;
+                    shared.hub.ended(run, || finished);
+                }
+            }
+        }
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::warn!(%error, "results and replies cannot be read; trying again");
+        }
+    }
+    answered
+}

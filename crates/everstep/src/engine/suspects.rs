@@ -1,0 +1,70 @@
+//! Suspects: runs that were in memory each time that a process died, and got nowhere.
+//!
+//! One of them may be what kills the process. A few run at the same time; one that was recorded as
+//! running at several deaths runs alone, so that in the end only the culprit is recorded every
+//! time, and the innocent get on.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{mailbox::Event, shared::Shared};
+
+/// How many suspects run at the same time.
+const TOGETHER: usize = 4;
+
+/// Recorded as running at this many deaths, a suspect runs alone.
+pub(crate) const ALONE_AFTER: u32 = 3;
+
+/// Lets suspects in.
+#[derive(Default)]
+pub(crate) struct Gate(Mutex<Inside>);
+
+#[derive(Default)]
+struct Inside {
+    suspects: usize,
+    alone: bool,
+}
+
+/// The right of one suspect to be in memory. Given back when dropped.
+pub(crate) struct Pass {
+    shared: Arc<Shared>,
+    alone: bool,
+}
+
+impl Gate {
+    /// A pass, if there is room.
+    pub(crate) fn enter(shared: &Arc<Shared>, alone: bool) -> Option<Pass> {
+        let mut inside = shared.suspects.lock();
+        let room = if alone {
+            inside.suspects == 0
+        } else {
+            inside.suspects < TOGETHER
+        };
+        if inside.alone || !room {
+            return None;
+        }
+        inside.suspects += 1;
+        inside.alone = alone;
+        Some(Pass {
+            shared: shared.clone(),
+            alone,
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inside> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        {
+            let mut inside = self.shared.suspects.lock();
+            inside.suspects -= 1;
+            inside.alone &= !self.alone;
+        }
+        // Others may be waiting, on any thread.
+        for thread in &self.shared.threads {
+            thread.push(Event::Timer);
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! A store that dies at a chosen write, and keeps what would have survived.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use uuid::Uuid;
+
+use super::audit::Audit;
+use crate::{
+    run_id::RunNo,
+    store::{
+        Answer, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
+        LoadedRun, NewRunner, Outcome, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters,
+        StoreError, Target, WakeFn, WakeGuard,
+    },
+    time::Timestamp,
+};
+
+/// Where a [`CrashingStore`] dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CrashPoint {
+    /// Just before the n-th write, from 1: nothing of it survives.
+    Before(u64),
+    /// Just after the n-th write, from 1: it survives, and nobody is told.
+    After(u64),
+}
+
+impl std::fmt::Display for CrashPoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            CrashPoint::Before(n) => write!(f, "before write {n}"),
+            CrashPoint::After(n) => write!(f, "after write {n}"),
+        }
+    }
+}
+
+/// A store that dies before or after its n-th write. Every later call fails with
+/// [`StoreError::Closed`], so an engine on it stops, and what it had in memory is gone.
+///
+/// What counts as a write: batches, and the entering and taking of shards by runners; not
+/// heartbeats, which come by the clock on the wall.
+///
+/// ```
+/// use std::sync::Arc;
+/// use everstep::{prelude::*, store::MemoryStore};
+/// use everstep::testing::{CrashPoint, CrashingStore, VirtualClock};
+///
+/// #[workflow]
+/// async fn one(ctx: Ctx, _: ()) -> Result<u32> {
+///     ctx.step("one", async || Ok(1)).await
+/// }
+///
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // An engine enters itself and takes its shards: two writes. The third is the start of the run.
+/// let store = Arc::new(CrashingStore::new(MemoryStore::new(), CrashPoint::After(3)));
+/// let engine = Engine::on(store.clone()).clock(VirtualClock::new()).register(one).start().await?;
+/// assert!(engine.client().start(one, ()).key("k").await.is_err());
+/// assert!(store.is_dead());
+/// engine.shutdown().await;
+///
+/// let survivor = store.inner().fork();
+/// let engine = Engine::on(Arc::new(survivor)).clock(VirtualClock::new()).register(one).start().await?;
+/// assert_eq!(engine.recovery().resumed, 1);
+/// let run = engine.client().start(one, ()).key("k").await?;
+/// assert!(run.attached());
+/// assert_eq!(run.result().await?, 1);
+/// # engine.shutdown().await;
+/// # Ok(()) }
+/// ```
+pub struct CrashingStore<S> {
+    inner: S,
+    plan: Plan,
+    dead: AtomicBool,
+    /// Held for each write, so that nothing is written after the end.
+    state: Mutex<State>,
+    audit: Option<Audit>,
+    /// Called once, at the instant of death.
+    on_death: Mutex<Option<OnDeath>>,
+    /// What happens to the store just before which write.
+    meddling: Mutex<Option<(u64, Meddle<S>)>>,
+}
+
+type Meddle<S> = Box<dyn FnOnce(&S) + Send>;
+
+type OnDeath = Box<dyn FnOnce() + Send>;
+
+enum Plan {
+    Never,
+    At(CrashPoint),
+    /// Dead as soon as this says so: an answer that was given before it said so counts.
+    #[cfg(feature = "sqlite")]
+    When(Box<dyn Fn() -> bool + Send + Sync>),
+}
+
+#[derive(Default)]
+struct State {
+    writes: u64,
+    commits: u64,
+    /// The runners that were entered through this store: all others died with their process.
+    runners: HashSet<Uuid>,
+}
+
+impl<S: Store> CrashingStore<S> {
+    /// A store that dies at this point.
+    pub fn new(inner: S, point: CrashPoint) -> CrashingStore<S> {
+        CrashingStore::planned(inner, Plan::At(point), None)
+    }
+
+    /// A store that does not die, and only counts.
+    pub fn counting(inner: S) -> CrashingStore<S> {
+        CrashingStore::planned(inner, Plan::Never, None)
+    }
+
+    pub(super) fn audited(inner: S, point: Option<CrashPoint>, audit: Audit) -> CrashingStore<S> {
+        let plan = point.map_or(Plan::Never, Plan::At);
+        CrashingStore::planned(inner, plan, Some(audit))
+    }
+
+    #[cfg(feature = "sqlite")]
+    pub(super) fn dying_when(
+        inner: S,
+        dead: impl Fn() -> bool + Send + Sync + 'static,
+        audit: Option<Audit>,
+    ) -> CrashingStore<S> {
+        CrashingStore::planned(inner, Plan::When(Box::new(dead)), audit)
+    }
+
+    fn planned(inner: S, plan: Plan, audit: Option<Audit>) -> CrashingStore<S> {
+        CrashingStore {
+            inner,
+            plan,
+            dead: AtomicBool::new(false),
+            state: Mutex::default(),
+            audit,
+            on_death: Mutex::default(),
+            meddling: Mutex::new(None),
+        }
+    }
+
+    /// Does something to the store underneath just before its n-th write, from 1, as another process
+    /// might: what the writer has seen is then out of date.
+    pub fn meddle_before(self, write: u64, meddle: impl FnOnce(&S) + Send + 'static) -> Self {
+        let planned: (u64, Meddle<S>) = (write, Box::new(meddle));
+        *self.meddling.lock().unwrap_or_else(PoisonError::into_inner) = Some(planned);
+        self
+    }
+
+    fn meddle(&self, n: u64) {
+        let mut slot = self.meddling.lock().unwrap_or_else(PoisonError::into_inner);
+        if slot.as_ref().is_some_and(|(at, _)| *at == n)
+            && let Some((_, meddle)) = slot.take()
+        {
+            meddle(&self.inner);
+        }
+    }
+
+    /// Calls this at the instant of death, before anybody else learns of it.
+    pub(super) fn on_death(&self, call: impl FnOnce() + Send + 'static) {
+        let mut slot = self.on_death.lock().unwrap_or_else(PoisonError::into_inner);
+        *slot = Some(Box::new(call));
+    }
+
+    fn end(&self) {
+        self.dead.store(true, Ordering::Release);
+        let mut slot = self.on_death.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(call) = slot.take() {
+            call();
+        }
+    }
+
+    /// The store underneath: after the death, what has survived.
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// How many writes were begun, the one that was died at included.
+    pub fn writes(&self) -> u64 {
+        self.lock().writes
+    }
+
+    /// How many of them were batches.
+    pub fn commits(&self) -> u64 {
+        self.lock().commits
+    }
+
+    /// Whether it has died.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Dies now, between two writes.
+    pub fn die(&self) {
+        let _no_write = self.lock();
+        self.end();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn closed<T>(&self) -> Result<T, StoreError> {
+        let store = format!("{}, which has died for a test,", self.inner.describe());
+        Err(StoreError::Closed { store })
+    }
+
+    fn read<T>(&self, read: impl FnOnce(&S) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        // Nothing is seen of a write whose fate is not decided yet.
+        let _no_write = self.lock();
+        if self.is_dead() {
+            return self.closed();
+        }
+        read(&self.inner)
+    }
+
+    fn write<T>(
+        &self,
+        write: impl FnOnce(&S, &mut State) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut state = self.lock();
+        if self.is_dead() {
+            return self.closed();
+        }
+        state.writes += 1;
+        let n = state.writes;
+        self.meddle(n);
+        if matches!(self.plan, Plan::At(CrashPoint::Before(at)) if at == n) {
+            self.end();
+            return self.closed();
+        }
+        let answer = write(&self.inner, &mut state)?;
+        let over = match &self.plan {
+            Plan::Never | Plan::At(CrashPoint::Before(_)) => false,
+            Plan::At(CrashPoint::After(at)) => *at == n,
+            #[cfg(feature = "sqlite")]
+            Plan::When(dead) => dead(),
+        };
+        if over {
+            self.end();
+            return self.closed();
+        }
+        Ok(answer)
+    }
+}
+
+impl<S: Store> Store for CrashingStore<S> {
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    fn migrate(&self) -> Result<(), StoreError> {
+        self.read(Store::migrate)
+    }
+
+    fn commit(&self, batch: &Batch) -> Result<Vec<Outcome>, StoreError> {
+        self.write(|store, state| {
+            state.commits += 1;
+            let outcomes = store.commit(batch)?;
+            if let Some(audit) = &self.audit {
+                audit.committed(batch, &outcomes);
+            }
+            Ok(outcomes)
+        })
+    }
+
+    fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
+        self.read(|store| store.run(target))
+    }
+
+    fn load(&self, run: RunNo) -> Result<Option<LoadedRun>, StoreError> {
+        self.read(|store| store.load(run))
+    }
+
+    fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
+        self.read(|store| store.inbox(run, after))
+    }
+
+    fn due(
+        &self,
+        now: Timestamp,
+        shards: &ShardSet,
+        after: Option<(Timestamp, RunNo)>,
+        limit: usize,
+    ) -> Result<Due, StoreError> {
+        self.read(|store| store.due(now, shards, after, limit))
+    }
+
+    fn live(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<DueRun>, StoreError> {
+        self.read(|store| store.live(shards, after, limit))
+    }
+
+    fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
+        self.read(|store| store.census(now, shards))
+    }
+
+    fn list(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunRow>, StoreError> {
+        self.read(|store| store.list(filter, after, limit))
+    }
+
+    fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
+        self.read(|store| store.count(filter))
+    }
+
+    fn history(
+        &self,
+        run: RunNo,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<Put>, StoreError> {
+        self.read(|store| store.history(run, after, limit))
+    }
+
+    fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+        self.read(|store| store.state(run))
+    }
+
+    fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
+        self.read(|store| store.finished(runs))
+    }
+
+    fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> {
+        self.read(|store| store.answers(requests))
+    }
+
+    fn dead_letters(
+        &self,
+        run: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        self.read(|store| store.dead_letters(run, limit))
+    }
+
+    fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
+        self.write(|store, state| {
+            state.runners.insert(runner.id);
+            store.register_runner(runner)
+        })
+    }
+
+    fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
+        self.read(|store| store.heartbeat(fence, now, lease))
+    }
+
+    fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
+        self.read(Store::runners)
+    }
+
+    fn take_shards(
+        &self,
+        fence: Fence,
+        now: Timestamp,
+        wanted: &ShardSet,
+        dead: &[Uuid],
+    ) -> Result<Option<ShardSet>, StoreError> {
+        self.write(|store, _| store.take_shards(fence, now, wanted, dead))
+    }
+
+    /// All runners that were not entered through this store died with an earlier one.
+    fn runner_is_dead(&self, runner: Uuid) -> bool {
+        let here = self.lock().runners.contains(&runner);
+        !here || self.inner.runner_is_dead(runner)
+    }
+
+    fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
+        self.write(|store, _| store.release_shards(fence, shards))
+    }
+
+    fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> {
+        self.write(|store, _| store.deregister_runner(fence))
+    }
+
+    fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) {
+        if !self.is_dead() {
+            self.inner.wake_others(me, runs);
+        }
+    }
+
+    fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {
+        self.read(|store| store.on_wake(me, wake))
+    }
+
+    fn counters(&self) -> StoreCounters {
+        self.inner.counters()
+    }
+}

@@ -1,0 +1,105 @@
+//! What the scenarios have in common: waiting for something without a fixed pause, and being a
+//! second process.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    future::Future,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use everstep::{RunHandle, RunInfo, RunStatus};
+
+/// How long anything here may take before a test gives up. Far longer than it ever does.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// Asks again and again until there is an answer.
+///
+/// # Panics
+///
+/// If there is none within [`LIMIT`].
+pub(crate) async fn until<T, F: Future<Output = Option<T>>>(what: &str, ask: impl Fn() -> F) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(begun.elapsed() < LIMIT, "waited too long for {what}");
+        // A thread of its own sleeps, so that this works on a runtime without timers.
+        let (sender, slept) = tokio::sync::oneshot::channel();
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(2));
+            _ = sender.send(());
+        });
+        _ = slept.await;
+    }
+}
+
+/// Waits until the run has this status, and gives what is stored about it.
+pub(crate) async fn until_status<O>(run: &RunHandle<O>, status: RunStatus) -> RunInfo {
+    until(&format!("run {} to be {status}", run.id()), async || {
+        let info = run.info().await.unwrap();
+        (info.status == status).then_some(info)
+    })
+    .await
+}
+
+/// Waits until the run is paused, and gives the reason.
+pub(crate) async fn until_paused<O>(run: &RunHandle<O>) -> String {
+    until_status(run, RunStatus::Paused)
+        .await
+        .waiting
+        .expect("a paused run has a reason")
+}
+
+/// Waits until the run has ended or is paused, and gives what is stored about it.
+pub(crate) async fn until_at_rest<O>(run: &RunHandle<O>) -> RunInfo {
+    until(&format!("run {} to end", run.id()), async || {
+        let info = run.info().await.unwrap();
+        (info.status.is_terminal() || info.status == RunStatus::Paused).then_some(info)
+    })
+    .await
+}
+
+/// A runtime with several threads, outside of any other.
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// Starts this test binary again, to run only the test of this name, with a variable that tells it
+/// that it is the second process. Its standard output is piped.
+pub(crate) fn second_process(test: &str, variable: &str, value: &str) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(variable, value)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Polls a future on this thread, with no runtime at all.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
+    let mut cx = std::task::Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut cx) {
+            std::task::Poll::Ready(value) => return value,
+            std::task::Poll::Pending => std::thread::park(),
+        }
+    }
+}

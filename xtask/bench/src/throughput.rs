@@ -1,0 +1,126 @@
+//! `throughput`: 2 000 runs of three steps in flight, for five seconds, against the bare loop.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use everstep::prelude::*;
+
+use crate::{
+    Directory, Problem,
+    line::{Line, median},
+    raw::{self, Rows},
+};
+
+/// How many runs are in flight.
+pub(crate) const IN_FLIGHT: usize = 2_000;
+
+/// How long each measurement takes at least, and how many are made.
+const TIME: Duration = Duration::from_secs(5);
+const ROUNDS: usize = 5;
+
+#[workflow]
+async fn three_steps(ctx: Ctx, n: u64) -> Result<u64> {
+    let a = ctx.step("first", async || Ok(n + 1)).await?;
+    let b = ctx.step("second", async || Ok(a * 2)).await?;
+    ctx.step("third", async || Ok(b - n)).await
+}
+
+/// What the engine did.
+pub(crate) struct Measured {
+    pub(crate) runs: u64,
+    pub(crate) time: Duration,
+    fsyncs: u64,
+    rows: u64,
+    sizes: Vec<u32>,
+    times: Vec<Duration>,
+}
+
+impl Measured {
+    pub(crate) fn per_second(&self) -> f64 {
+        self.runs as f64 / self.time.as_secs_f64()
+    }
+}
+
+/// Engine and bare loop take turns, so that both meet the same weather.
+pub(crate) fn throughput(
+    runtime: &tokio::runtime::Runtime,
+    directory: &Directory,
+) -> Result<(), Problem> {
+    let (mut here, mut bare) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let path = directory.fresh("engine.db");
+        let measured = runtime.block_on(measure(&path, TIME))?;
+        let rows = Rows::of_engine(&path)?;
+        let raw = directory.fresh("raw.db");
+        let written = raw::write_runs(&raw, &rows, IN_FLIGHT, &measured.sizes, 2 * TIME)?;
+        bare.push(written.runs as f64 / written.time.as_secs_f64());
+        here.push(measured);
+    }
+    here.sort_by(|a, b| a.per_second().total_cmp(&b.per_second()));
+    let middle = &mut here[ROUNDS / 2];
+    let per_second = middle.per_second();
+    let size = median(&middle.sizes);
+    Line::new("throughput", middle.runs, middle.time)
+        .number("steps_per_second", per_second * 3.0)
+        .raw(per_second, median(&bare))
+        .times(&mut middle.times)
+        .count("fsyncs", middle.fsyncs)
+        .count("rows", middle.rows)
+        .count("batch_p50", u64::from(size))
+        .print();
+    Ok(())
+}
+
+/// A closed loop through the public client: whoever has its result starts the next run.
+pub(crate) async fn measure(path: &Path, time: Duration) -> Result<Measured, Problem> {
+    let engine = Engine::open(path).register(three_steps).start().await?;
+    let client = engine.client();
+    let (over, next) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+    );
+    let (tools, before) = (engine.shared_for_tools(), engine.store().counters());
+    tools.note_batch_sizes();
+    let began = Instant::now();
+    let callers: Vec<_> = (0..IN_FLIGHT)
+        .map(|_| {
+            let (client, over, next) = (client.clone(), over.clone(), next.clone());
+            tokio::spawn(async move {
+                let mut times = Vec::new();
+                while !over.load(Ordering::Relaxed) {
+                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    let began = Instant::now();
+                    let result = client.start(three_steps, n).await?.result().await?;
+                    if result != n + 2 {
+                        return Err(Problem::from(format!("run {n} gave {result}")));
+                    }
+                    times.push(began.elapsed());
+                }
+                Ok(times)
+            })
+        })
+        .collect();
+    tokio::time::sleep(time).await;
+    over.store(true, Ordering::Relaxed);
+    let mut times = Vec::new();
+    for caller in callers {
+        times.extend(caller.await??);
+    }
+    let (time, after) = (began.elapsed(), engine.store().counters());
+    let sizes = tools.take_batch_sizes();
+    engine.shutdown().await;
+    Ok(Measured {
+        runs: times.len() as u64,
+        time,
+        fsyncs: after.batches - before.batches,
+        rows: after.rows - before.rows,
+        sizes,
+        times,
+    })
+}

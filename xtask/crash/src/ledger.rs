@@ -1,0 +1,198 @@
+//! The ledger, read: which bodies ran, in which order, and whether they may have.
+//!
+//! A step is known to be durable from the moment at which a body starts that was made after its
+//! result was taken, and from the moment at which its completed entry was read from the store. A
+//! start after that is a step that runs again after its completion.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs, io,
+    path::Path,
+};
+
+/// What is counted, and the first example of each thing that must not be.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    /// How far the file was read, in bytes.
+    read: usize,
+    pub(crate) bodies_run: u64,
+    pub(crate) run_again: u64,
+    pub(crate) order_differs: u64,
+    completed: HashSet<(String, String)>,
+    durable: HashSet<(String, String)>,
+    digests: HashMap<(String, String), String>,
+    /// The steps that were rolled back, by run, in the order in which that began.
+    undone: HashMap<String, Vec<String>>,
+    /// Bodies that have started and not ended, since the last kill.
+    open: HashSet<(String, String)>,
+    pub(crate) examples: Vec<String>,
+}
+
+impl Ledger {
+    pub(crate) fn steps_completed(&self) -> usize {
+        self.completed.len()
+    }
+
+    /// Whether a body was in flight at the end of what was read.
+    pub(crate) fn is_mid_body(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// The process that wrote until here is gone.
+    pub(crate) fn killed(&mut self) {
+        self.open.clear();
+    }
+
+    /// The store has the completed entry of this step.
+    pub(crate) fn stored(&mut self, run: &str, at: &str) {
+        self.durable.insert((run.to_owned(), at.to_owned()));
+    }
+
+    /// The steps of a run that were rolled back, in order.
+    pub(crate) fn undone(&self, run: &str) -> &[String] {
+        self.undone.get(run).map_or(&[], Vec::as_slice)
+    }
+
+    /// Reads what was written since the last time.
+    pub(crate) fn read_on(&mut self, path: &Path) -> io::Result<()> {
+        let text = fs::read(path)?;
+        let news = String::from_utf8_lossy(&text[self.read..]).into_owned();
+        self.read = text.len();
+        news.lines().for_each(|line| self.line(line));
+        Ok(())
+    }
+
+    fn line(&mut self, line: &str) {
+        let fields: Vec<&str> = line.split('\t').collect();
+        match fields[..] {
+            ["S", run, at, attempt, kind, digest, steps] => {
+                self.started(run, at, attempt, kind == "firm", digest, steps);
+            }
+            ["E", run, at, _, how] => {
+                let step = (run.to_owned(), at.to_owned());
+                self.open.remove(&step);
+                if how == "ok" {
+                    self.completed.insert(step);
+                }
+            }
+            ["U", run, at, _] => self.undo_started(run, at),
+            ["V", ..] => {}
+            _ => self.example(format!("the ledger has a line that is none: `{line}`")),
+        }
+    }
+
+    fn started(
+        &mut self,
+        run: &str,
+        at: &str,
+        attempt: &str,
+        firm: bool,
+        digest: &str,
+        steps: &str,
+    ) {
+        self.bodies_run += 1;
+        let step = (run.to_owned(), at.to_owned());
+        if self.durable.contains(&step) {
+            self.run_again += 1;
+            self.example(format!(
+                "promise 1 is broken: run {run}: `{at}` was started again (attempt {attempt}) after \
+                 its completion was durable"
+            ));
+        }
+        let first = self
+            .digests
+            .entry(step.clone())
+            .or_insert_with(|| digest.to_owned());
+        if first != digest {
+            self.order_differs += 1;
+            self.example(format!(
+                "promise 6 is broken: run {run}: `{at}` was started with another past than before"
+            ));
+        }
+        if firm {
+            let seen = steps.split(' ').filter(|seen| !seen.is_empty());
+            let seen = seen.map(|seen| (run.to_owned(), seen.to_owned()));
+            self.durable.extend(seen);
+        }
+        self.open.insert(step);
+    }
+
+    /// Rollbacks run one after another, so the start of one says that those before it are done.
+    fn undo_started(&mut self, run: &str, at: &str) {
+        let undone = self.undone.entry(run.to_owned()).or_default();
+        match undone.iter().position(|other| other == at) {
+            None => undone.push(at.to_owned()),
+            Some(place) if place + 1 == undone.len() => {}
+            Some(_) => {
+                self.run_again += 1;
+                self.example(format!(
+                    "promise 1 is broken: run {run}: the rollback of `{at}` was started again after \
+                     its completion was durable"
+                ));
+            }
+        }
+    }
+
+    /// Keeps the first few.
+    pub(crate) fn example(&mut self, what: String) {
+        if self.examples.len() < 10 {
+            self.examples.push(what);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(lines: &[&str]) -> Ledger {
+        let mut ledger = Ledger::default();
+        lines.iter().for_each(|line| ledger.line(line));
+        ledger
+    }
+
+    #[test]
+    fn body_that_runs_again_before_anybody_built_on_it_is_no_violation() {
+        let ledger = read(&[
+            "S\trun\ta\t1\tfirm\t00\t",
+            "E\trun\ta\t1\tok",
+            "S\trun\ta\t1\tfirm\t00\t",
+        ]);
+        assert_eq!((ledger.run_again, ledger.bodies_run), (0, 2));
+        assert!(ledger.is_mid_body());
+    }
+
+    #[test]
+    fn body_that_runs_again_after_another_has_built_on_it_is_one() {
+        let ledger = read(&[
+            "S\trun\ta\t1\tfirm\t00\t",
+            "S\trun\tb\t1\tfirm\t11\ta",
+            "S\trun\ta\t1\tfirm\t00\t",
+        ]);
+        assert_eq!(ledger.run_again, 1);
+    }
+
+    #[test]
+    fn ephemeral_body_says_nothing_about_what_is_durable() {
+        let ledger = read(&[
+            "S\trun\ta\t1\tephemeral\t00\t",
+            "S\trun\tb\t1\tephemeral\t11\ta",
+            "S\trun\ta\t1\tephemeral\t00\t",
+        ]);
+        assert_eq!(ledger.run_again, 0);
+    }
+
+    #[test]
+    fn another_past_is_found() {
+        let ledger = read(&["S\trun\ta\t1\tfirm\t00\t", "S\trun\ta\t1\tfirm\t22\t"]);
+        assert_eq!(ledger.order_differs, 1);
+    }
+
+    #[test]
+    fn rollback_that_runs_again_after_the_next_is_found() {
+        let ledger = read(&["U\trun\tb\t1", "U\trun\tb\t1", "U\trun\ta\t1"]);
+        assert_eq!(ledger.run_again, 0);
+        let ledger = read(&["U\trun\tb\t1", "U\trun\ta\t1", "U\trun\tb\t1"]);
+        assert_eq!(ledger.run_again, 1);
+    }
+}
