@@ -294,7 +294,7 @@ pub(crate) struct State {
     /// after it was removed from the code. What is made now was made somewhere in between.
     taken_by_code: u64,
     /// The recorded numbers whose operations were removed from the code.
-    removed: HashSet<u64>,
+    removed: FastSet<u64>,
     /// When the last completion that was taken had ended.
     taken_at: Timestamp,
     last_now: Timestamp,
@@ -333,10 +333,10 @@ pub(crate) struct State {
     pub(crate) entries: u64,
     /// The iterations whose start is recorded, in order, by the key of their loop.
     pub(crate) loops: FastMap<Vec<u8>, Vec<u64>>,
-    /// Bodies that were woken since the run was last driven.
-    woken: Vec<OpId>,
     /// The loops among them whose iterations are run again, for the rollbacks in them.
     pub(crate) reruns: FastSet<Vec<u8>>,
+    /// Bodies that were woken since the run was last driven.
+    woken: Vec<OpId>,
     warned_equal: bool,
     warned_lagging: FastSet<Key>,
 }
@@ -351,7 +351,7 @@ impl State {
             quiet_effects: false,
             taken: 0,
             taken_by_code: 0,
-            removed: HashSet::new(),
+            removed: FastSet::default(),
             taken_at: created_at,
             last_now: created_at,
             available: VecDeque::new(),
@@ -379,8 +379,8 @@ impl State {
             suspect: false,
             entries: 0,
             loops: FastMap::default(),
-            woken: Vec::new(),
             reruns: FastSet::default(),
+            woken: Vec::new(),
             warned_equal: false,
             warned_lagging: FastSet::default(),
         }

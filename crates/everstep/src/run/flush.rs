@@ -252,9 +252,10 @@ impl Run {
         );
         let origins = error.origins();
         if !origins.is_empty() {
+            let taken = self.core.state.borrow().taken;
             let put = Put {
                 key: keys::failure_origins(),
-                value: encode_origins(origins),
+                value: encode_origins(taken, origins),
             };
             self.flush.unsent.push(put);
         }
@@ -648,25 +649,36 @@ fn keep_last(puts: Vec<Put>) -> Vec<Put> {
 /// The format of [`encode_origins`].
 const ORIGINS_VERSION: u16 = 1;
 
-/// The keys of the entries that a failure came from: a 2-byte version, then a BARE list of data.
-fn encode_origins(origins: &[Box<[u8]>]) -> Vec<u8> {
+/// What a retry of the run needs to know about its failure: the highest number that was taken
+/// before it, and the keys of the entries that it came from. A 2-byte version, then BARE.
+fn encode_origins(taken: u64, origins: &[Box<[u8]>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut writer = bare::Writer::new(&mut bytes);
     writer.u16(ORIGINS_VERSION);
+    writer.uint(taken);
     writer.list(origins, |writer, key| writer.data(key));
     bytes
 }
 
-pub(super) fn decode_origins(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
+/// Where a failure came from.
+pub(super) struct Origins {
+    /// The highest number that was taken before it.
+    pub(super) taken: u64,
+    /// The keys of the entries.
+    pub(super) keys: Vec<Vec<u8>>,
+}
+
+pub(super) fn decode_origins(bytes: &[u8]) -> Option<Origins> {
     let mut reader = bare::Reader::new(bytes);
     if reader.u16().ok()? != ORIGINS_VERSION {
         return None;
     }
+    let taken = reader.uint().ok()?;
     let keys = reader
         .list(|reader| reader.data().map(<[u8]>::to_vec))
         .ok()?;
     reader.finish().ok()?;
-    Some(keys)
+    Some(Origins { taken, keys })
 }
 
 #[cfg(test)]
@@ -675,10 +687,11 @@ mod tests {
 
     #[test]
     fn the_origins_of_a_failure_have_a_fixed_format() {
-        let bytes = encode_origins(&[Box::from(&b"\x15\x02"[..])]);
-        assert_eq!(bytes, [1, 0, 1, 2, 0x15, 2]);
-        assert_eq!(decode_origins(&bytes), Some(vec![vec![0x15, 2]]));
-        assert!(decode_origins(&bytes[..5]).is_none());
-        assert!(decode_origins(&[2, 0, 0]).is_none());
+        let bytes = encode_origins(300, &[Box::from(&b"\x15\x02"[..])]);
+        assert_eq!(bytes, [1, 0, 0xAC, 2, 1, 2, 0x15, 2]);
+        let origins = decode_origins(&bytes).expect("its own bytes");
+        assert_eq!((origins.taken, origins.keys), (300, vec![vec![0x15, 2]]));
+        assert!(decode_origins(&bytes[..6]).is_none());
+        assert!(decode_origins(&[2, 0, 0, 0]).is_none());
     }
 }

@@ -6,7 +6,7 @@ use std::{collections::VecDeque, rc::Rc, sync::Arc, task::Waker};
 use super::{
     Halt, Run, Stage,
     core::{Core, Env, Mode, RunFacts, State},
-    flush::{Flush, Next, RowView, decode_origins},
+    flush::{Flush, Next, Origins, RowView, decode_origins},
     wakers::{RootWaker, WakeSink},
 };
 use crate::{
@@ -102,7 +102,7 @@ impl RunSeed {
 struct Records {
     entries: FastMap<Key, Entry>,
     /// The keys that the last failure came from, if the run is to be tried again.
-    origins: Option<Vec<Vec<u8>>>,
+    origins: Option<Origins>,
 }
 
 /// Recovered this often without progress, a run is a suspect.
@@ -380,7 +380,7 @@ struct Rewrite {
 ///
 /// With k the lowest of their numbers, numbers below k stand, entries born before k keep their
 /// result without a number, and what was born later is set aside for people to see.
-fn make_fresh(entries: &mut FastMap<Key, Entry>, origins: &[Vec<u8>], attempts: u32) -> Rewrite {
+fn make_fresh(entries: &mut FastMap<Key, Entry>, origins: &Origins, attempts: u32) -> Rewrite {
     let mut rewrite = Rewrite::default();
     let (fresh, lowest) = what_is_fresh(entries, origins);
     rewrite.deletes.push(exactly(&keys::failure_origins()));
@@ -419,29 +419,32 @@ fn make_fresh(entries: &mut FastMap<Key, Entry>, origins: &[Vec<u8>], attempts: 
 ///
 /// A rollback below that number stands, and so does the step that it has undone: it was the loser
 /// of a race that is over. Any other makes its step fresh, which may lower the number.
-fn what_is_fresh(entries: &FastMap<Key, Entry>, origins: &[Vec<u8>]) -> (FastSet<Key>, u64) {
-    let mut fresh: FastSet<Key> = origins
-        .iter()
-        .map(|key| Key::from(key.as_slice()))
-        .collect();
+fn what_is_fresh(entries: &FastMap<Key, Entry>, origins: &Origins) -> (FastSet<Key>, u64) {
+    let keys = origins.keys.iter();
+    let mut fresh: FastSet<Key> = keys.map(|key| Key::from(key.as_slice())).collect();
     let number = |key: &Key| entries.get(key).and_then(|entry| entry.number);
     let mut lowest = fresh.iter().filter_map(number).min().unwrap_or(u64::MAX);
-    let mut rollbacks: Vec<(&Key, &Entry)> = entries
+    // A failure without a number leaves everything as it was, but for the rollbacks after it.
+    let bound = lowest.min(origins.taken + 1);
+    let rollbacks = entries
         .iter()
-        .filter(|(key, entry)| {
-            key.starts_with(keys::ROLLBACKS) && entry.status == EntryStatus::Completed
-        })
-        .collect();
+        .filter(|(key, _)| key.starts_with(keys::ROLLBACKS));
+    let mut rollbacks: Vec<(&Key, &Entry)> = rollbacks.collect();
     // From the last one down: each can only add to those before it.
     rollbacks.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.number.unwrap_or(u64::MAX)));
     for (key, entry) in rollbacks {
-        if entry.number.is_some_and(|number| number < lowest) {
+        if entry
+            .number
+            .is_some_and(|number| number < bound.min(lowest))
+        {
             continue;
         }
-        let step = Key::from([keys::HISTORY, &key[keys::ROLLBACKS.len()..]].concat());
-        lowest = number(&step).map_or(lowest, |number| number.min(lowest));
-        fresh.insert(step);
         fresh.insert(key.clone());
+        if entry.status == EntryStatus::Completed {
+            let step = Key::from([keys::HISTORY, &key[keys::ROLLBACKS.len()..]].concat());
+            lowest = number(&step).map_or(lowest, |number| number.min(lowest));
+            fresh.insert(step);
+        }
     }
     (fresh, lowest)
 }
