@@ -47,6 +47,10 @@ pub(crate) struct Shared {
     pub(crate) me: Option<Uuid>,
     owned: OwnedShards,
     lease: Mutex<Option<Lease>>,
+    /// When the lease ends, in nanoseconds since `epoch`: looked at before every run is driven, so
+    /// without a lock. 0 while there is none.
+    lease_ends: AtomicU64,
+    epoch: Instant,
     stopped: OnceLock<Arc<StoreError>>,
     closing: AtomicBool,
     /// How many runs are in memory and moving.
@@ -106,6 +110,8 @@ impl Shared {
             me,
             owned: OwnedShards::default(),
             lease: Mutex::new(None),
+            lease_ends: AtomicU64::new(0),
+            epoch: Instant::now(),
             stopped: OnceLock::new(),
             closing: AtomicBool::new(false),
             moving: AtomicUsize::new(0),
@@ -169,6 +175,24 @@ impl Shared {
 
     pub(crate) fn set_lease(&self, fence: Fence, valid_until: Instant) {
         *self.lock_lease() = Some(Lease { fence, valid_until });
+        let was_over = !self.lease_lasts();
+        let ends = valid_until.saturating_duration_since(self.epoch).as_nanos();
+        let ends = u64::try_from(ends).unwrap_or(u64::MAX);
+        self.lease_ends.store(ends, Ordering::Release);
+        if was_over {
+            // The threads hold still while it is over.
+            for thread in &self.threads {
+                thread.push(Event::Timer);
+            }
+        }
+    }
+
+    /// Whether the lease has not ended yet, by this machine's monotonic clock. A process that was
+    /// stopped for longer may have a successor, and must start no body before it knows.
+    pub(crate) fn lease_lasts(&self) -> bool {
+        let now = u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        now < self.lease_ends.load(Ordering::Acquire)
+            || self.settings.sabotage == Some(Sabotage::NoFence)
     }
 
     pub(crate) fn fence(&self) -> Option<Fence> {
@@ -239,6 +263,7 @@ impl Shared {
         }
         tracing::error!("the lease of this runner is over; its runs are dropped from memory");
         *self.lock_lease() = None;
+        self.lease_ends.store(0, Ordering::Release);
         self.set_owned(&ShardSet::EMPTY);
         for thread in &self.threads {
             thread.push(Event::Lost);

@@ -168,10 +168,11 @@ impl Worker {
         }
         self.fire_timers();
         self.admit_held();
+        let mut leased = true;
         for _ in 0..RUNS_PER_TURN {
-            let Some(slot) = self.ready.pop_front() else {
-                break;
-            };
+            leased = self.shared.lease_lasts();
+            let next = if leased { self.ready.pop_front() } else { None };
+            let Some(slot) = next else { break };
             self.drive(slot);
         }
         let gone = self.env.runtime_gone.load(Ordering::Acquire);
@@ -193,7 +194,7 @@ impl Worker {
         if gone {
             return Poll::Ready(());
         }
-        if !self.ready.is_empty() {
+        if !self.ready.is_empty() && leased {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }

@@ -154,6 +154,11 @@ impl<'a> Applier<'a> {
             (Verdict::Refuse(refusal), _) => return Ok(Outcome::Refused(refusal)),
             (Verdict::Accept, None) => return Ok(Outcome::Refused(Refusal::Gone)),
         };
+        // A runner that lost its shards and registered again has a fence that holds, and may still
+        // have commits from before.
+        if !self.owns_shard_of(head.id)? {
+            return Ok(Outcome::Refused(Refusal::Fenced));
+        }
         self.write_entries(commit.run, head.generation, &commit.deletes, &commit.puts)?;
         self.write_extras(commit)?;
         self.write_patch(head, commit)?;
