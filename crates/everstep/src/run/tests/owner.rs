@@ -375,11 +375,11 @@ impl Owner {
             run.core.body_woken(op);
         }
         run.drive();
-        if self.sent.is_none() {
-            if let Some(sent) = run.next_commit() {
-                let view = self.view();
-                self.sent = Some((sent.commit, sent.kind, view));
-            }
+        if self.sent.is_none()
+            && let Some(sent) = run.next_commit()
+        {
+            let view = self.view();
+            self.sent = Some((sent.commit, sent.kind, view));
         }
     }
 
@@ -547,11 +547,10 @@ impl Owner {
     pub(super) fn listens(&self) -> bool {
         self.run.as_ref().is_some_and(|run| {
             let st = run.core.state.borrow();
-            let listens = st
-                .ops
+
+            st.ops
                 .iter()
-                .any(|(_, op)| matches!(op.phase, Phase::Listening { .. }));
-            listens
+                .any(|(_, op)| matches!(op.phase, Phase::Listening { .. }))
         })
     }
 

@@ -338,7 +338,7 @@ async fn step(ctx: &Ctx, flavor: Flavor, name: &str) -> Result<String> {
             step.rollback_retry(policy).await
         }
         // Half of the failures are looked at as values.
-        Flavor::Fails if name.len() % 2 == 0 => match step.outcome().await? {
+        Flavor::Fails if name.len().is_multiple_of(2) => match step.outcome().await? {
             Outcome::Completed(value) => Ok(value),
             Outcome::Failed { failure, .. } => Err(Error::fatal(failure.full())),
         },
