@@ -395,7 +395,7 @@ pub enum Controlled {
 /// Why a commit changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The writer has lost its shards: another runner may own the run.
+    /// The writer does not hold the run's shard, or has lost all: another runner may own the run.
     Fenced,
     /// There is no such run, or it is of another generation, or it has ended.
     Gone,

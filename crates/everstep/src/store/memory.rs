@@ -460,7 +460,7 @@ impl Data {
         let fenced_in = self.fence_holds(batch.fence);
         let refusals = batch.writes.iter().map(|write| match write {
             Write::Commit(_) if !fenced_in => Some(Refusal::Fenced),
-            Write::Commit(commit) => self.commit_one(commit, batch.now),
+            Write::Commit(commit) => self.commit_one(commit, batch),
             _ => None,
         });
         let refusals = refusals.collect::<Vec<_>>();
@@ -515,8 +515,15 @@ impl Data {
         }
     }
 
-    fn commit_one(&mut self, commit: &Commit, now: Timestamp) -> Option<Refusal> {
+    fn commit_one(&mut self, commit: &Commit, batch: &Batch) -> Option<Refusal> {
+        let now = batch.now;
         let head = self.runs.get(&commit.run).map(|run| run.head);
+        // A runner that lost its shards and registered again has a fence that holds, and may still
+        // have commits from before.
+        let holder = head.and_then(|head| self.shards.get(&head.id.shard()));
+        if head.is_some() && holder != batch.fence.map(|fence| fence.runner).as_ref() {
+            return Some(Refusal::Fenced);
+        }
         match rules::check(head.as_ref(), commit) {
             Verdict::Accept => {}
             Verdict::Refuse(refusal) => return Some(refusal),

@@ -364,6 +364,7 @@ const CHECKS: &[(&str, Check)] = checks![
     the_last_number_is_exact_when_parked,
     a_batch_without_fence_commits_nothing_but_other_writes_stand,
     a_batch_under_a_raised_epoch_commits_nothing,
+    a_runner_that_registers_again_commits_nothing_for_shards_it_lost,
     a_takeover_frees_all_shards_and_counts_recoveries,
     a_live_holder_keeps_its_shards,
     released_shards_belong_to_nobody,
@@ -1257,6 +1258,31 @@ fn take_over(world: &World, wanted: &ShardSet) -> (Fence, ShardSet) {
         .take_shards(fence, now, wanted, &[])
         .expect("take_shards");
     (fence, held.expect("its own fence holds"))
+}
+
+fn a_runner_that_registers_again_commits_nothing_for_shards_it_lost(world: &World) {
+    let id = world.running();
+    world.accept(commit(id));
+    let now = START;
+    let again = NewRunner {
+        id: world.fence.runner,
+        name: "again".to_owned(),
+        now,
+        lease: LEASE,
+        workflows: Vec::new(),
+    };
+    let fence = world.store.register_runner(&again).expect("register");
+    let batch = |fence| Batch {
+        fence: Some(fence),
+        now,
+        writes: vec![Write::Commit(Box::new(commit(id)))],
+    };
+    let outcomes = world.store.commit(&batch(fence)).expect("commit");
+    assert_eq!(outcomes, [Outcome::Refused(Refusal::Fenced)]);
+    let held = world.store.take_shards(fence, now, &ShardSet::ALL, &[]);
+    assert_eq!(held.expect("take"), Some(ShardSet::ALL));
+    let outcomes = world.store.commit(&batch(fence)).expect("commit");
+    assert_eq!(outcomes, [Outcome::Committed(Vec::new())]);
 }
 
 fn a_batch_under_a_raised_epoch_commits_nothing(world: &World) {
