@@ -236,7 +236,7 @@ fn check(program: &'static Program, seed: u64) -> Result<usize, String> {
     let points = live.take_points();
     check_end(program, &live).map_err(|why| format!("first pass: {why}"))?;
     for (i, point) in points.iter().enumerate() {
-        let to_the_end = whole || dice.roll(4) == 0;
+        let to_the_end = whole || dice.roll(10) == 0;
         let found = check_point(program, point, &live, dice, to_the_end);
         found.map_err(|why| format!("crash point {i} of {}: {why}", points.len()))?;
     }
