@@ -295,15 +295,6 @@ impl Ctx {
             last,
         )
     }
-
-    /// A `Ctx` for a branch of an operation.
-    pub(crate) fn branch(core: &Rc<Core>, parent: &[u8], name: &str) -> Ctx {
-        let key = build_key(|key| {
-            key.extend_from_slice(parent);
-            keys::push_name(key, name, 1);
-        });
-        Ctx::at(core.clone(), key)
-    }
 }
 
 impl std::fmt::Debug for Ctx {

@@ -473,3 +473,56 @@ async fn a_cancelled_run_says_so() {
     assert!(!run.cancel().await.unwrap(), "it has ended");
     engine.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_branches_of_one_name_have_places_of_their_own() {
+    let (engine, _clock) = start!(|ctx, _n| {
+        let one = |n: u32| {
+            branch("same", async move |ctx: Ctx| {
+                ctx.step("work", async || Ok(n)).await
+            })
+        };
+        Ok(json!(ctx.join("both", vec![one(1), one(2)]).await?))
+    });
+    let run = engine.client().start(RUN, 0).await.unwrap();
+    assert_eq!(run.result().await.unwrap(), json!([1, 2]));
+    let history = run.history().await.unwrap();
+    let places: Vec<_> = history
+        .iter()
+        .map(|entry| entry.location.as_str())
+        .collect();
+    assert_eq!(places, ["both", "both/same/work", "both/same#2/work"]);
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_heartbeat_gives_a_body_its_time_again() {
+    let (clock, go) = (VirtualClock::new(), Arc::new(tokio::sync::Notify::new()));
+    let engine = testing::engine()
+        .clock(clock.clone())
+        .provide(go.clone())
+        .register_fn(RUN, |ctx: Ctx, _| async move {
+            let step = ctx.step_with("long", async |step: Step| {
+                for _ in 0..3 {
+                    step.get::<Arc<tokio::sync::Notify>>().notified().await;
+                    step.heartbeat();
+                }
+                Ok(7)
+            });
+            Ok(json!(step.timeout(Duration::from_secs(10)).await?))
+        })
+        .start()
+        .await
+        .unwrap();
+    let hold = clock.hold();
+    let run = engine.client().start(RUN, 0).await.unwrap();
+    for _ in 0..3 {
+        let _still = clock.quiet().await;
+        // Without the heartbeats the ten seconds would be over at the second turn.
+        clock.advance(Duration::from_secs(6));
+        go.notify_one();
+    }
+    drop(hold);
+    assert_eq!(run.result().await.unwrap(), json!(7));
+    engine.shutdown().await;
+}

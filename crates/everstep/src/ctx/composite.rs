@@ -31,12 +31,19 @@ pub(crate) fn refused<T>(error: &mut Option<Error>) -> Poll<Result<T>> {
 pub struct Place {
     pub(crate) core: Rc<Core>,
     pub(crate) key: Key,
+    /// Counts the names of the branches: two of one name are `a` and `a#2`, as everywhere.
+    names: Ctx,
 }
 
 impl Place {
+    pub(crate) fn new(core: Rc<Core>, key: Key) -> Place {
+        let names = Ctx::at(core.clone(), key.clone());
+        Place { core, key, names }
+    }
+
     /// The `Ctx` of a branch.
     pub(crate) fn branch(&self, name: &str) -> Ctx {
-        Ctx::branch(&self.core, &self.key, name)
+        self.names.scope(name)
     }
 }
 
@@ -85,10 +92,7 @@ impl<T> Future for Composite<'_, T> {
                 .get(op.id)
                 .map(|op| op.key.clone());
             let Some(key) = key else { return Poll::Pending };
-            this.running = Some(start(Place {
-                core: op.core.clone(),
-                key,
-            }));
+            this.running = Some(start(Place::new(op.core.clone(), key)));
         }
         let Some(running) = &mut this.running else {
             return Poll::Pending;

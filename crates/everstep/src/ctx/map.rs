@@ -152,13 +152,7 @@ impl<I, T> Future for Map<'_, I, T> {
                 .get(op.id)
                 .map(|op| op.key.clone());
             let Some(key) = key else { return Poll::Pending };
-            this.running = Some(start(
-                Place {
-                    core: op.core.clone(),
-                    key,
-                },
-                options,
-            ));
+            this.running = Some(start(Place::new(op.core.clone(), key), options));
         }
         let Some(running) = &mut this.running else {
             return Poll::Pending;

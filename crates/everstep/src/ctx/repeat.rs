@@ -285,13 +285,7 @@ impl<S, B> Future for Repeat<'_, S, B> {
                 history_keep: keep,
                 ..this.options
             };
-            this.running = Some(start(
-                Place {
-                    core: op.core.clone(),
-                    key,
-                },
-                options,
-            ));
+            this.running = Some(start(Place::new(op.core.clone(), key), options));
         }
         let Some(running) = &mut this.running else {
             return Poll::Pending;
