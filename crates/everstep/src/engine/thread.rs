@@ -16,7 +16,7 @@ use std::{
     collections::{BinaryHeap, VecDeque},
     future::poll_fn,
     rc::Rc,
-    sync::{Arc, PoisonError, atomic::AtomicBool, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::AtomicBool, atomic::Ordering, mpsc},
     task::{Context, Poll},
 };
 
@@ -86,7 +86,7 @@ pub(crate) struct Worker {
     held: VecDeque<RunNo>,
     /// With how often each was recorded as running when a process died.
     suspects: VecDeque<(RunNo, u32)>,
-    releasing: Vec<(ShardSet, oneshot::Sender<()>)>,
+    releasing: Vec<(ShardSet, mpsc::Sender<ShardSet>)>,
     draining: Option<oneshot::Sender<()>>,
     drained: bool,
 }
@@ -553,7 +553,9 @@ impl Worker {
 
     fn started(&mut self, new: crate::commit::NewRun, at: Timestamp) {
         let id = new.id;
-        if self.by_no.contains_key(&id.no()) {
+        // A shard that was given back or lost since the start was written: its next owner finds
+        // the run among those that were in somebody's memory. Two must not have it.
+        if self.by_no.contains_key(&id.no()) || !self.shared.owns(id.shard()) {
             return self.shared.release();
         }
         // Its place was taken by whoever has claimed it.
@@ -870,8 +872,8 @@ impl Worker {
         });
     }
 
-    /// Gives up shards once none of their runs is in memory.
-    fn release(&mut self, shards: ShardSet, done: oneshot::Sender<()>) {
+    /// Gives up shards, each once none of its runs is in memory.
+    fn release(&mut self, shards: ShardSet, done: mpsc::Sender<ShardSet>) {
         let slots: Vec<u32> = self.slots_of(&shards);
         for slot in slots {
             if !self.evict(slot) {
@@ -923,14 +925,18 @@ impl Worker {
                 _ = done.send(());
             }
         }
-        let releasing = std::mem::take(&mut self.releasing);
-        for (shards, done) in releasing {
-            if self.slots_of(&shards).is_empty() {
-                _ = done.send(());
-            } else {
-                self.releasing.push((shards, done));
-            }
+        if self.releasing.is_empty() {
+            return;
         }
+        let busy: ShardSet = self.tasks.iter().flatten().map(|t| t.id.shard()).collect();
+        self.releasing.retain_mut(|(shards, done)| {
+            let (kept, freed): (Vec<_>, Vec<_>) = shards.iter().partition(|s| busy.contains(*s));
+            *shards = kept.into_iter().collect();
+            if !freed.is_empty() {
+                _ = done.send(freed.into_iter().collect());
+            }
+            !shards.is_empty()
+        });
     }
 
     /// Drops runs that were told to drain and have nothing in flight: whoever owns them next goes
