@@ -52,6 +52,8 @@ struct Task {
     /// Set while it is parked: its place in the order of parking, and its size.
     hot: Option<(u64, usize)>,
     bodies: usize,
+    /// It is resumed or cancelled, perhaps while it is about to leave: its row is read once it has.
+    come_back: bool,
     /// Held while it is a suspect.
     pass: Option<Pass>,
 }
@@ -306,6 +308,7 @@ impl Worker {
             armed: None,
             hot: None,
             bodies: 0,
+            come_back: false,
             pass: None,
         };
         self.tasks[slot as usize] = Some(task);
@@ -337,6 +340,11 @@ impl Worker {
     fn stopped_moving(&mut self) {
         self.moving -= 1;
         self.shared.release();
+        self.room_again();
+    }
+
+    /// Looks for due runs that were turned away, once there is room.
+    fn room_again(&mut self) {
         // Not for every place that is free: reading what is due costs more than one run.
         if self.turned_away && self.moving + self.loading.len() <= self.share() * 9 / 10 {
             self.turned_away = false;
@@ -517,7 +525,7 @@ impl Worker {
         let Some(task) = self.task(ack.slot, ack.run) else {
             return;
         };
-        let id = task.id;
+        let (id, come_back) = (task.id, task.come_back);
         let next = match ack.answer {
             Answer::Outcome(Outcome::Committed(delivered), _) => task.run.committed(&delivered),
             Answer::Outcome(Outcome::Refused(refusal), Some(commit)) => {
@@ -543,8 +551,8 @@ impl Worker {
         };
         match next {
             Next::Drive => self.queue(ack.slot),
-            Next::Drop => self.remove(ack.slot),
-            Next::Reload => {
+            Next::Drop if !come_back => self.remove(ack.slot),
+            Next::Drop | Next::Reload => {
                 self.remove(ack.slot);
                 self.load(id.no());
             }
@@ -601,10 +609,11 @@ impl Worker {
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;
         };
+        task.come_back = control != Control::Pause;
         match control {
             Control::Cancel { rollback } => task.run.request_cancel(rollback),
             Control::Pause => task.run.drain(true),
-            // It was not paused when it was read, so there is nothing to resume.
+            // It was not paused when it was read, so there is nothing to resume here.
             Control::Resume => return self.look(run),
         }
         self.queue(slot);
@@ -640,6 +649,12 @@ impl Worker {
 
     fn looked(&mut self, run: RunNo, found: Option<Box<(RunRow, Vec<InboxRow>)>>) {
         let Some(slot) = self.by_no.get(&run).copied() else {
+            // It has left memory since, and may have done so without the news.
+            let now = self.env.now.get();
+            let due = found.and_then(|found| found.0.available_at);
+            if due.is_some_and(|at| at <= now) {
+                self.load_if_room(run);
+            }
             return;
         };
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
@@ -664,6 +679,7 @@ impl Worker {
         } else if let Some(cancel) = row.cancel_requested {
             task.run.request_cancel(cancel.rollback);
         }
+        task.come_back |= task.run.is_leaving() && row.status != RunStatus::Paused;
         self.queue(slot);
     }
 
@@ -789,6 +805,16 @@ impl Worker {
         let Some(loading) = self.loading.remove(&run) else {
             return;
         };
+        self.take_in(run, loading, loaded);
+        self.room_again();
+    }
+
+    fn take_in(
+        &mut self,
+        run: RunNo,
+        loading: Loading,
+        loaded: Result<Option<Box<LoadedRun>>, StoreError>,
+    ) {
         let loaded = match loaded {
             Ok(Some(loaded)) => *loaded,
             Ok(None) => return,
@@ -805,6 +831,10 @@ impl Worker {
         }
         let cancel = row.cancel_requested.filter(|_| row.ending.is_none());
         if row.status == RunStatus::Paused && cancel.is_none() {
+            // It may have been resumed since it was read.
+            if loading.look {
+                self.load(run);
+            }
             return;
         }
         let later = row.available_at.filter(|at| *at > self.env.now.get());

@@ -143,6 +143,11 @@ impl Run {
         self.core.state.borrow_mut().draining = true;
     }
 
+    /// Whether it was paused from outside, and leaves memory once its bodies have ended.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.flush.results_only
+    }
+
     pub(crate) fn bodies(&self) -> usize {
         self.core.state.borrow().bodies
     }

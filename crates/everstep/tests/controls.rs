@@ -1,0 +1,93 @@
+//! Pause, resume and cancel in quick succession, and a client that outlives its engine.
+//!
+//! The engine looks for due runs by itself only once in ten minutes, so that a wake-up that is lost
+//! is seen.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{sync::Arc, time::Duration};
+
+use everstep::{RunStatus, prelude::*};
+use tokio::{sync::Notify, time::timeout};
+
+const WAIT: Workflow<u32, u32> = Workflow::new("wait");
+const GATED: Workflow<u32, u32> = Workflow::new("gated");
+const SOON: Duration = Duration::from_secs(20);
+
+async fn engine(gate: &Arc<Notify>) -> Engine {
+    let gate = gate.clone();
+    Engine::in_memory()
+        .register_fn(WAIT, |ctx, n| async move {
+            let add: u32 = ctx.listen("add").await?;
+            Ok(n + add)
+        })
+        .register_fn(GATED, move |ctx, n| {
+            let gate = gate.clone();
+            async move {
+                ctx.step("gated", async || {
+                    gate.notified().await;
+                    Ok(())
+                })
+                .await?;
+                ctx.step("after", async || Ok(())).await?;
+                Ok(n)
+            }
+        })
+        .settings(|settings| settings.safety_poll = Duration::from_secs(600))
+        .start()
+        .await
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_paused_and_resumed_at_once_goes_on() {
+    let engine = engine(&Arc::default()).await;
+    let client = engine.client();
+    for n in 0..50 {
+        let run = client.start(WAIT, n).await.unwrap();
+        for _ in 0..3 {
+            run.pause().await.unwrap();
+            run.resume().await.unwrap();
+        }
+        run.send("add", &1_u32).await.unwrap();
+        let result = timeout(SOON, run.result()).await;
+        assert_eq!(result.expect("it goes on").unwrap(), n + 1);
+    }
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_resumed_while_its_body_still_runs_goes_on() {
+    let gate = Arc::new(Notify::new());
+    let engine = engine(&gate).await;
+    let run = engine.client().start(GATED, 7).await.unwrap();
+    run.pause().await.unwrap();
+    run.resume().await.unwrap();
+    // It may be at the gate once more, if it had not begun before the pause.
+    let open = async {
+        loop {
+            gate.notify_one();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let result = async { run.result().await.unwrap() };
+    let ended = timeout(SOON, async {
+        tokio::select! { () = open => 0, n = result => n }
+    });
+    assert_eq!(ended.await.expect("it goes on"), 7);
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_paused_and_cancelled_at_once_ends() {
+    let engine = engine(&Arc::default()).await;
+    for n in 0..50 {
+        let run = engine.client().start(WAIT, n).await.unwrap();
+        run.pause().await.unwrap();
+        assert!(run.cancel().await.unwrap());
+        let result = timeout(SOON, run.result()).await;
+        assert!(result.expect("it ends").is_err());
+        assert_eq!(run.status().await.unwrap(), RunStatus::Cancelled);
+    }
+    engine.shutdown().await;
+}
