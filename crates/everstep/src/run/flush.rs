@@ -161,7 +161,9 @@ impl Run {
             return self.results_commit();
         }
         let halt = self.core.state.borrow_mut().halt.take();
-        if let Some(halt) = halt {
+        // To end it takes neither code that matches nor a history that decodes.
+        let ends = matches!(self.end, Some(End::Cancel)) && !self.flush.cancel_rollback;
+        if let Some(halt) = halt.filter(|_| !ends) {
             return Some(self.pause(&halt));
         }
         match self.end.take() {
