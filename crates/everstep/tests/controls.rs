@@ -91,3 +91,18 @@ async fn a_run_that_is_paused_and_cancelled_at_once_ends() {
     }
     engine.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_is_not_waited_for_after_the_shutdown() {
+    let engine = engine(&Arc::default()).await;
+    let client = engine.client();
+    let id = client.start(WAIT, 1).await.unwrap().id();
+    engine.shutdown().await;
+    let run = client.run::<u32>(id);
+    let result = timeout(SOON, run.result()).await;
+    let error = result.expect("it is not waited for").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the client is closed: its engine has shut down"
+    );
+}
