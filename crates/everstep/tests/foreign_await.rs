@@ -95,7 +95,8 @@ async fn a_body_may_sleep_on_real_time() {
         ctx.step("body", async || {
             let _: () = millis(10).await;
             Ok(())
-        }).await?;
+        })
+        .await?;
         ctx.sleep("a", hours(1)).await?;
         Ok(())
     })
@@ -249,7 +250,8 @@ async fn a_raw_sleep_alone_pauses_the_run() {
     is_paused(NOTHING, async |_: Ctx| {
         let _: () = millis(30).await;
         Ok(())
-    }).await;
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -334,7 +336,8 @@ async fn a_future_that_never_wakes_pauses_the_run() {
     is_paused(NOTHING, async |_: Ctx| {
         let _: () = std::future::pending().await;
         Ok(())
-    }).await;
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -282,7 +282,7 @@ async fn a_live_run_of_an_unknown_workflow_is_kept_for_an_engine_that_has_it() {
             let _: () = std::future::pending::<()>().await;
             Ok(())
         })
-            .await?;
+        .await?;
         Ok(n)
     };
     let engine = Engine::on(Arc::new(store.clone())).register_fn(WORK, work);

@@ -79,10 +79,11 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
         beats += 1;
         // Others are looked for at every second beat: an idle engine asks little.
         if beats.is_multiple_of(2) {
-            let taken = balance(shared, fence, &mut leaving).and_then(|taken| match taken.is_empty() {
-                true => Ok(0),
-                false => take_up(shared, &taken),
-            });
+            let taken =
+                balance(shared, fence, &mut leaving).and_then(|taken| match taken.is_empty() {
+                    true => Ok(0),
+                    false => take_up(shared, &taken),
+                });
             if let Err(error) = taken {
                 tracing::warn!(%error, "shards cannot be balanced; trying again");
             }

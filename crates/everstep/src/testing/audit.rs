@@ -45,11 +45,12 @@ impl Audit {
         let State { runs, violations } = &mut *state;
         for (write, outcome) in batch.writes.iter().zip(outcomes) {
             if let (Write::Deliver(delivery), Outcome::Delivered(delivered)) = (write, outcome)
-                && let (Receipt::Delivered, Some(run)) = (delivered.receipt, delivered.run) {
-                    runs.entry(run.no())
-                        .or_default()
-                        .receive(delivery, violations);
-                }
+                && let (Receipt::Delivered, Some(run)) = (delivered.receipt, delivered.run)
+            {
+                runs.entry(run.no())
+                    .or_default()
+                    .receive(delivery, violations);
+            }
             if !matches!(outcome, Outcome::Committed(_)) {
                 continue;
             }
@@ -146,11 +147,12 @@ impl Audited {
 
     fn receive(&mut self, delivery: &Delivery, violations: &mut Vec<String>) {
         if let Some(key) = &delivery.dedupe
-            && !self.dedupe.insert(key.clone()) {
-                violations.push(format!(
-                    "the message with the dedupe key `{key}` came twice"
-                ));
-            }
+            && !self.dedupe.insert(key.clone())
+        {
+            violations.push(format!(
+                "the message with the dedupe key `{key}` came twice"
+            ));
+        }
     }
 
     fn delete(&mut self, ranges: &[KeyRange]) {

@@ -155,9 +155,10 @@ impl<S: Store> CrashingStore<S> {
     fn meddle(&self, n: u64) {
         let mut slot = self.meddling.lock().unwrap_or_else(PoisonError::into_inner);
         if slot.as_ref().is_some_and(|(at, _)| *at == n)
-            && let Some((_, meddle)) = slot.take() {
-                meddle(&self.inner);
-            }
+            && let Some((_, meddle)) = slot.take()
+        {
+            meddle(&self.inner);
+        }
     }
 
     /// Calls this at the instant of death, before anybody else learns of it.

@@ -2,7 +2,6 @@
 //! second process.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
-
 #![allow(clippy::unwrap_used)]
 
 use std::{
