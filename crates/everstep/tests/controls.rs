@@ -106,3 +106,32 @@ async fn a_result_is_not_waited_for_after_the_shutdown() {
         "the client is closed: its engine has shut down"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_run_says_before_it_fails_is_heard() {
+    const ASKED: Workflow<bool, ()> = Workflow::new("asked");
+    let engine = Engine::in_memory()
+        .register_fn(ASKED, |ctx, undo| async move {
+            let step = ctx.step("hold", async || Ok(()));
+            match undo {
+                true => step.rollback(async |_, ()| Ok(())).await?,
+                false => step.await?,
+            }
+            let question = ctx.receive::<u32>("question").await?;
+            question.reply(&"no")?;
+            ctx.set_state("answer", &"no")?;
+            Err(Error::rollback("refused"))
+        })
+        .start()
+        .await
+        .unwrap();
+    for undo in [false, true] {
+        let run = engine.client().start(ASKED, undo).await.unwrap();
+        let answer: String = run.request("question", &1_u32).await.unwrap();
+        assert_eq!(answer, "no");
+        assert!(run.result().await.is_err());
+        let state: Option<String> = run.state("answer").await.unwrap();
+        assert_eq!(state.as_deref(), Some("no"));
+    }
+    engine.shutdown().await;
+}

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     codec::{self, bare},
-    commit::{Commit, Delivered, InboxRow, Patch, Put, Refusal, RunStatus},
+    commit::{Commit, Delivered, Effect, InboxRow, Patch, Put, Refusal, RunStatus},
     engine::Sabotage,
     error::{Error, FailureKind, RetryAdvice},
     history::{EntryStatus, Key, keys},
@@ -227,10 +227,10 @@ impl Run {
                 (ending, None, self.flush.error.clone())
             }
         };
-        let scope = if status == RunStatus::Completed {
-            Scope::Everything
-        } else {
-            Scope::Results
+        let scope = match status {
+            RunStatus::Completed => Scope::Everything,
+            RunStatus::Cancelled => Scope::Results,
+            _ => Scope::Failure,
         };
         self.build(
             Patch::Finish {
@@ -274,14 +274,14 @@ impl Run {
                 waiting,
                 attempts,
             };
-            return Ok(self.build(patch, CommitKind::Again, Scope::Results));
+            return Ok(self.build(patch, CommitKind::Again, Scope::Failure));
         }
         if self.pauses_on_failure() && failure.kind != FailureKind::Rollback {
             let reason = Halt::OnFailure {
                 error: failure.full(),
             }
             .to_string();
-            return Ok(self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Results));
+            return Ok(self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Failure));
         }
         let encoded = codec::encode_failure(failure);
         if self.has_compensations() {
@@ -322,10 +322,14 @@ impl Run {
     fn roll_back(&mut self, ending: RunStatus, error: Option<Vec<u8>>) -> Sent {
         self.flush.ending = Some(ending);
         self.flush.error.clone_from(&error);
+        let scope = match ending {
+            RunStatus::Cancelled => Scope::Results,
+            _ => Scope::Failure,
+        };
         self.build(
             Patch::RollBack { ending, error },
             CommitKind::RollBack,
-            Scope::Results,
+            scope,
         )
     }
 
@@ -454,7 +458,7 @@ impl Run {
         let parking = matches!(kind, CommitKind::Park);
         let timeouts = match scope {
             Scope::Everything => std::mem::take(&mut st.timeouts),
-            Scope::Results => Vec::new(),
+            Scope::Results | Scope::Failure => Vec::new(),
         };
         for id in &timeouts {
             let Some(key) = st.ops.get(*id).map(|op| op.key.clone()) else {
@@ -477,7 +481,7 @@ impl Run {
                 continue;
             };
             slot.dirty = false;
-            if scope == Scope::Results && !slot.entry.status.is_terminal() {
+            if scope != Scope::Everything && !slot.entry.status.is_terminal() {
                 continue;
             }
             puts.push(Put {
@@ -495,6 +499,11 @@ impl Run {
                 std::mem::take(&mut st.sends),
                 std::mem::take(&mut st.set_state),
             ),
+            Scope::Failure => {
+                let mut effects = std::mem::take(&mut st.effects);
+                effects.retain(|effect| matches!(effect, Effect::Reply { .. }));
+                (effects, Vec::new(), std::mem::take(&mut st.set_state))
+            }
             Scope::Results => Default::default(),
         };
         st.show = false;
@@ -630,6 +639,8 @@ enum Scope {
     Everything,
     /// What has ended.
     Results,
+    /// What has ended, and what the code has said before it failed: replies and values.
+    Failure,
 }
 
 /// The last put of each key, in order.
