@@ -135,3 +135,48 @@ async fn what_a_run_says_before_it_fails_is_heard() {
     }
     engine.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_after_a_body_that_ended_in_a_pause_is_given() {
+    const ASKED: Workflow<(), ()> = Workflow::new("asked");
+    let gate = Arc::new(Notify::new());
+    let began = Arc::new(Notify::new());
+    let (at_gate, at_begin) = (gate.clone(), began.clone());
+    let engine = Engine::in_memory()
+        .register_fn(ASKED, move |ctx, ()| {
+            let (gate, began) = (at_gate.clone(), at_begin.clone());
+            async move {
+                let question = ctx.receive::<u32>("question").await?;
+                let body = ctx.step("think", async || {
+                    began.notify_one();
+                    gate.notified().await;
+                    Ok(())
+                });
+                body.await?;
+                question.reply(&"yes")?;
+                ctx.listen::<()>("end").await
+            }
+        })
+        .start()
+        .await
+        .unwrap();
+    let run = engine.client().start(ASKED, ()).await.unwrap();
+    let asking = run.clone();
+    let asked = tokio::spawn(async move { asking.request("question", &1_u32).await });
+    began.notified().await;
+    run.pause().await.unwrap();
+    // Until the engine has heard of it.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    gate.notify_one();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    run.resume().await.unwrap();
+    let answer: String = timeout(SOON, asked)
+        .await
+        .expect("it is answered")
+        .unwrap()
+        .unwrap();
+    assert_eq!(answer, "yes");
+    run.send("end", &()).await.unwrap();
+    run.result().await.unwrap();
+    engine.shutdown().await;
+}

@@ -321,6 +321,9 @@ pub(crate) struct State {
     pub(crate) undo: FastMap<Key, Undo>,
     /// No body may start any more: shutdown, or a pause from outside.
     pub(crate) draining: bool,
+    /// It was paused from outside: results are recorded, and the code takes none of them, since
+    /// what it would do with them could not be written.
+    pub(crate) leaving: bool,
     /// The run was recovered so often without progress that its bodies are recorded first.
     pub(crate) suspect: bool,
     pub(crate) entries: u64,
@@ -365,6 +368,7 @@ impl State {
             halt: None,
             undo: FastMap::default(),
             draining: false,
+            leaving: false,
             suspect: false,
             entries: 0,
             loops: FastMap::default(),
@@ -810,7 +814,7 @@ impl Core {
             st.arm(wake_at, id, Timer::Wake);
             return false;
         }
-        if st.direct && !first_poll && !st.released {
+        if st.direct && !first_poll && !st.released && !st.leaving {
             st.released = true;
             return true;
         }

@@ -140,7 +140,8 @@ impl Run {
     /// takes anything else.
     pub(crate) fn drain(&mut self, results_only: bool) {
         self.flush.results_only |= results_only;
-        self.core.state.borrow_mut().draining = true;
+        let mut st = self.core.state.borrow_mut();
+        (st.draining, st.leaving) = (true, self.flush.results_only);
     }
 
     /// Whether it was paused from outside, and leaves memory once its bodies have ended.
