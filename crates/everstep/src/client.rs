@@ -553,6 +553,14 @@ impl Client {
                     let run = run.to_string();
                     return finished.ok_or(ClientError::UnknownRun { run });
                 }
+                // Asked after the waiter was registered: it is either told of the end of the
+                // engine, or finds it here.
+                if let Some(error) = self.shared.stopped() {
+                    return Err(error.into());
+                }
+                if self.shared.closing() {
+                    return Err(ClientError::Closed);
+                }
                 self.watch(run);
                 ended
             }

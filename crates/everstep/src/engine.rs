@@ -579,7 +579,7 @@ impl StartParts {
             own_runtime: Mutex::new(self.own_runtime),
             wake_guard: Mutex::new(Some(guard)),
         };
-        let taken = lease::balance(&shared, fence)?;
+        let taken = lease::balance(&shared, fence, &mut lease::Leaving::default())?;
         // Counted before any of them moves.
         let report = recovery_report(&shared)?;
         lease::take_up(&shared, &taken)?;

@@ -330,6 +330,9 @@ impl Run {
     /// Offers the next new completion that somebody takes.
     fn offer_next(&mut self) -> bool {
         let core = self.core.clone();
+        if core.state.borrow().leaving {
+            return false;
+        }
         while let Some((place, id)) = core.next_offer() {
             core.make_offer(id);
             self.settle();

@@ -56,6 +56,8 @@ pub(crate) enum Answer {
 #[derive(Default)]
 pub(crate) struct CommitQueue {
     list: Mutex<Vec<Pending>>,
+    /// Nobody takes from the list any more. Changed only while the list is locked.
+    ended: AtomicBool,
     filled: Condvar,
     closed: AtomicBool,
     /// Held by whoever commits.
@@ -70,13 +72,18 @@ impl CommitQueue {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends these, in order. What cannot be taken any more stays in the list.
+    /// Appends these, in order. After the end of the committer they are dropped, and with them
+    /// whoever waits for an answer.
     pub(crate) fn push_all(&self, shared: &Shared, pending: &mut Vec<Pending>) {
         if pending.is_empty() {
             return;
         }
-        shared.activity.begin(pending.len());
         let mut list = self.lock();
+        if self.ended.load(Ordering::Acquire) {
+            drop(list);
+            return pending.clear();
+        }
+        shared.activity.begin(pending.len());
         let was_empty = list.is_empty();
         list.append(pending);
         drop(list);
@@ -100,6 +107,7 @@ impl CommitQueue {
         let mut list = self.lock();
         while list.is_empty() {
             if self.closed.load(Ordering::Acquire) {
+                self.ended.store(true, Ordering::Release);
                 return None;
             }
             list = self

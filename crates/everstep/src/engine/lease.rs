@@ -5,11 +5,10 @@
 //! of those runs is in its memory any more.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
     time::{Duration, Instant},
 };
 
-use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{
@@ -50,8 +49,10 @@ impl Stop {
 /// Says that the runner is alive, again and again, and keeps its shards as they should be.
 pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
     let mut beats = 0u64;
+    let mut leaving = Leaving::default();
     while !stop.wait(shared.settings.heartbeat) {
         let Some(fence) = shared.fence() else {
+            leaving = Leaving::default();
             if shared.stopped().is_none() {
                 register_again(shared);
             }
@@ -72,13 +73,17 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
                 continue;
             }
         }
+        if let Err(error) = leaving.release(shared, fence, Duration::ZERO) {
+            tracing::warn!(%error, "shards cannot be given back; trying again");
+        }
         beats += 1;
         // Others are looked for at every second beat: an idle engine asks little.
         if beats.is_multiple_of(2) {
-            let taken = balance(shared, fence).and_then(|taken| match taken.is_empty() {
-                true => Ok(0),
-                false => take_up(shared, &taken),
-            });
+            let taken =
+                balance(shared, fence, &mut leaving).and_then(|taken| match taken.is_empty() {
+                    true => Ok(0),
+                    false => take_up(shared, &taken),
+                });
             if let Err(error) = taken {
                 tracing::warn!(%error, "shards cannot be balanced; trying again");
             }
@@ -95,6 +100,8 @@ fn register_again(shared: &Shared) {
     let Some(me) = shared.me else { return };
     let runner = shared.as_runner(me);
     let begun = Instant::now();
+    // Whoever has found the loss may have done so beside a balance, which knew nothing of it.
+    shared.set_owned(&ShardSet::EMPTY);
     match shared.store.register_runner(&runner) {
         Ok(fence) => shared.set_lease(fence, begun + shared.settings.lease),
         Err(error) => tracing::warn!(%error, "the runner cannot register again; trying again"),
@@ -103,7 +110,11 @@ fn register_again(shared: &Shared) {
 
 /// Takes and gives back shards until the runner has those it should have; gives the new ones,
 /// whose runs are to be taken up.
-pub(crate) fn balance(shared: &Shared, fence: Fence) -> Result<ShardSet, StoreError> {
+pub(crate) fn balance(
+    shared: &Shared,
+    fence: Fence,
+    leaving: &mut Leaving,
+) -> Result<ShardSet, StoreError> {
     let now = shared.now();
     let runners = shared.store.runners()?;
     let alive: Vec<&RunnerRow> = runners
@@ -129,7 +140,8 @@ pub(crate) fn balance(shared: &Shared, fence: Fence) -> Result<ShardSet, StoreEr
         .filter(|shard| !wanted.contains(*shard))
         .collect();
     if !excess.is_empty() {
-        give_back(shared, fence, &excess)?;
+        leaving.give_back(shared, &excess);
+        leaving.release(shared, fence, shared.settings.heartbeat / 2)?;
     }
     let missing = wanted.iter().any(|shard| !shared.owns(shard));
     if missing || !dead.is_empty() {
@@ -137,7 +149,7 @@ pub(crate) fn balance(shared: &Shared, fence: Fence) -> Result<ShardSet, StoreEr
             Some(held) => {
                 let kept: ShardSet = held
                     .iter()
-                    .filter(|shard| !excess.contains(*shard))
+                    .filter(|shard| !excess.contains(*shard) && !leaving.has(*shard))
                     .collect();
                 let new: ShardSet = kept
                     .iter()
@@ -164,24 +176,77 @@ pub(crate) fn assigned(me: Uuid, alive: &[Uuid]) -> ShardSet {
         .collect()
 }
 
-/// Gives shards back once none of their runs is in memory.
-fn give_back(shared: &Shared, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
-    // From now on nothing new of these shards is taken in.
-    let kept: ShardSet = shared
-        .owned()
-        .iter()
-        .filter(|shard| !shards.contains(*shard))
-        .collect();
-    shared.set_owned(&kept);
-    for thread in &shared.threads {
-        let (done, released) = oneshot::channel();
-        thread.push(Event::Release(*shards, done));
-        // A body may take as long as it likes; it is waited for, since its shard cannot move.
-        _ = released.blocking_recv();
+/// Shards that are given back, each as soon as none of its runs is in memory.
+///
+/// A body may take as long as it likes, and its shard cannot move before it has ended. Neither the
+/// heartbeat nor the other shards wait for it.
+pub(crate) struct Leaving {
+    /// Not taken in any more, and some run of it may be in memory.
+    busy: ShardSet,
+    /// Out of memory, and still ours in the store.
+    freed: ShardSet,
+    told: mpsc::Sender<ShardSet>,
+    news: mpsc::Receiver<ShardSet>,
+}
+
+impl Default for Leaving {
+    fn default() -> Leaving {
+        let (told, news) = mpsc::channel();
+        let (busy, freed) = (ShardSet::EMPTY, ShardSet::EMPTY);
+        Leaving {
+            busy,
+            freed,
+            told,
+            news,
+        }
     }
-    shared.store.release_shards(fence, shards)?;
-    shared.wake_others(&[]);
-    Ok(())
+}
+
+impl Leaving {
+    fn has(&self, shard: ShardId) -> bool {
+        self.busy.contains(shard) || self.freed.contains(shard)
+    }
+
+    /// From now on nothing new of these shards is taken in.
+    fn give_back(&mut self, shared: &Shared, shards: &ShardSet) {
+        let owned = shared.owned();
+        let kept = owned.iter().filter(|shard| !shards.contains(*shard));
+        shared.set_owned(&kept.collect());
+        for (index, thread) in shared.threads.iter().enumerate() {
+            let its = shards.iter().filter(|s| shared.thread_of(*s) == index);
+            let its: ShardSet = its.collect();
+            if !its.is_empty() {
+                thread.push(Event::Release(its, self.told.clone()));
+            }
+        }
+        shards.iter().for_each(|shard| self.busy.insert(shard));
+    }
+
+    /// Releases what has left memory; waits at most this long for the rest.
+    fn release(
+        &mut self,
+        shared: &Shared,
+        fence: Fence,
+        limit: Duration,
+    ) -> Result<(), StoreError> {
+        let until = Instant::now() + limit;
+        while !self.busy.is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok(freed) = self.news.recv_timeout(left) else {
+                break;
+            };
+            for shard in freed.iter() {
+                self.busy.remove(shard);
+                self.freed.insert(shard);
+            }
+        }
+        if !self.freed.is_empty() {
+            shared.store.release_shards(fence, &self.freed)?;
+            self.freed = ShardSet::EMPTY;
+            shared.wake_others(&[]);
+        }
+        Ok(())
+    }
 }
 
 /// How many runs of a new shard are read at a time.

@@ -3,6 +3,7 @@
 use std::sync::{
     Arc, Mutex, PoisonError,
     atomic::{AtomicI64, AtomicU64, Ordering},
+    mpsc,
 };
 
 use futures_util::task::AtomicWaker;
@@ -43,8 +44,8 @@ pub(crate) enum Event {
     Recovered(Vec<DueRun>),
     /// A run was read from the store.
     Loaded(RunNo, Result<Option<Box<LoadedRun>>, StoreError>),
-    /// These shards are given up: their runs must leave memory. Answered when they have.
-    Release(ShardSet, oneshot::Sender<()>),
+    /// These shards are given up: their runs must leave memory. Each is named once they have.
+    Release(ShardSet, mpsc::Sender<ShardSet>),
     /// This run should leave memory. Answered with whether it has.
     Evict(RunNo, oneshot::Sender<bool>),
     /// How many runs are in memory.

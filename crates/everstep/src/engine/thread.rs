@@ -16,7 +16,7 @@ use std::{
     collections::{BinaryHeap, VecDeque},
     future::poll_fn,
     rc::Rc,
-    sync::{Arc, PoisonError, atomic::AtomicBool, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::AtomicBool, atomic::Ordering, mpsc},
     task::{Context, Poll},
 };
 
@@ -52,6 +52,8 @@ struct Task {
     /// Set while it is parked: its place in the order of parking, and its size.
     hot: Option<(u64, usize)>,
     bodies: usize,
+    /// It is resumed or cancelled, perhaps while it is about to leave: its row is read once it has.
+    come_back: bool,
     /// Held while it is a suspect.
     pass: Option<Pass>,
 }
@@ -86,7 +88,7 @@ pub(crate) struct Worker {
     held: VecDeque<RunNo>,
     /// With how often each was recorded as running when a process died.
     suspects: VecDeque<(RunNo, u32)>,
-    releasing: Vec<(ShardSet, oneshot::Sender<()>)>,
+    releasing: Vec<(ShardSet, mpsc::Sender<ShardSet>)>,
     draining: Option<oneshot::Sender<()>>,
     drained: bool,
 }
@@ -307,6 +309,7 @@ impl Worker {
             armed: None,
             hot: None,
             bodies: 0,
+            come_back: false,
             pass: None,
         };
         self.tasks[slot as usize] = Some(task);
@@ -338,6 +341,11 @@ impl Worker {
     fn stopped_moving(&mut self) {
         self.moving -= 1;
         self.shared.release();
+        self.room_again();
+    }
+
+    /// Looks for due runs that were turned away, once there is room.
+    fn room_again(&mut self) {
         // Not for every place that is free: reading what is due costs more than one run.
         if self.turned_away && self.moving + self.loading.len() <= self.share() * 9 / 10 {
             self.turned_away = false;
@@ -518,7 +526,7 @@ impl Worker {
         let Some(task) = self.task(ack.slot, ack.run) else {
             return;
         };
-        let id = task.id;
+        let (id, come_back) = (task.id, task.come_back);
         let next = match ack.answer {
             Answer::Outcome(Outcome::Committed(delivered), _) => task.run.committed(&delivered),
             Answer::Outcome(Outcome::Refused(refusal), Some(commit)) => {
@@ -544,8 +552,8 @@ impl Worker {
         };
         match next {
             Next::Drive => self.queue(ack.slot),
-            Next::Drop => self.remove(ack.slot),
-            Next::Reload => {
+            Next::Drop if !come_back => self.remove(ack.slot),
+            Next::Drop | Next::Reload => {
                 self.remove(ack.slot);
                 self.load(id.no());
             }
@@ -554,7 +562,9 @@ impl Worker {
 
     fn started(&mut self, new: crate::commit::NewRun, at: Timestamp) {
         let id = new.id;
-        if self.by_no.contains_key(&id.no()) {
+        // A shard that was given back or lost since the start was written: its next owner finds
+        // the run among those that were in somebody's memory. Two must not have it.
+        if self.by_no.contains_key(&id.no()) || !self.shared.owns(id.shard()) {
             return self.shared.release();
         }
         // Its place was taken by whoever has claimed it.
@@ -600,10 +610,11 @@ impl Worker {
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;
         };
+        task.come_back = control != Control::Pause;
         match control {
             Control::Cancel { rollback } => task.run.request_cancel(rollback),
             Control::Pause => task.run.drain(true),
-            // It was not paused when it was read, so there is nothing to resume.
+            // It was not paused when it was read, so there is nothing to resume here.
             Control::Resume => return self.look(run),
         }
         self.queue(slot);
@@ -639,6 +650,12 @@ impl Worker {
 
     fn looked(&mut self, run: RunNo, found: Option<Box<(RunRow, Vec<InboxRow>)>>) {
         let Some(slot) = self.by_no.get(&run).copied() else {
+            // It has left memory since, and may have done so without the news.
+            let now = self.env.now.get();
+            let due = found.and_then(|found| found.0.available_at);
+            if due.is_some_and(|at| at <= now) {
+                self.load_if_room(run);
+            }
             return;
         };
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
@@ -663,6 +680,7 @@ impl Worker {
         } else if let Some(cancel) = row.cancel_requested {
             task.run.request_cancel(cancel.rollback);
         }
+        task.come_back |= task.run.is_leaving() && row.status != RunStatus::Paused;
         self.queue(slot);
     }
 
@@ -788,6 +806,16 @@ impl Worker {
         let Some(loading) = self.loading.remove(&run) else {
             return;
         };
+        self.take_in(run, loading, loaded);
+        self.room_again();
+    }
+
+    fn take_in(
+        &mut self,
+        run: RunNo,
+        loading: Loading,
+        loaded: Result<Option<Box<LoadedRun>>, StoreError>,
+    ) {
         let loaded = match loaded {
             Ok(Some(loaded)) => *loaded,
             Ok(None) => return,
@@ -804,6 +832,10 @@ impl Worker {
         }
         let cancel = row.cancel_requested.filter(|_| row.ending.is_none());
         if row.status == RunStatus::Paused && cancel.is_none() {
+            // It may have been resumed since it was read.
+            if loading.look {
+                self.load(run);
+            }
             return;
         }
         let later = row.available_at.filter(|at| *at > self.env.now.get());
@@ -871,8 +903,8 @@ impl Worker {
         });
     }
 
-    /// Gives up shards once none of their runs is in memory.
-    fn release(&mut self, shards: ShardSet, done: oneshot::Sender<()>) {
+    /// Gives up shards, each once none of its runs is in memory.
+    fn release(&mut self, shards: ShardSet, done: mpsc::Sender<ShardSet>) {
         let slots: Vec<u32> = self.slots_of(&shards);
         for slot in slots {
             if !self.evict(slot) {
@@ -924,14 +956,18 @@ impl Worker {
                 _ = done.send(());
             }
         }
-        let releasing = std::mem::take(&mut self.releasing);
-        for (shards, done) in releasing {
-            if self.slots_of(&shards).is_empty() {
-                _ = done.send(());
-            } else {
-                self.releasing.push((shards, done));
-            }
+        if self.releasing.is_empty() {
+            return;
         }
+        let busy: ShardSet = self.tasks.iter().flatten().map(|t| t.id.shard()).collect();
+        self.releasing.retain_mut(|(shards, done)| {
+            let (kept, freed): (Vec<_>, Vec<_>) = shards.iter().partition(|s| busy.contains(*s));
+            *shards = kept.into_iter().collect();
+            if !freed.is_empty() {
+                _ = done.send(freed.into_iter().collect());
+            }
+            !shards.is_empty()
+        });
     }
 
     /// Drops runs that were told to drain and have nothing in flight: whoever owns them next goes

@@ -328,6 +328,9 @@ pub(crate) struct State {
     pub(crate) undo: FastMap<Key, Undo>,
     /// No body may start any more: shutdown, or a pause from outside.
     pub(crate) draining: bool,
+    /// It was paused from outside: results are recorded, and the code takes none of them, since
+    /// what it would do with them could not be written.
+    pub(crate) leaving: bool,
     /// The run was recovered so often without progress that its bodies are recorded first.
     pub(crate) suspect: bool,
     pub(crate) entries: u64,
@@ -376,6 +379,7 @@ impl State {
             halt: None,
             undo: FastMap::default(),
             draining: false,
+            leaving: false,
             suspect: false,
             entries: 0,
             loops: FastMap::default(),
@@ -843,7 +847,7 @@ impl Core {
             st.arm(wake_at, id, Timer::Wake);
             return false;
         }
-        let direct = st.direct && !first_poll && !st.released;
+        let direct = st.direct && !first_poll && !st.released && !st.leaving;
         #[cfg(test)]
         let direct = direct || sabotage::is(Broken::AlwaysDirect);
         if direct {

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     codec::{self, bare},
-    commit::{Commit, Delivered, InboxRow, Patch, Put, Refusal, RunStatus},
+    commit::{Commit, Delivered, Effect, InboxRow, Patch, Put, Refusal, RunStatus},
     engine::Sabotage,
     error::{Error, FailureKind, RetryAdvice},
     history::{EntryStatus, Key, keys},
@@ -145,7 +145,13 @@ impl Run {
     /// takes anything else.
     pub(crate) fn drain(&mut self, results_only: bool) {
         self.flush.results_only |= results_only;
-        self.core.state.borrow_mut().draining = true;
+        let mut st = self.core.state.borrow_mut();
+        (st.draining, st.leaving) = (true, self.flush.results_only);
+    }
+
+    /// Whether it was paused from outside, and leaves memory once its bodies have ended.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.flush.results_only
     }
 
     pub(crate) fn bodies(&self) -> usize {
@@ -161,7 +167,9 @@ impl Run {
             return self.results_commit();
         }
         let halt = self.core.state.borrow_mut().halt.take();
-        if let Some(halt) = halt {
+        // To end it takes neither code that matches nor a history that decodes.
+        let ends = matches!(self.end, Some(End::Cancel)) && !self.flush.cancel_rollback;
+        if let Some(halt) = halt.filter(|_| !ends) {
             return Some(self.pause(&halt));
         }
         match self.end.take() {
@@ -225,10 +233,10 @@ impl Run {
                 (ending, None, self.flush.error.clone())
             }
         };
-        let scope = if status == RunStatus::Completed {
-            Scope::Everything
-        } else {
-            Scope::Results
+        let scope = match status {
+            RunStatus::Completed => Scope::Everything,
+            RunStatus::Cancelled => Scope::Results,
+            _ => Scope::Failure,
         };
         self.build(
             Patch::Finish {
@@ -272,14 +280,14 @@ impl Run {
                 waiting,
                 attempts,
             };
-            return Ok(self.build(patch, CommitKind::Again, Scope::Results));
+            return Ok(self.build(patch, CommitKind::Again, Scope::Failure));
         }
         if self.pauses_on_failure() && failure.kind != FailureKind::Rollback {
             let reason = Halt::OnFailure {
                 error: failure.full(),
             }
             .to_string();
-            return Ok(self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Results));
+            return Ok(self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Failure));
         }
         let encoded = codec::encode_failure(failure);
         if self.has_compensations() {
@@ -320,10 +328,14 @@ impl Run {
     fn roll_back(&mut self, ending: RunStatus, error: Option<Vec<u8>>) -> Sent {
         self.flush.ending = Some(ending);
         self.flush.error.clone_from(&error);
+        let scope = match ending {
+            RunStatus::Cancelled => Scope::Results,
+            _ => Scope::Failure,
+        };
         self.build(
             Patch::RollBack { ending, error },
             CommitKind::RollBack,
-            Scope::Results,
+            scope,
         )
     }
 
@@ -452,7 +464,7 @@ impl Run {
         let parking = matches!(kind, CommitKind::Park);
         let mut timeouts = match scope {
             Scope::Everything => std::mem::take(&mut st.timeouts),
-            Scope::Results => Vec::new(),
+            Scope::Results | Scope::Failure => Vec::new(),
         };
         // A wait that was given up meanwhile makes no condition: above all, the end of a run must
         // not be refused because of it.
@@ -478,7 +490,7 @@ impl Run {
                 continue;
             };
             slot.dirty = false;
-            if scope == Scope::Results && !slot.entry.status.is_terminal() {
+            if scope != Scope::Everything && !slot.entry.status.is_terminal() {
                 continue;
             }
             puts.push(Put {
@@ -496,6 +508,11 @@ impl Run {
                 std::mem::take(&mut st.sends),
                 std::mem::take(&mut st.set_state),
             ),
+            Scope::Failure => {
+                let mut effects = std::mem::take(&mut st.effects);
+                effects.retain(|effect| matches!(effect, Effect::Reply { .. }));
+                (effects, Vec::new(), std::mem::take(&mut st.set_state))
+            }
             Scope::Results => Default::default(),
         };
         st.show = false;
@@ -631,6 +648,8 @@ enum Scope {
     Everything,
     /// What has ended.
     Results,
+    /// What has ended, and what the code has said before it failed: replies and values.
+    Failure,
 }
 
 /// The last put of each key, in order.

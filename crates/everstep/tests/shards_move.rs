@@ -1,0 +1,80 @@
+//! What must not happen to runs while their shards move from one engine to another.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)]
+
+mod scenario;
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use everstep::{EngineBuilder, RunStatus, prelude::*};
+use scenario::until_status;
+
+const LONG: Workflow<u32, u32> = Workflow::new("long");
+const WAIT: Workflow<u32, u32> = Workflow::new("wait");
+
+/// A body of this engine takes several leases.
+fn engine(path: &Path, bodies: &Arc<AtomicUsize>) -> EngineBuilder {
+    let bodies = bodies.clone();
+    Engine::open(path)
+        .register_fn(LONG, move |ctx, n| {
+            let bodies = bodies.clone();
+            async move {
+                let body = ctx.step("long", async || {
+                    bodies.fetch_add(1, Ordering::SeqCst);
+                    tokio::time::sleep(Duration::from_secs(4)).await;
+                    Ok(())
+                });
+                body.await?;
+                Ok(n)
+            }
+        })
+        .register_fn(WAIT, |ctx, n| async move {
+            let add: u32 = ctx.listen("add").await?;
+            Ok(n + add)
+        })
+        .settings(|settings| {
+            settings.heartbeat = Duration::from_millis(50);
+            settings.lease = Duration::from_secs(1);
+        })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_body_holds_up_neither_the_heartbeat_nor_other_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("app.db");
+    let bodies = Arc::new(AtomicUsize::new(0));
+    let first = engine(&path, &bodies).start().await.unwrap();
+    let client = first.client();
+    let mut long = Vec::new();
+    for n in 0..8 {
+        long.push(client.start(LONG, n).await.unwrap());
+    }
+    let mut waiting = Vec::new();
+    for n in 0..40 {
+        let run = client.start(WAIT, n).await.unwrap();
+        until_status(&run, RunStatus::Sleeping).await;
+        waiting.push(run);
+    }
+    let second = engine(&path, &bodies).start().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    for (n, run) in waiting.iter().enumerate() {
+        run.send("add", &1_u32).await.unwrap();
+        assert_eq!(run.result().await.unwrap(), n as u32 + 1);
+    }
+    let open = long[0].status().await.unwrap();
+    assert_eq!(open, RunStatus::Running, "the messages waited for a body");
+    for (n, run) in long.iter().enumerate() {
+        assert_eq!(run.result().await.unwrap(), n as u32);
+    }
+    assert_eq!(bodies.load(Ordering::SeqCst), 8, "each body ran once");
+    first.shutdown().await;
+    second.shutdown().await;
+}
