@@ -60,10 +60,10 @@ const fn bench(
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [first, rest @ ..] = &arguments[..] {
-        if first == parked::CHILD {
-            return ended(parked::child(rest));
-        }
+    if let [first, rest @ ..] = &arguments[..]
+        && first == parked::CHILD
+    {
+        return ended(parked::child(rest));
     }
     let large = arguments.iter().any(|argument| argument == "--large");
     let names: Vec<&String> = arguments

@@ -305,7 +305,7 @@ async fn drive(client: Client, known: Rc<Known>) {
     while !known.stop.load(Ordering::Relaxed) {
         let pair = known.next_pair.fetch_add(1, Ordering::Relaxed);
         let begin = async |first| {
-            let fails = pair % 3 == 0 && first;
+            let fails = pair.is_multiple_of(3) && first;
             let input = Input { pair, first, fails };
             let run = until_ok(async || {
                 let start = client.start(every, input.clone());
