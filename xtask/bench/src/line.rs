@@ -65,10 +65,10 @@ mod tests {
 
     #[test]
     fn line_is_json_with_four_digits() {
-        let line = Line::new("x", 3, Duration::from_millis(1_500)).number("tiny", 0.000_123_45);
+        let line = Line::new("x", 3, Duration::from_millis(1_500)).number("tiny", 0.000_123_44);
         let text = format!("{}}}", line.0);
         let parsed: serde_json::Value = serde_json::from_str(&text).expect("a line of JSON");
         assert_eq!(parsed["per_second"], 2.0);
-        assert_eq!(parsed["tiny"], 0.000_123_5);
+        assert_eq!(parsed["tiny"], 0.000_123_4);
     }
 }

@@ -234,8 +234,7 @@ pub(crate) async fn every(ctx: Ctx, input: Input) -> Result<u64> {
     // Plain Rust concurrency.
     let (left, right) = (ctx.scope("plain-left"), ctx.scope("plain-right"));
     let (a, b) = tokio::join!(trace.run(&left, "work"), trace.run(&right, "work"));
-    a?;
-    b?;
+    trace.mix(a? ^ b?);
     let nap = ctx.sleep("limit", Duration::from_millis(10));
     let won = tokio::select! {
         value = trace.run(&ctx, "hurried") => value?,

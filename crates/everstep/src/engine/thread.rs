@@ -782,6 +782,11 @@ impl Worker {
     }
 
     fn load(&mut self, run: RunNo) {
+        // A recovered run may have been due as well, and be here already: twice in memory, it would
+        // do everything twice.
+        if self.by_no.contains_key(&run) {
+            return;
+        }
         if self.drained || self.draining.is_some() || self.loading.contains_key(&run) {
             return;
         }
@@ -806,6 +811,9 @@ impl Worker {
         let Some(loading) = self.loading.remove(&run) else {
             return;
         };
+        if self.by_no.contains_key(&run) {
+            return;
+        }
         self.take_in(run, loading, loaded);
         self.room_again();
     }
