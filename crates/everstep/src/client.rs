@@ -8,7 +8,6 @@
 use std::{
     future::{Future, IntoFuture},
     marker::PhantomData,
-    path::Path,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -214,7 +213,7 @@ impl Client {
     ///
     /// If the file is not there or is no everstep database.
     #[cfg(feature = "sqlite")]
-    pub async fn open(path: impl AsRef<Path>) -> Result<Client, ClientError> {
+    pub async fn open(path: impl AsRef<std::path::Path>) -> Result<Client, ClientError> {
         let path = path.as_ref().to_owned();
         let (sender, opened) = oneshot::channel();
         let open = move || _ = sender.send(crate::store::SqliteStore::open(&path));

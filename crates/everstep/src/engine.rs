@@ -7,7 +7,6 @@
 
 use std::{
     future::Future,
-    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -120,6 +119,20 @@ enum StoreChoice {
     Given(Arc<dyn Store>),
 }
 
+impl StoreChoice {
+    #[cfg_attr(
+        not(feature = "sqlite"),
+        expect(clippy::unnecessary_wraps, reason = "a file may be no database")
+    )]
+    fn open(self) -> Result<Arc<dyn Store>, StoreError> {
+        Ok(match self {
+            #[cfg(feature = "sqlite")]
+            StoreChoice::File(path) => Arc::new(crate::store::SqliteStore::create(&path)?),
+            StoreChoice::Given(store) => store,
+        })
+    }
+}
+
 /// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -144,7 +157,7 @@ impl From<StoreError> for StartError {
 impl Engine {
     /// An engine on a SQLite file, which is made if it is not there.
     #[cfg(feature = "sqlite")]
-    pub fn open(path: impl AsRef<Path>) -> EngineBuilder {
+    pub fn open(path: impl AsRef<std::path::Path>) -> EngineBuilder {
         EngineBuilder::new(StoreChoice::File(path.as_ref().to_owned()))
     }
 
@@ -518,11 +531,7 @@ struct StartParts {
 
 impl StartParts {
     fn start(self) -> Result<Engine, StartError> {
-        let store: Arc<dyn Store> = match self.store {
-            #[cfg(feature = "sqlite")]
-            StoreChoice::File(path) => Arc::new(crate::store::SqliteStore::create(&path)?),
-            StoreChoice::Given(store) => store,
-        };
+        let store = self.store.open()?;
         store.migrate()?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if self.settings.threads == 0 {
