@@ -765,15 +765,10 @@ impl<O> Start<O> {
             };
             // Listened for before it can end.
             let ended = claim.then(|| shared.hub.await_end(id));
-            let written = client.write(Write::Start(Box::new(new))).await;
-            if claim && !matches!(written, Ok(Outcome::Started(_))) {
-                shared.release();
-            }
-            match written? {
+            match client.write(Write::Start(Box::new(new))).await? {
                 Outcome::Started(started) => {
                     let ended = ended.filter(|_| started.claimed);
                     if !started.claimed && claim {
-                        shared.release();
                         shared.hub.forget_gone(id);
                     }
                     let mut handle = client.handle(started.id, ended);

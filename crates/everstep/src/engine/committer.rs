@@ -321,6 +321,13 @@ fn dispatch_error(shared: &Shared, batch: Batch, replies: Vec<Reply>, error: &Ar
             Reply::Nobody => {}
         }
     }
+    for write in &batch.writes {
+        if let Write::Start(new) = write
+            && new.claim
+        {
+            shared.release();
+        }
+    }
     shared.activity.end(batch.writes.len());
 }
 

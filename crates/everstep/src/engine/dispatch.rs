@@ -53,6 +53,10 @@ impl Round<'_> {
         let mut back = None;
         match (write, &outcome) {
             (Write::Start(new), Outcome::Started(started)) => {
+                if new.claim && !started.claimed {
+                    // The place in memory that was taken for it.
+                    self.shared.release();
+                }
                 if started.claimed {
                     self.tell_owner(new.id.shard(), Event::Started(new, self.now));
                 } else if !started.attached {
@@ -76,6 +80,7 @@ impl Round<'_> {
             (Write::Commit(commit), Outcome::Committed(delivered)) => {
                 self.committed(*commit, delivered);
             }
+            (Write::Start(new), _) if new.claim => self.shared.release(),
             (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),
             _ => {}
         }

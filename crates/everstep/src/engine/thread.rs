@@ -125,6 +125,8 @@ impl Worker {
             runtime_gone,
             now: Cell::new(shared.now()),
             mailbox: Some(mailbox.clone()),
+            owner: Some(shared.clone()),
+            stalled: Cell::new(false),
         });
         Worker {
             index,
@@ -169,6 +171,7 @@ impl Worker {
             self.handle(event);
         }
         self.fire_timers();
+        self.start_stalled();
         self.admit_held();
         let mut leased = true;
         for _ in 0..RUNS_PER_TURN {
@@ -204,6 +207,21 @@ impl Worker {
             Poll::Ready(())
         } else {
             Poll::Pending
+        }
+    }
+
+    /// The lease lasts again: bodies that did not start may.
+    fn start_stalled(&mut self) {
+        if !self.env.stalled.get() || !self.shared.lease_lasts() {
+            return;
+        }
+        self.env.stalled.set(false);
+        let slots: Vec<u32> = self.by_no.values().copied().collect();
+        for slot in slots {
+            if let Some(Some(task)) = self.tasks.get(slot as usize) {
+                task.run.core.wake_starters();
+            }
+            self.queue(slot);
         }
     }
 
@@ -298,7 +316,7 @@ impl Worker {
         });
         run.core.root.set_slot(slot);
         let mut run = run;
-        if self.draining.is_some() {
+        if self.draining.is_some() || self.drained {
             run.drain(false);
         }
         let task = Task {

@@ -31,7 +31,7 @@ use super::{
 use crate::{
     commit::{Effect, KeyRange, Receipt},
     ctx::rollback::Undo,
-    engine::{Mailbox, Sabotage, Services, Settings},
+    engine::{Mailbox, Sabotage, Services, Settings, Shared},
     error::{Error, Failure, FailureKind},
     hash::{FastMap, FastSet},
     history::{
@@ -55,9 +55,23 @@ pub(crate) struct Env {
     pub(crate) now: Cell<Timestamp>,
     /// Where the body that is being polled is named, for the watchdog.
     pub(crate) mailbox: Option<Arc<Mailbox>>,
+    /// Whose lease must last for a body to start; none in tests that drive a run by hand.
+    pub(crate) owner: Option<Arc<Shared>>,
+    /// A body did not start because the lease was over.
+    pub(crate) stalled: Cell<bool>,
 }
 
 impl Env {
+    /// Whether a body may start: a process that was stopped may have a successor, and must not
+    /// begin anything before it knows.
+    fn may_start(&self) -> bool {
+        let lasts = self.owner.as_ref().is_none_or(|owner| owner.lease_lasts());
+        if !lasts {
+            self.stalled.set(true);
+        }
+        lasts
+    }
+
     /// Names the body that is about to be polled.
     pub(crate) fn name_body(&self, key: &[u8]) {
         if let Some(mailbox) = &self.mailbox {
@@ -634,7 +648,13 @@ impl Core {
         }
         match op.phase {
             Phase::Idle if st.mode == Mode::Live => Turn::Activate,
-            Phase::WantStart { barrier } if barrier <= st.durable && !st.draining => Turn::Start,
+            Phase::WantStart { barrier } if barrier <= st.durable && !st.draining => {
+                if self.env.may_start() {
+                    return Turn::Start;
+                }
+                st.starters.push(id);
+                Turn::Pending
+            }
             Phase::Body { .. } if op.timed_out => Turn::TimedOut,
             Phase::Body { .. } => Turn::Body,
             _ => Turn::Pending,

@@ -13,7 +13,7 @@ use crate::{
     commit::{Commit, Delivered, Effect, InboxRow, Patch, Put, Refusal, RunStatus},
     engine::Sabotage,
     error::{Error, FailureKind, RetryAdvice},
-    history::{EntryStatus, Key, keys},
+    history::{Entry, EntryKind, EntryStatus, Key, keys},
     time::Timestamp,
 };
 
@@ -345,7 +345,49 @@ impl Run {
             return None;
         }
         self.end = None;
+        self.keep_only_results();
         Some(self.build(Patch::Keep, CommitKind::Results, Scope::Results))
+    }
+
+    /// Leaves of what is not stored yet only what bodies gave, as if nobody had taken it.
+    ///
+    /// What the code did when it took them (a reply, a state, a message that it consumed) cannot
+    /// be written now. Without the numbers it is done when the run goes on.
+    fn keep_only_results(&mut self) {
+        let stored = self.flush.stored_number;
+        let mut st = self.core.state.borrow_mut();
+        let st = &mut *st;
+        let refused = std::mem::take(&mut self.flush.unsent);
+        let refused = refused.into_iter().filter_map(|put| {
+            let entry = codec::decode_entry(&put.value).ok()?;
+            let is_entry =
+                put.key.starts_with(keys::HISTORY) || put.key.starts_with(keys::ROLLBACKS);
+            is_entry.then_some((put.key, entry))
+        });
+        let mut entries: Vec<(Vec<u8>, Entry)> = refused.collect();
+        for key in std::mem::take(&mut st.dirty) {
+            if let Some(slot) = st.history.get_mut(&key) {
+                slot.dirty = false;
+                entries.push((key.to_vec(), slot.entry.clone()));
+            }
+        }
+        for (key, mut entry) in entries {
+            let has_body = matches!(entry.kind, EntryKind::Step | EntryKind::Rollback);
+            let ended = entry.status != EntryStatus::Running;
+            // What was made after a number that is not stored is made again.
+            if has_body && ended && entry.born <= stored {
+                entry.number = entry.number.filter(|number| *number <= stored);
+                let value = codec::encode_entry(&entry);
+                self.flush.unsent.push(Put { key, value });
+            }
+        }
+        st.taken = stored;
+        st.deletes.clear();
+        st.consumed.clear();
+        st.set_state.clear();
+        st.effects.clear();
+        st.sends.clear();
+        st.timeouts.clear();
     }
 
     /// A run that goes on: parked, flushed, or nothing to write.

@@ -106,13 +106,14 @@ fn check_movement(head: &Head, commit: &Commit) -> Option<Refusal> {
         let carries_out = matches!(
             commit.patch,
             Patch::RollBack { .. }
-                | Patch::Pause { .. }
                 | Patch::Finish {
                     status: RunStatus::Cancelled,
                     ..
                 }
         );
-        if carries_out {
+        // A rollback may come to a halt; a plain cancel needs nothing that could be missing.
+        let halts = rollback && matches!(commit.patch, Patch::Pause { .. });
+        if carries_out || halts {
             return None;
         }
         // Once the end is decided, there is nothing left to be cancelled.

@@ -154,6 +154,8 @@ fn env(now: Timestamp) -> Rc<Env> {
         runtime_gone: Arc::new(AtomicBool::new(false)),
         now: Cell::new(now),
         mailbox: None,
+        owner: None,
+        stalled: Cell::new(false),
     })
 }
 
