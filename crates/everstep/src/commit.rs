@@ -199,7 +199,7 @@ impl Commit {
 /// One entry to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Put {
-    /// A packed key: see [`crate::codec`].
+    /// A packed key: a FoundationDB tuple.
     pub key: Vec<u8>,
     /// An encoded entry.
     pub value: Vec<u8>,

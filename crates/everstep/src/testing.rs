@@ -1,7 +1,7 @@
 //! For tests: an engine on virtual time, crashes at every point, a suite for stores.
 //!
 //! - [`engine`] makes an engine in memory whose clock jumps to the next timer by itself.
-//! - [`crash_everywhere`] runs a workflow, dies at every write in turn, and compares.
+//! - [`crash_everywhere()`] runs a workflow, dies at every write in turn, and compares.
 //! - [`CrashingStore`] and [`vfs::FaultVfs`] are what it is made of: a store that dies at a
 //!   chosen write, and a layer under SQLite on which the power can be cut.
 //! - [`store_conformance`] is what every [`Store`](crate::store::Store) must pass.

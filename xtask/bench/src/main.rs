@@ -1,6 +1,6 @@
 //! The benchmarks of the project, run as `cargo xtask bench --json [NAME..]`.
 //!
-//! Each measurement prints one line of JSON ([`line`]). Where it applies, the same rows are written
+//! Each measurement prints one line of JSON ([`mod@line`]). Where it applies, the same rows are written
 //! by a bare loop ([`raw`]) in the same process, and `ratio` says how close the engine comes.
 //!
 //! Every measurement has a new file in a directory of its own, which is removed at the end. Set

@@ -145,7 +145,9 @@ fn wait(shared: &Shared, safety: Instant) -> Woken {
             state = shared.due.lock();
             continue;
         }
-        let until_next = next.map_or(Duration::MAX, |at| at.since(now));
+        // Not sooner than the resolution: what ends meanwhile is woken with it.
+        let until = |at: Timestamp| at.since(now).max(shared.settings.timer_resolution);
+        let until_next = next.map_or(Duration::MAX, until);
         let awake_by = next.map_or(i64::MAX, Timestamp::as_millis);
         shared.due.awake_by.store(awake_by, Ordering::Release);
         // A timer that was set between the look at the timers and the store above.

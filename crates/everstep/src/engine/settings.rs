@@ -23,13 +23,16 @@ pub struct Settings {
     pub default_step_timeout: Option<Duration>,
     /// How long to wait before a store that is busy or full is tried again.
     pub store_retry: Duration,
-    /// How exact timers are: a run may be woken this much later than it asked for.
+    /// How exact timers are: those that end within this time of each other are woken together, so a
+    /// run may be woken this much later than it asked for.
     pub timer_resolution: Duration,
-    /// What a workflow gets when a child of it fails.
+    /// What a workflow gets when a child of it fails. Child runs are still to come; until then it
+    /// has no effect.
     pub child_failures: ChildFailures,
-    /// How long an event is kept that nobody has waited for.
+    /// How long an event is kept that nobody has waited for. Events are still to come; until then it
+    /// has no effect.
     pub event_retain: Duration,
-    /// How many such events are kept.
+    /// How many such events are kept; likewise.
     pub event_max_pending: u64,
     /// How long a runner owns its shards without a heartbeat.
     pub lease: Duration,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// crash of the engine.
 ///
 /// Name what runs by its location (`pay/charge`, or [`Step::location`](crate::Step::location)), so
-/// that [`crash_everywhere`](crate::testing::crash_everywhere) can compare it with the history.
+/// that [`crash_everywhere`](crate::testing::crash_everywhere()) can compare it with the history.
 ///
 /// ```
 /// use everstep::{prelude::*, testing::{self, Ledger}};

@@ -1,4 +1,4 @@
-//! [`CrashTest`](super::CrashTest) on a SQLite file, with the power cut after every operation on
+//! [`CrashTest`] on a SQLite file, with the power cut after every operation on
 //! its files in turn.
 
 use std::{
