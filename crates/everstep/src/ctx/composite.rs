@@ -78,30 +78,41 @@ impl<T> Future for Composite<'_, T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let this = &mut *self;
-        let op = match &mut this.claim {
-            Ok(op) => op,
-            Err(error) => return refused(error),
-        };
-        if let Some(start) = this.start.take() {
-            op.core.open_structure(op.id);
-            let key = op
-                .core
-                .state
-                .borrow()
-                .ops
-                .get(op.id)
-                .map(|op| op.key.clone());
-            let Some(key) = key else { return Poll::Pending };
-            this.running = Some(start(Place::new(op.core.clone(), key)));
-        }
-        let Some(running) = &mut this.running else {
-            return Poll::Pending;
-        };
-        let result = std::task::ready!(running.as_mut().poll(cx));
-        this.running = None;
-        op.core.close_structure(op.id, result.is_err());
-        Poll::Ready(result)
+        poll_structure(&mut this.claim, this.start.take(), &mut this.running, cx)
     }
+}
+
+/// Polls an operation that is made of others: at its first poll (`start`) its entry is opened and it
+/// is started, at its end the entry is closed.
+pub(crate) fn poll_structure<'a, T>(
+    claim: &mut Claim,
+    start: Option<impl FnOnce(Place) -> LocalBox<'a, Result<T>>>,
+    running: &mut Option<LocalBox<'a, Result<T>>>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<T>> {
+    let op = match claim {
+        Ok(op) => op,
+        Err(error) => return refused(error),
+    };
+    if let Some(start) = start {
+        op.core.open_structure(op.id);
+        let key = op
+            .core
+            .state
+            .borrow()
+            .ops
+            .get(op.id)
+            .map(|op| op.key.clone());
+        let Some(key) = key else { return Poll::Pending };
+        *running = Some(start(Place::new(op.core.clone(), key)));
+    }
+    let Some(future) = running else {
+        return Poll::Pending;
+    };
+    let result = std::task::ready!(future.as_mut().poll(cx));
+    *running = None;
+    op.core.close_structure(op.id, result.is_err());
+    Poll::Ready(result)
 }
 
 /// A part of a join or a race that has been started.

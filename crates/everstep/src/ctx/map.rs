@@ -11,7 +11,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::{
     Claim, Ctx,
-    composite::{Place, refused},
+    composite::{Place, poll_structure},
     join::gather,
     step::LocalBox,
 };
@@ -138,28 +138,8 @@ impl<I, T> Future for Map<'_, I, T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let op = match &mut this.claim {
-            Ok(op) => op,
-            Err(error) => return refused(error),
-        };
-        if let (Some(start), Some(options)) = (this.start.take(), this.options.take()) {
-            op.core.open_structure(op.id);
-            let key = op
-                .core
-                .state
-                .borrow()
-                .ops
-                .get(op.id)
-                .map(|op| op.key.clone());
-            let Some(key) = key else { return Poll::Pending };
-            this.running = Some(start(Place::new(op.core.clone(), key), options));
-        }
-        let Some(running) = &mut this.running else {
-            return Poll::Pending;
-        };
-        let result = std::task::ready!(running.as_mut().poll(cx));
-        this.running = None;
-        op.core.close_structure(op.id, result.is_err());
-        Poll::Ready(result)
+        let start = this.start.take().zip(this.options.take());
+        let start = start.map(|(start, options)| move |place| start(place, options));
+        poll_structure(&mut this.claim, start, &mut this.running, cx)
     }
 }

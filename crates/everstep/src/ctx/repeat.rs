@@ -16,7 +16,7 @@ use futures_util::future::{Either, select};
 
 use super::{
     Claim, Ctx,
-    composite::{Place, refused},
+    composite::{Place, poll_structure},
     decode, encode,
     step::LocalBox,
 };
@@ -45,7 +45,6 @@ type Start<'a, B> = Box<dyn FnOnce(Place, Options) -> LocalBox<'a, Result<B>> + 
 pub struct Repeat<'a, S, B> {
     pub(crate) claim: Claim,
     options: Options,
-    keep: Option<u64>,
     start: Option<Start<'a, B>>,
     running: Option<LocalBox<'a, Result<B>>>,
     state: std::marker::PhantomData<fn() -> S>,
@@ -75,7 +74,6 @@ impl Ctx {
                 history_every: EVERY,
                 history_keep: EVERY,
             },
-            keep: None,
             start: Some(Box::new(start)),
             running: None,
             state: std::marker::PhantomData,
@@ -102,7 +100,7 @@ impl<S, B> Repeat<'_, S, B> {
     /// An iteration in which a step with a rollback has completed is kept beyond that, since the
     /// rollback must be found again.
     pub fn history_keep(mut self, n: u64) -> Self {
-        self.keep = Some(n.max(1));
+        self.options.history_keep = n.max(1);
         self
     }
 }
@@ -266,33 +264,9 @@ impl<S, B> Future for Repeat<'_, S, B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<B>> {
         let this = &mut *self;
-        let op = match &mut this.claim {
-            Ok(op) => op,
-            Err(error) => return refused(error),
-        };
-        if let Some(start) = this.start.take() {
-            op.core.open_structure(op.id);
-            let key = op
-                .core
-                .state
-                .borrow()
-                .ops
-                .get(op.id)
-                .map(|op| op.key.clone());
-            let Some(key) = key else { return Poll::Pending };
-            let keep = this.keep.unwrap_or(this.options.history_keep);
-            let options = Options {
-                history_keep: keep,
-                ..this.options
-            };
-            this.running = Some(start(Place::new(op.core.clone(), key), options));
-        }
-        let Some(running) = &mut this.running else {
-            return Poll::Pending;
-        };
-        let result = std::task::ready!(running.as_mut().poll(cx));
-        this.running = None;
-        op.core.close_structure(op.id, result.is_err());
-        Poll::Ready(result)
+        let options = this.options;
+        let start = this.start.take();
+        let start = start.map(|start| move |place| start(place, options));
+        poll_structure(&mut this.claim, start, &mut this.running, cx)
     }
 }
