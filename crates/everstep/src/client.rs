@@ -761,6 +761,7 @@ impl<O> Start<O> {
                 deadline_at,
                 tags: tags.clone(),
                 input: input.clone(),
+                parent: None,
                 claim,
             };
             // Listened for before it can end.

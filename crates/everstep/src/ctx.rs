@@ -28,7 +28,9 @@ use crate::{
 };
 
 pub(crate) mod attempt;
+pub(crate) mod child;
 pub(crate) mod composite;
+pub(crate) mod continue_as;
 pub(crate) mod join;
 pub(crate) mod listen;
 pub(crate) mod map;
@@ -38,6 +40,7 @@ pub(crate) mod rollback;
 pub(crate) mod send;
 pub(crate) mod sleep;
 pub(crate) mod step;
+pub(crate) mod wait;
 
 /// What a workflow is handed to do durable things with.
 ///

@@ -54,7 +54,7 @@ pub(crate) use mailbox::Mailbox;
 pub(crate) use poller::Poller;
 pub(crate) use reader::Reader;
 pub(crate) use services::Services;
-pub use settings::{ChildFailures, Sabotage, Settings};
+pub use settings::{Sabotage, Settings};
 pub(crate) use shared::Shared;
 
 use mailbox::Event;

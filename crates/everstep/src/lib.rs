@@ -49,7 +49,9 @@ pub use client::{
 };
 pub use ctx::{
     Ctx,
+    child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished, RunFinishedUntil},
     composite::{Arm, Branch, Composite, branch},
+    continue_as::ContinueAs,
     join::{BranchFailure, Join, JoinError},
     listen::{Listen, ListenBatch, ListenUntil, Message},
     map::Map,
@@ -61,8 +63,7 @@ pub use ctx::{
     step::{Outcome, Step, StepCall, StepOutcome},
 };
 pub use engine::{
-    ChildFailures, Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError,
-    shutdown_signal,
+    Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError, shutdown_signal,
 };
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};
@@ -72,7 +73,7 @@ pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
-pub use store::{RunStatus, Target};
+pub use store::{Close, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use workflow::{
     NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,

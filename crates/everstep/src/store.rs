@@ -109,6 +109,11 @@ pub trait Store: Send + Sync + 'static {
     fn dead_letters(&self, run: Option<RunNo>, limit: usize)
     -> Result<Vec<DeadLetter>, StoreError>;
 
+    /// Whether there are entries of generations that are over, for [`Write::Sweep`] to remove.
+    fn has_old_generations(&self) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
     /// Enters a runner, with a fresh epoch, holding no shards.
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError>;
 
@@ -300,6 +305,8 @@ pub struct RunRow {
     pub waiting: Option<String>,
     /// What it can be found by.
     pub tags: Vec<(String, String)>,
+    /// The run that started it, if one did.
+    pub parent: Option<RunId>,
     /// The input, as a payload.
     pub input: Vec<u8>,
     /// The output, as a payload.

@@ -163,7 +163,8 @@ impl Round<'_> {
                     let answer = crate::store::Answer::Reply(body.clone());
                     self.shared.hub.answered(*request, answer);
                 }
-                Effect::Abandon { .. } => {}
+                Effect::StartChild(start) if !start.awaited => _ = receipts.next(),
+                Effect::StartChild(_) | Effect::Watch { .. } | Effect::Abandon { .. } => {}
             }
         }
         if let Patch::Park {
@@ -174,6 +175,9 @@ impl Round<'_> {
         {
             // It leaves memory until it is tried again.
             self.shared.due.note(at);
+        }
+        if let Patch::Continue { .. } = commit.patch {
+            self.shared.keeper.poke(super::keeper::Chore::Sweep);
         }
         if let Patch::Finish {
             status,

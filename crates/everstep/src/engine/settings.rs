@@ -26,9 +26,6 @@ pub struct Settings {
     /// How exact timers are: those that end within this time of each other are woken together, so a
     /// run may be woken this much later than it asked for.
     pub timer_resolution: Duration,
-    /// What a workflow gets when a child of it fails. Child runs are still to come; until then it
-    /// has no effect.
-    pub child_failures: ChildFailures,
     /// How long an event is kept that nobody has waited for. Events are still to come; until then it
     /// has no effect.
     pub event_retain: Duration,
@@ -75,16 +72,6 @@ pub enum Sabotage {
     DoubleConsume,
 }
 
-/// What a workflow gets when a child of it fails.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ChildFailures {
-    /// An error.
-    #[default]
-    Propagate,
-    /// A value.
-    Value,
-}
-
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
@@ -96,7 +83,6 @@ impl Default for Settings {
             default_step_timeout: None,
             store_retry: Duration::from_millis(50),
             timer_resolution: Duration::from_millis(10),
-            child_failures: ChildFailures::Propagate,
             event_retain: Duration::from_secs(7 * 86_400),
             event_max_pending: 10_000,
             lease: Duration::from_secs(10),

@@ -66,6 +66,8 @@ pub(crate) enum CommitKind {
     Again,
     /// The rollbacks begin.
     RollBack,
+    /// The run begins anew.
+    Continue,
     /// The run leaves memory until somebody resumes it.
     Pause,
     /// The run leaves memory; what its bodies gave is recorded.
@@ -227,6 +229,15 @@ impl Run {
                     return self.roll_back(RunStatus::Cancelled, None);
                 }
                 (RunStatus::Cancelled, None, None)
+            }
+            End::Continue(next) => {
+                let patch = Patch::Continue {
+                    workflow: next.workflow,
+                    version: next.version,
+                    pool: next.pool,
+                    input: next.input,
+                };
+                return self.build(patch, CommitKind::Continue, Scope::Everything);
             }
             End::RolledBack => {
                 let ending = self.flush.ending.unwrap_or(RunStatus::Failed);
@@ -627,6 +638,7 @@ impl Run {
         }
         match sent.kind {
             CommitKind::Flush | CommitKind::Park => {}
+            CommitKind::Continue => return Next::Reload,
             CommitKind::RollBack => {
                 self.flush.row = Some(RowView::Running);
                 return self.begin_rollback();

@@ -26,6 +26,7 @@ use self::{file::File, writer::Writer};
 use super::*;
 
 mod batch;
+mod children;
 mod columns;
 mod error;
 mod file;
@@ -320,6 +321,10 @@ impl Store for SqliteStore {
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
         self.read(|conn| reads::dead_letters(conn, run, limit))
+    }
+
+    fn has_old_generations(&self) -> Result<bool, StoreError> {
+        self.read(reads::has_old_generations)
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

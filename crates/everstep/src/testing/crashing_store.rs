@@ -346,6 +346,10 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(|store| store.dead_letters(run, limit))
     }
 
+    fn has_old_generations(&self) -> Result<bool, StoreError> {
+        self.read(|store| store.has_old_generations())
+    }
+
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         self.write(|store, state| {
             state.runners.insert(runner.id);

@@ -167,6 +167,7 @@ impl Random {
             deadline_at: None,
             tags: Vec::new(),
             input: vec![self.below(2) as u8],
+            parent: None,
             claim: !self.one_in(3),
         }
     }
@@ -465,6 +466,7 @@ impl World {
             deadline_at: None,
             tags: Vec::new(),
             input: b"input".to_vec(),
+            parent: None,
             claim: true,
         }
     }
@@ -525,9 +527,10 @@ impl World {
     fn accept(&self, commit: Commit) -> Vec<Delivered> {
         match self.commit(commit) {
             Outcome::Committed(done) => {
-                let sent = done
-                    .into_iter()
-                    .map(|EffectDone::Sent(delivered)| delivered);
+                let sent = done.into_iter().filter_map(|done| match done {
+                    EffectDone::Sent(delivered) => Some(delivered),
+                    EffectDone::Started(_) => None,
+                });
                 sent.collect()
             }
             other => panic!("a commit was answered with {other:?}"),

@@ -155,6 +155,7 @@ fn env(now: Timestamp) -> Rc<Env> {
         now: Cell::new(now),
         mailbox: None,
         owner: None,
+        ids: crate::run_id::RunIds::new(1),
         stalled: Cell::new(false),
     })
 }
@@ -185,6 +186,7 @@ impl Owner {
             deadline_at: None,
             tags: Vec::new(),
             input: payload::to_vec(&()).unwrap(),
+            parent: None,
             claim: true,
         };
         let mut owner = Owner {

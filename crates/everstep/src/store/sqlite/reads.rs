@@ -301,6 +301,11 @@ pub(crate) fn answers(
     rows.collect()
 }
 
+pub(crate) fn has_old_generations(conn: &Connection) -> rusqlite::Result<bool> {
+    conn.prepare_cached("SELECT 1 FROM old_generations LIMIT 1")?
+        .exists([])
+}
+
 pub(crate) fn dead_letters(
     conn: &Connection,
     run: Option<RunNo>,

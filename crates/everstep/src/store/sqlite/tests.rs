@@ -48,6 +48,7 @@ fn new_run(id: RunId) -> NewRun {
         deadline_at: None,
         tags: Vec::new(),
         input: b"input".to_vec(),
+        parent: None,
         claim: true,
     }
 }
