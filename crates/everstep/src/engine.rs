@@ -44,6 +44,7 @@ mod reader;
 mod services;
 mod settings;
 mod shared;
+mod streams;
 mod suspects;
 mod thread;
 
@@ -55,6 +56,7 @@ pub(crate) use reader::Reader;
 pub(crate) use services::Services;
 pub use settings::{ChildFailures, Sabotage, Settings};
 pub(crate) use shared::Shared;
+pub(crate) use streams::{Followed, Follower};
 
 use mailbox::Event;
 

@@ -82,6 +82,9 @@ impl Round<'_> {
             }
             (Write::Start(new), _) if new.claim => self.shared.release(),
             (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),
+            (Write::Emit(emission), Outcome::Emitted) => {
+                self.shared.hub.followers.notify(emission.run);
+            }
             _ => {}
         }
         match reply {
@@ -90,7 +93,7 @@ impl Round<'_> {
                 self.acks[thread].push(Ack { slot, run, answer });
             }
             Reply::Caller(caller) => _ = caller.send(Ok(outcome)),
-            Reply::Nobody => {}
+            Reply::Emitter(_) | Reply::Nobody => {}
         }
     }
 
@@ -136,6 +139,10 @@ impl Round<'_> {
 
     /// A commit of one of our runs is durable: what it did to others, and whether it was its end.
     fn committed(&mut self, commit: Commit, delivered: &[Delivered]) {
+        let is_emitted = |effect| matches!(effect, &Effect::Emit(_));
+        if !commit.state.is_empty() || commit.effects.iter().any(is_emitted) {
+            self.shared.hub.followers.notify(commit.run);
+        }
         let mut receipts = delivered.iter();
         for effect in &commit.effects {
             match effect {
@@ -148,6 +155,7 @@ impl Round<'_> {
                     let answer = crate::store::Answer::Reply(body.clone());
                     self.shared.hub.answered(*request, answer);
                 }
+                Effect::Emit(_) => {}
             }
         }
         if let Patch::Park {

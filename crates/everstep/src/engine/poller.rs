@@ -11,10 +11,13 @@ use std::{
 
 use uuid::Uuid;
 
-use super::shared::Shared;
+use super::{
+    shared::Shared,
+    streams::{Followed, Follower},
+};
 use crate::{
     run_id::{RunNo, ShardId},
-    store::ShardSet,
+    store::{ShardSet, StoreError},
 };
 
 /// The thread that asks. It comes when somebody waits, and goes when nobody does.
@@ -75,6 +78,7 @@ fn run(shared: &Shared) {
 struct Questions {
     runs: Vec<RunNo>,
     requests: Vec<Uuid>,
+    followers: Vec<Arc<Follower>>,
 }
 
 /// Asks once for what is waited for in shards that have just come to this process: what ended
@@ -93,12 +97,16 @@ fn questions_where(shared: &Shared, meant: impl Fn(ShardId) -> bool) -> Option<Q
     let (mut runs, mut requests) = shared.hub.waiting();
     runs.retain(|run| meant(run.shard()));
     requests.retain(|(_, run)| meant(run.shard()));
-    if runs.is_empty() && requests.is_empty() {
+    let mut followers = shared.hub.followers.waiting();
+    followers.retain(|follower| meant(follower.run.shard()));
+    if runs.is_empty() && requests.is_empty() && followers.is_empty() {
         return None;
     }
+    runs.extend(followers.iter().map(|follower| follower.run));
     Some(Questions {
         runs: runs.into_iter().map(|run| run.no()).collect(),
         requests: requests.into_iter().map(|(request, _)| request).collect(),
+        followers,
     })
 }
 
@@ -123,9 +131,13 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
                 shared.hub.answered(request, answer);
             }
             for (run, finished) in ends {
-                if let Some(finished) = finished {
-                    answered = true;
-                    shared.hub.ended(run, || finished);
+                match finished {
+                    Some(finished) => {
+                        answered = true;
+                        shared.hub.ended(run, || finished);
+                    }
+                    // It was deleted: who follows it finds that out by reading.
+                    None => shared.hub.followers.notify(run),
                 }
             }
         }
@@ -133,5 +145,44 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
             tracing::warn!(%error, "results and replies cannot be read; trying again");
         }
     }
-    answered
+    match tell_followers(shared, &questions.followers) {
+        Ok(told) => answered || told,
+        Err(error) => {
+            tracing::warn!(%error, "streams cannot be read; trying again");
+            answered
+        }
+    }
+}
+
+/// Tells those followers that have something to read; whether there is one.
+fn tell_followers(shared: &Shared, followers: &[Arc<Follower>]) -> Result<bool, StoreError> {
+    let (mut streams, mut readers, mut told) = (Vec::new(), Vec::new(), false);
+    for follower in followers {
+        match &follower.what {
+            Followed::Stream { name, next } => {
+                let next = next.load(Ordering::Acquire);
+                streams.push((follower.run.no(), name.clone(), next));
+                readers.push(follower);
+            }
+            Followed::State { key, seen } => {
+                let state = shared.store.state(follower.run.no())?;
+                let value = state.into_iter().find(|(other, _)| other == key);
+                let value = value.map(|(_, value)| value);
+                if value != *seen.lock().unwrap_or_else(PoisonError::into_inner) {
+                    told = true;
+                    follower.notify();
+                }
+            }
+        }
+    }
+    if streams.is_empty() {
+        return Ok(told);
+    }
+    for place in shared.store.streams_grown(&streams)? {
+        told = true;
+        if let Some(reader) = readers.get(place) {
+            reader.notify();
+        }
+    }
+    Ok(told)
 }

@@ -19,6 +19,7 @@ use super::{
     mailbox::{Event, Mailbox},
     poller::Poller,
     settings::Sabotage,
+    streams::Emitting,
     suspects::Gate,
 };
 use crate::{
@@ -58,6 +59,7 @@ pub(crate) struct Shared {
     pub(crate) due: DueSignal,
     pub(crate) poller: Poller,
     pub(crate) suspects: Gate,
+    pub(crate) emitting: Emitting,
 }
 
 /// A clock that is behind by no more than this is waited for.
@@ -118,6 +120,7 @@ impl Shared {
             due: DueSignal::default(),
             poller: Poller::default(),
             suspects: Gate::default(),
+            emitting: Emitting::new(settings.emit_bytes_max),
             settings,
         }
     }

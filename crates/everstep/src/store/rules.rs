@@ -9,6 +9,8 @@
 //! [`Effect::Send`] too, at the place of their commit), controls and reopenings. So a control sees
 //! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
 
+pub(crate) mod streams;
+
 use crate::{
     run_id::RunId,
     store::{
@@ -298,6 +300,6 @@ pub(crate) fn sends(commit: &Commit) -> impl Iterator<Item = (&Delivery, &[u8], 
             key,
             receipt,
         } => Some((delivery, key.as_slice(), receipt.as_slice())),
-        Effect::Reply { .. } => None,
+        Effect::Reply { .. } | Effect::Emit(_) => None,
     })
 }

@@ -30,6 +30,7 @@ pub(crate) fn apply(
     for write in &batch.writes {
         outcomes.push(match write {
             Write::Commit(commit) => applier.commit(commit)?,
+            Write::Emit(emission) => applier.emission(emission)?,
             // Its turn comes after all commits.
             _ => Outcome::Refused(Refusal::Gone),
         });
@@ -42,6 +43,7 @@ pub(crate) fn apply(
                 Outcome::Controlled(applier.control(target, *control)?)
             }
             Write::Reopen(reopen) => applier.reopen(reopen)?,
+            Write::Emit(_) => continue,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if !commit.effects.is_empty() => {
                     Outcome::Committed(applier.send(commit)?)
@@ -53,8 +55,8 @@ pub(crate) fn apply(
     Ok((outcomes, applier.rows.get()))
 }
 
-struct Applier<'a> {
-    conn: &'a Connection,
+pub(super) struct Applier<'a> {
+    pub(super) conn: &'a Connection,
     memory: &'a mut Memory,
     now: i64,
     /// The runner, if its fence holds.
@@ -101,7 +103,11 @@ impl<'a> Applier<'a> {
         })
     }
 
-    fn now(&self) -> Timestamp {
+    pub(super) fn fence_holds(&self) -> bool {
+        self.runner.is_some()
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
         Timestamp::from_millis(self.now)
     }
 
@@ -110,14 +116,18 @@ impl<'a> Applier<'a> {
     }
 
     /// Executes a statement that is not on everybody's path.
-    fn execute(&self, sql: &str, params: impl rusqlite::Params) -> rusqlite::Result<usize> {
+    pub(super) fn execute(
+        &self,
+        sql: &str,
+        params: impl rusqlite::Params,
+    ) -> rusqlite::Result<usize> {
         let rows = self.conn.prepare_cached(sql)?.execute(params)?;
         self.count_rows(rows);
         Ok(rows)
     }
 
     /// The row as it is in this transaction.
-    fn head(&self, run: RunNo) -> rusqlite::Result<Option<Head>> {
+    pub(super) fn head(&self, run: RunNo) -> rusqlite::Result<Option<Head>> {
         if let Some(head) = self.memory.head(run) {
             return Ok(Some(head));
         }
@@ -196,10 +206,15 @@ impl<'a> Applier<'a> {
             self.execute(sql, params![commit.run.0, key, value])?;
         }
         for effect in &commit.effects {
-            if let Effect::Reply { request, body } = effect {
-                // Only an open request can be answered, so the first answer wins.
-                let sql = "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
-                self.execute(sql, params![request.as_bytes(), body])?;
+            match effect {
+                Effect::Reply { request, body } => {
+                    // Only an open request can be answered, so the first answer wins.
+                    let sql =
+                        "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
+                    self.execute(sql, params![request.as_bytes(), body])?;
+                }
+                Effect::Emit(emit) => self.emit(commit.run, commit.generation, emit)?,
+                Effect::Send { .. } => {}
             }
         }
         Ok(())
@@ -380,7 +395,7 @@ impl<'a> Applier<'a> {
         }))
     }
 
-    fn owns_shard_of(&mut self, id: RunId) -> rusqlite::Result<bool> {
+    pub(super) fn owns_shard_of(&mut self, id: RunId) -> rusqlite::Result<bool> {
         let Some(runner) = self.runner else {
             return Ok(false);
         };
