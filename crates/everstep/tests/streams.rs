@@ -558,6 +558,45 @@ async fn a_retried_run_emits_again_only_what_comes_after_the_failure() {
     engine.shutdown().await;
 }
 
+/// The story: a run that is paused from outside records the results of its bodies and nothing else,
+/// so what its code had emitted since its last commit is dropped. Its history is not empty then, and
+/// a replay that takes everything before its end for stored would lose the items for good.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_emitted_before_a_pause_is_not_lost() {
+    let (begun, gate) = (Gate::closed(), Gate::closed());
+    let gates = (begun.clone(), gate.clone());
+    let engine = Engine::in_memory().clock(VirtualClock::new());
+    let engine = engine.register_fn(RUN, move |ctx: Ctx, _: u32| {
+        let (begun, gate) = gates.clone();
+        async move {
+            ctx.emit("log", "begin")?;
+            ctx.step("wait", async || {
+                begun.open();
+                gate.pass().await;
+                Ok(())
+            })
+            .await?;
+            ctx.emit("log", "end")?;
+            Ok(json!(null))
+        }
+    });
+    let engine = engine.start().await.unwrap();
+    let run = engine.client().start(RUN, 0).await.unwrap();
+    begun.pass().await;
+    run.pause().await.unwrap();
+    gate.open();
+    until("the result of the body to be recorded", async || {
+        (!run.history().await.unwrap().is_empty()).then_some(())
+    })
+    .await;
+    assert!(run.streams().await.unwrap().is_empty());
+    run.resume().await.unwrap();
+    run.result().await.unwrap();
+    let items = all(run.stream::<String>("log")).await;
+    assert_eq!(values(&items), ["begin", "end"]);
+    engine.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn emitted_items_survive_a_power_cut_at_any_point() {
     let test = CrashTest::new(RUN, 2).engine(|builder| {

@@ -2,6 +2,7 @@
 //! ends and answers of runs that another process owns. One query per round, however many wait.
 
 use std::{
+    collections::{HashMap, hash_map::Entry},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -157,6 +158,7 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
 /// Tells those followers that have something to read; whether there is one.
 fn tell_followers(shared: &Shared, followers: &[Arc<Follower>]) -> Result<bool, StoreError> {
     let (mut streams, mut readers, mut told) = (Vec::new(), Vec::new(), false);
+    let mut states = HashMap::new();
     for follower in followers {
         match &follower.what {
             Followed::Stream { name, next } => {
@@ -165,10 +167,16 @@ fn tell_followers(shared: &Shared, followers: &[Arc<Follower>]) -> Result<bool, 
                 readers.push(follower);
             }
             Followed::State { key, seen } => {
-                let state = shared.store.state(follower.run.no())?;
-                let value = state.into_iter().find(|(other, _)| other == key);
+                let run = follower.run.no();
+                // Read once for all who watch the same run.
+                let state = match states.entry(run) {
+                    Entry::Occupied(read) => read.into_mut(),
+                    Entry::Vacant(unread) => unread.insert(shared.store.state(run)?),
+                };
+                let value = state.iter().find(|(other, _)| other == key);
                 let value = value.map(|(_, value)| value);
-                if value != *seen.lock().unwrap_or_else(PoisonError::into_inner) {
+                let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                if value != seen.as_ref() {
                     told = true;
                     follower.notify();
                 }
