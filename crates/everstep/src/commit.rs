@@ -56,6 +56,9 @@ pub enum Write {
     /// Removes up to this many entries of generations that are over. Answered by
     /// [`Outcome::Swept`].
     Sweep(u32),
+    /// What a body gives out while it runs. Answered by [`Outcome::Emitted`]. Applied among the
+    /// commits, in the order of the batch.
+    Emit(Box<Emission>),
 }
 
 /// A run to be created.
@@ -309,6 +312,8 @@ pub enum Effect {
         /// The key of the operation.
         key: Vec<u8>,
     },
+    /// An item for a stream of this run, which clients follow.
+    Emit(Box<Emit>),
     /// An operation of this run does not wait any more: it lost a race, was dropped, or its time
     /// ran out. What it had registered is taken back, and what was delivered to it alone and not
     /// taken goes back to where it came from.
@@ -362,6 +367,45 @@ impl Close {
     }
 }
 
+/// What a body gives out while it runs, from the owner of its run. Refused with
+/// [`Refusal::Gone`] once the run has ended or is of another generation; a cancel or a pause does
+/// not refuse it, as it does not refuse results.
+#[derive(Clone, Debug)]
+pub struct Emission {
+    /// The run.
+    pub run: RunNo,
+    /// The generation that the owner has in memory.
+    pub generation: u32,
+    /// The items, in order.
+    pub items: Vec<Emit>,
+}
+
+/// An item for a stream. The store gives it its position: 0, 1, 2, .. in each stream of a run, over
+/// its whole life, never twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Emit {
+    /// The name of the stream.
+    pub stream: String,
+    /// The body that gave it; absent if the workflow's own code did.
+    pub by: Option<EmittedBy>,
+    /// The item, as a payload.
+    pub body: Vec<u8>,
+    /// How many items the stream keeps, this one included; the oldest are dropped.
+    pub items_max: u64,
+}
+
+/// The body that gave an item of a stream.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EmittedBy {
+    /// The packed key of the step.
+    pub step: Vec<u8>,
+    /// The attempt, from 1.
+    pub attempt: u32,
+    /// In which life of the run in an owner's memory the body ran; a later one has a greater
+    /// number. A body that runs again after a crash has the same attempt and another life.
+    pub life: u64,
+}
+
 /// What a [`Store`](crate::store::Store) has made of a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
@@ -411,7 +455,9 @@ pub enum Outcome {
     Committed(Vec<EffectDone>),
     /// Whether there is more to remove.
     Swept(bool),
-    /// A commit or a reopening that was not made.
+    /// The items of a body are in their streams.
+    Emitted,
+    /// A commit, a reopening or an emission that was not made.
     Refused(Refusal),
 }
 

@@ -44,8 +44,9 @@ mod time;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Cancel, Client, ClientError, Count, HistoryEntry, List, RunError, RunHandle, RunInfo, RunPage,
-    SendMessage, Sent, Start,
+    Cancel, Client, ClientError, Count, EmittedFrom, HistoryEntry, List, RunError, RunHandle,
+    RunInfo, RunPage, SendMessage, Sent, Start, StateWatch, StreamInfo, StreamItem, StreamPage,
+    StreamReader,
 };
 pub use ctx::{
     Ctx,

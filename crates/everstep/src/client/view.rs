@@ -170,10 +170,9 @@ fn answered(kind: EntryKind, bytes: &[u8]) -> (Option<Json>, Option<Failure>) {
 }
 
 pub(super) fn entries(run: RunId, puts: Vec<Put>) -> Result<Vec<HistoryEntry>, ClientError> {
-    let origins = keys::failure_origins();
     let mut list = Vec::with_capacity(puts.len());
     for put in puts {
-        if put.key == origins {
+        if keys::is_of_run(&put.key) {
             continue;
         }
         let location = keys::describe(&put.key);

@@ -47,6 +47,13 @@ pub struct Settings {
     pub history_entries_max: u64,
     /// How many unread messages a run may have.
     pub inbox_messages_max: u64,
+    /// How many items a stream of a run keeps; the oldest are dropped, and readers are told.
+    pub stream_items_max: u64,
+    /// How many streams a run may have.
+    pub streams_max: usize,
+    /// How many bytes of what bodies emit may wait to be made durable; a body that emits more
+    /// waits.
+    pub emit_bytes_max: usize,
     /// How many steps with rollbacks a run may keep.
     pub kept_rollbacks_max: usize,
     /// How many commits are made durable together at most.
@@ -93,6 +100,9 @@ impl Default for Settings {
             payload_bytes_max: 2 << 20,
             history_entries_max: 1_000_000,
             inbox_messages_max: 10_000,
+            stream_items_max: 10_000,
+            streams_max: 100,
+            emit_bytes_max: 8 << 20,
             kept_rollbacks_max: 10_000,
             batch_commits_max: 2_000,
             batch_bytes_max: 8 << 20,

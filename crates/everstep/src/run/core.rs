@@ -30,7 +30,10 @@ use super::{
 };
 use crate::{
     commit::{Effect, EffectDone, KeyRange},
-    ctx::rollback::Undo,
+    ctx::{
+        emit::{Mark, StreamNames},
+        rollback::Undo,
+    },
     engine::{Mailbox, Sabotage, Services, Settings, Shared},
     error::{Error, Failure, FailureKind},
     hash::{FastMap, FastSet},
@@ -327,7 +330,7 @@ pub(crate) struct State {
     pub(crate) taken: u64,
     /// The highest number that an operation has taken: below `taken` only while what comes right
     /// after it was removed from the code. What is made now was made somewhere in between.
-    taken_by_code: u64,
+    pub(crate) taken_by_code: u64,
     /// The recorded numbers whose operations were removed from the code.
     removed: FastSet<u64>,
     /// When the last completion that was taken had ended.
@@ -352,6 +355,11 @@ pub(crate) struct State {
     pub(crate) consumed: Vec<u64>,
     pub(crate) set_state: Vec<(String, Vec<u8>)>,
     pub(crate) effects: Vec<Effect>,
+    /// The mark of the last item that the code has emitted, and of the last one that is stored.
+    pub(crate) emit_mark: Mark,
+    pub(crate) emitted: Mark,
+    /// The streams that the run has; made when it is first asked for.
+    pub(crate) stream_names: Option<Arc<StreamNames>>,
     /// Sends whose effect is in `effects`, in the same order.
     pub(crate) sends: Vec<OpId>,
     /// Listens whose time has run out, if no message comes before that is committed.
@@ -408,6 +416,9 @@ impl State {
             consumed: Vec::new(),
             set_state: Vec::new(),
             effects: Vec::new(),
+            emit_mark: Mark::default(),
+            emitted: Mark::default(),
+            stream_names: None,
             sends: Vec::new(),
             timeouts: Vec::new(),
             starters: Vec::new(),

@@ -577,13 +577,25 @@ impl Run {
             Scope::Failure => {
                 let mut effects = std::mem::take(&mut st.effects);
                 effects.retain(|effect| {
-                    matches!(effect, Effect::Reply { .. } | Effect::Abandon { .. })
+                    matches!(
+                        effect,
+                        Effect::Reply { .. } | Effect::Emit(_) | Effect::Abandon { .. }
+                    )
                 });
                 (effects, Vec::new(), std::mem::take(&mut st.set_state))
             }
             Scope::Results => Default::default(),
         };
         st.show = false;
+        if effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Emit(_)))
+        {
+            puts.push(Put {
+                key: keys::emitted(),
+                value: st.emit_mark.encode(),
+            });
+        }
         if self.core.env.settings.sabotage == Some(Sabotage::DoubleConsume) {
             st.consumed.clear();
         }
@@ -692,6 +704,8 @@ impl Run {
     fn take_back(&mut self, commit: Commit) {
         let mut st = self.core.state.borrow_mut();
         let mut puts = commit.puts;
+        // It goes with the items, which may be left out of the next commit.
+        puts.retain(|put| put.key != keys::emitted());
         puts.append(&mut self.flush.unsent);
         self.flush.unsent = puts;
         st.deletes.splice(0..0, commit.deletes);
@@ -744,7 +758,7 @@ enum Scope {
     Everything,
     /// What has ended.
     Results,
-    /// What has ended, and what the code has said before it failed: replies and values.
+    /// What has ended, and what the code has said before it failed: replies, items and values.
     Failure,
 }
 

@@ -31,6 +31,8 @@ use super::{
     *,
 };
 
+mod streams;
+
 /// How long the row of a runner is kept after its lease has ended, for people to see.
 pub(crate) const DEAD_RUNNER_KEPT: Duration = Duration::from_secs(24 * 3_600);
 
@@ -110,6 +112,7 @@ struct Run {
     inbox: BTreeMap<u64, InboxRow>,
     dedupes: BTreeSet<String>,
     state: BTreeMap<String, Vec<u8>>,
+    streams: streams::Streams,
 }
 
 #[derive(Clone)]
@@ -199,6 +202,7 @@ impl Store for MemoryStore {
             row: run.row(),
             history: run.entries_after(None).collect(),
             inbox: run.inbox.values().cloned().collect(),
+            streams: run.streams.keys().cloned().collect(),
         }))
     }
 
@@ -320,6 +324,35 @@ impl Store for MemoryStore {
         let data = self.read();
         let state = data.runs.get(&run).map(|run| run.state.clone());
         Ok(state.unwrap_or_default().into_iter().collect())
+    }
+
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        let data = self.read();
+        let run = data.runs.get(&run);
+        Ok(run.map(|run| run.stream_page(stream, from, limit)))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        let data = self.read();
+        let run = data.runs.get(&run).into_iter();
+        Ok(run
+            .flat_map(|run| run.streams.keys().map(|stream| run.extent(stream)))
+            .collect())
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        let data = self.read();
+        let grown = asked.iter().enumerate().filter(|(_, (run, stream, from))| {
+            let run = data.runs.get(run);
+            run.is_some_and(|run| run.extent(stream).next > *from)
+        });
+        Ok(grown.map(|(place, _)| place).collect())
     }
 
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
@@ -474,6 +507,7 @@ impl Data {
         let refusals = batch.writes.iter().map(|write| match write {
             Write::Commit(_) if !fenced_in => Some(Refusal::Fenced),
             Write::Commit(commit) => self.commit_one(commit, batch),
+            Write::Emit(emission) => self.emission(emission, batch),
             _ => None,
         });
         let refusals = refusals.collect::<Vec<_>>();
@@ -489,6 +523,7 @@ impl Data {
             (Write::Reopen(reopen), _) => self.reopen(reopen, batch.now),
             // Only the last generation is kept.
             (Write::Sweep(_), _) => Outcome::Swept(false),
+            (Write::Emit(_), _) => Outcome::Emitted,
             (Write::Commit(commit), _) => Outcome::Committed(self.effects(commit)),
         });
         Applied {
@@ -554,8 +589,17 @@ impl Data {
         self.rows_written += (commit.puts.len() + commit.state.len()) as u64;
         self.change(commit.run, |run| run.commit(commit, now));
         for effect in &commit.effects {
-            if let Effect::Reply { request, body } = effect {
-                self.answer(*request, Answer::Reply(body.clone()));
+            match effect {
+                Effect::Reply { request, body } => {
+                    self.answer(*request, Answer::Reply(body.clone()));
+                }
+                Effect::Emit(emit) => {
+                    self.change(commit.run, |run| {
+                        run.emit(commit.run, commit.generation, now, emit);
+                    });
+                }
+                // Their turn comes after all commits.
+                _ => {}
             }
         }
         if let Patch::Finish { .. } = commit.patch {
@@ -919,6 +963,7 @@ impl Run {
             inbox: BTreeMap::new(),
             dedupes: BTreeSet::new(),
             state: BTreeMap::new(),
+            streams: BTreeMap::new(),
         }
     }
 

@@ -33,6 +33,7 @@ mod file;
 mod reads;
 mod runners;
 mod schema;
+mod streams;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -305,6 +306,24 @@ impl Store for SqliteStore {
 
     fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
         self.read(|conn| reads::state(conn, run))
+    }
+
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        self.read(|conn| streams::page(conn, run, stream, from, limit))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        self.read(|conn| streams::extents(conn, run))
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        self.read(|conn| streams::grown(conn, asked))
     }
 
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {

@@ -186,7 +186,7 @@ impl Audited {
     fn put(&mut self, puts: &[Put], violations: &mut Vec<String>) -> (HashSet<u64>, usize) {
         let (mut recorded, mut answers) = (HashSet::new(), 0);
         for put in puts {
-            if put.key == keys::failure_origins() || put.key.starts_with(keys::SET_ASIDE) {
+            if keys::is_of_run(&put.key) || put.key.starts_with(keys::SET_ASIDE) {
                 continue;
             }
             let Ok(entry) = codec::decode_entry(&put.value) else {

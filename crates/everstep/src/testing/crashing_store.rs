@@ -17,7 +17,7 @@ use crate::{
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
         LoadedRun, NewRunner, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters, StoreError,
-        Target, WakeFn, WakeGuard,
+        StreamExtent, StreamPage, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -328,6 +328,24 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
         self.read(|store| store.state(run))
+    }
+
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        self.read(|store| store.stream(run, stream, from, limit))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        self.read(|store| store.streams(run))
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        self.read(|store| store.streams_grown(asked))
     }
 
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {

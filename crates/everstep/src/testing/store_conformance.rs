@@ -17,13 +17,21 @@ use crate::{
     time::Timestamp,
 };
 
+type Check = fn(&World);
+
+macro_rules! checks {
+    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
+}
+
+mod streams;
+
 /// Runs every check on a fresh, empty store from `make`.
 ///
 /// # Panics
 ///
 /// With the name of the first check that fails, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    for (name, check) in CHECKS {
+    for (name, check) in CHECKS.iter().chain(streams::CHECKS) {
         let store = make();
         store
             .migrate()
@@ -92,6 +100,7 @@ struct Readings {
     failed: Vec<RunRow>,
     finished: Vec<(RunNo, Option<Finished>)>,
     dead_letters: Vec<DeadLetter>,
+    streams: Vec<Vec<(StreamExtent, Option<StreamPage>)>>,
 }
 
 impl Random {
@@ -117,11 +126,12 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(10) {
+            let write = match self.below(12) {
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
                 5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
+                6 => Write::Emit(Box::new(self.emission(id))),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
                 _ => {
@@ -244,6 +254,7 @@ impl Random {
                 request: Uuid::from_u128(u128::from(self.below(1_000))),
                 body: vec![self.below(256) as u8],
             }),
+            3 => Some(Effect::Emit(Box::new(self.emit()))),
             _ => None,
         };
         Commit {
@@ -326,14 +337,9 @@ impl Random {
             failed: store.list(&failed, None, 100).expect("list"),
             finished: store.finished(&nos).expect("finished"),
             dead_letters: store.dead_letters(None, 1_000).expect("dead_letters"),
+            streams: nos.iter().map(|no| streams::read(store, *no)).collect(),
         }
     }
-}
-
-type Check = fn(&World);
-
-macro_rules! checks {
-    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
 }
 
 const CHECKS: &[(&str, Check)] = checks![

@@ -37,6 +37,7 @@ pub(crate) fn apply(
     for write in &batch.writes {
         outcomes.push(match write {
             Write::Commit(commit) => applier.commit(commit)?,
+            Write::Emit(emission) => applier.emission(emission)?,
             // Its turn comes after all commits.
             _ => Outcome::Refused(Refusal::Gone),
         });
@@ -50,6 +51,7 @@ pub(crate) fn apply(
             }
             Write::Reopen(reopen) => applier.reopen(reopen)?,
             Write::Sweep(limit) => Outcome::Swept(applier.sweep(*limit)?),
+            Write::Emit(_) => continue,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)
@@ -115,7 +117,11 @@ impl<'a> Applier<'a> {
         })
     }
 
-    fn now(&self) -> Timestamp {
+    pub(super) fn fence_holds(&self) -> bool {
+        self.runner.is_some()
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
         Timestamp::from_millis(self.now)
     }
 
@@ -135,7 +141,7 @@ impl<'a> Applier<'a> {
     }
 
     /// The row as it is in this transaction.
-    fn head(&self, run: RunNo) -> rusqlite::Result<Option<Head>> {
+    pub(super) fn head(&self, run: RunNo) -> rusqlite::Result<Option<Head>> {
         if let Some(head) = self.memory.head(run) {
             return Ok(Some(head));
         }
@@ -217,10 +223,16 @@ impl<'a> Applier<'a> {
             self.execute(sql, params![commit.run.0, key, value])?;
         }
         for effect in &commit.effects {
-            if let Effect::Reply { request, body } = effect {
-                // Only an open request can be answered, so the first answer wins.
-                let sql = "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
-                self.execute(sql, params![request.as_bytes(), body])?;
+            match effect {
+                Effect::Reply { request, body } => {
+                    // Only an open request can be answered, so the first answer wins.
+                    let sql =
+                        "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
+                    self.execute(sql, params![request.as_bytes(), body])?;
+                }
+                Effect::Emit(emit) => self.emit(commit.run, commit.generation, emit)?,
+                // Their turn comes after all commits.
+                _ => {}
             }
         }
         Ok(())
@@ -422,7 +434,7 @@ impl<'a> Applier<'a> {
         }))
     }
 
-    fn owns_shard_of(&mut self, id: RunId) -> rusqlite::Result<bool> {
+    pub(super) fn owns_shard_of(&mut self, id: RunId) -> rusqlite::Result<bool> {
         let Some(runner) = self.runner else {
             return Ok(false);
         };

@@ -36,10 +36,12 @@ pub(crate) fn load(conn: &Connection, no: RunNo) -> rusqlite::Result<Option<Load
     let history = statement.query_map(params![no.0, row.generation], put)?;
     let history = history.collect::<rusqlite::Result<_>>()?;
     let inbox = columns::inbox_after(conn, no, 0)?;
+    let streams = super::streams::names(conn, no)?;
     Ok(Some(LoadedRun {
         row,
         history,
         inbox,
+        streams,
     }))
 }
 
