@@ -19,6 +19,12 @@ use crate::{
     time::Timestamp,
 };
 
+mod transaction;
+
+pub use transaction::Transaction;
+#[cfg(feature = "sqlite")]
+pub(crate) use transaction::TransactionBody;
+
 /// Many writes that become durable together.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
@@ -282,6 +288,9 @@ pub enum Effect {
         /// The answer, as a payload.
         body: Vec<u8>,
     },
+    /// Writes of the workflow's own, made in the same transaction. What became of them is in the
+    /// [`Transaction`] itself.
+    Transaction(Transaction),
 }
 
 /// What became of one write.

@@ -25,7 +25,8 @@
 //! ```
 //!
 //! Always true: the byte of a receipt is the last one, since the store appends it to
-//! [`encode_receipt_prefix`].
+//! [`encode_receipt_prefix`]. The data of a payload come last, since the store appends those of a
+//! transaction to [`encode_payload_prefix`].
 
 use uuid::Uuid;
 
@@ -119,6 +120,31 @@ pub(crate) fn encode_receipt_prefix(entry: &Entry) -> Vec<u8> {
     );
     let mut out = encode_entry(entry);
     out.pop();
+    out
+}
+
+/// The record of `entry` up to its payload, which [`append_payload`] completes.
+///
+/// # Panics
+///
+/// If the value of `entry` is not a payload without bytes.
+#[cfg(feature = "sqlite")]
+pub(crate) fn encode_payload_prefix(entry: &Entry) -> Vec<u8> {
+    assert!(
+        matches!(&entry.value, EntryValue::Payload(bytes) if bytes.is_empty()),
+        "only a payload that is not known yet is filled in later"
+    );
+    let mut out = encode_entry(entry);
+    // The length of no bytes.
+    out.pop();
+    out
+}
+
+/// The record that begins with this prefix and has this payload.
+#[cfg(feature = "sqlite")]
+pub(crate) fn append_payload(prefix: &[u8], payload: &[u8]) -> Vec<u8> {
+    let mut out = prefix.to_vec();
+    Writer::new(&mut out).data(payload);
     out
 }
 
@@ -225,6 +251,7 @@ fn read_kind(reader: &mut Reader<'_>) -> Result<EntryKind, DecodeError> {
         11 => EntryKind::Removed,
         12 => EntryKind::Send,
         13 => EntryKind::Rollback,
+        22 => EntryKind::Transaction,
         code => return Err(reader.invalid(at, format!("{code} is no kind of operation"))),
     })
 }

@@ -148,6 +148,7 @@ impl Round<'_> {
                     let answer = crate::store::Answer::Reply(body.clone());
                     self.shared.hub.answered(*request, answer);
                 }
+                Effect::Transaction(_) => {}
             }
         }
         if let Patch::Park {

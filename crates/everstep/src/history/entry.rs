@@ -74,6 +74,8 @@ pub enum EntryKind {
     Send = 12,
     /// The compensation of a step.
     Rollback = 13,
+    /// `ctx.transaction`
+    Transaction = 22,
 }
 
 /// How far an operation is. The codes are stored.

@@ -44,6 +44,10 @@ use crate::{
     time::Timestamp,
 };
 
+mod transactions;
+
+pub(crate) use transactions::PendingTransaction;
+
 /// What is the same for all runs of an engine thread.
 pub(crate) struct Env {
     pub(crate) settings: Arc<Settings>,
@@ -333,6 +337,8 @@ pub(crate) struct State {
     pub(crate) effects: Vec<Effect>,
     /// Sends whose effect is in `effects`, in the same order.
     pub(crate) sends: Vec<OpId>,
+    /// Transactions that go into the next commit.
+    pub(crate) transactions: Vec<PendingTransaction>,
     /// Listens whose time has run out, if no message comes before that is committed.
     pub(crate) timeouts: Vec<OpId>,
     pub(crate) starters: Vec<OpId>,
@@ -386,6 +392,7 @@ impl State {
             set_state: Vec::new(),
             effects: Vec::new(),
             sends: Vec::new(),
+            transactions: Vec::new(),
             timeouts: Vec::new(),
             starters: Vec::new(),
             bodies: 0,
@@ -794,8 +801,9 @@ impl Core {
             return false;
         };
         let (key, ephemeral) = (op.key.clone(), op.ephemeral);
+        // The body of a transaction is not one of these: it runs in the commit.
+        st.bodies -= usize::from(matches!(op.phase, Phase::Body { .. }));
         op.phase = Phase::Ready;
-        st.bodies -= 1;
         if st.history.get(&key).is_none() {
             let entry = op.entry();
             st.history.insert(key.clone(), entry).op = Some(id);

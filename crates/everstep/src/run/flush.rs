@@ -6,7 +6,7 @@
 
 use super::{
     End, Halt, Run, Stage,
-    core::{OpId, Phase},
+    core::{OpId, PendingTransaction, Phase},
 };
 use crate::{
     codec::{self, bare},
@@ -51,6 +51,7 @@ struct InFlight {
     revision: u64,
     number: u64,
     sends: Vec<OpId>,
+    transactions: Vec<PendingTransaction>,
     timeouts: Vec<OpId>,
     parked: Option<RowView>,
 }
@@ -372,7 +373,10 @@ impl Run {
             }
         }
         for (key, mut entry) in entries {
-            let has_body = matches!(entry.kind, EntryKind::Step | EntryKind::Rollback);
+            let has_body = matches!(
+                entry.kind,
+                EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction
+            );
             let ended = entry.status != EntryStatus::Running;
             // What was made after a number that is not stored is made again.
             if has_body && ended && entry.born <= stored {
@@ -387,6 +391,7 @@ impl Run {
         st.set_state.clear();
         st.effects.clear();
         st.sends.clear();
+        st.transactions.clear();
         st.timeouts.clear();
     }
 
@@ -444,6 +449,7 @@ impl Run {
             || starter
             || st.show
             || !st.sends.is_empty()
+            || !st.transactions.is_empty()
             || !st.timeouts.is_empty()
             || !self.flush.unsent.is_empty()
     }
@@ -544,7 +550,7 @@ impl Run {
         if folded {
             puts = keep_last(puts);
         }
-        let (effects, sends, state) = match scope {
+        let (mut effects, sends, state) = match scope {
             Scope::Everything => (
                 std::mem::take(&mut st.effects),
                 std::mem::take(&mut st.sends),
@@ -557,6 +563,11 @@ impl Run {
             }
             Scope::Results => Default::default(),
         };
+        let transactions = match scope {
+            Scope::Everything => st.take_transactions(),
+            Scope::Failure | Scope::Results => Vec::new(),
+        };
+        effects.extend(transactions.iter().map(PendingTransaction::effect));
         st.show = false;
         if self.core.env.settings.sabotage == Some(Sabotage::DoubleConsume) {
             st.consumed.clear();
@@ -589,6 +600,7 @@ impl Run {
             revision: st.revision,
             number: commit.last_number,
             sends,
+            transactions,
             timeouts,
             parked,
         });
@@ -623,6 +635,9 @@ impl Run {
         for (id, outcome) in sent.sends.iter().zip(delivered) {
             self.core.send_done(*id, outcome.receipt);
         }
+        for transaction in sent.transactions {
+            self.core.transaction_done(transaction);
+        }
         self.core.timeouts_done(&sent.timeouts);
         self.core.wake_starters();
         Next::Drive
@@ -640,7 +655,11 @@ impl Run {
             Refusal::Gap { .. } => return Next::Reload,
             Refusal::InboxMoved(rows) => {
                 self.take_back(commit);
-                self.core.state.borrow_mut().sends.splice(0..0, sent.sends);
+                {
+                    let mut st = self.core.state.borrow_mut();
+                    st.sends.splice(0..0, sent.sends);
+                    st.transactions.splice(0..0, sent.transactions);
+                }
                 self.core.deliver(rows);
                 self.core.timeouts_refused(&sent.timeouts);
                 self.flush.row = None;
@@ -668,7 +687,10 @@ impl Run {
         st.deletes.splice(0..0, commit.deletes);
         st.consumed.splice(0..0, commit.consumed);
         st.set_state.splice(0..0, commit.state);
-        st.effects.splice(0..0, commit.effects);
+        // Transactions are kept with their operations, which may be gone.
+        let mut effects = commit.effects;
+        effects.retain(|effect| !matches!(effect, Effect::Transaction(_)));
+        st.effects.splice(0..0, effects);
     }
 
     /// Messages that have arrived.

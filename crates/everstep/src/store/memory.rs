@@ -690,6 +690,9 @@ impl Data {
 
     /// Delivers what a commit sends, and writes down in its history what became of it.
     fn send(&mut self, commit: &Commit, now: Timestamp) -> Vec<Delivered> {
+        for transaction in rules::transactions(commit) {
+            transaction.refuse("the memory store has none; use a SQLite file");
+        }
         let mut answers = Vec::new();
         for (delivery, key, receipt) in rules::sends(commit) {
             let delivered = self.deliver(delivery, now);

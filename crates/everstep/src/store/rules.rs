@@ -13,7 +13,7 @@ use crate::{
     run_id::RunId,
     store::{
         CancelRequest, Commit, Control, Controlled, Delivery, Effect, Patch, Receipt, Refusal,
-        Reopen, RunStatus,
+        Reopen, RunStatus, Transaction,
     },
     time::Timestamp,
 };
@@ -298,6 +298,14 @@ pub(crate) fn sends(commit: &Commit) -> impl Iterator<Item = (&Delivery, &[u8], 
             key,
             receipt,
         } => Some((delivery, key.as_slice(), receipt.as_slice())),
-        Effect::Reply { .. } => None,
+        Effect::Reply { .. } | Effect::Transaction(_) => None,
+    })
+}
+
+/// The transactions of a commit, in order.
+pub(crate) fn transactions(commit: &Commit) -> impl Iterator<Item = &Transaction> {
+    commit.effects.iter().filter_map(|effect| match effect {
+        Effect::Transaction(transaction) => Some(transaction),
+        _ => None,
     })
 }

@@ -3,12 +3,12 @@
 //! On the path of a step this is the end: a commit that only adds entries becomes one `INSERT` for
 //! each of them and touches no other table.
 
-use std::cell::Cell;
+use std::{cell::Cell, time::Duration};
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 
-use super::{columns, error::bad_value, writer::Memory};
+use super::{columns, error::bad_value, transact, writer::Memory};
 use crate::{
     run_id::{RunId, RunNo},
     store::{
@@ -44,6 +44,7 @@ pub(crate) fn apply(
             Write::Reopen(reopen) => applier.reopen(reopen)?,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if !commit.effects.is_empty() => {
+                    applier.transact(commit)?;
                     Outcome::Committed(applier.send(commit)?)
                 }
                 _ => continue,
@@ -60,6 +61,8 @@ struct Applier<'a> {
     /// The runner, if its fence holds.
     runner: Option<Uuid>,
     rows: Cell<u64>,
+    /// How long the bodies of users' transactions have taken.
+    spent: Duration,
     // The statements of the path that every run takes, so that they are not looked up each time.
     insert_run: CachedStatement<'a>,
     put: CachedStatement<'a>,
@@ -82,6 +85,7 @@ impl<'a> Applier<'a> {
             now: batch.now.as_millis(),
             runner,
             rows: Cell::new(0),
+            spent: Duration::ZERO,
             insert_run: conn.prepare_cached(
                 "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, generation, \
                  available_at, deadline_at, created_at, updated_at, attempts, recoveries, \
@@ -507,6 +511,19 @@ impl<'a> Applier<'a> {
                    recoveries = 0 WHERE no = ?1";
         self.execute(sql, [reopen.run.0])?;
         Ok(Outcome::Committed(Vec::new()))
+    }
+
+    /// Makes the workflow's own writes, and writes down in its history that they are made.
+    fn transact(&mut self, commit: &Commit) -> rusqlite::Result<()> {
+        for transaction in rules::transactions(commit) {
+            transact::run(self.conn, transaction, &mut self.spent)?;
+            if let Some(Put { key, value }) = transaction.written() {
+                self.put
+                    .execute(params![commit.run.0, commit.generation, key, value])?;
+                self.count_rows(1);
+            }
+        }
+        Ok(())
     }
 
     /// Delivers what a commit sends, and writes down in its history what became of it.
