@@ -41,8 +41,8 @@ pub trait Store: Send + Sync + 'static {
     /// refuses to change data that a live runner of an older version is using. Idempotent.
     fn migrate(&self) -> Result<(), StoreError>;
 
-    /// Makes a batch durable in one transaction. One outcome for each write, in order.
-    fn commit(&self, batch: &Batch) -> Result<Vec<Outcome>, StoreError>;
+    /// Makes a batch durable in one transaction.
+    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError>;
 
     /// Makes the writes of a batch within a transaction of the caller's own, on a connection of its
     /// own to the same data. They are durable when the caller commits, and gone when it rolls back.
@@ -51,7 +51,7 @@ pub trait Store: Send + Sync + 'static {
         &self,
         _tx: &rusqlite::Transaction<'_>,
         _batch: &Batch,
-    ) -> Result<Vec<Outcome>, StoreError> {
+    ) -> Result<Applied, StoreError> {
         Err(StoreError::AnotherFile {
             store: self.describe(),
             found: "a SQLite file".to_owned(),

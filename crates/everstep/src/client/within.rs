@@ -88,8 +88,12 @@ impl Client {
             now: self.shared.now(),
             writes: vec![write],
         };
-        let outcomes = self.shared.store.commit_in(tx, &batch)?;
-        outcomes.into_iter().next().ok_or(ClientError::Closed)
+        let applied = self.shared.store.commit_in(tx, &batch)?;
+        applied
+            .outcomes
+            .into_iter()
+            .next()
+            .ok_or(ClientError::Closed)
     }
 }
 

@@ -22,11 +22,13 @@
 //!                      sent_at: int since created_at }>
 //!   4 version   uint
 //!   5 receipt   u8
+//!   6 answer    data
+//!   7 started   { id: 16 bytes, flags: u8 }
 //! ```
 //!
-//! Always true: the byte of a receipt is the last one, since the store appends it to
-//! [`encode_receipt_prefix`]. The data of a payload come last, since the store appends those of a
-//! transaction to [`encode_payload_prefix`].
+//! Always true: the byte of a receipt, and the run that was started, come last, since the store
+//! appends them to [`encode_receipt_prefix`] and [`encode_started_prefix`]. So do the data of a
+//! payload, which the store appends to [`encode_payload_prefix`] for a transaction.
 
 use uuid::Uuid;
 
@@ -37,6 +39,7 @@ use super::{
 };
 use crate::{
     history::{AttemptError, Entry, EntryKind, EntryStatus, EntryValue, TakenMessage},
+    run_id::RunId,
     time::Timestamp,
 };
 
@@ -105,6 +108,15 @@ pub(crate) fn encode_entry_into(entry: &Entry, out: &mut Vec<u8>) {
             writer.uint(5);
             writer.u8(*code);
         }
+        EntryValue::Answer(answer) => {
+            writer.uint(6);
+            writer.data(answer);
+        }
+        EntryValue::Started(id, flags) => {
+            writer.uint(7);
+            writer.fixed(id.as_uuid().as_bytes());
+            writer.u8(*flags);
+        }
     }
 }
 
@@ -145,6 +157,19 @@ pub(crate) fn encode_payload_prefix(entry: &Entry) -> Vec<u8> {
 pub(crate) fn append_payload(prefix: &[u8], payload: &[u8]) -> Vec<u8> {
     let mut out = prefix.to_vec();
     Writer::new(&mut out).data(payload);
+    out
+}
+
+#[allow(dead_code, reason = "children follow")]
+/// The record of `entry` without its last 17 bytes, to which the store appends the id of the run
+/// that it started, and flags.
+pub(crate) fn encode_started_prefix(entry: &Entry) -> Vec<u8> {
+    assert!(
+        matches!(entry.value, EntryValue::Started(..)),
+        "only a started run is filled in later"
+    );
+    let mut out = encode_entry(entry);
+    out.truncate(out.len() - 17);
     out
 }
 
@@ -217,6 +242,12 @@ fn read_value(reader: &mut Reader<'_>, created_at: Timestamp) -> Result<EntryVal
         3 => EntryValue::Messages(reader.list(|reader| read_message(reader, created_at))?),
         4 => EntryValue::Version(reader.uint32()?),
         5 => EntryValue::Receipt(reader.u8()?),
+        6 => EntryValue::Answer(reader.data()?.to_owned()),
+        7 => {
+            let id = RunId::from_uuid(Uuid::from_bytes(reader.fixed()?));
+            let id = id.ok_or_else(|| reader.invalid(at, "not the id of a run".to_owned()))?;
+            EntryValue::Started(id, reader.u8()?)
+        }
         code => return Err(reader.invalid(at, format!("{code} is no kind of value"))),
     })
 }
@@ -251,6 +282,14 @@ fn read_kind(reader: &mut Reader<'_>) -> Result<EntryKind, DecodeError> {
         11 => EntryKind::Removed,
         12 => EntryKind::Send,
         13 => EntryKind::Rollback,
+        14 => EntryKind::Event,
+        15 => EntryKind::Publish,
+        16 => EntryKind::Deferred,
+        17 => EntryKind::Peek,
+        18 => EntryKind::Child,
+        19 => EntryKind::Finished,
+        20 => EntryKind::Enqueue,
+        21 => EntryKind::Limit,
         22 => EntryKind::Transaction,
         code => return Err(reader.invalid(at, format!("{code} is no kind of operation"))),
     })
@@ -307,6 +346,37 @@ mod tests {
         // Spaces in the vector are for the reader.
         assert_eq!(hex(&bytes), expected.replace(' ', ""));
         assert_eq!(decode_entry(&bytes), Ok(entry));
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn a_payload_that_is_filled_in_makes_the_record_of_the_whole_entry() {
+        let entry = |payload: Vec<u8>| Entry {
+            kind: EntryKind::Transaction,
+            status: EntryStatus::Completed,
+            number: None,
+            born: 3,
+            compensable: false,
+            attempts: 1,
+            deaths: 0,
+            created_at: Timestamp::from_millis(5),
+            started_at: None,
+            completed_at: Some(Timestamp::from_millis(6)),
+            wake_at: None,
+            errors: Vec::new(),
+            value: EntryValue::Payload(payload),
+        };
+        for len in [0, 1, 127, 128, 300] {
+            let payload = vec![0x18; len];
+            let bytes = append_payload(&encode_payload_prefix(&entry(Vec::new())), &payload);
+            assert_eq!(bytes, encode_entry(&entry(payload.clone())));
+            assert_eq!(decode_entry(&bytes), Ok(entry(payload)));
+        }
+        let bytes = append_payload(&encode_payload_prefix(&entry(Vec::new())), &[0x18, 42]);
+        let fixed = [
+            1, 0, 22, 2, 0, 3, 0, 1, 0, 10, 0, 1, 2, 0, 0, 1, 2, 0x18, 42,
+        ];
+        assert_eq!(bytes, fixed);
     }
 
     #[test]

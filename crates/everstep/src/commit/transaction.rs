@@ -8,6 +8,8 @@
 //! Always true: the entry that says that the body has completed is written by the store in the
 //! transaction in which the body has written, or neither is.
 
+#[cfg(feature = "sqlite")]
+use std::time::Duration;
 use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -33,6 +35,16 @@ pub struct Transaction {
 #[cfg(feature = "sqlite")]
 pub(crate) type TransactionBody = Arc<dyn Fn(&Tx<'_>) -> Result<Vec<u8>, Error> + Send + Sync>;
 
+/// How long everything else may be held up.
+#[cfg(feature = "sqlite")]
+#[derive(Clone, Copy)]
+pub(crate) struct TransactionLimits {
+    /// By this body.
+    pub(crate) body: Duration,
+    /// By the bodies of a batch before this one begins.
+    pub(crate) batch: Duration,
+}
+
 struct Inner {
     /// Where the entry is written.
     key: Vec<u8>,
@@ -43,9 +55,8 @@ struct Inner {
     name: String,
     #[cfg(feature = "sqlite")]
     body: TransactionBody,
-    /// How long the body may take.
     #[cfg(feature = "sqlite")]
-    time_max: std::time::Duration,
+    limits: TransactionLimits,
     state: Mutex<State>,
 }
 
@@ -97,7 +108,7 @@ impl Transaction {
         prefix: Vec<u8>,
         name: String,
         body: TransactionBody,
-        time_max: std::time::Duration,
+        limits: TransactionLimits,
     ) -> Transaction {
         Transaction {
             inner: Arc::new(Inner {
@@ -105,7 +116,7 @@ impl Transaction {
                 prefix,
                 name,
                 body,
-                time_max,
+                limits,
                 state: Mutex::default(),
             }),
         }
@@ -115,8 +126,8 @@ impl Transaction {
         &self.inner.name
     }
 
-    pub(crate) fn time_max(&self) -> std::time::Duration {
-        self.inner.time_max
+    pub(crate) fn limits(&self) -> TransactionLimits {
+        self.inner.limits
     }
 
     pub(crate) fn call(&self, tx: &Tx<'_>) -> Result<Vec<u8>, Error> {

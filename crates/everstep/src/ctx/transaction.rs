@@ -8,7 +8,7 @@ use super::{
     step::{RawStep, StepCall, StepOptions, Work},
 };
 use crate::{
-    commit::{Transaction, TransactionBody},
+    commit::{Transaction, TransactionBody, TransactionLimits},
     error::Result,
     history::EntryKind,
     run::core::{Core, Op},
@@ -93,12 +93,16 @@ impl Ctx {
 impl Op {
     /// An attempt begins: its body goes into the next commit.
     pub(super) fn start_transaction(&self, body: TransactionBody, options: &StepOptions) {
-        let limit = self.core.env.settings.transaction_time_max;
-        let time_max = options.timeout.map_or(limit, |timeout| timeout.min(limit));
+        let batch = self.core.env.settings.transaction_time_max;
+        let body_max = options.timeout.map_or(batch, |timeout| timeout.min(batch));
+        let limits = TransactionLimits {
+            body: body_max,
+            batch,
+        };
         self.core
             .start_transaction(self.id, options.retry, |key, prefix| {
                 let name = Core::location(key);
-                Transaction::new(key.to_vec(), prefix, name, body, time_max)
+                Transaction::new(key.to_vec(), prefix, name, body, limits)
             });
     }
 }

@@ -236,10 +236,10 @@ impl Store for SqliteStore {
         Ok(())
     }
 
-    fn commit(&self, batch: &Batch) -> Result<Vec<Outcome>, StoreError> {
+    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.require_current()?;
         let mut writer = self.writer();
-        let (outcomes, rows) = loop {
+        let (applied, rows) = loop {
             let settled = transact::settled(batch);
             let applied =
                 writer.transaction(&self.file, |conn, memory| batch::apply(conn, memory, batch));
@@ -255,14 +255,14 @@ impl Store for SqliteStore {
             .writes
             .fetch_add(batch.writes.len() as u64, Ordering::Relaxed);
         self.counters.rows.fetch_add(rows, Ordering::Relaxed);
-        Ok(outcomes)
+        Ok(applied)
     }
 
     fn commit_in(
         &self,
         tx: &rusqlite::Transaction<'_>,
         batch: &Batch,
-    ) -> Result<Vec<Outcome>, StoreError> {
+    ) -> Result<Applied, StoreError> {
         self.require_current()?;
         within::commit(&self.file, tx, batch)
     }

@@ -229,7 +229,7 @@ pub(crate) fn run(
         return Ok(());
     }
     transaction.postpone();
-    if *spent > transaction.time_max() {
+    if *spent > transaction.limits().batch {
         return Ok(());
     }
     execute(conn, "SAVEPOINT everstep_transaction")?;
@@ -259,7 +259,7 @@ fn execute(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
 
 /// Calls the body under watch, and says why it has failed.
 fn call(conn: &Connection, transaction: &Transaction) -> Result<Vec<u8>, Error> {
-    let limit = transaction.time_max();
+    let limit = transaction.limits().body;
     let watch = Watch::begin(limit);
     let called = catch_unwind(AssertUnwindSafe(|| transaction.call(&Tx { conn })));
     let watched = watch.end();
@@ -307,13 +307,7 @@ fn store_failure(conn: &Connection, failed: bool) -> Option<rusqlite::Error> {
     let code = unsafe { ffi::sqlite3_extended_errcode(conn.handle()) };
     let is_ours = matches!(
         code & 0xFF,
-        ffi::SQLITE_FULL
-            | ffi::SQLITE_IOERR
-            | ffi::SQLITE_NOMEM
-            | ffi::SQLITE_CORRUPT
-            | ffi::SQLITE_NOTADB
-            | ffi::SQLITE_READONLY
-            | ffi::SQLITE_BUSY
+        ffi::SQLITE_FULL | ffi::SQLITE_IOERR | ffi::SQLITE_NOMEM
     );
     is_ours.then(|| rusqlite::Error::SqliteFailure(ffi::Error::new(code), None))
 }
@@ -332,4 +326,273 @@ fn has_broken_references(conn: &Connection) -> bool {
         ffi::sqlite3_db_status(conn.handle(), op, &mut current, &mut highest, 0)
     };
     code == ffi::SQLITE_OK && current != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        codec,
+        commit::{TransactionBody, TransactionLimits},
+        history::{Entry, EntryKind, EntryStatus, EntryValue},
+        run_id::{RunId, RunIds},
+        store::{
+            Commit, Effect, Fence, NewRun, NewRunner, Outcome, Patch, Put, RunStatus, ShardSet,
+            SqliteStore, Store, sqlite::testing::Directory,
+        },
+        time::Timestamp,
+    };
+
+    const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+
+    /// A file with a table of the user's and a runner that holds everything.
+    struct Shop {
+        store: SqliteStore,
+        fence: Fence,
+        ids: RunIds,
+        directory: Directory,
+    }
+
+    impl Shop {
+        fn new() -> Shop {
+            let directory = Directory::new();
+            let store = SqliteStore::create(directory.path("app.db")).expect("create");
+            store.migrate().expect("migrate");
+            let runner = NewRunner {
+                id: uuid::Uuid::from_u128(1),
+                name: "host/1".to_owned(),
+                now: NOW,
+                lease: Duration::from_secs(10),
+                workflows: Vec::new(),
+            };
+            let fence = store.register_runner(&runner).expect("register");
+            let taken = store.take_shards(fence, NOW, &ShardSet::ALL, &[]);
+            taken.expect("take_shards");
+            let shop = Shop {
+                store,
+                fence,
+                ids: RunIds::new(1),
+                directory,
+            };
+            let sql = "CREATE TABLE shop (n INTEGER UNIQUE ON CONFLICT ROLLBACK)";
+            shop.conn().execute_batch(sql).expect("the user's table");
+            shop
+        }
+
+        fn conn(&self) -> Connection {
+            Connection::open(self.directory.path("app.db")).expect("a connection of the user's")
+        }
+
+        fn rows(&self) -> Vec<i64> {
+            let conn = self.conn();
+            let mut statement = conn
+                .prepare("SELECT n FROM shop ORDER BY n")
+                .expect("prepare");
+            let rows = statement.query_map([], |row| row.get(0)).expect("query");
+            rows.collect::<rusqlite::Result<_>>().expect("rows")
+        }
+
+        fn write(&self, writes: Vec<Write>) -> Vec<Outcome> {
+            let (fence, now) = (Some(self.fence), NOW);
+            let batch = Batch { fence, now, writes };
+            self.store.commit(&batch).expect("commit").outcomes
+        }
+
+        fn start(&self) -> RunId {
+            let id = self.ids.next(NOW);
+            let new = NewRun {
+                id,
+                workflow: "shop".into(),
+                version: 1,
+                key: None,
+                pool: "default".into(),
+                available_at: None,
+                deadline_at: None,
+                tags: Vec::new(),
+                input: Vec::new(),
+                claim: true,
+            };
+            self.write(vec![Write::Start(Box::new(new))]);
+            id
+        }
+
+        fn keys(&self, run: RunId) -> Vec<Vec<u8>> {
+            let history = self.store.history(run.no(), None, 100).expect("history");
+            history.into_iter().map(|put| put.key).collect()
+        }
+    }
+
+    fn transaction(batch: Duration, body: TransactionBody) -> Transaction {
+        let entry = Entry {
+            kind: EntryKind::Transaction,
+            status: EntryStatus::Completed,
+            number: None,
+            born: 0,
+            compensable: false,
+            attempts: 1,
+            deaths: 0,
+            created_at: NOW,
+            started_at: None,
+            completed_at: Some(NOW),
+            wake_at: None,
+            errors: Vec::new(),
+            value: EntryValue::Payload(Vec::new()),
+        };
+        let prefix = codec::encode_payload_prefix(&entry);
+        let (key, name) = (b"transaction".to_vec(), "pay".to_owned());
+        let limits = TransactionLimits {
+            body: Duration::from_millis(50),
+            batch,
+        };
+        Transaction::new(key, prefix, name, body, limits)
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Inserts this number, then does something else.
+    fn inserting(
+        n: i64,
+        then: impl Fn(&Tx<'_>) -> Result<(), Error> + Send + Sync + 'static,
+    ) -> Transaction {
+        transaction(
+            LONG,
+            Arc::new(move |tx| {
+                tx.execute("INSERT INTO shop VALUES (?1)", [n])?;
+                then(tx)?;
+                Ok(vec![0xF6])
+            }),
+        )
+    }
+
+    fn commit(run: RunId, transaction: Option<&Transaction>) -> Write {
+        let effects = transaction.cloned().map(Effect::Transaction);
+        Write::Commit(Box::new(Commit {
+            run: run.no(),
+            generation: 1,
+            inbox_seq: None,
+            results_only: false,
+            last_number: 0,
+            numbers: 0,
+            deletes: Vec::new(),
+            puts: vec![Put {
+                key: b"step".to_vec(),
+                value: vec![7],
+            }],
+            consumed: Vec::new(),
+            state: Vec::new(),
+            effects: effects.into_iter().collect(),
+            patch: Patch::Keep,
+        }))
+    }
+
+    const ENDLESS: &str = "WITH RECURSIVE n(i) AS (SELECT 100 UNION ALL SELECT i + 1 FROM n) \
+                           INSERT INTO shop SELECT i FROM n";
+
+    #[test]
+    fn a_body_that_fails_takes_no_other_commit_of_its_batch_along() {
+        type Then = fn(&Tx<'_>) -> Result<(), Error>;
+        let failing: [(&str, Then); 5] = [
+            ("says so", |_| Err(Error::msg("no"))),
+            ("panics", |_| panic!("a bug")),
+            ("writes for ever", |tx| Ok(tx.execute_batch(ENDLESS)?)),
+            ("conflicts, and rolls all back", |tx| {
+                Ok(tx.execute_batch("INSERT INTO shop VALUES (1)")?)
+            }),
+            ("hides that", |tx| {
+                _ = tx.execute_batch("INSERT INTO shop VALUES (1)");
+                Ok(())
+            }),
+        ];
+        for (what, then) in failing {
+            let shop = Shop::new();
+            let runs: Vec<RunId> = (0..3).map(|_| shop.start()).collect();
+            let good = [inserting(1, |_| Ok(())), inserting(3, |_| Ok(()))];
+            let bad = inserting(2, then);
+            let outcomes = shop.write(vec![
+                commit(runs[0], Some(&good[0])),
+                commit(runs[1], Some(&bad)),
+                commit(runs[2], Some(&good[1])),
+            ]);
+            let committed = |outcome: &Outcome| matches!(outcome, Outcome::Committed(_));
+            assert!(outcomes.iter().all(committed), "{what}: {outcomes:?}");
+            assert_eq!(shop.rows(), [1, 3], "{what}");
+            let all = [b"step".to_vec(), b"transaction".to_vec()];
+            assert_eq!(shop.keys(runs[0]), all, "{what}");
+            assert_eq!(shop.keys(runs[1]), all[..1], "{what}");
+            assert_eq!(shop.keys(runs[2]), all, "{what}");
+            assert!(matches!(bad.take_answer(), Some(Err(_))), "{what}");
+            assert!(matches!(good[1].take_answer(), Some(Ok(_))), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_commit_that_is_refused_runs_no_body() {
+        let shop = Shop::new();
+        let run = shop.start();
+        let pay = inserting(1, |_| Ok(()));
+        let mut late = commit(run, Some(&pay));
+        if let Write::Commit(commit) = &mut late {
+            commit.generation = 2;
+        }
+        let outcomes = shop.write(vec![late]);
+        assert!(matches!(outcomes[0], Outcome::Refused(_)), "{outcomes:?}");
+        assert!(pay.take_answer().is_none());
+        assert!(shop.rows().is_empty());
+    }
+
+    #[test]
+    fn when_the_time_of_a_batch_is_spent_the_rest_wait_for_the_next() {
+        let shop = Shop::new();
+        let runs: Vec<RunId> = (0..2).map(|_| shop.start()).collect();
+        let slow = transaction(
+            LONG,
+            Arc::new(|tx| {
+                let endless = ENDLESS.replace("INSERT INTO shop SELECT i", "SELECT count(*)");
+                Ok(tx.query_row(&endless, [], |_| Ok(vec![0xF6]))?)
+            }),
+        );
+        let next = transaction(
+            Duration::from_millis(1),
+            Arc::new(|tx| {
+                tx.execute("INSERT INTO shop VALUES (2)", [])?;
+                Ok(vec![0xF6])
+            }),
+        );
+        shop.write(vec![
+            commit(runs[0], Some(&slow)),
+            commit(runs[1], Some(&next)),
+        ]);
+        assert!(matches!(slow.take_answer(), Some(Err(_))));
+        assert!(next.take_answer().is_none(), "its turn has not come");
+        assert!(shop.rows().is_empty());
+        shop.write(vec![commit(runs[1], Some(&next))]);
+        assert!(matches!(next.take_answer(), Some(Ok(_))));
+        assert_eq!(shop.rows(), [2]);
+    }
+
+    #[test]
+    fn every_table_of_ours_is_protected_and_no_other() {
+        for table in [
+            "runs", "RUNS", "history", "inbox", "keys", "runners", "shards",
+        ] {
+            assert!(is_ours(table), "{table}");
+        }
+        assert!(!is_ours("shop") && !is_ours("sqlite_master"));
+    }
+
+    #[test]
+    fn the_entry_that_is_stored_has_the_result_of_the_body() {
+        let shop = Shop::new();
+        let run = shop.start();
+        let pay = inserting(1, |_| Ok(()));
+        shop.write(vec![commit(run, Some(&pay))]);
+        let row = shop.store.run(&crate::store::Target::Id(run)).expect("run");
+        assert_eq!(row.expect("it is there").status, RunStatus::Running);
+        let stored = shop.store.history(run.no(), Some(b"step"), 1);
+        let stored = codec::decode_entry(&stored.expect("history")[0].value).expect("an entry");
+        assert_eq!(stored.kind, EntryKind::Transaction);
+        assert_eq!(stored.value, EntryValue::Payload(vec![0xF6]));
+    }
 }

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use super::{batch, file::File, schema, writer::Memory};
-use crate::store::{Batch, Outcome, StoreError};
+use crate::store::{Applied, Batch, StoreError};
 
 /// Makes the writes of a batch in `tx`. After an error, none of them is made, and the user's
 /// transaction is otherwise as it was.
@@ -15,7 +15,7 @@ pub(crate) fn commit(
     file: &File,
     tx: &rusqlite::Transaction<'_>,
     batch: &Batch,
-) -> Result<Vec<Outcome>, StoreError> {
+) -> Result<Applied, StoreError> {
     let error = |error| file.error(error);
     require_same(file, tx)?;
     let format = tx.query_row("PRAGMA user_version", [], |row| row.get(0));
@@ -30,7 +30,7 @@ pub(crate) fn commit(
     if !tx.is_autocommit() {
         tx.execute_batch("RELEASE everstep_within").map_err(error)?;
     }
-    applied.map(|(outcomes, _)| outcomes).map_err(error)
+    applied.map(|(applied, _)| applied).map_err(error)
 }
 
 /// Refuses a connection to another file.
