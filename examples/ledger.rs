@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Kill it at any point and start it again, as often as you like: it goes on with the transfers
-//! that are left, and ends with a look at the sums. Accounts, transfers and runs are all in
-//! `ledger.db`.
+//! that are left, and ends with a look at the sums. The next start makes 600 more. Accounts,
+//! transfers and runs are all in `ledger.db`.
 
 use everstep::{
     prelude::*,
@@ -14,28 +14,28 @@ use everstep::{
 };
 use serde::{Deserialize, Serialize};
 
-const ACCOUNTS: u64 = 10;
+const ACCOUNTS: u32 = 10;
 const CENTS_EACH: i64 = 1_000;
-const TRANSFERS: u64 = 300;
+const TRANSFERS: u32 = 600;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Transfer {
-    number: u64,
-    from: u64,
-    to: u64,
+    number: u32,
+    from: u32,
+    to: u32,
     cents: i64,
 }
 
 /// Takes the money, waits a moment, and books it: two transactions, and the money is in neither
 /// account in between.
 #[workflow]
-async fn transfer(ctx: Ctx, transfer: Transfer) -> Result<()> {
+async fn transfer(ctx: Ctx, order: Transfer) -> Result<()> {
     let Transfer {
         number,
         from,
         to,
         cents,
-    } = transfer;
+    } = order;
     // What this writes and the record that it was done are committed together. If the program is
     // killed right before that, neither has happened; right after it, both have.
     ctx.transaction("take", move |tx| {
@@ -80,15 +80,18 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let sql = "INSERT OR IGNORE INTO bank_accounts VALUES (?1, ?2)";
         tx.execute(sql, params![account, CENTS_EACH])?;
     }
+    let done: u32 = tx.query_row("SELECT count(*) FROM bank_done", [], |row| row.get(0))?;
     tx.commit()?;
 
-    for batch in (0..TRANSFERS).collect::<Vec<_>>().chunks(30) {
+    let first = done - done % TRANSFERS;
+    let numbers: Vec<u32> = (first..first + TRANSFERS).collect();
+    for batch in numbers.chunks(30) {
         // The runs of a batch are started in one transaction of our own: all of them, or none.
         let tx = conn.transaction_with_behavior(Immediate)?;
         let mut runs = Vec::new();
         for number in batch {
             let (from, to) = (number * 7 % ACCOUNTS, (number * 3 + 1) % ACCOUNTS);
-            let cents = (number % 90) as i64 + 10;
+            let cents = i64::from(number % 90) + 10;
             let input = Transfer {
                 number: *number,
                 from,
@@ -105,7 +108,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         for run in &runs {
             run.result().await?;
         }
-        println!("{} transfers are booked", batch.last().unwrap_or(&0) + 1);
+        println!("{} transfers are booked", batch[batch.len() - 1] + 1);
     }
 
     let number = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, i64>(0));
@@ -114,7 +117,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let done = number("SELECT count(*) FROM bank_done")?;
     println!("{done} transfers, {underway} under way, {sum} cents in all accounts");
     engine.shutdown().await;
-    let expected = (TRANSFERS as i64, 0, ACCOUNTS as i64 * CENTS_EACH);
+    let expected = (
+        i64::from(first + TRANSFERS),
+        0,
+        i64::from(ACCOUNTS) * CENTS_EACH,
+    );
     if (done, underway, sum) != expected {
         return Err(format!("it should be {expected:?}").into());
     }

@@ -146,7 +146,7 @@ pub(crate) fn kill_checkout(root: &Path) -> Result<(), Failure> {
 /// Kills the example `ledger` at random moments and lets it finish: it fails by itself if a cent
 /// was lost or made.
 pub(crate) fn kill_ledger(root: &Path) -> Result<(), Failure> {
-    let folder = kill_at_random(root, "ledger", 700)?;
+    let folder = kill_at_random(root, "ledger", 1_000)?;
     println!("    {KILLS} kills, and the sums are right");
     fs::remove_dir_all(&folder).map_err(|error| at(&folder, &error))
 }
