@@ -64,6 +64,7 @@ struct Inner {
 struct State {
     answer: Option<Result<Vec<u8>, Error>>,
     /// The body is not to run again: it has taken the store's transaction down with it.
+    #[cfg(feature = "sqlite")]
     settled: bool,
 }
 
