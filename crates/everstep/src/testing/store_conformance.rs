@@ -23,7 +23,7 @@ use crate::{
 ///
 /// With the name of the first check that fails, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    for (name, check) in CHECKS {
+    for (name, check) in all_checks() {
         let store = make();
         store
             .migrate()
@@ -331,9 +331,20 @@ impl Random {
 
 type Check = fn(&World);
 
+fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
+    let checks = CHECKS.iter();
+    #[cfg(feature = "sqlite")]
+    let checks = checks.chain(transactions::CHECKS);
+    checks
+}
+
 macro_rules! checks {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
 }
+
+// Below the macro that it uses.
+#[cfg(feature = "sqlite")]
+mod transactions;
 
 const CHECKS: &[(&str, Check)] = checks![
     migrating_twice_changes_nothing,
