@@ -93,7 +93,9 @@ impl Ctx {
 impl Op {
     /// An attempt begins: its body goes into the next commit.
     pub(super) fn start_transaction(&self, body: TransactionBody, options: &StepOptions) {
-        let batch = self.core.env.settings.transaction_time_max;
+        let settings = &self.core.env.settings;
+        // Meanwhile there is no heartbeat.
+        let batch = settings.transaction_time_max.min(settings.lease / 4);
         let body_max = options.timeout.map_or(batch, |timeout| timeout.min(batch));
         let limits = TransactionLimits {
             body: body_max,

@@ -22,8 +22,8 @@ pub struct Settings {
     /// How long an attempt may take that does not say so itself; as long as it likes if absent.
     pub default_step_timeout: Option<Duration>,
     /// How long the body of a `ctx.transaction` may take, 1 second by default: nothing else is
-    /// written meanwhile, not even the heartbeat, so it must stay far below `lease`. Those of one
-    /// batch take about twice this long together at most; the rest wait for the next batch.
+    /// written meanwhile, not even the heartbeat, so no more than a quarter of `lease` counts. Those
+    /// of one batch take about twice this long together at most; the rest wait for the next batch.
     pub transaction_time_max: Duration,
     /// How long to wait before a store that is busy or full is tried again.
     pub store_retry: Duration,
