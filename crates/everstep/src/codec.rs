@@ -18,6 +18,8 @@ pub(crate) mod failure;
 pub(crate) mod payload;
 pub(crate) mod tuple;
 
+#[cfg(feature = "sqlite")]
+pub(crate) use entry::{append_payload, encode_payload_prefix};
 pub(crate) use entry::{decode_entry, encode_entry, encode_receipt_prefix, encode_started_prefix};
 pub(crate) use failure::{decode_failure, encode_failure};
 

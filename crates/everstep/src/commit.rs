@@ -19,6 +19,12 @@ use crate::{
     time::Timestamp,
 };
 
+mod transaction;
+
+pub use transaction::Transaction;
+#[cfg(feature = "sqlite")]
+pub(crate) use transaction::{TransactionBody, TransactionLimits};
+
 /// Many writes that become durable together.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
@@ -314,6 +320,9 @@ pub enum Effect {
     },
     /// An item for a stream of this run, which clients follow.
     Emit(Box<Emit>),
+    /// Writes of the workflow's own, made in the same transaction. What became of them is in the
+    /// [`Transaction`] itself.
+    Transaction(Transaction),
     /// An operation of this run does not wait any more: it lost a race, was dropped, or its time
     /// ran out. What it had registered is taken back, and what was delivered to it alone and not
     /// taken goes back to where it came from.

@@ -41,6 +41,8 @@ pub(crate) mod rollback;
 pub(crate) mod send;
 pub(crate) mod sleep;
 pub(crate) mod step;
+#[cfg(feature = "sqlite")]
+mod transaction;
 pub(crate) mod wait;
 
 /// What a workflow is handed to do durable things with.

@@ -74,6 +74,12 @@ pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
+/// The version of rusqlite that everstep uses: use it from here, so that the types of
+/// [`Tx`] and of [`Client::start_in`] are yours too.
+#[cfg(feature = "sqlite")]
+pub use rusqlite;
+#[cfg(feature = "sqlite")]
+pub use store::Tx;
 pub use store::{Close, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use workflow::{

@@ -447,6 +447,7 @@ impl Run {
                 || st.bodies > 0
                 || !st.starters.is_empty()
                 || !st.sends.is_empty()
+                || !st.transactions.is_empty()
                 || !st.timeouts.is_empty()
                 || self.flush.in_flight();
             let waiting = |phase: Phase| {

@@ -30,7 +30,7 @@ pub(crate) mod sqlite;
 
 pub use memory::MemoryStore;
 #[cfg(feature = "sqlite")]
-pub use sqlite::{SqliteOptions, SqliteStore};
+pub use sqlite::{SqliteOptions, SqliteStore, Tx};
 
 /// Where runs are kept.
 pub trait Store: Send + Sync + 'static {
@@ -43,6 +43,20 @@ pub trait Store: Send + Sync + 'static {
 
     /// Makes a batch durable in one transaction.
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError>;
+
+    /// Makes the writes of a batch within a transaction of the caller's own, on a connection of its
+    /// own to the same data. They are durable when the caller commits, and gone when it rolls back.
+    #[cfg(feature = "sqlite")]
+    fn commit_in(
+        &self,
+        _tx: &rusqlite::Transaction<'_>,
+        _batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        Err(StoreError::AnotherFile {
+            store: self.describe(),
+            found: "a SQLite file".to_owned(),
+        })
+    }
 
     /// The row of one run.
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError>;
@@ -623,6 +637,14 @@ pub enum StoreError {
         /// Who uses it.
         runner: String,
     },
+    /// A transaction of the caller's own is on something else.
+    #[error("the transaction is on {found}, and the runs are in {store}; open that file instead")]
+    AnotherFile {
+        /// Which store.
+        store: String,
+        /// What the transaction is on.
+        found: String,
+    },
     /// One write of the batch cannot be made, whatever is around it.
     #[error("{store} cannot take a write")]
     Rejected {
@@ -678,6 +700,8 @@ impl StoreError {
             // Another program has migrated it under us.
             StoreError::TooNew { .. } => Reaction::Stop,
             StoreError::InUse { .. } => Reaction::Stop,
+            // No batch of the engine's is made in the transaction of a caller.
+            StoreError::AnotherFile { .. } => Reaction::Stop,
             // One write is at fault; the others must not suffer.
             StoreError::Rejected { .. } => Reaction::Bisect,
             StoreError::Closed { .. } => Reaction::Stop,

@@ -174,6 +174,7 @@ impl Round<'_> {
                 Effect::StartChild(_)
                 | Effect::Watch { .. }
                 | Effect::Emit(_)
+                | Effect::Transaction(_)
                 | Effect::Abandon { .. } => {}
             }
         }

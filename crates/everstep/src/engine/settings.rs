@@ -21,6 +21,10 @@ pub struct Settings {
     pub default_rollback_retry: Retry,
     /// How long an attempt may take that does not say so itself; as long as it likes if absent.
     pub default_step_timeout: Option<Duration>,
+    /// How long the body of a `ctx.transaction` may take, 1 second by default: nothing else is
+    /// written meanwhile, not even the heartbeat, so no more than a quarter of `lease` counts. Those
+    /// of one batch take about twice this long together at most; the rest wait for the next batch.
+    pub transaction_time_max: Duration,
     /// How long to wait before a store that is busy or full is tried again.
     pub store_retry: Duration,
     /// How exact timers are: those that end within this time of each other are woken together, so a
@@ -88,6 +92,7 @@ impl Default for Settings {
             default_retry: Retry::DEFAULT,
             default_rollback_retry: Retry::exponential(10),
             default_step_timeout: None,
+            transaction_time_max: Duration::from_secs(1),
             store_retry: Duration::from_millis(50),
             timer_resolution: Duration::from_millis(10),
             event_retain: Duration::from_secs(7 * 86_400),

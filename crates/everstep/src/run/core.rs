@@ -47,6 +47,10 @@ use crate::{
     time::Timestamp,
 };
 
+mod transactions;
+
+pub(crate) use transactions::PendingTransaction;
+
 /// What is the same for all runs of an engine thread.
 pub(crate) struct Env {
     pub(crate) settings: Arc<Settings>,
@@ -362,6 +366,8 @@ pub(crate) struct State {
     pub(crate) stream_names: Option<Arc<StreamNames>>,
     /// Sends whose effect is in `effects`, in the same order.
     pub(crate) sends: Vec<OpId>,
+    /// Transactions that go into the next commit.
+    pub(crate) transactions: Vec<PendingTransaction>,
     /// Listens whose time has run out, if no message comes before that is committed.
     pub(crate) timeouts: Vec<OpId>,
     pub(crate) starters: Vec<OpId>,
@@ -420,6 +426,7 @@ impl State {
             emitted: Mark::default(),
             stream_names: None,
             sends: Vec::new(),
+            transactions: Vec::new(),
             timeouts: Vec::new(),
             starters: Vec::new(),
             bodies: 0,
@@ -835,8 +842,9 @@ impl Core {
             return false;
         };
         let (key, ephemeral) = (op.key.clone(), op.ephemeral);
+        // The body of a transaction is not one of these: it runs in the commit.
+        st.bodies -= usize::from(matches!(op.phase, Phase::Body { .. }));
         op.phase = Phase::Ready;
-        st.bodies -= 1;
         if st.history.get(&key).is_none() {
             let entry = op.entry();
             st.history.insert(key.clone(), entry).op = Some(id);

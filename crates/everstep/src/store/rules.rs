@@ -17,8 +17,8 @@ pub(crate) mod tables;
 use crate::{
     run_id::RunId,
     store::{
-        CancelRequest, Commit, Control, Controlled, Delivery, InboxKind, InboxRow, Patch, Receipt,
-        Refusal, Reopen, RunStatus,
+        CancelRequest, Commit, Control, Controlled, Delivery, Effect, InboxKind, InboxRow, Patch,
+        Receipt, Refusal, Reopen, RunStatus, Transaction,
     },
     time::Timestamp,
 };
@@ -314,4 +314,12 @@ pub(crate) fn reopen(head: &mut Head, reopen: &Reopen) -> bool {
     (head.ending, head.cancel) = (None, None);
     forget_number(head);
     true
+}
+
+/// The transactions of a commit, in order.
+pub(crate) fn transactions(commit: &Commit) -> impl Iterator<Item = &Transaction> {
+    commit.effects.iter().filter_map(|effect| match effect {
+        Effect::Transaction(transaction) => Some(transaction),
+        _ => None,
+    })
 }

@@ -38,9 +38,13 @@ mod streams;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod transact;
 #[cfg(unix)]
 mod wake;
+mod within;
 mod writer;
+
+pub use transact::Tx;
 
 /// How a file is opened.
 #[derive(Clone, Debug)]
@@ -236,15 +240,33 @@ impl Store for SqliteStore {
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.require_current()?;
-        let (applied, rows) = self
-            .writer()
-            .transaction(&self.file, |conn, memory| batch::apply(conn, memory, batch))?;
+        let mut writer = self.writer();
+        let (applied, rows) = loop {
+            let settled = transact::settled(batch);
+            let applied =
+                writer.transaction(&self.file, |conn, memory| batch::apply(conn, memory, batch));
+            // The body of a user's transaction has taken the batch down: it is made without it.
+            if applied.is_err() && transact::settled(batch) > settled {
+                continue;
+            }
+            break applied?;
+        };
+        drop(writer);
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
         self.counters
             .writes
             .fetch_add(batch.writes.len() as u64, Ordering::Relaxed);
         self.counters.rows.fetch_add(rows, Ordering::Relaxed);
         Ok(applied)
+    }
+
+    fn commit_in(
+        &self,
+        tx: &rusqlite::Transaction<'_>,
+        batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        self.require_current()?;
+        within::commit(&self.file, tx, batch)
     }
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {

@@ -269,6 +269,16 @@ impl<S: Store> Store for CrashingStore<S> {
         })
     }
 
+    #[cfg(feature = "sqlite")]
+    fn commit_in(
+        &self,
+        tx: &rusqlite::Transaction<'_>,
+        batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        // No write of ours: it is made, or not, when the caller commits.
+        self.read(|store| store.commit_in(tx, batch))
+    }
+
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
         self.read(|store| store.run(target))
     }

@@ -24,6 +24,17 @@ macro_rules! checks {
 }
 
 mod streams;
+#[cfg(feature = "sqlite")]
+mod transactions;
+
+/// The checks of all files.
+fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
+    let checks = CHECKS.iter();
+    let checks = checks.chain(streams::CHECKS);
+    #[cfg(feature = "sqlite")]
+    let checks = checks.chain(transactions::CHECKS);
+    checks
+}
 
 /// Runs every check on a fresh, empty store from `make`.
 ///
@@ -31,7 +42,7 @@ mod streams;
 ///
 /// With the name of the first check that fails, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    for (name, check) in CHECKS.iter().chain(streams::CHECKS) {
+    for (name, check) in all_checks() {
         let store = make();
         store
             .migrate()

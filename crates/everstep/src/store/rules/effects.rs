@@ -69,7 +69,7 @@ pub(crate) fn apply<T: AllTables>(
             abandon(tables, &waiter(commit, key), *kind).map(|()| None)
         }
         // A row of its own, written with the entries.
-        Effect::Reply { .. } | Effect::Emit(_) => Ok(None),
+        Effect::Reply { .. } | Effect::Emit(_) | Effect::Transaction(_) => Ok(None),
     }
 }
 

@@ -3,12 +3,12 @@
 //! On the path of a step this is the end: a commit that only adds entries becomes one `INSERT` for
 //! each of them and touches no other table.
 
-use std::cell::Cell;
+use std::{cell::Cell, time::Duration};
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 
-use super::{columns, error::bad_value, writer::Memory};
+use super::{columns, error::bad_value, transact, writer::Memory};
 use crate::{
     hash::FastSet,
     store::rules::{
@@ -74,6 +74,8 @@ pub(super) struct Applier<'a> {
     /// The runner, if its fence holds.
     runner: Option<Uuid>,
     rows: Cell<u64>,
+    /// How long the bodies of users' transactions have taken.
+    spent: Duration,
     // The statements of the path that every run takes, so that they are not looked up each time.
     insert_run: CachedStatement<'a>,
     put: CachedStatement<'a>,
@@ -98,6 +100,7 @@ impl<'a> Applier<'a> {
             closing: FastSet::default(),
             runner,
             rows: Cell::new(0),
+            spent: Duration::ZERO,
             insert_run: conn.prepare_cached(
                 "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, generation, \
                  available_at, deadline_at, created_at, updated_at, attempts, recoveries, \
@@ -551,6 +554,19 @@ impl<'a> Applier<'a> {
         Ok(Outcome::Committed(Vec::new()))
     }
 
+    /// Makes the workflow's own writes, and writes down in its history that they are made.
+    fn transact(&mut self, commit: &Commit) -> rusqlite::Result<()> {
+        for transaction in rules::transactions(commit) {
+            transact::run(self.conn, transaction, &mut self.spent)?;
+            if let Some(Put { key, value }) = transaction.written() {
+                self.put
+                    .execute(params![commit.run.0, commit.generation, key, value])?;
+                self.count_rows(1);
+            }
+        }
+        Ok(())
+    }
+
     fn has_effects(&self, commit: &Commit) -> bool {
         !commit.effects.is_empty()
             || (!self.closing.is_empty() && self.closing.contains(&commit.run))
@@ -558,6 +574,7 @@ impl<'a> Applier<'a> {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> rusqlite::Result<Vec<EffectDone>> {
+        self.transact(commit)?;
         let mut done = Vec::new();
         for effect in &commit.effects {
             done.extend(effects::apply(self, commit, effect)?);
