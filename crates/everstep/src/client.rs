@@ -33,8 +33,12 @@ use crate::{
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name},
 };
 
+mod schedules;
 mod view;
 
+pub use schedules::{
+    Backfilled, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, Triggered,
+};
 pub use view::{HistoryEntry, RunInfo, RunPage};
 
 /// Starts runs and talks to them. Cheap to clone.
@@ -132,6 +136,20 @@ pub enum ClientError {
         act: &'static str,
         /// What to do.
         hint: &'static str,
+    },
+    /// There is no such schedule.
+    #[error("there is no schedule `{schedule}`; it may have been deleted")]
+    UnknownSchedule {
+        /// Its name.
+        schedule: String,
+    },
+    /// A schedule cannot be as it is asked for.
+    #[error("schedule `{schedule}`: {problem}")]
+    Schedule {
+        /// Its name.
+        schedule: String,
+        /// What is wrong, and what to do.
+        problem: String,
     },
     /// The engine or the client is shutting down.
     #[error("the client is closed: its engine has shut down")]

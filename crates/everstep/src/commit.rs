@@ -14,6 +14,10 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+mod schedule;
+
+pub use schedule::*;
+
 use crate::{
     run_id::{RunId, RunNo},
     time::Timestamp,
@@ -53,6 +57,8 @@ pub enum Write {
     Reopen(Box<Reopen>),
     /// What the owner of a run has to say. Answered by [`Outcome::Committed`].
     Commit(Box<Commit>),
+    /// Something about a schedule. Answered by [`Outcome::Scheduled`].
+    Schedule(Box<ScheduleWrite>),
 }
 
 /// A run to be created.
@@ -298,6 +304,8 @@ pub enum Outcome {
     Committed(Vec<Delivered>),
     /// A commit or a reopening that was not made.
     Refused(Refusal),
+    /// What became of a write about a schedule.
+    Scheduled(ScheduleOutcome),
 }
 
 /// The run that a start created, or found under its key.

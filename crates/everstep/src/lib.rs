@@ -30,6 +30,7 @@ mod ctx;
 mod engine;
 mod history;
 mod run;
+mod schedule;
 pub mod store;
 mod workflow;
 
@@ -44,8 +45,9 @@ mod time;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Cancel, Client, ClientError, Count, HistoryEntry, List, RunError, RunHandle, RunInfo, RunPage,
-    SendMessage, Sent, Start,
+    Backfilled, Cancel, Client, ClientError, Count, HistoryEntry, List, RunError, RunHandle,
+    RunInfo, RunPage, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage,
+    Sent, Start, Triggered,
 };
 pub use ctx::{
     Ctx,
@@ -72,6 +74,7 @@ pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
+pub use schedule::{Overlap, ScheduleSpec};
 pub use store::{RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use workflow::{

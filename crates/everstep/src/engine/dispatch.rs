@@ -7,9 +7,10 @@ use super::{
 };
 use crate::{
     commit::{
-        Batch, Commit, Controlled, Delivered, Delivery, Effect, InboxRow, Outcome, Patch, Write,
+        Batch, Commit, Control, Controlled, Delivered, Delivery, Effect, Fired, InboxRow, Outcome,
+        Patch, ScheduleOutcome, ScheduleWrite, Write,
     },
-    run_id::RunNo,
+    run_id::{RunId, RunNo},
     store::Finished,
     time::Timestamp,
 };
@@ -67,11 +68,7 @@ impl Round<'_> {
                 self.delivered(&delivery, delivered);
             }
             (Write::Control(_, control), Outcome::Controlled(Controlled::Done { run })) => {
-                if self.owns(run.shard()) {
-                    self.tell_owner(run.shard(), Event::Control(run.no(), control));
-                } else {
-                    self.elsewhere.push(run.no());
-                }
+                self.controlled(*run, control);
             }
             (Write::Reopen(reopen), Outcome::Committed(_)) => {
                 self.shared.due.note(reopen.available_at);
@@ -81,6 +78,9 @@ impl Round<'_> {
                 self.committed(*commit, delivered);
             }
             (Write::Start(new), _) if new.claim => self.shared.release(),
+            (Write::Schedule(write), Outcome::Scheduled(scheduled)) => {
+                self.scheduled(&write, scheduled);
+            }
             (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),
             _ => {}
         }
@@ -111,6 +111,28 @@ impl Round<'_> {
         } else {
             self.elsewhere.push(run);
         }
+    }
+
+    fn controlled(&mut self, run: RunId, control: Control) {
+        if self.owns(run.shard()) {
+            self.tell_owner(run.shard(), Event::Control(run.no(), control));
+        } else {
+            self.elsewhere.push(run.no());
+        }
+    }
+
+    /// Something about a schedule: the run that it has started, the one that it has cancelled, and
+    /// whether those who keep time have to look again.
+    fn scheduled(&mut self, write: &ScheduleWrite, outcome: &ScheduleOutcome) {
+        if let ScheduleOutcome::Fired(Fired::Started { run, cancelled }) = outcome {
+            if !run.attached {
+                self.due(run.id.no(), run.id.shard(), run.available_at);
+            }
+            if let Some(old) = cancelled {
+                self.controlled(*old, Control::Cancel { rollback: false });
+            }
+        }
+        super::schedules::tell(self.shared, write, outcome);
     }
 
     fn delivered(&mut self, delivery: &Delivery, delivered: &Delivered) {
@@ -165,6 +187,7 @@ impl Round<'_> {
             error,
         } = commit.patch
         {
+            self.shared.keeper.ended(commit.run);
             self.shared.hub.ended(commit.run, || Finished {
                 status,
                 output,

@@ -31,6 +31,7 @@ mod error;
 mod file;
 mod reads;
 mod runners;
+mod schedules;
 mod schema;
 #[cfg(test)]
 mod testing;
@@ -320,6 +321,31 @@ impl Store for SqliteStore {
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
         self.read(|conn| reads::dead_letters(conn, run, limit))
+    }
+
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        self.read(|conn| schedules::read_one(conn, name))
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|conn| schedules::read_all(conn, after, limit))
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        self.read(|conn| schedules::read_due(conn, now, after, limit))
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|conn| schedules::read_queued(conn, after, limit))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -15,9 +15,9 @@ use super::audit::Audit;
 use crate::{
     run_id::RunNo,
     store::{
-        Answer, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, NewRunner, Outcome, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters,
-        StoreError, Target, WakeFn, WakeGuard,
+        Answer, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, Fence, Filter, Finished,
+        InboxRow, LoadedRun, NewRunner, Outcome, Put, RunRow, RunnerRow, ScheduleRow, ShardSet,
+        Store, StoreCounters, StoreError, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -344,6 +344,31 @@ impl<S: Store> Store for CrashingStore<S> {
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
         self.read(|store| store.dead_letters(run, limit))
+    }
+
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        self.read(|store| store.schedule(name))
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|store| store.schedules(after, limit))
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        self.read(|store| store.due_schedules(now, after, limit))
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|store| store.queued_schedules(after, limit))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -42,6 +42,7 @@ pub(crate) fn apply(
                 Outcome::Controlled(applier.control(target, *control)?)
             }
             Write::Reopen(reopen) => applier.reopen(reopen)?,
+            Write::Schedule(write) => applier.schedule(write)?,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if !commit.effects.is_empty() => {
                     Outcome::Committed(applier.send(commit)?)
@@ -53,8 +54,8 @@ pub(crate) fn apply(
     Ok((outcomes, applier.rows.get()))
 }
 
-struct Applier<'a> {
-    conn: &'a Connection,
+pub(super) struct Applier<'a> {
+    pub(super) conn: &'a Connection,
     memory: &'a mut Memory,
     now: i64,
     /// The runner, if its fence holds.
@@ -101,7 +102,7 @@ impl<'a> Applier<'a> {
         })
     }
 
-    fn now(&self) -> Timestamp {
+    pub(super) fn now(&self) -> Timestamp {
         Timestamp::from_millis(self.now)
     }
 
@@ -110,7 +111,11 @@ impl<'a> Applier<'a> {
     }
 
     /// Executes a statement that is not on everybody's path.
-    fn execute(&self, sql: &str, params: impl rusqlite::Params) -> rusqlite::Result<usize> {
+    pub(super) fn execute(
+        &self,
+        sql: &str,
+        params: impl rusqlite::Params,
+    ) -> rusqlite::Result<usize> {
         let rows = self.conn.prepare_cached(sql)?.execute(params)?;
         self.count_rows(rows);
         Ok(rows)
@@ -129,7 +134,7 @@ impl<'a> Applier<'a> {
             .optional()
     }
 
-    fn find(&self, target: &Target) -> rusqlite::Result<Option<Head>> {
+    pub(super) fn find(&self, target: &Target) -> rusqlite::Result<Option<Head>> {
         match target {
             // The number says less than the id: it may be another run's.
             Target::Id(id) => Ok(self.head(id.no())?.filter(|head| head.id == *id)),
@@ -301,7 +306,7 @@ impl<'a> Applier<'a> {
             .map(drop)
     }
 
-    fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
+    pub(super) fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
         let keyed = match &new.key {
             Some(key) => find_key(self.conn, &new.workflow, key)?,
             None => None,
@@ -466,7 +471,11 @@ impl<'a> Applier<'a> {
         Ok(rules::refuse_message(head, unread, delivery))
     }
 
-    fn control(&mut self, target: &Target, control: Control) -> rusqlite::Result<Controlled> {
+    pub(super) fn control(
+        &mut self,
+        target: &Target,
+        control: Control,
+    ) -> rusqlite::Result<Controlled> {
         let Some(mut head) = self.find(target)? else {
             return Ok(Controlled::Unknown);
         };

@@ -18,7 +18,10 @@ const APPLICATION_ID: i32 = 0x4576_7273;
 
 /// What leads from each format to the next: the first one makes format 1 of an empty file. Entries
 /// are never changed once released, only added.
-pub(crate) const MIGRATIONS: &[&str] = &[include_str!("format_1.sql")];
+pub(crate) const MIGRATIONS: &[&str] = &[
+    include_str!("format_1.sql"),
+    include_str!("format_schedules.sql"),
+];
 
 /// The format that this program reads and writes.
 pub(crate) const FORMAT: u32 = MIGRATIONS.len() as u32;
