@@ -33,7 +33,7 @@ pub struct ScheduleRow {
     /// The next tick; absent if there is none any more.
     pub next_at: Option<Timestamp>,
     /// Ticks that wait for the end of the last run, in order.
-    pub queue: Vec<Timestamp>,
+    pub queue: Vec<QueuedTick>,
     /// The last tick that started a run.
     pub last_tick: Option<Timestamp>,
     /// That run.
@@ -48,6 +48,15 @@ pub struct ScheduleRow {
     pub created_at: Timestamp,
     /// When it was last changed from outside.
     pub updated_at: Timestamp,
+}
+
+/// A tick that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueuedTick {
+    /// Its instant.
+    pub at: Timestamp,
+    /// Whether somebody has asked for it: there may be several at one instant.
+    pub is_trigger: bool,
 }
 
 /// Schedules that are due.
@@ -145,7 +154,7 @@ pub enum FireCause {
     /// The first of those that wait. Refused unless it is that, and the last run has ended.
     Queued {
         /// The tick.
-        tick: Timestamp,
+        tick: QueuedTick,
     },
     /// One that somebody has asked for.
     Trigger {

@@ -23,7 +23,7 @@ use crate::{
 ///
 /// With the name of the first check that fails, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    for (name, check) in CHECKS {
+    for (name, check) in CHECKS.iter().chain(schedules::CHECKS) {
         let store = make();
         store
             .migrate()
@@ -92,6 +92,9 @@ struct Readings {
     failed: Vec<RunRow>,
     finished: Vec<(RunNo, Option<Finished>)>,
     dead_letters: Vec<DeadLetter>,
+    schedules: Vec<ScheduleRow>,
+    due_schedules: DueSchedules,
+    queued_schedules: Vec<ScheduleRow>,
 }
 
 impl Random {
@@ -117,7 +120,8 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(10) {
+            let write = match self.below(11) {
+                10 => Write::Schedule(Box::new(self.schedule_write(model, now))),
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
@@ -325,6 +329,9 @@ impl Random {
             failed: store.list(&failed, None, 100).expect("list"),
             finished: store.finished(&nos).expect("finished"),
             dead_letters: store.dead_letters(None, 1_000).expect("dead_letters"),
+            schedules: store.schedules(None, 100).expect("schedules"),
+            due_schedules: store.due_schedules(now, None, 100).expect("due_schedules"),
+            queued_schedules: store.queued_schedules(None, 100).expect("queued_schedules"),
         }
     }
 }
@@ -334,6 +341,8 @@ type Check = fn(&World);
 macro_rules! checks {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
 }
+
+mod schedules;
 
 const CHECKS: &[(&str, Check)] = checks![
     migrating_twice_changes_nothing,

@@ -85,7 +85,6 @@ impl ScheduleRows for Rows<'_> {
     }
 
     fn start_run(&mut self, new: &NewRun) -> Result<Outcome, Self::Error> {
-        // Nobody claims it: it is found as due.
         Ok(self.data.start(new, None, self.now))
     }
 

@@ -8,7 +8,7 @@ use crate::{
     run_id::RunId,
     schedule::{Overlap, QUEUE_MAX},
     store::{
-        Controlled, Fire, FireCause, Fired, NewRun, NewSchedule, Outcome, RunStatus,
+        Controlled, Fire, FireCause, Fired, NewRun, NewSchedule, Outcome, QueuedTick, RunStatus,
         ScheduleOutcome, ScheduleRow, ScheduleWrite,
     },
     time::Timestamp,
@@ -175,7 +175,10 @@ fn deal_with<R: ScheduleRows>(
                 }
             }
             Decision::Wait => {
-                row.queue.push(tick);
+                row.queue.push(QueuedTick {
+                    at: tick,
+                    is_trigger: matches!(fire.cause, FireCause::Trigger { .. }),
+                });
                 Fired::Queued
             }
             Decision::Skip => {
@@ -210,7 +213,7 @@ fn take(row: &mut ScheduleRow, cause: FireCause, is_live: bool) -> Option<Option
                 return None;
             }
             row.queue.remove(0);
-            Some(Some(tick))
+            Some(Some(tick.at))
         }
         FireCause::Trigger { tick } => Some(Some(tick)),
     }
@@ -244,7 +247,12 @@ fn start<R: ScheduleRows>(
     new: &NewRun,
     cancel: Option<RunId>,
 ) -> Result<Option<Fired>, R::Error> {
-    let Outcome::Started(run) = rows.start_run(new)? else {
+    // Nobody has it in memory: it is found as due.
+    let unclaimed = new.claim.then(|| NewRun {
+        claim: false,
+        ..new.clone()
+    });
+    let Outcome::Started(run) = rows.start_run(unclaimed.as_ref().unwrap_or(new))? else {
         return Ok(None);
     };
     // Attached, if somebody has asked for the run of this very tick before.

@@ -12,7 +12,7 @@ CREATE TABLE schedules (
     catch_up INTEGER NOT NULL,
     paused INTEGER NOT NULL,
     next_at INTEGER,           -- null: no tick is left
-    queue TEXT,                -- a JSON array of ticks that wait; null: none
+    queue TEXT,                -- a JSON array of ticks that wait, each with whether it is a trigger
     last_tick INTEGER,
     last_run BLOB,             -- the id of the run
     started INTEGER NOT NULL,

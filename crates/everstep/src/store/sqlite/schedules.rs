@@ -112,9 +112,14 @@ fn row(row: &Row<'_>) -> rusqlite::Result<ScheduleRow> {
     })
 }
 
-fn ticks(json: &str) -> rusqlite::Result<Vec<Timestamp>> {
-    let ms: Vec<i64> = serde_json::from_str(json).map_err(|error| bad_value("queue", error))?;
-    Ok(ms.into_iter().map(Timestamp::from_millis).collect())
+fn ticks(json: &str) -> rusqlite::Result<Vec<QueuedTick>> {
+    let ticks: Vec<(i64, bool)> =
+        serde_json::from_str(json).map_err(|error| bad_value("queue", error))?;
+    let ticks = ticks.into_iter().map(|(ms, is_trigger)| QueuedTick {
+        at: Timestamp::from_millis(ms),
+        is_trigger,
+    });
+    Ok(ticks.collect())
 }
 
 /// As it is stored: whole milliseconds, within the numbers of SQL.
@@ -142,7 +147,10 @@ impl ScheduleRows for Applier<'_> {
              ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)"
         );
         let tags = (!row.tags.is_empty()).then(|| columns::to_json(&row.tags));
-        let ticks = row.queue.iter().map(|tick| tick.as_millis());
+        let ticks = row
+            .queue
+            .iter()
+            .map(|tick| (tick.at.as_millis(), tick.is_trigger));
         let queue = (!row.queue.is_empty()).then(|| columns::to_json(&ticks.collect::<Vec<_>>()));
         let params = params![
             row.name,

@@ -183,7 +183,7 @@ mod tests {
     fn a_live_runner_of_an_older_version_stops_a_migration() {
         let directory = Directory::new();
         let file = File::new(&directory.path("app.db"), SqliteOptions::default());
-        migrate_to(&file, MIGRATIONS).expect("format 1");
+        migrate_to(&file, MIGRATIONS).expect("this format");
         let conn = file.connect(OpenFlags::default()).expect("connect");
         let lease_until = Timestamp::from(SystemTime::now()).as_millis() + 60_000;
         let sql = "INSERT INTO runners VALUES (x'01', 1, 'old-host/7', ?1, '[]', NULL)";
@@ -191,26 +191,26 @@ mod tests {
         let later = [MIGRATIONS, &["CREATE TABLE later (a)"]].concat();
         let error = migrate_to(&file, &later).expect_err("in use");
         assert!(error.to_string().contains("old-host/7"), "{error}");
-        assert_eq!(format(&file), 1);
+        assert_eq!(format(&file), i64::from(FORMAT));
         conn.execute("UPDATE runners SET lease_until = 0", [])
             .expect("its lease is over");
         migrate_to(&file, &later).expect("nobody uses it");
-        assert_eq!(format(&file), 2);
+        assert_eq!(format(&file), i64::from(FORMAT) + 1);
     }
 
     #[test]
     fn a_migration_that_fails_leaves_the_file_as_it_was() {
         let directory = Directory::new();
         let file = File::new(&directory.path("app.db"), SqliteOptions::default());
-        migrate_to(&file, MIGRATIONS).expect("format 1");
+        migrate_to(&file, MIGRATIONS).expect("this format");
         let broken = [
             MIGRATIONS,
             &["CREATE TABLE later (a); CREATE TABLE runs (b)"],
         ]
         .concat();
         migrate_to(&file, &broken).expect_err("there is a table `runs` already");
-        assert_eq!(format(&file), 1);
-        migrate_to(&file, MIGRATIONS).expect("still format 1");
+        assert_eq!(format(&file), i64::from(FORMAT));
+        migrate_to(&file, MIGRATIONS).expect("still this format");
     }
 
     #[test]
@@ -222,6 +222,6 @@ mod tests {
                 scope.spawn(|| migrate_to(&file, MIGRATIONS).expect("migrate"));
             }
         });
-        assert_eq!(format(&file), 1);
+        assert_eq!(format(&file), i64::from(FORMAT));
     }
 }
