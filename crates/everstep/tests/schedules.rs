@@ -226,7 +226,8 @@ async fn ticks_of_a_downtime_are_started_as_far_as_the_window_goes() {
     let mut world = World::new().await;
     let client = world.engine.client();
     let schedule = client.schedule("s", WORK, 0).every(minutes(1));
-    let schedule = schedule.catch_up(minutes(5)).await.unwrap();
+    let schedule = schedule.overlap(Overlap::Allow).catch_up(minutes(5));
+    let schedule = schedule.await.unwrap();
     world.pass_until(seconds(90)).await;
     drop((client, schedule));
     // From 90 s to 990 s nobody runs: 15 ticks, of which those from 690 s on are caught up.
@@ -350,8 +351,7 @@ async fn a_queued_trigger_is_started_when_the_last_run_has_ended() {
     let mut runs = world.runs().await;
     runs.sort_by_key(|run| run.2);
     let expected = [0, 60, 120].map(|began| (0, Completed, began));
-    // The three triggers have the same instant, and the two that waited the key of its tick.
-    assert_eq!(runs.len(), 3, "{runs:?}");
+    // Three triggers at one instant are three runs.
     assert_eq!(runs, expected);
     world.engine.shutdown().await;
 }

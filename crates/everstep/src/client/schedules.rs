@@ -205,7 +205,8 @@ impl Schedule {
 
     /// How late a tick may be and still start its run, after a time when no engine ran: an hour if
     /// this is not said. Ticks that are later are counted as missed. It is never less than ten
-    /// seconds.
+    /// seconds. What becomes of each follows from [`overlap`](Schedule::overlap), so that most are
+    /// skipped unless that says otherwise.
     pub fn catch_up(mut self, limit: Duration) -> Self {
         self.catch_up = limit;
         self
@@ -617,7 +618,7 @@ impl ScheduleInfo {
             overlap: row.overlap,
             catch_up: row.catch_up,
             paused: row.paused,
-            queued: row.queue,
+            queued: row.queue.iter().map(|tick| tick.at).collect(),
             last_tick: row.last_tick,
             last_run: row.last_run,
             started: row.started,

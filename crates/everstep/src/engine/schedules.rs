@@ -138,7 +138,10 @@ fn deal_with_queued(shared: &Shared) -> Result<bool, Arc<StoreError>> {
                 name: row.name.clone(),
                 revision: row.revision,
                 cause: FireCause::Queued { tick },
-                run: Some(Box::new(run_of_tick(shared, row, tick))),
+                run: Some(Box::new(match tick.is_trigger {
+                    true => run_of_trigger(shared, row, tick.at),
+                    false => run_of_tick(shared, row, tick.at),
+                })),
             })
         });
     fire_all(shared, fires.collect())

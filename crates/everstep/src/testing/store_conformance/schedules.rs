@@ -115,9 +115,16 @@ fn end(world: &World, id: RunId) {
     });
 }
 
+fn waiting(ms: i64) -> QueuedTick {
+    QueuedTick {
+        at: at(ms),
+        is_trigger: false,
+    }
+}
+
 fn queued(world: &World, ms: i64) -> Fire {
     Fire {
-        cause: FireCause::Queued { tick: at(ms) },
+        cause: FireCause::Queued { tick: waiting(ms) },
         ..fire_tick(world, ms)
     }
 }
@@ -371,7 +378,7 @@ fn queued_ticks_start_in_order_when_the_last_run_has_ended(world: &World) {
         let rows = world.store.queued_schedules(None, 10).expect("queued");
         rows.into_iter().map(|row| row.queue).collect::<Vec<_>>()
     };
-    assert_eq!(names(world), [vec![at(20), at(30)]]);
+    assert_eq!(names(world), [vec![waiting(20), waiting(30)]]);
     // Not while it is live, and not out of turn.
     assert_eq!(fire(world, queued(world, 20)), ScheduleOutcome::Stale);
     end(world, old);
@@ -384,7 +391,7 @@ fn queued_ticks_start_in_order_when_the_last_run_has_ended(world: &World) {
     };
     assert_eq!(fire(world, queued(world, 20)), ScheduleOutcome::Stale);
     end(world, run.id);
-    assert_eq!(names(world), [vec![at(30), at(40)]]);
+    assert_eq!(names(world), [vec![waiting(30), waiting(40)]]);
     assert_eq!(row(world, "s").last_tick, Some(at(20)));
     assert_eq!((row(world, "s").started, row(world, "s").skipped), (2, 0));
 }
@@ -421,9 +428,18 @@ fn a_paused_schedule_has_no_ticks_but_can_be_triggered(world: &World) {
     let second = fire(world, trigger(4));
     assert_eq!(second, ScheduleOutcome::Fired(Fired::Queued));
     assert_eq!(row(world, "s").last_run, Some(run.id));
+    let tick = QueuedTick {
+        at: at(4),
+        is_trigger: true,
+    };
+    assert_eq!(row(world, "s").queue, [tick]);
     end(world, run.id);
     // What waits goes on waiting.
-    assert_eq!(fire(world, queued(world, 4)), ScheduleOutcome::Stale);
+    let its_turn = Fire {
+        cause: FireCause::Queued { tick },
+        ..fire_tick(world, 4)
+    };
+    assert_eq!(fire(world, its_turn), ScheduleOutcome::Stale);
     let listed = world.store.queued_schedules(None, 10).expect("queued");
     assert_eq!(listed, []);
 }
@@ -551,7 +567,10 @@ impl Random {
                 let cause = match n {
                     4 => FireCause::Trigger { tick: now },
                     5..8 => FireCause::Queued {
-                        tick: row.queue.first().copied().unwrap_or(now),
+                        tick: row.queue.first().copied().unwrap_or(QueuedTick {
+                            at: now,
+                            is_trigger: false,
+                        }),
                     },
                     _ => FireCause::Tick {
                         next_at: tick,
