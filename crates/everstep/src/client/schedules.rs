@@ -481,7 +481,7 @@ impl ScheduleHandle {
                 _ => continue,
             };
             return Ok(match fired {
-                Fired::Started { run, .. } => Triggered::Started(self.client.run(run.id)),
+                Fired::Started(run) => Triggered::Started(self.client.run(run.id)),
                 Fired::Skipped { by } => Triggered::Skipped { by },
                 Fired::Queued | Fired::Missed => Triggered::Queued,
             });

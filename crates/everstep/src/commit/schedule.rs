@@ -189,12 +189,7 @@ pub enum ScheduleOutcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fired {
     /// Its run was started.
-    Started {
-        /// The run.
-        run: Started,
-        /// The run that was cancelled for it; its owner has to know.
-        cancelled: Option<RunId>,
-    },
+    Started(Started),
     /// It started none, because this run has not ended.
     Skipped {
         /// The run.

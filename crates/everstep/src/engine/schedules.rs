@@ -175,7 +175,7 @@ fn report(schedule: &str, cause: FireCause, outcome: &Outcome) {
     }
     if let Outcome::Scheduled(ScheduleOutcome::Fired(fired)) = outcome {
         match fired {
-            Fired::Started { run, .. } => tracing::debug!(schedule, run = %run.id, "started"),
+            Fired::Started(run) => tracing::debug!(schedule, run = %run.id, "started"),
             Fired::Skipped { by } => {
                 tracing::info!(schedule, ?by, "a tick was skipped: a run has not ended");
             }

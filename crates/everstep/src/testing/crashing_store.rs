@@ -15,8 +15,8 @@ use super::audit::Audit;
 use crate::{
     run_id::RunNo,
     store::{
-        Answer, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, Fence, Filter, Finished,
-        InboxRow, LoadedRun, NewRunner, Outcome, Put, RunRow, RunnerRow, ScheduleRow, ShardSet,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, Fence, Filter,
+        Finished, InboxRow, LoadedRun, NewRunner, Put, RunRow, RunnerRow, ScheduleRow, ShardSet,
         Store, StoreCounters, StoreError, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
@@ -258,14 +258,14 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(Store::migrate)
     }
 
-    fn commit(&self, batch: &Batch) -> Result<Vec<Outcome>, StoreError> {
+    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.write(|store, state| {
             state.commits += 1;
-            let outcomes = store.commit(batch)?;
+            let applied = store.commit(batch)?;
             if let Some(audit) = &self.audit {
-                audit.committed(batch, &outcomes);
+                audit.committed(batch, &applied.outcomes);
             }
-            Ok(outcomes)
+            Ok(applied)
         })
     }
 

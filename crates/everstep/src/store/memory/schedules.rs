@@ -1,15 +1,14 @@
 //! Schedules in memory.
 
 use super::{
-    super::rules::schedules::{self, ScheduleRows},
+    super::rules::schedules::{self, ScheduleTables},
     *,
 };
 
 impl Data {
-    pub(super) fn schedule(&mut self, write: &ScheduleWrite, now: Timestamp) -> Outcome {
-        match schedules::apply(&mut Rows { data: self, now }, write, now) {
-            Ok(outcome) => Outcome::Scheduled(outcome),
-        }
+    pub(super) fn write_about_schedule(&mut self, write: &ScheduleWrite) -> Outcome {
+        let Ok(outcome) = schedules::apply(self, write);
+        Outcome::Scheduled(outcome)
     }
 
     pub(super) fn schedule_row(&self, name: &str) -> Option<ScheduleRow> {
@@ -54,42 +53,25 @@ impl Data {
     }
 }
 
-struct Rows<'a> {
-    data: &'a mut Data,
-    now: Timestamp,
-}
-
-impl ScheduleRows for Rows<'_> {
-    type Error = std::convert::Infallible;
-
-    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, Self::Error> {
-        Ok(self.data.schedule_row(name))
+impl ScheduleTables for Data {
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, Infallible> {
+        Ok(self.schedule_row(name))
     }
 
-    fn write_schedule(&mut self, row: &ScheduleRow) -> Result<(), Self::Error> {
+    fn write_schedule(&mut self, row: &ScheduleRow) -> Result<(), Infallible> {
         let row = Arc::new(row.clone());
-        self.data.schedules.insert(row.name.clone(), row);
-        self.data.rows_written += 1;
+        self.schedules.insert(row.name.clone(), row);
+        self.rows_written += 1;
         Ok(())
     }
 
-    fn delete_schedule(&mut self, name: &str) -> Result<(), Self::Error> {
-        self.data.schedules.remove(name);
-        self.data.rows_written += 1;
+    fn delete_schedule(&mut self, name: &str) -> Result<(), Infallible> {
+        self.schedules.remove(name);
+        self.rows_written += 1;
         Ok(())
     }
 
-    fn status_of_run(&self, run: RunId) -> Result<Option<RunStatus>, Self::Error> {
-        let no = self.data.find(&Target::Id(run));
-        Ok(no.map(|no| self.data.runs[&no].head.status))
-    }
-
-    fn start_run(&mut self, new: &NewRun) -> Result<Outcome, Self::Error> {
-        Ok(self.data.start(new, None, self.now))
-    }
-
-    fn cancel_run(&mut self, run: RunId) -> Result<Controlled, Self::Error> {
-        let cancel = Control::Cancel { rollback: false };
-        Ok(self.data.control(&Target::Id(run), cancel, self.now))
+    fn start_run(&mut self, new: &NewRun) -> Result<Outcome, Infallible> {
+        Ok(self.start(new, None, self.now))
     }
 }

@@ -4,35 +4,31 @@
 //! run of a schedule has ended is known, and a tick is dealt with once however many try: whoever
 //! comes second finds another `next_at`.
 
+use super::tables::{self, Tables};
 use crate::{
     run_id::RunId,
     schedule::{Overlap, QUEUE_MAX},
     store::{
-        Controlled, Fire, FireCause, Fired, NewRun, NewSchedule, Outcome, QueuedTick, RunStatus,
-        ScheduleOutcome, ScheduleRow, ScheduleWrite,
+        Fire, FireCause, Fired, NewRun, NewSchedule, Notice, Outcome, QueuedTick, ScheduleOutcome,
+        ScheduleRow, ScheduleWrite, Target,
     },
     time::Timestamp,
 };
 
-/// What a store does.
-pub(crate) trait ScheduleRows {
-    type Error;
-
+/// What a store does besides.
+pub(crate) trait ScheduleTables: Tables {
     fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, Self::Error>;
     fn write_schedule(&mut self, row: &ScheduleRow) -> Result<(), Self::Error>;
     fn delete_schedule(&mut self, name: &str) -> Result<(), Self::Error>;
-    fn status_of_run(&self, run: RunId) -> Result<Option<RunStatus>, Self::Error>;
     fn start_run(&mut self, new: &NewRun) -> Result<Outcome, Self::Error>;
-    /// Without rollback.
-    fn cancel_run(&mut self, run: RunId) -> Result<Controlled, Self::Error>;
 }
 
 /// Does what is asked, or says why not.
-pub(crate) fn apply<R: ScheduleRows>(
-    rows: &mut R,
+pub(crate) fn apply<T: ScheduleTables>(
+    tables: &mut T,
     write: &ScheduleWrite,
-    now: Timestamp,
-) -> Result<ScheduleOutcome, R::Error> {
+) -> Result<ScheduleOutcome, T::Error> {
+    let now = tables.now();
     let name = match write {
         ScheduleWrite::Put(new) => &new.name,
         ScheduleWrite::Fire(fire) => &fire.name,
@@ -40,15 +36,15 @@ pub(crate) fn apply<R: ScheduleRows>(
         | ScheduleWrite::Resume { name, .. }
         | ScheduleWrite::Delete { name } => name,
     };
-    let row = rows.schedule(name)?;
+    let row = tables.schedule(name)?;
     let (outcome, row) = match (write, row) {
         (ScheduleWrite::Put(new), row) => put(new, row, now),
         (_, None) => return Ok(ScheduleOutcome::Unknown),
         (ScheduleWrite::Delete { name }, _) => {
-            rows.delete_schedule(name)?;
+            tables.delete_schedule(name)?;
             return Ok(ScheduleOutcome::Done);
         }
-        (ScheduleWrite::Fire(fire), Some(row)) => return deal_with(rows, fire, row),
+        (ScheduleWrite::Fire(fire), Some(row)) => return deal_with(tables, fire, row),
         (ScheduleWrite::Pause { .. }, Some(row)) => pause(row, now),
         (
             ScheduleWrite::Resume {
@@ -58,7 +54,7 @@ pub(crate) fn apply<R: ScheduleRows>(
         ) => resume(row, *revision, *next_at, now),
     };
     if let Some(row) = row {
-        rows.write_schedule(&row)?;
+        tables.write_schedule(&row)?;
     }
     Ok(outcome)
 }
@@ -147,18 +143,19 @@ fn resume(
     (ScheduleOutcome::Done, Some(row))
 }
 
-fn deal_with<R: ScheduleRows>(
-    rows: &mut R,
+fn deal_with<T: ScheduleTables>(
+    tables: &mut T,
     fire: &Fire,
     mut row: ScheduleRow,
-) -> Result<ScheduleOutcome, R::Error> {
+) -> Result<ScheduleOutcome, T::Error> {
     if row.revision != fire.revision {
         return Ok(ScheduleOutcome::Stale);
     }
     let is_live = match row.last_run {
-        Some(run) => rows
-            .status_of_run(run)?
-            .is_some_and(|status| !status.is_terminal()),
+        Some(run) => {
+            let head = tables.find(&Target::Id(run))?;
+            head.is_some_and(|head| !head.status.is_terminal())
+        }
         None => false,
     };
     let Some(tick) = take(&mut row, fire.cause, is_live) else {
@@ -169,7 +166,7 @@ fn deal_with<R: ScheduleRows>(
         (Some(tick), Some(new)) => match decide(&row, fire.cause, is_live) {
             Decision::Start { cancel } => {
                 let cancel = blocker.filter(|_| cancel);
-                match start(rows, &mut row, tick, new, cancel)? {
+                match start(tables, &mut row, tick, new, cancel)? {
                     Some(fired) => fired,
                     None => return Ok(ScheduleOutcome::Stale),
                 }
@@ -188,7 +185,7 @@ fn deal_with<R: ScheduleRows>(
         },
         _ => Fired::Missed,
     };
-    rows.write_schedule(&row)?;
+    tables.write_schedule(&row)?;
     Ok(ScheduleOutcome::Fired(fired))
 }
 
@@ -240,30 +237,29 @@ fn decide(row: &ScheduleRow, cause: FireCause, is_live: bool) -> Decision {
 }
 
 /// Starts the run of a tick; `None` if its number is taken, and then nothing was changed.
-fn start<R: ScheduleRows>(
-    rows: &mut R,
+fn start<T: ScheduleTables>(
+    tables: &mut T,
     row: &mut ScheduleRow,
     tick: Timestamp,
     new: &NewRun,
     cancel: Option<RunId>,
-) -> Result<Option<Fired>, R::Error> {
+) -> Result<Option<Fired>, T::Error> {
     // Nobody has it in memory: it is found as due.
     let unclaimed = new.claim.then(|| NewRun {
         claim: false,
         ..new.clone()
     });
-    let Outcome::Started(run) = rows.start_run(unclaimed.as_ref().unwrap_or(new))? else {
+    let Outcome::Started(run) = tables.start_run(unclaimed.as_ref().unwrap_or(new))? else {
         return Ok(None);
     };
     // Attached, if somebody has asked for the run of this very tick before.
     row.started += u64::from(!run.attached);
     (row.last_tick, row.last_run) = (Some(tick), Some(run.id));
-    let cancelled = match cancel.filter(|old| *old != run.id) {
-        Some(old) => match rows.cancel_run(old)? {
-            Controlled::Done { run } => Some(run),
-            _ => None,
-        },
-        None => None,
-    };
-    Ok(Some(Fired::Started { run, cancelled }))
+    if let Some(at) = run.available_at {
+        tables.notice(Notice::Due { run: run.id, at });
+    }
+    if let Some(old) = cancel.filter(|old| *old != run.id) {
+        tables::cancel(tables, old.no(), false)?;
+    }
+    Ok(Some(Fired::Started(run)))
 }

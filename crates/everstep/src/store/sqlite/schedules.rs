@@ -6,10 +6,9 @@ use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 
 use super::{batch::Applier, columns, error::bad_value};
 use crate::{
-    run_id::RunId,
     schedule::Overlap,
     store::{
-        rules::schedules::{self, ScheduleRows},
+        rules::schedules::{self, ScheduleTables},
         *,
     },
     time::Timestamp,
@@ -128,15 +127,15 @@ fn catch_up(row: &ScheduleRow) -> i64 {
 }
 
 impl Applier<'_> {
-    pub(super) fn schedule(&mut self, write: &ScheduleWrite) -> rusqlite::Result<Outcome> {
-        let now = self.now();
-        schedules::apply(self, write, now).map(Outcome::Scheduled)
+    pub(super) fn write_about_schedule(
+        &mut self,
+        write: &ScheduleWrite,
+    ) -> rusqlite::Result<Outcome> {
+        schedules::apply(self, write).map(Outcome::Scheduled)
     }
 }
 
-impl ScheduleRows for Applier<'_> {
-    type Error = rusqlite::Error;
-
+impl ScheduleTables for Applier<'_> {
     fn schedule(&self, name: &str) -> rusqlite::Result<Option<ScheduleRow>> {
         read_one(self.conn, name)
     }
@@ -182,16 +181,7 @@ impl ScheduleRows for Applier<'_> {
             .map(drop)
     }
 
-    fn status_of_run(&self, run: RunId) -> rusqlite::Result<Option<RunStatus>> {
-        Ok(self.find(&Target::Id(run))?.map(|head| head.status))
-    }
-
     fn start_run(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
         self.start(new)
-    }
-
-    fn cancel_run(&mut self, run: RunId) -> rusqlite::Result<Controlled> {
-        let cancel = Control::Cancel { rollback: false };
-        self.control(&Target::Id(run), cancel)
     }
 }

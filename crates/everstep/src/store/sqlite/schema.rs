@@ -20,6 +20,7 @@ const APPLICATION_ID: i32 = 0x4576_7273;
 /// are never changed once released, only added.
 pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("format_1.sql"),
+    include_str!("format_waits.sql"),
     include_str!("format_schedules.sql"),
 ];
 
@@ -210,7 +211,7 @@ mod tests {
         .concat();
         migrate_to(&file, &broken).expect_err("there is a table `runs` already");
         assert_eq!(format(&file), i64::from(FORMAT));
-        migrate_to(&file, MIGRATIONS).expect("still this format");
+        migrate_to(&file, MIGRATIONS).expect("as before");
     }
 
     #[test]

@@ -102,7 +102,7 @@ fn tick(world: &World, ms: i64) -> Fired {
 
 fn started(world: &World, ms: i64) -> RunId {
     match tick(world, ms) {
-        Fired::Started { run, .. } => run.id,
+        Fired::Started(run) => run.id,
         other => panic!("a tick was answered with {other:?}"),
     }
 }
@@ -236,7 +236,7 @@ fn two_fires_of_one_tick_in_one_batch_start_one_run(world: &World) {
     let outcomes = world.batch(5, writes.into());
     assert!(matches!(
         outcomes[0],
-        Outcome::Scheduled(ScheduleOutcome::Fired(Fired::Started { .. }))
+        Outcome::Scheduled(ScheduleOutcome::Fired(Fired::Started(_)))
     ));
     assert_eq!(outcomes[1], Outcome::Scheduled(ScheduleOutcome::Stale));
     assert_eq!(row(world, "s").started, 1);
@@ -331,7 +331,7 @@ fn a_run_that_ends_in_the_batch_of_a_tick_has_ended(world: &World) {
     let outcomes = world.batch(5, writes);
     assert!(matches!(
         outcomes[0],
-        Outcome::Scheduled(ScheduleOutcome::Fired(Fired::Started { .. }))
+        Outcome::Scheduled(ScheduleOutcome::Fired(Fired::Started(_)))
     ));
 }
 
@@ -345,21 +345,33 @@ fn allowing_starts_beside_the_live_run(world: &World) {
 fn cancelling_the_old_run_is_part_of_the_tick(world: &World) {
     make(world, Overlap::CancelOld);
     let old = started(world, 10);
-    let Fired::Started { run, cancelled } = tick(world, 20) else {
-        panic!("it was not started");
-    };
-    assert_eq!(cancelled, Some(old));
+    let applied = world.store.commit(&Batch {
+        fence: Some(world.fence),
+        now: at(5),
+        writes: vec![Write::Schedule(Box::new(ScheduleWrite::Fire(fire_tick(
+            world, 20,
+        ))))],
+    });
+    let new = row(world, "s").last_run.expect("a run");
     let rollback = false;
+    let cancel = Notice::Control {
+        run: old,
+        control: Control::Cancel { rollback },
+    };
+    // Its owner is told, and so is the one of the new run.
+    let due = Notice::Due {
+        run: new,
+        at: at(5),
+    };
+    assert_eq!(applied.expect("commit").notices, [due, cancel]);
     let request = Some(CancelRequest { rollback });
     assert_eq!(world.row(old).cancel_requested, request);
-    assert_eq!(world.row(run.id).cancel_requested, None);
+    assert_eq!(world.row(new).cancel_requested, None);
     end_cancelled(world, old);
-    end(world, run.id);
+    end(world, new);
     // One that has ended is not cancelled.
-    let Fired::Started { cancelled, .. } = tick(world, 30) else {
-        panic!("it was not started");
-    };
-    assert_eq!(cancelled, None);
+    started(world, 30);
+    assert_eq!(world.row(new).cancel_requested, None);
 }
 
 fn end_cancelled(world: &World, id: RunId) {
@@ -386,7 +398,7 @@ fn queued_ticks_start_in_order_when_the_last_run_has_ended(world: &World) {
     // A tick that comes now is behind those that wait.
     assert_eq!(tick(world, 40), Fired::Queued);
     let second = fire(world, queued(world, 20));
-    let ScheduleOutcome::Fired(Fired::Started { run, .. }) = second else {
+    let ScheduleOutcome::Fired(Fired::Started(run)) = second else {
         panic!("a waiting tick was answered with {second:?}");
     };
     assert_eq!(fire(world, queued(world, 20)), ScheduleOutcome::Stale);
@@ -422,7 +434,7 @@ fn a_paused_schedule_has_no_ticks_but_can_be_triggered(world: &World) {
         ..fire_tick(world, ms)
     };
     let first = fire(world, trigger(3));
-    let ScheduleOutcome::Fired(Fired::Started { run, .. }) = first else {
+    let ScheduleOutcome::Fired(Fired::Started(run)) = first else {
         panic!("a trigger was answered with {first:?}");
     };
     let second = fire(world, trigger(4));
@@ -526,13 +538,13 @@ fn schedules_need_no_fence(world: &World) {
         now: at(0),
         writes: vec![Write::Schedule(Box::new(write))],
     };
-    let outcomes = world.store.commit(&batch(put)).expect("commit");
+    let outcomes = world.store.commit(&batch(put)).expect("commit").outcomes;
     assert_eq!(outcomes, [Outcome::Scheduled(ScheduleOutcome::Created)]);
     let fire = ScheduleWrite::Fire(fire_tick(world, 10));
-    let outcomes = world.store.commit(&batch(fire)).expect("commit");
+    let outcomes = world.store.commit(&batch(fire)).expect("commit").outcomes;
     assert!(matches!(
         outcomes[0],
-        Outcome::Scheduled(ScheduleOutcome::Fired(Fired::Started { .. }))
+        Outcome::Scheduled(ScheduleOutcome::Fired(Fired::Started(_)))
     ));
 }
 
