@@ -137,7 +137,7 @@ pub(crate) enum Ticks {
         ms: i64,
     },
     #[cfg(feature = "cron")]
-    Cron(cron::CronTicks),
+    Cron(Box<cron::CronTicks>),
 }
 
 impl Ticks {
@@ -155,7 +155,10 @@ impl Ticks {
             ScheduleSpec::Cron {
                 expression,
                 time_zone,
-            } => cron::CronTicks::new(expression, time_zone).map(Ticks::Cron),
+            } => {
+                let cron = cron::CronTicks::new(expression, time_zone)?;
+                Ok(Ticks::Cron(Box::new(cron)))
+            }
             #[cfg(not(feature = "cron"))]
             ScheduleSpec::Cron { .. } => {
                 Err("this program was built without the feature `cron`".to_owned())
