@@ -1,5 +1,6 @@
 //! Schedules: every tick starts one run, whatever happens.
 #![allow(clippy::unwrap_used)]
+#![cfg(feature = "cron")]
 
 mod scenario;
 
@@ -72,22 +73,22 @@ impl World {
 
     /// Stops the engine, lets time pass, and starts another one on the same store.
     async fn down_for(self, downtime: Duration) -> World {
-        self.engine.shutdown().await;
-        self.clock.advance(downtime);
-        let engine = engine_on(Arc::new(self.store.clone()), &self.clock);
+        let World {
+            clock,
+            store,
+            engine,
+            began,
+            held,
+        } = self;
+        engine.shutdown().await;
+        clock.advance(downtime);
+        let engine = engine_on(Arc::new(store.clone()), &clock);
         World {
             engine: engine.start().await.unwrap(),
-            held: self.held,
-            ..World {
-                clock: self.clock.clone(),
-                store: self.store.clone(),
-                began: self.began,
-                held: None,
-                engine: engine_on(Arc::new(MemoryStore::new()), &self.clock)
-                    .start()
-                    .await
-                    .unwrap(),
-            }
+            clock,
+            store,
+            began,
+            held,
         }
     }
 
@@ -592,6 +593,47 @@ async fn two_engines_on_one_file_start_every_tick_once() {
         assert_eq!((info.started, info.skipped, info.missed), (30, 0, 0));
     }
     drop(held);
+    first.shutdown().await;
+    second.shutdown().await;
+}
+
+#[cfg(feature = "sqlite")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tick_that_waits_is_started_by_whichever_engine_had_the_last_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("app.db");
+    let clock = VirtualClock::new();
+    let held = clock.hold();
+    let open = || Arc::new(everstep::store::SqliteStore::create(&path).unwrap());
+    let start = async || {
+        // Nothing is found by looking now and then.
+        let engine = engine_on(open(), &clock).settings(|settings| {
+            settings.safety_poll = Duration::from_secs(600);
+            settings.heartbeat = Duration::from_millis(50);
+        });
+        engine.start().await.unwrap()
+    };
+    let (first, second) = (start().await, start().await);
+    scenario::until("the shards to be shared out", async || {
+        let rows = first.store().runners().unwrap();
+        let shared = rows.iter().filter(|row| row.shards.len() > 20).count();
+        (shared == 2).then_some(())
+    })
+    .await;
+    let client = first.client();
+    let schedule = client.schedule("s", WORK, 90).every(seconds(60));
+    let schedule = schedule.overlap(Overlap::Queue).await.unwrap();
+    drop(held);
+    // About as many runs end in the one engine as in the other.
+    let runs = scenario::until("twenty runs", async || {
+        let info = schedule.info().await.unwrap();
+        (info.started >= 20).then_some(info.started)
+    })
+    .await;
+    schedule.pause().await.unwrap();
+    let ticks = count_ticks(&runs_of(&client, "s").await);
+    assert!(ticks.len() as u64 >= runs);
+    assert!(ticks.values().all(|runs| *runs == 1), "{ticks:?}");
     first.shutdown().await;
     second.shutdown().await;
 }
