@@ -25,6 +25,7 @@ pub(crate) const QUEUE_MAX: usize = 100;
 const CATCH_UP_MIN: Duration = Duration::from_secs(10);
 
 /// How many ticks are counted as missed in one go.
+#[cfg(feature = "cron")]
 const MISSED_MAX: u64 = 20_000;
 
 /// When the ticks of a schedule are.
@@ -192,18 +193,23 @@ impl Ticks {
         if at >= end {
             return (0, Some(at));
         }
-        if let Ticks::Every { ms, .. } = self {
-            let passed = (end.as_millis() - at.as_millis() - 1) / ms + 1;
-            let next = passed.checked_mul(*ms);
-            let next = next.and_then(|by| at.as_millis().checked_add(by));
-            return (passed as u64, next.map(Timestamp::from_millis));
+        match self {
+            Ticks::Every { ms, .. } => {
+                let passed = (end.as_millis() - at.as_millis() - 1) / ms + 1;
+                let next = passed.checked_mul(*ms);
+                let next = next.and_then(|by| at.as_millis().checked_add(by));
+                (passed as u64, next.map(Timestamp::from_millis))
+            }
+            #[cfg(feature = "cron")]
+            Ticks::Cron(cron) => {
+                let (mut passed, mut next) = (0, Some(at));
+                while let Some(at) = next.filter(|at| *at < end && passed < MISSED_MAX) {
+                    passed += 1;
+                    next = cron.next_after(at);
+                }
+                (passed, next)
+            }
         }
-        let (mut passed, mut next) = (0, Some(at));
-        while let Some(at) = next.filter(|at| *at < end && passed < MISSED_MAX) {
-            passed += 1;
-            next = self.next_after(at);
-        }
-        (passed, next)
     }
 }
 
