@@ -33,11 +33,15 @@ use crate::{
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name},
 };
 
+mod schedules;
 mod stream;
 mod view;
 #[cfg(feature = "sqlite")]
 mod within;
 
+pub use schedules::{
+    Backfilled, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, Triggered,
+};
 pub use stream::{EmittedFrom, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader};
 pub use view::{HistoryEntry, RunInfo, RunPage};
 
@@ -136,6 +140,20 @@ pub enum ClientError {
         act: &'static str,
         /// What to do.
         hint: &'static str,
+    },
+    /// There is no such schedule.
+    #[error("there is no schedule `{schedule}`; it may have been deleted")]
+    UnknownSchedule {
+        /// Its name.
+        schedule: String,
+    },
+    /// A schedule cannot be as it is asked for.
+    #[error("schedule `{schedule}`: {problem}")]
+    Schedule {
+        /// Its name.
+        schedule: String,
+        /// What is wrong, and what to do.
+        problem: String,
     },
     /// The engine or the client is shutting down.
     #[error("the client is closed: its engine has shut down")]

@@ -14,6 +14,10 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+mod schedule;
+
+pub use schedule::*;
+
 use crate::{
     run_id::{RunId, RunNo},
     time::Timestamp,
@@ -65,6 +69,8 @@ pub enum Write {
     /// What a body gives out while it runs. Answered by [`Outcome::Emitted`]. Applied among the
     /// commits, in the order of the batch.
     Emit(Box<Emission>),
+    /// Something about a schedule. Answered by [`Outcome::Scheduled`].
+    Schedule(Box<ScheduleWrite>),
 }
 
 /// A run to be created.
@@ -468,6 +474,8 @@ pub enum Outcome {
     Emitted,
     /// A commit, a reopening or an emission that was not made.
     Refused(Refusal),
+    /// What became of a write about a schedule.
+    Scheduled(ScheduleOutcome),
 }
 
 /// What became of an effect.

@@ -141,6 +141,24 @@ impl Ctx {
         self.core().facts.attempts
     }
 
+    /// The tick of the schedule that started the run; `None` if none did.
+    ///
+    /// This is when the run should have begun, however late it did: a report on yesterday asks for
+    /// the day before its tick.
+    ///
+    /// ```
+    /// # use everstep::prelude::*;
+    /// # #[workflow]
+    /// # async fn report(ctx: Ctx, _: ()) -> Result<()> {
+    /// let until = ctx.scheduled_at().unwrap_or_else(|| ctx.now());
+    /// let since = until - days(1);
+    /// # let _ = since;
+    /// # Ok(()) }
+    /// ```
+    pub fn scheduled_at(&self) -> Option<Timestamp> {
+        self.core().facts.scheduled_at
+    }
+
     /// A dependency that the engine was given with `provide`.
     ///
     /// # Panics

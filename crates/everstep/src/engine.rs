@@ -42,6 +42,7 @@ mod lease;
 mod mailbox;
 mod poller;
 mod reader;
+pub(crate) mod schedules;
 mod services;
 mod settings;
 mod shared;

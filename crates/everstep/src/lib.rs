@@ -30,6 +30,7 @@ mod ctx;
 mod engine;
 mod history;
 mod run;
+mod schedule;
 pub mod store;
 mod workflow;
 
@@ -44,9 +45,10 @@ mod time;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Cancel, Client, ClientError, Count, EmittedFrom, HistoryEntry, List, RunError, RunHandle,
-    RunInfo, RunPage, SendMessage, Sent, Start, StateWatch, StreamInfo, StreamItem, StreamPage,
-    StreamReader,
+    Backfilled, Cancel, Client, ClientError, Count, EmittedFrom, HistoryEntry, List, RunError,
+    RunHandle, RunInfo, RunPage, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules,
+    SendMessage, Sent, Start, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader,
+    Triggered,
 };
 pub use ctx::{
     Ctx,
@@ -78,6 +80,7 @@ pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
 /// [`Tx`] and of [`Client::start_in`] are yours too.
 #[cfg(feature = "sqlite")]
 pub use rusqlite;
+pub use schedule::{Overlap, ScheduleSpec};
 #[cfg(feature = "sqlite")]
 pub use store::Tx;
 pub use store::{Close, RunStatus, Target};

@@ -145,6 +145,29 @@ pub trait Store: Send + Sync + 'static {
         Ok(false)
     }
 
+    /// One schedule.
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError>;
+
+    /// Schedules by name, after the given one, at most `limit`.
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError>;
+
+    /// Schedules that are not paused with `next_at <= now`, ordered by (`next_at`, name), after the
+    /// given place, at most `limit`; and when the next one after `now` is due.
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError>;
+
+    /// Schedules that are not paused and have ticks that wait for the end of a run, by name, after
+    /// the given one, at most `limit`.
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError>;
+
     /// Enters a runner, with a fresh epoch, holding no shards.
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError>;
 

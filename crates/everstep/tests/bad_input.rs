@@ -18,9 +18,10 @@ use everstep::{
     ClientError, EngineBuilder, RunId, RunStatus, StartError, Timestamp,
     prelude::*,
     store::{
-        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, MemoryStore, NewRunner, Put, RunRow, RunnerRow, ShardSet, SqliteOptions,
-        SqliteStore, Store, StoreError, StreamExtent, StreamPage, WakeFn, WakeGuard, Write,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, Fence, Filter,
+        Finished, InboxRow, LoadedRun, MemoryStore, NewRunner, Put, RunRow, RunnerRow, ScheduleRow,
+        ShardSet, SqliteOptions, SqliteStore, Store, StoreError, StreamExtent, StreamPage, WakeFn,
+        WakeGuard, Write,
     },
 };
 use scenario::{until, until_at_rest, until_paused};
@@ -760,6 +761,31 @@ impl Store for Saying {
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
         self.store.dead_letters(run, limit)
+    }
+
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        self.store.schedule(name)
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.store.schedules(after, limit)
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        self.store.due_schedules(now, after, limit)
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.store.queued_schedules(after, limit)
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -39,6 +39,8 @@ pub struct RunInfo {
     pub deadline_at: Option<Timestamp>,
     /// When it was started.
     pub created_at: Timestamp,
+    /// The tick that started it, if a schedule did.
+    pub scheduled_at: Option<Timestamp>,
     /// When its row last changed.
     pub updated_at: Timestamp,
     /// When it ended.
@@ -69,6 +71,7 @@ impl From<RunRow> for RunInfo {
             codec::decode_failure(bytes).unwrap_or_else(|e| Failure::unreadable(&e.to_string()))
         });
         RunInfo {
+            scheduled_at: crate::schedule::tick_of(row.key.as_deref(), &row.tags),
             id: row.id,
             workflow: row.workflow.to_string(),
             version: row.version,
@@ -94,7 +97,7 @@ impl From<RunRow> for RunInfo {
 }
 
 /// A payload as JSON; a damaged one as a text that says so.
-fn readable(bytes: &[u8]) -> Json {
+pub(super) fn readable(bytes: &[u8]) -> Json {
     payload::to_json(bytes).unwrap_or_else(|error| Json::String(format!("({error})")))
 }
 

@@ -165,6 +165,7 @@ fn size_of_write(write: &Write) -> usize {
             let items = emission.items.iter();
             items.map(|item| 128 + item.body.len()).sum()
         }
+        Write::Schedule(write) => super::schedules::size_of_write(write),
         Write::Commit(commit) => {
             let puts = commit
                 .puts

@@ -82,6 +82,9 @@ impl Round<'_> {
                 self.committed(*commit, delivered);
             }
             (Write::Start(new), _) if new.claim => self.shared.release(),
+            (Write::Schedule(write), Outcome::Scheduled(scheduled)) => {
+                super::schedules::tell(self.shared, &write, scheduled);
+            }
             (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),
             (Write::Emit(emission), Outcome::Emitted) => {
                 self.shared.hub.followers.notify(emission.run);
@@ -196,6 +199,7 @@ impl Round<'_> {
             error,
         } = commit.patch
         {
+            self.shared.keeper.ended(commit.run);
             self.shared.hub.ended(commit.run, || Finished {
                 status,
                 output,

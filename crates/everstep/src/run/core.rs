@@ -136,6 +136,8 @@ pub(crate) struct RunFacts {
     pub(crate) attempts: u32,
     pub(crate) created_at: Timestamp,
     pub(crate) deadline_at: Option<Timestamp>,
+    /// The tick that has started it, if it was a schedule.
+    pub(crate) scheduled_at: Option<Timestamp>,
 }
 
 /// Shared by the driver of a run and its workflow code.

@@ -18,6 +18,7 @@ use crate::{
     },
     hash::{FastMap, FastSet},
     history::{Entry, EntryKind, EntryStatus, History, Key, keys},
+    schedule,
     store::LoadedRun,
     time::Timestamp,
     workflow::Definition,
@@ -46,6 +47,7 @@ impl From<LoadedRun> for RunSeed {
             .then(|| (row.available_at, row.waiting.clone().unwrap_or_default()));
         RunSeed {
             facts: RunFacts {
+                scheduled_at: schedule::tick_of(row.key.as_deref(), &row.tags),
                 id: row.id,
                 workflow: row.workflow,
                 version: row.version,
@@ -81,6 +83,7 @@ impl RunSeed {
     pub(crate) fn claimed(new: NewRun, created_at: Timestamp) -> RunSeed {
         RunSeed {
             facts: RunFacts {
+                scheduled_at: schedule::tick_of(new.key.as_deref(), &new.tags),
                 id: new.id,
                 workflow: new.workflow,
                 version: new.version,

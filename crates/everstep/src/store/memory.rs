@@ -31,6 +31,7 @@ use super::{
     *,
 };
 
+mod schedules;
 mod streams;
 
 /// How long the row of a runner is kept after its lease has ended, for people to see.
@@ -78,6 +79,7 @@ struct Data {
     dead_letters: Vec<DeadLetter>,
     /// Runs by when they are due.
     due: BTreeSet<(Timestamp, RunNo)>,
+    schedules: BTreeMap<String, Arc<ScheduleRow>>,
     runners: BTreeMap<Uuid, Runner>,
     shards: BTreeMap<ShardId, Uuid>,
     last_epoch: u64,
@@ -387,6 +389,32 @@ impl Store for MemoryStore {
         Ok(wanted.take(limit).cloned().collect())
     }
 
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        Ok(self.read().schedule_row(name))
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        Ok(self.read().schedules_after(after, limit, |_| true))
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        Ok(self.read().due_schedules(now, after, limit))
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        let is_meant = |row: &ScheduleRow| !row.paused && !row.queue.is_empty();
+        Ok(self.read().schedules_after(after, limit, is_meant))
+    }
+
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         Ok(self.write(|data| data.register_runner(runner)))
     }
@@ -525,6 +553,7 @@ impl Data {
             (Write::Sweep(_), _) => Outcome::Swept(false),
             (Write::Emit(_), _) => Outcome::Emitted,
             (Write::Commit(commit), _) => Outcome::Committed(self.effects(commit)),
+            (Write::Schedule(write), _) => self.write_about_schedule(write),
         });
         Applied {
             outcomes: outcomes.collect(),

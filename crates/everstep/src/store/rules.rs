@@ -23,6 +23,8 @@ use crate::{
     time::Timestamp,
 };
 
+pub(crate) mod schedules;
+
 /// Why a run that was paused from outside waits.
 pub(crate) const PAUSED_BY_REQUEST: &str = "paused by request";
 /// Why the unread messages of a run that ended are dead letters.

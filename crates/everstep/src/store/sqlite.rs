@@ -32,6 +32,7 @@ mod error;
 mod file;
 mod reads;
 mod runners;
+mod schedules;
 mod schema;
 mod streams;
 #[cfg(test)]
@@ -366,6 +367,31 @@ impl Store for SqliteStore {
 
     fn has_old_generations(&self) -> Result<bool, StoreError> {
         self.read(reads::has_old_generations)
+    }
+
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        self.read(|conn| schedules::read_one(conn, name))
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|conn| schedules::read_all(conn, after, limit))
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        self.read(|conn| schedules::read_due(conn, now, after, limit))
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|conn| schedules::read_queued(conn, after, limit))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

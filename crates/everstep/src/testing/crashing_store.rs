@@ -15,9 +15,9 @@ use super::audit::Audit;
 use crate::{
     run_id::RunNo,
     store::{
-        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, NewRunner, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters, StoreError,
-        StreamExtent, StreamPage, Target, WakeFn, WakeGuard,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, Fence, Filter,
+        Finished, InboxRow, LoadedRun, NewRunner, Put, RunRow, RunnerRow, ScheduleRow, ShardSet,
+        Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -376,6 +376,31 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn has_old_generations(&self) -> Result<bool, StoreError> {
         self.read(|store| store.has_old_generations())
+    }
+
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        self.read(|store| store.schedule(name))
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|store| store.schedules(after, limit))
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        self.read(|store| store.due_schedules(now, after, limit))
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|store| store.queued_schedules(after, limit))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -23,6 +23,7 @@ macro_rules! checks {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
 }
 
+mod schedules;
 mod streams;
 #[cfg(feature = "sqlite")]
 mod transactions;
@@ -30,7 +31,7 @@ mod transactions;
 /// The checks of all files.
 fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = CHECKS.iter();
-    let checks = checks.chain(streams::CHECKS);
+    let checks = checks.chain(schedules::CHECKS).chain(streams::CHECKS);
     #[cfg(feature = "sqlite")]
     let checks = checks.chain(transactions::CHECKS);
     checks
@@ -112,6 +113,9 @@ struct Readings {
     finished: Vec<(RunNo, Option<Finished>)>,
     dead_letters: Vec<DeadLetter>,
     streams: Vec<Vec<(StreamExtent, Option<StreamPage>)>>,
+    schedules: Vec<ScheduleRow>,
+    due_schedules: DueSchedules,
+    queued_schedules: Vec<ScheduleRow>,
 }
 
 impl Random {
@@ -137,7 +141,8 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(12) {
+            let write = match self.below(13) {
+                12 => Write::Schedule(Box::new(self.schedule_write(model, now))),
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
@@ -349,6 +354,9 @@ impl Random {
             finished: store.finished(&nos).expect("finished"),
             dead_letters: store.dead_letters(None, 1_000).expect("dead_letters"),
             streams: nos.iter().map(|no| streams::read(store, *no)).collect(),
+            schedules: store.schedules(None, 100).expect("schedules"),
+            due_schedules: store.due_schedules(now, None, 100).expect("due_schedules"),
+            queued_schedules: store.queued_schedules(None, 100).expect("queued_schedules"),
         }
     }
 }

@@ -52,6 +52,7 @@ pub(crate) fn apply(
             Write::Reopen(reopen) => applier.reopen(reopen)?,
             Write::Sweep(limit) => Outcome::Swept(applier.sweep(*limit)?),
             Write::Emit(_) => continue,
+            Write::Schedule(write) => applier.write_about_schedule(write)?,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)
@@ -156,7 +157,7 @@ impl<'a> Applier<'a> {
             .optional()
     }
 
-    fn find(&self, target: &Target) -> rusqlite::Result<Option<Head>> {
+    pub(super) fn find(&self, target: &Target) -> rusqlite::Result<Option<Head>> {
         match target {
             // The number says less than the id: it may be another run's.
             Target::Id(id) => Ok(self.head(id.no())?.filter(|head| head.id == *id)),
@@ -511,7 +512,11 @@ impl<'a> Applier<'a> {
         Ok(rules::refuse_message(head, unread, delivery))
     }
 
-    fn control(&mut self, target: &Target, control: Control) -> rusqlite::Result<Controlled> {
+    pub(super) fn control(
+        &mut self,
+        target: &Target,
+        control: Control,
+    ) -> rusqlite::Result<Controlled> {
         let Some(mut head) = self.find(target)? else {
             return Ok(Controlled::Unknown);
         };

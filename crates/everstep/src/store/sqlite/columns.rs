@@ -162,6 +162,6 @@ pub(crate) fn to_json<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-fn from_json(json: &str) -> rusqlite::Result<Vec<(String, String)>> {
+pub(crate) fn from_json(json: &str) -> rusqlite::Result<Vec<(String, String)>> {
     serde_json::from_str(json).map_err(|error| bad_value("tags", error))
 }

@@ -175,6 +175,10 @@ impl Store for OwnerAndClient {
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> { self.client.finished(runs) }
     fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> { self.client.answers(requests) }
     fn dead_letters(&self, run: Option<RunNo>, limit: usize) -> Result<Vec<DeadLetter>, StoreError> { self.client.dead_letters(run, limit) }
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> { self.client.schedule(name) }
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.client.schedules(after, limit) }
+    fn due_schedules(&self, now: Timestamp, after: Option<(Timestamp, &str)>, limit: usize) -> Result<DueSchedules, StoreError> { self.owner.due_schedules(now, after, limit) }
+    fn queued_schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.owner.queued_schedules(after, limit) }
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> { self.client.register_runner(runner) }
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> { self.owner.heartbeat(fence, now, lease) }
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> { self.owner.runners() }
