@@ -33,6 +33,7 @@ use crate::{
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name},
 };
 
+mod transfer;
 mod view;
 
 pub use view::{HistoryEntry, RunInfo, RunPage};
@@ -132,6 +133,14 @@ pub enum ClientError {
         act: &'static str,
         /// What to do.
         hint: &'static str,
+    },
+    /// A run cannot be imported beside one that is there.
+    #[error("run {run} cannot be imported: {what} is taken in this store; nothing was changed")]
+    Taken {
+        /// The run.
+        run: String,
+        /// What of it.
+        what: String,
     },
     /// The engine or the client is shutting down.
     #[error("the client is closed: its engine has shut down")]

@@ -15,6 +15,7 @@ pub(crate) mod bare;
 pub(crate) mod entry;
 pub(crate) mod failure;
 pub(crate) mod payload;
+pub(crate) mod run_file;
 pub(crate) mod tuple;
 
 pub(crate) use entry::{decode_entry, encode_entry, encode_receipt_prefix};

@@ -53,6 +53,38 @@ pub enum Write {
     Reopen(Box<Reopen>),
     /// What the owner of a run has to say. Answered by [`Outcome::Committed`].
     Commit(Box<Commit>),
+    /// A run from another store. Answered by [`Outcome::Imported`].
+    Import(Box<ImportedRun>),
+}
+
+/// A run from another store, with everything that belongs to it alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImportedRun {
+    /// The row. A run that was in its owner's memory is in nobody's now: it is due.
+    pub row: crate::store::RunRow,
+    /// All entries of its generation.
+    pub history: Vec<Put>,
+    /// Its unread messages, in order.
+    pub inbox: Vec<InboxRow>,
+    /// The values that it has set for clients.
+    pub state: Vec<(String, Vec<u8>)>,
+}
+
+/// What became of a run from another store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Imported {
+    /// It is here, and due at this time if it is due at all.
+    Done {
+        /// When it is due.
+        available_at: Option<Timestamp>,
+    },
+    /// There is a run with its id (or its number), which was not touched.
+    IdTaken,
+    /// There is a run of its workflow with its key.
+    KeyTaken {
+        /// Its number.
+        run: RunNo,
+    },
 }
 
 /// A run to be created.
@@ -298,6 +330,8 @@ pub enum Outcome {
     Committed(Vec<Delivered>),
     /// A commit or a reopening that was not made.
     Refused(Refusal),
+    /// What became of a run from another store.
+    Imported(Imported),
 }
 
 /// The run that a start created, or found under its key.

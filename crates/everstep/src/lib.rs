@@ -61,8 +61,8 @@ pub use ctx::{
     step::{Outcome, Step, StepCall, StepOutcome},
 };
 pub use engine::{
-    ChildFailures, Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError,
-    shutdown_signal,
+    ChildFailures, Engine, EngineBuilder, EngineCensus, Misfit, Preflight, RecoveryReport,
+    Settings, StartError, shutdown_signal,
 };
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};

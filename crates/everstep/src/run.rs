@@ -32,14 +32,17 @@ pub(crate) mod core;
 mod flush;
 pub(crate) mod inbox;
 mod load;
+mod mended;
 pub(crate) mod panics;
 #[cfg(test)]
 mod tests;
+pub(crate) mod trial;
 pub(crate) mod wakers;
 
 use self::core::{Core, Mode, Phase};
 pub(crate) use flush::Next;
 pub(crate) use load::{RunSeed, SUSPECT_AFTER};
+pub(crate) use mended::is_mended_by_deploy;
 
 /// Why a run cannot go on with the code that is here. It is paused with this as the reason, and
 /// goes on when matching code is back.
@@ -105,7 +108,7 @@ pub(crate) enum Halt {
     CrashLoop { at: String, deaths: u32 },
     #[error(
         "`{at}` has to be rolled back, and the code has no rollback for it; deploy code that \
-             has it, then resume the run"
+             has it"
     )]
     RollbackMissing { at: String },
     #[error(
@@ -157,6 +160,8 @@ pub(crate) struct Run {
     pub(crate) stage: Stage,
     end: Option<End>,
     flush: flush::Flush,
+    /// Only tried against the code that is here: see [`trial`].
+    on_trial: bool,
 }
 
 /// A workflow that is still not quiet after this many polls never will be.
@@ -191,7 +196,9 @@ impl Run {
             }
         }
         core.note_lagging();
-        self.check_rest();
+        if !self.on_trial {
+            self.check_rest();
+        }
     }
 
     /// The deadline of the run ends it, whatever it is doing; its rollbacks still run.

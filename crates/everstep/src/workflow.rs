@@ -273,7 +273,7 @@ impl Definition {
         (self.begin)(ctx, input)
     }
 
-    fn accepts(&self, version: u32) -> bool {
+    pub(crate) fn accepts(&self, version: u32) -> bool {
         match &self.options.accepts {
             Some(versions) => versions.contains(&version),
             None => version == self.version,
@@ -299,7 +299,7 @@ fn encode_output<O: Serialize>(output: &O, limit: usize) -> Result<Vec<u8>> {
 }
 
 /// The workflows that an engine can run, by name and version.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Registry {
     by_name: HashMap<Arc<str>, Vec<Arc<Definition>>>,
 }
@@ -355,7 +355,7 @@ impl RegisterCheck {
 }
 
 /// Why a workflow cannot be registered.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
     /// There is one already.
@@ -378,7 +378,7 @@ pub enum RegisterError {
 pub(crate) const NAME_BYTES_MAX: usize = 256;
 
 /// A name that cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
     /// It is empty.

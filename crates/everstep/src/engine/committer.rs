@@ -153,6 +153,11 @@ fn size_of_write(write: &Write) -> usize {
         Write::Deliver(delivery) => 64 + delivery.body.len(),
         Write::Control(..) => 64,
         Write::Reopen(_) => 256,
+        Write::Import(run) => {
+            let puts = run.history.iter();
+            let puts = puts.map(|put| put.key.len() + put.value.len());
+            512 + run.row.input.len() + puts.sum::<usize>()
+        }
         Write::Commit(commit) => {
             let puts = commit
                 .puts

@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     commit::{
-        Batch, Commit, Controlled, Delivered, Delivery, Effect, InboxRow, Outcome, Patch, Write,
+        Batch, Commit, Controlled, Delivered, Delivery, Effect, Imported, InboxRow, Outcome, Patch,
+        Write,
     },
     run_id::RunNo,
     store::Finished,
@@ -76,6 +77,11 @@ impl Round<'_> {
             (Write::Reopen(reopen), Outcome::Committed(_)) => {
                 self.shared.due.note(reopen.available_at);
                 self.elsewhere.push(reopen.run);
+            }
+            (Write::Import(run), Outcome::Imported(Imported::Done { available_at })) => {
+                if let Some(at) = available_at {
+                    self.due(run.row.id.no(), run.row.shard, Some(*at));
+                }
             }
             (Write::Commit(commit), Outcome::Committed(delivered)) => {
                 self.committed(*commit, delivered);

@@ -24,6 +24,8 @@ use super::{
     *,
 };
 
+mod import;
+
 /// How long the row of a runner is kept after its lease has ended, for people to see.
 pub(crate) const DEAD_RUNNER_KEPT: Duration = Duration::from_secs(24 * 3_600);
 
@@ -242,6 +244,29 @@ impl Store for MemoryStore {
             .map(|(_, run)| run)
             .filter(|run| run.is_live() && shards.contains(run.head.id.shard()));
         Ok(live.take(limit).map(|run| run.due_run()).collect())
+    }
+
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError> {
+        let data = self.read();
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = data.runs.range((after, Bound::Unbounded));
+        let paused = rest.map(|(_, run)| run).filter(|run| {
+            run.head.status == RunStatus::Paused
+                && run.head.available_at.is_none()
+                && shards.contains(run.head.id.shard())
+        });
+        let paused = paused.map(|run| PausedRun {
+            id: run.head.id,
+            workflow: Arc::clone(&run.workflow),
+            version: run.version,
+            reason: run.waiting.clone(),
+        });
+        Ok(paused.take(limit).collect())
     }
 
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
@@ -474,6 +499,7 @@ impl Data {
                 Outcome::Controlled(self.control(target, *control, batch.now))
             }
             (Write::Reopen(reopen), _) => self.reopen(reopen, batch.now),
+            (Write::Import(run), _) => self.import(run, batch.now),
             (Write::Commit(commit), _) => Outcome::Committed(self.send(commit, batch.now)),
         })
         .collect()

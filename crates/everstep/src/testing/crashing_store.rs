@@ -16,8 +16,8 @@ use crate::{
     run_id::RunNo,
     store::{
         Answer, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, NewRunner, Outcome, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters,
-        StoreError, Target, WakeFn, WakeGuard,
+        LoadedRun, NewRunner, Outcome, PausedRun, Put, RunRow, RunnerRow, ShardSet, Store,
+        StoreCounters, StoreError, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -298,6 +298,15 @@ impl<S: Store> Store for CrashingStore<S> {
         limit: usize,
     ) -> Result<Vec<DueRun>, StoreError> {
         self.read(|store| store.live(shards, after, limit))
+    }
+
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError> {
+        self.read(|store| store.paused(shards, after, limit))
     }
 
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {

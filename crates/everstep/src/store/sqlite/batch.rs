@@ -18,6 +18,8 @@ use crate::{
     time::Timestamp,
 };
 
+mod import;
+
 /// Applies a batch within the transaction of `conn`, in the two passes that [`rules`] describes.
 /// Also says how many rows were written.
 pub(crate) fn apply(
@@ -42,6 +44,7 @@ pub(crate) fn apply(
                 Outcome::Controlled(applier.control(target, *control)?)
             }
             Write::Reopen(reopen) => applier.reopen(reopen)?,
+            Write::Import(run) => applier.import(run)?,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if !commit.effects.is_empty() => {
                     Outcome::Committed(applier.send(commit)?)
