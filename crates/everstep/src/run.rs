@@ -37,6 +37,7 @@ pub(crate) mod panics;
 #[cfg(test)]
 mod tests;
 pub(crate) mod trial;
+pub(crate) mod waits;
 pub(crate) mod wakers;
 
 use self::core::{Core, Mode, Phase};
@@ -453,6 +454,7 @@ impl Run {
                     phase,
                     Phase::Waiting { .. }
                         | Phase::Listening { .. }
+                        | Phase::Awaiting { .. }
                         | Phase::Committing
                         | Phase::WantStart { .. }
                 )

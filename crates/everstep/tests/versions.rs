@@ -19,7 +19,7 @@ use everstep::{
     store::{MemoryStore, Store},
     testing::VirtualClock,
 };
-use scenario::{until, until_paused, until_status};
+use scenario::{until, until_paused};
 
 const ORDER: Workflow<u32, u32> = Workflow::new("order");
 

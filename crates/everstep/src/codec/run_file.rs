@@ -21,8 +21,8 @@
 //! input        data
 //! output, error   optional<data> each
 //! history      list<{ key: data, value: data }>
-//! inbox        list<{ seq: uint, name: string, body: data, request: optional<16 bytes>,
-//!                     sent_at: int }>
+//! inbox        list<{ seq: uint, kind: enum InboxKind, name: string, body: data,
+//!                     wait: optional<data>, request: optional<16 bytes>, sent_at: int }>
 //! state        list<{ key: string, value: data }>
 //! ```
 //!
@@ -35,7 +35,7 @@ use super::{
     bare::{Reader, Writer},
 };
 use crate::{
-    commit::{ImportedRun, InboxRow, Put, RunStatus},
+    commit::{ImportedRun, InboxKind, InboxRow, Put, RunStatus},
     run_id::RunId,
     store::{CancelRequest, RunRow},
     time::Timestamp,
@@ -99,8 +99,10 @@ fn write_row(writer: &mut Writer<'_>, row: &RunRow) {
 
 fn write_message(writer: &mut Writer<'_>, message: &InboxRow) {
     writer.uint(message.seq);
+    writer.uint(u64::from(message.kind.code()));
     writer.string(&message.name);
     writer.data(&message.body);
+    writer.optional(message.wait.as_deref(), Writer::data);
     writer.optional(message.request, |writer, request| {
         writer.fixed(request.as_bytes());
     });
@@ -200,10 +202,16 @@ fn read_status(reader: &mut Reader<'_>) -> Result<RunStatus, DecodeError> {
 }
 
 fn read_message(reader: &mut Reader<'_>) -> Result<InboxRow, DecodeError> {
+    let seq = reader.uint()?;
+    let at = reader.at();
+    let code = reader.uint()?;
+    let kind = u8::try_from(code).ok().and_then(InboxKind::from_code);
     Ok(InboxRow {
-        seq: reader.uint()?,
+        seq,
+        kind: kind.ok_or_else(|| reader.invalid(at, format!("{code} is no kind of message")))?,
         name: reader.string()?.to_owned(),
         body: reader.data()?.to_vec(),
+        wait: reader.optional(|reader| reader.data().map(<[u8]>::to_vec))?,
         request: reader.optional(|reader| reader.fixed().map(Uuid::from_bytes))?,
         sent_at: Timestamp::from_millis(reader.int()?),
     })

@@ -9,11 +9,14 @@
 //! [`Effect::Send`] too, at the place of their commit), controls and reopenings. So a control sees
 //! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
 
+pub(crate) mod effects;
+pub(crate) mod tables;
+
 use crate::{
     run_id::RunId,
     store::{
-        CancelRequest, Commit, Control, Controlled, Delivery, Effect, Patch, Receipt, Refusal,
-        Reopen, RunRow, RunStatus,
+        CancelRequest, Commit, Control, Controlled, Delivery, Effect, InboxKind, InboxRow, Patch,
+        Receipt, Refusal, Reopen, RunRow, RunStatus,
     },
     time::Timestamp,
 };
@@ -38,6 +41,8 @@ pub(crate) struct Head {
     /// Whether `last_number` is the highest stored number; otherwise it is a lower bound. It is
     /// one after a reopening, and when a row that is `Running` was read from a file.
     pub(crate) last_number_exact: bool,
+    /// What it has elsewhere: see [`tables::links`].
+    pub(crate) links: u32,
 }
 
 impl Head {
@@ -59,6 +64,7 @@ impl Head {
             cancel: None,
             last_number: 0,
             last_number_exact: true,
+            links: 0,
         }
     }
 }
@@ -195,6 +201,19 @@ pub(crate) fn refuse_message(head: &Head, unread: u64, delivery: &Delivery) -> O
     }
 }
 
+/// The row of a message that was sent.
+pub(crate) fn message(delivery: &Delivery, seq: u64, sent_at: Timestamp) -> InboxRow {
+    InboxRow {
+        seq,
+        kind: InboxKind::Message,
+        name: delivery.name.clone(),
+        body: delivery.body.clone(),
+        wait: None,
+        request: delivery.request,
+        sent_at,
+    }
+}
+
 /// Gives the next message its place, and makes the run due if a message can move it.
 pub(crate) fn deliver(head: &mut Head, now: Timestamp) -> u64 {
     head.inbox_seq += 1;
@@ -304,6 +323,8 @@ pub(crate) fn import(row: &RunRow, now: Timestamp) -> Head {
         cancel: row.cancel_requested,
         last_number: row.last_number,
         last_number_exact: row.status != RunStatus::Running,
+        // What it has elsewhere is in the other store.
+        links: 0,
     };
     match row.status {
         RunStatus::Running => {
@@ -328,6 +349,6 @@ pub(crate) fn sends(commit: &Commit) -> impl Iterator<Item = (&Delivery, &[u8], 
             key,
             receipt,
         } => Some((delivery, key.as_slice(), receipt.as_slice())),
-        Effect::Reply { .. } => None,
+        Effect::Reply { .. } | Effect::Abandon { .. } => None,
     })
 }

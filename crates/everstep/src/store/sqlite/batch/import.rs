@@ -64,8 +64,8 @@ impl Applier<'_> {
         }
         self.write_entries(no, head.generation, &[], &imported.history)?;
         for message in &imported.inbox {
-            let sql = "INSERT INTO inbox (run, seq, name, body, request, sent_at) \
-                       VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+            let sql = "INSERT INTO inbox (run, seq, name, body, request, sent_at, kind, wait) \
+                       VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
             let request = message.request.as_ref().map(Uuid::as_bytes);
             self.execute(
                 sql,
@@ -76,6 +76,8 @@ impl Applier<'_> {
                     message.body,
                     request,
                     message.sent_at.as_millis(),
+                    message.kind.code(),
+                    message.wait,
                 ],
             )?;
         }
