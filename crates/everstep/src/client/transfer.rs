@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use super::{Client, ClientError, RunHandle};
 use crate::{
-    codec::run_file,
-    commit::{Imported, ImportedRun, Outcome, Target, Write},
+    codec::{self, run_file},
+    commit::{Imported, ImportedRun, Outcome, RunStatus, Target, Write},
+    history::{EntryKind, EntryStatus},
     run_id::RunId,
     store::RunRow,
+    time::Timestamp,
 };
 
 impl<O> RunHandle<O> {
@@ -44,23 +46,46 @@ impl<O> RunHandle<O> {
     }
 }
 
+/// Removes what says that the run is registered with its old store, and makes it due: it registers
+/// when it is replayed.
+fn register_again(run: &mut ImportedRun, now: Timestamp) {
+    let answered = |key: &[u8]| run.inbox.iter().any(|row| row.wait.as_deref() == Some(key));
+    let before = run.history.len();
+    run.history.retain(|put| {
+        let Ok(entry) = codec::decode_entry(&put.value) else {
+            return true;
+        };
+        let by_name = matches!(
+            entry.kind,
+            EntryKind::Event | EntryKind::Deferred | EntryKind::Limit
+        );
+        !by_name || entry.status != EntryStatus::Waiting || answered(&put.key)
+    });
+    if run.history.len() < before && run.row.status == RunStatus::Sleeping {
+        run.row.available_at = Some(now);
+    }
+}
+
 impl Client {
     /// Puts a run that was [exported](RunHandle::export) into this store, under its own id.
     ///
-    /// It goes on from where it was: one that was in its owner's memory is due at once. What others
-    /// have to do with it stays behind: who waits for an answer or for its end, and the keys of
-    /// messages that were sent to it. See to it that only one of the two copies goes on, or steps
-    /// that both have before them are run by both.
+    /// It goes on from where it was: one that was in its owner's memory is due at once, and what it
+    /// waits for by name (an event, a deferred, a limit) it asks this store for. What belongs to
+    /// others stays behind: the keys of messages that were sent to it, who waits for an answer or
+    /// for its end, and the children, other runs and queue items that it waits for itself. See to it
+    /// that only one of the two copies goes on, or the steps that both have before them are run by
+    /// both.
     ///
     /// # Errors
     ///
     /// If these bytes are not an exported run, or there is a run with its id or its key: nothing is
     /// changed then.
     pub async fn import(&self, file: impl AsRef<[u8]>) -> Result<RunHandle, ClientError> {
-        let run = run_file::decode_run(file.as_ref()).map_err(|error| ClientError::Decode {
+        let mut run = run_file::decode_run(file.as_ref()).map_err(|error| ClientError::Decode {
             what: "the file".to_owned(),
             problem: error.to_string(),
         })?;
+        register_again(&mut run, self.shared.now());
         let RunRow { id, .. } = run.row;
         let (workflow, key) = (run.row.workflow.clone(), run.row.key.clone());
         let taken = |run: RunId, what: String| ClientError::Taken {
