@@ -28,7 +28,9 @@ mod first {
     #[workflow(name = "order")]
     pub async fn order(ctx: Ctx, item: String) -> Result<String> {
         ctx.step("reserve", async || Ok(())).await?;
-        let charged = ctx.step("charge", async || Ok("charged")).await?;
+        let charged = ctx
+            .step("charge", async || Ok("charged".to_owned()))
+            .await?;
         ctx.step("announce", async || Ok(())).await?;
         ctx.listen::<()>("packed").await?;
         ctx.step("ship", async || Ok(())).await?;
@@ -43,7 +45,7 @@ mod careless {
     #[workflow(name = "order")]
     pub async fn order(ctx: Ctx, item: String) -> Result<String> {
         ctx.step("reserve", async || Ok(())).await?;
-        let paid = ctx.step("pay", async || Ok("paid")).await?;
+        let paid = ctx.step("pay", async || Ok("paid".to_owned())).await?;
         ctx.listen::<()>("packed").await?;
         ctx.step("ship", async || Ok(())).await?;
         Ok(format!("{item}: {paid}"))
@@ -59,8 +61,11 @@ mod gated {
         ctx.step("reserve", async || Ok(())).await?;
         // 1 for orders that had gone past this place before there was a gate, 2 for all others.
         let paid = match ctx.version("how to pay", 2) {
-            1 => ctx.step("charge", async || Ok("charged")).await?,
-            _ => ctx.step("pay", async || Ok("paid")).await?,
+            1 => {
+                ctx.step("charge", async || Ok("charged".to_owned()))
+                    .await?
+            }
+            _ => ctx.step("pay", async || Ok("paid".to_owned())).await?,
         };
         // Orders that have it in their history go on without it.
         ctx.removed("announce", EntryKind::Step);
@@ -76,7 +81,9 @@ mod second {
 
     #[workflow(name = "order", version = 2)]
     pub async fn order(ctx: Ctx, item: String) -> Result<String> {
-        let parcel = ctx.step("all at once", async || Ok("parcel 7")).await?;
+        let parcel = ctx
+            .step("all at once", async || Ok("parcel 7".to_owned()))
+            .await?;
         Ok(format!("{item}: {parcel}"))
     }
 }
@@ -87,14 +94,15 @@ fn engine() -> EngineBuilder {
     Engine::open(STORE).clock(VirtualClock::new())
 }
 
-/// Waits until the order is at rest, and gives what it waits for, or why it is paused.
-async fn at_rest(run: &RunHandle<String>) -> Result<(RunStatus, String), everstep::ClientError> {
+/// Waits until the order has this status, and gives what it waits for, or why it is paused.
+async fn until(
+    run: &RunHandle<String>,
+    status: RunStatus,
+) -> Result<String, everstep::ClientError> {
     loop {
         let info = run.info().await?;
-        if let (RunStatus::Sleeping | RunStatus::Paused, Some(waiting)) =
-            (info.status, info.waiting)
-        {
-            return Ok((info.status, waiting));
+        if info.status == status {
+            return Ok(info.waiting.unwrap_or_default());
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -108,7 +116,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .client()
         .start(first::order, "teapot".to_owned())
         .await?;
-    println!("  the teapot waits for: {}", at_rest(&teapot).await?.1);
+    println!(
+        "  the teapot waits for: {}",
+        until(&teapot, RunStatus::Sleeping).await?
+    );
 
     println!("deploy 2, without a gate:");
     let found = engine().register(careless::order).preflight().await?;
@@ -118,9 +129,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let wrong = engine().register(careless::order).start().await?;
     let teapot = wrong.client().run::<String>(teapot.id());
     teapot.send("packed", &()).await?;
-    let (status, why) = at_rest(&teapot).await?;
-    println!("  the teapot is {status}: {why}");
-    assert_eq!(status, RunStatus::Paused);
+    let why = until(&teapot, RunStatus::Paused).await?;
+    println!("  the teapot is paused: {why}");
     wrong.shutdown().await;
 
     println!("deploy 2, with a gate:");
@@ -134,7 +144,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .client()
         .start(gated::order, "cup".to_owned())
         .await?;
-    println!("  the cup waits for: {}", at_rest(&cup).await?.1);
+    println!(
+        "  the cup waits for: {}",
+        until(&cup, RunStatus::Sleeping).await?
+    );
     engine_2.shutdown().await;
 
     println!("deploy 3, a version beside the first:");

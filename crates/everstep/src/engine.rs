@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use crate::{
     client::Client,
+    codec::hook::Codec,
     ctx::Ctx,
     error::Result as UserResult,
     run::panics,
@@ -468,6 +469,13 @@ impl EngineBuilder {
     /// Changes settings.
     pub fn settings(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         change(&mut self.settings);
+        self
+    }
+
+    /// Compresses or encrypts what is stored of the values of users. With several, the last one
+    /// writes and all of them read: so that one can take the place of another.
+    pub fn codec(mut self, codec: impl Codec) -> Self {
+        self.settings.codecs.push(Arc::new(codec));
         self
     }
 

@@ -47,6 +47,7 @@ pub use client::{
     Cancel, Client, ClientError, Count, HistoryEntry, List, RunError, RunHandle, RunInfo, RunPage,
     SendMessage, Sent, Start,
 };
+pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
     Ctx,
     composite::{Arm, Branch, Composite, branch},

@@ -93,6 +93,13 @@ pub(crate) enum Halt {
     #[error("{what} cannot be decoded: {error}; deploy code whose types fit what is stored")]
     Undecodable { what: String, error: DecodeError },
     #[error(
+        "{what} cannot be decoded: {error}; start an engine with the codec and the keys that it \
+             was written with"
+    )]
+    Sealed { what: String, error: DecodeError },
+    #[error("{what} cannot be encoded: {error}; start an engine whose codec can")]
+    Unsealable { what: String, error: String },
+    #[error(
         "the workflow awaits something that is not durable{hint}; put it into a `ctx.step`, or \
              use `ctx.sleep`, `ctx.listen` and the other operations"
     )]
@@ -126,6 +133,16 @@ pub(crate) enum Halt {
              resume the run"
     )]
     OnFailure { error: String },
+}
+
+impl Halt {
+    /// What is stored cannot be read: by this code, or without this codec or key.
+    pub(crate) fn unreadable(what: String, error: DecodeError) -> Halt {
+        match error {
+            DecodeError::NoCodec { .. } | DecodeError::Codec { .. } => Halt::Sealed { what, error },
+            error => Halt::Undecodable { what, error },
+        }
+    }
 }
 
 /// How the code of a run has ended.

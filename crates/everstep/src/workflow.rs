@@ -248,16 +248,22 @@ impl Definition {
         // Nothing of the user's code, not even decoding, runs before the first poll: there a panic
         // is caught.
         let begin = move |ctx: Ctx, input: Vec<u8>| -> RunFuture {
-            let (function, limit) = (function.clone(), ctx.payload_max());
+            let (function, core) = (function.clone(), ctx.core().clone());
             Box::pin(async move {
-                let input = payload::from_slice(&input).map_err(|error| {
-                    RunEnd::Halt(Halt::Undecodable {
-                        what: "its input".into(),
-                        error,
-                    })
+                let codecs = &core.env.settings.codecs;
+                let input = codecs.read(&input, Some(core.facts.id));
+                let input = input.map_err(|error| {
+                    RunEnd::Halt(Halt::unreadable("its input".to_owned(), error))
                 })?;
                 let output = function(ctx, input).await.map_err(RunEnd::Error)?;
-                encode_output(&output, limit).map_err(RunEnd::Error)
+                let limit = core.env.settings.payload_bytes_max;
+                let output = encode_output(&output, limit).map_err(RunEnd::Error)?;
+                codecs.seal(output, None).map_err(|error| {
+                    RunEnd::Halt(Halt::Unsealable {
+                        what: "its output".to_owned(),
+                        error: error.to_string(),
+                    })
+                })
             })
         };
         Definition {

@@ -15,6 +15,8 @@ const ENDINGS: &[&str] = &[
     "use `ctx.sleep`, `ctx.listen` and the other operations",
     "; await only operations of `ctx`",
     "and the code has no rollback for it; deploy code that has it",
+    "; start an engine with the codec and the keys that it was written with",
+    "; start an engine whose codec can",
     // As it was written by 0.1.0 before runs went on by themselves.
     "and the code has no rollback for it; deploy code that has it, then resume the run",
 ];
@@ -65,6 +67,14 @@ mod tests {
             },
             Halt::NeverQuiet,
             Halt::RollbackMissing { at: at() },
+            Halt::Sealed {
+                what: at(),
+                error: DecodeError::NoCodec { id: at() },
+            },
+            Halt::Unsealable {
+                what: at(),
+                error: at(),
+            },
         ];
         for halt in by_deploy {
             assert!(is_mended_by_deploy(&halt.to_string()), "{halt}");

@@ -3,7 +3,7 @@
 use std::{cell::Cell, fmt, future::Future, rc::Rc, sync::Arc, sync::atomic::AtomicBool};
 
 use crate::{
-    codec::run_file,
+    codec::{hook::Codec, run_file},
     commit::{ImportedRun, RunStatus},
     ctx::Ctx,
     engine::{Services, Settings},
@@ -128,6 +128,12 @@ impl Replay {
     /// Gives the code a dependency: `ctx.get::<T>()` outside of bodies.
     pub fn provide<T: Send + Sync + 'static>(mut self, dependency: T) -> Replay {
         self.services.insert(dependency);
+        self
+    }
+
+    /// Opens payloads that were written with a codec.
+    pub fn codec(mut self, codec: impl Codec) -> Replay {
+        self.settings.codecs.push(Arc::new(codec));
         self
     }
 
