@@ -26,7 +26,7 @@ mod first {
     use everstep::prelude::*;
 
     #[workflow(name = "order")]
-    pub async fn order(ctx: Ctx, item: String) -> Result<String> {
+    pub(crate) async fn order(ctx: Ctx, item: String) -> Result<String> {
         ctx.step("reserve", async || Ok(())).await?;
         let charged = ctx
             .step("charge", async || Ok("charged".to_owned()))
@@ -43,7 +43,7 @@ mod careless {
     use everstep::prelude::*;
 
     #[workflow(name = "order")]
-    pub async fn order(ctx: Ctx, item: String) -> Result<String> {
+    pub(crate) async fn order(ctx: Ctx, item: String) -> Result<String> {
         ctx.step("reserve", async || Ok(())).await?;
         let paid = ctx.step("pay", async || Ok("paid".to_owned())).await?;
         ctx.listen::<()>("packed").await?;
@@ -57,7 +57,7 @@ mod gated {
     use super::*;
 
     #[workflow(name = "order")]
-    pub async fn order(ctx: Ctx, item: String) -> Result<String> {
+    pub(crate) async fn order(ctx: Ctx, item: String) -> Result<String> {
         ctx.step("reserve", async || Ok(())).await?;
         // 1 for orders that had gone past this place before there was a gate, 2 for all others.
         let paid = match ctx.version("how to pay", 2) {
@@ -80,7 +80,7 @@ mod second {
     use everstep::prelude::*;
 
     #[workflow(name = "order", version = 2)]
-    pub async fn order(ctx: Ctx, item: String) -> Result<String> {
+    pub(crate) async fn order(ctx: Ctx, item: String) -> Result<String> {
         let parcel = ctx
             .step("all at once", async || Ok("parcel 7".to_owned()))
             .await?;

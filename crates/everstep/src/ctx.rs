@@ -354,28 +354,30 @@ enum Unencodable {
 impl Sealer {
     /// Encodes what a body gives. When the codec cannot, the attempt has failed, and is made again.
     pub(crate) fn encode<T: Serialize + ?Sized>(&self, value: &T) -> Result<Vec<u8>> {
-        self.try_encode(value).map_err(|error| match error {
+        try_encode(value, &self.settings, self.run).map_err(|error| match error {
             Unencodable::Value(error) => error,
             Unencodable::Codec(error) => Error::msg(format!("the result is not stored: {error}")),
         })
     }
+}
 
-    fn try_encode<T: Serialize + ?Sized>(&self, value: &T) -> Result<Vec<u8>, Unencodable> {
-        let limit = self.settings.payload_bytes_max;
-        let bytes =
-            payload::to_vec(value).map_err(|error| Unencodable::Value(Error::fatal(error)))?;
-        if bytes.len() > limit {
-            let text = format!(
-                "a value has {} bytes, and the limit for a payload is {limit}; store it elsewhere \
-                 and pass on where it is, or raise `payload_bytes_max`",
-                bytes.len()
-            );
-            let failure = Failure::new(FailureKind::Limit, text);
-            return Err(Unencodable::Value(Error::recorded(failure, Vec::new())));
-        }
-        let sealed = self.settings.codecs.seal(bytes, self.run);
-        sealed.map_err(Unencodable::Codec)
+fn try_encode<T: Serialize + ?Sized>(
+    value: &T,
+    settings: &Settings,
+    run: Option<RunId>,
+) -> Result<Vec<u8>, Unencodable> {
+    let limit = settings.payload_bytes_max;
+    let bytes = payload::to_vec(value).map_err(|error| Unencodable::Value(Error::fatal(error)))?;
+    if bytes.len() > limit {
+        let text = format!(
+            "a value has {} bytes, and the limit for a payload is {limit}; store it elsewhere and \
+             pass on where it is, or raise `payload_bytes_max`",
+            bytes.len()
+        );
+        let failure = Failure::new(FailureKind::Limit, text);
+        return Err(Unencodable::Value(Error::recorded(failure, Vec::new())));
     }
+    settings.codecs.seal(bytes, run).map_err(Unencodable::Codec)
 }
 
 /// Encodes a value that workflow code hands out, within the limit.
@@ -388,11 +390,8 @@ pub(crate) fn encode<T: Serialize + ?Sized>(
     whose: Whose,
     what: impl FnOnce() -> String,
 ) -> Result<Vec<u8>> {
-    let sealer = Sealer {
-        settings: core.env.settings.clone(),
-        run: (whose == Whose::Runs).then_some(core.facts.id),
-    };
-    sealer.try_encode(value).map_err(|error| match error {
+    let run = (whose == Whose::Runs).then_some(core.facts.id);
+    try_encode(value, &core.env.settings, run).map_err(|error| match error {
         Unencodable::Value(error) => error,
         Unencodable::Codec(error) => {
             let (what, error) = (what(), error.to_string());

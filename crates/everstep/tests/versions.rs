@@ -441,3 +441,29 @@ async fn old_and_new_step_names_are_live_at_once_behind_a_gate() {
         engine.shutdown().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rolling_deploy_mends_a_run_once_the_wrong_process_is_gone() {
+    for (store, _folder) in stores() {
+        let calls = Calls::default();
+        let soon = |builder: EngineBuilder| {
+            builder.settings(|settings| settings.heartbeat = std::time::Duration::from_millis(20))
+        };
+        let engine = with(&store, &calls, order).start().await.unwrap();
+        let run = engine.client().start(ORDER, 4).await.unwrap();
+        until_listening(&run).await;
+        engine.shutdown().await;
+        let wrong = soon(with(&store, &calls, |_, n, _| async move { Ok(n) }));
+        let wrong = wrong.start().await.unwrap();
+        let client = wrong.client();
+        client.send(run.id(), "go", &3_u32).await.unwrap();
+        until_paused(&client.run::<u32>(run.id())).await;
+        // Beside it comes one that fits. Whichever has the run's shard now, in the end this one has.
+        let right = soon(with(&store, &calls, order)).start().await.unwrap();
+        let run = right.client().run::<u32>(run.id());
+        wrong.shutdown().await;
+        assert_eq!(run.result().await.unwrap(), 11);
+        assert_eq!(calls.all(), [1, 1, 1, 0]);
+        right.shutdown().await;
+    }
+}

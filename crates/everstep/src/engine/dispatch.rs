@@ -78,11 +78,12 @@ impl Round<'_> {
                 self.shared.due.note(reopen.available_at);
                 self.elsewhere.push(reopen.run);
             }
-            (Write::Import(run), Outcome::Imported(Imported::Done { available_at })) => {
-                if let Some(at) = available_at {
-                    self.due(run.row.id.no(), run.row.shard, Some(*at));
-                }
-            }
+            (
+                Write::Import(run),
+                Outcome::Imported(Imported::Done {
+                    available_at: Some(at),
+                }),
+            ) => self.due(run.row.id.no(), run.row.shard, Some(*at)),
             (Write::Commit(commit), Outcome::Committed(delivered)) => {
                 self.committed(*commit, delivered);
             }

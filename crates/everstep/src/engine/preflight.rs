@@ -71,9 +71,9 @@ impl std::fmt::Display for Preflight {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{} live runs: {} go on with this code, {} would be paused, {} are of workflows or \
+            "{} of {} live runs go on with this code, {} would be paused, {} are of workflows or \
              versions that are not here",
-            self.checked, self.ok, self.divergent_count, self.unknown_count
+            self.ok, self.checked, self.divergent_count, self.unknown_count
         )?;
         for misfit in self.divergent.iter().chain(&self.unknown_workflow) {
             let Misfit {

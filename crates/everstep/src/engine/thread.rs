@@ -124,7 +124,8 @@ impl Worker {
     ) -> Worker {
         let mailbox = shared.threads[index].clone();
         let env = Rc::new(Env {
-            settings: shared.settings.clone(),
+            // A copy: every step counts a reference to it, and threads should not share the count.
+            settings: Arc::new(shared.settings.as_ref().clone()),
             services,
             runtime: Some(runtime),
             runtime_gone,
