@@ -6,6 +6,7 @@
 //! done, and asks the store for what it waits for: one query per round, however many wait.
 
 use std::{
+    borrow::Cow,
     future::{Future, IntoFuture},
     marker::PhantomData,
     pin::Pin,
@@ -19,7 +20,11 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::{
-    codec::{self, payload},
+    codec::{
+        DecodeError,
+        hook::{Codec, Codecs},
+        payload,
+    },
     commit::{
         Control, Controlled, Delivery, NewRun, Outcome, Receipt, Reopen, RunStatus, Target, Write,
     },
@@ -35,6 +40,7 @@ use crate::{
 
 mod schedules;
 mod stream;
+mod transfer;
 mod view;
 #[cfg(feature = "sqlite")]
 mod within;
@@ -50,6 +56,7 @@ pub use view::{HistoryEntry, RunInfo, RunPage};
 pub struct Client {
     shared: Arc<Shared>,
     reader: Arc<Reader>,
+    codecs: Codecs,
     /// Ends the committer of a client without an engine, with the last clone.
     _own: Option<Arc<OwnCommitter>>,
 }
@@ -123,6 +130,17 @@ pub enum ClientError {
         /// What is wrong.
         problem: String,
     },
+    /// A stored value was written with a codec that is not here, or that cannot decode it.
+    #[error(
+        "{what} cannot be decoded: {problem}; give the client the codec and the keys that it was \
+             written with"
+    )]
+    Sealed {
+        /// What it is.
+        what: String,
+        /// What is missing.
+        problem: String,
+    },
     /// The run ended before it replied.
     #[error("run {run} ended without a reply")]
     NoReply {
@@ -154,6 +172,14 @@ pub enum ClientError {
         schedule: String,
         /// What is wrong, and what to do.
         problem: String,
+    },
+    /// A run cannot be imported beside one that is there.
+    #[error("run {run} cannot be imported: {what} is taken in this store; nothing was changed")]
+    Taken {
+        /// The run.
+        run: String,
+        /// What of it.
+        what: String,
     },
     /// The engine or the client is shutting down.
     #[error("the client is closed: its engine has shut down")]
@@ -223,10 +249,20 @@ impl Drop for OwnCommitter {
 impl Client {
     pub(crate) fn of_engine(shared: Arc<Shared>, reader: Arc<Reader>) -> Client {
         Client {
+            codecs: shared.settings.codecs.clone(),
             shared,
             reader,
             _own: None,
         }
+    }
+
+    /// Compresses or encrypts what is stored of the values of users, as the engine on the same store
+    /// does ([`EngineBuilder::codec`](crate::EngineBuilder::codec)). With several, the last one
+    /// writes and all of them read. A client of an engine has the engine's.
+    #[must_use]
+    pub fn codec(mut self, codec: impl Codec) -> Client {
+        self.codecs.push(Arc::new(codec));
+        self
     }
 
     /// A client without an engine, on a SQLite file that an engine has made.
@@ -267,6 +303,7 @@ impl Client {
         Ok(Client {
             shared,
             reader,
+            codecs: Codecs::default(),
             _own: Some(own),
         })
     }
@@ -274,7 +311,7 @@ impl Client {
     /// Starts a run. Set what else is to be said, then await it.
     pub fn start<W: WorkflowRef>(&self, workflow: W, input: W::Input) -> Start<W::Output> {
         let key = workflow.default_key(&input);
-        let input = encode(&input, "the input", &self.shared);
+        let input = encode(&input, "the input", self);
         self.start_encoded(workflow.name(), workflow.version(), input, key)
     }
 
@@ -288,7 +325,7 @@ impl Client {
             .registry
             .newest(workflow)
             .map_or(1, |newest| newest.version);
-        let input = check_size(bytes, "the input", &self.shared);
+        let input = check_size(bytes, "the input", self);
         self.start_encoded(workflow, version, input, None)
     }
 
@@ -382,7 +419,8 @@ impl Client {
 
     /// Sends a message to a run. Set what else is to be said, then await it.
     pub fn send<T: Serialize>(&self, to: impl ToTarget, name: &str, body: &T) -> SendMessage {
-        let body = encode(body, "the message", &self.shared);
+        let body =
+            encode(body, "the message", self).and_then(|body| self.seal(body, "the message"));
         SendMessage {
             client: self.clone(),
             target: to.to_target(),
@@ -403,12 +441,44 @@ impl Client {
         name: &str,
         body: &T,
     ) -> Result<R, ClientError> {
-        let body = encode(body, "the request", &self.shared)?;
+        let body = encode(body, "the request", self)?;
         let bytes = self.request_bytes(to.to_target(), name, body).await?;
-        payload::from_slice(&bytes).map_err(|error| ClientError::Decode {
-            what: format!("the reply to `{name}`"),
+        self.decode(&bytes, None, || format!("the reply to `{name}`"))
+    }
+
+    /// Seals a payload that goes to others.
+    fn seal(&self, payload: Vec<u8>, what: &str) -> Result<Vec<u8>, ClientError> {
+        let sealed = self.codecs.seal(payload, None);
+        sealed.map_err(|error| ClientError::Encode {
+            what: what.to_owned(),
             problem: error.to_string(),
         })
+    }
+
+    /// The value of a stored payload. `run` is the run that it was found with, if it may be that
+    /// run's alone.
+    fn decode<T: DeserializeOwned>(
+        &self,
+        bytes: &[u8],
+        run: Option<RunId>,
+        what: impl FnOnce() -> String,
+    ) -> Result<T, ClientError> {
+        self.codecs
+            .read(bytes, run)
+            .map_err(|error| unreadable(what(), &error))
+    }
+
+    /// As [`decode`](Client::decode), for callers without the type.
+    fn decode_json(
+        &self,
+        bytes: &[u8],
+        run: Option<RunId>,
+        what: impl FnOnce() -> String,
+    ) -> Result<Json, ClientError> {
+        let opened = self.codecs.open(bytes, run);
+        opened
+            .and_then(|bytes| payload::to_json(&bytes))
+            .map_err(|error| unreadable(what(), &error))
     }
 
     async fn request_bytes(
@@ -417,6 +487,7 @@ impl Client {
         name: &str,
         body: Vec<u8>,
     ) -> Result<Vec<u8>, ClientError> {
+        let body = self.seal(body, "the request")?;
         let request = Uuid::from_u64_pair(crate::random::entropy(), crate::random::entropy());
         let text = describe(&target);
         let run = match &target {
@@ -454,8 +525,15 @@ impl Client {
         run: Option<RunId>,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, ClientError> {
-        self.read(move |store| store.dead_letters(run.map(RunId::no), limit))
-            .await
+        let letters = self.read(move |store| store.dead_letters(run.map(RunId::no), limit));
+        let mut letters = letters.await?;
+        for letter in &mut letters {
+            // One that cannot be opened is listed as it is stored.
+            if let Ok(Cow::Owned(body)) = self.codecs.open(&letter.body, None) {
+                letter.body = body;
+            }
+        }
+        Ok(letters)
     }
 
     async fn deliver(
@@ -525,6 +603,18 @@ impl Client {
             Outcome::Controlled(controlled) => Ok(controlled),
             _ => Err(ClientError::Closed),
         }
+    }
+
+    /// Whether the run was started with another input than this, as far as it can be read.
+    async fn has_other_input(&self, run: RunId, plain: &[u8]) -> Result<bool, ClientError> {
+        let row = self.read(move |store| store.run(&Target::Id(run))).await?;
+        let row = row.ok_or_else(|| ClientError::UnknownRun {
+            run: run.to_string(),
+        })?;
+        let opened = self.codecs.open(&row.input, None);
+        opened
+            .map(|input| *input != *plain)
+            .map_err(|error| unreadable(format!("the input of run {run}"), &error))
     }
 
     /// Hands a write to the committer and waits until it is durable.
@@ -638,16 +728,17 @@ fn named(what: &str, name: &str) -> Result<(), ClientError> {
     })
 }
 
-fn encode<T: Serialize>(value: &T, what: &str, shared: &Shared) -> Result<Vec<u8>, ClientError> {
+/// Encodes a value, within the limit. It is not sealed yet.
+fn encode<T: Serialize>(value: &T, what: &str, client: &Client) -> Result<Vec<u8>, ClientError> {
     let bytes = payload::to_vec(value).map_err(|error| ClientError::Encode {
         what: what.to_owned(),
         problem: error.to_string(),
     })?;
-    check_size(bytes, what, shared)
+    check_size(bytes, what, client)
 }
 
-fn check_size(bytes: Vec<u8>, what: &str, shared: &Shared) -> Result<Vec<u8>, ClientError> {
-    let limit = shared.settings.payload_bytes_max;
+fn check_size(bytes: Vec<u8>, what: &str, client: &Client) -> Result<Vec<u8>, ClientError> {
+    let limit = client.shared.settings.payload_bytes_max;
     if bytes.len() > limit {
         return Err(ClientError::TooLarge {
             what: what.to_owned(),
@@ -750,8 +841,14 @@ impl<O> Start<O> {
             named("a tag's name", name)?;
             named("a tag's value", value)?;
         }
-        let input = self.input?;
         let client = self.client;
+        // Kept where a codec may have written the same input in other bytes.
+        let mut plain = None;
+        let mut input = self.input?;
+        if !client.codecs.is_empty() {
+            plain = Some(input.clone());
+            input = client.seal(input, "the input")?;
+        }
         let shared = &client.shared;
         let definition = shared.registry.find(&self.workflow, self.version).cloned();
         let options = definition.as_ref().map(|definition| &definition.options);
@@ -779,6 +876,7 @@ impl<O> Start<O> {
             deadline,
             tags,
             input,
+            plain,
             is_known: definition.is_some(),
             client,
         })
@@ -802,7 +900,12 @@ impl<O> Start<O> {
                     }
                     let mut handle = client.handle(started.id, ended);
                     handle.attached = started.attached;
-                    handle.input_differs = started.input_differs;
+                    handle.input_differs = match &plan.plain {
+                        Some(plain) if started.input_differs => {
+                            client.has_other_input(started.id, plain).await?
+                        }
+                        _ => started.input_differs,
+                    };
                     return Ok(handle);
                 }
                 // Another process has made a run with the same number: the next id is free.
@@ -824,6 +927,8 @@ struct Plan {
     deadline: Option<Deadline>,
     tags: Vec<(String, String)>,
     input: Vec<u8>,
+    /// The input before a codec has sealed it.
+    plain: Option<Vec<u8>>,
     /// Whether this process has the code.
     is_known: bool,
 }
@@ -977,12 +1082,13 @@ impl<O> RunHandle<O> {
     ///
     /// As [`request`](RunHandle::request).
     pub async fn request_json(&self, name: &str, body: &Json) -> Result<Json, ClientError> {
-        let body = check_size(payload::from_json(body), "the request", &self.client.shared)?;
+        let body = check_size(payload::from_json(body), "the request", &self.client)?;
         let bytes = self
             .client
             .request_bytes(Target::Id(self.id), name, body)
             .await?;
-        json(&bytes, || format!("the reply to `{name}`"))
+        let what = || format!("the reply to `{name}`");
+        self.client.decode_json(&bytes, None, what)
     }
 
     /// Cancels the run: await it, or say [`with_rollback`](Cancel::with_rollback) first.
@@ -1101,7 +1207,7 @@ impl<O> RunHandle<O> {
     ///
     /// If there is no such run.
     pub async fn info(&self) -> Result<RunInfo, ClientError> {
-        Ok(RunInfo::from(self.row().await?))
+        Ok(RunInfo::new(self.row().await?, &self.client.codecs))
     }
 
     async fn row(&self) -> Result<RunRow, ClientError> {
@@ -1127,12 +1233,9 @@ impl<O> RunHandle<O> {
             self.row().await?;
             return Ok(None);
         };
-        payload::from_slice(&bytes)
-            .map(Some)
-            .map_err(|error| ClientError::Decode {
-                what: format!("the state `{key}` of run {}", self.id),
-                problem: error.to_string(),
-            })
+        let what = || format!("the state `{key}` of run {}", self.id);
+        let value = self.client.decode(&bytes, Some(self.id), what)?;
+        Ok(Some(value))
     }
 
     /// All values that the run has set, as JSON.
@@ -1148,7 +1251,8 @@ impl<O> RunHandle<O> {
         }
         all.into_iter()
             .map(|(key, bytes)| {
-                let value = json(&bytes, || format!("the state `{key}`"))?;
+                let what = || format!("the state `{key}`");
+                let value = self.client.decode_json(&bytes, Some(self.id), what)?;
                 Ok((key, value))
             })
             .collect()
@@ -1177,7 +1281,8 @@ impl<O> RunHandle<O> {
                 }
             })
             .await?;
-        view::entries(self.id, puts)
+        let reader = self.payload_reader();
+        view::entries(&reader, puts)
     }
 
     /// The result as JSON, once the run has ended.
@@ -1188,7 +1293,15 @@ impl<O> RunHandle<O> {
     pub async fn result_json(&self) -> Result<Json, RunError> {
         let finished = self.client.finished(self.id, &self.started).await?;
         let bytes = self.output(finished)?;
-        Ok(json(&bytes, || format!("the output of run {}", self.id))?)
+        let what = || format!("the output of run {}", self.id);
+        Ok(self.client.decode_json(&bytes, Some(self.id), what)?)
+    }
+
+    fn payload_reader(&self) -> view::PayloadReader<'_> {
+        view::PayloadReader {
+            codecs: &self.client.codecs,
+            run: self.id,
+        }
     }
 
     fn output(&self, finished: Finished) -> Result<Vec<u8>, RunError> {
@@ -1196,10 +1309,8 @@ impl<O> RunHandle<O> {
             RunStatus::Completed => Ok(finished.output.unwrap_or_default()),
             RunStatus::Cancelled => Err(RunError::Cancelled { run: self.id }),
             _ => {
-                let decoded = finished.error.as_deref().map(codec::decode_failure);
-                let failure = match decoded {
-                    Some(Ok(failure)) => failure,
-                    Some(Err(error)) => Failure::unreadable(&error.to_string()),
+                let failure = match finished.error {
+                    Some(bytes) => self.payload_reader().failure(&bytes),
                     None => Failure::unreadable("no error was stored"),
                 };
                 Err(RunError::Failed {
@@ -1241,20 +1352,19 @@ impl<O: DeserializeOwned> RunHandle<O> {
 
     fn decode(&self, finished: Finished) -> Result<O, RunError> {
         let bytes = self.output(finished)?;
-        payload::from_slice(&bytes).map_err(|error| {
-            RunError::Client(ClientError::Decode {
-                what: format!("the output of run {}", self.id),
-                problem: error.to_string(),
-            })
-        })
+        let what = || format!("the output of run {}", self.id);
+        Ok(self.client.decode(&bytes, Some(self.id), what)?)
     }
 }
 
-fn json(bytes: &[u8], what: impl FnOnce() -> String) -> Result<Json, ClientError> {
-    payload::to_json(bytes).map_err(|error| ClientError::Decode {
-        what: what(),
-        problem: error.to_string(),
-    })
+fn unreadable(what: String, error: &DecodeError) -> ClientError {
+    let problem = error.to_string();
+    match error {
+        DecodeError::NoCodec { .. } | DecodeError::Codec { .. } => {
+            ClientError::Sealed { what, problem }
+        }
+        _ => ClientError::Decode { what, problem },
+    }
 }
 
 /// A cancel. Await it: `true` if it was requested now, `false` if the run has ended or a cancel
@@ -1362,12 +1472,12 @@ impl IntoFuture for List {
                 after,
                 limit,
             } = self;
-            let after = after.map(RunId::no);
+            let (after, codecs) = (after.map(RunId::no), client.codecs.clone());
             // One more than asked for shows whether there is another page.
             let rows = client
                 .read(move |store| store.list(&filter, after, limit + 1))
                 .await?;
-            Ok(RunPage::new(rows, limit))
+            Ok(RunPage::new(rows, limit, &codecs))
         })
     }
 }

@@ -71,6 +71,38 @@ pub enum Write {
     Emit(Box<Emission>),
     /// Something about a schedule. Answered by [`Outcome::Scheduled`].
     Schedule(Box<ScheduleWrite>),
+    /// A run from another store. Answered by [`Outcome::Imported`].
+    Import(Box<ImportedRun>),
+}
+
+/// A run from another store, with everything that belongs to it alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImportedRun {
+    /// The row. A run that was in its owner's memory is in nobody's now: it is due.
+    pub row: crate::store::RunRow,
+    /// All entries of its generation.
+    pub history: Vec<Put>,
+    /// Its unread messages, in order.
+    pub inbox: Vec<InboxRow>,
+    /// The values that it has set for clients.
+    pub state: Vec<(String, Vec<u8>)>,
+}
+
+/// What became of a run from another store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Imported {
+    /// It is here, and due at this time if it is due at all.
+    Done {
+        /// When it is due.
+        available_at: Option<Timestamp>,
+    },
+    /// There is a run with its id (or its number), which was not touched.
+    IdTaken,
+    /// There is a run of its workflow with its key.
+    KeyTaken {
+        /// Its number.
+        run: RunNo,
+    },
 }
 
 /// A run to be created.
@@ -476,6 +508,8 @@ pub enum Outcome {
     Refused(Refusal),
     /// What became of a write about a schedule.
     Scheduled(ScheduleOutcome),
+    /// What became of a run from another store.
+    Imported(Imported),
 }
 
 /// What became of an effect.

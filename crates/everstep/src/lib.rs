@@ -50,6 +50,7 @@ pub use client::{
     SendMessage, Sent, Start, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader,
     Triggered,
 };
+pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
     Ctx,
     child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished, RunFinishedUntil},
@@ -66,7 +67,8 @@ pub use ctx::{
     step::{Outcome, Step, StepCall, StepOutcome},
 };
 pub use engine::{
-    Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError, shutdown_signal,
+    Engine, EngineBuilder, EngineCensus, Misfit, Preflight, RecoveryReport, Settings, StartError,
+    shutdown_signal,
 };
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};

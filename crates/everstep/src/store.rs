@@ -86,6 +86,16 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<DueRun>, StoreError>;
 
+    /// Runs of these shards that are `Paused` and not due, by number, after the given one. At a
+    /// takeover those that other code may mend are among them. (One is due whose cancel was
+    /// requested: to end it takes no code.)
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError>;
+
     /// How many runs of these shards wait for something from outside or for a time, by kind; for
     /// the report on start-up.
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError>;
@@ -452,6 +462,19 @@ pub struct DueRun {
     pub workflow: Arc<str>,
     /// The workflow's version.
     pub version: u32,
+}
+
+/// A run that is paused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PausedRun {
+    /// The run.
+    pub id: RunId,
+    /// The workflow's name.
+    pub workflow: Arc<str>,
+    /// The workflow's version.
+    pub version: u32,
+    /// Why, in words.
+    pub reason: Option<String>,
 }
 
 /// How many runs are in which state.

@@ -4,7 +4,7 @@ use std::{future::IntoFuture, ops::Range, sync::Arc, time::Duration};
 
 use serde_json::Value as Json;
 
-use super::{Boxed, Client, ClientError, RunHandle, check_size, encode, named, view::readable};
+use super::{Boxed, Client, ClientError, RunHandle, check_size, encode, named};
 use crate::{
     codec::payload,
     commit::{
@@ -69,7 +69,7 @@ impl Client {
         workflow: W,
         input: W::Input,
     ) -> Schedule {
-        let input = encode(&input, "the input", &self.shared);
+        let input = encode(&input, "the input", self);
         self.schedule_encoded(name.into(), workflow.name(), workflow.version(), input)
     }
 
@@ -79,7 +79,7 @@ impl Client {
     pub fn schedule_json(&self, name: impl Into<String>, workflow: &str, input: &Json) -> Schedule {
         let newest = self.shared.registry.newest(workflow);
         let version = newest.map_or(1, |newest| newest.version);
-        let input = check_size(payload::from_json(input), "the input", &self.shared);
+        let input = check_size(payload::from_json(input), "the input", self);
         self.schedule_encoded(name.into(), workflow, version, input)
     }
 
@@ -121,7 +121,7 @@ impl Client {
     /// If the store cannot be read.
     pub async fn schedule_info(&self, name: &str) -> Result<Option<ScheduleInfo>, ClientError> {
         let row = self.schedule_row(name).await?;
-        Ok(row.map(ScheduleInfo::new))
+        Ok(row.map(|row| ScheduleInfo::new(row, self)))
     }
 
     /// Schedules, by name. Await it.
@@ -273,7 +273,7 @@ impl Schedule {
             name: self.name.clone(),
             workflow: Arc::from(self.workflow.as_str()),
             version: self.version,
-            input: self.input?,
+            input: self.client.seal(self.input?, "the input")?,
             tags: self.tags,
             spec: spec.to_string(),
             anchor,
@@ -380,7 +380,9 @@ impl ScheduleHandle {
     ///
     /// If it is not there.
     pub async fn info(&self) -> Result<ScheduleInfo, ClientError> {
-        self.row().await.map(ScheduleInfo::new)
+        self.row()
+            .await
+            .map(|row| ScheduleInfo::new(row, &self.client))
     }
 
     async fn row(&self) -> Result<ScheduleRow, ClientError> {
@@ -606,10 +608,12 @@ pub struct ScheduleInfo {
 }
 
 impl ScheduleInfo {
-    fn new(row: ScheduleRow) -> ScheduleInfo {
+    fn new(row: ScheduleRow, client: &Client) -> ScheduleInfo {
+        let input = client.decode_json(&row.input, None, || "its input".to_owned());
         ScheduleInfo {
             spec: ScheduleSpec::from_text(&row.spec),
-            input: readable(&row.input),
+            // One that cannot be read is a text that says so.
+            input: input.unwrap_or_else(|error| Json::String(format!("({error})"))),
             next_at: row.next_at.filter(|_| !row.paused),
             name: row.name,
             workflow: row.workflow.to_string(),
@@ -696,7 +700,10 @@ impl IntoFuture for Schedules {
             rows.truncate(limit);
             let next = rows.last().filter(|_| more).map(|row| row.name.clone());
             Ok(SchedulePage {
-                schedules: rows.into_iter().map(ScheduleInfo::new).collect(),
+                schedules: rows
+                    .into_iter()
+                    .map(|row| ScheduleInfo::new(row, &client))
+                    .collect(),
                 next,
             })
         })

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    decode,
+    decode, open_failure,
     step::{Attempt, LocalBox, RawStep, StepOptions, Work, idempotency_key},
 };
 use crate::{
@@ -161,7 +161,14 @@ impl Future for RollbackCall {
         });
         Poll::Ready(match failure.flatten() {
             None => Ok(()),
-            Some(failure) => Err(Error::recorded(failure, self.raw.origins())),
+            Some(failure) => {
+                let at = self.raw.location();
+                match open_failure(&op.core, failure, &at) {
+                    Some(failure) => Err(Error::recorded(failure, self.raw.origins())),
+                    // The run is halted.
+                    None => return Poll::Pending,
+                }
+            }
         })
     }
 }

@@ -17,7 +17,7 @@ use std::{
 use super::{
     Claim, Ctx, decode,
     emit::Emitter,
-    encode,
+    open_failure,
     rollback::{Rollback, Undo},
 };
 use crate::{
@@ -153,12 +153,12 @@ impl Ctx {
         T: Value,
         F: AsyncFn() -> Result<T> + 'a,
     {
-        let (body, limit) = (Rc::new(body), self.payload_max());
+        let (body, sealer) = (Rc::new(body), self.sealer());
         self.make_step(
             name,
             Box::new(move |_| {
-                let body = body.clone();
-                Box::pin(async move { encode_result(&body().await?, limit) })
+                let (body, sealer) = (body.clone(), sealer.clone());
+                Box::pin(async move { sealer.encode(&body().await?) })
             }),
         )
     }
@@ -169,12 +169,12 @@ impl Ctx {
         T: Value,
         F: AsyncFn(Step) -> Result<T> + 'a,
     {
-        let (body, limit) = (Rc::new(body), self.payload_max());
+        let (body, sealer) = (Rc::new(body), self.sealer());
         self.make_step(
             name,
             Box::new(move |attempt| {
-                let (body, step) = (body.clone(), attempt.step());
-                Box::pin(async move { encode_result(&body(step).await?, limit) })
+                let (body, sealer, step) = (body.clone(), sealer.clone(), attempt.step());
+                Box::pin(async move { sealer.encode(&body(step).await?) })
             }),
         )
     }
@@ -188,13 +188,13 @@ impl Ctx {
         T: Value + Send,
         F: Fn(Step) -> Result<T> + Send + Sync + 'static,
     {
-        let (body, limit) = (Arc::new(body), self.payload_max());
+        let (body, sealer) = (Arc::new(body), self.sealer());
         let runtime = self.core().env.runtime.clone();
         self.make_step(
             name,
             Box::new(move |attempt| {
-                let (body, step) = (body.clone(), attempt.step());
-                let work = move || encode_result(&body(step)?, limit);
+                let (body, sealer, step) = (body.clone(), sealer.clone(), attempt.step());
+                let work = move || sealer.encode(&body(step)?);
                 match &runtime {
                     Some(runtime) => Box::pin(joined(runtime.spawn_blocking(work))),
                     None => Box::pin(async move { work() }),
@@ -212,13 +212,14 @@ impl Ctx {
         F: Fn(Step) -> R + Send + Sync + 'static,
         R: Future<Output = Result<T>> + Send + 'static,
     {
-        let limit = self.payload_max();
+        let sealer = self.sealer();
         let runtime = self.core().env.runtime.clone();
         self.make_step(
             name,
             Box::new(move |attempt| {
                 let work = body(attempt.step());
-                let work = async move { encode_result(&work.await?, limit) };
+                let sealer = sealer.clone();
+                let work = async move { sealer.encode(&work.await?) };
                 match &runtime {
                     Some(runtime) => Box::pin(joined(AbortOnDrop(runtime.spawn(work)))),
                     None => Box::pin(work),
@@ -242,10 +243,6 @@ impl Ctx {
             ephemeral: false,
         }
     }
-}
-
-fn encode_result<T: Value>(value: &T, limit: usize) -> Result<Vec<u8>> {
-    encode(value, limit)
 }
 
 struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
@@ -378,6 +375,10 @@ impl<'a, T: Value> StepCall<'a, T> {
             }
             Err(recorded) => {
                 let (status, failure) = *recorded;
+                let at = self.raw.location();
+                let Some(failure) = open_failure(&op.core, failure, &at) else {
+                    return Poll::Pending;
+                };
                 Poll::Ready(Err(StepFailure::Recorded(status, failure)))
             }
         }
@@ -529,7 +530,7 @@ impl<'a> RawStep<'a> {
         Some(op.core.state.borrow().ops.get(op.id)?.key.clone())
     }
 
-    fn location(&self) -> String {
+    pub(crate) fn location(&self) -> String {
         self.key()
             .map(|key| Core::location(&key))
             .unwrap_or_default()

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{
-    Ctx, encode,
+    Ctx,
     step::{RawStep, StepCall, StepOptions, Work},
 };
 use crate::{
@@ -81,8 +81,8 @@ impl Ctx {
         T: Value,
         F: Fn(&Tx<'_>) -> Result<T> + Send + Sync + 'static,
     {
-        let limit = self.payload_max();
-        let body = Arc::new(move |tx: &Tx<'_>| encode(&body(tx)?, limit));
+        let sealer = self.sealer();
+        let body = Arc::new(move |tx: &Tx<'_>| sealer.encode(&body(tx)?));
         let claim = self.claim(EntryKind::Transaction, name);
         let mut options = self.step_options();
         options.timeout = None;

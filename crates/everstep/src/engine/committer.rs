@@ -166,6 +166,11 @@ fn size_of_write(write: &Write) -> usize {
             items.map(|item| 128 + item.body.len()).sum()
         }
         Write::Schedule(write) => super::schedules::size_of_write(write),
+        Write::Import(run) => {
+            let puts = run.history.iter();
+            let puts = puts.map(|put| put.key.len() + put.value.len());
+            512 + run.row.input.len() + puts.sum::<usize>()
+        }
         Write::Commit(commit) => {
             let puts = commit
                 .puts

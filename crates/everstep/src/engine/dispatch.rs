@@ -8,7 +8,7 @@ use super::{
 use crate::{
     commit::{
         Applied, Batch, Commit, Control, Controlled, Delivered, Delivery, Effect, EffectDone,
-        Notice, Outcome, Patch, Write,
+        Imported, Notice, Outcome, Patch, Write,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -78,6 +78,12 @@ impl Round<'_> {
                 self.shared.due.note(reopen.available_at);
                 self.elsewhere.push(reopen.run);
             }
+            (
+                Write::Import(run),
+                Outcome::Imported(Imported::Done {
+                    available_at: Some(at),
+                }),
+            ) => self.due(run.row.id.no(), run.row.shard, Some(*at)),
             (Write::Commit(commit), Outcome::Committed(delivered)) => {
                 self.committed(*commit, delivered);
             }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::retry::Retry;
+use crate::{codec::hook::Codecs, retry::Retry};
 
 /// How an engine works. Every field has a default that suits one process on one machine.
 #[derive(Clone, Debug)]
@@ -66,6 +66,8 @@ pub struct Settings {
     pub batch_bytes_max: usize,
     /// The seed of everything random that is not stored; from the system if absent.
     pub seed: Option<u64>,
+    /// What payloads are sealed and opened with.
+    pub(crate) codecs: Codecs,
     /// What is broken on purpose, for the tests that must notice.
     #[doc(hidden)]
     pub sabotage: Option<Sabotage>,
@@ -112,6 +114,7 @@ impl Default for Settings {
             batch_commits_max: 2_000,
             batch_bytes_max: 8 << 20,
             seed: None,
+            codecs: Codecs::default(),
             sabotage: None,
         }
     }

@@ -29,6 +29,7 @@ use super::{
     wakers::{self, RootWaker},
 };
 use crate::{
+    codec::hook::is_sealed,
     commit::{Effect, EffectDone, KeyRange},
     ctx::{
         emit::{Mark, StreamNames},
@@ -862,7 +863,10 @@ impl Core {
         entry.started_at = Some(started_at);
         entry.wake_at = None;
         let retry_at = match result {
-            Ok(bytes) if bytes.len() <= self.env.settings.payload_bytes_max => {
+            // What is sealed was measured before.
+            Ok(bytes)
+                if is_sealed(&bytes) || bytes.len() <= self.env.settings.payload_bytes_max =>
+            {
                 entry.status = EntryStatus::Completed;
                 entry.completed_at = Some(now);
                 entry.value = EntryValue::Payload(bytes);
@@ -901,7 +905,9 @@ impl Core {
                             }
                             _ => EntryStatus::Exhausted,
                         };
-                        settle_failure(entry, &key, error.into_failure(), status, now);
+                        let mut failure = error.into_failure();
+                        self.env.settings.codecs.seal_details(&mut failure);
+                        settle_failure(entry, &key, failure, status, now);
                     }
                 }
                 next

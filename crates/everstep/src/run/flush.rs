@@ -301,7 +301,9 @@ impl Run {
             .to_string();
             return Ok(self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Failure));
         }
-        let encoded = codec::encode_failure(failure);
+        let mut failure = failure.clone();
+        self.core.env.settings.codecs.seal_details(&mut failure);
+        let encoded = codec::encode_failure(&failure);
         if self.has_compensations() {
             return Ok(self.roll_back(RunStatus::Failed, Some(encoded)));
         }

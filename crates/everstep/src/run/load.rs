@@ -175,6 +175,7 @@ impl Run {
             stage,
             end: None,
             flush,
+            on_trial: false,
         };
         if run.core.state.borrow().halt.is_none() {
             run.root = Some(run.definition.begin(run.ctx(), seed.input));

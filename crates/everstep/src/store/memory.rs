@@ -31,6 +31,7 @@ use super::{
     *,
 };
 
+mod import;
 mod schedules;
 mod streams;
 
@@ -260,6 +261,29 @@ impl Store for MemoryStore {
             .map(|(_, run)| run)
             .filter(|run| run.is_live() && shards.contains(run.head.id.shard()));
         Ok(live.take(limit).map(|run| run.due_run()).collect())
+    }
+
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError> {
+        let data = self.read();
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = data.runs.range((after, Bound::Unbounded));
+        let paused = rest.map(|(_, run)| run).filter(|run| {
+            run.head.status == RunStatus::Paused
+                && run.head.available_at.is_none()
+                && shards.contains(run.head.id.shard())
+        });
+        let paused = paused.map(|run| PausedRun {
+            id: run.head.id,
+            workflow: Arc::clone(&run.workflow),
+            version: run.version,
+            reason: run.waiting.clone(),
+        });
+        Ok(paused.take(limit).collect())
     }
 
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
@@ -552,6 +576,7 @@ impl Data {
             // Only the last generation is kept.
             (Write::Sweep(_), _) => Outcome::Swept(false),
             (Write::Emit(_), _) => Outcome::Emitted,
+            (Write::Import(run), _) => self.import(run, batch.now),
             (Write::Commit(commit), _) => Outcome::Committed(self.effects(commit)),
             (Write::Schedule(write), _) => self.write_about_schedule(write),
         });

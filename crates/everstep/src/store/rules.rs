@@ -18,7 +18,7 @@ use crate::{
     run_id::RunId,
     store::{
         CancelRequest, Commit, Control, Controlled, Delivery, Effect, InboxKind, InboxRow, Patch,
-        Receipt, Refusal, Reopen, RunStatus, Transaction,
+        Receipt, Refusal, Reopen, RunRow, RunStatus, Transaction,
     },
     time::Timestamp,
 };
@@ -316,6 +316,38 @@ pub(crate) fn reopen(head: &mut Head, reopen: &Reopen) -> bool {
     (head.ending, head.cancel) = (None, None);
     forget_number(head);
     true
+}
+
+/// A run from another store, as it enters this one: what was in its owner's memory is in nobody's
+/// now, and due.
+pub(crate) fn import(row: &RunRow, now: Timestamp) -> Head {
+    let mut head = Head {
+        id: row.id,
+        status: row.status,
+        ending: row.ending,
+        generation: row.generation,
+        available_at: row.available_at,
+        attempts: row.attempts,
+        inbox_seq: row.inbox_seq,
+        cancel: row.cancel_requested,
+        last_number: row.last_number,
+        last_number_exact: row.status != RunStatus::Running,
+        // What it has elsewhere is in the other store.
+        links: 0,
+    };
+    match row.status {
+        RunStatus::Running => {
+            head.status = RunStatus::Pending;
+            make_due(&mut head, now);
+        }
+        RunStatus::Pending if row.available_at.is_none() => make_due(&mut head, now),
+        RunStatus::RollingBack => make_due(&mut head, now),
+        _ => {}
+    }
+    if !head.status.is_terminal() {
+        forget_number(&mut head);
+    }
+    head
 }
 
 /// The transactions of a commit, in order.

@@ -301,6 +301,15 @@ impl Store for SqliteStore {
         self.read(|conn| reads::live(conn, shards, after, limit))
     }
 
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError> {
+        self.read(|conn| reads::paused(conn, shards, after, limit))
+    }
+
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
         self.read(|conn| reads::census(conn, now, shards))
     }

@@ -16,8 +16,9 @@ use crate::{
     run_id::RunNo,
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, Fence, Filter,
-        Finished, InboxRow, LoadedRun, NewRunner, Put, RunRow, RunnerRow, ScheduleRow, ShardSet,
-        Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target, WakeFn, WakeGuard,
+        Finished, InboxRow, LoadedRun, NewRunner, PausedRun, Put, RunRow, RunnerRow, ScheduleRow,
+        ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target, WakeFn,
+        WakeGuard,
     },
     time::Timestamp,
 };
@@ -308,6 +309,15 @@ impl<S: Store> Store for CrashingStore<S> {
         limit: usize,
     ) -> Result<Vec<DueRun>, StoreError> {
         self.read(|store| store.live(shards, after, limit))
+    }
+
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError> {
+        self.read(|store| store.paused(shards, after, limit))
     }
 
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {

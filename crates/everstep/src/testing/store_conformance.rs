@@ -23,6 +23,7 @@ macro_rules! checks {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
 }
 
+mod import;
 mod schedules;
 mod streams;
 #[cfg(feature = "sqlite")]
@@ -36,6 +37,11 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = checks.chain(transactions::CHECKS);
     checks
 }
+
+use import::{
+    an_import_beside_its_id_or_key_changes_nothing, an_imported_run_has_everything_it_had,
+    an_imported_run_that_was_in_memory_is_due, paused_runs_are_paged_by_number,
+};
 
 /// Runs every check on a fresh, empty store from `make`.
 ///
@@ -108,6 +114,7 @@ struct Readings {
     states: Vec<Vec<(String, Vec<u8>)>>,
     due: Due,
     live: Vec<DueRun>,
+    paused: Vec<PausedRun>,
     census: Census,
     failed: Vec<RunRow>,
     finished: Vec<(RunNo, Option<Finished>)>,
@@ -349,6 +356,7 @@ impl Random {
                 .collect(),
             due: store.due(now, &ShardSet::ALL, None, 100).expect("due"),
             live: store.live(&ShardSet::ALL, None, 100).expect("live"),
+            paused: store.paused(&ShardSet::ALL, None, 100).expect("paused"),
             census: store.census(now, &ShardSet::ALL).expect("census"),
             failed: store.list(&failed, None, 100).expect("list"),
             finished: store.finished(&nos).expect("finished"),
@@ -450,6 +458,10 @@ const CHECKS: &[(&str, Check)] = checks![
     others_are_woken_and_the_waker_is_not,
     a_dropped_guard_is_not_called,
     counters_count,
+    an_imported_run_has_everything_it_had,
+    an_imported_run_that_was_in_memory_is_due,
+    an_import_beside_its_id_or_key_changes_nothing,
+    paused_runs_are_paged_by_number,
 ];
 
 const START: Timestamp = Timestamp::from_millis(1_800_000_000_000);

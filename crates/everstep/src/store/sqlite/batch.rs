@@ -25,6 +25,8 @@ use crate::{
     time::Timestamp,
 };
 
+mod import;
+
 /// Applies a batch within the transaction of `conn`, in the two passes that [`rules`] describes.
 /// Also says how many rows were written.
 pub(crate) fn apply(
@@ -53,6 +55,7 @@ pub(crate) fn apply(
             Write::Sweep(limit) => Outcome::Swept(applier.sweep(*limit)?),
             Write::Emit(_) => continue,
             Write::Schedule(write) => applier.write_about_schedule(write)?,
+            Write::Import(run) => applier.import(run)?,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)

@@ -156,6 +156,32 @@ pub(crate) fn live(
     Ok(runs)
 }
 
+pub(crate) fn paused(
+    conn: &Connection,
+    shards: &ShardSet,
+    after: Option<RunNo>,
+    limit: usize,
+) -> rusqlite::Result<Vec<PausedRun>> {
+    let sql = "SELECT id, shard, workflow, version, waiting FROM runs INDEXED BY idle \
+               WHERE status = 4 AND status IN (2, 4) AND available_at IS NULL AND no > ?1 \
+               ORDER BY no";
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut rows = statement.query([after.map_or(i64::MIN, |no| no.0)])?;
+    let mut runs = Vec::new();
+    while runs.len() < limit {
+        let Some(row) = rows.next()? else { break };
+        if shards.contains(shard(row.get(1)?)) {
+            runs.push(PausedRun {
+                id: columns::run_id(row, 0)?,
+                workflow: row.get::<_, String>(2)?.into(),
+                version: row.get(3)?,
+                reason: row.get(4)?,
+            });
+        }
+    }
+    Ok(runs)
+}
+
 pub(crate) fn census(
     conn: &Connection,
     now: Timestamp,

@@ -164,6 +164,7 @@ impl Store for OwnerAndClient {
     fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> { self.owner.inbox(run, after) }
     fn due(&self, now: Timestamp, shards: &ShardSet, after: Option<(Timestamp, RunNo)>, limit: usize) -> Result<Due, StoreError> { self.owner.due(now, shards, after, limit) }
     fn live(&self, shards: &ShardSet, after: Option<RunNo>, limit: usize) -> Result<Vec<DueRun>, StoreError> { self.owner.live(shards, after, limit) }
+    fn paused(&self, shards: &ShardSet, after: Option<RunNo>, limit: usize) -> Result<Vec<PausedRun>, StoreError> { self.owner.paused(shards, after, limit) }
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> { self.owner.census(now, shards) }
     fn list(&self, filter: &Filter, after: Option<RunNo>, limit: usize) -> Result<Vec<RunRow>, StoreError> { self.client.list(filter, after, limit) }
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> { self.client.count(filter) }
