@@ -19,6 +19,10 @@ use crate::{
     time::Timestamp,
 };
 
+mod control;
+
+pub use control::{ControlRefusal, Delete, Deleted, Fork, Tagging};
+
 /// Many writes that become durable together.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
@@ -53,6 +57,13 @@ pub enum Write {
     Reopen(Box<Reopen>),
     /// What the owner of a run has to say. Answered by [`Outcome::Committed`].
     Commit(Box<Commit>),
+    /// Forgets a finished run. Answered by [`Outcome::Deleted`].
+    Delete(Box<Delete>),
+    /// Sets or removes a tag of a run. Answered by [`Outcome::Controlled`], or refused with
+    /// [`Refusal::TagsFull`].
+    Tag(Box<Tagging>),
+    /// A new run that begins with a history. Answered as a [`Write::Start`] is.
+    Fork(Box<Fork>),
 }
 
 /// A run to be created.
@@ -282,6 +293,13 @@ pub enum Effect {
         /// The answer, as a payload.
         body: Vec<u8>,
     },
+    /// A tag of the run itself is set, or removed. Left out if the run has too many.
+    Tag {
+        /// The name of the tag.
+        name: String,
+        /// What all tags of this name are replaced by; they are removed if absent.
+        value: Option<String>,
+    },
 }
 
 /// What became of one write.
@@ -296,8 +314,10 @@ pub enum Outcome {
     /// A commit or a reopening that was made. For each [`Effect::Send`], in order, what became of
     /// it.
     Committed(Vec<Delivered>),
-    /// A commit or a reopening that was not made.
+    /// A commit, a reopening, a start or a tag that was not made.
     Refused(Refusal),
+    /// What became of a delete.
+    Deleted(Deleted),
 }
 
 /// The run that a start created, or found under its key.
@@ -388,6 +408,15 @@ pub enum Controlled {
         /// How.
         status: RunStatus,
     },
+    /// It cannot be done to the run as it is now.
+    Refused {
+        /// The run.
+        run: RunId,
+        /// Its status.
+        status: RunStatus,
+        /// Why.
+        reason: ControlRefusal,
+    },
     /// There is no such run.
     Unknown,
 }
@@ -412,6 +441,21 @@ pub enum Refusal {
     Gap {
         /// The highest stored number.
         stored: u64,
+    },
+    /// The run that was started with this key has ended and was deleted, and the key is still
+    /// kept, so that a start that comes late does not do everything once more.
+    KeyUsed {
+        /// The run that had it.
+        run: RunId,
+        /// When that was deleted.
+        deleted_at: Timestamp,
+        /// From when on the key can be used again.
+        kept_until: Timestamp,
+    },
+    /// The run has as many tags as it may have.
+    TagsFull {
+        /// How many that is.
+        limit: usize,
     },
 }
 

@@ -273,6 +273,12 @@ impl Definition {
         (self.begin)(ctx, input)
     }
 
+    /// The versions that it serves, at most a hundred of them, the newest first.
+    pub(crate) fn versions(&self) -> impl Iterator<Item = u32> + use<> {
+        let RegisterCheck(range) = RegisterCheck::of(self);
+        range.rev().take(100)
+    }
+
     fn accepts(&self, version: u32) -> bool {
         match &self.options.accepts {
             Some(versions) => versions.contains(&version),

@@ -409,7 +409,7 @@ async fn a_corrupt_or_foreign_file_is_refused_and_not_changed() {
     drop(newer);
     refused(
         "newer.db",
-        "has format 99, and this program knows formats up to 1; use a newer everstep",
+        "has format 99, and this program knows formats up to",
     )
     .await;
     // Nothing there, and a client does not make it.
@@ -659,6 +659,20 @@ impl Store for Saying {
 
     fn migrate(&self) -> Result<(), StoreError> {
         self.store.migrate()
+    }
+
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: everstep::RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(everstep::RunId, Timestamp)>, StoreError> {
+        self.store.finished_before(workflow, status, before, limit)
+    }
+
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
+        self.store.sweep(now, limit)
     }
 
     fn run(&self, target: &everstep::Target) -> Result<Option<RunRow>, StoreError> {

@@ -153,6 +153,13 @@ fn size_of_write(write: &Write) -> usize {
         Write::Deliver(delivery) => 64 + delivery.body.len(),
         Write::Control(..) => 64,
         Write::Reopen(_) => 256,
+        Write::Delete(_) => 1_024,
+        Write::Tag(_) => 128,
+        Write::Fork(fork) => {
+            let entries = fork.history.iter();
+            let puts = entries.map(|put| put.key.len() + put.value.len());
+            128 + fork.new.input.len() + puts.sum::<usize>()
+        }
         Write::Commit(commit) => {
             let puts = commit
                 .puts

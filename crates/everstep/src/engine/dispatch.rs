@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     commit::{
-        Batch, Commit, Controlled, Delivered, Delivery, Effect, InboxRow, Outcome, Patch, Write,
+        Batch, Commit, Controlled, Deleted, Delivered, Delivery, Effect, InboxRow, Outcome, Patch,
+        Write,
     },
     run_id::RunNo,
     store::Finished,
@@ -80,6 +81,16 @@ impl Round<'_> {
             (Write::Commit(commit), Outcome::Committed(delivered)) => {
                 self.committed(*commit, delivered);
             }
+            (Write::Fork(fork), Outcome::Started(started)) => {
+                if !started.attached {
+                    let shard = fork.new.id.shard();
+                    self.due(started.id.no(), shard, started.available_at);
+                }
+            }
+            (Write::Delete(_), Outcome::Deleted(Deleted::Done { run })) => {
+                // Who waits for the end of a run that another process owned has not heard of it.
+                self.shared.hub.gone(run.no());
+            }
             (Write::Start(new), _) if new.claim => self.shared.release(),
             (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),
             _ => {}
@@ -144,6 +155,7 @@ impl Round<'_> {
                         self.delivered(delivery, receipt);
                     }
                 }
+                Effect::Tag { .. } => {}
                 Effect::Reply { request, body } => {
                     let answer = crate::store::Answer::Reply(body.clone());
                     self.shared.hub.answered(*request, answer);

@@ -123,9 +123,10 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
                 shared.hub.answered(request, answer);
             }
             for (run, finished) in ends {
-                if let Some(finished) = finished {
-                    answered = true;
-                    shared.hub.ended(run, || finished);
+                answered = true;
+                match finished {
+                    Some(finished) => shared.hub.ended(run, || finished),
+                    None => shared.hub.gone(run),
                 }
             }
         }

@@ -251,7 +251,7 @@ impl Shared {
             workflows: self
                 .registry
                 .all()
-                .map(|d| (d.name.to_string(), d.version))
+                .flat_map(|d| d.versions().map(|version| (d.name.to_string(), version)))
                 .collect(),
         }
     }

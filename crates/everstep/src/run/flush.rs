@@ -552,7 +552,8 @@ impl Run {
             ),
             Scope::Failure => {
                 let mut effects = std::mem::take(&mut st.effects);
-                effects.retain(|effect| matches!(effect, Effect::Reply { .. }));
+                effects
+                    .retain(|effect| matches!(effect, Effect::Reply { .. } | Effect::Tag { .. }));
                 (effects, Vec::new(), std::mem::take(&mut st.set_state))
             }
             Scope::Results => Default::default(),
@@ -636,6 +637,8 @@ impl Run {
         match refusal {
             Refusal::Fenced => return Next::Drop,
             Refusal::Gone => return Next::Drop,
+            // The answer to other writes.
+            Refusal::KeyUsed { .. } | Refusal::TagsFull { .. } => return Next::Reload,
             // What is in memory does not follow what is stored.
             Refusal::Gap { .. } => return Next::Reload,
             Refusal::InboxMoved(rows) => {

@@ -12,11 +12,15 @@
 use crate::{
     run_id::RunId,
     store::{
-        CancelRequest, Commit, Control, Controlled, Delivery, Effect, Patch, Receipt, Refusal,
-        Reopen, RunStatus,
+        CancelRequest, Commit, Control, ControlRefusal, Controlled, Delivery, Effect, Patch,
+        Receipt, Refusal, Reopen, RunStatus,
     },
     time::Timestamp,
 };
+
+pub(crate) mod control;
+
+pub(crate) use control::*;
 
 /// Why a run that was paused from outside waits.
 pub(crate) const PAUSED_BY_REQUEST: &str = "paused by request";
@@ -38,6 +42,9 @@ pub(crate) struct Head {
     /// Whether `last_number` is the highest stored number; otherwise it is a lower bound. It is
     /// one after a reopening, and when a row that is `Running` was read from a file.
     pub(crate) last_number_exact: bool,
+    /// When a paused run may go on at the earliest: a delayed start, or a run that waited for its
+    /// next attempt, keeps its time through a pause.
+    pub(crate) resume_at: Option<Timestamp>,
 }
 
 impl Head {
@@ -59,6 +66,7 @@ impl Head {
             cancel: None,
             last_number: 0,
             last_number_exact: true,
+            resume_at: None,
         }
     }
 }
@@ -241,10 +249,27 @@ pub(crate) fn control(head: &mut Head, control: Control, now: Timestamp) -> Cont
         return Controlled::Finished { run, status };
     }
     let paused = status == RunStatus::Paused;
-    let already = match control {
-        Control::Cancel { .. } => head.cancel.is_some(),
+    let refused = match (control, head.ending) {
+        (Control::Cancel { .. }, Some(ending)) if paused => {
+            Some(ControlRefusal::RollbackPaused { ending })
+        }
         // A run that is being cancelled is not held up by a pause.
-        Control::Pause => paused || head.cancel.is_some(),
+        (Control::Pause, _) if !paused && head.cancel.is_some() => {
+            Some(ControlRefusal::BeingCancelled)
+        }
+        _ => None,
+    };
+    if let Some(reason) = refused {
+        return Controlled::Refused {
+            run,
+            status,
+            reason,
+        };
+    }
+    let already = match control {
+        // Once its end is decided there is nothing left to be cancelled.
+        Control::Cancel { .. } => head.cancel.is_some() || head.ending.is_some(),
+        Control::Pause => paused,
         Control::Resume => !paused,
     };
     if already {
@@ -255,13 +280,17 @@ pub(crate) fn control(head: &mut Head, control: Control, now: Timestamp) -> Cont
             head.cancel = Some(CancelRequest { rollback });
             make_due(head, now);
         }
-        Control::Pause => (head.status, head.available_at) = (RunStatus::Paused, None),
+        Control::Pause => {
+            let waits = status == RunStatus::Pending;
+            head.resume_at = head.available_at.filter(|at| waits && *at > now);
+            (head.status, head.available_at) = (RunStatus::Paused, None);
+        }
         Control::Resume => {
             head.status = match head.ending {
                 Some(_) => RunStatus::RollingBack,
                 None => RunStatus::Pending,
             };
-            head.available_at = Some(now);
+            head.available_at = Some(head.resume_at.take().map_or(now, |at| at.max(now)));
             forget_number(head);
         }
     }
@@ -290,6 +319,14 @@ pub(crate) fn reopen(head: &mut Head, reopen: &Reopen) -> bool {
     true
 }
 
+/// The tags that a commit sets, in order.
+pub(crate) fn tags(commit: &Commit) -> impl Iterator<Item = (&str, Option<&str>)> {
+    commit.effects.iter().filter_map(|effect| match effect {
+        Effect::Tag { name, value } => Some((name.as_str(), value.as_deref())),
+        _ => None,
+    })
+}
+
 /// The messages that a commit sends, in order.
 pub(crate) fn sends(commit: &Commit) -> impl Iterator<Item = (&Delivery, &[u8], &[u8])> {
     commit.effects.iter().filter_map(|effect| match effect {
@@ -298,6 +335,6 @@ pub(crate) fn sends(commit: &Commit) -> impl Iterator<Item = (&Delivery, &[u8], 
             key,
             receipt,
         } => Some((delivery, key.as_slice(), receipt.as_slice())),
-        Effect::Reply { .. } => None,
+        Effect::Reply { .. } | Effect::Tag { .. } => None,
     })
 }

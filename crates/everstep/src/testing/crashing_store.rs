@@ -13,11 +13,11 @@ use uuid::Uuid;
 
 use super::audit::Audit;
 use crate::{
-    run_id::RunNo,
+    run_id::{RunId, RunNo},
     store::{
         Answer, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, NewRunner, Outcome, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters,
-        StoreError, Target, WakeFn, WakeGuard,
+        LoadedRun, NewRunner, Outcome, Put, RunRow, RunStatus, RunnerRow, ShardSet, Store,
+        StoreCounters, StoreError, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -311,6 +311,29 @@ impl<S: Store> Store for CrashingStore<S> {
         limit: usize,
     ) -> Result<Vec<RunRow>, StoreError> {
         self.read(|store| store.list(filter, after, limit))
+    }
+
+    fn find(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunId>, StoreError> {
+        self.read(|store| store.find(filter, after, limit))
+    }
+
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
+        self.read(|store| store.finished_before(workflow, status, before, limit))
+    }
+
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
+        self.write(|store, _| store.sweep(now, limit))
     }
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {

@@ -23,7 +23,7 @@ use crate::{
 ///
 /// With the name of the first check that fails, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    for (name, check) in CHECKS {
+    for (name, check) in CHECKS.iter().chain(control::CHECKS) {
         let store = make();
         store
             .migrate()
@@ -66,6 +66,11 @@ pub fn compare(model: &dyn Store, store: &dyn Store, seed: u64) {
         let wanted = model.commit(&batch).expect("commit");
         let got = store.commit(&batch).expect("commit");
         assert_eq!(got, wanted, "seed {seed}, batch {no}: {batch:#?}");
+        if random.one_in(10) {
+            for store in [model, store] {
+                while store.sweep(at(no), 5).expect("sweep") {}
+            }
+        }
         let (wanted, got) = (random.read(model, at(no)), random.read(store, at(no)));
         assert!(
             got == wanted,
@@ -117,11 +122,14 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(10) {
+            let write = match self.below(12) {
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
                 5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
+                10 => Write::Tag(Box::new(self.tagging(id))),
+                11 if self.one_in(2) => Write::Fork(Box::new(self.fork(now))),
+                11 => Write::Delete(Box::new(self.deletion(id, now))),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
                 _ => {
@@ -184,6 +192,32 @@ impl Random {
         }
     }
 
+    fn tagging(&mut self, id: RunId) -> Tagging {
+        Tagging {
+            target: self.target(id),
+            name: self.below(3).to_string(),
+            value: (!self.one_in(3)).then(|| self.below(2).to_string()),
+        }
+    }
+
+    fn fork(&mut self, now: Timestamp) -> Fork {
+        Fork {
+            new: self.start(now),
+            history: vec![put([1, self.below(3) as u8], [7])],
+            last_number: self.below(4),
+            state: vec![("forked".to_owned(), vec![2])],
+        }
+    }
+
+    fn deletion(&mut self, id: RunId, now: Timestamp) -> Delete {
+        let later = now + Duration::from_millis(self.below(20));
+        Delete {
+            target: self.target(id),
+            finished_before: self.one_in(3).then_some(now),
+            key_kept_until: self.one_in(2).then_some(later),
+        }
+    }
+
     fn control(&mut self) -> Control {
         match self.below(5) {
             0 => Control::Cancel {
@@ -233,7 +267,11 @@ impl Random {
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));
         let receiver = self.run();
-        let effect = match self.below(8) {
+        let effect = match self.below(9) {
+            3 => Some(Effect::Tag {
+                name: self.below(3).to_string(),
+                value: (!self.one_in(3)).then(|| self.below(2).to_string()),
+            }),
             0 | 1 => Some(Effect::Send {
                 delivery: self.delivery(receiver),
                 key: vec![9, self.below(3) as u8],
@@ -334,6 +372,8 @@ type Check = fn(&World);
 macro_rules! checks {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
 }
+
+mod control;
 
 const CHECKS: &[(&str, Check)] = checks![
     migrating_twice_changes_nothing,
@@ -2308,11 +2348,13 @@ fn a_run_paused_in_its_rollback_resumes_in_it(world: &World) {
 fn a_run_being_cancelled_cannot_be_paused(world: &World) {
     let id = world.running();
     world.control(id, Control::Cancel { rollback: true });
-    let already = Controlled::Already {
+    let refused = Controlled::Refused {
         run: id,
         status: RunStatus::Running,
+        reason: ControlRefusal::BeingCancelled,
     };
-    assert_eq!(world.control(id, Control::Pause), already);
+    assert_eq!(world.control(id, Control::Pause), refused);
+    assert_eq!(world.row(id).status, RunStatus::Running);
 }
 
 fn every_patch_sets_what_it_says(world: &World) {
@@ -2733,6 +2775,7 @@ fn filters_must_all_hold(world: &World) {
         tags: vec![blue],
         created_from: Some(at(20)),
         created_before: Some(at(21)),
+        ..any()
     };
     assert_eq!(found(all.clone()), [b]);
     assert!(

@@ -8,7 +8,12 @@ use std::cell::Cell;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 
-use super::{columns, error::bad_value, writer::Memory};
+use super::{
+    columns,
+    control::{Keyed, keyed},
+    error::bad_value,
+    writer::Memory,
+};
 use crate::{
     run_id::{RunId, RunNo},
     store::{
@@ -42,6 +47,9 @@ pub(crate) fn apply(
                 Outcome::Controlled(applier.control(target, *control)?)
             }
             Write::Reopen(reopen) => applier.reopen(reopen)?,
+            Write::Delete(delete) => Outcome::Deleted(applier.delete(delete)?),
+            Write::Tag(tagging) => applier.tag(tagging)?,
+            Write::Fork(fork) => applier.fork(fork)?,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if !commit.effects.is_empty() => {
                     Outcome::Committed(applier.send(commit)?)
@@ -53,9 +61,9 @@ pub(crate) fn apply(
     Ok((outcomes, applier.rows.get()))
 }
 
-struct Applier<'a> {
-    conn: &'a Connection,
-    memory: &'a mut Memory,
+pub(super) struct Applier<'a> {
+    pub(super) conn: &'a Connection,
+    pub(super) memory: &'a mut Memory,
     now: i64,
     /// The runner, if its fence holds.
     runner: Option<Uuid>,
@@ -101,7 +109,7 @@ impl<'a> Applier<'a> {
         })
     }
 
-    fn now(&self) -> Timestamp {
+    pub(super) fn now(&self) -> Timestamp {
         Timestamp::from_millis(self.now)
     }
 
@@ -110,7 +118,11 @@ impl<'a> Applier<'a> {
     }
 
     /// Executes a statement that is not on everybody's path.
-    fn execute(&self, sql: &str, params: impl rusqlite::Params) -> rusqlite::Result<usize> {
+    pub(super) fn execute(
+        &self,
+        sql: &str,
+        params: impl rusqlite::Params,
+    ) -> rusqlite::Result<usize> {
         let rows = self.conn.prepare_cached(sql)?.execute(params)?;
         self.count_rows(rows);
         Ok(rows)
@@ -122,14 +134,14 @@ impl<'a> Applier<'a> {
             return Ok(Some(head));
         }
         let sql = "SELECT id, status, ending, generation, available_at, attempts, inbox_seq, \
-                   cancel_requested, last_number FROM runs WHERE no = ?1";
+                   cancel_requested, last_number, resume_at FROM runs WHERE no = ?1";
         self.conn
             .prepare_cached(sql)?
             .query_row([run.0], read_head)
             .optional()
     }
 
-    fn find(&self, target: &Target) -> rusqlite::Result<Option<Head>> {
+    pub(super) fn find(&self, target: &Target) -> rusqlite::Result<Option<Head>> {
         match target {
             // The number says less than the id: it may be another run's.
             Target::Id(id) => Ok(self.head(id.no())?.filter(|head| head.id == *id)),
@@ -165,7 +177,7 @@ impl<'a> Applier<'a> {
         Ok(Outcome::Committed(Vec::new()))
     }
 
-    fn write_entries(
+    pub(super) fn write_entries(
         &mut self,
         run: RunNo,
         generation: u32,
@@ -190,10 +202,9 @@ impl<'a> Applier<'a> {
             let sql = "DELETE FROM inbox WHERE run = ?1 AND seq = ?2";
             self.execute(sql, params![commit.run.0, *seq as i64])?;
         }
-        for (key, value) in &commit.state {
-            let sql = "INSERT INTO state (run, key, value) VALUES (?1, ?2, ?3) \
-                       ON CONFLICT DO UPDATE SET value = excluded.value";
-            self.execute(sql, params![commit.run.0, key, value])?;
+        self.write_state(commit.run, &commit.state)?;
+        for (name, value) in rules::tags(commit) {
+            self.set_tag(commit.run, name, value)?;
         }
         for effect in &commit.effects {
             if let Effect::Reply { request, body } = effect {
@@ -201,6 +212,19 @@ impl<'a> Applier<'a> {
                 let sql = "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
                 self.execute(sql, params![request.as_bytes(), body])?;
             }
+        }
+        Ok(())
+    }
+
+    pub(super) fn write_state(
+        &self,
+        run: RunNo,
+        state: &[(String, Vec<u8>)],
+    ) -> rusqlite::Result<()> {
+        for (key, value) in state {
+            let sql = "INSERT INTO state (run, key, value) VALUES (?1, ?2, ?3) \
+                       ON CONFLICT DO UPDATE SET value = excluded.value";
+            self.execute(sql, params![run.0, key, value])?;
         }
         Ok(())
     }
@@ -266,10 +290,10 @@ impl<'a> Applier<'a> {
     }
 
     /// Writes everything of the row that decisions are made from, and why it waits.
-    fn write_head(&self, head: &Head, waiting: Option<&str>) -> rusqlite::Result<()> {
+    pub(super) fn write_head(&self, head: &Head, waiting: Option<&str>) -> rusqlite::Result<()> {
         let sql = "UPDATE runs SET status = ?2, ending = ?3, available_at = ?4, attempts = ?5, \
                    inbox_seq = ?6, cancel_requested = ?7, last_number = ?8, updated_at = ?9, \
-                   waiting = ?10 WHERE no = ?1";
+                   waiting = ?10, resume_at = ?11 WHERE no = ?1";
         let params = params![
             head.id.no().0,
             head.status.code(),
@@ -281,6 +305,7 @@ impl<'a> Applier<'a> {
             last_number(head),
             self.now,
             waiting,
+            head.resume_at.map(Timestamp::as_millis),
         ];
         self.execute(sql, params).map(drop)
     }
@@ -301,13 +326,20 @@ impl<'a> Applier<'a> {
             .map(drop)
     }
 
-    fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
+    pub(super) fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
         let keyed = match &new.key {
-            Some(key) => find_key(self.conn, &new.workflow, key)?,
+            Some(key) => keyed(self.conn, &new.workflow, key)?,
             None => None,
         };
-        if let Some(run) = keyed {
-            return self.attach(run, new, true);
+        match keyed {
+            Some(Keyed::Run(run)) => return self.attach(run, new, true),
+            Some(Keyed::Deleted(tombstone)) if !tombstone.is_over(self.now()) => {
+                return Ok(Outcome::Refused(tombstone.refusal()));
+            }
+            _ => {}
+        }
+        if self.is_grave(new.id.no())? {
+            return Ok(Outcome::Refused(Refusal::Gone));
         }
         let claimed = new.claim && new.available_at.is_none() && self.owns_shard_of(new.id)?;
         let available_at = (!claimed).then(|| new.available_at.unwrap_or(self.now()));
@@ -348,7 +380,8 @@ impl<'a> Applier<'a> {
     /// What a new run can be found by.
     fn write_names(&self, run: RunNo, new: &NewRun) -> rusqlite::Result<()> {
         if let Some(key) = &new.key {
-            let sql = "INSERT INTO keys (workflow, key, run) VALUES (?1, ?2, ?3)";
+            // In the place of a key that is kept no longer.
+            let sql = "INSERT OR REPLACE INTO keys (workflow, key, run) VALUES (?1, ?2, ?3)";
             self.execute(sql, params![&*new.workflow, key, run.0])?;
         }
         for (name, value) in &new.tags {
@@ -544,7 +577,7 @@ pub(crate) fn find_key(
     workflow: &str,
     key: &str,
 ) -> rusqlite::Result<Option<RunNo>> {
-    let sql = "SELECT run FROM keys WHERE workflow = ?1 AND key = ?2";
+    let sql = "SELECT run FROM keys WHERE workflow = ?1 AND key = ?2 AND kept_until IS NULL";
     let mut statement = conn.prepare_cached(sql)?;
     statement
         .query_row([workflow, key], |row| row.get(0).map(RunNo))
@@ -573,6 +606,7 @@ fn read_head(row: &Row<'_>) -> rusqlite::Result<Head> {
         last_number: last_number.unwrap_or(0) as u64,
         // Commits that only add entries do not write the row.
         last_number_exact: last_number.is_some() && status != RunStatus::Running,
+        resume_at: columns::optional_time(row, 9)?,
     })
 }
 

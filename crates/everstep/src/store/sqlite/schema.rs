@@ -18,7 +18,10 @@ const APPLICATION_ID: i32 = 0x4576_7273;
 
 /// What leads from each format to the next: the first one makes format 1 of an empty file. Entries
 /// are never changed once released, only added.
-pub(crate) const MIGRATIONS: &[&str] = &[include_str!("format_1.sql")];
+pub(crate) const MIGRATIONS: &[&str] = &[
+    include_str!("format_1.sql"),
+    include_str!("format_control.sql"),
+];
 
 /// The format that this program reads and writes.
 pub(crate) const FORMAT: u32 = MIGRATIONS.len() as u32;
@@ -180,7 +183,7 @@ mod tests {
     fn a_live_runner_of_an_older_version_stops_a_migration() {
         let directory = Directory::new();
         let file = File::new(&directory.path("app.db"), SqliteOptions::default());
-        migrate_to(&file, MIGRATIONS).expect("format 1");
+        migrate_to(&file, MIGRATIONS).expect("the newest format");
         let conn = file.connect(OpenFlags::default()).expect("connect");
         let lease_until = Timestamp::from(SystemTime::now()).as_millis() + 60_000;
         let sql = "INSERT INTO runners VALUES (x'01', 1, 'old-host/7', ?1, '[]', NULL)";
@@ -188,26 +191,26 @@ mod tests {
         let later = [MIGRATIONS, &["CREATE TABLE later (a)"]].concat();
         let error = migrate_to(&file, &later).expect_err("in use");
         assert!(error.to_string().contains("old-host/7"), "{error}");
-        assert_eq!(format(&file), 1);
+        assert_eq!(format(&file), i64::from(FORMAT));
         conn.execute("UPDATE runners SET lease_until = 0", [])
             .expect("its lease is over");
         migrate_to(&file, &later).expect("nobody uses it");
-        assert_eq!(format(&file), 2);
+        assert_eq!(format(&file), i64::from(FORMAT) + 1);
     }
 
     #[test]
     fn a_migration_that_fails_leaves_the_file_as_it_was() {
         let directory = Directory::new();
         let file = File::new(&directory.path("app.db"), SqliteOptions::default());
-        migrate_to(&file, MIGRATIONS).expect("format 1");
+        migrate_to(&file, MIGRATIONS).expect("the newest format");
         let broken = [
             MIGRATIONS,
             &["CREATE TABLE later (a); CREATE TABLE runs (b)"],
         ]
         .concat();
         migrate_to(&file, &broken).expect_err("there is a table `runs` already");
-        assert_eq!(format(&file), 1);
-        migrate_to(&file, MIGRATIONS).expect("still format 1");
+        assert_eq!(format(&file), i64::from(FORMAT));
+        migrate_to(&file, MIGRATIONS).expect("still the newest format");
     }
 
     #[test]
@@ -219,6 +222,6 @@ mod tests {
                 scope.spawn(|| migrate_to(&file, MIGRATIONS).expect("migrate"));
             }
         });
-        assert_eq!(format(&file), 1);
+        assert_eq!(format(&file), i64::from(FORMAT));
     }
 }
