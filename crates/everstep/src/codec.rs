@@ -11,6 +11,7 @@
 //! - Reading never panics, and never reserves memory for a length that the bytes do not back.
 //! - There is one encoding of a key, an entry and a failure: equal values have equal bytes.
 
+pub(crate) mod answer;
 pub(crate) mod bare;
 pub(crate) mod entry;
 pub(crate) mod failure;

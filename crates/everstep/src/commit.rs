@@ -300,6 +300,50 @@ pub enum Effect {
         /// What all tags of this name are replaced by; they are removed if absent.
         value: Option<String>,
     },
+    /// An operation of this run does not wait any more: it lost a race, was dropped, or its time
+    /// ran out. What it had registered is taken back, and what was delivered to it alone and not
+    /// taken goes back to where it came from.
+    Abandon {
+        /// What it waited for.
+        kind: InboxKind,
+        /// The key of the operation.
+        key: Vec<u8>,
+    },
+}
+
+/// What a [`Store`](crate::store::Store) has made of a batch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// One for each write, in order.
+    pub outcomes: Vec<Outcome>,
+    /// What has happened to others on the way, in order.
+    pub notices: Vec<Notice>,
+}
+
+/// Something that a write has done to somebody who is not named in its outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A row was put into the inbox of a run.
+    Inbox {
+        /// The run.
+        run: RunId,
+        /// The row.
+        row: Box<InboxRow>,
+    },
+    /// A run was controlled.
+    Control {
+        /// The run.
+        run: RunId,
+        /// What was asked of it.
+        control: Control,
+    },
+    /// A run was created, or became due.
+    Due {
+        /// The run.
+        run: RunId,
+        /// When it is due.
+        at: Timestamp,
+    },
 }
 
 /// What became of one write.
@@ -311,13 +355,20 @@ pub enum Outcome {
     Delivered(Delivered),
     /// What became of a wish to control a run.
     Controlled(Controlled),
-    /// A commit or a reopening that was made. For each [`Effect::Send`], in order, what became of
-    /// it.
-    Committed(Vec<Delivered>),
+    /// A commit or a reopening that was made. For each effect that has an answer, in order, what
+    /// became of it.
+    Committed(Vec<EffectDone>),
     /// A commit, a reopening, a start or a tag that was not made.
     Refused(Refusal),
     /// What became of a delete.
     Deleted(Deleted),
+}
+
+/// What became of an effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EffectDone {
+    /// Of [`Effect::Send`].
+    Sent(Delivered),
 }
 
 /// The run that a start created, or found under its key.
@@ -459,19 +510,67 @@ pub enum Refusal {
     },
 }
 
-/// A message in an inbox.
+/// What has come to a run from outside.
+///
+/// Everything that does is a row in its inbox, so there is one order of arrival, one way to make a
+/// parked run due, and one condition under which a wait may run out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboxRow {
     /// Its place: 1, 2, 3, .. in order of delivery, over the whole life of the run.
     pub seq: u64,
-    /// The name that it was sent by.
+    /// What it is.
+    pub kind: InboxKind,
+    /// The name that it was sent by; empty if it has none.
     pub name: String,
-    /// The body, as a payload.
+    /// A message's body, as a payload; otherwise the answer that `kind` says.
     pub body: Vec<u8>,
+    /// The key of the operation that it is for. Absent for a message, which is for whoever listens.
+    pub wait: Option<Vec<u8>>,
     /// Set if somebody waits for a reply.
     pub request: Option<Uuid>,
     /// When it was delivered.
     pub sent_at: Timestamp,
+}
+
+/// What a row of an inbox is. The codes are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum InboxKind {
+    /// A message, for whoever listens to its name.
+    Message = 0,
+    /// A published event, for one operation that waits for it.
+    Event = 1,
+    /// The value of a deferred.
+    Deferred = 2,
+    /// The end of another run.
+    RunEnded = 3,
+    /// What became of an item of a queue.
+    QueueResult = 4,
+    /// The right to go on under a limit.
+    LimitGrant = 5,
+}
+
+impl InboxKind {
+    /// All of them, in the order of their codes.
+    pub const ALL: [InboxKind; 6] = [
+        InboxKind::Message,
+        InboxKind::Event,
+        InboxKind::Deferred,
+        InboxKind::RunEnded,
+        InboxKind::QueueResult,
+        InboxKind::LimitGrant,
+    ];
+
+    /// The number by which it is stored.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The kind that is stored as `code`.
+    pub fn from_code(code: u8) -> Option<InboxKind> {
+        InboxKind::ALL.get(usize::from(code)).copied()
+    }
 }
 
 /// What a run is doing.

@@ -35,6 +35,7 @@ mod load;
 pub(crate) mod panics;
 #[cfg(test)]
 mod tests;
+pub(crate) mod waits;
 pub(crate) mod wakers;
 
 use self::core::{Core, Mode, Phase};
@@ -446,6 +447,7 @@ impl Run {
                     phase,
                     Phase::Waiting { .. }
                         | Phase::Listening { .. }
+                        | Phase::Awaiting { .. }
                         | Phase::Committing
                         | Phase::WantStart { .. }
                 )

@@ -41,8 +41,8 @@ pub trait Store: Send + Sync + 'static {
     /// refuses to change data that a live runner of an older version is using. Idempotent.
     fn migrate(&self) -> Result<(), StoreError>;
 
-    /// Makes a batch durable in one transaction. One outcome for each write, in order.
-    fn commit(&self, batch: &Batch) -> Result<Vec<Outcome>, StoreError>;
+    /// Makes a batch durable in one transaction.
+    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError>;
 
     /// The row of one run.
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError>;

@@ -18,9 +18,9 @@ use everstep::{
     ClientError, EngineBuilder, RunId, RunStatus, StartError, Timestamp,
     prelude::*,
     store::{
-        Answer, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, MemoryStore, NewRunner, Outcome as WriteOutcome, Put, RunRow, RunnerRow,
-        ShardSet, SqliteOptions, SqliteStore, Store, StoreError, WakeFn, WakeGuard, Write,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
+        LoadedRun, MemoryStore, NewRunner, Put, RunRow, RunnerRow, ShardSet, SqliteOptions,
+        SqliteStore, Store, StoreError, WakeFn, WakeGuard, Write,
     },
 };
 use scenario::{until, until_at_rest, until_paused};
@@ -632,7 +632,7 @@ impl Saying {
 }
 
 impl Store for Saying {
-    fn commit(&self, batch: &Batch) -> Result<Vec<WriteOutcome>, StoreError> {
+    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         if batch.writes.iter().any(is_poison) {
             self.said.fetch_add(1, Ordering::SeqCst);
             return Err(Said::Poison.error());

@@ -4,7 +4,11 @@ use serde_json::Value as Json;
 
 use super::ClientError;
 use crate::{
-    codec::{self, payload},
+    codec::{
+        self,
+        answer::{self, Answered},
+        payload,
+    },
     commit::{Put, Receipt, RunStatus},
     error::Failure,
     history::{AttemptError, EntryKind, EntryStatus, EntryValue, keys},
@@ -140,6 +144,20 @@ pub struct HistoryEntry {
     pub failure: Option<Failure>,
 }
 
+/// What an operation was answered, for people.
+fn answered(bytes: &[u8]) -> (Option<Json>, Option<Failure>) {
+    match answer::decode(bytes) {
+        Ok(Answered::Value(payload)) if payload.is_empty() => (None, None),
+        Ok(Answered::Value(payload) | Answered::Rejected(payload)) => {
+            (Some(readable(&payload)), None)
+        }
+        Ok(Answered::Failure(failure)) => (None, Some(*failure)),
+        Ok(Answered::Cancelled) => (Some(Json::String("cancelled".to_owned())), None),
+        Ok(Answered::Unknown) => (Some(Json::String("unknown".to_owned())), None),
+        Err(error) => (Some(Json::String(error.to_string())), None),
+    }
+}
+
 pub(super) fn entries(run: RunId, puts: Vec<Put>) -> Result<Vec<HistoryEntry>, ClientError> {
     let origins = keys::failure_origins();
     let mut list = Vec::with_capacity(puts.len());
@@ -165,6 +183,8 @@ pub(super) fn entries(run: RunId, puts: Vec<Put>) -> Result<Vec<HistoryEntry>, C
                 let receipt = Receipt::from_code(code);
                 (Some(Json::String(format!("{receipt:?}"))), None)
             }
+            EntryValue::Answer(bytes) => answered(&bytes),
+            EntryValue::Started(id, _) => (Some(Json::String(id.to_string())), None),
         };
         list.push(HistoryEntry {
             location,

@@ -22,10 +22,12 @@
 //!                      sent_at: int since created_at }>
 //!   4 version   uint
 //!   5 receipt   u8
+//!   6 answer    data
+//!   7 started   { id: 16 bytes, flags: u8 }
 //! ```
 //!
-//! Always true: the byte of a receipt is the last one, since the store appends it to
-//! [`encode_receipt_prefix`].
+//! Always true: the byte of a receipt, and the run that was started, come last, since the store
+//! appends them to [`encode_receipt_prefix`] and [`encode_started_prefix`].
 
 use uuid::Uuid;
 
@@ -36,6 +38,7 @@ use super::{
 };
 use crate::{
     history::{AttemptError, Entry, EntryKind, EntryStatus, EntryValue, TakenMessage},
+    run_id::RunId,
     time::Timestamp,
 };
 
@@ -104,6 +107,15 @@ pub(crate) fn encode_entry_into(entry: &Entry, out: &mut Vec<u8>) {
             writer.uint(5);
             writer.u8(*code);
         }
+        EntryValue::Answer(answer) => {
+            writer.uint(6);
+            writer.data(answer);
+        }
+        EntryValue::Started(id, flags) => {
+            writer.uint(7);
+            writer.fixed(id.as_uuid().as_bytes());
+            writer.u8(*flags);
+        }
     }
 }
 
@@ -119,6 +131,19 @@ pub(crate) fn encode_receipt_prefix(entry: &Entry) -> Vec<u8> {
     );
     let mut out = encode_entry(entry);
     out.pop();
+    out
+}
+
+#[allow(dead_code, reason = "children follow")]
+/// The record of `entry` without its last 17 bytes, to which the store appends the id of the run
+/// that it started, and flags.
+pub(crate) fn encode_started_prefix(entry: &Entry) -> Vec<u8> {
+    assert!(
+        matches!(entry.value, EntryValue::Started(..)),
+        "only a started run is filled in later"
+    );
+    let mut out = encode_entry(entry);
+    out.truncate(out.len() - 17);
     out
 }
 
@@ -191,6 +216,12 @@ fn read_value(reader: &mut Reader<'_>, created_at: Timestamp) -> Result<EntryVal
         3 => EntryValue::Messages(reader.list(|reader| read_message(reader, created_at))?),
         4 => EntryValue::Version(reader.uint32()?),
         5 => EntryValue::Receipt(reader.u8()?),
+        6 => EntryValue::Answer(reader.data()?.to_owned()),
+        7 => {
+            let id = RunId::from_uuid(Uuid::from_bytes(reader.fixed()?));
+            let id = id.ok_or_else(|| reader.invalid(at, "not the id of a run".to_owned()))?;
+            EntryValue::Started(id, reader.u8()?)
+        }
         code => return Err(reader.invalid(at, format!("{code} is no kind of value"))),
     })
 }
@@ -225,6 +256,15 @@ fn read_kind(reader: &mut Reader<'_>) -> Result<EntryKind, DecodeError> {
         11 => EntryKind::Removed,
         12 => EntryKind::Send,
         13 => EntryKind::Rollback,
+        14 => EntryKind::Event,
+        15 => EntryKind::Publish,
+        16 => EntryKind::Deferred,
+        17 => EntryKind::Peek,
+        18 => EntryKind::Child,
+        19 => EntryKind::Finished,
+        20 => EntryKind::Enqueue,
+        21 => EntryKind::Limit,
+        22 => EntryKind::Transaction,
         code => return Err(reader.invalid(at, format!("{code} is no kind of operation"))),
     })
 }

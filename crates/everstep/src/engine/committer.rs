@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use super::shared::Shared;
 use crate::{
-    commit::{Batch, Commit, Outcome, Write},
+    commit::{Applied, Batch, Commit, Outcome, Write},
     store::{Reaction, StoreError},
 };
 
@@ -184,7 +184,7 @@ pub(crate) fn commit_here(shared: &Shared, pending: &mut Vec<Pending>) {
     shared.activity.begin(pending.len());
     let (batch, replies) = to_batch(shared, std::mem::take(pending));
     match shared.store.commit(&batch) {
-        Ok(outcomes) => committed(shared, batch, replies, outcomes),
+        Ok(applied) => committed(shared, batch, replies, applied),
         Err(error) if error.reaction() == Reaction::Retry => {
             // To wait is the committer's business.
             shared.activity.end(batch.writes.len());
@@ -208,7 +208,7 @@ fn commit(shared: &Shared, pending: Vec<Pending>) {
         batch.fence = shared.fence_for_commit();
         batch.now = shared.now();
         match shared.store.commit(&batch) {
-            Ok(outcomes) => return committed(shared, batch, replies, outcomes),
+            Ok(applied) => return committed(shared, batch, replies, applied),
             Err(error) => match react(shared, error, batch, replies, tries) {
                 Some(again) => (batch, replies) = again,
                 None => return,
@@ -233,9 +233,9 @@ fn from_batch(batch: Batch, replies: Vec<Reply>) -> Vec<Pending> {
         .collect()
 }
 
-fn committed(shared: &Shared, batch: Batch, replies: Vec<Reply>, outcomes: Vec<Outcome>) {
+fn committed(shared: &Shared, batch: Batch, replies: Vec<Reply>, applied: Applied) {
     note_batch(shared, batch.writes.len());
-    super::dispatch::dispatch(shared, batch, replies, outcomes);
+    super::dispatch::dispatch(shared, batch, replies, applied);
 }
 
 /// Does what [`StoreError::reaction`] says; gives the batch back if it is to be tried again.

@@ -7,10 +7,10 @@ use super::{
 };
 use crate::{
     commit::{
-        Batch, Commit, Controlled, Deleted, Delivered, Delivery, Effect, InboxRow, Outcome, Patch,
-        Write,
+        Applied, Batch, Commit, Control, Controlled, Deleted, Delivered, Delivery, Effect,
+        EffectDone, Notice, Outcome, Patch, Write,
     },
-    run_id::RunNo,
+    run_id::{RunId, RunNo},
     store::Finished,
     time::Timestamp,
 };
@@ -25,7 +25,8 @@ struct Round<'a> {
     elsewhere: Vec<RunNo>,
 }
 
-pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, outcomes: Vec<Outcome>) {
+pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, applied: Applied) {
+    let Applied { outcomes, notices } = applied;
     let n = batch.writes.len();
     debug_assert_eq!(n, outcomes.len(), "a store answers every write");
     let mut round = Round {
@@ -37,6 +38,9 @@ pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, outco
     };
     for ((write, reply), outcome) in batch.writes.into_iter().zip(replies).zip(outcomes) {
         round.tell(write, reply, outcome);
+    }
+    for notice in notices {
+        round.notice(notice);
     }
     let news = round.events.into_iter().zip(round.acks);
     for (mailbox, (mut events, acks)) in shared.threads.iter().zip(news) {
@@ -68,11 +72,7 @@ impl Round<'_> {
                 self.delivered(&delivery, delivered);
             }
             (Write::Control(_, control), Outcome::Controlled(Controlled::Done { run })) => {
-                if self.owns(run.shard()) {
-                    self.tell_owner(run.shard(), Event::Control(run.no(), control));
-                } else {
-                    self.elsewhere.push(run.no());
-                }
+                self.controlled(*run, control);
             }
             (Write::Reopen(reopen), Outcome::Committed(_)) => {
                 self.shared.due.note(reopen.available_at);
@@ -135,23 +135,37 @@ impl Round<'_> {
             self.elsewhere.push(run.no());
             return;
         }
-        let row = InboxRow {
-            seq,
-            name: delivery.name.clone(),
-            body: delivery.body.clone(),
-            request: delivery.request,
-            sent_at: self.now,
-        };
+        let row = crate::store::rules::message(delivery, seq, self.now);
         self.tell_owner(run.shard(), Event::Message(run.no(), Box::new(row)));
     }
 
+    fn controlled(&mut self, run: RunId, control: Control) {
+        if self.owns(run.shard()) {
+            self.tell_owner(run.shard(), Event::Control(run.no(), control));
+        } else {
+            self.elsewhere.push(run.no());
+        }
+    }
+
+    /// Something that happened to somebody who is not named in an outcome.
+    fn notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::Inbox { run, row } if self.owns(run.shard()) => {
+                self.tell_owner(run.shard(), Event::Message(run.no(), row));
+            }
+            Notice::Inbox { run, .. } => self.elsewhere.push(run.no()),
+            Notice::Control { run, control } => self.controlled(run, control),
+            Notice::Due { run, at } => self.due(run.no(), run.shard(), Some(at)),
+        }
+    }
+
     /// A commit of one of our runs is durable: what it did to others, and whether it was its end.
-    fn committed(&mut self, commit: Commit, delivered: &[Delivered]) {
-        let mut receipts = delivered.iter();
+    fn committed(&mut self, commit: Commit, done: &[EffectDone]) {
+        let mut receipts = done.iter();
         for effect in &commit.effects {
             match effect {
                 Effect::Send { delivery, .. } => {
-                    if let Some(receipt) = receipts.next() {
+                    if let Some(EffectDone::Sent(receipt)) = receipts.next() {
                         self.delivered(delivery, receipt);
                     }
                 }
@@ -160,6 +174,7 @@ impl Round<'_> {
                     let answer = crate::store::Answer::Reply(body.clone());
                     self.shared.hub.answered(*request, answer);
                 }
+                Effect::Abandon { .. } => {}
             }
         }
         if let Patch::Park {

@@ -5,7 +5,7 @@
 //! - An entry in a terminal status changes in one way only: it gets its number when the workflow
 //!   takes it.
 
-use crate::{error::Failure, time::Timestamp};
+use crate::{commit::InboxKind, error::Failure, run_id::RunId, time::Timestamp};
 
 /// What is known about one operation of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,6 +74,55 @@ pub enum EntryKind {
     Send = 12,
     /// The compensation of a step.
     Rollback = 13,
+    /// `ctx.event`
+    Event = 14,
+    /// `ctx.publish`
+    Publish = 15,
+    /// `ctx.deferred`
+    Deferred = 16,
+    /// A look at a deferred.
+    Peek = 17,
+    /// `ctx.child`
+    Child = 18,
+    /// `ctx.finished`
+    Finished = 19,
+    /// `ctx.enqueue`
+    Enqueue = 20,
+    /// The wait for a limit.
+    Limit = 21,
+    /// `ctx.transaction`
+    Transaction = 22,
+}
+
+impl EntryKind {
+    /// What an operation of this kind waits for, if it registers with the store and is then handed
+    /// an answer.
+    pub(crate) const fn answered_by(self) -> Option<InboxKind> {
+        match self {
+            EntryKind::Event => Some(InboxKind::Event),
+            EntryKind::Deferred => Some(InboxKind::Deferred),
+            EntryKind::Child | EntryKind::Finished => Some(InboxKind::RunEnded),
+            EntryKind::Enqueue => Some(InboxKind::QueueResult),
+            EntryKind::Limit => Some(InboxKind::LimitGrant),
+            EntryKind::Step
+            | EntryKind::Sleep
+            | EntryKind::Listen
+            | EntryKind::Join
+            | EntryKind::Map
+            | EntryKind::Race
+            | EntryKind::Attempt
+            | EntryKind::Repeat
+            | EntryKind::Iteration
+            | EntryKind::Scope
+            | EntryKind::Version
+            | EntryKind::Removed
+            | EntryKind::Send
+            | EntryKind::Rollback
+            | EntryKind::Publish
+            | EntryKind::Peek
+            | EntryKind::Transaction => None,
+        }
+    }
 }
 
 /// How far an operation is. The codes are stored.
@@ -120,6 +169,11 @@ pub(crate) enum EntryValue {
     /// What became of a message that was sent: the code of a [`crate::store::Receipt`]. Always
     /// the last byte of the encoded entry, since the store fills it in.
     Receipt(u8),
+    /// The answer that an operation waited for, as its kind has it.
+    Answer(Vec<u8>),
+    /// The run that was started, with flags. Always the last 17 bytes of the encoded entry, since
+    /// the store fills them in.
+    Started(RunId, u8),
 }
 
 /// A message that was taken from the inbox.

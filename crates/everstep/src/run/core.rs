@@ -29,7 +29,7 @@ use super::{
     wakers::{self, RootWaker},
 };
 use crate::{
-    commit::{Effect, KeyRange, Receipt},
+    commit::{Effect, EffectDone, KeyRange, Receipt},
     ctx::rollback::Undo,
     engine::{Mailbox, Sabotage, Services, Settings, Shared},
     error::{Error, Failure, FailureKind},
@@ -184,6 +184,8 @@ pub(crate) enum Phase {
     Waiting { wake_at: Timestamp },
     /// It waits for a message.
     Listening { wake_at: Option<Timestamp> },
+    /// It waits for an answer of its own.
+    Awaiting { wake_at: Option<Timestamp> },
     /// It is ready once the next commit is made.
     Committing,
     /// It has a completion to offer.
@@ -216,7 +218,7 @@ pub(crate) enum Turn {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Timer {
+pub(super) enum Timer {
     /// A sleep ends, a wait runs out, an attempt is due.
     Wake,
     /// A body has had its time.
@@ -405,7 +407,7 @@ impl State {
     }
 
     /// Marks an entry for the next commit.
-    fn touch(&mut self, key: &Key) {
+    pub(super) fn touch(&mut self, key: &Key) {
         let Some(slot) = self.history.get_mut(key) else {
             return;
         };
@@ -416,7 +418,7 @@ impl State {
     }
 
     /// Notes a change that bodies must wait for.
-    fn advance(&mut self, ephemeral: bool) {
+    pub(super) fn advance(&mut self, ephemeral: bool) {
         self.revision += 1;
         if !ephemeral {
             self.firm = self.revision;
@@ -434,7 +436,7 @@ impl State {
         }
     }
 
-    fn make_available(&mut self, id: OpId) {
+    pub(super) fn make_available(&mut self, id: OpId) {
         let Some(op) = self.ops.get_mut(id) else {
             return;
         };
@@ -445,7 +447,7 @@ impl State {
         }
     }
 
-    fn arm(&mut self, at: Timestamp, id: OpId, timer: Timer) {
+    pub(super) fn arm(&mut self, at: Timestamp, id: OpId, timer: Timer) {
         self.timers.push(Reverse((at, id, timer)));
     }
 
@@ -463,11 +465,14 @@ impl State {
             match self.ops.get_mut(id) {
                 Some(op) if op.declined => place += 1,
                 Some(op) => {
-                    let gone = matches!(op.phase, Phase::Listening { .. })
-                        && op
+                    let gone = match op.phase {
+                        Phase::Listening { .. } => op
                             .listen
                             .as_ref()
-                            .is_some_and(|spec| !self.inbox.has(&spec.names));
+                            .is_some_and(|spec| !self.inbox.has(&spec.names)),
+                        Phase::Awaiting { .. } => self.inbox.answer(&op.key).is_none(),
+                        _ => false,
+                    };
                     if !gone {
                         return Some((place, id));
                     }
@@ -482,7 +487,7 @@ impl State {
 }
 
 impl OpState {
-    fn entry(&self) -> Entry {
+    pub(super) fn entry(&self) -> Entry {
         Entry {
             kind: self.kind,
             status: EntryStatus::Running,
@@ -518,6 +523,9 @@ impl Drop for Op {
         }
         if let Some(slot) = st.history.get_mut(&op.key) {
             slot.op = None;
+        }
+        if st.mode == Mode::Live {
+            st.abandon(&op.key);
         }
     }
 }
@@ -662,7 +670,7 @@ impl Core {
     }
 
     /// A terminal entry that nobody has taken: the operation is ready as it is.
-    fn adopt_terminal(st: &mut State, id: OpId) -> bool {
+    pub(super) fn adopt_terminal(st: &mut State, id: OpId) -> bool {
         let Some(op) = st.ops.get_mut(id) else {
             return true;
         };
@@ -896,7 +904,7 @@ impl Core {
     }
 
     /// Makes the entry of a wait, or finds it; gives its deadline.
-    fn record_wait(
+    pub(super) fn record_wait(
         &self,
         st: &mut State,
         id: OpId,
@@ -998,7 +1006,13 @@ impl Core {
     }
 
     /// The commit with this send was made.
-    pub(crate) fn send_done(&self, id: OpId, receipt: Receipt) {
+    pub(crate) fn effect_done(&self, id: OpId, done: &EffectDone) {
+        match done {
+            EffectDone::Sent(delivered) => self.send_done(id, delivered.receipt),
+        }
+    }
+
+    fn send_done(&self, id: OpId, receipt: Receipt) {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         let Some(op) = st.ops.get_mut(id) else { return };
@@ -1065,8 +1079,10 @@ impl Core {
     /// A listen that takes its messages removes them from the inbox.
     fn consume(&self, st: &mut State, id: OpId) {
         let Some(op) = st.ops.get_mut(id) else { return };
-        if !matches!(op.phase, Phase::Listening { .. }) {
-            return;
+        match op.phase {
+            Phase::Listening { .. } => {}
+            Phase::Awaiting { .. } => return self.consume_answer(st, id),
+            _ => return,
         }
         let Some(spec) = op.listen.take() else { return };
         let messages = st.inbox.take(&spec.names, spec.batch);
@@ -1415,10 +1431,20 @@ impl Core {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         let mut names = HashSet::new();
+        let mut answers = Vec::new();
         for row in rows {
-            if st.inbox.push(&row) {
+            if !st.inbox.push(&row) {
+                continue;
+            }
+            if row.wait.is_some() {
+                answers.push(row);
+            } else {
                 names.insert(row.name);
             }
+        }
+        self.answers_came(st, &answers);
+        if names.is_empty() {
+            return;
         }
         let listening = st.ops.iter().filter(|(_, op)| {
             matches!(op.phase, Phase::Listening { .. } | Phase::Committing)
@@ -1493,6 +1519,18 @@ impl Core {
                 st.timeouts.push(id);
                 false
             }
+            (
+                Timer::Wake,
+                Phase::Awaiting {
+                    wake_at: Some(wake_at),
+                },
+            ) if wake_at == at => {
+                if st.inbox.answer(&op.key).is_none() {
+                    op.phase = Phase::Committing;
+                    st.timeouts.push(id);
+                }
+                false
+            }
             (Timer::BodyTimeout, Phase::Body { .. }) if op.body_deadline == Some(at) => {
                 op.timed_out = true;
                 st.direct = true;
@@ -1535,7 +1573,9 @@ impl Core {
             };
             let alive = match (timer, op.phase) {
                 (Timer::Wake, Phase::Waiting { wake_at }) => wake_at == *at,
-                (Timer::Wake, Phase::Listening { wake_at }) => wake_at == Some(*at),
+                (Timer::Wake, Phase::Listening { wake_at } | Phase::Awaiting { wake_at }) => {
+                    wake_at == Some(*at)
+                }
                 (Timer::BodyTimeout, Phase::Body { .. }) => op.body_deadline == Some(*at),
                 (Timer::Record, Phase::Body { recorded }) => !recorded,
                 _ => false,
@@ -1582,6 +1622,10 @@ impl Core {
             let Some(op) = st.ops.get_mut(*id) else {
                 continue;
             };
+            if op.kind.answered_by().is_some() {
+                self.await_answer(st, *id, wake_at);
+                continue;
+            }
             op.phase = Phase::Listening { wake_at };
             let here = op
                 .listen

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     codec::{self, bare},
-    commit::{Commit, Delivered, Effect, InboxRow, Patch, Put, Refusal, RunStatus},
+    commit::{Commit, Effect, EffectDone, InboxRow, Patch, Put, Refusal, RunStatus},
     engine::Sabotage,
     error::{Error, FailureKind, RetryAdvice},
     history::{Entry, EntryKind, EntryStatus, Key, keys},
@@ -446,6 +446,10 @@ impl Run {
             || !st.sends.is_empty()
             || !st.timeouts.is_empty()
             || !self.flush.unsent.is_empty()
+            || st
+                .effects
+                .iter()
+                .any(|effect| matches!(effect, Effect::Abandon { .. }))
     }
 
     /// If nothing but time and messages can move the run: when, and what it waits for in words.
@@ -471,6 +475,7 @@ impl Run {
                     (Some(wake_at), what)
                 }
                 Phase::Listening { wake_at } => (wake_at, "message for"),
+                Phase::Awaiting { wake_at } => (wake_at, awaited(op.kind)),
                 Phase::WantStart { .. } | Phase::Body { .. } | Phase::Committing => return None,
                 _ => continue,
             };
@@ -515,6 +520,14 @@ impl Run {
             let Some(key) = st.ops.get(*id).map(|op| op.key.clone()) else {
                 continue;
             };
+            let kind = st
+                .history
+                .get(&key)
+                .and_then(|slot| slot.entry.kind.answered_by());
+            if let Some(kind) = kind {
+                let key = key.to_vec();
+                st.effects.push(Effect::Abandon { kind, key });
+            }
             if let Some(slot) = st.history.get_mut(&key) {
                 slot.entry.status = EntryStatus::TimedOut;
                 slot.entry.completed_at = Some(now);
@@ -552,8 +565,12 @@ impl Run {
             ),
             Scope::Failure => {
                 let mut effects = std::mem::take(&mut st.effects);
-                effects
-                    .retain(|effect| matches!(effect, Effect::Reply { .. } | Effect::Tag { .. }));
+                effects.retain(|effect| {
+                    matches!(
+                        effect,
+                        Effect::Reply { .. } | Effect::Tag { .. } | Effect::Abandon { .. }
+                    )
+                });
                 (effects, Vec::new(), std::mem::take(&mut st.set_state))
             }
             Scope::Results => Default::default(),
@@ -597,7 +614,7 @@ impl Run {
     }
 
     /// The commit in flight is durable.
-    pub(crate) fn committed(&mut self, delivered: &[Delivered]) -> Next {
+    pub(crate) fn committed(&mut self, done: &[EffectDone]) -> Next {
         let Some(sent) = self.flush.sent.take() else {
             return Next::Drive;
         };
@@ -621,8 +638,8 @@ impl Run {
                 return Next::Drop;
             }
         }
-        for (id, outcome) in sent.sends.iter().zip(delivered) {
-            self.core.send_done(*id, outcome.receipt);
+        for (id, done) in sent.sends.iter().zip(done) {
+            self.core.effect_done(*id, done);
         }
         self.core.timeouts_done(&sent.timeouts);
         self.core.wake_starters();
@@ -643,6 +660,7 @@ impl Run {
             Refusal::Gap { .. } => return Next::Reload,
             Refusal::InboxMoved(rows) => {
                 self.take_back(commit);
+                self.keep_registered(&sent.timeouts);
                 self.core.state.borrow_mut().sends.splice(0..0, sent.sends);
                 self.core.deliver(rows);
                 self.core.timeouts_refused(&sent.timeouts);
@@ -650,6 +668,7 @@ impl Run {
             }
             Refusal::CancelRequested { rollback } => {
                 self.take_back(commit);
+                self.keep_registered(&sent.timeouts);
                 self.core.timeouts_refused(&sent.timeouts);
                 self.end = None;
                 self.request_cancel(rollback);
@@ -674,6 +693,18 @@ impl Run {
         st.effects.splice(0..0, commit.effects);
     }
 
+    /// Waits that were to run out go on: what they have registered stays.
+    fn keep_registered(&mut self, timeouts: &[OpId]) {
+        let mut st = self.core.state.borrow_mut();
+        let st = &mut *st;
+        let ops = timeouts.iter().filter_map(|id| st.ops.get(*id));
+        let keys: Vec<Key> = ops.map(|op| op.key.clone()).collect();
+        st.effects.retain(|effect| match effect {
+            Effect::Abandon { key, .. } => !keys.iter().any(|kept| kept[..] == key[..]),
+            _ => true,
+        });
+    }
+
     /// Messages that have arrived.
     pub(crate) fn deliver(&mut self, rows: Vec<InboxRow>) {
         self.core.deliver(rows);
@@ -683,6 +714,19 @@ impl Run {
     /// The last message that is in memory, read or not.
     pub(crate) fn inbox_seen(&self) -> u64 {
         self.core.state.borrow().inbox.seen()
+    }
+}
+
+/// What an operation of this kind waits for, in words before its location.
+fn awaited(kind: EntryKind) -> &'static str {
+    match kind {
+        EntryKind::Event => "event for",
+        EntryKind::Deferred => "deferred",
+        EntryKind::Child => "child",
+        EntryKind::Finished => "end of a run for",
+        EntryKind::Enqueue => "queue item",
+        EntryKind::Limit => "limit",
+        _ => "answer for",
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::commit::InboxRow;
+use crate::commit::{InboxKind, InboxRow};
 
 /// Unread messages by name, each in order of arrival.
 #[derive(Default)]
 pub(crate) struct Inbox {
     by_name: HashMap<String, VecDeque<InboxRow>>,
+    /// What is for one operation alone, by its key.
+    answers: HashMap<Vec<u8>, InboxRow>,
     /// The last message that was seen, read or not.
     seen: u64,
 }
@@ -29,11 +31,29 @@ impl Inbox {
             return false;
         }
         self.seen = row.seq;
+        if let Some(wait) = &row.wait {
+            // One answer is all that an operation takes; the first counts.
+            self.answers
+                .entry(wait.clone())
+                .or_insert_with(|| row.clone());
+            return true;
+        }
+        debug_assert_eq!(row.kind, InboxKind::Message, "all else is for an operation");
         self.by_name
             .entry(row.name.clone())
             .or_default()
             .push_back(row.clone());
         true
+    }
+
+    /// What has come for this operation.
+    pub(crate) fn answer(&self, key: &[u8]) -> Option<&InboxRow> {
+        self.answers.get(key)
+    }
+
+    /// Takes what has come for this operation.
+    pub(crate) fn take_answer(&mut self, key: &[u8]) -> Option<InboxRow> {
+        self.answers.remove(key)
     }
 
     /// Whether there is a message of one of these names; any name if there are none.
@@ -82,8 +102,10 @@ mod tests {
         let sent_at = Timestamp::from_millis(0);
         InboxRow {
             seq,
+            kind: InboxKind::Message,
             name: name.into(),
             body: vec![],
+            wait: None,
             request: None,
             sent_at,
         }

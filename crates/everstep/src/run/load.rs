@@ -385,6 +385,12 @@ fn make_fresh(entries: &mut FastMap<Key, Entry>, origins: &Origins, attempts: u3
     let (fresh, lowest) = what_is_fresh(entries, origins);
     rewrite.deletes.push(exactly(&keys::failure_origins()));
     entries.retain(|key, entry| {
+        // What it was registered for was given up with the end of the run: it registers again.
+        let given_up = matches!(entry.status, EntryStatus::Waiting | EntryStatus::Cancelled);
+        if given_up && entry.kind.answered_by().is_some() {
+            rewrite.deletes.push(exactly(key));
+            return false;
+        }
         let stands = entry.number.is_some_and(|number| number < lowest);
         if !fresh.contains(key) && (stands || entry.born < lowest) {
             let unfinished = matches!(

@@ -9,6 +9,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    convert::Infallible,
     ops::Bound,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -20,7 +21,7 @@ use std::{
 use uuid::Uuid;
 
 use super::{
-    rules::{self, Head, Verdict},
+    rules::{self, Head, Verdict, effects, tables::Tables},
     *,
 };
 
@@ -80,6 +81,9 @@ struct Data {
     shards: BTreeMap<ShardId, Uuid>,
     last_epoch: u64,
     rows_written: u64,
+    /// Of the batch that is being applied.
+    notices: Vec<Notice>,
+    now: Timestamp,
 }
 
 #[derive(Clone)]
@@ -168,8 +172,8 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn commit(&self, batch: &Batch) -> Result<Vec<Outcome>, StoreError> {
-        let (outcomes, rows) = self.write(|data| {
+    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
+        let (applied, rows) = self.write(|data| {
             let before = data.rows_written;
             (data.commit(batch), data.rows_written - before)
         });
@@ -179,7 +183,7 @@ impl Store for MemoryStore {
             .writes
             .fetch_add(batch.writes.len() as u64, Ordering::Relaxed);
         counters.rows.fetch_add(rows, Ordering::Relaxed);
-        Ok(outcomes)
+        Ok(applied)
     }
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
@@ -494,7 +498,8 @@ fn lock(listeners: &Mutex<Listeners>) -> MutexGuard<'_, Listeners> {
 
 /// The writes of a batch, in the two passes that [`rules`] describes.
 impl Data {
-    fn commit(&mut self, batch: &Batch) -> Vec<Outcome> {
+    fn commit(&mut self, batch: &Batch) -> Applied {
+        self.now = batch.now;
         let fenced_in = self.fence_holds(batch.fence);
         let refusals = batch.writes.iter().map(|write| match write {
             Write::Commit(_) if !fenced_in => Some(Refusal::Fenced),
@@ -504,7 +509,7 @@ impl Data {
         let refusals = refusals.collect::<Vec<_>>();
         let claimer = batch.fence.filter(|_| fenced_in).map(|fence| fence.runner);
         let rest = batch.writes.iter().zip(refusals);
-        rest.map(|(write, refusal)| match (write, refusal) {
+        let outcomes = rest.map(|(write, refusal)| match (write, refusal) {
             (_, Some(refusal)) => Outcome::Refused(refusal),
             (Write::Start(new), _) => self.start(new, claimer, batch.now),
             (Write::Deliver(delivery), _) => Outcome::Delivered(self.deliver(delivery, batch.now)),
@@ -512,12 +517,15 @@ impl Data {
                 Outcome::Controlled(self.control(target, *control, batch.now))
             }
             (Write::Reopen(reopen), _) => self.reopen(reopen, batch.now),
-            (Write::Commit(commit), _) => Outcome::Committed(self.send(commit, batch.now)),
+            (Write::Commit(commit), _) => Outcome::Committed(self.effects(commit)),
             (Write::Delete(delete), _) => Outcome::Deleted(self.delete(delete, batch.now)),
             (Write::Tag(tagging), _) => self.tag(tagging, batch.now),
             (Write::Fork(fork), _) => self.fork(fork, batch.now),
-        })
-        .collect()
+        });
+        Applied {
+            outcomes: outcomes.collect(),
+            notices: std::mem::take(&mut self.notices),
+        }
     }
 
     fn fence_holds(&self, fence: Option<Fence>) -> bool {
@@ -606,10 +614,18 @@ impl Data {
     }
 
     fn bury_inbox(&mut self, no: RunNo, now: Timestamp) {
+        // What was for one operation alone goes back to where it came from, when the run is closed.
         let unread = self
-            .change(no, |run| std::mem::take(&mut run.inbox))
+            .change(no, |run| {
+                let is_message = |row: &InboxRow| row.kind == InboxKind::Message;
+                let (messages, rest) = std::mem::take(&mut run.inbox)
+                    .into_iter()
+                    .partition(|(_, row)| is_message(row));
+                run.inbox = rest;
+                messages
+            })
             .unwrap_or_default();
-        for row in unread.into_values() {
+        for row in BTreeMap::into_values(unread) {
             self.bury(Some(no), row.name, row.body, rules::LEFT_UNREAD, now);
         }
     }
@@ -680,7 +696,7 @@ impl Data {
     }
 
     fn deliver(&mut self, delivery: &Delivery, now: Timestamp) -> Delivered {
-        let Some(no) = self.find(&delivery.target) else {
+        let Some(no) = Data::find(self, &delivery.target) else {
             return Delivered {
                 receipt: Receipt::Unknown,
                 run: None,
@@ -723,7 +739,7 @@ impl Data {
     }
 
     fn control(&mut self, target: &Target, control: Control, now: Timestamp) -> Controlled {
-        let Some(no) = self.find(target) else {
+        let Some(no) = Data::find(self, target) else {
             return Controlled::Unknown;
         };
         let controlled = self.change(no, |run| run.control(control, now));
@@ -737,8 +753,23 @@ impl Data {
         }
     }
 
+    /// What a commit does to others, in order; last what is left to do if its code is over.
+    fn effects(&mut self, commit: &Commit) -> Vec<EffectDone> {
+        let done = self.send(commit, self.now);
+        for effect in &commit.effects {
+            let Ok(()) = effects::apply(self, commit, effect);
+        }
+        let head = self.runs.get(&commit.run).map(|run| run.head);
+        if let (Some(over), Some(head)) = (effects::over(&commit.patch), head)
+            && head.links != 0
+        {
+            let Ok(()) = effects::close(self, &head, over);
+        }
+        done
+    }
+
     /// Delivers what a commit sends, and writes down in its history what became of it.
-    fn send(&mut self, commit: &Commit, now: Timestamp) -> Vec<Delivered> {
+    fn send(&mut self, commit: &Commit, now: Timestamp) -> Vec<EffectDone> {
         let mut answers = Vec::new();
         for (delivery, key, receipt) in rules::sends(commit) {
             let delivered = self.deliver(delivery, now);
@@ -757,9 +788,59 @@ impl Data {
             }
             let value = [receipt, &[delivered.receipt.code()][..]].concat();
             self.change(commit.run, |run| run.history.insert(key.to_vec(), value));
-            answers.push(delivered);
+            answers.push(EffectDone::Sent(delivered));
         }
         answers
+    }
+}
+
+impl Tables for Data {
+    type Error = Infallible;
+
+    fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    fn head(&mut self, run: RunNo) -> Result<Option<Head>, Infallible> {
+        Ok(self.runs.get(&run).map(|run| run.head))
+    }
+
+    fn find(&mut self, target: &Target) -> Result<Option<Head>, Infallible> {
+        Ok(Data::find(self, target).map(|no| self.runs[&no].head))
+    }
+
+    fn put_inbox(&mut self, head: &Head, row: &InboxRow) -> Result<(), Infallible> {
+        let now = self.now;
+        self.change(head.id.no(), |run| {
+            (run.head, run.updated_at) = (*head, now);
+            run.inbox.insert(row.seq, row.clone());
+        });
+        Ok(())
+    }
+
+    fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, Infallible> {
+        let is_for = |row: &InboxRow| row.wait.as_deref() == Some(wait);
+        let taken = self.change(run, |run| {
+            let (taken, rest) = std::mem::take(&mut run.inbox)
+                .into_iter()
+                .partition(|(_, row)| is_for(row));
+            run.inbox = rest;
+            taken
+        });
+        Ok(BTreeMap::into_values(taken.unwrap_or_default()).collect())
+    }
+
+    fn write_links(&mut self, head: &Head) -> Result<(), Infallible> {
+        self.change(head.id.no(), |run| run.head.links = head.links);
+        Ok(())
+    }
+
+    fn control(&mut self, target: &Target, control: Control) -> Result<Controlled, Infallible> {
+        Ok(Data::control(self, target, control, self.now))
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        self.notices.push(notice);
     }
 }
 
@@ -1008,14 +1089,7 @@ impl Run {
 
     fn deliver(&mut self, delivery: &Delivery, now: Timestamp) -> u64 {
         let seq = rules::deliver(&mut self.head, now);
-        let row = InboxRow {
-            seq,
-            name: delivery.name.clone(),
-            body: delivery.body.clone(),
-            request: delivery.request,
-            sent_at: now,
-        };
-        self.inbox.insert(seq, row);
+        self.inbox.insert(seq, rules::message(delivery, seq, now));
         self.dedupes.extend(delivery.dedupe.clone());
         self.updated_at = now;
         seq

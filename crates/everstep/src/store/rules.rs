@@ -9,11 +9,14 @@
 //! [`Effect::Send`] too, at the place of their commit), controls and reopenings. So a control sees
 //! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
 
+pub(crate) mod effects;
+pub(crate) mod tables;
+
 use crate::{
     run_id::RunId,
     store::{
-        CancelRequest, Commit, Control, ControlRefusal, Controlled, Delivery, Effect, Patch,
-        Receipt, Refusal, Reopen, RunStatus,
+        CancelRequest, Commit, Control, ControlRefusal, Controlled, Delivery, Effect, InboxKind,
+        InboxRow, Patch, Receipt, Refusal, Reopen, RunStatus,
     },
     time::Timestamp,
 };
@@ -45,6 +48,8 @@ pub(crate) struct Head {
     /// When a paused run may go on at the earliest: a delayed start, or a run that waited for its
     /// next attempt, keeps its time through a pause.
     pub(crate) resume_at: Option<Timestamp>,
+    /// What it has elsewhere: see [`tables::links`].
+    pub(crate) links: u32,
 }
 
 impl Head {
@@ -67,6 +72,7 @@ impl Head {
             last_number: 0,
             last_number_exact: true,
             resume_at: None,
+            links: 0,
         }
     }
 }
@@ -203,6 +209,19 @@ pub(crate) fn refuse_message(head: &Head, unread: u64, delivery: &Delivery) -> O
     }
 }
 
+/// The row of a message that was sent.
+pub(crate) fn message(delivery: &Delivery, seq: u64, sent_at: Timestamp) -> InboxRow {
+    InboxRow {
+        seq,
+        kind: InboxKind::Message,
+        name: delivery.name.clone(),
+        body: delivery.body.clone(),
+        wait: None,
+        request: delivery.request,
+        sent_at,
+    }
+}
+
 /// Gives the next message its place, and makes the run due if a message can move it.
 pub(crate) fn deliver(head: &mut Head, now: Timestamp) -> u64 {
     head.inbox_seq += 1;
@@ -335,6 +354,6 @@ pub(crate) fn sends(commit: &Commit) -> impl Iterator<Item = (&Delivery, &[u8], 
             key,
             receipt,
         } => Some((delivery, key.as_slice(), receipt.as_slice())),
-        Effect::Reply { .. } | Effect::Tag { .. } => None,
+        Effect::Reply { .. } | Effect::Tag { .. } | Effect::Abandon { .. } => None,
     })
 }

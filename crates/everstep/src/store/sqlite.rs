@@ -233,9 +233,9 @@ impl Store for SqliteStore {
         Ok(())
     }
 
-    fn commit(&self, batch: &Batch) -> Result<Vec<Outcome>, StoreError> {
+    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.require_current()?;
-        let (outcomes, rows) = self
+        let (applied, rows) = self
             .writer()
             .transaction(&self.file, |conn, memory| batch::apply(conn, memory, batch))?;
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
@@ -243,7 +243,7 @@ impl Store for SqliteStore {
             .writes
             .fetch_add(batch.writes.len() as u64, Ordering::Relaxed);
         self.counters.rows.fetch_add(rows, Ordering::Relaxed);
-        Ok(outcomes)
+        Ok(applied)
     }
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {

@@ -15,9 +15,9 @@ use super::audit::Audit;
 use crate::{
     run_id::{RunId, RunNo},
     store::{
-        Answer, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, NewRunner, Outcome, Put, RunRow, RunStatus, RunnerRow, ShardSet, Store,
-        StoreCounters, StoreError, Target, WakeFn, WakeGuard,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
+        LoadedRun, NewRunner, Put, RunRow, RunStatus, RunnerRow, ShardSet, Store, StoreCounters,
+        StoreError, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -258,14 +258,14 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(Store::migrate)
     }
 
-    fn commit(&self, batch: &Batch) -> Result<Vec<Outcome>, StoreError> {
+    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.write(|store, state| {
             state.commits += 1;
-            let outcomes = store.commit(batch)?;
+            let applied = store.commit(batch)?;
             if let Some(audit) = &self.audit {
-                audit.committed(batch, &outcomes);
+                audit.committed(batch, &applied.outcomes);
             }
-            Ok(outcomes)
+            Ok(applied)
         })
     }
 

@@ -516,7 +516,7 @@ impl World {
             writes,
         };
         let wanted = batch.writes.len();
-        let outcomes = self.store.commit(&batch).expect("commit");
+        let outcomes = self.store.commit(&batch).expect("commit").outcomes;
         assert_eq!(outcomes.len(), wanted, "one outcome for each write");
         outcomes
     }
@@ -564,7 +564,12 @@ impl World {
 
     fn accept(&self, commit: Commit) -> Vec<Delivered> {
         match self.commit(commit) {
-            Outcome::Committed(delivered) => delivered,
+            Outcome::Committed(done) => {
+                let sent = done
+                    .into_iter()
+                    .map(|EffectDone::Sent(delivered)| delivered);
+                sent.collect()
+            }
             other => panic!("a commit was answered with {other:?}"),
         }
     }
@@ -803,7 +808,8 @@ fn a_start_without_fence_or_shard_is_not_claimed(world: &World) {
                 now: START,
                 writes,
             })
-            .expect("commit");
+            .expect("commit")
+            .outcomes;
         let [Outcome::Started(started)] = outcomes.as_slice() else {
             panic!("{outcomes:?}")
         };
@@ -1278,7 +1284,7 @@ fn a_batch_without_fence_commits_nothing_but_other_writes_stand(world: &World) {
             now: START,
             writes,
         };
-        let outcomes = world.store.commit(&batch).expect("commit");
+        let outcomes = world.store.commit(&batch).expect("commit").outcomes;
         assert_eq!(outcomes[0], Outcome::Refused(Refusal::Fenced));
         assert_eq!(
             outcomes[1],
@@ -1317,11 +1323,11 @@ fn a_runner_that_registers_again_commits_nothing_for_shards_it_lost(world: &Worl
         now,
         writes: vec![Write::Commit(Box::new(commit(id)))],
     };
-    let outcomes = world.store.commit(&batch(fence)).expect("commit");
+    let outcomes = world.store.commit(&batch(fence)).expect("commit").outcomes;
     assert_eq!(outcomes, [Outcome::Refused(Refusal::Fenced)]);
     let held = world.store.take_shards(fence, now, &ShardSet::ALL, &[]);
     assert_eq!(held.expect("take"), Some(ShardSet::ALL));
-    let outcomes = world.store.commit(&batch(fence)).expect("commit");
+    let outcomes = world.store.commit(&batch(fence)).expect("commit").outcomes;
     assert_eq!(outcomes, [Outcome::Committed(Vec::new())]);
 }
 
@@ -1342,7 +1348,7 @@ fn a_batch_under_a_raised_epoch_commits_nothing(world: &World) {
         now: at(20_000),
         writes,
     };
-    let outcomes = world.store.commit(&batch).expect("commit");
+    let outcomes = world.store.commit(&batch).expect("commit").outcomes;
     assert_eq!(outcomes, [Outcome::Committed(Vec::new())]);
     let now = at(20_000);
     assert!(
@@ -1671,7 +1677,10 @@ fn deliveries_of_one_batch_get_consecutive_places(world: &World) {
     assert_eq!(outcomes[0], Outcome::Delivered(delivered(id, 1)));
     assert_eq!(
         outcomes[1],
-        Outcome::Committed(vec![delivered(id, 2), delivered(id, 3)])
+        Outcome::Committed(vec![
+            EffectDone::Sent(delivered(id, 2)),
+            EffectDone::Sent(delivered(id, 3))
+        ])
     );
     assert_eq!(outcomes[2], Outcome::Delivered(delivered(id, 4)));
     let inbox = world.store.inbox(id.no(), 0).expect("inbox");
@@ -1783,6 +1792,8 @@ fn the_inbox_is_read_after_a_place(world: &World) {
     });
     let rows = world.store.inbox(id.no(), 1).expect("inbox");
     let row = InboxRow {
+        kind: InboxKind::Message,
+        wait: None,
         seq: 2,
         name: "approval".to_owned(),
         body: b"yes".to_vec(),
@@ -2836,7 +2847,14 @@ fn an_empty_batch_is_fine(world: &World) {
         now: START,
         writes: Vec::new(),
     };
-    assert!(world.store.commit(&nobody).expect("commit").is_empty());
+    assert!(
+        world
+            .store
+            .commit(&nobody)
+            .expect("commit")
+            .outcomes
+            .is_empty()
+    );
 }
 
 fn a_large_batch_is_applied_as_a_whole(world: &World) {

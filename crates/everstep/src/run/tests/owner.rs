@@ -278,7 +278,7 @@ impl Owner {
             now: self.env.now.get(),
             writes: vec![write],
         };
-        self.store.commit(&batch).unwrap().remove(0)
+        self.store.commit(&batch).unwrap().outcomes.remove(0)
     }
 
     fn put_in(&mut self, seed: RunSeed) {

@@ -5,7 +5,7 @@ use crate::store::rules::{Tagged, Tombstone};
 
 impl Data {
     pub(super) fn delete(&mut self, delete: &Delete, now: Timestamp) -> Deleted {
-        let Some(no) = self.find(&delete.target) else {
+        let Some(no) = Data::find(self, &delete.target) else {
             return Deleted::Unknown;
         };
         let run = &self.runs[&no];
@@ -39,7 +39,7 @@ impl Data {
     }
 
     pub(super) fn tag(&mut self, tagging: &Tagging, now: Timestamp) -> Outcome {
-        let Some(no) = self.find(&tagging.target) else {
+        let Some(no) = Data::find(self, &tagging.target) else {
             return Outcome::Controlled(Controlled::Unknown);
         };
         let (run, status) = (self.runs[&no].head.id, self.runs[&no].head.status);

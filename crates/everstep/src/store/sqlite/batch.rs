@@ -15,6 +15,10 @@ use super::{
     writer::Memory,
 };
 use crate::{
+    hash::FastSet,
+    store::rules::{effects, tables::Tables},
+};
+use crate::{
     run_id::{RunId, RunNo},
     store::{
         rules::{self, Head, Verdict},
@@ -29,7 +33,7 @@ pub(crate) fn apply(
     conn: &Connection,
     memory: &mut Memory,
     batch: &Batch,
-) -> rusqlite::Result<(Vec<Outcome>, u64)> {
+) -> rusqlite::Result<(Applied, u64)> {
     let mut applier = Applier::new(conn, memory, batch)?;
     let mut outcomes = Vec::with_capacity(batch.writes.len());
     for write in &batch.writes {
@@ -51,20 +55,24 @@ pub(crate) fn apply(
             Write::Tag(tagging) => applier.tag(tagging)?,
             Write::Fork(fork) => applier.fork(fork)?,
             Write::Commit(commit) => match outcome {
-                Outcome::Committed(_) if !commit.effects.is_empty() => {
-                    Outcome::Committed(applier.send(commit)?)
+                Outcome::Committed(_) if applier.has_effects(commit) => {
+                    Outcome::Committed(applier.effects(commit)?)
                 }
                 _ => continue,
             },
         };
     }
-    Ok((outcomes, applier.rows.get()))
+    let notices = std::mem::take(&mut applier.notices);
+    Ok((Applied { outcomes, notices }, applier.rows.get()))
 }
 
 pub(super) struct Applier<'a> {
     pub(super) conn: &'a Connection,
     pub(super) memory: &'a mut Memory,
-    now: i64,
+    pub(super) now: i64,
+    notices: Vec<Notice>,
+    /// Runs with links whose code is over by a commit of this batch.
+    closing: FastSet<RunNo>,
     /// The runner, if its fence holds.
     runner: Option<Uuid>,
     rows: Cell<u64>,
@@ -88,6 +96,8 @@ impl<'a> Applier<'a> {
             conn,
             memory,
             now: batch.now.as_millis(),
+            notices: Vec::new(),
+            closing: FastSet::default(),
             runner,
             rows: Cell::new(0),
             insert_run: conn.prepare_cached(
@@ -134,7 +144,7 @@ impl<'a> Applier<'a> {
             return Ok(Some(head));
         }
         let sql = "SELECT id, status, ending, generation, available_at, attempts, inbox_seq, \
-                   cancel_requested, last_number, resume_at FROM runs WHERE no = ?1";
+                   cancel_requested, last_number, links, resume_at FROM runs WHERE no = ?1";
         self.conn
             .prepare_cached(sql)?
             .query_row([run.0], read_head)
@@ -170,6 +180,9 @@ impl<'a> Applier<'a> {
         // have commits from before.
         if !self.owns_shard_of(head.id)? {
             return Ok(Outcome::Refused(Refusal::Fenced));
+        }
+        if head.links != 0 && effects::over(&commit.patch).is_some() {
+            self.closing.insert(commit.run);
         }
         self.write_entries(commit.run, head.generation, &commit.deletes, &commit.puts)?;
         self.write_extras(commit)?;
@@ -279,9 +292,11 @@ impl<'a> Applier<'a> {
             return Ok(());
         }
         let sql = "INSERT INTO dead_letters (run, name, body, reason, at) \
-                   SELECT run, name, body, ?2, ?3 FROM inbox WHERE run = ?1 ORDER BY seq";
+                   SELECT run, name, body, ?2, ?3 FROM inbox WHERE run = ?1 AND kind = 0 \
+                   ORDER BY seq";
         self.execute(sql, params![run, rules::LEFT_UNREAD, self.now])?;
-        self.execute("DELETE FROM inbox WHERE run = ?1", [run])?;
+        // What was for one operation alone goes back to where it came from, when the run is closed.
+        self.execute("DELETE FROM inbox WHERE run = ?1 AND kind = 0", [run])?;
         self.execute(
             "UPDATE requests SET state = 2 WHERE run = ?1 AND state = 0",
             [run],
@@ -445,17 +460,10 @@ impl<'a> Applier<'a> {
             });
         }
         let seq = rules::deliver(&mut head, self.now());
+        let row = rules::message(delivery, seq, self.now());
+        self.put_inbox(&head, &row)?;
         let request = delivery.request.as_ref().map(Uuid::as_bytes);
-        let sql = "INSERT INTO inbox (run, seq, name, body, request, sent_at) \
-                   VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
-        let Delivery {
-            name, body, dedupe, ..
-        } = delivery;
-        self.execute(
-            sql,
-            params![run.0, seq as i64, name, body, request, self.now],
-        )?;
-        if let Some(key) = dedupe {
+        if let Some(key) = &delivery.dedupe {
             let sql = "INSERT INTO dedupes (run, key) VALUES (?1, ?2)";
             self.execute(sql, params![run.0, key])?;
         }
@@ -463,11 +471,6 @@ impl<'a> Applier<'a> {
             let sql = "INSERT OR REPLACE INTO requests (id, run, state) VALUES (?1, ?2, 0)";
             self.execute(sql, params![request, run.0])?;
         }
-        let sql =
-            "UPDATE runs SET inbox_seq = ?2, available_at = ?3, updated_at = ?4 WHERE no = ?1";
-        let available_at = head.available_at.map(Timestamp::as_millis);
-        self.execute(sql, params![run.0, seq as i64, available_at, self.now])?;
-        self.memory.remember(run, head);
         Ok(Delivered {
             receipt: Receipt::Delivered,
             run: id,
@@ -542,8 +545,28 @@ impl<'a> Applier<'a> {
         Ok(Outcome::Committed(Vec::new()))
     }
 
+    fn has_effects(&self, commit: &Commit) -> bool {
+        !commit.effects.is_empty()
+            || (!self.closing.is_empty() && self.closing.contains(&commit.run))
+    }
+
+    /// What a commit does to others, in order; last what is left to do if its code is over.
+    fn effects(&mut self, commit: &Commit) -> rusqlite::Result<Vec<EffectDone>> {
+        let done = self.send(commit)?;
+        for effect in &commit.effects {
+            effects::apply(self, commit, effect)?;
+        }
+        if let Some(over) = effects::over(&commit.patch)
+            && let Some(head) = self.head(commit.run)?
+            && head.links != 0
+        {
+            effects::close(self, &head, over)?;
+        }
+        Ok(done)
+    }
+
     /// Delivers what a commit sends, and writes down in its history what became of it.
-    fn send(&mut self, commit: &Commit) -> rusqlite::Result<Vec<Delivered>> {
+    fn send(&mut self, commit: &Commit) -> rusqlite::Result<Vec<EffectDone>> {
         let mut answers = Vec::new();
         for (delivery, key, receipt) in rules::sends(commit) {
             let delivered = self.deliver(delivery)?;
@@ -559,9 +582,73 @@ impl<'a> Applier<'a> {
             self.put
                 .execute(params![commit.run.0, commit.generation, key, value])?;
             self.count_rows(1);
-            answers.push(delivered);
+            answers.push(EffectDone::Sent(delivered));
         }
         Ok(answers)
+    }
+}
+
+impl Tables for Applier<'_> {
+    type Error = rusqlite::Error;
+
+    fn now(&self) -> Timestamp {
+        Timestamp::from_millis(self.now)
+    }
+
+    fn head(&mut self, run: RunNo) -> rusqlite::Result<Option<Head>> {
+        Applier::head(self, run)
+    }
+
+    fn find(&mut self, target: &Target) -> rusqlite::Result<Option<Head>> {
+        Applier::find(self, target)
+    }
+
+    fn put_inbox(&mut self, head: &Head, row: &InboxRow) -> rusqlite::Result<()> {
+        let run = head.id.no();
+        let request = row.request.as_ref().map(Uuid::as_bytes);
+        let sql = "INSERT INTO inbox (run, seq, name, body, request, sent_at, kind, wait) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+        let sent_at = row.sent_at.as_millis();
+        let InboxRow {
+            name, body, wait, ..
+        } = row;
+        let (seq, kind) = (row.seq as i64, row.kind.code());
+        self.execute(
+            sql,
+            params![run.0, seq, name, body, request, sent_at, kind, wait],
+        )?;
+        let sql =
+            "UPDATE runs SET inbox_seq = ?2, available_at = ?3, updated_at = ?4 WHERE no = ?1";
+        let available_at = head.available_at.map(Timestamp::as_millis);
+        self.execute(sql, params![run.0, seq, available_at, self.now])?;
+        self.memory.remember(run, *head);
+        Ok(())
+    }
+
+    fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> rusqlite::Result<Vec<InboxRow>> {
+        let sql = "DELETE FROM inbox WHERE run = ?1 AND wait = ?2 \
+                   RETURNING seq, name, body, request, sent_at, kind, wait";
+        let mut statement = self.conn.prepare_cached(sql)?;
+        let rows = statement.query_map(params![run.0, wait], columns::inbox_row)?;
+        rows.collect()
+    }
+
+    fn write_links(&mut self, head: &Head) -> rusqlite::Result<()> {
+        let run = head.id.no();
+        self.execute(
+            "UPDATE runs SET links = ?2 WHERE no = ?1",
+            params![run.0, head.links],
+        )?;
+        self.memory.remember(run, *head);
+        Ok(())
+    }
+
+    fn control(&mut self, target: &Target, control: Control) -> rusqlite::Result<Controlled> {
+        Applier::control(self, target, control)
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        self.notices.push(notice);
     }
 }
 
@@ -606,7 +693,8 @@ fn read_head(row: &Row<'_>) -> rusqlite::Result<Head> {
         last_number: last_number.unwrap_or(0) as u64,
         // Commits that only add entries do not write the row.
         last_number_exact: last_number.is_some() && status != RunStatus::Running,
-        resume_at: columns::optional_time(row, 9)?,
+        links: row.get(9)?,
+        resume_at: columns::optional_time(row, 10)?,
     })
 }
 

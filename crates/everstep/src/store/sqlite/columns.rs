@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::{batch::check_number, error::bad_value};
 use crate::{
     run_id::{RunId, RunNo, ShardId},
-    store::{CancelRequest, DueRun, Finished, InboxRow, RunRow, RunStatus, ShardSet},
+    store::{CancelRequest, DueRun, Finished, InboxKind, InboxRow, RunRow, RunStatus, ShardSet},
     time::Timestamp,
 };
 
@@ -78,20 +78,26 @@ pub(crate) fn inbox_after(
     run: RunNo,
     after: u64,
 ) -> rusqlite::Result<Vec<InboxRow>> {
-    let sql = "SELECT seq, name, body, request, sent_at FROM inbox \
+    let sql = "SELECT seq, name, body, request, sent_at, kind, wait FROM inbox \
                WHERE run = ?1 AND seq > ?2 ORDER BY seq";
     let mut statement = conn.prepare_cached(sql)?;
     let after = i64::try_from(after).unwrap_or(i64::MAX);
-    let rows = statement.query_map(params![run.0, after], |row| {
-        Ok(InboxRow {
-            seq: row.get::<_, i64>(0)? as u64,
-            name: row.get(1)?,
-            body: row.get(2)?,
-            request: row.get::<_, Option<[u8; 16]>>(3)?.map(Uuid::from_bytes),
-            sent_at: time(row, 4)?,
-        })
-    })?;
+    let rows = statement.query_map(params![run.0, after], inbox_row)?;
     rows.collect()
+}
+
+/// A row of an inbox: seq, name, body, request, sent_at, kind, wait.
+pub(crate) fn inbox_row(row: &Row<'_>) -> rusqlite::Result<InboxRow> {
+    let kind: u8 = row.get(5)?;
+    Ok(InboxRow {
+        seq: row.get::<_, i64>(0)? as u64,
+        kind: InboxKind::from_code(kind).ok_or_else(|| bad_value("kind", kind))?,
+        name: row.get(1)?,
+        body: row.get(2)?,
+        wait: row.get(6)?,
+        request: row.get::<_, Option<[u8; 16]>>(3)?.map(Uuid::from_bytes),
+        sent_at: time(row, 4)?,
+    })
 }
 
 pub(crate) fn shards_of(conn: &Connection, runner: Uuid) -> rusqlite::Result<ShardSet> {

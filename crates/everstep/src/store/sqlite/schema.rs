@@ -20,6 +20,7 @@ const APPLICATION_ID: i32 = 0x4576_7273;
 /// are never changed once released, only added.
 pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("format_1.sql"),
+    include_str!("format_waits.sql"),
     include_str!("format_control.sql"),
 ];
 
@@ -183,7 +184,7 @@ mod tests {
     fn a_live_runner_of_an_older_version_stops_a_migration() {
         let directory = Directory::new();
         let file = File::new(&directory.path("app.db"), SqliteOptions::default());
-        migrate_to(&file, MIGRATIONS).expect("the newest format");
+        migrate_to(&file, MIGRATIONS).expect("this format");
         let conn = file.connect(OpenFlags::default()).expect("connect");
         let lease_until = Timestamp::from(SystemTime::now()).as_millis() + 60_000;
         let sql = "INSERT INTO runners VALUES (x'01', 1, 'old-host/7', ?1, '[]', NULL)";
@@ -202,7 +203,7 @@ mod tests {
     fn a_migration_that_fails_leaves_the_file_as_it_was() {
         let directory = Directory::new();
         let file = File::new(&directory.path("app.db"), SqliteOptions::default());
-        migrate_to(&file, MIGRATIONS).expect("the newest format");
+        migrate_to(&file, MIGRATIONS).expect("this format");
         let broken = [
             MIGRATIONS,
             &["CREATE TABLE later (a); CREATE TABLE runs (b)"],
@@ -210,7 +211,7 @@ mod tests {
         .concat();
         migrate_to(&file, &broken).expect_err("there is a table `runs` already");
         assert_eq!(format(&file), i64::from(FORMAT));
-        migrate_to(&file, MIGRATIONS).expect("still the newest format");
+        migrate_to(&file, MIGRATIONS).expect("as before");
     }
 
     #[test]

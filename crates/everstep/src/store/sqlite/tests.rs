@@ -95,6 +95,7 @@ fn one(store: &SqliteStore, fence: Fence, write: Write) -> Outcome {
     store
         .commit(&batch(fence, vec![write]))
         .expect("commit")
+        .outcomes
         .pop()
         .expect("one outcome")
 }
@@ -153,7 +154,7 @@ fn an_owner_and_a_client_with_stores_of_their_own_keep_the_contract() {
 impl Store for OwnerAndClient {
     fn describe(&self) -> String { self.owner.describe() }
     fn migrate(&self) -> Result<(), StoreError> { self.client.migrate() }
-    fn commit(&self, batch: &Batch) -> Result<Vec<Outcome>, StoreError> {
+    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         let is_owners = batch.writes.iter().any(|write| matches!(write, Write::Commit(_)));
         if is_owners { self.owner.commit(batch) } else { self.client.commit(batch) }
     }
@@ -411,7 +412,7 @@ fn a_full_disk_loses_nothing_and_work_goes_on() {
     let mut no = 1;
     let error = loop {
         match store.commit(&batch(fence, vec![large(no)])) {
-            Ok(outcomes) => assert_eq!(outcomes, [Outcome::Committed(Vec::new())]),
+            Ok(applied) => assert_eq!(applied.outcomes, [Outcome::Committed(Vec::new())]),
             Err(error) => break error,
         }
         no += 1;
@@ -432,7 +433,7 @@ fn a_full_disk_loses_nothing_and_work_goes_on() {
     let outcomes = store
         .commit(&batch(fence, vec![large(no)]))
         .expect("the same batch again");
-    assert_eq!(outcomes, [Outcome::Committed(Vec::new())]);
+    assert_eq!(outcomes.outcomes, [Outcome::Committed(Vec::new())]);
     assert_eq!(entries(&store) as u64, no);
 }
 
@@ -512,7 +513,7 @@ fn two_stores_take_turns_and_a_takeover_fences_the_first() {
                         now: NOW,
                         writes,
                     };
-                    let outcomes = store.commit(&batch).expect("commit");
+                    let outcomes = store.commit(&batch).expect("commit").outcomes;
                     assert!(matches!(
                         &outcomes[0],
                         Outcome::Delivered(Delivered {
@@ -730,6 +731,11 @@ fn a_file_of_format_1_can_be_opened() {
     let directory = Directory::new();
     let path = directory.path("app.db");
     std::fs::copy(fixture(), &path).expect("the fixture");
+    // The runner that wrote it has been gone for long.
+    let conn = rusqlite::Connection::open(&path).expect("connect");
+    conn.execute("UPDATE runners SET lease_until = 0", [])
+        .expect("its lease is over");
+    drop(conn);
     let store = SqliteStore::open(&path).expect("open");
     store.migrate().expect("migrate");
     let [completed, waiting, failed] = fixture_ids();

@@ -1,0 +1,114 @@
+//! Waits whose answer comes through the inbox: an event, the value of a deferred, the end of a run,
+//! the result of a queue item, the grant of a limit.
+//!
+//! Such an operation *registers* with an effect of the commit that records its entry, and is then
+//! handed one row of the inbox, by its key. Since everything from outside is a row of the inbox, the
+//! rules for messages hold: a run is parked, and a deadline recorded, only if no row has come that
+//! its owner has not seen; a row is consumed in the commit that records it; a wait that was given up
+//! consumes nothing.
+//!
+//! Always true: what is registered is taken back in the commit that records what the code did
+//! instead ([`Core::abandon`]), or when the code of the run is over.
+
+#![allow(dead_code, reason = "the waits that use it follow")]
+
+use super::core::{Core, OpId, Phase, State, Timer};
+use crate::{
+    commit::{Effect, InboxRow},
+    history::{EntryStatus, EntryValue, Key},
+    time::Timestamp,
+};
+
+impl Core {
+    /// An operation that waits for an answer becomes active. `register` is its effect, if it needs
+    /// one and was not recorded before.
+    pub(crate) fn activate_wait(
+        &self,
+        id: OpId,
+        register: impl FnOnce(&Key) -> Option<Effect>,
+        until: Option<Timestamp>,
+    ) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        if Core::adopt_terminal(st, id) {
+            return;
+        }
+        let Some(op) = st.ops.get(id) else { return };
+        let key = op.key.clone();
+        debug_assert!(
+            op.kind.answered_by().is_some(),
+            "{:?} has no answer",
+            op.kind
+        );
+        let recorded = st.history.get(&key).is_some();
+        let wake_at = self.record_wait(st, id, until);
+        if !recorded && let Some(effect) = register(&key) {
+            st.effects.push(effect);
+        }
+        self.await_answer(st, id, wake_at);
+    }
+
+    /// The operation waits for its answer from now on; it may be here already.
+    pub(super) fn await_answer(&self, st: &mut State, id: OpId, wake_at: Option<Timestamp>) {
+        let Some(op) = st.ops.get_mut(id) else { return };
+        op.phase = Phase::Awaiting { wake_at };
+        let here = st.inbox.answer(&op.key).is_some();
+        if here {
+            st.make_available(id);
+        }
+        if let Some(at) = wake_at {
+            st.arm(at, id, Timer::Wake);
+        }
+    }
+
+    /// What has come for these operations can be offered to them.
+    pub(super) fn answers_came(&self, st: &mut State, rows: &[InboxRow]) {
+        for key in rows.iter().filter_map(|row| row.wait.as_deref()) {
+            let id = st.history.get(key).and_then(|slot| slot.op);
+            let waits = |id: &OpId| {
+                let phase = st.ops.get(*id).map(|op| op.phase);
+                matches!(phase, Some(Phase::Awaiting { .. }))
+            };
+            if let Some(id) = id.filter(waits) {
+                st.make_available(id);
+            }
+        }
+    }
+
+    /// The operation takes its answer: the row is consumed, and its body is the value.
+    pub(super) fn consume_answer(&self, st: &mut State, id: OpId) {
+        let Some(op) = st.ops.get(id) else { return };
+        let key = op.key.clone();
+        let Some(row) = st.inbox.take_answer(&key) else {
+            return;
+        };
+        st.consumed.push(row.seq);
+        let Some(slot) = st.history.get_mut(&key) else {
+            return;
+        };
+        slot.entry.status = EntryStatus::Completed;
+        slot.entry.completed_at = Some(self.now());
+        slot.entry.wake_at = None;
+        slot.entry.value = EntryValue::Answer(row.body);
+    }
+}
+
+impl State {
+    /// An operation is dropped. If it is registered and has not ended, that is taken back.
+    pub(super) fn abandon(&mut self, key: &Key) {
+        let Some(slot) = self.history.get_mut(key) else {
+            return;
+        };
+        let (Some(kind), EntryStatus::Waiting) = (slot.entry.kind.answered_by(), slot.entry.status)
+        else {
+            return;
+        };
+        slot.entry.status = EntryStatus::Cancelled;
+        self.touch(key);
+        self.inbox.take_answer(key);
+        self.effects.push(Effect::Abandon {
+            kind,
+            key: key.to_vec(),
+        });
+    }
+}

@@ -1,0 +1,135 @@
+//! What the rules ask of a store: rows, one at a time.
+//!
+//! Everything that several tables take part in (a wait and its answer, a run that ends) is decided
+//! once, over this trait; a store only reads and writes rows. All calls of a batch see each other's
+//! changes.
+
+#![allow(dead_code, reason = "the waits that use it follow")]
+
+use super::{Head, deliver};
+use crate::{
+    commit::{Control, Controlled, InboxKind, InboxRow, Notice, Target},
+    run_id::RunNo,
+    time::Timestamp,
+};
+
+/// What a run has elsewhere that must be told or removed when its code is over: bits of
+/// [`Head::links`]. A run without any ends without a further look.
+pub(crate) mod links {
+    /// Somebody waits for its end.
+    pub(crate) const WATCHED: u32 = 1;
+    /// It has started children.
+    pub(crate) const CHILDREN: u32 = 1 << 1;
+    /// It waits, or has waited, for the end of other runs.
+    pub(crate) const WATCHES: u32 = 1 << 2;
+    /// It waits, or has waited, for events.
+    pub(crate) const EVENTS: u32 = 1 << 3;
+    /// One of its deferreds has a value.
+    pub(crate) const DEFERREDS: u32 = 1 << 4;
+    /// It holds, or waits for, a limit.
+    pub(crate) const LIMITS: u32 = 1 << 5;
+    /// It waits, or has waited, for an item of a queue.
+    pub(crate) const QUEUES: u32 = 1 << 6;
+}
+
+/// An operation that waits.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Waiter {
+    pub(crate) run: RunNo,
+    pub(crate) generation: u32,
+    /// The key of the operation.
+    pub(crate) key: Vec<u8>,
+}
+
+/// The rows of a store, within one batch.
+pub(crate) trait Tables {
+    type Error;
+
+    /// The time of the batch.
+    fn now(&self) -> Timestamp;
+
+    /// The row of a run, as it is now.
+    fn head(&mut self, run: RunNo) -> Result<Option<Head>, Self::Error>;
+
+    /// The row of the run that is meant.
+    fn find(&mut self, target: &Target) -> Result<Option<Head>, Self::Error>;
+
+    /// Puts a row into the inbox of a run, whose `inbox_seq` and `available_at` are now as in
+    /// `head`.
+    fn put_inbox(&mut self, head: &Head, row: &InboxRow) -> Result<(), Self::Error>;
+
+    /// Removes what lies in the inbox for one operation, and gives it.
+    fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, Self::Error>;
+
+    /// Writes the links of a run as they are in `head`.
+    fn write_links(&mut self, head: &Head) -> Result<(), Self::Error>;
+
+    /// Cancels, pauses or resumes a run.
+    fn control(&mut self, target: &Target, control: Control) -> Result<Controlled, Self::Error>;
+
+    /// Notes what has happened to somebody else.
+    fn notice(&mut self, notice: Notice);
+}
+
+/// Hands an operation what it waits for. `false` if its run has ended or is of another generation.
+pub(crate) fn answer<T: Tables>(
+    tables: &mut T,
+    to: &Waiter,
+    kind: InboxKind,
+    name: &str,
+    body: Vec<u8>,
+) -> Result<bool, T::Error> {
+    let Some(mut head) = tables.head(to.run)? else {
+        return Ok(false);
+    };
+    if head.status.is_terminal() || head.generation != to.generation {
+        return Ok(false);
+    }
+    let now = tables.now();
+    let row = InboxRow {
+        seq: deliver(&mut head, now),
+        kind,
+        name: name.to_owned(),
+        body,
+        wait: Some(to.key.clone()),
+        request: None,
+        sent_at: now,
+    };
+    tables.put_inbox(&head, &row)?;
+    tables.notice(Notice::Inbox {
+        run: head.id,
+        row: Box::new(row),
+    });
+    Ok(true)
+}
+
+/// Marks what a run has elsewhere. `false` if there is no such run, or it has ended.
+pub(crate) fn link<T: Tables>(tables: &mut T, run: RunNo, bits: u32) -> Result<bool, T::Error> {
+    let Some(mut head) = tables.head(run)? else {
+        return Ok(false);
+    };
+    if head.status.is_terminal() {
+        return Ok(false);
+    }
+    if head.links & bits != bits {
+        head.links |= bits;
+        tables.write_links(&head)?;
+    }
+    Ok(true)
+}
+
+/// Cancels a run on behalf of another, if it is still live.
+pub(crate) fn cancel<T: Tables>(
+    tables: &mut T,
+    run: RunNo,
+    rollback: bool,
+) -> Result<(), T::Error> {
+    let Some(head) = tables.head(run)? else {
+        return Ok(());
+    };
+    let control = Control::Cancel { rollback };
+    if let Controlled::Done { run } = tables.control(&Target::Id(head.id), control)? {
+        tables.notice(Notice::Control { run, control });
+    }
+    Ok(())
+}
