@@ -42,6 +42,7 @@ mod lease;
 mod mailbox;
 mod poller;
 mod reader;
+mod retention;
 mod services;
 mod settings;
 mod shared;

@@ -37,6 +37,7 @@ mod cancellation;
 mod error;
 mod hash;
 mod random;
+mod retention;
 mod retry;
 mod run_id;
 pub mod testing;
@@ -44,8 +45,9 @@ mod time;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Cancel, Client, ClientError, Count, HistoryEntry, List, RunError, RunHandle, RunInfo, RunPage,
-    SendMessage, Sent, Start,
+    Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Count, DeleteRun, ForkRun,
+    HistoryEntry, HistoryPage, List, ReadHistory, RunError, RunHandle, RunInfo, RunPage,
+    SendMessage, Sent, Start, WaitsFor, Why,
 };
 pub use ctx::{
     Ctx,
@@ -70,9 +72,10 @@ pub use error::{Error, Failure, FailureKind, Result};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
+pub use retention::Retention;
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
-pub use store::{RunStatus, Target};
+pub use store::{Filter, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use workflow::{
     NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,

@@ -142,6 +142,8 @@ pub struct HistoryEntry {
     pub value: Option<Json>,
     /// Why it failed for good.
     pub failure: Option<Failure>,
+    /// How many bytes it takes in the store, without its key.
+    pub size: usize,
 }
 
 /// What an operation was answered, for people.
@@ -159,10 +161,9 @@ fn answered(bytes: &[u8]) -> (Option<Json>, Option<Failure>) {
 }
 
 pub(super) fn entries(run: RunId, puts: Vec<Put>) -> Result<Vec<HistoryEntry>, ClientError> {
-    let origins = keys::failure_origins();
     let mut list = Vec::with_capacity(puts.len());
     for put in puts {
-        if put.key == origins {
+        if keys::is_no_entry(&put.key) {
             continue;
         }
         let location = keys::describe(&put.key);
@@ -199,6 +200,7 @@ pub(super) fn entries(run: RunId, puts: Vec<Put>) -> Result<Vec<HistoryEntry>, C
             errors: entry.errors,
             value,
             failure,
+            size: put.value.len(),
         });
     }
     Ok(list)

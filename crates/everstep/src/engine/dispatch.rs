@@ -2,6 +2,7 @@
 
 use super::{
     committer::{Ack, Answer, Reply},
+    keeper::Chore,
     mailbox::Event,
     shared::Shared,
 };
@@ -90,6 +91,7 @@ impl Round<'_> {
             (Write::Delete(_), Outcome::Deleted(Deleted::Done { run })) => {
                 // Who waits for the end of a run that another process owned has not heard of it.
                 self.shared.hub.gone(run.no());
+                self.shared.keeper.poke(Chore::Sweep);
             }
             (Write::Start(new), _) if new.claim => self.shared.release(),
             (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),

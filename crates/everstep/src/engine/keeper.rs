@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 
 use super::{
     committer::{Pending, Reply},
+    retention,
     shared::Shared,
 };
 use crate::{
@@ -27,13 +28,21 @@ use crate::{
 
 /// Something that the keeper does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Chore {}
+pub(crate) enum Chore {
+    /// Deletes runs that were kept for as long as they should.
+    Retention,
+    /// Removes what deleted runs have left.
+    Sweep,
+}
 
 /// Does what is due, and says when to come back; not by itself if absent.
 type Work = fn(&Shared, Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>>;
 
 /// All chores.
-const CHORES: [(Chore, Work); 0] = [];
+const CHORES: [(Chore, Work); 2] = [
+    (Chore::Retention, retention::delete_expired),
+    (Chore::Sweep, retention::sweep),
+];
 
 /// What the thread waits on.
 #[derive(Default)]
@@ -70,7 +79,6 @@ impl Keeper {
     }
 
     /// Do this chore now.
-    #[expect(dead_code, reason = "for the first chore")]
     pub(crate) fn poke(&self, chore: Chore) {
         let mut state = self.lock();
         for (plan, (other, _)) in state.plans.iter_mut().zip(CHORES) {
@@ -180,14 +188,28 @@ fn wait(shared: &Shared, safety: &mut Instant) -> Option<usize> {
     }
 }
 
-/// Hands a write of a chore to the committer, and waits until it is durable.
-#[expect(dead_code, reason = "for the first chore")]
-pub(crate) fn write(shared: &Shared, write: Write) -> Result<Outcome, Arc<StoreError>> {
-    let (sender, answer) = oneshot::channel();
-    let reply = Reply::Caller(sender);
-    shared.queue.push(shared, Pending { write, reply });
-    answer.blocking_recv().unwrap_or_else(|_| {
-        let store = shared.store.describe();
-        Err(Arc::new(StoreError::Closed { store }))
-    })
+/// Hands writes of a chore to the committer, and waits until they are durable. One answer for each,
+/// in order.
+pub(crate) fn write_all(
+    shared: &Shared,
+    writes: impl Iterator<Item = Write>,
+) -> Result<Vec<Outcome>, Arc<StoreError>> {
+    let mut answers = Vec::new();
+    let pending = writes.map(|write| {
+        let (sender, answer) = oneshot::channel();
+        answers.push(answer);
+        let reply = Reply::Caller(sender);
+        Pending { write, reply }
+    });
+    shared.queue.push_all(shared, &mut pending.collect());
+    let closed = || StoreError::Closed {
+        store: shared.store.describe(),
+    };
+    answers
+        .into_iter()
+        .map(|answer| {
+            let answered = answer.blocking_recv();
+            answered.unwrap_or_else(|_| Err(Arc::new(closed())))
+        })
+        .collect()
 }

@@ -60,6 +60,8 @@ pub(crate) struct Shared {
     pub(crate) keeper: Keeper,
     pub(crate) poller: Poller,
     pub(crate) suspects: Gate,
+    /// When retention can have something to do next, in milliseconds.
+    pub(crate) retention_due: AtomicI64,
 }
 
 /// A clock that is behind by no more than this is waited for.
@@ -121,6 +123,7 @@ impl Shared {
             keeper: Keeper::default(),
             poller: Poller::default(),
             suspects: Gate::default(),
+            retention_due: AtomicI64::new(i64::MIN),
             settings,
         }
     }

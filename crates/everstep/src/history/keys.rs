@@ -11,6 +11,7 @@
 //! 6 rollbacks   the entries of compensations, by what they compensate
 //! 7 set aside   (attempt, then the whole key it had): what a retry of the run left behind
 //! 8 origins     the keys of the entries that the last failure of the run came from
+//! 9 lineage     of a fork: whose time and randomness the entries before it have
 //! ```
 //!
 //! A history key is the prefix followed by one element per segment of the location:
@@ -45,6 +46,16 @@ pub(crate) const SET_ASIDE: &[u8] = &[0x15, 7];
 /// The key of the list of entries that the last failure of the run came from.
 pub(crate) fn failure_origins() -> Vec<u8> {
     vec![0x15, 8]
+}
+
+/// The key of what a fork has from other runs: see [`crate::run::fork`].
+pub(crate) fn lineage() -> Vec<u8> {
+    vec![0x15, 9]
+}
+
+/// Whether what is stored under this key is no entry of an operation.
+pub(crate) fn is_no_entry(key: &[u8]) -> bool {
+    key == failure_origins() || key == lineage()
 }
 
 /// What to call the place of a key in messages, also if it is damaged.

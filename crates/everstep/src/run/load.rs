@@ -7,6 +7,7 @@ use super::{
     Halt, Run, Stage,
     core::{Core, Env, Mode, RunFacts, State},
     flush::{Flush, Next, Origins, RowView, decode_origins},
+    fork::Lineage,
     wakers::{RootWaker, WakeSink},
 };
 use crate::{
@@ -99,10 +100,12 @@ impl RunSeed {
 }
 
 /// The entries of a run, decoded.
-struct Records {
-    entries: FastMap<Key, Entry>,
+pub(super) struct Records {
+    pub(super) entries: FastMap<Key, Entry>,
     /// The keys that the last failure came from, if the run is to be tried again.
     origins: Option<Origins>,
+    /// Of a fork.
+    pub(super) lineage: Option<Lineage>,
 }
 
 /// Recovered this often without progress, a run is a suspect.
@@ -124,6 +127,9 @@ impl Run {
             Err(halt) => st.halt = Some(halt),
             Ok(mut records) => {
                 st.entries = records.entries.len() as u64;
+                if let Some(lineage) = records.lineage.take() {
+                    st.descend(lineage);
+                }
                 let again = records.origins.take();
                 if seed.ending.is_some() {
                     stage = Stage::Collecting;
@@ -234,10 +240,11 @@ fn first_unseen(seed: &RunSeed) -> u64 {
 }
 
 impl Records {
-    fn decode(history: &[Put]) -> Result<Records, Halt> {
+    pub(super) fn decode(history: &[Put]) -> Result<Records, Halt> {
         let mut records = Records {
             entries: FastMap::with_capacity_and_hasher(history.len(), Default::default()),
             origins: None,
+            lineage: None,
         };
         for put in history {
             if put.key.starts_with(keys::SET_ASIDE) {
@@ -245,6 +252,10 @@ impl Records {
             }
             if put.key == keys::failure_origins() {
                 records.origins = decode_origins(&put.value);
+                continue;
+            }
+            if put.key == keys::lineage() {
+                records.lineage = Lineage::decode(&put.value);
                 continue;
             }
             let entry = codec::decode_entry(&put.value).map_err(|error| Halt::Undecodable {
@@ -371,7 +382,7 @@ pub(crate) fn to_compensate(history: &History) -> impl Iterator<Item = (&Key, Op
 
 /// A change to a stored history.
 #[derive(Default)]
-struct Rewrite {
+pub(super) struct Rewrite {
     puts: Vec<Put>,
     deletes: Vec<KeyRange>,
 }
@@ -380,7 +391,11 @@ struct Rewrite {
 ///
 /// With k the lowest of their numbers, numbers below k stand, entries born before k keep their
 /// result without a number, and what was born later is set aside for people to see.
-fn make_fresh(entries: &mut FastMap<Key, Entry>, origins: &Origins, attempts: u32) -> Rewrite {
+pub(super) fn make_fresh(
+    entries: &mut FastMap<Key, Entry>,
+    origins: &Origins,
+    attempts: u32,
+) -> Rewrite {
     let mut rewrite = Rewrite::default();
     let (fresh, lowest) = what_is_fresh(entries, origins);
     rewrite.deletes.push(exactly(&keys::failure_origins()));

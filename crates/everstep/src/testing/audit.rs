@@ -176,7 +176,7 @@ impl Audited {
     fn put(&mut self, puts: &[Put], violations: &mut Vec<String>) -> HashSet<u64> {
         let mut recorded = HashSet::new();
         for put in puts {
-            if put.key == keys::failure_origins() || put.key.starts_with(keys::SET_ASIDE) {
+            if keys::is_no_entry(&put.key) || put.key.starts_with(keys::SET_ASIDE) {
                 continue;
             }
             let Ok(entry) = codec::decode_entry(&put.value) else {

@@ -220,6 +220,14 @@ impl Applier<'_> {
     }
 }
 
+/// Whether deletes have left anything.
+pub(crate) fn is_left(conn: &Connection, now: Timestamp) -> rusqlite::Result<bool> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM graves) OR EXISTS (SELECT 1 FROM keys \
+               INDEXED BY tombstones WHERE kept_until IS NOT NULL AND kept_until <= ?1)";
+    conn.prepare_cached(sql)?
+        .query_row([now.as_millis()], |row| row.get(0))
+}
+
 /// Removes about `limit` rows of what deletes have left. Whether there is more.
 pub(crate) fn sweep(
     conn: &Connection,
