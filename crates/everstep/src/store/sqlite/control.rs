@@ -296,3 +296,124 @@ pub(crate) fn finished_before(
     })?;
     rows.collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        run_id::RunIds,
+        store::sqlite::{SqliteStore, testing::Directory},
+    };
+
+    const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+
+    fn connect(directory: &Directory) -> Connection {
+        Connection::open(directory.path("app.db")).expect("connect")
+    }
+
+    fn migrated(directory: &Directory) -> SqliteStore {
+        let store = SqliteStore::create(directory.path("app.db")).expect("create");
+        store.migrate().expect("migrate");
+        store
+    }
+
+    /// Cleared by the delete itself, or what it leaves.
+    const CLEARED: [&str; 3] = ["keys", "tags", "graves"];
+
+    #[test]
+    fn every_table_that_names_a_run_is_swept() {
+        let directory = Directory::new();
+        drop(migrated(&directory));
+        let conn = connect(&directory);
+        let sql = "SELECT tables.name FROM sqlite_schema AS tables, \
+                   pragma_table_info(tables.name) AS columns \
+                   WHERE tables.type = 'table' AND columns.name = 'run' ORDER BY 1";
+        let mut statement = conn.prepare(sql).expect("prepare");
+        let names = statement.query_map([], |row| row.get::<_, String>(0));
+        let names: Vec<String> = names
+            .expect("query")
+            .map(|name| name.expect("a name"))
+            .collect();
+        assert!(names.len() > CLEARED.len());
+        for name in names {
+            let swept = LEFT_BY_RUNS.iter().any(|(table, _)| *table == name);
+            assert!(
+                swept || CLEARED.contains(&name.as_str()),
+                "what a deleted run leaves in `{name}` is not swept: add it to LEFT_BY_RUNS"
+            );
+        }
+    }
+
+    #[test]
+    fn a_sweep_removes_every_row_of_a_deleted_run_and_no_other() {
+        let directory = Directory::new();
+        let store = migrated(&directory);
+        let ids = RunIds::new(5);
+        let runs = [ids.next(NOW), ids.next(NOW)];
+        for id in runs {
+            fill(&store, &connect(&directory), id);
+        }
+        let delete = Delete {
+            target: Target::Id(runs[0]),
+            finished_before: None,
+            key_kept_until: None,
+        };
+        let batch = Batch {
+            fence: None,
+            now: NOW,
+            writes: vec![Write::Delete(Box::new(delete))],
+        };
+        store.commit(&batch).expect("commit");
+        let mut slices = 1;
+        while store.sweep(NOW, 4).expect("sweep") {
+            slices += 1;
+        }
+        assert!(slices > 5, "{slices}");
+        let conn = connect(&directory);
+        for (table, _) in LEFT_BY_RUNS {
+            let count = |id: RunId| {
+                let sql = format!("SELECT count(*) FROM {table} WHERE run = ?1");
+                let count = conn.query_row(&sql, [id.no().0], |row| row.get::<_, i64>(0));
+                count.expect("count")
+            };
+            assert_eq!((count(runs[0]), count(runs[1])), (0, 5), "`{table}`");
+        }
+    }
+
+    /// An ended run, with five rows in every table.
+    fn fill(store: &SqliteStore, conn: &Connection, id: RunId) {
+        let new = NewRun {
+            id,
+            workflow: "checkout".into(),
+            version: 1,
+            key: None,
+            pool: "default".into(),
+            available_at: None,
+            deadline_at: None,
+            tags: Vec::new(),
+            input: Vec::new(),
+            claim: false,
+        };
+        let batch = Batch {
+            fence: None,
+            now: NOW,
+            writes: vec![Write::Start(Box::new(new))],
+        };
+        store.commit(&batch).expect("commit");
+        let no = id.no().0;
+        let end = format!("UPDATE runs SET status = 5, available_at = NULL WHERE no = {no}");
+        conn.execute_batch(&end).expect("end");
+        for n in 0..5 {
+            let rows = format!(
+                "INSERT INTO history VALUES ({no}, 1, x'0{n}', x'');
+                 INSERT INTO inbox (run, seq, name, body, sent_at) VALUES ({no}, {n}, '', x'', 0);
+                 INSERT INTO dedupes VALUES ({no}, '{n}');
+                 INSERT INTO requests (id, run, state) VALUES (randomblob(16), {no}, 1);
+                 INSERT INTO state VALUES ({no}, '{n}', x'');
+                 INSERT INTO dead_letters (run, name, body, reason, at)
+                 VALUES ({no}, '', x'', '', 0);"
+            );
+            conn.execute_batch(&rows).expect("a row of each");
+        }
+    }
+}
