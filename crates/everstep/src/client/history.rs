@@ -142,7 +142,7 @@ fn from_hex(cursor: &str) -> Result<Vec<u8>, ClientError> {
         what: format!("the cursor `{cursor}`"),
         problem: "it is not one that `HistoryPage::next` has given".to_owned(),
     };
-    if !cursor.is_ascii() || cursor.len() % 2 != 0 {
+    if !cursor.is_ascii() || !cursor.len().is_multiple_of(2) {
         return Err(wrong());
     }
     let bytes = (0..cursor.len()).step_by(2).map(|at| {

@@ -82,11 +82,9 @@ impl Round<'_> {
             (Write::Commit(commit), Outcome::Committed(delivered)) => {
                 self.committed(*commit, delivered);
             }
-            (Write::Fork(fork), Outcome::Started(started)) => {
-                if !started.attached {
-                    let shard = fork.new.id.shard();
-                    self.due(started.id.no(), shard, started.available_at);
-                }
+            (Write::Fork(fork), Outcome::Started(started)) if !started.attached => {
+                let shard = fork.new.id.shard();
+                self.due(started.id.no(), shard, started.available_at);
             }
             (Write::Delete(_), Outcome::Deleted(Deleted::Done { run })) => {
                 // Who waits for the end of a run that another process owned has not heard of it.
