@@ -26,30 +26,44 @@ use crate::{
         payload,
     },
     commit::{
-        Control, Controlled, Delivery, NewRun, Outcome, Receipt, Reopen, RunStatus, Target, Write,
+        Control, ControlRefusal, Controlled, Delivery, NewRun, Outcome, Receipt, Refusal,
+        RunStatus, Target, Write,
     },
     ctx::send::ToTarget,
     engine::{self, Pending, Poller, Reader, Reply, Settings, Shared},
     error::Failure,
-    history::keys,
     run_id::RunId,
-    store::{Answer, DeadLetter, Filter, Finished, RunRow, Store, StoreError},
+    store::{Answer, DeadLetter, Finished, RunRow, Store, StoreError},
     time::{SystemClock, Timestamp},
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name},
 };
 
+mod bulk;
+mod delete;
+mod fork;
+mod history;
+mod list;
+mod retry;
 mod schedules;
 mod stream;
+mod tag;
 mod transfer;
 mod view;
+mod why;
 #[cfg(feature = "sqlite")]
 mod within;
 
+pub use bulk::{Bulk, BulkError, BulkReport};
+pub use delete::DeleteRun;
+pub use fork::ForkRun;
+pub use history::{HistoryPage, ReadHistory};
+pub use list::{Count, List};
 pub use schedules::{
     Backfilled, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, Triggered,
 };
 pub use stream::{EmittedFrom, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader};
 pub use view::{HistoryEntry, RunInfo, RunPage};
+pub use why::{Because, WaitsFor, Why};
 
 /// Starts runs and talks to them. Cheap to clone.
 #[derive(Clone)]
@@ -180,6 +194,40 @@ pub enum ClientError {
         run: String,
         /// What of it.
         what: String,
+    },
+    /// The run that was started with this key has ended and was deleted, and the key is kept for
+    /// a while, so that a start that comes late does not do everything once more.
+    #[error(
+        "the key `{key}` of workflow `{workflow}` was used by run {run}, which has ended and was \
+             deleted on {deleted_at}; use another key, or wait until {kept_until}"
+    )]
+    KeyUsed {
+        /// The workflow.
+        workflow: String,
+        /// The key.
+        key: String,
+        /// The run that had it.
+        run: RunId,
+        /// When that was deleted.
+        deleted_at: Timestamp,
+        /// From when on the key can be used again.
+        kept_until: Timestamp,
+    },
+    /// A run cannot be forked like this.
+    #[error("run {run} cannot be forked: {problem}")]
+    Fork {
+        /// The run.
+        run: RunId,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// The run has too many tags.
+    #[error("run {run} has {limit} tags, and that is the limit; remove some first")]
+    TagsFull {
+        /// The run.
+        run: RunId,
+        /// The limit.
+        limit: usize,
     },
     /// The engine or the client is shutting down.
     #[error("the client is closed: its engine has shut down")]
@@ -396,24 +444,6 @@ impl Client {
             input_differs: false,
             started: Arc::new(Mutex::new(started)),
             output: PhantomData,
-        }
-    }
-
-    /// Runs, newest first. Set filters, then await it.
-    pub fn list(&self) -> List {
-        List {
-            client: self.clone(),
-            filter: Filter::default(),
-            after: None,
-            limit: 100,
-        }
-    }
-
-    /// How many runs there are. Set filters, then await it.
-    pub fn count(&self) -> Count {
-        Count {
-            client: self.clone(),
-            filter: Filter::default(),
         }
     }
 
@@ -639,6 +669,31 @@ impl Client {
             .map_err(ClientError::from)
     }
 
+    /// Hands writes to the committer together and waits until they are durable. One answer for
+    /// each, in order.
+    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Outcome>, ClientError> {
+        if let Some(error) = self.shared.stopped() {
+            return Err(error.into());
+        }
+        if self.shared.closing() {
+            return Err(ClientError::Closed);
+        }
+        let mut answers = Vec::with_capacity(writes.len());
+        let pending = writes.into_iter().map(|write| {
+            let (sender, answer) = oneshot::channel();
+            answers.push(answer);
+            let reply = Reply::Caller(sender);
+            Pending { write, reply }
+        });
+        let mut pending = pending.collect();
+        self.shared.queue.push_all(&self.shared, &mut pending);
+        let mut outcomes = Vec::with_capacity(answers.len());
+        for answer in answers {
+            outcomes.push(answer.await.map_err(|_| ClientError::Closed)??);
+        }
+        Ok(outcomes)
+    }
+
     async fn read<T: Send + 'static>(
         &self,
         job: impl FnOnce(&dyn Store) -> Result<T, StoreError> + Send + 'static,
@@ -688,10 +743,20 @@ impl Client {
                 ended
             }
         };
-        ended
-            .await
-            .map_err(|_| ClientError::Closed)?
-            .map_err(ClientError::from)
+        match ended.await {
+            Ok(finished) => finished.map_err(ClientError::from),
+            // Whoever knew of it has forgotten it: it was deleted, or nobody is there any more.
+            Err(_) if self.shared.closing() => Err(ClientError::Closed),
+            Err(_) => {
+                let no = run.no();
+                let found = self.read(move |store| store.finished(&[no])).await?;
+                let run = run.to_string();
+                match found.into_iter().next() {
+                    Some((_, finished)) => finished.ok_or(ClientError::UnknownRun { run }),
+                    None => Err(ClientError::Closed),
+                }
+            }
+        }
     }
 }
 
@@ -725,6 +790,25 @@ fn named(what: &str, name: &str) -> Result<(), ClientError> {
     check_name(name).map_err(|problem: NameError| ClientError::Name {
         what: what.to_owned(),
         problem: problem.to_string(),
+    })
+}
+
+/// What to say if a start was refused because of its key.
+fn key_used(workflow: &str, key: Option<&str>, refusal: &Refusal) -> Option<ClientError> {
+    let &Refusal::KeyUsed {
+        run,
+        deleted_at,
+        kept_until,
+    } = refusal
+    else {
+        return None;
+    };
+    Some(ClientError::KeyUsed {
+        workflow: workflow.to_owned(),
+        key: key.unwrap_or_default().to_owned(),
+        run,
+        deleted_at,
+        kept_until,
     })
 }
 
@@ -908,8 +992,16 @@ impl<O> Start<O> {
                     };
                     return Ok(handle);
                 }
-                // Another process has made a run with the same number: the next id is free.
-                Outcome::Refused(_) => {}
+                Outcome::Refused(refusal) => {
+                    if claim {
+                        shared.hub.forget_gone(id);
+                    }
+                    // Otherwise another process has made a run with the same number, and the next
+                    // id is free.
+                    if let Some(error) = key_used(&plan.workflow, plan.key.as_deref(), &refusal) {
+                        return Err(error);
+                    }
+                }
                 _ => return Err(ClientError::Closed),
             }
         }
@@ -1100,20 +1192,17 @@ impl<O> RunHandle<O> {
         }
     }
 
-    /// Pauses the run. What its bodies in flight give is still recorded.
+    /// Pauses the run. What its bodies in flight give is still recorded. A delayed start, or a run
+    /// that waits for its next attempt, keeps its time.
     ///
     /// # Errors
     ///
-    /// If it has ended.
+    /// If it has ended, or is being cancelled.
     pub async fn pause(&self) -> Result<(), ClientError> {
-        match self.client.control(self.id, Control::Pause).await? {
-            Controlled::Finished { status, .. } => Err(ClientError::WrongStatus {
-                run: self.id.to_string(),
-                status,
-                act: "paused",
-                hint: "it has ended",
-            }),
-            _ => Ok(()),
+        let controlled = self.client.control(self.id, Control::Pause).await?;
+        match refused(self.id, &controlled) {
+            Some(error) => Err(error),
+            None => Ok(()),
         }
     }
 
@@ -1133,62 +1222,6 @@ impl<O> RunHandle<O> {
                 })
             }
             _ => Ok(()),
-        }
-    }
-
-    /// Tries a failed run again: only what its error came from is made fresh, and what was rolled
-    /// back; completed steps before that stand.
-    ///
-    /// # Errors
-    ///
-    /// If it has not failed, or failed by an error that workflow code made itself: trying that
-    /// again would only make it again.
-    pub async fn retry(&self) -> Result<(), ClientError> {
-        let (id, no) = (self.id, self.id.no());
-        let found = self
-            .client
-            .read(move |store| {
-                let row = store.run(&Target::Id(id))?;
-                // The list of origins is the last key of a history.
-                let origins = keys::failure_origins();
-                let before = [origins[0], origins[1] - 1, 0xFF];
-                let last = store.history(no, Some(&before), 1)?;
-                Ok((row, last.first().is_some_and(|put| put.key == origins)))
-            })
-            .await?;
-        let (Some(row), has_origins) = found else {
-            return Err(ClientError::UnknownRun {
-                run: id.to_string(),
-            });
-        };
-        let wrong = |hint| ClientError::WrongStatus {
-            run: id.to_string(),
-            status: row.status,
-            act: "retried",
-            hint,
-        };
-        if row.status != RunStatus::Failed {
-            return Err(wrong("only a failed run can be retried"));
-        }
-        if !has_origins {
-            return Err(wrong(
-                "its error was made by the workflow's own code, so it would be made again; deploy \
-                 code that does not, and start a new run",
-            ));
-        }
-        let reopen = Reopen {
-            run: no,
-            status: RunStatus::Failed,
-            attempts: row.attempts,
-            puts: Vec::new(),
-            deletes: Vec::new(),
-            available_at: self.client.shared.now(),
-        };
-        match self.client.write(Write::Reopen(Box::new(reopen))).await? {
-            Outcome::Committed(_) => Ok(()),
-            _ => Err(wrong(
-                "something else has happened to it meanwhile; look at it again",
-            )),
         }
     }
 
@@ -1256,33 +1289,6 @@ impl<O> RunHandle<O> {
                 Ok((key, value))
             })
             .collect()
-    }
-
-    /// What the run has done, in the order of its locations.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such run, or an entry cannot be decoded.
-    pub async fn history(&self) -> Result<Vec<HistoryEntry>, ClientError> {
-        let no = self.id.no();
-        self.row().await?;
-        let puts = self
-            .client
-            .read(move |store| {
-                let mut all = Vec::new();
-                loop {
-                    let after = all.last().map(|put: &crate::commit::Put| put.key.clone());
-                    let page = store.history(no, after.as_deref(), 10_000)?;
-                    let full = page.len() == 10_000;
-                    all.extend(page);
-                    if !full {
-                        return Ok(all);
-                    }
-                }
-            })
-            .await?;
-        let reader = self.payload_reader();
-        view::entries(&reader, puts)
     }
 
     /// The result as JSON, once the run has ended.
@@ -1367,8 +1373,34 @@ fn unreadable(what: String, error: &DecodeError) -> ClientError {
     }
 }
 
-/// A cancel. Await it: `true` if it was requested now, `false` if the run has ended or a cancel
-/// was requested before.
+/// Why a run could not be paused or cancelled.
+fn refused(run: RunId, controlled: &Controlled) -> Option<ClientError> {
+    let (status, act, hint) = match controlled {
+        Controlled::Finished { status, .. } => (*status, "paused", "it has ended"),
+        Controlled::Refused { status, reason, .. } => match reason {
+            ControlRefusal::BeingCancelled => {
+                (*status, "paused", "it is being cancelled; wait for its end")
+            }
+            ControlRefusal::RollbackPaused { .. } => (
+                *status,
+                "cancelled",
+                "its end is decided and its rollback is paused; mend what holds it up (`info` \
+                 says what), then resume it: it ends when the rollback is done",
+            ),
+        },
+        Controlled::Done { .. } | Controlled::Already { .. } | Controlled::Unknown => return None,
+    };
+    Some(ClientError::WrongStatus {
+        run: run.to_string(),
+        status,
+        act,
+        hint,
+    })
+}
+
+/// A cancel. Await it: `true` if it was requested now, `false` if the run has ended, its end is
+/// decided (it is rolling back), or a cancel was requested before. A run whose rollback is paused
+/// gives an error: it needs to be resumed.
 #[must_use = "nothing is cancelled unless it is awaited"]
 pub struct Cancel {
     client: Client,
@@ -1394,109 +1426,12 @@ impl IntoFuture for Cancel {
                 rollback: self.rollback,
             };
             let controlled = self.client.control(self.run, control).await?;
+            if let Controlled::Refused { .. } = controlled
+                && let Some(error) = refused(self.run, &controlled)
+            {
+                return Err(error);
+            }
             Ok(matches!(controlled, Controlled::Done { .. }))
-        })
-    }
-}
-
-macro_rules! filters {
-    ($($builder:ident),+) => {$(
-        impl $builder {
-            /// Only runs in this status; call it again for more.
-            pub fn status(mut self, status: RunStatus) -> Self {
-                self.filter.statuses.push(status);
-                self
-            }
-
-            /// Only runs of this workflow.
-            pub fn workflow(mut self, name: impl Into<String>) -> Self {
-                self.filter.workflow = Some(name.into());
-                self
-            }
-
-            /// Only runs with this tag; call it again for more, and all must be there.
-            pub fn tag(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-                self.filter.tags.push((name.into(), value.into()));
-                self
-            }
-
-            /// Only runs that were started at or after this instant.
-            pub fn created_from(mut self, at: Timestamp) -> Self {
-                self.filter.created_from = Some(at);
-                self
-            }
-
-            /// Only runs that were started before this instant.
-            pub fn created_before(mut self, at: Timestamp) -> Self {
-                self.filter.created_before = Some(at);
-                self
-            }
-        }
-    )+};
-}
-
-filters!(List, Count);
-
-/// A list of runs. Await it.
-#[must_use = "nothing is read unless it is awaited"]
-pub struct List {
-    client: Client,
-    filter: Filter,
-    after: Option<RunId>,
-    limit: usize,
-}
-
-impl List {
-    /// How many runs a page has at most; 100 if this is not said, 1 000 at most.
-    pub fn limit(mut self, limit: usize) -> Self {
-        self.limit = limit.clamp(1, 1_000);
-        self
-    }
-
-    /// Goes on after the last run of another page: see [`RunPage::next`].
-    pub fn after(mut self, cursor: RunId) -> Self {
-        self.after = Some(cursor);
-        self
-    }
-}
-
-impl IntoFuture for List {
-    type Output = Result<RunPage, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let List {
-                client,
-                filter,
-                after,
-                limit,
-            } = self;
-            let (after, codecs) = (after.map(RunId::no), client.codecs.clone());
-            // One more than asked for shows whether there is another page.
-            let rows = client
-                .read(move |store| store.list(&filter, after, limit + 1))
-                .await?;
-            Ok(RunPage::new(rows, limit, &codecs))
-        })
-    }
-}
-
-/// A number of runs. Await it.
-#[must_use = "nothing is read unless it is awaited"]
-pub struct Count {
-    client: Client,
-    filter: Filter,
-}
-
-impl IntoFuture for Count {
-    type Output = Result<u64, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Count { client, filter } = self;
-            client.read(move |store| store.count(&filter)).await
         })
     }
 }

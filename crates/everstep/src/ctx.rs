@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::{
     codec::{hook::SealError, payload},
+    commit::Effect,
     engine::Settings,
     error::{Error, Failure, FailureKind, Result},
     hash::FastMap,
@@ -207,7 +208,8 @@ impl Ctx {
     fn random_parts(&self) -> (u64, u64) {
         let n = self.scope.randoms.replace(self.scope.randoms.get() + 1);
         let facts = &self.core().facts;
-        let seed = random::hash(u64::from(facts.generation), facts.id.as_uuid().as_bytes());
+        let identity = self.core().identity();
+        let seed = random::hash(u64::from(facts.generation), identity.as_uuid().as_bytes());
         let scope = random::hash(seed ^ n, &self.scope.key);
         (
             random::mix(scope),
@@ -235,6 +237,41 @@ impl Ctx {
             st.set_state.push((key.to_owned(), bytes));
         }
         Ok(())
+    }
+
+    /// Sets a tag of this run, in the place of all its tags of this name: what people and programs
+    /// find it by. It is stored with the next commit of the run.
+    ///
+    /// ```
+    /// # use everstep::prelude::*;
+    /// # async fn work(ctx: Ctx, country: String) -> Result<()> {
+    /// ctx.set_tag("country", &country)?;
+    /// ctx.set_tag("phase", "payment")?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the name or the value is empty, or has more than 256 bytes. A run has at most 100 tags;
+    /// one more is not set.
+    pub fn set_tag(&self, name: &str, value: &str) -> Result<()> {
+        check_name(name).map_err(Error::fatal)?;
+        check_name(value).map_err(Error::fatal)?;
+        self.change_tag(name, Some(value.to_owned()));
+        Ok(())
+    }
+
+    /// Removes all tags of this name from this run.
+    pub fn remove_tag(&self, name: &str) {
+        self.change_tag(name, None);
+    }
+
+    fn change_tag(&self, name: &str, value: Option<String>) {
+        let mut st = self.core().state.borrow_mut();
+        if !st.quiet_effects {
+            let name = name.to_owned();
+            st.effects.push(Effect::Tag { name, value });
+        }
     }
 
     /// Which of several ways this run goes: gates a change to the code under running work.

@@ -44,6 +44,7 @@ mod mailbox;
 mod poller;
 mod preflight;
 mod reader;
+mod retention;
 pub(crate) mod schedules;
 mod services;
 mod settings;

@@ -38,6 +38,7 @@ mod cancellation;
 mod error;
 mod hash;
 mod random;
+mod retention;
 mod retry;
 mod run_id;
 pub mod testing;
@@ -45,10 +46,11 @@ mod time;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Backfilled, Cancel, Client, ClientError, Count, EmittedFrom, HistoryEntry, List, RunError,
+    Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Count,
+    DeleteRun, EmittedFrom, ForkRun, HistoryEntry, HistoryPage, List, ReadHistory, RunError,
     RunHandle, RunInfo, RunPage, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules,
     SendMessage, Sent, Start, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader,
-    Triggered,
+    Triggered, WaitsFor, Why,
 };
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
@@ -76,6 +78,7 @@ pub use error::{Error, Failure, FailureKind, Result};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
+pub use retention::Retention;
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
 /// The version of rusqlite that everstep uses: use it from here, so that the types of
@@ -85,7 +88,7 @@ pub use rusqlite;
 pub use schedule::{Overlap, ScheduleSpec};
 #[cfg(feature = "sqlite")]
 pub use store::Tx;
-pub use store::{Close, RunStatus, Target};
+pub use store::{Close, Filter, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use workflow::{
     NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,

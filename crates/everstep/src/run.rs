@@ -30,6 +30,7 @@ use crate::{
 
 pub(crate) mod core;
 mod flush;
+pub(crate) mod fork;
 pub(crate) mod inbox;
 mod load;
 mod mended;

@@ -224,6 +224,33 @@ pub trait Store: Send + Sync + 'static {
     /// happened, look for yourself".
     fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError>;
 
+    /// The ids of runs that match, newest first, after the given one, at most `limit`.
+    fn find(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunId>, StoreError> {
+        let rows = self.list(filter, after, limit)?;
+        Ok(rows.into_iter().map(|row| row.id).collect())
+    }
+
+    /// Runs of this workflow that have ended so before `before`, with when, the first one first.
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(RunId, Timestamp)>, StoreError>;
+
+    /// Removes what deleted runs have left, and keys that are kept no longer, in a transaction of
+    /// its own: about `limit` rows. Whether there is more.
+    ///
+    /// Nothing that can be read depends on it, but for one thing: until then the number of a
+    /// deleted run is not free, and a start under it is refused with [`Refusal::Gone`].
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError>;
+
     /// What is counted, for benchmarks and tests.
     fn counters(&self) -> StoreCounters {
         StoreCounters::default()
@@ -377,6 +404,8 @@ pub struct RunRow {
     pub output: Option<Vec<u8>>,
     /// The encoded failure.
     pub error: Option<Vec<u8>>,
+    /// When it goes on at the earliest once it is resumed, if it is paused and had a time.
+    pub resume_at: Option<Timestamp>,
 }
 
 /// A cancel that was asked for.
@@ -543,6 +572,14 @@ pub struct Filter {
     pub created_from: Option<Timestamp>,
     /// Started before this instant.
     pub created_before: Option<Timestamp>,
+    /// Of this version of its workflow.
+    pub version: Option<u32>,
+    /// Started with a key that begins with this.
+    pub key_prefix: Option<String>,
+    /// Ended at or after this instant.
+    pub finished_from: Option<Timestamp>,
+    /// Ended before this instant.
+    pub finished_before: Option<Timestamp>,
 }
 
 /// A runner to be entered.
@@ -573,6 +610,8 @@ pub struct RunnerRow {
     pub lease_until: Timestamp,
     /// The shards it holds.
     pub shards: ShardSet,
+    /// The workflows that it serves, with the versions.
+    pub workflows: Vec<(String, u32)>,
 }
 
 /// What a store says when it cannot.

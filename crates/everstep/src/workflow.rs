@@ -14,6 +14,7 @@ use crate::{
     codec::payload,
     ctx::Ctx,
     error::{Error, Failure, FailureKind, Result},
+    retention::Retention,
     retry::Retry,
     run::Halt,
 };
@@ -134,6 +135,7 @@ pub struct WorkflowOptions {
     pub(crate) on_failure: OnFailure,
     pub(crate) describe: Option<String>,
     pub(crate) owner: Option<String>,
+    pub(crate) retain: Option<Retention>,
     pub(crate) labels: Vec<(String, String)>,
 }
 
@@ -151,6 +153,7 @@ impl WorkflowOptions {
             on_failure: OnFailure::Fail,
             describe: None,
             owner: None,
+            retain: None,
             labels: Vec::new(),
         }
     }
@@ -194,6 +197,12 @@ impl WorkflowOptions {
     /// Who to ask about it.
     pub fn owner(mut self, owner: impl Into<String>) -> WorkflowOptions {
         self.owner = Some(owner.into());
+        self
+    }
+
+    /// How long its runs are kept after their end, instead of what the engine's settings say.
+    pub fn retain(mut self, retention: Retention) -> WorkflowOptions {
+        self.retain = Some(retention);
         self
     }
 
@@ -277,6 +286,12 @@ impl Definition {
     /// Calls the code. The future has not been polled yet.
     pub(crate) fn begin(&self, ctx: Ctx, input: Vec<u8>) -> RunFuture {
         (self.begin)(ctx, input)
+    }
+
+    /// The versions that it serves, at most a hundred of them, the newest first.
+    pub(crate) fn versions(&self) -> impl Iterator<Item = u32> + use<> {
+        let RegisterCheck(range) = RegisterCheck::of(self);
+        range.rev().take(100)
     }
 
     pub(crate) fn accepts(&self, version: u32) -> bool {

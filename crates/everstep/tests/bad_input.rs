@@ -662,6 +662,20 @@ impl Store for Saying {
         self.store.migrate()
     }
 
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: everstep::RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(everstep::RunId, Timestamp)>, StoreError> {
+        self.store.finished_before(workflow, status, before, limit)
+    }
+
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
+        self.store.sweep(now, limit)
+    }
+
     fn run(&self, target: &everstep::Target) -> Result<Option<RunRow>, StoreError> {
         self.store.run(target)
     }

@@ -187,6 +187,8 @@ pub struct HistoryEntry {
     pub value: Option<Json>,
     /// Why it failed for good.
     pub failure: Option<Failure>,
+    /// How many bytes it takes in the store, without its key.
+    pub size: usize,
 }
 
 /// What an operation was answered, for people.
@@ -256,6 +258,7 @@ pub(super) fn entries(
             errors: entry.errors,
             value,
             failure,
+            size: put.value.len(),
         });
     }
     Ok(list)

@@ -190,6 +190,7 @@ fn read_row(reader: &mut Reader<'_>) -> Result<RunRow, DecodeError> {
         tags: reader.list(|reader| Ok((text(reader)?, text(reader)?)))?,
         // Its parent is in another store.
         parent: None,
+        resume_at: None,
         input: data(reader)?,
         output: reader.optional(data)?,
         error: reader.optional(data)?,

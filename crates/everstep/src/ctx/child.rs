@@ -91,9 +91,12 @@ impl Ctx {
     pub fn finished(&self, run: impl ToTarget) -> RunFinished {
         let target = run.to_target();
         let claim = self.claim(EntryKind::Finished, "finished");
-        let wait = RawWait::new(claim, |_, key, _| {
+        let wait = RawWait::new(claim, |_, key, entry| {
+            let mut entry = entry.clone();
+            entry.value = EntryValue::Started(RunId::nobody(), 0);
+            let entry = codec::encode_started_prefix(&entry);
             let key = key.to_vec();
-            Some(Effect::Watch { target, key })
+            Some(Effect::Watch { target, key, entry })
         });
         RunFinished { wait }
     }
@@ -257,7 +260,12 @@ impl<O: Value> Child<O> {
                 };
                 (RunStatus::Failed, Some(Box::new(failure)))
             }
-            _ => (RunStatus::Cancelled, None),
+            Answered::Unknown => {
+                let text = "a run with this key has ended and was deleted; use another key";
+                let failure = Failure::new(FailureKind::Undeliverable, text);
+                (RunStatus::Failed, Some(Box::new(failure)))
+            }
+            Answered::Cancelled | Answered::Rejected(_) => (RunStatus::Cancelled, None),
         };
         Poll::Ready(Ok(Err(ChildError {
             run,

@@ -2,13 +2,14 @@
 
 use super::{
     committer::{Ack, Answer, Reply},
+    keeper::Chore,
     mailbox::Event,
     shared::Shared,
 };
 use crate::{
     commit::{
-        Applied, Batch, Commit, Control, Controlled, Delivered, Delivery, Effect, EffectDone,
-        Imported, Notice, Outcome, Patch, Write,
+        Applied, Batch, Commit, Control, Controlled, Deleted, Delivered, Delivery, Effect,
+        EffectDone, Imported, Notice, Outcome, Patch, Write,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -86,6 +87,15 @@ impl Round<'_> {
             ) => self.due(run.row.id.no(), run.row.shard, Some(*at)),
             (Write::Commit(commit), Outcome::Committed(delivered)) => {
                 self.committed(*commit, delivered);
+            }
+            (Write::Fork(fork), Outcome::Started(started)) if !started.attached => {
+                let shard = fork.new.id.shard();
+                self.due(started.id.no(), shard, started.available_at);
+            }
+            (Write::Delete(_), Outcome::Deleted(Deleted::Done { run })) => {
+                // Who waits for the end of a run that another process owned has not heard of it.
+                self.shared.hub.gone(run.no());
+                self.shared.keeper.poke(Chore::Sweep);
             }
             (Write::Start(new), _) if new.claim => self.shared.release(),
             (Write::Schedule(write), Outcome::Scheduled(scheduled)) => {
@@ -175,6 +185,7 @@ impl Round<'_> {
                         self.delivered(delivery, receipt);
                     }
                 }
+                Effect::Tag { .. } => {}
                 Effect::Reply { request, body } => {
                     let answer = crate::store::Answer::Reply(body.clone());
                     self.shared.hub.answered(*request, answer);
@@ -197,7 +208,7 @@ impl Round<'_> {
             self.shared.due.note(at);
         }
         if let Patch::Continue { .. } = commit.patch {
-            self.shared.keeper.poke(super::keeper::Chore::Sweep);
+            self.shared.keeper.poke(Chore::Generations);
         }
         if let Patch::Finish {
             status,

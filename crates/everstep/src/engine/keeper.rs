@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 
 use super::{
     committer::{Pending, Reply},
-    schedules,
+    retention, schedules,
     shared::Shared,
 };
 use crate::{
@@ -35,18 +35,24 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chore {
     /// Removes the histories of generations that are over.
-    Sweep,
+    Generations,
     /// Deals with the ticks of schedules.
     Schedules,
+    /// Deletes runs that were kept for as long as they should.
+    Retention,
+    /// Removes what deleted runs have left.
+    Sweep,
 }
 
 /// Does what is due, and says when to come back; not by itself if absent.
 type Work = fn(&Shared, Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>>;
 
 /// All chores.
-const CHORES: [(Chore, Work); 2] = [
-    (Chore::Sweep, sweep),
+const CHORES: [(Chore, Work); 4] = [
+    (Chore::Generations, sweep),
     (Chore::Schedules, schedules::deal_with_ticks),
+    (Chore::Retention, retention::delete_expired),
+    (Chore::Sweep, retention::sweep),
 ];
 
 /// How many entries are removed at a time, so that nobody waits for long behind it.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{codec::hook::Codecs, retry::Retry};
+use crate::{codec::hook::Codecs, retention::Retention, retry::Retry};
 
 /// How an engine works. Every field has a default that suits one process on one machine.
 #[derive(Clone, Debug)]
@@ -64,6 +64,11 @@ pub struct Settings {
     pub batch_commits_max: usize,
     /// How many bytes are made durable together at most.
     pub batch_bytes_max: usize,
+    /// How long runs that have ended are kept, unless their workflow says something else: for ever.
+    pub retention: Retention,
+    /// How long the key of a deleted run is kept: a start with it is refused meanwhile, so that one
+    /// that comes late does not do everything once more. 7 days.
+    pub key_tombstone: Duration,
     /// The seed of everything random that is not stored; from the system if absent.
     pub seed: Option<u64>,
     /// What payloads are sealed and opened with.
@@ -113,6 +118,8 @@ impl Default for Settings {
             kept_rollbacks_max: 10_000,
             batch_commits_max: 2_000,
             batch_bytes_max: 8 << 20,
+            retention: Retention::new(),
+            key_tombstone: Duration::from_secs(7 * 86_400),
             seed: None,
             codecs: Codecs::default(),
             sabotage: None,

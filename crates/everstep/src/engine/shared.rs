@@ -62,6 +62,8 @@ pub(crate) struct Shared {
     pub(crate) poller: Poller,
     pub(crate) suspects: Gate,
     pub(crate) emitting: Emitting,
+    /// When retention can have something to do next, in milliseconds.
+    pub(crate) retention_due: AtomicI64,
 }
 
 /// A clock that is behind by no more than this is waited for.
@@ -124,6 +126,7 @@ impl Shared {
             poller: Poller::default(),
             suspects: Gate::default(),
             emitting: Emitting::new(settings.emit_bytes_max),
+            retention_due: AtomicI64::new(i64::MIN),
             settings,
         }
     }
@@ -257,7 +260,7 @@ impl Shared {
             workflows: self
                 .registry
                 .all()
-                .map(|d| (d.name.to_string(), d.version))
+                .flat_map(|d| d.versions().map(|version| (d.name.to_string(), version)))
                 .collect(),
         }
     }

@@ -25,6 +25,7 @@ use std::{
 use super::tests::sabotage::{self, Sabotage as Broken};
 use super::{
     Halt,
+    fork::Lineage,
     inbox::Inbox,
     wakers::{self, RootWaker},
 };
@@ -343,6 +344,8 @@ pub(crate) struct State {
     /// When the last completion that was taken had ended.
     taken_at: Timestamp,
     last_now: Timestamp,
+    /// Of a fork: whose time and randomness it has in the part that it has from others.
+    lineage: Option<Lineage>,
     available: VecDeque<OpId>,
     offer: Option<OpId>,
     /// Something was released in this poll.
@@ -399,6 +402,12 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Begins in the time of the first run of its line.
+    pub(super) fn descend(&mut self, lineage: Lineage) {
+        (self.taken_at, self.last_now) = (lineage.created_at, lineage.created_at);
+        self.lineage = Some(lineage);
+    }
+
     pub(crate) fn new(created_at: Timestamp) -> State {
         State {
             mode: Mode::Live,
@@ -411,6 +420,7 @@ impl State {
             removed: FastSet::default(),
             taken_at: created_at,
             last_now: created_at,
+            lineage: None,
             available: VecDeque::new(),
             offer: None,
             released: false,
@@ -1402,6 +1412,13 @@ impl Core {
         let mut st = self.state.borrow_mut();
         st.last_now = st.last_now.max(st.taken_at);
         st.last_now
+    }
+
+    /// The run whose randomness the code has now.
+    pub(crate) fn identity(&self) -> RunId {
+        let st = self.state.borrow();
+        let inherited = st.lineage.as_ref().and_then(|line| line.identity(st.taken));
+        inherited.unwrap_or(self.facts.id)
     }
 
     /// Wakes an operation on behalf of the engine.

@@ -587,7 +587,10 @@ impl Run {
                 effects.retain(|effect| {
                     matches!(
                         effect,
-                        Effect::Reply { .. } | Effect::Emit(_) | Effect::Abandon { .. }
+                        Effect::Reply { .. }
+                            | Effect::Emit(_)
+                            | Effect::Tag { .. }
+                            | Effect::Abandon { .. }
                     )
                 });
                 (effects, Vec::new(), std::mem::take(&mut st.set_state))
@@ -692,6 +695,8 @@ impl Run {
         match refusal {
             Refusal::Fenced => return Next::Drop,
             Refusal::Gone => return Next::Drop,
+            // The answer to other writes.
+            Refusal::KeyUsed { .. } | Refusal::TagsFull { .. } => return Next::Reload,
             // What is in memory does not follow what is stored.
             Refusal::Gap { .. } => return Next::Reload,
             Refusal::InboxMoved(rows) => {

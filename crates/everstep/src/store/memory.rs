@@ -31,6 +31,7 @@ use super::{
     *,
 };
 
+mod control;
 mod import;
 mod schedules;
 mod streams;
@@ -76,8 +77,13 @@ struct Data {
     /// Inside `Arc`s so that the first write after a fork copies pointers, not histories.
     runs: BTreeMap<RunNo, Arc<Run>>,
     keys: HashMap<(Arc<str>, String), RunNo>,
+    /// Keys of deleted runs.
+    tombstones: HashMap<(Arc<str>, String), rules::Tombstone>,
+    /// Deleted runs that were not swept yet: their numbers are not free.
+    graves: BTreeSet<RunNo>,
     requests: HashMap<Uuid, Request>,
     dead_letters: Vec<DeadLetter>,
+    last_letter: u64,
     /// Runs by when they are due.
     due: BTreeSet<(Timestamp, RunNo)>,
     schedules: BTreeMap<String, Arc<ScheduleRow>>,
@@ -129,6 +135,7 @@ struct Runner {
     epoch: u64,
     name: String,
     lease_until: Timestamp,
+    workflows: Vec<(String, u32)>,
 }
 
 impl MemoryStore {
@@ -324,6 +331,35 @@ impl Store for MemoryStore {
             .collect())
     }
 
+    fn find(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunId>, StoreError> {
+        let data = self.read();
+        let last = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let older = data.runs.range((Bound::Unbounded, last)).rev();
+        let runs = older.map(|(_, run)| run).filter(|run| run.matches(filter));
+        Ok(runs.take(limit).map(|run| run.head.id).collect())
+    }
+
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
+        let data = self.read();
+        Ok(data.finished_before(workflow, status, before, limit))
+    }
+
+    fn sweep(&self, now: Timestamp, _limit: usize) -> Result<bool, StoreError> {
+        self.write(|data| data.sweep(now));
+        Ok(false)
+    }
+
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
         Ok(self
             .read()
@@ -463,6 +499,7 @@ impl Store for MemoryStore {
             name: runner.name.clone(),
             lease_until: runner.lease_until,
             shards: data.held_by(*id),
+            workflows: runner.workflows.clone(),
         });
         Ok(rows.collect())
     }
@@ -579,6 +616,9 @@ impl Data {
             (Write::Import(run), _) => self.import(run, batch.now),
             (Write::Commit(commit), _) => Outcome::Committed(self.effects(commit)),
             (Write::Schedule(write), _) => self.write_about_schedule(write),
+            (Write::Delete(delete), _) => Outcome::Deleted(self.delete(delete, batch.now)),
+            (Write::Tag(tagging), _) => self.tag(tagging, batch.now),
+            (Write::Fork(fork), _) => self.fork(fork, batch.now),
         });
         Applied {
             outcomes: outcomes.collect(),
@@ -712,9 +752,9 @@ impl Data {
         reason: &str,
         at: Timestamp,
     ) {
-        let no = self.dead_letters.len() as u64 + 1;
+        self.last_letter += 1;
         self.dead_letters.push(DeadLetter {
-            no,
+            no: self.last_letter,
             run,
             name,
             body,
@@ -743,10 +783,18 @@ impl Data {
                 available_at: None,
             });
         }
+        let tombstone = key.as_ref().and_then(|key| self.tombstones.get(key));
+        if let Some(tombstone) = tombstone.filter(|tombstone| !tombstone.is_over(now)) {
+            return Outcome::Refused(tombstone.refusal());
+        }
+        if self.graves.contains(&no) {
+            return Outcome::Refused(Refusal::Gone);
+        }
         let owns = claimer.is_some() && self.shards.get(&new.id.shard()) == claimer.as_ref();
         let claimed = new.claim && owns && new.available_at.is_none();
         let available_at = (!claimed).then(|| new.available_at.unwrap_or(now));
         if let Some(key) = key {
+            self.tombstones.remove(&key);
             self.keys.insert(key, no);
         }
         available_at.map(|at| self.due.insert((at, no)));
@@ -939,6 +987,7 @@ impl Data {
                 epoch,
                 name: new.name.clone(),
                 lease_until,
+                workflows: new.workflows.clone(),
             },
         );
         Fence {
@@ -1051,6 +1100,7 @@ impl Run {
             input: self.input.clone(),
             output: self.output.clone(),
             error: self.error.clone(),
+            resume_at: self.head.resume_at,
         }
     }
 
@@ -1093,6 +1143,17 @@ impl Run {
             && filter
                 .created_before
                 .is_none_or(|end| self.created_at < end)
+            && filter.version.is_none_or(|version| self.version == version)
+            && filter.key_prefix.as_ref().is_none_or(|prefix| {
+                let key = self.key.as_ref();
+                key.is_some_and(|key| key.starts_with(prefix))
+            })
+            && filter
+                .finished_from
+                .is_none_or(|from| self.finished_at.is_some_and(|at| at >= from))
+            && filter
+                .finished_before
+                .is_none_or(|end| self.finished_at.is_some_and(|at| at < end))
     }
 
     fn entries_after(&self, after: Option<&[u8]>) -> impl Iterator<Item = Put> + '_ {
@@ -1126,6 +1187,9 @@ impl Run {
         self.write_entries(&commit.deletes, &commit.puts);
         self.inbox.retain(|seq, _| !commit.consumed.contains(seq));
         self.state.extend(commit.state.iter().cloned());
+        for (name, value) in rules::tags(commit) {
+            rules::set_tag(&mut self.tags, name, value);
+        }
         match &commit.patch {
             Patch::Keep => {}
             Patch::Run { .. } => (self.waiting, self.recoveries) = (None, 0),

@@ -28,6 +28,7 @@ use super::*;
 mod batch;
 mod children;
 mod columns;
+mod control;
 mod error;
 mod file;
 mod reads;
@@ -321,6 +322,35 @@ impl Store for SqliteStore {
         limit: usize,
     ) -> Result<Vec<RunRow>, StoreError> {
         self.read(|conn| reads::list(conn, filter, after, limit))
+    }
+
+    fn find(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunId>, StoreError> {
+        self.read(|conn| reads::find(conn, filter, after, limit))
+    }
+
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
+        self.read(|conn| control::finished_before(conn, workflow, status, before, limit))
+    }
+
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
+        // Seldom anything, and to look does not hold up the writer.
+        if !self.read(|conn| control::is_left(conn, now))? {
+            return Ok(false);
+        }
+        self.writer().transaction(&self.file, |conn, memory| {
+            control::sweep(conn, memory, now, limit)
+        })
     }
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {

@@ -51,6 +51,12 @@ impl Audit {
                     .or_default()
                     .receive(delivery, violations);
             }
+            if let (Write::Fork(fork), Outcome::Started(started)) = (write, outcome)
+                && !started.attached
+            {
+                let run = runs.entry(started.id.no()).or_default();
+                run.put(&fork.history, violations);
+            }
             if !matches!(outcome, Outcome::Committed(_)) {
                 continue;
             }

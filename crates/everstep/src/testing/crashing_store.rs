@@ -13,12 +13,12 @@ use uuid::Uuid;
 
 use super::audit::Audit;
 use crate::{
-    run_id::RunNo,
+    run_id::{RunId, RunNo},
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, Fence, Filter,
-        Finished, InboxRow, LoadedRun, NewRunner, PausedRun, Put, RunRow, RunnerRow, ScheduleRow,
-        ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target, WakeFn,
-        WakeGuard,
+        Finished, InboxRow, LoadedRun, NewRunner, PausedRun, Put, RunRow, RunStatus, RunnerRow,
+        ScheduleRow, ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target,
+        WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -331,6 +331,31 @@ impl<S: Store> Store for CrashingStore<S> {
         limit: usize,
     ) -> Result<Vec<RunRow>, StoreError> {
         self.read(|store| store.list(filter, after, limit))
+    }
+
+    fn find(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunId>, StoreError> {
+        self.read(|store| store.find(filter, after, limit))
+    }
+
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
+        self.read(|store| store.finished_before(workflow, status, before, limit))
+    }
+
+    /// No point to die at: it is done at times of its own, and nothing that can be read depends on
+    /// it.
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
+        self.read(|store| store.sweep(now, limit))
     }
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {

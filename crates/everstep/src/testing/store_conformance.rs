@@ -23,6 +23,7 @@ macro_rules! checks {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
 }
 
+mod control;
 mod import;
 mod schedules;
 mod streams;
@@ -32,6 +33,7 @@ mod transactions;
 /// The checks of all files.
 fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = CHECKS.iter();
+    let checks = checks.chain(control::CHECKS);
     let checks = checks.chain(schedules::CHECKS).chain(streams::CHECKS);
     #[cfg(feature = "sqlite")]
     let checks = checks.chain(transactions::CHECKS);
@@ -92,6 +94,11 @@ pub fn compare(model: &dyn Store, store: &dyn Store, seed: u64) {
         let wanted = model.commit(&batch).expect("commit");
         let got = store.commit(&batch).expect("commit");
         assert_eq!(got, wanted, "seed {seed}, batch {no}: {batch:#?}");
+        if random.one_in(10) {
+            for store in [model, store] {
+                while store.sweep(at(no), 5).expect("sweep") {}
+            }
+        }
         let (wanted, got) = (random.read(model, at(no)), random.read(store, at(no)));
         assert!(
             got == wanted,
@@ -148,13 +155,16 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(13) {
+            let write = match self.below(15) {
                 12 => Write::Schedule(Box::new(self.schedule_write(model, now))),
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
                 5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
                 6 => Write::Emit(Box::new(self.emission(id))),
+                13 => Write::Tag(Box::new(self.tagging(id))),
+                14 if self.one_in(2) => Write::Fork(Box::new(self.fork(now))),
+                14 => Write::Delete(Box::new(self.deletion(id, now))),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
                 _ => {
@@ -218,6 +228,32 @@ impl Random {
         }
     }
 
+    fn tagging(&mut self, id: RunId) -> Tagging {
+        Tagging {
+            target: self.target(id),
+            name: self.below(3).to_string(),
+            value: (!self.one_in(3)).then(|| self.below(2).to_string()),
+        }
+    }
+
+    fn fork(&mut self, now: Timestamp) -> Fork {
+        Fork {
+            new: self.start(now),
+            history: vec![put([1, self.below(3) as u8], [7])],
+            last_number: self.below(4),
+            state: vec![("forked".to_owned(), vec![2])],
+        }
+    }
+
+    fn deletion(&mut self, id: RunId, now: Timestamp) -> Delete {
+        let later = now + Duration::from_millis(self.below(20));
+        Delete {
+            target: self.target(id),
+            finished_before: self.one_in(3).then_some(now),
+            key_kept_until: self.one_in(2).then_some(later),
+        }
+    }
+
     fn control(&mut self) -> Control {
         match self.below(5) {
             0 => Control::Cancel {
@@ -267,7 +303,11 @@ impl Random {
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));
         let receiver = self.run();
-        let effect = match self.below(8) {
+        let effect = match self.below(10) {
+            3 => Some(Effect::Tag {
+                name: self.below(3).to_string(),
+                value: (!self.one_in(3)).then(|| self.below(2).to_string()),
+            }),
             0 | 1 => Some(Effect::Send {
                 delivery: self.delivery(receiver),
                 key: vec![9, self.below(3) as u8],
@@ -277,7 +317,7 @@ impl Random {
                 request: Uuid::from_u128(u128::from(self.below(1_000))),
                 body: vec![self.below(256) as u8],
             }),
-            3 => Some(Effect::Emit(Box::new(self.emit()))),
+            4 => Some(Effect::Emit(Box::new(self.emit()))),
             _ => None,
         };
         Commit {
@@ -2359,11 +2399,13 @@ fn a_run_paused_in_its_rollback_resumes_in_it(world: &World) {
 fn a_run_being_cancelled_cannot_be_paused(world: &World) {
     let id = world.running();
     world.control(id, Control::Cancel { rollback: true });
-    let already = Controlled::Already {
+    let refused = Controlled::Refused {
         run: id,
         status: RunStatus::Running,
+        reason: ControlRefusal::BeingCancelled,
     };
-    assert_eq!(world.control(id, Control::Pause), already);
+    assert_eq!(world.control(id, Control::Pause), refused);
+    assert_eq!(world.row(id).status, RunStatus::Running);
 }
 
 fn every_patch_sets_what_it_says(world: &World) {
@@ -2784,6 +2826,7 @@ fn filters_must_all_hold(world: &World) {
         tags: vec![blue],
         created_from: Some(at(20)),
         created_before: Some(at(21)),
+        ..any()
     };
     assert_eq!(found(all.clone()), [b]);
     assert!(

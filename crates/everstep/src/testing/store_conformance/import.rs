@@ -34,6 +34,7 @@ fn other(world: &World, status: RunStatus) -> ImportedRun {
             waiting: Some("words".to_owned()),
             tags: vec![("team".to_owned(), "tea".to_owned())],
             parent: None,
+            resume_at: None,
             input: vec![1],
             output: terminal.then(|| vec![2]),
             error: None,
