@@ -34,6 +34,8 @@ use crate::{
 /// Something that the keeper does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chore {
+    /// Removes the histories of generations that are over.
+    Sweep,
     /// Deals with the ticks of schedules.
     Schedules,
 }
@@ -42,7 +44,21 @@ pub(crate) enum Chore {
 type Work = fn(&Shared, Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>>;
 
 /// All chores.
-const CHORES: [(Chore, Work); 1] = [(Chore::Schedules, schedules::deal_with_ticks)];
+const CHORES: [(Chore, Work); 2] = [
+    (Chore::Sweep, sweep),
+    (Chore::Schedules, schedules::deal_with_ticks),
+];
+
+/// How many entries are removed at a time, so that nobody waits for long behind it.
+const SWEEP_SLICE: u32 = 1_000;
+
+fn sweep(shared: &Shared, now: Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>> {
+    if !shared.store.has_old_generations().map_err(Arc::new)? {
+        return Ok(None);
+    }
+    let outcome = write(shared, Write::Sweep(SWEEP_SLICE))?;
+    Ok((outcome == Outcome::Swept(true)).then_some(now))
+}
 
 /// What the thread waits on.
 #[derive(Default)]
@@ -217,6 +233,17 @@ fn wait(shared: &Shared, safety: &mut Instant) -> Option<usize> {
         let waited = shared.keeper.changed.wait_timeout(state, limit);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
     }
+}
+
+/// Hands a write of a chore to the committer, and waits until it is durable.
+pub(crate) fn write(shared: &Shared, write: Write) -> Result<Outcome, Arc<StoreError>> {
+    let (sender, answer) = oneshot::channel();
+    let reply = Reply::Caller(sender);
+    shared.queue.push(shared, Pending { write, reply });
+    answer.blocking_recv().unwrap_or_else(|_| {
+        let store = shared.store.describe();
+        Err(Arc::new(StoreError::Closed { store }))
+    })
 }
 
 /// Hands writes of a chore to the committer, and waits until they are durable. One answer for each,

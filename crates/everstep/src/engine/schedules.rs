@@ -222,6 +222,7 @@ fn run_of(shared: &Shared, row: &ScheduleRow) -> NewRun {
             .map(|limit| now + limit),
         tags,
         input: row.input.clone(),
+        parent: None,
         claim: false,
     }
 }

@@ -17,13 +17,33 @@ use crate::{
     time::Timestamp,
 };
 
+type Check = fn(&World);
+
+macro_rules! checks {
+    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
+}
+
+mod schedules;
+mod streams;
+#[cfg(feature = "sqlite")]
+mod transactions;
+
+/// The checks of all files.
+fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
+    let checks = CHECKS.iter();
+    let checks = checks.chain(schedules::CHECKS).chain(streams::CHECKS);
+    #[cfg(feature = "sqlite")]
+    let checks = checks.chain(transactions::CHECKS);
+    checks
+}
+
 /// Runs every check on a fresh, empty store from `make`.
 ///
 /// # Panics
 ///
 /// With the name of the first check that fails, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    for (name, check) in CHECKS.iter().chain(schedules::CHECKS) {
+    for (name, check) in all_checks() {
         let store = make();
         store
             .migrate()
@@ -92,6 +112,7 @@ struct Readings {
     failed: Vec<RunRow>,
     finished: Vec<(RunNo, Option<Finished>)>,
     dead_letters: Vec<DeadLetter>,
+    streams: Vec<Vec<(StreamExtent, Option<StreamPage>)>>,
     schedules: Vec<ScheduleRow>,
     due_schedules: DueSchedules,
     queued_schedules: Vec<ScheduleRow>,
@@ -120,12 +141,13 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(11) {
-                10 => Write::Schedule(Box::new(self.schedule_write(model, now))),
+            let write = match self.below(13) {
+                12 => Write::Schedule(Box::new(self.schedule_write(model, now))),
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
                 5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
+                6 => Write::Emit(Box::new(self.emission(id))),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
                 _ => {
@@ -171,6 +193,7 @@ impl Random {
             deadline_at: None,
             tags: Vec::new(),
             input: vec![self.below(2) as u8],
+            parent: None,
             claim: !self.one_in(3),
         }
     }
@@ -247,6 +270,7 @@ impl Random {
                 request: Uuid::from_u128(u128::from(self.below(1_000))),
                 body: vec![self.below(256) as u8],
             }),
+            3 => Some(Effect::Emit(Box::new(self.emit()))),
             _ => None,
         };
         Commit {
@@ -329,20 +353,13 @@ impl Random {
             failed: store.list(&failed, None, 100).expect("list"),
             finished: store.finished(&nos).expect("finished"),
             dead_letters: store.dead_letters(None, 1_000).expect("dead_letters"),
+            streams: nos.iter().map(|no| streams::read(store, *no)).collect(),
             schedules: store.schedules(None, 100).expect("schedules"),
             due_schedules: store.due_schedules(now, None, 100).expect("due_schedules"),
             queued_schedules: store.queued_schedules(None, 100).expect("queued_schedules"),
         }
     }
 }
-
-type Check = fn(&World);
-
-macro_rules! checks {
-    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
-}
-
-mod schedules;
 
 const CHECKS: &[(&str, Check)] = checks![
     migrating_twice_changes_nothing,
@@ -474,6 +491,7 @@ impl World {
             deadline_at: None,
             tags: Vec::new(),
             input: b"input".to_vec(),
+            parent: None,
             claim: true,
         }
     }
@@ -534,9 +552,10 @@ impl World {
     fn accept(&self, commit: Commit) -> Vec<Delivered> {
         match self.commit(commit) {
             Outcome::Committed(done) => {
-                let sent = done
-                    .into_iter()
-                    .map(|EffectDone::Sent(delivered)| delivered);
+                let sent = done.into_iter().filter_map(|done| match done {
+                    EffectDone::Sent(delivered) => Some(delivered),
+                    EffectDone::Started(_) => None,
+                });
                 sent.collect()
             }
             other => panic!("a commit was answered with {other:?}"),
