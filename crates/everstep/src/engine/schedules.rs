@@ -236,12 +236,19 @@ pub(super) fn tell(shared: &Shared, write: &ScheduleWrite, outcome: &ScheduleOut
         ScheduleWrite::Fire(fire) => Some(fire.cause),
         _ => None,
     };
-    let is_changed = match (outcome, cause) {
-        (ScheduleOutcome::Created | ScheduleOutcome::Replaced | ScheduleOutcome::Done, _) => true,
-        (ScheduleOutcome::Fired(Fired::Queued), Some(FireCause::Trigger { .. })) => true,
-        (ScheduleOutcome::Fired(Fired::Started(_)), Some(FireCause::Queued { .. })) => true,
-        _ => false,
-    };
+    let is_changed = matches!(
+        (outcome, cause),
+        (
+            ScheduleOutcome::Created | ScheduleOutcome::Replaced | ScheduleOutcome::Done,
+            _
+        ) | (
+            ScheduleOutcome::Fired(Fired::Queued),
+            Some(FireCause::Trigger { .. })
+        ) | (
+            ScheduleOutcome::Fired(Fired::Started(_)),
+            Some(FireCause::Queued { .. })
+        )
+    );
     if is_changed {
         shared.keeper.poke(Chore::Schedules);
         shared.store.wake_others(shared.me, &[]);
