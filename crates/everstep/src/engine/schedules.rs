@@ -228,17 +228,27 @@ fn run_of(shared: &Shared, row: &ScheduleRow) -> NewRun {
 }
 
 /// Tells those who keep time, here and elsewhere, that a schedule is no longer as they have seen it.
+///
+/// The engine that has the last run must know that ticks wait for its end. Each has looked when the
+/// tick came; but not when a trigger did, or when a tick that waited became the last run.
 pub(super) fn tell(shared: &Shared, write: &ScheduleWrite, outcome: &ScheduleOutcome) {
-    let is_changed = match outcome {
-        ScheduleOutcome::Created | ScheduleOutcome::Replaced | ScheduleOutcome::Done => true,
-        // A tick that waits: its end is watched for from now on. Those that keep time know of
-        // their own ticks.
-        ScheduleOutcome::Fired(Fired::Queued) => match write {
-            ScheduleWrite::Fire(fire) => matches!(fire.cause, FireCause::Trigger { .. }),
-            _ => false,
-        },
-        _ => false,
+    let cause = match write {
+        ScheduleWrite::Fire(fire) => Some(fire.cause),
+        _ => None,
     };
+    let is_changed = matches!(
+        (outcome, cause),
+        (
+            ScheduleOutcome::Created | ScheduleOutcome::Replaced | ScheduleOutcome::Done,
+            _
+        ) | (
+            ScheduleOutcome::Fired(Fired::Queued),
+            Some(FireCause::Trigger { .. })
+        ) | (
+            ScheduleOutcome::Fired(Fired::Started(_)),
+            Some(FireCause::Queued { .. })
+        )
+    );
     if is_changed {
         shared.keeper.poke(Chore::Schedules);
         shared.store.wake_others(shared.me, &[]);
