@@ -30,7 +30,10 @@ use crate::{
 };
 
 pub(crate) mod attempt;
+pub(crate) mod child;
 pub(crate) mod composite;
+pub(crate) mod continue_as;
+pub(crate) mod emit;
 pub(crate) mod join;
 pub(crate) mod listen;
 pub(crate) mod map;
@@ -40,6 +43,9 @@ pub(crate) mod rollback;
 pub(crate) mod send;
 pub(crate) mod sleep;
 pub(crate) mod step;
+#[cfg(feature = "sqlite")]
+mod transaction;
+pub(crate) mod wait;
 
 /// What a workflow is handed to do durable things with.
 ///
@@ -120,10 +126,7 @@ impl Ctx {
 
     /// What the bodies of this run seal their results with.
     pub(crate) fn sealer(&self) -> Sealer {
-        Sealer {
-            settings: self.core().env.settings.clone(),
-            run: Some(self.run_id()),
-        }
+        Sealer::of(self.core())
     }
 
     /// The id of the run.
@@ -194,14 +197,17 @@ impl Ctx {
         )
     }
 
-    /// Sets a value that clients may read while the run goes on. The last value of a key counts.
+    /// Sets a value that clients may read while the run goes on, with
+    /// [`RunHandle::state`](crate::RunHandle::state) or as it changes with
+    /// [`watch_state`](crate::RunHandle::watch_state). The last value of a key counts; for all of
+    /// them see [`emit`](Ctx::emit).
     ///
     /// It becomes durable together with what the workflow does next.
     ///
     /// # Errors
     ///
     /// If the value cannot be encoded, or is larger than the limit for payloads.
-    pub fn set_state<T: Serialize>(&self, key: &str, value: &T) -> Result<()> {
+    pub fn set_state<T: Serialize + ?Sized>(&self, key: &str, value: &T) -> Result<()> {
         check_name(key).map_err(Error::fatal)?;
         let what = || format!("the state `{key}`");
         let bytes = encode(self.core(), value, Whose::Runs, what)?;
@@ -352,11 +358,22 @@ enum Unencodable {
 }
 
 impl Sealer {
+    pub(crate) fn of(core: &Core) -> Sealer {
+        Sealer {
+            settings: core.env.settings.clone(),
+            run: Some(core.facts.id),
+        }
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Encodes what a body gives. When the codec cannot, the attempt has failed, and is made again.
     pub(crate) fn encode<T: Serialize + ?Sized>(&self, value: &T) -> Result<Vec<u8>> {
         try_encode(value, &self.settings, self.run).map_err(|error| match error {
             Unencodable::Value(error) => error,
-            Unencodable::Codec(error) => Error::msg(format!("the result is not stored: {error}")),
+            Unencodable::Codec(error) => Error::msg(format!("a value is not stored: {error}")),
         })
     }
 }

@@ -16,7 +16,7 @@ use crate::{
         panics,
         trial::{self, Verdict},
     },
-    run_id::RunId,
+    run_id::{RunId, RunIds},
     store::{Filter, RunRow, Store, StoreError},
     time::Timestamp,
     workflow::Registry,
@@ -149,6 +149,7 @@ impl EngineBuilder {
                 now: Cell::new(now),
                 mailbox: None,
                 owner: None,
+                ids: RunIds::new(0),
                 stalled: Cell::new(false),
             });
             let found = {

@@ -9,14 +9,16 @@
 //! [`Effect::Send`] too, at the place of their commit), controls and reopenings. So a control sees
 //! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
 
+pub(crate) mod children;
 pub(crate) mod effects;
+pub(crate) mod streams;
 pub(crate) mod tables;
 
 use crate::{
     run_id::RunId,
     store::{
         CancelRequest, Commit, Control, Controlled, Delivery, Effect, InboxKind, InboxRow, Patch,
-        Receipt, Refusal, Reopen, RunRow, RunStatus,
+        Receipt, Refusal, Reopen, RunRow, RunStatus, Transaction,
     },
     time::Timestamp,
 };
@@ -171,6 +173,11 @@ pub(crate) fn apply(head: &mut Head, commit: &Commit) {
         Patch::Pause { .. } => (head.status, head.available_at) = (RunStatus::Paused, None),
         Patch::Finish { status, .. } => {
             (head.status, head.ending, head.available_at) = (*status, None, None);
+        }
+        Patch::Continue { .. } => {
+            head.generation += 1;
+            (head.status, head.available_at, head.attempts) = (RunStatus::Running, None, 1);
+            head.last_number = 0;
         }
     }
 }
@@ -341,14 +348,10 @@ pub(crate) fn import(row: &RunRow, now: Timestamp) -> Head {
     head
 }
 
-/// The messages that a commit sends, in order.
-pub(crate) fn sends(commit: &Commit) -> impl Iterator<Item = (&Delivery, &[u8], &[u8])> {
+/// The transactions of a commit, in order.
+pub(crate) fn transactions(commit: &Commit) -> impl Iterator<Item = &Transaction> {
     commit.effects.iter().filter_map(|effect| match effect {
-        Effect::Send {
-            delivery,
-            key,
-            receipt,
-        } => Some((delivery, key.as_slice(), receipt.as_slice())),
-        Effect::Reply { .. } | Effect::Abandon { .. } => None,
+        Effect::Transaction(transaction) => Some(transaction),
+        _ => None,
     })
 }

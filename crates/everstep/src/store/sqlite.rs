@@ -26,19 +26,25 @@ use self::{file::File, writer::Writer};
 use super::*;
 
 mod batch;
+mod children;
 mod columns;
 mod error;
 mod file;
 mod reads;
 mod runners;
 mod schema;
+mod streams;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
+mod transact;
 #[cfg(unix)]
 mod wake;
+mod within;
 mod writer;
+
+pub use transact::Tx;
 
 /// How a file is opened.
 #[derive(Clone, Debug)]
@@ -201,6 +207,17 @@ impl SqliteStore {
     }
 }
 
+/// The row of a run as a user's own transaction sees it.
+pub(crate) fn row_within(
+    tx: &rusqlite::Transaction<'_>,
+    target: &Target,
+) -> Result<Option<RunRow>, StoreError> {
+    reads::run(tx, target).map_err(|error| StoreError::Io {
+        store: "the transaction".to_owned(),
+        source: Box::new(error),
+    })
+}
+
 /// SQLite says "cannot open" of a file that is there when it may not write the files beside it.
 fn explain(file: &File, error: StoreError) -> StoreError {
     match error {
@@ -234,15 +251,33 @@ impl Store for SqliteStore {
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.require_current()?;
-        let (applied, rows) = self
-            .writer()
-            .transaction(&self.file, |conn, memory| batch::apply(conn, memory, batch))?;
+        let mut writer = self.writer();
+        let (applied, rows) = loop {
+            let settled = transact::settled(batch);
+            let applied =
+                writer.transaction(&self.file, |conn, memory| batch::apply(conn, memory, batch));
+            // The body of a user's transaction has taken the batch down: it is made without it.
+            if applied.is_err() && transact::settled(batch) > settled {
+                continue;
+            }
+            break applied?;
+        };
+        drop(writer);
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
         self.counters
             .writes
             .fetch_add(batch.writes.len() as u64, Ordering::Relaxed);
         self.counters.rows.fetch_add(rows, Ordering::Relaxed);
         Ok(applied)
+    }
+
+    fn commit_in(
+        &self,
+        tx: &rusqlite::Transaction<'_>,
+        batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        self.require_current()?;
+        within::commit(&self.file, tx, batch)
     }
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
@@ -315,6 +350,24 @@ impl Store for SqliteStore {
         self.read(|conn| reads::state(conn, run))
     }
 
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        self.read(|conn| streams::page(conn, run, stream, from, limit))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        self.read(|conn| streams::extents(conn, run))
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        self.read(|conn| streams::grown(conn, asked))
+    }
+
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
         self.read(|conn| reads::finished(conn, runs))
     }
@@ -329,6 +382,10 @@ impl Store for SqliteStore {
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
         self.read(|conn| reads::dead_letters(conn, run, limit))
+    }
+
+    fn has_old_generations(&self) -> Result<bool, StoreError> {
+        self.read(reads::has_old_generations)
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -13,7 +13,7 @@ use crate::{
         panics,
         trial::{self, Standing, Verdict},
     },
-    run_id::RunId,
+    run_id::{RunId, RunIds},
     store::LoadedRun,
     workflow::{Definition, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef},
 };
@@ -211,12 +211,14 @@ impl Replay {
             now: Cell::new(row.updated_at),
             mailbox: None,
             owner: None,
+            ids: RunIds::new(0),
             stalled: Cell::new(false),
         });
         let loaded = LoadedRun {
             row,
             history,
             inbox,
+            streams: Vec::new(),
         };
         match trial::try_run(loaded, Arc::new(definition), env) {
             Verdict::Fits(Standing {

@@ -17,12 +17,25 @@ use crate::{
     time::Timestamp,
 };
 
-mod import;
+type Check = fn(&World);
 
-use import::{
-    an_import_beside_its_id_or_key_changes_nothing, an_imported_run_has_everything_it_had,
-    an_imported_run_that_was_in_memory_is_due, paused_runs_are_paged_by_number,
-};
+macro_rules! checks {
+    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
+}
+
+mod import;
+mod streams;
+#[cfg(feature = "sqlite")]
+mod transactions;
+
+/// The checks of all files.
+fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
+    let checks = CHECKS.iter();
+    let checks = checks.chain(import::CHECKS).chain(streams::CHECKS);
+    #[cfg(feature = "sqlite")]
+    let checks = checks.chain(transactions::CHECKS);
+    checks
+}
 
 /// Runs every check on a fresh, empty store from `make`.
 ///
@@ -30,7 +43,7 @@ use import::{
 ///
 /// With the name of the first check that fails, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    for (name, check) in CHECKS {
+    for (name, check) in all_checks() {
         let store = make();
         store
             .migrate()
@@ -100,6 +113,7 @@ struct Readings {
     failed: Vec<RunRow>,
     finished: Vec<(RunNo, Option<Finished>)>,
     dead_letters: Vec<DeadLetter>,
+    streams: Vec<Vec<(StreamExtent, Option<StreamPage>)>>,
 }
 
 impl Random {
@@ -125,11 +139,12 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(10) {
+            let write = match self.below(12) {
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
                 5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
+                6 => Write::Emit(Box::new(self.emission(id))),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
                 _ => {
@@ -175,6 +190,7 @@ impl Random {
             deadline_at: None,
             tags: Vec::new(),
             input: vec![self.below(2) as u8],
+            parent: None,
             claim: !self.one_in(3),
         }
     }
@@ -251,6 +267,7 @@ impl Random {
                 request: Uuid::from_u128(u128::from(self.below(1_000))),
                 body: vec![self.below(256) as u8],
             }),
+            3 => Some(Effect::Emit(Box::new(self.emit()))),
             _ => None,
         };
         Commit {
@@ -334,14 +351,9 @@ impl Random {
             failed: store.list(&failed, None, 100).expect("list"),
             finished: store.finished(&nos).expect("finished"),
             dead_letters: store.dead_letters(None, 1_000).expect("dead_letters"),
+            streams: nos.iter().map(|no| streams::read(store, *no)).collect(),
         }
     }
-}
-
-type Check = fn(&World);
-
-macro_rules! checks {
-    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
 }
 
 const CHECKS: &[(&str, Check)] = checks![
@@ -433,10 +445,6 @@ const CHECKS: &[(&str, Check)] = checks![
     others_are_woken_and_the_waker_is_not,
     a_dropped_guard_is_not_called,
     counters_count,
-    an_imported_run_has_everything_it_had,
-    an_imported_run_that_was_in_memory_is_due,
-    an_import_beside_its_id_or_key_changes_nothing,
-    paused_runs_are_paged_by_number,
 ];
 
 const START: Timestamp = Timestamp::from_millis(1_800_000_000_000);
@@ -478,6 +486,7 @@ impl World {
             deadline_at: None,
             tags: Vec::new(),
             input: b"input".to_vec(),
+            parent: None,
             claim: true,
         }
     }
@@ -538,9 +547,10 @@ impl World {
     fn accept(&self, commit: Commit) -> Vec<Delivered> {
         match self.commit(commit) {
             Outcome::Committed(done) => {
-                let sent = done
-                    .into_iter()
-                    .map(|EffectDone::Sent(delivered)| delivered);
+                let sent = done.into_iter().filter_map(|done| match done {
+                    EffectDone::Sent(delivered) => Some(delivered),
+                    EffectDone::Started(_) => None,
+                });
                 sent.collect()
             }
             other => panic!("a commit was answered with {other:?}"),

@@ -36,6 +36,7 @@ impl Data {
             recoveries: 0,
             waiting: row.waiting.clone(),
             tags: row.tags.clone(),
+            parent: row.parent,
             input: row.input.clone(),
             output: row.output.clone(),
             error: row.error.clone(),
@@ -50,6 +51,7 @@ impl Data {
                 .map(|row| (row.seq, row.clone()))
                 .collect(),
             dedupes: Default::default(),
+            streams: Default::default(),
             state: imported.state.iter().cloned().collect(),
         };
         self.rows_written += 1 + (imported.history.len() + imported.inbox.len()) as u64;

@@ -1,10 +1,17 @@
 //! Runs from other stores, and the list of paused ones.
 
-use super::{World, at};
+use super::{Check, World, at};
 use crate::{
     run_id::{RunId, ShardId},
     store::*,
 };
+
+pub(super) const CHECKS: &[(&str, Check)] = checks![
+    an_imported_run_has_everything_it_had,
+    an_imported_run_that_was_in_memory_is_due,
+    an_import_beside_its_id_or_key_changes_nothing,
+    paused_runs_are_paged_by_number,
+];
 
 /// A run that another store has had, with something in every field.
 fn other(world: &World, status: RunStatus) -> ImportedRun {
@@ -33,6 +40,7 @@ fn other(world: &World, status: RunStatus) -> ImportedRun {
             last_number: 6,
             waiting: Some("words".to_owned()),
             tags: vec![("team".to_owned(), "tea".to_owned())],
+            parent: Some(world.new_run().id),
             input: vec![1],
             output: terminal.then(|| vec![2]),
             error: None,
@@ -72,7 +80,7 @@ fn import(world: &World, run: &ImportedRun) -> Imported {
     }
 }
 
-pub(super) fn an_imported_run_has_everything_it_had(world: &World) {
+fn an_imported_run_has_everything_it_had(world: &World) {
     for status in [RunStatus::Sleeping, RunStatus::Completed, RunStatus::Paused] {
         let run = other(world, status);
         let id = run.row.id;
@@ -101,7 +109,7 @@ pub(super) fn an_imported_run_has_everything_it_had(world: &World) {
     assert_eq!(world.store.count(&filter).expect("count"), 3);
 }
 
-pub(super) fn an_imported_run_that_was_in_memory_is_due(world: &World) {
+fn an_imported_run_that_was_in_memory_is_due(world: &World) {
     let now = Some(at(10));
     let cases = [
         (RunStatus::Running, RunStatus::Pending, now),
@@ -131,7 +139,7 @@ pub(super) fn an_imported_run_that_was_in_memory_is_due(world: &World) {
     assert_eq!(outcome, Outcome::Committed(Vec::new()));
 }
 
-pub(super) fn an_import_beside_its_id_or_key_changes_nothing(world: &World) {
+fn an_import_beside_its_id_or_key_changes_nothing(world: &World) {
     let run = other(world, RunStatus::Sleeping);
     import(world, &run);
     let before = world.store.load(run.row.id.no()).expect("load");
@@ -151,7 +159,7 @@ pub(super) fn an_import_beside_its_id_or_key_changes_nothing(world: &World) {
     assert_eq!(world.store.count(&Filter::default()).expect("count"), 1);
 }
 
-pub(super) fn paused_runs_are_paged_by_number(world: &World) {
+fn paused_runs_are_paged_by_number(world: &World) {
     let paused = |id: RunId| PausedRun {
         id,
         workflow: "moved".into(),
