@@ -512,3 +512,47 @@ async fn a_crash_at_any_point_changes_nothing_with_a_codec_and_rotated_keys() {
     let output = report.expected.output.unwrap();
     assert_eq!(output["number"], "s3cret-5");
 }
+
+const FAMILY: Workflow<(u32, Card), Card> = Workflow::new("family");
+const CHILD: Workflow<Card, Card> = Workflow::new("child");
+
+/// Two generations, with streams and children, one of which fails.
+async fn family(ctx: Ctx, (generation, given): (u32, Card)) -> Result<Card> {
+    ctx.emit("log", &given)?;
+    ctx.step_with("write", async |step: Step| step.emit("log", &card(2)).await)
+        .await?;
+    let child = ctx.child(CHILD, given).await?;
+    if generation == 1 {
+        return ctx.continue_as((2, child)).await;
+    }
+    let failed = ctx.child(CHILD, card(13)).outcome().await?;
+    let failure = failed.err().and_then(|error| error.failure);
+    match failure.and_then(|failure| failure.details::<Card>()) {
+        Some(details) if details == card(13) => Ok(child),
+        other => Err(Error::fatal(format!("its details are {other:?}"))),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn children_streams_and_generations_are_sealed_too() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let engine = Engine::on(store.clone()).clock(VirtualClock::new());
+    let engine = engine.codec(Xor::with(&[1])).register_fn(FAMILY, family);
+    let engine = engine.register_fn(CHILD, |_, given: Card| async move {
+        match given == card(13) {
+            true => Err(Error::fatal("declined").with_details(&given)),
+            false => Ok(given),
+        }
+    });
+    let engine = engine.start().await.unwrap();
+    let run = engine.client().start(FAMILY, (1, card(1))).await.unwrap();
+    assert_eq!(run.result().await.unwrap(), card(1));
+    let page = run.stream_page::<Card>("log", 0, 10).await.unwrap();
+    let mut items: Vec<String> = page.items.into_iter().map(|i| i.value.number).collect();
+    items.sort();
+    assert_eq!(items, ["s3cret-1", "s3cret-1", "s3cret-2", "s3cret-2"]);
+    engine.shutdown().await;
+    assert!(!has_secret(&stored(&*store)));
+    let rows = store.stream(run.id().no(), "log", 0, 10).unwrap().unwrap();
+    assert!(!rows.items.iter().any(|row| has_secret(&row.body)));
+}

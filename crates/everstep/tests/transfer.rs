@@ -156,7 +156,7 @@ fn a_file_of_the_first_format_is_read_and_fits() {
     let replayed = testing::replay(GOLDEN).against(checkout).unwrap();
     assert_eq!(
         replayed.run.to_string(),
-        "019b76da-a800-761a-974b-b3c0580cde15"
+        "019b76da-a800-75ca-a311-9e283536d6fe"
     );
     assert_eq!(replayed.completions, 3);
     assert_eq!(replayed.open, ["shipped"]);
