@@ -369,7 +369,7 @@ async fn a_deploy_resumes_only_what_it_can_mend() {
                 ctx.step("fail", bad).await
             };
             let builder = with(&store, &Calls::default(), order);
-            builder.register_fn_with(PICKY, options.clone(), move |ctx, input| picky(ctx, input))
+            builder.register_fn_with(PICKY, options.clone(), picky)
         };
         let first = engine().start().await.unwrap();
         let asked = first.client().start(ORDER, 4).await.unwrap();
