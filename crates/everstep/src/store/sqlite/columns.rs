@@ -51,7 +51,7 @@ pub(crate) fn run_row(row: &Row<'_>) -> rusqlite::Result<RunRow> {
         input: row.get(22)?,
         output: row.get(23)?,
         error: row.get(24)?,
-        resume_at: optional_time(row, 25)?,
+        resume_at: optional_time(row, 26)?,
     })
 }
 

@@ -323,8 +323,9 @@ fn a_damaged_file_is_called_damaged() {
     damage(100, 8_192);
     let error = open_error(&path);
     assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
-    damage(8_192, whole.len());
-    let store = SqliteStore::open(&path).expect("its first page is whole");
+    // The schema comes first.
+    damage(whole.len() / 2, whole.len());
+    let store = SqliteStore::open(&path).expect("its first pages are whole");
     let error = store
         .list(&Filter::default(), None, 10)
         .expect_err("damaged");
