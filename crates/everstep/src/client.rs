@@ -33,8 +33,10 @@ use crate::{
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name},
 };
 
+mod queues;
 mod view;
 
+pub use queues::{EnqueueItem, ItemError, ItemHandle, ItemInfo, Worker};
 pub use view::{HistoryEntry, RunInfo, RunPage};
 
 /// Starts runs and talks to them. Cheap to clone.
@@ -133,6 +135,18 @@ pub enum ClientError {
         /// What to do.
         hint: &'static str,
     },
+    /// There is no such item in any queue.
+    #[error(
+        "there is no queue item {item}; it may have ended (a result is kept only for as long as its \
+             queue says), or belongs to another store"
+    )]
+    UnknownItem {
+        /// What was asked for.
+        item: crate::queue::ItemId,
+    },
+    /// A worker needs a tokio runtime for its handlers.
+    #[error("there is no tokio runtime here for a worker's handlers; call `work` inside of one")]
+    NoRuntime,
     /// The engine or the client is shutting down.
     #[error("the client is closed: its engine has shut down")]
     Closed,
@@ -220,6 +234,12 @@ impl Client {
         spawn_thread("everstep-open", open)?;
         let store = opened.await.map_err(|_| ClientError::Closed)??;
         Client::on(Arc::new(store))
+    }
+
+    /// What must be kept while anybody works in the name of this client.
+    fn own(&self) -> Option<Arc<dyn std::any::Any + Send + Sync>> {
+        let own = self._own.clone()?;
+        Some(own)
     }
 
     /// A client without an engine, on any store.

@@ -14,6 +14,10 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+mod queues;
+
+pub use queues::*;
+
 use crate::{
     run_id::{RunId, RunNo},
     time::Timestamp,
@@ -53,6 +57,8 @@ pub enum Write {
     Reopen(Box<Reopen>),
     /// What the owner of a run has to say. Answered by [`Outcome::Committed`].
     Commit(Box<Commit>),
+    /// Something about the items of a queue. Answered by [`Outcome::Queue`].
+    Queue(Box<QueueWrite>),
 }
 
 /// A run to be created.
@@ -291,6 +297,28 @@ pub enum Effect {
         /// The key of the operation.
         key: Vec<u8>,
     },
+    /// An item for a queue.
+    Enqueue {
+        /// The item.
+        item: NewItem,
+        /// The key of the operation.
+        key: Vec<u8>,
+        /// Whether the operation waits for it.
+        then: AfterEnqueue,
+    },
+}
+
+/// What an operation that puts an item into a queue does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AfterEnqueue {
+    /// It waits for the result.
+    Wait {
+        /// Whether the item stays when the operation is given up before anybody has claimed it.
+        leave: bool,
+    },
+    /// It goes on: its entry is this, with the number of the item appended in 8 bytes, the lowest
+    /// first.
+    Record(Vec<u8>),
 }
 
 /// What a [`Store`](crate::store::Store) has made of a batch.
@@ -326,6 +354,18 @@ pub enum Notice {
         /// When it is due.
         at: Timestamp,
     },
+    /// A queue has got an item, now or for later.
+    Queue {
+        /// The queue.
+        queue: String,
+    },
+    /// An item has ended whose result can be asked for.
+    ItemEnded {
+        /// The item.
+        item: crate::queue::ItemId,
+        /// How, as an operation that waits for it is told.
+        answer: Vec<u8>,
+    },
 }
 
 /// What became of one write.
@@ -342,6 +382,8 @@ pub enum Outcome {
     Committed(Vec<EffectDone>),
     /// A commit or a reopening that was not made.
     Refused(Refusal),
+    /// What became of a write to a queue.
+    Queue(QueueDone),
 }
 
 /// What became of an effect.
@@ -349,6 +391,8 @@ pub enum Outcome {
 pub enum EffectDone {
     /// Of [`Effect::Send`].
     Sent(Delivered),
+    /// Of [`Effect::Enqueue`] that is not waited for.
+    Enqueued(Enqueued),
 }
 
 /// The run that a start created, or found under its key.

@@ -29,6 +29,7 @@ mod commit;
 mod ctx;
 mod engine;
 mod history;
+mod queue;
 mod run;
 pub mod store;
 mod workflow;
@@ -44,12 +45,13 @@ mod time;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Cancel, Client, ClientError, Count, HistoryEntry, List, RunError, RunHandle, RunInfo, RunPage,
-    SendMessage, Sent, Start,
+    Cancel, Client, ClientError, Count, EnqueueItem, HistoryEntry, ItemError, ItemHandle, ItemInfo,
+    List, RunError, RunHandle, RunInfo, RunPage, SendMessage, Sent, Start, Worker,
 };
 pub use ctx::{
     Ctx,
     composite::{Arm, Branch, Composite, branch},
+    enqueue::{Enqueue, EnqueueDetached, EnqueueUntil},
     join::{BranchFailure, Join, JoinError},
     listen::{Listen, ListenBatch, ListenUntil, Message},
     map::Map,
@@ -61,7 +63,7 @@ pub use ctx::{
     step::{Outcome, Step, StepCall, StepOutcome},
 };
 pub use engine::{
-    ChildFailures, Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError,
+    ChildFailures, Engine, EngineBuilder, EngineCensus, Job, RecoveryReport, Settings, StartError,
     shutdown_signal,
 };
 #[doc(hidden)]
@@ -70,9 +72,10 @@ pub use error::{Error, Failure, FailureKind, Result};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
+pub use queue::{ItemId, Queue};
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
-pub use store::{RunStatus, Target};
+pub use store::{ItemState, QueueStats, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use workflow::{
     NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
@@ -85,8 +88,8 @@ pub mod prelude {
     #[cfg(feature = "macros")]
     pub use crate::workflow;
     pub use crate::{
-        Client, Ctx, Engine, Error, First2, First3, Outcome, Result, Retry, RunHandle, Step,
-        Timestamp, Workflow, branch, days, hours, minutes, seconds,
+        Client, Ctx, Engine, Error, First2, First3, Job, Outcome, Queue, Result, Retry, RunHandle,
+        Step, Timestamp, Workflow, branch, days, hours, minutes, seconds,
     };
 }
 

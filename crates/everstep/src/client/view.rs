@@ -185,6 +185,7 @@ pub(super) fn entries(run: RunId, puts: Vec<Put>) -> Result<Vec<HistoryEntry>, C
             }
             EntryValue::Answer(bytes) => answered(&bytes),
             EntryValue::Started(id, _) => (Some(Json::String(id.to_string())), None),
+            EntryValue::Item(item) => (Some(item.0.into()), None),
         };
         list.push(HistoryEntry {
             location,

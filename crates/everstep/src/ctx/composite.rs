@@ -221,6 +221,9 @@ operations_are_arms! {
     [T: 'a] Composite<'a, T>, claim => T;
     [] super::sleep::Sleep, claim => crate::time::Timestamp;
     [] super::send::Send, claim => ();
+    [O: crate::workflow::Value] super::enqueue::Enqueue<O>, raw.claim => O;
+    [O: crate::workflow::Value] super::enqueue::EnqueueUntil<O>, raw.claim => Option<O>;
+    [] super::enqueue::EnqueueDetached, raw.claim => crate::queue::ItemId;
     [K: super::listen::Take + 'a] super::listen::Listen<K>, raw.claim => K::Item;
     [K: super::listen::Take + 'a] super::listen::ListenUntil<K>, raw.claim => Option<K::Item>;
     [K: super::listen::Take + 'a] super::listen::ListenBatch<K>, raw.claim => Vec<K::Item>;

@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::shared::Shared;
 use crate::{
+    queue::ItemId,
     run_id::{RunNo, ShardId},
     store::ShardSet,
 };
@@ -75,6 +76,8 @@ fn run(shared: &Shared) {
 struct Questions {
     runs: Vec<RunNo>,
     requests: Vec<Uuid>,
+    /// Nobody knows which process works on them.
+    items: Vec<ItemId>,
 }
 
 /// Asks once for what is waited for in shards that have just come to this process: what ended
@@ -93,12 +96,14 @@ fn questions_where(shared: &Shared, meant: impl Fn(ShardId) -> bool) -> Option<Q
     let (mut runs, mut requests) = shared.hub.waiting();
     runs.retain(|run| meant(run.shard()));
     requests.retain(|(_, run)| meant(run.shard()));
-    if runs.is_empty() && requests.is_empty() {
+    let items = shared.hub.waiting_items();
+    if runs.is_empty() && requests.is_empty() && items.is_empty() {
         return None;
     }
     Some(Questions {
         runs: runs.into_iter().map(|run| run.no()).collect(),
         requests: requests.into_iter().map(|(request, _)| request).collect(),
+        items,
     })
 }
 
@@ -115,7 +120,20 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
         true => Ok(Vec::new()),
         false => shared.store.answers(&questions.requests),
     };
+    let items = match questions.items.is_empty() {
+        true => Ok(Vec::new()),
+        false => shared.store.queue_ended(&questions.items),
+    };
     let mut answered = false;
+    match items {
+        Ok(items) => {
+            for (item, answer) in items {
+                answered = true;
+                shared.hub.item_ended(item, answer);
+            }
+        }
+        Err(error) => tracing::warn!(%error, "items cannot be read; trying again"),
+    }
     match (ends, answers) {
         (Ok(ends), Ok(answers)) => {
             for (request, answer) in answers {

@@ -21,6 +21,7 @@ use super::{
     poller::Poller,
     settings::Sabotage,
     suspects::Gate,
+    workers::Workers,
 };
 use crate::{
     commit::Fence,
@@ -59,6 +60,7 @@ pub(crate) struct Shared {
     pub(crate) due: DueSignal,
     pub(crate) keeper: Keeper,
     pub(crate) poller: Poller,
+    pub(crate) workers: Workers,
     pub(crate) suspects: Gate,
 }
 
@@ -120,6 +122,7 @@ impl Shared {
             due: DueSignal::default(),
             keeper: Keeper::default(),
             poller: Poller::default(),
+            workers: Workers::default(),
             suspects: Gate::default(),
             settings,
         }
@@ -286,6 +289,7 @@ impl Shared {
             if let Some(error) = self.stopped() {
                 self.hub.stop(&error);
             }
+            self.workers.signal(self);
         }
     }
 

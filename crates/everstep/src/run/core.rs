@@ -29,7 +29,7 @@ use super::{
     wakers::{self, RootWaker},
 };
 use crate::{
-    commit::{Effect, EffectDone, KeyRange, Receipt},
+    commit::{Effect, EffectDone, KeyRange},
     ctx::rollback::Undo,
     engine::{Mailbox, Sabotage, Services, Settings, Shared},
     error::{Error, Failure, FailureKind},
@@ -1008,11 +1008,14 @@ impl Core {
     /// The commit with this send was made.
     pub(crate) fn effect_done(&self, id: OpId, done: &EffectDone) {
         match done {
-            EffectDone::Sent(delivered) => self.send_done(id, delivered.receipt),
+            EffectDone::Sent(delivered) => {
+                self.send_done(id, EntryValue::Receipt(delivered.receipt.code()));
+            }
+            EffectDone::Enqueued(enqueued) => self.send_done(id, EntryValue::Item(enqueued.item)),
         }
     }
 
-    fn send_done(&self, id: OpId, receipt: Receipt) {
+    fn send_done(&self, id: OpId, value: EntryValue) {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         let Some(op) = st.ops.get_mut(id) else { return };
@@ -1020,7 +1023,7 @@ impl Core {
         let mut entry = op.entry();
         entry.status = EntryStatus::Completed;
         entry.completed_at = Some(self.now());
-        entry.value = EntryValue::Receipt(receipt.code());
+        entry.value = value;
         let key = op.key.clone();
         st.history.insert(key, entry).op = Some(id);
         st.make_available(id);

@@ -25,6 +25,8 @@ use super::{
     *,
 };
 
+mod queues;
+
 /// How long the row of a runner is kept after its lease has ended, for people to see.
 pub(crate) const DEAD_RUNNER_KEPT: Duration = Duration::from_secs(24 * 3_600);
 
@@ -74,6 +76,7 @@ struct Data {
     shards: BTreeMap<ShardId, Uuid>,
     last_epoch: u64,
     rows_written: u64,
+    queues: queues::Queues,
     /// Of the batch that is being applied.
     notices: Vec<Notice>,
     now: Timestamp,
@@ -346,6 +349,32 @@ impl Store for MemoryStore {
         Ok(wanted.take(limit).cloned().collect())
     }
 
+    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
+        Ok(self.read().queues.row(item))
+    }
+
+    fn queue_items(
+        &self,
+        queue: &str,
+        state: Option<ItemState>,
+        after: Option<ItemId>,
+        limit: usize,
+    ) -> Result<Vec<ItemRow>, StoreError> {
+        Ok(self.read().queues.list(queue, state, after, limit))
+    }
+
+    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> {
+        Ok(self.read().queues.stats(queue))
+    }
+
+    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
+        Ok(self.read().queues.outlook(queue, now))
+    }
+
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
+        Ok(self.read().queues.ended(items))
+    }
+
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         Ok(self.write(|data| data.register_runner(runner)))
     }
@@ -479,6 +508,10 @@ impl Data {
                 Outcome::Controlled(self.control(target, *control, batch.now))
             }
             (Write::Reopen(reopen), _) => self.reopen(reopen, batch.now),
+            (Write::Queue(write), _) => {
+                let Ok(done) = rules::queues::write(self, write);
+                Outcome::Queue(done)
+            }
             (Write::Commit(commit), _) => Outcome::Committed(self.effects(commit)),
         });
         Applied {
@@ -706,9 +739,16 @@ impl Data {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> Vec<EffectDone> {
-        let done = self.send(commit, self.now);
+        let mut sent = self.send(commit, self.now).into_iter();
+        let mut done = Vec::new();
         for effect in &commit.effects {
-            let Ok(()) = effects::apply(self, commit, effect);
+            match effect {
+                Effect::Send { .. } => done.extend(sent.next()),
+                _ => {
+                    let Ok(answer) = effects::apply(self, commit, effect);
+                    done.extend(answer);
+                }
+            }
         }
         let head = self.runs.get(&commit.run).map(|run| run.head);
         if let (Some(over), Some(head)) = (effects::over(&commit.patch), head)

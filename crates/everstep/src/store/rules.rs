@@ -10,6 +10,7 @@
 //! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
 
 pub(crate) mod effects;
+pub(crate) mod queues;
 pub(crate) mod tables;
 
 use crate::{
@@ -317,6 +318,6 @@ pub(crate) fn sends(commit: &Commit) -> impl Iterator<Item = (&Delivery, &[u8], 
             key,
             receipt,
         } => Some((delivery, key.as_slice(), receipt.as_slice())),
-        Effect::Reply { .. } | Effect::Abandon { .. } => None,
+        Effect::Reply { .. } | Effect::Abandon { .. } | Effect::Enqueue { .. } => None,
     })
 }

@@ -13,11 +13,12 @@ use uuid::Uuid;
 
 use super::audit::Audit;
 use crate::{
+    queue::ItemId,
     run_id::RunNo,
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, NewRunner, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters, StoreError,
-        Target, WakeFn, WakeGuard,
+        ItemRow, ItemState, LoadedRun, NewRunner, Put, QueueOutlook, QueueStats, RunRow, RunnerRow,
+        ShardSet, Store, StoreCounters, StoreError, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -344,6 +345,32 @@ impl<S: Store> Store for CrashingStore<S> {
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
         self.read(|store| store.dead_letters(run, limit))
+    }
+
+    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
+        self.read(|store| store.queue_item(item))
+    }
+
+    fn queue_items(
+        &self,
+        queue: &str,
+        state: Option<ItemState>,
+        after: Option<ItemId>,
+        limit: usize,
+    ) -> Result<Vec<ItemRow>, StoreError> {
+        self.read(|store| store.queue_items(queue, state, after, limit))
+    }
+
+    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> {
+        self.read(|store| store.queue_stats(queue))
+    }
+
+    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
+        self.read(|store| store.queue_outlook(queue, now))
+    }
+
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
+        self.read(|store| store.queue_ended(items))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -525,9 +525,10 @@ impl World {
     fn accept(&self, commit: Commit) -> Vec<Delivered> {
         match self.commit(commit) {
             Outcome::Committed(done) => {
-                let sent = done
-                    .into_iter()
-                    .map(|EffectDone::Sent(delivered)| delivered);
+                let sent = done.into_iter().filter_map(|done| match done {
+                    EffectDone::Sent(delivered) => Some(delivered),
+                    EffectDone::Enqueued(_) => None,
+                });
                 sent.collect()
             }
             other => panic!("a commit was answered with {other:?}"),

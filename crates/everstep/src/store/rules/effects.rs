@@ -4,9 +4,10 @@
 
 use super::{
     Head,
-    tables::{Tables, Waiter},
+    queues::{self, QueueTables},
+    tables::{Waiter, links},
 };
-use crate::commit::{Commit, Effect, InboxKind, Patch, RunStatus};
+use crate::commit::{AfterEnqueue, Commit, Effect, EffectDone, InboxKind, Patch, RunStatus};
 
 /// The code of a run is over, for good or for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,42 +32,61 @@ pub(crate) fn over(patch: &Patch) -> Option<Over> {
     Some(Over { rolls_back, ended })
 }
 
-/// Carries out an effect that has no answer.
-pub(crate) fn apply<T: Tables>(
+/// Carries out an effect; what became of it, if it has an answer.
+pub(crate) fn apply<T: QueueTables>(
     tables: &mut T,
     commit: &Commit,
     effect: &Effect,
-) -> Result<(), T::Error> {
+) -> Result<Option<EffectDone>, T::Error> {
+    let waiter = |key: &[u8]| Waiter {
+        run: commit.run,
+        generation: commit.generation,
+        key: key.to_vec(),
+    };
     match effect {
-        // Each has an answer, or is a row of its own; the stores do these.
-        Effect::Send { .. } | Effect::Reply { .. } => Ok(()),
-        Effect::Abandon { kind, key } => {
-            let waiter = Waiter {
-                run: commit.run,
-                generation: commit.generation,
-                key: key.clone(),
-            };
-            abandon(tables, &waiter, *kind)
-        }
+        // The stores do these.
+        Effect::Send { .. } | Effect::Reply { .. } => {}
+        Effect::Abandon { kind, key } => abandon(tables, &waiter(key), *kind)?,
+        Effect::Enqueue { item, key, then } => match then {
+            AfterEnqueue::Wait { leave } => {
+                queues::enqueue_and_wait(tables, item, waiter(key), *leave)?;
+            }
+            AfterEnqueue::Record(prefix) => {
+                let enqueued = queues::enqueue_and_record(tables, item, &waiter(key), prefix)?;
+                return Ok(Some(EffectDone::Enqueued(enqueued)));
+            }
+        },
     }
+    Ok(None)
 }
 
 /// An operation waits no more: what it registered is removed, and what it was handed and has not
 /// taken goes back.
-fn abandon<T: Tables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Result<(), T::Error> {
+fn abandon<T: QueueTables>(
+    tables: &mut T,
+    waiter: &Waiter,
+    kind: InboxKind,
+) -> Result<(), T::Error> {
     let _untaken = tables.take_answers(waiter.run, &waiter.key)?;
     match kind {
         InboxKind::Message
         | InboxKind::Event
         | InboxKind::Deferred
         | InboxKind::RunEnded
-        | InboxKind::QueueResult
         | InboxKind::LimitGrant => Ok(()),
+        InboxKind::QueueResult => queues::abandon(tables, waiter),
     }
 }
 
 /// Does what is left to do when the code of a run with links is over.
-pub(crate) fn close<T: Tables>(tables: &mut T, head: &Head, over: Over) -> Result<(), T::Error> {
-    let _ = (tables, head, over);
+pub(crate) fn close<T: QueueTables>(
+    tables: &mut T,
+    head: &Head,
+    over: Over,
+) -> Result<(), T::Error> {
+    let _ = over;
+    if head.links & links::QUEUES != 0 {
+        queues::close(tables, head.id.no())?;
+    }
     Ok(())
 }

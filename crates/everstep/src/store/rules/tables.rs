@@ -41,6 +41,15 @@ pub(crate) struct Waiter {
     pub(crate) key: Vec<u8>,
 }
 
+impl Waiter {
+    /// What comes before all others, in order.
+    pub(crate) const FIRST: Waiter = Waiter {
+        run: RunNo(i64::MIN),
+        generation: 0,
+        key: Vec::new(),
+    };
+}
+
 /// The rows of a store, within one batch.
 pub(crate) trait Tables {
     type Error;

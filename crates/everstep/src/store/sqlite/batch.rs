@@ -46,6 +46,7 @@ pub(crate) fn apply(
                 Outcome::Controlled(applier.control(target, *control)?)
             }
             Write::Reopen(reopen) => applier.reopen(reopen)?,
+            Write::Queue(write) => Outcome::Queue(rules::queues::write(&mut applier, write)?),
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)
@@ -523,9 +524,13 @@ impl<'a> Applier<'a> {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> rusqlite::Result<Vec<EffectDone>> {
-        let done = self.send(commit)?;
+        let mut sent = self.send(commit)?.into_iter();
+        let mut done = Vec::new();
         for effect in &commit.effects {
-            effects::apply(self, commit, effect)?;
+            match effect {
+                Effect::Send { .. } => done.extend(sent.next()),
+                _ => done.extend(effects::apply(self, commit, effect)?),
+            }
         }
         if let Some(over) = effects::over(&commit.patch)
             && let Some(head) = self.head(commit.run)?
