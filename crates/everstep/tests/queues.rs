@@ -1,6 +1,8 @@
 //! Work queues in one process: items, workers, waits, and the races between them.
 #![allow(clippy::unwrap_used)]
 
+mod scenario;
+
 use std::{
     sync::{
         Arc, Mutex,
@@ -10,8 +12,10 @@ use std::{
 };
 
 use everstep::{
-    EngineBuilder, FailureKind, ItemError, ItemId, ItemState, RunStatus, prelude::*,
-    store::MemoryStore, testing::VirtualClock,
+    EngineBuilder, FailureKind, ItemError, ItemId, ItemState, RunStatus,
+    prelude::*,
+    store::{MemoryStore, SqliteStore, Store},
+    testing::{CrashingStore, VirtualClock},
 };
 use serde_json::{Value as Json, json};
 
@@ -269,7 +273,7 @@ async fn a_wait_that_is_given_up_takes_its_unclaimed_item_along() {
             let race = ctx
                 .race("race", (ctx.enqueue(NUM, &2), ctx.sleep("nap", minutes(1))))
                 .await?;
-            let slept = matches!(race.value, First2::Second(_));
+            let slept = matches!(race, First2::B(_));
             let left = ctx.enqueue(NUM, &3).leave().timeout(minutes(1)).await?;
             Ok(json!([none, slept, left]))
         })
@@ -286,4 +290,318 @@ async fn a_wait_that_is_given_up_takes_its_unclaimed_item_along() {
     let inputs: Vec<_> = items.into_iter().map(|item| item.input.unwrap()).collect();
     assert_eq!(inputs, [json!(3)]);
     engine.shutdown().await;
+}
+
+/// Another process, as far as the engine can tell: it takes the item and settles it on the store.
+mod elsewhere {
+    use everstep::store::{
+        Batch, ClaimItems, Outcome, QueueDone, QueueWrite, Settle, Settlement, Store, Write,
+    };
+    use everstep::{ItemId, Timestamp};
+    use uuid::Uuid;
+
+    fn write(store: &dyn Store, now: Timestamp, write: QueueWrite) -> QueueDone {
+        let batch = Batch {
+            fence: None,
+            now,
+            writes: vec![Write::Queue(Box::new(write))],
+        };
+        match store.commit(&batch).unwrap().outcomes.pop() {
+            Some(Outcome::Queue(done)) => done,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn claim(store: &dyn Store, now: Timestamp) -> ItemId {
+        let wanted = ClaimItems {
+            queue: "num".to_owned(),
+            claim: Uuid::from_u128(9),
+            max: 1,
+            attempts_max: 9,
+            visibility: std::time::Duration::from_secs(30),
+        };
+        match write(store, now, QueueWrite::Claim(wanted)) {
+            QueueDone::Claimed(claimed) => claimed.items[0].item,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Settles with this small number; whether the claim held.
+    pub(crate) fn settle(store: &dyn Store, now: Timestamp, item: ItemId, n: u8) -> bool {
+        let settle = Settle {
+            item,
+            claim: Uuid::from_u128(9),
+            // A small number is its own CBOR.
+            settlement: Settlement::Done(vec![n]),
+        };
+        write(store, now, QueueWrite::Settle(settle)) == QueueDone::Settled(true)
+    }
+
+    pub(crate) fn work(store: &dyn Store, now: Timestamp, n: u8) {
+        let item = claim(store, now);
+        assert!(settle(store, now, item, n));
+    }
+}
+
+fn now(clock: &VirtualClock) -> Timestamp {
+    everstep::Clock::now(clock)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_just_before_and_after_the_parking_is_taken_once() {
+    for before in [true, false] {
+        let clock = VirtualClock::new();
+        let gate = Gate::new();
+        let time = clock.clone();
+        let mut store = CrashingStore::counting(MemoryStore::new());
+        if before {
+            // Register, take shards, start, register the wait; the next write parks the run.
+            store = store.meddle_before(5, move |inner| elsewhere::work(inner, now(&time), 7));
+        }
+        let store = Arc::new(store);
+        let passing = gate.clone();
+        let engine = Engine::on(store.clone())
+            .clock(clock.clone())
+            .register_fn(RUN, move |ctx, ()| {
+                let gate = passing.clone();
+                async move {
+                    let body = ctx.step("body", async || {
+                        gate.pass().await;
+                        Ok(1)
+                    });
+                    let (a, b) = ctx.join("both", (ctx.enqueue(NUM, &1), body)).await?;
+                    Ok(json!([a, b]))
+                }
+            })
+            .start()
+            .await
+            .unwrap();
+        let held = clock.hold();
+        let run = engine.client().start(RUN, ()).await.unwrap();
+        drop(clock.quiet().await);
+        assert_eq!(store.writes(), 4);
+        gate.open();
+        if !before {
+            let parked = scenario::until_status(&run, RunStatus::Sleeping).await;
+            assert!(parked.waiting.unwrap().contains("queue item"));
+            engine.work(NUM, 1, async |_, _| Ok(7)).unwrap();
+        }
+        drop(held);
+        assert_eq!(run.result().await.unwrap(), json!([7, 1]));
+        assert_eq!(store.inner().inbox(run.id().no(), 0).unwrap(), []);
+        engine.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_just_before_the_timeout_wins_and_one_after_it_is_dropped() {
+    for before in [true, false] {
+        let clock = VirtualClock::new();
+        let time = clock.clone();
+        let mut store = CrashingStore::counting(MemoryStore::new());
+        if before {
+            // Register, take shards, start, park with the wait; the next write is the timeout.
+            store = store.meddle_before(5, move |inner| elsewhere::work(inner, now(&time), 7));
+        }
+        let store = Arc::new(store);
+        let engine = Engine::on(store.clone())
+            .clock(clock.clone())
+            .register_fn(RUN, |ctx, ()| async move {
+                let first = ctx.enqueue(NUM, &1).timeout(hours(1)).await?;
+                let second: Option<u32> = ctx.listen("more").timeout(hours(1)).await?;
+                Ok(json!([first, second]))
+            })
+            .start()
+            .await
+            .unwrap();
+        let held = clock.hold();
+        let run = engine.client().start(RUN, ()).await.unwrap();
+        drop(clock.quiet().await);
+        assert_eq!(store.writes(), 4);
+        if before {
+            drop(held);
+            assert_eq!(run.result().await.unwrap(), json!([7, null]));
+        } else {
+            // A worker has it when the time runs out.
+            let item = elsewhere::claim(store.inner(), now(&clock));
+            drop(held);
+            let held = clock.sleep(hours(1)).await;
+            drop(clock.quiet().await);
+            assert!(elsewhere::settle(store.inner(), now(&clock), item, 7));
+            assert_eq!(store.inner().inbox(run.id().no(), 0).unwrap(), []);
+            drop(held);
+            assert_eq!(run.result().await.unwrap(), json!([null, null]));
+        }
+        engine.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_just_before_and_after_a_cancel_leaves_nothing_behind() {
+    for before in [true, false] {
+        let clock = VirtualClock::new();
+        let time = clock.clone();
+        let mut store = CrashingStore::counting(MemoryStore::new());
+        if before {
+            // .., park with the wait, the request; the next write is the end of the run.
+            store = store.meddle_before(6, move |inner| elsewhere::work(inner, now(&time), 7));
+        }
+        let store = Arc::new(store);
+        let engine = Engine::on(store.clone())
+            .clock(clock.clone())
+            .register_fn(RUN, |ctx, ()| async move {
+                Ok(json!(ctx.enqueue(NUM, &1).await?))
+            })
+            .start()
+            .await
+            .unwrap();
+        let _held = clock.hold();
+        let run = engine.client().start(RUN, ()).await.unwrap();
+        drop(clock.quiet().await);
+        let item = (!before).then(|| elsewhere::claim(store.inner(), now(&clock)));
+        assert!(run.cancel().await.unwrap());
+        assert!(run.result().await.is_err());
+        assert_eq!(run.status().await.unwrap(), RunStatus::Cancelled);
+        if let Some(item) = item {
+            assert!(elsewhere::settle(store.inner(), now(&clock), item, 7));
+        }
+        assert_eq!(store.inner().inbox(run.id().no(), 0).unwrap(), []);
+        let stats = engine.client().queue_stats("num").await.unwrap();
+        assert_eq!(stats, Default::default());
+        engine.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_lost_its_item_is_told_and_its_result_dropped() {
+    let clock = VirtualClock::new();
+    let store = MemoryStore::new();
+    let cancelled = Arc::new(AtomicU32::new(0));
+    let counted = cancelled.clone();
+    let engine = Engine::on(Arc::new(store.clone()))
+        .clock(clock.clone())
+        .register_fn(RUN, |ctx, ()| async move {
+            Ok(json!(ctx.enqueue(NUM, &1).await?))
+        })
+        .work(NUM, 1, move |job: Job, _: u32| {
+            let counted = counted.clone();
+            async move {
+                job.cancellation().cancelled().await;
+                counted.fetch_add(1, Ordering::SeqCst);
+                assert!(!job.heartbeat().await.unwrap());
+                Ok(1)
+            }
+        })
+        .start()
+        .await
+        .unwrap();
+    let held = clock.hold();
+    let run = engine.client().start(RUN, ()).await.unwrap();
+    scenario::until("the claim", async || {
+        let stats = engine.client().queue_stats("num").await.unwrap();
+        (stats.claimed == 1).then_some(())
+    })
+    .await;
+    // This process was stopped for an hour, and another took the item.
+    let item = elsewhere::claim(&store, now(&clock) + hours(1));
+    clock.advance(minutes(1));
+    scenario::until("the handler to be told", async || {
+        (cancelled.load(Ordering::SeqCst) == 1).then_some(())
+    })
+    .await;
+    assert_eq!(run.status().await.unwrap(), RunStatus::Sleeping);
+    assert!(elsewhere::settle(&store, now(&clock), item, 7));
+    store.wake_others(None, &[run.id().no()]);
+    drop(held);
+    assert_eq!(run.result().await.unwrap(), json!(7));
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_takes_long_keeps_its_item() {
+    let clock = VirtualClock::new();
+    let gate = Gate::new();
+    let passing = gate.clone();
+    let engine = builder(&clock)
+        .work(NUM, 2, move |job: Job, _: u32| {
+            let gate = passing.clone();
+            async move {
+                gate.pass().await;
+                Ok(job.attempt())
+            }
+        })
+        .start()
+        .await
+        .unwrap();
+    let item = engine.client().enqueue(NUM, &1).await.unwrap();
+    drop(clock.sleep(minutes(5)).await);
+    let info = item.info().await.unwrap();
+    assert_eq!((info.state, info.attempts), (ItemState::Claimed, 1));
+    gate.open();
+    assert_eq!(item.result().await.unwrap(), 1);
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_stops_gives_back_what_it_has() {
+    let clock = VirtualClock::new();
+    let engine = builder(&clock).start().await.unwrap();
+    let client = engine.client();
+    let stubborn = client.enqueue(NUM, &1).await.unwrap();
+    let polite = client.enqueue(NUM, &2).await.unwrap();
+    let worker = engine
+        .work(NUM, 2, async |job: Job, n: u32| -> Result<u32> {
+            job.cancellation().cancelled().await;
+            match n {
+                1 => std::future::pending().await,
+                _ => Err(Error::msg("asked to stop")),
+            }
+        })
+        .unwrap();
+    scenario::until("both claims", async || {
+        let stats = client.queue_stats("num").await.unwrap();
+        (stats.claimed == 2).then_some(())
+    })
+    .await;
+    worker.stop_within(Duration::from_millis(50)).await;
+    engine
+        .work(NUM, 2, async |job: Job, n: u32| Ok(10 * n + job.attempt()))
+        .unwrap();
+    // Neither attempt has counted, and nobody waited for the visibility to end.
+    assert_eq!(stubborn.result().await.unwrap(), 11);
+    assert_eq!(polite.result().await.unwrap(), 21);
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn five_hundred_items_go_through_two_workers_once_each() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = SqliteStore::create(directory.path().join("app.db")).unwrap();
+    let stores: [Arc<dyn Store>; 2] = [Arc::new(MemoryStore::new()), Arc::new(file)];
+    for store in stores {
+        let load = everstep::testing::queue_load(store, 500, 2, 20)
+            .await
+            .unwrap();
+        assert_eq!(load.attempts, vec![1; 500]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_worker_asks_little() {
+    let store = MemoryStore::new();
+    let client = Client::on(Arc::new(store.clone())).unwrap();
+    let worker = client.work(NUM, 2, async |_, n: u32| Ok(n)).unwrap();
+    let item = client.enqueue(NUM, &3).await.unwrap();
+    assert_eq!(item.result().await.unwrap(), 3);
+    let begun = std::time::Instant::now();
+    let before = store.counters();
+    // The only way to see that nothing happens is to wait: until two looks were made.
+    scenario::until("two looks", async || {
+        let reads = store.counters().reads - before.reads;
+        (reads >= 2).then_some(())
+    })
+    .await;
+    assert!(begun.elapsed() >= Duration::from_millis(900));
+    assert_eq!(store.counters().batches, before.batches);
+    worker.stop().await;
 }

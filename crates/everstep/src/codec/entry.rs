@@ -417,6 +417,20 @@ mod tests {
     }
 
     #[test]
+    fn the_store_fills_in_the_number_of_an_item() {
+        let entry = Entry {
+            kind: EntryKind::Enqueue,
+            value: EntryValue::Item(ItemId(0x0102)),
+            ..completed_step()
+        };
+        let bytes = encode_entry(&entry);
+        assert!(hex(&bytes).starts_with("01001402"));
+        assert!(hex(&bytes).ends_with("00080201000000000000"));
+        assert_eq!(encode_item_prefix(&entry), bytes[..bytes.len() - 8]);
+        assert_eq!(decode_entry(&bytes), Ok(entry));
+    }
+
+    #[test]
     fn the_store_fills_in_the_receipt() {
         let entry = |code| Entry {
             kind: EntryKind::Send,

@@ -301,6 +301,7 @@ impl QueueTables for Data {
     }
 
     fn put_wait(&mut self, wait: &Wait) -> Result<(), Infallible> {
+        self.take_wait(&wait.waiter)?;
         let waiter = wait.waiter.clone();
         self.queues.waited.insert((wait.item, waiter.clone()));
         self.queues.waits.insert(waiter, (wait.item, wait.cancels));
