@@ -66,6 +66,18 @@ fn item_row(row: &Row<'_>) -> rusqlite::Result<ItemRow> {
     })
 }
 
+/// The condition for this state, as a text that shows SQLite which partial index holds its rows: the
+/// index's own condition must stand in the query word for word.
+const fn in_state(state: ItemState) -> &'static str {
+    match state {
+        ItemState::Ready => "state = 0",
+        ItemState::Delayed => "state = 1 AND state IN (1, 2, 3)",
+        ItemState::Claimed => "state = 2 AND state IN (1, 2, 3)",
+        ItemState::Done => "state = 3 AND state IN (1, 2, 3)",
+        ItemState::Dead => "state = 4",
+    }
+}
+
 /// The number as SQL takes it. Numbers are given out by SQLite, which has signed ones.
 fn no(item: ItemId) -> i64 {
     i64::try_from(item.0).unwrap_or(i64::MAX)
@@ -85,8 +97,7 @@ pub(crate) fn list(
     limit: usize,
 ) -> rusqlite::Result<Vec<ItemRow>> {
     let after = after.map_or(-1, no);
-    // The state is part of the text, so that dead letters are found by their own index.
-    let state = state.map_or_else(String::new, |state| format!("AND state = {}", state.code()));
+    let state = state.map_or_else(String::new, |state| format!("AND {}", in_state(state)));
     let sql = format!(
         "SELECT {ROW} FROM queue_items WHERE queue = ?1 {state} AND no > ?2 ORDER BY no LIMIT ?3"
     );
@@ -98,8 +109,8 @@ pub(crate) fn list(
 pub(crate) fn stats(conn: &Connection, queue: &str) -> rusqlite::Result<QueueStats> {
     let count = |state: ItemState| -> rusqlite::Result<u64> {
         let sql = format!(
-            "SELECT count(*) FROM queue_items WHERE queue = ?1 AND state = {}",
-            state.code()
+            "SELECT count(*) FROM queue_items WHERE queue = ?1 AND {}",
+            in_state(state)
         );
         let mut statement = conn.prepare_cached(&sql)?;
         Ok(statement.query_row([queue], |row| row.get::<_, i64>(0))? as u64)
@@ -136,8 +147,9 @@ fn first_time(
     state: ItemState,
 ) -> rusqlite::Result<Option<Timestamp>> {
     let sql = format!(
-        "SELECT at FROM queue_items WHERE queue = ?1 AND state = {} ORDER BY at LIMIT 1",
-        state.code()
+        "SELECT at FROM queue_items INDEXED BY queue_timed WHERE queue = ?1 AND {} \
+         ORDER BY at LIMIT 1",
+        in_state(state)
     );
     let mut statement = conn.prepare_cached(&sql)?;
     statement
@@ -260,11 +272,10 @@ impl QueueTables for Applier<'_> {
         until: Timestamp,
         limit: usize,
     ) -> rusqlite::Result<Vec<ItemHead>> {
-        // The state is part of the text: only then does SQLite see that the index has it.
         let sql = format!(
             "SELECT {HEAD} FROM queue_items INDEXED BY queue_timed \
-             WHERE queue = ?1 AND state = {} AND at <= ?2 ORDER BY at, no LIMIT ?3",
-            state.code()
+             WHERE queue = ?1 AND {} AND at <= ?2 ORDER BY at, no LIMIT ?3",
+            in_state(state)
         );
         let mut statement = self.conn.prepare_cached(&sql)?;
         let params = params![queue, until.as_millis(), columns::limit(limit)];
