@@ -6,6 +6,7 @@
 //! done, and asks the store for what it waits for: one query per round, however many wait.
 
 use std::{
+    borrow::Cow,
     future::{Future, IntoFuture},
     marker::PhantomData,
     pin::Pin,
@@ -19,7 +20,11 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::{
-    codec::{self, payload},
+    codec::{
+        DecodeError,
+        hook::{Codec, Codecs},
+        payload,
+    },
     commit::{
         Control, Controlled, Delivery, NewRun, Outcome, Receipt, Reopen, RunStatus, Target, Write,
     },
@@ -34,9 +39,18 @@ use crate::{
 };
 
 mod queues;
+mod schedules;
+mod stream;
+mod transfer;
 mod view;
+#[cfg(feature = "sqlite")]
+mod within;
 
 pub use queues::{EnqueueItem, ItemError, ItemHandle, ItemInfo, Worker};
+pub use schedules::{
+    Backfilled, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, Triggered,
+};
+pub use stream::{EmittedFrom, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader};
 pub use view::{HistoryEntry, RunInfo, RunPage};
 
 /// Starts runs and talks to them. Cheap to clone.
@@ -44,6 +58,7 @@ pub use view::{HistoryEntry, RunInfo, RunPage};
 pub struct Client {
     shared: Arc<Shared>,
     reader: Arc<Reader>,
+    codecs: Codecs,
     /// Ends the committer of a client without an engine, with the last clone.
     _own: Option<Arc<OwnCommitter>>,
 }
@@ -117,6 +132,17 @@ pub enum ClientError {
         /// What is wrong.
         problem: String,
     },
+    /// A stored value was written with a codec that is not here, or that cannot decode it.
+    #[error(
+        "{what} cannot be decoded: {problem}; give the client the codec and the keys that it was \
+             written with"
+    )]
+    Sealed {
+        /// What it is.
+        what: String,
+        /// What is missing.
+        problem: String,
+    },
     /// The run ended before it replied.
     #[error("run {run} ended without a reply")]
     NoReply {
@@ -147,6 +173,28 @@ pub enum ClientError {
     /// A worker needs a tokio runtime for its handlers.
     #[error("there is no tokio runtime here for a worker's handlers; call `work` inside of one")]
     NoRuntime,
+    /// There is no such schedule.
+    #[error("there is no schedule `{schedule}`; it may have been deleted")]
+    UnknownSchedule {
+        /// Its name.
+        schedule: String,
+    },
+    /// A schedule cannot be as it is asked for.
+    #[error("schedule `{schedule}`: {problem}")]
+    Schedule {
+        /// Its name.
+        schedule: String,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// A run cannot be imported beside one that is there.
+    #[error("run {run} cannot be imported: {what} is taken in this store; nothing was changed")]
+    Taken {
+        /// The run.
+        run: String,
+        /// What of it.
+        what: String,
+    },
     /// The engine or the client is shutting down.
     #[error("the client is closed: its engine has shut down")]
     Closed,
@@ -215,10 +263,20 @@ impl Drop for OwnCommitter {
 impl Client {
     pub(crate) fn of_engine(shared: Arc<Shared>, reader: Arc<Reader>) -> Client {
         Client {
+            codecs: shared.settings.codecs.clone(),
             shared,
             reader,
             _own: None,
         }
+    }
+
+    /// Compresses or encrypts what is stored of the values of users, as the engine on the same store
+    /// does ([`EngineBuilder::codec`](crate::EngineBuilder::codec)). With several, the last one
+    /// writes and all of them read. A client of an engine has the engine's.
+    #[must_use]
+    pub fn codec(mut self, codec: impl Codec) -> Client {
+        self.codecs.push(Arc::new(codec));
+        self
     }
 
     /// A client without an engine, on a SQLite file that an engine has made.
@@ -265,6 +323,7 @@ impl Client {
         Ok(Client {
             shared,
             reader,
+            codecs: Codecs::default(),
             _own: Some(own),
         })
     }
@@ -272,7 +331,7 @@ impl Client {
     /// Starts a run. Set what else is to be said, then await it.
     pub fn start<W: WorkflowRef>(&self, workflow: W, input: W::Input) -> Start<W::Output> {
         let key = workflow.default_key(&input);
-        let input = encode(&input, "the input", &self.shared);
+        let input = encode(&input, "the input", self);
         self.start_encoded(workflow.name(), workflow.version(), input, key)
     }
 
@@ -286,7 +345,7 @@ impl Client {
             .registry
             .newest(workflow)
             .map_or(1, |newest| newest.version);
-        let input = check_size(bytes, "the input", &self.shared);
+        let input = check_size(bytes, "the input", self);
         self.start_encoded(workflow, version, input, None)
     }
 
@@ -380,7 +439,8 @@ impl Client {
 
     /// Sends a message to a run. Set what else is to be said, then await it.
     pub fn send<T: Serialize>(&self, to: impl ToTarget, name: &str, body: &T) -> SendMessage {
-        let body = encode(body, "the message", &self.shared);
+        let body =
+            encode(body, "the message", self).and_then(|body| self.seal(body, "the message"));
         SendMessage {
             client: self.clone(),
             target: to.to_target(),
@@ -401,12 +461,44 @@ impl Client {
         name: &str,
         body: &T,
     ) -> Result<R, ClientError> {
-        let body = encode(body, "the request", &self.shared)?;
+        let body = encode(body, "the request", self)?;
         let bytes = self.request_bytes(to.to_target(), name, body).await?;
-        payload::from_slice(&bytes).map_err(|error| ClientError::Decode {
-            what: format!("the reply to `{name}`"),
+        self.decode(&bytes, None, || format!("the reply to `{name}`"))
+    }
+
+    /// Seals a payload that goes to others.
+    fn seal(&self, payload: Vec<u8>, what: &str) -> Result<Vec<u8>, ClientError> {
+        let sealed = self.codecs.seal(payload, None);
+        sealed.map_err(|error| ClientError::Encode {
+            what: what.to_owned(),
             problem: error.to_string(),
         })
+    }
+
+    /// The value of a stored payload. `run` is the run that it was found with, if it may be that
+    /// run's alone.
+    fn decode<T: DeserializeOwned>(
+        &self,
+        bytes: &[u8],
+        run: Option<RunId>,
+        what: impl FnOnce() -> String,
+    ) -> Result<T, ClientError> {
+        self.codecs
+            .read(bytes, run)
+            .map_err(|error| unreadable(what(), &error))
+    }
+
+    /// As [`decode`](Client::decode), for callers without the type.
+    fn decode_json(
+        &self,
+        bytes: &[u8],
+        run: Option<RunId>,
+        what: impl FnOnce() -> String,
+    ) -> Result<Json, ClientError> {
+        let opened = self.codecs.open(bytes, run);
+        opened
+            .and_then(|bytes| payload::to_json(&bytes))
+            .map_err(|error| unreadable(what(), &error))
     }
 
     async fn request_bytes(
@@ -415,6 +507,7 @@ impl Client {
         name: &str,
         body: Vec<u8>,
     ) -> Result<Vec<u8>, ClientError> {
+        let body = self.seal(body, "the request")?;
         let request = Uuid::from_u64_pair(crate::random::entropy(), crate::random::entropy());
         let text = describe(&target);
         let run = match &target {
@@ -452,8 +545,15 @@ impl Client {
         run: Option<RunId>,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, ClientError> {
-        self.read(move |store| store.dead_letters(run.map(RunId::no), limit))
-            .await
+        let letters = self.read(move |store| store.dead_letters(run.map(RunId::no), limit));
+        let mut letters = letters.await?;
+        for letter in &mut letters {
+            // One that cannot be opened is listed as it is stored.
+            if let Ok(Cow::Owned(body)) = self.codecs.open(&letter.body, None) {
+                letter.body = body;
+            }
+        }
+        Ok(letters)
     }
 
     async fn deliver(
@@ -464,19 +564,9 @@ impl Client {
         dedupe: Option<String>,
         request: Option<Uuid>,
     ) -> Result<Sent, ClientError> {
-        named("the message's name", name)?;
-        if let Some(key) = &dedupe {
-            named("the dedupe key", key)?;
-        }
-        let (text, limit) = (describe(&target), self.shared.settings.inbox_messages_max);
-        let delivery = Delivery {
-            target,
-            name: name.to_owned(),
-            body,
-            dedupe,
-            request,
-            inbox_max: limit,
-        };
+        let text = describe(&target);
+        let delivery = self.delivery(target, name, body, dedupe, request)?;
+        let limit = delivery.inbox_max;
         let Outcome::Delivered(delivered) = self.write(Write::Deliver(Box::new(delivery))).await?
         else {
             return Err(ClientError::Closed);
@@ -496,6 +586,28 @@ impl Client {
         }
     }
 
+    fn delivery(
+        &self,
+        target: Target,
+        name: &str,
+        body: Vec<u8>,
+        dedupe: Option<String>,
+        request: Option<Uuid>,
+    ) -> Result<Delivery, ClientError> {
+        named("the message's name", name)?;
+        if let Some(key) = &dedupe {
+            named("the dedupe key", key)?;
+        }
+        Ok(Delivery {
+            target,
+            name: name.to_owned(),
+            body,
+            dedupe,
+            request,
+            inbox_max: self.shared.settings.inbox_messages_max,
+        })
+    }
+
     async fn status_text(&self, run: RunId) -> String {
         let row = self.read(move |store| store.run(&Target::Id(run))).await;
         row.ok()
@@ -511,6 +623,18 @@ impl Client {
             Outcome::Controlled(controlled) => Ok(controlled),
             _ => Err(ClientError::Closed),
         }
+    }
+
+    /// Whether the run was started with another input than this, as far as it can be read.
+    async fn has_other_input(&self, run: RunId, plain: &[u8]) -> Result<bool, ClientError> {
+        let row = self.read(move |store| store.run(&Target::Id(run))).await?;
+        let row = row.ok_or_else(|| ClientError::UnknownRun {
+            run: run.to_string(),
+        })?;
+        let opened = self.codecs.open(&row.input, None);
+        opened
+            .map(|input| *input != *plain)
+            .map_err(|error| unreadable(format!("the input of run {run}"), &error))
     }
 
     /// Hands a write to the committer and waits until it is durable.
@@ -624,16 +748,17 @@ fn named(what: &str, name: &str) -> Result<(), ClientError> {
     })
 }
 
-fn encode<T: Serialize>(value: &T, what: &str, shared: &Shared) -> Result<Vec<u8>, ClientError> {
+/// Encodes a value, within the limit. It is not sealed yet.
+fn encode<T: Serialize>(value: &T, what: &str, client: &Client) -> Result<Vec<u8>, ClientError> {
     let bytes = payload::to_vec(value).map_err(|error| ClientError::Encode {
         what: what.to_owned(),
         problem: error.to_string(),
     })?;
-    check_size(bytes, what, shared)
+    check_size(bytes, what, client)
 }
 
-fn check_size(bytes: Vec<u8>, what: &str, shared: &Shared) -> Result<Vec<u8>, ClientError> {
-    let limit = shared.settings.payload_bytes_max;
+fn check_size(bytes: Vec<u8>, what: &str, client: &Client) -> Result<Vec<u8>, ClientError> {
+    let limit = client.shared.settings.payload_bytes_max;
     if bytes.len() > limit {
         return Err(ClientError::TooLarge {
             what: what.to_owned(),
@@ -726,7 +851,8 @@ impl<O> Start<O> {
         self
     }
 
-    async fn send(self) -> Result<RunHandle<O>, ClientError> {
+    /// Checks what was said, and what the workflow's definition adds to it.
+    fn plan(self) -> Result<Plan, ClientError> {
         named("the workflow's name", &self.workflow)?;
         if let Some(key) = &self.key {
             named("the key", key)?;
@@ -735,8 +861,14 @@ impl<O> Start<O> {
             named("a tag's name", name)?;
             named("a tag's value", value)?;
         }
-        let input = self.input?;
         let client = self.client;
+        // Kept where a codec may have written the same input in other bytes.
+        let mut plain = None;
+        let mut input = self.input?;
+        if !client.codecs.is_empty() {
+            plain = Some(input.clone());
+            input = client.seal(input, "the input")?;
+        }
         let shared = &client.shared;
         let definition = shared.registry.find(&self.workflow, self.version).cloned();
         let options = definition.as_ref().map(|definition| &definition.options);
@@ -755,34 +887,29 @@ impl<O> Start<O> {
             || Arc::from(self.workflow.as_str()),
             |definition| definition.name.clone(),
         );
+        Ok(Plan {
+            workflow: name,
+            version: self.version,
+            key: self.key,
+            pool,
+            begin: self.begin,
+            deadline,
+            tags,
+            input,
+            plain,
+            is_known: definition.is_some(),
+            client,
+        })
+    }
+
+    async fn send(self) -> Result<RunHandle<O>, ClientError> {
+        let plan = self.plan()?;
+        let client = &plan.client;
+        let shared = &client.shared;
         loop {
-            let now = shared.now();
-            let id = shared.ids.next(now);
-            let begin = match self.begin {
-                Begin::Now => None,
-                Begin::At(at) => Some(at),
-                Begin::After(delay) => Some(now + delay),
-            };
-            let deadline_at = deadline.map(|deadline| match deadline {
-                Deadline::At(at) => at,
-                Deadline::After(limit) => begin.unwrap_or(now) + limit,
-            });
-            let claim = begin.is_none()
-                && definition.is_some()
-                && shared.owns(id.shard())
-                && shared.reserve();
-            let new = NewRun {
-                id,
-                workflow: name.clone(),
-                version: self.version,
-                key: self.key.clone(),
-                pool: pool.clone(),
-                available_at: begin,
-                deadline_at,
-                tags: tags.clone(),
-                input: input.clone(),
-                claim,
-            };
+            let mut new = plan.new_run();
+            let (id, claim) = (new.id, plan.claims(&new));
+            new.claim = claim;
             // Listened for before it can end.
             let ended = claim.then(|| shared.hub.await_end(id));
             match client.write(Write::Start(Box::new(new))).await? {
@@ -793,7 +920,12 @@ impl<O> Start<O> {
                     }
                     let mut handle = client.handle(started.id, ended);
                     handle.attached = started.attached;
-                    handle.input_differs = started.input_differs;
+                    handle.input_differs = match &plan.plain {
+                        Some(plain) if started.input_differs => {
+                            client.has_other_input(started.id, plain).await?
+                        }
+                        _ => started.input_differs,
+                    };
                     return Ok(handle);
                 }
                 // Another process has made a run with the same number: the next id is free.
@@ -801,6 +933,62 @@ impl<O> Start<O> {
                 _ => return Err(ClientError::Closed),
             }
         }
+    }
+}
+
+/// A run that is to be started, with everything that is the same however often it is tried.
+struct Plan {
+    client: Client,
+    workflow: Arc<str>,
+    version: u32,
+    key: Option<String>,
+    pool: Arc<str>,
+    begin: Begin,
+    deadline: Option<Deadline>,
+    tags: Vec<(String, String)>,
+    input: Vec<u8>,
+    /// The input before a codec has sealed it.
+    plain: Option<Vec<u8>>,
+    /// Whether this process has the code.
+    is_known: bool,
+}
+
+impl Plan {
+    /// The run, under a new id, and not claimed.
+    fn new_run(&self) -> NewRun {
+        let shared = &self.client.shared;
+        let now = shared.now();
+        let begin = match self.begin {
+            Begin::Now => None,
+            Begin::At(at) => Some(at),
+            Begin::After(delay) => Some(now + delay),
+        };
+        let deadline_at = self.deadline.map(|deadline| match deadline {
+            Deadline::At(at) => at,
+            Deadline::After(limit) => begin.unwrap_or(now) + limit,
+        });
+        NewRun {
+            id: shared.ids.next(now),
+            workflow: self.workflow.clone(),
+            version: self.version,
+            key: self.key.clone(),
+            pool: self.pool.clone(),
+            available_at: begin,
+            deadline_at,
+            tags: self.tags.clone(),
+            input: self.input.clone(),
+            parent: None,
+            claim: false,
+        }
+    }
+
+    /// Whether this process takes it into memory at once; if so, a place in memory is taken.
+    fn claims(&self, new: &NewRun) -> bool {
+        let shared = &self.client.shared;
+        new.available_at.is_none()
+            && self.is_known
+            && shared.owns(new.id.shard())
+            && shared.reserve()
     }
 }
 
@@ -914,12 +1102,13 @@ impl<O> RunHandle<O> {
     ///
     /// As [`request`](RunHandle::request).
     pub async fn request_json(&self, name: &str, body: &Json) -> Result<Json, ClientError> {
-        let body = check_size(payload::from_json(body), "the request", &self.client.shared)?;
+        let body = check_size(payload::from_json(body), "the request", &self.client)?;
         let bytes = self
             .client
             .request_bytes(Target::Id(self.id), name, body)
             .await?;
-        json(&bytes, || format!("the reply to `{name}`"))
+        let what = || format!("the reply to `{name}`");
+        self.client.decode_json(&bytes, None, what)
     }
 
     /// Cancels the run: await it, or say [`with_rollback`](Cancel::with_rollback) first.
@@ -1038,7 +1227,7 @@ impl<O> RunHandle<O> {
     ///
     /// If there is no such run.
     pub async fn info(&self) -> Result<RunInfo, ClientError> {
-        Ok(RunInfo::from(self.row().await?))
+        Ok(RunInfo::new(self.row().await?, &self.client.codecs))
     }
 
     async fn row(&self) -> Result<RunRow, ClientError> {
@@ -1056,32 +1245,34 @@ impl<O> RunHandle<O> {
     ///
     /// # Errors
     ///
-    /// If it is of another type.
+    /// If there is no such run, or the value is of another type.
     pub async fn state<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, ClientError> {
         let no = self.id.no();
         let all = self.client.read(move |store| store.state(no)).await?;
         let Some((_, bytes)) = all.into_iter().find(|(other, _)| other == key) else {
+            self.row().await?;
             return Ok(None);
         };
-        payload::from_slice(&bytes)
-            .map(Some)
-            .map_err(|error| ClientError::Decode {
-                what: format!("the state `{key}` of run {}", self.id),
-                problem: error.to_string(),
-            })
+        let what = || format!("the state `{key}` of run {}", self.id);
+        let value = self.client.decode(&bytes, Some(self.id), what)?;
+        Ok(Some(value))
     }
 
     /// All values that the run has set, as JSON.
     ///
     /// # Errors
     ///
-    /// If the store cannot be read.
+    /// If there is no such run.
     pub async fn state_json(&self) -> Result<serde_json::Map<String, Json>, ClientError> {
         let no = self.id.no();
         let all = self.client.read(move |store| store.state(no)).await?;
+        if all.is_empty() {
+            self.row().await?;
+        }
         all.into_iter()
             .map(|(key, bytes)| {
-                let value = json(&bytes, || format!("the state `{key}`"))?;
+                let what = || format!("the state `{key}`");
+                let value = self.client.decode_json(&bytes, Some(self.id), what)?;
                 Ok((key, value))
             })
             .collect()
@@ -1110,7 +1301,8 @@ impl<O> RunHandle<O> {
                 }
             })
             .await?;
-        view::entries(self.id, puts)
+        let reader = self.payload_reader();
+        view::entries(&reader, puts)
     }
 
     /// The result as JSON, once the run has ended.
@@ -1121,7 +1313,15 @@ impl<O> RunHandle<O> {
     pub async fn result_json(&self) -> Result<Json, RunError> {
         let finished = self.client.finished(self.id, &self.started).await?;
         let bytes = self.output(finished)?;
-        Ok(json(&bytes, || format!("the output of run {}", self.id))?)
+        let what = || format!("the output of run {}", self.id);
+        Ok(self.client.decode_json(&bytes, Some(self.id), what)?)
+    }
+
+    fn payload_reader(&self) -> view::PayloadReader<'_> {
+        view::PayloadReader {
+            codecs: &self.client.codecs,
+            run: self.id,
+        }
     }
 
     fn output(&self, finished: Finished) -> Result<Vec<u8>, RunError> {
@@ -1129,10 +1329,8 @@ impl<O> RunHandle<O> {
             RunStatus::Completed => Ok(finished.output.unwrap_or_default()),
             RunStatus::Cancelled => Err(RunError::Cancelled { run: self.id }),
             _ => {
-                let decoded = finished.error.as_deref().map(codec::decode_failure);
-                let failure = match decoded {
-                    Some(Ok(failure)) => failure,
-                    Some(Err(error)) => Failure::unreadable(&error.to_string()),
+                let failure = match finished.error {
+                    Some(bytes) => self.payload_reader().failure(&bytes),
                     None => Failure::unreadable("no error was stored"),
                 };
                 Err(RunError::Failed {
@@ -1174,20 +1372,19 @@ impl<O: DeserializeOwned> RunHandle<O> {
 
     fn decode(&self, finished: Finished) -> Result<O, RunError> {
         let bytes = self.output(finished)?;
-        payload::from_slice(&bytes).map_err(|error| {
-            RunError::Client(ClientError::Decode {
-                what: format!("the output of run {}", self.id),
-                problem: error.to_string(),
-            })
-        })
+        let what = || format!("the output of run {}", self.id);
+        Ok(self.client.decode(&bytes, Some(self.id), what)?)
     }
 }
 
-fn json(bytes: &[u8], what: impl FnOnce() -> String) -> Result<Json, ClientError> {
-    payload::to_json(bytes).map_err(|error| ClientError::Decode {
-        what: what(),
-        problem: error.to_string(),
-    })
+fn unreadable(what: String, error: &DecodeError) -> ClientError {
+    let problem = error.to_string();
+    match error {
+        DecodeError::NoCodec { .. } | DecodeError::Codec { .. } => {
+            ClientError::Sealed { what, problem }
+        }
+        _ => ClientError::Decode { what, problem },
+    }
 }
 
 /// A cancel. Await it: `true` if it was requested now, `false` if the run has ended or a cancel
@@ -1295,12 +1492,12 @@ impl IntoFuture for List {
                 after,
                 limit,
             } = self;
-            let after = after.map(RunId::no);
+            let (after, codecs) = (after.map(RunId::no), client.codecs.clone());
             // One more than asked for shows whether there is another page.
             let rows = client
                 .read(move |store| store.list(&filter, after, limit + 1))
                 .await?;
-            Ok(RunPage::new(rows, limit))
+            Ok(RunPage::new(rows, limit, &codecs))
         })
     }
 }

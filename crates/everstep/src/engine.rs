@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use crate::{
     client::{Client, ClientError, Worker},
+    codec::hook::Codec,
     ctx::Ctx,
     error::Result as UserResult,
     queue::Queue,
@@ -43,10 +44,13 @@ mod keeper;
 mod lease;
 mod mailbox;
 mod poller;
+mod preflight;
 mod reader;
+pub(crate) mod schedules;
 mod services;
 mod settings;
 mod shared;
+mod streams;
 mod suspects;
 mod thread;
 mod workers;
@@ -57,10 +61,12 @@ pub use job::Job;
 pub(crate) use job::{Handler, handler};
 pub(crate) use mailbox::Mailbox;
 pub(crate) use poller::Poller;
+pub use preflight::{Misfit, Preflight};
 pub(crate) use reader::Reader;
 pub(crate) use services::Services;
-pub use settings::{ChildFailures, Sabotage, Settings};
+pub use settings::{Sabotage, Settings};
 pub(crate) use shared::Shared;
+pub(crate) use streams::{Followed, Follower};
 pub(crate) use workers::{Spec, Station, Workers};
 
 use mailbox::Event;
@@ -115,14 +121,15 @@ impl std::fmt::Display for RecoveryReport {
 #[must_use = "an engine does nothing before `start`"]
 pub struct EngineBuilder {
     store: StoreChoice,
-    registry: Registry,
-    services: Services,
+    registry: Arc<Registry>,
+    services: Arc<Services>,
     settings: Settings,
     clock: Arc<dyn Clock>,
     work: Vec<Spec>,
     problem: Option<StartError>,
 }
 
+#[derive(Clone)]
 enum StoreChoice {
     #[cfg(feature = "sqlite")]
     File(std::path::PathBuf),
@@ -144,7 +151,7 @@ impl StoreChoice {
 }
 
 /// Why an engine did not start.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// A workflow cannot be registered.
@@ -158,7 +165,13 @@ pub enum StartError {
     Store(#[source] Arc<StoreError>),
     /// A thread or a runtime could not be started.
     #[error("a thread of the engine cannot be started")]
-    Thread(#[source] std::io::Error),
+    Thread(#[source] Arc<std::io::Error>),
+}
+
+impl StartError {
+    fn thread(error: std::io::Error) -> StartError {
+        StartError::Thread(Arc::new(error))
+    }
 }
 
 impl From<StoreError> for StartError {
@@ -437,8 +450,8 @@ impl EngineBuilder {
     fn new(store: StoreChoice) -> EngineBuilder {
         EngineBuilder {
             store,
-            registry: Registry::default(),
-            services: Services::default(),
+            registry: Arc::default(),
+            services: Arc::default(),
             settings: Settings::default(),
             clock: Arc::new(SystemClock),
             work: Vec::new(),
@@ -487,7 +500,7 @@ impl EngineBuilder {
     }
 
     fn insert(mut self, definition: Definition) -> Self {
-        if let Err(error) = self.registry.insert(definition) {
+        if let Err(error) = Arc::make_mut(&mut self.registry).insert(definition) {
             self.problem.get_or_insert(StartError::Register(error));
         }
         self
@@ -495,7 +508,7 @@ impl EngineBuilder {
 
     /// Gives bodies and rollbacks a dependency: `ctx.get::<T>()`.
     pub fn provide<T: Send + Sync + 'static>(mut self, dependency: T) -> Self {
-        self.services.insert(dependency);
+        Arc::make_mut(&mut self.services).insert(dependency);
         self
     }
 
@@ -523,6 +536,13 @@ impl EngineBuilder {
         self
     }
 
+    /// Compresses or encrypts what is stored of the values of users. With several, the last one
+    /// writes and all of them read: so that one can take the place of another.
+    pub fn codec(mut self, codec: impl Codec) -> Self {
+        self.settings.codecs.push(Arc::new(codec));
+        self
+    }
+
     /// Puts the engine on another clock.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -543,7 +563,7 @@ impl EngineBuilder {
         let many = current.filter(|rt| rt.runtime_flavor() == RuntimeFlavor::MultiThread);
         let own_runtime = match &many {
             Some(_) => None,
-            None => Some(small_runtime().map_err(StartError::Thread)?),
+            None => Some(small_runtime().map_err(StartError::thread)?),
         };
         let runtime = match (&many, &own_runtime) {
             (Some(handle), _) => handle.clone(),
@@ -553,8 +573,8 @@ impl EngineBuilder {
         let (sender, started) = oneshot::channel();
         let parts = StartParts {
             store: self.store,
-            registry: Arc::new(self.registry),
-            services: Arc::new(self.services),
+            registry: self.registry,
+            services: self.services,
             settings: Arc::new(self.settings),
             clock: self.clock,
             work: self.work,
@@ -565,10 +585,10 @@ impl EngineBuilder {
         std::thread::Builder::new()
             .name("everstep-start".to_owned())
             .spawn(move || _ = sender.send(parts.start()))
-            .map_err(StartError::Thread)?;
+            .map_err(StartError::thread)?;
         match started.await {
             Ok(engine) => engine,
-            Err(_) => Err(StartError::Thread(std::io::Error::other(
+            Err(_) => Err(StartError::thread(std::io::Error::other(
                 "the starting thread died",
             ))),
         }
@@ -662,8 +682,14 @@ impl StartParts {
         let report = recovery_report(&shared)?;
         lease::take_up(&shared, &taken)?;
         for spec in self.work {
-            Workers::open(&shared, spec, self.runtime.clone(), None)
-                .map_err(|error| StartError::Thread(std::io::Error::other(error)))?;
+            Workers::open(
+                &shared,
+                spec,
+                self.runtime.clone(),
+                shared.settings.codecs.clone(),
+                None,
+            )
+            .map_err(|error| StartError::Thread(Arc::new(std::io::Error::other(error))))?;
         }
         shared.keeper.poke_all();
         tracing::info!(store = store.describe(), %report, "the engine has started");
@@ -677,7 +703,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(work)
-        .map_err(StartError::Thread)
+        .map_err(StartError::thread)
 }
 
 /// An engine thread, inside the application's runtime, so that sockets, timers and `tokio::spawn`

@@ -31,6 +31,7 @@ mod engine;
 mod history;
 mod queue;
 mod run;
+mod schedule;
 pub mod store;
 mod workflow;
 
@@ -45,12 +46,17 @@ mod time;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Cancel, Client, ClientError, Count, EnqueueItem, HistoryEntry, ItemError, ItemHandle, ItemInfo,
-    List, RunError, RunHandle, RunInfo, RunPage, SendMessage, Sent, Start, Worker,
+    Backfilled, Cancel, Client, ClientError, Count, EmittedFrom, EnqueueItem, HistoryEntry,
+    ItemError, ItemHandle, ItemInfo, List, RunError, RunHandle, RunInfo, RunPage, Schedule,
+    ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Start, StateWatch,
+    StreamInfo, StreamItem, StreamPage, StreamReader, Triggered, Worker,
 };
+pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
     Ctx,
+    child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished, RunFinishedUntil},
     composite::{Arm, Branch, Composite, branch},
+    continue_as::ContinueAs,
     enqueue::{Enqueue, EnqueueDetached, EnqueueUntil},
     join::{BranchFailure, Join, JoinError},
     listen::{Listen, ListenBatch, ListenUntil, Message},
@@ -63,8 +69,8 @@ pub use ctx::{
     step::{Outcome, Step, StepCall, StepOutcome},
 };
 pub use engine::{
-    ChildFailures, Engine, EngineBuilder, EngineCensus, Job, RecoveryReport, Settings, StartError,
-    shutdown_signal,
+    Engine, EngineBuilder, EngineCensus, Job, Misfit, Preflight, RecoveryReport, Settings,
+    StartError, shutdown_signal,
 };
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};
@@ -75,7 +81,14 @@ pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationE
 pub use queue::{ItemId, Queue};
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
-pub use store::{ItemState, QueueStats, RunStatus, Target};
+/// The version of rusqlite that everstep uses: use it from here, so that the types of
+/// [`Tx`] and of [`Client::start_in`] are yours too.
+#[cfg(feature = "sqlite")]
+pub use rusqlite;
+pub use schedule::{Overlap, ScheduleSpec};
+#[cfg(feature = "sqlite")]
+pub use store::Tx;
+pub use store::{Close, ItemState, QueueStats, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use workflow::{
     NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,

@@ -31,7 +31,7 @@ pub(crate) mod sqlite;
 
 pub use memory::MemoryStore;
 #[cfg(feature = "sqlite")]
-pub use sqlite::{SqliteOptions, SqliteStore};
+pub use sqlite::{SqliteOptions, SqliteStore, Tx};
 
 /// Where runs are kept.
 pub trait Store: Send + Sync + 'static {
@@ -44,6 +44,20 @@ pub trait Store: Send + Sync + 'static {
 
     /// Makes a batch durable in one transaction.
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError>;
+
+    /// Makes the writes of a batch within a transaction of the caller's own, on a connection of its
+    /// own to the same data. They are durable when the caller commits, and gone when it rolls back.
+    #[cfg(feature = "sqlite")]
+    fn commit_in(
+        &self,
+        _tx: &rusqlite::Transaction<'_>,
+        _batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        Err(StoreError::AnotherFile {
+            store: self.describe(),
+            found: "a SQLite file".to_owned(),
+        })
+    }
 
     /// The row of one run.
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError>;
@@ -73,6 +87,16 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<DueRun>, StoreError>;
 
+    /// Runs of these shards that are `Paused` and not due, by number, after the given one. At a
+    /// takeover those that other code may mend are among them. (One is due whose cancel was
+    /// requested: to end it takes no code.)
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError>;
+
     /// How many runs of these shards wait for something from outside or for a time, by kind; for
     /// the report on start-up.
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError>;
@@ -98,6 +122,23 @@ pub trait Store: Send + Sync + 'static {
 
     /// The values that a run has set for clients, by key.
     fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError>;
+
+    /// Items of a stream of a run from a position on, in order, at most `limit` and not more than a
+    /// few megabytes, but at least one if there is any; `None` if there is no such run.
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError>;
+
+    /// The streams of a run, by name.
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError>;
+
+    /// Which of these streams have an item at or after the given position: their places in the
+    /// list, in order. One query for all.
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError>;
 
     /// Those of the given runs that have ended (or do not exist), with how. One query for all.
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError>;
@@ -131,6 +172,34 @@ pub trait Store: Send + Sync + 'static {
     /// Those of the given items that have ended (or do not exist), with their answers. One call for
     /// all.
     fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError>;
+
+    /// Whether there are entries of generations that are over, for [`Write::Sweep`] to remove.
+    fn has_old_generations(&self) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
+    /// One schedule.
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError>;
+
+    /// Schedules by name, after the given one, at most `limit`.
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError>;
+
+    /// Schedules that are not paused with `next_at <= now`, ordered by (`next_at`, name), after the
+    /// given place, at most `limit`; and when the next one after `now` is due.
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError>;
+
+    /// Schedules that are not paused and have ticks that wait for the end of a run, by name, after
+    /// the given one, at most `limit`.
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError>;
 
     /// Enters a runner, with a fresh epoch, holding no shards.
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError>;
@@ -323,6 +392,8 @@ pub struct RunRow {
     pub waiting: Option<String>,
     /// What it can be found by.
     pub tags: Vec<(String, String)>,
+    /// The run that started it, if one did.
+    pub parent: Option<RunId>,
     /// The input, as a payload.
     pub input: Vec<u8>,
     /// The output, as a payload.
@@ -347,6 +418,47 @@ pub struct LoadedRun {
     pub history: Vec<Put>,
     /// All unread messages, in order.
     pub inbox: Vec<InboxRow>,
+    /// The names of its streams, in order.
+    pub streams: Vec<String>,
+}
+
+/// A part of a stream, read in one snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamPage {
+    /// What the run was doing at that moment.
+    pub status: RunStatus,
+    /// The position of the oldest item that is kept; `next` if there is none.
+    pub first: u64,
+    /// The position that the next item will get.
+    pub next: u64,
+    /// The items, in order.
+    pub items: Vec<StreamRow>,
+}
+
+/// An item of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamRow {
+    /// Its position.
+    pub pos: u64,
+    /// When it became durable.
+    pub at: Timestamp,
+    /// The generation of the run that gave it.
+    pub generation: u32,
+    /// The body that gave it; absent if the workflow's own code did.
+    pub by: Option<EmittedBy>,
+    /// The item, as a payload.
+    pub body: Vec<u8>,
+}
+
+/// What a stream holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamExtent {
+    /// Its name.
+    pub stream: String,
+    /// The position of the oldest item that is kept.
+    pub first: u64,
+    /// The position that the next item will get.
+    pub next: u64,
 }
 
 /// Runs that are due.
@@ -373,6 +485,19 @@ pub struct DueRun {
     pub workflow: Arc<str>,
     /// The workflow's version.
     pub version: u32,
+}
+
+/// A run that is paused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PausedRun {
+    /// The run.
+    pub id: RunId,
+    /// The workflow's name.
+    pub workflow: Arc<str>,
+    /// The workflow's version.
+    pub version: u32,
+    /// Why, in words.
+    pub reason: Option<String>,
 }
 
 /// How many runs are in which state.
@@ -581,6 +706,14 @@ pub enum StoreError {
         /// Who uses it.
         runner: String,
     },
+    /// A transaction of the caller's own is on something else.
+    #[error("the transaction is on {found}, and the runs are in {store}; open that file instead")]
+    AnotherFile {
+        /// Which store.
+        store: String,
+        /// What the transaction is on.
+        found: String,
+    },
     /// One write of the batch cannot be made, whatever is around it.
     #[error("{store} cannot take a write")]
     Rejected {
@@ -636,6 +769,8 @@ impl StoreError {
             // Another program has migrated it under us.
             StoreError::TooNew { .. } => Reaction::Stop,
             StoreError::InUse { .. } => Reaction::Stop,
+            // No batch of the engine's is made in the transaction of a caller.
+            StoreError::AnotherFile { .. } => Reaction::Stop,
             // One write is at fault; the others must not suffer.
             StoreError::Rejected { .. } => Reaction::Bisect,
             StoreError::Closed { .. } => Reaction::Stop,

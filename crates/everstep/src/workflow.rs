@@ -248,16 +248,22 @@ impl Definition {
         // Nothing of the user's code, not even decoding, runs before the first poll: there a panic
         // is caught.
         let begin = move |ctx: Ctx, input: Vec<u8>| -> RunFuture {
-            let (function, limit) = (function.clone(), ctx.payload_max());
+            let (function, core) = (function.clone(), ctx.core().clone());
             Box::pin(async move {
-                let input = payload::from_slice(&input).map_err(|error| {
-                    RunEnd::Halt(Halt::Undecodable {
-                        what: "its input".into(),
-                        error,
-                    })
+                let codecs = &core.env.settings.codecs;
+                let input = codecs.read(&input, Some(core.facts.id));
+                let input = input.map_err(|error| {
+                    RunEnd::Halt(Halt::unreadable("its input".to_owned(), error))
                 })?;
                 let output = function(ctx, input).await.map_err(RunEnd::Error)?;
-                encode_output(&output, limit).map_err(RunEnd::Error)
+                let limit = core.env.settings.payload_bytes_max;
+                let output = encode_output(&output, limit).map_err(RunEnd::Error)?;
+                codecs.seal(output, None).map_err(|error| {
+                    RunEnd::Halt(Halt::Unsealable {
+                        what: "its output".to_owned(),
+                        error: error.to_string(),
+                    })
+                })
             })
         };
         Definition {
@@ -273,7 +279,7 @@ impl Definition {
         (self.begin)(ctx, input)
     }
 
-    fn accepts(&self, version: u32) -> bool {
+    pub(crate) fn accepts(&self, version: u32) -> bool {
         match &self.options.accepts {
             Some(versions) => versions.contains(&version),
             None => version == self.version,
@@ -299,7 +305,7 @@ fn encode_output<O: Serialize>(output: &O, limit: usize) -> Result<Vec<u8>> {
 }
 
 /// The workflows that an engine can run, by name and version.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Registry {
     by_name: HashMap<Arc<str>, Vec<Arc<Definition>>>,
 }
@@ -355,7 +361,7 @@ impl RegisterCheck {
 }
 
 /// Why a workflow cannot be registered.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
     /// There is one already.
@@ -378,7 +384,7 @@ pub enum RegisterError {
 pub(crate) const NAME_BYTES_MAX: usize = 256;
 
 /// A name that cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
     /// It is empty.

@@ -10,11 +10,12 @@ use std::{
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
-use super::{Boxed, Client, ClientError, check_size, encode, json, named};
+use super::{Boxed, Client, ClientError, check_size, encode, named};
 use crate::{
     codec::{
         self,
         answer::{self, Answered},
+        hook::Codecs,
         payload,
     },
     commit::{
@@ -70,13 +71,13 @@ impl Client {
     /// # Ok(()) }
     /// ```
     pub fn enqueue<I: Value, O: Value>(&self, queue: Queue<I, O>, input: &I) -> EnqueueItem<O> {
-        let payload = encode(input, "the item", &self.shared);
+        let payload = encode(input, "the item", self);
         self.enqueue_encoded(queue.name(), payload, queue.kept_for())
     }
 
     /// Puts an item into a queue that is only known by name: JSON in, JSON out.
     pub fn enqueue_json(&self, queue: &str, input: &Json) -> EnqueueItem<Json> {
-        let payload = check_size(payload::from_json(input), "the item", &self.shared);
+        let payload = check_size(payload::from_json(input), "the item", self);
         self.enqueue_encoded(queue, payload, KEEP_DEFAULT)
     }
 
@@ -86,6 +87,7 @@ impl Client {
         payload: Result<Vec<u8>, ClientError>,
         keep: Duration,
     ) -> EnqueueItem<O> {
+        let payload = payload.and_then(|payload| self.seal(payload, "the item"));
         EnqueueItem {
             client: self.clone(),
             item: payload.map(|payload| NewItem {
@@ -148,7 +150,7 @@ impl Client {
         named("the queue's name", queue.name())?;
         let spec = Spec::new(queue, concurrency, handler);
         let keeps = self.own();
-        let station = Workers::open(&self.shared, spec, runtime, keeps)?;
+        let station = Workers::open(&self.shared, spec, runtime, self.codecs.clone(), keeps)?;
         Ok(Worker {
             shared: self.shared.clone(),
             station,
@@ -181,7 +183,8 @@ impl Client {
         let rows = self
             .read(move |store| store.queue_items(&queue, state, after, limit))
             .await?;
-        Ok(rows.into_iter().map(ItemInfo::from).collect())
+        let rows = rows.into_iter();
+        Ok(rows.map(|row| ItemInfo::new(row, &self.codecs)).collect())
     }
 
     /// The dead letters of a queue by number: items that failed for good without a workflow that was
@@ -352,7 +355,7 @@ impl<O> ItemHandle<O> {
             .client
             .read(move |store| store.queue_item(item))
             .await?;
-        row.map(ItemInfo::from)
+        row.map(|row| ItemInfo::new(row, &self.client.codecs))
             .ok_or(ClientError::UnknownItem { item })
     }
 
@@ -414,7 +417,12 @@ impl<O> ItemHandle<O> {
         })?;
         match decoded {
             Answered::Value(payload) => Ok(payload),
-            Answered::Failure(failure) => Err(ItemError::Failed { item, failure }),
+            Answered::Failure(mut failure) => {
+                let what = format!("the error of queue item {item}");
+                let opened = self.client.codecs.open_details(&mut failure);
+                opened.map_err(|error| super::unreadable(what, &error))?;
+                Err(ItemError::Failed { item, failure })
+            }
             Answered::Cancelled => Err(ItemError::Cancelled { item }),
             Answered::Unknown | Answered::Rejected(_) => {
                 Err(ItemError::Client(ClientError::UnknownItem { item }))
@@ -429,9 +437,8 @@ impl<O> ItemHandle<O> {
     /// As [`result`](ItemHandle::result).
     pub async fn result_json(&self) -> Result<Json, ItemError> {
         let bytes = self.value().await?;
-        Ok(json(&bytes, || {
-            format!("the result of queue item {}", self.item)
-        })?)
+        let what = || format!("the result of queue item {}", self.item);
+        Ok(self.client.decode_json(&bytes, None, what)?)
     }
 }
 
@@ -443,12 +450,8 @@ impl<O: DeserializeOwned> ItemHandle<O> {
     /// If the item failed for good or was cancelled, or its result is no longer kept.
     pub async fn result(&self) -> Result<O, ItemError> {
         let bytes = self.value().await?;
-        payload::from_slice(&bytes).map_err(|error| {
-            ItemError::Client(ClientError::Decode {
-                what: format!("the result of queue item {}", self.item),
-                problem: error.to_string(),
-            })
-        })
+        let what = || format!("the result of queue item {}", self.item);
+        Ok(self.client.decode(&bytes, None, what)?)
     }
 }
 
@@ -479,12 +482,17 @@ pub struct ItemInfo {
     pub error: Option<Failure>,
 }
 
-impl From<ItemRow> for ItemInfo {
-    fn from(row: ItemRow) -> ItemInfo {
+impl ItemInfo {
+    fn new(row: ItemRow, codecs: &Codecs) -> ItemInfo {
         let error = row.error.map(|bytes| {
-            codec::decode_failure(&bytes)
-                .unwrap_or_else(|error| Failure::unreadable(&error.to_string()))
+            let opened = codec::decode_failure(&bytes).and_then(|mut failure| {
+                codecs.open_details(&mut failure)?;
+                Ok(failure)
+            });
+            opened.unwrap_or_else(|error| Failure::unreadable(&error.to_string()))
         });
+        let input = codecs.open(&row.payload, None);
+        let input = input.and_then(|bytes| payload::to_json(&bytes)).ok();
         ItemInfo {
             id: row.id,
             queue: row.queue,
@@ -494,7 +502,7 @@ impl From<ItemRow> for ItemInfo {
             attempts: row.attempts,
             dedupe: row.dedupe,
             created_at: row.created_at,
-            input: payload::to_json(&row.payload).ok(),
+            input,
             error,
         }
     }

@@ -224,6 +224,11 @@ operations_are_arms! {
     [O: crate::workflow::Value] super::enqueue::Enqueue<O>, raw.claim => O;
     [O: crate::workflow::Value] super::enqueue::EnqueueUntil<O>, raw.claim => Option<O>;
     [] super::enqueue::EnqueueDetached, raw.claim => crate::queue::ItemId;
+    [O: crate::workflow::Value] super::child::Child<O>, wait.claim => O;
+    [O: crate::workflow::Value] super::child::ChildOutcome<O>, child.wait.claim => Result<O, super::child::ChildError>;
+    [] super::child::Detached, claim => crate::run_id::RunId;
+    [] super::child::RunFinished, wait.claim => super::child::RunEnding;
+    [] super::child::RunFinishedUntil, wait.claim => Option<super::child::RunEnding>;
     [K: super::listen::Take + 'a] super::listen::Listen<K>, raw.claim => K::Item;
     [K: super::listen::Take + 'a] super::listen::ListenUntil<K>, raw.claim => Option<K::Item>;
     [K: super::listen::Take + 'a] super::listen::ListenBatch<K>, raw.claim => Vec<K::Item>;

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Claim, Ctx, composite::refused, decode, encode, sleep::Until};
+use super::{Claim, Ctx, Whose, composite::refused, decode, encode, open_failure, sleep::Until};
 use crate::{
     codec::{
         self,
@@ -16,7 +16,7 @@ use crate::{
     },
     commit::{AfterEnqueue, Effect, NewItem},
     error::{Error, Failure, FailureKind, Result},
-    history::{EntryKind, EntryStatus, EntryValue, Key, Location},
+    history::{Entry, EntryKind, EntryStatus, EntryValue, Key, Location},
     queue::{ItemId, Queue},
     run::{
         Halt,
@@ -54,7 +54,7 @@ impl RawEnqueue {
                 let (now, leave) = (core.now(), self.leave);
                 let until = until.map(|until| until.from(now));
                 let item = self.take_item(now);
-                let register = |key: &Key| {
+                let register = |key: &Key, _: &Entry| {
                     item.map(|item| Effect::Enqueue {
                         item,
                         key: key.to_vec(),
@@ -100,7 +100,7 @@ impl Taken {
             Ok(answered) => answered,
             Err(error) => {
                 let what = format!("the result of the queue item of `{place}`");
-                self.core.halt(Halt::Undecodable { what, error });
+                self.core.halt(Halt::unreadable(what, error));
                 return Poll::Pending;
             }
         };
@@ -112,7 +112,10 @@ impl Taken {
                     None => return Poll::Pending,
                 }
             }
-            Answered::Failure(failure) => Err(failed(*failure)),
+            Answered::Failure(failure) => match open_failure(&self.core, *failure, &place) {
+                Some(failure) => Err(failed(failure)),
+                None => return Poll::Pending,
+            },
             Answered::Cancelled => Err(failed(Failure::new(
                 FailureKind::Fatal,
                 "the queue item was cancelled before a worker took it",
@@ -148,7 +151,8 @@ impl Ctx {
     /// # Ok(()) }
     /// ```
     pub fn enqueue<I: Value, O: Value>(&self, queue: Queue<I, O>, input: &I) -> Enqueue<O> {
-        let encoded = encode(input, self.payload_max());
+        let what = || format!("the item for queue `{}`", queue.name());
+        let encoded = encode(self.core(), input, Whose::Others, what);
         let (claim, item) = match encoded {
             Ok(payload) => {
                 let item = NewItem {

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     commit::{
         AfterEnqueue, Applied, Batch, Commit, Control, Controlled, Delivered, Delivery, Effect,
-        EffectDone, Notice, Outcome, Patch, Write,
+        EffectDone, Imported, Notice, Outcome, Patch, Write,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -85,11 +85,23 @@ impl Round<'_> {
                 self.shared.due.note(reopen.available_at);
                 self.elsewhere.push(reopen.run);
             }
+            (
+                Write::Import(run),
+                Outcome::Imported(Imported::Done {
+                    available_at: Some(at),
+                }),
+            ) => self.due(run.row.id.no(), run.row.shard, Some(*at)),
             (Write::Commit(commit), Outcome::Committed(delivered)) => {
                 self.committed(*commit, delivered);
             }
             (Write::Start(new), _) if new.claim => self.shared.release(),
+            (Write::Schedule(write), Outcome::Scheduled(scheduled)) => {
+                super::schedules::tell(self.shared, &write, scheduled);
+            }
             (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),
+            (Write::Emit(emission), Outcome::Emitted) => {
+                self.shared.hub.followers.notify(emission.run);
+            }
             _ => {}
         }
         match reply {
@@ -98,7 +110,7 @@ impl Round<'_> {
                 self.acks[thread].push(Ack { slot, run, answer });
             }
             Reply::Caller(caller) => _ = caller.send(Ok(outcome)),
-            Reply::Nobody => {}
+            Reply::Emitter(_) | Reply::Nobody => {}
         }
     }
 
@@ -163,6 +175,10 @@ impl Round<'_> {
 
     /// A commit of one of our runs is durable: what it did to others, and whether it was its end.
     fn committed(&mut self, commit: Commit, done: &[EffectDone]) {
+        let is_emitted = |effect| matches!(effect, &Effect::Emit(_));
+        if !commit.state.is_empty() || commit.effects.iter().any(is_emitted) {
+            self.shared.hub.followers.notify(commit.run);
+        }
         let mut receipts = done.iter();
         for effect in &commit.effects {
             match effect {
@@ -180,7 +196,12 @@ impl Round<'_> {
                     let answer = crate::store::Answer::Reply(body.clone());
                     self.shared.hub.answered(*request, answer);
                 }
-                Effect::Abandon { .. } => {}
+                Effect::StartChild(start) if !start.awaited => _ = receipts.next(),
+                Effect::StartChild(_)
+                | Effect::Watch { .. }
+                | Effect::Emit(_)
+                | Effect::Transaction(_)
+                | Effect::Abandon { .. } => {}
             }
         }
         if let Patch::Park {
@@ -192,12 +213,16 @@ impl Round<'_> {
             // It leaves memory until it is tried again.
             self.shared.due.note(at);
         }
+        if let Patch::Continue { .. } = commit.patch {
+            self.shared.keeper.poke(super::keeper::Chore::Sweep);
+        }
         if let Patch::Finish {
             status,
             output,
             error,
         } = commit.patch
         {
+            self.shared.keeper.ended(commit.run);
             self.shared.hub.ended(commit.run, || Finished {
                 status,
                 output,

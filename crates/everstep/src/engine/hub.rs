@@ -11,6 +11,7 @@ use std::{
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use super::streams::Followers;
 use crate::{
     hash::FastMap,
     queue::ItemId,
@@ -43,6 +44,8 @@ pub(crate) struct Hub {
     answers: Mutex<Requests>,
     items: Mutex<FastMap<ItemId, Vec<ItemSender>>>,
     blocked: Mutex<Vec<(RunId, Option<String>)>>,
+    /// Who follows streams and values.
+    pub(crate) followers: Followers,
 }
 
 impl Hub {
@@ -160,6 +163,7 @@ impl Hub {
 
     /// The run has ended, durably.
     pub(crate) fn ended(&self, run: RunNo, finished: impl FnOnce() -> Finished) {
+        self.followers.notify(run);
         let waiters = self.ends(run).remove(&run);
         if let Some((_, waiters)) = waiters {
             let finished = finished();
@@ -212,11 +216,15 @@ impl Hub {
     /// Whether anybody waits for anything.
     pub(crate) fn is_waited_on(&self) -> bool {
         let (runs, requests) = self.waiting();
-        !runs.is_empty() || !requests.is_empty() || !self.waiting_items().is_empty()
+        !runs.is_empty()
+            || !requests.is_empty()
+            || !self.followers.waiting().is_empty()
+            || !self.waiting_items().is_empty()
     }
 
     /// Nobody will be fed any more.
     pub(crate) fn stop(&self, error: &Arc<StoreError>) {
+        self.followers.notify_all();
         for part in &self.ends {
             let waiters = std::mem::take(&mut *part.lock().unwrap_or_else(PoisonError::into_inner));
             for waiter in waiters.into_values().flat_map(|(_, waiters)| waiters) {

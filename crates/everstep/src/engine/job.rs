@@ -13,7 +13,7 @@ use super::{
 use crate::{
     cancellation::Cancellation,
     client::ClientError,
-    codec::{self, payload},
+    codec::{self, hook::Codecs, payload},
     commit::{ClaimedItem, Extend, Outcome, QueueDone, QueueWrite, Settlement, Write},
     error::{Error, Failure, FailureKind, Result},
     queue::ItemId,
@@ -41,7 +41,7 @@ where
         let code = code.clone();
         Box::pin(async move {
             let handling = {
-                let input = payload::from_slice::<I>(&bytes).map_err(|error| {
+                let input = job.inner.codecs.read::<I>(&bytes, None).map_err(|error| {
                     Error::fatal(format!(
                         "the input of item {} of queue `{}` cannot be decoded: {error}; replay it \
                          once the worker has the types that it was written with",
@@ -73,6 +73,7 @@ struct JobInner {
     visibility: std::time::Duration,
     cancellation: Cancellation,
     idempotency_key: String,
+    codecs: Codecs,
 }
 
 impl Job {
@@ -82,6 +83,7 @@ impl Job {
         claim: Uuid,
         visibility: std::time::Duration,
         item: &ClaimedItem,
+        codecs: Codecs,
     ) -> Job {
         let idempotency_key = format!("{queue}/{}-{}", item.item, item.created_at.as_millis());
         Job {
@@ -95,6 +97,7 @@ impl Job {
                 visibility,
                 cancellation: Cancellation::new(None),
                 idempotency_key,
+                codecs,
             }),
         }
     }
@@ -206,14 +209,19 @@ pub(crate) async fn attempt(code: &Handler, job: Job, payload: Vec<u8>) -> Resul
 /// What the end of an attempt means for its item.
 pub(crate) fn settlement(
     result: Result<Vec<u8>>,
-    item: ItemId,
-    attempt: u32,
+    item: &ClaimedItem,
     policy: &Retry,
     now: Timestamp,
     bytes_max: usize,
+    codecs: &Codecs,
 ) -> Settlement {
+    let (attempt, item) = (item.attempt, item.item);
     let error = match result {
-        Ok(bytes) if bytes.len() <= bytes_max => return Settlement::Done(bytes),
+        Ok(bytes) if bytes.len() <= bytes_max => match codecs.seal(bytes, None) {
+            Ok(sealed) => return Settlement::Done(sealed),
+            // Another worker may have the key.
+            Err(error) => Error::msg(format!("the result cannot be encoded: {error}")),
+        },
         Ok(bytes) => {
             let text = format!(
                 "the result has {} bytes, and the limit for a payload is {bytes_max}; store it \
@@ -228,6 +236,7 @@ pub(crate) fn settlement(
     let next = policy.next_attempt(attempt, error.advice(), now, None, seed);
     let mut failure = error.into_failure();
     failure.attempts = attempt;
+    codecs.seal_details(&mut failure);
     match next {
         Some(at) => Settlement::Retry {
             at,
@@ -253,7 +262,14 @@ mod tests {
 
     fn settle(result: Result<Vec<u8>>, attempt: u32) -> Settlement {
         let policy = Retry::fixed(3, std::time::Duration::from_millis(50));
-        settlement(result, ItemId(7), attempt, &policy, NOW, 4)
+        let item = ClaimedItem {
+            item: ItemId(7),
+            attempt,
+            payload: Vec::new(),
+            created_at: NOW,
+            until: NOW,
+        };
+        settlement(result, &item, &policy, NOW, 4, &Codecs::default())
     }
 
     fn failed(settlement: Settlement) -> Failure {

@@ -20,6 +20,7 @@ use super::{
     mailbox::{Event, Mailbox},
     poller::Poller,
     settings::Sabotage,
+    streams::Emitting,
     suspects::Gate,
     workers::Workers,
 };
@@ -62,6 +63,7 @@ pub(crate) struct Shared {
     pub(crate) poller: Poller,
     pub(crate) workers: Workers,
     pub(crate) suspects: Gate,
+    pub(crate) emitting: Emitting,
 }
 
 /// A clock that is behind by no more than this is waited for.
@@ -124,6 +126,7 @@ impl Shared {
             poller: Poller::default(),
             workers: Workers::default(),
             suspects: Gate::default(),
+            emitting: Emitting::new(settings.emit_bytes_max),
             settings,
         }
     }

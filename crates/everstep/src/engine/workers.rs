@@ -32,6 +32,7 @@ use super::{
 use crate::{
     cancellation::Cancellation,
     client::ClientError,
+    codec::hook::Codecs,
     commit::{
         ClaimItems, Claimed, ClaimedItem, Extend, Outcome, QueueDone, QueueWrite, Settle,
         Settlement,
@@ -91,6 +92,7 @@ impl Spec {
 pub(crate) struct Station {
     spec: Spec,
     runtime: Handle,
+    codecs: Codecs,
     state: Mutex<Desk>,
     /// Kept while it works: the committer of a client without an engine.
     _keeps: Option<Arc<dyn std::any::Any + Send + Sync>>,
@@ -151,6 +153,7 @@ impl Workers {
         shared: &Arc<Shared>,
         spec: Spec,
         runtime: Handle,
+        codecs: Codecs,
         keeps: Option<Arc<dyn std::any::Any + Send + Sync>>,
     ) -> Result<Arc<Station>, ClientError> {
         let poked = true;
@@ -161,6 +164,7 @@ impl Workers {
         let station = Arc::new(Station {
             spec,
             runtime,
+            codecs,
             state: Mutex::new(desk),
             _keeps: keeps,
         });
@@ -500,7 +504,8 @@ fn begin(shared: &Arc<Shared>, station: &Arc<Station>, claim: Uuid, claimed: Cla
     for item in claimed.items {
         let spec = &station.spec;
         let (queue, visibility) = (spec.queue.clone(), spec.visibility);
-        let job = Job::new(shared.clone(), queue, claim, visibility, &item);
+        let codecs = station.codecs.clone();
+        let job = Job::new(shared.clone(), queue, claim, visibility, &item, codecs);
         let cancellation = job.cancellation().clone();
         let (id, until) = (item.item, item.until);
         let held = Held {
@@ -557,7 +562,8 @@ impl Drop for AtDesk {
 async fn handle(at_desk: AtDesk, job: Job, item: ClaimedItem) {
     let (shared, station) = (at_desk.shared.clone(), at_desk.station.clone());
     let spec = &station.spec;
-    let result = job::attempt(&spec.handler, job.clone(), item.payload).await;
+    let payload = item.payload.clone();
+    let result = job::attempt(&spec.handler, job.clone(), payload).await;
     let stopped = lock(&station.state).stopping.is_some() && job.cancellation().is_cancelled();
     let settlement = match result {
         // It was asked to stop, and says that it has not done its work.
@@ -573,7 +579,7 @@ async fn handle(at_desk: AtDesk, job: Job, item: ClaimedItem) {
                 );
             }
             let (now, max) = (shared.now(), shared.settings.payload_bytes_max);
-            job::settlement(result, item.item, item.attempt, &spec.policy, now, max)
+            job::settlement(result, &item, &spec.policy, now, max, &station.codecs)
         }
     };
     let settle = Settle {

@@ -9,18 +9,22 @@
 //! [`Effect::Send`] too, at the place of their commit), controls and reopenings. So a control sees
 //! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
 
+pub(crate) mod children;
 pub(crate) mod effects;
 pub(crate) mod queues;
+pub(crate) mod streams;
 pub(crate) mod tables;
 
 use crate::{
     run_id::RunId,
     store::{
         CancelRequest, Commit, Control, Controlled, Delivery, Effect, InboxKind, InboxRow, Patch,
-        Receipt, Refusal, Reopen, RunStatus,
+        Receipt, Refusal, Reopen, RunRow, RunStatus, Transaction,
     },
     time::Timestamp,
 };
+
+pub(crate) mod schedules;
 
 /// Why a run that was paused from outside waits.
 pub(crate) const PAUSED_BY_REQUEST: &str = "paused by request";
@@ -173,6 +177,11 @@ pub(crate) fn apply(head: &mut Head, commit: &Commit) {
         Patch::Finish { status, .. } => {
             (head.status, head.ending, head.available_at) = (*status, None, None);
         }
+        Patch::Continue { .. } => {
+            head.generation += 1;
+            (head.status, head.available_at, head.attempts) = (RunStatus::Running, None, 1);
+            head.last_number = 0;
+        }
     }
 }
 
@@ -310,14 +319,42 @@ pub(crate) fn reopen(head: &mut Head, reopen: &Reopen) -> bool {
     true
 }
 
-/// The messages that a commit sends, in order.
-pub(crate) fn sends(commit: &Commit) -> impl Iterator<Item = (&Delivery, &[u8], &[u8])> {
+/// A run from another store, as it enters this one: what was in its owner's memory is in nobody's
+/// now, and due.
+pub(crate) fn import(row: &RunRow, now: Timestamp) -> Head {
+    let mut head = Head {
+        id: row.id,
+        status: row.status,
+        ending: row.ending,
+        generation: row.generation,
+        available_at: row.available_at,
+        attempts: row.attempts,
+        inbox_seq: row.inbox_seq,
+        cancel: row.cancel_requested,
+        last_number: row.last_number,
+        last_number_exact: row.status != RunStatus::Running,
+        // What it has elsewhere is in the other store.
+        links: 0,
+    };
+    match row.status {
+        RunStatus::Running => {
+            head.status = RunStatus::Pending;
+            make_due(&mut head, now);
+        }
+        RunStatus::Pending if row.available_at.is_none() => make_due(&mut head, now),
+        RunStatus::RollingBack => make_due(&mut head, now),
+        _ => {}
+    }
+    if !head.status.is_terminal() {
+        forget_number(&mut head);
+    }
+    head
+}
+
+/// The transactions of a commit, in order.
+pub(crate) fn transactions(commit: &Commit) -> impl Iterator<Item = &Transaction> {
     commit.effects.iter().filter_map(|effect| match effect {
-        Effect::Send {
-            delivery,
-            key,
-            receipt,
-        } => Some((delivery, key.as_slice(), receipt.as_slice())),
-        Effect::Reply { .. } | Effect::Abandon { .. } | Effect::Enqueue { .. } => None,
+        Effect::Transaction(transaction) => Some(transaction),
+        _ => None,
     })
 }

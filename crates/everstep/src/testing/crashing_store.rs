@@ -16,9 +16,10 @@ use crate::{
     queue::ItemId,
     run_id::RunNo,
     store::{
-        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        ItemRow, ItemState, LoadedRun, NewRunner, Put, QueueOutlook, QueueStats, RunRow, RunnerRow,
-        ShardSet, Store, StoreCounters, StoreError, Target, WakeFn, WakeGuard,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, Fence, Filter,
+        Finished, InboxRow, ItemRow, ItemState, LoadedRun, NewRunner, PausedRun, Put, QueueOutlook,
+        QueueStats, RunRow, RunnerRow, ScheduleRow, ShardSet, Store, StoreCounters, StoreError,
+        StreamExtent, StreamPage, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -270,6 +271,16 @@ impl<S: Store> Store for CrashingStore<S> {
         })
     }
 
+    #[cfg(feature = "sqlite")]
+    fn commit_in(
+        &self,
+        tx: &rusqlite::Transaction<'_>,
+        batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        // No write of ours: it is made, or not, when the caller commits.
+        self.read(|store| store.commit_in(tx, batch))
+    }
+
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
         self.read(|store| store.run(target))
     }
@@ -301,6 +312,15 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(|store| store.live(shards, after, limit))
     }
 
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError> {
+        self.read(|store| store.paused(shards, after, limit))
+    }
+
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
         self.read(|store| store.census(now, shards))
     }
@@ -329,6 +349,24 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
         self.read(|store| store.state(run))
+    }
+
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        self.read(|store| store.stream(run, stream, from, limit))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        self.read(|store| store.streams(run))
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        self.read(|store| store.streams_grown(asked))
     }
 
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
@@ -371,6 +409,35 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
         self.read(|store| store.queue_ended(items))
+    }
+
+    fn has_old_generations(&self) -> Result<bool, StoreError> {
+        self.read(|store| store.has_old_generations())
+    }
+
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        self.read(|store| store.schedule(name))
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|store| store.schedules(after, limit))
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        self.read(|store| store.due_schedules(now, after, limit))
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|store| store.queued_schedules(after, limit))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -17,13 +17,43 @@ use crate::{
     time::Timestamp,
 };
 
+type Check = fn(&World);
+
+macro_rules! checks {
+    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
+}
+
+mod import;
+mod queues;
+mod schedules;
+mod streams;
+#[cfg(feature = "sqlite")]
+mod transactions;
+
+/// The checks of all files.
+fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
+    let checks = CHECKS.iter();
+    let checks = checks
+        .chain(schedules::CHECKS)
+        .chain(streams::CHECKS)
+        .chain(queues::CHECKS);
+    #[cfg(feature = "sqlite")]
+    let checks = checks.chain(transactions::CHECKS);
+    checks
+}
+
+use import::{
+    an_import_beside_its_id_or_key_changes_nothing, an_imported_run_has_everything_it_had,
+    an_imported_run_that_was_in_memory_is_due, paused_runs_are_paged_by_number,
+};
+
 /// Runs every check on a fresh, empty store from `make`.
 ///
 /// # Panics
 ///
 /// With the name of the first check that fails, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    for (name, check) in CHECKS.iter().chain(queues::CHECKS) {
+    for (name, check) in all_checks() {
         let store = make();
         store
             .migrate()
@@ -88,6 +118,7 @@ struct Readings {
     states: Vec<Vec<(String, Vec<u8>)>>,
     due: Due,
     live: Vec<DueRun>,
+    paused: Vec<PausedRun>,
     census: Census,
     failed: Vec<RunRow>,
     finished: Vec<(RunNo, Option<Finished>)>,
@@ -95,6 +126,10 @@ struct Readings {
     items: Vec<ItemRow>,
     queue: QueueStats,
     outlook: QueueOutlook,
+    streams: Vec<Vec<(StreamExtent, Option<StreamPage>)>>,
+    schedules: Vec<ScheduleRow>,
+    due_schedules: DueSchedules,
+    queued_schedules: Vec<ScheduleRow>,
 }
 
 impl Random {
@@ -120,12 +155,14 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(14) {
-                10.. => Write::Queue(Box::new(self.queue_write(now))),
+            let write = match self.below(17) {
+                13.. => Write::Queue(Box::new(self.queue_write(now))),
+                12 => Write::Schedule(Box::new(self.schedule_write(model, now))),
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
                 5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
+                6 => Write::Emit(Box::new(self.emission(id))),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
                 _ => {
@@ -221,6 +258,7 @@ impl Random {
             deadline_at: None,
             tags: Vec::new(),
             input: vec![self.below(2) as u8],
+            parent: None,
             claim: !self.one_in(3),
         }
     }
@@ -297,19 +335,20 @@ impl Random {
                 request: Uuid::from_u128(u128::from(self.below(1_000))),
                 body: vec![self.below(256) as u8],
             }),
-            3 => Some(Effect::Enqueue {
+            3 => Some(Effect::Emit(Box::new(self.emit()))),
+            4 => Some(Effect::Enqueue {
                 item: self.new_item(now),
                 key: vec![10, self.below(2) as u8],
                 then: AfterEnqueue::Wait {
                     leave: self.one_in(3),
                 },
             }),
-            4 => Some(Effect::Enqueue {
+            5 => Some(Effect::Enqueue {
                 item: self.new_item(now),
                 key: vec![11, self.below(2) as u8],
                 then: AfterEnqueue::Record(vec![1]),
             }),
-            5 => Some(Effect::Abandon {
+            6 => Some(Effect::Abandon {
                 kind: InboxKind::QueueResult,
                 key: vec![10, self.below(2) as u8],
             }),
@@ -391,6 +430,7 @@ impl Random {
                 .collect(),
             due: store.due(now, &ShardSet::ALL, None, 100).expect("due"),
             live: store.live(&ShardSet::ALL, None, 100).expect("live"),
+            paused: store.paused(&ShardSet::ALL, None, 100).expect("paused"),
             census: store.census(now, &ShardSet::ALL).expect("census"),
             failed: store.list(&failed, None, 100).expect("list"),
             finished: store.finished(&nos).expect("finished"),
@@ -400,17 +440,13 @@ impl Random {
                 .expect("queue_items"),
             queue: store.queue_stats("thumbs").expect("queue_stats"),
             outlook: store.queue_outlook("thumbs", now).expect("queue_outlook"),
+            streams: nos.iter().map(|no| streams::read(store, *no)).collect(),
+            schedules: store.schedules(None, 100).expect("schedules"),
+            due_schedules: store.due_schedules(now, None, 100).expect("due_schedules"),
+            queued_schedules: store.queued_schedules(None, 100).expect("queued_schedules"),
         }
     }
 }
-
-type Check = fn(&World);
-
-macro_rules! checks {
-    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
-}
-
-mod queues;
 
 const CHECKS: &[(&str, Check)] = checks![
     migrating_twice_changes_nothing,
@@ -501,6 +537,10 @@ const CHECKS: &[(&str, Check)] = checks![
     others_are_woken_and_the_waker_is_not,
     a_dropped_guard_is_not_called,
     counters_count,
+    an_imported_run_has_everything_it_had,
+    an_imported_run_that_was_in_memory_is_due,
+    an_import_beside_its_id_or_key_changes_nothing,
+    paused_runs_are_paged_by_number,
 ];
 
 const START: Timestamp = Timestamp::from_millis(1_800_000_000_000);
@@ -542,6 +582,7 @@ impl World {
             deadline_at: None,
             tags: Vec::new(),
             input: b"input".to_vec(),
+            parent: None,
             claim: true,
         }
     }
@@ -605,6 +646,7 @@ impl World {
                 let sent = done.into_iter().filter_map(|done| match done {
                     EffectDone::Sent(delivered) => Some(delivered),
                     EffectDone::Enqueued(_) => None,
+                    EffectDone::Started(_) => None,
                 });
                 sent.collect()
             }

@@ -349,19 +349,4 @@ impl QueueTables for Data {
         let waits = waits.take_while(|(waiter, _)| waiter.run == run);
         Ok(waits.map(|(waiter, _)| waiter.clone()).collect())
     }
-
-    fn drop_results(&mut self, run: RunNo) -> Result<(), Infallible> {
-        self.change(run, |run| {
-            run.inbox
-                .retain(|_, row| row.kind != InboxKind::QueueResult);
-        });
-        Ok(())
-    }
-
-    fn write_entry(&mut self, owner: &Waiter, value: &[u8]) -> Result<(), Infallible> {
-        self.change(owner.run, |run| {
-            run.history.insert(owner.key.clone(), value.to_vec());
-        });
-        Ok(())
-    }
 }

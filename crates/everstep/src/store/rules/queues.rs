@@ -119,12 +119,6 @@ pub(crate) trait QueueTables: Tables {
 
     /// The operations of a run that wait for items.
     fn waits_of_run(&mut self, run: RunNo) -> Result<Vec<Waiter>, Self::Error>;
-
-    /// Removes all results of items from the inbox of a run.
-    fn drop_results(&mut self, run: RunNo) -> Result<(), Self::Error>;
-
-    /// Writes an entry of a run's history.
-    fn write_entry(&mut self, owner: &Waiter, value: &[u8]) -> Result<(), Self::Error>;
 }
 
 /// How many items of each kind are moved by time with one claim: more wait for the next, which is
@@ -212,7 +206,7 @@ pub(crate) fn enqueue_and_record<T: QueueTables>(
 ) -> Result<Enqueued, T::Error> {
     let enqueued = enqueue(tables, new)?;
     let value = [prefix, &enqueued.item.0.to_le_bytes()].concat();
-    tables.write_entry(owner, &value)?;
+    tables.put_entry(owner, value)?;
     Ok(enqueued)
 }
 
@@ -450,5 +444,5 @@ pub(crate) fn close<T: QueueTables>(tables: &mut T, run: RunNo) -> Result<(), T:
     for waiter in tables.waits_of_run(run)? {
         abandon(tables, &waiter)?;
     }
-    tables.drop_results(run)
+    Ok(())
 }

@@ -333,19 +333,6 @@ impl QueueTables for Applier<'_> {
         let mut statement = self.conn.prepare_cached(sql)?;
         statement.query_map([run.0], waiter)?.collect()
     }
-
-    fn drop_results(&mut self, run: RunNo) -> rusqlite::Result<()> {
-        let sql = "DELETE FROM inbox WHERE run = ?1 AND kind = ?2";
-        self.execute(sql, params![run.0, InboxKind::QueueResult.code()])
-            .map(drop)
-    }
-
-    fn write_entry(&mut self, owner: &Waiter, value: &[u8]) -> rusqlite::Result<()> {
-        let sql = "INSERT INTO history (run, generation, key, value) VALUES (?1, ?2, ?3, ?4) \
-                   ON CONFLICT DO UPDATE SET value = excluded.value";
-        let params = params![owner.run.0, owner.generation, owner.key, value];
-        self.execute(sql, params).map(drop)
-    }
 }
 
 fn waiter(row: &Row<'_>) -> rusqlite::Result<Waiter> {

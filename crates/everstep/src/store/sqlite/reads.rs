@@ -36,10 +36,12 @@ pub(crate) fn load(conn: &Connection, no: RunNo) -> rusqlite::Result<Option<Load
     let history = statement.query_map(params![no.0, row.generation], put)?;
     let history = history.collect::<rusqlite::Result<_>>()?;
     let inbox = columns::inbox_after(conn, no, 0)?;
+    let streams = super::streams::names(conn, no)?;
     Ok(Some(LoadedRun {
         row,
         history,
         inbox,
+        streams,
     }))
 }
 
@@ -149,6 +151,32 @@ pub(crate) fn live(
         let run = columns::due_run(row)?;
         if shards.contains(run.shard) {
             runs.push(run);
+        }
+    }
+    Ok(runs)
+}
+
+pub(crate) fn paused(
+    conn: &Connection,
+    shards: &ShardSet,
+    after: Option<RunNo>,
+    limit: usize,
+) -> rusqlite::Result<Vec<PausedRun>> {
+    let sql = "SELECT id, shard, workflow, version, waiting FROM runs INDEXED BY idle \
+               WHERE status = 4 AND status IN (2, 4) AND available_at IS NULL AND no > ?1 \
+               ORDER BY no";
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut rows = statement.query([after.map_or(i64::MIN, |no| no.0)])?;
+    let mut runs = Vec::new();
+    while runs.len() < limit {
+        let Some(row) = rows.next()? else { break };
+        if shards.contains(shard(row.get(1)?)) {
+            runs.push(PausedRun {
+                id: columns::run_id(row, 0)?,
+                workflow: row.get::<_, String>(2)?.into(),
+                version: row.get(3)?,
+                reason: row.get(4)?,
+            });
         }
     }
     Ok(runs)
@@ -299,6 +327,11 @@ pub(crate) fn answers(
         Ok((Uuid::from_bytes(row.get(0)?), answer))
     })?;
     rows.collect()
+}
+
+pub(crate) fn has_old_generations(conn: &Connection) -> rusqlite::Result<bool> {
+    conn.prepare_cached("SELECT 1 FROM old_generations LIMIT 1")?
+        .exists([])
 }
 
 pub(crate) fn dead_letters(
