@@ -171,7 +171,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Those of the given items that have ended (or do not exist), with their answers. One call for
     /// all.
-    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError>;
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<EndedItem>, StoreError>;
 
     /// Whether there are entries of generations that are over, for [`Write::Sweep`] to remove.
     fn has_old_generations(&self) -> Result<bool, StoreError> {

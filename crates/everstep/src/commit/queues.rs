@@ -249,6 +249,9 @@ pub struct ItemRow {
     pub answer: Option<Vec<u8>>,
 }
 
+/// An item that has ended, with its answer; without one if it does not exist any more.
+pub type EndedItem = (ItemId, Option<Vec<u8>>);
+
 /// How a queue stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

@@ -292,10 +292,7 @@ fn run(shared: &Arc<Shared>) {
         None => UNTOLD_POLL,
     };
     let mut safety = Instant::now() + every;
-    loop {
-        let Some(look) = wait(shared, safety) else {
-            break;
-        };
+    while let Some(look) = wait(shared, safety) {
         let stations = lock(&shared.workers.state).stations.clone();
         if shared.stopped().is_some() || shared.closing() {
             stations.iter().for_each(|station| drop_jobs(station));
