@@ -43,6 +43,7 @@ mod delete;
 mod fork;
 mod history;
 mod list;
+mod queues;
 mod retry;
 mod schedules;
 mod stream;
@@ -58,6 +59,7 @@ pub use delete::DeleteRun;
 pub use fork::ForkRun;
 pub use history::{HistoryPage, ReadHistory};
 pub use list::{Count, List};
+pub use queues::{EnqueueItem, ItemError, ItemHandle, ItemInfo, Worker};
 pub use schedules::{
     Backfilled, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, Triggered,
 };
@@ -173,6 +175,18 @@ pub enum ClientError {
         /// What to do.
         hint: &'static str,
     },
+    /// There is no such item in any queue.
+    #[error(
+        "there is no queue item {item}; it may have ended (a result is kept only for as long as its \
+             queue says), or belongs to another store"
+    )]
+    UnknownItem {
+        /// What was asked for.
+        item: crate::queue::ItemId,
+    },
+    /// A worker needs a tokio runtime for its handlers.
+    #[error("there is no tokio runtime here for a worker's handlers; call `work` inside of one")]
+    NoRuntime,
     /// There is no such schedule.
     #[error("there is no schedule `{schedule}`; it may have been deleted")]
     UnknownSchedule {
@@ -326,6 +340,12 @@ impl Client {
         spawn_thread("everstep-open", open)?;
         let store = opened.await.map_err(|_| ClientError::Closed)??;
         Client::on(Arc::new(store))
+    }
+
+    /// What must be kept while anybody works in the name of this client.
+    fn own(&self) -> Option<Arc<dyn std::any::Any + Send + Sync>> {
+        let own = self._own.clone()?;
+        Some(own)
     }
 
     /// A client without an engine, on any store.

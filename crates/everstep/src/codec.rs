@@ -23,7 +23,9 @@ pub(crate) mod tuple;
 
 #[cfg(feature = "sqlite")]
 pub(crate) use entry::{append_payload, encode_payload_prefix};
-pub(crate) use entry::{decode_entry, encode_entry, encode_receipt_prefix, encode_started_prefix};
+pub(crate) use entry::{
+    decode_entry, encode_entry, encode_item_prefix, encode_receipt_prefix, encode_started_prefix,
+};
 pub(crate) use failure::{decode_failure, encode_failure};
 
 /// Why stored bytes could not be read.

@@ -14,6 +14,9 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+mod queues;
+
+pub use queues::*;
 mod schedule;
 
 pub use schedule::*;
@@ -65,6 +68,8 @@ pub enum Write {
     Reopen(Box<Reopen>),
     /// What the owner of a run has to say. Answered by [`Outcome::Committed`].
     Commit(Box<Commit>),
+    /// Something about the items of a queue. Answered by [`Outcome::Queue`].
+    Queue(Box<QueueWrite>),
     /// Removes up to this many entries of generations that are over. Answered by
     /// [`Outcome::Swept`].
     Sweep(u32),
@@ -388,6 +393,28 @@ pub enum Effect {
         /// The key of the operation.
         key: Vec<u8>,
     },
+    /// An item for a queue.
+    Enqueue {
+        /// The item.
+        item: NewItem,
+        /// The key of the operation.
+        key: Vec<u8>,
+        /// Whether the operation waits for it.
+        then: AfterEnqueue,
+    },
+}
+
+/// What an operation that puts an item into a queue does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AfterEnqueue {
+    /// It waits for the result.
+    Wait {
+        /// Whether the item stays when the operation is given up before anybody has claimed it.
+        leave: bool,
+    },
+    /// It goes on: its entry is this, with the number of the item appended in 8 bytes, the lowest
+    /// first.
+    Record(Vec<u8>),
 }
 
 /// A run that is started by another.
@@ -504,6 +531,18 @@ pub enum Notice {
         /// When it is due.
         at: Timestamp,
     },
+    /// A queue has got an item, now or for later.
+    Queue {
+        /// The queue.
+        queue: String,
+    },
+    /// An item has ended whose result can be asked for.
+    ItemEnded {
+        /// The item.
+        item: crate::queue::ItemId,
+        /// How, as an operation that waits for it is told.
+        answer: Vec<u8>,
+    },
 }
 
 /// What became of one write.
@@ -524,6 +563,8 @@ pub enum Outcome {
     Emitted,
     /// A commit, a reopening, a start, a tag or an emission that was not made.
     Refused(Refusal),
+    /// What became of a write to a queue.
+    Queue(QueueDone),
     /// What became of a write about a schedule.
     Scheduled(ScheduleOutcome),
     /// What became of a run from another store.
@@ -537,6 +578,8 @@ pub enum Outcome {
 pub enum EffectDone {
     /// Of [`Effect::Send`].
     Sent(Delivered),
+    /// Of [`Effect::Enqueue`] that is not waited for.
+    Enqueued(Enqueued),
     /// Of an [`Effect::StartChild`] that is not awaited.
     Started(Started),
 }

@@ -35,6 +35,7 @@ pub(crate) mod child;
 pub(crate) mod composite;
 pub(crate) mod continue_as;
 pub(crate) mod emit;
+pub(crate) mod enqueue;
 pub(crate) mod join;
 pub(crate) mod listen;
 pub(crate) mod map;

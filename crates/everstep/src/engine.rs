@@ -19,17 +19,18 @@ use tokio::{runtime::RuntimeFlavor, sync::oneshot};
 use uuid::Uuid;
 
 use crate::{
-    client::Client,
+    client::{Client, ClientError, Worker},
     codec::hook::Codec,
     ctx::Ctx,
     error::Result as UserResult,
+    queue::Queue,
     run::panics,
     run_id::RunId,
     store::{MemoryStore, ShardSet, Store, StoreError},
     time::{Clock, SystemClock},
     workflow::{
-        Definition, RegisterError, Registry, Value, Workflow, WorkflowFn, WorkflowOptions,
-        WorkflowRef,
+        Definition, NameError, RegisterError, Registry, Value, Workflow, WorkflowFn,
+        WorkflowOptions, WorkflowRef, check_name,
     },
 };
 
@@ -38,6 +39,7 @@ mod committer;
 mod dispatch;
 mod due;
 mod hub;
+mod job;
 mod keeper;
 mod lease;
 mod mailbox;
@@ -52,9 +54,12 @@ mod shared;
 mod streams;
 mod suspects;
 mod thread;
+mod workers;
 
 pub(crate) use activity::Activity;
 pub(crate) use committer::{Pending, Reply};
+pub use job::Job;
+pub(crate) use job::{Handler, handler};
 pub(crate) use mailbox::Mailbox;
 pub(crate) use poller::Poller;
 pub use preflight::{Misfit, Preflight};
@@ -63,6 +68,7 @@ pub(crate) use services::Services;
 pub use settings::{Sabotage, Settings};
 pub(crate) use shared::Shared;
 pub(crate) use streams::{Followed, Follower};
+pub(crate) use workers::{Spec, Station, Workers};
 
 use mailbox::Event;
 
@@ -79,6 +85,8 @@ pub struct Engine {
     /// Kept while the engine lives: brought along where the caller's runtime has one thread.
     own_runtime: Mutex<Option<tokio::runtime::Runtime>>,
     wake_guard: Mutex<Option<crate::store::WakeGuard>>,
+    /// Where bodies and the handlers of workers run.
+    runtime: tokio::runtime::Handle,
 }
 
 /// What an engine found when it started.
@@ -118,6 +126,7 @@ pub struct EngineBuilder {
     services: Arc<Services>,
     settings: Settings,
     clock: Arc<dyn Clock>,
+    work: Vec<Spec>,
     problem: Option<StartError>,
 }
 
@@ -149,6 +158,9 @@ pub enum StartError {
     /// A workflow cannot be registered.
     #[error(transparent)]
     Register(#[from] RegisterError),
+    /// A queue that it is to work on cannot be used.
+    #[error("a queue to work on has a bad name")]
+    Queue(#[source] NameError),
     /// The store cannot be used.
     #[error("the engine cannot start on its store")]
     Store(#[source] Arc<StoreError>),
@@ -189,6 +201,29 @@ impl Engine {
     /// A client in this process.
     pub fn client(&self) -> Client {
         Client::of_engine(self.shared.clone(), self.reader.clone())
+    }
+
+    /// Works on the items of a queue, up to `concurrency` at once, until the worker is
+    /// [stopped](crate::Worker::stop) or the engine shuts down: see [`Client::work`].
+    ///
+    /// # Errors
+    ///
+    /// If the queue's name cannot be used, or the engine is shutting down.
+    pub fn work<I, O, F, R>(
+        &self,
+        queue: Queue<I, O>,
+        concurrency: usize,
+        code: F,
+    ) -> Result<Worker, ClientError>
+    where
+        I: Value,
+        O: Value,
+        F: Fn(Job, I) -> R + Send + Sync + 'static,
+        R: Future<Output = UserResult<O>> + Send + 'static,
+    {
+        let runtime = self.runtime.clone();
+        self.client()
+            .work_on(queue, concurrency, handler(code), runtime)
     }
 
     /// What was found when the engine started.
@@ -235,6 +270,8 @@ impl Engine {
     /// `shutdown_limit`), writes what they gave, gives its shards back.
     pub async fn shutdown(self) {
         self.shared.keeper.close();
+        let limit = self.shared.settings.shutdown_limit;
+        let workers = self.shared.workers.stop_all(&self.shared, limit);
         let mut drained = Vec::new();
         for thread in &self.shared.threads {
             let (done, drain) = oneshot::channel();
@@ -267,9 +304,13 @@ impl Engine {
         if waiter.is_ok() {
             _ = all.await;
         }
+        for stopped in workers {
+            _ = stopped.await;
+        }
         let fence = self.shared.fence();
         self.signal();
-        let threads = std::mem::take(&mut *lock(&self.threads));
+        let mut threads = std::mem::take(&mut *lock(&self.threads));
+        threads.extend(self.shared.workers.take_thread());
         let (shared, guard) = (self.shared.clone(), lock(&self.wake_guard).take());
         let runtime = lock(&self.own_runtime).take();
         let (sender, joined) = oneshot::channel();
@@ -310,6 +351,7 @@ impl Engine {
         self.stop.stop();
         self.shared.due.close();
         self.shared.keeper.close();
+        self.shared.workers.close();
         for thread in &self.shared.threads {
             thread.push(Event::Timer);
         }
@@ -413,6 +455,7 @@ impl EngineBuilder {
             services: Arc::default(),
             settings: Settings::default(),
             clock: Arc::new(SystemClock),
+            work: Vec::new(),
             problem: None,
         }
     }
@@ -470,6 +513,24 @@ impl EngineBuilder {
         self
     }
 
+    /// Works on the items of a queue from the start: see [`Engine::work`].
+    pub fn work<I, O, F, R>(mut self, queue: Queue<I, O>, concurrency: usize, code: F) -> Self
+    where
+        I: Value,
+        O: Value,
+        F: Fn(Job, I) -> R + Send + Sync + 'static,
+        R: Future<Output = UserResult<O>> + Send + 'static,
+    {
+        match check_name(queue.name()) {
+            Ok(()) => self.work.push(Spec::new(queue, concurrency, handler(code))),
+            Err(error) => {
+                let error = StartError::Queue(error);
+                self.problem.get_or_insert(error);
+            }
+        }
+        self
+    }
+
     /// Changes settings.
     pub fn settings(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         change(&mut self.settings);
@@ -517,6 +578,7 @@ impl EngineBuilder {
             services: self.services,
             settings: Arc::new(self.settings),
             clock: self.clock,
+            work: self.work,
             runtime,
             own_runtime,
         };
@@ -549,6 +611,7 @@ struct StartParts {
     services: Arc<Services>,
     settings: Arc<Settings>,
     clock: Arc<dyn Clock>,
+    work: Vec<Spec>,
     runtime: tokio::runtime::Handle,
     own_runtime: Option<tokio::runtime::Runtime>,
 }
@@ -613,11 +676,22 @@ impl StartParts {
             threads: Mutex::new(handles),
             own_runtime: Mutex::new(self.own_runtime),
             wake_guard: Mutex::new(Some(guard)),
+            runtime: self.runtime.clone(),
         };
         let taken = lease::balance(&shared, fence, &mut lease::Leaving::default())?;
         // Counted before any of them moves.
         let report = recovery_report(&shared)?;
         lease::take_up(&shared, &taken)?;
+        for spec in self.work {
+            Workers::open(
+                &shared,
+                spec,
+                self.runtime.clone(),
+                shared.settings.codecs.clone(),
+                None,
+            )
+            .map_err(|error| StartError::Thread(Arc::new(std::io::Error::other(error))))?;
+        }
         shared.keeper.poke_all();
         tracing::info!(store = store.describe(), %report, "the engine has started");
         let mut engine = engine;
@@ -742,6 +816,9 @@ fn listen_for_wakes(shared: &Arc<Shared>, me: Uuid) -> Result<crate::store::Wake
                 }
             }
             shared.due.poke(true);
+            if runs.is_empty() {
+                shared.workers.poke_all(&shared);
+            }
             if runs.is_empty() {
                 shared.keeper.poke_all();
             }

@@ -29,6 +29,7 @@ mod commit;
 mod ctx;
 mod engine;
 mod history;
+mod queue;
 mod run;
 mod schedule;
 pub mod store;
@@ -47,10 +48,10 @@ mod time;
 pub use cancellation::Cancellation;
 pub use client::{
     Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Count,
-    DeleteRun, EmittedFrom, ForkRun, HistoryEntry, HistoryPage, List, ReadHistory, RunError,
-    RunHandle, RunInfo, RunPage, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules,
-    SendMessage, Sent, Start, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader,
-    Triggered, WaitsFor, Why,
+    DeleteRun, EmittedFrom, EnqueueItem, ForkRun, HistoryEntry, HistoryPage, ItemError, ItemHandle,
+    ItemInfo, List, ReadHistory, RunError, RunHandle, RunInfo, RunPage, Schedule, ScheduleHandle,
+    ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Start, StateWatch, StreamInfo,
+    StreamItem, StreamPage, StreamReader, Triggered, WaitsFor, Why, Worker,
 };
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
@@ -58,6 +59,7 @@ pub use ctx::{
     child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished, RunFinishedUntil},
     composite::{Arm, Branch, Composite, branch},
     continue_as::ContinueAs,
+    enqueue::{Enqueue, EnqueueDetached, EnqueueUntil},
     join::{BranchFailure, Join, JoinError},
     listen::{Listen, ListenBatch, ListenUntil, Message},
     map::Map,
@@ -69,8 +71,8 @@ pub use ctx::{
     step::{Outcome, Step, StepCall, StepOutcome},
 };
 pub use engine::{
-    Engine, EngineBuilder, EngineCensus, Misfit, Preflight, RecoveryReport, Settings, StartError,
-    shutdown_signal,
+    Engine, EngineBuilder, EngineCensus, Job, Misfit, Preflight, RecoveryReport, Settings,
+    StartError, shutdown_signal,
 };
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};
@@ -78,6 +80,7 @@ pub use error::{Error, Failure, FailureKind, Result};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
+pub use queue::{ItemId, Queue};
 pub use retention::Retention;
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
@@ -88,7 +91,7 @@ pub use rusqlite;
 pub use schedule::{Overlap, ScheduleSpec};
 #[cfg(feature = "sqlite")]
 pub use store::Tx;
-pub use store::{Close, Filter, RunStatus, Target};
+pub use store::{Close, Filter, ItemState, QueueStats, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use workflow::{
     NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
@@ -101,8 +104,8 @@ pub mod prelude {
     #[cfg(feature = "macros")]
     pub use crate::workflow;
     pub use crate::{
-        Client, Ctx, Engine, Error, First2, First3, Outcome, Result, Retry, RunHandle, Step,
-        Timestamp, Workflow, branch, days, hours, minutes, seconds,
+        Client, Ctx, Engine, Error, First2, First3, Job, Outcome, Queue, Result, Retry, RunHandle,
+        Step, Timestamp, Workflow, branch, days, hours, minutes, seconds,
     };
 }
 

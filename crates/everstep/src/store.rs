@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 pub use crate::commit::*;
 use crate::{
+    queue::ItemId,
     run_id::{RunId, RunNo, SHARDS, ShardId},
     time::Timestamp,
 };
@@ -149,6 +150,28 @@ pub trait Store: Send + Sync + 'static {
     /// Messages that no run will read: left over when a run ended, or refused.
     fn dead_letters(&self, run: Option<RunNo>, limit: usize)
     -> Result<Vec<DeadLetter>, StoreError>;
+
+    /// An item of a queue.
+    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError>;
+
+    /// Items of a queue, in this state or any, by number, after the given one, at most `limit`.
+    fn queue_items(
+        &self,
+        queue: &str,
+        state: Option<ItemState>,
+        after: Option<ItemId>,
+        limit: usize,
+    ) -> Result<Vec<ItemRow>, StoreError>;
+
+    /// How a queue stands.
+    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError>;
+
+    /// Whether a claim would get an item, and when next. Cheap, however long the queue is.
+    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError>;
+
+    /// Those of the given items that have ended (or do not exist), with their answers. One call for
+    /// all.
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<EndedItem>, StoreError>;
 
     /// Whether there are entries of generations that are over, for [`Write::Sweep`] to remove.
     fn has_old_generations(&self) -> Result<bool, StoreError> {

@@ -16,6 +16,7 @@ mod crashing_store;
 mod ledger;
 #[cfg(feature = "sqlite")]
 mod power_cut;
+mod queue_load;
 mod replay;
 pub mod store_conformance;
 #[cfg(feature = "sqlite")]
@@ -26,6 +27,7 @@ pub use clock::{Hold, VirtualClock};
 pub use crash_everywhere::{CrashReport, CrashTest, Difference, Ending, crash_everywhere};
 pub use crashing_store::{CrashPoint, CrashingStore};
 pub use ledger::Ledger;
+pub use queue_load::{QueueLoad, QueueLoadError, queue_load};
 pub use replay::{Replay, ReplayError, Replayed, replay};
 
 /// An engine in memory, on a [`VirtualClock`] of its own.

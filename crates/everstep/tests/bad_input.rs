@@ -786,6 +786,42 @@ impl Store for Saying {
         self.store.dead_letters(run, limit)
     }
 
+    fn queue_item(
+        &self,
+        item: everstep::ItemId,
+    ) -> Result<Option<everstep::store::ItemRow>, StoreError> {
+        self.store.queue_item(item)
+    }
+
+    fn queue_items(
+        &self,
+        queue: &str,
+        state: Option<everstep::ItemState>,
+        after: Option<everstep::ItemId>,
+        limit: usize,
+    ) -> Result<Vec<everstep::store::ItemRow>, StoreError> {
+        self.store.queue_items(queue, state, after, limit)
+    }
+
+    fn queue_stats(&self, queue: &str) -> Result<everstep::QueueStats, StoreError> {
+        self.store.queue_stats(queue)
+    }
+
+    fn queue_outlook(
+        &self,
+        queue: &str,
+        now: Timestamp,
+    ) -> Result<everstep::store::QueueOutlook, StoreError> {
+        self.store.queue_outlook(queue, now)
+    }
+
+    fn queue_ended(
+        &self,
+        items: &[everstep::ItemId],
+    ) -> Result<Vec<(everstep::ItemId, Option<Vec<u8>>)>, StoreError> {
+        self.store.queue_ended(items)
+    }
+
     fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
         self.store.schedule(name)
     }

@@ -244,6 +244,7 @@ pub(super) fn entries(
             }
             EntryValue::Answer(bytes) => answered(entry.kind, &bytes, reader),
             EntryValue::Started(id, _) => (Some(Json::String(id.to_string())), None),
+            EntryValue::Item(item) => (Some(item.0.into()), None),
         };
         list.push(HistoryEntry {
             location,

@@ -24,11 +24,13 @@
 //!   5 receipt   u8
 //!   6 answer    data
 //!   7 started   { id: 16 bytes, flags: u8 }
+//!   8 item      8 bytes, the lowest first
 //! ```
 //!
 //! Always true: the byte of a receipt, and the run that was started, come last, since the store
 //! appends them to [`encode_receipt_prefix`] and [`encode_started_prefix`]. So do the data of a
-//! payload, which the store appends to [`encode_payload_prefix`] for a transaction.
+//! payload, which the store appends to [`encode_payload_prefix`] for a transaction, and the number of an item
+//! ([`encode_item_prefix`]).
 
 use uuid::Uuid;
 
@@ -39,6 +41,7 @@ use super::{
 };
 use crate::{
     history::{AttemptError, Entry, EntryKind, EntryStatus, EntryValue, TakenMessage},
+    queue::ItemId,
     run_id::RunId,
     time::Timestamp,
 };
@@ -117,6 +120,10 @@ pub(crate) fn encode_entry_into(entry: &Entry, out: &mut Vec<u8>) {
             writer.fixed(id.as_uuid().as_bytes());
             writer.u8(*flags);
         }
+        EntryValue::Item(item) => {
+            writer.uint(8);
+            writer.fixed(&item.0.to_le_bytes());
+        }
     }
 }
 
@@ -169,6 +176,18 @@ pub(crate) fn encode_started_prefix(entry: &Entry) -> Vec<u8> {
     );
     let mut out = encode_entry(entry);
     out.truncate(out.len() - 17);
+    out
+}
+
+/// The record of `entry` without its last 8 bytes, to which the store appends the number of the
+/// item that was put into a queue.
+pub(crate) fn encode_item_prefix(entry: &Entry) -> Vec<u8> {
+    assert!(
+        matches!(entry.value, EntryValue::Item(_)),
+        "only an item is filled in later"
+    );
+    let mut out = encode_entry(entry);
+    out.truncate(out.len() - 8);
     out
 }
 
@@ -247,6 +266,7 @@ fn read_value(reader: &mut Reader<'_>, created_at: Timestamp) -> Result<EntryVal
             let id = id.ok_or_else(|| reader.invalid(at, "not the id of a run".to_owned()))?;
             EntryValue::Started(id, reader.u8()?)
         }
+        8 => EntryValue::Item(ItemId(u64::from_le_bytes(reader.fixed()?))),
         code => return Err(reader.invalid(at, format!("{code} is no kind of value"))),
     })
 }
@@ -454,6 +474,20 @@ mod tests {
     }
 
     #[test]
+    fn the_store_fills_in_the_number_of_an_item() {
+        let entry = Entry {
+            kind: EntryKind::Enqueue,
+            value: EntryValue::Item(ItemId(0x0102)),
+            ..completed_step()
+        };
+        let bytes = encode_entry(&entry);
+        assert!(hex(&bytes).starts_with("01001402"));
+        assert!(hex(&bytes).ends_with("00080201000000000000"));
+        assert_eq!(encode_item_prefix(&entry), bytes[..bytes.len() - 8]);
+        assert_eq!(decode_entry(&bytes), Ok(entry));
+    }
+
+    #[test]
     fn the_store_fills_in_the_receipt() {
         let entry = |code| Entry {
             kind: EntryKind::Send,
@@ -517,6 +551,7 @@ mod tests {
             prop::collection::vec(message, 0..4).prop_map(EntryValue::Messages),
             any::<u32>().prop_map(EntryValue::Version),
             any::<u8>().prop_map(EntryValue::Receipt),
+            any::<u64>().prop_map(|item| EntryValue::Item(ItemId(item))),
         ]
     }
 

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use super::{shared::Shared, streams::Room};
 use crate::{
-    commit::{Applied, Batch, Commit, Outcome, Write},
+    commit::{Applied, Batch, Commit, Outcome, QueueWrite, Settlement, Write},
     store::{Reaction, StoreError},
 };
 
@@ -160,6 +160,18 @@ fn size_of_write(write: &Write) -> usize {
         Write::Deliver(delivery) => 64 + delivery.body.len(),
         Write::Control(..) => 64,
         Write::Reopen(_) => 256,
+        Write::Queue(write) => match &**write {
+            QueueWrite::Enqueue(new) => 128 + new.payload.len(),
+            QueueWrite::Settle(settle) => match &settle.settlement {
+                Settlement::Done(bytes) | Settlement::Failed(bytes) => 64 + bytes.len(),
+                Settlement::Retry { error, .. } => 64 + error.len(),
+                Settlement::Release => 64,
+            },
+            // What it takes is not known yet.
+            QueueWrite::Claim(wanted) => 256 * (1 + wanted.max),
+            QueueWrite::Extend(claims) => 64 * (1 + claims.len()),
+            QueueWrite::Control(..) => 64,
+        },
         Write::Sweep(_) => 64,
         Write::Emit(emission) => {
             let items = emission.items.iter();

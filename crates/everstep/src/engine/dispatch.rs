@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     commit::{
-        Applied, Batch, Commit, Control, Controlled, Deleted, Delivered, Delivery, Effect,
-        EffectDone, Imported, Notice, Outcome, Patch, Write,
+        AfterEnqueue, Applied, Batch, Commit, Control, Controlled, Deleted, Delivered, Delivery,
+        Effect, EffectDone, Imported, Notice, Outcome, Patch, Write,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -24,6 +24,8 @@ struct Round<'a> {
     /// What each engine thread is told, in one go.
     events: Vec<Vec<Event>>,
     elsewhere: Vec<RunNo>,
+    /// Whether a queue has got an item.
+    queues: bool,
 }
 
 pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, applied: Applied) {
@@ -36,6 +38,7 @@ pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, appli
         acks: shared.threads.iter().map(|_| Vec::new()).collect(),
         events: shared.threads.iter().map(|_| Vec::new()).collect(),
         elsewhere: Vec::new(),
+        queues: false,
     };
     for ((write, reply), outcome) in batch.writes.into_iter().zip(replies).zip(outcomes) {
         round.tell(write, reply, outcome);
@@ -51,6 +54,10 @@ pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, appli
         mailbox.push_all(events);
     }
     shared.wake_others(&round.elsewhere);
+    if round.queues {
+        // Workers of other processes are not known by their queues: all look for themselves.
+        shared.store.wake_others(shared.me, &[]);
+    }
     shared.activity.end(n);
 }
 
@@ -168,6 +175,11 @@ impl Round<'_> {
             Notice::Inbox { run, .. } => self.elsewhere.push(run.no()),
             Notice::Control { run, control } => self.controlled(run, control),
             Notice::Due { run, at } => self.due(run.no(), run.shard(), Some(at)),
+            Notice::Queue { queue } => {
+                self.queues = true;
+                self.shared.workers.poke(self.shared, &queue);
+            }
+            Notice::ItemEnded { item, answer } => self.shared.hub.item_ended(item, Some(answer)),
         }
     }
 
@@ -180,6 +192,11 @@ impl Round<'_> {
         let mut receipts = done.iter();
         for effect in &commit.effects {
             match effect {
+                Effect::Enqueue {
+                    then: AfterEnqueue::Record(_),
+                    ..
+                } => _ = receipts.next(),
+                Effect::Enqueue { .. } => {}
                 Effect::Send { delivery, .. } => {
                     if let Some(EffectDone::Sent(receipt)) = receipts.next() {
                         self.delivered(delivery, receipt);

@@ -17,6 +17,7 @@ use super::{
     streams::{Followed, Follower},
 };
 use crate::{
+    queue::ItemId,
     run_id::{RunNo, ShardId},
     store::{ShardSet, StoreError},
 };
@@ -79,6 +80,8 @@ fn run(shared: &Shared) {
 struct Questions {
     runs: Vec<RunNo>,
     requests: Vec<Uuid>,
+    /// Nobody knows which process works on them.
+    items: Vec<ItemId>,
     followers: Vec<Arc<Follower>>,
 }
 
@@ -98,15 +101,17 @@ fn questions_where(shared: &Shared, meant: impl Fn(ShardId) -> bool) -> Option<Q
     let (mut runs, mut requests) = shared.hub.waiting();
     runs.retain(|run| meant(run.shard()));
     requests.retain(|(_, run)| meant(run.shard()));
+    let items = shared.hub.waiting_items();
     let mut followers = shared.hub.followers.waiting();
     followers.retain(|follower| meant(follower.run.shard()));
-    if runs.is_empty() && requests.is_empty() && followers.is_empty() {
+    if runs.is_empty() && requests.is_empty() && items.is_empty() && followers.is_empty() {
         return None;
     }
     runs.extend(followers.iter().map(|follower| follower.run));
     Some(Questions {
         runs: runs.into_iter().map(|run| run.no()).collect(),
         requests: requests.into_iter().map(|(request, _)| request).collect(),
+        items,
         followers,
     })
 }
@@ -124,7 +129,20 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
         true => Ok(Vec::new()),
         false => shared.store.answers(&questions.requests),
     };
+    let items = match questions.items.is_empty() {
+        true => Ok(Vec::new()),
+        false => shared.store.queue_ended(&questions.items),
+    };
     let mut answered = false;
+    match items {
+        Ok(items) => {
+            for (item, answer) in items {
+                answered = true;
+                shared.hub.item_ended(item, answer);
+            }
+        }
+        Err(error) => tracing::warn!(%error, "items cannot be read; trying again"),
+    }
     match (ends, answers) {
         (Ok(ends), Ok(answers)) => {
             for (request, answer) in answers {

@@ -22,6 +22,7 @@ use super::{
     settings::Sabotage,
     streams::Emitting,
     suspects::Gate,
+    workers::Workers,
 };
 use crate::{
     commit::Fence,
@@ -60,6 +61,7 @@ pub(crate) struct Shared {
     pub(crate) due: DueSignal,
     pub(crate) keeper: Keeper,
     pub(crate) poller: Poller,
+    pub(crate) workers: Workers,
     pub(crate) suspects: Gate,
     pub(crate) emitting: Emitting,
     /// When retention can have something to do next, in milliseconds.
@@ -124,6 +126,7 @@ impl Shared {
             due: DueSignal::default(),
             keeper: Keeper::default(),
             poller: Poller::default(),
+            workers: Workers::default(),
             suspects: Gate::default(),
             emitting: Emitting::new(settings.emit_bytes_max),
             retention_due: AtomicI64::new(i64::MIN),
@@ -292,6 +295,7 @@ impl Shared {
             if let Some(error) = self.stopped() {
                 self.hub.stop(&error);
             }
+            self.workers.signal(self);
         }
     }
 

@@ -5,7 +5,7 @@
 //! - An entry in a terminal status changes in one way only: it gets its number when the workflow
 //!   takes it.
 
-use crate::{commit::InboxKind, error::Failure, run_id::RunId, time::Timestamp};
+use crate::{commit::InboxKind, error::Failure, queue::ItemId, run_id::RunId, time::Timestamp};
 
 /// What is known about one operation of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -177,6 +177,9 @@ pub(crate) enum EntryValue {
     /// The run that was started, with flags. Always the last 17 bytes of the encoded entry, since
     /// the store fills them in.
     Started(RunId, u8),
+    /// The item that was put into a queue. Always the last 8 bytes of the encoded entry, since the
+    /// store fills them in.
+    Item(ItemId),
 }
 
 /// A message that was taken from the inbox.

@@ -1070,6 +1070,9 @@ impl Core {
             EffectDone::Sent(delivered) => {
                 self.effect_gave(id, EntryValue::Receipt(delivered.receipt.code()));
             }
+            EffectDone::Enqueued(enqueued) => {
+                self.effect_gave(id, EntryValue::Item(enqueued.item));
+            }
             EffectDone::Started(started) => {
                 let flags = u8::from(started.attached) | u8::from(started.input_differs) << 1;
                 self.effect_gave(id, EntryValue::Started(started.id, flags));

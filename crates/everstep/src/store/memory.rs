@@ -33,6 +33,7 @@ use super::{
 
 mod control;
 mod import;
+mod queues;
 mod schedules;
 mod streams;
 
@@ -91,6 +92,7 @@ struct Data {
     shards: BTreeMap<ShardId, Uuid>,
     last_epoch: u64,
     rows_written: u64,
+    queues: queues::Queues,
     /// Of the batch that is being applied.
     notices: Vec<Notice>,
     now: Timestamp,
@@ -449,6 +451,32 @@ impl Store for MemoryStore {
         Ok(wanted.take(limit).cloned().collect())
     }
 
+    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
+        Ok(self.read().queues.row(item))
+    }
+
+    fn queue_items(
+        &self,
+        queue: &str,
+        state: Option<ItemState>,
+        after: Option<ItemId>,
+        limit: usize,
+    ) -> Result<Vec<ItemRow>, StoreError> {
+        Ok(self.read().queues.list(queue, state, after, limit))
+    }
+
+    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> {
+        Ok(self.read().queues.stats(queue))
+    }
+
+    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
+        Ok(self.read().queues.outlook(queue, now))
+    }
+
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
+        Ok(self.read().queues.ended(items))
+    }
+
     fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
         Ok(self.read().schedule_row(name))
     }
@@ -610,6 +638,10 @@ impl Data {
                 Outcome::Controlled(self.control(target, *control, batch.now))
             }
             (Write::Reopen(reopen), _) => self.reopen(reopen, batch.now),
+            (Write::Queue(write), _) => {
+                let Ok(done) = rules::queues::write(self, write);
+                Outcome::Queue(done)
+            }
             // Only the last generation is kept.
             (Write::Sweep(_), _) => Outcome::Swept(false),
             (Write::Emit(_), _) => Outcome::Emitted,

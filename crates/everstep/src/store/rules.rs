@@ -11,6 +11,7 @@
 
 pub(crate) mod children;
 pub(crate) mod effects;
+pub(crate) mod queues;
 pub(crate) mod streams;
 pub(crate) mod tables;
 

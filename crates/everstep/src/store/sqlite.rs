@@ -31,6 +31,7 @@ mod columns;
 mod control;
 mod error;
 mod file;
+mod queues;
 mod reads;
 mod runners;
 mod schedules;
@@ -402,6 +403,32 @@ impl Store for SqliteStore {
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
         self.read(|conn| reads::dead_letters(conn, run, limit))
+    }
+
+    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
+        self.read(|conn| queues::item(conn, item))
+    }
+
+    fn queue_items(
+        &self,
+        queue: &str,
+        state: Option<ItemState>,
+        after: Option<ItemId>,
+        limit: usize,
+    ) -> Result<Vec<ItemRow>, StoreError> {
+        self.read(|conn| queues::list(conn, queue, state, after, limit))
+    }
+
+    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> {
+        self.read(|conn| queues::stats(conn, queue))
+    }
+
+    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
+        self.read(|conn| queues::outlook(conn, queue, now))
+    }
+
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
+        self.read(|conn| queues::ended(conn, items))
     }
 
     fn has_old_generations(&self) -> Result<bool, StoreError> {

@@ -13,12 +13,13 @@ use uuid::Uuid;
 
 use super::audit::Audit;
 use crate::{
+    queue::ItemId,
     run_id::{RunId, RunNo},
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, Fence, Filter,
-        Finished, InboxRow, LoadedRun, NewRunner, PausedRun, Put, RunRow, RunStatus, RunnerRow,
-        ScheduleRow, ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target,
-        WakeFn, WakeGuard,
+        Finished, InboxRow, ItemRow, ItemState, LoadedRun, NewRunner, PausedRun, Put, QueueOutlook,
+        QueueStats, RunRow, RunStatus, RunnerRow, ScheduleRow, ShardSet, Store, StoreCounters,
+        StoreError, StreamExtent, StreamPage, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -407,6 +408,32 @@ impl<S: Store> Store for CrashingStore<S> {
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
         self.read(|store| store.dead_letters(run, limit))
+    }
+
+    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
+        self.read(|store| store.queue_item(item))
+    }
+
+    fn queue_items(
+        &self,
+        queue: &str,
+        state: Option<ItemState>,
+        after: Option<ItemId>,
+        limit: usize,
+    ) -> Result<Vec<ItemRow>, StoreError> {
+        self.read(|store| store.queue_items(queue, state, after, limit))
+    }
+
+    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> {
+        self.read(|store| store.queue_stats(queue))
+    }
+
+    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
+        self.read(|store| store.queue_outlook(queue, now))
+    }
+
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
+        self.read(|store| store.queue_ended(items))
     }
 
     fn has_old_generations(&self) -> Result<bool, StoreError> {

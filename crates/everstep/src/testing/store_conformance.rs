@@ -25,6 +25,7 @@ macro_rules! checks {
 
 mod control;
 mod import;
+mod queues;
 mod schedules;
 mod streams;
 #[cfg(feature = "sqlite")]
@@ -34,7 +35,10 @@ mod transactions;
 fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = CHECKS.iter();
     let checks = checks.chain(control::CHECKS);
-    let checks = checks.chain(schedules::CHECKS).chain(streams::CHECKS);
+    let checks = checks
+        .chain(schedules::CHECKS)
+        .chain(streams::CHECKS)
+        .chain(queues::CHECKS);
     #[cfg(feature = "sqlite")]
     let checks = checks.chain(transactions::CHECKS);
     checks
@@ -126,6 +130,9 @@ struct Readings {
     failed: Vec<RunRow>,
     finished: Vec<(RunNo, Option<Finished>)>,
     dead_letters: Vec<DeadLetter>,
+    items: Vec<ItemRow>,
+    queue: QueueStats,
+    outlook: QueueOutlook,
     streams: Vec<Vec<(StreamExtent, Option<StreamPage>)>>,
     schedules: Vec<ScheduleRow>,
     due_schedules: DueSchedules,
@@ -155,7 +162,8 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(15) {
+            let write = match self.below(19) {
+                15.. => Write::Queue(Box::new(self.queue_write(now))),
                 12 => Write::Schedule(Box::new(self.schedule_write(model, now))),
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
@@ -176,6 +184,56 @@ impl Random {
         }
         let fence = if self.one_in(30) { None } else { Some(fence) };
         Batch { fence, now, writes }
+    }
+
+    fn new_item(&mut self, now: Timestamp) -> NewItem {
+        let delay = Duration::from_millis(self.below(20));
+        NewItem {
+            queue: "thumbs".to_owned(),
+            payload: vec![self.below(256) as u8],
+            priority: self.below(3) as i32 - 1,
+            available_at: self.one_in(3).then(|| now + delay),
+            dedupe: self.one_in(3).then(|| self.below(4).to_string()),
+            keep: Duration::from_millis(10 * self.below(3)),
+        }
+    }
+
+    fn queue_write(&mut self, now: Timestamp) -> QueueWrite {
+        let item = crate::queue::ItemId(1 + self.below(60));
+        let claim = Uuid::from_u128(u128::from(self.below(2)));
+        let later = now + Duration::from_millis(self.below(30));
+        match self.below(8) {
+            0 | 1 => QueueWrite::Enqueue(self.new_item(now)),
+            2 | 3 => QueueWrite::Claim(ClaimItems {
+                queue: "thumbs".to_owned(),
+                claim,
+                max: self.below(4) as usize,
+                attempts_max: 2,
+                visibility: Duration::from_millis(20),
+            }),
+            4 => QueueWrite::Extend(vec![Extend {
+                item,
+                claim,
+                until: later,
+            }]),
+            5 => {
+                let controls = [ItemControl::Cancel, ItemControl::Replay, ItemControl::Drop];
+                QueueWrite::Control(item, controls[self.below(3) as usize])
+            }
+            _ => QueueWrite::Settle(Settle {
+                item,
+                claim,
+                settlement: match self.below(4) {
+                    0 => Settlement::Done(vec![1]),
+                    1 => Settlement::Retry {
+                        at: later,
+                        error: vec![2],
+                    },
+                    2 => Settlement::Failed(vec![3]),
+                    _ => Settlement::Release,
+                },
+            }),
+        }
     }
 
     fn target(&mut self, id: RunId) -> Target {
@@ -318,6 +376,22 @@ impl Random {
                 body: vec![self.below(256) as u8],
             }),
             4 => Some(Effect::Emit(Box::new(self.emit()))),
+            5 => Some(Effect::Enqueue {
+                item: self.new_item(now),
+                key: vec![10, self.below(2) as u8],
+                then: AfterEnqueue::Wait {
+                    leave: self.one_in(3),
+                },
+            }),
+            6 => Some(Effect::Enqueue {
+                item: self.new_item(now),
+                key: vec![11, self.below(2) as u8],
+                then: AfterEnqueue::Record(vec![1]),
+            }),
+            7 => Some(Effect::Abandon {
+                kind: InboxKind::QueueResult,
+                key: vec![10, self.below(2) as u8],
+            }),
             _ => None,
         };
         Commit {
@@ -401,6 +475,11 @@ impl Random {
             failed: store.list(&failed, None, 100).expect("list"),
             finished: store.finished(&nos).expect("finished"),
             dead_letters: store.dead_letters(None, 1_000).expect("dead_letters"),
+            items: store
+                .queue_items("thumbs", None, None, 1_000)
+                .expect("queue_items"),
+            queue: store.queue_stats("thumbs").expect("queue_stats"),
+            outlook: store.queue_outlook("thumbs", now).expect("queue_outlook"),
             streams: nos.iter().map(|no| streams::read(store, *no)).collect(),
             schedules: store.schedules(None, 100).expect("schedules"),
             due_schedules: store.due_schedules(now, None, 100).expect("due_schedules"),
@@ -606,6 +685,7 @@ impl World {
             Outcome::Committed(done) => {
                 let sent = done.into_iter().filter_map(|done| match done {
                     EffectDone::Sent(delivered) => Some(delivered),
+                    EffectDone::Enqueued(_) => None,
                     EffectDone::Started(_) => None,
                 });
                 sent.collect()

@@ -3,14 +3,15 @@
 use super::{
     Head,
     children::{self, ChildTables},
+    queues::{self, QueueTables},
     tables::{Waiter, links},
 };
-use crate::commit::{Commit, Effect, EffectDone, InboxKind, Patch, RunStatus};
+use crate::commit::{AfterEnqueue, Commit, Effect, EffectDone, InboxKind, Patch, RunStatus};
 
 /// The tables of everything that effects reach.
-pub(crate) trait AllTables: ChildTables {}
+pub(crate) trait AllTables: ChildTables + QueueTables {}
 
-impl<T: ChildTables> AllTables for T {}
+impl<T: ChildTables + QueueTables> AllTables for T {}
 
 /// The code of a run is over, for good or for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +69,16 @@ pub(crate) fn apply<T: AllTables>(
         Effect::Abandon { kind, key } => {
             abandon(tables, &waiter(commit, key), *kind).map(|()| None)
         }
+        Effect::Enqueue { item, key, then } => match then {
+            AfterEnqueue::Wait { leave } => {
+                queues::enqueue_and_wait(tables, item, waiter(commit, key), *leave).map(|()| None)
+            }
+            AfterEnqueue::Record(prefix) => {
+                let owner = waiter(commit, key);
+                let enqueued = queues::enqueue_and_record(tables, item, &owner, prefix)?;
+                Ok(Some(EffectDone::Enqueued(enqueued)))
+            }
+        },
         // A row of its own, written with the entries.
         Effect::Reply { .. } | Effect::Emit(_) | Effect::Tag { .. } | Effect::Transaction(_) => {
             Ok(None)
@@ -90,11 +101,10 @@ fn abandon<T: AllTables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Re
     let _untaken = tables.take_answers(waiter.run, &waiter.key)?;
     match kind {
         InboxKind::RunEnded => children::abandon(tables, waiter),
-        InboxKind::Message
-        | InboxKind::Event
-        | InboxKind::Deferred
-        | InboxKind::QueueResult
-        | InboxKind::LimitGrant => Ok(()),
+        InboxKind::Message | InboxKind::Event | InboxKind::Deferred | InboxKind::LimitGrant => {
+            Ok(())
+        }
+        InboxKind::QueueResult => queues::abandon(tables, waiter),
     }
 }
 
@@ -110,6 +120,9 @@ pub(crate) fn close<T: AllTables>(
     let _untaken = tables.take_all_answers(run)?;
     if head.links & (links::CHILDREN | links::WATCHES) != 0 {
         children::parent_over(tables, run, over)?;
+    }
+    if head.links & links::QUEUES != 0 {
+        queues::close(tables, run)?;
     }
     if over.ended.is_some() && head.links & (links::WATCHED | links::CHILD) != 0 {
         children::run_ended(tables, head.id)?;

@@ -22,6 +22,8 @@ pub(crate) mod links {
     pub(crate) const CHILD: u32 = 1 << 7;
     /// It waits, or has waited, for the end of other runs.
     pub(crate) const WATCHES: u32 = 1 << 2;
+    /// It waits, or has waited, for an item of a queue.
+    pub(crate) const QUEUES: u32 = 1 << 6;
 }
 
 /// An operation that waits.
@@ -31,6 +33,15 @@ pub(crate) struct Waiter {
     pub(crate) generation: u32,
     /// The key of the operation.
     pub(crate) key: Vec<u8>,
+}
+
+impl Waiter {
+    /// What comes before all others, in order.
+    pub(crate) const FIRST: Waiter = Waiter {
+        run: RunNo(i64::MIN),
+        generation: 0,
+        key: Vec::new(),
+    };
 }
 
 /// The rows of a store, within one batch.

@@ -58,6 +58,7 @@ pub(crate) fn apply(
                 Outcome::Controlled(applier.control(target, *control)?)
             }
             Write::Reopen(reopen) => applier.reopen(reopen)?,
+            Write::Queue(write) => Outcome::Queue(rules::queues::write(&mut applier, write)?),
             Write::Sweep(limit) => Outcome::Swept(applier.sweep(*limit)?),
             Write::Emit(_) => continue,
             Write::Schedule(write) => applier.write_about_schedule(write)?,

@@ -25,6 +25,7 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("format_streams.sql"),
     include_str!("format_schedules.sql"),
     include_str!("format_control.sql"),
+    include_str!("format_queues.sql"),
 ];
 
 /// The format that this program reads and writes.

@@ -179,6 +179,11 @@ impl Store for OwnerAndClient {
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> { self.client.finished(runs) }
     fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> { self.client.answers(requests) }
     fn dead_letters(&self, run: Option<RunNo>, limit: usize) -> Result<Vec<DeadLetter>, StoreError> { self.client.dead_letters(run, limit) }
+    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> { self.owner.queue_item(item) }
+    fn queue_items(&self, queue: &str, state: Option<ItemState>, after: Option<ItemId>, limit: usize) -> Result<Vec<ItemRow>, StoreError> { self.client.queue_items(queue, state, after, limit) }
+    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> { self.owner.queue_stats(queue) }
+    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> { self.client.queue_outlook(queue, now) }
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> { self.owner.queue_ended(items) }
     fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> { self.client.schedule(name) }
     fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.client.schedules(after, limit) }
     fn due_schedules(&self, now: Timestamp, after: Option<(Timestamp, &str)>, limit: usize) -> Result<DueSchedules, StoreError> { self.owner.due_schedules(now, after, limit) }
