@@ -2,8 +2,8 @@
 //!
 //! It owns a set of threads and nothing else of the application: engine threads poll workflows
 //! inside the caller's runtime ([`thread`]), one thread commits ([`committer`]), one finds due runs
-//! and keeps timers ([`due`]), one keeps the lease and one watches for bodies that block
-//! ([`lease`]), a few read ([`reader`]).
+//! and keeps timers ([`due`]), one does chores ([`keeper`]), one keeps the lease and one watches for
+//! bodies that block ([`lease`]), a few read ([`reader`]).
 
 use std::{
     future::Future,
@@ -37,6 +37,7 @@ mod committer;
 mod dispatch;
 mod due;
 mod hub;
+mod keeper;
 mod lease;
 mod mailbox;
 mod poller;
@@ -219,6 +220,7 @@ impl Engine {
     /// Stops in good order: takes no new work, lets bodies that are in flight end (up to
     /// `shutdown_limit`), writes what they gave, gives its shards back.
     pub async fn shutdown(self) {
+        self.shared.keeper.close();
         let mut drained = Vec::new();
         for thread in &self.shared.threads {
             let (done, drain) = oneshot::channel();
@@ -293,6 +295,7 @@ impl Engine {
         self.shared.begin_closing();
         self.stop.stop();
         self.shared.due.close();
+        self.shared.keeper.close();
         for thread in &self.shared.threads {
             thread.push(Event::Timer);
         }
@@ -577,6 +580,8 @@ impl StartParts {
         let (stop_c, stop_d) = (stop.clone(), stop.clone());
         handles.push(spawn("everstep-commit", move || committer_thread(&a))?);
         handles.push(spawn("everstep-timers", move || due::run(&b))?);
+        let kept = shared.clone();
+        handles.push(spawn("everstep-keeper", move || keeper_thread(&kept))?);
         handles.push(spawn("everstep-lease", move || lease::run(&c, &stop_c))?);
         handles.push(spawn("everstep-watch", move || lease::watch(&d, &stop_d))?);
         let engine = Engine {
@@ -592,6 +597,7 @@ impl StartParts {
         // Counted before any of them moves.
         let report = recovery_report(&shared)?;
         lease::take_up(&shared, &taken)?;
+        shared.keeper.poke_all();
         tracing::info!(store = store.describe(), %report, "the engine has started");
         let mut engine = engine;
         engine.report = report;
@@ -655,6 +661,7 @@ impl Leaving {
         shared.begin_closing();
         self.stop.stop();
         shared.due.close();
+        shared.keeper.close();
         shared.queue.close();
         if let Some(fence) = shared.fence()
             && let Err(error) = shared.store.deregister_runner(fence)
@@ -671,6 +678,14 @@ pub(crate) fn committer_thread(shared: &Shared) {
         shared.stop_after_panic("committing", &*panic);
         // Whoever is still in the queue is told.
         committer::run(shared);
+    }
+}
+
+/// The thread that does chores.
+fn keeper_thread(shared: &Arc<Shared>) {
+    let work = std::panic::AssertUnwindSafe(|| keeper::run(shared));
+    if let Err(panic) = std::panic::catch_unwind(work) {
+        shared.stop_after_panic("keeper", &*panic);
     }
 }
 
@@ -706,6 +721,9 @@ fn listen_for_wakes(shared: &Arc<Shared>, me: Uuid) -> Result<crate::store::Wake
                 }
             }
             shared.due.poke(true);
+            if runs.is_empty() {
+                shared.keeper.poke_all();
+            }
         }),
     )
 }

@@ -141,6 +141,7 @@ fn wait(shared: &Shared, safety: Instant) -> Woken {
         if let Some(clock) = shared.clock.as_virtual() {
             shared.due.awake_by.store(i64::MIN, Ordering::Release);
             drop(state);
+            shared.keeper.wake_if_due(now);
             clock.advance_when_quiet(&shared.activity, || outlook(shared));
             state = shared.due.lock();
             continue;
@@ -168,9 +169,13 @@ fn outlook(shared: &Shared) -> Outlook {
         let state = shared.due.lock();
         (state.next, state.poked || state.closed)
     };
-    let next = [next, next_timer(shared)].into_iter().flatten().min();
+    let (chore, chore_due) = shared.keeper.outlook(shared.now());
+    let next = [next, next_timer(shared), chore]
+        .into_iter()
+        .flatten()
+        .min();
     Outlook {
-        busy: busy || next.is_some_and(|at| at <= shared.now()),
+        busy: busy || chore_due || next.is_some_and(|at| at <= shared.now()),
         next,
         watched: shared.hub.is_waited_on(),
     }

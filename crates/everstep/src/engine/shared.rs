@@ -16,6 +16,7 @@ use super::{
     committer::{self, CommitQueue},
     due::DueSignal,
     hub::Hub,
+    keeper::Keeper,
     mailbox::{Event, Mailbox},
     poller::Poller,
     settings::Sabotage,
@@ -56,6 +57,7 @@ pub(crate) struct Shared {
     /// How many runs are in memory and moving.
     pub(crate) moving: AtomicUsize,
     pub(crate) due: DueSignal,
+    pub(crate) keeper: Keeper,
     pub(crate) poller: Poller,
     pub(crate) suspects: Gate,
 }
@@ -116,6 +118,7 @@ impl Shared {
             closing: AtomicBool::new(false),
             moving: AtomicUsize::new(0),
             due: DueSignal::default(),
+            keeper: Keeper::default(),
             poller: Poller::default(),
             suspects: Gate::default(),
             settings,

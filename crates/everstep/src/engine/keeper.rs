@@ -1,0 +1,193 @@
+//! The keeper: one thread for the store work that has a time of its own and belongs to no run.
+//!
+//! What it does are [`Chore`]s. Each is a plain function that does what is due and says when to
+//! come back; it also comes when it is poked, and now and then for safety, since a hint from another
+//! process may be lost. Chores run one after another and never hold a lock of the engine. What they
+//! write goes through the committer like everybody's writes.
+//!
+//! Always true: a chore that is due or poked counts as something that goes on, from before it is
+//! taken up until it has said when to come back. So a virtual clock never passes it over.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::oneshot;
+
+use super::{
+    committer::{Pending, Reply},
+    shared::Shared,
+};
+use crate::{
+    commit::{Outcome, Write},
+    store::{Reaction, StoreError},
+    time::Timestamp,
+};
+
+/// Something that the keeper does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Chore {}
+
+/// Does what is due, and says when to come back; not by itself if absent.
+type Work = fn(&Shared, Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>>;
+
+/// All chores.
+const CHORES: [(Chore, Work); 0] = [];
+
+/// What the thread waits on.
+#[derive(Default)]
+pub(crate) struct Keeper {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    plans: [Plan; CHORES.len()],
+    closed: bool,
+}
+
+/// When a chore is to be done next.
+#[derive(Clone, Copy, Default)]
+struct Plan {
+    poked: bool,
+    at: Option<Timestamp>,
+}
+
+impl Plan {
+    fn is_due(self, now: Timestamp) -> bool {
+        self.poked || self.at.is_some_and(|at| at <= now)
+    }
+}
+
+/// How long a chore that the store has refused waits before it tries again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+impl Keeper {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Do this chore now.
+    #[expect(dead_code, reason = "for the first chore")]
+    pub(crate) fn poke(&self, chore: Chore) {
+        let mut state = self.lock();
+        for (plan, (other, _)) in state.plans.iter_mut().zip(CHORES) {
+            plan.poked |= other == chore;
+        }
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Do all chores now: something has happened elsewhere.
+    pub(crate) fn poke_all(&self) {
+        self.lock()
+            .plans
+            .iter_mut()
+            .for_each(|plan| plan.poked = true);
+        self.changed.notify_one();
+    }
+
+    /// No chore is begun any more.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// When a chore comes next, and whether one is to be done at once: for a virtual clock.
+    pub(crate) fn outlook(&self, now: Timestamp) -> (Option<Timestamp>, bool) {
+        let state = self.lock();
+        if state.closed {
+            return (None, false);
+        }
+        let next = state.plans.iter().filter_map(|plan| plan.at).min();
+        (next, state.plans.iter().any(|plan| plan.is_due(now)))
+    }
+
+    /// Wakes the thread if its time has come: it cannot see a virtual clock jump.
+    pub(crate) fn wake_if_due(&self, now: Timestamp) {
+        if self.outlook(now).1 {
+            self.changed.notify_one();
+        }
+    }
+}
+
+/// The thread, until it is closed. Begins with every chore.
+pub(crate) fn run(shared: &Arc<Shared>) {
+    let mut safety = Instant::now() + shared.settings.safety_poll;
+    while let Some(chore) = wait(shared, &mut safety) {
+        let (name, work) = CHORES[chore];
+        // A store that has stopped the engine is not asked any more.
+        let next = match shared.stopped() {
+            Some(_) => None,
+            None => come_back(shared, name, work(shared, shared.now())),
+        };
+        let mut state = shared.keeper.lock();
+        state.plans[chore].at = next;
+        drop(state);
+        shared.activity.end(1);
+    }
+}
+
+/// When a chore that ended like this comes back.
+fn come_back(
+    shared: &Shared,
+    chore: Chore,
+    done: Result<Option<Timestamp>, Arc<StoreError>>,
+) -> Option<Timestamp> {
+    match done {
+        Ok(next) => next,
+        Err(error) if shared.closing() || error.reaction() == Reaction::Stop => {
+            tracing::error!(%error, ?chore, "a chore cannot be done");
+            None
+        }
+        Err(error) => {
+            tracing::warn!(%error, ?chore, "a chore cannot be done; trying again");
+            Some(shared.now() + RETRY_AFTER)
+        }
+    }
+}
+
+/// Waits for the next chore that is due, by its place in the list; `None` when it is closed. What
+/// this gives counts as going on.
+fn wait(shared: &Shared, safety: &mut Instant) -> Option<usize> {
+    let mut state = shared.keeper.lock();
+    loop {
+        if state.closed {
+            return None;
+        }
+        let now = shared.now();
+        if let Some(due) = state.plans.iter().position(|plan| plan.is_due(now)) {
+            shared.activity.begin(1);
+            state.plans[due] = Plan::default();
+            return Some(due);
+        }
+        let left = safety.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            *safety = Instant::now() + shared.settings.safety_poll;
+            state.plans.iter_mut().for_each(|plan| plan.poked = true);
+            continue;
+        }
+        let next = state.plans.iter().filter_map(|plan| plan.at).min();
+        let limit = match (next, shared.clock.as_virtual()) {
+            (Some(at), None) => left.min(at.since(now)),
+            // Whoever moves a virtual clock wakes this.
+            _ => left,
+        };
+        let waited = shared.keeper.changed.wait_timeout(state, limit);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+/// Hands a write of a chore to the committer, and waits until it is durable.
+#[expect(dead_code, reason = "for the first chore")]
+pub(crate) fn write(shared: &Shared, write: Write) -> Result<Outcome, Arc<StoreError>> {
+    let (sender, answer) = oneshot::channel();
+    let reply = Reply::Caller(sender);
+    shared.queue.push(shared, Pending { write, reply });
+    answer.blocking_recv().unwrap_or_else(|_| {
+        let store = shared.store.describe();
+        Err(Arc::new(StoreError::Closed { store }))
+    })
+}
