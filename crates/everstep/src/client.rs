@@ -26,15 +26,22 @@ use crate::{
     ctx::send::ToTarget,
     engine::{self, Pending, Poller, Reader, Reply, Settings, Shared},
     error::Failure,
+    event::IfFinished,
     history::keys,
     run_id::RunId,
-    store::{Answer, DeadLetter, Filter, Finished, RunRow, Store, StoreError},
+    store::{Answer, Filter, Finished, RunRow, Store, StoreError},
     time::{SystemClock, Timestamp},
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name},
 };
 
+mod events;
+mod letters;
 mod view;
 
+pub use events::{PublishEvent, PublishedEvent};
+pub use letters::{
+    DeadLetterInfo, DeadLetterPage, DeadLetters, ReplayLetter, Replayed, ReplayedAll,
+};
 pub use view::{HistoryEntry, RunInfo, RunPage};
 
 /// Starts runs and talks to them. Cheap to clone.
@@ -367,6 +374,7 @@ impl Client {
             name: name.to_owned(),
             body,
             dedupe: None,
+            if_finished: IfFinished::Error,
         }
     }
 
@@ -408,7 +416,14 @@ impl Client {
         };
         let answer = self.shared.hub.await_answer(run, request);
         let sent = self
-            .deliver(Target::Id(run), name, body, None, Some(request))
+            .deliver(
+                Target::Id(run),
+                name,
+                body,
+                None,
+                Some(request),
+                IfFinished::Error,
+            )
             .await;
         if let Err(error) = sent {
             self.shared.hub.forget_request(request);
@@ -422,20 +437,6 @@ impl Client {
         }
     }
 
-    /// Messages that no run will read, oldest first.
-    ///
-    /// # Errors
-    ///
-    /// If the store cannot be read.
-    pub async fn dead_letters(
-        &self,
-        run: Option<RunId>,
-        limit: usize,
-    ) -> Result<Vec<DeadLetter>, ClientError> {
-        self.read(move |store| store.dead_letters(run.map(RunId::no), limit))
-            .await
-    }
-
     async fn deliver(
         &self,
         target: Target,
@@ -443,10 +444,14 @@ impl Client {
         body: Vec<u8>,
         dedupe: Option<String>,
         request: Option<Uuid>,
+        if_finished: IfFinished,
     ) -> Result<Sent, ClientError> {
         named("the message's name", name)?;
         if let Some(key) = &dedupe {
             named("the dedupe key", key)?;
+        }
+        if let IfFinished::Publish(event) = &if_finished {
+            named("the event's name", event)?;
         }
         let (text, limit) = (describe(&target), self.shared.settings.inbox_messages_max);
         let delivery = Delivery {
@@ -456,6 +461,7 @@ impl Client {
             dedupe,
             request,
             inbox_max: limit,
+            on_end: if_finished.on_end(&self.shared.settings),
         };
         let Outcome::Delivered(delivered) = self.write(Write::Deliver(Box::new(delivery))).await?
         else {
@@ -464,6 +470,8 @@ impl Client {
         match delivered.receipt {
             Receipt::Delivered => Ok(Sent::Delivered),
             Receipt::Duplicate => Ok(Sent::Duplicate),
+            Receipt::DeadLettered => Ok(Sent::DeadLettered),
+            Receipt::Published => Ok(Sent::Published),
             Receipt::Unknown => Err(ClientError::UnknownRun { run: text }),
             Receipt::Finished => {
                 let status = match delivered.run {
@@ -581,6 +589,10 @@ pub enum Sent {
     Delivered,
     /// An equal one was delivered before; nothing was done.
     Duplicate,
+    /// The run has ended, and it is a dead letter: see [`SendMessage::if_finished`].
+    DeadLettered,
+    /// The run has ended, and it was published as an event: see [`SendMessage::if_finished`].
+    Published,
 }
 
 fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), ClientError> {
@@ -801,12 +813,20 @@ pub struct SendMessage {
     name: String,
     body: Result<Vec<u8>, ClientError>,
     dedupe: Option<String>,
+    if_finished: IfFinished,
 }
 
 impl SendMessage {
     /// A second message to the same run with an equal key is not delivered, and says so.
     pub fn dedupe(mut self, key: impl Into<String>) -> Self {
         self.dedupe = Some(key.into());
+        self
+    }
+
+    /// What becomes of it if the run has ended, or ends before it has read it: an error, if this
+    /// is not said.
+    pub fn if_finished(mut self, policy: IfFinished) -> Self {
+        self.if_finished = policy;
         self
     }
 }
@@ -819,7 +839,14 @@ impl IntoFuture for SendMessage {
         Box::pin(async move {
             let body = self.body?;
             self.client
-                .deliver(self.target, &self.name, body, self.dedupe, None)
+                .deliver(
+                    self.target,
+                    &self.name,
+                    body,
+                    self.dedupe,
+                    None,
+                    self.if_finished,
+                )
                 .await
         })
     }
@@ -855,6 +882,10 @@ impl<O> std::fmt::Debug for RunHandle<O> {
 }
 
 impl<O> RunHandle<O> {
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// The id of the run.
     pub fn id(&self) -> RunId {
         self.id

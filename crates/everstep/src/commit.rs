@@ -14,6 +14,10 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+mod events;
+
+pub use events::*;
+
 use crate::{
     run_id::{RunId, RunNo},
     time::Timestamp,
@@ -53,6 +57,16 @@ pub enum Write {
     Reopen(Box<Reopen>),
     /// What the owner of a run has to say. Answered by [`Outcome::Committed`].
     Commit(Box<Commit>),
+    /// An event. Answered by [`Outcome::Published`].
+    Publish(Box<Publication>),
+    /// Tells the next page of waiters of an event, and removes events whose time is over.
+    /// Answered by [`Outcome::Tended`].
+    TendEvents {
+        /// How many waiters are told, and events removed, at most.
+        limit: usize,
+    },
+    /// What is done with dead letters. Answered by [`Outcome::Letter`].
+    Letter(Box<LetterWrite>),
 }
 
 /// A run to be created.
@@ -111,6 +125,8 @@ pub struct Delivery {
     pub request: Option<Uuid>,
     /// How many unread messages the run may have, this one included.
     pub inbox_max: u64,
+    /// What becomes of it if the run has ended, or ends before it is read.
+    pub on_end: OnEnd,
 }
 
 /// What can be done to a run from outside, besides sending to it.
@@ -282,6 +298,22 @@ pub enum Effect {
         /// The answer, as a payload.
         body: Vec<u8>,
     },
+    /// An event. What became of it is written into the publisher's history, as for a message.
+    Publish {
+        /// The event.
+        publication: Box<Publication>,
+        /// Where: see [`Effect::Send`].
+        key: Vec<u8>,
+        /// See `key`.
+        receipt: Vec<u8>,
+    },
+    /// An operation of this run begins to wait for an event.
+    Subscribe(Box<Subscription>),
+    /// An operation of this run has taken the event that it was handed.
+    Took {
+        /// The key of the operation.
+        key: Vec<u8>,
+    },
     /// An operation of this run does not wait any more: it lost a race, was dropped, or its time
     /// ran out. What it had registered is taken back, and what was delivered to it alone and not
     /// taken goes back to where it came from.
@@ -342,6 +374,12 @@ pub enum Outcome {
     Committed(Vec<EffectDone>),
     /// A commit or a reopening that was not made.
     Refused(Refusal),
+    /// What became of an event.
+    Published(Published),
+    /// What was done about events.
+    Tended(Tended),
+    /// What became of dead letters.
+    Letter(LetterDone),
 }
 
 /// What became of an effect.
@@ -349,6 +387,8 @@ pub enum Outcome {
 pub enum EffectDone {
     /// Of [`Effect::Send`].
     Sent(Delivered),
+    /// Of [`Effect::Publish`].
+    Published(Published),
 }
 
 /// The run that a start created, or found under its key.
@@ -390,6 +430,10 @@ pub enum Receipt {
     Finished,
     /// The inbox is full; likewise.
     Full,
+    /// The run has ended; the message is a dead letter, as its sender wished.
+    DeadLettered,
+    /// The run has ended; the message was published as an event, as its sender wished.
+    Published,
 }
 
 impl Receipt {
@@ -401,6 +445,8 @@ impl Receipt {
             Receipt::Unknown => 2,
             Receipt::Finished => 3,
             Receipt::Full => 4,
+            Receipt::DeadLettered => 5,
+            Receipt::Published => 6,
         }
     }
 
@@ -412,6 +458,8 @@ impl Receipt {
             2 => Receipt::Unknown,
             3 => Receipt::Finished,
             4 => Receipt::Full,
+            5 => Receipt::DeadLettered,
+            6 => Receipt::Published,
             _ => return None,
         })
     }
@@ -486,6 +534,8 @@ pub struct InboxRow {
     pub request: Option<Uuid>,
     /// When it was delivered.
     pub sent_at: Timestamp,
+    /// The event that it becomes if the run ends before it is read; a dead letter if absent.
+    pub on_end: Option<Box<Fallback>>,
 }
 
 /// What a row of an inbox is. The codes are stored.

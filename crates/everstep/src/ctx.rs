@@ -29,9 +29,11 @@ use crate::{
 
 pub(crate) mod attempt;
 pub(crate) mod composite;
+pub(crate) mod event;
 pub(crate) mod join;
 pub(crate) mod listen;
 pub(crate) mod map;
+pub(crate) mod publish;
 pub(crate) mod race;
 pub(crate) mod repeat;
 pub(crate) mod rollback;

@@ -36,6 +36,7 @@ mod activity;
 mod committer;
 mod dispatch;
 mod due;
+mod events;
 mod hub;
 mod keeper;
 mod lease;

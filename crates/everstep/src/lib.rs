@@ -28,6 +28,7 @@ mod codec;
 mod commit;
 mod ctx;
 mod engine;
+mod event;
 mod history;
 mod run;
 pub mod store;
@@ -44,15 +45,18 @@ mod time;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Cancel, Client, ClientError, Count, HistoryEntry, List, RunError, RunHandle, RunInfo, RunPage,
-    SendMessage, Sent, Start,
+    Cancel, Client, ClientError, Count, DeadLetterInfo, DeadLetterPage, DeadLetters, HistoryEntry,
+    List, PublishEvent, PublishedEvent, ReplayLetter, Replayed, ReplayedAll, RunError, RunHandle,
+    RunInfo, RunPage, SendMessage, Sent, Start,
 };
 pub use ctx::{
     Ctx,
     composite::{Arm, Branch, Composite, branch},
+    event::{EventUntil, EventWait},
     join::{BranchFailure, Join, JoinError},
     listen::{Listen, ListenBatch, ListenUntil, Message},
     map::Map,
+    publish::Publish,
     race::{First2, First3, First4, First5, First6, First7, First8, Race, Won},
     repeat::Repeat,
     rollback::Rollback,
@@ -66,13 +70,14 @@ pub use engine::{
 };
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};
+pub use event::{Event, IfFinished, Since};
 pub use error::{Error, Failure, FailureKind, Result};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
-pub use store::{RunStatus, Target};
+pub use store::{Deliver, EventRow, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use workflow::{
     NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
@@ -85,7 +90,7 @@ pub mod prelude {
     #[cfg(feature = "macros")]
     pub use crate::workflow;
     pub use crate::{
-        Client, Ctx, Engine, Error, First2, First3, Outcome, Result, Retry, RunHandle, Step,
+        Client, Ctx, Engine, Error, Event, First2, First3, Outcome, Result, Retry, RunHandle, Step,
         Timestamp, Workflow, branch, days, hours, minutes, seconds,
     };
 }

@@ -18,8 +18,8 @@ use everstep::{
     ClientError, EngineBuilder, RunId, RunStatus, StartError, Timestamp,
     prelude::*,
     store::{
-        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, MemoryStore, NewRunner, Put, RunRow, RunnerRow, ShardSet, SqliteOptions,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, EventRow, Fence, Filter, Finished, InboxRow,
+        LetterFilter, LoadedRun, MemoryStore, NewRunner, Put, RunRow, RunnerRow, ShardSet, SqliteOptions,
         SqliteStore, Store, StoreError, WakeFn, WakeGuard, Write,
     },
 };
@@ -735,10 +735,19 @@ impl Store for Saying {
 
     fn dead_letters(
         &self,
-        run: Option<everstep::RunNo>,
+        filter: &LetterFilter,
+        after: u64,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.store.dead_letters(run, limit)
+        self.store.dead_letters(filter, after, limit)
+    }
+
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
+        self.store.event(name)
+    }
+
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
+        self.store.events_to_tend(now)
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -221,6 +221,9 @@ operations_are_arms! {
     [T: 'a] Composite<'a, T>, claim => T;
     [] super::sleep::Sleep, claim => crate::time::Timestamp;
     [] super::send::Send, claim => ();
+    [] super::publish::Publish, claim => ();
+    [T: crate::workflow::Value] super::event::EventWait<T>, raw.claim => T;
+    [T: crate::workflow::Value] super::event::EventUntil<T>, raw.claim => Option<T>;
     [K: super::listen::Take + 'a] super::listen::Listen<K>, raw.claim => K::Item;
     [K: super::listen::Take + 'a] super::listen::ListenUntil<K>, raw.claim => Option<K::Item>;
     [K: super::listen::Take + 'a] super::listen::ListenBatch<K>, raw.claim => Vec<K::Item>;

@@ -153,6 +153,10 @@ fn size_of_write(write: &Write) -> usize {
         Write::Deliver(delivery) => 64 + delivery.body.len(),
         Write::Control(..) => 64,
         Write::Reopen(_) => 256,
+        Write::Publish(publication) => 256 + publication.body.len(),
+        // What it writes is bounded by itself.
+        Write::TendEvents { limit } => 256 * limit,
+        Write::Letter(_) => 256,
         Write::Commit(commit) => {
             let puts = commit
                 .puts

@@ -2,13 +2,14 @@
 
 use super::{
     committer::{Ack, Answer, Reply},
+    keeper::Chore,
     mailbox::Event,
     shared::Shared,
 };
 use crate::{
     commit::{
         Applied, Batch, Commit, Control, Controlled, Delivered, Delivery, Effect, EffectDone,
-        Notice, Outcome, Patch, Write,
+        LetterDone, Notice, Outcome, Patch, Published, Write,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -81,6 +82,12 @@ impl Round<'_> {
             (Write::Commit(commit), Outcome::Committed(delivered)) => {
                 self.committed(*commit, delivered);
             }
+            (Write::Publish(publication), Outcome::Published(published)) => {
+                self.published(&publication.name, published);
+            }
+            (Write::Letter(_), Outcome::Letter(LetterDone::Published(published))) => {
+                self.published("a dead letter", published);
+            }
             (Write::Start(new), _) if new.claim => self.shared.release(),
             (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),
             _ => {}
@@ -129,6 +136,20 @@ impl Round<'_> {
         self.tell_owner(run.shard(), Event::Message(run.no(), Box::new(row)));
     }
 
+    /// An event is published; those who were told are in the notices.
+    fn published(&mut self, name: &str, published: &Published) {
+        if published.spreading {
+            self.shared.keeper.poke(Chore::Events);
+        }
+        if published.dropped > 0 {
+            tracing::warn!(
+                event = name,
+                dropped = published.dropped,
+                "more events are kept than the limit allows; the oldest were dropped"
+            );
+        }
+    }
+
     fn controlled(&mut self, run: RunId, control: Control) {
         if self.owns(run.shard()) {
             self.tell_owner(run.shard(), Event::Control(run.no(), control));
@@ -159,11 +180,16 @@ impl Round<'_> {
                         self.delivered(delivery, receipt);
                     }
                 }
+                Effect::Publish { publication, .. } => {
+                    if let Some(EffectDone::Published(published)) = receipts.next() {
+                        self.published(&publication.name, published);
+                    }
+                }
                 Effect::Reply { request, body } => {
                     let answer = crate::store::Answer::Reply(body.clone());
                     self.shared.hub.answered(*request, answer);
                 }
-                Effect::Abandon { .. } => {}
+                Effect::Abandon { .. } | Effect::Subscribe(_) | Effect::Took { .. } => {}
             }
         }
         if let Patch::Park {

@@ -27,13 +27,16 @@ use crate::{
 
 /// Something that the keeper does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Chore {}
+pub(crate) enum Chore {
+    /// The rest of the waiters of a broadcast are told, and events whose time is over removed.
+    Events,
+}
 
 /// Does what is due, and says when to come back; not by itself if absent.
 type Work = fn(&Shared, Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>>;
 
 /// All chores.
-const CHORES: [(Chore, Work); 0] = [];
+const CHORES: [(Chore, Work); 1] = [(Chore::Events, super::events::tend)];
 
 /// What the thread waits on.
 #[derive(Default)]
@@ -70,7 +73,6 @@ impl Keeper {
     }
 
     /// Do this chore now.
-    #[expect(dead_code, reason = "for the first chore")]
     pub(crate) fn poke(&self, chore: Chore) {
         let mut state = self.lock();
         for (plan, (other, _)) in state.plans.iter_mut().zip(CHORES) {
@@ -181,7 +183,6 @@ fn wait(shared: &Shared, safety: &mut Instant) -> Option<usize> {
 }
 
 /// Hands a write of a chore to the committer, and waits until it is durable.
-#[expect(dead_code, reason = "for the first chore")]
 pub(crate) fn write(shared: &Shared, write: Write) -> Result<Outcome, Arc<StoreError>> {
     let (sender, answer) = oneshot::channel();
     let reply = Reply::Caller(sender);

@@ -1009,6 +1009,13 @@ impl Core {
     pub(crate) fn effect_done(&self, id: OpId, done: &EffectDone) {
         match done {
             EffectDone::Sent(delivered) => self.send_done(id, delivered.receipt),
+            EffectDone::Published(published) => {
+                let receipt = match published.seq {
+                    Some(_) => Receipt::Published,
+                    None => Receipt::Duplicate,
+                };
+                self.send_done(id, receipt);
+            }
         }
     }
 

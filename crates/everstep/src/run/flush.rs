@@ -566,7 +566,10 @@ impl Run {
             Scope::Failure => {
                 let mut effects = std::mem::take(&mut st.effects);
                 effects.retain(|effect| {
-                    matches!(effect, Effect::Reply { .. } | Effect::Abandon { .. })
+                    matches!(
+                        effect,
+                        Effect::Reply { .. } | Effect::Abandon { .. } | Effect::Took { .. }
+                    )
                 });
                 (effects, Vec::new(), std::mem::take(&mut st.set_state))
             }

@@ -21,9 +21,11 @@ use std::{
 use uuid::Uuid;
 
 use super::{
-    rules::{self, Head, Verdict, effects, tables::Tables},
+    rules::{self, Head, Verdict, effects, events as event_rules, letters, tables::Tables},
     *,
 };
+
+mod events;
 
 /// How long the row of a runner is kept after its lease has ended, for people to see.
 pub(crate) const DEAD_RUNNER_KEPT: Duration = Duration::from_secs(24 * 3_600);
@@ -67,7 +69,9 @@ struct Data {
     runs: BTreeMap<RunNo, Arc<Run>>,
     keys: HashMap<(Arc<str>, String), RunNo>,
     requests: HashMap<Uuid, Request>,
-    dead_letters: Vec<DeadLetter>,
+    dead_letters: BTreeMap<u64, DeadLetter>,
+    last_letter: u64,
+    events: events::Events,
     /// Runs by when they are due.
     due: BTreeSet<(Timestamp, RunNo)>,
     runners: BTreeMap<Uuid, Runner>,
@@ -337,13 +341,19 @@ impl Store for MemoryStore {
 
     fn dead_letters(
         &self,
-        run: Option<RunNo>,
+        filter: &LetterFilter,
+        after: u64,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        let data = self.read();
-        let letters = data.dead_letters.iter();
-        let wanted = letters.filter(|letter| run.is_none() || letter.run == run);
-        Ok(wanted.take(limit).cloned().collect())
+        Ok(self.read().letters(filter, after, limit))
+    }
+
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
+        Ok(self.read().events.row(name))
+    }
+
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
+        Ok(self.read().events.to_tend(now))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
@@ -474,7 +484,19 @@ impl Data {
         let outcomes = rest.map(|(write, refusal)| match (write, refusal) {
             (_, Some(refusal)) => Outcome::Refused(refusal),
             (Write::Start(new), _) => self.start(new, claimer, batch.now),
-            (Write::Deliver(delivery), _) => Outcome::Delivered(self.deliver(delivery, batch.now)),
+            (Write::Deliver(delivery), _) => Outcome::Delivered(self.deliver(delivery)),
+            (Write::Publish(publication), _) => {
+                let Ok(published) = event_rules::publish(self, publication);
+                Outcome::Published(published)
+            }
+            (Write::TendEvents { limit }, _) => {
+                let Ok(tended) = event_rules::tend(self, *limit);
+                Outcome::Tended(tended)
+            }
+            (Write::Letter(write), _) => {
+                let Ok(done) = letters::apply(self, write);
+                Outcome::Letter(done)
+            }
             (Write::Control(target, control), _) => {
                 Outcome::Controlled(self.control(target, *control, batch.now))
             }
@@ -549,7 +571,9 @@ impl Data {
             }
         }
         if let Patch::Finish { .. } = commit.patch {
-            self.bury_inbox(commit.run, now);
+            if let Some(id) = head.map(|head| head.id) {
+                self.bury_inbox(id);
+            }
             self.end_requests(commit.run);
         }
         None
@@ -570,43 +594,6 @@ impl Data {
         {
             request.answer.get_or_insert(Answer::RunEnded);
         }
-    }
-
-    fn bury_inbox(&mut self, no: RunNo, now: Timestamp) {
-        // What was for one operation alone goes back to where it came from, when the run is closed.
-        let unread = self
-            .change(no, |run| {
-                let is_message = |row: &InboxRow| row.kind == InboxKind::Message;
-                let (messages, rest) = std::mem::take(&mut run.inbox)
-                    .into_iter()
-                    .partition(|(_, row)| is_message(row));
-                run.inbox = rest;
-                messages
-            })
-            .unwrap_or_default();
-        for row in BTreeMap::into_values(unread) {
-            self.bury(Some(no), row.name, row.body, rules::LEFT_UNREAD, now);
-        }
-    }
-
-    fn bury(
-        &mut self,
-        run: Option<RunNo>,
-        name: String,
-        body: Vec<u8>,
-        reason: &str,
-        at: Timestamp,
-    ) {
-        let no = self.dead_letters.len() as u64 + 1;
-        self.dead_letters.push(DeadLetter {
-            no,
-            run,
-            name,
-            body,
-            reason: reason.to_owned(),
-            at,
-        });
-        self.rows_written += 1;
     }
 
     fn start(&mut self, new: &NewRun, claimer: Option<Uuid>, now: Timestamp) -> Outcome {
@@ -646,7 +633,8 @@ impl Data {
         })
     }
 
-    fn deliver(&mut self, delivery: &Delivery, now: Timestamp) -> Delivered {
+    fn deliver(&mut self, delivery: &Delivery) -> Delivered {
+        let now = self.now;
         let Some(no) = Data::find(self, &delivery.target) else {
             return Delivered {
                 receipt: Receipt::Unknown,
@@ -664,8 +652,12 @@ impl Data {
         } else {
             rules::refuse_message(&run.head, run.inbox.len() as u64, delivery)
         };
-        let id = Some(run.head.id);
+        let (id, head) = (Some(run.head.id), run.head);
         if let Some(receipt) = refusal {
+            let Ok(receipt) = match receipt {
+                Receipt::Finished => letters::after_the_end(self, &head, delivery),
+                receipt => Ok(receipt),
+            };
             return Delivered {
                 receipt,
                 run: id,
@@ -682,6 +674,9 @@ impl Data {
             );
         }
         let seq = self.change(no, |run| run.deliver(delivery, now));
+        if let OnEnd::Publish(_) = delivery.on_end {
+            let Ok(_) = rules::tables::link(self, no, rules::tables::links::EVENTS);
+        }
         Delivered {
             receipt: Receipt::Delivered,
             run: id,
@@ -706,9 +701,10 @@ impl Data {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> Vec<EffectDone> {
-        let done = self.send(commit, self.now);
+        let mut done = Vec::new();
         for effect in &commit.effects {
-            let Ok(()) = effects::apply(self, commit, effect);
+            let Ok(answer) = effects::apply(self, commit, effect);
+            done.extend(answer);
         }
         let head = self.runs.get(&commit.run).map(|run| run.head);
         if let (Some(over), Some(head)) = (effects::over(&commit.patch), head)
@@ -717,31 +713,6 @@ impl Data {
             let Ok(()) = effects::close(self, &head, over);
         }
         done
-    }
-
-    /// Delivers what a commit sends, and writes down in its history what became of it.
-    fn send(&mut self, commit: &Commit, now: Timestamp) -> Vec<EffectDone> {
-        let mut answers = Vec::new();
-        for (delivery, key, receipt) in rules::sends(commit) {
-            let delivered = self.deliver(delivery, now);
-            if rules::is_dead_letter(delivered.receipt) {
-                let (run, reason) = (
-                    delivered.run.map(RunId::no),
-                    rules::undeliverable(delivered.receipt),
-                );
-                self.bury(
-                    run,
-                    delivery.name.clone(),
-                    delivery.body.clone(),
-                    reason,
-                    now,
-                );
-            }
-            let value = [receipt, &[delivered.receipt.code()][..]].concat();
-            self.change(commit.run, |run| run.history.insert(key.to_vec(), value));
-            answers.push(EffectDone::Sent(delivered));
-        }
-        answers
     }
 }
 
@@ -788,6 +759,13 @@ impl Tables for Data {
 
     fn control(&mut self, target: &Target, control: Control) -> Result<Controlled, Infallible> {
         Ok(Data::control(self, target, control, self.now))
+    }
+
+    fn write_entry(&mut self, commit: &Commit, key: &[u8], value: &[u8]) -> Result<(), Infallible> {
+        self.change(commit.run, |run| {
+            run.history.insert(key.to_vec(), value.to_vec())
+        });
+        Ok(())
     }
 
     fn notice(&mut self, notice: Notice) {

@@ -6,16 +6,18 @@
 //! A batch is applied in two passes. First all commits, each checked against its row as it was
 //! before the batch (a batch has at most one commit per run, and a commit changes only its own
 //! run). Then everything else in the order of the batch: starts, deliveries (those of
-//! [`Effect::Send`] too, at the place of their commit), controls and reopenings. So a control sees
+//! [`crate::commit::Effect::Send`] too, at the place of their commit), controls and reopenings. So a control sees
 //! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
 
 pub(crate) mod effects;
+pub(crate) mod events;
+pub(crate) mod letters;
 pub(crate) mod tables;
 
 use crate::{
     run_id::RunId,
     store::{
-        CancelRequest, Commit, Control, Controlled, Delivery, Effect, InboxKind, InboxRow, Patch,
+        CancelRequest, Commit, Control, Controlled, Delivery, InboxKind, InboxRow, OnEnd, Patch,
         Receipt, Refusal, Reopen, RunStatus,
     },
     time::Timestamp,
@@ -211,6 +213,10 @@ pub(crate) fn message(delivery: &Delivery, seq: u64, sent_at: Timestamp) -> Inbo
         wait: None,
         request: delivery.request,
         sent_at,
+        on_end: match &delivery.on_end {
+            OnEnd::Publish(fallback) => Some(fallback.clone()),
+            OnEnd::Error | OnEnd::DeadLetter => None,
+        },
     }
 }
 
@@ -242,6 +248,7 @@ pub(crate) fn undeliverable(receipt: Receipt) -> &'static str {
         Receipt::Finished => "the run had ended",
         Receipt::Full => "the inbox was full",
         Receipt::Delivered | Receipt::Duplicate => "it was delivered",
+        Receipt::DeadLettered | Receipt::Published => "its sender has said what becomes of it",
     }
 }
 
@@ -307,16 +314,4 @@ pub(crate) fn reopen(head: &mut Head, reopen: &Reopen) -> bool {
     (head.ending, head.cancel) = (None, None);
     forget_number(head);
     true
-}
-
-/// The messages that a commit sends, in order.
-pub(crate) fn sends(commit: &Commit) -> impl Iterator<Item = (&Delivery, &[u8], &[u8])> {
-    commit.effects.iter().filter_map(|effect| match effect {
-        Effect::Send {
-            delivery,
-            key,
-            receipt,
-        } => Some((delivery, key.as_slice(), receipt.as_slice())),
-        Effect::Reply { .. } | Effect::Abandon { .. } => None,
-    })
 }

@@ -11,7 +11,10 @@ use std::{
 
 use crate::{
     codec,
-    commit::{Batch, Commit, Delivery, Effect, KeyRange, Outcome, Put, Receipt, Write},
+    commit::{
+        Applied, Batch, Commit, Delivery, Effect, InboxRow, KeyRange, Notice, Outcome, Put,
+        Receipt, Write,
+    },
     history::{Entry, EntryKind, EntryValue, keys},
     run_id::RunNo,
 };
@@ -31,6 +34,8 @@ struct State {
 struct Audited {
     entries: BTreeMap<Vec<u8>, Entry>,
     consumed: HashSet<u64>,
+    /// What was delivered for one operation alone.
+    answers: HashSet<u64>,
     sent: HashSet<Vec<u8>>,
     /// The dedupe keys of what was delivered.
     dedupe: HashSet<String>,
@@ -40,10 +45,17 @@ struct Audited {
 
 impl Audit {
     /// A batch was made durable.
-    pub(super) fn committed(&self, batch: &Batch, outcomes: &[Outcome]) {
+    pub(super) fn committed(&self, batch: &Batch, applied: &Applied) {
         let mut state = self.lock();
         let State { runs, violations } = &mut *state;
-        for (write, outcome) in batch.writes.iter().zip(outcomes) {
+        for notice in &applied.notices {
+            if let Notice::Inbox { run, row } = notice
+                && row.wait.is_some()
+            {
+                runs.entry(run.no()).or_default().answers.insert(row.seq);
+            }
+        }
+        for (write, outcome) in batch.writes.iter().zip(&applied.outcomes) {
             if let (Write::Deliver(delivery), Outcome::Delivered(delivered)) = (write, outcome)
                 && let (Receipt::Delivered, Some(run)) = (delivered.receipt, delivered.run)
             {
@@ -76,6 +88,8 @@ impl Audit {
         let run = runs.entry(loaded.row.id.no()).or_default();
         run.put(&loaded.history, violations);
         let unread: HashSet<u64> = loaded.inbox.iter().map(|row| row.seq).collect();
+        let answers = loaded.inbox.iter().filter(|row| row.wait.is_some());
+        run.answers.extend(answers.map(|row| row.seq));
         run.consumed = (1..=loaded.row.inbox_seq)
             .filter(|seq| !unread.contains(seq))
             .collect();
@@ -88,6 +102,18 @@ impl Audit {
             .runs
             .get(&run)
             .map_or(0, |run| run.consumed.len() as u64)
+    }
+
+    /// How many answers were handed to this run, and are neither taken nor there.
+    pub(super) fn given_back(&self, run: RunNo, unread: &[InboxRow]) -> u64 {
+        let state = self.lock();
+        let Some(run) = state.runs.get(&run) else {
+            return 0;
+        };
+        let is_gone = |seq: &&u64| {
+            !run.consumed.contains(seq) && !unread.iter().any(|row| row.seq == **seq)
+        };
+        run.answers.iter().filter(is_gone).count() as u64
     }
 
     /// The locations of this run whose bodies must not run again.
@@ -127,16 +153,19 @@ impl Audited {
     fn take(&mut self, commit: &Commit, violations: &mut Vec<String>) {
         self.delete(&commit.deletes);
         let recorded = self.put(&commit.puts, violations);
+        let mut answered = commit.puts.iter().filter(|put| is_answered(put)).count();
         for seq in &commit.consumed {
             if !self.consumed.insert(*seq) {
                 violations.push(format!("message {seq} was taken twice"));
             }
-            if !recorded.contains(seq) {
+            if self.answers.contains(seq) && answered > 0 {
+                answered -= 1;
+            } else if !recorded.contains(seq) {
                 violations.push(format!("message {seq} was taken without a record of it"));
             }
         }
         for effect in &commit.effects {
-            if let Effect::Send { key, .. } = effect
+            if let Effect::Send { key, .. } | Effect::Publish { key, .. } = effect
                 && !self.sent.insert(key.clone())
             {
                 let at = keys::describe(key);
@@ -195,6 +224,12 @@ impl Audited {
     }
 }
 
+/// Whether this records the answer to a wait.
+fn is_answered(put: &Put) -> bool {
+    let entry = codec::decode_entry(&put.value);
+    entry.is_ok_and(|entry| matches!(entry.value, EntryValue::Answer(_)))
+}
+
 /// Whether an entry may take the place of another: one that has ended gets its number, loses it
 /// when the run is tried again, and changes in no other way.
 fn may_follow(before: &Entry, after: &Entry) -> bool {
@@ -206,6 +241,8 @@ fn may_follow(before: &Entry, after: &Entry) -> bool {
             | EntryKind::Iteration
             | EntryKind::Version
             | EntryKind::Send
+            | EntryKind::Event
+            | EntryKind::Publish
     );
     if !results || !before.status.is_terminal() {
         return true;

@@ -15,8 +15,8 @@ use super::audit::Audit;
 use crate::{
     run_id::RunNo,
     store::{
-        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, NewRunner, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters, StoreError,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, EventRow, Fence, Filter, Finished,
+        InboxRow, LetterFilter, LoadedRun, NewRunner, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters, StoreError,
         Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
@@ -263,7 +263,7 @@ impl<S: Store> Store for CrashingStore<S> {
             state.commits += 1;
             let applied = store.commit(batch)?;
             if let Some(audit) = &self.audit {
-                audit.committed(batch, &applied.outcomes);
+                audit.committed(batch, &applied);
             }
             Ok(applied)
         })
@@ -340,10 +340,19 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn dead_letters(
         &self,
-        run: Option<RunNo>,
+        filter: &LetterFilter,
+        after: u64,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.read(|store| store.dead_letters(run, limit))
+        self.read(|store| store.dead_letters(filter, after, limit))
+    }
+
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
+        self.read(|store| store.event(name))
+    }
+
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
+        self.read(|store| store.events_to_tend(now))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

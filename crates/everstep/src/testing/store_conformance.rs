@@ -324,7 +324,9 @@ impl Random {
             census: store.census(now, &ShardSet::ALL).expect("census"),
             failed: store.list(&failed, None, 100).expect("list"),
             finished: store.finished(&nos).expect("finished"),
-            dead_letters: store.dead_letters(None, 1_000).expect("dead_letters"),
+            dead_letters: store
+                .dead_letters(&LetterFilter::default(), 0, 1_000)
+                .expect("dead_letters"),
         }
     }
 }
@@ -525,9 +527,10 @@ impl World {
     fn accept(&self, commit: Commit) -> Vec<Delivered> {
         match self.commit(commit) {
             Outcome::Committed(done) => {
-                let sent = done
-                    .into_iter()
-                    .map(|EffectDone::Sent(delivered)| delivered);
+                let sent = done.into_iter().filter_map(|done| match done {
+                    EffectDone::Sent(delivered) => Some(delivered),
+                    _ => None,
+                });
                 sent.collect()
             }
             other => panic!("a commit was answered with {other:?}"),
@@ -589,7 +592,14 @@ impl World {
 
     fn letters(&self, run: Option<RunId>) -> Vec<DeadLetter> {
         self.store
-            .dead_letters(run.map(RunId::no), 1_000)
+            .dead_letters(
+                &LetterFilter {
+                    run: run.map(RunId::no),
+                    name: None,
+                },
+                0,
+                1_000,
+            )
             .expect("dead_letters")
     }
 }
@@ -692,6 +702,7 @@ fn message(id: RunId) -> Delivery {
         dedupe: None,
         request: None,
         inbox_max: 10,
+        on_end: OnEnd::Error,
     }
 }
 
@@ -1759,6 +1770,7 @@ fn the_inbox_is_read_after_a_place(world: &World) {
         body: b"yes".to_vec(),
         request: Some(request),
         sent_at: at(2),
+        on_end: None,
     };
     assert_eq!(rows, [row]);
     assert!(world.store.inbox(id.no(), 2).expect("inbox").is_empty());
@@ -1989,7 +2001,7 @@ fn dead_letters_are_listed_in_order_of_arrival(world: &World) {
     assert_eq!(
         world
             .store
-            .dead_letters(None, 2)
+            .dead_letters(&LetterFilter::default(), 0, 2)
             .expect("dead_letters")
             .len(),
         2

@@ -3,10 +3,11 @@
 #![allow(dead_code, reason = "the waits that use it follow")]
 
 use super::{
-    Head,
-    tables::{Tables, Waiter},
+    Head, events,
+    letters::{self, LetterTables},
+    tables::{Waiter, links},
 };
-use crate::commit::{Commit, Effect, InboxKind, Patch, RunStatus};
+use crate::commit::{Commit, Effect, EffectDone, InboxKind, Patch, Receipt, RunStatus};
 
 /// The code of a run is over, for good or for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,33 +32,57 @@ pub(crate) fn over(patch: &Patch) -> Option<Over> {
     Some(Over { rolls_back, ended })
 }
 
-/// Carries out an effect that has no answer.
-pub(crate) fn apply<T: Tables>(
+/// Carries out an effect; what became of it, if it has an answer.
+pub(crate) fn apply<T: LetterTables>(
     tables: &mut T,
     commit: &Commit,
     effect: &Effect,
-) -> Result<(), T::Error> {
+) -> Result<Option<EffectDone>, T::Error> {
+    let waiter = |key: &[u8]| Waiter {
+        run: commit.run,
+        generation: commit.generation,
+        key: key.to_vec(),
+    };
     match effect {
-        // Each has an answer, or is a row of its own; the stores do these.
-        Effect::Send { .. } | Effect::Reply { .. } => Ok(()),
-        Effect::Abandon { kind, key } => {
-            let waiter = Waiter {
-                run: commit.run,
-                generation: commit.generation,
-                key: key.clone(),
+        // A row of its own; the stores do these.
+        Effect::Reply { .. } => {}
+        Effect::Send {
+            delivery,
+            key,
+            receipt,
+        } => return letters::send(tables, commit, delivery, key, receipt).map(Some),
+        Effect::Publish {
+            publication,
+            key,
+            receipt,
+        } => {
+            let published = events::publish(tables, publication)?;
+            let code = match published.seq {
+                Some(_) => Receipt::Published,
+                None => Receipt::Duplicate,
             };
-            abandon(tables, &waiter, *kind)
+            let value = [receipt, &[code.code()][..]].concat();
+            tables.write_entry(commit, key, &value)?;
+            return Ok(Some(EffectDone::Published(published)));
         }
+        Effect::Subscribe(subscription) => events::subscribe(tables, commit, subscription)?,
+        Effect::Took { key } => events::took(tables, &waiter(key))?,
+        Effect::Abandon { kind, key } => abandon(tables, &waiter(key), *kind)?,
     }
+    Ok(None)
 }
 
 /// An operation waits no more: what it registered is removed, and what it was handed and has not
 /// taken goes back.
-fn abandon<T: Tables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Result<(), T::Error> {
-    let _untaken = tables.take_answers(waiter.run, &waiter.key)?;
+fn abandon<T: LetterTables>(
+    tables: &mut T,
+    waiter: &Waiter,
+    kind: InboxKind,
+) -> Result<(), T::Error> {
+    let untaken = tables.take_answers(waiter.run, &waiter.key)?;
     match kind {
+        InboxKind::Event => events::release(tables, waiter, !untaken.is_empty()),
         InboxKind::Message
-        | InboxKind::Event
         | InboxKind::Deferred
         | InboxKind::RunEnded
         | InboxKind::QueueResult
@@ -66,7 +91,13 @@ fn abandon<T: Tables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Resul
 }
 
 /// Does what is left to do when the code of a run with links is over.
-pub(crate) fn close<T: Tables>(tables: &mut T, head: &Head, over: Over) -> Result<(), T::Error> {
-    let _ = (tables, head, over);
+pub(crate) fn close<T: LetterTables>(
+    tables: &mut T,
+    head: &Head,
+    over: Over,
+) -> Result<(), T::Error> {
+    if head.links & links::EVENTS != 0 {
+        events::close(tables, head, over)?;
+    }
     Ok(())
 }

@@ -8,7 +8,7 @@
 
 use super::{Head, deliver};
 use crate::{
-    commit::{Control, Controlled, InboxKind, InboxRow, Notice, Target},
+    commit::{Commit, Control, Controlled, InboxKind, InboxRow, Notice, Target},
     run_id::RunNo,
     time::Timestamp,
 };
@@ -22,7 +22,7 @@ pub(crate) mod links {
     pub(crate) const CHILDREN: u32 = 1 << 1;
     /// It waits, or has waited, for the end of other runs.
     pub(crate) const WATCHES: u32 = 1 << 2;
-    /// It waits, or has waited, for events.
+    /// It waits, or has waited, for events, or has been sent messages that may become some.
     pub(crate) const EVENTS: u32 = 1 << 3;
     /// One of its deferreds has a value.
     pub(crate) const DEFERREDS: u32 = 1 << 4;
@@ -67,6 +67,10 @@ pub(crate) trait Tables {
     /// Cancels, pauses or resumes a run.
     fn control(&mut self, target: &Target, control: Control) -> Result<Controlled, Self::Error>;
 
+    /// Writes an entry of the run of this commit.
+    fn write_entry(&mut self, commit: &Commit, key: &[u8], value: &[u8])
+    -> Result<(), Self::Error>;
+
     /// Notes what has happened to somebody else.
     fn notice(&mut self, notice: Notice);
 }
@@ -94,6 +98,7 @@ pub(crate) fn answer<T: Tables>(
         wait: Some(to.key.clone()),
         request: None,
         sent_at: now,
+        on_end: None,
     };
     tables.put_inbox(&head, &row)?;
     tables.notice(Notice::Inbox {

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::{columns, error::bad_value, writer::Memory};
 use crate::{
     hash::FastSet,
-    store::rules::{effects, tables::Tables},
+    store::rules::{effects, events, letters, tables::Tables},
 };
 use crate::{
     run_id::{RunId, RunNo},
@@ -46,6 +46,11 @@ pub(crate) fn apply(
                 Outcome::Controlled(applier.control(target, *control)?)
             }
             Write::Reopen(reopen) => applier.reopen(reopen)?,
+            Write::Publish(publication) => {
+                Outcome::Published(events::publish(&mut applier, publication)?)
+            }
+            Write::TendEvents { limit } => Outcome::Tended(events::tend(&mut applier, *limit)?),
+            Write::Letter(write) => Outcome::Letter(letters::apply(&mut applier, write)?),
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)
@@ -271,12 +276,7 @@ impl<'a> Applier<'a> {
             // It was never sent anything, so there is nothing unread and nobody waits.
             return Ok(());
         }
-        let sql = "INSERT INTO dead_letters (run, name, body, reason, at) \
-                   SELECT run, name, body, ?2, ?3 FROM inbox WHERE run = ?1 AND kind = 0 \
-                   ORDER BY seq";
-        self.execute(sql, params![run, rules::LEFT_UNREAD, self.now])?;
-        // What was for one operation alone goes back to where it came from, when the run is closed.
-        self.execute("DELETE FROM inbox WHERE run = ?1 AND kind = 0", [run])?;
+        self.bury_inbox(head.id)?;
         self.execute(
             "UPDATE requests SET state = 2 WHERE run = ?1 AND state = 0",
             [run],
@@ -414,7 +414,7 @@ impl<'a> Applier<'a> {
         Ok(held.contains(id.shard()))
     }
 
-    fn deliver(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
+    pub(super) fn deliver(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
         let Some(mut head) = self.find(&delivery.target)? else {
             return Ok(Delivered {
                 receipt: Receipt::Unknown,
@@ -424,6 +424,10 @@ impl<'a> Applier<'a> {
         };
         let (run, id) = (head.id.no(), Some(head.id));
         if let Some(receipt) = self.refuse_message(&head, delivery)? {
+            let receipt = match receipt {
+                Receipt::Finished => letters::after_the_end(self, &head, delivery)?,
+                receipt => receipt,
+            };
             return Ok(Delivered {
                 receipt,
                 run: id,
@@ -433,6 +437,9 @@ impl<'a> Applier<'a> {
         let seq = rules::deliver(&mut head, self.now());
         let row = rules::message(delivery, seq, self.now());
         self.put_inbox(&head, &row)?;
+        if row.on_end.is_some() {
+            rules::tables::link(self, run, rules::tables::links::EVENTS)?;
+        }
         let request = delivery.request.as_ref().map(Uuid::as_bytes);
         if let Some(key) = &delivery.dedupe {
             let sql = "INSERT INTO dedupes (run, key) VALUES (?1, ?2)";
@@ -523,9 +530,9 @@ impl<'a> Applier<'a> {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> rusqlite::Result<Vec<EffectDone>> {
-        let done = self.send(commit)?;
+        let mut done = Vec::new();
         for effect in &commit.effects {
-            effects::apply(self, commit, effect)?;
+            done.extend(effects::apply(self, commit, effect)?);
         }
         if let Some(over) = effects::over(&commit.patch)
             && let Some(head) = self.head(commit.run)?
@@ -534,28 +541,6 @@ impl<'a> Applier<'a> {
             effects::close(self, &head, over)?;
         }
         Ok(done)
-    }
-
-    /// Delivers what a commit sends, and writes down in its history what became of it.
-    fn send(&mut self, commit: &Commit) -> rusqlite::Result<Vec<EffectDone>> {
-        let mut answers = Vec::new();
-        for (delivery, key, receipt) in rules::sends(commit) {
-            let delivered = self.deliver(delivery)?;
-            if rules::is_dead_letter(delivered.receipt) {
-                let sql = "INSERT INTO dead_letters (run, name, body, reason, at) \
-                           VALUES (?1, ?2, ?3, ?4, ?5)";
-                let run = delivered.run.map(|id| id.no().0);
-                let reason = rules::undeliverable(delivered.receipt);
-                let Delivery { name, body, .. } = delivery;
-                self.execute(sql, params![run, name, body, reason, self.now])?;
-            }
-            let value = [receipt, &[delivered.receipt.code()][..]].concat();
-            self.put
-                .execute(params![commit.run.0, commit.generation, key, value])?;
-            self.count_rows(1);
-            answers.push(EffectDone::Sent(delivered));
-        }
-        Ok(answers)
     }
 }
 
@@ -577,8 +562,9 @@ impl Tables for Applier<'_> {
     fn put_inbox(&mut self, head: &Head, row: &InboxRow) -> rusqlite::Result<()> {
         let run = head.id.no();
         let request = row.request.as_ref().map(Uuid::as_bytes);
-        let sql = "INSERT INTO inbox (run, seq, name, body, request, sent_at, kind, wait) \
-                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+        let sql = "INSERT INTO inbox (run, seq, name, body, request, sent_at, kind, wait, on_end) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+        let on_end = row.on_end.as_deref().map(columns::fallback_json);
         let sent_at = row.sent_at.as_millis();
         let InboxRow {
             name, body, wait, ..
@@ -586,7 +572,9 @@ impl Tables for Applier<'_> {
         let (seq, kind) = (row.seq as i64, row.kind.code());
         self.execute(
             sql,
-            params![run.0, seq, name, body, request, sent_at, kind, wait],
+            params![
+                run.0, seq, name, body, request, sent_at, kind, wait, on_end
+            ],
         )?;
         let sql =
             "UPDATE runs SET inbox_seq = ?2, available_at = ?3, updated_at = ?4 WHERE no = ?1";
@@ -597,9 +585,11 @@ impl Tables for Applier<'_> {
     }
 
     fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> rusqlite::Result<Vec<InboxRow>> {
-        let sql = "DELETE FROM inbox WHERE run = ?1 AND wait = ?2 \
-                   RETURNING seq, name, body, request, sent_at, kind, wait";
-        let mut statement = self.conn.prepare_cached(sql)?;
+        let sql = format!(
+            "DELETE FROM inbox WHERE run = ?1 AND wait = ?2 RETURNING {}",
+            columns::INBOX_ROW
+        );
+        let mut statement = self.conn.prepare_cached(&sql)?;
         let rows = statement.query_map(params![run.0, wait], columns::inbox_row)?;
         rows.collect()
     }
@@ -616,6 +606,13 @@ impl Tables for Applier<'_> {
 
     fn control(&mut self, target: &Target, control: Control) -> rusqlite::Result<Controlled> {
         Applier::control(self, target, control)
+    }
+
+    fn write_entry(&mut self, commit: &Commit, key: &[u8], value: &[u8]) -> rusqlite::Result<()> {
+        self.put
+            .execute(params![commit.run.0, commit.generation, key, value])?;
+        self.count_rows(1);
+        Ok(())
     }
 
     fn notice(&mut self, notice: Notice) {

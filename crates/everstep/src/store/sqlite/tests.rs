@@ -80,6 +80,7 @@ fn message(id: RunId) -> Delivery {
         dedupe: None,
         request: None,
         inbox_max: 100_000,
+        on_end: OnEnd::Error,
     }
 }
 
@@ -170,7 +171,9 @@ impl Store for OwnerAndClient {
     fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> { self.client.state(run) }
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> { self.client.finished(runs) }
     fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> { self.client.answers(requests) }
-    fn dead_letters(&self, run: Option<RunNo>, limit: usize) -> Result<Vec<DeadLetter>, StoreError> { self.client.dead_letters(run, limit) }
+    fn dead_letters(&self, filter: &LetterFilter, after: u64, limit: usize) -> Result<Vec<DeadLetter>, StoreError> { self.client.dead_letters(filter, after, limit) }
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> { self.client.event(name) }
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> { self.client.events_to_tend(now) }
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> { self.client.register_runner(runner) }
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> { self.owner.heartbeat(fence, now, lease) }
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> { self.owner.runners() }
@@ -764,8 +767,12 @@ fn a_file_of_format_1_can_be_opened() {
             .expect("answers")
             .is_empty()
     );
+    let of_run = LetterFilter {
+        run: Some(failed.no()),
+        name: None,
+    };
     let letters = store
-        .dead_letters(Some(failed.no()), 10)
+        .dead_letters(&of_run, 0, 10)
         .expect("dead_letters");
     assert_eq!(letters.len(), 1);
     let blue = vec![("colour".to_owned(), "blue".to_owned())];
