@@ -70,8 +70,8 @@ pub use engine::{
 };
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};
-pub use event::{Event, IfFinished, Since};
 pub use error::{Error, Failure, FailureKind, Result};
+pub use event::{Event, IfFinished, Since};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};

@@ -18,9 +18,9 @@ use everstep::{
     ClientError, EngineBuilder, RunId, RunStatus, StartError, Timestamp,
     prelude::*,
     store::{
-        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, EventRow, Fence, Filter, Finished, InboxRow,
-        LetterFilter, LoadedRun, MemoryStore, NewRunner, Put, RunRow, RunnerRow, ShardSet, SqliteOptions,
-        SqliteStore, Store, StoreError, WakeFn, WakeGuard, Write,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, EventRow, Fence, Filter, Finished,
+        InboxRow, LetterFilter, LoadedRun, MemoryStore, NewRunner, Put, RunRow, RunnerRow,
+        ShardSet, SqliteOptions, SqliteStore, Store, StoreError, WakeFn, WakeGuard, Write,
     },
 };
 use scenario::{until, until_at_rest, until_paused};

@@ -179,10 +179,9 @@ fn undeliverable(receipt: Receipt, key: &[u8]) -> Error {
         Receipt::Unknown => "there is no such run",
         Receipt::Finished => "the run has ended",
         Receipt::Full => "the inbox of the run is full",
-        Receipt::Delivered
-        | Receipt::Duplicate
-        | Receipt::DeadLettered
-        | Receipt::Published => "it was delivered",
+        Receipt::Delivered | Receipt::Duplicate | Receipt::DeadLettered | Receipt::Published => {
+            "it was delivered"
+        }
     };
     let message = format!(
         "the message `{}` was not delivered: {why}",

@@ -14,10 +14,7 @@ use crate::{
 ///
 /// There is no hurry in removing: they are not seen any more. So it gives no time to come back at,
 /// and is done when the keeper looks after everything.
-pub(super) fn tend(
-    shared: &Shared,
-    now: Timestamp,
-) -> Result<Option<Timestamp>, Arc<StoreError>> {
+pub(super) fn tend(shared: &Shared, now: Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>> {
     if !shared.store.events_to_tend(now)? {
         return Ok(None);
     }

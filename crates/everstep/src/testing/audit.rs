@@ -110,9 +110,8 @@ impl Audit {
         let Some(run) = state.runs.get(&run) else {
             return 0;
         };
-        let is_gone = |seq: &&u64| {
-            !run.consumed.contains(seq) && !unread.iter().any(|row| row.seq == **seq)
-        };
+        let is_gone =
+            |seq: &&u64| !run.consumed.contains(seq) && !unread.iter().any(|row| row.seq == **seq);
         run.answers.iter().filter(is_gone).count() as u64
     }
 

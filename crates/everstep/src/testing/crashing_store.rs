@@ -16,8 +16,8 @@ use crate::{
     run_id::RunNo,
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, EventRow, Fence, Filter, Finished,
-        InboxRow, LetterFilter, LoadedRun, NewRunner, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters, StoreError,
-        Target, WakeFn, WakeGuard,
+        InboxRow, LetterFilter, LoadedRun, NewRunner, Put, RunRow, RunnerRow, ShardSet, Store,
+        StoreCounters, StoreError, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };

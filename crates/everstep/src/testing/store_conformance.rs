@@ -23,7 +23,7 @@ use crate::{
 ///
 /// With the name of the first check that fails, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    for (name, check) in CHECKS {
+    for (name, check) in CHECKS.iter().chain(events::CHECKS) {
         let store = make();
         store
             .migrate()
@@ -92,6 +92,8 @@ struct Readings {
     failed: Vec<RunRow>,
     finished: Vec<(RunNo, Option<Finished>)>,
     dead_letters: Vec<DeadLetter>,
+    events: Vec<Option<EventRow>>,
+    to_tend: bool,
 }
 
 impl Random {
@@ -122,6 +124,7 @@ impl Random {
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
                 5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
+                6 if self.one_in(2) => self.event_write(id),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
                 _ => {
@@ -172,7 +175,13 @@ impl Random {
     }
 
     fn delivery(&mut self, id: RunId) -> Delivery {
+        let on_end = match self.below(4) {
+            0 => OnEnd::DeadLetter,
+            1 => OnEnd::Publish(Box::new(events::fallback("e0"))),
+            _ => OnEnd::Error,
+        };
         Delivery {
+            on_end,
             target: self.target(id),
             body: vec![self.below(256) as u8],
             dedupe: self.one_in(2).then(|| self.below(5).to_string()),
@@ -239,6 +248,7 @@ impl Random {
                 key: vec![9, self.below(3) as u8],
                 receipt: vec![1],
             }),
+            3 | 4 => Some(self.event_effect()),
             2 => Some(Effect::Reply {
                 request: Uuid::from_u128(u128::from(self.below(1_000))),
                 body: vec![self.below(256) as u8],
@@ -327,6 +337,11 @@ impl Random {
             dead_letters: store
                 .dead_letters(&LetterFilter::default(), 0, 1_000)
                 .expect("dead_letters"),
+            events: ["e0", "e1"]
+                .iter()
+                .map(|name| store.event(name).expect("event"))
+                .collect(),
+            to_tend: store.events_to_tend(now).expect("events_to_tend"),
         }
     }
 }
@@ -336,6 +351,8 @@ type Check = fn(&World);
 macro_rules! checks {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
 }
+
+mod events;
 
 const CHECKS: &[(&str, Check)] = checks![
     migrating_twice_changes_nothing,

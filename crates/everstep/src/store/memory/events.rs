@@ -158,9 +158,8 @@ impl EventTables for Data {
 
     fn spreading(&mut self, name: Option<&str>) -> Result<Option<(String, u64)>, Infallible> {
         let mut all = self.events.stored.iter();
-        let found = all.find(|(place, event)| {
-            event.told.is_some() && name.is_none_or(|name| name == place.0)
-        });
+        let found = all
+            .find(|(place, event)| event.told.is_some() && name.is_none_or(|name| name == place.0));
         Ok(found.map(|(place, _)| place.clone()))
     }
 

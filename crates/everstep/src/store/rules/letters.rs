@@ -3,8 +3,8 @@
 use super::{Head, events, events::EventTables, is_dead_letter, message, undeliverable};
 use crate::{
     commit::{
-        Commit, DeadLetter, Delivered, Delivery, EffectDone, LetterDone, LetterWrite, Notice, OnEnd,
-        Receipt, ReplayTo, Target,
+        Commit, DeadLetter, Delivered, Delivery, EffectDone, LetterDone, LetterWrite, Notice,
+        OnEnd, Receipt, ReplayTo, Target,
     },
     run_id::RunNo,
 };

@@ -572,9 +572,7 @@ impl Tables for Applier<'_> {
         let (seq, kind) = (row.seq as i64, row.kind.code());
         self.execute(
             sql,
-            params![
-                run.0, seq, name, body, request, sent_at, kind, wait, on_end
-            ],
+            params![run.0, seq, name, body, request, sent_at, kind, wait, on_end],
         )?;
         let sql =
             "UPDATE runs SET inbox_seq = ?2, available_at = ?3, updated_at = ?4 WHERE no = ?1";

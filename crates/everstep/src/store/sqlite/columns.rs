@@ -8,7 +8,9 @@ use uuid::Uuid;
 use super::{batch::check_number, error::bad_value};
 use crate::{
     run_id::{RunId, RunNo, ShardId},
-    store::{CancelRequest, DueRun, Fallback, Finished, InboxKind, InboxRow, RunRow, RunStatus, ShardSet},
+    store::{
+        CancelRequest, DueRun, Fallback, Finished, InboxKind, InboxRow, RunRow, RunStatus, ShardSet,
+    },
     time::Timestamp,
 };
 
@@ -84,8 +86,7 @@ pub(crate) fn inbox_after(
     run: RunNo,
     after: u64,
 ) -> rusqlite::Result<Vec<InboxRow>> {
-    let sql =
-        format!("SELECT {INBOX_ROW} FROM inbox WHERE run = ?1 AND seq > ?2 ORDER BY seq");
+    let sql = format!("SELECT {INBOX_ROW} FROM inbox WHERE run = ?1 AND seq > ?2 ORDER BY seq");
     let mut statement = conn.prepare_cached(&sql)?;
     let after = i64::try_from(after).unwrap_or(i64::MAX);
     let rows = statement.query_map(params![run.0, after], inbox_row)?;

@@ -771,9 +771,7 @@ fn a_file_of_format_1_can_be_opened() {
         run: Some(failed.no()),
         name: None,
     };
-    let letters = store
-        .dead_letters(&of_run, 0, 10)
-        .expect("dead_letters");
+    let letters = store.dead_letters(&of_run, 0, 10).expect("dead_letters");
     assert_eq!(letters.len(), 1);
     let blue = vec![("colour".to_owned(), "blue".to_owned())];
     assert_eq!(
