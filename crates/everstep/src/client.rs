@@ -36,12 +36,16 @@ use crate::{
 
 mod events;
 mod letters;
+mod stream;
 mod view;
+#[cfg(feature = "sqlite")]
+mod within;
 
 pub use events::{PublishEvent, PublishedEvent};
 pub use letters::{
     DeadLetterInfo, DeadLetterPage, DeadLetters, ReplayLetter, Replayed, ReplayedAll,
 };
+pub use stream::{EmittedFrom, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader};
 pub use view::{HistoryEntry, RunInfo, RunPage};
 
 /// Starts runs and talks to them. Cheap to clone.
@@ -446,23 +450,9 @@ impl Client {
         request: Option<Uuid>,
         if_finished: IfFinished,
     ) -> Result<Sent, ClientError> {
-        named("the message's name", name)?;
-        if let Some(key) = &dedupe {
-            named("the dedupe key", key)?;
-        }
-        if let IfFinished::Publish(event) = &if_finished {
-            named("the event's name", event)?;
-        }
-        let (text, limit) = (describe(&target), self.shared.settings.inbox_messages_max);
-        let delivery = Delivery {
-            target,
-            name: name.to_owned(),
-            body,
-            dedupe,
-            request,
-            inbox_max: limit,
-            on_end: if_finished.on_end(&self.shared.settings),
-        };
+        let text = describe(&target);
+        let delivery = self.delivery(target, name, body, dedupe, request, if_finished)?;
+        let limit = delivery.inbox_max;
         let Outcome::Delivered(delivered) = self.write(Write::Deliver(Box::new(delivery))).await?
         else {
             return Err(ClientError::Closed);
@@ -482,6 +472,33 @@ impl Client {
             }
             Receipt::Full => Err(ClientError::InboxFull { run: text, limit }),
         }
+    }
+
+    fn delivery(
+        &self,
+        target: Target,
+        name: &str,
+        body: Vec<u8>,
+        dedupe: Option<String>,
+        request: Option<Uuid>,
+        if_finished: IfFinished,
+    ) -> Result<Delivery, ClientError> {
+        named("the message's name", name)?;
+        if let Some(key) = &dedupe {
+            named("the dedupe key", key)?;
+        }
+        if let IfFinished::Publish(event) = &if_finished {
+            named("the event's name", event)?;
+        }
+        Ok(Delivery {
+            target,
+            name: name.to_owned(),
+            body,
+            dedupe,
+            request,
+            inbox_max: self.shared.settings.inbox_messages_max,
+            on_end: if_finished.on_end(&self.shared.settings),
+        })
     }
 
     async fn status_text(&self, run: RunId) -> String {
@@ -718,7 +735,8 @@ impl<O> Start<O> {
         self
     }
 
-    async fn send(self) -> Result<RunHandle<O>, ClientError> {
+    /// Checks what was said, and what the workflow's definition adds to it.
+    fn plan(self) -> Result<Plan, ClientError> {
         named("the workflow's name", &self.workflow)?;
         if let Some(key) = &self.key {
             named("the key", key)?;
@@ -747,34 +765,28 @@ impl<O> Start<O> {
             || Arc::from(self.workflow.as_str()),
             |definition| definition.name.clone(),
         );
+        Ok(Plan {
+            workflow: name,
+            version: self.version,
+            key: self.key,
+            pool,
+            begin: self.begin,
+            deadline,
+            tags,
+            input,
+            is_known: definition.is_some(),
+            client,
+        })
+    }
+
+    async fn send(self) -> Result<RunHandle<O>, ClientError> {
+        let plan = self.plan()?;
+        let client = &plan.client;
+        let shared = &client.shared;
         loop {
-            let now = shared.now();
-            let id = shared.ids.next(now);
-            let begin = match self.begin {
-                Begin::Now => None,
-                Begin::At(at) => Some(at),
-                Begin::After(delay) => Some(now + delay),
-            };
-            let deadline_at = deadline.map(|deadline| match deadline {
-                Deadline::At(at) => at,
-                Deadline::After(limit) => begin.unwrap_or(now) + limit,
-            });
-            let claim = begin.is_none()
-                && definition.is_some()
-                && shared.owns(id.shard())
-                && shared.reserve();
-            let new = NewRun {
-                id,
-                workflow: name.clone(),
-                version: self.version,
-                key: self.key.clone(),
-                pool: pool.clone(),
-                available_at: begin,
-                deadline_at,
-                tags: tags.clone(),
-                input: input.clone(),
-                claim,
-            };
+            let mut new = plan.new_run();
+            let (id, claim) = (new.id, plan.claims(&new));
+            new.claim = claim;
             // Listened for before it can end.
             let ended = claim.then(|| shared.hub.await_end(id));
             match client.write(Write::Start(Box::new(new))).await? {
@@ -793,6 +805,60 @@ impl<O> Start<O> {
                 _ => return Err(ClientError::Closed),
             }
         }
+    }
+}
+
+/// A run that is to be started, with everything that is the same however often it is tried.
+struct Plan {
+    client: Client,
+    workflow: Arc<str>,
+    version: u32,
+    key: Option<String>,
+    pool: Arc<str>,
+    begin: Begin,
+    deadline: Option<Deadline>,
+    tags: Vec<(String, String)>,
+    input: Vec<u8>,
+    /// Whether this process has the code.
+    is_known: bool,
+}
+
+impl Plan {
+    /// The run, under a new id, and not claimed.
+    fn new_run(&self) -> NewRun {
+        let shared = &self.client.shared;
+        let now = shared.now();
+        let begin = match self.begin {
+            Begin::Now => None,
+            Begin::At(at) => Some(at),
+            Begin::After(delay) => Some(now + delay),
+        };
+        let deadline_at = self.deadline.map(|deadline| match deadline {
+            Deadline::At(at) => at,
+            Deadline::After(limit) => begin.unwrap_or(now) + limit,
+        });
+        NewRun {
+            id: shared.ids.next(now),
+            workflow: self.workflow.clone(),
+            version: self.version,
+            key: self.key.clone(),
+            pool: self.pool.clone(),
+            available_at: begin,
+            deadline_at,
+            tags: self.tags.clone(),
+            input: self.input.clone(),
+            parent: None,
+            claim: false,
+        }
+    }
+
+    /// Whether this process takes it into memory at once; if so, a place in memory is taken.
+    fn claims(&self, new: &NewRun) -> bool {
+        let shared = &self.client.shared;
+        new.available_at.is_none()
+            && self.is_known
+            && shared.owns(new.id.shard())
+            && shared.reserve()
     }
 }
 
@@ -1067,11 +1133,12 @@ impl<O> RunHandle<O> {
     ///
     /// # Errors
     ///
-    /// If it is of another type.
+    /// If there is no such run, or the value is of another type.
     pub async fn state<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, ClientError> {
         let no = self.id.no();
         let all = self.client.read(move |store| store.state(no)).await?;
         let Some((_, bytes)) = all.into_iter().find(|(other, _)| other == key) else {
+            self.row().await?;
             return Ok(None);
         };
         payload::from_slice(&bytes)
@@ -1086,10 +1153,13 @@ impl<O> RunHandle<O> {
     ///
     /// # Errors
     ///
-    /// If the store cannot be read.
+    /// If there is no such run.
     pub async fn state_json(&self) -> Result<serde_json::Map<String, Json>, ClientError> {
         let no = self.id.no();
         let all = self.client.read(move |store| store.state(no)).await?;
+        if all.is_empty() {
+            self.row().await?;
+        }
         all.into_iter()
             .map(|(key, bytes)| {
                 let value = json(&bytes, || format!("the state `{key}`"))?;

@@ -45,13 +45,16 @@ mod time;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Cancel, Client, ClientError, Count, DeadLetterInfo, DeadLetterPage, DeadLetters, HistoryEntry,
-    List, PublishEvent, PublishedEvent, ReplayLetter, Replayed, ReplayedAll, RunError, RunHandle,
-    RunInfo, RunPage, SendMessage, Sent, Start,
+    Cancel, Client, ClientError, Count, DeadLetterInfo, DeadLetterPage, DeadLetters, EmittedFrom,
+    HistoryEntry, List, PublishEvent, PublishedEvent, ReplayLetter, Replayed, ReplayedAll,
+    RunError, RunHandle, RunInfo, RunPage, SendMessage, Sent, Start, StateWatch, StreamInfo,
+    StreamItem, StreamPage, StreamReader,
 };
 pub use ctx::{
     Ctx,
+    child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished, RunFinishedUntil},
     composite::{Arm, Branch, Composite, branch},
+    continue_as::ContinueAs,
     event::{EventUntil, EventWait},
     join::{BranchFailure, Join, JoinError},
     listen::{Listen, ListenBatch, ListenUntil, Message},
@@ -65,8 +68,7 @@ pub use ctx::{
     step::{Outcome, Step, StepCall, StepOutcome},
 };
 pub use engine::{
-    ChildFailures, Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError,
-    shutdown_signal,
+    Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError, shutdown_signal,
 };
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};
@@ -77,7 +79,13 @@ pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
-pub use store::{Deliver, EventRow, RunStatus, Target};
+/// The version of rusqlite that everstep uses: use it from here, so that the types of
+/// [`Tx`] and of [`Client::start_in`] are yours too.
+#[cfg(feature = "sqlite")]
+pub use rusqlite;
+#[cfg(feature = "sqlite")]
+pub use store::Tx;
+pub use store::{Close, Deliver, EventRow, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use workflow::{
     NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,

@@ -30,7 +30,7 @@ pub(crate) mod sqlite;
 
 pub use memory::MemoryStore;
 #[cfg(feature = "sqlite")]
-pub use sqlite::{SqliteOptions, SqliteStore};
+pub use sqlite::{SqliteOptions, SqliteStore, Tx};
 
 /// Where runs are kept.
 pub trait Store: Send + Sync + 'static {
@@ -43,6 +43,20 @@ pub trait Store: Send + Sync + 'static {
 
     /// Makes a batch durable in one transaction.
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError>;
+
+    /// Makes the writes of a batch within a transaction of the caller's own, on a connection of its
+    /// own to the same data. They are durable when the caller commits, and gone when it rolls back.
+    #[cfg(feature = "sqlite")]
+    fn commit_in(
+        &self,
+        _tx: &rusqlite::Transaction<'_>,
+        _batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        Err(StoreError::AnotherFile {
+            store: self.describe(),
+            found: "a SQLite file".to_owned(),
+        })
+    }
 
     /// The row of one run.
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError>;
@@ -98,6 +112,23 @@ pub trait Store: Send + Sync + 'static {
     /// The values that a run has set for clients, by key.
     fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError>;
 
+    /// Items of a stream of a run from a position on, in order, at most `limit` and not more than a
+    /// few megabytes, but at least one if there is any; `None` if there is no such run.
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError>;
+
+    /// The streams of a run, by name.
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError>;
+
+    /// Which of these streams have an item at or after the given position: their places in the
+    /// list, in order. One query for all.
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError>;
+
     /// Those of the given runs that have ended (or do not exist), with how. One query for all.
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError>;
 
@@ -120,6 +151,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// Whether [`Write::TendEvents`] would find something to do at `now`.
     fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError>;
+
+    /// Whether there are entries of generations that are over, for [`Write::Sweep`] to remove.
+    fn has_old_generations(&self) -> Result<bool, StoreError> {
+        Ok(false)
+    }
 
     /// Enters a runner, with a fresh epoch, holding no shards.
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError>;
@@ -312,6 +348,8 @@ pub struct RunRow {
     pub waiting: Option<String>,
     /// What it can be found by.
     pub tags: Vec<(String, String)>,
+    /// The run that started it, if one did.
+    pub parent: Option<RunId>,
     /// The input, as a payload.
     pub input: Vec<u8>,
     /// The output, as a payload.
@@ -336,6 +374,47 @@ pub struct LoadedRun {
     pub history: Vec<Put>,
     /// All unread messages, in order.
     pub inbox: Vec<InboxRow>,
+    /// The names of its streams, in order.
+    pub streams: Vec<String>,
+}
+
+/// A part of a stream, read in one snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamPage {
+    /// What the run was doing at that moment.
+    pub status: RunStatus,
+    /// The position of the oldest item that is kept; `next` if there is none.
+    pub first: u64,
+    /// The position that the next item will get.
+    pub next: u64,
+    /// The items, in order.
+    pub items: Vec<StreamRow>,
+}
+
+/// An item of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamRow {
+    /// Its position.
+    pub pos: u64,
+    /// When it became durable.
+    pub at: Timestamp,
+    /// The generation of the run that gave it.
+    pub generation: u32,
+    /// The body that gave it; absent if the workflow's own code did.
+    pub by: Option<EmittedBy>,
+    /// The item, as a payload.
+    pub body: Vec<u8>,
+}
+
+/// What a stream holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamExtent {
+    /// Its name.
+    pub stream: String,
+    /// The position of the oldest item that is kept.
+    pub first: u64,
+    /// The position that the next item will get.
+    pub next: u64,
 }
 
 /// Runs that are due.
@@ -553,6 +632,14 @@ pub enum StoreError {
         /// Who uses it.
         runner: String,
     },
+    /// A transaction of the caller's own is on something else.
+    #[error("the transaction is on {found}, and the runs are in {store}; open that file instead")]
+    AnotherFile {
+        /// Which store.
+        store: String,
+        /// What the transaction is on.
+        found: String,
+    },
     /// One write of the batch cannot be made, whatever is around it.
     #[error("{store} cannot take a write")]
     Rejected {
@@ -608,6 +695,8 @@ impl StoreError {
             // Another program has migrated it under us.
             StoreError::TooNew { .. } => Reaction::Stop,
             StoreError::InUse { .. } => Reaction::Stop,
+            // No batch of the engine's is made in the transaction of a caller.
+            StoreError::AnotherFile { .. } => Reaction::Stop,
             // One write is at fault; the others must not suffer.
             StoreError::Rejected { .. } => Reaction::Bisect,
             StoreError::Closed { .. } => Reaction::Stop,

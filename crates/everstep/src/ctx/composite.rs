@@ -224,6 +224,11 @@ operations_are_arms! {
     [] super::publish::Publish, claim => ();
     [T: crate::workflow::Value] super::event::EventWait<T>, raw.claim => T;
     [T: crate::workflow::Value] super::event::EventUntil<T>, raw.claim => Option<T>;
+    [O: crate::workflow::Value] super::child::Child<O>, wait.claim => O;
+    [O: crate::workflow::Value] super::child::ChildOutcome<O>, child.wait.claim => Result<O, super::child::ChildError>;
+    [] super::child::Detached, claim => crate::run_id::RunId;
+    [] super::child::RunFinished, wait.claim => super::child::RunEnding;
+    [] super::child::RunFinishedUntil, wait.claim => Option<super::child::RunEnding>;
     [K: super::listen::Take + 'a] super::listen::Listen<K>, raw.claim => K::Item;
     [K: super::listen::Take + 'a] super::listen::ListenUntil<K>, raw.claim => Option<K::Item>;
     [K: super::listen::Take + 'a] super::listen::ListenBatch<K>, raw.claim => Vec<K::Item>;

@@ -93,7 +93,7 @@ impl RawEvent {
                     Since::Wait => SeenSince::Wait,
                 };
                 let (name, matching) = (self.name.to_owned(), self.matching.take());
-                let register = |key: &crate::history::Key| {
+                let register = |key: &crate::history::Key, _: &_| {
                     Some(Effect::Subscribe(Box::new(Subscription {
                         name,
                         matching,

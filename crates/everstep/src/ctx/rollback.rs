@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     decode,
-    step::{Attempt, LocalBox, RawStep, StepOptions, idempotency_key},
+    step::{Attempt, LocalBox, RawStep, StepOptions, Work, idempotency_key},
 };
 use crate::{
     engine::Services,
@@ -142,7 +142,7 @@ impl RollbackCall {
             (undo.code)(core, rollback, &step, &bytes)
         };
         RollbackCall {
-            raw: RawStep::new(claim, Box::new(make), options),
+            raw: RawStep::new(claim, Work::Body(Box::new(make)), options),
         }
     }
 }

@@ -15,7 +15,9 @@ use std::{
 };
 
 use super::{
-    Claim, Ctx, decode, encode,
+    Claim, Ctx, decode,
+    emit::Emitter,
+    encode,
     rollback::{Rollback, Undo},
 };
 use crate::{
@@ -56,6 +58,7 @@ struct StepInner {
     cancellation: Cancellation,
     services: Arc<Services>,
     idempotency_key: String,
+    emitter: Emitter,
 }
 
 impl Step {
@@ -64,6 +67,7 @@ impl Step {
         let location = Core::location(key);
         let idempotency_key = idempotency_key(run, generation, &location);
         let services = core.env.services.clone();
+        let emitter = Emitter::new(core, key, attempt);
         Step {
             inner: Arc::new(StepInner {
                 run,
@@ -73,6 +77,7 @@ impl Step {
                 cancellation,
                 services,
                 idempotency_key,
+                emitter,
             }),
         }
     }
@@ -101,6 +106,10 @@ impl Step {
     /// Where in the run this is.
     pub fn location(&self) -> &str {
         &self.inner.location
+    }
+
+    pub(crate) fn emitter(&self) -> &Emitter {
+        &self.inner.emitter
     }
 
     /// Says that the body is alive: its timeout counts from here again.
@@ -220,17 +229,17 @@ impl Ctx {
 
     fn make_step<'a, T>(&self, name: &str, make: MakeBody<'a>) -> StepCall<'a, T> {
         let claim = self.claim(EntryKind::Step, name);
+        StepCall::of(RawStep::new(claim, Work::Body(make), self.step_options()))
+    }
+
+    /// What holds for a step that says nothing else.
+    pub(crate) fn step_options(&self) -> StepOptions {
         let settings = &self.core().env.settings;
-        let options = StepOptions {
+        StepOptions {
             retry: settings.default_retry,
             timeout: settings.default_step_timeout,
             retry_on_timeout: false,
             ephemeral: false,
-        };
-        StepCall {
-            raw: RawStep::new(claim, make, options),
-            undo: None,
-            value: PhantomData,
         }
     }
 }
@@ -266,6 +275,16 @@ async fn joined(
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(_) => std::future::pending().await,
         },
+    }
+}
+
+impl<'a, T> StepCall<'a, T> {
+    pub(crate) fn of(raw: RawStep<'a>) -> StepCall<'a, T> {
+        StepCall {
+            raw,
+            undo: None,
+            value: PhantomData,
+        }
     }
 }
 
@@ -474,10 +493,19 @@ impl Attempt<'_> {
 pub(crate) type MakeBody<'a> =
     Box<dyn FnMut(&mut Attempt<'_>) -> LocalBox<'a, Result<Vec<u8>>> + 'a>;
 
+/// What an attempt does.
+pub(crate) enum Work<'a> {
+    /// Polls a body on the engine thread.
+    Body(MakeBody<'a>),
+    /// Has a body run in the commit that records it.
+    #[cfg(feature = "sqlite")]
+    Transaction(crate::commit::TransactionBody),
+}
+
 /// The part of a step that knows no types: shared with rollbacks.
 pub(crate) struct RawStep<'a> {
     pub(crate) claim: Claim,
-    make: MakeBody<'a>,
+    work: Work<'a>,
     pub(crate) options: StepOptions,
     body: Option<LocalBox<'a, Result<Vec<u8>>>>,
     waker: Option<Waker>,
@@ -485,10 +513,10 @@ pub(crate) struct RawStep<'a> {
 }
 
 impl<'a> RawStep<'a> {
-    pub(crate) fn new(claim: Claim, make: MakeBody<'a>, options: StepOptions) -> RawStep<'a> {
+    pub(crate) fn new(claim: Claim, work: Work<'a>, options: StepOptions) -> RawStep<'a> {
         RawStep {
             claim,
-            make,
+            work,
             options,
             body: None,
             waker: None,
@@ -520,8 +548,17 @@ impl<'a> RawStep<'a> {
             match op.core.turn(op.id, cx.waker()) {
                 Turn::Pending => return Poll::Pending,
                 Turn::Take => return Poll::Ready(()),
-                Turn::Activate => op.core.activate_step(op.id, self.options.ephemeral),
+                Turn::Activate => {
+                    // What a transaction has written cannot be left for later.
+                    let ephemeral = self.options.ephemeral && matches!(self.work, Work::Body(_));
+                    op.core.activate_step(op.id, ephemeral);
+                }
                 Turn::Start => {
+                    #[cfg(feature = "sqlite")]
+                    if let Work::Transaction(body) = &self.work {
+                        op.start_transaction(body.clone(), &self.options);
+                        return Poll::Pending;
+                    }
                     self.start_body();
                     return self.poll_body(true);
                 }
@@ -539,6 +576,14 @@ impl<'a> RawStep<'a> {
     fn start_body(&mut self) {
         let Some(key) = self.key() else { return };
         let Ok(op) = &self.claim else { return };
+        #[allow(
+            clippy::infallible_destructuring_match,
+            irrefutable_let_patterns,
+            reason = "there is one kind of work without the SQLite store"
+        )]
+        let Work::Body(make) = &mut self.work else {
+            return;
+        };
         let attempt = op.core.start_body(op.id, self.options.timeout);
         tracing::trace!(run = %op.core.facts.id, attempt, "a body starts");
         self.cancellation = None;
@@ -549,7 +594,7 @@ impl<'a> RawStep<'a> {
             cancellation: &mut self.cancellation,
             timeout: self.options.timeout,
         };
-        self.body = Some((self.make)(&mut attempt));
+        self.body = Some(make(&mut attempt));
         if self.waker.is_none() {
             self.waker = Some(wakers::body_waker(&op.core.root, op.id));
         }

@@ -30,13 +30,26 @@ use crate::{
 pub(crate) enum Chore {
     /// The rest of the waiters of a broadcast are told, and events whose time is over removed.
     Events,
+    /// Removes the histories of generations that are over.
+    Sweep,
 }
 
 /// Does what is due, and says when to come back; not by itself if absent.
 type Work = fn(&Shared, Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>>;
 
 /// All chores.
-const CHORES: [(Chore, Work); 1] = [(Chore::Events, super::events::tend)];
+const CHORES: [(Chore, Work); 2] = [(Chore::Events, super::events::tend), (Chore::Sweep, sweep)];
+
+/// How many entries are removed at a time, so that nobody waits for long behind it.
+const SWEEP_SLICE: u32 = 1_000;
+
+fn sweep(shared: &Shared, now: Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>> {
+    if !shared.store.has_old_generations().map_err(Arc::new)? {
+        return Ok(None);
+    }
+    let outcome = write(shared, Write::Sweep(SWEEP_SLICE))?;
+    Ok((outcome == Outcome::Swept(true)).then_some(now))
+}
 
 /// What the thread waits on.
 #[derive(Default)]

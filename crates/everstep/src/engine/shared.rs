@@ -20,6 +20,7 @@ use super::{
     mailbox::{Event, Mailbox},
     poller::Poller,
     settings::Sabotage,
+    streams::Emitting,
     suspects::Gate,
 };
 use crate::{
@@ -60,6 +61,7 @@ pub(crate) struct Shared {
     pub(crate) keeper: Keeper,
     pub(crate) poller: Poller,
     pub(crate) suspects: Gate,
+    pub(crate) emitting: Emitting,
 }
 
 /// A clock that is behind by no more than this is waited for.
@@ -121,6 +123,7 @@ impl Shared {
             keeper: Keeper::default(),
             poller: Poller::default(),
             suspects: Gate::default(),
+            emitting: Emitting::new(settings.emit_bytes_max),
             settings,
         }
     }

@@ -92,6 +92,8 @@ pub enum EntryKind {
     Limit = 21,
     /// `ctx.transaction`
     Transaction = 22,
+    /// `ctx.continue_as`. Never stored: what comes after it has a history of its own.
+    Continue = 23,
 }
 
 impl EntryKind {
@@ -120,7 +122,8 @@ impl EntryKind {
             | EntryKind::Rollback
             | EntryKind::Publish
             | EntryKind::Peek
-            | EntryKind::Transaction => None,
+            | EntryKind::Transaction
+            | EntryKind::Continue => None,
         }
     }
 }

@@ -30,7 +30,10 @@ use super::{
 };
 use crate::{
     commit::{Effect, EffectDone, KeyRange, Receipt},
-    ctx::rollback::Undo,
+    ctx::{
+        emit::{Mark, StreamNames},
+        rollback::Undo,
+    },
     engine::{Mailbox, Sabotage, Services, Settings, Shared},
     error::{Error, Failure, FailureKind},
     hash::{FastMap, FastSet},
@@ -40,9 +43,13 @@ use crate::{
     },
     random,
     retry::Retry,
-    run_id::RunId,
+    run_id::{RunId, RunIds},
     time::Timestamp,
 };
+
+mod transactions;
+
+pub(crate) use transactions::PendingTransaction;
 
 /// What is the same for all runs of an engine thread.
 pub(crate) struct Env {
@@ -57,6 +64,8 @@ pub(crate) struct Env {
     pub(crate) mailbox: Option<Arc<Mailbox>>,
     /// Whose lease must last for a body to start; none in tests that drive a run by hand.
     pub(crate) owner: Option<Arc<Shared>>,
+    /// Where ids come from without an owner.
+    pub(crate) ids: RunIds,
     /// A body did not start because the lease was over.
     pub(crate) stalled: Cell<bool>,
 }
@@ -70,6 +79,14 @@ impl Env {
             self.stalled.set(true);
         }
         lasts
+    }
+
+    /// An id for a run that is started by one of these.
+    pub(crate) fn new_run_id(&self) -> RunId {
+        match &self.owner {
+            Some(owner) => owner.ids.next(self.now.get()),
+            None => self.ids.next(self.now.get()),
+        }
     }
 
     /// Names the body that is about to be polled.
@@ -194,6 +211,15 @@ pub(crate) enum Phase {
     Taken,
 }
 
+/// What a run continues as.
+#[derive(Debug)]
+pub(crate) struct Next {
+    pub(crate) workflow: Arc<str>,
+    pub(crate) version: u32,
+    pub(crate) pool: Arc<str>,
+    pub(crate) input: Vec<u8>,
+}
+
 /// What a listen waits for.
 #[derive(Clone, Debug)]
 pub(crate) struct ListenSpec {
@@ -308,7 +334,7 @@ pub(crate) struct State {
     pub(crate) taken: u64,
     /// The highest number that an operation has taken: below `taken` only while what comes right
     /// after it was removed from the code. What is made now was made somewhere in between.
-    taken_by_code: u64,
+    pub(crate) taken_by_code: u64,
     /// The recorded numbers whose operations were removed from the code.
     removed: FastSet<u64>,
     /// When the last completion that was taken had ended.
@@ -333,14 +359,23 @@ pub(crate) struct State {
     pub(crate) consumed: Vec<u64>,
     pub(crate) set_state: Vec<(String, Vec<u8>)>,
     pub(crate) effects: Vec<Effect>,
+    /// The mark of the last item that the code has emitted, and of the last one that is stored.
+    pub(crate) emit_mark: Mark,
+    pub(crate) emitted: Mark,
+    /// The streams that the run has; made when it is first asked for.
+    pub(crate) stream_names: Option<Arc<StreamNames>>,
     /// Sends whose effect is in `effects`, in the same order.
     pub(crate) sends: Vec<OpId>,
+    /// Transactions that go into the next commit.
+    pub(crate) transactions: Vec<PendingTransaction>,
     /// Listens whose time has run out, if no message comes before that is committed.
     pub(crate) timeouts: Vec<OpId>,
     pub(crate) starters: Vec<OpId>,
     pub(crate) bodies: usize,
     timers: BinaryHeap<Reverse<(Timestamp, OpId, Timer)>>,
     pub(crate) halt: Option<Halt>,
+    /// The generation that is to follow this one.
+    pub(crate) continuing: Option<Next>,
     pub(crate) undo: FastMap<Key, Undo>,
     /// No body may start any more: shutdown, or a pause from outside.
     pub(crate) draining: bool,
@@ -387,12 +422,17 @@ impl State {
             consumed: Vec::new(),
             set_state: Vec::new(),
             effects: Vec::new(),
+            emit_mark: Mark::default(),
+            emitted: Mark::default(),
+            stream_names: None,
             sends: Vec::new(),
+            transactions: Vec::new(),
             timeouts: Vec::new(),
             starters: Vec::new(),
             bodies: 0,
             timers: BinaryHeap::new(),
             halt: None,
+            continuing: None,
             undo: FastMap::default(),
             draining: false,
             leaving: false,
@@ -802,8 +842,9 @@ impl Core {
             return false;
         };
         let (key, ephemeral) = (op.key.clone(), op.ephemeral);
+        // The body of a transaction is not one of these: it runs in the commit.
+        st.bodies -= usize::from(matches!(op.phase, Phase::Body { .. }));
         op.phase = Phase::Ready;
-        st.bodies -= 1;
         if st.history.get(&key).is_none() {
             let entry = op.entry();
             st.history.insert(key.clone(), entry).op = Some(id);
@@ -1008,18 +1049,24 @@ impl Core {
     /// The commit with this send was made.
     pub(crate) fn effect_done(&self, id: OpId, done: &EffectDone) {
         match done {
-            EffectDone::Sent(delivered) => self.send_done(id, delivered.receipt),
+            EffectDone::Sent(delivered) => {
+                self.effect_gave(id, EntryValue::Receipt(delivered.receipt.code()));
+            }
+            EffectDone::Started(started) => {
+                let flags = u8::from(started.attached) | u8::from(started.input_differs) << 1;
+                self.effect_gave(id, EntryValue::Started(started.id, flags));
+            }
             EffectDone::Published(published) => {
                 let receipt = match published.seq {
                     Some(_) => Receipt::Published,
                     None => Receipt::Duplicate,
                 };
-                self.send_done(id, receipt);
+                self.effect_gave(id, EntryValue::Receipt(receipt.code()));
             }
         }
     }
 
-    fn send_done(&self, id: OpId, receipt: Receipt) {
+    fn effect_gave(&self, id: OpId, value: EntryValue) {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         let Some(op) = st.ops.get_mut(id) else { return };
@@ -1027,7 +1074,7 @@ impl Core {
         let mut entry = op.entry();
         entry.status = EntryStatus::Completed;
         entry.completed_at = Some(self.now());
-        entry.value = EntryValue::Receipt(receipt.code());
+        entry.value = value;
         let key = op.key.clone();
         st.history.insert(key, entry).op = Some(id);
         st.make_available(id);
@@ -1115,6 +1162,16 @@ impl Core {
         slot.entry.completed_at = Some(self.now());
         slot.entry.wake_at = None;
         slot.entry.value = EntryValue::Messages(taken.collect());
+    }
+
+    /// How many completed steps would have to be rolled back if the run failed now.
+    pub(crate) fn open_compensations(&self) -> usize {
+        super::load::to_compensate(&self.state.borrow().history).count()
+    }
+
+    /// The run continues as a new one, once it is quiet.
+    pub(crate) fn continue_as(&self, next: Next) {
+        self.state.borrow_mut().continuing.get_or_insert(next);
     }
 
     /// Makes the entry of an operation that only gives structure to others.

@@ -6,7 +6,7 @@
 
 use super::{
     End, Halt, Run, Stage,
-    core::{OpId, Phase},
+    core::{OpId, PendingTransaction, Phase},
 };
 use crate::{
     codec::{self, bare},
@@ -51,6 +51,7 @@ struct InFlight {
     revision: u64,
     number: u64,
     sends: Vec<OpId>,
+    transactions: Vec<PendingTransaction>,
     timeouts: Vec<OpId>,
     parked: Option<RowView>,
 }
@@ -66,6 +67,8 @@ pub(crate) enum CommitKind {
     Again,
     /// The rollbacks begin.
     RollBack,
+    /// The run begins anew.
+    Continue,
     /// The run leaves memory until somebody resumes it.
     Pause,
     /// The run leaves memory; what its bodies gave is recorded.
@@ -228,6 +231,15 @@ impl Run {
                 }
                 (RunStatus::Cancelled, None, None)
             }
+            End::Continue(next) => {
+                let patch = Patch::Continue {
+                    workflow: next.workflow,
+                    version: next.version,
+                    pool: next.pool,
+                    input: next.input,
+                };
+                return self.build(patch, CommitKind::Continue, Scope::Everything);
+            }
             End::RolledBack => {
                 let ending = self.flush.ending.unwrap_or(RunStatus::Failed);
                 (ending, None, self.flush.error.clone())
@@ -372,7 +384,10 @@ impl Run {
             }
         }
         for (key, mut entry) in entries {
-            let has_body = matches!(entry.kind, EntryKind::Step | EntryKind::Rollback);
+            let has_body = matches!(
+                entry.kind,
+                EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction
+            );
             let ended = entry.status != EntryStatus::Running;
             // What was made after a number that is not stored is made again.
             if has_body && ended && entry.born <= stored {
@@ -387,6 +402,7 @@ impl Run {
         st.set_state.clear();
         st.effects.clear();
         st.sends.clear();
+        st.transactions.clear();
         st.timeouts.clear();
     }
 
@@ -444,6 +460,7 @@ impl Run {
             || starter
             || st.show
             || !st.sends.is_empty()
+            || !st.transactions.is_empty()
             || !st.timeouts.is_empty()
             || !self.flush.unsent.is_empty()
             || st
@@ -557,7 +574,7 @@ impl Run {
         if folded {
             puts = keep_last(puts);
         }
-        let (effects, sends, state) = match scope {
+        let (mut effects, sends, state) = match scope {
             Scope::Everything => (
                 std::mem::take(&mut st.effects),
                 std::mem::take(&mut st.sends),
@@ -568,14 +585,31 @@ impl Run {
                 effects.retain(|effect| {
                     matches!(
                         effect,
-                        Effect::Reply { .. } | Effect::Abandon { .. } | Effect::Took { .. }
+                        Effect::Reply { .. }
+                            | Effect::Emit(_)
+                            | Effect::Took { .. }
+                            | Effect::Abandon { .. }
                     )
                 });
                 (effects, Vec::new(), std::mem::take(&mut st.set_state))
             }
             Scope::Results => Default::default(),
         };
+        let transactions = match scope {
+            Scope::Everything => st.take_transactions(),
+            Scope::Failure | Scope::Results => Vec::new(),
+        };
+        effects.extend(transactions.iter().map(PendingTransaction::effect));
         st.show = false;
+        if effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Emit(_)))
+        {
+            puts.push(Put {
+                key: keys::emitted(),
+                value: st.emit_mark.encode(),
+            });
+        }
         if self.core.env.settings.sabotage == Some(Sabotage::DoubleConsume) {
             st.consumed.clear();
         }
@@ -607,6 +641,7 @@ impl Run {
             revision: st.revision,
             number: commit.last_number,
             sends,
+            transactions,
             timeouts,
             parked,
         });
@@ -630,6 +665,7 @@ impl Run {
         }
         match sent.kind {
             CommitKind::Flush | CommitKind::Park => {}
+            CommitKind::Continue => return Next::Reload,
             CommitKind::RollBack => {
                 self.flush.row = Some(RowView::Running);
                 return self.begin_rollback();
@@ -640,6 +676,9 @@ impl Run {
         }
         for (id, done) in sent.sends.iter().zip(done) {
             self.core.effect_done(*id, done);
+        }
+        for transaction in sent.transactions {
+            self.core.transaction_done(transaction);
         }
         self.core.timeouts_done(&sent.timeouts);
         self.core.wake_starters();
@@ -659,7 +698,11 @@ impl Run {
             Refusal::InboxMoved(rows) => {
                 self.take_back(commit);
                 self.keep_registered(&sent.timeouts);
-                self.core.state.borrow_mut().sends.splice(0..0, sent.sends);
+                {
+                    let mut st = self.core.state.borrow_mut();
+                    st.sends.splice(0..0, sent.sends);
+                    st.transactions.splice(0..0, sent.transactions);
+                }
                 self.core.deliver(rows);
                 self.core.timeouts_refused(&sent.timeouts);
                 self.flush.row = None;
@@ -683,12 +726,17 @@ impl Run {
     fn take_back(&mut self, commit: Commit) {
         let mut st = self.core.state.borrow_mut();
         let mut puts = commit.puts;
+        // It goes with the items, which may be left out of the next commit.
+        puts.retain(|put| put.key != keys::emitted());
         puts.append(&mut self.flush.unsent);
         self.flush.unsent = puts;
         st.deletes.splice(0..0, commit.deletes);
         st.consumed.splice(0..0, commit.consumed);
         st.set_state.splice(0..0, commit.state);
-        st.effects.splice(0..0, commit.effects);
+        // Transactions are kept with their operations, which may be gone.
+        let mut effects = commit.effects;
+        effects.retain(|effect| !matches!(effect, Effect::Transaction(_)));
+        st.effects.splice(0..0, effects);
     }
 
     /// Waits that were to run out go on: what they have registered stays.
@@ -735,7 +783,7 @@ enum Scope {
     Everything,
     /// What has ended.
     Results,
-    /// What has ended, and what the code has said before it failed: replies and values.
+    /// What has ended, and what the code has said before it failed: replies, items and values.
     Failure,
 }
 

@@ -20,12 +20,19 @@ use std::{
 
 use uuid::Uuid;
 
+mod children;
+
+use self::children::Children;
 use super::{
-    rules::{self, Head, Verdict, effects, events as event_rules, letters, tables::Tables},
+    rules::{
+        self, Head, Verdict, effects, events as event_rules, letters,
+        tables::{Tables, Waiter},
+    },
     *,
 };
 
 mod events;
+mod streams;
 
 /// How long the row of a runner is kept after its lease has ended, for people to see.
 pub(crate) const DEAD_RUNNER_KEPT: Duration = Duration::from_secs(24 * 3_600);
@@ -81,6 +88,7 @@ struct Data {
     /// Of the batch that is being applied.
     notices: Vec<Notice>,
     now: Timestamp,
+    children: Children,
 }
 
 #[derive(Clone)]
@@ -97,6 +105,7 @@ struct Run {
     recoveries: u32,
     waiting: Option<String>,
     tags: Vec<(String, String)>,
+    parent: Option<RunId>,
     input: Vec<u8>,
     output: Option<Vec<u8>>,
     error: Option<Vec<u8>>,
@@ -106,6 +115,7 @@ struct Run {
     inbox: BTreeMap<u64, InboxRow>,
     dedupes: BTreeSet<String>,
     state: BTreeMap<String, Vec<u8>>,
+    streams: streams::Streams,
 }
 
 #[derive(Clone)]
@@ -195,6 +205,7 @@ impl Store for MemoryStore {
             row: run.row(),
             history: run.entries_after(None).collect(),
             inbox: run.inbox.values().cloned().collect(),
+            streams: run.streams.keys().cloned().collect(),
         }))
     }
 
@@ -316,6 +327,35 @@ impl Store for MemoryStore {
         let data = self.read();
         let state = data.runs.get(&run).map(|run| run.state.clone());
         Ok(state.unwrap_or_default().into_iter().collect())
+    }
+
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        let data = self.read();
+        let run = data.runs.get(&run);
+        Ok(run.map(|run| run.stream_page(stream, from, limit)))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        let data = self.read();
+        let run = data.runs.get(&run).into_iter();
+        Ok(run
+            .flat_map(|run| run.streams.keys().map(|stream| run.extent(stream)))
+            .collect())
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        let data = self.read();
+        let grown = asked.iter().enumerate().filter(|(_, (run, stream, from))| {
+            let run = data.runs.get(run);
+            run.is_some_and(|run| run.extent(stream).next > *from)
+        });
+        Ok(grown.map(|(place, _)| place).collect())
     }
 
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
@@ -476,6 +516,7 @@ impl Data {
         let refusals = batch.writes.iter().map(|write| match write {
             Write::Commit(_) if !fenced_in => Some(Refusal::Fenced),
             Write::Commit(commit) => self.commit_one(commit, batch),
+            Write::Emit(emission) => self.emission(emission, batch),
             _ => None,
         });
         let refusals = refusals.collect::<Vec<_>>();
@@ -501,6 +542,9 @@ impl Data {
                 Outcome::Controlled(self.control(target, *control, batch.now))
             }
             (Write::Reopen(reopen), _) => self.reopen(reopen, batch.now),
+            // Only the last generation is kept.
+            (Write::Sweep(_), _) => Outcome::Swept(false),
+            (Write::Emit(_), _) => Outcome::Emitted,
             (Write::Commit(commit), _) => Outcome::Committed(self.effects(commit)),
         });
         Applied {
@@ -566,8 +610,17 @@ impl Data {
         self.rows_written += (commit.puts.len() + commit.state.len()) as u64;
         self.change(commit.run, |run| run.commit(commit, now));
         for effect in &commit.effects {
-            if let Effect::Reply { request, body } = effect {
-                self.answer(*request, Answer::Reply(body.clone()));
+            match effect {
+                Effect::Reply { request, body } => {
+                    self.answer(*request, Answer::Reply(body.clone()));
+                }
+                Effect::Emit(emit) => {
+                    self.change(commit.run, |run| {
+                        run.emit(commit.run, commit.generation, now, emit);
+                    });
+                }
+                // Their turn comes after all commits.
+                _ => {}
             }
         }
         if let Patch::Finish { .. } = commit.patch {
@@ -596,6 +649,22 @@ impl Data {
         }
     }
 
+    /// Removes the rows of an inbox that are meant, and gives them.
+    fn take_inbox(
+        &mut self,
+        no: RunNo,
+        is_meant: impl Fn(&InboxRow) -> bool,
+    ) -> BTreeMap<u64, InboxRow> {
+        let taken = self.change(no, |run| {
+            let (taken, rest) = std::mem::take(&mut run.inbox)
+                .into_iter()
+                .partition(|(_, row)| is_meant(row));
+            run.inbox = rest;
+            taken
+        });
+        taken.unwrap_or_default()
+    }
+
     fn start(&mut self, new: &NewRun, claimer: Option<Uuid>, now: Timestamp) -> Outcome {
         let key = new.key.clone().map(|key| (Arc::clone(&new.workflow), key));
         let no = new.id.no();
@@ -609,7 +678,8 @@ impl Data {
             return Outcome::Started(Started {
                 id: found.head.id,
                 attached: true,
-                input_differs: found.input != new.input,
+                // What a run was first started with is gone once it has continued as a new one.
+                input_differs: found.input != new.input && found.head.generation == 1,
                 claimed: false,
                 available_at: None,
             });
@@ -701,16 +771,19 @@ impl Data {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> Vec<EffectDone> {
+        for transaction in rules::transactions(commit) {
+            transaction.refuse("the memory store has none; use a SQLite file");
+        }
         let mut done = Vec::new();
         for effect in &commit.effects {
             let Ok(answer) = effects::apply(self, commit, effect);
             done.extend(answer);
         }
         let head = self.runs.get(&commit.run).map(|run| run.head);
-        if let (Some(over), Some(head)) = (effects::over(&commit.patch), head)
-            && head.links != 0
+        if let Some(head) = head.filter(|head| head.links != 0)
+            && effects::is_over(&commit.patch)
         {
-            let Ok(()) = effects::close(self, &head, over);
+            let Ok(()) = effects::close(self, &head, &commit.patch);
         }
         done
     }
@@ -740,16 +813,28 @@ impl Tables for Data {
         Ok(())
     }
 
-    fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, Infallible> {
-        let is_for = |row: &InboxRow| row.wait.as_deref() == Some(wait);
-        let taken = self.change(run, |run| {
-            let (taken, rest) = std::mem::take(&mut run.inbox)
-                .into_iter()
-                .partition(|(_, row)| is_for(row));
-            run.inbox = rest;
-            taken
+    fn send(&mut self, delivery: &Delivery) -> Result<Delivered, Infallible> {
+        letters::send(self, delivery)
+    }
+
+    fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> Result<(), Infallible> {
+        self.change(of.run, |run| {
+            // Only the last generation is kept.
+            if run.head.generation == of.generation {
+                run.history.insert(of.key.clone(), value);
+            }
         });
-        Ok(BTreeMap::into_values(taken.unwrap_or_default()).collect())
+        Ok(())
+    }
+
+    fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, Infallible> {
+        let taken = self.take_inbox(run, |row| row.wait.as_deref() == Some(wait));
+        Ok(taken.into_values().collect())
+    }
+
+    fn take_all_answers(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Infallible> {
+        let taken = self.take_inbox(run, |row| row.kind != InboxKind::Message);
+        Ok(taken.into_values().collect())
     }
 
     fn write_links(&mut self, head: &Head) -> Result<(), Infallible> {
@@ -759,13 +844,6 @@ impl Tables for Data {
 
     fn control(&mut self, target: &Target, control: Control) -> Result<Controlled, Infallible> {
         Ok(Data::control(self, target, control, self.now))
-    }
-
-    fn write_entry(&mut self, commit: &Commit, key: &[u8], value: &[u8]) -> Result<(), Infallible> {
-        self.change(commit.run, |run| {
-            run.history.insert(key.to_vec(), value.to_vec())
-        });
-        Ok(())
     }
 
     fn notice(&mut self, notice: Notice) {
@@ -874,6 +952,7 @@ impl Run {
             recoveries: 0,
             waiting: None,
             tags: new.tags.clone(),
+            parent: new.parent,
             input: new.input.clone(),
             output: None,
             error: None,
@@ -881,6 +960,7 @@ impl Run {
             inbox: BTreeMap::new(),
             dedupes: BTreeSet::new(),
             state: BTreeMap::new(),
+            streams: BTreeMap::new(),
         }
     }
 
@@ -907,6 +987,7 @@ impl Run {
             last_number: self.head.last_number,
             waiting: self.waiting.clone(),
             tags: self.tags.clone(),
+            parent: self.parent,
             input: self.input.clone(),
             output: self.output.clone(),
             error: self.error.clone(),
@@ -993,6 +1074,17 @@ impl Run {
             }
             Patch::RollBack { error, .. } => (self.waiting, self.error) = (None, error.clone()),
             Patch::Pause { reason } => self.waiting = Some(reason.clone()),
+            Patch::Continue {
+                workflow,
+                version,
+                pool,
+                input,
+            } => {
+                (self.waiting, self.recoveries) = (None, 0);
+                self.history.clear();
+                (self.workflow, self.version) = (workflow.clone(), *version);
+                (self.pool, self.input) = (pool.clone(), input.clone());
+            }
             Patch::Finish { output, error, .. } => {
                 (self.waiting, self.finished_at) = (None, Some(now));
                 (self.output, self.error) = (output.clone(), error.clone());

@@ -9,16 +9,18 @@
 //! [`crate::commit::Effect::Send`] too, at the place of their commit), controls and reopenings. So a control sees
 //! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
 
+pub(crate) mod children;
 pub(crate) mod effects;
 pub(crate) mod events;
 pub(crate) mod letters;
+pub(crate) mod streams;
 pub(crate) mod tables;
 
 use crate::{
     run_id::RunId,
     store::{
-        CancelRequest, Commit, Control, Controlled, Delivery, InboxKind, InboxRow, OnEnd, Patch,
-        Receipt, Refusal, Reopen, RunStatus,
+        CancelRequest, Commit, Control, Controlled, Delivery, Effect, InboxKind, InboxRow, OnEnd,
+        Patch, Receipt, Refusal, Reopen, RunStatus, Transaction,
     },
     time::Timestamp,
 };
@@ -174,6 +176,11 @@ pub(crate) fn apply(head: &mut Head, commit: &Commit) {
         Patch::Finish { status, .. } => {
             (head.status, head.ending, head.available_at) = (*status, None, None);
         }
+        Patch::Continue { .. } => {
+            head.generation += 1;
+            (head.status, head.available_at, head.attempts) = (RunStatus::Running, None, 1);
+            head.last_number = 0;
+        }
     }
 }
 
@@ -314,4 +321,12 @@ pub(crate) fn reopen(head: &mut Head, reopen: &Reopen) -> bool {
     (head.ending, head.cancel) = (None, None);
     forget_number(head);
     true
+}
+
+/// The transactions of a commit, in order.
+pub(crate) fn transactions(commit: &Commit) -> impl Iterator<Item = &Transaction> {
+    commit.effects.iter().filter_map(|effect| match effect {
+        Effect::Transaction(transaction) => Some(transaction),
+        _ => None,
+    })
 }

@@ -26,6 +26,7 @@ use self::{file::File, writer::Writer};
 use super::*;
 
 mod batch;
+mod children;
 mod columns;
 mod error;
 mod events;
@@ -34,13 +35,18 @@ mod letters;
 mod reads;
 mod runners;
 mod schema;
+mod streams;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
+mod transact;
 #[cfg(unix)]
 mod wake;
+mod within;
 mod writer;
+
+pub use transact::Tx;
 
 /// How a file is opened.
 #[derive(Clone, Debug)]
@@ -236,15 +242,33 @@ impl Store for SqliteStore {
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.require_current()?;
-        let (applied, rows) = self
-            .writer()
-            .transaction(&self.file, |conn, memory| batch::apply(conn, memory, batch))?;
+        let mut writer = self.writer();
+        let (applied, rows) = loop {
+            let settled = transact::settled(batch);
+            let applied =
+                writer.transaction(&self.file, |conn, memory| batch::apply(conn, memory, batch));
+            // The body of a user's transaction has taken the batch down: it is made without it.
+            if applied.is_err() && transact::settled(batch) > settled {
+                continue;
+            }
+            break applied?;
+        };
+        drop(writer);
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
         self.counters
             .writes
             .fetch_add(batch.writes.len() as u64, Ordering::Relaxed);
         self.counters.rows.fetch_add(rows, Ordering::Relaxed);
         Ok(applied)
+    }
+
+    fn commit_in(
+        &self,
+        tx: &rusqlite::Transaction<'_>,
+        batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        self.require_current()?;
+        within::commit(&self.file, tx, batch)
     }
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
@@ -308,6 +332,24 @@ impl Store for SqliteStore {
         self.read(|conn| reads::state(conn, run))
     }
 
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        self.read(|conn| streams::page(conn, run, stream, from, limit))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        self.read(|conn| streams::extents(conn, run))
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        self.read(|conn| streams::grown(conn, asked))
+    }
+
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
         self.read(|conn| reads::finished(conn, runs))
     }
@@ -331,6 +373,10 @@ impl Store for SqliteStore {
 
     fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
         self.read(|conn| events::to_tend(conn, now))
+    }
+
+    fn has_old_generations(&self) -> Result<bool, StoreError> {
+        self.read(reads::has_old_generations)
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -12,7 +12,7 @@ use std::{
 use crate::{
     codec,
     commit::{
-        Applied, Batch, Commit, Delivery, Effect, InboxRow, KeyRange, Notice, Outcome, Put,
+        Applied, Batch, Commit, Delivery, Effect, InboxRow, KeyRange, Notice, Outcome, Patch, Put,
         Receipt, Write,
     },
     history::{Entry, EntryKind, EntryValue, keys},
@@ -124,8 +124,10 @@ impl Audit {
             .into_iter()
             .flat_map(|run| &run.entries);
         let ended = entries.filter(|(_, entry)| {
-            matches!(entry.kind, EntryKind::Step | EntryKind::Rollback)
-                && entry.status.is_terminal()
+            matches!(
+                entry.kind,
+                EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction
+            ) && entry.status.is_terminal()
         });
         ended.map(|(key, _)| keys::describe(key)).collect()
     }
@@ -151,16 +153,27 @@ impl Audit {
 impl Audited {
     fn take(&mut self, commit: &Commit, violations: &mut Vec<String>) {
         self.delete(&commit.deletes);
-        let recorded = self.put(&commit.puts, violations);
-        let mut answered = commit.puts.iter().filter(|put| is_answered(put)).count();
+        let (recorded, mut answers) = self.put(&commit.puts, violations);
         for seq in &commit.consumed {
             if !self.consumed.insert(*seq) {
                 violations.push(format!("message {seq} was taken twice"));
             }
-            if self.answers.contains(seq) && answered > 0 {
-                answered -= 1;
-            } else if !recorded.contains(seq) {
-                violations.push(format!("message {seq} was taken without a record of it"));
+            if recorded.contains(seq) {
+                continue;
+            }
+            // An answer does not say its number, so there must be as many as were taken.
+            match answers {
+                0 => violations.push(format!("message {seq} was taken without a record of it")),
+                _ => answers -= 1,
+            }
+        }
+        if let Patch::Continue { .. } = commit.patch {
+            self.begin_anew();
+        }
+        for transaction in crate::store::rules::transactions(commit) {
+            // One that failed has written nothing.
+            if let Some(put) = transaction.written() {
+                self.put(&[put], violations);
             }
         }
         for effect in &commit.effects {
@@ -183,6 +196,14 @@ impl Audited {
         }
     }
 
+    /// The next generation has a history of its own.
+    fn begin_anew(&mut self) {
+        let gone = self.entries.keys().map(|key| keys::describe(key));
+        self.deleted.extend(gone);
+        self.entries.clear();
+        self.sent.clear();
+    }
+
     fn delete(&mut self, ranges: &[KeyRange]) {
         for range in ranges {
             let inside = |key: &Vec<u8>| range.start <= *key && *key < range.end;
@@ -194,17 +215,18 @@ impl Audited {
         }
     }
 
-    /// Takes the entries over; gives the messages that are recorded in them.
-    fn put(&mut self, puts: &[Put], violations: &mut Vec<String>) -> HashSet<u64> {
-        let mut recorded = HashSet::new();
+    /// Takes the entries over; gives the messages that are recorded in them, and how many answers.
+    fn put(&mut self, puts: &[Put], violations: &mut Vec<String>) -> (HashSet<u64>, usize) {
+        let (mut recorded, mut answers) = (HashSet::new(), 0);
         for put in puts {
-            if put.key == keys::failure_origins() || put.key.starts_with(keys::SET_ASIDE) {
+            if keys::is_of_run(&put.key) || put.key.starts_with(keys::SET_ASIDE) {
                 continue;
             }
             let Ok(entry) = codec::decode_entry(&put.value) else {
                 violations.push(format!("`{}` cannot be read", keys::describe(&put.key)));
                 continue;
             };
+            answers += usize::from(matches!(entry.value, EntryValue::Answer(_)));
             if let EntryValue::Messages(messages) = &entry.value {
                 recorded.extend(messages.iter().map(|message| message.seq));
             }
@@ -219,14 +241,8 @@ impl Audited {
             }
             self.entries.insert(put.key.clone(), entry);
         }
-        recorded
+        (recorded, answers)
     }
-}
-
-/// Whether this records the answer to a wait.
-fn is_answered(put: &Put) -> bool {
-    let entry = codec::decode_entry(&put.value);
-    entry.is_ok_and(|entry| matches!(entry.value, EntryValue::Answer(_)))
 }
 
 /// Whether an entry may take the place of another: one that has ended gets its number, loses it
@@ -240,9 +256,9 @@ fn may_follow(before: &Entry, after: &Entry) -> bool {
             | EntryKind::Iteration
             | EntryKind::Version
             | EntryKind::Send
-            | EntryKind::Event
             | EntryKind::Publish
-    );
+            | EntryKind::Transaction
+    ) || before.kind.answered_by().is_some();
     if !results || !before.status.is_terminal() {
         return true;
     }

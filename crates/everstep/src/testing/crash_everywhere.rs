@@ -5,7 +5,7 @@
 //! tells what the run gives, and how many writes there are to die at.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     fmt,
     future::{Future, IntoFuture},
     pin::Pin,
@@ -35,7 +35,8 @@ use crate::{
 /// has survived, and compares. Await it; it panics with a readable text if anything differs.
 ///
 /// What must hold at every crash point:
-/// - the run ends, and as it does without a crash: the same status, output, error and state;
+/// - the run ends, and as it does without a crash: the same status, output, error, state
+///   and streams;
 /// - no body runs again whose result was durable, by the history and by the [`Ledger`] that every
 ///   body finds with `ctx.get::<Ledger>()`;
 /// - no message is lost, and none is taken twice;
@@ -89,6 +90,8 @@ pub struct CrashTest {
     parallel: usize,
     #[cfg(feature = "sqlite")]
     power_cuts: bool,
+    #[cfg(feature = "sqlite")]
+    pub(super) on_file: bool,
 }
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -154,6 +157,9 @@ pub struct Ending {
     pub waiting: Option<String>,
     /// The values that it has set for clients.
     pub state: serde_json::Map<String, Json>,
+    /// The items that the workflow's own code has emitted, by stream, in order. Those of bodies are
+    /// not among them, since a body that runs again emits again.
+    pub streams: BTreeMap<String, Vec<Json>>,
 }
 
 /// Something that a crash changed.
@@ -231,6 +237,8 @@ impl CrashTest {
             parallel: 8,
             #[cfg(feature = "sqlite")]
             power_cuts: false,
+            #[cfg(feature = "sqlite")]
+            on_file: false,
         }
     }
 
@@ -359,6 +367,36 @@ impl CrashTest {
         self
     }
 
+    /// On a SQLite file instead of memory, with the store dying before and after every write: what
+    /// a workflow needs that uses [`Ctx::transaction`](crate::Ctx::transaction).
+    ///
+    /// ```
+    /// use everstep::{prelude::*, testing::crash_everywhere};
+    ///
+    /// #[workflow]
+    /// async fn count(ctx: Ctx, _: ()) -> Result<u32> {
+    ///     ctx.transaction("add", |tx| {
+    ///         tx.execute_batch("CREATE TABLE IF NOT EXISTS added (n); INSERT INTO added VALUES (1)")?;
+    ///         Ok(())
+    ///     })
+    ///     .await?;
+    ///     ctx.transaction("sum", |tx| Ok(tx.query_row("SELECT sum(n) FROM added", [], |row| row.get(0))?))
+    ///         .await
+    /// }
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() {
+    /// let report = crash_everywhere(count, ()).on_file().await;
+    /// assert_eq!(report.expected.output, Some(1.into()));
+    /// assert!(report.points > 10);
+    /// # }
+    /// ```
+    #[cfg(feature = "sqlite")]
+    pub fn on_file(mut self) -> CrashTest {
+        self.on_file = true;
+        self
+    }
+
     /// Runs all tests and reports what was found, without a panic.
     pub async fn report(self) -> CrashReport {
         #[cfg(feature = "sqlite")]
@@ -444,6 +482,10 @@ impl CrashTest {
 
     /// One test: dies at each of these points in turn, then runs to the end.
     async fn test(&self, points: &[CrashPoint]) -> Found {
+        #[cfg(feature = "sqlite")]
+        if self.on_file {
+            return super::power_cut::die_on_file(self, points).await;
+        }
         let test = async {
             let (audit, clock) = (Audit::default(), VirtualClock::new());
             let mut life = Life::new(self, clock);
@@ -499,6 +541,7 @@ impl Ending {
             failure: None,
             waiting: None,
             state: serde_json::Map::new(),
+            streams: BTreeMap::new(),
         }
     }
 }
@@ -742,6 +785,7 @@ impl<'a> Life<'a> {
             failure: info.failure,
             waiting,
             state,
+            streams: read_streams(run).await.map_err(|error| error.to_string())?,
         })
     }
 
@@ -792,4 +836,22 @@ impl IntoFuture for CrashTest {
             report
         })
     }
+}
+
+/// What the workflow's own code has emitted.
+async fn read_streams(run: &RunHandle<Json>) -> Result<BTreeMap<String, Vec<Json>>, ClientError> {
+    let mut streams = BTreeMap::new();
+    for stream in run.streams().await? {
+        let (mut items, mut from) = (Vec::new(), stream.first);
+        while from < stream.end {
+            let page = run.stream_page_json(&stream.name, from, 1_000).await?;
+            from = page.next.max(from + 1);
+            let own = page.items.into_iter().filter(|item| item.by.is_none());
+            items.extend(own.map(|item| item.value));
+        }
+        if !items.is_empty() {
+            streams.insert(stream.name, items);
+        }
+    }
+    Ok(streams)
 }

@@ -17,7 +17,7 @@ use crate::{
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, EventRow, Fence, Filter, Finished,
         InboxRow, LetterFilter, LoadedRun, NewRunner, Put, RunRow, RunnerRow, ShardSet, Store,
-        StoreCounters, StoreError, Target, WakeFn, WakeGuard,
+        StoreCounters, StoreError, StreamExtent, StreamPage, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -269,6 +269,16 @@ impl<S: Store> Store for CrashingStore<S> {
         })
     }
 
+    #[cfg(feature = "sqlite")]
+    fn commit_in(
+        &self,
+        tx: &rusqlite::Transaction<'_>,
+        batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        // No write of ours: it is made, or not, when the caller commits.
+        self.read(|store| store.commit_in(tx, batch))
+    }
+
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
         self.read(|store| store.run(target))
     }
@@ -330,6 +340,24 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(|store| store.state(run))
     }
 
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        self.read(|store| store.stream(run, stream, from, limit))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        self.read(|store| store.streams(run))
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        self.read(|store| store.streams_grown(asked))
+    }
+
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
         self.read(|store| store.finished(runs))
     }
@@ -353,6 +381,10 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
         self.read(|store| store.events_to_tend(now))
+    }
+
+    fn has_old_generations(&self) -> Result<bool, StoreError> {
+        self.read(|store| store.has_old_generations())
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

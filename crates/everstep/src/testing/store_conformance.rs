@@ -17,13 +17,33 @@ use crate::{
     time::Timestamp,
 };
 
+type Check = fn(&World);
+
+macro_rules! checks {
+    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
+}
+
+mod events;
+mod streams;
+#[cfg(feature = "sqlite")]
+mod transactions;
+
+/// The checks of all files.
+fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
+    let checks = CHECKS.iter();
+    let checks = checks.chain(streams::CHECKS).chain(events::CHECKS);
+    #[cfg(feature = "sqlite")]
+    let checks = checks.chain(transactions::CHECKS);
+    checks
+}
+
 /// Runs every check on a fresh, empty store from `make`.
 ///
 /// # Panics
 ///
 /// With the name of the first check that fails, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    for (name, check) in CHECKS.iter().chain(events::CHECKS) {
+    for (name, check) in all_checks() {
         let store = make();
         store
             .migrate()
@@ -94,6 +114,7 @@ struct Readings {
     dead_letters: Vec<DeadLetter>,
     events: Vec<Option<EventRow>>,
     to_tend: bool,
+    streams: Vec<Vec<(StreamExtent, Option<StreamPage>)>>,
 }
 
 impl Random {
@@ -119,12 +140,13 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(10) {
+            let write = match self.below(12) {
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
                 5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
                 6 if self.one_in(2) => self.event_write(id),
+                6 => Write::Emit(Box::new(self.emission(id))),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
                 _ => {
@@ -170,6 +192,7 @@ impl Random {
             deadline_at: None,
             tags: Vec::new(),
             input: vec![self.below(2) as u8],
+            parent: None,
             claim: !self.one_in(3),
         }
     }
@@ -248,11 +271,12 @@ impl Random {
                 key: vec![9, self.below(3) as u8],
                 receipt: vec![1],
             }),
-            3 | 4 => Some(self.event_effect()),
+            4 | 5 => Some(self.event_effect()),
             2 => Some(Effect::Reply {
                 request: Uuid::from_u128(u128::from(self.below(1_000))),
                 body: vec![self.below(256) as u8],
             }),
+            3 => Some(Effect::Emit(Box::new(self.emit()))),
             _ => None,
         };
         Commit {
@@ -342,17 +366,10 @@ impl Random {
                 .map(|name| store.event(name).expect("event"))
                 .collect(),
             to_tend: store.events_to_tend(now).expect("events_to_tend"),
+            streams: nos.iter().map(|no| streams::read(store, *no)).collect(),
         }
     }
 }
-
-type Check = fn(&World);
-
-macro_rules! checks {
-    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
-}
-
-mod events;
 
 const CHECKS: &[(&str, Check)] = checks![
     migrating_twice_changes_nothing,
@@ -484,6 +501,7 @@ impl World {
             deadline_at: None,
             tags: Vec::new(),
             input: b"input".to_vec(),
+            parent: None,
             claim: true,
         }
     }

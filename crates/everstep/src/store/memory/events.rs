@@ -286,15 +286,8 @@ impl EventTables for Data {
     }
 
     fn take_fallbacks(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Infallible> {
-        let taken = self.change(run, |run| {
-            let becomes_event = |row: &InboxRow| row.on_end.is_some();
-            let (taken, rest) = std::mem::take(&mut run.inbox)
-                .into_iter()
-                .partition(|(_, row)| becomes_event(row));
-            run.inbox = rest;
-            taken
-        });
-        Ok(BTreeMap::into_values(taken.unwrap_or_default()).collect())
+        let taken = self.take_inbox(run, |row| row.on_end.is_some());
+        Ok(taken.into_values().collect())
     }
 }
 
@@ -373,15 +366,8 @@ impl Data {
     /// The unread messages of a run that has ended become dead letters; those that become events
     /// instead, and what was for one operation alone, wait until the run is closed.
     pub(super) fn bury_inbox(&mut self, id: RunId) {
-        let unread = self.change(id.no(), |run| {
-            let dies = |row: &InboxRow| row.kind == InboxKind::Message && row.on_end.is_none();
-            let (dead, rest) = std::mem::take(&mut run.inbox)
-                .into_iter()
-                .partition(|(_, row)| dies(row));
-            run.inbox = rest;
-            dead
-        });
-        for row in BTreeMap::into_values(unread.unwrap_or_default()) {
+        let dies = |row: &InboxRow| row.kind == InboxKind::Message && row.on_end.is_none();
+        for row in self.take_inbox(id.no(), dies).into_values() {
             let delivery = Delivery {
                 target: crate::commit::Target::Id(id),
                 name: row.name,

@@ -1,56 +1,68 @@
 //! What a commit does to others, and what is left to do when the code of a run is over.
 
-#![allow(dead_code, reason = "the waits that use it follow")]
-
 use super::{
-    Head, events,
-    letters::{self, LetterTables},
+    Head,
+    children::{self, ChildTables},
+    events,
+    letters::LetterTables,
     tables::{Waiter, links},
 };
 use crate::commit::{Commit, Effect, EffectDone, InboxKind, Patch, Receipt, RunStatus};
 
+/// The tables of everything that effects reach.
+pub(crate) trait AllTables: ChildTables + LetterTables {}
+
+impl<T: ChildTables + LetterTables> AllTables for T {}
+
 /// The code of a run is over, for good or for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Over {
-    /// Whether what it did is compensated next.
-    pub(crate) rolls_back: bool,
-    /// How the run has ended, if it has: not before its rollbacks, and not when it is tried again.
+    /// Whether what others did for it is compensated.
+    pub(crate) compensates: bool,
+    /// How the run has ended, if it has: not before its rollbacks, and not when it is tried again or
+    /// continues as a new generation.
     pub(crate) ended: Option<RunStatus>,
 }
 
 /// Whether nothing that the code of the run waits for is waited for after this commit.
-pub(crate) fn over(patch: &Patch) -> Option<Over> {
-    let (rolls_back, ended) = match patch {
-        Patch::Finish { status, .. } => (false, Some(*status)),
-        Patch::RollBack { .. } => (true, None),
-        Patch::Park {
-            status: RunStatus::Pending,
-            ..
-        } => (false, None),
-        Patch::Keep | Patch::Run { .. } | Patch::Park { .. } | Patch::Pause { .. } => return None,
-    };
-    Some(Over { rolls_back, ended })
+pub(crate) fn is_over(patch: &Patch) -> bool {
+    match patch {
+        Patch::Finish { .. } | Patch::RollBack { .. } | Patch::Continue { .. } => true,
+        Patch::Park { status, .. } => *status == RunStatus::Pending,
+        Patch::Keep | Patch::Run { .. } | Patch::Pause { .. } => false,
+    }
 }
 
-/// Carries out an effect; what became of it, if it has an answer.
-pub(crate) fn apply<T: LetterTables>(
+fn over(patch: &Patch, head: &Head) -> Over {
+    let ended = match patch {
+        Patch::Finish { status, .. } => Some(*status),
+        _ => None,
+    };
+    let compensates = match ended {
+        Some(RunStatus::Completed) => false,
+        Some(RunStatus::Cancelled) => head.cancel.is_some_and(|cancel| cancel.rollback),
+        _ => true,
+    };
+    Over { compensates, ended }
+}
+
+/// Carries out an effect; gives what its run is told about it, if anything.
+pub(crate) fn apply<T: AllTables>(
     tables: &mut T,
     commit: &Commit,
     effect: &Effect,
 ) -> Result<Option<EffectDone>, T::Error> {
-    let waiter = |key: &[u8]| Waiter {
-        run: commit.run,
-        generation: commit.generation,
-        key: key.to_vec(),
-    };
     match effect {
-        // A row of its own; the stores do these.
-        Effect::Reply { .. } => {}
         Effect::Send {
             delivery,
             key,
             receipt,
-        } => return letters::send(tables, commit, delivery, key, receipt).map(Some),
+        } => {
+            let sent = tables.send(delivery)?;
+            let value = [&receipt[..], &[sent.receipt.code()]].concat();
+            tables.put_entry(&waiter(commit, key), value)?;
+            Ok(Some(EffectDone::Sent(sent)))
+        }
         Effect::Publish {
             publication,
             key,
@@ -61,43 +73,67 @@ pub(crate) fn apply<T: LetterTables>(
                 Some(_) => Receipt::Published,
                 None => Receipt::Duplicate,
             };
-            let value = [receipt, &[code.code()][..]].concat();
-            tables.write_entry(commit, key, &value)?;
-            return Ok(Some(EffectDone::Published(published)));
+            let value = [&receipt[..], &[code.code()]].concat();
+            tables.put_entry(&waiter(commit, key), value)?;
+            Ok(Some(EffectDone::Published(published)))
         }
-        Effect::Subscribe(subscription) => events::subscribe(tables, commit, subscription)?,
-        Effect::Took { key } => events::took(tables, &waiter(key))?,
-        Effect::Abandon { kind, key } => abandon(tables, &waiter(key), *kind)?,
+        Effect::Subscribe(subscription) => {
+            events::subscribe(tables, commit, subscription).map(|()| None)
+        }
+        Effect::Took { key } => events::took(tables, &waiter(commit, key)).map(|()| None),
+        Effect::StartChild(start) => children::start_child(tables, commit, start),
+        Effect::Watch { target, key } => {
+            children::watch_target(tables, commit, target, key).map(|()| None)
+        }
+        Effect::Abandon { kind, key } => {
+            abandon(tables, &waiter(commit, key), *kind).map(|()| None)
+        }
+        // A row of its own, written with the entries.
+        Effect::Reply { .. } | Effect::Emit(_) | Effect::Transaction(_) => Ok(None),
     }
-    Ok(None)
+}
+
+/// The operation of this commit's run that has this key.
+pub(crate) fn waiter(commit: &Commit, key: &[u8]) -> Waiter {
+    Waiter {
+        run: commit.run,
+        generation: commit.generation,
+        key: key.to_vec(),
+    }
 }
 
 /// An operation waits no more: what it registered is removed, and what it was handed and has not
 /// taken goes back.
-fn abandon<T: LetterTables>(
-    tables: &mut T,
-    waiter: &Waiter,
-    kind: InboxKind,
-) -> Result<(), T::Error> {
+fn abandon<T: AllTables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Result<(), T::Error> {
     let untaken = tables.take_answers(waiter.run, &waiter.key)?;
     match kind {
         InboxKind::Event => events::release(tables, waiter, !untaken.is_empty()),
+        InboxKind::RunEnded => children::abandon(tables, waiter),
         InboxKind::Message
         | InboxKind::Deferred
-        | InboxKind::RunEnded
         | InboxKind::QueueResult
         | InboxKind::LimitGrant => Ok(()),
     }
 }
 
-/// Does what is left to do when the code of a run with links is over.
-pub(crate) fn close<T: LetterTables>(
+/// Does what is left to do when the code of a run with links is over. `head` is the row after the
+/// commit.
+pub(crate) fn close<T: AllTables>(
     tables: &mut T,
     head: &Head,
-    over: Over,
+    patch: &Patch,
 ) -> Result<(), T::Error> {
+    let over = over(patch, head);
+    let run = head.id.no();
+    let untaken = tables.take_all_answers(run)?;
     if head.links & links::EVENTS != 0 {
-        events::close(tables, head, over)?;
+        events::close(tables, head, over, &untaken)?;
+    }
+    if head.links & (links::CHILDREN | links::WATCHES) != 0 {
+        children::parent_over(tables, run, over)?;
+    }
+    if over.ended.is_some() && head.links & (links::WATCHED | links::CHILD) != 0 {
+        children::run_ended(tables, head.id)?;
     }
     Ok(())
 }

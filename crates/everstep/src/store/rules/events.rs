@@ -416,10 +416,12 @@ fn give_back<T: EventTables>(tables: &mut T, waiter: &EventWaiter) -> Result<(),
 }
 
 /// The code of a run is over: it waits for nothing, and what it leaves unread may become events.
+/// `untaken` is what lay in the inbox for its operations.
 pub(crate) fn close<T: EventTables>(
     tables: &mut T,
     head: &Head,
     over: Over,
+    untaken: &[InboxRow],
 ) -> Result<(), T::Error> {
     let run = head.id.no();
     let waiters = tables.waiters_of_run(run)?;
@@ -428,11 +430,11 @@ pub(crate) fn close<T: EventTables>(
         tables.delete_waiter(waiter)?;
     }
     for waiter in &waiters {
-        let untaken = tables.take_answers(run, &waiter.waiter.key)?;
-        if untaken.is_empty() {
-            settle(tables, waiter)?;
-        } else {
+        let key = &waiter.waiter.key;
+        if untaken.iter().any(|row| row.wait.as_ref() == Some(key)) {
             give_back(tables, waiter)?;
+        } else {
+            settle(tables, waiter)?;
         }
     }
     let Some(ended) = over.ended else {

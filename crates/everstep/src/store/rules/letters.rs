@@ -3,8 +3,8 @@
 use super::{Head, events, events::EventTables, is_dead_letter, message, undeliverable};
 use crate::{
     commit::{
-        Commit, DeadLetter, Delivered, Delivery, EffectDone, LetterDone, LetterWrite, Notice,
-        OnEnd, Receipt, ReplayTo, Target,
+        DeadLetter, Delivered, Delivery, LetterDone, LetterWrite, Notice, OnEnd, Receipt, ReplayTo,
+        Target,
     },
     run_id::RunNo,
 };
@@ -57,23 +57,17 @@ pub(crate) fn after_the_end<T: LetterTables>(
     Ok(receipt)
 }
 
-/// Delivers what a commit sends, and writes down in its history what became of it.
+/// Delivers what a workflow sends; what cannot be delivered is a dead letter.
 pub(crate) fn send<T: LetterTables>(
     tables: &mut T,
-    commit: &Commit,
     delivery: &Delivery,
-    key: &[u8],
-    prefix: &[u8],
-) -> Result<EffectDone, T::Error> {
+) -> Result<Delivered, T::Error> {
     let delivered = tables.deliver(delivery)?;
-    let receipt = delivered.receipt;
-    if is_dead_letter(receipt) {
+    if is_dead_letter(delivered.receipt) {
         let run = delivered.run.map(|id| id.no());
-        tables.bury(run, delivery, undeliverable(receipt))?;
+        tables.bury(run, delivery, undeliverable(delivered.receipt))?;
     }
-    let value = [prefix, &[receipt.code()]].concat();
-    tables.write_entry(commit, key, &value)?;
-    Ok(EffectDone::Sent(delivered))
+    Ok(delivered)
 }
 
 /// Does what a client wishes with dead letters.

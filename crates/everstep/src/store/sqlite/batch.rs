@@ -3,15 +3,18 @@
 //! On the path of a step this is the end: a commit that only adds entries becomes one `INSERT` for
 //! each of them and touches no other table.
 
-use std::cell::Cell;
+use std::{cell::Cell, time::Duration};
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 
-use super::{columns, error::bad_value, writer::Memory};
+use super::{columns, error::bad_value, transact, writer::Memory};
 use crate::{
     hash::FastSet,
-    store::rules::{effects, events, letters, tables::Tables},
+    store::rules::{
+        effects, events, letters,
+        tables::{Tables, Waiter},
+    },
 };
 use crate::{
     run_id::{RunId, RunNo},
@@ -34,6 +37,7 @@ pub(crate) fn apply(
     for write in &batch.writes {
         outcomes.push(match write {
             Write::Commit(commit) => applier.commit(commit)?,
+            Write::Emit(emission) => applier.emission(emission)?,
             // Its turn comes after all commits.
             _ => Outcome::Refused(Refusal::Gone),
         });
@@ -51,6 +55,8 @@ pub(crate) fn apply(
             }
             Write::TendEvents { limit } => Outcome::Tended(events::tend(&mut applier, *limit)?),
             Write::Letter(write) => Outcome::Letter(letters::apply(&mut applier, write)?),
+            Write::Sweep(limit) => Outcome::Swept(applier.sweep(*limit)?),
+            Write::Emit(_) => continue,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)
@@ -73,6 +79,8 @@ pub(super) struct Applier<'a> {
     /// The runner, if its fence holds.
     runner: Option<Uuid>,
     rows: Cell<u64>,
+    /// How long the bodies of users' transactions have taken.
+    spent: Duration,
     // The statements of the path that every run takes, so that they are not looked up each time.
     insert_run: CachedStatement<'a>,
     put: CachedStatement<'a>,
@@ -97,12 +105,13 @@ impl<'a> Applier<'a> {
             closing: FastSet::default(),
             runner,
             rows: Cell::new(0),
+            spent: Duration::ZERO,
             insert_run: conn.prepare_cached(
                 "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, generation, \
                  available_at, deadline_at, created_at, updated_at, attempts, recoveries, \
-                 inbox_seq, last_number, tags, input) \
+                 inbox_seq, last_number, tags, input, parent) \
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 1, ?9, ?10, ?11, ?11, 1, 0, 0, 0, ?12, \
-                 ?13) ON CONFLICT DO NOTHING",
+                 ?13, ?14) ON CONFLICT DO NOTHING",
             )?,
             put: conn.prepare_cached(
                 "INSERT INTO history (run, generation, key, value) VALUES (?1, ?2, ?3, ?4) \
@@ -116,7 +125,11 @@ impl<'a> Applier<'a> {
         })
     }
 
-    fn now(&self) -> Timestamp {
+    pub(super) fn fence_holds(&self) -> bool {
+        self.runner.is_some()
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
         Timestamp::from_millis(self.now)
     }
 
@@ -136,7 +149,7 @@ impl<'a> Applier<'a> {
     }
 
     /// The row as it is in this transaction.
-    fn head(&self, run: RunNo) -> rusqlite::Result<Option<Head>> {
+    pub(super) fn head(&self, run: RunNo) -> rusqlite::Result<Option<Head>> {
         if let Some(head) = self.memory.head(run) {
             return Ok(Some(head));
         }
@@ -178,7 +191,7 @@ impl<'a> Applier<'a> {
         if !self.owns_shard_of(head.id)? {
             return Ok(Outcome::Refused(Refusal::Fenced));
         }
-        if head.links != 0 && effects::over(&commit.patch).is_some() {
+        if head.links != 0 && effects::is_over(&commit.patch) {
             self.closing.insert(commit.run);
         }
         self.write_entries(commit.run, head.generation, &commit.deletes, &commit.puts)?;
@@ -218,10 +231,16 @@ impl<'a> Applier<'a> {
             self.execute(sql, params![commit.run.0, key, value])?;
         }
         for effect in &commit.effects {
-            if let Effect::Reply { request, body } = effect {
-                // Only an open request can be answered, so the first answer wins.
-                let sql = "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
-                self.execute(sql, params![request.as_bytes(), body])?;
+            match effect {
+                Effect::Reply { request, body } => {
+                    // Only an open request can be answered, so the first answer wins.
+                    let sql =
+                        "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
+                    self.execute(sql, params![request.as_bytes(), body])?;
+                }
+                Effect::Emit(emit) => self.emit(commit.run, commit.generation, emit)?,
+                // Their turn comes after all commits.
+                _ => {}
             }
         }
         Ok(())
@@ -253,6 +272,23 @@ impl<'a> Applier<'a> {
                     self.execute(sql, [commit.run.0])?;
                 }
                 Patch::Pause { reason } => self.write_head(&head, Some(reason))?,
+                Patch::Continue {
+                    workflow,
+                    version,
+                    pool,
+                    input,
+                } => {
+                    self.write_head(&head, None)?;
+                    let sql = "UPDATE runs SET generation = ?2, workflow = ?3, version = ?4, \
+                               pool = ?5, input = ?6, recoveries = 0 WHERE no = ?1";
+                    let run = commit.run.0;
+                    let (workflow, pool) = (&**workflow, &**pool);
+                    let params = params![run, head.generation, workflow, version, pool, input];
+                    self.execute(sql, params)?;
+                    let sql = "INSERT OR IGNORE INTO old_generations (run, generation) \
+                               VALUES (?1, ?2)";
+                    self.execute(sql, params![run, before.generation])?;
+                }
                 Patch::Keep => self.write_last_number(&head)?,
             }
         }
@@ -320,7 +356,7 @@ impl<'a> Applier<'a> {
             .map(drop)
     }
 
-    fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
+    pub(super) fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
         let keyed = match &new.key {
             Some(key) => find_key(self.conn, &new.workflow, key)?,
             None => None,
@@ -346,6 +382,7 @@ impl<'a> Applier<'a> {
             self.now,
             tags,
             new.input,
+            new.parent.map(|parent| *parent.as_uuid().as_bytes()),
         ])?;
         if is_new == 0 {
             return self.attach(run, new, false);
@@ -378,7 +415,8 @@ impl<'a> Applier<'a> {
     }
 
     fn attach(&self, run: RunNo, new: &NewRun, by_key: bool) -> rusqlite::Result<Outcome> {
-        let sql = "SELECT id, input = ?2 FROM runs WHERE no = ?1";
+        // What a run was first started with is gone once it has continued as a new one.
+        let sql = "SELECT id, input = ?2 OR generation > 1 FROM runs WHERE no = ?1";
         let mut statement = self.conn.prepare_cached(sql)?;
         let (id, is_same_input) = statement.query_row(params![run.0, new.input], |row| {
             Ok((columns::run_id(row, 0)?, row.get::<_, bool>(1)?))
@@ -399,7 +437,7 @@ impl<'a> Applier<'a> {
         }))
     }
 
-    fn owns_shard_of(&mut self, id: RunId) -> rusqlite::Result<bool> {
+    pub(super) fn owns_shard_of(&mut self, id: RunId) -> rusqlite::Result<bool> {
         let Some(runner) = self.runner else {
             return Ok(false);
         };
@@ -523,6 +561,19 @@ impl<'a> Applier<'a> {
         Ok(Outcome::Committed(Vec::new()))
     }
 
+    /// Makes the workflow's own writes, and writes down in its history that they are made.
+    fn transact(&mut self, commit: &Commit) -> rusqlite::Result<()> {
+        for transaction in rules::transactions(commit) {
+            transact::run(self.conn, transaction, &mut self.spent)?;
+            if let Some(Put { key, value }) = transaction.written() {
+                self.put
+                    .execute(params![commit.run.0, commit.generation, key, value])?;
+                self.count_rows(1);
+            }
+        }
+        Ok(())
+    }
+
     fn has_effects(&self, commit: &Commit) -> bool {
         !commit.effects.is_empty()
             || (!self.closing.is_empty() && self.closing.contains(&commit.run))
@@ -530,17 +581,37 @@ impl<'a> Applier<'a> {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> rusqlite::Result<Vec<EffectDone>> {
+        self.transact(commit)?;
         let mut done = Vec::new();
         for effect in &commit.effects {
             done.extend(effects::apply(self, commit, effect)?);
         }
-        if let Some(over) = effects::over(&commit.patch)
+        if effects::is_over(&commit.patch)
             && let Some(head) = self.head(commit.run)?
             && head.links != 0
         {
-            effects::close(self, &head, over)?;
+            effects::close(self, &head, &commit.patch)?;
         }
         Ok(done)
+    }
+
+    /// Removes entries of generations that are over; whether there are more.
+    fn sweep(&self, limit: u32) -> rusqlite::Result<bool> {
+        let sql = "SELECT run, generation FROM old_generations LIMIT 1";
+        let mut statement = self.conn.prepare_cached(sql)?;
+        let next = statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)));
+        let Some((run, generation)) = next.optional()? else {
+            return Ok(false);
+        };
+        let (run, generation): (i64, u32) = (run, generation);
+        let sql = "DELETE FROM history WHERE run = ?1 AND generation = ?2 AND key IN (SELECT key \
+                   FROM history WHERE run = ?1 AND generation = ?2 ORDER BY key LIMIT ?3)";
+        let removed = self.execute(sql, params![run, generation, limit])?;
+        if removed < limit as usize {
+            let sql = "DELETE FROM old_generations WHERE run = ?1 AND generation = ?2";
+            self.execute(sql, params![run, generation])?;
+        }
+        Ok(true)
     }
 }
 
@@ -582,6 +653,27 @@ impl Tables for Applier<'_> {
         Ok(())
     }
 
+    fn send(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
+        letters::send(self, delivery)
+    }
+
+    fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> rusqlite::Result<()> {
+        self.put
+            .execute(params![of.run.0, of.generation, of.key, value])?;
+        self.count_rows(1);
+        Ok(())
+    }
+
+    fn take_all_answers(&mut self, run: RunNo) -> rusqlite::Result<Vec<InboxRow>> {
+        let sql = format!(
+            "DELETE FROM inbox WHERE run = ?1 AND kind <> 0 RETURNING {}",
+            columns::INBOX_ROW
+        );
+        let mut statement = self.conn.prepare_cached(&sql)?;
+        let rows = statement.query_map([run.0], columns::inbox_row)?;
+        rows.collect()
+    }
+
     fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> rusqlite::Result<Vec<InboxRow>> {
         let sql = format!(
             "DELETE FROM inbox WHERE run = ?1 AND wait = ?2 RETURNING {}",
@@ -604,13 +696,6 @@ impl Tables for Applier<'_> {
 
     fn control(&mut self, target: &Target, control: Control) -> rusqlite::Result<Controlled> {
         Applier::control(self, target, control)
-    }
-
-    fn write_entry(&mut self, commit: &Commit, key: &[u8], value: &[u8]) -> rusqlite::Result<()> {
-        self.put
-            .execute(params![commit.run.0, commit.generation, key, value])?;
-        self.count_rows(1);
-        Ok(())
     }
 
     fn notice(&mut self, notice: Notice) {

@@ -192,8 +192,9 @@ impl Writer {
     }
 }
 
+/// Not out of the cache of statements: the body of a user's transaction must not find it there.
 fn execute(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
-    conn.prepare_cached(sql)?.execute([]).map(drop)
+    conn.execute_batch(sql)
 }
 
 /// Ends the transaction, if SQLite has not done so by itself.
