@@ -513,6 +513,26 @@ async fn a_failed_run_that_is_retried_waits_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_next_generation_sees_only_what_the_run_has_not_seen() {
+    let clock = VirtualClock::new();
+    let engine = engine!(&clock, |ctx, n| {
+        let seen: u32 = ctx.event(PAID).await?;
+        ctx.event(PAID).await?;
+        if n < 2 {
+            return ctx.continue_as(n + 1).await;
+        }
+        Ok(json!([n, seen]))
+    });
+    let client = engine.client();
+    for n in [10, 11, 12, 13, 14, 15] {
+        client.publish(PAID, &n).await.unwrap();
+    }
+    let run = client.start(RUN, 0).await.unwrap();
+    assert_eq!(run.result().await.unwrap(), json!([2, 14]));
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_message_to_a_finished_run_follows_its_policy() {
     let clock = VirtualClock::new();
     let engine = engine!(&clock, |ctx, n| {
