@@ -6,7 +6,6 @@
 //! done, and asks the store for what it waits for: one query per round, however many wait.
 
 use std::{
-    borrow::Cow,
     future::{Future, IntoFuture},
     marker::PhantomData,
     pin::Pin,
@@ -32,16 +31,19 @@ use crate::{
     ctx::send::ToTarget,
     engine::{self, Pending, Poller, Reader, Reply, Settings, Shared},
     error::Failure,
+    event::IfFinished,
     run_id::RunId,
-    store::{Answer, DeadLetter, Finished, RunRow, Store, StoreError},
+    store::{Answer, Finished, RunRow, Store, StoreError},
     time::{SystemClock, Timestamp},
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name},
 };
 
 mod bulk;
 mod delete;
+mod events;
 mod fork;
 mod history;
+mod letters;
 mod list;
 mod queues;
 mod retry;
@@ -56,8 +58,12 @@ mod within;
 
 pub use bulk::{Bulk, BulkError, BulkReport};
 pub use delete::DeleteRun;
+pub use events::{PublishEvent, PublishedEvent};
 pub use fork::ForkRun;
 pub use history::{HistoryPage, ReadHistory};
+pub use letters::{
+    DeadLetterInfo, DeadLetterPage, DeadLetters, ReplayLetter, Replayed, ReplayedAll,
+};
 pub use list::{Count, List};
 pub use queues::{EnqueueItem, ItemError, ItemHandle, ItemInfo, Worker};
 pub use schedules::{
@@ -477,6 +483,7 @@ impl Client {
             name: name.to_owned(),
             body,
             dedupe: None,
+            if_finished: IfFinished::Error,
         }
     }
 
@@ -551,7 +558,14 @@ impl Client {
         };
         let answer = self.shared.hub.await_answer(run, request);
         let sent = self
-            .deliver(Target::Id(run), name, body, None, Some(request))
+            .deliver(
+                Target::Id(run),
+                name,
+                body,
+                None,
+                Some(request),
+                IfFinished::Error,
+            )
             .await;
         if let Err(error) = sent {
             self.shared.hub.forget_request(request);
@@ -565,27 +579,6 @@ impl Client {
         }
     }
 
-    /// Messages that no run will read, oldest first.
-    ///
-    /// # Errors
-    ///
-    /// If the store cannot be read.
-    pub async fn dead_letters(
-        &self,
-        run: Option<RunId>,
-        limit: usize,
-    ) -> Result<Vec<DeadLetter>, ClientError> {
-        let letters = self.read(move |store| store.dead_letters(run.map(RunId::no), limit));
-        let mut letters = letters.await?;
-        for letter in &mut letters {
-            // One that cannot be opened is listed as it is stored.
-            if let Ok(Cow::Owned(body)) = self.codecs.open(&letter.body, None) {
-                letter.body = body;
-            }
-        }
-        Ok(letters)
-    }
-
     async fn deliver(
         &self,
         target: Target,
@@ -593,9 +586,10 @@ impl Client {
         body: Vec<u8>,
         dedupe: Option<String>,
         request: Option<Uuid>,
+        if_finished: IfFinished,
     ) -> Result<Sent, ClientError> {
         let text = describe(&target);
-        let delivery = self.delivery(target, name, body, dedupe, request)?;
+        let delivery = self.delivery(target, name, body, dedupe, request, if_finished)?;
         let limit = delivery.inbox_max;
         let Outcome::Delivered(delivered) = self.write(Write::Deliver(Box::new(delivery))).await?
         else {
@@ -604,6 +598,8 @@ impl Client {
         match delivered.receipt {
             Receipt::Delivered => Ok(Sent::Delivered),
             Receipt::Duplicate => Ok(Sent::Duplicate),
+            Receipt::DeadLettered => Ok(Sent::DeadLettered),
+            Receipt::Published => Ok(Sent::Published),
             Receipt::Unknown => Err(ClientError::UnknownRun { run: text }),
             Receipt::Finished => {
                 let status = match delivered.run {
@@ -623,10 +619,14 @@ impl Client {
         body: Vec<u8>,
         dedupe: Option<String>,
         request: Option<Uuid>,
+        if_finished: IfFinished,
     ) -> Result<Delivery, ClientError> {
         named("the message's name", name)?;
         if let Some(key) = &dedupe {
             named("the dedupe key", key)?;
+        }
+        if let IfFinished::Publish(event) = &if_finished {
+            named("the event's name", event)?;
         }
         Ok(Delivery {
             target,
@@ -635,6 +635,7 @@ impl Client {
             dedupe,
             request,
             inbox_max: self.shared.settings.inbox_messages_max,
+            on_end: if_finished.on_end(&self.shared.settings),
         })
     }
 
@@ -790,6 +791,10 @@ pub enum Sent {
     Delivered,
     /// An equal one was delivered before; nothing was done.
     Duplicate,
+    /// The run has ended, and it is a dead letter: see [`SendMessage::if_finished`].
+    DeadLettered,
+    /// The run has ended, and it was published as an event: see [`SendMessage::if_finished`].
+    Published,
 }
 
 fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), ClientError> {
@@ -1101,12 +1106,20 @@ pub struct SendMessage {
     name: String,
     body: Result<Vec<u8>, ClientError>,
     dedupe: Option<String>,
+    if_finished: IfFinished,
 }
 
 impl SendMessage {
     /// A second message to the same run with an equal key is not delivered, and says so.
     pub fn dedupe(mut self, key: impl Into<String>) -> Self {
         self.dedupe = Some(key.into());
+        self
+    }
+
+    /// What becomes of it if the run has ended, or ends before it has read it: an error, if this
+    /// is not said.
+    pub fn if_finished(mut self, policy: IfFinished) -> Self {
+        self.if_finished = policy;
         self
     }
 }
@@ -1119,7 +1132,14 @@ impl IntoFuture for SendMessage {
         Box::pin(async move {
             let body = self.body?;
             self.client
-                .deliver(self.target, &self.name, body, self.dedupe, None)
+                .deliver(
+                    self.target,
+                    &self.name,
+                    body,
+                    self.dedupe,
+                    None,
+                    self.if_finished,
+                )
                 .await
         })
     }
@@ -1155,6 +1175,10 @@ impl<O> std::fmt::Debug for RunHandle<O> {
 }
 
 impl<O> RunHandle<O> {
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// The id of the run.
     pub fn id(&self) -> RunId {
         self.id

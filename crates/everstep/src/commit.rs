@@ -14,6 +14,9 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+mod events;
+
+pub use events::*;
 mod queues;
 
 pub use queues::*;
@@ -70,6 +73,16 @@ pub enum Write {
     Commit(Box<Commit>),
     /// Something about the items of a queue. Answered by [`Outcome::Queue`].
     Queue(Box<QueueWrite>),
+    /// An event. Answered by [`Outcome::Published`].
+    Publish(Box<Publication>),
+    /// Tells the next page of waiters of an event, and removes events whose time is over.
+    /// Answered by [`Outcome::Tended`].
+    TendEvents {
+        /// How many waiters are told, and events removed, at most.
+        limit: usize,
+    },
+    /// What is done with dead letters. Answered by [`Outcome::Letter`].
+    Letter(Box<LetterWrite>),
     /// Removes up to this many entries of generations that are over. Answered by
     /// [`Outcome::Swept`].
     Sweep(u32),
@@ -177,6 +190,8 @@ pub struct Delivery {
     pub request: Option<Uuid>,
     /// How many unread messages the run may have, this one included.
     pub inbox_max: u64,
+    /// What becomes of it if the run has ended, or ends before it is read.
+    pub on_end: OnEnd,
 }
 
 /// What can be done to a run from outside, besides sending to it.
@@ -359,6 +374,22 @@ pub enum Effect {
         request: Uuid,
         /// The answer, as a payload.
         body: Vec<u8>,
+    },
+    /// An event. What became of it is written into the publisher's history, as for a message.
+    Publish {
+        /// The event.
+        publication: Box<Publication>,
+        /// Where: see [`Effect::Send`].
+        key: Vec<u8>,
+        /// See `key`.
+        receipt: Vec<u8>,
+    },
+    /// An operation of this run begins to wait for an event.
+    Subscribe(Box<Subscription>),
+    /// An operation of this run has taken the event that it was handed.
+    Took {
+        /// The key of the operation.
+        key: Vec<u8>,
     },
     /// A run of its own, started on behalf of this one. Which one it is is written into this run's
     /// history.
@@ -571,6 +602,12 @@ pub enum Outcome {
     Imported(Imported),
     /// What became of a delete.
     Deleted(Deleted),
+    /// What became of an event.
+    Published(Published),
+    /// What was done about events.
+    Tended(Tended),
+    /// What became of dead letters.
+    Letter(LetterDone),
 }
 
 /// What became of an effect.
@@ -580,6 +617,8 @@ pub enum EffectDone {
     Sent(Delivered),
     /// Of [`Effect::Enqueue`] that is not waited for.
     Enqueued(Enqueued),
+    /// Of [`Effect::Publish`].
+    Published(Published),
     /// Of an [`Effect::StartChild`] that is not awaited.
     Started(Started),
 }
@@ -624,6 +663,10 @@ pub enum Receipt {
     Finished,
     /// The inbox is full; likewise.
     Full,
+    /// The run has ended; the message is a dead letter, as its sender wished.
+    DeadLettered,
+    /// The run has ended; the message was published as an event, as its sender wished.
+    Published,
 }
 
 impl Receipt {
@@ -635,6 +678,8 @@ impl Receipt {
             Receipt::Unknown => 2,
             Receipt::Finished => 3,
             Receipt::Full => 4,
+            Receipt::DeadLettered => 5,
+            Receipt::Published => 6,
         }
     }
 
@@ -646,6 +691,8 @@ impl Receipt {
             2 => Receipt::Unknown,
             3 => Receipt::Finished,
             4 => Receipt::Full,
+            5 => Receipt::DeadLettered,
+            6 => Receipt::Published,
             _ => return None,
         })
     }
@@ -744,6 +791,8 @@ pub struct InboxRow {
     pub request: Option<Uuid>,
     /// When it was delivered.
     pub sent_at: Timestamp,
+    /// The event that it becomes if the run ends before it is read; a dead letter if absent.
+    pub on_end: Option<Box<Fallback>>,
 }
 
 /// What a row of an inbox is. The codes are stored.

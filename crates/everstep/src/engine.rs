@@ -38,6 +38,7 @@ mod activity;
 mod committer;
 mod dispatch;
 mod due;
+mod events;
 mod hub;
 mod job;
 mod keeper;

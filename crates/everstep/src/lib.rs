@@ -28,6 +28,7 @@ mod codec;
 mod commit;
 mod ctx;
 mod engine;
+mod event;
 mod history;
 mod queue;
 mod run;
@@ -48,10 +49,11 @@ mod time;
 pub use cancellation::Cancellation;
 pub use client::{
     Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Count,
-    DeleteRun, EmittedFrom, EnqueueItem, ForkRun, HistoryEntry, HistoryPage, ItemError, ItemHandle,
-    ItemInfo, List, ReadHistory, RunError, RunHandle, RunInfo, RunPage, Schedule, ScheduleHandle,
-    ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Start, StateWatch, StreamInfo,
-    StreamItem, StreamPage, StreamReader, Triggered, WaitsFor, Why, Worker,
+    DeadLetterInfo, DeadLetterPage, DeadLetters, DeleteRun, EmittedFrom, EnqueueItem, ForkRun,
+    HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, List, PublishEvent, PublishedEvent,
+    ReadHistory, ReplayLetter, Replayed, ReplayedAll, RunError, RunHandle, RunInfo, RunPage,
+    Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Start,
+    StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader, Triggered, WaitsFor, Why, Worker,
 };
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
@@ -60,9 +62,11 @@ pub use ctx::{
     composite::{Arm, Branch, Composite, branch},
     continue_as::ContinueAs,
     enqueue::{Enqueue, EnqueueDetached, EnqueueUntil},
+    event::{EventUntil, EventWait},
     join::{BranchFailure, Join, JoinError},
     listen::{Listen, ListenBatch, ListenUntil, Message},
     map::Map,
+    publish::Publish,
     race::{First2, First3, First4, First5, First6, First7, First8, Race, Won},
     repeat::Repeat,
     rollback::Rollback,
@@ -77,6 +81,7 @@ pub use engine::{
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};
 pub use error::{Error, Failure, FailureKind, Result};
+pub use event::{Event, IfFinished, Since};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
@@ -91,7 +96,7 @@ pub use rusqlite;
 pub use schedule::{Overlap, ScheduleSpec};
 #[cfg(feature = "sqlite")]
 pub use store::Tx;
-pub use store::{Close, Filter, ItemState, QueueStats, RunStatus, Target};
+pub use store::{Close, Deliver, EventRow, Filter, ItemState, QueueStats, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use workflow::{
     NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
@@ -104,8 +109,8 @@ pub mod prelude {
     #[cfg(feature = "macros")]
     pub use crate::workflow;
     pub use crate::{
-        Client, Ctx, Engine, Error, First2, First3, Job, Outcome, Queue, Result, Retry, RunHandle,
-        Step, Timestamp, Workflow, branch, days, hours, minutes, seconds,
+        Client, Ctx, Engine, Error, Event, First2, First3, Job, Outcome, Queue, Result, Retry,
+        RunHandle, Step, Timestamp, Workflow, branch, days, hours, minutes, seconds,
     };
 }
 

@@ -147,9 +147,21 @@ pub trait Store: Send + Sync + 'static {
     /// query for all.
     fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError>;
 
-    /// Messages that no run will read: left over when a run ended, or refused.
-    fn dead_letters(&self, run: Option<RunNo>, limit: usize)
-    -> Result<Vec<DeadLetter>, StoreError>;
+    /// Messages that no run will read, left over when a run ended, or refused: by number, after
+    /// the given one, at most `limit`.
+    fn dead_letters(
+        &self,
+        filter: &LetterFilter,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>, StoreError>;
+
+    /// What is known about the events of one name; `None` if nobody has published or waited for
+    /// one.
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError>;
+
+    /// Whether [`Write::TendEvents`] would find something to do at `now`.
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError>;
 
     /// An item of a queue.
     fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError>;
@@ -562,23 +574,6 @@ pub enum Answer {
     RunEnded,
     /// There is no such request.
     Unknown,
-}
-
-/// A message that no run will read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeadLetter {
-    /// Its number in the list, in order of arrival.
-    pub no: u64,
-    /// The run that it was sent to, if there was one.
-    pub run: Option<RunNo>,
-    /// The name that it was sent by.
-    pub name: String,
-    /// The body, as a payload.
-    pub body: Vec<u8>,
-    /// Why it was not read, in words.
-    pub reason: String,
-    /// When it became a dead letter.
-    pub at: Timestamp,
 }
 
 /// Which runs are meant. Everything that is set must hold.

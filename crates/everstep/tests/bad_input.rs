@@ -18,10 +18,10 @@ use everstep::{
     ClientError, EngineBuilder, RunId, RunStatus, StartError, Timestamp,
     prelude::*,
     store::{
-        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, Fence, Filter,
-        Finished, InboxRow, LoadedRun, MemoryStore, NewRunner, Put, RunRow, RunnerRow, ScheduleRow,
-        ShardSet, SqliteOptions, SqliteStore, Store, StoreError, StreamExtent, StreamPage, WakeFn,
-        WakeGuard, Write,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
+        Filter, Finished, InboxRow, LetterFilter, LoadedRun, MemoryStore, NewRunner, Put, RunRow,
+        RunnerRow, ScheduleRow, ShardSet, SqliteOptions, SqliteStore, Store, StoreError,
+        StreamExtent, StreamPage, WakeFn, WakeGuard, Write,
     },
 };
 use scenario::{until, until_at_rest, until_paused};
@@ -780,10 +780,19 @@ impl Store for Saying {
 
     fn dead_letters(
         &self,
-        run: Option<everstep::RunNo>,
+        filter: &LetterFilter,
+        after: u64,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.store.dead_letters(run, limit)
+        self.store.dead_letters(filter, after, limit)
+    }
+
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
+        self.store.event(name)
+    }
+
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
+        self.store.events_to_tend(now)
     }
 
     fn queue_item(

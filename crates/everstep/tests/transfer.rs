@@ -211,7 +211,7 @@ async fn goes_on_elsewhere(from: Arc<dyn Store>, to: Arc<dyn Store>) {
     assert!(again.attached() && !again.input_differs());
     again.send("shipped", &()).await.unwrap();
     assert_eq!(again.result().await.unwrap(), "teapot for 4200");
-    let letters = client.dead_letters(Some(run.id()), 10).await.unwrap();
+    let letters = client.dead_letters().run(run.id()).await.unwrap().letters;
     assert_eq!(letters.len(), 1, "the unread message came along");
     engine.shutdown().await;
 }

@@ -131,7 +131,14 @@ impl SendMessage {
     /// As [`Client::send_in`].
     pub fn within(self, tx: &Transaction<'_>) -> Result<Sent, ClientError> {
         let (client, run) = (&self.client, describe(&self.target));
-        let delivery = client.delivery(self.target, &self.name, self.body?, self.dedupe, None)?;
+        let delivery = client.delivery(
+            self.target,
+            &self.name,
+            self.body?,
+            self.dedupe,
+            None,
+            self.if_finished,
+        )?;
         let limit = delivery.inbox_max;
         let Outcome::Delivered(delivered) =
             client.write_in(tx, Write::Deliver(Box::new(delivery)))?
@@ -141,6 +148,8 @@ impl SendMessage {
         match delivered.receipt {
             Receipt::Delivered => Ok(Sent::Delivered),
             Receipt::Duplicate => Ok(Sent::Duplicate),
+            Receipt::DeadLettered => Ok(Sent::DeadLettered),
+            Receipt::Published => Ok(Sent::Published),
             Receipt::Unknown => Err(ClientError::UnknownRun { run }),
             Receipt::Finished => Err(ClientError::Finished {
                 run,

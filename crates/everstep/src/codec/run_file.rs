@@ -217,5 +217,7 @@ fn read_message(reader: &mut Reader<'_>) -> Result<InboxRow, DecodeError> {
         wait: reader.optional(|reader| reader.data().map(<[u8]>::to_vec))?,
         request: reader.optional(|reader| reader.fixed().map(Uuid::from_bytes))?,
         sent_at: Timestamp::from_millis(reader.int()?),
+        // What it would become there, were it not read, is a matter of the store it came from.
+        on_end: None,
     })
 }

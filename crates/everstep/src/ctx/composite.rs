@@ -224,6 +224,9 @@ operations_are_arms! {
     [O: crate::workflow::Value] super::enqueue::Enqueue<O>, raw.claim => O;
     [O: crate::workflow::Value] super::enqueue::EnqueueUntil<O>, raw.claim => Option<O>;
     [] super::enqueue::EnqueueDetached, raw.claim => crate::queue::ItemId;
+    [] super::publish::Publish, claim => ();
+    [T: crate::workflow::Value] super::event::EventWait<T>, raw.claim => T;
+    [T: crate::workflow::Value] super::event::EventUntil<T>, raw.claim => Option<T>;
     [O: crate::workflow::Value] super::child::Child<O>, wait.claim => O;
     [O: crate::workflow::Value] super::child::ChildOutcome<O>, child.wait.claim => Result<O, super::child::ChildError>;
     [] super::child::Detached, claim => crate::run_id::RunId;

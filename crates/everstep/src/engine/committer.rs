@@ -172,6 +172,10 @@ fn size_of_write(write: &Write) -> usize {
             QueueWrite::Extend(claims) => 64 * (1 + claims.len()),
             QueueWrite::Control(..) => 64,
         },
+        Write::Publish(publication) => 256 + publication.body.len(),
+        // What it writes is bounded by itself.
+        Write::TendEvents { limit } => 256 * limit,
+        Write::Letter(_) => 256,
         Write::Sweep(_) => 64,
         Write::Emit(emission) => {
             let items = emission.items.iter();

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     commit::{
         AfterEnqueue, Applied, Batch, Commit, Control, Controlled, Deleted, Delivered, Delivery,
-        Effect, EffectDone, Imported, Notice, Outcome, Patch, Write,
+        Effect, EffectDone, Imported, LetterDone, Notice, Outcome, Patch, Published, Write,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -104,6 +104,12 @@ impl Round<'_> {
                 self.shared.hub.gone(run.no());
                 self.shared.keeper.poke(Chore::Sweep);
             }
+            (Write::Publish(publication), Outcome::Published(published)) => {
+                self.published(&publication.name, published);
+            }
+            (Write::Letter(_), Outcome::Letter(LetterDone::Published(published))) => {
+                self.published("a dead letter", published);
+            }
             (Write::Start(new), _) if new.claim => self.shared.release(),
             (Write::Schedule(write), Outcome::Scheduled(scheduled)) => {
                 super::schedules::tell(self.shared, &write, scheduled);
@@ -158,6 +164,20 @@ impl Round<'_> {
         self.tell_owner(run.shard(), Event::Message(run.no(), Box::new(row)));
     }
 
+    /// An event is published; those who were told are in the notices.
+    fn published(&mut self, name: &str, published: &Published) {
+        if published.spreading {
+            self.shared.keeper.poke(Chore::Events);
+        }
+        if published.dropped > 0 {
+            tracing::warn!(
+                event = name,
+                dropped = published.dropped,
+                "more events are kept than the limit allows; the oldest were dropped"
+            );
+        }
+    }
+
     fn controlled(&mut self, run: RunId, control: Control) {
         if self.owns(run.shard()) {
             self.tell_owner(run.shard(), Event::Control(run.no(), control));
@@ -203,6 +223,11 @@ impl Round<'_> {
                     }
                 }
                 Effect::Tag { .. } => {}
+                Effect::Publish { publication, .. } => {
+                    if let Some(EffectDone::Published(published)) = receipts.next() {
+                        self.published(&publication.name, published);
+                    }
+                }
                 Effect::Reply { request, body } => {
                     let answer = crate::store::Answer::Reply(body.clone());
                     self.shared.hub.answered(*request, answer);
@@ -212,6 +237,8 @@ impl Round<'_> {
                 | Effect::Watch { .. }
                 | Effect::Emit(_)
                 | Effect::Transaction(_)
+                | Effect::Subscribe(_)
+                | Effect::Took { .. }
                 | Effect::Abandon { .. } => {}
             }
         }

@@ -34,6 +34,8 @@ use crate::{
 /// Something that the keeper does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chore {
+    /// The rest of the waiters of a broadcast are told, and events whose time is over removed.
+    Events,
     /// Removes the histories of generations that are over.
     Generations,
     /// Deals with the ticks of schedules.
@@ -48,7 +50,8 @@ pub(crate) enum Chore {
 type Work = fn(&Shared, Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>>;
 
 /// All chores.
-const CHORES: [(Chore, Work); 4] = [
+const CHORES: [(Chore, Work); 5] = [
+    (Chore::Events, super::events::tend),
     (Chore::Generations, sweep),
     (Chore::Schedules, schedules::deal_with_ticks),
     (Chore::Retention, retention::delete_expired),

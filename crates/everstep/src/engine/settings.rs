@@ -30,10 +30,10 @@ pub struct Settings {
     /// How exact timers are: those that end within this time of each other are woken together, so a
     /// run may be woken this much later than it asked for.
     pub timer_resolution: Duration,
-    /// How long an event is kept that nobody has waited for. Events are still to come; until then it
-    /// has no effect.
+    /// How long an event is kept for those who wait later, if it does not say so itself.
     pub event_retain: Duration,
-    /// How many such events are kept; likewise.
+    /// How many events of one name are kept, if they do not say so themselves; then the oldest is
+    /// dropped.
     pub event_max_pending: u64,
     /// How long a runner owns its shards without a heartbeat.
     pub lease: Duration,

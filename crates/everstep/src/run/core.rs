@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     codec::hook::is_sealed,
-    commit::{Effect, EffectDone, KeyRange},
+    commit::{Effect, EffectDone, KeyRange, Receipt},
     ctx::{
         emit::{Mark, StreamNames},
         rollback::Undo,
@@ -1076,6 +1076,13 @@ impl Core {
             EffectDone::Started(started) => {
                 let flags = u8::from(started.attached) | u8::from(started.input_differs) << 1;
                 self.effect_gave(id, EntryValue::Started(started.id, flags));
+            }
+            EffectDone::Published(published) => {
+                let receipt = match published.seq {
+                    Some(_) => Receipt::Published,
+                    None => Receipt::Duplicate,
+                };
+                self.effect_gave(id, EntryValue::Receipt(receipt.code()));
             }
         }
     }

@@ -590,6 +590,7 @@ impl Run {
                         Effect::Reply { .. }
                             | Effect::Emit(_)
                             | Effect::Tag { .. }
+                            | Effect::Took { .. }
                             | Effect::Abandon { .. }
                     )
                 });

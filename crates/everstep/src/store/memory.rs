@@ -25,13 +25,14 @@ mod children;
 use self::children::Children;
 use super::{
     rules::{
-        self, Head, Verdict, effects,
+        self, Head, Verdict, effects, events as event_rules, letters,
         tables::{Tables, Waiter},
     },
     *,
 };
 
 mod control;
+mod events;
 mod import;
 mod queues;
 mod schedules;
@@ -83,8 +84,9 @@ struct Data {
     /// Deleted runs that were not swept yet: their numbers are not free.
     graves: BTreeSet<RunNo>,
     requests: HashMap<Uuid, Request>,
-    dead_letters: Vec<DeadLetter>,
+    dead_letters: BTreeMap<u64, DeadLetter>,
     last_letter: u64,
+    events: events::Events,
     /// Runs by when they are due.
     due: BTreeSet<(Timestamp, RunNo)>,
     schedules: BTreeMap<String, Arc<ScheduleRow>>,
@@ -442,13 +444,19 @@ impl Store for MemoryStore {
 
     fn dead_letters(
         &self,
-        run: Option<RunNo>,
+        filter: &LetterFilter,
+        after: u64,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        let data = self.read();
-        let letters = data.dead_letters.iter();
-        let wanted = letters.filter(|letter| run.is_none() || letter.run == run);
-        Ok(wanted.take(limit).cloned().collect())
+        Ok(self.read().letters(filter, after, limit))
+    }
+
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
+        Ok(self.read().events.row(name))
+    }
+
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
+        Ok(self.read().events.to_tend(now))
     }
 
     fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
@@ -633,7 +641,19 @@ impl Data {
         let outcomes = rest.map(|(write, refusal)| match (write, refusal) {
             (_, Some(refusal)) => Outcome::Refused(refusal),
             (Write::Start(new), _) => self.start(new, claimer, batch.now),
-            (Write::Deliver(delivery), _) => Outcome::Delivered(self.deliver(delivery, batch.now)),
+            (Write::Deliver(delivery), _) => Outcome::Delivered(self.deliver(delivery)),
+            (Write::Publish(publication), _) => {
+                let Ok(published) = event_rules::publish(self, publication);
+                Outcome::Published(published)
+            }
+            (Write::TendEvents { limit }, _) => {
+                let Ok(tended) = event_rules::tend(self, *limit);
+                Outcome::Tended(tended)
+            }
+            (Write::Letter(write), _) => {
+                let Ok(done) = letters::apply(self, write);
+                Outcome::Letter(done)
+            }
             (Write::Control(target, control), _) => {
                 Outcome::Controlled(self.control(target, *control, batch.now))
             }
@@ -729,7 +749,9 @@ impl Data {
             }
         }
         if let Patch::Finish { .. } = commit.patch {
-            self.bury_inbox(commit.run, now);
+            if let Some(id) = head.map(|head| head.id) {
+                self.bury_inbox(id);
+            }
             self.end_requests(commit.run);
         }
         None
@@ -752,14 +774,6 @@ impl Data {
         }
     }
 
-    fn bury_inbox(&mut self, no: RunNo, now: Timestamp) {
-        // What was for one operation alone goes back to where it came from, when the run is closed.
-        let unread = self.take_inbox(no, |row| row.kind == InboxKind::Message);
-        for row in unread.into_values() {
-            self.bury(Some(no), row.name, row.body, rules::LEFT_UNREAD, now);
-        }
-    }
-
     /// Removes the rows of an inbox that are meant, and gives them.
     fn take_inbox(
         &mut self,
@@ -774,26 +788,6 @@ impl Data {
             taken
         });
         taken.unwrap_or_default()
-    }
-
-    fn bury(
-        &mut self,
-        run: Option<RunNo>,
-        name: String,
-        body: Vec<u8>,
-        reason: &str,
-        at: Timestamp,
-    ) {
-        self.last_letter += 1;
-        self.dead_letters.push(DeadLetter {
-            no: self.last_letter,
-            run,
-            name,
-            body,
-            reason: reason.to_owned(),
-            at,
-        });
-        self.rows_written += 1;
     }
 
     fn start(&mut self, new: &NewRun, claimer: Option<Uuid>, now: Timestamp) -> Outcome {
@@ -842,7 +836,8 @@ impl Data {
         })
     }
 
-    fn deliver(&mut self, delivery: &Delivery, now: Timestamp) -> Delivered {
+    fn deliver(&mut self, delivery: &Delivery) -> Delivered {
+        let now = self.now;
         let Some(no) = Data::find(self, &delivery.target) else {
             return Delivered {
                 receipt: Receipt::Unknown,
@@ -860,8 +855,12 @@ impl Data {
         } else {
             rules::refuse_message(&run.head, run.inbox.len() as u64, delivery)
         };
-        let id = Some(run.head.id);
+        let (id, head) = (Some(run.head.id), run.head);
         if let Some(receipt) = refusal {
+            let Ok(receipt) = match receipt {
+                Receipt::Finished => letters::after_the_end(self, &head, delivery),
+                receipt => Ok(receipt),
+            };
             return Delivered {
                 receipt,
                 run: id,
@@ -878,6 +877,9 @@ impl Data {
             );
         }
         let seq = self.change(no, |run| run.deliver(delivery, now));
+        if let OnEnd::Publish(_) = delivery.on_end {
+            let Ok(_) = rules::tables::link(self, no, rules::tables::links::EVENTS);
+        }
         Delivered {
             receipt: Receipt::Delivered,
             run: id,
@@ -945,16 +947,7 @@ impl Tables for Data {
     }
 
     fn send(&mut self, delivery: &Delivery) -> Result<Delivered, Infallible> {
-        let delivered = self.deliver(delivery, self.now);
-        if rules::is_dead_letter(delivered.receipt) {
-            let (run, reason) = (
-                delivered.run.map(RunId::no),
-                rules::undeliverable(delivered.receipt),
-            );
-            let (name, body) = (delivery.name.clone(), delivery.body.clone());
-            self.bury(run, name, body, reason, self.now);
-        }
-        Ok(delivered)
+        letters::send(self, delivery)
     }
 
     fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> Result<(), Infallible> {

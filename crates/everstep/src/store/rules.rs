@@ -6,11 +6,13 @@
 //! A batch is applied in two passes. First all commits, each checked against its row as it was
 //! before the batch (a batch has at most one commit per run, and a commit changes only its own
 //! run). Then everything else in the order of the batch: starts, deliveries (those of
-//! [`Effect::Send`] too, at the place of their commit), controls and reopenings. So a control sees
+//! [`crate::commit::Effect::Send`] too, at the place of their commit), controls and reopenings. So a control sees
 //! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
 
 pub(crate) mod children;
 pub(crate) mod effects;
+pub(crate) mod events;
+pub(crate) mod letters;
 pub(crate) mod queues;
 pub(crate) mod streams;
 pub(crate) mod tables;
@@ -19,7 +21,7 @@ use crate::{
     run_id::RunId,
     store::{
         CancelRequest, Commit, Control, ControlRefusal, Controlled, Delivery, Effect, InboxKind,
-        InboxRow, Patch, Receipt, Refusal, Reopen, RunRow, RunStatus, Transaction,
+        InboxRow, OnEnd, Patch, Receipt, Refusal, Reopen, RunRow, RunStatus, Transaction,
     },
     time::Timestamp,
 };
@@ -228,6 +230,10 @@ pub(crate) fn message(delivery: &Delivery, seq: u64, sent_at: Timestamp) -> Inbo
         wait: None,
         request: delivery.request,
         sent_at,
+        on_end: match &delivery.on_end {
+            OnEnd::Publish(fallback) => Some(fallback.clone()),
+            OnEnd::Error | OnEnd::DeadLetter => None,
+        },
     }
 }
 
@@ -259,6 +265,7 @@ pub(crate) fn undeliverable(receipt: Receipt) -> &'static str {
         Receipt::Finished => "the run had ended",
         Receipt::Full => "the inbox was full",
         Receipt::Delivered | Receipt::Duplicate => "it was delivered",
+        Receipt::DeadLettered | Receipt::Published => "its sender has said what becomes of it",
     }
 }
 

@@ -30,7 +30,9 @@ mod children;
 mod columns;
 mod control;
 mod error;
+mod events;
 mod file;
+mod letters;
 mod queues;
 mod reads;
 mod runners;
@@ -399,10 +401,19 @@ impl Store for SqliteStore {
 
     fn dead_letters(
         &self,
-        run: Option<RunNo>,
+        filter: &LetterFilter,
+        after: u64,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.read(|conn| reads::dead_letters(conn, run, limit))
+        self.read(|conn| letters::list(conn, filter, after, limit))
+    }
+
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
+        self.read(|conn| events::event_row(conn, name))
+    }
+
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
+        self.read(|conn| events::to_tend(conn, now))
     }
 
     fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {

@@ -11,7 +11,10 @@ use std::{
 
 use crate::{
     codec,
-    commit::{Batch, Commit, Delivery, Effect, KeyRange, Outcome, Patch, Put, Receipt, Write},
+    commit::{
+        Applied, Batch, Commit, Delivery, Effect, InboxRow, KeyRange, Notice, Outcome, Patch, Put,
+        Receipt, Write,
+    },
     history::{Entry, EntryKind, EntryValue, keys},
     run_id::RunNo,
 };
@@ -31,6 +34,8 @@ struct State {
 struct Audited {
     entries: BTreeMap<Vec<u8>, Entry>,
     consumed: HashSet<u64>,
+    /// What was delivered for one operation alone.
+    answers: HashSet<u64>,
     sent: HashSet<Vec<u8>>,
     /// The dedupe keys of what was delivered.
     dedupe: HashSet<String>,
@@ -40,10 +45,17 @@ struct Audited {
 
 impl Audit {
     /// A batch was made durable.
-    pub(super) fn committed(&self, batch: &Batch, outcomes: &[Outcome]) {
+    pub(super) fn committed(&self, batch: &Batch, applied: &Applied) {
         let mut state = self.lock();
         let State { runs, violations } = &mut *state;
-        for (write, outcome) in batch.writes.iter().zip(outcomes) {
+        for notice in &applied.notices {
+            if let Notice::Inbox { run, row } = notice
+                && row.wait.is_some()
+            {
+                runs.entry(run.no()).or_default().answers.insert(row.seq);
+            }
+        }
+        for (write, outcome) in batch.writes.iter().zip(&applied.outcomes) {
             if let (Write::Deliver(delivery), Outcome::Delivered(delivered)) = (write, outcome)
                 && let (Receipt::Delivered, Some(run)) = (delivered.receipt, delivered.run)
             {
@@ -82,6 +94,8 @@ impl Audit {
         let run = runs.entry(loaded.row.id.no()).or_default();
         run.put(&loaded.history, violations);
         let unread: HashSet<u64> = loaded.inbox.iter().map(|row| row.seq).collect();
+        let answers = loaded.inbox.iter().filter(|row| row.wait.is_some());
+        run.answers.extend(answers.map(|row| row.seq));
         run.consumed = (1..=loaded.row.inbox_seq)
             .filter(|seq| !unread.contains(seq))
             .collect();
@@ -94,6 +108,17 @@ impl Audit {
             .runs
             .get(&run)
             .map_or(0, |run| run.consumed.len() as u64)
+    }
+
+    /// How many answers were handed to this run, and are neither taken nor there.
+    pub(super) fn given_back(&self, run: RunNo, unread: &[InboxRow]) -> u64 {
+        let state = self.lock();
+        let Some(run) = state.runs.get(&run) else {
+            return 0;
+        };
+        let is_gone =
+            |seq: &&u64| !run.consumed.contains(seq) && !unread.iter().any(|row| row.seq == **seq);
+        run.answers.iter().filter(is_gone).count() as u64
     }
 
     /// The locations of this run whose bodies must not run again.
@@ -158,7 +183,7 @@ impl Audited {
             }
         }
         for effect in &commit.effects {
-            if let Effect::Send { key, .. } = effect
+            if let Effect::Send { key, .. } | Effect::Publish { key, .. } = effect
                 && !self.sent.insert(key.clone())
             {
                 let at = keys::describe(key);
@@ -237,6 +262,7 @@ fn may_follow(before: &Entry, after: &Entry) -> bool {
             | EntryKind::Iteration
             | EntryKind::Version
             | EntryKind::Send
+            | EntryKind::Publish
             | EntryKind::Transaction
     ) || before.kind.answered_by().is_some();
     if !results || !before.status.is_terminal() {

@@ -21,10 +21,12 @@ use tokio::sync::oneshot;
 use super::{CrashPoint, CrashingStore, Hold, Ledger, VirtualClock, audit::Audit};
 use crate::{
     client::{Client, ClientError, RunError, RunHandle},
+    commit::Deliver,
     engine::{Engine, EngineBuilder},
     error::Failure,
+    event::Event,
     run_id::RunId,
-    store::{MemoryStore, RunStatus, Store, Target},
+    store::{LetterFilter, MemoryStore, RunStatus, Store, Target},
     time::{Clock, Timestamp},
     workflow::{WorkflowFn, WorkflowRef},
 };
@@ -108,6 +110,12 @@ struct StartedRun {
 enum Action {
     Send {
         name: String,
+        body: Json,
+    },
+    Publish {
+        name: String,
+        key: Option<String>,
+        deliver: Deliver,
         body: Json,
     },
     Cancel {
@@ -254,6 +262,28 @@ impl CrashTest {
         let body = serde_json::to_value(body).expect("a message can be written as JSON");
         let name = name.to_owned();
         self.action(Action::Send { name, body })
+    }
+
+    /// Publishes an event, as soon as the run has nothing else to do. One that was not
+    /// acknowledged is published again, with the same dedupe key, as a real client does.
+    pub fn publish<T: Serialize>(self, event: Event<T>, body: &T) -> CrashTest {
+        self.publish_keyed(event, None, body)
+    }
+
+    /// As [`publish`](CrashTest::publish), with a key.
+    pub fn publish_keyed<T: Serialize>(
+        self,
+        event: Event<T>,
+        key: Option<&str>,
+        body: &T,
+    ) -> CrashTest {
+        let body = serde_json::to_value(body).expect("an event can be written as JSON");
+        self.action(Action::Publish {
+            name: event.name.to_owned(),
+            key: key.map(str::to_owned),
+            deliver: event.rules.deliver,
+            body,
+        })
     }
 
     /// Waits until this long after the start, in virtual time, before what is said next happens.
@@ -695,6 +725,20 @@ impl<'a> Life<'a> {
                 let key = format!("message {}", self.done);
                 run.send(name, body).dedupe(key).await.map(|_| ())
             }
+            Action::Publish {
+                name,
+                key,
+                deliver,
+                body,
+            } => {
+                let event = run.client().publish_json(name, body).delivery(*deliver);
+                let event = event.dedupe(format!("event {}", self.done));
+                let event = match key {
+                    Some(key) => event.key(key.as_str()),
+                    None => event,
+                };
+                event.await.map(|_| ())
+            }
             Action::Cancel { rollback: false } => run.cancel().await.map(|_| ()),
             Action::Cancel { rollback: true } => run.cancel().with_rollback().await.map(|_| ()),
             Action::Pause => run.pause().await,
@@ -757,13 +801,20 @@ impl<'a> Life<'a> {
         let Some(row) = row else {
             return Err("the run is gone".to_owned());
         };
-        let unread = store.inbox(run.no(), 0).map_err(read)?.len() as u64;
+        let unread = store.inbox(run.no(), 0).map_err(read)?;
+        // What was handed to a wait that was given up is neither taken nor unread.
+        let given_back = audit.given_back(run.no(), &unread);
+        let unread = unread.len() as u64;
+        let letters = LetterFilter {
+            run: Some(run.no()),
+            ..LetterFilter::default()
+        };
         let dead = store
-            .dead_letters(Some(run.no()), usize::MAX)
+            .dead_letters(&letters, 0, usize::MAX)
             .map_err(read)?
             .len() as u64;
         let taken = audit.consumed(run.no());
-        if taken + unread + dead != row.inbox_seq {
+        if taken + unread + dead + given_back != row.inbox_seq {
             self.problems.push(format!(
                 "{} messages were delivered; {taken} were taken, {unread} are unread, {dead} are \
                  dead letters",

@@ -16,10 +16,11 @@ use crate::{
     queue::ItemId,
     run_id::{RunId, RunNo},
     store::{
-        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, Fence, Filter,
-        Finished, InboxRow, ItemRow, ItemState, LoadedRun, NewRunner, PausedRun, Put, QueueOutlook,
-        QueueStats, RunRow, RunStatus, RunnerRow, ScheduleRow, ShardSet, Store, StoreCounters,
-        StoreError, StreamExtent, StreamPage, Target, WakeFn, WakeGuard,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
+        Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LoadedRun, NewRunner,
+        PausedRun, Put, QueueOutlook, QueueStats, RunRow, RunStatus, RunnerRow, ScheduleRow,
+        ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target, WakeFn,
+        WakeGuard,
     },
     time::Timestamp,
 };
@@ -265,7 +266,7 @@ impl<S: Store> Store for CrashingStore<S> {
             state.commits += 1;
             let applied = store.commit(batch)?;
             if let Some(audit) = &self.audit {
-                audit.committed(batch, &applied.outcomes);
+                audit.committed(batch, &applied);
             }
             Ok(applied)
         })
@@ -404,10 +405,19 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn dead_letters(
         &self,
-        run: Option<RunNo>,
+        filter: &LetterFilter,
+        after: u64,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.read(|store| store.dead_letters(run, limit))
+        self.read(|store| store.dead_letters(filter, after, limit))
+    }
+
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
+        self.read(|store| store.event(name))
+    }
+
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
+        self.read(|store| store.events_to_tend(now))
     }
 
     fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {

@@ -24,6 +24,7 @@ macro_rules! checks {
 }
 
 mod control;
+mod events;
 mod import;
 mod queues;
 mod schedules;
@@ -38,7 +39,8 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = checks
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)
-        .chain(queues::CHECKS);
+        .chain(queues::CHECKS)
+        .chain(events::CHECKS);
     #[cfg(feature = "sqlite")]
     let checks = checks.chain(transactions::CHECKS);
     checks
@@ -133,6 +135,8 @@ struct Readings {
     items: Vec<ItemRow>,
     queue: QueueStats,
     outlook: QueueOutlook,
+    events: Vec<Option<EventRow>>,
+    to_tend: bool,
     streams: Vec<Vec<(StreamExtent, Option<StreamPage>)>>,
     schedules: Vec<ScheduleRow>,
     due_schedules: DueSchedules,
@@ -169,6 +173,7 @@ impl Random {
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
                 5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
+                6 if self.one_in(2) => self.event_write(id),
                 6 => Write::Emit(Box::new(self.emission(id))),
                 13 => Write::Tag(Box::new(self.tagging(id))),
                 14 if self.one_in(2) => Write::Fork(Box::new(self.fork(now))),
@@ -274,7 +279,13 @@ impl Random {
     }
 
     fn delivery(&mut self, id: RunId) -> Delivery {
+        let on_end = match self.below(4) {
+            0 => OnEnd::DeadLetter,
+            1 => OnEnd::Publish(Box::new(events::fallback("e0"))),
+            _ => OnEnd::Error,
+        };
         Delivery {
+            on_end,
             target: self.target(id),
             body: vec![self.below(256) as u8],
             dedupe: self.one_in(2).then(|| self.below(5).to_string()),
@@ -361,7 +372,7 @@ impl Random {
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));
         let receiver = self.run();
-        let effect = match self.below(10) {
+        let effect = match self.below(15) {
             3 => Some(Effect::Tag {
                 name: self.below(3).to_string(),
                 value: (!self.one_in(3)).then(|| self.below(2).to_string()),
@@ -371,24 +382,25 @@ impl Random {
                 key: vec![9, self.below(3) as u8],
                 receipt: vec![1],
             }),
+            4 | 5 => Some(self.event_effect()),
             2 => Some(Effect::Reply {
                 request: Uuid::from_u128(u128::from(self.below(1_000))),
                 body: vec![self.below(256) as u8],
             }),
-            4 => Some(Effect::Emit(Box::new(self.emit()))),
-            5 => Some(Effect::Enqueue {
+            6 => Some(Effect::Emit(Box::new(self.emit()))),
+            7 => Some(Effect::Enqueue {
                 item: self.new_item(now),
                 key: vec![10, self.below(2) as u8],
                 then: AfterEnqueue::Wait {
                     leave: self.one_in(3),
                 },
             }),
-            6 => Some(Effect::Enqueue {
+            8 => Some(Effect::Enqueue {
                 item: self.new_item(now),
                 key: vec![11, self.below(2) as u8],
                 then: AfterEnqueue::Record(vec![1]),
             }),
-            7 => Some(Effect::Abandon {
+            9 => Some(Effect::Abandon {
                 kind: InboxKind::QueueResult,
                 key: vec![10, self.below(2) as u8],
             }),
@@ -474,12 +486,19 @@ impl Random {
             census: store.census(now, &ShardSet::ALL).expect("census"),
             failed: store.list(&failed, None, 100).expect("list"),
             finished: store.finished(&nos).expect("finished"),
-            dead_letters: store.dead_letters(None, 1_000).expect("dead_letters"),
+            dead_letters: store
+                .dead_letters(&LetterFilter::default(), 0, 1_000)
+                .expect("dead_letters"),
             items: store
                 .queue_items("thumbs", None, None, 1_000)
                 .expect("queue_items"),
             queue: store.queue_stats("thumbs").expect("queue_stats"),
             outlook: store.queue_outlook("thumbs", now).expect("queue_outlook"),
+            events: ["e0", "e1"]
+                .iter()
+                .map(|name| store.event(name).expect("event"))
+                .collect(),
+            to_tend: store.events_to_tend(now).expect("events_to_tend"),
             streams: nos.iter().map(|no| streams::read(store, *no)).collect(),
             schedules: store.schedules(None, 100).expect("schedules"),
             due_schedules: store.due_schedules(now, None, 100).expect("due_schedules"),
@@ -685,8 +704,7 @@ impl World {
             Outcome::Committed(done) => {
                 let sent = done.into_iter().filter_map(|done| match done {
                     EffectDone::Sent(delivered) => Some(delivered),
-                    EffectDone::Enqueued(_) => None,
-                    EffectDone::Started(_) => None,
+                    _ => None,
                 });
                 sent.collect()
             }
@@ -749,7 +767,14 @@ impl World {
 
     fn letters(&self, run: Option<RunId>) -> Vec<DeadLetter> {
         self.store
-            .dead_letters(run.map(RunId::no), 1_000)
+            .dead_letters(
+                &LetterFilter {
+                    run: run.map(RunId::no),
+                    name: None,
+                },
+                0,
+                1_000,
+            )
             .expect("dead_letters")
     }
 }
@@ -852,6 +877,7 @@ fn message(id: RunId) -> Delivery {
         dedupe: None,
         request: None,
         inbox_max: 10,
+        on_end: OnEnd::Error,
     }
 }
 
@@ -1919,6 +1945,7 @@ fn the_inbox_is_read_after_a_place(world: &World) {
         body: b"yes".to_vec(),
         request: Some(request),
         sent_at: at(2),
+        on_end: None,
     };
     assert_eq!(rows, [row]);
     assert!(world.store.inbox(id.no(), 2).expect("inbox").is_empty());
@@ -2149,7 +2176,7 @@ fn dead_letters_are_listed_in_order_of_arrival(world: &World) {
     assert_eq!(
         world
             .store
-            .dead_letters(None, 2)
+            .dead_letters(&LetterFilter::default(), 0, 2)
             .expect("dead_letters")
             .len(),
         2

@@ -519,6 +519,7 @@ impl Owner {
             dedupe: None,
             request: None,
             inbox_max: 10_000,
+            on_end: crate::commit::OnEnd::Error,
         };
         let outcome = self.write(Write::Deliver(Box::new(delivery)));
         let Outcome::Delivered(delivered) = outcome else {

@@ -25,7 +25,8 @@ impl Data {
             }
         }
         self.requests.retain(|_, request| request.run != no);
-        self.dead_letters.retain(|letter| letter.run != Some(no));
+        self.dead_letters.retain(|_, letter| letter.run != Some(no));
+        self.events.forget(no);
         self.graves.insert(no);
         self.rows_written += 1;
         Deleted::Done { run: id }

@@ -3,15 +3,19 @@
 use super::{
     Head,
     children::{self, ChildTables},
+    events,
+    letters::LetterTables,
     queues::{self, QueueTables},
     tables::{Waiter, links},
 };
-use crate::commit::{AfterEnqueue, Commit, Effect, EffectDone, InboxKind, Patch, RunStatus};
+use crate::commit::{
+    AfterEnqueue, Commit, Effect, EffectDone, InboxKind, Patch, Receipt, RunStatus,
+};
 
 /// The tables of everything that effects reach.
-pub(crate) trait AllTables: ChildTables + QueueTables {}
+pub(crate) trait AllTables: ChildTables + LetterTables + QueueTables {}
 
-impl<T: ChildTables + QueueTables> AllTables for T {}
+impl<T: ChildTables + LetterTables + QueueTables> AllTables for T {}
 
 /// The code of a run is over, for good or for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,24 @@ pub(crate) fn apply<T: AllTables>(
             tables.put_entry(&waiter(commit, key), value)?;
             Ok(Some(EffectDone::Sent(sent)))
         }
+        Effect::Publish {
+            publication,
+            key,
+            receipt,
+        } => {
+            let published = events::publish(tables, publication)?;
+            let code = match published.seq {
+                Some(_) => Receipt::Published,
+                None => Receipt::Duplicate,
+            };
+            let value = [&receipt[..], &[code.code()]].concat();
+            tables.put_entry(&waiter(commit, key), value)?;
+            Ok(Some(EffectDone::Published(published)))
+        }
+        Effect::Subscribe(subscription) => {
+            events::subscribe(tables, commit, subscription).map(|()| None)
+        }
+        Effect::Took { key } => events::took(tables, &waiter(commit, key)).map(|()| None),
         Effect::StartChild(start) => children::start_child(tables, commit, start),
         Effect::Watch { target, key, entry } => {
             children::watch_target(tables, &waiter(commit, key), target, entry).map(|()| None)
@@ -98,12 +120,11 @@ pub(crate) fn waiter(commit: &Commit, key: &[u8]) -> Waiter {
 /// An operation waits no more: what it registered is removed, and what it was handed and has not
 /// taken goes back.
 fn abandon<T: AllTables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Result<(), T::Error> {
-    let _untaken = tables.take_answers(waiter.run, &waiter.key)?;
+    let untaken = tables.take_answers(waiter.run, &waiter.key)?;
     match kind {
+        InboxKind::Event => events::release(tables, waiter, !untaken.is_empty()),
         InboxKind::RunEnded => children::abandon(tables, waiter),
-        InboxKind::Message | InboxKind::Event | InboxKind::Deferred | InboxKind::LimitGrant => {
-            Ok(())
-        }
+        InboxKind::Message | InboxKind::Deferred | InboxKind::LimitGrant => Ok(()),
         InboxKind::QueueResult => queues::abandon(tables, waiter),
     }
 }
@@ -117,7 +138,10 @@ pub(crate) fn close<T: AllTables>(
 ) -> Result<(), T::Error> {
     let over = over(patch, head);
     let run = head.id.no();
-    let _untaken = tables.take_all_answers(run)?;
+    let untaken = tables.take_all_answers(run)?;
+    if head.links & links::EVENTS != 0 {
+        events::close(tables, head, over, &untaken)?;
+    }
     if head.links & (links::CHILDREN | links::WATCHES) != 0 {
         children::parent_over(tables, run, over)?;
     }

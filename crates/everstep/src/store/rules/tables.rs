@@ -22,6 +22,8 @@ pub(crate) mod links {
     pub(crate) const CHILD: u32 = 1 << 7;
     /// It waits, or has waited, for the end of other runs.
     pub(crate) const WATCHES: u32 = 1 << 2;
+    /// It waits, or has waited, for events, or has been sent messages that may become some.
+    pub(crate) const EVENTS: u32 = 1 << 3;
     /// It waits, or has waited, for an item of a queue.
     pub(crate) const QUEUES: u32 = 1 << 6;
 }
@@ -106,6 +108,7 @@ pub(crate) fn answer<T: Tables>(
         wait: Some(to.key.clone()),
         request: None,
         sent_at: now,
+        on_end: None,
     };
     tables.put_inbox(&head, &row)?;
     tables.notice(Notice::Inbox {

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     hash::FastSet,
     store::rules::{
-        effects,
+        effects, events, letters,
         tables::{Tables, Waiter},
     },
 };
@@ -59,6 +59,11 @@ pub(crate) fn apply(
             }
             Write::Reopen(reopen) => applier.reopen(reopen)?,
             Write::Queue(write) => Outcome::Queue(rules::queues::write(&mut applier, write)?),
+            Write::Publish(publication) => {
+                Outcome::Published(events::publish(&mut applier, publication)?)
+            }
+            Write::TendEvents { limit } => Outcome::Tended(events::tend(&mut applier, *limit)?),
+            Write::Letter(write) => Outcome::Letter(letters::apply(&mut applier, write)?),
             Write::Sweep(limit) => Outcome::Swept(applier.sweep(*limit)?),
             Write::Emit(_) => continue,
             Write::Schedule(write) => applier.write_about_schedule(write)?,
@@ -333,12 +338,7 @@ impl<'a> Applier<'a> {
             // It was never sent anything, so there is nothing unread and nobody waits.
             return Ok(());
         }
-        let sql = "INSERT INTO dead_letters (run, name, body, reason, at) \
-                   SELECT run, name, body, ?2, ?3 FROM inbox WHERE run = ?1 AND kind = 0 \
-                   ORDER BY seq";
-        self.execute(sql, params![run, rules::LEFT_UNREAD, self.now])?;
-        // What was for one operation alone goes back to where it came from, when the run is closed.
-        self.execute("DELETE FROM inbox WHERE run = ?1 AND kind = 0", [run])?;
+        self.bury_inbox(head.id)?;
         self.execute(
             "UPDATE requests SET state = 2 WHERE run = ?1 AND state = 0",
             [run],
@@ -487,7 +487,7 @@ impl<'a> Applier<'a> {
         Ok(held.contains(id.shard()))
     }
 
-    fn deliver(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
+    pub(super) fn deliver(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
         let Some(mut head) = self.find(&delivery.target)? else {
             return Ok(Delivered {
                 receipt: Receipt::Unknown,
@@ -497,6 +497,10 @@ impl<'a> Applier<'a> {
         };
         let (run, id) = (head.id.no(), Some(head.id));
         if let Some(receipt) = self.refuse_message(&head, delivery)? {
+            let receipt = match receipt {
+                Receipt::Finished => letters::after_the_end(self, &head, delivery)?,
+                receipt => receipt,
+            };
             return Ok(Delivered {
                 receipt,
                 run: id,
@@ -506,6 +510,9 @@ impl<'a> Applier<'a> {
         let seq = rules::deliver(&mut head, self.now());
         let row = rules::message(delivery, seq, self.now());
         self.put_inbox(&head, &row)?;
+        if row.on_end.is_some() {
+            rules::tables::link(self, run, rules::tables::links::EVENTS)?;
+        }
         let request = delivery.request.as_ref().map(Uuid::as_bytes);
         if let Some(key) = &delivery.dedupe {
             let sql = "INSERT INTO dedupes (run, key) VALUES (?1, ?2)";
@@ -665,8 +672,9 @@ impl Tables for Applier<'_> {
     fn put_inbox(&mut self, head: &Head, row: &InboxRow) -> rusqlite::Result<()> {
         let run = head.id.no();
         let request = row.request.as_ref().map(Uuid::as_bytes);
-        let sql = "INSERT INTO inbox (run, seq, name, body, request, sent_at, kind, wait) \
-                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+        let sql = "INSERT INTO inbox (run, seq, name, body, request, sent_at, kind, wait, on_end) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+        let on_end = row.on_end.as_deref().map(columns::fallback_json);
         let sent_at = row.sent_at.as_millis();
         let InboxRow {
             name, body, wait, ..
@@ -674,7 +682,7 @@ impl Tables for Applier<'_> {
         let (seq, kind) = (row.seq as i64, row.kind.code());
         self.execute(
             sql,
-            params![run.0, seq, name, body, request, sent_at, kind, wait],
+            params![run.0, seq, name, body, request, sent_at, kind, wait, on_end],
         )?;
         let sql =
             "UPDATE runs SET inbox_seq = ?2, available_at = ?3, updated_at = ?4 WHERE no = ?1";
@@ -685,16 +693,7 @@ impl Tables for Applier<'_> {
     }
 
     fn send(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
-        let delivered = self.deliver(delivery)?;
-        if rules::is_dead_letter(delivered.receipt) {
-            let sql = "INSERT INTO dead_letters (run, name, body, reason, at) \
-                       VALUES (?1, ?2, ?3, ?4, ?5)";
-            let run = delivered.run.map(|id| id.no().0);
-            let reason = rules::undeliverable(delivered.receipt);
-            let Delivery { name, body, .. } = delivery;
-            self.execute(sql, params![run, name, body, reason, self.now])?;
-        }
-        Ok(delivered)
+        letters::send(self, delivery)
     }
 
     fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> rusqlite::Result<()> {
@@ -705,17 +704,21 @@ impl Tables for Applier<'_> {
     }
 
     fn take_all_answers(&mut self, run: RunNo) -> rusqlite::Result<Vec<InboxRow>> {
-        let sql = "DELETE FROM inbox WHERE run = ?1 AND kind <> 0 \
-                   RETURNING seq, name, body, request, sent_at, kind, wait";
-        let mut statement = self.conn.prepare_cached(sql)?;
+        let sql = format!(
+            "DELETE FROM inbox WHERE run = ?1 AND kind <> 0 RETURNING {}",
+            columns::INBOX_ROW
+        );
+        let mut statement = self.conn.prepare_cached(&sql)?;
         let rows = statement.query_map([run.0], columns::inbox_row)?;
         rows.collect()
     }
 
     fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> rusqlite::Result<Vec<InboxRow>> {
-        let sql = "DELETE FROM inbox WHERE run = ?1 AND wait = ?2 \
-                   RETURNING seq, name, body, request, sent_at, kind, wait";
-        let mut statement = self.conn.prepare_cached(sql)?;
+        let sql = format!(
+            "DELETE FROM inbox WHERE run = ?1 AND wait = ?2 RETURNING {}",
+            columns::INBOX_ROW
+        );
+        let mut statement = self.conn.prepare_cached(&sql)?;
         let rows = statement.query_map(params![run.0, wait], columns::inbox_row)?;
         rows.collect()
     }

@@ -1,12 +1,16 @@
 //! Columns and the types they stand for, for all that reads rows.
 
+use std::time::Duration;
+
 use rusqlite::{Connection, Row, params};
 use uuid::Uuid;
 
 use super::{batch::check_number, error::bad_value};
 use crate::{
     run_id::{RunId, RunNo, ShardId},
-    store::{CancelRequest, DueRun, Finished, InboxKind, InboxRow, RunRow, RunStatus, ShardSet},
+    store::{
+        CancelRequest, DueRun, Fallback, Finished, InboxKind, InboxRow, RunRow, RunStatus, ShardSet,
+    },
     time::Timestamp,
 };
 
@@ -18,6 +22,9 @@ pub(crate) const RUN_ROW: &str = "no, id, workflow, version, key, pool, shard, s
 
 /// The columns that [`due_run`] reads.
 pub(crate) const DUE_RUN: &str = "id, shard, available_at, status, workflow, version";
+
+/// The columns that [`inbox_row`] reads.
+pub(crate) const INBOX_ROW: &str = "seq, name, body, request, sent_at, kind, wait, on_end";
 
 /// The columns that [`finished`] reads.
 pub(crate) const FINISHED: &str = "id, workflow, status, output, error";
@@ -79,15 +86,13 @@ pub(crate) fn inbox_after(
     run: RunNo,
     after: u64,
 ) -> rusqlite::Result<Vec<InboxRow>> {
-    let sql = "SELECT seq, name, body, request, sent_at, kind, wait FROM inbox \
-               WHERE run = ?1 AND seq > ?2 ORDER BY seq";
-    let mut statement = conn.prepare_cached(sql)?;
+    let sql = format!("SELECT {INBOX_ROW} FROM inbox WHERE run = ?1 AND seq > ?2 ORDER BY seq");
+    let mut statement = conn.prepare_cached(&sql)?;
     let after = i64::try_from(after).unwrap_or(i64::MAX);
     let rows = statement.query_map(params![run.0, after], inbox_row)?;
     rows.collect()
 }
 
-/// A row of an inbox: seq, name, body, request, sent_at, kind, wait.
 pub(crate) fn inbox_row(row: &Row<'_>) -> rusqlite::Result<InboxRow> {
     let kind: u8 = row.get(5)?;
     Ok(InboxRow {
@@ -98,7 +103,26 @@ pub(crate) fn inbox_row(row: &Row<'_>) -> rusqlite::Result<InboxRow> {
         wait: row.get(6)?,
         request: row.get::<_, Option<[u8; 16]>>(3)?.map(Uuid::from_bytes),
         sent_at: time(row, 4)?,
+        on_end: match row.get_ref(7)?.as_str_or_null()? {
+            Some(json) => Some(Box::new(fallback(json)?)),
+            None => None,
+        },
     })
+}
+
+fn fallback(json: &str) -> rusqlite::Result<Fallback> {
+    let (event, retain_ms, max_pending) =
+        serde_json::from_str(json).map_err(|error| bad_value("on_end", error))?;
+    Ok(Fallback {
+        event,
+        retain: Duration::from_millis(retain_ms),
+        max_pending,
+    })
+}
+
+pub(crate) fn fallback_json(fallback: &Fallback) -> String {
+    let retain_ms = u64::try_from(fallback.retain.as_millis()).unwrap_or(u64::MAX);
+    to_json(&(&fallback.event, retain_ms, fallback.max_pending))
 }
 
 pub(crate) fn shards_of(conn: &Connection, runner: Uuid) -> rusqlite::Result<ShardSet> {

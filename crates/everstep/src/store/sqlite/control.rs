@@ -26,6 +26,7 @@ pub(crate) const LEFT_BY_RUNS: &[(&str, &str)] = &[
     ("state", "run, key"),
     ("dead_letters", "no"),
     ("streams", "run, stream, pos"),
+    ("event_cursors", "run, name, matching"),
 ];
 
 /// The `run` of a key whose run was deleted. No run has this number.
@@ -320,7 +321,9 @@ mod tests {
 
     /// Cleared by the delete itself, or what it leaves; empty once a run has ended; swept by the
     /// chore for old generations.
-    const CLEARED: [&str; 6] = [
+    const CLEARED: [&str; 8] = [
+        "event_waiters",
+        "queue_waits",
         "keys",
         "tags",
         "graves",
@@ -420,6 +423,7 @@ mod tests {
                  INSERT INTO dedupes VALUES ({no}, '{n}');
                  INSERT INTO requests (id, run, state) VALUES (randomblob(16), {no}, 1);
                  INSERT INTO state VALUES ({no}, '{n}', x'');
+                 INSERT INTO event_cursors VALUES ({no}, '{n}', '', 0);
                  INSERT INTO streams (run, stream, pos, at, generation, body)
                  VALUES ({no}, '', {n}, 0, 1, x'');
                  INSERT INTO dead_letters (run, name, body, reason, at)

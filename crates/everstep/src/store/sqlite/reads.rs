@@ -396,35 +396,6 @@ pub(crate) fn has_old_generations(conn: &Connection) -> rusqlite::Result<bool> {
         .exists([])
 }
 
-pub(crate) fn dead_letters(
-    conn: &Connection,
-    run: Option<RunNo>,
-    limit: usize,
-) -> rusqlite::Result<Vec<DeadLetter>> {
-    let condition = if run.is_some() {
-        "run = ?1"
-    } else {
-        "?1 IS NULL"
-    };
-    let sql = format!(
-        "SELECT no, run, name, body, reason, at FROM dead_letters WHERE {condition} \
-         AND (run IS NULL OR run NOT IN (SELECT run FROM graves)) ORDER BY no LIMIT ?2"
-    );
-    let mut statement = conn.prepare_cached(&sql)?;
-    let params = params![run.map(|no| no.0), columns::limit(limit)];
-    let rows = statement.query_map(params, |row| {
-        Ok(DeadLetter {
-            no: row.get::<_, i64>(0)? as u64,
-            run: row.get::<_, Option<i64>>(1)?.map(RunNo),
-            name: row.get(2)?,
-            body: row.get(3)?,
-            reason: row.get(4)?,
-            at: columns::time(row, 5)?,
-        })
-    })?;
-    rows.collect()
-}
-
 pub(crate) fn runners(conn: &Connection) -> rusqlite::Result<Vec<RunnerRow>> {
     let sql = "SELECT id, epoch, name, lease_until, workflows FROM runners ORDER BY id";
     let mut statement = conn.prepare_cached(sql)?;

@@ -81,6 +81,7 @@ fn message(id: RunId) -> Delivery {
         dedupe: None,
         request: None,
         inbox_max: 100_000,
+        on_end: OnEnd::Error,
     }
 }
 
@@ -178,7 +179,9 @@ impl Store for OwnerAndClient {
     fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> { self.client.streams_grown(asked) }
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> { self.client.finished(runs) }
     fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> { self.client.answers(requests) }
-    fn dead_letters(&self, run: Option<RunNo>, limit: usize) -> Result<Vec<DeadLetter>, StoreError> { self.client.dead_letters(run, limit) }
+    fn dead_letters(&self, filter: &LetterFilter, after: u64, limit: usize) -> Result<Vec<DeadLetter>, StoreError> { self.client.dead_letters(filter, after, limit) }
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> { self.client.event(name) }
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> { self.client.events_to_tend(now) }
     fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> { self.owner.queue_item(item) }
     fn queue_items(&self, queue: &str, state: Option<ItemState>, after: Option<ItemId>, limit: usize) -> Result<Vec<ItemRow>, StoreError> { self.client.queue_items(queue, state, after, limit) }
     fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> { self.owner.queue_stats(queue) }
@@ -328,9 +331,9 @@ fn a_damaged_file_is_called_damaged() {
     damage(100, 8_192);
     let error = open_error(&path);
     assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
-    // The schema comes first.
-    damage(whole.len() / 2, whole.len());
-    let store = SqliteStore::open(&path).expect("its first pages are whole");
+    // The second page is the root of the first table, `runs`; those of the schema may lie behind it.
+    damage(8_192, 16_384);
+    let store = SqliteStore::open(&path).expect("its schema is whole");
     let error = store
         .list(&Filter::default(), None, 10)
         .expect_err("damaged");
@@ -782,9 +785,11 @@ fn a_file_of_format_1_can_be_opened() {
             .expect("answers")
             .is_empty()
     );
-    let letters = store
-        .dead_letters(Some(failed.no()), 10)
-        .expect("dead_letters");
+    let of_run = LetterFilter {
+        run: Some(failed.no()),
+        name: None,
+    };
+    let letters = store.dead_letters(&of_run, 0, 10).expect("dead_letters");
     assert_eq!(letters.len(), 1);
     let blue = vec![("colour".to_owned(), "blue".to_owned())];
     assert_eq!(

@@ -45,6 +45,7 @@ fn other(world: &World, status: RunStatus) -> ImportedRun {
         }],
         inbox: vec![
             InboxRow {
+                on_end: None,
                 seq: 8,
                 kind: InboxKind::Message,
                 name: "hello".to_owned(),
@@ -54,6 +55,7 @@ fn other(world: &World, status: RunStatus) -> ImportedRun {
                 sent_at: at(-45),
             },
             InboxRow {
+                on_end: None,
                 seq: 9,
                 kind: InboxKind::Event,
                 name: String::new(),
