@@ -33,8 +33,10 @@ use crate::{
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name},
 };
 
+mod deferred;
 mod view;
 
+pub use deferred::{Resolved, Resolver, Settle};
 pub use view::{HistoryEntry, RunInfo, RunPage};
 
 /// Starts runs and talks to them. Cheap to clone.
@@ -60,7 +62,7 @@ pub enum ClientError {
         run: String,
     },
     /// The run has ended.
-    #[error("run {run} has ended ({status}) and takes no more messages")]
+    #[error("run {run} has ended ({status}) and takes nothing more")]
     Finished {
         /// The run.
         run: String,
@@ -132,6 +134,28 @@ pub enum ClientError {
         act: &'static str,
         /// What to do.
         hint: &'static str,
+    },
+    /// A text is not a token.
+    #[error("this is not a token: it must be given as the run has handed it out, letter by letter")]
+    MalformedToken,
+    /// A token was not made by this store.
+    #[error(
+        "this token was not made by this store, or was changed since; use it with the database of \
+             the run that handed it out"
+    )]
+    ForeignToken,
+    /// A token is of an earlier generation of its run.
+    #[error(
+        "this token is of generation {generation} of run {run}, which has gone on as generation \
+             {current}; ask that one for a new token"
+    )]
+    OldToken {
+        /// The run.
+        run: String,
+        /// The generation that handed the token out.
+        generation: u32,
+        /// The generation that the run is in.
+        current: u32,
     },
     /// The engine or the client is shutting down.
     #[error("the client is closed: its engine has shut down")]

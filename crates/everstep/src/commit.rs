@@ -51,6 +51,8 @@ pub enum Write {
     Control(Target, Control),
     /// Makes a finished run live again with another history. Answered by [`Outcome::Committed`].
     Reopen(Box<Reopen>),
+    /// A value for a deferred of a run. Answered by [`Outcome::Settled`].
+    Resolve(Box<Resolution>),
     /// What the owner of a run has to say. Answered by [`Outcome::Committed`].
     Commit(Box<Commit>),
 }
@@ -111,6 +113,19 @@ pub struct Delivery {
     pub request: Option<Uuid>,
     /// How many unread messages the run may have, this one included.
     pub inbox_max: u64,
+}
+
+/// A value for a deferred of a run. The first counts.
+#[derive(Clone, Debug)]
+pub struct Resolution {
+    /// The run.
+    pub run: RunId,
+    /// The generation that was meant; whichever it is now, if absent.
+    pub generation: Option<u32>,
+    /// Which deferred of the run.
+    pub tag: [u8; 16],
+    /// The answer for whoever waits.
+    pub body: Vec<u8>,
 }
 
 /// What can be done to a run from outside, besides sending to it.
@@ -282,6 +297,8 @@ pub enum Effect {
         /// The answer, as a payload.
         body: Vec<u8>,
     },
+    /// An operation of this run waits for a deferred, or looks at it. It is answered in its inbox.
+    AwaitDeferred(DeferredWait),
     /// An operation of this run does not wait any more: it lost a race, was dropped, or its time
     /// ran out. What it had registered is taken back, and what was delivered to it alone and not
     /// taken goes back to where it came from.
@@ -291,6 +308,17 @@ pub enum Effect {
         /// The key of the operation.
         key: Vec<u8>,
     },
+}
+
+/// An operation that waits for a deferred.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeferredWait {
+    /// The key of the operation.
+    pub key: Vec<u8>,
+    /// Which deferred of the run.
+    pub tag: [u8; 16],
+    /// Whether it only looks: it is answered at once, value or not.
+    pub looks: bool,
 }
 
 /// What a [`Store`](crate::store::Store) has made of a batch.
@@ -337,6 +365,8 @@ pub enum Outcome {
     Delivered(Delivered),
     /// What became of a wish to control a run.
     Controlled(Controlled),
+    /// What became of a value for a deferred.
+    Settled(Settled),
     /// A commit or a reopening that was made. For each effect that has an answer, in order, what
     /// became of it.
     Committed(Vec<EffectDone>),
@@ -438,6 +468,30 @@ pub enum Controlled {
         run: RunId,
         /// How.
         status: RunStatus,
+    },
+    /// There is no such run.
+    Unknown,
+}
+
+/// What became of a value for a deferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It is the first, and counts.
+    First,
+    /// There was one already; nothing was done.
+    Already {
+        /// Since when.
+        at: Timestamp,
+    },
+    /// The run has ended, or is rolled back.
+    Finished {
+        /// How, or how far it is.
+        status: RunStatus,
+    },
+    /// The run has gone on as another generation.
+    OldGeneration {
+        /// The one that it is now.
+        current: u32,
     },
     /// There is no such run.
     Unknown,

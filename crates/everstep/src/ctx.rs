@@ -29,6 +29,7 @@ use crate::{
 
 pub(crate) mod attempt;
 pub(crate) mod composite;
+pub(crate) mod deferred;
 pub(crate) mod join;
 pub(crate) mod listen;
 pub(crate) mod map;

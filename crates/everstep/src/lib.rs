@@ -27,6 +27,7 @@ mod client;
 mod codec;
 mod commit;
 mod ctx;
+mod deferred;
 mod engine;
 mod history;
 mod run;
@@ -41,15 +42,17 @@ mod retry;
 mod run_id;
 pub mod testing;
 mod time;
+mod token;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Cancel, Client, ClientError, Count, HistoryEntry, List, RunError, RunHandle, RunInfo, RunPage,
-    SendMessage, Sent, Start,
+    Cancel, Client, ClientError, Count, HistoryEntry, List, Resolved, Resolver, RunError,
+    RunHandle, RunInfo, RunPage, SendMessage, Sent, Settle, Start,
 };
 pub use ctx::{
     Ctx,
     composite::{Arm, Branch, Composite, branch},
+    deferred::{Gate, GateUntil, Peek},
     join::{BranchFailure, Join, JoinError},
     listen::{Listen, ListenBatch, ListenUntil, Message},
     map::Map,
@@ -60,6 +63,7 @@ pub use ctx::{
     sleep::Sleep,
     step::{Outcome, Step, StepCall, StepOutcome},
 };
+pub use deferred::Deferred;
 pub use engine::{
     ChildFailures, Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError,
     shutdown_signal,
@@ -74,6 +78,7 @@ pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
 pub use store::{RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
+pub use token::Token;
 pub use workflow::{
     NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
 };

@@ -221,6 +221,9 @@ operations_are_arms! {
     [T: 'a] Composite<'a, T>, claim => T;
     [] super::sleep::Sleep, claim => crate::time::Timestamp;
     [] super::send::Send, claim => ();
+    [T: crate::workflow::Value, E: crate::workflow::Value] super::deferred::Gate<T, E>, raw.claim => std::result::Result<T, E>;
+    [T: crate::workflow::Value, E: crate::workflow::Value] super::deferred::GateUntil<T, E>, raw.claim => Option<std::result::Result<T, E>>;
+    [T: crate::workflow::Value, E: crate::workflow::Value] super::deferred::Peek<T, E>, raw.claim => Option<std::result::Result<T, E>>;
     [K: super::listen::Take + 'a] super::listen::Listen<K>, raw.claim => K::Item;
     [K: super::listen::Take + 'a] super::listen::ListenUntil<K>, raw.claim => Option<K::Item>;
     [K: super::listen::Take + 'a] super::listen::ListenBatch<K>, raw.claim => Vec<K::Item>;

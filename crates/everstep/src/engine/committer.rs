@@ -153,6 +153,7 @@ fn size_of_write(write: &Write) -> usize {
         Write::Deliver(delivery) => 64 + delivery.body.len(),
         Write::Control(..) => 64,
         Write::Reopen(_) => 256,
+        Write::Resolve(resolution) => 64 + resolution.body.len(),
         Write::Commit(commit) => {
             let puts = commit
                 .puts

@@ -163,7 +163,7 @@ impl Round<'_> {
                     let answer = crate::store::Answer::Reply(body.clone());
                     self.shared.hub.answered(*request, answer);
                 }
-                Effect::Abandon { .. } => {}
+                Effect::AwaitDeferred(_) | Effect::Abandon { .. } => {}
             }
         }
         if let Patch::Park {

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     commit::Fence,
     run_id::{RunIds, RunNo, ShardId},
-    store::{NewRunner, ShardSet, Store, StoreError},
+    store::{NewRunner, Secret, ShardSet, Store, StoreError},
     time::{Clock, Timestamp},
     workflow::Registry,
 };
@@ -60,6 +60,8 @@ pub(crate) struct Shared {
     pub(crate) keeper: Keeper,
     pub(crate) poller: Poller,
     pub(crate) suspects: Gate,
+    /// Read once: by an engine at its start, by a client when it first needs it.
+    secret: OnceLock<Secret>,
 }
 
 /// A clock that is behind by no more than this is waited for.
@@ -121,8 +123,19 @@ impl Shared {
             keeper: Keeper::default(),
             poller: Poller::default(),
             suspects: Gate::default(),
+            secret: OnceLock::new(),
             settings,
         }
+    }
+
+    /// The secret of the store, if it was read.
+    pub(crate) fn known_secret(&self) -> Option<&Secret> {
+        self.secret.get()
+    }
+
+    /// Notes the secret of the store, which is the same whoever reads it.
+    pub(crate) fn set_secret(&self, secret: Secret) -> &Secret {
+        self.secret.get_or_init(|| secret)
     }
 
     /// The time, never earlier than it was.

@@ -127,6 +127,10 @@ impl Worker {
             mailbox: Some(mailbox.clone()),
             owner: Some(shared.clone()),
             stalled: Cell::new(false),
+            secret: shared
+                .known_secret()
+                .expect("it is read before the threads are started")
+                .clone(),
         });
         Worker {
             index,

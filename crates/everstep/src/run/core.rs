@@ -42,6 +42,7 @@ use crate::{
     retry::Retry,
     run_id::RunId,
     time::Timestamp,
+    token::Secret,
 };
 
 /// What is the same for all runs of an engine thread.
@@ -59,6 +60,8 @@ pub(crate) struct Env {
     pub(crate) owner: Option<Arc<Shared>>,
     /// A body did not start because the lease was over.
     pub(crate) stalled: Cell<bool>,
+    /// What tokens are made with.
+    pub(crate) secret: Secret,
 }
 
 impl Env {

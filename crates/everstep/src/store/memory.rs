@@ -21,9 +21,11 @@ use std::{
 use uuid::Uuid;
 
 use super::{
-    rules::{self, Head, Verdict, effects, tables::Tables},
+    rules::{self, Head, Verdict, deferreds as deferred_rules, effects, tables::Tables},
     *,
 };
+
+mod deferreds;
 
 /// How long the row of a runner is kept after its lease has ended, for people to see.
 pub(crate) const DEAD_RUNNER_KEPT: Duration = Duration::from_secs(24 * 3_600);
@@ -68,6 +70,7 @@ struct Data {
     keys: HashMap<(Arc<str>, String), RunNo>,
     requests: HashMap<Uuid, Request>,
     dead_letters: Vec<DeadLetter>,
+    deferreds: deferreds::Deferreds,
     /// Runs by when they are due.
     due: BTreeSet<(Timestamp, RunNo)>,
     runners: BTreeMap<Uuid, Runner>,
@@ -123,6 +126,14 @@ impl MemoryStore {
         MemoryStore::default()
     }
 
+    /// An empty store whose tokens are the same every time: for tests that compare what two stores
+    /// come to.
+    pub(crate) fn with_known_secret() -> MemoryStore {
+        let store = MemoryStore::default();
+        store.write(|data| data.deferreds.secret = Secret::new([1; 32]));
+        store
+    }
+
     /// An independent copy of everything that is stored now. Nobody listens to it yet.
     pub fn fork(&self) -> MemoryStore {
         let data = Arc::clone(&self.lock());
@@ -162,6 +173,10 @@ impl Store for MemoryStore {
 
     fn migrate(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+
+    fn secret(&self) -> Result<Secret, StoreError> {
+        Ok(self.read().deferreds.secret.clone())
     }
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
@@ -479,6 +494,10 @@ impl Data {
                 Outcome::Controlled(self.control(target, *control, batch.now))
             }
             (Write::Reopen(reopen), _) => self.reopen(reopen, batch.now),
+            (Write::Resolve(resolution), _) => {
+                let Ok(settled) = deferred_rules::settle(self, resolution);
+                Outcome::Settled(settled)
+            }
             (Write::Commit(commit), _) => Outcome::Committed(self.effects(commit)),
         });
         Applied {

@@ -27,6 +27,7 @@ use super::*;
 
 mod batch;
 mod columns;
+mod deferreds;
 mod error;
 mod file;
 mod reads;
@@ -230,6 +231,10 @@ impl Store for SqliteStore {
         schema::migrate(conn, &self.file, schema::MIGRATIONS)?;
         self.is_current.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn secret(&self) -> Result<Secret, StoreError> {
+        self.read(deferreds::secret)
     }
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {

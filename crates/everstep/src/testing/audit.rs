@@ -11,7 +11,9 @@ use std::{
 
 use crate::{
     codec,
-    commit::{Batch, Commit, Delivery, Effect, KeyRange, Outcome, Put, Receipt, Write},
+    commit::{
+        Applied, Batch, Commit, Delivery, Effect, KeyRange, Notice, Outcome, Put, Receipt, Write,
+    },
     history::{Entry, EntryKind, EntryValue, keys},
     run_id::RunNo,
 };
@@ -31,6 +33,8 @@ struct State {
 struct Audited {
     entries: BTreeMap<Vec<u8>, Entry>,
     consumed: HashSet<u64>,
+    /// What was put into its inbox for one operation alone, which may take it or not.
+    answers: HashSet<u64>,
     sent: HashSet<Vec<u8>>,
     /// The dedupe keys of what was delivered.
     dedupe: HashSet<String>,
@@ -40,10 +44,18 @@ struct Audited {
 
 impl Audit {
     /// A batch was made durable.
-    pub(super) fn committed(&self, batch: &Batch, outcomes: &[Outcome]) {
+    pub(super) fn committed(&self, batch: &Batch, applied: &Applied) {
         let mut state = self.lock();
         let State { runs, violations } = &mut *state;
-        for (write, outcome) in batch.writes.iter().zip(outcomes) {
+        for notice in &applied.notices {
+            if let Notice::Inbox { run, row } = notice
+                && row.wait.is_some()
+            {
+                let run = runs.entry(run.no()).or_default();
+                run.answers.insert(row.seq);
+            }
+        }
+        for (write, outcome) in batch.writes.iter().zip(&applied.outcomes) {
             if let (Write::Deliver(delivery), Outcome::Delivered(delivered)) = (write, outcome)
                 && let (Receipt::Delivered, Some(run)) = (delivered.receipt, delivered.run)
             {
@@ -76,6 +88,8 @@ impl Audit {
         let run = runs.entry(loaded.row.id.no()).or_default();
         run.put(&loaded.history, violations);
         let unread: HashSet<u64> = loaded.inbox.iter().map(|row| row.seq).collect();
+        let answers = loaded.inbox.iter().filter(|row| row.wait.is_some());
+        run.answers = answers.map(|row| row.seq).collect();
         run.consumed = (1..=loaded.row.inbox_seq)
             .filter(|seq| !unread.contains(seq))
             .collect();
@@ -84,10 +98,17 @@ impl Audit {
     /// How many messages this run has taken.
     pub(super) fn consumed(&self, run: RunNo) -> u64 {
         let state = self.lock();
-        state
-            .runs
-            .get(&run)
-            .map_or(0, |run| run.consumed.len() as u64)
+        let run = state.runs.get(&run);
+        run.map_or(0, |run| {
+            run.consumed.difference(&run.answers).count() as u64
+        })
+    }
+
+    /// How many answers to its own operations this run was handed.
+    pub(super) fn answers(&self, run: RunNo) -> u64 {
+        let state = self.lock();
+        let run = state.runs.get(&run);
+        run.map_or(0, |run| run.answers.len() as u64)
     }
 
     /// The locations of this run whose bodies must not run again.
@@ -126,12 +147,23 @@ impl Audit {
 impl Audited {
     fn take(&mut self, commit: &Commit, violations: &mut Vec<String>) {
         self.delete(&commit.deletes);
+        let answered = |run: &Audited| {
+            let entries = run.entries.values();
+            let answers = entries.filter(|entry| matches!(entry.value, EntryValue::Answer(_)));
+            answers.count()
+        };
+        let before = answered(self);
         let recorded = self.put(&commit.puts, violations);
+        let new = answered(self).saturating_sub(before);
+        let taken = commit.consumed.iter();
+        if taken.filter(|seq| self.answers.contains(seq)).count() > new {
+            violations.push("an answer was taken without a record of it".to_owned());
+        }
         for seq in &commit.consumed {
             if !self.consumed.insert(*seq) {
                 violations.push(format!("message {seq} was taken twice"));
             }
-            if !recorded.contains(seq) {
+            if !recorded.contains(seq) && !self.answers.contains(seq) {
                 violations.push(format!("message {seq} was taken without a record of it"));
             }
         }
@@ -206,6 +238,8 @@ fn may_follow(before: &Entry, after: &Entry) -> bool {
             | EntryKind::Iteration
             | EntryKind::Version
             | EntryKind::Send
+            | EntryKind::Deferred
+            | EntryKind::Peek
     );
     if !results || !before.status.is_terminal() {
         return true;

@@ -16,8 +16,8 @@ use crate::{
     run_id::RunNo,
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, NewRunner, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters, StoreError,
-        Target, WakeFn, WakeGuard,
+        LoadedRun, NewRunner, Put, RunRow, RunnerRow, Secret, ShardSet, Store, StoreCounters,
+        StoreError, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -258,12 +258,16 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(Store::migrate)
     }
 
+    fn secret(&self) -> Result<Secret, StoreError> {
+        self.read(Store::secret)
+    }
+
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.write(|store, state| {
             state.commits += 1;
             let applied = store.commit(batch)?;
             if let Some(audit) = &self.audit {
-                audit.committed(batch, &applied.outcomes);
+                audit.committed(batch, &applied);
             }
             Ok(applied)
         })

@@ -23,7 +23,7 @@ use crate::{
 ///
 /// With the name of the first check that fails, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    for (name, check) in CHECKS {
+    for (name, check) in CHECKS.iter().chain(deferreds::CHECKS) {
         let store = make();
         store
             .migrate()
@@ -117,11 +117,12 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(10) {
+            let write = match self.below(11) {
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
                 5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
+                10 => Write::Resolve(Box::new(self.resolution(id))),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
                 _ => {
@@ -184,6 +185,15 @@ impl Random {
         }
     }
 
+    fn resolution(&mut self, id: RunId) -> Resolution {
+        Resolution {
+            run: id,
+            generation: self.one_in(2).then(|| 1 + self.below(2) as u32),
+            tag: [self.below(3) as u8; 16],
+            body: vec![self.below(256) as u8],
+        }
+    }
+
     fn control(&mut self) -> Control {
         match self.below(5) {
             0 => Control::Cancel {
@@ -233,7 +243,16 @@ impl Random {
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));
         let receiver = self.run();
-        let effect = match self.below(8) {
+        let effect = match self.below(11) {
+            8 | 9 => Some(Effect::AwaitDeferred(DeferredWait {
+                key: vec![9, self.below(4) as u8],
+                tag: [self.below(3) as u8; 16],
+                looks: self.one_in(4),
+            })),
+            10 => Some(Effect::Abandon {
+                kind: InboxKind::Deferred,
+                key: vec![9, self.below(4) as u8],
+            }),
             0 | 1 => Some(Effect::Send {
                 delivery: self.delivery(receiver),
                 key: vec![9, self.below(3) as u8],
@@ -334,6 +353,8 @@ type Check = fn(&World);
 macro_rules! checks {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
 }
+
+mod deferreds;
 
 const CHECKS: &[(&str, Check)] = checks![
     migrating_twice_changes_nothing,

@@ -156,6 +156,7 @@ fn env(now: Timestamp) -> Rc<Env> {
         mailbox: None,
         owner: None,
         stalled: Cell::new(false),
+        secret: crate::store::Secret::new([1; 32]),
     })
 }
 

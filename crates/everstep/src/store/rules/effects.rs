@@ -4,7 +4,8 @@
 
 use super::{
     Head,
-    tables::{Tables, Waiter},
+    deferreds::{self, DeferredTables},
+    tables::Waiter,
 };
 use crate::commit::{Commit, Effect, InboxKind, Patch, RunStatus};
 
@@ -32,7 +33,7 @@ pub(crate) fn over(patch: &Patch) -> Option<Over> {
 }
 
 /// Carries out an effect that has no answer.
-pub(crate) fn apply<T: Tables>(
+pub(crate) fn apply<T: DeferredTables>(
     tables: &mut T,
     commit: &Commit,
     effect: &Effect,
@@ -40,25 +41,34 @@ pub(crate) fn apply<T: Tables>(
     match effect {
         // Each has an answer, or is a row of its own; the stores do these.
         Effect::Send { .. } | Effect::Reply { .. } => Ok(()),
-        Effect::Abandon { kind, key } => {
-            let waiter = Waiter {
-                run: commit.run,
-                generation: commit.generation,
-                key: key.clone(),
-            };
-            abandon(tables, &waiter, *kind)
+        Effect::AwaitDeferred(wait) => {
+            deferreds::register(tables, &waiter(commit, &wait.key), wait)
         }
+        Effect::Abandon { kind, key } => abandon(tables, &waiter(commit, key), *kind),
+    }
+}
+
+/// The operation of this commit's run that has this key.
+fn waiter(commit: &Commit, key: &[u8]) -> Waiter {
+    Waiter {
+        run: commit.run,
+        generation: commit.generation,
+        key: key.to_vec(),
     }
 }
 
 /// An operation waits no more: what it registered is removed, and what it was handed and has not
 /// taken goes back.
-fn abandon<T: Tables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Result<(), T::Error> {
+fn abandon<T: DeferredTables>(
+    tables: &mut T,
+    waiter: &Waiter,
+    kind: InboxKind,
+) -> Result<(), T::Error> {
     let _untaken = tables.take_answers(waiter.run, &waiter.key)?;
     match kind {
+        InboxKind::Deferred => tables.remove_deferred_wait(waiter),
         InboxKind::Message
         | InboxKind::Event
-        | InboxKind::Deferred
         | InboxKind::RunEnded
         | InboxKind::QueueResult
         | InboxKind::LimitGrant => Ok(()),
@@ -66,7 +76,10 @@ fn abandon<T: Tables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Resul
 }
 
 /// Does what is left to do when the code of a run with links is over.
-pub(crate) fn close<T: Tables>(tables: &mut T, head: &Head, over: Over) -> Result<(), T::Error> {
-    let _ = (tables, head, over);
-    Ok(())
+pub(crate) fn close<T: DeferredTables>(
+    tables: &mut T,
+    head: &Head,
+    over: Over,
+) -> Result<(), T::Error> {
+    deferreds::close(tables, head, over)
 }

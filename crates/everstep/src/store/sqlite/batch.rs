@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::{columns, error::bad_value, writer::Memory};
 use crate::{
     hash::FastSet,
-    store::rules::{effects, tables::Tables},
+    store::rules::{deferreds, effects, tables::Tables},
 };
 use crate::{
     run_id::{RunId, RunNo},
@@ -46,6 +46,9 @@ pub(crate) fn apply(
                 Outcome::Controlled(applier.control(target, *control)?)
             }
             Write::Reopen(reopen) => applier.reopen(reopen)?,
+            Write::Resolve(resolution) => {
+                Outcome::Settled(deferreds::settle(&mut applier, resolution)?)
+            }
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)
