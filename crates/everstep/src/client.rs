@@ -34,9 +34,11 @@ use crate::{
 };
 
 mod deferred;
+mod stream;
 mod view;
 
 pub use deferred::{Resolved, Resolver, Settle};
+pub use stream::{EmittedFrom, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader};
 pub use view::{HistoryEntry, RunInfo, RunPage};
 
 /// Starts runs and talks to them. Cheap to clone.
@@ -785,6 +787,7 @@ impl<O> Start<O> {
                 deadline_at,
                 tags: tags.clone(),
                 input: input.clone(),
+                parent: None,
                 claim,
             };
             // Listened for before it can end.
@@ -1060,11 +1063,12 @@ impl<O> RunHandle<O> {
     ///
     /// # Errors
     ///
-    /// If it is of another type.
+    /// If there is no such run, or the value is of another type.
     pub async fn state<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, ClientError> {
         let no = self.id.no();
         let all = self.client.read(move |store| store.state(no)).await?;
         let Some((_, bytes)) = all.into_iter().find(|(other, _)| other == key) else {
+            self.row().await?;
             return Ok(None);
         };
         payload::from_slice(&bytes)
@@ -1079,10 +1083,13 @@ impl<O> RunHandle<O> {
     ///
     /// # Errors
     ///
-    /// If the store cannot be read.
+    /// If there is no such run.
     pub async fn state_json(&self) -> Result<serde_json::Map<String, Json>, ClientError> {
         let no = self.id.no();
         let all = self.client.read(move |store| store.state(no)).await?;
+        if all.is_empty() {
+            self.row().await?;
+        }
         all.into_iter()
             .map(|(key, bytes)| {
                 let value = json(&bytes, || format!("the state `{key}`"))?;

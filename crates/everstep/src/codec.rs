@@ -18,7 +18,7 @@ pub(crate) mod failure;
 pub(crate) mod payload;
 pub(crate) mod tuple;
 
-pub(crate) use entry::{decode_entry, encode_entry, encode_receipt_prefix};
+pub(crate) use entry::{decode_entry, encode_entry, encode_receipt_prefix, encode_started_prefix};
 pub(crate) use failure::{decode_failure, encode_failure};
 
 /// Why stored bytes could not be read.

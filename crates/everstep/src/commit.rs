@@ -55,6 +55,12 @@ pub enum Write {
     Resolve(Box<Resolution>),
     /// What the owner of a run has to say. Answered by [`Outcome::Committed`].
     Commit(Box<Commit>),
+    /// Removes up to this many entries of generations that are over. Answered by
+    /// [`Outcome::Swept`].
+    Sweep(u32),
+    /// What a body gives out while it runs. Answered by [`Outcome::Emitted`]. Applied among the
+    /// commits, in the order of the batch.
+    Emit(Box<Emission>),
 }
 
 /// A run to be created.
@@ -78,6 +84,8 @@ pub struct NewRun {
     pub tags: Vec<(String, String)>,
     /// The input, as a payload.
     pub input: Vec<u8>,
+    /// The run that starts it, if one does.
+    pub parent: Option<RunId>,
     /// Whether the writer, which owns the shard, takes it into memory at once: the row is then
     /// `Running` from the first moment. Not possible together with `available_at`.
     pub claim: bool,
@@ -265,6 +273,18 @@ pub enum Patch {
         /// Why, in words.
         reason: String,
     },
+    /// It begins anew under the same id: the next generation, with a fresh history. Unread
+    /// messages, values for clients and its parent stay.
+    Continue {
+        /// The workflow that it is from now on.
+        workflow: Arc<str>,
+        /// Its version.
+        version: u32,
+        /// The pool whose runners may own it.
+        pool: Arc<str>,
+        /// The input, as a payload.
+        input: Vec<u8>,
+    },
     /// The end. Unread messages become dead letters, open requests are answered with an error,
     /// recorded values stay.
     Finish {
@@ -299,6 +319,18 @@ pub enum Effect {
     },
     /// An operation of this run waits for a deferred, or looks at it. It is answered in its inbox.
     AwaitDeferred(DeferredWait),
+    /// A run of its own, started on behalf of this one. Which one it is is written into this run's
+    /// history.
+    StartChild(Box<StartChild>),
+    /// An operation of this run waits for the end of another.
+    Watch {
+        /// The run whose end is waited for.
+        target: Target,
+        /// The key of the operation.
+        key: Vec<u8>,
+    },
+    /// An item for a stream of this run, which clients follow.
+    Emit(Box<Emit>),
     /// An operation of this run does not wait any more: it lost a race, was dropped, or its time
     /// ran out. What it had registered is taken back, and what was delivered to it alone and not
     /// taken goes back to where it came from.
@@ -319,6 +351,87 @@ pub struct DeferredWait {
     pub tag: [u8; 16],
     /// Whether it only looks: it is answered at once, value or not.
     pub looks: bool,
+}
+
+/// A run that is started by another.
+#[derive(Clone, Debug)]
+pub struct StartChild {
+    /// The run.
+    pub new: NewRun,
+    /// The key of the operation that starts it.
+    pub key: Vec<u8>,
+    /// The encoded entry of the operation, to which the store appends the child's id and a byte of
+    /// flags: 1 if it was there already, 2 if that one has another input.
+    pub entry: Vec<u8>,
+    /// Whether the operation waits for its end. Otherwise its id is the answer.
+    pub awaited: bool,
+    /// What becomes of it when its parent ends or gives it up.
+    pub close: Close,
+}
+
+/// What becomes of a child when its parent ends, or does not wait for it any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Close {
+    /// Nothing.
+    Leave = 0,
+    /// It is cancelled.
+    Cancel = 1,
+}
+
+impl Close {
+    /// The number by which it is stored.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The policy that is stored as `code`.
+    pub const fn from_code(code: u8) -> Option<Close> {
+        match code {
+            0 => Some(Close::Leave),
+            1 => Some(Close::Cancel),
+            _ => None,
+        }
+    }
+}
+
+/// What a body gives out while it runs, from the owner of its run. Refused with
+/// [`Refusal::Gone`] once the run has ended or is of another generation; a cancel or a pause does
+/// not refuse it, as it does not refuse results.
+#[derive(Clone, Debug)]
+pub struct Emission {
+    /// The run.
+    pub run: RunNo,
+    /// The generation that the owner has in memory.
+    pub generation: u32,
+    /// The items, in order.
+    pub items: Vec<Emit>,
+}
+
+/// An item for a stream. The store gives it its position: 0, 1, 2, .. in each stream of a run, over
+/// its whole life, never twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Emit {
+    /// The name of the stream.
+    pub stream: String,
+    /// The body that gave it; absent if the workflow's own code did.
+    pub by: Option<EmittedBy>,
+    /// The item, as a payload.
+    pub body: Vec<u8>,
+    /// How many items the stream keeps, this one included; the oldest are dropped.
+    pub items_max: u64,
+}
+
+/// The body that gave an item of a stream.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EmittedBy {
+    /// The packed key of the step.
+    pub step: Vec<u8>,
+    /// The attempt, from 1.
+    pub attempt: u32,
+    /// In which life of the run in an owner's memory the body ran; a later one has a greater
+    /// number. A body that runs again after a crash has the same attempt and another life.
+    pub life: u64,
 }
 
 /// What a [`Store`](crate::store::Store) has made of a batch.
@@ -370,7 +483,11 @@ pub enum Outcome {
     /// A commit or a reopening that was made. For each effect that has an answer, in order, what
     /// became of it.
     Committed(Vec<EffectDone>),
-    /// A commit or a reopening that was not made.
+    /// Whether there is more to remove.
+    Swept(bool),
+    /// The items of a body are in their streams.
+    Emitted,
+    /// A commit, a reopening or an emission that was not made.
     Refused(Refusal),
 }
 
@@ -379,6 +496,8 @@ pub enum Outcome {
 pub enum EffectDone {
     /// Of [`Effect::Send`].
     Sent(Delivered),
+    /// Of an [`Effect::StartChild`] that is not awaited.
+    Started(Started),
 }
 
 /// The run that a start created, or found under its key.
@@ -388,7 +507,8 @@ pub struct Started {
     pub id: RunId,
     /// Whether it was there already.
     pub attached: bool,
-    /// Whether the run that was there has another input.
+    /// Whether the run that was there has another input. Not known, and `false`, once it has
+    /// continued as a new generation.
     pub input_differs: bool,
     /// Whether the run is now in the caller's hands, as it asked with [`NewRun::claim`].
     pub claimed: bool,

@@ -28,8 +28,11 @@ use crate::{
 };
 
 pub(crate) mod attempt;
+pub(crate) mod child;
 pub(crate) mod composite;
+pub(crate) mod continue_as;
 pub(crate) mod deferred;
+pub(crate) mod emit;
 pub(crate) mod join;
 pub(crate) mod listen;
 pub(crate) mod map;
@@ -39,6 +42,7 @@ pub(crate) mod rollback;
 pub(crate) mod send;
 pub(crate) mod sleep;
 pub(crate) mod step;
+pub(crate) mod wait;
 
 /// What a workflow is handed to do durable things with.
 ///
@@ -189,14 +193,17 @@ impl Ctx {
         )
     }
 
-    /// Sets a value that clients may read while the run goes on. The last value of a key counts.
+    /// Sets a value that clients may read while the run goes on, with
+    /// [`RunHandle::state`](crate::RunHandle::state) or as it changes with
+    /// [`watch_state`](crate::RunHandle::watch_state). The last value of a key counts; for all of
+    /// them see [`emit`](Ctx::emit).
     ///
     /// It becomes durable together with what the workflow does next.
     ///
     /// # Errors
     ///
     /// If the value cannot be encoded, or is larger than the limit for payloads.
-    pub fn set_state<T: Serialize>(&self, key: &str, value: &T) -> Result<()> {
+    pub fn set_state<T: Serialize + ?Sized>(&self, key: &str, value: &T) -> Result<()> {
         check_name(key).map_err(Error::fatal)?;
         let bytes = encode(value, self.payload_max())?;
         let mut st = self.core().state.borrow_mut();

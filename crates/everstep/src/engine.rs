@@ -45,6 +45,7 @@ mod reader;
 mod services;
 mod settings;
 mod shared;
+mod streams;
 mod suspects;
 mod thread;
 
@@ -54,8 +55,9 @@ pub(crate) use mailbox::Mailbox;
 pub(crate) use poller::Poller;
 pub(crate) use reader::Reader;
 pub(crate) use services::Services;
-pub use settings::{ChildFailures, Sabotage, Settings};
+pub use settings::{Sabotage, Settings};
 pub(crate) use shared::Shared;
+pub(crate) use streams::{Followed, Follower};
 
 use mailbox::Event;
 

@@ -80,6 +80,8 @@ pub enum FailureKind {
     Limit = 9,
     /// A message could not be delivered.
     Undeliverable = 10,
+    /// A child run failed or was cancelled.
+    Child = 11,
 }
 
 impl Error {

@@ -46,12 +46,15 @@ mod token;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Cancel, Client, ClientError, Count, HistoryEntry, List, Resolved, Resolver, RunError,
-    RunHandle, RunInfo, RunPage, SendMessage, Sent, Settle, Start,
+    Cancel, Client, ClientError, Count, EmittedFrom, HistoryEntry, List, Resolved, Resolver,
+    RunError, RunHandle, RunInfo, RunPage, SendMessage, Sent, Settle, Start, StateWatch,
+    StreamInfo, StreamItem, StreamPage, StreamReader,
 };
 pub use ctx::{
     Ctx,
+    child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished, RunFinishedUntil},
     composite::{Arm, Branch, Composite, branch},
+    continue_as::ContinueAs,
     deferred::{Gate, GateUntil, Peek},
     join::{BranchFailure, Join, JoinError},
     listen::{Listen, ListenBatch, ListenUntil, Message},
@@ -65,8 +68,7 @@ pub use ctx::{
 };
 pub use deferred::Deferred;
 pub use engine::{
-    ChildFailures, Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError,
-    shutdown_signal,
+    Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError, shutdown_signal,
 };
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};
@@ -76,7 +78,7 @@ pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
-pub use store::{RunStatus, Target};
+pub use store::{Close, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use token::Token;
 pub use workflow::{

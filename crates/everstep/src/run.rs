@@ -135,6 +135,8 @@ pub(crate) enum End {
     Cancel,
     /// Its rollbacks are done.
     RolledBack,
+    /// With a new beginning.
+    Continue(core::Next),
 }
 
 /// What a run is about.
@@ -179,6 +181,11 @@ impl Run {
         loop {
             self.settle();
             if self.end.is_some() || core.state.borrow().halt.is_some() {
+                break;
+            }
+            let next = core.state.borrow_mut().continuing.take();
+            if let Some(next) = next {
+                self.finish(End::Continue(next));
                 break;
             }
             let mode = core.state.borrow().mode;

@@ -50,6 +50,26 @@ impl RunId {
         RunNo(ms << COUNTER_BITS | counter)
     }
 
+    /// An id that no run has.
+    pub(crate) fn nobody() -> RunId {
+        RunId::from_parts(0, 0, 0)
+    }
+
+    /// The id that comes next: for a run whose number is taken.
+    pub(crate) fn following(self) -> RunId {
+        let bits = self.0.as_u128();
+        let (ms, counter) = (
+            (bits >> 80) as u64,
+            ((bits >> 64) as u32 & 0xfff) << 8 | (bits >> 54) as u32 & 0xff,
+        );
+        let random = bits as u64;
+        if (counter + 1) >> COUNTER_BITS == 0 {
+            RunId::from_parts(ms, counter + 1, random)
+        } else {
+            RunId::from_parts(ms + 1, 0, random)
+        }
+    }
+
     /// The shard this run belongs to, for its whole life.
     pub fn shard(self) -> ShardId {
         // The lowest bits are random, so runs spread evenly.

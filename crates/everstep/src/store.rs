@@ -102,6 +102,23 @@ pub trait Store: Send + Sync + 'static {
     /// The values that a run has set for clients, by key.
     fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError>;
 
+    /// Items of a stream of a run from a position on, in order, at most `limit` and not more than a
+    /// few megabytes, but at least one if there is any; `None` if there is no such run.
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError>;
+
+    /// The streams of a run, by name.
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError>;
+
+    /// Which of these streams have an item at or after the given position: their places in the
+    /// list, in order. One query for all.
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError>;
+
     /// Those of the given runs that have ended (or do not exist), with how. One query for all.
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError>;
 
@@ -112,6 +129,11 @@ pub trait Store: Send + Sync + 'static {
     /// Messages that no run will read: left over when a run ended, or refused.
     fn dead_letters(&self, run: Option<RunNo>, limit: usize)
     -> Result<Vec<DeadLetter>, StoreError>;
+
+    /// Whether there are entries of generations that are over, for [`Write::Sweep`] to remove.
+    fn has_old_generations(&self) -> Result<bool, StoreError> {
+        Ok(false)
+    }
 
     /// Enters a runner, with a fresh epoch, holding no shards.
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError>;
@@ -304,6 +326,8 @@ pub struct RunRow {
     pub waiting: Option<String>,
     /// What it can be found by.
     pub tags: Vec<(String, String)>,
+    /// The run that started it, if one did.
+    pub parent: Option<RunId>,
     /// The input, as a payload.
     pub input: Vec<u8>,
     /// The output, as a payload.
@@ -328,6 +352,47 @@ pub struct LoadedRun {
     pub history: Vec<Put>,
     /// All unread messages, in order.
     pub inbox: Vec<InboxRow>,
+    /// The names of its streams, in order.
+    pub streams: Vec<String>,
+}
+
+/// A part of a stream, read in one snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamPage {
+    /// What the run was doing at that moment.
+    pub status: RunStatus,
+    /// The position of the oldest item that is kept; `next` if there is none.
+    pub first: u64,
+    /// The position that the next item will get.
+    pub next: u64,
+    /// The items, in order.
+    pub items: Vec<StreamRow>,
+}
+
+/// An item of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamRow {
+    /// Its position.
+    pub pos: u64,
+    /// When it became durable.
+    pub at: Timestamp,
+    /// The generation of the run that gave it.
+    pub generation: u32,
+    /// The body that gave it; absent if the workflow's own code did.
+    pub by: Option<EmittedBy>,
+    /// The item, as a payload.
+    pub body: Vec<u8>,
+}
+
+/// What a stream holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamExtent {
+    /// Its name.
+    pub stream: String,
+    /// The position of the oldest item that is kept.
+    pub first: u64,
+    /// The position that the next item will get.
+    pub next: u64,
 }
 
 /// Runs that are due.

@@ -20,7 +20,7 @@ use everstep::{
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
         LoadedRun, MemoryStore, NewRunner, Put, RunRow, RunnerRow, ShardSet, SqliteOptions,
-        SqliteStore, Store, StoreError, WakeFn, WakeGuard, Write,
+        SqliteStore, Store, StoreError, StreamExtent, StreamPage, WakeFn, WakeGuard, Write,
     },
 };
 use scenario::{until, until_at_rest, until_paused};
@@ -724,6 +724,27 @@ impl Store for Saying {
 
     fn state(&self, run: everstep::RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
         self.store.state(run)
+    }
+
+    fn stream(
+        &self,
+        run: everstep::RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        self.store.stream(run, stream, from, limit)
+    }
+
+    fn streams(&self, run: everstep::RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        self.store.streams(run)
+    }
+
+    fn streams_grown(
+        &self,
+        asked: &[(everstep::RunNo, String, u64)],
+    ) -> Result<Vec<usize>, StoreError> {
+        self.store.streams_grown(asked)
     }
 
     fn finished(

@@ -363,6 +363,58 @@ async fn what_is_no_token_of_a_live_run_here_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_token_of_an_earlier_generation_is_refused_and_its_value_forgotten() {
+    const AGAIN: Workflow<u32, Json> = Workflow::new("again");
+    let code = |ctx: Ctx, generation: u32| async move {
+        let gate = ctx.deferred(GATE);
+        ctx.set_state(&format!("token {generation}"), &gate.token())?;
+        if generation == 1 {
+            ctx.listen::<()>("go").await?;
+            return ctx.continue_as(2).await;
+        }
+        let looked = gate.peek().await?.map(shown);
+        Ok(json!([looked, shown(gate.await?)]))
+    };
+    let clock = VirtualClock::new();
+    let builder = Engine::in_memory()
+        .clock(clock.clone())
+        .register_fn(AGAIN, code);
+    let engine = builder.start().await.unwrap();
+    let client = engine.client();
+    let run = client.start(AGAIN, 1).await.unwrap();
+    let token = async |generation: u32| -> Token {
+        let name = format!("token {generation}");
+        until(&name, async || run.state(&name).await.unwrap()).await
+    };
+    let first = token(1).await;
+    // Nobody asks for this one before the next generation.
+    let settled = client.deferred(GATE, &first).resolve(&stars(1)).await;
+    assert_eq!(settled.unwrap(), Resolved::First);
+    run.send("go", &()).await.unwrap();
+    let second = token(2).await;
+    assert_ne!(first, second);
+    let error = client.deferred(GATE, &first).resolve(&stars(1)).await;
+    let error = error.unwrap_err();
+    let old = matches!(
+        error,
+        ClientError::OldToken {
+            generation: 1,
+            current: 2,
+            ..
+        }
+    );
+    assert!(old, "{error}");
+    let settled = client.deferred(GATE, &second).resolve(&stars(2)).await;
+    assert_eq!(settled.unwrap(), Resolved::First);
+    let output = run.result().await.unwrap();
+    assert!(
+        output == json!([null, 2]) || output == json!([2, 2]),
+        "{output}"
+    );
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_of_one_run_and_one_place_and_stay_the_same() {
     const TOKENS: Workflow<(), Vec<Token>> = Workflow::new("tokens");
     let directory = tempfile::tempdir().unwrap();

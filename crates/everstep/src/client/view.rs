@@ -49,6 +49,10 @@ pub struct RunInfo {
     pub recoveries: u32,
     /// Whether a cancel was requested.
     pub cancel_requested: bool,
+    /// Which of its lives this is, from 1.
+    pub generation: u32,
+    /// The run that started it, if one did.
+    pub parent: Option<RunId>,
     /// What it can be found by.
     pub tags: Vec<(String, String)>,
     /// The input as JSON.
@@ -79,6 +83,8 @@ impl From<RunRow> for RunInfo {
             attempts: row.attempts,
             recoveries: row.recoveries,
             cancel_requested: row.cancel_requested.is_some(),
+            generation: row.generation,
+            parent: row.parent,
             tags: row.tags,
             input: readable(&row.input),
             output: row.output.as_deref().map(readable),
@@ -145,7 +151,12 @@ pub struct HistoryEntry {
 }
 
 /// What an operation was answered, for people.
-fn answered(bytes: &[u8]) -> (Option<Json>, Option<Failure>) {
+fn answered(kind: EntryKind, bytes: &[u8]) -> (Option<Json>, Option<Failure>) {
+    // The end of a run comes with its id.
+    let bytes = match kind {
+        EntryKind::Child | EntryKind::Finished => bytes.get(16..).unwrap_or_default(),
+        _ => bytes,
+    };
     match answer::decode(bytes) {
         Ok(Answered::Value(payload)) if payload.is_empty() => (None, None),
         Ok(Answered::Value(payload) | Answered::Rejected(payload)) => {
@@ -159,10 +170,9 @@ fn answered(bytes: &[u8]) -> (Option<Json>, Option<Failure>) {
 }
 
 pub(super) fn entries(run: RunId, puts: Vec<Put>) -> Result<Vec<HistoryEntry>, ClientError> {
-    let origins = keys::failure_origins();
     let mut list = Vec::with_capacity(puts.len());
     for put in puts {
-        if put.key == origins {
+        if keys::is_of_run(&put.key) {
             continue;
         }
         let location = keys::describe(&put.key);
@@ -183,7 +193,7 @@ pub(super) fn entries(run: RunId, puts: Vec<Put>) -> Result<Vec<HistoryEntry>, C
                 let receipt = Receipt::from_code(code);
                 (Some(Json::String(format!("{receipt:?}"))), None)
             }
-            EntryValue::Answer(bytes) => answered(&bytes),
+            EntryValue::Answer(bytes) => answered(entry.kind, &bytes),
             EntryValue::Started(id, _) => (Some(Json::String(id.to_string())), None),
         };
         list.push(HistoryEntry {

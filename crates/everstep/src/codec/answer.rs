@@ -9,8 +9,6 @@
 //! Stores make these without knowing what is inside, so there is no length: the rest is all that
 //! follows.
 
-#![allow(dead_code, reason = "the waits that use it follow")]
-
 use super::DecodeError;
 use crate::error::Failure;
 
@@ -60,6 +58,7 @@ pub(crate) fn unknown() -> Vec<u8> {
 }
 
 /// The answer that is a rejection with a payload.
+#[allow(dead_code, reason = "for deferreds")]
 pub(crate) fn rejected(payload: &[u8]) -> Vec<u8> {
     tagged(4, payload)
 }

@@ -134,7 +134,6 @@ pub(crate) fn encode_receipt_prefix(entry: &Entry) -> Vec<u8> {
     out
 }
 
-#[allow(dead_code, reason = "children follow")]
 /// The record of `entry` without its last 17 bytes, to which the store appends the id of the run
 /// that it started, and flags.
 pub(crate) fn encode_started_prefix(entry: &Entry) -> Vec<u8> {
@@ -265,6 +264,7 @@ fn read_kind(reader: &mut Reader<'_>) -> Result<EntryKind, DecodeError> {
         20 => EntryKind::Enqueue,
         21 => EntryKind::Limit,
         22 => EntryKind::Transaction,
+        23 => EntryKind::Continue,
         code => return Err(reader.invalid(at, format!("{code} is no kind of operation"))),
     })
 }

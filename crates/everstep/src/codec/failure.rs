@@ -89,6 +89,7 @@ fn read_kind(reader: &mut Reader<'_>) -> Result<FailureKind, DecodeError> {
         8 => FailureKind::Deadline,
         9 => FailureKind::Limit,
         10 => FailureKind::Undeliverable,
+        11 => FailureKind::Child,
         code => return Err(reader.invalid(at, format!("{code} is no kind of failure"))),
     })
 }

@@ -221,6 +221,11 @@ operations_are_arms! {
     [T: 'a] Composite<'a, T>, claim => T;
     [] super::sleep::Sleep, claim => crate::time::Timestamp;
     [] super::send::Send, claim => ();
+    [O: crate::workflow::Value] super::child::Child<O>, wait.claim => O;
+    [O: crate::workflow::Value] super::child::ChildOutcome<O>, child.wait.claim => Result<O, super::child::ChildError>;
+    [] super::child::Detached, claim => crate::run_id::RunId;
+    [] super::child::RunFinished, wait.claim => super::child::RunEnding;
+    [] super::child::RunFinishedUntil, wait.claim => Option<super::child::RunEnding>;
     [T: crate::workflow::Value, E: crate::workflow::Value] super::deferred::Gate<T, E>, raw.claim => std::result::Result<T, E>;
     [T: crate::workflow::Value, E: crate::workflow::Value] super::deferred::GateUntil<T, E>, raw.claim => Option<std::result::Result<T, E>>;
     [T: crate::workflow::Value, E: crate::workflow::Value] super::deferred::Peek<T, E>, raw.claim => Option<std::result::Result<T, E>>;

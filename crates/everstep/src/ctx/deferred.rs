@@ -19,7 +19,7 @@ use crate::{
     commit::{DeferredWait, Effect},
     deferred::Deferred,
     error::Result,
-    history::{EntryKind, EntryValue, Key},
+    history::{Entry, EntryKind, EntryValue, Key},
     run::{
         Halt,
         core::{Core, Turn},
@@ -200,7 +200,7 @@ impl RawGate {
             Turn::Activate => {
                 let until = self.until.map(|until| until.from(op.core.now()));
                 let (tag, looks) = (self.tag, self.looks);
-                let register = |key: &Key| {
+                let register = |key: &Key, _: &Entry| {
                     let key = key.to_vec();
                     tag.map(|tag| Effect::AwaitDeferred(DeferredWait { key, tag, looks }))
                 };

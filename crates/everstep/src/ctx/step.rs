@@ -15,7 +15,9 @@ use std::{
 };
 
 use super::{
-    Claim, Ctx, decode, encode,
+    Claim, Ctx, decode,
+    emit::Emitter,
+    encode,
     rollback::{Rollback, Undo},
 };
 use crate::{
@@ -56,6 +58,7 @@ struct StepInner {
     cancellation: Cancellation,
     services: Arc<Services>,
     idempotency_key: String,
+    emitter: Emitter,
 }
 
 impl Step {
@@ -64,6 +67,7 @@ impl Step {
         let location = Core::location(key);
         let idempotency_key = idempotency_key(run, generation, &location);
         let services = core.env.services.clone();
+        let emitter = Emitter::new(core, key, attempt);
         Step {
             inner: Arc::new(StepInner {
                 run,
@@ -73,6 +77,7 @@ impl Step {
                 cancellation,
                 services,
                 idempotency_key,
+                emitter,
             }),
         }
     }
@@ -101,6 +106,10 @@ impl Step {
     /// Where in the run this is.
     pub fn location(&self) -> &str {
         &self.inner.location
+    }
+
+    pub(crate) fn emitter(&self) -> &Emitter {
+        &self.inner.emitter
     }
 
     /// Says that the body is alive: its timeout counts from here again.

@@ -83,6 +83,9 @@ impl Round<'_> {
             }
             (Write::Start(new), _) if new.claim => self.shared.release(),
             (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),
+            (Write::Emit(emission), Outcome::Emitted) => {
+                self.shared.hub.followers.notify(emission.run);
+            }
             _ => {}
         }
         match reply {
@@ -91,7 +94,7 @@ impl Round<'_> {
                 self.acks[thread].push(Ack { slot, run, answer });
             }
             Reply::Caller(caller) => _ = caller.send(Ok(outcome)),
-            Reply::Nobody => {}
+            Reply::Emitter(_) | Reply::Nobody => {}
         }
     }
 
@@ -151,6 +154,10 @@ impl Round<'_> {
 
     /// A commit of one of our runs is durable: what it did to others, and whether it was its end.
     fn committed(&mut self, commit: Commit, done: &[EffectDone]) {
+        let is_emitted = |effect| matches!(effect, &Effect::Emit(_));
+        if !commit.state.is_empty() || commit.effects.iter().any(is_emitted) {
+            self.shared.hub.followers.notify(commit.run);
+        }
         let mut receipts = done.iter();
         for effect in &commit.effects {
             match effect {
@@ -163,7 +170,12 @@ impl Round<'_> {
                     let answer = crate::store::Answer::Reply(body.clone());
                     self.shared.hub.answered(*request, answer);
                 }
-                Effect::AwaitDeferred(_) | Effect::Abandon { .. } => {}
+                Effect::StartChild(start) if !start.awaited => _ = receipts.next(),
+                Effect::StartChild(_)
+                | Effect::Watch { .. }
+                | Effect::Emit(_)
+                | Effect::AwaitDeferred(_)
+                | Effect::Abandon { .. } => {}
             }
         }
         if let Patch::Park {
@@ -174,6 +186,9 @@ impl Round<'_> {
         {
             // It leaves memory until it is tried again.
             self.shared.due.note(at);
+        }
+        if let Patch::Continue { .. } = commit.patch {
+            self.shared.keeper.poke(super::keeper::Chore::Sweep);
         }
         if let Patch::Finish {
             status,

@@ -11,6 +11,7 @@ use std::{
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use super::streams::Followers;
 use crate::{
     hash::FastMap,
     run_id::{RunId, RunNo},
@@ -38,6 +39,8 @@ pub(crate) struct Hub {
     ends: [Mutex<Ends>; 16],
     answers: Mutex<Requests>,
     blocked: Mutex<Vec<(RunId, Option<String>)>>,
+    /// Who follows streams and values.
+    pub(crate) followers: Followers,
 }
 
 impl Hub {
@@ -123,6 +126,7 @@ impl Hub {
 
     /// The run has ended, durably.
     pub(crate) fn ended(&self, run: RunNo, finished: impl FnOnce() -> Finished) {
+        self.followers.notify(run);
         let waiters = self.ends(run).remove(&run);
         if let Some((_, waiters)) = waiters {
             let finished = finished();
@@ -175,11 +179,12 @@ impl Hub {
     /// Whether anybody waits for anything.
     pub(crate) fn is_waited_on(&self) -> bool {
         let (runs, requests) = self.waiting();
-        !runs.is_empty() || !requests.is_empty()
+        !runs.is_empty() || !requests.is_empty() || !self.followers.waiting().is_empty()
     }
 
     /// Nobody will be fed any more.
     pub(crate) fn stop(&self, error: &Arc<StoreError>) {
+        self.followers.notify_all();
         for part in &self.ends {
             let waiters = std::mem::take(&mut *part.lock().unwrap_or_else(PoisonError::into_inner));
             for waiter in waiters.into_values().flat_map(|(_, waiters)| waiters) {

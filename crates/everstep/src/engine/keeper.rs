@@ -27,13 +27,27 @@ use crate::{
 
 /// Something that the keeper does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Chore {}
+pub(crate) enum Chore {
+    /// Removes the histories of generations that are over.
+    Sweep,
+}
 
 /// Does what is due, and says when to come back; not by itself if absent.
 type Work = fn(&Shared, Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>>;
 
 /// All chores.
-const CHORES: [(Chore, Work); 0] = [];
+const CHORES: [(Chore, Work); 1] = [(Chore::Sweep, sweep)];
+
+/// How many entries are removed at a time, so that nobody waits for long behind it.
+const SWEEP_SLICE: u32 = 1_000;
+
+fn sweep(shared: &Shared, now: Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>> {
+    if !shared.store.has_old_generations().map_err(Arc::new)? {
+        return Ok(None);
+    }
+    let outcome = write(shared, Write::Sweep(SWEEP_SLICE))?;
+    Ok((outcome == Outcome::Swept(true)).then_some(now))
+}
 
 /// What the thread waits on.
 #[derive(Default)]
@@ -70,7 +84,6 @@ impl Keeper {
     }
 
     /// Do this chore now.
-    #[expect(dead_code, reason = "for the first chore")]
     pub(crate) fn poke(&self, chore: Chore) {
         let mut state = self.lock();
         for (plan, (other, _)) in state.plans.iter_mut().zip(CHORES) {
@@ -181,7 +194,6 @@ fn wait(shared: &Shared, safety: &mut Instant) -> Option<usize> {
 }
 
 /// Hands a write of a chore to the committer, and waits until it is durable.
-#[expect(dead_code, reason = "for the first chore")]
 pub(crate) fn write(shared: &Shared, write: Write) -> Result<Outcome, Arc<StoreError>> {
     let (sender, answer) = oneshot::channel();
     let reply = Reply::Caller(sender);

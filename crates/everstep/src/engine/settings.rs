@@ -26,9 +26,6 @@ pub struct Settings {
     /// How exact timers are: those that end within this time of each other are woken together, so a
     /// run may be woken this much later than it asked for.
     pub timer_resolution: Duration,
-    /// What a workflow gets when a child of it fails. Child runs are still to come; until then it
-    /// has no effect.
-    pub child_failures: ChildFailures,
     /// How long an event is kept that nobody has waited for. Events are still to come; until then it
     /// has no effect.
     pub event_retain: Duration,
@@ -50,6 +47,13 @@ pub struct Settings {
     pub history_entries_max: u64,
     /// How many unread messages a run may have.
     pub inbox_messages_max: u64,
+    /// How many items a stream of a run keeps; the oldest are dropped, and readers are told.
+    pub stream_items_max: u64,
+    /// How many streams a run may have.
+    pub streams_max: usize,
+    /// How many bytes of what bodies emit may wait to be made durable; a body that emits more
+    /// waits.
+    pub emit_bytes_max: usize,
     /// How many steps with rollbacks a run may keep.
     pub kept_rollbacks_max: usize,
     /// How many commits are made durable together at most.
@@ -75,16 +79,6 @@ pub enum Sabotage {
     DoubleConsume,
 }
 
-/// What a workflow gets when a child of it fails.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ChildFailures {
-    /// An error.
-    #[default]
-    Propagate,
-    /// A value.
-    Value,
-}
-
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
@@ -96,7 +90,6 @@ impl Default for Settings {
             default_step_timeout: None,
             store_retry: Duration::from_millis(50),
             timer_resolution: Duration::from_millis(10),
-            child_failures: ChildFailures::Propagate,
             event_retain: Duration::from_secs(7 * 86_400),
             event_max_pending: 10_000,
             lease: Duration::from_secs(10),
@@ -107,6 +100,9 @@ impl Default for Settings {
             payload_bytes_max: 2 << 20,
             history_entries_max: 1_000_000,
             inbox_messages_max: 10_000,
+            stream_items_max: 10_000,
+            streams_max: 100,
+            emit_bytes_max: 8 << 20,
             kept_rollbacks_max: 10_000,
             batch_commits_max: 2_000,
             batch_bytes_max: 8 << 20,

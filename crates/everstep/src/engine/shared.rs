@@ -20,6 +20,7 @@ use super::{
     mailbox::{Event, Mailbox},
     poller::Poller,
     settings::Sabotage,
+    streams::Emitting,
     suspects::Gate,
 };
 use crate::{
@@ -60,6 +61,7 @@ pub(crate) struct Shared {
     pub(crate) keeper: Keeper,
     pub(crate) poller: Poller,
     pub(crate) suspects: Gate,
+    pub(crate) emitting: Emitting,
     /// Read once: by an engine at its start, by a client when it first needs it.
     secret: OnceLock<Secret>,
 }
@@ -123,6 +125,7 @@ impl Shared {
             keeper: Keeper::default(),
             poller: Poller::default(),
             suspects: Gate::default(),
+            emitting: Emitting::new(settings.emit_bytes_max),
             secret: OnceLock::new(),
             settings,
         }

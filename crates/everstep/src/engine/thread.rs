@@ -34,7 +34,7 @@ use crate::{
     commit::{Commit, Control, InboxRow, Outcome, Patch, RunStatus, Write},
     hash::{FastMap, FastSet},
     run::{Next, Run, RunSeed, core::Env},
-    run_id::{RunId, RunNo, ShardId},
+    run_id::{RunId, RunIds, RunNo, ShardId},
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
     time::Timestamp,
 };
@@ -126,6 +126,7 @@ impl Worker {
             now: Cell::new(shared.now()),
             mailbox: Some(mailbox.clone()),
             owner: Some(shared.clone()),
+            ids: RunIds::new(0),
             stalled: Cell::new(false),
             secret: shared
                 .known_secret()

@@ -92,6 +92,8 @@ pub enum EntryKind {
     Limit = 21,
     /// `ctx.transaction`
     Transaction = 22,
+    /// `ctx.continue_as`. Never stored: what comes after it has a history of its own.
+    Continue = 23,
 }
 
 impl EntryKind {
@@ -119,7 +121,8 @@ impl EntryKind {
             | EntryKind::Send
             | EntryKind::Rollback
             | EntryKind::Publish
-            | EntryKind::Transaction => None,
+            | EntryKind::Transaction
+            | EntryKind::Continue => None,
         }
     }
 }

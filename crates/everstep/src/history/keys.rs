@@ -11,6 +11,7 @@
 //! 6 rollbacks   the entries of compensations, by what they compensate
 //! 7 set aside   (attempt, then the whole key it had): what a retry of the run left behind
 //! 8 origins     the keys of the entries that the last failure of the run came from
+//! 9 emitted     the mark of the last item of the workflow's own code that is in its stream
 //! ```
 //!
 //! A history key is the prefix followed by one element per segment of the location:
@@ -45,6 +46,16 @@ pub(crate) const SET_ASIDE: &[u8] = &[0x15, 7];
 /// The key of the list of entries that the last failure of the run came from.
 pub(crate) fn failure_origins() -> Vec<u8> {
     vec![0x15, 8]
+}
+
+/// The key of the mark of the last item that the workflow's own code has emitted.
+pub(crate) fn emitted() -> Vec<u8> {
+    vec![0x15, 9]
+}
+
+/// Whether what is kept there is about the run as a whole, and no entry.
+pub(crate) fn is_of_run(key: &[u8]) -> bool {
+    key == failure_origins() || key == emitted()
 }
 
 /// What to call the place of a key in messages, also if it is damaged.

@@ -29,8 +29,11 @@ use super::{
     wakers::{self, RootWaker},
 };
 use crate::{
-    commit::{Effect, EffectDone, KeyRange, Receipt},
-    ctx::rollback::Undo,
+    commit::{Effect, EffectDone, KeyRange},
+    ctx::{
+        emit::{Mark, StreamNames},
+        rollback::Undo,
+    },
     engine::{Mailbox, Sabotage, Services, Settings, Shared},
     error::{Error, Failure, FailureKind},
     hash::{FastMap, FastSet},
@@ -40,7 +43,7 @@ use crate::{
     },
     random,
     retry::Retry,
-    run_id::RunId,
+    run_id::{RunId, RunIds},
     time::Timestamp,
     token::Secret,
 };
@@ -58,6 +61,8 @@ pub(crate) struct Env {
     pub(crate) mailbox: Option<Arc<Mailbox>>,
     /// Whose lease must last for a body to start; none in tests that drive a run by hand.
     pub(crate) owner: Option<Arc<Shared>>,
+    /// Where ids come from without an owner.
+    pub(crate) ids: RunIds,
     /// A body did not start because the lease was over.
     pub(crate) stalled: Cell<bool>,
     /// What tokens are made with.
@@ -73,6 +78,14 @@ impl Env {
             self.stalled.set(true);
         }
         lasts
+    }
+
+    /// An id for a run that is started by one of these.
+    pub(crate) fn new_run_id(&self) -> RunId {
+        match &self.owner {
+            Some(owner) => owner.ids.next(self.now.get()),
+            None => self.ids.next(self.now.get()),
+        }
     }
 
     /// Names the body that is about to be polled.
@@ -197,6 +210,15 @@ pub(crate) enum Phase {
     Taken,
 }
 
+/// What a run continues as.
+#[derive(Debug)]
+pub(crate) struct Next {
+    pub(crate) workflow: Arc<str>,
+    pub(crate) version: u32,
+    pub(crate) pool: Arc<str>,
+    pub(crate) input: Vec<u8>,
+}
+
 /// What a listen waits for.
 #[derive(Clone, Debug)]
 pub(crate) struct ListenSpec {
@@ -311,7 +333,7 @@ pub(crate) struct State {
     pub(crate) taken: u64,
     /// The highest number that an operation has taken: below `taken` only while what comes right
     /// after it was removed from the code. What is made now was made somewhere in between.
-    taken_by_code: u64,
+    pub(crate) taken_by_code: u64,
     /// The recorded numbers whose operations were removed from the code.
     removed: FastSet<u64>,
     /// When the last completion that was taken had ended.
@@ -336,6 +358,11 @@ pub(crate) struct State {
     pub(crate) consumed: Vec<u64>,
     pub(crate) set_state: Vec<(String, Vec<u8>)>,
     pub(crate) effects: Vec<Effect>,
+    /// The mark of the last item that the code has emitted, and of the last one that is stored.
+    pub(crate) emit_mark: Mark,
+    pub(crate) emitted: Mark,
+    /// The streams that the run has; made when it is first asked for.
+    pub(crate) stream_names: Option<Arc<StreamNames>>,
     /// Sends whose effect is in `effects`, in the same order.
     pub(crate) sends: Vec<OpId>,
     /// Listens whose time has run out, if no message comes before that is committed.
@@ -344,6 +371,8 @@ pub(crate) struct State {
     pub(crate) bodies: usize,
     timers: BinaryHeap<Reverse<(Timestamp, OpId, Timer)>>,
     pub(crate) halt: Option<Halt>,
+    /// The generation that is to follow this one.
+    pub(crate) continuing: Option<Next>,
     pub(crate) undo: FastMap<Key, Undo>,
     /// No body may start any more: shutdown, or a pause from outside.
     pub(crate) draining: bool,
@@ -390,12 +419,16 @@ impl State {
             consumed: Vec::new(),
             set_state: Vec::new(),
             effects: Vec::new(),
+            emit_mark: Mark::default(),
+            emitted: Mark::default(),
+            stream_names: None,
             sends: Vec::new(),
             timeouts: Vec::new(),
             starters: Vec::new(),
             bodies: 0,
             timers: BinaryHeap::new(),
             halt: None,
+            continuing: None,
             undo: FastMap::default(),
             draining: false,
             leaving: false,
@@ -1011,11 +1044,17 @@ impl Core {
     /// The commit with this send was made.
     pub(crate) fn effect_done(&self, id: OpId, done: &EffectDone) {
         match done {
-            EffectDone::Sent(delivered) => self.send_done(id, delivered.receipt),
+            EffectDone::Sent(delivered) => {
+                self.effect_gave(id, EntryValue::Receipt(delivered.receipt.code()));
+            }
+            EffectDone::Started(started) => {
+                let flags = u8::from(started.attached) | u8::from(started.input_differs) << 1;
+                self.effect_gave(id, EntryValue::Started(started.id, flags));
+            }
         }
     }
 
-    fn send_done(&self, id: OpId, receipt: Receipt) {
+    fn effect_gave(&self, id: OpId, value: EntryValue) {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         let Some(op) = st.ops.get_mut(id) else { return };
@@ -1023,7 +1062,7 @@ impl Core {
         let mut entry = op.entry();
         entry.status = EntryStatus::Completed;
         entry.completed_at = Some(self.now());
-        entry.value = EntryValue::Receipt(receipt.code());
+        entry.value = value;
         let key = op.key.clone();
         st.history.insert(key, entry).op = Some(id);
         st.make_available(id);
@@ -1111,6 +1150,16 @@ impl Core {
         slot.entry.completed_at = Some(self.now());
         slot.entry.wake_at = None;
         slot.entry.value = EntryValue::Messages(taken.collect());
+    }
+
+    /// How many completed steps would have to be rolled back if the run failed now.
+    pub(crate) fn open_compensations(&self) -> usize {
+        super::load::to_compensate(&self.state.borrow().history).count()
+    }
+
+    /// The run continues as a new one, once it is quiet.
+    pub(crate) fn continue_as(&self, next: Next) {
+        self.state.borrow_mut().continuing.get_or_insert(next);
     }
 
     /// Makes the entry of an operation that only gives structure to others.

@@ -66,6 +66,8 @@ pub(crate) enum CommitKind {
     Again,
     /// The rollbacks begin.
     RollBack,
+    /// The run begins anew.
+    Continue,
     /// The run leaves memory until somebody resumes it.
     Pause,
     /// The run leaves memory; what its bodies gave is recorded.
@@ -227,6 +229,15 @@ impl Run {
                     return self.roll_back(RunStatus::Cancelled, None);
                 }
                 (RunStatus::Cancelled, None, None)
+            }
+            End::Continue(next) => {
+                let patch = Patch::Continue {
+                    workflow: next.workflow,
+                    version: next.version,
+                    pool: next.pool,
+                    input: next.input,
+                };
+                return self.build(patch, CommitKind::Continue, Scope::Everything);
             }
             End::RolledBack => {
                 let ending = self.flush.ending.unwrap_or(RunStatus::Failed);
@@ -566,13 +577,25 @@ impl Run {
             Scope::Failure => {
                 let mut effects = std::mem::take(&mut st.effects);
                 effects.retain(|effect| {
-                    matches!(effect, Effect::Reply { .. } | Effect::Abandon { .. })
+                    matches!(
+                        effect,
+                        Effect::Reply { .. } | Effect::Emit(_) | Effect::Abandon { .. }
+                    )
                 });
                 (effects, Vec::new(), std::mem::take(&mut st.set_state))
             }
             Scope::Results => Default::default(),
         };
         st.show = false;
+        if effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Emit(_)))
+        {
+            puts.push(Put {
+                key: keys::emitted(),
+                value: st.emit_mark.encode(),
+            });
+        }
         if self.core.env.settings.sabotage == Some(Sabotage::DoubleConsume) {
             st.consumed.clear();
         }
@@ -627,6 +650,7 @@ impl Run {
         }
         match sent.kind {
             CommitKind::Flush | CommitKind::Park => {}
+            CommitKind::Continue => return Next::Reload,
             CommitKind::RollBack => {
                 self.flush.row = Some(RowView::Running);
                 return self.begin_rollback();
@@ -680,6 +704,8 @@ impl Run {
     fn take_back(&mut self, commit: Commit) {
         let mut st = self.core.state.borrow_mut();
         let mut puts = commit.puts;
+        // It goes with the items, which may be left out of the next commit.
+        puts.retain(|put| put.key != keys::emitted());
         puts.append(&mut self.flush.unsent);
         self.flush.unsent = puts;
         st.deletes.splice(0..0, commit.deletes);
@@ -733,7 +759,7 @@ enum Scope {
     Everything,
     /// What has ended.
     Results,
-    /// What has ended, and what the code has said before it failed: replies and values.
+    /// What has ended, and what the code has said before it failed: replies, items and values.
     Failure,
 }
 

@@ -12,7 +12,10 @@ use super::{
 use crate::{
     codec,
     commit::{InboxRow, KeyRange, NewRun, Put, RunStatus},
-    ctx::rollback,
+    ctx::{
+        emit::{Mark, StreamNames},
+        rollback,
+    },
     hash::{FastMap, FastSet},
     history::{Entry, EntryKind, EntryStatus, History, Key, keys},
     store::LoadedRun,
@@ -33,6 +36,7 @@ pub(crate) struct RunSeed {
     inbox_seq: u64,
     history: Vec<Put>,
     inbox: Vec<InboxRow>,
+    streams: Vec<String>,
 }
 
 impl From<LoadedRun> for RunSeed {
@@ -60,6 +64,7 @@ impl From<LoadedRun> for RunSeed {
             inbox_seq: row.inbox_seq,
             history: loaded.history,
             inbox: loaded.inbox,
+            streams: loaded.streams,
         }
     }
 }
@@ -94,6 +99,7 @@ impl RunSeed {
             inbox_seq: 0,
             history: Vec::new(),
             inbox: Vec::new(),
+            streams: Vec::new(),
         }
     }
 }
@@ -103,6 +109,8 @@ struct Records {
     entries: FastMap<Key, Entry>,
     /// The keys that the last failure came from, if the run is to be tried again.
     origins: Option<Origins>,
+    /// The last item of the workflow's own code that is in its stream.
+    emitted: Mark,
 }
 
 /// Recovered this often without progress, a run is a suspect.
@@ -110,7 +118,7 @@ pub(crate) const SUSPECT_AFTER: u32 = 3;
 
 impl Run {
     pub(crate) fn new(
-        seed: RunSeed,
+        mut seed: RunSeed,
         definition: Arc<Definition>,
         env: Rc<Env>,
         sink: Arc<dyn WakeSink>,
@@ -128,15 +136,20 @@ impl Run {
                 if seed.ending.is_some() {
                     stage = Stage::Collecting;
                 } else if let Some(origins) = again {
-                    let change = make_fresh(&mut records.entries, &origins, seed.facts.attempts);
+                    let change = make_fresh(&mut records, &origins, seed.facts.attempts);
                     flush.unsent = change.puts;
                     st.deletes = change.deletes;
                     // Nothing starts before the history is rewritten.
                     st.revision = 1;
                     st.firm = 1;
                 }
+                st.emitted = records.emitted;
                 fill(&mut st, &mut flush, records, stage);
             }
+        }
+        if !seed.streams.is_empty() {
+            let names = StreamNames::new(std::mem::take(&mut seed.streams));
+            st.stream_names = Some(Arc::new(names));
         }
         st.suspect = seed.recoveries >= SUSPECT_AFTER;
         st.inbox.set_seen(first_unseen(&seed));
@@ -238,6 +251,7 @@ impl Records {
         let mut records = Records {
             entries: FastMap::with_capacity_and_hasher(history.len(), Default::default()),
             origins: None,
+            emitted: Mark::default(),
         };
         for put in history {
             if put.key.starts_with(keys::SET_ASIDE) {
@@ -245,6 +259,14 @@ impl Records {
             }
             if put.key == keys::failure_origins() {
                 records.origins = decode_origins(&put.value);
+                continue;
+            }
+            if put.key == keys::emitted() {
+                let mark = Mark::decode(&put.value);
+                records.emitted = mark.map_err(|error| Halt::Undecodable {
+                    what: "the mark of the last item that was emitted".to_owned(),
+                    error,
+                })?;
                 continue;
             }
             let entry = codec::decode_entry(&put.value).map_err(|error| Halt::Undecodable {
@@ -380,9 +402,18 @@ struct Rewrite {
 ///
 /// With k the lowest of their numbers, numbers below k stand, entries born before k keep their
 /// result without a number, and what was born later is set aside for people to see.
-fn make_fresh(entries: &mut FastMap<Key, Entry>, origins: &Origins, attempts: u32) -> Rewrite {
+fn make_fresh(records: &mut Records, origins: &Origins, attempts: u32) -> Rewrite {
     let mut rewrite = Rewrite::default();
+    let entries = &mut records.entries;
     let (fresh, lowest) = what_is_fresh(entries, origins);
+    let emitted = records.emitted.before(lowest);
+    if emitted != records.emitted {
+        records.emitted = emitted;
+        rewrite.puts.push(Put {
+            key: keys::emitted(),
+            value: emitted.encode(),
+        });
+    }
     rewrite.deletes.push(exactly(&keys::failure_origins()));
     entries.retain(|key, entry| {
         // What it was registered for was given up with the end of the run: it registers again.

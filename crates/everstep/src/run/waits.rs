@@ -10,22 +10,20 @@
 //! Always true: what is registered is taken back in the commit that records what the code did
 //! instead ([`Core::abandon`]), or when the code of the run is over.
 
-#![allow(dead_code, reason = "the waits that use it follow")]
-
 use super::core::{Core, OpId, Phase, State, Timer};
 use crate::{
     commit::{Effect, InboxRow},
-    history::{EntryStatus, EntryValue, Key},
+    history::{Entry, EntryStatus, EntryValue, Key},
     time::Timestamp,
 };
 
 impl Core {
-    /// An operation that waits for an answer becomes active. `register` is its effect, if it needs
-    /// one and was not recorded before.
+    /// An operation that waits for an answer becomes active. `register` makes its effect, if it
+    /// needs one, given the entry that is recorded; it must not touch the state of the run.
     pub(crate) fn activate_wait(
         &self,
         id: OpId,
-        register: impl FnOnce(&Key) -> Option<Effect>,
+        register: impl FnOnce(&Key, &Entry) -> Option<Effect>,
         until: Option<Timestamp>,
     ) {
         let mut st = self.state.borrow_mut();
@@ -42,7 +40,10 @@ impl Core {
         );
         let recorded = st.history.get(&key).is_some();
         let wake_at = self.record_wait(st, id, until);
-        if !recorded && let Some(effect) = register(&key) {
+        if !recorded
+            && let Some(slot) = st.history.get(&key)
+            && let Some(effect) = register(&key, &slot.entry)
+        {
             st.effects.push(effect);
         }
         self.await_answer(st, id, wake_at);

@@ -20,12 +20,19 @@ use std::{
 
 use uuid::Uuid;
 
+mod children;
+
+use self::children::Children;
 use super::{
-    rules::{self, Head, Verdict, deferreds as deferred_rules, effects, tables::Tables},
+    rules::{
+        self, Head, Verdict, deferreds as deferred_rules, effects,
+        tables::{Tables, Waiter},
+    },
     *,
 };
 
 mod deferreds;
+mod streams;
 
 /// How long the row of a runner is kept after its lease has ended, for people to see.
 pub(crate) const DEAD_RUNNER_KEPT: Duration = Duration::from_secs(24 * 3_600);
@@ -80,6 +87,7 @@ struct Data {
     /// Of the batch that is being applied.
     notices: Vec<Notice>,
     now: Timestamp,
+    children: Children,
 }
 
 #[derive(Clone)]
@@ -96,6 +104,7 @@ struct Run {
     recoveries: u32,
     waiting: Option<String>,
     tags: Vec<(String, String)>,
+    parent: Option<RunId>,
     input: Vec<u8>,
     output: Option<Vec<u8>>,
     error: Option<Vec<u8>>,
@@ -105,6 +114,7 @@ struct Run {
     inbox: BTreeMap<u64, InboxRow>,
     dedupes: BTreeSet<String>,
     state: BTreeMap<String, Vec<u8>>,
+    streams: streams::Streams,
 }
 
 #[derive(Clone)]
@@ -206,6 +216,7 @@ impl Store for MemoryStore {
             row: run.row(),
             history: run.entries_after(None).collect(),
             inbox: run.inbox.values().cloned().collect(),
+            streams: run.streams.keys().cloned().collect(),
         }))
     }
 
@@ -327,6 +338,35 @@ impl Store for MemoryStore {
         let data = self.read();
         let state = data.runs.get(&run).map(|run| run.state.clone());
         Ok(state.unwrap_or_default().into_iter().collect())
+    }
+
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        let data = self.read();
+        let run = data.runs.get(&run);
+        Ok(run.map(|run| run.stream_page(stream, from, limit)))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        let data = self.read();
+        let run = data.runs.get(&run).into_iter();
+        Ok(run
+            .flat_map(|run| run.streams.keys().map(|stream| run.extent(stream)))
+            .collect())
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        let data = self.read();
+        let grown = asked.iter().enumerate().filter(|(_, (run, stream, from))| {
+            let run = data.runs.get(run);
+            run.is_some_and(|run| run.extent(stream).next > *from)
+        });
+        Ok(grown.map(|(place, _)| place).collect())
     }
 
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
@@ -481,6 +521,7 @@ impl Data {
         let refusals = batch.writes.iter().map(|write| match write {
             Write::Commit(_) if !fenced_in => Some(Refusal::Fenced),
             Write::Commit(commit) => self.commit_one(commit, batch),
+            Write::Emit(emission) => self.emission(emission, batch),
             _ => None,
         });
         let refusals = refusals.collect::<Vec<_>>();
@@ -498,6 +539,9 @@ impl Data {
                 let Ok(settled) = deferred_rules::settle(self, resolution);
                 Outcome::Settled(settled)
             }
+            // Only the last generation is kept.
+            (Write::Sweep(_), _) => Outcome::Swept(false),
+            (Write::Emit(_), _) => Outcome::Emitted,
             (Write::Commit(commit), _) => Outcome::Committed(self.effects(commit)),
         });
         Applied {
@@ -563,8 +607,17 @@ impl Data {
         self.rows_written += (commit.puts.len() + commit.state.len()) as u64;
         self.change(commit.run, |run| run.commit(commit, now));
         for effect in &commit.effects {
-            if let Effect::Reply { request, body } = effect {
-                self.answer(*request, Answer::Reply(body.clone()));
+            match effect {
+                Effect::Reply { request, body } => {
+                    self.answer(*request, Answer::Reply(body.clone()));
+                }
+                Effect::Emit(emit) => {
+                    self.change(commit.run, |run| {
+                        run.emit(commit.run, commit.generation, now, emit);
+                    });
+                }
+                // Their turn comes after all commits.
+                _ => {}
             }
         }
         if let Patch::Finish { .. } = commit.patch {
@@ -593,19 +646,26 @@ impl Data {
 
     fn bury_inbox(&mut self, no: RunNo, now: Timestamp) {
         // What was for one operation alone goes back to where it came from, when the run is closed.
-        let unread = self
-            .change(no, |run| {
-                let is_message = |row: &InboxRow| row.kind == InboxKind::Message;
-                let (messages, rest) = std::mem::take(&mut run.inbox)
-                    .into_iter()
-                    .partition(|(_, row)| is_message(row));
-                run.inbox = rest;
-                messages
-            })
-            .unwrap_or_default();
-        for row in BTreeMap::into_values(unread) {
+        let unread = self.take_inbox(no, |row| row.kind == InboxKind::Message);
+        for row in unread.into_values() {
             self.bury(Some(no), row.name, row.body, rules::LEFT_UNREAD, now);
         }
+    }
+
+    /// Removes the rows of an inbox that are meant, and gives them.
+    fn take_inbox(
+        &mut self,
+        no: RunNo,
+        is_meant: impl Fn(&InboxRow) -> bool,
+    ) -> BTreeMap<u64, InboxRow> {
+        let taken = self.change(no, |run| {
+            let (taken, rest) = std::mem::take(&mut run.inbox)
+                .into_iter()
+                .partition(|(_, row)| is_meant(row));
+            run.inbox = rest;
+            taken
+        });
+        taken.unwrap_or_default()
     }
 
     fn bury(
@@ -641,7 +701,8 @@ impl Data {
             return Outcome::Started(Started {
                 id: found.head.id,
                 attached: true,
-                input_differs: found.input != new.input,
+                // What a run was first started with is gone once it has continued as a new one.
+                input_differs: found.input != new.input && found.head.generation == 1,
                 claimed: false,
                 available_at: None,
             });
@@ -725,42 +786,18 @@ impl Data {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> Vec<EffectDone> {
-        let done = self.send(commit, self.now);
+        let mut done = Vec::new();
         for effect in &commit.effects {
-            let Ok(()) = effects::apply(self, commit, effect);
+            let Ok(answer) = effects::apply(self, commit, effect);
+            done.extend(answer);
         }
         let head = self.runs.get(&commit.run).map(|run| run.head);
-        if let (Some(over), Some(head)) = (effects::over(&commit.patch), head)
-            && head.links != 0
+        if let Some(head) = head.filter(|head| head.links != 0)
+            && effects::is_over(&commit.patch)
         {
-            let Ok(()) = effects::close(self, &head, over);
+            let Ok(()) = effects::close(self, &head, &commit.patch);
         }
         done
-    }
-
-    /// Delivers what a commit sends, and writes down in its history what became of it.
-    fn send(&mut self, commit: &Commit, now: Timestamp) -> Vec<EffectDone> {
-        let mut answers = Vec::new();
-        for (delivery, key, receipt) in rules::sends(commit) {
-            let delivered = self.deliver(delivery, now);
-            if rules::is_dead_letter(delivered.receipt) {
-                let (run, reason) = (
-                    delivered.run.map(RunId::no),
-                    rules::undeliverable(delivered.receipt),
-                );
-                self.bury(
-                    run,
-                    delivery.name.clone(),
-                    delivery.body.clone(),
-                    reason,
-                    now,
-                );
-            }
-            let value = [receipt, &[delivered.receipt.code()][..]].concat();
-            self.change(commit.run, |run| run.history.insert(key.to_vec(), value));
-            answers.push(EffectDone::Sent(delivered));
-        }
-        answers
     }
 }
 
@@ -788,16 +825,37 @@ impl Tables for Data {
         Ok(())
     }
 
-    fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, Infallible> {
-        let is_for = |row: &InboxRow| row.wait.as_deref() == Some(wait);
-        let taken = self.change(run, |run| {
-            let (taken, rest) = std::mem::take(&mut run.inbox)
-                .into_iter()
-                .partition(|(_, row)| is_for(row));
-            run.inbox = rest;
-            taken
+    fn send(&mut self, delivery: &Delivery) -> Result<Delivered, Infallible> {
+        let delivered = self.deliver(delivery, self.now);
+        if rules::is_dead_letter(delivered.receipt) {
+            let (run, reason) = (
+                delivered.run.map(RunId::no),
+                rules::undeliverable(delivered.receipt),
+            );
+            let (name, body) = (delivery.name.clone(), delivery.body.clone());
+            self.bury(run, name, body, reason, self.now);
+        }
+        Ok(delivered)
+    }
+
+    fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> Result<(), Infallible> {
+        self.change(of.run, |run| {
+            // Only the last generation is kept.
+            if run.head.generation == of.generation {
+                run.history.insert(of.key.clone(), value);
+            }
         });
-        Ok(BTreeMap::into_values(taken.unwrap_or_default()).collect())
+        Ok(())
+    }
+
+    fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, Infallible> {
+        let taken = self.take_inbox(run, |row| row.wait.as_deref() == Some(wait));
+        Ok(taken.into_values().collect())
+    }
+
+    fn take_all_answers(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Infallible> {
+        let taken = self.take_inbox(run, |row| row.kind != InboxKind::Message);
+        Ok(taken.into_values().collect())
     }
 
     fn write_links(&mut self, head: &Head) -> Result<(), Infallible> {
@@ -915,6 +973,7 @@ impl Run {
             recoveries: 0,
             waiting: None,
             tags: new.tags.clone(),
+            parent: new.parent,
             input: new.input.clone(),
             output: None,
             error: None,
@@ -922,6 +981,7 @@ impl Run {
             inbox: BTreeMap::new(),
             dedupes: BTreeSet::new(),
             state: BTreeMap::new(),
+            streams: BTreeMap::new(),
         }
     }
 
@@ -948,6 +1008,7 @@ impl Run {
             last_number: self.head.last_number,
             waiting: self.waiting.clone(),
             tags: self.tags.clone(),
+            parent: self.parent,
             input: self.input.clone(),
             output: self.output.clone(),
             error: self.error.clone(),
@@ -1034,6 +1095,17 @@ impl Run {
             }
             Patch::RollBack { error, .. } => (self.waiting, self.error) = (None, error.clone()),
             Patch::Pause { reason } => self.waiting = Some(reason.clone()),
+            Patch::Continue {
+                workflow,
+                version,
+                pool,
+                input,
+            } => {
+                (self.waiting, self.recoveries) = (None, 0);
+                self.history.clear();
+                (self.workflow, self.version) = (workflow.clone(), *version);
+                (self.pool, self.input) = (pool.clone(), input.clone());
+            }
             Patch::Finish { output, error, .. } => {
                 (self.waiting, self.finished_at) = (None, Some(now));
                 (self.output, self.error) = (output.clone(), error.clone());

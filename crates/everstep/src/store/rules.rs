@@ -9,15 +9,17 @@
 //! [`Effect::Send`] too, at the place of their commit), values of deferreds, controls and reopenings. So a control sees
 //! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
 
+pub(crate) mod children;
 pub(crate) mod deferreds;
 pub(crate) mod effects;
+pub(crate) mod streams;
 pub(crate) mod tables;
 
 use crate::{
     run_id::RunId,
     store::{
-        CancelRequest, Commit, Control, Controlled, Delivery, Effect, InboxKind, InboxRow, Patch,
-        Receipt, Refusal, Reopen, RunStatus,
+        CancelRequest, Commit, Control, Controlled, Delivery, InboxKind, InboxRow, Patch, Receipt,
+        Refusal, Reopen, RunStatus,
     },
     time::Timestamp,
 };
@@ -173,6 +175,11 @@ pub(crate) fn apply(head: &mut Head, commit: &Commit) {
         Patch::Finish { status, .. } => {
             (head.status, head.ending, head.available_at) = (*status, None, None);
         }
+        Patch::Continue { .. } => {
+            head.generation += 1;
+            (head.status, head.available_at, head.attempts) = (RunStatus::Running, None, 1);
+            head.last_number = 0;
+        }
     }
 }
 
@@ -308,16 +315,4 @@ pub(crate) fn reopen(head: &mut Head, reopen: &Reopen) -> bool {
     (head.ending, head.cancel) = (None, None);
     forget_number(head);
     true
-}
-
-/// The messages that a commit sends, in order.
-pub(crate) fn sends(commit: &Commit) -> impl Iterator<Item = (&Delivery, &[u8], &[u8])> {
-    commit.effects.iter().filter_map(|effect| match effect {
-        Effect::Send {
-            delivery,
-            key,
-            receipt,
-        } => Some((delivery, key.as_slice(), receipt.as_slice())),
-        Effect::Reply { .. } | Effect::AwaitDeferred(_) | Effect::Abandon { .. } => None,
-    })
 }

@@ -26,6 +26,7 @@ use self::{file::File, writer::Writer};
 use super::*;
 
 mod batch;
+mod children;
 mod columns;
 mod deferreds;
 mod error;
@@ -33,6 +34,7 @@ mod file;
 mod reads;
 mod runners;
 mod schema;
+mod streams;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -311,6 +313,24 @@ impl Store for SqliteStore {
         self.read(|conn| reads::state(conn, run))
     }
 
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        self.read(|conn| streams::page(conn, run, stream, from, limit))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        self.read(|conn| streams::extents(conn, run))
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        self.read(|conn| streams::grown(conn, asked))
+    }
+
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
         self.read(|conn| reads::finished(conn, runs))
     }
@@ -325,6 +345,10 @@ impl Store for SqliteStore {
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
         self.read(|conn| reads::dead_letters(conn, run, limit))
+    }
+
+    fn has_old_generations(&self) -> Result<bool, StoreError> {
+        self.read(reads::has_old_generations)
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -12,7 +12,8 @@ use std::{
 use crate::{
     codec,
     commit::{
-        Applied, Batch, Commit, Delivery, Effect, KeyRange, Notice, Outcome, Put, Receipt, Write,
+        Applied, Batch, Commit, Delivery, Effect, KeyRange, Notice, Outcome, Patch, Put, Receipt,
+        Write,
     },
     history::{Entry, EntryKind, EntryValue, keys},
     run_id::RunNo,
@@ -147,25 +148,22 @@ impl Audit {
 impl Audited {
     fn take(&mut self, commit: &Commit, violations: &mut Vec<String>) {
         self.delete(&commit.deletes);
-        let answered = |run: &Audited| {
-            let entries = run.entries.values();
-            let answers = entries.filter(|entry| matches!(entry.value, EntryValue::Answer(_)));
-            answers.count()
-        };
-        let before = answered(self);
-        let recorded = self.put(&commit.puts, violations);
-        let new = answered(self).saturating_sub(before);
-        let taken = commit.consumed.iter();
-        if taken.filter(|seq| self.answers.contains(seq)).count() > new {
-            violations.push("an answer was taken without a record of it".to_owned());
-        }
+        let (recorded, mut answers) = self.put(&commit.puts, violations);
         for seq in &commit.consumed {
             if !self.consumed.insert(*seq) {
                 violations.push(format!("message {seq} was taken twice"));
             }
-            if !recorded.contains(seq) && !self.answers.contains(seq) {
-                violations.push(format!("message {seq} was taken without a record of it"));
+            if recorded.contains(seq) {
+                continue;
             }
+            // An answer does not say its number, so there must be as many as were taken.
+            match answers {
+                0 => violations.push(format!("message {seq} was taken without a record of it")),
+                _ => answers -= 1,
+            }
+        }
+        if let Patch::Continue { .. } = commit.patch {
+            self.begin_anew();
         }
         for effect in &commit.effects {
             if let Effect::Send { key, .. } = effect
@@ -187,6 +185,14 @@ impl Audited {
         }
     }
 
+    /// The next generation has a history of its own.
+    fn begin_anew(&mut self) {
+        let gone = self.entries.keys().map(|key| keys::describe(key));
+        self.deleted.extend(gone);
+        self.entries.clear();
+        self.sent.clear();
+    }
+
     fn delete(&mut self, ranges: &[KeyRange]) {
         for range in ranges {
             let inside = |key: &Vec<u8>| range.start <= *key && *key < range.end;
@@ -198,17 +204,18 @@ impl Audited {
         }
     }
 
-    /// Takes the entries over; gives the messages that are recorded in them.
-    fn put(&mut self, puts: &[Put], violations: &mut Vec<String>) -> HashSet<u64> {
-        let mut recorded = HashSet::new();
+    /// Takes the entries over; gives the messages that are recorded in them, and how many answers.
+    fn put(&mut self, puts: &[Put], violations: &mut Vec<String>) -> (HashSet<u64>, usize) {
+        let (mut recorded, mut answers) = (HashSet::new(), 0);
         for put in puts {
-            if put.key == keys::failure_origins() || put.key.starts_with(keys::SET_ASIDE) {
+            if keys::is_of_run(&put.key) || put.key.starts_with(keys::SET_ASIDE) {
                 continue;
             }
             let Ok(entry) = codec::decode_entry(&put.value) else {
                 violations.push(format!("`{}` cannot be read", keys::describe(&put.key)));
                 continue;
             };
+            answers += usize::from(matches!(entry.value, EntryValue::Answer(_)));
             if let EntryValue::Messages(messages) = &entry.value {
                 recorded.extend(messages.iter().map(|message| message.seq));
             }
@@ -223,7 +230,7 @@ impl Audited {
             }
             self.entries.insert(put.key.clone(), entry);
         }
-        recorded
+        (recorded, answers)
     }
 }
 
@@ -238,9 +245,7 @@ fn may_follow(before: &Entry, after: &Entry) -> bool {
             | EntryKind::Iteration
             | EntryKind::Version
             | EntryKind::Send
-            | EntryKind::Deferred
-            | EntryKind::Peek
-    );
+    ) || before.kind.answered_by().is_some();
     if !results || !before.status.is_terminal() {
         return true;
     }

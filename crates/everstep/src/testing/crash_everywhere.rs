@@ -5,7 +5,7 @@
 //! tells what the run gives, and how many writes there are to die at.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     fmt,
     future::{Future, IntoFuture},
     pin::Pin,
@@ -33,7 +33,8 @@ use crate::{
 /// has survived, and compares. Await it; it panics with a readable text if anything differs.
 ///
 /// What must hold at every crash point:
-/// - the run ends, and as it does without a crash: the same status, output, error and state;
+/// - the run ends, and as it does without a crash: the same status, output, error, state
+///   and streams;
 /// - no body runs again whose result was durable, by the history and by the [`Ledger`] that every
 ///   body finds with `ctx.get::<Ledger>()`;
 /// - no message is lost, and none is taken twice;
@@ -150,6 +151,9 @@ pub struct Ending {
     pub waiting: Option<String>,
     /// The values that it has set for clients.
     pub state: serde_json::Map<String, Json>,
+    /// The items that the workflow's own code has emitted, by stream, in order. Those of bodies are
+    /// not among them, since a body that runs again emits again.
+    pub streams: BTreeMap<String, Vec<Json>>,
 }
 
 /// Something that a crash changed.
@@ -491,6 +495,7 @@ impl Ending {
             failure: None,
             waiting: None,
             state: serde_json::Map::new(),
+            streams: BTreeMap::new(),
         }
     }
 }
@@ -734,6 +739,7 @@ impl<'a> Life<'a> {
             failure: info.failure,
             waiting,
             state,
+            streams: read_streams(run).await.map_err(|error| error.to_string())?,
         })
     }
 
@@ -778,4 +784,22 @@ impl IntoFuture for CrashTest {
             report
         })
     }
+}
+
+/// What the workflow's own code has emitted.
+async fn read_streams(run: &RunHandle<Json>) -> Result<BTreeMap<String, Vec<Json>>, ClientError> {
+    let mut streams = BTreeMap::new();
+    for stream in run.streams().await? {
+        let (mut items, mut from) = (Vec::new(), stream.first);
+        while from < stream.end {
+            let page = run.stream_page_json(&stream.name, from, 1_000).await?;
+            from = page.next.max(from + 1);
+            let own = page.items.into_iter().filter(|item| item.by.is_none());
+            items.extend(own.map(|item| item.value));
+        }
+        if !items.is_empty() {
+            streams.insert(stream.name, items);
+        }
+    }
+    Ok(streams)
 }

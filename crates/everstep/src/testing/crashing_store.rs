@@ -17,7 +17,7 @@ use crate::{
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
         LoadedRun, NewRunner, Put, RunRow, RunnerRow, Secret, ShardSet, Store, StoreCounters,
-        StoreError, Target, WakeFn, WakeGuard,
+        StoreError, StreamExtent, StreamPage, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -334,6 +334,24 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(|store| store.state(run))
     }
 
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        self.read(|store| store.stream(run, stream, from, limit))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        self.read(|store| store.streams(run))
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        self.read(|store| store.streams_grown(asked))
+    }
+
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
         self.read(|store| store.finished(runs))
     }
@@ -348,6 +366,10 @@ impl<S: Store> Store for CrashingStore<S> {
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
         self.read(|store| store.dead_letters(run, limit))
+    }
+
+    fn has_old_generations(&self) -> Result<bool, StoreError> {
+        self.read(|store| store.has_old_generations())
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -17,13 +17,23 @@ use crate::{
     time::Timestamp,
 };
 
+type Check = fn(&World);
+
+macro_rules! checks {
+    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
+}
+
+mod deferreds;
+mod streams;
+
 /// Runs every check on a fresh, empty store from `make`.
 ///
 /// # Panics
 ///
 /// With the name of the first check that fails, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    for (name, check) in CHECKS.iter().chain(deferreds::CHECKS) {
+    let parts = [CHECKS, deferreds::CHECKS, streams::CHECKS];
+    for (name, check) in parts.into_iter().flatten() {
         let store = make();
         store
             .migrate()
@@ -92,6 +102,7 @@ struct Readings {
     failed: Vec<RunRow>,
     finished: Vec<(RunNo, Option<Finished>)>,
     dead_letters: Vec<DeadLetter>,
+    streams: Vec<Vec<(StreamExtent, Option<StreamPage>)>>,
 }
 
 impl Random {
@@ -117,12 +128,13 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(11) {
+            let write = match self.below(13) {
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
                 5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
-                10 => Write::Resolve(Box::new(self.resolution(id))),
+                6 => Write::Emit(Box::new(self.emission(id))),
+                7 => Write::Resolve(Box::new(self.resolution(id))),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
                 _ => {
@@ -168,6 +180,7 @@ impl Random {
             deadline_at: None,
             tags: Vec::new(),
             input: vec![self.below(2) as u8],
+            parent: None,
             claim: !self.one_in(3),
         }
     }
@@ -262,6 +275,7 @@ impl Random {
                 request: Uuid::from_u128(u128::from(self.below(1_000))),
                 body: vec![self.below(256) as u8],
             }),
+            3 => Some(Effect::Emit(Box::new(self.emit()))),
             _ => None,
         };
         Commit {
@@ -344,17 +358,10 @@ impl Random {
             failed: store.list(&failed, None, 100).expect("list"),
             finished: store.finished(&nos).expect("finished"),
             dead_letters: store.dead_letters(None, 1_000).expect("dead_letters"),
+            streams: nos.iter().map(|no| streams::read(store, *no)).collect(),
         }
     }
 }
-
-type Check = fn(&World);
-
-macro_rules! checks {
-    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
-}
-
-mod deferreds;
 
 const CHECKS: &[(&str, Check)] = checks![
     migrating_twice_changes_nothing,
@@ -486,6 +493,7 @@ impl World {
             deadline_at: None,
             tags: Vec::new(),
             input: b"input".to_vec(),
+            parent: None,
             claim: true,
         }
     }
@@ -546,9 +554,10 @@ impl World {
     fn accept(&self, commit: Commit) -> Vec<Delivered> {
         match self.commit(commit) {
             Outcome::Committed(done) => {
-                let sent = done
-                    .into_iter()
-                    .map(|EffectDone::Sent(delivered)| delivered);
+                let sent = done.into_iter().filter_map(|done| match done {
+                    EffectDone::Sent(delivered) => Some(delivered),
+                    EffectDone::Started(_) => None,
+                });
                 sent.collect()
             }
             other => panic!("a commit was answered with {other:?}"),

@@ -155,6 +155,7 @@ fn env(now: Timestamp) -> Rc<Env> {
         now: Cell::new(now),
         mailbox: None,
         owner: None,
+        ids: crate::run_id::RunIds::new(1),
         stalled: Cell::new(false),
         secret: crate::store::Secret::new([1; 32]),
     })
@@ -186,6 +187,7 @@ impl Owner {
             deadline_at: None,
             tags: Vec::new(),
             input: payload::to_vec(&()).unwrap(),
+            parent: None,
             claim: true,
         };
         let mut owner = Owner {
@@ -314,7 +316,7 @@ impl Owner {
     /// The stored entries by what people call their places.
     pub(super) fn entries(&self) -> Vec<(String, Entry)> {
         let all = self.loaded().history.into_iter();
-        let entries = all.filter(|put| put.key != keys::failure_origins());
+        let entries = all.filter(|put| !keys::is_of_run(&put.key));
         let decoded = entries.map(|put| {
             let entry = codec::decode_entry(&put.value).expect("a stored entry");
             (keys::describe(&put.key), entry)
@@ -599,7 +601,7 @@ fn note_durable(commit: &Commit) -> bool {
     hands::set_durable_number(commit.last_number);
     let mut released_after = false;
     for put in &commit.puts {
-        if put.key == keys::failure_origins() || put.key.starts_with(keys::SET_ASIDE) {
+        if keys::is_of_run(&put.key) || put.key.starts_with(keys::SET_ASIDE) {
             continue;
         }
         let entry = codec::decode_entry(&put.value).expect("an entry");

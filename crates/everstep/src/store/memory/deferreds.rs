@@ -7,7 +7,6 @@ use std::{
 
 use super::Data;
 use crate::{
-    commit::InboxKind,
     run_id::RunNo,
     store::rules::{
         deferreds::{DeferredTables, Place, SettledRow},
@@ -67,14 +66,12 @@ impl DeferredTables for Data {
 
     fn remove_deferred_waits(&mut self, run: RunNo) -> Result<(), Infallible> {
         self.deferreds.waits.retain(|(place, _)| place.run != run);
-        self.change(run, |run| {
-            run.inbox.retain(|_, row| row.kind != InboxKind::Deferred);
-        });
         Ok(())
     }
 
-    fn remove_settled(&mut self, run: RunNo) -> Result<(), Infallible> {
-        self.deferreds.settled.retain(|place, _| place.run != run);
+    fn remove_settled_before(&mut self, run: RunNo, generation: u32) -> Result<(), Infallible> {
+        let kept = |place: &Place| place.run != run || place.generation >= generation;
+        self.deferreds.settled.retain(|place, _| kept(place));
         Ok(())
     }
 }

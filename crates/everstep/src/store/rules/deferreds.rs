@@ -41,11 +41,11 @@ pub(crate) trait DeferredTables: Tables {
 
     fn remove_deferred_wait(&mut self, waiter: &Waiter) -> Result<(), Self::Error>;
 
-    /// Removes all waits of a run, and what lies in its inbox for them.
+    /// Removes all waits of a run.
     fn remove_deferred_waits(&mut self, run: RunNo) -> Result<(), Self::Error>;
 
-    /// Removes all values of a run.
-    fn remove_settled(&mut self, run: RunNo) -> Result<(), Self::Error>;
+    /// Removes the values of the generations of a run before this one.
+    fn remove_settled_before(&mut self, run: RunNo, generation: u32) -> Result<(), Self::Error>;
 }
 
 /// Which deferred of which generation of a run.
@@ -126,8 +126,9 @@ fn hand_over<T: Tables>(tables: &mut T, to: &Waiter, body: Vec<u8>) -> Result<()
     tables::answer(tables, to, InboxKind::Deferred, "", body).map(drop)
 }
 
-/// The code of a run is over: nobody waits any more. A run that failed may be tried again, and then
-/// asks for the same values.
+/// The code of a run is over: nobody waits any more, and what lay in its inbox for those who did is
+/// gone. A run that failed may be tried again, and then asks for the same values; one that went on
+/// as another generation does not. `head` is the row after that.
 pub(crate) fn close<T: DeferredTables>(
     tables: &mut T,
     head: &Head,
@@ -137,10 +138,11 @@ pub(crate) fn close<T: DeferredTables>(
         return Ok(());
     }
     tables.remove_deferred_waits(head.id.no())?;
-    match over.ended {
-        None | Some(RunStatus::Failed) => Ok(()),
-        Some(_) => tables.remove_settled(head.id.no()),
-    }
+    let first_kept = match over.ended {
+        None | Some(RunStatus::Failed) => head.generation,
+        Some(_) => head.generation + 1,
+    };
+    tables.remove_settled_before(head.id.no(), first_kept)
 }
 
 impl Place {

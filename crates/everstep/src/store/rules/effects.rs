@@ -1,55 +1,84 @@
 //! What a commit does to others, and what is left to do when the code of a run is over.
 
-#![allow(dead_code, reason = "the waits that use it follow")]
-
 use super::{
     Head,
+    children::{self, ChildTables},
     deferreds::{self, DeferredTables},
-    tables::Waiter,
+    tables::{Waiter, links},
 };
-use crate::commit::{Commit, Effect, InboxKind, Patch, RunStatus};
+use crate::commit::{Commit, Effect, EffectDone, InboxKind, Patch, RunStatus};
+
+/// The tables of everything that effects reach.
+pub(crate) trait AllTables: ChildTables + DeferredTables {}
+
+impl<T: ChildTables + DeferredTables> AllTables for T {}
 
 /// The code of a run is over, for good or for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Over {
-    /// Whether what it did is compensated next.
-    pub(crate) rolls_back: bool,
-    /// How the run has ended, if it has: not before its rollbacks, and not when it is tried again.
+    /// Whether what others did for it is compensated.
+    pub(crate) compensates: bool,
+    /// How the run has ended, if it has: not before its rollbacks, and not when it is tried again or
+    /// continues as a new generation.
     pub(crate) ended: Option<RunStatus>,
 }
 
 /// Whether nothing that the code of the run waits for is waited for after this commit.
-pub(crate) fn over(patch: &Patch) -> Option<Over> {
-    let (rolls_back, ended) = match patch {
-        Patch::Finish { status, .. } => (false, Some(*status)),
-        Patch::RollBack { .. } => (true, None),
-        Patch::Park {
-            status: RunStatus::Pending,
-            ..
-        } => (false, None),
-        Patch::Keep | Patch::Run { .. } | Patch::Park { .. } | Patch::Pause { .. } => return None,
-    };
-    Some(Over { rolls_back, ended })
+pub(crate) fn is_over(patch: &Patch) -> bool {
+    match patch {
+        Patch::Finish { .. } | Patch::RollBack { .. } | Patch::Continue { .. } => true,
+        Patch::Park { status, .. } => *status == RunStatus::Pending,
+        Patch::Keep | Patch::Run { .. } | Patch::Pause { .. } => false,
+    }
 }
 
-/// Carries out an effect that has no answer.
-pub(crate) fn apply<T: DeferredTables>(
+fn over(patch: &Patch, head: &Head) -> Over {
+    let ended = match patch {
+        Patch::Finish { status, .. } => Some(*status),
+        _ => None,
+    };
+    let compensates = match ended {
+        Some(RunStatus::Completed) => false,
+        Some(RunStatus::Cancelled) => head.cancel.is_some_and(|cancel| cancel.rollback),
+        _ => true,
+    };
+    Over { compensates, ended }
+}
+
+/// Carries out an effect; gives what its run is told about it, if anything.
+pub(crate) fn apply<T: AllTables>(
     tables: &mut T,
     commit: &Commit,
     effect: &Effect,
-) -> Result<(), T::Error> {
+) -> Result<Option<EffectDone>, T::Error> {
     match effect {
-        // Each has an answer, or is a row of its own; the stores do these.
-        Effect::Send { .. } | Effect::Reply { .. } => Ok(()),
-        Effect::AwaitDeferred(wait) => {
-            deferreds::register(tables, &waiter(commit, &wait.key), wait)
+        Effect::Send {
+            delivery,
+            key,
+            receipt,
+        } => {
+            let sent = tables.send(delivery)?;
+            let value = [&receipt[..], &[sent.receipt.code()]].concat();
+            tables.put_entry(&waiter(commit, key), value)?;
+            Ok(Some(EffectDone::Sent(sent)))
         }
-        Effect::Abandon { kind, key } => abandon(tables, &waiter(commit, key), *kind),
+        Effect::StartChild(start) => children::start_child(tables, commit, start),
+        Effect::Watch { target, key } => {
+            children::watch_target(tables, commit, target, key).map(|()| None)
+        }
+        Effect::AwaitDeferred(wait) => {
+            deferreds::register(tables, &waiter(commit, &wait.key), wait).map(|()| None)
+        }
+        Effect::Abandon { kind, key } => {
+            abandon(tables, &waiter(commit, key), *kind).map(|()| None)
+        }
+        // A row of its own, written with the entries.
+        Effect::Reply { .. } | Effect::Emit(_) => Ok(None),
     }
 }
 
 /// The operation of this commit's run that has this key.
-fn waiter(commit: &Commit, key: &[u8]) -> Waiter {
+pub(crate) fn waiter(commit: &Commit, key: &[u8]) -> Waiter {
     Waiter {
         run: commit.run,
         generation: commit.generation,
@@ -59,27 +88,32 @@ fn waiter(commit: &Commit, key: &[u8]) -> Waiter {
 
 /// An operation waits no more: what it registered is removed, and what it was handed and has not
 /// taken goes back.
-fn abandon<T: DeferredTables>(
-    tables: &mut T,
-    waiter: &Waiter,
-    kind: InboxKind,
-) -> Result<(), T::Error> {
+fn abandon<T: AllTables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Result<(), T::Error> {
     let _untaken = tables.take_answers(waiter.run, &waiter.key)?;
     match kind {
+        InboxKind::RunEnded => children::abandon(tables, waiter),
         InboxKind::Deferred => tables.remove_deferred_wait(waiter),
-        InboxKind::Message
-        | InboxKind::Event
-        | InboxKind::RunEnded
-        | InboxKind::QueueResult
-        | InboxKind::LimitGrant => Ok(()),
+        InboxKind::Message | InboxKind::Event | InboxKind::QueueResult | InboxKind::LimitGrant => {
+            Ok(())
+        }
     }
 }
 
-/// Does what is left to do when the code of a run with links is over.
-pub(crate) fn close<T: DeferredTables>(
+/// Does what is left to do when the code of a run with links is over. `head` is the row after the
+/// commit.
+pub(crate) fn close<T: AllTables>(
     tables: &mut T,
     head: &Head,
-    over: Over,
+    patch: &Patch,
 ) -> Result<(), T::Error> {
+    let over = over(patch, head);
+    let run = head.id.no();
+    let _untaken = tables.take_all_answers(run)?;
+    if head.links & (links::CHILDREN | links::WATCHES) != 0 {
+        children::parent_over(tables, run, over)?;
+    }
+    if over.ended.is_some() && head.links & (links::WATCHED | links::CHILD) != 0 {
+        children::run_ended(tables, head.id)?;
+    }
     deferreds::close(tables, head, over)
 }

@@ -4,11 +4,9 @@
 //! once, over this trait; a store only reads and writes rows. All calls of a batch see each other's
 //! changes.
 
-#![allow(dead_code, reason = "the waits that use it follow")]
-
 use super::{Head, deliver};
 use crate::{
-    commit::{Control, Controlled, InboxKind, InboxRow, Notice, Target},
+    commit::{Control, Controlled, Delivered, Delivery, InboxKind, InboxRow, Notice, Target},
     run_id::RunNo,
     time::Timestamp,
 };
@@ -20,16 +18,12 @@ pub(crate) mod links {
     pub(crate) const WATCHED: u32 = 1;
     /// It has started children.
     pub(crate) const CHILDREN: u32 = 1 << 1;
+    /// It was started by another run.
+    pub(crate) const CHILD: u32 = 1 << 7;
     /// It waits, or has waited, for the end of other runs.
     pub(crate) const WATCHES: u32 = 1 << 2;
-    /// It waits, or has waited, for events.
-    pub(crate) const EVENTS: u32 = 1 << 3;
-    /// One of its deferreds has a value.
+    /// One of its deferreds has a value, or is waited for.
     pub(crate) const DEFERREDS: u32 = 1 << 4;
-    /// It holds, or waits for, a limit.
-    pub(crate) const LIMITS: u32 = 1 << 5;
-    /// It waits, or has waited, for an item of a queue.
-    pub(crate) const QUEUES: u32 = 1 << 6;
 }
 
 /// An operation that waits.
@@ -58,8 +52,17 @@ pub(crate) trait Tables {
     /// `head`.
     fn put_inbox(&mut self, head: &Head, row: &InboxRow) -> Result<(), Self::Error>;
 
+    /// Sends a message on behalf of a workflow; one that cannot be delivered is a dead letter.
+    fn send(&mut self, delivery: &Delivery) -> Result<Delivered, Self::Error>;
+
+    /// Writes an entry.
+    fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> Result<(), Self::Error>;
+
     /// Removes what lies in the inbox for one operation, and gives it.
     fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, Self::Error>;
+
+    /// Removes what lies in the inbox for operations, and gives it.
+    fn take_all_answers(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Self::Error>;
 
     /// Writes the links of a run as they are in `head`.
     fn write_links(&mut self, head: &Head) -> Result<(), Self::Error>;

@@ -11,7 +11,10 @@ use uuid::Uuid;
 use super::{columns, error::bad_value, writer::Memory};
 use crate::{
     hash::FastSet,
-    store::rules::{deferreds, effects, tables::Tables},
+    store::rules::{
+        deferreds, effects,
+        tables::{Tables, Waiter},
+    },
 };
 use crate::{
     run_id::{RunId, RunNo},
@@ -34,6 +37,7 @@ pub(crate) fn apply(
     for write in &batch.writes {
         outcomes.push(match write {
             Write::Commit(commit) => applier.commit(commit)?,
+            Write::Emit(emission) => applier.emission(emission)?,
             // Its turn comes after all commits.
             _ => Outcome::Refused(Refusal::Gone),
         });
@@ -49,6 +53,8 @@ pub(crate) fn apply(
             Write::Resolve(resolution) => {
                 Outcome::Settled(deferreds::settle(&mut applier, resolution)?)
             }
+            Write::Sweep(limit) => Outcome::Swept(applier.sweep(*limit)?),
+            Write::Emit(_) => continue,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)
@@ -98,9 +104,9 @@ impl<'a> Applier<'a> {
             insert_run: conn.prepare_cached(
                 "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, generation, \
                  available_at, deadline_at, created_at, updated_at, attempts, recoveries, \
-                 inbox_seq, last_number, tags, input) \
+                 inbox_seq, last_number, tags, input, parent) \
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 1, ?9, ?10, ?11, ?11, 1, 0, 0, 0, ?12, \
-                 ?13) ON CONFLICT DO NOTHING",
+                 ?13, ?14) ON CONFLICT DO NOTHING",
             )?,
             put: conn.prepare_cached(
                 "INSERT INTO history (run, generation, key, value) VALUES (?1, ?2, ?3, ?4) \
@@ -114,7 +120,11 @@ impl<'a> Applier<'a> {
         })
     }
 
-    fn now(&self) -> Timestamp {
+    pub(super) fn fence_holds(&self) -> bool {
+        self.runner.is_some()
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
         Timestamp::from_millis(self.now)
     }
 
@@ -134,7 +144,7 @@ impl<'a> Applier<'a> {
     }
 
     /// The row as it is in this transaction.
-    fn head(&self, run: RunNo) -> rusqlite::Result<Option<Head>> {
+    pub(super) fn head(&self, run: RunNo) -> rusqlite::Result<Option<Head>> {
         if let Some(head) = self.memory.head(run) {
             return Ok(Some(head));
         }
@@ -176,7 +186,7 @@ impl<'a> Applier<'a> {
         if !self.owns_shard_of(head.id)? {
             return Ok(Outcome::Refused(Refusal::Fenced));
         }
-        if head.links != 0 && effects::over(&commit.patch).is_some() {
+        if head.links != 0 && effects::is_over(&commit.patch) {
             self.closing.insert(commit.run);
         }
         self.write_entries(commit.run, head.generation, &commit.deletes, &commit.puts)?;
@@ -216,10 +226,16 @@ impl<'a> Applier<'a> {
             self.execute(sql, params![commit.run.0, key, value])?;
         }
         for effect in &commit.effects {
-            if let Effect::Reply { request, body } = effect {
-                // Only an open request can be answered, so the first answer wins.
-                let sql = "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
-                self.execute(sql, params![request.as_bytes(), body])?;
+            match effect {
+                Effect::Reply { request, body } => {
+                    // Only an open request can be answered, so the first answer wins.
+                    let sql =
+                        "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
+                    self.execute(sql, params![request.as_bytes(), body])?;
+                }
+                Effect::Emit(emit) => self.emit(commit.run, commit.generation, emit)?,
+                // Their turn comes after all commits.
+                _ => {}
             }
         }
         Ok(())
@@ -251,6 +267,23 @@ impl<'a> Applier<'a> {
                     self.execute(sql, [commit.run.0])?;
                 }
                 Patch::Pause { reason } => self.write_head(&head, Some(reason))?,
+                Patch::Continue {
+                    workflow,
+                    version,
+                    pool,
+                    input,
+                } => {
+                    self.write_head(&head, None)?;
+                    let sql = "UPDATE runs SET generation = ?2, workflow = ?3, version = ?4, \
+                               pool = ?5, input = ?6, recoveries = 0 WHERE no = ?1";
+                    let run = commit.run.0;
+                    let (workflow, pool) = (&**workflow, &**pool);
+                    let params = params![run, head.generation, workflow, version, pool, input];
+                    self.execute(sql, params)?;
+                    let sql = "INSERT OR IGNORE INTO old_generations (run, generation) \
+                               VALUES (?1, ?2)";
+                    self.execute(sql, params![run, before.generation])?;
+                }
                 Patch::Keep => self.write_last_number(&head)?,
             }
         }
@@ -323,7 +356,7 @@ impl<'a> Applier<'a> {
             .map(drop)
     }
 
-    fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
+    pub(super) fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
         let keyed = match &new.key {
             Some(key) => find_key(self.conn, &new.workflow, key)?,
             None => None,
@@ -349,6 +382,7 @@ impl<'a> Applier<'a> {
             self.now,
             tags,
             new.input,
+            new.parent.map(|parent| *parent.as_uuid().as_bytes()),
         ])?;
         if is_new == 0 {
             return self.attach(run, new, false);
@@ -381,7 +415,8 @@ impl<'a> Applier<'a> {
     }
 
     fn attach(&self, run: RunNo, new: &NewRun, by_key: bool) -> rusqlite::Result<Outcome> {
-        let sql = "SELECT id, input = ?2 FROM runs WHERE no = ?1";
+        // What a run was first started with is gone once it has continued as a new one.
+        let sql = "SELECT id, input = ?2 OR generation > 1 FROM runs WHERE no = ?1";
         let mut statement = self.conn.prepare_cached(sql)?;
         let (id, is_same_input) = statement.query_row(params![run.0, new.input], |row| {
             Ok((columns::run_id(row, 0)?, row.get::<_, bool>(1)?))
@@ -402,7 +437,7 @@ impl<'a> Applier<'a> {
         }))
     }
 
-    fn owns_shard_of(&mut self, id: RunId) -> rusqlite::Result<bool> {
+    pub(super) fn owns_shard_of(&mut self, id: RunId) -> rusqlite::Result<bool> {
         let Some(runner) = self.runner else {
             return Ok(false);
         };
@@ -526,39 +561,36 @@ impl<'a> Applier<'a> {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> rusqlite::Result<Vec<EffectDone>> {
-        let done = self.send(commit)?;
+        let mut done = Vec::new();
         for effect in &commit.effects {
-            effects::apply(self, commit, effect)?;
+            done.extend(effects::apply(self, commit, effect)?);
         }
-        if let Some(over) = effects::over(&commit.patch)
+        if effects::is_over(&commit.patch)
             && let Some(head) = self.head(commit.run)?
             && head.links != 0
         {
-            effects::close(self, &head, over)?;
+            effects::close(self, &head, &commit.patch)?;
         }
         Ok(done)
     }
 
-    /// Delivers what a commit sends, and writes down in its history what became of it.
-    fn send(&mut self, commit: &Commit) -> rusqlite::Result<Vec<EffectDone>> {
-        let mut answers = Vec::new();
-        for (delivery, key, receipt) in rules::sends(commit) {
-            let delivered = self.deliver(delivery)?;
-            if rules::is_dead_letter(delivered.receipt) {
-                let sql = "INSERT INTO dead_letters (run, name, body, reason, at) \
-                           VALUES (?1, ?2, ?3, ?4, ?5)";
-                let run = delivered.run.map(|id| id.no().0);
-                let reason = rules::undeliverable(delivered.receipt);
-                let Delivery { name, body, .. } = delivery;
-                self.execute(sql, params![run, name, body, reason, self.now])?;
-            }
-            let value = [receipt, &[delivered.receipt.code()][..]].concat();
-            self.put
-                .execute(params![commit.run.0, commit.generation, key, value])?;
-            self.count_rows(1);
-            answers.push(EffectDone::Sent(delivered));
+    /// Removes entries of generations that are over; whether there are more.
+    fn sweep(&self, limit: u32) -> rusqlite::Result<bool> {
+        let sql = "SELECT run, generation FROM old_generations LIMIT 1";
+        let mut statement = self.conn.prepare_cached(sql)?;
+        let next = statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)));
+        let Some((run, generation)) = next.optional()? else {
+            return Ok(false);
+        };
+        let (run, generation): (i64, u32) = (run, generation);
+        let sql = "DELETE FROM history WHERE run = ?1 AND generation = ?2 AND key IN (SELECT key \
+                   FROM history WHERE run = ?1 AND generation = ?2 ORDER BY key LIMIT ?3)";
+        let removed = self.execute(sql, params![run, generation, limit])?;
+        if removed < limit as usize {
+            let sql = "DELETE FROM old_generations WHERE run = ?1 AND generation = ?2";
+            self.execute(sql, params![run, generation])?;
         }
-        Ok(answers)
+        Ok(true)
     }
 }
 
@@ -597,6 +629,34 @@ impl Tables for Applier<'_> {
         self.execute(sql, params![run.0, seq, available_at, self.now])?;
         self.memory.remember(run, *head);
         Ok(())
+    }
+
+    fn send(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
+        let delivered = self.deliver(delivery)?;
+        if rules::is_dead_letter(delivered.receipt) {
+            let sql = "INSERT INTO dead_letters (run, name, body, reason, at) \
+                       VALUES (?1, ?2, ?3, ?4, ?5)";
+            let run = delivered.run.map(|id| id.no().0);
+            let reason = rules::undeliverable(delivered.receipt);
+            let Delivery { name, body, .. } = delivery;
+            self.execute(sql, params![run, name, body, reason, self.now])?;
+        }
+        Ok(delivered)
+    }
+
+    fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> rusqlite::Result<()> {
+        self.put
+            .execute(params![of.run.0, of.generation, of.key, value])?;
+        self.count_rows(1);
+        Ok(())
+    }
+
+    fn take_all_answers(&mut self, run: RunNo) -> rusqlite::Result<Vec<InboxRow>> {
+        let sql = "DELETE FROM inbox WHERE run = ?1 AND kind <> 0 \
+                   RETURNING seq, name, body, request, sent_at, kind, wait";
+        let mut statement = self.conn.prepare_cached(sql)?;
+        let rows = statement.query_map([run.0], columns::inbox_row)?;
+        rows.collect()
     }
 
     fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> rusqlite::Result<Vec<InboxRow>> {

@@ -13,7 +13,8 @@ use crate::{
 /// The columns that [`run_row`] reads.
 pub(crate) const RUN_ROW: &str = "no, id, workflow, version, key, pool, shard, status, ending, \
     generation, available_at, deadline_at, created_at, updated_at, finished_at, attempts, \
-    recoveries, inbox_seq, cancel_requested, last_number, waiting, tags, input, output, error";
+    recoveries, inbox_seq, cancel_requested, last_number, waiting, tags, input, output, error, \
+    parent";
 
 /// The columns that [`due_run`] reads.
 pub(crate) const DUE_RUN: &str = "id, shard, available_at, status, workflow, version";
@@ -49,6 +50,7 @@ pub(crate) fn run_row(row: &Row<'_>) -> rusqlite::Result<RunRow> {
             Some(json) => from_json(json)?,
             None => Vec::new(),
         },
+        parent: optional_run_id(row, 25)?,
         input: row.get(22)?,
         output: row.get(23)?,
         error: row.get(24)?,
@@ -110,6 +112,15 @@ pub(crate) fn shards_of(conn: &Connection, runner: Uuid) -> rusqlite::Result<Sha
 pub(crate) fn run_id(row: &Row<'_>, column: usize) -> rusqlite::Result<RunId> {
     let uuid = Uuid::from_bytes(row.get(column)?);
     RunId::from_uuid(uuid).ok_or_else(|| bad_value("id", uuid))
+}
+
+pub(crate) fn optional_run_id(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<RunId>> {
+    let Some(bytes) = row.get::<_, Option<[u8; 16]>>(column)? else {
+        return Ok(None);
+    };
+    let uuid = Uuid::from_bytes(bytes);
+    let id = RunId::from_uuid(uuid).ok_or_else(|| bad_value("parent", uuid))?;
+    Ok(Some(id))
 }
 
 pub(crate) fn status(row: &Row<'_>, column: usize) -> rusqlite::Result<RunStatus> {

@@ -4,7 +4,6 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{batch::Applier, columns, error::bad_value};
 use crate::{
-    commit::InboxKind,
     run_id::RunNo,
     store::rules::{
         deferreds::{DeferredTables, Place, SettledRow},
@@ -70,14 +69,12 @@ impl DeferredTables for Applier<'_> {
     }
 
     fn remove_deferred_waits(&mut self, run: RunNo) -> rusqlite::Result<()> {
-        self.execute("DELETE FROM deferred_waits WHERE run = ?1", [run.0])?;
-        let sql = "DELETE FROM inbox WHERE run = ?1 AND kind = ?2";
-        self.execute(sql, params![run.0, InboxKind::Deferred.code()])
+        self.execute("DELETE FROM deferred_waits WHERE run = ?1", [run.0])
             .map(drop)
     }
 
-    fn remove_settled(&mut self, run: RunNo) -> rusqlite::Result<()> {
-        self.execute("DELETE FROM deferreds WHERE run = ?1", [run.0])
-            .map(drop)
+    fn remove_settled_before(&mut self, run: RunNo, generation: u32) -> rusqlite::Result<()> {
+        let sql = "DELETE FROM deferreds WHERE run = ?1 AND generation < ?2";
+        self.execute(sql, params![run.0, generation]).map(drop)
     }
 }

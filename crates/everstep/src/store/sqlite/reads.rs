@@ -36,10 +36,12 @@ pub(crate) fn load(conn: &Connection, no: RunNo) -> rusqlite::Result<Option<Load
     let history = statement.query_map(params![no.0, row.generation], put)?;
     let history = history.collect::<rusqlite::Result<_>>()?;
     let inbox = columns::inbox_after(conn, no, 0)?;
+    let streams = super::streams::names(conn, no)?;
     Ok(Some(LoadedRun {
         row,
         history,
         inbox,
+        streams,
     }))
 }
 
@@ -299,6 +301,11 @@ pub(crate) fn answers(
         Ok((Uuid::from_bytes(row.get(0)?), answer))
     })?;
     rows.collect()
+}
+
+pub(crate) fn has_old_generations(conn: &Connection) -> rusqlite::Result<bool> {
+    conn.prepare_cached("SELECT 1 FROM old_generations LIMIT 1")?
+        .exists([])
 }
 
 pub(crate) fn dead_letters(

@@ -21,6 +21,8 @@ const APPLICATION_ID: i32 = 0x4576_7273;
 pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("format_1.sql"),
     include_str!("format_waits.sql"),
+    include_str!("format_children.sql"),
+    include_str!("format_streams.sql"),
     include_str!("format_deferreds.sql"),
 ];
 

@@ -48,6 +48,7 @@ fn new_run(id: RunId) -> NewRun {
         deadline_at: None,
         tags: Vec::new(),
         input: b"input".to_vec(),
+        parent: None,
         claim: true,
     }
 }
@@ -156,7 +157,7 @@ impl Store for OwnerAndClient {
     fn migrate(&self) -> Result<(), StoreError> { self.client.migrate() }
     fn secret(&self) -> Result<Secret, StoreError> { self.client.secret() }
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
-        let is_owners = batch.writes.iter().any(|write| matches!(write, Write::Commit(_)));
+        let is_owners = batch.writes.iter().any(|write| matches!(write, Write::Commit(_) | Write::Emit(_)));
         if is_owners { self.owner.commit(batch) } else { self.client.commit(batch) }
     }
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> { self.client.run(target) }
@@ -169,6 +170,9 @@ impl Store for OwnerAndClient {
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> { self.client.count(filter) }
     fn history(&self, run: RunNo, after: Option<&[u8]>, limit: usize) -> Result<Vec<Put>, StoreError> { self.client.history(run, after, limit) }
     fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> { self.client.state(run) }
+    fn stream(&self, run: RunNo, stream: &str, from: u64, limit: usize) -> Result<Option<StreamPage>, StoreError> { self.client.stream(run, stream, from, limit) }
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> { self.client.streams(run) }
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> { self.client.streams_grown(asked) }
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> { self.client.finished(runs) }
     fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> { self.client.answers(requests) }
     fn dead_letters(&self, run: Option<RunNo>, limit: usize) -> Result<Vec<DeadLetter>, StoreError> { self.client.dead_letters(run, limit) }

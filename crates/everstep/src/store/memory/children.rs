@@ -1,0 +1,77 @@
+//! Children and those who wait for the end of a run, in memory.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+};
+
+use super::Data;
+use crate::{
+    commit::{NewRun, Outcome},
+    run_id::RunNo,
+    store::{
+        Finished,
+        rules::{
+            children::{ChildRow, ChildTables},
+            tables::Waiter,
+        },
+    },
+};
+
+/// The rows.
+#[derive(Clone, Default)]
+pub(super) struct Children {
+    watchers: BTreeSet<(RunNo, Waiter)>,
+    children: BTreeMap<RunNo, ChildRow>,
+}
+
+impl ChildTables for Data {
+    fn start(&mut self, new: &NewRun) -> Result<Outcome, Infallible> {
+        Ok(Data::start(self, new, None, self.now))
+    }
+
+    fn ended(&mut self, run: RunNo) -> Result<Option<Finished>, Infallible> {
+        let run = self.runs.get(&run);
+        let ended = run.filter(|run| run.head.status.is_terminal());
+        Ok(ended.map(|run| run.finished()))
+    }
+
+    fn add_watcher(&mut self, run: RunNo, waiter: &Waiter) -> Result<(), Infallible> {
+        self.children.watchers.insert((run, waiter.clone()));
+        Ok(())
+    }
+
+    fn take_watchers(&mut self, run: RunNo) -> Result<Vec<Waiter>, Infallible> {
+        let all = std::mem::take(&mut self.children.watchers);
+        let (taken, rest) = all.into_iter().partition(|(watched, _)| *watched == run);
+        self.children.watchers = rest;
+        let taken: BTreeSet<(RunNo, Waiter)> = taken;
+        Ok(taken.into_iter().map(|(_, waiter)| waiter).collect())
+    }
+
+    fn remove_watches(&mut self, waiter: &Waiter) -> Result<(), Infallible> {
+        self.children.watchers.retain(|(_, other)| other != waiter);
+        Ok(())
+    }
+
+    fn remove_watches_of_run(&mut self, run: RunNo) -> Result<(), Infallible> {
+        self.children.watchers.retain(|(_, other)| other.run != run);
+        Ok(())
+    }
+
+    fn put_child(&mut self, child: &ChildRow) -> Result<(), Infallible> {
+        self.children.children.insert(child.run, child.clone());
+        Ok(())
+    }
+
+    fn children(&mut self, parent: RunNo) -> Result<Vec<ChildRow>, Infallible> {
+        let all = self.children.children.values();
+        let of_parent = all.filter(|child| child.parent.run == parent);
+        Ok(of_parent.cloned().collect())
+    }
+
+    fn remove_child(&mut self, run: RunNo) -> Result<(), Infallible> {
+        self.children.children.remove(&run);
+        Ok(())
+    }
+}

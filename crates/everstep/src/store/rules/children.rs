@@ -1,0 +1,198 @@
+//! Runs that are started by runs, and waits for the end of a run.
+//!
+//! Always true:
+//! - Whoever waits for the end of a run is told in the transaction that ends it, or, if it has ended
+//!   before, in the one that registers the wait.
+//! - A child that its parent started and still awaits is cancelled when the parent gives it up or
+//!   is over, unless it was told to be left alone.
+
+use super::{
+    effects::waiter,
+    tables::{self, Tables, Waiter, links},
+};
+use crate::{
+    codec::answer,
+    commit::{
+        Close, Commit, EffectDone, InboxKind, NewRun, Notice, Outcome, RunStatus, StartChild,
+        Target,
+    },
+    run_id::{RunId, RunNo},
+    store::Finished,
+};
+
+/// A run that was started by another, and has not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ChildRow {
+    pub(crate) run: RunNo,
+    /// The operation that started it.
+    pub(crate) parent: Waiter,
+    pub(crate) close: Close,
+    /// Whether that operation waits for its end.
+    pub(crate) awaited: bool,
+}
+
+/// The rows of children and of those who wait for them.
+pub(crate) trait ChildTables: Tables {
+    fn start(&mut self, new: &NewRun) -> Result<Outcome, Self::Error>;
+
+    /// How the run has ended, if it has.
+    fn ended(&mut self, run: RunNo) -> Result<Option<Finished>, Self::Error>;
+
+    fn add_watcher(&mut self, run: RunNo, waiter: &Waiter) -> Result<(), Self::Error>;
+
+    /// Removes those who wait for the end of this run, and gives them.
+    fn take_watchers(&mut self, run: RunNo) -> Result<Vec<Waiter>, Self::Error>;
+
+    fn remove_watches(&mut self, waiter: &Waiter) -> Result<(), Self::Error>;
+
+    fn remove_watches_of_run(&mut self, run: RunNo) -> Result<(), Self::Error>;
+
+    fn put_child(&mut self, child: &ChildRow) -> Result<(), Self::Error>;
+
+    fn children(&mut self, parent: RunNo) -> Result<Vec<ChildRow>, Self::Error>;
+
+    fn remove_child(&mut self, run: RunNo) -> Result<(), Self::Error>;
+}
+
+/// Starts a child, and writes into the history of its parent which one it is.
+pub(crate) fn start_child<T: ChildTables>(
+    tables: &mut T,
+    commit: &Commit,
+    start: &StartChild,
+) -> Result<Option<EffectDone>, T::Error> {
+    let parent = waiter(commit, &start.key);
+    let mut new = start.new.clone();
+    let started = loop {
+        match tables.start(&new)? {
+            // A fresh id that is there already is another run's.
+            Outcome::Started(started) if !(started.attached && started.id == new.id) => {
+                break started;
+            }
+            // Another run has the same number: the next one is free before long.
+            _ => new.id = new.id.following(),
+        }
+    };
+    let flags = u8::from(started.attached) | u8::from(started.input_differs) << 1;
+    let mut value = start.entry.clone();
+    value.extend_from_slice(started.id.as_uuid().as_bytes());
+    value.push(flags);
+    tables.put_entry(&parent, value)?;
+    let run = started.id.no();
+    if !started.attached {
+        let awaited = start.awaited;
+        let close = start.close;
+        tables.put_child(&ChildRow {
+            run,
+            parent: parent.clone(),
+            close,
+            awaited,
+        })?;
+        tables::link(tables, run, links::CHILD)?;
+        tables::link(tables, parent.run, links::CHILDREN)?;
+        if let Some(at) = started.available_at {
+            let run = started.id;
+            tables.notice(Notice::Due { run, at });
+        }
+    }
+    if start.awaited {
+        watch(tables, started.id, &parent)?;
+        return Ok(None);
+    }
+    Ok(Some(EffectDone::Started(started)))
+}
+
+/// Registers a wait for the end of a run, or answers it at once.
+pub(crate) fn watch_target<T: ChildTables>(
+    tables: &mut T,
+    commit: &Commit,
+    target: &Target,
+    key: &[u8],
+) -> Result<(), T::Error> {
+    let waiter = waiter(commit, key);
+    match tables.find(target)? {
+        Some(head) => watch(tables, head.id, &waiter),
+        None => {
+            // It is waited for no more than for a moment, but a run that has answers has links.
+            tables::link(tables, waiter.run, links::WATCHES)?;
+            let nobody = uuid::Uuid::nil();
+            let body = [&nobody.as_bytes()[..], &answer::unknown()].concat();
+            tables::answer(tables, &waiter, InboxKind::RunEnded, "", body).map(drop)
+        }
+    }
+}
+
+fn watch<T: ChildTables>(tables: &mut T, run: RunId, waiter: &Waiter) -> Result<(), T::Error> {
+    if !tables::link(tables, waiter.run, links::WATCHES)? {
+        return Ok(());
+    }
+    if let Some(finished) = tables.ended(run.no())? {
+        return tell(tables, run, waiter, &finished);
+    }
+    tables.add_watcher(run.no(), waiter)?;
+    tables::link(tables, run.no(), links::WATCHED).map(drop)
+}
+
+fn tell<T: ChildTables>(
+    tables: &mut T,
+    run: RunId,
+    waiter: &Waiter,
+    finished: &Finished,
+) -> Result<(), T::Error> {
+    let answer = match (finished.status, &finished.error) {
+        (RunStatus::Completed, _) => answer::value(finished.output.as_deref().unwrap_or_default()),
+        (RunStatus::Failed, Some(error)) => answer::failure(error),
+        _ => answer::cancelled(),
+    };
+    let body = [&run.as_uuid().as_bytes()[..], &answer].concat();
+    tables::answer(tables, waiter, InboxKind::RunEnded, "", body).map(drop)
+}
+
+/// An operation does not wait for the end of a run any more. A child of it is cancelled, if it is
+/// not to be left alone.
+pub(crate) fn abandon<T: ChildTables>(tables: &mut T, waiter: &Waiter) -> Result<(), T::Error> {
+    tables.remove_watches(waiter)?;
+    let children = tables.children(waiter.run)?;
+    let given_up = children.into_iter().filter(|child| child.parent == *waiter);
+    for child in given_up {
+        let rollback = true;
+        cancel(tables, child, rollback)?;
+    }
+    Ok(())
+}
+
+fn cancel<T: ChildTables>(tables: &mut T, child: ChildRow, rollback: bool) -> Result<(), T::Error> {
+    if child.close == Close::Cancel {
+        return tables::cancel(tables, child.run, rollback);
+    }
+    tables.put_child(&ChildRow {
+        awaited: false,
+        ..child
+    })
+}
+
+/// The code of a parent is over: children that it awaits are cancelled, at its end all that are not
+/// to be left alone.
+pub(crate) fn parent_over<T: ChildTables>(
+    tables: &mut T,
+    parent: RunNo,
+    over: super::effects::Over,
+) -> Result<(), T::Error> {
+    for child in tables.children(parent)? {
+        if child.awaited || over.ended.is_some() {
+            cancel(tables, child, over.compensates)?;
+        }
+    }
+    tables.remove_watches_of_run(parent)
+}
+
+/// A run has ended: whoever waits for that is told.
+pub(crate) fn run_ended<T: ChildTables>(tables: &mut T, run: RunId) -> Result<(), T::Error> {
+    tables.remove_child(run.no())?;
+    let Some(finished) = tables.ended(run.no())? else {
+        return Ok(());
+    };
+    for waiter in tables.take_watchers(run.no())? {
+        tell(tables, run, &waiter, &finished)?;
+    }
+    Ok(())
+}
