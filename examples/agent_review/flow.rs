@@ -48,7 +48,7 @@ pub(crate) struct Outside {
     pub(crate) outbox: PathBuf,
 }
 
-#[workflow(key = |task| task.task.clone(), retry = Retry::fixed(3, Duration::from_millis(200)))]
+#[workflow(key = |task| task.task.clone())]
 pub(crate) async fn agent_review(ctx: Ctx, task: Task) -> Result<String> {
     let Task { task, patience } = task;
     let draft = run_agent(&ctx, "DraftAgent", format!("Draft a response:\n{task}")).await?;
@@ -106,6 +106,7 @@ async fn run_agent(ctx: &Ctx, agent: &str, prompt: String) -> Result<String> {
             Error::msg(format!("{agent} gave no result")).with_details(&missing)
         })
     })
+    .retry(Retry::fixed(3, Duration::from_millis(200)))
     .await
 }
 

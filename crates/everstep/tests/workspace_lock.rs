@@ -70,7 +70,9 @@ fn request(folder: &Path, request: &str) -> Request {
 
 fn trace(folder: &Path) -> Vec<String> {
     let text = fs::read_to_string(folder.join("workspace/trace")).unwrap_or_default();
-    text.lines().map(str::to_owned).collect()
+    // Who only holds the lock to keep others waiting does nothing in the workspace.
+    let lines = text.lines().filter(|line| !line.ends_with(" somebody"));
+    lines.map(str::to_owned).collect()
 }
 
 fn undisturbed() -> Boundary {
