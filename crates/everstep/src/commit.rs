@@ -14,10 +14,22 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+mod schedule;
+
+pub use schedule::*;
+
 use crate::{
     run_id::{RunId, RunNo},
     time::Timestamp,
 };
+
+mod control;
+mod transaction;
+
+pub use control::{ControlRefusal, Delete, Deleted, Fork, Tagging};
+pub use transaction::Transaction;
+#[cfg(feature = "sqlite")]
+pub(crate) use transaction::{TransactionBody, TransactionLimits};
 
 /// Many writes that become durable together.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +73,47 @@ pub enum Write {
     /// What a body gives out while it runs. Answered by [`Outcome::Emitted`]. Applied among the
     /// commits, in the order of the batch.
     Emit(Box<Emission>),
+    /// Something about a schedule. Answered by [`Outcome::Scheduled`].
+    Schedule(Box<ScheduleWrite>),
+    /// A run from another store. Answered by [`Outcome::Imported`].
+    Import(Box<ImportedRun>),
+    /// Forgets a finished run. Answered by [`Outcome::Deleted`].
+    Delete(Box<Delete>),
+    /// Sets or removes a tag of a run. Answered by [`Outcome::Controlled`], or refused with
+    /// [`Refusal::TagsFull`].
+    Tag(Box<Tagging>),
+    /// A new run that begins with a history. Answered as a [`Write::Start`] is.
+    Fork(Box<Fork>),
+}
+
+/// A run from another store, with everything that belongs to it alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImportedRun {
+    /// The row. A run that was in its owner's memory is in nobody's now: it is due.
+    pub row: crate::store::RunRow,
+    /// All entries of its generation.
+    pub history: Vec<Put>,
+    /// Its unread messages, in order.
+    pub inbox: Vec<InboxRow>,
+    /// The values that it has set for clients.
+    pub state: Vec<(String, Vec<u8>)>,
+}
+
+/// What became of a run from another store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Imported {
+    /// It is here, and due at this time if it is due at all.
+    Done {
+        /// When it is due.
+        available_at: Option<Timestamp>,
+    },
+    /// There is a run with its id (or its number), which was not touched.
+    IdTaken,
+    /// There is a run of its workflow with its key.
+    KeyTaken {
+        /// Its number.
+        run: RunNo,
+    },
 }
 
 /// A run to be created.
@@ -328,9 +381,21 @@ pub enum Effect {
         target: Target,
         /// The key of the operation.
         key: Vec<u8>,
+        /// Its encoded entry, to which the store appends the id of the run and a byte that is 0.
+        entry: Vec<u8>,
     },
     /// An item for a stream of this run, which clients follow.
     Emit(Box<Emit>),
+    /// Writes of the workflow's own, made in the same transaction. What became of them is in the
+    /// [`Transaction`] itself.
+    Transaction(Transaction),
+    /// A tag of the run itself is set, or removed. Left out if the run has too many.
+    Tag {
+        /// The name of the tag.
+        name: String,
+        /// What all tags of this name are replaced by; they are removed if absent.
+        value: Option<String>,
+    },
     /// An operation of this run does not wait any more: it lost a race, was dropped, or its time
     /// ran out. What it had registered is taken back, and what was delivered to it alone and not
     /// taken goes back to where it came from.
@@ -487,8 +552,14 @@ pub enum Outcome {
     Swept(bool),
     /// The items of a body are in their streams.
     Emitted,
-    /// A commit, a reopening or an emission that was not made.
+    /// A commit, a reopening, a start, a tag or an emission that was not made.
     Refused(Refusal),
+    /// What became of a write about a schedule.
+    Scheduled(ScheduleOutcome),
+    /// What became of a run from another store.
+    Imported(Imported),
+    /// What became of a delete.
+    Deleted(Deleted),
 }
 
 /// What became of an effect.
@@ -589,6 +660,15 @@ pub enum Controlled {
         /// How.
         status: RunStatus,
     },
+    /// It cannot be done to the run as it is now.
+    Refused {
+        /// The run.
+        run: RunId,
+        /// Its status.
+        status: RunStatus,
+        /// Why.
+        reason: ControlRefusal,
+    },
     /// There is no such run.
     Unknown,
 }
@@ -637,6 +717,21 @@ pub enum Refusal {
     Gap {
         /// The highest stored number.
         stored: u64,
+    },
+    /// The run that was started with this key has ended and was deleted, and the key is still
+    /// kept, so that a start that comes late does not do everything once more.
+    KeyUsed {
+        /// The run that had it.
+        run: RunId,
+        /// When that was deleted.
+        deleted_at: Timestamp,
+        /// From when on the key can be used again.
+        kept_until: Timestamp,
+    },
+    /// The run has as many tags as it may have.
+    TagsFull {
+        /// How many that is.
+        limit: usize,
     },
 }
 

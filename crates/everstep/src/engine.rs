@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use crate::{
     client::Client,
+    codec::hook::Codec,
     ctx::Ctx,
     error::Result as UserResult,
     run::panics,
@@ -41,7 +42,10 @@ mod keeper;
 mod lease;
 mod mailbox;
 mod poller;
+mod preflight;
 mod reader;
+mod retention;
+pub(crate) mod schedules;
 mod services;
 mod settings;
 mod shared;
@@ -53,6 +57,7 @@ pub(crate) use activity::Activity;
 pub(crate) use committer::{Pending, Reply};
 pub(crate) use mailbox::Mailbox;
 pub(crate) use poller::Poller;
+pub use preflight::{Misfit, Preflight};
 pub(crate) use reader::Reader;
 pub(crate) use services::Services;
 pub use settings::{Sabotage, Settings};
@@ -109,13 +114,14 @@ impl std::fmt::Display for RecoveryReport {
 #[must_use = "an engine does nothing before `start`"]
 pub struct EngineBuilder {
     store: StoreChoice,
-    registry: Registry,
-    services: Services,
+    registry: Arc<Registry>,
+    services: Arc<Services>,
     settings: Settings,
     clock: Arc<dyn Clock>,
     problem: Option<StartError>,
 }
 
+#[derive(Clone)]
 enum StoreChoice {
     #[cfg(feature = "sqlite")]
     File(std::path::PathBuf),
@@ -137,7 +143,7 @@ impl StoreChoice {
 }
 
 /// Why an engine did not start.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// A workflow cannot be registered.
@@ -148,7 +154,13 @@ pub enum StartError {
     Store(#[source] Arc<StoreError>),
     /// A thread or a runtime could not be started.
     #[error("a thread of the engine cannot be started")]
-    Thread(#[source] std::io::Error),
+    Thread(#[source] Arc<std::io::Error>),
+}
+
+impl StartError {
+    fn thread(error: std::io::Error) -> StartError {
+        StartError::Thread(Arc::new(error))
+    }
 }
 
 impl From<StoreError> for StartError {
@@ -397,8 +409,8 @@ impl EngineBuilder {
     fn new(store: StoreChoice) -> EngineBuilder {
         EngineBuilder {
             store,
-            registry: Registry::default(),
-            services: Services::default(),
+            registry: Arc::default(),
+            services: Arc::default(),
             settings: Settings::default(),
             clock: Arc::new(SystemClock),
             problem: None,
@@ -446,7 +458,7 @@ impl EngineBuilder {
     }
 
     fn insert(mut self, definition: Definition) -> Self {
-        if let Err(error) = self.registry.insert(definition) {
+        if let Err(error) = Arc::make_mut(&mut self.registry).insert(definition) {
             self.problem.get_or_insert(StartError::Register(error));
         }
         self
@@ -454,13 +466,20 @@ impl EngineBuilder {
 
     /// Gives bodies and rollbacks a dependency: `ctx.get::<T>()`.
     pub fn provide<T: Send + Sync + 'static>(mut self, dependency: T) -> Self {
-        self.services.insert(dependency);
+        Arc::make_mut(&mut self.services).insert(dependency);
         self
     }
 
     /// Changes settings.
     pub fn settings(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         change(&mut self.settings);
+        self
+    }
+
+    /// Compresses or encrypts what is stored of the values of users. With several, the last one
+    /// writes and all of them read: so that one can take the place of another.
+    pub fn codec(mut self, codec: impl Codec) -> Self {
+        self.settings.codecs.push(Arc::new(codec));
         self
     }
 
@@ -484,7 +503,7 @@ impl EngineBuilder {
         let many = current.filter(|rt| rt.runtime_flavor() == RuntimeFlavor::MultiThread);
         let own_runtime = match &many {
             Some(_) => None,
-            None => Some(small_runtime().map_err(StartError::Thread)?),
+            None => Some(small_runtime().map_err(StartError::thread)?),
         };
         let runtime = match (&many, &own_runtime) {
             (Some(handle), _) => handle.clone(),
@@ -494,8 +513,8 @@ impl EngineBuilder {
         let (sender, started) = oneshot::channel();
         let parts = StartParts {
             store: self.store,
-            registry: Arc::new(self.registry),
-            services: Arc::new(self.services),
+            registry: self.registry,
+            services: self.services,
             settings: Arc::new(self.settings),
             clock: self.clock,
             runtime,
@@ -505,10 +524,10 @@ impl EngineBuilder {
         std::thread::Builder::new()
             .name("everstep-start".to_owned())
             .spawn(move || _ = sender.send(parts.start()))
-            .map_err(StartError::Thread)?;
+            .map_err(StartError::thread)?;
         match started.await {
             Ok(engine) => engine,
-            Err(_) => Err(StartError::Thread(std::io::Error::other(
+            Err(_) => Err(StartError::thread(std::io::Error::other(
                 "the starting thread died",
             ))),
         }
@@ -612,7 +631,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(work)
-        .map_err(StartError::Thread)
+        .map_err(StartError::thread)
 }
 
 /// An engine thread, inside the application's runtime, so that sockets, timers and `tokio::spawn`

@@ -31,6 +31,7 @@ mod deferred;
 mod engine;
 mod history;
 mod run;
+mod schedule;
 pub mod store;
 mod workflow;
 
@@ -38,6 +39,7 @@ mod cancellation;
 mod error;
 mod hash;
 mod random;
+mod retention;
 mod retry;
 mod run_id;
 pub mod testing;
@@ -46,10 +48,13 @@ mod token;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Cancel, Client, ClientError, Count, EmittedFrom, HistoryEntry, List, Resolved, Resolver,
-    RunError, RunHandle, RunInfo, RunPage, SendMessage, Sent, Settle, Start, StateWatch,
-    StreamInfo, StreamItem, StreamPage, StreamReader,
+    Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Count,
+    DeleteRun, EmittedFrom, ForkRun, HistoryEntry, HistoryPage, List, ReadHistory, Resolved,
+    Resolver, RunError, RunHandle, RunInfo, RunPage, Schedule, ScheduleHandle, ScheduleInfo,
+    SchedulePage, Schedules, SendMessage, Sent, Settle, Start, StateWatch, StreamInfo, StreamItem,
+    StreamPage, StreamReader, Triggered, WaitsFor, Why,
 };
+pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
     Ctx,
     child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished, RunFinishedUntil},
@@ -68,7 +73,8 @@ pub use ctx::{
 };
 pub use deferred::Deferred;
 pub use engine::{
-    Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError, shutdown_signal,
+    Engine, EngineBuilder, EngineCensus, Misfit, Preflight, RecoveryReport, Settings, StartError,
+    shutdown_signal,
 };
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};
@@ -76,9 +82,17 @@ pub use error::{Error, Failure, FailureKind, Result};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
+pub use retention::Retention;
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
-pub use store::{Close, RunStatus, Target};
+/// The version of rusqlite that everstep uses: use it from here, so that the types of
+/// [`Tx`] and of [`Client::start_in`] are yours too.
+#[cfg(feature = "sqlite")]
+pub use rusqlite;
+pub use schedule::{Overlap, ScheduleSpec};
+#[cfg(feature = "sqlite")]
+pub use store::Tx;
+pub use store::{Close, Filter, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use token::Token;
 pub use workflow::{

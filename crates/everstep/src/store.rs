@@ -30,7 +30,7 @@ pub(crate) mod sqlite;
 
 pub use memory::MemoryStore;
 #[cfg(feature = "sqlite")]
-pub use sqlite::{SqliteOptions, SqliteStore};
+pub use sqlite::{SqliteOptions, SqliteStore, Tx};
 
 /// Where runs are kept.
 pub trait Store: Send + Sync + 'static {
@@ -47,6 +47,20 @@ pub trait Store: Send + Sync + 'static {
 
     /// Makes a batch durable in one transaction.
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError>;
+
+    /// Makes the writes of a batch within a transaction of the caller's own, on a connection of its
+    /// own to the same data. They are durable when the caller commits, and gone when it rolls back.
+    #[cfg(feature = "sqlite")]
+    fn commit_in(
+        &self,
+        _tx: &rusqlite::Transaction<'_>,
+        _batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        Err(StoreError::AnotherFile {
+            store: self.describe(),
+            found: "a SQLite file".to_owned(),
+        })
+    }
 
     /// The row of one run.
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError>;
@@ -75,6 +89,16 @@ pub trait Store: Send + Sync + 'static {
         after: Option<RunNo>,
         limit: usize,
     ) -> Result<Vec<DueRun>, StoreError>;
+
+    /// Runs of these shards that are `Paused` and not due, by number, after the given one. At a
+    /// takeover those that other code may mend are among them. (One is due whose cancel was
+    /// requested: to end it takes no code.)
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError>;
 
     /// How many runs of these shards wait for something from outside or for a time, by kind; for
     /// the report on start-up.
@@ -135,6 +159,29 @@ pub trait Store: Send + Sync + 'static {
         Ok(false)
     }
 
+    /// One schedule.
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError>;
+
+    /// Schedules by name, after the given one, at most `limit`.
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError>;
+
+    /// Schedules that are not paused with `next_at <= now`, ordered by (`next_at`, name), after the
+    /// given place, at most `limit`; and when the next one after `now` is due.
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError>;
+
+    /// Schedules that are not paused and have ticks that wait for the end of a run, by name, after
+    /// the given one, at most `limit`.
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError>;
+
     /// Enters a runner, with a fresh epoch, holding no shards.
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError>;
 
@@ -180,6 +227,33 @@ pub trait Store: Send + Sync + 'static {
     /// which this runner is reached goes into its row. `wake` gets an empty list for "something
     /// happened, look for yourself".
     fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError>;
+
+    /// The ids of runs that match, newest first, after the given one, at most `limit`.
+    fn find(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunId>, StoreError> {
+        let rows = self.list(filter, after, limit)?;
+        Ok(rows.into_iter().map(|row| row.id).collect())
+    }
+
+    /// Runs of this workflow that have ended so before `before`, with when, the first one first.
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(RunId, Timestamp)>, StoreError>;
+
+    /// Removes what deleted runs have left, and keys that are kept no longer, in a transaction of
+    /// its own: about `limit` rows. Whether there is more.
+    ///
+    /// Nothing that can be read depends on it, but for one thing: until then the number of a
+    /// deleted run is not free, and a start under it is refused with [`Refusal::Gone`].
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError>;
 
     /// What is counted, for benchmarks and tests.
     fn counters(&self) -> StoreCounters {
@@ -334,6 +408,8 @@ pub struct RunRow {
     pub output: Option<Vec<u8>>,
     /// The encoded failure.
     pub error: Option<Vec<u8>>,
+    /// When it goes on at the earliest once it is resumed, if it is paused and had a time.
+    pub resume_at: Option<Timestamp>,
 }
 
 /// A cancel that was asked for.
@@ -421,6 +497,19 @@ pub struct DueRun {
     pub version: u32,
 }
 
+/// A run that is paused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PausedRun {
+    /// The run.
+    pub id: RunId,
+    /// The workflow's name.
+    pub workflow: Arc<str>,
+    /// The workflow's version.
+    pub version: u32,
+    /// Why, in words.
+    pub reason: Option<String>,
+}
+
 /// How many runs are in which state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
@@ -487,6 +576,14 @@ pub struct Filter {
     pub created_from: Option<Timestamp>,
     /// Started before this instant.
     pub created_before: Option<Timestamp>,
+    /// Of this version of its workflow.
+    pub version: Option<u32>,
+    /// Started with a key that begins with this.
+    pub key_prefix: Option<String>,
+    /// Ended at or after this instant.
+    pub finished_from: Option<Timestamp>,
+    /// Ended before this instant.
+    pub finished_before: Option<Timestamp>,
 }
 
 /// A runner to be entered.
@@ -517,6 +614,8 @@ pub struct RunnerRow {
     pub lease_until: Timestamp,
     /// The shards it holds.
     pub shards: ShardSet,
+    /// The workflows that it serves, with the versions.
+    pub workflows: Vec<(String, u32)>,
 }
 
 /// What a store says when it cannot.
@@ -627,6 +726,14 @@ pub enum StoreError {
         /// Who uses it.
         runner: String,
     },
+    /// A transaction of the caller's own is on something else.
+    #[error("the transaction is on {found}, and the runs are in {store}; open that file instead")]
+    AnotherFile {
+        /// Which store.
+        store: String,
+        /// What the transaction is on.
+        found: String,
+    },
     /// One write of the batch cannot be made, whatever is around it.
     #[error("{store} cannot take a write")]
     Rejected {
@@ -682,6 +789,8 @@ impl StoreError {
             // Another program has migrated it under us.
             StoreError::TooNew { .. } => Reaction::Stop,
             StoreError::InUse { .. } => Reaction::Stop,
+            // No batch of the engine's is made in the transaction of a caller.
+            StoreError::AnotherFile { .. } => Reaction::Stop,
             // One write is at fault; the others must not suffer.
             StoreError::Rejected { .. } => Reaction::Bisect,
             StoreError::Closed { .. } => Reaction::Stop,

@@ -141,13 +141,13 @@ impl<T: Value, E: Value> Resolver<T, E> {
     }
 
     fn with<V: Serialize>(&self, value: &V, answer: fn(&[u8]) -> Vec<u8>) -> Settle {
-        let bytes = encode(value, "the value of the deferred", &self.client.shared);
+        let bytes = encode(value, "the value of the deferred", &self.client);
         self.settle(bytes, answer)
     }
 
     fn with_json(&self, value: &Json, answer: fn(&[u8]) -> Vec<u8>) -> Settle {
         let bytes = payload::from_json(value);
-        let bytes = check_size(bytes, "the value of the deferred", &self.client.shared);
+        let bytes = check_size(bytes, "the value of the deferred", &self.client);
         self.settle(bytes, answer)
     }
 

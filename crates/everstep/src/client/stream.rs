@@ -12,9 +12,8 @@ use std::{
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
-use super::{Client, ClientError, RunHandle, json, named};
+use super::{Client, ClientError, RunHandle, named};
 use crate::{
-    codec::payload,
     commit::EmittedBy,
     engine::{Followed, Follower},
     history::keys,
@@ -200,7 +199,7 @@ impl<O> RunHandle<O> {
     ) -> Result<StreamPage<T>, ClientError> {
         let page = read_page(&self.client, self.id, name, from, limit.min(PAGE_MAX)).await?;
         let next = page.items.last().map_or(from, |row| row.pos + 1);
-        let item = |row| to_item(self.id, name, row, decode);
+        let item = |row| to_item(&self.client, self.id, name, row, decode);
         Ok(StreamPage {
             items: page.items.into_iter().map(item).collect::<Result<_, _>>()?,
             first: page.first,
@@ -265,17 +264,24 @@ impl<O> RunHandle<O> {
     }
 }
 
-type Decode<T> = fn(&[u8], &dyn Fn() -> String) -> Result<T, ClientError>;
+type Decode<T> = fn(&Client, RunId, &[u8], &dyn Fn() -> String) -> Result<T, ClientError>;
 
-fn decode<T: DeserializeOwned>(bytes: &[u8], what: &dyn Fn() -> String) -> Result<T, ClientError> {
-    payload::from_slice(bytes).map_err(|error| ClientError::Decode {
-        what: what(),
-        problem: error.to_string(),
-    })
+fn decode<T: DeserializeOwned>(
+    client: &Client,
+    run: RunId,
+    bytes: &[u8],
+    what: &dyn Fn() -> String,
+) -> Result<T, ClientError> {
+    client.decode(bytes, Some(run), what)
 }
 
-fn decode_json(bytes: &[u8], what: &dyn Fn() -> String) -> Result<Json, ClientError> {
-    json(bytes, what)
+fn decode_json(
+    client: &Client,
+    run: RunId,
+    bytes: &[u8],
+    what: &dyn Fn() -> String,
+) -> Result<Json, ClientError> {
+    client.decode_json(bytes, Some(run), what)
 }
 
 async fn read_page(
@@ -296,6 +302,7 @@ async fn read_page(
 }
 
 fn to_item<T>(
+    client: &Client,
     run: RunId,
     name: &str,
     row: StreamRow,
@@ -310,7 +317,7 @@ fn to_item<T>(
         by: row.by.map(EmittedFrom::from),
         restarted: false,
         missed: 0,
-        value: decode(&row.body, &what)?,
+        value: decode(client, run, &row.body, &what)?,
     })
 }
 
@@ -404,7 +411,7 @@ impl<T> StreamReader<T> {
             let before = self.seen.insert(step, body);
             before.is_some_and(|before| before != body)
         });
-        let mut item = to_item(self.run, &self.name, row, self.decode)?;
+        let mut item = to_item(&self.client, self.run, &self.name, row, self.decode)?;
         (item.missed, item.restarted) = (missed, restarted);
         Ok(item)
     }
@@ -490,7 +497,7 @@ impl<T> StateWatch<T> {
             if let Some(value) = value.filter(|value| before.as_ref() != Some(value)) {
                 let (key, run) = (&self.key, self.run);
                 let what = || format!("the state `{key}` of run {run}");
-                return (self.decode)(&value, &what).map(Some);
+                return (self.decode)(&self.client, self.run, &value, &what).map(Some);
             }
             if ended.is_some() {
                 return Ok(None);

@@ -27,7 +27,8 @@
 //! ```
 //!
 //! Always true: the byte of a receipt, and the run that was started, come last, since the store
-//! appends them to [`encode_receipt_prefix`] and [`encode_started_prefix`].
+//! appends them to [`encode_receipt_prefix`] and [`encode_started_prefix`]. So do the data of a
+//! payload, which the store appends to [`encode_payload_prefix`] for a transaction.
 
 use uuid::Uuid;
 
@@ -131,6 +132,31 @@ pub(crate) fn encode_receipt_prefix(entry: &Entry) -> Vec<u8> {
     );
     let mut out = encode_entry(entry);
     out.pop();
+    out
+}
+
+/// The record of `entry` up to its payload, which [`append_payload`] completes.
+///
+/// # Panics
+///
+/// If the value of `entry` is not a payload without bytes.
+#[cfg(feature = "sqlite")]
+pub(crate) fn encode_payload_prefix(entry: &Entry) -> Vec<u8> {
+    assert!(
+        matches!(&entry.value, EntryValue::Payload(bytes) if bytes.is_empty()),
+        "only a payload that is not known yet is filled in later"
+    );
+    let mut out = encode_entry(entry);
+    // The length of no bytes.
+    out.pop();
+    out
+}
+
+/// The record that begins with this prefix and has this payload.
+#[cfg(feature = "sqlite")]
+pub(crate) fn append_payload(prefix: &[u8], payload: &[u8]) -> Vec<u8> {
+    let mut out = prefix.to_vec();
+    Writer::new(&mut out).data(payload);
     out
 }
 
@@ -320,6 +346,37 @@ mod tests {
         // Spaces in the vector are for the reader.
         assert_eq!(hex(&bytes), expected.replace(' ', ""));
         assert_eq!(decode_entry(&bytes), Ok(entry));
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn a_payload_that_is_filled_in_makes_the_record_of_the_whole_entry() {
+        let entry = |payload: Vec<u8>| Entry {
+            kind: EntryKind::Transaction,
+            status: EntryStatus::Completed,
+            number: None,
+            born: 3,
+            compensable: false,
+            attempts: 1,
+            deaths: 0,
+            created_at: Timestamp::from_millis(5),
+            started_at: None,
+            completed_at: Some(Timestamp::from_millis(6)),
+            wake_at: None,
+            errors: Vec::new(),
+            value: EntryValue::Payload(payload),
+        };
+        for len in [0, 1, 127, 128, 300] {
+            let payload = vec![0x18; len];
+            let bytes = append_payload(&encode_payload_prefix(&entry(Vec::new())), &payload);
+            assert_eq!(bytes, encode_entry(&entry(payload.clone())));
+            assert_eq!(decode_entry(&bytes), Ok(entry(payload)));
+        }
+        let bytes = append_payload(&encode_payload_prefix(&entry(Vec::new())), &[0x18, 42]);
+        let fixed = [
+            1, 0, 22, 2, 0, 3, 0, 1, 0, 10, 0, 1, 2, 0, 0, 1, 2, 0x18, 42,
+        ];
+        assert_eq!(bytes, fixed);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::{Ctx, encode, step::Step};
+use super::{Ctx, Sealer, Whose, encode, step::Step};
 use crate::{
     codec::{DecodeError, bare},
     commit::{Effect, Emission, Emit, EmittedBy, Write},
@@ -73,7 +73,10 @@ impl Ctx {
     pub fn emit<T: Serialize + ?Sized>(&self, stream: &str, item: &T) -> Result<()> {
         let core = self.core();
         let names = core.stream_names();
-        let emit = prepare(&core.env.settings, &names, stream, item, None)?;
+        let body = encode(core, item, Whose::Runs, || {
+            format!("an item of the stream `{stream}`")
+        })?;
+        let emit = prepare(&core.env.settings, &names, stream, body, None)?;
         core.emit(emit);
         Ok(())
     }
@@ -144,6 +147,7 @@ pub(crate) struct Emitter {
     /// None in tests that drive a run by hand.
     shared: Option<Arc<Shared>>,
     settings: Arc<Settings>,
+    sealer: Sealer,
     names: Arc<StreamNames>,
     run: RunNo,
     generation: u32,
@@ -158,6 +162,7 @@ impl Emitter {
         Emitter {
             shared,
             settings: core.env.settings.clone(),
+            sealer: Sealer::of(core),
             names: core.stream_names(),
             run: core.facts.id.no(),
             generation: core.facts.generation,
@@ -172,7 +177,8 @@ impl Emitter {
 
     fn prepare<T: Serialize + ?Sized>(&self, stream: &str, item: &T) -> Result<Emit> {
         let by = Some(self.by.clone());
-        prepare(&self.settings, &self.names, stream, item, by)
+        let body = self.sealer.encode(item)?;
+        prepare(&self.settings, &self.names, stream, body, by)
     }
 
     /// Waits for room and hands the item to the committer.
@@ -196,15 +202,14 @@ impl Emitter {
 /// What an item costs in the queue besides its bytes.
 const ITEM_BYTES: usize = 256;
 
-fn prepare<T: Serialize + ?Sized>(
+fn prepare(
     settings: &Settings,
     names: &StreamNames,
     stream: &str,
-    item: &T,
+    body: Vec<u8>,
     by: Option<EmittedBy>,
 ) -> Result<Emit> {
     check_name(stream).map_err(Error::fatal)?;
-    let body = encode(item, settings.payload_bytes_max)?;
     names.admit(stream, settings.streams_max)?;
     Ok(Emit {
         stream: stream.to_owned(),

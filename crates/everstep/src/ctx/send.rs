@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::{Claim, Ctx, composite::refused, encode};
+use super::{Claim, Ctx, Whose, composite::refused, encode};
 use crate::{
     codec,
     commit::{Delivery, Effect, Receipt, Target},
@@ -64,7 +64,8 @@ impl Ctx {
     /// If there is no such run, it has ended, or its inbox is full. The message is then a dead
     /// letter.
     pub fn send<T: Serialize>(&self, to: impl ToTarget, name: &str, body: &T) -> Send {
-        let encoded = encode(body, self.payload_max());
+        let what = || format!("the message `{name}`");
+        let encoded = encode(self.core(), body, Whose::Others, what);
         let claim = match encoded {
             Ok(_) => self.claim(EntryKind::Send, name),
             Err(_) => Err(None),

@@ -166,6 +166,19 @@ fn size_of_write(write: &Write) -> usize {
             let items = emission.items.iter();
             items.map(|item| 128 + item.body.len()).sum()
         }
+        Write::Schedule(write) => super::schedules::size_of_write(write),
+        Write::Import(run) => {
+            let puts = run.history.iter();
+            let puts = puts.map(|put| put.key.len() + put.value.len());
+            512 + run.row.input.len() + puts.sum::<usize>()
+        }
+        Write::Delete(_) => 1_024,
+        Write::Tag(_) => 128,
+        Write::Fork(fork) => {
+            let entries = fork.history.iter();
+            let puts = entries.map(|put| put.key.len() + put.value.len());
+            128 + fork.new.input.len() + puts.sum::<usize>()
+        }
         Write::Commit(commit) => {
             let puts = commit
                 .puts

@@ -2,13 +2,14 @@
 
 use super::{
     committer::{Ack, Answer, Reply},
+    keeper::Chore,
     mailbox::Event,
     shared::Shared,
 };
 use crate::{
     commit::{
-        Applied, Batch, Commit, Control, Controlled, Delivered, Delivery, Effect, EffectDone,
-        Notice, Outcome, Patch, Write,
+        Applied, Batch, Commit, Control, Controlled, Deleted, Delivered, Delivery, Effect,
+        EffectDone, Imported, Notice, Outcome, Patch, Write,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -78,10 +79,28 @@ impl Round<'_> {
                 self.shared.due.note(reopen.available_at);
                 self.elsewhere.push(reopen.run);
             }
+            (
+                Write::Import(run),
+                Outcome::Imported(Imported::Done {
+                    available_at: Some(at),
+                }),
+            ) => self.due(run.row.id.no(), run.row.shard, Some(*at)),
             (Write::Commit(commit), Outcome::Committed(delivered)) => {
                 self.committed(*commit, delivered);
             }
+            (Write::Fork(fork), Outcome::Started(started)) if !started.attached => {
+                let shard = fork.new.id.shard();
+                self.due(started.id.no(), shard, started.available_at);
+            }
+            (Write::Delete(_), Outcome::Deleted(Deleted::Done { run })) => {
+                // Who waits for the end of a run that another process owned has not heard of it.
+                self.shared.hub.gone(run.no());
+                self.shared.keeper.poke(Chore::Sweep);
+            }
             (Write::Start(new), _) if new.claim => self.shared.release(),
+            (Write::Schedule(write), Outcome::Scheduled(scheduled)) => {
+                super::schedules::tell(self.shared, &write, scheduled);
+            }
             (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),
             (Write::Emit(emission), Outcome::Emitted) => {
                 self.shared.hub.followers.notify(emission.run);
@@ -166,6 +185,7 @@ impl Round<'_> {
                         self.delivered(delivery, receipt);
                     }
                 }
+                Effect::Tag { .. } => {}
                 Effect::Reply { request, body } => {
                     let answer = crate::store::Answer::Reply(body.clone());
                     self.shared.hub.answered(*request, answer);
@@ -175,6 +195,7 @@ impl Round<'_> {
                 | Effect::Watch { .. }
                 | Effect::Emit(_)
                 | Effect::AwaitDeferred(_)
+                | Effect::Transaction(_)
                 | Effect::Abandon { .. } => {}
             }
         }
@@ -188,7 +209,7 @@ impl Round<'_> {
             self.shared.due.note(at);
         }
         if let Patch::Continue { .. } = commit.patch {
-            self.shared.keeper.poke(super::keeper::Chore::Sweep);
+            self.shared.keeper.poke(Chore::Generations);
         }
         if let Patch::Finish {
             status,
@@ -196,6 +217,7 @@ impl Round<'_> {
             error,
         } = commit.patch
         {
+            self.shared.keeper.ended(commit.run);
             self.shared.hub.ended(commit.run, || Finished {
                 status,
                 output,

@@ -150,6 +150,12 @@ impl Hub {
         }
     }
 
+    /// The run was deleted: whoever still waits for it has to look for itself.
+    pub(crate) fn gone(&self, run: RunNo) {
+        let waiters = self.ends(run).remove(&run);
+        drop(waiters);
+    }
+
     /// The request was answered, durably.
     pub(crate) fn answered(&self, request: Uuid, answer: Answer) {
         let asked = self.answers().remove(&request);

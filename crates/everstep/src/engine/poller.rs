@@ -132,13 +132,14 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
                 shared.hub.answered(request, answer);
             }
             for (run, finished) in ends {
+                answered = true;
                 match finished {
-                    Some(finished) => {
-                        answered = true;
-                        shared.hub.ended(run, || finished);
+                    Some(finished) => shared.hub.ended(run, || finished),
+                    None => {
+                        shared.hub.gone(run);
+                        // Who follows it finds that out by reading.
+                        shared.hub.followers.notify(run);
                     }
-                    // It was deleted: who follows it finds that out by reading.
-                    None => shared.hub.followers.notify(run),
                 }
             }
         }

@@ -62,6 +62,8 @@ pub(crate) struct Shared {
     pub(crate) poller: Poller,
     pub(crate) suspects: Gate,
     pub(crate) emitting: Emitting,
+    /// When retention can have something to do next, in milliseconds.
+    pub(crate) retention_due: AtomicI64,
     /// Read once: by an engine at its start, by a client when it first needs it.
     secret: OnceLock<Secret>,
 }
@@ -126,6 +128,7 @@ impl Shared {
             poller: Poller::default(),
             suspects: Gate::default(),
             emitting: Emitting::new(settings.emit_bytes_max),
+            retention_due: AtomicI64::new(i64::MIN),
             secret: OnceLock::new(),
             settings,
         }
@@ -270,7 +273,7 @@ impl Shared {
             workflows: self
                 .registry
                 .all()
-                .map(|d| (d.name.to_string(), d.version))
+                .flat_map(|d| d.versions().map(|version| (d.name.to_string(), version)))
                 .collect(),
         }
     }

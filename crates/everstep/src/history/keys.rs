@@ -12,6 +12,7 @@
 //! 7 set aside   (attempt, then the whole key it had): what a retry of the run left behind
 //! 8 origins     the keys of the entries that the last failure of the run came from
 //! 9 emitted     the mark of the last item of the workflow's own code that is in its stream
+//! 10 lineage     of a fork: whose time and randomness the entries before it have
 //! ```
 //!
 //! A history key is the prefix followed by one element per segment of the location:
@@ -53,9 +54,14 @@ pub(crate) fn emitted() -> Vec<u8> {
     vec![0x15, 9]
 }
 
+/// The key of what a fork has from other runs: see [`crate::run::fork`].
+pub(crate) fn lineage() -> Vec<u8> {
+    vec![0x15, 10]
+}
+
 /// Whether what is kept there is about the run as a whole, and no entry.
 pub(crate) fn is_of_run(key: &[u8]) -> bool {
-    key == failure_origins() || key == emitted()
+    key == failure_origins() || key == emitted() || key == lineage()
 }
 
 /// What to call the place of a key in messages, also if it is damaged.

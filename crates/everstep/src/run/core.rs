@@ -25,10 +25,12 @@ use std::{
 use super::tests::sabotage::{self, Sabotage as Broken};
 use super::{
     Halt,
+    fork::Lineage,
     inbox::Inbox,
     wakers::{self, RootWaker},
 };
 use crate::{
+    codec::hook::is_sealed,
     commit::{Effect, EffectDone, KeyRange},
     ctx::{
         emit::{Mark, StreamNames},
@@ -47,6 +49,10 @@ use crate::{
     time::Timestamp,
     token::Secret,
 };
+
+mod transactions;
+
+pub(crate) use transactions::PendingTransaction;
 
 /// What is the same for all runs of an engine thread.
 pub(crate) struct Env {
@@ -135,6 +141,8 @@ pub(crate) struct RunFacts {
     pub(crate) attempts: u32,
     pub(crate) created_at: Timestamp,
     pub(crate) deadline_at: Option<Timestamp>,
+    /// The tick that has started it, if it was a schedule.
+    pub(crate) scheduled_at: Option<Timestamp>,
 }
 
 /// Shared by the driver of a run and its workflow code.
@@ -339,6 +347,8 @@ pub(crate) struct State {
     /// When the last completion that was taken had ended.
     taken_at: Timestamp,
     last_now: Timestamp,
+    /// Of a fork: whose time and randomness it has in the part that it has from others.
+    lineage: Option<Lineage>,
     available: VecDeque<OpId>,
     offer: Option<OpId>,
     /// Something was released in this poll.
@@ -365,6 +375,8 @@ pub(crate) struct State {
     pub(crate) stream_names: Option<Arc<StreamNames>>,
     /// Sends whose effect is in `effects`, in the same order.
     pub(crate) sends: Vec<OpId>,
+    /// Transactions that go into the next commit.
+    pub(crate) transactions: Vec<PendingTransaction>,
     /// Listens whose time has run out, if no message comes before that is committed.
     pub(crate) timeouts: Vec<OpId>,
     pub(crate) starters: Vec<OpId>,
@@ -393,6 +405,12 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Begins in the time of the first run of its line.
+    pub(super) fn descend(&mut self, lineage: Lineage) {
+        (self.taken_at, self.last_now) = (lineage.created_at, lineage.created_at);
+        self.lineage = Some(lineage);
+    }
+
     pub(crate) fn new(created_at: Timestamp) -> State {
         State {
             mode: Mode::Live,
@@ -405,6 +423,7 @@ impl State {
             removed: FastSet::default(),
             taken_at: created_at,
             last_now: created_at,
+            lineage: None,
             available: VecDeque::new(),
             offer: None,
             released: false,
@@ -423,6 +442,7 @@ impl State {
             emitted: Mark::default(),
             stream_names: None,
             sends: Vec::new(),
+            transactions: Vec::new(),
             timeouts: Vec::new(),
             starters: Vec::new(),
             bodies: 0,
@@ -838,8 +858,9 @@ impl Core {
             return false;
         };
         let (key, ephemeral) = (op.key.clone(), op.ephemeral);
+        // The body of a transaction is not one of these: it runs in the commit.
+        st.bodies -= usize::from(matches!(op.phase, Phase::Body { .. }));
         op.phase = Phase::Ready;
-        st.bodies -= 1;
         if st.history.get(&key).is_none() {
             let entry = op.entry();
             st.history.insert(key.clone(), entry).op = Some(id);
@@ -855,7 +876,10 @@ impl Core {
         entry.started_at = Some(started_at);
         entry.wake_at = None;
         let retry_at = match result {
-            Ok(bytes) if bytes.len() <= self.env.settings.payload_bytes_max => {
+            // What is sealed was measured before.
+            Ok(bytes)
+                if is_sealed(&bytes) || bytes.len() <= self.env.settings.payload_bytes_max =>
+            {
                 entry.status = EntryStatus::Completed;
                 entry.completed_at = Some(now);
                 entry.value = EntryValue::Payload(bytes);
@@ -894,7 +918,9 @@ impl Core {
                             }
                             _ => EntryStatus::Exhausted,
                         };
-                        settle_failure(entry, &key, error.into_failure(), status, now);
+                        let mut failure = error.into_failure();
+                        self.env.settings.codecs.seal_details(&mut failure);
+                        settle_failure(entry, &key, failure, status, now);
                     }
                 }
                 next
@@ -1389,6 +1415,13 @@ impl Core {
         let mut st = self.state.borrow_mut();
         st.last_now = st.last_now.max(st.taken_at);
         st.last_now
+    }
+
+    /// The run whose randomness the code has now.
+    pub(crate) fn identity(&self) -> RunId {
+        let st = self.state.borrow();
+        let inherited = st.lineage.as_ref().and_then(|line| line.identity(st.taken));
+        inherited.unwrap_or(self.facts.id)
     }
 
     /// Wakes an operation on behalf of the engine.

@@ -7,6 +7,7 @@ use super::{
     Halt, Run, Stage,
     core::{Core, Env, Mode, RunFacts, State},
     flush::{Flush, Next, Origins, RowView, decode_origins},
+    fork::Lineage,
     wakers::{RootWaker, WakeSink},
 };
 use crate::{
@@ -18,6 +19,7 @@ use crate::{
     },
     hash::{FastMap, FastSet},
     history::{Entry, EntryKind, EntryStatus, History, Key, keys},
+    schedule,
     store::LoadedRun,
     time::Timestamp,
     workflow::Definition,
@@ -46,6 +48,7 @@ impl From<LoadedRun> for RunSeed {
             .then(|| (row.available_at, row.waiting.clone().unwrap_or_default()));
         RunSeed {
             facts: RunFacts {
+                scheduled_at: schedule::tick_of(row.key.as_deref(), &row.tags),
                 id: row.id,
                 workflow: row.workflow,
                 version: row.version,
@@ -81,6 +84,7 @@ impl RunSeed {
     pub(crate) fn claimed(new: NewRun, created_at: Timestamp) -> RunSeed {
         RunSeed {
             facts: RunFacts {
+                scheduled_at: schedule::tick_of(new.key.as_deref(), &new.tags),
                 id: new.id,
                 workflow: new.workflow,
                 version: new.version,
@@ -105,12 +109,14 @@ impl RunSeed {
 }
 
 /// The entries of a run, decoded.
-struct Records {
-    entries: FastMap<Key, Entry>,
+pub(super) struct Records {
+    pub(super) entries: FastMap<Key, Entry>,
     /// The keys that the last failure came from, if the run is to be tried again.
     origins: Option<Origins>,
     /// The last item of the workflow's own code that is in its stream.
     emitted: Mark,
+    /// Of a fork.
+    pub(super) lineage: Option<Lineage>,
 }
 
 /// Recovered this often without progress, a run is a suspect.
@@ -132,11 +138,23 @@ impl Run {
             Err(halt) => st.halt = Some(halt),
             Ok(mut records) => {
                 st.entries = records.entries.len() as u64;
+                if let Some(lineage) = records.lineage.take() {
+                    st.descend(lineage);
+                }
                 let again = records.origins.take();
                 if seed.ending.is_some() {
                     stage = Stage::Collecting;
                 } else if let Some(origins) = again {
-                    let change = make_fresh(&mut records, &origins, seed.facts.attempts);
+                    let entries = &mut records.entries;
+                    let mut change = make_fresh(entries, &origins, seed.facts.attempts);
+                    let emitted = records.emitted.before(change.lowest);
+                    if emitted != records.emitted {
+                        records.emitted = emitted;
+                        change.puts.push(Put {
+                            key: keys::emitted(),
+                            value: emitted.encode(),
+                        });
+                    }
                     flush.unsent = change.puts;
                     st.deletes = change.deletes;
                     // Nothing starts before the history is rewritten.
@@ -172,6 +190,7 @@ impl Run {
             stage,
             end: None,
             flush,
+            on_trial: false,
         };
         if run.core.state.borrow().halt.is_none() {
             run.root = Some(run.definition.begin(run.ctx(), seed.input));
@@ -247,11 +266,12 @@ fn first_unseen(seed: &RunSeed) -> u64 {
 }
 
 impl Records {
-    fn decode(history: &[Put]) -> Result<Records, Halt> {
+    pub(super) fn decode(history: &[Put]) -> Result<Records, Halt> {
         let mut records = Records {
             entries: FastMap::with_capacity_and_hasher(history.len(), Default::default()),
             origins: None,
             emitted: Mark::default(),
+            lineage: None,
         };
         for put in history {
             if put.key.starts_with(keys::SET_ASIDE) {
@@ -267,6 +287,10 @@ impl Records {
                     what: "the mark of the last item that was emitted".to_owned(),
                     error,
                 })?;
+                continue;
+            }
+            if put.key == keys::lineage() {
+                records.lineage = Lineage::decode(&put.value);
                 continue;
             }
             let entry = codec::decode_entry(&put.value).map_err(|error| Halt::Undecodable {
@@ -393,27 +417,25 @@ pub(crate) fn to_compensate(history: &History) -> impl Iterator<Item = (&Key, Op
 
 /// A change to a stored history.
 #[derive(Default)]
-struct Rewrite {
+pub(super) struct Rewrite {
     puts: Vec<Put>,
     deletes: Vec<KeyRange>,
+    /// The lowest number that does not stand.
+    lowest: u64,
 }
 
 /// Makes a history fit to be tried again: what failed, and what was compensated, is made fresh.
 ///
 /// With k the lowest of their numbers, numbers below k stand, entries born before k keep their
 /// result without a number, and what was born later is set aside for people to see.
-fn make_fresh(records: &mut Records, origins: &Origins, attempts: u32) -> Rewrite {
+pub(super) fn make_fresh(
+    entries: &mut FastMap<Key, Entry>,
+    origins: &Origins,
+    attempts: u32,
+) -> Rewrite {
     let mut rewrite = Rewrite::default();
-    let entries = &mut records.entries;
     let (fresh, lowest) = what_is_fresh(entries, origins);
-    let emitted = records.emitted.before(lowest);
-    if emitted != records.emitted {
-        records.emitted = emitted;
-        rewrite.puts.push(Put {
-            key: keys::emitted(),
-            value: emitted.encode(),
-        });
-    }
+    rewrite.lowest = lowest;
     rewrite.deletes.push(exactly(&keys::failure_origins()));
     entries.retain(|key, entry| {
         // What it was registered for was given up with the end of the run: it registers again.

@@ -31,7 +31,10 @@ use super::{
     *,
 };
 
+mod control;
 mod deferreds;
+mod import;
+mod schedules;
 mod streams;
 
 /// How long the row of a runner is kept after its lease has ended, for people to see.
@@ -75,11 +78,17 @@ struct Data {
     /// Inside `Arc`s so that the first write after a fork copies pointers, not histories.
     runs: BTreeMap<RunNo, Arc<Run>>,
     keys: HashMap<(Arc<str>, String), RunNo>,
+    /// Keys of deleted runs.
+    tombstones: HashMap<(Arc<str>, String), rules::Tombstone>,
+    /// Deleted runs that were not swept yet: their numbers are not free.
+    graves: BTreeSet<RunNo>,
     requests: HashMap<Uuid, Request>,
     dead_letters: Vec<DeadLetter>,
+    last_letter: u64,
     deferreds: deferreds::Deferreds,
     /// Runs by when they are due.
     due: BTreeSet<(Timestamp, RunNo)>,
+    schedules: BTreeMap<String, Arc<ScheduleRow>>,
     runners: BTreeMap<Uuid, Runner>,
     shards: BTreeMap<ShardId, Uuid>,
     last_epoch: u64,
@@ -128,6 +137,7 @@ struct Runner {
     epoch: u64,
     name: String,
     lease_until: Timestamp,
+    workflows: Vec<(String, u32)>,
 }
 
 impl MemoryStore {
@@ -274,6 +284,29 @@ impl Store for MemoryStore {
         Ok(live.take(limit).map(|run| run.due_run()).collect())
     }
 
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError> {
+        let data = self.read();
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = data.runs.range((after, Bound::Unbounded));
+        let paused = rest.map(|(_, run)| run).filter(|run| {
+            run.head.status == RunStatus::Paused
+                && run.head.available_at.is_none()
+                && shards.contains(run.head.id.shard())
+        });
+        let paused = paused.map(|run| PausedRun {
+            id: run.head.id,
+            workflow: Arc::clone(&run.workflow),
+            version: run.version,
+            reason: run.waiting.clone(),
+        });
+        Ok(paused.take(limit).collect())
+    }
+
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
         let mut census = Census::default();
         for run in self.read().runs.values() {
@@ -310,6 +343,35 @@ impl Store for MemoryStore {
             .take(limit)
             .map(|run| run.row())
             .collect())
+    }
+
+    fn find(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunId>, StoreError> {
+        let data = self.read();
+        let last = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let older = data.runs.range((Bound::Unbounded, last)).rev();
+        let runs = older.map(|(_, run)| run).filter(|run| run.matches(filter));
+        Ok(runs.take(limit).map(|run| run.head.id).collect())
+    }
+
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
+        let data = self.read();
+        Ok(data.finished_before(workflow, status, before, limit))
+    }
+
+    fn sweep(&self, now: Timestamp, _limit: usize) -> Result<bool, StoreError> {
+        self.write(|data| data.sweep(now));
+        Ok(false)
     }
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
@@ -401,6 +463,32 @@ impl Store for MemoryStore {
         Ok(wanted.take(limit).cloned().collect())
     }
 
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        Ok(self.read().schedule_row(name))
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        Ok(self.read().schedules_after(after, limit, |_| true))
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        Ok(self.read().due_schedules(now, after, limit))
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        let is_meant = |row: &ScheduleRow| !row.paused && !row.queue.is_empty();
+        Ok(self.read().schedules_after(after, limit, is_meant))
+    }
+
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         Ok(self.write(|data| data.register_runner(runner)))
     }
@@ -425,6 +513,7 @@ impl Store for MemoryStore {
             name: runner.name.clone(),
             lease_until: runner.lease_until,
             shards: data.held_by(*id),
+            workflows: runner.workflows.clone(),
         });
         Ok(rows.collect())
     }
@@ -542,7 +631,12 @@ impl Data {
             // Only the last generation is kept.
             (Write::Sweep(_), _) => Outcome::Swept(false),
             (Write::Emit(_), _) => Outcome::Emitted,
+            (Write::Import(run), _) => self.import(run, batch.now),
             (Write::Commit(commit), _) => Outcome::Committed(self.effects(commit)),
+            (Write::Schedule(write), _) => self.write_about_schedule(write),
+            (Write::Delete(delete), _) => Outcome::Deleted(self.delete(delete, batch.now)),
+            (Write::Tag(tagging), _) => self.tag(tagging, batch.now),
+            (Write::Fork(fork), _) => self.fork(fork, batch.now),
         });
         Applied {
             outcomes: outcomes.collect(),
@@ -676,9 +770,9 @@ impl Data {
         reason: &str,
         at: Timestamp,
     ) {
-        let no = self.dead_letters.len() as u64 + 1;
+        self.last_letter += 1;
         self.dead_letters.push(DeadLetter {
-            no,
+            no: self.last_letter,
             run,
             name,
             body,
@@ -707,10 +801,18 @@ impl Data {
                 available_at: None,
             });
         }
+        let tombstone = key.as_ref().and_then(|key| self.tombstones.get(key));
+        if let Some(tombstone) = tombstone.filter(|tombstone| !tombstone.is_over(now)) {
+            return Outcome::Refused(tombstone.refusal());
+        }
+        if self.graves.contains(&no) {
+            return Outcome::Refused(Refusal::Gone);
+        }
         let owns = claimer.is_some() && self.shards.get(&new.id.shard()) == claimer.as_ref();
         let claimed = new.claim && owns && new.available_at.is_none();
         let available_at = (!claimed).then(|| new.available_at.unwrap_or(now));
         if let Some(key) = key {
+            self.tombstones.remove(&key);
             self.keys.insert(key, no);
         }
         available_at.map(|at| self.due.insert((at, no)));
@@ -786,6 +888,9 @@ impl Data {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> Vec<EffectDone> {
+        for transaction in rules::transactions(commit) {
+            transaction.refuse("the memory store has none; use a SQLite file");
+        }
         let mut done = Vec::new();
         for effect in &commit.effects {
             let Ok(answer) = effects::apply(self, commit, effect);
@@ -900,6 +1005,7 @@ impl Data {
                 epoch,
                 name: new.name.clone(),
                 lease_until,
+                workflows: new.workflows.clone(),
             },
         );
         Fence {
@@ -1012,6 +1118,7 @@ impl Run {
             input: self.input.clone(),
             output: self.output.clone(),
             error: self.error.clone(),
+            resume_at: self.head.resume_at,
         }
     }
 
@@ -1054,6 +1161,17 @@ impl Run {
             && filter
                 .created_before
                 .is_none_or(|end| self.created_at < end)
+            && filter.version.is_none_or(|version| self.version == version)
+            && filter.key_prefix.as_ref().is_none_or(|prefix| {
+                let key = self.key.as_ref();
+                key.is_some_and(|key| key.starts_with(prefix))
+            })
+            && filter
+                .finished_from
+                .is_none_or(|from| self.finished_at.is_some_and(|at| at >= from))
+            && filter
+                .finished_before
+                .is_none_or(|end| self.finished_at.is_some_and(|at| at < end))
     }
 
     fn entries_after(&self, after: Option<&[u8]>) -> impl Iterator<Item = Put> + '_ {
@@ -1087,6 +1205,9 @@ impl Run {
         self.write_entries(&commit.deletes, &commit.puts);
         self.inbox.retain(|seq, _| !commit.consumed.contains(seq));
         self.state.extend(commit.state.iter().cloned());
+        for (name, value) in rules::tags(commit) {
+            rules::set_tag(&mut self.tags, name, value);
+        }
         match &commit.patch {
             Patch::Keep => {}
             Patch::Run { .. } => (self.waiting, self.recoveries) = (None, 0),

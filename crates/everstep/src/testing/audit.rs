@@ -64,6 +64,12 @@ impl Audit {
                     .or_default()
                     .receive(delivery, violations);
             }
+            if let (Write::Fork(fork), Outcome::Started(started)) = (write, outcome)
+                && !started.attached
+            {
+                let run = runs.entry(started.id.no()).or_default();
+                run.put(&fork.history, violations);
+            }
             if !matches!(outcome, Outcome::Committed(_)) {
                 continue;
             }
@@ -121,8 +127,10 @@ impl Audit {
             .into_iter()
             .flat_map(|run| &run.entries);
         let ended = entries.filter(|(_, entry)| {
-            matches!(entry.kind, EntryKind::Step | EntryKind::Rollback)
-                && entry.status.is_terminal()
+            matches!(
+                entry.kind,
+                EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction
+            ) && entry.status.is_terminal()
         });
         ended.map(|(key, _)| keys::describe(key)).collect()
     }
@@ -164,6 +172,12 @@ impl Audited {
         }
         if let Patch::Continue { .. } = commit.patch {
             self.begin_anew();
+        }
+        for transaction in crate::store::rules::transactions(commit) {
+            // One that failed has written nothing.
+            if let Some(put) = transaction.written() {
+                self.put(&[put], violations);
+            }
         }
         for effect in &commit.effects {
             if let Effect::Send { key, .. } = effect
@@ -245,6 +259,7 @@ fn may_follow(before: &Entry, after: &Entry) -> bool {
             | EntryKind::Iteration
             | EntryKind::Version
             | EntryKind::Send
+            | EntryKind::Transaction
     ) || before.kind.answered_by().is_some();
     if !results || !before.status.is_terminal() {
         return true;

@@ -88,6 +88,8 @@ pub struct CrashTest {
     parallel: usize,
     #[cfg(feature = "sqlite")]
     power_cuts: bool,
+    #[cfg(feature = "sqlite")]
+    pub(super) on_file: bool,
 }
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -231,6 +233,8 @@ impl CrashTest {
             parallel: 8,
             #[cfg(feature = "sqlite")]
             power_cuts: false,
+            #[cfg(feature = "sqlite")]
+            on_file: false,
         }
     }
 
@@ -355,6 +359,36 @@ impl CrashTest {
         self
     }
 
+    /// On a SQLite file instead of memory, with the store dying before and after every write: what
+    /// a workflow needs that uses [`Ctx::transaction`](crate::Ctx::transaction).
+    ///
+    /// ```
+    /// use everstep::{prelude::*, testing::crash_everywhere};
+    ///
+    /// #[workflow]
+    /// async fn count(ctx: Ctx, _: ()) -> Result<u32> {
+    ///     ctx.transaction("add", |tx| {
+    ///         tx.execute_batch("CREATE TABLE IF NOT EXISTS added (n); INSERT INTO added VALUES (1)")?;
+    ///         Ok(())
+    ///     })
+    ///     .await?;
+    ///     ctx.transaction("sum", |tx| Ok(tx.query_row("SELECT sum(n) FROM added", [], |row| row.get(0))?))
+    ///         .await
+    /// }
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() {
+    /// let report = crash_everywhere(count, ()).on_file().await;
+    /// assert_eq!(report.expected.output, Some(1.into()));
+    /// assert!(report.points > 10);
+    /// # }
+    /// ```
+    #[cfg(feature = "sqlite")]
+    pub fn on_file(mut self) -> CrashTest {
+        self.on_file = true;
+        self
+    }
+
     /// Runs all tests and reports what was found, without a panic.
     pub async fn report(self) -> CrashReport {
         #[cfg(feature = "sqlite")]
@@ -440,6 +474,10 @@ impl CrashTest {
 
     /// One test: dies at each of these points in turn, then runs to the end.
     async fn test(&self, points: &[CrashPoint]) -> Found {
+        #[cfg(feature = "sqlite")]
+        if self.on_file {
+            return super::power_cut::die_on_file(self, points).await;
+        }
         let test = async {
             let (audit, clock) = (Audit::default(), VirtualClock::new());
             let mut life = Life::new(self, clock);

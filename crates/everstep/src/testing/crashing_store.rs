@@ -13,11 +13,12 @@ use uuid::Uuid;
 
 use super::audit::Audit;
 use crate::{
-    run_id::RunNo,
+    run_id::{RunId, RunNo},
     store::{
-        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, NewRunner, Put, RunRow, RunnerRow, Secret, ShardSet, Store, StoreCounters,
-        StoreError, StreamExtent, StreamPage, Target, WakeFn, WakeGuard,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, Fence, Filter,
+        Finished, InboxRow, LoadedRun, NewRunner, PausedRun, Put, RunRow, RunStatus, RunnerRow,
+        ScheduleRow, Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage,
+        Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -273,6 +274,16 @@ impl<S: Store> Store for CrashingStore<S> {
         })
     }
 
+    #[cfg(feature = "sqlite")]
+    fn commit_in(
+        &self,
+        tx: &rusqlite::Transaction<'_>,
+        batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        // No write of ours: it is made, or not, when the caller commits.
+        self.read(|store| store.commit_in(tx, batch))
+    }
+
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
         self.read(|store| store.run(target))
     }
@@ -304,6 +315,15 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(|store| store.live(shards, after, limit))
     }
 
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError> {
+        self.read(|store| store.paused(shards, after, limit))
+    }
+
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
         self.read(|store| store.census(now, shards))
     }
@@ -315,6 +335,31 @@ impl<S: Store> Store for CrashingStore<S> {
         limit: usize,
     ) -> Result<Vec<RunRow>, StoreError> {
         self.read(|store| store.list(filter, after, limit))
+    }
+
+    fn find(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunId>, StoreError> {
+        self.read(|store| store.find(filter, after, limit))
+    }
+
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
+        self.read(|store| store.finished_before(workflow, status, before, limit))
+    }
+
+    /// No point to die at: it is done at times of its own, and nothing that can be read depends on
+    /// it.
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
+        self.read(|store| store.sweep(now, limit))
     }
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
@@ -370,6 +415,31 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn has_old_generations(&self) -> Result<bool, StoreError> {
         self.read(|store| store.has_old_generations())
+    }
+
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        self.read(|store| store.schedule(name))
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|store| store.schedules(after, limit))
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        self.read(|store| store.due_schedules(now, after, limit))
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|store| store.queued_schedules(after, limit))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

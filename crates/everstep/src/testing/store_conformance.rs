@@ -23,8 +23,28 @@ macro_rules! checks {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
 }
 
+mod control;
 mod deferreds;
+mod import;
+mod schedules;
 mod streams;
+#[cfg(feature = "sqlite")]
+mod transactions;
+
+/// The checks of all files.
+fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
+    let checks = CHECKS.iter();
+    let checks = checks.chain(control::CHECKS).chain(deferreds::CHECKS);
+    let checks = checks.chain(schedules::CHECKS).chain(streams::CHECKS);
+    #[cfg(feature = "sqlite")]
+    let checks = checks.chain(transactions::CHECKS);
+    checks
+}
+
+use import::{
+    an_import_beside_its_id_or_key_changes_nothing, an_imported_run_has_everything_it_had,
+    an_imported_run_that_was_in_memory_is_due, paused_runs_are_paged_by_number,
+};
 
 /// Runs every check on a fresh, empty store from `make`.
 ///
@@ -32,8 +52,7 @@ mod streams;
 ///
 /// With the name of the first check that fails, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    let parts = [CHECKS, deferreds::CHECKS, streams::CHECKS];
-    for (name, check) in parts.into_iter().flatten() {
+    for (name, check) in all_checks() {
         let store = make();
         store
             .migrate()
@@ -76,6 +95,11 @@ pub fn compare(model: &dyn Store, store: &dyn Store, seed: u64) {
         let wanted = model.commit(&batch).expect("commit");
         let got = store.commit(&batch).expect("commit");
         assert_eq!(got, wanted, "seed {seed}, batch {no}: {batch:#?}");
+        if random.one_in(10) {
+            for store in [model, store] {
+                while store.sweep(at(no), 5).expect("sweep") {}
+            }
+        }
         let (wanted, got) = (random.read(model, at(no)), random.read(store, at(no)));
         assert!(
             got == wanted,
@@ -98,11 +122,15 @@ struct Readings {
     states: Vec<Vec<(String, Vec<u8>)>>,
     due: Due,
     live: Vec<DueRun>,
+    paused: Vec<PausedRun>,
     census: Census,
     failed: Vec<RunRow>,
     finished: Vec<(RunNo, Option<Finished>)>,
     dead_letters: Vec<DeadLetter>,
     streams: Vec<Vec<(StreamExtent, Option<StreamPage>)>>,
+    schedules: Vec<ScheduleRow>,
+    due_schedules: DueSchedules,
+    queued_schedules: Vec<ScheduleRow>,
 }
 
 impl Random {
@@ -128,13 +156,17 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(13) {
+            let write = match self.below(16) {
+                12 => Write::Schedule(Box::new(self.schedule_write(model, now))),
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
                 5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
                 6 => Write::Emit(Box::new(self.emission(id))),
-                7 => Write::Resolve(Box::new(self.resolution(id))),
+                13 => Write::Tag(Box::new(self.tagging(id))),
+                14 if self.one_in(2) => Write::Fork(Box::new(self.fork(now))),
+                14 => Write::Delete(Box::new(self.deletion(id, now))),
+                15 => Write::Resolve(Box::new(self.resolution(id))),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
                 _ => {
@@ -207,6 +239,32 @@ impl Random {
         }
     }
 
+    fn tagging(&mut self, id: RunId) -> Tagging {
+        Tagging {
+            target: self.target(id),
+            name: self.below(3).to_string(),
+            value: (!self.one_in(3)).then(|| self.below(2).to_string()),
+        }
+    }
+
+    fn fork(&mut self, now: Timestamp) -> Fork {
+        Fork {
+            new: self.start(now),
+            history: vec![put([1, self.below(3) as u8], [7])],
+            last_number: self.below(4),
+            state: vec![("forked".to_owned(), vec![2])],
+        }
+    }
+
+    fn deletion(&mut self, id: RunId, now: Timestamp) -> Delete {
+        let later = now + Duration::from_millis(self.below(20));
+        Delete {
+            target: self.target(id),
+            finished_before: self.one_in(3).then_some(now),
+            key_kept_until: self.one_in(2).then_some(later),
+        }
+    }
+
     fn control(&mut self) -> Control {
         match self.below(5) {
             0 => Control::Cancel {
@@ -256,15 +314,19 @@ impl Random {
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));
         let receiver = self.run();
-        let effect = match self.below(11) {
-            8 | 9 => Some(Effect::AwaitDeferred(DeferredWait {
+        let effect = match self.below(13) {
+            10 | 11 => Some(Effect::AwaitDeferred(DeferredWait {
                 key: vec![9, self.below(4) as u8],
                 tag: [self.below(3) as u8; 16],
                 looks: self.one_in(4),
             })),
-            10 => Some(Effect::Abandon {
+            12 => Some(Effect::Abandon {
                 kind: InboxKind::Deferred,
                 key: vec![9, self.below(4) as u8],
+            }),
+            3 => Some(Effect::Tag {
+                name: self.below(3).to_string(),
+                value: (!self.one_in(3)).then(|| self.below(2).to_string()),
             }),
             0 | 1 => Some(Effect::Send {
                 delivery: self.delivery(receiver),
@@ -275,7 +337,7 @@ impl Random {
                 request: Uuid::from_u128(u128::from(self.below(1_000))),
                 body: vec![self.below(256) as u8],
             }),
-            3 => Some(Effect::Emit(Box::new(self.emit()))),
+            4 => Some(Effect::Emit(Box::new(self.emit()))),
             _ => None,
         };
         Commit {
@@ -354,11 +416,15 @@ impl Random {
                 .collect(),
             due: store.due(now, &ShardSet::ALL, None, 100).expect("due"),
             live: store.live(&ShardSet::ALL, None, 100).expect("live"),
+            paused: store.paused(&ShardSet::ALL, None, 100).expect("paused"),
             census: store.census(now, &ShardSet::ALL).expect("census"),
             failed: store.list(&failed, None, 100).expect("list"),
             finished: store.finished(&nos).expect("finished"),
             dead_letters: store.dead_letters(None, 1_000).expect("dead_letters"),
             streams: nos.iter().map(|no| streams::read(store, *no)).collect(),
+            schedules: store.schedules(None, 100).expect("schedules"),
+            due_schedules: store.due_schedules(now, None, 100).expect("due_schedules"),
+            queued_schedules: store.queued_schedules(None, 100).expect("queued_schedules"),
         }
     }
 }
@@ -452,6 +518,10 @@ const CHECKS: &[(&str, Check)] = checks![
     others_are_woken_and_the_waker_is_not,
     a_dropped_guard_is_not_called,
     counters_count,
+    an_imported_run_has_everything_it_had,
+    an_imported_run_that_was_in_memory_is_due,
+    an_import_beside_its_id_or_key_changes_nothing,
+    paused_runs_are_paged_by_number,
 ];
 
 const START: Timestamp = Timestamp::from_millis(1_800_000_000_000);
@@ -2349,11 +2419,13 @@ fn a_run_paused_in_its_rollback_resumes_in_it(world: &World) {
 fn a_run_being_cancelled_cannot_be_paused(world: &World) {
     let id = world.running();
     world.control(id, Control::Cancel { rollback: true });
-    let already = Controlled::Already {
+    let refused = Controlled::Refused {
         run: id,
         status: RunStatus::Running,
+        reason: ControlRefusal::BeingCancelled,
     };
-    assert_eq!(world.control(id, Control::Pause), already);
+    assert_eq!(world.control(id, Control::Pause), refused);
+    assert_eq!(world.row(id).status, RunStatus::Running);
 }
 
 fn every_patch_sets_what_it_says(world: &World) {
@@ -2774,6 +2846,7 @@ fn filters_must_all_hold(world: &World) {
         tags: vec![blue],
         created_from: Some(at(20)),
         created_before: Some(at(21)),
+        ..any()
     };
     assert_eq!(found(all.clone()), [b]);
     assert!(

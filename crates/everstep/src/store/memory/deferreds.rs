@@ -32,6 +32,14 @@ impl Default for Deferreds {
     }
 }
 
+impl Data {
+    /// A run is deleted.
+    pub(super) fn forget_deferreds(&mut self, run: RunNo) {
+        self.deferreds.waits.retain(|(place, _)| place.run != run);
+        self.deferreds.settled.retain(|place, _| place.run != run);
+    }
+}
+
 impl DeferredTables for Data {
     fn settled(&mut self, of: &Place) -> Result<Option<SettledRow>, Infallible> {
         Ok(self.deferreds.settled.get(of).cloned())

@@ -63,8 +63,8 @@ pub(crate) fn apply<T: AllTables>(
             Ok(Some(EffectDone::Sent(sent)))
         }
         Effect::StartChild(start) => children::start_child(tables, commit, start),
-        Effect::Watch { target, key } => {
-            children::watch_target(tables, commit, target, key).map(|()| None)
+        Effect::Watch { target, key, entry } => {
+            children::watch_target(tables, &waiter(commit, key), target, entry).map(|()| None)
         }
         Effect::AwaitDeferred(wait) => {
             deferreds::register(tables, &waiter(commit, &wait.key), wait).map(|()| None)
@@ -73,7 +73,9 @@ pub(crate) fn apply<T: AllTables>(
             abandon(tables, &waiter(commit, key), *kind).map(|()| None)
         }
         // A row of its own, written with the entries.
-        Effect::Reply { .. } | Effect::Emit(_) => Ok(None),
+        Effect::Reply { .. } | Effect::Emit(_) | Effect::Tag { .. } | Effect::Transaction(_) => {
+            Ok(None)
+        }
     }
 }
 

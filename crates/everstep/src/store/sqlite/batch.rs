@@ -3,12 +3,18 @@
 //! On the path of a step this is the end: a commit that only adds entries becomes one `INSERT` for
 //! each of them and touches no other table.
 
-use std::cell::Cell;
+use std::{cell::Cell, time::Duration};
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 
-use super::{columns, error::bad_value, writer::Memory};
+use super::{
+    columns,
+    control::{Keyed, keyed},
+    error::bad_value,
+    transact,
+    writer::Memory,
+};
 use crate::{
     hash::FastSet,
     store::rules::{
@@ -24,6 +30,8 @@ use crate::{
     },
     time::Timestamp,
 };
+
+mod import;
 
 /// Applies a batch within the transaction of `conn`, in the two passes that [`rules`] describes.
 /// Also says how many rows were written.
@@ -55,6 +63,11 @@ pub(crate) fn apply(
             }
             Write::Sweep(limit) => Outcome::Swept(applier.sweep(*limit)?),
             Write::Emit(_) => continue,
+            Write::Schedule(write) => applier.write_about_schedule(write)?,
+            Write::Import(run) => applier.import(run)?,
+            Write::Delete(delete) => Outcome::Deleted(applier.delete(delete)?),
+            Write::Tag(tagging) => applier.tag(tagging)?,
+            Write::Fork(fork) => applier.fork(fork)?,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)
@@ -69,7 +82,7 @@ pub(crate) fn apply(
 
 pub(super) struct Applier<'a> {
     pub(super) conn: &'a Connection,
-    memory: &'a mut Memory,
+    pub(super) memory: &'a mut Memory,
     pub(super) now: i64,
     notices: Vec<Notice>,
     /// Runs with links whose code is over by a commit of this batch.
@@ -77,6 +90,8 @@ pub(super) struct Applier<'a> {
     /// The runner, if its fence holds.
     runner: Option<Uuid>,
     rows: Cell<u64>,
+    /// How long the bodies of users' transactions have taken.
+    spent: Duration,
     // The statements of the path that every run takes, so that they are not looked up each time.
     insert_run: CachedStatement<'a>,
     put: CachedStatement<'a>,
@@ -101,6 +116,7 @@ impl<'a> Applier<'a> {
             closing: FastSet::default(),
             runner,
             rows: Cell::new(0),
+            spent: Duration::ZERO,
             insert_run: conn.prepare_cached(
                 "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, generation, \
                  available_at, deadline_at, created_at, updated_at, attempts, recoveries, \
@@ -149,14 +165,14 @@ impl<'a> Applier<'a> {
             return Ok(Some(head));
         }
         let sql = "SELECT id, status, ending, generation, available_at, attempts, inbox_seq, \
-                   cancel_requested, last_number, links FROM runs WHERE no = ?1";
+                   cancel_requested, last_number, links, resume_at FROM runs WHERE no = ?1";
         self.conn
             .prepare_cached(sql)?
             .query_row([run.0], read_head)
             .optional()
     }
 
-    fn find(&self, target: &Target) -> rusqlite::Result<Option<Head>> {
+    pub(super) fn find(&self, target: &Target) -> rusqlite::Result<Option<Head>> {
         match target {
             // The number says less than the id: it may be another run's.
             Target::Id(id) => Ok(self.head(id.no())?.filter(|head| head.id == *id)),
@@ -195,7 +211,7 @@ impl<'a> Applier<'a> {
         Ok(Outcome::Committed(Vec::new()))
     }
 
-    fn write_entries(
+    pub(super) fn write_entries(
         &mut self,
         run: RunNo,
         generation: u32,
@@ -220,10 +236,9 @@ impl<'a> Applier<'a> {
             let sql = "DELETE FROM inbox WHERE run = ?1 AND seq = ?2";
             self.execute(sql, params![commit.run.0, *seq as i64])?;
         }
-        for (key, value) in &commit.state {
-            let sql = "INSERT INTO state (run, key, value) VALUES (?1, ?2, ?3) \
-                       ON CONFLICT DO UPDATE SET value = excluded.value";
-            self.execute(sql, params![commit.run.0, key, value])?;
+        self.write_state(commit.run, &commit.state)?;
+        for (name, value) in rules::tags(commit) {
+            self.set_tag(commit.run, name, value)?;
         }
         for effect in &commit.effects {
             match effect {
@@ -237,6 +252,19 @@ impl<'a> Applier<'a> {
                 // Their turn comes after all commits.
                 _ => {}
             }
+        }
+        Ok(())
+    }
+
+    pub(super) fn write_state(
+        &self,
+        run: RunNo,
+        state: &[(String, Vec<u8>)],
+    ) -> rusqlite::Result<()> {
+        for (key, value) in state {
+            let sql = "INSERT INTO state (run, key, value) VALUES (?1, ?2, ?3) \
+                       ON CONFLICT DO UPDATE SET value = excluded.value";
+            self.execute(sql, params![run.0, key, value])?;
         }
         Ok(())
     }
@@ -321,10 +349,10 @@ impl<'a> Applier<'a> {
     }
 
     /// Writes everything of the row that decisions are made from, and why it waits.
-    fn write_head(&self, head: &Head, waiting: Option<&str>) -> rusqlite::Result<()> {
+    pub(super) fn write_head(&self, head: &Head, waiting: Option<&str>) -> rusqlite::Result<()> {
         let sql = "UPDATE runs SET status = ?2, ending = ?3, available_at = ?4, attempts = ?5, \
                    inbox_seq = ?6, cancel_requested = ?7, last_number = ?8, updated_at = ?9, \
-                   waiting = ?10 WHERE no = ?1";
+                   waiting = ?10, resume_at = ?11 WHERE no = ?1";
         let params = params![
             head.id.no().0,
             head.status.code(),
@@ -336,6 +364,7 @@ impl<'a> Applier<'a> {
             last_number(head),
             self.now,
             waiting,
+            head.resume_at.map(Timestamp::as_millis),
         ];
         self.execute(sql, params).map(drop)
     }
@@ -358,11 +387,18 @@ impl<'a> Applier<'a> {
 
     pub(super) fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
         let keyed = match &new.key {
-            Some(key) => find_key(self.conn, &new.workflow, key)?,
+            Some(key) => keyed(self.conn, &new.workflow, key)?,
             None => None,
         };
-        if let Some(run) = keyed {
-            return self.attach(run, new, true);
+        match keyed {
+            Some(Keyed::Run(run)) => return self.attach(run, new, true),
+            Some(Keyed::Deleted(tombstone)) if !tombstone.is_over(self.now()) => {
+                return Ok(Outcome::Refused(tombstone.refusal()));
+            }
+            _ => {}
+        }
+        if self.is_grave(new.id.no())? {
+            return Ok(Outcome::Refused(Refusal::Gone));
         }
         let claimed = new.claim && new.available_at.is_none() && self.owns_shard_of(new.id)?;
         let available_at = (!claimed).then(|| new.available_at.unwrap_or(self.now()));
@@ -404,7 +440,8 @@ impl<'a> Applier<'a> {
     /// What a new run can be found by.
     fn write_names(&self, run: RunNo, new: &NewRun) -> rusqlite::Result<()> {
         if let Some(key) = &new.key {
-            let sql = "INSERT INTO keys (workflow, key, run) VALUES (?1, ?2, ?3)";
+            // In the place of a key that is kept no longer.
+            let sql = "INSERT OR REPLACE INTO keys (workflow, key, run) VALUES (?1, ?2, ?3)";
             self.execute(sql, params![&*new.workflow, key, run.0])?;
         }
         for (name, value) in &new.tags {
@@ -511,7 +548,11 @@ impl<'a> Applier<'a> {
         Ok(rules::refuse_message(head, unread, delivery))
     }
 
-    fn control(&mut self, target: &Target, control: Control) -> rusqlite::Result<Controlled> {
+    pub(super) fn control(
+        &mut self,
+        target: &Target,
+        control: Control,
+    ) -> rusqlite::Result<Controlled> {
         let Some(mut head) = self.find(target)? else {
             return Ok(Controlled::Unknown);
         };
@@ -554,6 +595,19 @@ impl<'a> Applier<'a> {
         Ok(Outcome::Committed(Vec::new()))
     }
 
+    /// Makes the workflow's own writes, and writes down in its history that they are made.
+    fn transact(&mut self, commit: &Commit) -> rusqlite::Result<()> {
+        for transaction in rules::transactions(commit) {
+            transact::run(self.conn, transaction, &mut self.spent)?;
+            if let Some(Put { key, value }) = transaction.written() {
+                self.put
+                    .execute(params![commit.run.0, commit.generation, key, value])?;
+                self.count_rows(1);
+            }
+        }
+        Ok(())
+    }
+
     fn has_effects(&self, commit: &Commit) -> bool {
         !commit.effects.is_empty()
             || (!self.closing.is_empty() && self.closing.contains(&commit.run))
@@ -561,6 +615,7 @@ impl<'a> Applier<'a> {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> rusqlite::Result<Vec<EffectDone>> {
+        self.transact(commit)?;
         let mut done = Vec::new();
         for effect in &commit.effects {
             done.extend(effects::apply(self, commit, effect)?);
@@ -698,7 +753,7 @@ pub(crate) fn find_key(
     workflow: &str,
     key: &str,
 ) -> rusqlite::Result<Option<RunNo>> {
-    let sql = "SELECT run FROM keys WHERE workflow = ?1 AND key = ?2";
+    let sql = "SELECT run FROM keys WHERE workflow = ?1 AND key = ?2 AND kept_until IS NULL";
     let mut statement = conn.prepare_cached(sql)?;
     statement
         .query_row([workflow, key], |row| row.get(0).map(RunNo))
@@ -728,6 +783,7 @@ fn read_head(row: &Row<'_>) -> rusqlite::Result<Head> {
         // Commits that only add entries do not write the row.
         last_number_exact: last_number.is_some() && status != RunStatus::Running,
         links: row.get(9)?,
+        resume_at: columns::optional_time(row, 10)?,
     })
 }
 

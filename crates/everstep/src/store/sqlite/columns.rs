@@ -14,7 +14,7 @@ use crate::{
 pub(crate) const RUN_ROW: &str = "no, id, workflow, version, key, pool, shard, status, ending, \
     generation, available_at, deadline_at, created_at, updated_at, finished_at, attempts, \
     recoveries, inbox_seq, cancel_requested, last_number, waiting, tags, input, output, error, \
-    parent";
+    parent, resume_at";
 
 /// The columns that [`due_run`] reads.
 pub(crate) const DUE_RUN: &str = "id, shard, available_at, status, workflow, version";
@@ -46,14 +46,12 @@ pub(crate) fn run_row(row: &Row<'_>) -> rusqlite::Result<RunRow> {
         cancel_requested: cancel(row, 18)?,
         last_number: row.get::<_, Option<i64>>(19)?.unwrap_or(0) as u64,
         waiting: row.get(20)?,
-        tags: match row.get_ref(21)?.as_str_or_null()? {
-            Some(json) => from_json(json)?,
-            None => Vec::new(),
-        },
+        tags: tags(row, 21)?,
         parent: optional_run_id(row, 25)?,
         input: row.get(22)?,
         output: row.get(23)?,
         error: row.get(24)?,
+        resume_at: optional_time(row, 25)?,
     })
 }
 
@@ -123,6 +121,13 @@ pub(crate) fn optional_run_id(row: &Row<'_>, column: usize) -> rusqlite::Result<
     Ok(Some(id))
 }
 
+pub(crate) fn tags(row: &Row<'_>, column: usize) -> rusqlite::Result<Vec<(String, String)>> {
+    match row.get_ref(column)?.as_str_or_null()? {
+        Some(json) => from_json(json),
+        None => Ok(Vec::new()),
+    }
+}
+
 pub(crate) fn status(row: &Row<'_>, column: usize) -> rusqlite::Result<RunStatus> {
     status_of(row.get(column)?)
 }
@@ -162,6 +167,6 @@ pub(crate) fn to_json<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-fn from_json(json: &str) -> rusqlite::Result<Vec<(String, String)>> {
-    serde_json::from_str(json).map_err(|error| bad_value("tags", error))
+pub(crate) fn from_json<T: serde::de::DeserializeOwned>(json: &str) -> rusqlite::Result<T> {
+    serde_json::from_str(json).map_err(|error| bad_value("a list", error))
 }

@@ -23,6 +23,8 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("format_waits.sql"),
     include_str!("format_children.sql"),
     include_str!("format_streams.sql"),
+    include_str!("format_schedules.sql"),
+    include_str!("format_control.sql"),
     include_str!("format_deferreds.sql"),
 ];
 

@@ -165,9 +165,13 @@ impl Store for OwnerAndClient {
     fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> { self.owner.inbox(run, after) }
     fn due(&self, now: Timestamp, shards: &ShardSet, after: Option<(Timestamp, RunNo)>, limit: usize) -> Result<Due, StoreError> { self.owner.due(now, shards, after, limit) }
     fn live(&self, shards: &ShardSet, after: Option<RunNo>, limit: usize) -> Result<Vec<DueRun>, StoreError> { self.owner.live(shards, after, limit) }
+    fn paused(&self, shards: &ShardSet, after: Option<RunNo>, limit: usize) -> Result<Vec<PausedRun>, StoreError> { self.owner.paused(shards, after, limit) }
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> { self.owner.census(now, shards) }
     fn list(&self, filter: &Filter, after: Option<RunNo>, limit: usize) -> Result<Vec<RunRow>, StoreError> { self.client.list(filter, after, limit) }
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> { self.client.count(filter) }
+    fn find(&self, filter: &Filter, after: Option<RunNo>, limit: usize) -> Result<Vec<RunId>, StoreError> { self.client.find(filter, after, limit) }
+    fn finished_before(&self, workflow: &str, status: RunStatus, before: Timestamp, limit: usize) -> Result<Vec<(RunId, Timestamp)>, StoreError> { self.owner.finished_before(workflow, status, before, limit) }
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> { self.owner.sweep(now, limit) }
     fn history(&self, run: RunNo, after: Option<&[u8]>, limit: usize) -> Result<Vec<Put>, StoreError> { self.client.history(run, after, limit) }
     fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> { self.client.state(run) }
     fn stream(&self, run: RunNo, stream: &str, from: u64, limit: usize) -> Result<Option<StreamPage>, StoreError> { self.client.stream(run, stream, from, limit) }
@@ -176,6 +180,10 @@ impl Store for OwnerAndClient {
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> { self.client.finished(runs) }
     fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> { self.client.answers(requests) }
     fn dead_letters(&self, run: Option<RunNo>, limit: usize) -> Result<Vec<DeadLetter>, StoreError> { self.client.dead_letters(run, limit) }
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> { self.client.schedule(name) }
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.client.schedules(after, limit) }
+    fn due_schedules(&self, now: Timestamp, after: Option<(Timestamp, &str)>, limit: usize) -> Result<DueSchedules, StoreError> { self.owner.due_schedules(now, after, limit) }
+    fn queued_schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.owner.queued_schedules(after, limit) }
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> { self.client.register_runner(runner) }
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> { self.owner.heartbeat(fence, now, lease) }
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> { self.owner.runners() }
