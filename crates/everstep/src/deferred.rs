@@ -44,7 +44,7 @@ use std::marker::PhantomData;
 /// ```
 pub struct Deferred<T, E = String> {
     name: &'static str,
-    types: PhantomData<fn(T, E) -> (T, E)>,
+    types: PhantomData<fn() -> (T, E)>,
 }
 
 impl<T, E> Deferred<T, E> {
