@@ -19,6 +19,8 @@ use crate::{
 /// The tables that hold something of a run under its number, with the columns that name one row.
 /// What a run leaves in them is swept; `runs`, `keys` and `tags` are cleared by the delete itself.
 pub(crate) const LEFT_BY_RUNS: &[(&str, &str)] = &[
+    ("deferreds", "run, generation, tag"),
+    ("deferred_waits", "run, generation, tag, key"),
     ("history", "run, generation, key"),
     ("inbox", "run, seq"),
     ("dedupes", "run, key"),
