@@ -32,6 +32,7 @@ pub(crate) mod child;
 pub(crate) mod composite;
 pub(crate) mod continue_as;
 pub(crate) mod join;
+pub(crate) mod limit;
 pub(crate) mod listen;
 pub(crate) mod map;
 pub(crate) mod race;

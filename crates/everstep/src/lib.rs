@@ -36,6 +36,7 @@ mod workflow;
 mod cancellation;
 mod error;
 mod hash;
+mod limit;
 mod random;
 mod retry;
 mod run_id;
@@ -53,6 +54,7 @@ pub use ctx::{
     composite::{Arm, Branch, Composite, branch},
     continue_as::ContinueAs,
     join::{BranchFailure, Join, JoinError},
+    limit::RateLimit,
     listen::{Listen, ListenBatch, ListenUntil, Message},
     map::Map,
     race::{First2, First3, First4, First5, First6, First7, First8, Race, Won},
@@ -71,6 +73,7 @@ pub use error::{Error, Failure, FailureKind, Result};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
+pub use limit::Limit;
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
 pub use store::{Close, RunStatus, Target};

@@ -31,6 +31,7 @@ use crate::{
 pub(crate) mod core;
 mod flush;
 pub(crate) mod inbox;
+mod limits;
 mod load;
 pub(crate) mod panics;
 #[cfg(test)]
@@ -159,6 +160,8 @@ pub(crate) struct Run {
     waker: Waker,
     pub(crate) stage: Stage,
     end: Option<End>,
+    /// The limit of the whole run, until it has let the run in.
+    gate: Option<limits::Gate>,
     flush: flush::Flush,
 }
 
@@ -175,7 +178,7 @@ impl Run {
         let core = self.core.clone();
         self.check_foreign();
         core.fire_timers();
-        if self.deadline_passed() || core.state.borrow().halt.is_some() {
+        if self.deadline_passed() || core.state.borrow().halt.is_some() || !self.pass_gate() {
             return;
         }
         loop {
@@ -488,7 +491,8 @@ impl Run {
             .facts
             .deadline_at
             .filter(|_| self.stage == Stage::Forward);
-        [self.core.next_timer(), deadline]
+        let turn = self.at_gate().and_then(|(turn, _)| turn);
+        [self.core.next_timer(), deadline, turn]
             .into_iter()
             .flatten()
             .min()

@@ -221,6 +221,7 @@ operations_are_arms! {
     [T: 'a] Composite<'a, T>, claim => T;
     [] super::sleep::Sleep, claim => crate::time::Timestamp;
     [] super::send::Send, claim => ();
+    [] super::limit::RateLimit, wait.claim => ();
     [O: crate::workflow::Value] super::child::Child<O>, wait.claim => O;
     [O: crate::workflow::Value] super::child::ChildOutcome<O>, child.wait.claim => Result<O, super::child::ChildError>;
     [] super::child::Detached, claim => crate::run_id::RunId;

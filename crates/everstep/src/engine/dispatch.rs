@@ -164,7 +164,11 @@ impl Round<'_> {
                     self.shared.hub.answered(*request, answer);
                 }
                 Effect::StartChild(start) if !start.awaited => _ = receipts.next(),
-                Effect::StartChild(_) | Effect::Watch { .. } | Effect::Abandon { .. } => {}
+                Effect::StartChild(_)
+                | Effect::Watch { .. }
+                | Effect::Acquire(_)
+                | Effect::Release { .. }
+                | Effect::Abandon { .. } => {}
             }
         }
         if let Patch::Park {

@@ -11,6 +11,7 @@
 //! 6 rollbacks   the entries of compensations, by what they compensate
 //! 7 set aside   (attempt, then the whole key it had): what a retry of the run left behind
 //! 8 origins     the keys of the entries that the last failure of the run came from
+//! 9 start       nothing is kept there: what the limit of the whole run is answered by
 //! ```
 //!
 //! A history key is the prefix followed by one element per segment of the location:
@@ -41,6 +42,8 @@ pub(crate) const HISTORY: &[u8] = &[0x15, 2];
 pub(crate) const ROLLBACKS: &[u8] = &[0x15, 6];
 /// The key above everything that was set aside.
 pub(crate) const SET_ASIDE: &[u8] = &[0x15, 7];
+/// What stands for the start of the run where an operation is named by its key.
+pub(crate) const START: &[u8] = &[0x15, 9];
 
 /// The key of the list of entries that the last failure of the run came from.
 pub(crate) fn failure_origins() -> Vec<u8> {

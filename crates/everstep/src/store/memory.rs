@@ -21,8 +21,9 @@ use std::{
 use uuid::Uuid;
 
 mod children;
+mod limits;
 
-use self::children::Children;
+use self::{children::Children, limits::Limits};
 use super::{
     rules::{
         self, Head, Verdict, effects,
@@ -84,6 +85,7 @@ struct Data {
     notices: Vec<Notice>,
     now: Timestamp,
     children: Children,
+    limits: Limits,
 }
 
 #[derive(Clone)]
@@ -352,6 +354,10 @@ impl Store for MemoryStore {
         let letters = data.dead_letters.iter();
         let wanted = letters.filter(|letter| run.is_none() || letter.run == run);
         Ok(wanted.take(limit).cloned().collect())
+    }
+
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
+        Ok(self.read().limits.list(name, limit))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
@@ -731,9 +737,9 @@ impl Data {
         }
         let head = self.runs.get(&commit.run).map(|run| run.head);
         if let Some(head) = head.filter(|head| head.links != 0)
-            && effects::is_over(&commit.patch)
+            && effects::has_sequel(commit)
         {
-            let Ok(()) = effects::close(self, &head, &commit.patch);
+            let Ok(()) = effects::follow_up(self, &head, commit);
         }
         done
     }

@@ -11,6 +11,7 @@
 
 pub(crate) mod children;
 pub(crate) mod effects;
+pub(crate) mod limits;
 pub(crate) mod tables;
 
 use crate::{

@@ -30,6 +30,7 @@ mod children;
 mod columns;
 mod error;
 mod file;
+mod limits;
 mod reads;
 mod runners;
 mod schema;
@@ -325,6 +326,10 @@ impl Store for SqliteStore {
 
     fn has_old_generations(&self) -> Result<bool, StoreError> {
         self.read(reads::has_old_generations)
+    }
+
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
+        self.read(|conn| limits::list(conn, name, limit))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

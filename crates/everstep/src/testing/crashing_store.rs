@@ -16,7 +16,8 @@ use crate::{
     run_id::RunNo,
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, NewRunner, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters, StoreError,
+        LimitRow, LoadedRun, NewRunner, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters,
+        StoreError,
         Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
@@ -348,6 +349,10 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn has_old_generations(&self) -> Result<bool, StoreError> {
         self.read(|store| store.has_old_generations())
+    }
+
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
+        self.read(|store| store.limits(name, limit))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -3,14 +3,15 @@
 use super::{
     Head,
     children::{self, ChildTables},
+    limits::{self, LimitTables},
     tables::{Waiter, links},
 };
 use crate::commit::{Commit, Effect, EffectDone, InboxKind, Patch, RunStatus};
 
 /// The tables of everything that effects reach.
-pub(crate) trait AllTables: ChildTables {}
+pub(crate) trait AllTables: ChildTables + LimitTables {}
 
-impl<T: ChildTables> AllTables for T {}
+impl<T: ChildTables + LimitTables> AllTables for T {}
 
 /// The code of a run is over, for good or for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,17 @@ pub(crate) fn is_over(patch: &Patch) -> bool {
         Patch::Park { status, .. } => *status == RunStatus::Pending,
         Patch::Keep | Patch::Run { .. } | Patch::Pause { .. } => false,
     }
+}
+
+/// Whether the run leaves its owner's memory with this commit, until somebody resumes it: its bodies
+/// have ended, or were dropped.
+pub(crate) fn is_put_away(commit: &Commit) -> bool {
+    commit.results_only || matches!(commit.patch, Patch::Pause { .. })
+}
+
+/// Whether a commit of a run with links has to be followed up, besides its effects.
+pub(crate) fn has_sequel(commit: &Commit) -> bool {
+    is_over(&commit.patch) || is_put_away(commit)
 }
 
 fn over(patch: &Patch, head: &Head) -> Over {
@@ -65,6 +77,8 @@ pub(crate) fn apply<T: AllTables>(
         Effect::Watch { target, key } => {
             children::watch_target(tables, commit, target, key).map(|()| None)
         }
+        Effect::Acquire(acquire) => limits::acquire(tables, commit, acquire).map(|()| None),
+        Effect::Release { key } => limits::release(tables, &waiter(commit, key)).map(|()| None),
         Effect::Abandon { kind, key } => {
             abandon(tables, &waiter(commit, key), *kind).map(|()| None)
         }
@@ -88,21 +102,32 @@ fn abandon<T: AllTables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Re
     let _untaken = tables.take_answers(waiter.run, &waiter.key)?;
     match kind {
         InboxKind::RunEnded => children::abandon(tables, waiter),
-        InboxKind::Message
-        | InboxKind::Event
-        | InboxKind::Deferred
-        | InboxKind::QueueResult
-        | InboxKind::LimitGrant => Ok(()),
+        InboxKind::LimitGrant => limits::release(tables, waiter),
+        InboxKind::Message | InboxKind::Event | InboxKind::Deferred | InboxKind::QueueResult => {
+            Ok(())
+        }
     }
+}
+
+/// Does what is left to do after a commit of a run with links: when its code is over, or when it is
+/// put away. `head` is the row after the commit.
+pub(crate) fn follow_up<T: AllTables>(
+    tables: &mut T,
+    head: &Head,
+    commit: &Commit,
+) -> Result<(), T::Error> {
+    if is_over(&commit.patch) {
+        close(tables, head, &commit.patch)?;
+    }
+    if has_sequel(commit) && head.links & links::LIMITS != 0 {
+        limits::leave(tables, head.id.no())?;
+    }
+    Ok(())
 }
 
 /// Does what is left to do when the code of a run with links is over. `head` is the row after the
 /// commit.
-pub(crate) fn close<T: AllTables>(
-    tables: &mut T,
-    head: &Head,
-    patch: &Patch,
-) -> Result<(), T::Error> {
+fn close<T: AllTables>(tables: &mut T, head: &Head, patch: &Patch) -> Result<(), T::Error> {
     let over = over(patch, head);
     let run = head.id.no();
     let _untaken = tables.take_all_answers(run)?;

@@ -22,6 +22,8 @@ pub(crate) mod links {
     pub(crate) const CHILD: u32 = 1 << 7;
     /// It waits, or has waited, for the end of other runs.
     pub(crate) const WATCHES: u32 = 1 << 2;
+    /// It has, or has had, places under limits.
+    pub(crate) const LIMITS: u32 = 1 << 5;
 }
 
 /// An operation that waits.

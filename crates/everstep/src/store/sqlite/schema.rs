@@ -22,6 +22,7 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("format_1.sql"),
     include_str!("format_waits.sql"),
     include_str!("format_children.sql"),
+    include_str!("format_limits.sql"),
 ];
 
 /// The format that this program reads and writes.
