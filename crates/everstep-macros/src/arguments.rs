@@ -12,7 +12,7 @@ use syn::{
 
 /// The names of all arguments, for the error about one that is not among them.
 const KNOWN: &str = "`name`, `version`, `accepts`, `key`, `retry`, `deadline`, `pool`, \
-                     `on_failure`, `describe`, `owner` and `labels(..)`";
+                     `on_failure`, `describe`, `owner`, `limit`, `limit_key` and `labels(..)`";
 
 /// The arguments that were given; what was not given is left to the engine's defaults.
 #[derive(Default)]
@@ -28,6 +28,8 @@ pub(crate) struct Arguments {
     pub(crate) describe: Option<LitStr>,
     pub(crate) owner: Option<LitStr>,
     pub(crate) labels: Vec<(LitStr, LitStr)>,
+    pub(crate) limit: Option<Expr>,
+    pub(crate) limit_key: Option<Expr>,
 }
 
 /// The versions that the code can go on with, both ends included.
@@ -59,6 +61,7 @@ impl Arguments {
             reader.note(error);
         }
         reader.check_version_is_accepted();
+        reader.check_key_has_limit();
         (reader.arguments, reader.errors)
     }
 }
@@ -134,6 +137,8 @@ impl Reader {
             "on_failure" => arguments.on_failure = Some(on_failure(&value)?),
             "describe" => arguments.describe = Some(text(word, &value)?),
             "owner" => arguments.owner = Some(text(word, &value)?),
+            "limit" => arguments.limit = Some(value),
+            "limit_key" => arguments.limit_key = Some(key(value)?),
             _ => unreachable!("`form_of` knows only these"),
         }
         Ok(())
@@ -168,6 +173,14 @@ impl Reader {
     }
 
     /// New runs of a version that the code then refuses would never start.
+    fn check_key_has_limit(&mut self) {
+        if let (None, Some(key)) = (&self.arguments.limit, &self.arguments.limit_key) {
+            let message = "`limit_key` needs a limit: add `limit = ..`";
+            let error = Error::new_spanned(key, message);
+            self.note(error);
+        }
+    }
+
     fn check_version_is_accepted(&mut self) {
         let version = self.arguments.version();
         let Some(accepts) = &self.arguments.accepts else {
@@ -219,6 +232,8 @@ fn form_of(word: &str) -> Option<&'static str> {
         "on_failure" => "on_failure = pause",
         "describe" => "describe = \"what it does\"",
         "owner" => "owner = \"payments\"",
+        "limit" => "limit = STRIPE",
+        "limit_key" => "limit_key = |input| input.customer",
         _ => return None,
     })
 }

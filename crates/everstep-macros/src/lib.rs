@@ -73,6 +73,8 @@ mod function;
 /// | `on_failure = pause` | what becomes of a run that fails: `fail` it, or `pause` it for a person to look at | `fail` |
 /// | `describe = "From basket to post"` | a description for tools and people | none |
 /// | `owner = "payments"` | whom to ask about it | none |
+/// | `limit = STRIPE` | the `Limit` that its runs are under as a whole | none |
+/// | `limit_key = \|order\| order.customer` | the key under that limit: a function from the input to something with `Display` | none |
 /// | `labels("tier" = "1", "area" = "shop")` | labels for tools | none |
 ///
 /// # `select!`

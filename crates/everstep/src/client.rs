@@ -33,8 +33,10 @@ use crate::{
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name},
 };
 
+mod limits;
 mod view;
 
+pub use limits::LimitInfo;
 pub use view::{HistoryEntry, RunInfo, RunPage};
 
 /// Starts runs and talks to them. Cheap to clone.

@@ -608,6 +608,13 @@ pub struct InboxRow {
     pub sent_at: Timestamp,
 }
 
+impl InboxRow {
+    /// Whether it says that its operation has been let in by a limit.
+    pub(crate) fn is_grant(&self) -> bool {
+        self.kind == InboxKind::LimitGrant
+    }
+}
+
 /// What a row of an inbox is. The codes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]

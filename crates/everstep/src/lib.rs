@@ -45,8 +45,8 @@ mod time;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Cancel, Client, ClientError, Count, HistoryEntry, List, RunError, RunHandle, RunInfo, RunPage,
-    SendMessage, Sent, Start,
+    Cancel, Client, ClientError, Count, HistoryEntry, LimitInfo, List, RunError, RunHandle,
+    RunInfo, RunPage, SendMessage, Sent, Start,
 };
 pub use ctx::{
     Ctx,

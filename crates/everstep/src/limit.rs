@@ -226,7 +226,10 @@ mod tests {
             per_ms: 1_000,
             burst: 5,
         };
-        assert_eq!((used.rule.concurrency, used.rule.rate), (Some(3), Some(rate)));
+        assert_eq!(
+            (used.rule.concurrency, used.rule.rate),
+            (Some(3), Some(rate))
+        );
     }
 
     #[test]

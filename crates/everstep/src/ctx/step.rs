@@ -551,8 +551,7 @@ impl<'a> RawStep<'a> {
                 Turn::Take => return Poll::Ready(()),
                 Turn::Activate => {
                     let limit = self.options.limit.take();
-                    op.core
-                        .activate_step(op.id, self.options.ephemeral, limit);
+                    op.core.activate_step(op.id, self.options.ephemeral, limit);
                 }
                 Turn::Start => {
                     self.start_body();

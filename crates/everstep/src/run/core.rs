@@ -715,12 +715,7 @@ impl Core {
     }
 
     /// A step becomes active: it has a result, waits for its next attempt, or wants to start.
-    pub(crate) fn activate_step(
-        &self,
-        id: OpId,
-        ephemeral: bool,
-        limit: Option<Box<LimitUse>>,
-    ) {
+    pub(crate) fn activate_step(&self, id: OpId, ephemeral: bool, limit: Option<Box<LimitUse>>) {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         if let Some(op) = st.ops.get_mut(id) {

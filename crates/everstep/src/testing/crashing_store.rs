@@ -17,8 +17,7 @@ use crate::{
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
         LimitRow, LoadedRun, NewRunner, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters,
-        StoreError,
-        Target, WakeFn, WakeGuard,
+        StoreError, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };

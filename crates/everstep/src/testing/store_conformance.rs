@@ -11,6 +11,9 @@ use std::{
 
 use uuid::Uuid;
 
+mod limits;
+
+use self::limits::*;
 use crate::{
     run_id::{RunId, RunIds, RunNo, ShardId},
     store::*,
@@ -92,6 +95,7 @@ struct Readings {
     failed: Vec<RunRow>,
     finished: Vec<(RunNo, Option<Finished>)>,
     dead_letters: Vec<DeadLetter>,
+    limits: Vec<LimitRow>,
 }
 
 impl Random {
@@ -244,6 +248,10 @@ impl Random {
                 request: Uuid::from_u128(u128::from(self.below(1_000))),
                 body: vec![self.below(256) as u8],
             }),
+            3 => Some(self.acquire()),
+            4 => Some(Effect::Release {
+                key: vec![self.below(3) as u8],
+            }),
             _ => None,
         };
         Commit {
@@ -276,6 +284,24 @@ impl Random {
                 self.patch(seen, now)
             },
         }
+    }
+
+    fn acquire(&mut self) -> Effect {
+        let rate = LimitRate {
+            count: 1 + self.below(3) as u32,
+            per_ms: 20,
+            burst: 1 + self.below(2) as u32,
+        };
+        Effect::Acquire(Box::new(Acquire {
+            limit: "limit".to_owned(),
+            limit_key: self.below(4).to_string(),
+            rule: LimitRule {
+                concurrency: self.one_in(2).then_some(1 + self.below(2) as u32),
+                rate: self.one_in(2).then_some(rate),
+            },
+            holds: !self.one_in(4),
+            key: vec![self.below(3) as u8],
+        }))
     }
 
     fn patch(&mut self, inbox_seq: u64, now: Timestamp) -> Patch {
@@ -326,6 +352,7 @@ impl Random {
             failed: store.list(&failed, None, 100).expect("list"),
             finished: store.finished(&nos).expect("finished"),
             dead_letters: store.dead_letters(None, 1_000).expect("dead_letters"),
+            limits: store.limits(None, 100).expect("limits"),
         }
     }
 }
@@ -425,6 +452,15 @@ const CHECKS: &[(&str, Check)] = checks![
     others_are_woken_and_the_waker_is_not,
     a_dropped_guard_is_not_called,
     counters_count,
+    a_place_that_is_free_is_given_at_once,
+    a_place_that_is_given_back_is_the_next_ones_in_the_same_batch,
+    places_are_given_in_the_order_of_asking,
+    asking_again_changes_nothing,
+    a_run_that_is_over_or_put_away_holds_nothing,
+    a_paused_run_is_passed_over,
+    an_abandoned_wait_for_a_limit_gives_its_place_back,
+    another_rule_counts_from_the_next_asking,
+    turns_by_the_rate_are_given_away_in_order,
 ];
 
 const START: Timestamp = Timestamp::from_millis(1_800_000_000_000);

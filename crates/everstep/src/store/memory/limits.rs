@@ -38,11 +38,7 @@ fn key_of(row: &LimitRow) -> (String, String) {
 }
 
 fn in_line(place: &Place) -> (String, String, u64) {
-    (
-        place.limit.clone(),
-        place.limit_key.clone(),
-        place.arrival,
-    )
+    (place.limit.clone(), place.limit_key.clone(), place.arrival)
 }
 
 impl LimitTables for Data {
@@ -65,8 +61,8 @@ impl LimitTables for Data {
         let first = (name.to_owned(), String::new());
         let rows = self.limits.limits.range(first..);
         let of_name = rows.take_while(|((other, _), _)| other == name);
-        let idle = of_name
-            .filter(|(_, row)| row.held == 0 && row.waiting == 0 && row.turn_us <= now_us);
+        let idle =
+            of_name.filter(|(_, row)| row.held == 0 && row.waiting == 0 && row.turn_us <= now_us);
         let mut idle: Vec<_> = idle.map(|(key, row)| (row.turn_us, key.clone())).collect();
         idle.sort();
         for (_, key) in idle.into_iter().take(max as usize) {
