@@ -11,7 +11,10 @@ use std::{
 
 use crate::{
     codec,
-    commit::{Batch, Commit, Delivery, Effect, KeyRange, Outcome, Patch, Put, Receipt, Write},
+    commit::{
+        Applied, Batch, Commit, Delivery, Effect, KeyRange, Notice, Outcome, Patch, Put, Receipt,
+        Write,
+    },
     history::{Entry, EntryKind, EntryValue, keys},
     run_id::RunNo,
 };
@@ -31,6 +34,8 @@ struct State {
 struct Audited {
     entries: BTreeMap<Vec<u8>, Entry>,
     consumed: HashSet<u64>,
+    /// The rows of its inbox that are grants of limits: no messages, and gone with their place.
+    grants: HashSet<u64>,
     sent: HashSet<Vec<u8>>,
     /// The dedupe keys of what was delivered.
     dedupe: HashSet<String>,
@@ -40,9 +45,17 @@ struct Audited {
 
 impl Audit {
     /// A batch was made durable.
-    pub(super) fn committed(&self, batch: &Batch, outcomes: &[Outcome]) {
+    pub(super) fn committed(&self, batch: &Batch, applied: &Applied) {
         let mut state = self.lock();
         let State { runs, violations } = &mut *state;
+        for notice in &applied.notices {
+            if let Notice::Inbox { run, row } = notice
+                && row.is_grant()
+            {
+                runs.entry(run.no()).or_default().grants.insert(row.seq);
+            }
+        }
+        let outcomes = &applied.outcomes;
         for (write, outcome) in batch.writes.iter().zip(outcomes) {
             if let (Write::Deliver(delivery), Outcome::Delivered(delivered)) = (write, outcome)
                 && let (Receipt::Delivered, Some(run)) = (delivered.receipt, delivered.run)
@@ -76,18 +89,20 @@ impl Audit {
         let run = runs.entry(loaded.row.id.no()).or_default();
         run.put(&loaded.history, violations);
         let unread: HashSet<u64> = loaded.inbox.iter().map(|row| row.seq).collect();
+        let grants = loaded.inbox.iter().filter(|row| row.is_grant());
+        run.grants = grants.map(|row| row.seq).collect();
         run.consumed = (1..=loaded.row.inbox_seq)
             .filter(|seq| !unread.contains(seq))
             .collect();
     }
 
-    /// How many messages this run has taken.
-    pub(super) fn consumed(&self, run: RunNo) -> u64 {
+    /// How many messages this run has taken, and how many rows of its inbox were grants.
+    pub(super) fn consumed(&self, run: RunNo) -> (u64, u64) {
         let state = self.lock();
-        state
-            .runs
-            .get(&run)
-            .map_or(0, |run| run.consumed.len() as u64)
+        state.runs.get(&run).map_or((0, 0), |run| {
+            let taken = run.consumed.difference(&run.grants).count();
+            (taken as u64, run.grants.len() as u64)
+        })
     }
 
     /// The locations of this run whose bodies must not run again.
@@ -131,7 +146,7 @@ impl Audited {
             if !self.consumed.insert(*seq) {
                 violations.push(format!("message {seq} was taken twice"));
             }
-            if recorded.contains(seq) {
+            if recorded.contains(seq) || self.grants.contains(seq) {
                 continue;
             }
             // An answer does not say its number, so there must be as many as were taken.
@@ -193,7 +208,8 @@ impl Audited {
                 violations.push(format!("`{}` cannot be read", keys::describe(&put.key)));
                 continue;
             };
-            answers += usize::from(matches!(entry.value, EntryValue::Answer(_)));
+            let answered = matches!(entry.value, EntryValue::Answer(_));
+            answers += usize::from(answered && entry.kind != EntryKind::Limit);
             if let EntryValue::Messages(messages) = &entry.value {
                 recorded.extend(messages.iter().map(|message| message.seq));
             }

@@ -713,17 +713,18 @@ impl<'a> Life<'a> {
         let Some(row) = row else {
             return Err("the run is gone".to_owned());
         };
-        let unread = store.inbox(run.no(), 0).map_err(read)?.len() as u64;
+        let inbox = store.inbox(run.no(), 0).map_err(read)?;
+        let unread = inbox.iter().filter(|row| !row.is_grant()).count() as u64;
         let dead = store
             .dead_letters(Some(run.no()), usize::MAX)
             .map_err(read)?
             .len() as u64;
-        let taken = audit.consumed(run.no());
-        if taken + unread + dead != row.inbox_seq {
+        let (taken, grants) = audit.consumed(run.no());
+        let delivered = row.inbox_seq.saturating_sub(grants);
+        if taken + unread + dead != delivered {
             self.problems.push(format!(
-                "{} messages were delivered; {taken} were taken, {unread} are unread, {dead} are \
-                 dead letters",
-                row.inbox_seq
+                "{delivered} messages were delivered; {taken} were taken, {unread} are unread, \
+                 {dead} are dead letters"
             ));
         }
         Ok(())

@@ -263,7 +263,7 @@ impl<S: Store> Store for CrashingStore<S> {
             state.commits += 1;
             let applied = store.commit(batch)?;
             if let Some(audit) = &self.audit {
-                audit.committed(batch, &applied.outcomes);
+                audit.committed(batch, &applied);
             }
             Ok(applied)
         })
