@@ -8,7 +8,7 @@
 //! consumes nothing.
 //!
 //! Always true: what is registered is taken back in the commit that records what the code did
-//! instead ([`Core::abandon`]), or when the code of the run is over.
+//! instead ([`State::abandon`]), or when the code of the run is over.
 
 use super::core::{Core, OpId, Phase, State, Timer};
 use crate::{
