@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     env, fs,
     io::{self, Read},
-    path::Path,
+    path::{Path, PathBuf},
     process::{self, Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -121,7 +121,7 @@ fn give_answer(
     Ok(())
 }
 
-/// How often the example `checkout` is killed.
+/// How often an example is killed.
 const KILLS: usize = 20;
 
 /// What the steps of one order write into the ledger: a line for each of these locations.
@@ -134,7 +134,27 @@ const CHECKOUT_STEPS: &[&str] = &[
 
 /// Kills the example `checkout` at random moments, lets it finish, and reads its ledger.
 pub(crate) fn kill_checkout(root: &Path) -> Result<(), Failure> {
-    let folder = env::temp_dir().join(format!("everstep-checkout-{}", process::id()));
+    let folder = kill_at_random(root, "checkout", 1_200)?;
+    let ledger = folder.join("checkout.ledger");
+    let text = fs::read_to_string(&ledger).map_err(|error| at(&ledger, &error))?;
+    let orders = check_ledger(&text)
+        .map_err(|why| Failure::Found(format!("{}: {why}", ledger.display())))?;
+    println!("    {KILLS} kills, {orders} orders, each step of each once");
+    fs::remove_dir_all(&folder).map_err(|error| at(&folder, &error))
+}
+
+/// Kills the example `ledger` at random moments and lets it finish: it fails by itself if a cent
+/// was lost or made.
+pub(crate) fn kill_ledger(root: &Path) -> Result<(), Failure> {
+    let folder = kill_at_random(root, "ledger", 1_000)?;
+    println!("    {KILLS} kills, and the sums are right");
+    fs::remove_dir_all(&folder).map_err(|error| at(&folder, &error))
+}
+
+/// Kills an example within so many milliseconds of its first word, again and again, then lets it
+/// finish; gives the folder that it ran in.
+fn kill_at_random(root: &Path, name: &str, within_ms: u64) -> Result<PathBuf, Failure> {
+    let folder = env::temp_dir().join(format!("everstep-{name}-{}", process::id()));
     fs::create_dir_all(&folder).map_err(|error| at(&folder, &error))?;
     let build = ["build", "--package", "everstep-examples", "--examples"];
     cargo::succeed(cargo(root, &build))?;
@@ -143,29 +163,24 @@ pub(crate) fn kill_checkout(root: &Path) -> Result<(), Failure> {
         .map_or(1, |now| now.as_nanos() as u64 | 1);
     println!("    seed {random}");
     for _ in 0..KILLS {
-        let mut command = example(root, "checkout", &folder);
+        let mut command = example(root, name, &folder);
         command.stdout(Stdio::piped());
-        let mut running = Running::start(command, "checkout")?;
+        let mut running = Running::start(command, name)?;
         running.wait_for_output()?;
         // An xorshift generator: any spread of moments will do.
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        thread::sleep(Duration::from_millis(random % 1_200));
+        thread::sleep(Duration::from_millis(random % within_ms));
         // Dropping it kills it.
     }
-    let last = Running::start(example(root, "checkout", &folder), "checkout")?;
+    let last = Running::start(example(root, name, &folder), name)?;
     let status = last.wait()?;
-    let ledger = folder.join("checkout.ledger");
     if !status.success() {
-        let message = format!("`checkout` ended with {status} after {KILLS} kills");
+        let message = format!("`{name}` ended with {status} after {KILLS} kills");
         return Err(Failure::Found(message));
     }
-    let text = fs::read_to_string(&ledger).map_err(|error| at(&ledger, &error))?;
-    let orders = check_ledger(&text)
-        .map_err(|why| Failure::Found(format!("{}: {why}", ledger.display())))?;
-    println!("    {KILLS} kills, {orders} orders, each step of each once");
-    fs::remove_dir_all(&folder).map_err(|error| at(&folder, &error))
+    Ok(folder)
 }
 
 /// Whether each step of each order is there once; how many orders there are.

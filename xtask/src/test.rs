@@ -30,6 +30,11 @@ const CHECKS: &[Check] = &[
         "`checkout` goes on wherever it is killed",
         kill_checkout,
     ),
+    Check::new(
+        "ledger-kill",
+        "`ledger` loses and makes no cent wherever it is killed",
+        kill_ledger,
+    ),
     Check::new("docs", "the docs build, and no link in them is dead", docs),
     Check::new(
         "architecture",
@@ -205,6 +210,10 @@ fn run_examples(checking: &mut Checking) -> Result<(), Failure> {
 
 fn kill_checkout(checking: &mut Checking) -> Result<(), Failure> {
     examples::kill_checkout(&checking.root)
+}
+
+fn kill_ledger(checking: &mut Checking) -> Result<(), Failure> {
+    examples::kill_ledger(&checking.root)
 }
 
 /// Modules are private and name each other in their headers, so private items are documented too.

@@ -12,7 +12,8 @@ use syn::{
 
 /// The names of all arguments, for the error about one that is not among them.
 const KNOWN: &str = "`name`, `version`, `accepts`, `key`, `retry`, `deadline`, `pool`, \
-                     `on_failure`, `describe`, `owner`, `limit`, `limit_key` and `labels(..)`";
+                     `on_failure`, `retain`, `describe`, `owner`, `limit`, `limit_key` and \
+                     `labels(..)`";
 
 /// The arguments that were given; what was not given is left to the engine's defaults.
 #[derive(Default)]
@@ -25,6 +26,7 @@ pub(crate) struct Arguments {
     pub(crate) deadline: Option<Expr>,
     pub(crate) pool: Option<LitStr>,
     pub(crate) on_failure: Option<OnFailure>,
+    pub(crate) retain: Option<Expr>,
     pub(crate) describe: Option<LitStr>,
     pub(crate) owner: Option<LitStr>,
     pub(crate) labels: Vec<(LitStr, LitStr)>,
@@ -135,6 +137,7 @@ impl Reader {
             "deadline" => arguments.deadline = Some(value),
             "pool" => arguments.pool = Some(text(word, &value)?),
             "on_failure" => arguments.on_failure = Some(on_failure(&value)?),
+            "retain" => arguments.retain = Some(value),
             "describe" => arguments.describe = Some(text(word, &value)?),
             "owner" => arguments.owner = Some(text(word, &value)?),
             "limit" => arguments.limit = Some(value),
@@ -230,6 +233,7 @@ fn form_of(word: &str) -> Option<&'static str> {
         "deadline" => "deadline = hours(48)",
         "pool" => "pool = \"gpu\"",
         "on_failure" => "on_failure = pause",
+        "retain" => "retain = Retention::new().completed(days(30))",
         "describe" => "describe = \"what it does\"",
         "owner" => "owner = \"payments\"",
         "limit" => "limit = STRIPE",

@@ -176,6 +176,9 @@ fn options(arguments: &Arguments, input: &Type) -> TokenStream {
         Some(OnFailure::Pause) => set(quote!(.on_failure(::everstep::OnFailure::Pause))),
         None => {}
     }
+    if let Some(retain) = &arguments.retain {
+        set(quote!(.retain(#retain)));
+    }
     if let Some(describe) = &arguments.describe {
         set(quote!(.describe(#describe)));
     }

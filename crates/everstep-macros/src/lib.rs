@@ -71,6 +71,7 @@ mod function;
 /// | `deadline = hours(48)` | the time that a run may take | none |
 /// | `pool = "gpu"` | the runners that may run it | any |
 /// | `on_failure = pause` | what becomes of a run that fails: `fail` it, or `pause` it for a person to look at | `fail` |
+/// | `retain = Retention::new().completed(days(30))` | how long its runs are kept after their end | what the engine's settings say |
 /// | `describe = "From basket to post"` | a description for tools and people | none |
 /// | `owner = "payments"` | whom to ask about it | none |
 /// | `limit = STRIPE` | the `Limit` that its runs are under as a whole | none |

@@ -19,31 +19,70 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::{
-    codec::{self, payload},
+    codec::{
+        DecodeError,
+        hook::{Codec, Codecs},
+        payload,
+    },
     commit::{
-        Control, Controlled, Delivery, NewRun, Outcome, Receipt, Reopen, RunStatus, Target, Write,
+        Control, ControlRefusal, Controlled, Delivery, NewRun, Outcome, Receipt, Refusal,
+        RunStatus, Target, Write,
     },
     ctx::send::ToTarget,
     engine::{self, Pending, Poller, Reader, Reply, Settings, Shared},
     error::Failure,
-    history::keys,
+    event::IfFinished,
     run_id::RunId,
-    store::{Answer, DeadLetter, Filter, Finished, RunRow, Store, StoreError},
+    store::{Answer, Finished, RunRow, Store, StoreError},
     time::{SystemClock, Timestamp},
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name},
 };
 
+mod bulk;
+mod deferred;
+mod delete;
+mod events;
+mod fork;
+mod history;
+mod letters;
 mod limits;
+mod list;
+mod queues;
+mod retry;
+mod schedules;
+mod stream;
+mod tag;
+mod transfer;
 mod view;
+mod why;
+#[cfg(feature = "sqlite")]
+mod within;
 
+pub use bulk::{Bulk, BulkError, BulkReport};
+pub use deferred::{Resolved, Resolver, Settle};
+pub use delete::DeleteRun;
+pub use events::{PublishEvent, PublishedEvent};
+pub use fork::ForkRun;
+pub use history::{HistoryPage, ReadHistory};
+pub use letters::{
+    DeadLetterInfo, DeadLetterPage, DeadLetters, ReplayLetter, Replayed, ReplayedAll,
+};
 pub use limits::LimitInfo;
+pub use list::{Count, List};
+pub use queues::{EnqueueItem, ItemError, ItemHandle, ItemInfo, Worker};
+pub use schedules::{
+    Backfilled, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, Triggered,
+};
+pub use stream::{EmittedFrom, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader};
 pub use view::{HistoryEntry, RunInfo, RunPage};
+pub use why::{Because, WaitsFor, Why};
 
 /// Starts runs and talks to them. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     shared: Arc<Shared>,
     reader: Arc<Reader>,
+    codecs: Codecs,
     /// Ends the committer of a client without an engine, with the last clone.
     _own: Option<Arc<OwnCommitter>>,
 }
@@ -62,7 +101,7 @@ pub enum ClientError {
         run: String,
     },
     /// The run has ended.
-    #[error("run {run} has ended ({status}) and takes no more messages")]
+    #[error("run {run} has ended ({status}) and takes nothing more")]
     Finished {
         /// The run.
         run: String,
@@ -117,6 +156,17 @@ pub enum ClientError {
         /// What is wrong.
         problem: String,
     },
+    /// A stored value was written with a codec that is not here, or that cannot decode it.
+    #[error(
+        "{what} cannot be decoded: {problem}; give the client the codec and the keys that it was \
+             written with"
+    )]
+    Sealed {
+        /// What it is.
+        what: String,
+        /// What is missing.
+        problem: String,
+    },
     /// The run ended before it replied.
     #[error("run {run} ended without a reply")]
     NoReply {
@@ -134,6 +184,96 @@ pub enum ClientError {
         act: &'static str,
         /// What to do.
         hint: &'static str,
+    },
+    /// There is no such item in any queue.
+    #[error(
+        "there is no queue item {item}; it may have ended (a result is kept only for as long as its \
+             queue says), or belongs to another store"
+    )]
+    UnknownItem {
+        /// What was asked for.
+        item: crate::queue::ItemId,
+    },
+    /// A worker needs a tokio runtime for its handlers.
+    #[error("there is no tokio runtime here for a worker's handlers; call `work` inside of one")]
+    NoRuntime,
+    /// A text is not a token.
+    #[error("this is not a token: it must be given as the run has handed it out, letter by letter")]
+    MalformedToken,
+    /// A token was not made by this store.
+    #[error(
+        "this token was not made by this store, or was changed since; use it with the database of \
+             the run that handed it out"
+    )]
+    ForeignToken,
+    /// A token is of an earlier generation of its run.
+    #[error(
+        "this token is of generation {generation} of run {run}, which has gone on as generation \
+             {current}; ask that one for a new token"
+    )]
+    OldToken {
+        /// The run.
+        run: String,
+        /// The generation that handed the token out.
+        generation: u32,
+        /// The generation that the run is in.
+        current: u32,
+    },
+    /// There is no such schedule.
+    #[error("there is no schedule `{schedule}`; it may have been deleted")]
+    UnknownSchedule {
+        /// Its name.
+        schedule: String,
+    },
+    /// A schedule cannot be as it is asked for.
+    #[error("schedule `{schedule}`: {problem}")]
+    Schedule {
+        /// Its name.
+        schedule: String,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// A run cannot be imported beside one that is there.
+    #[error("run {run} cannot be imported: {what} is taken in this store; nothing was changed")]
+    Taken {
+        /// The run.
+        run: String,
+        /// What of it.
+        what: String,
+    },
+    /// The run that was started with this key has ended and was deleted, and the key is kept for
+    /// a while, so that a start that comes late does not do everything once more.
+    #[error(
+        "the key `{key}` of workflow `{workflow}` was used by run {run}, which has ended and was \
+             deleted on {deleted_at}; use another key, or wait until {kept_until}"
+    )]
+    KeyUsed {
+        /// The workflow.
+        workflow: String,
+        /// The key.
+        key: String,
+        /// The run that had it.
+        run: RunId,
+        /// When that was deleted.
+        deleted_at: Timestamp,
+        /// From when on the key can be used again.
+        kept_until: Timestamp,
+    },
+    /// A run cannot be forked like this.
+    #[error("run {run} cannot be forked: {problem}")]
+    Fork {
+        /// The run.
+        run: RunId,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// The run has too many tags.
+    #[error("run {run} has {limit} tags, and that is the limit; remove some first")]
+    TagsFull {
+        /// The run.
+        run: RunId,
+        /// The limit.
+        limit: usize,
     },
     /// The engine or the client is shutting down.
     #[error("the client is closed: its engine has shut down")]
@@ -203,10 +343,20 @@ impl Drop for OwnCommitter {
 impl Client {
     pub(crate) fn of_engine(shared: Arc<Shared>, reader: Arc<Reader>) -> Client {
         Client {
+            codecs: shared.settings.codecs.clone(),
             shared,
             reader,
             _own: None,
         }
+    }
+
+    /// Compresses or encrypts what is stored of the values of users, as the engine on the same store
+    /// does ([`EngineBuilder::codec`](crate::EngineBuilder::codec)). With several, the last one
+    /// writes and all of them read. A client of an engine has the engine's.
+    #[must_use]
+    pub fn codec(mut self, codec: impl Codec) -> Client {
+        self.codecs.push(Arc::new(codec));
+        self
     }
 
     /// A client without an engine, on a SQLite file that an engine has made.
@@ -222,6 +372,12 @@ impl Client {
         spawn_thread("everstep-open", open)?;
         let store = opened.await.map_err(|_| ClientError::Closed)??;
         Client::on(Arc::new(store))
+    }
+
+    /// What must be kept while anybody works in the name of this client.
+    fn own(&self) -> Option<Arc<dyn std::any::Any + Send + Sync>> {
+        let own = self._own.clone()?;
+        Some(own)
     }
 
     /// A client without an engine, on any store.
@@ -247,6 +403,7 @@ impl Client {
         Ok(Client {
             shared,
             reader,
+            codecs: Codecs::default(),
             _own: Some(own),
         })
     }
@@ -254,7 +411,7 @@ impl Client {
     /// Starts a run. Set what else is to be said, then await it.
     pub fn start<W: WorkflowRef>(&self, workflow: W, input: W::Input) -> Start<W::Output> {
         let key = workflow.default_key(&input);
-        let input = encode(&input, "the input", &self.shared);
+        let input = encode(&input, "the input", self);
         self.start_encoded(workflow.name(), workflow.version(), input, key)
     }
 
@@ -268,7 +425,7 @@ impl Client {
             .registry
             .newest(workflow)
             .map_or(1, |newest| newest.version);
-        let input = check_size(bytes, "the input", &self.shared);
+        let input = check_size(bytes, "the input", self);
         self.start_encoded(workflow, version, input, None)
     }
 
@@ -342,33 +499,17 @@ impl Client {
         }
     }
 
-    /// Runs, newest first. Set filters, then await it.
-    pub fn list(&self) -> List {
-        List {
-            client: self.clone(),
-            filter: Filter::default(),
-            after: None,
-            limit: 100,
-        }
-    }
-
-    /// How many runs there are. Set filters, then await it.
-    pub fn count(&self) -> Count {
-        Count {
-            client: self.clone(),
-            filter: Filter::default(),
-        }
-    }
-
     /// Sends a message to a run. Set what else is to be said, then await it.
     pub fn send<T: Serialize>(&self, to: impl ToTarget, name: &str, body: &T) -> SendMessage {
-        let body = encode(body, "the message", &self.shared);
+        let body =
+            encode(body, "the message", self).and_then(|body| self.seal(body, "the message"));
         SendMessage {
             client: self.clone(),
             target: to.to_target(),
             name: name.to_owned(),
             body,
             dedupe: None,
+            if_finished: IfFinished::Error,
         }
     }
 
@@ -383,12 +524,44 @@ impl Client {
         name: &str,
         body: &T,
     ) -> Result<R, ClientError> {
-        let body = encode(body, "the request", &self.shared)?;
+        let body = encode(body, "the request", self)?;
         let bytes = self.request_bytes(to.to_target(), name, body).await?;
-        payload::from_slice(&bytes).map_err(|error| ClientError::Decode {
-            what: format!("the reply to `{name}`"),
+        self.decode(&bytes, None, || format!("the reply to `{name}`"))
+    }
+
+    /// Seals a payload that goes to others.
+    fn seal(&self, payload: Vec<u8>, what: &str) -> Result<Vec<u8>, ClientError> {
+        let sealed = self.codecs.seal(payload, None);
+        sealed.map_err(|error| ClientError::Encode {
+            what: what.to_owned(),
             problem: error.to_string(),
         })
+    }
+
+    /// The value of a stored payload. `run` is the run that it was found with, if it may be that
+    /// run's alone.
+    fn decode<T: DeserializeOwned>(
+        &self,
+        bytes: &[u8],
+        run: Option<RunId>,
+        what: impl FnOnce() -> String,
+    ) -> Result<T, ClientError> {
+        self.codecs
+            .read(bytes, run)
+            .map_err(|error| unreadable(what(), &error))
+    }
+
+    /// As [`decode`](Client::decode), for callers without the type.
+    fn decode_json(
+        &self,
+        bytes: &[u8],
+        run: Option<RunId>,
+        what: impl FnOnce() -> String,
+    ) -> Result<Json, ClientError> {
+        let opened = self.codecs.open(bytes, run);
+        opened
+            .and_then(|bytes| payload::to_json(&bytes))
+            .map_err(|error| unreadable(what(), &error))
     }
 
     async fn request_bytes(
@@ -397,6 +570,7 @@ impl Client {
         name: &str,
         body: Vec<u8>,
     ) -> Result<Vec<u8>, ClientError> {
+        let body = self.seal(body, "the request")?;
         let request = Uuid::from_u64_pair(crate::random::entropy(), crate::random::entropy());
         let text = describe(&target);
         let run = match &target {
@@ -410,7 +584,14 @@ impl Client {
         };
         let answer = self.shared.hub.await_answer(run, request);
         let sent = self
-            .deliver(Target::Id(run), name, body, None, Some(request))
+            .deliver(
+                Target::Id(run),
+                name,
+                body,
+                None,
+                Some(request),
+                IfFinished::Error,
+            )
             .await;
         if let Err(error) = sent {
             self.shared.hub.forget_request(request);
@@ -424,20 +605,6 @@ impl Client {
         }
     }
 
-    /// Messages that no run will read, oldest first.
-    ///
-    /// # Errors
-    ///
-    /// If the store cannot be read.
-    pub async fn dead_letters(
-        &self,
-        run: Option<RunId>,
-        limit: usize,
-    ) -> Result<Vec<DeadLetter>, ClientError> {
-        self.read(move |store| store.dead_letters(run.map(RunId::no), limit))
-            .await
-    }
-
     async fn deliver(
         &self,
         target: Target,
@@ -445,20 +612,11 @@ impl Client {
         body: Vec<u8>,
         dedupe: Option<String>,
         request: Option<Uuid>,
+        if_finished: IfFinished,
     ) -> Result<Sent, ClientError> {
-        named("the message's name", name)?;
-        if let Some(key) = &dedupe {
-            named("the dedupe key", key)?;
-        }
-        let (text, limit) = (describe(&target), self.shared.settings.inbox_messages_max);
-        let delivery = Delivery {
-            target,
-            name: name.to_owned(),
-            body,
-            dedupe,
-            request,
-            inbox_max: limit,
-        };
+        let text = describe(&target);
+        let delivery = self.delivery(target, name, body, dedupe, request, if_finished)?;
+        let limit = delivery.inbox_max;
         let Outcome::Delivered(delivered) = self.write(Write::Deliver(Box::new(delivery))).await?
         else {
             return Err(ClientError::Closed);
@@ -466,6 +624,8 @@ impl Client {
         match delivered.receipt {
             Receipt::Delivered => Ok(Sent::Delivered),
             Receipt::Duplicate => Ok(Sent::Duplicate),
+            Receipt::DeadLettered => Ok(Sent::DeadLettered),
+            Receipt::Published => Ok(Sent::Published),
             Receipt::Unknown => Err(ClientError::UnknownRun { run: text }),
             Receipt::Finished => {
                 let status = match delivered.run {
@@ -476,6 +636,33 @@ impl Client {
             }
             Receipt::Full => Err(ClientError::InboxFull { run: text, limit }),
         }
+    }
+
+    fn delivery(
+        &self,
+        target: Target,
+        name: &str,
+        body: Vec<u8>,
+        dedupe: Option<String>,
+        request: Option<Uuid>,
+        if_finished: IfFinished,
+    ) -> Result<Delivery, ClientError> {
+        named("the message's name", name)?;
+        if let Some(key) = &dedupe {
+            named("the dedupe key", key)?;
+        }
+        if let IfFinished::Publish(event) = &if_finished {
+            named("the event's name", event)?;
+        }
+        Ok(Delivery {
+            target,
+            name: name.to_owned(),
+            body,
+            dedupe,
+            request,
+            inbox_max: self.shared.settings.inbox_messages_max,
+            on_end: if_finished.on_end(&self.shared.settings),
+        })
     }
 
     async fn status_text(&self, run: RunId) -> String {
@@ -493,6 +680,18 @@ impl Client {
             Outcome::Controlled(controlled) => Ok(controlled),
             _ => Err(ClientError::Closed),
         }
+    }
+
+    /// Whether the run was started with another input than this, as far as it can be read.
+    async fn has_other_input(&self, run: RunId, plain: &[u8]) -> Result<bool, ClientError> {
+        let row = self.read(move |store| store.run(&Target::Id(run))).await?;
+        let row = row.ok_or_else(|| ClientError::UnknownRun {
+            run: run.to_string(),
+        })?;
+        let opened = self.codecs.open(&row.input, None);
+        opened
+            .map(|input| *input != *plain)
+            .map_err(|error| unreadable(format!("the input of run {run}"), &error))
     }
 
     /// Hands a write to the committer and waits until it is durable.
@@ -515,6 +714,31 @@ impl Client {
             .await
             .map_err(|_| ClientError::Closed)?
             .map_err(ClientError::from)
+    }
+
+    /// Hands writes to the committer together and waits until they are durable. One answer for
+    /// each, in order.
+    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Outcome>, ClientError> {
+        if let Some(error) = self.shared.stopped() {
+            return Err(error.into());
+        }
+        if self.shared.closing() {
+            return Err(ClientError::Closed);
+        }
+        let mut answers = Vec::with_capacity(writes.len());
+        let pending = writes.into_iter().map(|write| {
+            let (sender, answer) = oneshot::channel();
+            answers.push(answer);
+            let reply = Reply::Caller(sender);
+            Pending { write, reply }
+        });
+        let mut pending = pending.collect();
+        self.shared.queue.push_all(&self.shared, &mut pending);
+        let mut outcomes = Vec::with_capacity(answers.len());
+        for answer in answers {
+            outcomes.push(answer.await.map_err(|_| ClientError::Closed)??);
+        }
+        Ok(outcomes)
     }
 
     async fn read<T: Send + 'static>(
@@ -566,10 +790,20 @@ impl Client {
                 ended
             }
         };
-        ended
-            .await
-            .map_err(|_| ClientError::Closed)?
-            .map_err(ClientError::from)
+        match ended.await {
+            Ok(finished) => finished.map_err(ClientError::from),
+            // Whoever knew of it has forgotten it: it was deleted, or nobody is there any more.
+            Err(_) if self.shared.closing() => Err(ClientError::Closed),
+            Err(_) => {
+                let no = run.no();
+                let found = self.read(move |store| store.finished(&[no])).await?;
+                let run = run.to_string();
+                match found.into_iter().next() {
+                    Some((_, finished)) => finished.ok_or(ClientError::UnknownRun { run }),
+                    None => Err(ClientError::Closed),
+                }
+            }
+        }
     }
 }
 
@@ -583,6 +817,10 @@ pub enum Sent {
     Delivered,
     /// An equal one was delivered before; nothing was done.
     Duplicate,
+    /// The run has ended, and it is a dead letter: see [`SendMessage::if_finished`].
+    DeadLettered,
+    /// The run has ended, and it was published as an event: see [`SendMessage::if_finished`].
+    Published,
 }
 
 fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), ClientError> {
@@ -606,16 +844,36 @@ fn named(what: &str, name: &str) -> Result<(), ClientError> {
     })
 }
 
-fn encode<T: Serialize>(value: &T, what: &str, shared: &Shared) -> Result<Vec<u8>, ClientError> {
+/// What to say if a start was refused because of its key.
+fn key_used(workflow: &str, key: Option<&str>, refusal: &Refusal) -> Option<ClientError> {
+    let &Refusal::KeyUsed {
+        run,
+        deleted_at,
+        kept_until,
+    } = refusal
+    else {
+        return None;
+    };
+    Some(ClientError::KeyUsed {
+        workflow: workflow.to_owned(),
+        key: key.unwrap_or_default().to_owned(),
+        run,
+        deleted_at,
+        kept_until,
+    })
+}
+
+/// Encodes a value, within the limit. It is not sealed yet.
+fn encode<T: Serialize>(value: &T, what: &str, client: &Client) -> Result<Vec<u8>, ClientError> {
     let bytes = payload::to_vec(value).map_err(|error| ClientError::Encode {
         what: what.to_owned(),
         problem: error.to_string(),
     })?;
-    check_size(bytes, what, shared)
+    check_size(bytes, what, client)
 }
 
-fn check_size(bytes: Vec<u8>, what: &str, shared: &Shared) -> Result<Vec<u8>, ClientError> {
-    let limit = shared.settings.payload_bytes_max;
+fn check_size(bytes: Vec<u8>, what: &str, client: &Client) -> Result<Vec<u8>, ClientError> {
+    let limit = client.shared.settings.payload_bytes_max;
     if bytes.len() > limit {
         return Err(ClientError::TooLarge {
             what: what.to_owned(),
@@ -708,7 +966,8 @@ impl<O> Start<O> {
         self
     }
 
-    async fn send(self) -> Result<RunHandle<O>, ClientError> {
+    /// Checks what was said, and what the workflow's definition adds to it.
+    fn plan(self) -> Result<Plan, ClientError> {
         named("the workflow's name", &self.workflow)?;
         if let Some(key) = &self.key {
             named("the key", key)?;
@@ -717,8 +976,14 @@ impl<O> Start<O> {
             named("a tag's name", name)?;
             named("a tag's value", value)?;
         }
-        let input = self.input?;
         let client = self.client;
+        // Kept where a codec may have written the same input in other bytes.
+        let mut plain = None;
+        let mut input = self.input?;
+        if !client.codecs.is_empty() {
+            plain = Some(input.clone());
+            input = client.seal(input, "the input")?;
+        }
         let shared = &client.shared;
         let definition = shared.registry.find(&self.workflow, self.version).cloned();
         let options = definition.as_ref().map(|definition| &definition.options);
@@ -737,35 +1002,29 @@ impl<O> Start<O> {
             || Arc::from(self.workflow.as_str()),
             |definition| definition.name.clone(),
         );
+        Ok(Plan {
+            workflow: name,
+            version: self.version,
+            key: self.key,
+            pool,
+            begin: self.begin,
+            deadline,
+            tags,
+            input,
+            plain,
+            is_known: definition.is_some(),
+            client,
+        })
+    }
+
+    async fn send(self) -> Result<RunHandle<O>, ClientError> {
+        let plan = self.plan()?;
+        let client = &plan.client;
+        let shared = &client.shared;
         loop {
-            let now = shared.now();
-            let id = shared.ids.next(now);
-            let begin = match self.begin {
-                Begin::Now => None,
-                Begin::At(at) => Some(at),
-                Begin::After(delay) => Some(now + delay),
-            };
-            let deadline_at = deadline.map(|deadline| match deadline {
-                Deadline::At(at) => at,
-                Deadline::After(limit) => begin.unwrap_or(now) + limit,
-            });
-            let claim = begin.is_none()
-                && definition.is_some()
-                && shared.owns(id.shard())
-                && shared.reserve();
-            let new = NewRun {
-                id,
-                workflow: name.clone(),
-                version: self.version,
-                key: self.key.clone(),
-                pool: pool.clone(),
-                available_at: begin,
-                deadline_at,
-                tags: tags.clone(),
-                input: input.clone(),
-                parent: None,
-                claim,
-            };
+            let mut new = plan.new_run();
+            let (id, claim) = (new.id, plan.claims(&new));
+            new.claim = claim;
             // Listened for before it can end.
             let ended = claim.then(|| shared.hub.await_end(id));
             match client.write(Write::Start(Box::new(new))).await? {
@@ -776,14 +1035,83 @@ impl<O> Start<O> {
                     }
                     let mut handle = client.handle(started.id, ended);
                     handle.attached = started.attached;
-                    handle.input_differs = started.input_differs;
+                    handle.input_differs = match &plan.plain {
+                        Some(plain) if started.input_differs => {
+                            client.has_other_input(started.id, plain).await?
+                        }
+                        _ => started.input_differs,
+                    };
                     return Ok(handle);
                 }
-                // Another process has made a run with the same number: the next id is free.
-                Outcome::Refused(_) => {}
+                Outcome::Refused(refusal) => {
+                    if claim {
+                        shared.hub.forget_gone(id);
+                    }
+                    // Otherwise another process has made a run with the same number, and the next
+                    // id is free.
+                    if let Some(error) = key_used(&plan.workflow, plan.key.as_deref(), &refusal) {
+                        return Err(error);
+                    }
+                }
                 _ => return Err(ClientError::Closed),
             }
         }
+    }
+}
+
+/// A run that is to be started, with everything that is the same however often it is tried.
+struct Plan {
+    client: Client,
+    workflow: Arc<str>,
+    version: u32,
+    key: Option<String>,
+    pool: Arc<str>,
+    begin: Begin,
+    deadline: Option<Deadline>,
+    tags: Vec<(String, String)>,
+    input: Vec<u8>,
+    /// The input before a codec has sealed it.
+    plain: Option<Vec<u8>>,
+    /// Whether this process has the code.
+    is_known: bool,
+}
+
+impl Plan {
+    /// The run, under a new id, and not claimed.
+    fn new_run(&self) -> NewRun {
+        let shared = &self.client.shared;
+        let now = shared.now();
+        let begin = match self.begin {
+            Begin::Now => None,
+            Begin::At(at) => Some(at),
+            Begin::After(delay) => Some(now + delay),
+        };
+        let deadline_at = self.deadline.map(|deadline| match deadline {
+            Deadline::At(at) => at,
+            Deadline::After(limit) => begin.unwrap_or(now) + limit,
+        });
+        NewRun {
+            id: shared.ids.next(now),
+            workflow: self.workflow.clone(),
+            version: self.version,
+            key: self.key.clone(),
+            pool: self.pool.clone(),
+            available_at: begin,
+            deadline_at,
+            tags: self.tags.clone(),
+            input: self.input.clone(),
+            parent: None,
+            claim: false,
+        }
+    }
+
+    /// Whether this process takes it into memory at once; if so, a place in memory is taken.
+    fn claims(&self, new: &NewRun) -> bool {
+        let shared = &self.client.shared;
+        new.available_at.is_none()
+            && self.is_known
+            && shared.owns(new.id.shard())
+            && shared.reserve()
     }
 }
 
@@ -804,12 +1132,20 @@ pub struct SendMessage {
     name: String,
     body: Result<Vec<u8>, ClientError>,
     dedupe: Option<String>,
+    if_finished: IfFinished,
 }
 
 impl SendMessage {
     /// A second message to the same run with an equal key is not delivered, and says so.
     pub fn dedupe(mut self, key: impl Into<String>) -> Self {
         self.dedupe = Some(key.into());
+        self
+    }
+
+    /// What becomes of it if the run has ended, or ends before it has read it: an error, if this
+    /// is not said.
+    pub fn if_finished(mut self, policy: IfFinished) -> Self {
+        self.if_finished = policy;
         self
     }
 }
@@ -822,7 +1158,14 @@ impl IntoFuture for SendMessage {
         Box::pin(async move {
             let body = self.body?;
             self.client
-                .deliver(self.target, &self.name, body, self.dedupe, None)
+                .deliver(
+                    self.target,
+                    &self.name,
+                    body,
+                    self.dedupe,
+                    None,
+                    self.if_finished,
+                )
                 .await
         })
     }
@@ -858,6 +1201,10 @@ impl<O> std::fmt::Debug for RunHandle<O> {
 }
 
 impl<O> RunHandle<O> {
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// The id of the run.
     pub fn id(&self) -> RunId {
         self.id
@@ -897,12 +1244,13 @@ impl<O> RunHandle<O> {
     ///
     /// As [`request`](RunHandle::request).
     pub async fn request_json(&self, name: &str, body: &Json) -> Result<Json, ClientError> {
-        let body = check_size(payload::from_json(body), "the request", &self.client.shared)?;
+        let body = check_size(payload::from_json(body), "the request", &self.client)?;
         let bytes = self
             .client
             .request_bytes(Target::Id(self.id), name, body)
             .await?;
-        json(&bytes, || format!("the reply to `{name}`"))
+        let what = || format!("the reply to `{name}`");
+        self.client.decode_json(&bytes, None, what)
     }
 
     /// Cancels the run: await it, or say [`with_rollback`](Cancel::with_rollback) first.
@@ -914,20 +1262,17 @@ impl<O> RunHandle<O> {
         }
     }
 
-    /// Pauses the run. What its bodies in flight give is still recorded.
+    /// Pauses the run. What its bodies in flight give is still recorded. A delayed start, or a run
+    /// that waits for its next attempt, keeps its time.
     ///
     /// # Errors
     ///
-    /// If it has ended.
+    /// If it has ended, or is being cancelled.
     pub async fn pause(&self) -> Result<(), ClientError> {
-        match self.client.control(self.id, Control::Pause).await? {
-            Controlled::Finished { status, .. } => Err(ClientError::WrongStatus {
-                run: self.id.to_string(),
-                status,
-                act: "paused",
-                hint: "it has ended",
-            }),
-            _ => Ok(()),
+        let controlled = self.client.control(self.id, Control::Pause).await?;
+        match refused(self.id, &controlled) {
+            Some(error) => Err(error),
+            None => Ok(()),
         }
     }
 
@@ -950,62 +1295,6 @@ impl<O> RunHandle<O> {
         }
     }
 
-    /// Tries a failed run again: only what its error came from is made fresh, and what was rolled
-    /// back; completed steps before that stand.
-    ///
-    /// # Errors
-    ///
-    /// If it has not failed, or failed by an error that workflow code made itself: trying that
-    /// again would only make it again.
-    pub async fn retry(&self) -> Result<(), ClientError> {
-        let (id, no) = (self.id, self.id.no());
-        let found = self
-            .client
-            .read(move |store| {
-                let row = store.run(&Target::Id(id))?;
-                // The list of origins is the last key of a history.
-                let origins = keys::failure_origins();
-                let before = [origins[0], origins[1] - 1, 0xFF];
-                let last = store.history(no, Some(&before), 1)?;
-                Ok((row, last.first().is_some_and(|put| put.key == origins)))
-            })
-            .await?;
-        let (Some(row), has_origins) = found else {
-            return Err(ClientError::UnknownRun {
-                run: id.to_string(),
-            });
-        };
-        let wrong = |hint| ClientError::WrongStatus {
-            run: id.to_string(),
-            status: row.status,
-            act: "retried",
-            hint,
-        };
-        if row.status != RunStatus::Failed {
-            return Err(wrong("only a failed run can be retried"));
-        }
-        if !has_origins {
-            return Err(wrong(
-                "its error was made by the workflow's own code, so it would be made again; deploy \
-                 code that does not, and start a new run",
-            ));
-        }
-        let reopen = Reopen {
-            run: no,
-            status: RunStatus::Failed,
-            attempts: row.attempts,
-            puts: Vec::new(),
-            deletes: Vec::new(),
-            available_at: self.client.shared.now(),
-        };
-        match self.client.write(Write::Reopen(Box::new(reopen))).await? {
-            Outcome::Committed(_) => Ok(()),
-            _ => Err(wrong(
-                "something else has happened to it meanwhile; look at it again",
-            )),
-        }
-    }
-
     /// What the run is doing.
     ///
     /// # Errors
@@ -1021,7 +1310,7 @@ impl<O> RunHandle<O> {
     ///
     /// If there is no such run.
     pub async fn info(&self) -> Result<RunInfo, ClientError> {
-        Ok(RunInfo::from(self.row().await?))
+        Ok(RunInfo::new(self.row().await?, &self.client.codecs))
     }
 
     async fn row(&self) -> Result<RunRow, ClientError> {
@@ -1039,61 +1328,37 @@ impl<O> RunHandle<O> {
     ///
     /// # Errors
     ///
-    /// If it is of another type.
+    /// If there is no such run, or the value is of another type.
     pub async fn state<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, ClientError> {
         let no = self.id.no();
         let all = self.client.read(move |store| store.state(no)).await?;
         let Some((_, bytes)) = all.into_iter().find(|(other, _)| other == key) else {
+            self.row().await?;
             return Ok(None);
         };
-        payload::from_slice(&bytes)
-            .map(Some)
-            .map_err(|error| ClientError::Decode {
-                what: format!("the state `{key}` of run {}", self.id),
-                problem: error.to_string(),
-            })
+        let what = || format!("the state `{key}` of run {}", self.id);
+        let value = self.client.decode(&bytes, Some(self.id), what)?;
+        Ok(Some(value))
     }
 
     /// All values that the run has set, as JSON.
     ///
     /// # Errors
     ///
-    /// If the store cannot be read.
+    /// If there is no such run.
     pub async fn state_json(&self) -> Result<serde_json::Map<String, Json>, ClientError> {
         let no = self.id.no();
         let all = self.client.read(move |store| store.state(no)).await?;
+        if all.is_empty() {
+            self.row().await?;
+        }
         all.into_iter()
             .map(|(key, bytes)| {
-                let value = json(&bytes, || format!("the state `{key}`"))?;
+                let what = || format!("the state `{key}`");
+                let value = self.client.decode_json(&bytes, Some(self.id), what)?;
                 Ok((key, value))
             })
             .collect()
-    }
-
-    /// What the run has done, in the order of its locations.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such run, or an entry cannot be decoded.
-    pub async fn history(&self) -> Result<Vec<HistoryEntry>, ClientError> {
-        let no = self.id.no();
-        self.row().await?;
-        let puts = self
-            .client
-            .read(move |store| {
-                let mut all = Vec::new();
-                loop {
-                    let after = all.last().map(|put: &crate::commit::Put| put.key.clone());
-                    let page = store.history(no, after.as_deref(), 10_000)?;
-                    let full = page.len() == 10_000;
-                    all.extend(page);
-                    if !full {
-                        return Ok(all);
-                    }
-                }
-            })
-            .await?;
-        view::entries(self.id, puts)
     }
 
     /// The result as JSON, once the run has ended.
@@ -1104,7 +1369,15 @@ impl<O> RunHandle<O> {
     pub async fn result_json(&self) -> Result<Json, RunError> {
         let finished = self.client.finished(self.id, &self.started).await?;
         let bytes = self.output(finished)?;
-        Ok(json(&bytes, || format!("the output of run {}", self.id))?)
+        let what = || format!("the output of run {}", self.id);
+        Ok(self.client.decode_json(&bytes, Some(self.id), what)?)
+    }
+
+    fn payload_reader(&self) -> view::PayloadReader<'_> {
+        view::PayloadReader {
+            codecs: &self.client.codecs,
+            run: self.id,
+        }
     }
 
     fn output(&self, finished: Finished) -> Result<Vec<u8>, RunError> {
@@ -1112,10 +1385,8 @@ impl<O> RunHandle<O> {
             RunStatus::Completed => Ok(finished.output.unwrap_or_default()),
             RunStatus::Cancelled => Err(RunError::Cancelled { run: self.id }),
             _ => {
-                let decoded = finished.error.as_deref().map(codec::decode_failure);
-                let failure = match decoded {
-                    Some(Ok(failure)) => failure,
-                    Some(Err(error)) => Failure::unreadable(&error.to_string()),
+                let failure = match finished.error {
+                    Some(bytes) => self.payload_reader().failure(&bytes),
                     None => Failure::unreadable("no error was stored"),
                 };
                 Err(RunError::Failed {
@@ -1157,24 +1428,49 @@ impl<O: DeserializeOwned> RunHandle<O> {
 
     fn decode(&self, finished: Finished) -> Result<O, RunError> {
         let bytes = self.output(finished)?;
-        payload::from_slice(&bytes).map_err(|error| {
-            RunError::Client(ClientError::Decode {
-                what: format!("the output of run {}", self.id),
-                problem: error.to_string(),
-            })
-        })
+        let what = || format!("the output of run {}", self.id);
+        Ok(self.client.decode(&bytes, Some(self.id), what)?)
     }
 }
 
-fn json(bytes: &[u8], what: impl FnOnce() -> String) -> Result<Json, ClientError> {
-    payload::to_json(bytes).map_err(|error| ClientError::Decode {
-        what: what(),
-        problem: error.to_string(),
+fn unreadable(what: String, error: &DecodeError) -> ClientError {
+    let problem = error.to_string();
+    match error {
+        DecodeError::NoCodec { .. } | DecodeError::Codec { .. } => {
+            ClientError::Sealed { what, problem }
+        }
+        _ => ClientError::Decode { what, problem },
+    }
+}
+
+/// Why a run could not be paused or cancelled.
+fn refused(run: RunId, controlled: &Controlled) -> Option<ClientError> {
+    let (status, act, hint) = match controlled {
+        Controlled::Finished { status, .. } => (*status, "paused", "it has ended"),
+        Controlled::Refused { status, reason, .. } => match reason {
+            ControlRefusal::BeingCancelled => {
+                (*status, "paused", "it is being cancelled; wait for its end")
+            }
+            ControlRefusal::RollbackPaused { .. } => (
+                *status,
+                "cancelled",
+                "its end is decided and its rollback is paused; mend what holds it up (`info` \
+                 says what), then resume it: it ends when the rollback is done",
+            ),
+        },
+        Controlled::Done { .. } | Controlled::Already { .. } | Controlled::Unknown => return None,
+    };
+    Some(ClientError::WrongStatus {
+        run: run.to_string(),
+        status,
+        act,
+        hint,
     })
 }
 
-/// A cancel. Await it: `true` if it was requested now, `false` if the run has ended or a cancel
-/// was requested before.
+/// A cancel. Await it: `true` if it was requested now, `false` if the run has ended, its end is
+/// decided (it is rolling back), or a cancel was requested before. A run whose rollback is paused
+/// gives an error: it needs to be resumed.
 #[must_use = "nothing is cancelled unless it is awaited"]
 pub struct Cancel {
     client: Client,
@@ -1200,109 +1496,12 @@ impl IntoFuture for Cancel {
                 rollback: self.rollback,
             };
             let controlled = self.client.control(self.run, control).await?;
+            if let Controlled::Refused { .. } = controlled
+                && let Some(error) = refused(self.run, &controlled)
+            {
+                return Err(error);
+            }
             Ok(matches!(controlled, Controlled::Done { .. }))
-        })
-    }
-}
-
-macro_rules! filters {
-    ($($builder:ident),+) => {$(
-        impl $builder {
-            /// Only runs in this status; call it again for more.
-            pub fn status(mut self, status: RunStatus) -> Self {
-                self.filter.statuses.push(status);
-                self
-            }
-
-            /// Only runs of this workflow.
-            pub fn workflow(mut self, name: impl Into<String>) -> Self {
-                self.filter.workflow = Some(name.into());
-                self
-            }
-
-            /// Only runs with this tag; call it again for more, and all must be there.
-            pub fn tag(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-                self.filter.tags.push((name.into(), value.into()));
-                self
-            }
-
-            /// Only runs that were started at or after this instant.
-            pub fn created_from(mut self, at: Timestamp) -> Self {
-                self.filter.created_from = Some(at);
-                self
-            }
-
-            /// Only runs that were started before this instant.
-            pub fn created_before(mut self, at: Timestamp) -> Self {
-                self.filter.created_before = Some(at);
-                self
-            }
-        }
-    )+};
-}
-
-filters!(List, Count);
-
-/// A list of runs. Await it.
-#[must_use = "nothing is read unless it is awaited"]
-pub struct List {
-    client: Client,
-    filter: Filter,
-    after: Option<RunId>,
-    limit: usize,
-}
-
-impl List {
-    /// How many runs a page has at most; 100 if this is not said, 1 000 at most.
-    pub fn limit(mut self, limit: usize) -> Self {
-        self.limit = limit.clamp(1, 1_000);
-        self
-    }
-
-    /// Goes on after the last run of another page: see [`RunPage::next`].
-    pub fn after(mut self, cursor: RunId) -> Self {
-        self.after = Some(cursor);
-        self
-    }
-}
-
-impl IntoFuture for List {
-    type Output = Result<RunPage, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let List {
-                client,
-                filter,
-                after,
-                limit,
-            } = self;
-            let after = after.map(RunId::no);
-            // One more than asked for shows whether there is another page.
-            let rows = client
-                .read(move |store| store.list(&filter, after, limit + 1))
-                .await?;
-            Ok(RunPage::new(rows, limit))
-        })
-    }
-}
-
-/// A number of runs. Await it.
-#[must_use = "nothing is read unless it is awaited"]
-pub struct Count {
-    client: Client,
-    filter: Filter,
-}
-
-impl IntoFuture for Count {
-    type Output = Result<u64, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Count { client, filter } = self;
-            client.read(move |store| store.count(&filter)).await
         })
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! On the path of a step, [`payload`] turns what a body returned into CBOR, [`entry`] wraps it in
 //! the versioned record that the store keeps, and [`mod@tuple`] packs the key that it is kept under
-//! ([`crate::history::keys`] says what the keys are). [`failure`] is the record of a failed
+//! ([`crate::history::keys`] says what the keys are). [`hook`] is where a user's own codec compresses
+//! or encrypts payloads, between the two. [`failure`] is the record of a failed
 //! operation or run, and [`bare`] is the notation that both records are written in.
 //!
 //! Always true:
@@ -15,10 +16,16 @@ pub(crate) mod answer;
 pub(crate) mod bare;
 pub(crate) mod entry;
 pub(crate) mod failure;
+pub(crate) mod hook;
 pub(crate) mod payload;
+pub(crate) mod run_file;
 pub(crate) mod tuple;
 
-pub(crate) use entry::{decode_entry, encode_entry, encode_receipt_prefix, encode_started_prefix};
+#[cfg(feature = "sqlite")]
+pub(crate) use entry::{append_payload, encode_payload_prefix};
+pub(crate) use entry::{
+    decode_entry, encode_entry, encode_item_prefix, encode_receipt_prefix, encode_started_prefix,
+};
 pub(crate) use failure::{decode_failure, encode_failure};
 
 /// Why stored bytes could not be read.
@@ -59,6 +66,20 @@ pub(crate) enum DecodeError {
         /// Where the value is.
         at: usize,
         /// What is wrong with it.
+        problem: String,
+    },
+    /// A payload that was written with a codec that is not here.
+    #[error("it was written with codec `{id}`, which this process does not have")]
+    NoCodec {
+        /// The codec.
+        id: String,
+    },
+    /// A payload that its codec cannot decode.
+    #[error("codec `{id}` cannot decode it: {problem}")]
+    Codec {
+        /// The codec.
+        id: String,
+        /// What it says.
         problem: String,
     },
     /// A payload that does not fit the type it is read as.

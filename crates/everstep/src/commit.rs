@@ -14,10 +14,28 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+mod events;
+
+pub use events::*;
+mod queues;
+
+pub use queues::*;
+mod schedule;
+
+pub use schedule::*;
+
 use crate::{
     run_id::{RunId, RunNo},
     time::Timestamp,
 };
+
+mod control;
+mod transaction;
+
+pub use control::{ControlRefusal, Delete, Deleted, Fork, Tagging};
+pub use transaction::Transaction;
+#[cfg(feature = "sqlite")]
+pub(crate) use transaction::{TransactionBody, TransactionLimits};
 
 /// Many writes that become durable together.
 #[derive(Clone, Debug, Default)]
@@ -51,11 +69,69 @@ pub enum Write {
     Control(Target, Control),
     /// Makes a finished run live again with another history. Answered by [`Outcome::Committed`].
     Reopen(Box<Reopen>),
+    /// A value for a deferred of a run. Answered by [`Outcome::Settled`].
+    Resolve(Box<Resolution>),
     /// What the owner of a run has to say. Answered by [`Outcome::Committed`].
     Commit(Box<Commit>),
+    /// Something about the items of a queue. Answered by [`Outcome::Queue`].
+    Queue(Box<QueueWrite>),
+    /// An event. Answered by [`Outcome::Published`].
+    Publish(Box<Publication>),
+    /// Tells the next page of waiters of an event, and removes events whose time is over.
+    /// Answered by [`Outcome::Tended`].
+    TendEvents {
+        /// How many waiters are told, and events removed, at most.
+        limit: usize,
+    },
+    /// What is done with dead letters. Answered by [`Outcome::Letter`].
+    Letter(Box<LetterWrite>),
     /// Removes up to this many entries of generations that are over. Answered by
     /// [`Outcome::Swept`].
     Sweep(u32),
+    /// What a body gives out while it runs. Answered by [`Outcome::Emitted`]. Applied among the
+    /// commits, in the order of the batch.
+    Emit(Box<Emission>),
+    /// Something about a schedule. Answered by [`Outcome::Scheduled`].
+    Schedule(Box<ScheduleWrite>),
+    /// A run from another store. Answered by [`Outcome::Imported`].
+    Import(Box<ImportedRun>),
+    /// Forgets a finished run. Answered by [`Outcome::Deleted`].
+    Delete(Box<Delete>),
+    /// Sets or removes a tag of a run. Answered by [`Outcome::Controlled`], or refused with
+    /// [`Refusal::TagsFull`].
+    Tag(Box<Tagging>),
+    /// A new run that begins with a history. Answered as a [`Write::Start`] is.
+    Fork(Box<Fork>),
+}
+
+/// A run from another store, with everything that belongs to it alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImportedRun {
+    /// The row. A run that was in its owner's memory is in nobody's now: it is due.
+    pub row: crate::store::RunRow,
+    /// All entries of its generation.
+    pub history: Vec<Put>,
+    /// Its unread messages, in order.
+    pub inbox: Vec<InboxRow>,
+    /// The values that it has set for clients.
+    pub state: Vec<(String, Vec<u8>)>,
+}
+
+/// What became of a run from another store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Imported {
+    /// It is here, and due at this time if it is due at all.
+    Done {
+        /// When it is due.
+        available_at: Option<Timestamp>,
+    },
+    /// There is a run with its id (or its number), which was not touched.
+    IdTaken,
+    /// There is a run of its workflow with its key.
+    KeyTaken {
+        /// Its number.
+        run: RunNo,
+    },
 }
 
 /// A run to be created.
@@ -116,6 +192,21 @@ pub struct Delivery {
     pub request: Option<Uuid>,
     /// How many unread messages the run may have, this one included.
     pub inbox_max: u64,
+    /// What becomes of it if the run has ended, or ends before it is read.
+    pub on_end: OnEnd,
+}
+
+/// A value for a deferred of a run. The first counts.
+#[derive(Clone, Debug)]
+pub struct Resolution {
+    /// The run.
+    pub run: RunId,
+    /// The generation that was meant; whichever it is now, if absent.
+    pub generation: Option<u32>,
+    /// Which deferred of the run.
+    pub tag: [u8; 16],
+    /// The answer for whoever waits.
+    pub body: Vec<u8>,
 }
 
 /// What can be done to a run from outside, besides sending to it.
@@ -299,6 +390,24 @@ pub enum Effect {
         /// The answer, as a payload.
         body: Vec<u8>,
     },
+    /// An event. What became of it is written into the publisher's history, as for a message.
+    Publish {
+        /// The event.
+        publication: Box<Publication>,
+        /// Where: see [`Effect::Send`].
+        key: Vec<u8>,
+        /// See `key`.
+        receipt: Vec<u8>,
+    },
+    /// An operation of this run begins to wait for an event.
+    Subscribe(Box<Subscription>),
+    /// An operation of this run has taken the event that it was handed.
+    Took {
+        /// The key of the operation.
+        key: Vec<u8>,
+    },
+    /// An operation of this run waits for a deferred, or looks at it. It is answered in its inbox.
+    AwaitDeferred(DeferredWait),
     /// A run of its own, started on behalf of this one. Which one it is is written into this run's
     /// history.
     StartChild(Box<StartChild>),
@@ -308,6 +417,20 @@ pub enum Effect {
         target: Target,
         /// The key of the operation.
         key: Vec<u8>,
+        /// Its encoded entry, to which the store appends the id of the run and a byte that is 0.
+        entry: Vec<u8>,
+    },
+    /// An item for a stream of this run, which clients follow.
+    Emit(Box<Emit>),
+    /// Writes of the workflow's own, made in the same transaction. What became of them is in the
+    /// [`Transaction`] itself.
+    Transaction(Transaction),
+    /// A tag of the run itself is set, or removed. Left out if the run has too many.
+    Tag {
+        /// The name of the tag.
+        name: String,
+        /// What all tags of this name are replaced by; they are removed if absent.
+        value: Option<String>,
     },
     /// An operation of this run wants to go on under a limit. It is answered at once or in its turn,
     /// by a row of the kind [`InboxKind::LimitGrant`].
@@ -327,6 +450,39 @@ pub enum Effect {
         /// The key of the operation.
         key: Vec<u8>,
     },
+    /// An item for a queue.
+    Enqueue {
+        /// The item.
+        item: NewItem,
+        /// The key of the operation.
+        key: Vec<u8>,
+        /// Whether the operation waits for it.
+        then: AfterEnqueue,
+    },
+}
+
+/// What an operation that puts an item into a queue does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AfterEnqueue {
+    /// It waits for the result.
+    Wait {
+        /// Whether the item stays when the operation is given up before anybody has claimed it.
+        leave: bool,
+    },
+    /// It goes on: its entry is this, with the number of the item appended in 8 bytes, the lowest
+    /// first.
+    Record(Vec<u8>),
+}
+
+/// An operation that waits for a deferred.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeferredWait {
+    /// The key of the operation.
+    pub key: Vec<u8>,
+    /// Which deferred of the run.
+    pub tag: [u8; 16],
+    /// Whether it only looks: it is answered at once, value or not.
+    pub looks: bool,
 }
 
 /// A wish to go on under a limit. Asking again for the same operation, while it has a place under
@@ -408,6 +564,45 @@ impl Close {
     }
 }
 
+/// What a body gives out while it runs, from the owner of its run. Refused with
+/// [`Refusal::Gone`] once the run has ended or is of another generation; a cancel or a pause does
+/// not refuse it, as it does not refuse results.
+#[derive(Clone, Debug)]
+pub struct Emission {
+    /// The run.
+    pub run: RunNo,
+    /// The generation that the owner has in memory.
+    pub generation: u32,
+    /// The items, in order.
+    pub items: Vec<Emit>,
+}
+
+/// An item for a stream. The store gives it its position: 0, 1, 2, .. in each stream of a run, over
+/// its whole life, never twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Emit {
+    /// The name of the stream.
+    pub stream: String,
+    /// The body that gave it; absent if the workflow's own code did.
+    pub by: Option<EmittedBy>,
+    /// The item, as a payload.
+    pub body: Vec<u8>,
+    /// How many items the stream keeps, this one included; the oldest are dropped.
+    pub items_max: u64,
+}
+
+/// The body that gave an item of a stream.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EmittedBy {
+    /// The packed key of the step.
+    pub step: Vec<u8>,
+    /// The attempt, from 1.
+    pub attempt: u32,
+    /// In which life of the run in an owner's memory the body ran; a later one has a greater
+    /// number. A body that runs again after a crash has the same attempt and another life.
+    pub life: u64,
+}
+
 /// What a [`Store`](crate::store::Store) has made of a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
@@ -441,6 +636,18 @@ pub enum Notice {
         /// When it is due.
         at: Timestamp,
     },
+    /// A queue has got an item, now or for later.
+    Queue {
+        /// The queue.
+        queue: String,
+    },
+    /// An item has ended whose result can be asked for.
+    ItemEnded {
+        /// The item.
+        item: crate::queue::ItemId,
+        /// How, as an operation that waits for it is told.
+        answer: Vec<u8>,
+    },
 }
 
 /// What became of one write.
@@ -452,13 +659,31 @@ pub enum Outcome {
     Delivered(Delivered),
     /// What became of a wish to control a run.
     Controlled(Controlled),
+    /// What became of a value for a deferred.
+    Settled(Settled),
     /// A commit or a reopening that was made. For each effect that has an answer, in order, what
     /// became of it.
     Committed(Vec<EffectDone>),
     /// Whether there is more to remove.
     Swept(bool),
-    /// A commit or a reopening that was not made.
+    /// The items of a body are in their streams.
+    Emitted,
+    /// A commit, a reopening, a start, a tag or an emission that was not made.
     Refused(Refusal),
+    /// What became of a write to a queue.
+    Queue(QueueDone),
+    /// What became of a write about a schedule.
+    Scheduled(ScheduleOutcome),
+    /// What became of a run from another store.
+    Imported(Imported),
+    /// What became of a delete.
+    Deleted(Deleted),
+    /// What became of an event.
+    Published(Published),
+    /// What was done about events.
+    Tended(Tended),
+    /// What became of dead letters.
+    Letter(LetterDone),
 }
 
 /// What became of an effect.
@@ -466,6 +691,10 @@ pub enum Outcome {
 pub enum EffectDone {
     /// Of [`Effect::Send`].
     Sent(Delivered),
+    /// Of [`Effect::Enqueue`] that is not waited for.
+    Enqueued(Enqueued),
+    /// Of [`Effect::Publish`].
+    Published(Published),
     /// Of an [`Effect::StartChild`] that is not awaited.
     Started(Started),
 }
@@ -510,6 +739,10 @@ pub enum Receipt {
     Finished,
     /// The inbox is full; likewise.
     Full,
+    /// The run has ended; the message is a dead letter, as its sender wished.
+    DeadLettered,
+    /// The run has ended; the message was published as an event, as its sender wished.
+    Published,
 }
 
 impl Receipt {
@@ -521,6 +754,8 @@ impl Receipt {
             Receipt::Unknown => 2,
             Receipt::Finished => 3,
             Receipt::Full => 4,
+            Receipt::DeadLettered => 5,
+            Receipt::Published => 6,
         }
     }
 
@@ -532,6 +767,8 @@ impl Receipt {
             2 => Receipt::Unknown,
             3 => Receipt::Finished,
             4 => Receipt::Full,
+            5 => Receipt::DeadLettered,
+            6 => Receipt::Published,
             _ => return None,
         })
     }
@@ -559,6 +796,39 @@ pub enum Controlled {
         /// How.
         status: RunStatus,
     },
+    /// It cannot be done to the run as it is now.
+    Refused {
+        /// The run.
+        run: RunId,
+        /// Its status.
+        status: RunStatus,
+        /// Why.
+        reason: ControlRefusal,
+    },
+    /// There is no such run.
+    Unknown,
+}
+
+/// What became of a value for a deferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It is the first, and counts.
+    First,
+    /// There was one already; nothing was done.
+    Already {
+        /// Since when.
+        at: Timestamp,
+    },
+    /// The run has ended, or is rolled back.
+    Finished {
+        /// How, or how far it is.
+        status: RunStatus,
+    },
+    /// The run has gone on as another generation.
+    OldGeneration {
+        /// The one that it is now.
+        current: u32,
+    },
     /// There is no such run.
     Unknown,
 }
@@ -584,6 +854,21 @@ pub enum Refusal {
         /// The highest stored number.
         stored: u64,
     },
+    /// The run that was started with this key has ended and was deleted, and the key is still
+    /// kept, so that a start that comes late does not do everything once more.
+    KeyUsed {
+        /// The run that had it.
+        run: RunId,
+        /// When that was deleted.
+        deleted_at: Timestamp,
+        /// From when on the key can be used again.
+        kept_until: Timestamp,
+    },
+    /// The run has as many tags as it may have.
+    TagsFull {
+        /// How many that is.
+        limit: usize,
+    },
 }
 
 /// What has come to a run from outside.
@@ -606,6 +891,8 @@ pub struct InboxRow {
     pub request: Option<Uuid>,
     /// When it was delivered.
     pub sent_at: Timestamp,
+    /// The event that it becomes if the run ends before it is read; a dead letter if absent.
+    pub on_end: Option<Box<Fallback>>,
 }
 
 impl InboxRow {

@@ -7,13 +7,16 @@
 use std::{
     cell::{Cell, RefCell},
     rc::Rc,
+    sync::Arc,
 };
 
 use serde::Serialize;
 use uuid::Uuid;
 
 use crate::{
-    codec::payload,
+    codec::{hook::SealError, payload},
+    commit::Effect,
+    engine::Settings,
     error::{Error, Failure, FailureKind, Result},
     hash::FastMap,
     history::{EntryKind, Key, keys},
@@ -31,16 +34,23 @@ pub(crate) mod attempt;
 pub(crate) mod child;
 pub(crate) mod composite;
 pub(crate) mod continue_as;
+pub(crate) mod deferred;
+pub(crate) mod emit;
+pub(crate) mod enqueue;
+pub(crate) mod event;
 pub(crate) mod join;
 pub(crate) mod limit;
 pub(crate) mod listen;
 pub(crate) mod map;
+pub(crate) mod publish;
 pub(crate) mod race;
 pub(crate) mod repeat;
 pub(crate) mod rollback;
 pub(crate) mod send;
 pub(crate) mod sleep;
 pub(crate) mod step;
+#[cfg(feature = "sqlite")]
+mod transaction;
 pub(crate) mod wait;
 
 /// What a workflow is handed to do durable things with.
@@ -120,8 +130,9 @@ impl Ctx {
         &self.scope.core
     }
 
-    pub(crate) fn payload_max(&self) -> usize {
-        self.core().env.settings.payload_bytes_max
+    /// What the bodies of this run seal their results with.
+    pub(crate) fn sealer(&self) -> Sealer {
+        Sealer::of(self.core())
     }
 
     /// The id of the run.
@@ -137,6 +148,24 @@ impl Ctx {
     /// How often the run was tried as a whole, this time included.
     pub fn run_attempt(&self) -> u32 {
         self.core().facts.attempts
+    }
+
+    /// The tick of the schedule that started the run; `None` if none did.
+    ///
+    /// This is when the run should have begun, however late it did: a report on yesterday asks for
+    /// the day before its tick.
+    ///
+    /// ```
+    /// # use everstep::prelude::*;
+    /// # #[workflow]
+    /// # async fn report(ctx: Ctx, _: ()) -> Result<()> {
+    /// let until = ctx.scheduled_at().unwrap_or_else(|| ctx.now());
+    /// let since = until - days(1);
+    /// # let _ = since;
+    /// # Ok(()) }
+    /// ```
+    pub fn scheduled_at(&self) -> Option<Timestamp> {
+        self.core().facts.scheduled_at
     }
 
     /// A dependency that the engine was given with `provide`.
@@ -184,7 +213,8 @@ impl Ctx {
     fn random_parts(&self) -> (u64, u64) {
         let n = self.scope.randoms.replace(self.scope.randoms.get() + 1);
         let facts = &self.core().facts;
-        let seed = random::hash(u64::from(facts.generation), facts.id.as_uuid().as_bytes());
+        let identity = self.core().identity();
+        let seed = random::hash(u64::from(facts.generation), identity.as_uuid().as_bytes());
         let scope = random::hash(seed ^ n, &self.scope.key);
         (
             random::mix(scope),
@@ -192,22 +222,61 @@ impl Ctx {
         )
     }
 
-    /// Sets a value that clients may read while the run goes on. The last value of a key counts.
+    /// Sets a value that clients may read while the run goes on, with
+    /// [`RunHandle::state`](crate::RunHandle::state) or as it changes with
+    /// [`watch_state`](crate::RunHandle::watch_state). The last value of a key counts; for all of
+    /// them see [`emit`](Ctx::emit).
     ///
     /// It becomes durable together with what the workflow does next.
     ///
     /// # Errors
     ///
     /// If the value cannot be encoded, or is larger than the limit for payloads.
-    pub fn set_state<T: Serialize>(&self, key: &str, value: &T) -> Result<()> {
+    pub fn set_state<T: Serialize + ?Sized>(&self, key: &str, value: &T) -> Result<()> {
         check_name(key).map_err(Error::fatal)?;
-        let bytes = encode(value, self.payload_max())?;
+        let what = || format!("the state `{key}`");
+        let bytes = encode(self.core(), value, Whose::Runs, what)?;
         let mut st = self.core().state.borrow_mut();
         if !st.quiet_effects {
             st.set_state.retain(|(other, _)| other != key);
             st.set_state.push((key.to_owned(), bytes));
         }
         Ok(())
+    }
+
+    /// Sets a tag of this run, in the place of all its tags of this name: what people and programs
+    /// find it by. It is stored with the next commit of the run.
+    ///
+    /// ```
+    /// # use everstep::prelude::*;
+    /// # async fn work(ctx: Ctx, country: String) -> Result<()> {
+    /// ctx.set_tag("country", &country)?;
+    /// ctx.set_tag("phase", "payment")?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the name or the value is empty, or has more than 256 bytes. A run has at most 100 tags;
+    /// one more is not set.
+    pub fn set_tag(&self, name: &str, value: &str) -> Result<()> {
+        check_name(name).map_err(Error::fatal)?;
+        check_name(value).map_err(Error::fatal)?;
+        self.change_tag(name, Some(value.to_owned()));
+        Ok(())
+    }
+
+    /// Removes all tags of this name from this run.
+    pub fn remove_tag(&self, name: &str) {
+        self.change_tag(name, None);
+    }
+
+    fn change_tag(&self, name: &str, value: Option<String>) {
+        let mut st = self.core().state.borrow_mut();
+        if !st.quiet_effects {
+            let name = name.to_owned();
+            st.effects.push(Effect::Tag { name, value });
+        }
     }
 
     /// Which of several ways this run goes: gates a change to the code under running work.
@@ -324,21 +393,87 @@ pub(crate) fn build_key(fill: impl FnOnce(&mut Vec<u8>)) -> Key {
     })
 }
 
-/// Encodes a value that workflow code hands out, within the limit.
-pub(crate) fn encode<T: Serialize + ?Sized>(value: &T, limit: usize) -> Result<Vec<u8>> {
-    let bytes = payload::to_vec(value).map_err(Error::fatal)?;
+/// Whose a payload is, as codecs are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// It belongs to this run alone.
+    Runs,
+    /// It goes to others.
+    Others,
+}
+
+/// Encodes values in bodies, on whatever thread they run.
+#[derive(Clone)]
+pub(crate) struct Sealer {
+    settings: Arc<Settings>,
+    run: Option<RunId>,
+}
+
+/// Why a value could not be encoded.
+enum Unencodable {
+    /// It cannot be, whoever tries.
+    Value(Error),
+    /// The codec could not.
+    Codec(SealError),
+}
+
+impl Sealer {
+    /// For what belongs to this run alone.
+    pub(crate) fn of(core: &Core) -> Sealer {
+        Sealer {
+            settings: core.env.settings.clone(),
+            run: Some(core.facts.id),
+        }
+    }
+
+    /// Encodes what a body gives. When the codec cannot, the attempt has failed, and is made again.
+    pub(crate) fn encode<T: Serialize + ?Sized>(&self, value: &T) -> Result<Vec<u8>> {
+        try_encode(value, &self.settings, self.run).map_err(|error| match error {
+            Unencodable::Value(error) => error,
+            Unencodable::Codec(error) => Error::msg(format!("the result is not stored: {error}")),
+        })
+    }
+}
+
+fn try_encode<T: Serialize + ?Sized>(
+    value: &T,
+    settings: &Settings,
+    run: Option<RunId>,
+) -> Result<Vec<u8>, Unencodable> {
+    let limit = settings.payload_bytes_max;
+    let bytes = payload::to_vec(value).map_err(|error| Unencodable::Value(Error::fatal(error)))?;
     if bytes.len() > limit {
         let text = format!(
             "a value has {} bytes, and the limit for a payload is {limit}; store it elsewhere and \
              pass on where it is, or raise `payload_bytes_max`",
             bytes.len()
         );
-        return Err(Error::recorded(
-            Failure::new(FailureKind::Limit, text),
-            Vec::new(),
-        ));
+        let failure = Failure::new(FailureKind::Limit, text);
+        return Err(Unencodable::Value(Error::recorded(failure, Vec::new())));
     }
-    Ok(bytes)
+    settings.codecs.seal(bytes, run).map_err(Unencodable::Codec)
+}
+
+/// Encodes a value that workflow code hands out, within the limit.
+///
+/// If the codec cannot, the run is halted, since that is nothing that the code could have done
+/// something about, and would be another time.
+pub(crate) fn encode<T: Serialize + ?Sized>(
+    core: &Core,
+    value: &T,
+    whose: Whose,
+    what: impl FnOnce() -> String,
+) -> Result<Vec<u8>> {
+    let run = (whose == Whose::Runs).then_some(core.facts.id);
+    try_encode(value, &core.env.settings, run).map_err(|error| match error {
+        Unencodable::Value(error) => error,
+        Unencodable::Codec(error) => {
+            let (what, error) = (what(), error.to_string());
+            let text = format!("{what} cannot be encoded: {error}");
+            core.halt(Halt::Unsealable { what, error });
+            Error::fatal(text)
+        }
+    })
 }
 
 /// Decodes a stored value, or halts the run: the code does not fit what is stored.
@@ -347,13 +482,23 @@ pub(crate) fn decode<T: serde::de::DeserializeOwned>(
     bytes: &[u8],
     what: impl FnOnce() -> String,
 ) -> Option<T> {
-    match payload::from_slice(bytes) {
+    let codecs = &core.env.settings.codecs;
+    match codecs.read(bytes, Some(core.facts.id)) {
         Ok(value) => Some(value),
         Err(error) => {
-            core.halt(Halt::Undecodable {
-                what: what(),
-                error,
-            });
+            core.halt(Halt::unreadable(what(), error));
+            None
+        }
+    }
+}
+
+/// Makes a recorded failure readable for workflow code, or halts the run.
+pub(crate) fn open_failure(core: &Core, mut failure: Failure, at: &str) -> Option<Failure> {
+    match core.env.settings.codecs.open_details(&mut failure) {
+        Ok(()) => Some(failure),
+        Err(error) => {
+            let what = format!("the error of `{at}`");
+            core.halt(Halt::unreadable(what, error));
             None
         }
     }

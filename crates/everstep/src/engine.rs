@@ -19,16 +19,18 @@ use tokio::{runtime::RuntimeFlavor, sync::oneshot};
 use uuid::Uuid;
 
 use crate::{
-    client::Client,
+    client::{Client, ClientError, Worker},
+    codec::hook::Codec,
     ctx::Ctx,
     error::Result as UserResult,
+    queue::Queue,
     run::panics,
     run_id::RunId,
     store::{MemoryStore, ShardSet, Store, StoreError},
     time::{Clock, SystemClock},
     workflow::{
-        Definition, RegisterError, Registry, Value, Workflow, WorkflowFn, WorkflowOptions,
-        WorkflowRef,
+        Definition, NameError, RegisterError, Registry, Value, Workflow, WorkflowFn,
+        WorkflowOptions, WorkflowRef, check_name,
     },
 };
 
@@ -36,26 +38,38 @@ mod activity;
 mod committer;
 mod dispatch;
 mod due;
+mod events;
 mod hub;
+mod job;
 mod keeper;
 mod lease;
 mod mailbox;
 mod poller;
+mod preflight;
 mod reader;
+mod retention;
+pub(crate) mod schedules;
 mod services;
 mod settings;
 mod shared;
+mod streams;
 mod suspects;
 mod thread;
+mod workers;
 
 pub(crate) use activity::Activity;
 pub(crate) use committer::{Pending, Reply};
+pub use job::Job;
+pub(crate) use job::{Handler, handler};
 pub(crate) use mailbox::Mailbox;
 pub(crate) use poller::Poller;
+pub use preflight::{Misfit, Preflight};
 pub(crate) use reader::Reader;
 pub(crate) use services::Services;
 pub use settings::{Sabotage, Settings};
 pub(crate) use shared::Shared;
+pub(crate) use streams::{Followed, Follower};
+pub(crate) use workers::{Spec, Station, Workers};
 
 use mailbox::Event;
 
@@ -72,6 +86,8 @@ pub struct Engine {
     /// Kept while the engine lives: brought along where the caller's runtime has one thread.
     own_runtime: Mutex<Option<tokio::runtime::Runtime>>,
     wake_guard: Mutex<Option<crate::store::WakeGuard>>,
+    /// Where bodies and the handlers of workers run.
+    runtime: tokio::runtime::Handle,
 }
 
 /// What an engine found when it started.
@@ -107,13 +123,15 @@ impl std::fmt::Display for RecoveryReport {
 #[must_use = "an engine does nothing before `start`"]
 pub struct EngineBuilder {
     store: StoreChoice,
-    registry: Registry,
-    services: Services,
+    registry: Arc<Registry>,
+    services: Arc<Services>,
     settings: Settings,
     clock: Arc<dyn Clock>,
+    work: Vec<Spec>,
     problem: Option<StartError>,
 }
 
+#[derive(Clone)]
 enum StoreChoice {
     #[cfg(feature = "sqlite")]
     File(std::path::PathBuf),
@@ -135,18 +153,27 @@ impl StoreChoice {
 }
 
 /// Why an engine did not start.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// A workflow cannot be registered.
     #[error(transparent)]
     Register(#[from] RegisterError),
+    /// A queue that it is to work on cannot be used.
+    #[error("a queue to work on has a bad name")]
+    Queue(#[source] NameError),
     /// The store cannot be used.
     #[error("the engine cannot start on its store")]
     Store(#[source] Arc<StoreError>),
     /// A thread or a runtime could not be started.
     #[error("a thread of the engine cannot be started")]
-    Thread(#[source] std::io::Error),
+    Thread(#[source] Arc<std::io::Error>),
+}
+
+impl StartError {
+    fn thread(error: std::io::Error) -> StartError {
+        StartError::Thread(Arc::new(error))
+    }
 }
 
 impl From<StoreError> for StartError {
@@ -175,6 +202,29 @@ impl Engine {
     /// A client in this process.
     pub fn client(&self) -> Client {
         Client::of_engine(self.shared.clone(), self.reader.clone())
+    }
+
+    /// Works on the items of a queue, up to `concurrency` at once, until the worker is
+    /// [stopped](crate::Worker::stop) or the engine shuts down: see [`Client::work`].
+    ///
+    /// # Errors
+    ///
+    /// If the queue's name cannot be used, or the engine is shutting down.
+    pub fn work<I, O, F, R>(
+        &self,
+        queue: Queue<I, O>,
+        concurrency: usize,
+        code: F,
+    ) -> Result<Worker, ClientError>
+    where
+        I: Value,
+        O: Value,
+        F: Fn(Job, I) -> R + Send + Sync + 'static,
+        R: Future<Output = UserResult<O>> + Send + 'static,
+    {
+        let runtime = self.runtime.clone();
+        self.client()
+            .work_on(queue, concurrency, handler(code), runtime)
     }
 
     /// What was found when the engine started.
@@ -221,6 +271,8 @@ impl Engine {
     /// `shutdown_limit`), writes what they gave, gives its shards back.
     pub async fn shutdown(self) {
         self.shared.keeper.close();
+        let limit = self.shared.settings.shutdown_limit;
+        let workers = self.shared.workers.stop_all(&self.shared, limit);
         let mut drained = Vec::new();
         for thread in &self.shared.threads {
             let (done, drain) = oneshot::channel();
@@ -253,9 +305,13 @@ impl Engine {
         if waiter.is_ok() {
             _ = all.await;
         }
+        for stopped in workers {
+            _ = stopped.await;
+        }
         let fence = self.shared.fence();
         self.signal();
-        let threads = std::mem::take(&mut *lock(&self.threads));
+        let mut threads = std::mem::take(&mut *lock(&self.threads));
+        threads.extend(self.shared.workers.take_thread());
         let (shared, guard) = (self.shared.clone(), lock(&self.wake_guard).take());
         let runtime = lock(&self.own_runtime).take();
         let (sender, joined) = oneshot::channel();
@@ -296,6 +352,7 @@ impl Engine {
         self.stop.stop();
         self.shared.due.close();
         self.shared.keeper.close();
+        self.shared.workers.close();
         for thread in &self.shared.threads {
             thread.push(Event::Timer);
         }
@@ -395,10 +452,11 @@ impl EngineBuilder {
     fn new(store: StoreChoice) -> EngineBuilder {
         EngineBuilder {
             store,
-            registry: Registry::default(),
-            services: Services::default(),
+            registry: Arc::default(),
+            services: Arc::default(),
             settings: Settings::default(),
             clock: Arc::new(SystemClock),
+            work: Vec::new(),
             problem: None,
         }
     }
@@ -444,7 +502,7 @@ impl EngineBuilder {
     }
 
     fn insert(mut self, definition: Definition) -> Self {
-        if let Err(error) = self.registry.insert(definition) {
+        if let Err(error) = Arc::make_mut(&mut self.registry).insert(definition) {
             self.problem.get_or_insert(StartError::Register(error));
         }
         self
@@ -452,13 +510,38 @@ impl EngineBuilder {
 
     /// Gives bodies and rollbacks a dependency: `ctx.get::<T>()`.
     pub fn provide<T: Send + Sync + 'static>(mut self, dependency: T) -> Self {
-        self.services.insert(dependency);
+        Arc::make_mut(&mut self.services).insert(dependency);
+        self
+    }
+
+    /// Works on the items of a queue from the start: see [`Engine::work`].
+    pub fn work<I, O, F, R>(mut self, queue: Queue<I, O>, concurrency: usize, code: F) -> Self
+    where
+        I: Value,
+        O: Value,
+        F: Fn(Job, I) -> R + Send + Sync + 'static,
+        R: Future<Output = UserResult<O>> + Send + 'static,
+    {
+        match check_name(queue.name()) {
+            Ok(()) => self.work.push(Spec::new(queue, concurrency, handler(code))),
+            Err(error) => {
+                let error = StartError::Queue(error);
+                self.problem.get_or_insert(error);
+            }
+        }
         self
     }
 
     /// Changes settings.
     pub fn settings(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         change(&mut self.settings);
+        self
+    }
+
+    /// Compresses or encrypts what is stored of the values of users. With several, the last one
+    /// writes and all of them read: so that one can take the place of another.
+    pub fn codec(mut self, codec: impl Codec) -> Self {
+        self.settings.codecs.push(Arc::new(codec));
         self
     }
 
@@ -482,7 +565,7 @@ impl EngineBuilder {
         let many = current.filter(|rt| rt.runtime_flavor() == RuntimeFlavor::MultiThread);
         let own_runtime = match &many {
             Some(_) => None,
-            None => Some(small_runtime().map_err(StartError::Thread)?),
+            None => Some(small_runtime().map_err(StartError::thread)?),
         };
         let runtime = match (&many, &own_runtime) {
             (Some(handle), _) => handle.clone(),
@@ -492,10 +575,11 @@ impl EngineBuilder {
         let (sender, started) = oneshot::channel();
         let parts = StartParts {
             store: self.store,
-            registry: Arc::new(self.registry),
-            services: Arc::new(self.services),
+            registry: self.registry,
+            services: self.services,
             settings: Arc::new(self.settings),
             clock: self.clock,
+            work: self.work,
             runtime,
             own_runtime,
         };
@@ -503,10 +587,10 @@ impl EngineBuilder {
         std::thread::Builder::new()
             .name("everstep-start".to_owned())
             .spawn(move || _ = sender.send(parts.start()))
-            .map_err(StartError::Thread)?;
+            .map_err(StartError::thread)?;
         match started.await {
             Ok(engine) => engine,
-            Err(_) => Err(StartError::Thread(std::io::Error::other(
+            Err(_) => Err(StartError::thread(std::io::Error::other(
                 "the starting thread died",
             ))),
         }
@@ -528,6 +612,7 @@ struct StartParts {
     services: Arc<Services>,
     settings: Arc<Settings>,
     clock: Arc<dyn Clock>,
+    work: Vec<Spec>,
     runtime: tokio::runtime::Handle,
     own_runtime: Option<tokio::runtime::Runtime>,
 }
@@ -551,6 +636,7 @@ impl StartParts {
             threads,
             Some(me),
         ));
+        shared.set_secret(store.secret()?);
         let reader = Reader::new(store.clone(), shared.activity.clone());
         let begun = Instant::now();
         let fence = store.register_runner(&shared.as_runner(me))?;
@@ -592,11 +678,22 @@ impl StartParts {
             threads: Mutex::new(handles),
             own_runtime: Mutex::new(self.own_runtime),
             wake_guard: Mutex::new(Some(guard)),
+            runtime: self.runtime.clone(),
         };
         let taken = lease::balance(&shared, fence, &mut lease::Leaving::default())?;
         // Counted before any of them moves.
         let report = recovery_report(&shared)?;
         lease::take_up(&shared, &taken)?;
+        for spec in self.work {
+            Workers::open(
+                &shared,
+                spec,
+                self.runtime.clone(),
+                shared.settings.codecs.clone(),
+                None,
+            )
+            .map_err(|error| StartError::Thread(Arc::new(std::io::Error::other(error))))?;
+        }
         shared.keeper.poke_all();
         tracing::info!(store = store.describe(), %report, "the engine has started");
         let mut engine = engine;
@@ -609,7 +706,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(work)
-        .map_err(StartError::Thread)
+        .map_err(StartError::thread)
 }
 
 /// An engine thread, inside the application's runtime, so that sockets, timers and `tokio::spawn`
@@ -721,6 +818,9 @@ fn listen_for_wakes(shared: &Arc<Shared>, me: Uuid) -> Result<crate::store::Wake
                 }
             }
             shared.due.poke(true);
+            if runs.is_empty() {
+                shared.workers.poke_all(&shared);
+            }
             if runs.is_empty() {
                 shared.keeper.poke_all();
             }

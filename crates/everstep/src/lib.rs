@@ -27,9 +27,13 @@ mod client;
 mod codec;
 mod commit;
 mod ctx;
+mod deferred;
 mod engine;
+mod event;
 mod history;
+mod queue;
 mod run;
+mod schedule;
 pub mod store;
 mod workflow;
 
@@ -38,25 +42,37 @@ mod error;
 mod hash;
 mod limit;
 mod random;
+mod retention;
 mod retry;
 mod run_id;
 pub mod testing;
 mod time;
+mod token;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Cancel, Client, ClientError, Count, HistoryEntry, LimitInfo, List, RunError, RunHandle,
-    RunInfo, RunPage, SendMessage, Sent, Start,
+    Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Count,
+    DeadLetterInfo, DeadLetterPage, DeadLetters, DeleteRun, EmittedFrom, EnqueueItem, ForkRun,
+    HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo, List, PublishEvent,
+    PublishedEvent, ReadHistory, ReplayLetter, Replayed, ReplayedAll, Resolved, Resolver, RunError,
+    RunHandle, RunInfo, RunPage, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules,
+    SendMessage, Sent, Settle, Start, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader,
+    Triggered, WaitsFor, Why, Worker,
 };
+pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
     Ctx,
     child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished, RunFinishedUntil},
     composite::{Arm, Branch, Composite, branch},
     continue_as::ContinueAs,
+    deferred::{Gate, GateUntil, Peek},
+    enqueue::{Enqueue, EnqueueDetached, EnqueueUntil},
+    event::{EventUntil, EventWait},
     join::{BranchFailure, Join, JoinError},
     limit::RateLimit,
     listen::{Listen, ListenBatch, ListenUntil, Message},
     map::Map,
+    publish::Publish,
     race::{First2, First3, First4, First5, First6, First7, First8, Race, Won},
     repeat::Repeat,
     rollback::Rollback,
@@ -64,20 +80,33 @@ pub use ctx::{
     sleep::Sleep,
     step::{Outcome, Step, StepCall, StepOutcome},
 };
+pub use deferred::Deferred;
 pub use engine::{
-    Engine, EngineBuilder, EngineCensus, RecoveryReport, Settings, StartError, shutdown_signal,
+    Engine, EngineBuilder, EngineCensus, Job, Misfit, Preflight, RecoveryReport, Settings,
+    StartError, shutdown_signal,
 };
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};
 pub use error::{Error, Failure, FailureKind, Result};
+pub use event::{Event, IfFinished, Since};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
 pub use limit::Limit;
+pub use queue::{ItemId, Queue};
+pub use retention::Retention;
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
-pub use store::{Close, RunStatus, Target};
+/// The version of rusqlite that everstep uses: use it from here, so that the types of
+/// [`Tx`] and of [`Client::start_in`] are yours too.
+#[cfg(feature = "sqlite")]
+pub use rusqlite;
+pub use schedule::{Overlap, ScheduleSpec};
+#[cfg(feature = "sqlite")]
+pub use store::Tx;
+pub use store::{Close, Deliver, EventRow, Filter, ItemState, QueueStats, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
+pub use token::Token;
 pub use workflow::{
     NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
 };
@@ -89,8 +118,8 @@ pub mod prelude {
     #[cfg(feature = "macros")]
     pub use crate::workflow;
     pub use crate::{
-        Client, Ctx, Engine, Error, First2, First3, Outcome, Result, Retry, RunHandle, Step,
-        Timestamp, Workflow, branch, days, hours, minutes, seconds,
+        Client, Ctx, Engine, Error, Event, First2, First3, Job, Outcome, Queue, Result, Retry,
+        RunHandle, Step, Timestamp, Workflow, branch, days, hours, minutes, seconds,
     };
 }
 

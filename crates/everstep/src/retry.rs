@@ -81,6 +81,11 @@ impl Retry {
         self
     }
 
+    pub(crate) const fn with_attempts(mut self, attempts: u32) -> Retry {
+        self.attempts = attempts;
+        self
+    }
+
     /// How many attempts there are in all.
     pub const fn attempts(&self) -> u32 {
         self.attempts

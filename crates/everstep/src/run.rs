@@ -30,18 +30,22 @@ use crate::{
 
 pub(crate) mod core;
 mod flush;
+pub(crate) mod fork;
 pub(crate) mod inbox;
 mod limits;
 mod load;
+mod mended;
 pub(crate) mod panics;
 #[cfg(test)]
 mod tests;
+pub(crate) mod trial;
 pub(crate) mod waits;
 pub(crate) mod wakers;
 
 use self::core::{Core, Mode, Phase};
 pub(crate) use flush::Next;
 pub(crate) use load::{RunSeed, SUSPECT_AFTER};
+pub(crate) use mended::is_mended_by_deploy;
 
 /// Why a run cannot go on with the code that is here. It is paused with this as the reason, and
 /// goes on when matching code is back.
@@ -91,6 +95,13 @@ pub(crate) enum Halt {
     #[error("{what} cannot be decoded: {error}; deploy code whose types fit what is stored")]
     Undecodable { what: String, error: DecodeError },
     #[error(
+        "{what} cannot be decoded: {error}; start an engine with the codec and the keys that it \
+             was written with"
+    )]
+    Sealed { what: String, error: DecodeError },
+    #[error("{what} cannot be encoded: {error}; start an engine whose codec can")]
+    Unsealable { what: String, error: String },
+    #[error(
         "the workflow awaits something that is not durable{hint}; put it into a `ctx.step`, or \
              use `ctx.sleep`, `ctx.listen` and the other operations"
     )]
@@ -107,7 +118,7 @@ pub(crate) enum Halt {
     CrashLoop { at: String, deaths: u32 },
     #[error(
         "`{at}` has to be rolled back, and the code has no rollback for it; deploy code that \
-             has it, then resume the run"
+             has it"
     )]
     RollbackMissing { at: String },
     #[error(
@@ -124,6 +135,16 @@ pub(crate) enum Halt {
              resume the run"
     )]
     OnFailure { error: String },
+}
+
+impl Halt {
+    /// What is stored cannot be read: by this code, or without this codec or key.
+    pub(crate) fn unreadable(what: String, error: DecodeError) -> Halt {
+        match error {
+            DecodeError::NoCodec { .. } | DecodeError::Codec { .. } => Halt::Sealed { what, error },
+            error => Halt::Undecodable { what, error },
+        }
+    }
 }
 
 /// How the code of a run has ended.
@@ -163,6 +184,8 @@ pub(crate) struct Run {
     /// The limit of the whole run, until it has let the run in.
     gate: Option<limits::Gate>,
     flush: flush::Flush,
+    /// Only tried against the code that is here: see [`trial`].
+    on_trial: bool,
 }
 
 /// A workflow that is still not quiet after this many polls never will be.
@@ -202,7 +225,9 @@ impl Run {
             }
         }
         core.note_lagging();
-        self.check_rest();
+        if !self.on_trial {
+            self.check_rest();
+        }
     }
 
     /// The deadline of the run ends it, whatever it is doing; its rollbacks still run.
@@ -450,6 +475,7 @@ impl Run {
                 || st.bodies > 0
                 || !st.starters.is_empty()
                 || !st.sends.is_empty()
+                || !st.transactions.is_empty()
                 || !st.timeouts.is_empty()
                 || self.flush.in_flight();
             let waiting = |phase: Phase| {

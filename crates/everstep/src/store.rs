@@ -17,8 +17,9 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use uuid::Uuid;
 
-pub use crate::commit::*;
+pub use crate::{commit::*, token::Secret};
 use crate::{
+    queue::ItemId,
     run_id::{RunId, RunNo, SHARDS, ShardId},
     time::Timestamp,
 };
@@ -30,7 +31,7 @@ pub(crate) mod sqlite;
 
 pub use memory::MemoryStore;
 #[cfg(feature = "sqlite")]
-pub use sqlite::{SqliteOptions, SqliteStore};
+pub use sqlite::{SqliteOptions, SqliteStore, Tx};
 
 /// Where runs are kept.
 pub trait Store: Send + Sync + 'static {
@@ -41,8 +42,26 @@ pub trait Store: Send + Sync + 'static {
     /// refuses to change data that a live runner of an older version is using. Idempotent.
     fn migrate(&self) -> Result<(), StoreError>;
 
+    /// What tokens are made with: 32 random bytes, drawn when the data was first made and the same
+    /// from then on, in every process.
+    fn secret(&self) -> Result<Secret, StoreError>;
+
     /// Makes a batch durable in one transaction.
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError>;
+
+    /// Makes the writes of a batch within a transaction of the caller's own, on a connection of its
+    /// own to the same data. They are durable when the caller commits, and gone when it rolls back.
+    #[cfg(feature = "sqlite")]
+    fn commit_in(
+        &self,
+        _tx: &rusqlite::Transaction<'_>,
+        _batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        Err(StoreError::AnotherFile {
+            store: self.describe(),
+            found: "a SQLite file".to_owned(),
+        })
+    }
 
     /// The row of one run.
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError>;
@@ -72,6 +91,16 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<DueRun>, StoreError>;
 
+    /// Runs of these shards that are `Paused` and not due, by number, after the given one. At a
+    /// takeover those that other code may mend are among them. (One is due whose cancel was
+    /// requested: to end it takes no code.)
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError>;
+
     /// How many runs of these shards wait for something from outside or for a time, by kind; for
     /// the report on start-up.
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError>;
@@ -98,6 +127,23 @@ pub trait Store: Send + Sync + 'static {
     /// The values that a run has set for clients, by key.
     fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError>;
 
+    /// Items of a stream of a run from a position on, in order, at most `limit` and not more than a
+    /// few megabytes, but at least one if there is any; `None` if there is no such run.
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError>;
+
+    /// The streams of a run, by name.
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError>;
+
+    /// Which of these streams have an item at or after the given position: their places in the
+    /// list, in order. One query for all.
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError>;
+
     /// Those of the given runs that have ended (or do not exist), with how. One query for all.
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError>;
 
@@ -105,13 +151,76 @@ pub trait Store: Send + Sync + 'static {
     /// query for all.
     fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError>;
 
-    /// Messages that no run will read: left over when a run ended, or refused.
-    fn dead_letters(&self, run: Option<RunNo>, limit: usize)
-    -> Result<Vec<DeadLetter>, StoreError>;
+    /// Messages that no run will read, left over when a run ended, or refused: by number, after
+    /// the given one, at most `limit`.
+    fn dead_letters(
+        &self,
+        filter: &LetterFilter,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>, StoreError>;
+
+    /// What is known about the events of one name; `None` if nobody has published or waited for
+    /// one.
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError>;
+
+    /// Whether [`Write::TendEvents`] would find something to do at `now`.
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError>;
+
+    /// An item of a queue.
+    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError>;
+
+    /// Items of a queue, in this state or any, by number, after the given one, at most `limit`.
+    fn queue_items(
+        &self,
+        queue: &str,
+        state: Option<ItemState>,
+        after: Option<ItemId>,
+        limit: usize,
+    ) -> Result<Vec<ItemRow>, StoreError>;
+
+    /// How a queue stands.
+    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError>;
+
+    /// Whether a claim would get an item, and when next. Cheap, however long the queue is.
+    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError>;
+
+    /// Those of the given items that have ended (or do not exist), with their answers. One call for
+    /// all.
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<EndedItem>, StoreError>;
 
     /// Whether there are entries of generations that are over, for [`Write::Sweep`] to remove.
     fn has_old_generations(&self) -> Result<bool, StoreError> {
         Ok(false)
+    }
+
+    /// One schedule.
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError>;
+
+    /// Schedules by name, after the given one, at most `limit`.
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError>;
+
+    /// Schedules that are not paused with `next_at <= now`, ordered by (`next_at`, name), after the
+    /// given place, at most `limit`; and when the next one after `now` is due.
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError>;
+
+    /// Schedules that are not paused and have ticks that wait for the end of a run, by name, after
+    /// the given one, at most `limit`.
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError>;
+
+    /// The places under limits that the operations of a run have or wait for, by operation.
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+        let _ = run;
+        Ok(Vec::new())
     }
 
     /// The limits that are in use, or were not long ago, by name and key: all, or those of one name.
@@ -165,6 +274,33 @@ pub trait Store: Send + Sync + 'static {
     /// which this runner is reached goes into its row. `wake` gets an empty list for "something
     /// happened, look for yourself".
     fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError>;
+
+    /// The ids of runs that match, newest first, after the given one, at most `limit`.
+    fn find(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunId>, StoreError> {
+        let rows = self.list(filter, after, limit)?;
+        Ok(rows.into_iter().map(|row| row.id).collect())
+    }
+
+    /// Runs of this workflow that have ended so before `before`, with when, the first one first.
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(RunId, Timestamp)>, StoreError>;
+
+    /// Removes what deleted runs have left, and keys that are kept no longer, in a transaction of
+    /// its own: about `limit` rows. Whether there is more.
+    ///
+    /// Nothing that can be read depends on it, but for one thing: until then the number of a
+    /// deleted run is not free, and a start under it is refused with [`Refusal::Gone`].
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError>;
 
     /// What is counted, for benchmarks and tests.
     fn counters(&self) -> StoreCounters {
@@ -319,6 +455,8 @@ pub struct RunRow {
     pub output: Option<Vec<u8>>,
     /// The encoded failure.
     pub error: Option<Vec<u8>>,
+    /// When it goes on at the earliest once it is resumed, if it is paused and had a time.
+    pub resume_at: Option<Timestamp>,
 }
 
 /// A cancel that was asked for.
@@ -337,6 +475,47 @@ pub struct LoadedRun {
     pub history: Vec<Put>,
     /// All unread messages, in order.
     pub inbox: Vec<InboxRow>,
+    /// The names of its streams, in order.
+    pub streams: Vec<String>,
+}
+
+/// A part of a stream, read in one snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamPage {
+    /// What the run was doing at that moment.
+    pub status: RunStatus,
+    /// The position of the oldest item that is kept; `next` if there is none.
+    pub first: u64,
+    /// The position that the next item will get.
+    pub next: u64,
+    /// The items, in order.
+    pub items: Vec<StreamRow>,
+}
+
+/// An item of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamRow {
+    /// Its position.
+    pub pos: u64,
+    /// When it became durable.
+    pub at: Timestamp,
+    /// The generation of the run that gave it.
+    pub generation: u32,
+    /// The body that gave it; absent if the workflow's own code did.
+    pub by: Option<EmittedBy>,
+    /// The item, as a payload.
+    pub body: Vec<u8>,
+}
+
+/// What a stream holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamExtent {
+    /// Its name.
+    pub stream: String,
+    /// The position of the oldest item that is kept.
+    pub first: u64,
+    /// The position that the next item will get.
+    pub next: u64,
 }
 
 /// Runs that are due.
@@ -363,6 +542,19 @@ pub struct DueRun {
     pub workflow: Arc<str>,
     /// The workflow's version.
     pub version: u32,
+}
+
+/// A run that is paused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PausedRun {
+    /// The run.
+    pub id: RunId,
+    /// The workflow's name.
+    pub workflow: Arc<str>,
+    /// The workflow's version.
+    pub version: u32,
+    /// Why, in words.
+    pub reason: Option<String>,
 }
 
 /// How many runs are in which state.
@@ -400,21 +592,19 @@ pub enum Answer {
     Unknown,
 }
 
-/// A message that no run will read.
+/// A place under a limit, or the wait for one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeadLetter {
-    /// Its number in the list, in order of arrival.
-    pub no: u64,
-    /// The run that it was sent to, if there was one.
-    pub run: Option<RunNo>,
-    /// The name that it was sent by.
+pub struct LimitPlace {
+    /// The name of the limit.
     pub name: String,
-    /// The body, as a payload.
-    pub body: Vec<u8>,
-    /// Why it was not read, in words.
-    pub reason: String,
-    /// When it became a dead letter.
-    pub at: Timestamp,
+    /// The key of the limit.
+    pub key: String,
+    /// The key of the operation; `[0x15, 11]` if it is the run as a whole.
+    pub operation: Vec<u8>,
+    /// Whether it has the place, or waits for it.
+    pub given: bool,
+    /// The run that has had a place under this limit and key for the longest.
+    pub holder: Option<RunId>,
 }
 
 /// One key of a limit. There is a row as long as somebody has a place, waits for one, or has to be
@@ -452,6 +642,14 @@ pub struct Filter {
     pub created_from: Option<Timestamp>,
     /// Started before this instant.
     pub created_before: Option<Timestamp>,
+    /// Of this version of its workflow.
+    pub version: Option<u32>,
+    /// Started with a key that begins with this.
+    pub key_prefix: Option<String>,
+    /// Ended at or after this instant.
+    pub finished_from: Option<Timestamp>,
+    /// Ended before this instant.
+    pub finished_before: Option<Timestamp>,
 }
 
 /// A runner to be entered.
@@ -482,6 +680,8 @@ pub struct RunnerRow {
     pub lease_until: Timestamp,
     /// The shards it holds.
     pub shards: ShardSet,
+    /// The workflows that it serves, with the versions.
+    pub workflows: Vec<(String, u32)>,
 }
 
 /// What a store says when it cannot.
@@ -592,6 +792,14 @@ pub enum StoreError {
         /// Who uses it.
         runner: String,
     },
+    /// A transaction of the caller's own is on something else.
+    #[error("the transaction is on {found}, and the runs are in {store}; open that file instead")]
+    AnotherFile {
+        /// Which store.
+        store: String,
+        /// What the transaction is on.
+        found: String,
+    },
     /// One write of the batch cannot be made, whatever is around it.
     #[error("{store} cannot take a write")]
     Rejected {
@@ -647,6 +855,8 @@ impl StoreError {
             // Another program has migrated it under us.
             StoreError::TooNew { .. } => Reaction::Stop,
             StoreError::InUse { .. } => Reaction::Stop,
+            // No batch of the engine's is made in the transaction of a caller.
+            StoreError::AnotherFile { .. } => Reaction::Stop,
             // One write is at fault; the others must not suffer.
             StoreError::Rejected { .. } => Reaction::Bisect,
             StoreError::Closed { .. } => Reaction::Stop,

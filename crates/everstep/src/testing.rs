@@ -4,6 +4,7 @@
 //! - [`crash_everywhere()`] runs a workflow, dies at every write in turn, and compares.
 //! - [`CrashingStore`] and [`vfs::FaultVfs`] are what it is made of: a store that dies at a
 //!   chosen write, and a layer under SQLite on which the power can be cut.
+//! - [`replay()`] replays a run that was exported against the code of a test.
 //! - [`store_conformance`] is what every [`Store`](crate::store::Store) must pass.
 
 use crate::engine::{Engine, EngineBuilder};
@@ -15,6 +16,8 @@ mod crashing_store;
 mod ledger;
 #[cfg(feature = "sqlite")]
 mod power_cut;
+mod queue_load;
+mod replay;
 pub mod store_conformance;
 #[cfg(feature = "sqlite")]
 pub mod vfs;
@@ -24,6 +27,8 @@ pub use clock::{Hold, VirtualClock};
 pub use crash_everywhere::{CrashReport, CrashTest, Difference, Ending, crash_everywhere};
 pub use crashing_store::{CrashPoint, CrashingStore};
 pub use ledger::Ledger;
+pub use queue_load::{QueueLoad, QueueLoadError, queue_load};
+pub use replay::{Replay, ReplayError, Replayed, replay};
 
 /// An engine in memory, on a [`VirtualClock`] of its own.
 ///

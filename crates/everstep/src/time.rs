@@ -28,6 +28,25 @@ impl Timestamp {
     pub fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
+
+    /// The instant that prints as this text; `None` for every other text.
+    pub(crate) fn parse(text: &str) -> Option<Timestamp> {
+        let number = |from: usize, to: usize| text.get(from..to)?.parse::<i64>().ok();
+        let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
+        let (hours, minutes, seconds) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
+        // Years from March on, so that the leap day is the last one (Hinnant's `days_from_civil`).
+        let (year, shifted_month) = if month > 2 {
+            (year, month - 3)
+        } else {
+            (year - 1, month + 9)
+        };
+        let leap_days = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
+        let days = 365 * year + leap_days + (153 * shifted_month + 2) / 5 + day - 1 - 719_468;
+        let seconds = ((days * 24 + hours) * 60 + minutes) * 60 + seconds;
+        let parsed = Timestamp(seconds * 1_000 + number(20, 23)?);
+        // Whatever else is wrong with the text does not come back.
+        (parsed.to_string() == text).then_some(parsed)
+    }
 }
 
 impl Add<Duration> for Timestamp {
@@ -160,6 +179,15 @@ mod tests {
             (-1, "1969-12-31T23:59:59.999Z"),
         ] {
             assert_eq!(Timestamp::from_millis(ms).to_string(), text);
+            assert_eq!(Timestamp::parse(text), Some(Timestamp::from_millis(ms)));
+        }
+        for text in [
+            "",
+            "2026-02-30T00:00:00.000Z",
+            "2026-01-01T00:00:00Z",
+            "2026-01-01T00:00:00.0 0Z",
+        ] {
+            assert_eq!(Timestamp::parse(text), None, "{text}");
         }
     }
 

@@ -15,6 +15,7 @@ use crate::{
     ctx::Ctx,
     error::{Error, Failure, FailureKind, Result},
     limit::{Limit, StartLimit},
+    retention::Retention,
     retry::Retry,
     run::Halt,
 };
@@ -135,6 +136,7 @@ pub struct WorkflowOptions {
     pub(crate) on_failure: OnFailure,
     pub(crate) describe: Option<String>,
     pub(crate) owner: Option<String>,
+    pub(crate) retain: Option<Retention>,
     pub(crate) labels: Vec<(String, String)>,
     pub(crate) limit: Option<StartLimit>,
 }
@@ -153,6 +155,7 @@ impl WorkflowOptions {
             on_failure: OnFailure::Fail,
             describe: None,
             owner: None,
+            retain: None,
             labels: Vec::new(),
             limit: None,
         }
@@ -226,6 +229,12 @@ impl WorkflowOptions {
         self
     }
 
+    /// How long its runs are kept after their end, instead of what the engine's settings say.
+    pub fn retain(mut self, retention: Retention) -> WorkflowOptions {
+        self.retain = Some(retention);
+        self
+    }
+
     /// A tag that every run of it gets.
     pub fn label(mut self, name: impl Into<String>, value: impl Into<String>) -> WorkflowOptions {
         self.labels.push((name.into(), value.into()));
@@ -277,16 +286,22 @@ impl Definition {
         // Nothing of the user's code, not even decoding, runs before the first poll: there a panic
         // is caught.
         let begin = move |ctx: Ctx, input: Vec<u8>| -> RunFuture {
-            let (function, limit) = (function.clone(), ctx.payload_max());
+            let (function, core) = (function.clone(), ctx.core().clone());
             Box::pin(async move {
-                let input = payload::from_slice(&input).map_err(|error| {
-                    RunEnd::Halt(Halt::Undecodable {
-                        what: "its input".into(),
-                        error,
-                    })
+                let codecs = &core.env.settings.codecs;
+                let input = codecs.read(&input, Some(core.facts.id));
+                let input = input.map_err(|error| {
+                    RunEnd::Halt(Halt::unreadable("its input".to_owned(), error))
                 })?;
                 let output = function(ctx, input).await.map_err(RunEnd::Error)?;
-                encode_output(&output, limit).map_err(RunEnd::Error)
+                let limit = core.env.settings.payload_bytes_max;
+                let output = encode_output(&output, limit).map_err(RunEnd::Error)?;
+                codecs.seal(output, None).map_err(|error| {
+                    RunEnd::Halt(Halt::Unsealable {
+                        what: "its output".to_owned(),
+                        error: error.to_string(),
+                    })
+                })
             })
         };
         Definition {
@@ -302,7 +317,13 @@ impl Definition {
         (self.begin)(ctx, input)
     }
 
-    fn accepts(&self, version: u32) -> bool {
+    /// The versions that it serves, at most a hundred of them, the newest first.
+    pub(crate) fn versions(&self) -> impl Iterator<Item = u32> + use<> {
+        let RegisterCheck(range) = RegisterCheck::of(self);
+        range.rev().take(100)
+    }
+
+    pub(crate) fn accepts(&self, version: u32) -> bool {
         match &self.options.accepts {
             Some(versions) => versions.contains(&version),
             None => version == self.version,
@@ -328,7 +349,7 @@ fn encode_output<O: Serialize>(output: &O, limit: usize) -> Result<Vec<u8>> {
 }
 
 /// The workflows that an engine can run, by name and version.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Registry {
     by_name: HashMap<Arc<str>, Vec<Arc<Definition>>>,
 }
@@ -384,7 +405,7 @@ impl RegisterCheck {
 }
 
 /// Why a workflow cannot be registered.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
     /// There is one already.
@@ -407,7 +428,7 @@ pub enum RegisterError {
 pub(crate) const NAME_BYTES_MAX: usize = 256;
 
 /// A name that cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
     /// It is empty.

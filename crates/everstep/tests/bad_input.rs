@@ -18,9 +18,10 @@ use everstep::{
     ClientError, EngineBuilder, RunId, RunStatus, StartError, Timestamp,
     prelude::*,
     store::{
-        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LoadedRun, MemoryStore, NewRunner, Put, RunRow, RunnerRow, ShardSet, SqliteOptions,
-        SqliteStore, Store, StoreError, WakeFn, WakeGuard, Write,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
+        Filter, Finished, InboxRow, LetterFilter, LoadedRun, MemoryStore, NewRunner, Put, RunRow,
+        RunnerRow, ScheduleRow, ShardSet, SqliteOptions, SqliteStore, Store, StoreError,
+        StreamExtent, StreamPage, WakeFn, WakeGuard, Write,
     },
 };
 use scenario::{until, until_at_rest, until_paused};
@@ -99,11 +100,11 @@ async fn check_place(new: impl Fn(&MemoryStore) -> EngineBuilder, what: &str) {
     let run = engine.client().run::<u32>(run.id());
     run.send("next", &()).await.unwrap();
     assert_eq!(until_paused(&run).await, expected);
+    let before = run.history().await.unwrap().len();
     engine.shutdown().await;
+    // It goes on by itself, since this code can read all of it.
     let engine = old().start().await.unwrap();
     let run = engine.client().run::<u32>(run.id());
-    let before = run.history().await.unwrap().len();
-    run.resume().await.unwrap();
     until("the third iteration", async || {
         let waiting = run.info().await.unwrap().waiting;
         (waiting.as_deref() == Some("message for `loop/~2/next`")).then_some(())
@@ -225,7 +226,7 @@ async fn a_message_to_a_finished_run_is_refused() {
     run.send("say", &"b").await.unwrap();
     run.result().await.unwrap();
     let expected = format!(
-        "run {} has ended (completed) and takes no more messages",
+        "run {} has ended (completed) and takes nothing more",
         run.id()
     );
     assert_eq!(
@@ -657,8 +658,26 @@ impl Store for Saying {
         self.store.describe()
     }
 
+    fn secret(&self) -> Result<everstep::store::Secret, StoreError> {
+        self.store.secret()
+    }
+
     fn migrate(&self) -> Result<(), StoreError> {
         self.store.migrate()
+    }
+
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: everstep::RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(everstep::RunId, Timestamp)>, StoreError> {
+        self.store.finished_before(workflow, status, before, limit)
+    }
+
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
+        self.store.sweep(now, limit)
     }
 
     fn run(&self, target: &everstep::Target) -> Result<Option<RunRow>, StoreError> {
@@ -692,6 +711,15 @@ impl Store for Saying {
         self.store.live(shards, after, limit)
     }
 
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<everstep::RunNo>,
+        limit: usize,
+    ) -> Result<Vec<everstep::store::PausedRun>, StoreError> {
+        self.store.paused(shards, after, limit)
+    }
+
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
         self.store.census(now, shards)
     }
@@ -722,6 +750,27 @@ impl Store for Saying {
         self.store.state(run)
     }
 
+    fn stream(
+        &self,
+        run: everstep::RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        self.store.stream(run, stream, from, limit)
+    }
+
+    fn streams(&self, run: everstep::RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        self.store.streams(run)
+    }
+
+    fn streams_grown(
+        &self,
+        asked: &[(everstep::RunNo, String, u64)],
+    ) -> Result<Vec<usize>, StoreError> {
+        self.store.streams_grown(asked)
+    }
+
     fn finished(
         &self,
         runs: &[everstep::RunNo],
@@ -735,10 +784,80 @@ impl Store for Saying {
 
     fn dead_letters(
         &self,
-        run: Option<everstep::RunNo>,
+        filter: &LetterFilter,
+        after: u64,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.store.dead_letters(run, limit)
+        self.store.dead_letters(filter, after, limit)
+    }
+
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
+        self.store.event(name)
+    }
+
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
+        self.store.events_to_tend(now)
+    }
+
+    fn queue_item(
+        &self,
+        item: everstep::ItemId,
+    ) -> Result<Option<everstep::store::ItemRow>, StoreError> {
+        self.store.queue_item(item)
+    }
+
+    fn queue_items(
+        &self,
+        queue: &str,
+        state: Option<everstep::ItemState>,
+        after: Option<everstep::ItemId>,
+        limit: usize,
+    ) -> Result<Vec<everstep::store::ItemRow>, StoreError> {
+        self.store.queue_items(queue, state, after, limit)
+    }
+
+    fn queue_stats(&self, queue: &str) -> Result<everstep::QueueStats, StoreError> {
+        self.store.queue_stats(queue)
+    }
+
+    fn queue_outlook(
+        &self,
+        queue: &str,
+        now: Timestamp,
+    ) -> Result<everstep::store::QueueOutlook, StoreError> {
+        self.store.queue_outlook(queue, now)
+    }
+
+    fn queue_ended(
+        &self,
+        items: &[everstep::ItemId],
+    ) -> Result<Vec<(everstep::ItemId, Option<Vec<u8>>)>, StoreError> {
+        self.store.queue_ended(items)
+    }
+
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        self.store.schedule(name)
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.store.schedules(after, limit)
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        self.store.due_schedules(now, after, limit)
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.store.queued_schedules(after, limit)
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -74,10 +74,8 @@ where
     });
     let mended = mended.start().await.unwrap();
     assert_eq!(mended.recovery().paused, 1);
+    // It goes on by itself, since this code does what the history has.
     let run = mended.client().run::<u32>(run.id());
-    run.resume().await.unwrap();
-    let ended = until_at_rest(&run).await;
-    assert_eq!(ended.status, everstep::RunStatus::Completed, "{ended:?}");
     assert_eq!(run.result().await.unwrap(), 2);
     mended.shutdown().await;
 }

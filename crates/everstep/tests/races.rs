@@ -195,6 +195,7 @@ fn deliver(store: &MemoryStore, name: &str, body: u8) {
         dedupe: None,
         request: None,
         inbox_max: 100,
+        on_end: Default::default(),
     };
     let batch = Batch {
         writes: vec![Write::Deliver(Box::new(delivery))],

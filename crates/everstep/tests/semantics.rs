@@ -450,7 +450,7 @@ async fn unread_messages_become_dead_letters() {
     run.send("other", &1).await.unwrap();
     run.send("end", &2).await.unwrap();
     run.result().await.unwrap();
-    let dead = client.dead_letters(Some(run.id()), 10).await.unwrap();
+    let dead = client.dead_letters().run(run.id()).await.unwrap().letters;
     assert_eq!(dead.len(), 1);
     assert_eq!(dead[0].name, "other");
     engine.shutdown().await;

@@ -194,7 +194,7 @@ impl Test<'_> {
                 self.ledger.example(what);
             }
         }
-        let dead = client.dead_letters(None, 1_000).await?;
+        let dead = client.dead_letters().limit(1_000).await?.letters;
         for letter in &dead {
             let what = format!(
                 "promise 4 is broken: the message `{}` was still in the inbox when its run ended",

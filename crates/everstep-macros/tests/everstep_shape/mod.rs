@@ -36,6 +36,10 @@ pub fn hours(hours: u64) -> std::time::Duration {
     std::time::Duration::from_secs(hours * 3600)
 }
 
+/// Stands for the retention.
+#[derive(Debug, PartialEq)]
+pub struct Retention(pub std::time::Duration);
+
 /// Stands for the failure policy.
 #[derive(Debug, PartialEq)]
 pub enum OnFailure {
@@ -113,6 +117,11 @@ impl WorkflowOptions {
     /// What becomes of a run that fails.
     pub fn on_failure(self, on_failure: OnFailure) -> Self {
         self.note(format!("on_failure {on_failure:?}"))
+    }
+
+    /// How long runs are kept.
+    pub fn retain(self, retention: Retention) -> Self {
+        self.note(format!("retain {:?}", retention.0))
     }
 
     /// The description.

@@ -7,6 +7,7 @@ use crate::{
     codec::{
         self,
         answer::{self, Answered},
+        hook::Codecs,
         payload,
     },
     commit::{Put, Receipt, RunStatus},
@@ -39,6 +40,8 @@ pub struct RunInfo {
     pub deadline_at: Option<Timestamp>,
     /// When it was started.
     pub created_at: Timestamp,
+    /// The tick that started it, if a schedule did.
+    pub scheduled_at: Option<Timestamp>,
     /// When its row last changed.
     pub updated_at: Timestamp,
     /// When it ended.
@@ -63,12 +66,15 @@ pub struct RunInfo {
     pub failure: Option<Failure>,
 }
 
-impl From<RunRow> for RunInfo {
-    fn from(row: RunRow) -> RunInfo {
-        let failure = row.error.as_deref().map(|bytes| {
-            codec::decode_failure(bytes).unwrap_or_else(|e| Failure::unreadable(&e.to_string()))
-        });
+impl RunInfo {
+    pub(super) fn new(row: RunRow, codecs: &Codecs) -> RunInfo {
+        let reader = PayloadReader {
+            codecs,
+            run: row.id,
+        };
+        let failure = row.error.as_deref().map(|bytes| reader.failure(bytes));
         RunInfo {
+            scheduled_at: crate::schedule::tick_of(row.key.as_deref(), &row.tags),
             id: row.id,
             workflow: row.workflow.to_string(),
             version: row.version,
@@ -86,16 +92,46 @@ impl From<RunRow> for RunInfo {
             generation: row.generation,
             parent: row.parent,
             tags: row.tags,
-            input: readable(&row.input),
-            output: row.output.as_deref().map(readable),
+            input: reader.json(&row.input),
+            output: row.output.as_deref().map(|bytes| reader.json(bytes)),
             failure,
         }
     }
 }
 
-/// A payload as JSON; a damaged one as a text that says so.
-fn readable(bytes: &[u8]) -> Json {
-    payload::to_json(bytes).unwrap_or_else(|error| Json::String(format!("({error})")))
+/// Reads the payloads of one run for people.
+pub(super) struct PayloadReader<'a> {
+    pub(super) codecs: &'a Codecs,
+    pub(super) run: RunId,
+}
+
+impl PayloadReader<'_> {
+    /// A payload as JSON; one that cannot be read as a text that says so.
+    fn json(&self, bytes: &[u8]) -> Json {
+        let opened = self.codecs.open(bytes, Some(self.run));
+        opened
+            .and_then(|bytes| payload::to_json(&bytes))
+            .unwrap_or_else(|error| Json::String(format!("({error})")))
+    }
+
+    /// A failure that stands alone.
+    pub(super) fn failure(&self, bytes: &[u8]) -> Failure {
+        match codec::decode_failure(bytes) {
+            Ok(failure) => self.opened(failure),
+            Err(error) => Failure::unreadable(&error.to_string()),
+        }
+    }
+
+    /// A failure whose details can be read, or that says why they cannot.
+    fn opened(&self, mut failure: Failure) -> Failure {
+        if let Err(error) = self.codecs.open_details(&mut failure) {
+            failure.details = None;
+            failure
+                .causes
+                .push(format!("its details cannot be read: {error}"));
+        }
+        failure
+    }
 }
 
 /// Some runs, and where the rest begins.
@@ -109,12 +145,15 @@ pub struct RunPage {
 }
 
 impl RunPage {
-    pub(super) fn new(mut rows: Vec<RunRow>, limit: usize) -> RunPage {
+    pub(super) fn new(mut rows: Vec<RunRow>, limit: usize, codecs: &Codecs) -> RunPage {
         let more = rows.len() > limit;
         rows.truncate(limit);
         let next = rows.last().filter(|_| more).map(|row| row.id);
         RunPage {
-            runs: rows.into_iter().map(RunInfo::from).collect(),
+            runs: rows
+                .into_iter()
+                .map(|row| RunInfo::new(row, codecs))
+                .collect(),
             next,
         }
     }
@@ -148,10 +187,16 @@ pub struct HistoryEntry {
     pub value: Option<Json>,
     /// Why it failed for good.
     pub failure: Option<Failure>,
+    /// How many bytes it takes in the store, without its key.
+    pub size: usize,
 }
 
 /// What an operation was answered, for people.
-fn answered(kind: EntryKind, bytes: &[u8]) -> (Option<Json>, Option<Failure>) {
+fn answered(
+    kind: EntryKind,
+    bytes: &[u8],
+    reader: &PayloadReader<'_>,
+) -> (Option<Json>, Option<Failure>) {
     // The end of a run comes with its id.
     let bytes = match kind {
         EntryKind::Child | EntryKind::Finished => bytes.get(16..).unwrap_or_default(),
@@ -160,20 +205,23 @@ fn answered(kind: EntryKind, bytes: &[u8]) -> (Option<Json>, Option<Failure>) {
     match answer::decode(bytes) {
         Ok(Answered::Value(payload)) if payload.is_empty() => (None, None),
         Ok(Answered::Value(payload) | Answered::Rejected(payload)) => {
-            (Some(readable(&payload)), None)
+            (Some(reader.json(&payload)), None)
         }
-        Ok(Answered::Failure(failure)) => (None, Some(*failure)),
+        Ok(Answered::Failure(failure)) => (None, Some(reader.opened(*failure))),
         Ok(Answered::Cancelled) => (Some(Json::String("cancelled".to_owned())), None),
         Ok(Answered::Unknown) => (Some(Json::String("unknown".to_owned())), None),
         Err(error) => (Some(Json::String(error.to_string())), None),
     }
 }
 
-pub(super) fn entries(run: RunId, puts: Vec<Put>) -> Result<Vec<HistoryEntry>, ClientError> {
-    let origins = keys::failure_origins();
+pub(super) fn entries(
+    reader: &PayloadReader<'_>,
+    puts: Vec<Put>,
+) -> Result<Vec<HistoryEntry>, ClientError> {
+    let run = reader.run;
     let mut list = Vec::with_capacity(puts.len());
     for put in puts {
-        if put.key == origins {
+        if keys::is_of_run(&put.key) {
             continue;
         }
         let location = keys::describe(&put.key);
@@ -183,10 +231,10 @@ pub(super) fn entries(run: RunId, puts: Vec<Put>) -> Result<Vec<HistoryEntry>, C
         })?;
         let (value, failure) = match entry.value {
             EntryValue::None => (None, None),
-            EntryValue::Payload(bytes) => (Some(readable(&bytes)), None),
-            EntryValue::Failure(failure) => (None, Some(*failure)),
+            EntryValue::Payload(bytes) => (Some(reader.json(&bytes)), None),
+            EntryValue::Failure(failure) => (None, Some(reader.opened(*failure))),
             EntryValue::Messages(messages) => {
-                let bodies = messages.iter().map(|message| readable(&message.body));
+                let bodies = messages.iter().map(|message| reader.json(&message.body));
                 (Some(Json::Array(bodies.collect())), None)
             }
             EntryValue::Version(version) => (Some(version.into()), None),
@@ -194,8 +242,9 @@ pub(super) fn entries(run: RunId, puts: Vec<Put>) -> Result<Vec<HistoryEntry>, C
                 let receipt = Receipt::from_code(code);
                 (Some(Json::String(format!("{receipt:?}"))), None)
             }
-            EntryValue::Answer(bytes) => answered(entry.kind, &bytes),
+            EntryValue::Answer(bytes) => answered(entry.kind, &bytes, reader),
             EntryValue::Started(id, _) => (Some(Json::String(id.to_string())), None),
+            EntryValue::Item(item) => (Some(item.0.into()), None),
         };
         list.push(HistoryEntry {
             location,
@@ -210,6 +259,7 @@ pub(super) fn entries(run: RunId, puts: Vec<Put>) -> Result<Vec<HistoryEntry>, C
             errors: entry.errors,
             value,
             failure,
+            size: put.value.len(),
         });
     }
     Ok(list)

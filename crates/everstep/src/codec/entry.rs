@@ -24,10 +24,13 @@
 //!   5 receipt   u8
 //!   6 answer    data
 //!   7 started   { id: 16 bytes, flags: u8 }
+//!   8 item      8 bytes, the lowest first
 //! ```
 //!
 //! Always true: the byte of a receipt, and the run that was started, come last, since the store
-//! appends them to [`encode_receipt_prefix`] and [`encode_started_prefix`].
+//! appends them to [`encode_receipt_prefix`] and [`encode_started_prefix`]. So do the data of a
+//! payload, which the store appends to [`encode_payload_prefix`] for a transaction, and the number of an item
+//! ([`encode_item_prefix`]).
 
 use uuid::Uuid;
 
@@ -38,6 +41,7 @@ use super::{
 };
 use crate::{
     history::{AttemptError, Entry, EntryKind, EntryStatus, EntryValue, TakenMessage},
+    queue::ItemId,
     run_id::RunId,
     time::Timestamp,
 };
@@ -116,6 +120,10 @@ pub(crate) fn encode_entry_into(entry: &Entry, out: &mut Vec<u8>) {
             writer.fixed(id.as_uuid().as_bytes());
             writer.u8(*flags);
         }
+        EntryValue::Item(item) => {
+            writer.uint(8);
+            writer.fixed(&item.0.to_le_bytes());
+        }
     }
 }
 
@@ -134,6 +142,31 @@ pub(crate) fn encode_receipt_prefix(entry: &Entry) -> Vec<u8> {
     out
 }
 
+/// The record of `entry` up to its payload, which [`append_payload`] completes.
+///
+/// # Panics
+///
+/// If the value of `entry` is not a payload without bytes.
+#[cfg(feature = "sqlite")]
+pub(crate) fn encode_payload_prefix(entry: &Entry) -> Vec<u8> {
+    assert!(
+        matches!(&entry.value, EntryValue::Payload(bytes) if bytes.is_empty()),
+        "only a payload that is not known yet is filled in later"
+    );
+    let mut out = encode_entry(entry);
+    // The length of no bytes.
+    out.pop();
+    out
+}
+
+/// The record that begins with this prefix and has this payload.
+#[cfg(feature = "sqlite")]
+pub(crate) fn append_payload(prefix: &[u8], payload: &[u8]) -> Vec<u8> {
+    let mut out = prefix.to_vec();
+    Writer::new(&mut out).data(payload);
+    out
+}
+
 /// The record of `entry` without its last 17 bytes, to which the store appends the id of the run
 /// that it started, and flags.
 pub(crate) fn encode_started_prefix(entry: &Entry) -> Vec<u8> {
@@ -143,6 +176,18 @@ pub(crate) fn encode_started_prefix(entry: &Entry) -> Vec<u8> {
     );
     let mut out = encode_entry(entry);
     out.truncate(out.len() - 17);
+    out
+}
+
+/// The record of `entry` without its last 8 bytes, to which the store appends the number of the
+/// item that was put into a queue.
+pub(crate) fn encode_item_prefix(entry: &Entry) -> Vec<u8> {
+    assert!(
+        matches!(entry.value, EntryValue::Item(_)),
+        "only an item is filled in later"
+    );
+    let mut out = encode_entry(entry);
+    out.truncate(out.len() - 8);
     out
 }
 
@@ -221,6 +266,7 @@ fn read_value(reader: &mut Reader<'_>, created_at: Timestamp) -> Result<EntryVal
             let id = id.ok_or_else(|| reader.invalid(at, "not the id of a run".to_owned()))?;
             EntryValue::Started(id, reader.u8()?)
         }
+        8 => EntryValue::Item(ItemId(u64::from_le_bytes(reader.fixed()?))),
         code => return Err(reader.invalid(at, format!("{code} is no kind of value"))),
     })
 }
@@ -322,6 +368,67 @@ mod tests {
         assert_eq!(decode_entry(&bytes), Ok(entry));
     }
 
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn a_payload_that_is_filled_in_makes_the_record_of_the_whole_entry() {
+        let entry = |payload: Vec<u8>| Entry {
+            kind: EntryKind::Transaction,
+            status: EntryStatus::Completed,
+            number: None,
+            born: 3,
+            compensable: false,
+            attempts: 1,
+            deaths: 0,
+            created_at: Timestamp::from_millis(5),
+            started_at: None,
+            completed_at: Some(Timestamp::from_millis(6)),
+            wake_at: None,
+            errors: Vec::new(),
+            value: EntryValue::Payload(payload),
+        };
+        for len in [0, 1, 127, 128, 300] {
+            let payload = vec![0x18; len];
+            let bytes = append_payload(&encode_payload_prefix(&entry(Vec::new())), &payload);
+            assert_eq!(bytes, encode_entry(&entry(payload.clone())));
+            assert_eq!(decode_entry(&bytes), Ok(entry(payload)));
+        }
+        let bytes = append_payload(&encode_payload_prefix(&entry(Vec::new())), &[0x18, 42]);
+        let fixed = [
+            1, 0, 22, 2, 0, 3, 0, 1, 0, 10, 0, 1, 2, 0, 0, 1, 2, 0x18, 42,
+        ];
+        assert_eq!(bytes, fixed);
+    }
+
+    #[test]
+    fn a_deferred_and_a_look_never_change() {
+        let waiting = Entry {
+            kind: EntryKind::Deferred,
+            status: EntryStatus::Waiting,
+            number: None,
+            born: 4,
+            attempts: 0,
+            started_at: None,
+            completed_at: None,
+            value: EntryValue::None,
+            ..completed_step()
+        };
+        check(
+            waiting,
+            "0100 10 01 00 04 00 00 00 b6b8ab94d166 00 00 00 00 00",
+        );
+        let looked = Entry {
+            kind: EntryKind::Peek,
+            attempts: 0,
+            started_at: None,
+            value: EntryValue::Answer(vec![1, 0, 3]),
+            ..completed_step()
+        };
+        check(
+            looked,
+            "0100 11 02 01ac02 ab02 00 00 00 b6b8ab94d166 00 01d00f 00 00 06 03 010003",
+        );
+    }
+
     #[test]
     fn a_completed_step_is_compact_and_never_changes() {
         check(
@@ -397,6 +504,20 @@ mod tests {
     }
 
     #[test]
+    fn the_store_fills_in_the_number_of_an_item() {
+        let entry = Entry {
+            kind: EntryKind::Enqueue,
+            value: EntryValue::Item(ItemId(0x0102)),
+            ..completed_step()
+        };
+        let bytes = encode_entry(&entry);
+        assert!(hex(&bytes).starts_with("01001402"));
+        assert!(hex(&bytes).ends_with("00080201000000000000"));
+        assert_eq!(encode_item_prefix(&entry), bytes[..bytes.len() - 8]);
+        assert_eq!(decode_entry(&bytes), Ok(entry));
+    }
+
+    #[test]
     fn the_store_fills_in_the_receipt() {
         let entry = |code| Entry {
             kind: EntryKind::Send,
@@ -460,6 +581,7 @@ mod tests {
             prop::collection::vec(message, 0..4).prop_map(EntryValue::Messages),
             any::<u32>().prop_map(EntryValue::Version),
             any::<u8>().prop_map(EntryValue::Receipt),
+            any::<u64>().prop_map(|item| EntryValue::Item(ItemId(item))),
         ]
     }
 

@@ -28,6 +28,9 @@ pub(crate) fn to_vec<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, Encode
 ///
 /// If the payload is not one of a `T`: the error says which field or element does not fit.
 pub(crate) fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeError> {
+    if super::hook::is_sealed(bytes) {
+        return Err(super::hook::unopened(bytes));
+    }
     // The scratch space must hold any text of the payload: ciborium refuses longer ones where a
     // type asks for a borrowed `&str`. Clearing a small one is cheaper for small payloads.
     let mut rest = bytes;

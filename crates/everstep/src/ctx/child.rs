@@ -13,13 +13,14 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use super::{
-    Claim, Ctx, composite::refused, decode, encode, send::ToTarget, sleep::Until, wait::RawWait,
+    Claim, Ctx, Whose, composite::refused, decode, encode, open_failure, send::ToTarget,
+    sleep::Until, wait::RawWait,
 };
 use crate::{
     codec::{
         self,
         answer::{self, Answered},
-        payload,
+        hook::Codecs,
     },
     commit::{Close, Effect, NewRun, RunStatus, StartChild},
     error::{Error, Failure, FailureKind, Result},
@@ -54,7 +55,8 @@ impl Ctx {
     /// child's own details. [`outcome`](Child::outcome) gives it as a value instead.
     pub fn child<W: WorkflowRef>(&self, workflow: W, input: W::Input) -> Child<W::Output> {
         let key = workflow.default_key(&input);
-        let encoded = encode(&input, self.payload_max());
+        let what = || format!("the input of the child `{}`", workflow.name());
+        let encoded = encode(self.core(), &input, Whose::Others, what);
         let claim = match &encoded {
             Ok(_) => self.claim(EntryKind::Child, workflow.name()),
             Err(_) => Err(None),
@@ -89,9 +91,12 @@ impl Ctx {
     pub fn finished(&self, run: impl ToTarget) -> RunFinished {
         let target = run.to_target();
         let claim = self.claim(EntryKind::Finished, "finished");
-        let wait = RawWait::new(claim, |_, key, _| {
+        let wait = RawWait::new(claim, |_, key, entry| {
+            let mut entry = entry.clone();
+            entry.value = EntryValue::Started(RunId::nobody(), 0);
+            let entry = codec::encode_started_prefix(&entry);
             let key = key.to_vec();
-            Some(Effect::Watch { target, key })
+            Some(Effect::Watch { target, key, entry })
         });
         RunFinished { wait }
     }
@@ -249,8 +254,18 @@ impl<O: Value> Child<O> {
                     None => Poll::Pending,
                 };
             }
-            Answered::Failure(failure) => (RunStatus::Failed, Some(failure)),
-            _ => (RunStatus::Cancelled, None),
+            Answered::Failure(failure) => {
+                let Some(failure) = opened(&self.wait, *failure) else {
+                    return Poll::Pending;
+                };
+                (RunStatus::Failed, Some(Box::new(failure)))
+            }
+            Answered::Unknown => {
+                let text = "a run with this key has ended and was deleted; use another key";
+                let failure = Failure::new(FailureKind::Undeliverable, text);
+                (RunStatus::Failed, Some(Box::new(failure)))
+            }
+            Answered::Cancelled | Answered::Rejected(_) => (RunStatus::Cancelled, None),
         };
         Poll::Ready(Ok(Err(ChildError {
             run,
@@ -383,7 +398,7 @@ pub struct RunFinishedUntil {
 }
 
 /// How a run ended.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RunEnding {
     /// The run.
@@ -393,6 +408,7 @@ pub struct RunEnding {
     /// Why it failed, if it did.
     pub failure: Option<Box<Failure>>,
     output: Option<Vec<u8>>,
+    codecs: Codecs,
 }
 
 impl RunEnding {
@@ -402,12 +418,11 @@ impl RunEnding {
     ///
     /// If its output is not of this type.
     pub fn output<T: DeserializeOwned>(&self) -> Result<Option<T>> {
-        let output = self.output.as_deref().map(payload::from_slice);
+        let output = self.output.as_deref();
+        let output = output.map(|bytes| self.codecs.read(bytes, Some(self.run)));
         output.transpose().map_err(|error| {
             let run = self.run;
-            Error::fatal(format!(
-                "the output of run {run} is of another type: {error}"
-            ))
+            Error::fatal(format!("the output of run {run} cannot be read: {error}"))
         })
     }
 }
@@ -436,7 +451,12 @@ fn poll_finished(wait: &mut RawWait, cx: &mut Context<'_>) -> Poll<Result<Option
     };
     let (status, failure, output) = match answered {
         Answered::Value(output) => (RunStatus::Completed, None, Some(output)),
-        Answered::Failure(failure) => (RunStatus::Failed, Some(failure), None),
+        Answered::Failure(failure) => {
+            let Some(failure) = opened(wait, *failure) else {
+                return Poll::Pending;
+            };
+            (RunStatus::Failed, Some(Box::new(failure)), None)
+        }
         Answered::Cancelled | Answered::Rejected(_) => (RunStatus::Cancelled, None, None),
         Answered::Unknown => {
             let text =
@@ -448,8 +468,10 @@ fn poll_finished(wait: &mut RawWait, cx: &mut Context<'_>) -> Poll<Result<Option
             return Poll::Ready(Err(Error::recorded(failure, origins)));
         }
     };
+    let codecs = wait.codecs();
     Poll::Ready(Ok(Some(RunEnding {
         run,
+        codecs,
         status,
         failure,
         output,
@@ -474,6 +496,12 @@ impl Future for RunFinishedUntil {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         poll_finished(&mut self.wait, cx)
     }
+}
+
+/// A failure whose details can be read, or the run is halted.
+fn opened(wait: &RawWait, failure: Failure) -> Option<Failure> {
+    let op = wait.claim.as_ref().ok()?;
+    open_failure(&op.core, failure, &wait.location())
 }
 
 /// The run that has ended, and how: 16 bytes of its id, and the answer.

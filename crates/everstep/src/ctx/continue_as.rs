@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::{Claim, Ctx, composite::refused, encode};
+use super::{Claim, Ctx, Whose, composite::refused, encode};
 use crate::{
     error::{Error, Failure, FailureKind, Result},
     history::EntryKind,
@@ -68,7 +68,8 @@ impl Ctx {
         let owner = self.core().env.owner.as_ref();
         let definition = owner.and_then(|owner| owner.registry.find(&workflow, version));
         let pool = definition.map(|definition| definition.options.pool.clone());
-        let encoded = encode(input, self.payload_max());
+        let what = || "the input of the next generation".to_owned();
+        let encoded = encode(self.core(), input, Whose::Others, what);
         let claim = match &encoded {
             Ok(_) => self.claim(EntryKind::Continue, "continue_as"),
             Err(_) => Err(None),

@@ -12,7 +12,7 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
-use super::{Claim, Ctx, decode, encode, sleep::Until};
+use super::{Claim, Ctx, Whose, decode, encode, sleep::Until};
 use crate::{
     commit::Effect,
     error::{Error, Result},
@@ -107,7 +107,8 @@ impl<T> Message<T> {
     ///
     /// If the answer cannot be encoded, or is larger than the limit for payloads.
     pub fn reply<R: Serialize>(&self, answer: &R) -> Result<()> {
-        let body = encode(answer, self.core.env.settings.payload_bytes_max)?;
+        let what = || format!("the reply to `{}`", self.name);
+        let body = encode(&self.core, answer, Whose::Others, what)?;
         let mut st = self.core.state.borrow_mut();
         if let (Some(request), false) = (self.request, st.quiet_effects) {
             st.effects.push(Effect::Reply { request, body });

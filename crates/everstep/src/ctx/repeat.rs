@@ -15,7 +15,7 @@ use std::{
 use futures_util::future::{Either, select};
 
 use super::{
-    Claim, Ctx,
+    Claim, Ctx, Whose,
     composite::{Place, poll_structure},
     decode, encode,
     step::LocalBox,
@@ -117,7 +117,6 @@ where
     F: AsyncFn(Ctx, S) -> Result<ControlFlow<B, S>>,
 {
     let core = &place.core;
-    let limit = core.env.settings.payload_bytes_max;
     let recorded = core.recorded_iterations(&place.key);
     let mut trimmed = recorded.first().map_or(0, |first| first.saturating_sub(1));
     let (mut n, mut state) = (0, first);
@@ -163,7 +162,8 @@ where
             ControlFlow::Continue(next) => {
                 n += 1;
                 let firm = n % options.commit_every == 0;
-                let bytes = encode(&next, limit)?;
+                let what = || format!("the state of the loop `{name}`");
+                let bytes = encode(core, &next, Whose::Runs, what)?;
                 let boundary = Boundary::new(core, &place.key, &name, n, Some((bytes, firm)));
                 state = boundary.await?;
                 if n % options.history_every == 0 {

@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    decode,
-    step::{Attempt, LocalBox, RawStep, StepOptions, idempotency_key},
+    decode, open_failure,
+    step::{Attempt, LocalBox, RawStep, StepOptions, Work, idempotency_key},
 };
 use crate::{
     engine::Services,
@@ -143,7 +143,7 @@ impl RollbackCall {
             (undo.code)(core, rollback, &step, &bytes)
         };
         RollbackCall {
-            raw: RawStep::new(claim, Box::new(make), options),
+            raw: RawStep::new(claim, Work::Body(Box::new(make)), options),
         }
     }
 }
@@ -162,7 +162,14 @@ impl Future for RollbackCall {
         });
         Poll::Ready(match failure.flatten() {
             None => Ok(()),
-            Some(failure) => Err(Error::recorded(failure, self.raw.origins())),
+            Some(failure) => {
+                let at = self.raw.location();
+                match open_failure(&op.core, failure, &at) {
+                    Some(failure) => Err(Error::recorded(failure, self.raw.origins())),
+                    // The run is halted.
+                    None => return Poll::Pending,
+                }
+            }
         })
     }
 }

@@ -8,11 +8,12 @@ use std::{
 
 use serde::Serialize;
 
-use super::{Claim, Ctx, composite::refused, encode};
+use super::{Claim, Ctx, Whose, composite::refused, encode};
 use crate::{
     codec,
-    commit::{Delivery, Effect, Receipt, Target},
+    commit::{Delivery, Effect, OnEnd, Receipt, Target},
     error::{Error, Failure, FailureKind, Result},
+    event::IfFinished,
     history::{EntryKind, EntryValue, Location},
     run::core::{Core, Turn},
     run_id::RunId,
@@ -62,9 +63,10 @@ impl Ctx {
     /// # Errors
     ///
     /// If there is no such run, it has ended, or its inbox is full. The message is then a dead
-    /// letter.
+    /// letter. [`Send::if_finished`] says otherwise for a run that has ended.
     pub fn send<T: Serialize>(&self, to: impl ToTarget, name: &str, body: &T) -> Send {
-        let encoded = encode(body, self.payload_max());
+        let what = || format!("the message `{name}`");
+        let encoded = encode(self.core(), body, Whose::Others, what);
         let claim = match encoded {
             Ok(_) => self.claim(EntryKind::Send, name),
             Err(_) => Err(None),
@@ -79,6 +81,7 @@ impl Ctx {
                     dedupe: None,
                     request: None,
                     inbox_max: self.core().env.settings.inbox_messages_max,
+                    on_end: OnEnd::Error,
                 }),
             },
             Err(error) => Send {
@@ -97,6 +100,20 @@ impl Send {
         }
         if let Err(error) = check_name(key) {
             self.claim = Err(Some(Error::fatal(error)));
+        }
+        self
+    }
+
+    /// What becomes of it if the run has ended, or ends before it has read it: an error, if this
+    /// is not said.
+    pub fn if_finished(mut self, policy: IfFinished) -> Send {
+        if let IfFinished::Publish(event) = &policy
+            && let Err(error) = check_name(event)
+        {
+            self.claim = Err(Some(Error::fatal(error)));
+        }
+        if let (Ok(op), Some(delivery)) = (&self.claim, &mut self.delivery) {
+            delivery.on_end = policy.on_end(&op.core.env.settings);
         }
         self
     }
@@ -140,7 +157,13 @@ impl Future for Send {
                 });
                 let receipt = Receipt::from_code(code.unwrap_or(0));
                 Poll::Ready(match receipt {
-                    Some(Receipt::Delivered | Receipt::Duplicate) | None => Ok(()),
+                    Some(
+                        Receipt::Delivered
+                        | Receipt::Duplicate
+                        | Receipt::DeadLettered
+                        | Receipt::Published,
+                    )
+                    | None => Ok(()),
                     Some(receipt) => {
                         let key = key.unwrap_or_else(|| [].into());
                         Err(undeliverable(receipt, &key))
@@ -157,7 +180,9 @@ fn undeliverable(receipt: Receipt, key: &[u8]) -> Error {
         Receipt::Unknown => "there is no such run",
         Receipt::Finished => "the run has ended",
         Receipt::Full => "the inbox of the run is full",
-        Receipt::Delivered | Receipt::Duplicate => "it was delivered",
+        Receipt::Delivered | Receipt::Duplicate | Receipt::DeadLettered | Receipt::Published => {
+            "it was delivered"
+        }
     };
     let message = format!(
         "the message `{}` was not delivered: {why}",

@@ -16,7 +16,9 @@ use std::{
 };
 
 use super::{
-    Claim, Ctx, decode, encode,
+    Claim, Ctx, decode,
+    emit::Emitter,
+    open_failure,
     rollback::{Rollback, Undo},
 };
 use crate::{
@@ -58,6 +60,7 @@ struct StepInner {
     cancellation: Cancellation,
     services: Arc<Services>,
     idempotency_key: String,
+    emitter: Emitter,
 }
 
 impl Step {
@@ -66,6 +69,7 @@ impl Step {
         let location = Core::location(key);
         let idempotency_key = idempotency_key(run, generation, &location);
         let services = core.env.services.clone();
+        let emitter = Emitter::new(core, key, attempt);
         Step {
             inner: Arc::new(StepInner {
                 run,
@@ -75,6 +79,7 @@ impl Step {
                 cancellation,
                 services,
                 idempotency_key,
+                emitter,
             }),
         }
     }
@@ -103,6 +108,10 @@ impl Step {
     /// Where in the run this is.
     pub fn location(&self) -> &str {
         &self.inner.location
+    }
+
+    pub(crate) fn emitter(&self) -> &Emitter {
+        &self.inner.emitter
     }
 
     /// Says that the body is alive: its timeout counts from here again.
@@ -146,12 +155,12 @@ impl Ctx {
         T: Value,
         F: AsyncFn() -> Result<T> + 'a,
     {
-        let (body, limit) = (Rc::new(body), self.payload_max());
+        let (body, sealer) = (Rc::new(body), self.sealer());
         self.make_step(
             name,
             Box::new(move |_| {
-                let body = body.clone();
-                Box::pin(async move { encode_result(&body().await?, limit) })
+                let (body, sealer) = (body.clone(), sealer.clone());
+                Box::pin(async move { sealer.encode(&body().await?) })
             }),
         )
     }
@@ -162,12 +171,12 @@ impl Ctx {
         T: Value,
         F: AsyncFn(Step) -> Result<T> + 'a,
     {
-        let (body, limit) = (Rc::new(body), self.payload_max());
+        let (body, sealer) = (Rc::new(body), self.sealer());
         self.make_step(
             name,
             Box::new(move |attempt| {
-                let (body, step) = (body.clone(), attempt.step());
-                Box::pin(async move { encode_result(&body(step).await?, limit) })
+                let (body, sealer, step) = (body.clone(), sealer.clone(), attempt.step());
+                Box::pin(async move { sealer.encode(&body(step).await?) })
             }),
         )
     }
@@ -181,13 +190,13 @@ impl Ctx {
         T: Value + Send,
         F: Fn(Step) -> Result<T> + Send + Sync + 'static,
     {
-        let (body, limit) = (Arc::new(body), self.payload_max());
+        let (body, sealer) = (Arc::new(body), self.sealer());
         let runtime = self.core().env.runtime.clone();
         self.make_step(
             name,
             Box::new(move |attempt| {
-                let (body, step) = (body.clone(), attempt.step());
-                let work = move || encode_result(&body(step)?, limit);
+                let (body, sealer, step) = (body.clone(), sealer.clone(), attempt.step());
+                let work = move || sealer.encode(&body(step)?);
                 match &runtime {
                     Some(runtime) => Box::pin(joined(runtime.spawn_blocking(work))),
                     None => Box::pin(async move { work() }),
@@ -205,13 +214,14 @@ impl Ctx {
         F: Fn(Step) -> R + Send + Sync + 'static,
         R: Future<Output = Result<T>> + Send + 'static,
     {
-        let limit = self.payload_max();
+        let sealer = self.sealer();
         let runtime = self.core().env.runtime.clone();
         self.make_step(
             name,
             Box::new(move |attempt| {
                 let work = body(attempt.step());
-                let work = async move { encode_result(&work.await?, limit) };
+                let sealer = sealer.clone();
+                let work = async move { sealer.encode(&work.await?) };
                 match &runtime {
                     Some(runtime) => Box::pin(joined(AbortOnDrop(runtime.spawn(work)))),
                     None => Box::pin(work),
@@ -222,24 +232,20 @@ impl Ctx {
 
     fn make_step<'a, T>(&self, name: &str, make: MakeBody<'a>) -> StepCall<'a, T> {
         let claim = self.claim(EntryKind::Step, name);
+        StepCall::of(RawStep::new(claim, Work::Body(make), self.step_options()))
+    }
+
+    /// What holds for a step that says nothing else.
+    pub(crate) fn step_options(&self) -> StepOptions {
         let settings = &self.core().env.settings;
-        let options = StepOptions {
+        StepOptions {
             retry: settings.default_retry,
             timeout: settings.default_step_timeout,
             retry_on_timeout: false,
             ephemeral: false,
             limit: None,
-        };
-        StepCall {
-            raw: RawStep::new(claim, make, options),
-            undo: None,
-            value: PhantomData,
         }
     }
-}
-
-fn encode_result<T: Value>(value: &T, limit: usize) -> Result<Vec<u8>> {
-    encode(value, limit)
 }
 
 struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
@@ -269,6 +275,16 @@ async fn joined(
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(_) => std::future::pending().await,
         },
+    }
+}
+
+impl<'a, T> StepCall<'a, T> {
+    pub(crate) fn of(raw: RawStep<'a>) -> StepCall<'a, T> {
+        StepCall {
+            raw,
+            undo: None,
+            value: PhantomData,
+        }
     }
 }
 
@@ -387,6 +403,10 @@ impl<'a, T: Value> StepCall<'a, T> {
             }
             Err(recorded) => {
                 let (status, failure) = *recorded;
+                let at = self.raw.location();
+                let Some(failure) = open_failure(&op.core, failure, &at) else {
+                    return Poll::Pending;
+                };
                 Poll::Ready(Err(StepFailure::Recorded(status, failure)))
             }
         }
@@ -503,10 +523,19 @@ impl Attempt<'_> {
 pub(crate) type MakeBody<'a> =
     Box<dyn FnMut(&mut Attempt<'_>) -> LocalBox<'a, Result<Vec<u8>>> + 'a>;
 
+/// What an attempt does.
+pub(crate) enum Work<'a> {
+    /// Polls a body on the engine thread.
+    Body(MakeBody<'a>),
+    /// Has a body run in the commit that records it.
+    #[cfg(feature = "sqlite")]
+    Transaction(crate::commit::TransactionBody),
+}
+
 /// The part of a step that knows no types: shared with rollbacks.
 pub(crate) struct RawStep<'a> {
     pub(crate) claim: Claim,
-    make: MakeBody<'a>,
+    work: Work<'a>,
     pub(crate) options: StepOptions,
     body: Option<LocalBox<'a, Result<Vec<u8>>>>,
     waker: Option<Waker>,
@@ -514,10 +543,10 @@ pub(crate) struct RawStep<'a> {
 }
 
 impl<'a> RawStep<'a> {
-    pub(crate) fn new(claim: Claim, make: MakeBody<'a>, options: StepOptions) -> RawStep<'a> {
+    pub(crate) fn new(claim: Claim, work: Work<'a>, options: StepOptions) -> RawStep<'a> {
         RawStep {
             claim,
-            make,
+            work,
             options,
             body: None,
             waker: None,
@@ -530,7 +559,7 @@ impl<'a> RawStep<'a> {
         Some(op.core.state.borrow().ops.get(op.id)?.key.clone())
     }
 
-    fn location(&self) -> String {
+    pub(crate) fn location(&self) -> String {
         self.key()
             .map(|key| Core::location(&key))
             .unwrap_or_default()
@@ -551,9 +580,16 @@ impl<'a> RawStep<'a> {
                 Turn::Take => return Poll::Ready(()),
                 Turn::Activate => {
                     let limit = self.options.limit.take();
-                    op.core.activate_step(op.id, self.options.ephemeral, limit);
+                    // What a transaction has written cannot be left for later.
+                    let ephemeral = self.options.ephemeral && matches!(self.work, Work::Body(_));
+                    op.core.activate_step(op.id, ephemeral, limit);
                 }
                 Turn::Start => {
+                    #[cfg(feature = "sqlite")]
+                    if let Work::Transaction(body) = &self.work {
+                        op.start_transaction(body.clone(), &self.options);
+                        return Poll::Pending;
+                    }
                     self.start_body();
                     return self.poll_body(true);
                 }
@@ -571,6 +607,14 @@ impl<'a> RawStep<'a> {
     fn start_body(&mut self) {
         let Some(key) = self.key() else { return };
         let Ok(op) = &self.claim else { return };
+        #[allow(
+            clippy::infallible_destructuring_match,
+            irrefutable_let_patterns,
+            reason = "there is one kind of work without the SQLite store"
+        )]
+        let Work::Body(make) = &mut self.work else {
+            return;
+        };
         let attempt = op.core.start_body(op.id, self.options.timeout);
         tracing::trace!(run = %op.core.facts.id, attempt, "a body starts");
         self.cancellation = None;
@@ -581,7 +625,7 @@ impl<'a> RawStep<'a> {
             cancellation: &mut self.cancellation,
             timeout: self.options.timeout,
         };
-        self.body = Some((self.make)(&mut attempt));
+        self.body = Some(make(&mut attempt));
         if self.waker.is_none() {
             self.waker = Some(wakers::body_waker(&op.core.root, op.id));
         }

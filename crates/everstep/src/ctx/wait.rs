@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use super::{Claim, composite::refused, sleep::Until};
 use crate::{
-    codec::{DecodeError, answer},
+    codec::{DecodeError, answer, hook::Codecs},
     commit::Effect,
     error::Result,
     history::{Entry, EntryStatus, EntryValue, Key},
@@ -87,6 +87,12 @@ impl RawWait {
         let op = self.claim.as_ref().ok()?;
         let st = op.core.state.borrow();
         st.ops.get(op.id).map(|op| op.key.clone())
+    }
+
+    pub(crate) fn codecs(&self) -> Codecs {
+        let core = self.claim.as_ref().ok().map(|op| &op.core);
+        core.map(|core| core.env.settings.codecs.clone())
+            .unwrap_or_default()
     }
 
     pub(crate) fn location(&self) -> String {

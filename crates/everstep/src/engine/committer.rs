@@ -14,9 +14,9 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::shared::Shared;
+use super::{shared::Shared, streams::Room};
 use crate::{
-    commit::{Applied, Batch, Commit, Outcome, Write},
+    commit::{Applied, Batch, Commit, Outcome, QueueWrite, Settlement, Write},
     store::{Reaction, StoreError},
 };
 
@@ -32,6 +32,8 @@ pub(crate) enum Reply {
     Run { thread: usize, slot: u32, run: u64 },
     /// A caller that waits.
     Caller(oneshot::Sender<Result<Outcome, Arc<StoreError>>>),
+    /// A body that emits: its room is given back.
+    Emitter(#[expect(dead_code, reason = "held for its drop")] Room),
     /// Nobody.
     Nobody,
 }
@@ -58,6 +60,9 @@ pub(crate) struct CommitQueue {
     list: Mutex<Vec<Pending>>,
     /// Nobody takes from the list any more. Changed only while the list is locked.
     ended: AtomicBool,
+    /// The committer has taken writes and not yet committed them all. Set while the list is
+    /// locked: whoever finds the list empty and this not set has nothing in front of it.
+    in_hand: AtomicBool,
     filled: Condvar,
     closed: AtomicBool,
     /// Held by whoever commits.
@@ -115,6 +120,7 @@ impl CommitQueue {
                 .wait(list)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+        self.in_hand.store(true, Ordering::Release);
         Some(std::mem::take(&mut *list))
     }
 }
@@ -129,6 +135,7 @@ pub(crate) fn run(shared: &Shared) {
             let batch = std::mem::replace(&mut queued, rest);
             commit(shared, batch);
         }
+        shared.queue.in_hand.store(false, Ordering::Release);
     }
     shared.stop_failed_writes();
 }
@@ -153,7 +160,41 @@ fn size_of_write(write: &Write) -> usize {
         Write::Deliver(delivery) => 64 + delivery.body.len(),
         Write::Control(..) => 64,
         Write::Reopen(_) => 256,
+        Write::Queue(write) => match &**write {
+            QueueWrite::Enqueue(new) => 128 + new.payload.len(),
+            QueueWrite::Settle(settle) => match &settle.settlement {
+                Settlement::Done(bytes) | Settlement::Failed(bytes) => 64 + bytes.len(),
+                Settlement::Retry { error, .. } => 64 + error.len(),
+                Settlement::Release => 64,
+            },
+            // What it takes is not known yet.
+            QueueWrite::Claim(wanted) => 256 * (1 + wanted.max),
+            QueueWrite::Extend(claims) => 64 * (1 + claims.len()),
+            QueueWrite::Control(..) => 64,
+        },
+        Write::Publish(publication) => 256 + publication.body.len(),
+        // What it writes is bounded by itself.
+        Write::TendEvents { limit } => 256 * limit,
+        Write::Letter(_) => 256,
+        Write::Resolve(resolution) => 64 + resolution.body.len(),
         Write::Sweep(_) => 64,
+        Write::Emit(emission) => {
+            let items = emission.items.iter();
+            items.map(|item| 128 + item.body.len()).sum()
+        }
+        Write::Schedule(write) => super::schedules::size_of_write(write),
+        Write::Import(run) => {
+            let puts = run.history.iter();
+            let puts = puts.map(|put| put.key.len() + put.value.len());
+            512 + run.row.input.len() + puts.sum::<usize>()
+        }
+        Write::Delete(_) => 1_024,
+        Write::Tag(_) => 128,
+        Write::Fork(fork) => {
+            let entries = fork.history.iter();
+            let puts = entries.map(|put| put.key.len() + put.value.len());
+            128 + fork.new.input.len() + puts.sum::<usize>()
+        }
         Write::Commit(commit) => {
             let puts = commit
                 .puts
@@ -172,7 +213,12 @@ pub(crate) fn commit_here(shared: &Shared, pending: &mut Vec<Pending>) {
     let Ok(_committing) = shared.queue.committing.try_lock() else {
         return;
     };
-    if !shared.queue.lock().is_empty() || shared.stopped().is_some() {
+    // Nothing may overtake what was queued before it: the items of a body come before its result.
+    let is_first = {
+        let list = shared.queue.lock();
+        list.is_empty() && !shared.queue.in_hand.load(Ordering::Acquire)
+    };
+    if !is_first || shared.stopped().is_some() {
         return;
     }
     shared.activity.begin(pending.len());
@@ -319,7 +365,7 @@ fn dispatch_error(shared: &Shared, batch: Batch, replies: Vec<Reply>, error: &Ar
                     answer,
                 }]));
             }
-            Reply::Nobody => {}
+            Reply::Emitter(_) | Reply::Nobody => {}
         }
     }
     for write in &batch.writes {

@@ -2,13 +2,14 @@
 
 use super::{
     committer::{Ack, Answer, Reply},
+    keeper::Chore,
     mailbox::Event,
     shared::Shared,
 };
 use crate::{
     commit::{
-        Applied, Batch, Commit, Control, Controlled, Delivered, Delivery, Effect, EffectDone,
-        Notice, Outcome, Patch, Write,
+        AfterEnqueue, Applied, Batch, Commit, Control, Controlled, Deleted, Delivered, Delivery,
+        Effect, EffectDone, Imported, LetterDone, Notice, Outcome, Patch, Published, Write,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -23,6 +24,8 @@ struct Round<'a> {
     /// What each engine thread is told, in one go.
     events: Vec<Vec<Event>>,
     elsewhere: Vec<RunNo>,
+    /// Whether a queue has got an item.
+    queues: bool,
 }
 
 pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, applied: Applied) {
@@ -35,6 +38,7 @@ pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, appli
         acks: shared.threads.iter().map(|_| Vec::new()).collect(),
         events: shared.threads.iter().map(|_| Vec::new()).collect(),
         elsewhere: Vec::new(),
+        queues: false,
     };
     for ((write, reply), outcome) in batch.writes.into_iter().zip(replies).zip(outcomes) {
         round.tell(write, reply, outcome);
@@ -50,6 +54,10 @@ pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, appli
         mailbox.push_all(events);
     }
     shared.wake_others(&round.elsewhere);
+    if round.queues {
+        // Workers of other processes are not known by their queues: all look for themselves.
+        shared.store.wake_others(shared.me, &[]);
+    }
     shared.activity.end(n);
 }
 
@@ -78,11 +86,38 @@ impl Round<'_> {
                 self.shared.due.note(reopen.available_at);
                 self.elsewhere.push(reopen.run);
             }
+            (
+                Write::Import(run),
+                Outcome::Imported(Imported::Done {
+                    available_at: Some(at),
+                }),
+            ) => self.due(run.row.id.no(), run.row.shard, Some(*at)),
             (Write::Commit(commit), Outcome::Committed(delivered)) => {
                 self.committed(*commit, delivered);
             }
+            (Write::Fork(fork), Outcome::Started(started)) if !started.attached => {
+                let shard = fork.new.id.shard();
+                self.due(started.id.no(), shard, started.available_at);
+            }
+            (Write::Delete(_), Outcome::Deleted(Deleted::Done { run })) => {
+                // Who waits for the end of a run that another process owned has not heard of it.
+                self.shared.hub.gone(run.no());
+                self.shared.keeper.poke(Chore::Sweep);
+            }
+            (Write::Publish(publication), Outcome::Published(published)) => {
+                self.published(&publication.name, published);
+            }
+            (Write::Letter(_), Outcome::Letter(LetterDone::Published(published))) => {
+                self.published("a dead letter", published);
+            }
             (Write::Start(new), _) if new.claim => self.shared.release(),
+            (Write::Schedule(write), Outcome::Scheduled(scheduled)) => {
+                super::schedules::tell(self.shared, &write, scheduled);
+            }
             (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),
+            (Write::Emit(emission), Outcome::Emitted) => {
+                self.shared.hub.followers.notify(emission.run);
+            }
             _ => {}
         }
         match reply {
@@ -91,7 +126,7 @@ impl Round<'_> {
                 self.acks[thread].push(Ack { slot, run, answer });
             }
             Reply::Caller(caller) => _ = caller.send(Ok(outcome)),
-            Reply::Nobody => {}
+            Reply::Emitter(_) | Reply::Nobody => {}
         }
     }
 
@@ -129,6 +164,20 @@ impl Round<'_> {
         self.tell_owner(run.shard(), Event::Message(run.no(), Box::new(row)));
     }
 
+    /// An event is published; those who were told are in the notices.
+    fn published(&mut self, name: &str, published: &Published) {
+        if published.spreading {
+            self.shared.keeper.poke(Chore::Events);
+        }
+        if published.dropped > 0 {
+            tracing::warn!(
+                event = name,
+                dropped = published.dropped,
+                "more events are kept than the limit allows; the oldest were dropped"
+            );
+        }
+    }
+
     fn controlled(&mut self, run: RunId, control: Control) {
         if self.owns(run.shard()) {
             self.tell_owner(run.shard(), Event::Control(run.no(), control));
@@ -146,17 +195,37 @@ impl Round<'_> {
             Notice::Inbox { run, .. } => self.elsewhere.push(run.no()),
             Notice::Control { run, control } => self.controlled(run, control),
             Notice::Due { run, at } => self.due(run.no(), run.shard(), Some(at)),
+            Notice::Queue { queue } => {
+                self.queues = true;
+                self.shared.workers.poke(self.shared, &queue);
+            }
+            Notice::ItemEnded { item, answer } => self.shared.hub.item_ended(item, Some(answer)),
         }
     }
 
     /// A commit of one of our runs is durable: what it did to others, and whether it was its end.
     fn committed(&mut self, commit: Commit, done: &[EffectDone]) {
+        let is_emitted = |effect| matches!(effect, &Effect::Emit(_));
+        if !commit.state.is_empty() || commit.effects.iter().any(is_emitted) {
+            self.shared.hub.followers.notify(commit.run);
+        }
         let mut receipts = done.iter();
         for effect in &commit.effects {
             match effect {
+                Effect::Enqueue {
+                    then: AfterEnqueue::Record(_),
+                    ..
+                } => _ = receipts.next(),
+                Effect::Enqueue { .. } => {}
                 Effect::Send { delivery, .. } => {
                     if let Some(EffectDone::Sent(receipt)) = receipts.next() {
                         self.delivered(delivery, receipt);
+                    }
+                }
+                Effect::Tag { .. } => {}
+                Effect::Publish { publication, .. } => {
+                    if let Some(EffectDone::Published(published)) = receipts.next() {
+                        self.published(&publication.name, published);
                     }
                 }
                 Effect::Reply { request, body } => {
@@ -166,6 +235,11 @@ impl Round<'_> {
                 Effect::StartChild(start) if !start.awaited => _ = receipts.next(),
                 Effect::StartChild(_)
                 | Effect::Watch { .. }
+                | Effect::Emit(_)
+                | Effect::AwaitDeferred(_)
+                | Effect::Transaction(_)
+                | Effect::Subscribe(_)
+                | Effect::Took { .. }
                 | Effect::Acquire(_)
                 | Effect::Release { .. }
                 | Effect::Abandon { .. } => {}
@@ -181,7 +255,7 @@ impl Round<'_> {
             self.shared.due.note(at);
         }
         if let Patch::Continue { .. } = commit.patch {
-            self.shared.keeper.poke(super::keeper::Chore::Sweep);
+            self.shared.keeper.poke(Chore::Generations);
         }
         if let Patch::Finish {
             status,
@@ -189,6 +263,7 @@ impl Round<'_> {
             error,
         } = commit.patch
         {
+            self.shared.keeper.ended(commit.run);
             self.shared.hub.ended(commit.run, || Finished {
                 status,
                 output,

@@ -142,6 +142,7 @@ fn wait(shared: &Shared, safety: Instant) -> Woken {
             shared.due.awake_by.store(i64::MIN, Ordering::Release);
             drop(state);
             shared.keeper.wake_if_due(now);
+            shared.workers.wake_if_due(shared, now);
             clock.advance_when_quiet(&shared.activity, || outlook(shared));
             state = shared.due.lock();
             continue;
@@ -170,7 +171,8 @@ fn outlook(shared: &Shared) -> Outlook {
         (state.next, state.poked || state.closed)
     };
     let (chore, chore_due) = shared.keeper.outlook(shared.now());
-    let next = [next, next_timer(shared), chore]
+    let work = shared.workers.next_timer();
+    let next = [next, next_timer(shared), chore, work]
         .into_iter()
         .flatten()
         .min();

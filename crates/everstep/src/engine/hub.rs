@@ -11,8 +11,10 @@ use std::{
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use super::streams::Followers;
 use crate::{
     hash::FastMap,
+    queue::ItemId,
     run_id::{RunId, RunNo},
     store::{Answer, Finished, StoreError},
 };
@@ -22,6 +24,9 @@ type Ends = FastMap<RunNo, (RunId, Vec<EndSender>)>;
 type EndSender = oneshot::Sender<Result<Finished, Arc<StoreError>>>;
 type Requests = HashMap<Uuid, Asked>;
 type AnswerSender = oneshot::Sender<Result<Answer, Arc<StoreError>>>;
+
+/// The answer of an item; none if it is gone.
+type ItemSender = oneshot::Sender<Result<Option<Vec<u8>>, Arc<StoreError>>>;
 
 /// Who waits for the answer to a request.
 struct Asked {
@@ -37,7 +42,10 @@ pub(crate) struct Hub {
     // Sharded by run, so that thousands of waiters do not meet on one lock.
     ends: [Mutex<Ends>; 16],
     answers: Mutex<Requests>,
+    items: Mutex<FastMap<ItemId, Vec<ItemSender>>>,
     blocked: Mutex<Vec<(RunId, Option<String>)>>,
+    /// Who follows streams and values.
+    pub(crate) followers: Followers,
 }
 
 impl Hub {
@@ -82,6 +90,38 @@ impl Hub {
         receiver
     }
 
+    /// Registers a waiter. Look into the store after this, not before: the item may have ended.
+    pub(crate) fn await_item(
+        &self,
+        item: ItemId,
+    ) -> oneshot::Receiver<Result<Option<Vec<u8>>, Arc<StoreError>>> {
+        let (sender, receiver) = oneshot::channel();
+        self.items().entry(item).or_default().push(sender);
+        receiver
+    }
+
+    fn items(&self) -> std::sync::MutexGuard<'_, FastMap<ItemId, Vec<ItemSender>>> {
+        self.items.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The item has ended, durably; or it is gone.
+    pub(crate) fn item_ended(&self, item: ItemId, answer: Option<Vec<u8>>) {
+        let waiters = self.items().remove(&item);
+        for waiter in waiters.into_iter().flatten() {
+            _ = waiter.send(Ok(answer.clone()));
+        }
+    }
+
+    /// The items that somebody still waits for.
+    pub(crate) fn waiting_items(&self) -> Vec<ItemId> {
+        let mut items = self.items();
+        items.retain(|_, waiters| {
+            waiters.retain(|waiter| !waiter.is_closed());
+            !waiters.is_empty()
+        });
+        items.keys().copied().collect()
+    }
+
     /// The request is in the store: from now on the store may be asked for its answer.
     pub(crate) fn request_delivered(&self, request: Uuid) {
         if let Some(asked) = self.answers().get_mut(&request) {
@@ -123,6 +163,7 @@ impl Hub {
 
     /// The run has ended, durably.
     pub(crate) fn ended(&self, run: RunNo, finished: impl FnOnce() -> Finished) {
+        self.followers.notify(run);
         let waiters = self.ends(run).remove(&run);
         if let Some((_, waiters)) = waiters {
             let finished = finished();
@@ -144,6 +185,12 @@ impl Hub {
                 _ = asked.waiter.send(Ok(Answer::RunEnded));
             }
         }
+    }
+
+    /// The run was deleted: whoever still waits for it has to look for itself.
+    pub(crate) fn gone(&self, run: RunNo) {
+        let waiters = self.ends(run).remove(&run);
+        drop(waiters);
     }
 
     /// The request was answered, durably.
@@ -175,16 +222,24 @@ impl Hub {
     /// Whether anybody waits for anything.
     pub(crate) fn is_waited_on(&self) -> bool {
         let (runs, requests) = self.waiting();
-        !runs.is_empty() || !requests.is_empty()
+        !runs.is_empty()
+            || !requests.is_empty()
+            || !self.followers.waiting().is_empty()
+            || !self.waiting_items().is_empty()
     }
 
     /// Nobody will be fed any more.
     pub(crate) fn stop(&self, error: &Arc<StoreError>) {
+        self.followers.notify_all();
         for part in &self.ends {
             let waiters = std::mem::take(&mut *part.lock().unwrap_or_else(PoisonError::into_inner));
             for waiter in waiters.into_values().flat_map(|(_, waiters)| waiters) {
                 _ = waiter.send(Err(error.clone()));
             }
+        }
+        let items = std::mem::take(&mut *self.items());
+        for waiter in items.into_values().flatten() {
+            _ = waiter.send(Err(error.clone()));
         }
         for asked in std::mem::take(&mut *self.answers()).into_values() {
             _ = asked.waiter.send(Err(error.clone()));

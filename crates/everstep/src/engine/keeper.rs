@@ -9,7 +9,11 @@
 //! taken up until it has said when to come back. So a virtual clock never passes it over.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    collections::HashMap,
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -17,10 +21,12 @@ use tokio::sync::oneshot;
 
 use super::{
     committer::{Pending, Reply},
+    retention, schedules,
     shared::Shared,
 };
 use crate::{
     commit::{Outcome, Write},
+    run_id::RunNo,
     store::{Reaction, StoreError},
     time::Timestamp,
 };
@@ -28,7 +34,15 @@ use crate::{
 /// Something that the keeper does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chore {
+    /// The rest of the waiters of a broadcast are told, and events whose time is over removed.
+    Events,
     /// Removes the histories of generations that are over.
+    Generations,
+    /// Deals with the ticks of schedules.
+    Schedules,
+    /// Deletes runs that were kept for as long as they should.
+    Retention,
+    /// Removes what deleted runs have left.
     Sweep,
 }
 
@@ -36,7 +50,13 @@ pub(crate) enum Chore {
 type Work = fn(&Shared, Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>>;
 
 /// All chores.
-const CHORES: [(Chore, Work); 1] = [(Chore::Sweep, sweep)];
+const CHORES: [(Chore, Work); 5] = [
+    (Chore::Events, super::events::tend),
+    (Chore::Generations, sweep),
+    (Chore::Schedules, schedules::deal_with_ticks),
+    (Chore::Retention, retention::delete_expired),
+    (Chore::Sweep, retention::sweep),
+];
 
 /// How many entries are removed at a time, so that nobody waits for long behind it.
 const SWEEP_SLICE: u32 = 1_000;
@@ -54,6 +74,10 @@ fn sweep(shared: &Shared, now: Timestamp) -> Result<Option<Timestamp>, Arc<Store
 pub(crate) struct Keeper {
     state: Mutex<State>,
     changed: Condvar,
+    /// The runs whose end somebody is to be poked for.
+    watched: Mutex<HashMap<RunNo, Chore>>,
+    /// Whether there are any: asked at the end of every run.
+    watches: AtomicBool,
 }
 
 #[derive(Default)]
@@ -100,6 +124,33 @@ impl Keeper {
             .iter_mut()
             .for_each(|plan| plan.poked = true);
         self.changed.notify_one();
+    }
+
+    /// From now on this chore is poked when one of these runs ends in this process, and not for
+    /// those that it has named before.
+    pub(crate) fn watch(&self, chore: Chore, runs: impl Iterator<Item = RunNo>) {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.retain(|_, other| *other != chore);
+        watched.extend(runs.map(|run| (run, chore)));
+        self.watches.store(!watched.is_empty(), Ordering::Release);
+    }
+
+    /// This run has ended.
+    pub(crate) fn ended(&self, run: RunNo) {
+        if !self.watches.load(Ordering::Acquire) {
+            return;
+        }
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let chore = watched.remove(&run);
+        drop(watched);
+        if let Some(chore) = chore {
+            self.poke(chore);
+        }
+    }
+
+    /// Whether no chore is to go on.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().closed
     }
 
     /// No chore is begun any more.
@@ -202,4 +253,30 @@ pub(crate) fn write(shared: &Shared, write: Write) -> Result<Outcome, Arc<StoreE
         let store = shared.store.describe();
         Err(Arc::new(StoreError::Closed { store }))
     })
+}
+
+/// Hands writes of a chore to the committer, and waits until they are durable. One answer for each,
+/// in order.
+pub(crate) fn write_all(
+    shared: &Shared,
+    writes: impl Iterator<Item = Write>,
+) -> Result<Vec<Outcome>, Arc<StoreError>> {
+    let mut answers = Vec::new();
+    let pending = writes.map(|write| {
+        let (sender, answer) = oneshot::channel();
+        answers.push(answer);
+        let reply = Reply::Caller(sender);
+        Pending { write, reply }
+    });
+    shared.queue.push_all(shared, &mut pending.collect());
+    let closed = || StoreError::Closed {
+        store: shared.store.describe(),
+    };
+    answers
+        .into_iter()
+        .map(|answer| {
+            let answered = answer.blocking_recv();
+            answered.unwrap_or_else(|_| Err(Arc::new(closed())))
+        })
+        .collect()
 }

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     commit::Fence,
     random,
+    run::is_mended_by_deploy,
     run_id::{SHARDS, ShardId},
     store::{RunnerRow, ShardSet, StoreError},
 };
@@ -272,7 +273,33 @@ pub(crate) fn take_up(shared: &Shared, shards: &ShardSet) -> Result<u64, StoreEr
         }
         if !full {
             shared.due.poke(false);
+            reconsider(shared, shards)?;
             return Ok(found);
+        }
+    }
+}
+
+/// Has the paused runs of new shards tried that the code of this process may mend.
+fn reconsider(shared: &Shared, shards: &ShardSet) -> Result<(), StoreError> {
+    let mut after = None;
+    loop {
+        let page = shared.store.paused(shards, after, PAGE)?;
+        after = page.last().map(|run| run.id.no());
+        let full = page.len() == PAGE;
+        let mut by_thread: Vec<Vec<_>> = shared.threads.iter().map(|_| Vec::new()).collect();
+        for run in page {
+            let mendable = run.reason.as_deref().is_some_and(is_mended_by_deploy);
+            if mendable && shared.registry.find(&run.workflow, run.version).is_some() {
+                by_thread[shared.thread_of(run.id.shard())].push(run.id.no());
+            }
+        }
+        for (thread, runs) in by_thread.into_iter().enumerate() {
+            if !runs.is_empty() {
+                shared.threads[thread].push(Event::Reconsider(runs));
+            }
+        }
+        if !full {
+            return Ok(());
         }
     }
 }

@@ -44,6 +44,10 @@ pub(crate) enum Event {
     Recovered(Vec<DueRun>),
     /// A run was read from the store.
     Loaded(RunNo, Result<Option<Box<LoadedRun>>, StoreError>),
+    /// Paused runs of shards that were just taken, which the code that is here may mend.
+    Reconsider(Vec<RunNo>),
+    /// One of them was read from the store.
+    Reconsidered(Result<Option<Box<LoadedRun>>, StoreError>),
     /// These shards are given up: their runs must leave memory. Each is named once they have.
     Release(ShardSet, mpsc::Sender<ShardSet>),
     /// This run should leave memory. Answered with whether it has.

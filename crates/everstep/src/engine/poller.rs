@@ -2,6 +2,7 @@
 //! ends and answers of runs that another process owns. One query per round, however many wait.
 
 use std::{
+    collections::{HashMap, hash_map::Entry},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -11,10 +12,14 @@ use std::{
 
 use uuid::Uuid;
 
-use super::shared::Shared;
+use super::{
+    shared::Shared,
+    streams::{Followed, Follower},
+};
 use crate::{
+    queue::ItemId,
     run_id::{RunNo, ShardId},
-    store::ShardSet,
+    store::{ShardSet, StoreError},
 };
 
 /// The thread that asks. It comes when somebody waits, and goes when nobody does.
@@ -75,6 +80,9 @@ fn run(shared: &Shared) {
 struct Questions {
     runs: Vec<RunNo>,
     requests: Vec<Uuid>,
+    /// Nobody knows which process works on them.
+    items: Vec<ItemId>,
+    followers: Vec<Arc<Follower>>,
 }
 
 /// Asks once for what is waited for in shards that have just come to this process: what ended
@@ -93,12 +101,18 @@ fn questions_where(shared: &Shared, meant: impl Fn(ShardId) -> bool) -> Option<Q
     let (mut runs, mut requests) = shared.hub.waiting();
     runs.retain(|run| meant(run.shard()));
     requests.retain(|(_, run)| meant(run.shard()));
-    if runs.is_empty() && requests.is_empty() {
+    let items = shared.hub.waiting_items();
+    let mut followers = shared.hub.followers.waiting();
+    followers.retain(|follower| meant(follower.run.shard()));
+    if runs.is_empty() && requests.is_empty() && items.is_empty() && followers.is_empty() {
         return None;
     }
+    runs.extend(followers.iter().map(|follower| follower.run));
     Some(Questions {
         runs: runs.into_iter().map(|run| run.no()).collect(),
         requests: requests.into_iter().map(|(request, _)| request).collect(),
+        items,
+        followers,
     })
 }
 
@@ -115,7 +129,20 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
         true => Ok(Vec::new()),
         false => shared.store.answers(&questions.requests),
     };
+    let items = match questions.items.is_empty() {
+        true => Ok(Vec::new()),
+        false => shared.store.queue_ended(&questions.items),
+    };
     let mut answered = false;
+    match items {
+        Ok(items) => {
+            for (item, answer) in items {
+                answered = true;
+                shared.hub.item_ended(item, answer);
+            }
+        }
+        Err(error) => tracing::warn!(%error, "items cannot be read; trying again"),
+    }
     match (ends, answers) {
         (Ok(ends), Ok(answers)) => {
             for (request, answer) in answers {
@@ -123,9 +150,14 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
                 shared.hub.answered(request, answer);
             }
             for (run, finished) in ends {
-                if let Some(finished) = finished {
-                    answered = true;
-                    shared.hub.ended(run, || finished);
+                answered = true;
+                match finished {
+                    Some(finished) => shared.hub.ended(run, || finished),
+                    None => {
+                        shared.hub.gone(run);
+                        // Who follows it finds that out by reading.
+                        shared.hub.followers.notify(run);
+                    }
                 }
             }
         }
@@ -133,5 +165,51 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
             tracing::warn!(%error, "results and replies cannot be read; trying again");
         }
     }
-    answered
+    match tell_followers(shared, &questions.followers) {
+        Ok(told) => answered || told,
+        Err(error) => {
+            tracing::warn!(%error, "streams cannot be read; trying again");
+            answered
+        }
+    }
+}
+
+/// Tells those followers that have something to read; whether there is one.
+fn tell_followers(shared: &Shared, followers: &[Arc<Follower>]) -> Result<bool, StoreError> {
+    let (mut streams, mut readers, mut told) = (Vec::new(), Vec::new(), false);
+    let mut states = HashMap::new();
+    for follower in followers {
+        match &follower.what {
+            Followed::Stream { name, next } => {
+                let next = next.load(Ordering::Acquire);
+                streams.push((follower.run.no(), name.clone(), next));
+                readers.push(follower);
+            }
+            Followed::State { key, seen } => {
+                let run = follower.run.no();
+                // Read once for all who watch the same run.
+                let state = match states.entry(run) {
+                    Entry::Occupied(read) => read.into_mut(),
+                    Entry::Vacant(unread) => unread.insert(shared.store.state(run)?),
+                };
+                let value = state.iter().find(|(other, _)| other == key);
+                let value = value.map(|(_, value)| value);
+                let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                if value != seen.as_ref() {
+                    told = true;
+                    follower.notify();
+                }
+            }
+        }
+    }
+    if streams.is_empty() {
+        return Ok(told);
+    }
+    for place in shared.store.streams_grown(&streams)? {
+        told = true;
+        if let Some(reader) = readers.get(place) {
+            reader.notify();
+        }
+    }
+    Ok(told)
 }

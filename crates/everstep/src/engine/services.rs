@@ -3,18 +3,19 @@
 use std::{
     any::{Any, TypeId, type_name},
     collections::HashMap,
+    sync::Arc,
 };
 
 /// What was given with `provide`: one value of each type.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Services {
-    by_type: HashMap<TypeId, Box<dyn Any + Send + Sync>>,
+    by_type: HashMap<TypeId, Arc<dyn Any + Send + Sync>>,
 }
 
 impl Services {
     /// Puts a value in. A second one of the same type takes the place of the first.
     pub(crate) fn insert<T: Send + Sync + 'static>(&mut self, value: T) {
-        self.by_type.insert(TypeId::of::<T>(), Box::new(value));
+        self.by_type.insert(TypeId::of::<T>(), Arc::new(value));
     }
 
     /// # Panics

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::retry::Retry;
+use crate::{codec::hook::Codecs, retention::Retention, retry::Retry};
 
 /// How an engine works. Every field has a default that suits one process on one machine.
 #[derive(Clone, Debug)]
@@ -21,15 +21,19 @@ pub struct Settings {
     pub default_rollback_retry: Retry,
     /// How long an attempt may take that does not say so itself; as long as it likes if absent.
     pub default_step_timeout: Option<Duration>,
+    /// How long the body of a `ctx.transaction` may take, 1 second by default: nothing else is
+    /// written meanwhile, not even the heartbeat, so no more than a quarter of `lease` counts. Those
+    /// of one batch take about twice this long together at most; the rest wait for the next batch.
+    pub transaction_time_max: Duration,
     /// How long to wait before a store that is busy or full is tried again.
     pub store_retry: Duration,
     /// How exact timers are: those that end within this time of each other are woken together, so a
     /// run may be woken this much later than it asked for.
     pub timer_resolution: Duration,
-    /// How long an event is kept that nobody has waited for. Events are still to come; until then it
-    /// has no effect.
+    /// How long an event is kept for those who wait later, if it does not say so itself.
     pub event_retain: Duration,
-    /// How many such events are kept; likewise.
+    /// How many events of one name are kept, if they do not say so themselves; then the oldest is
+    /// dropped.
     pub event_max_pending: u64,
     /// How long a runner owns its shards without a heartbeat.
     pub lease: Duration,
@@ -47,14 +51,28 @@ pub struct Settings {
     pub history_entries_max: u64,
     /// How many unread messages a run may have.
     pub inbox_messages_max: u64,
+    /// How many items a stream of a run keeps; the oldest are dropped, and readers are told.
+    pub stream_items_max: u64,
+    /// How many streams a run may have.
+    pub streams_max: usize,
+    /// How many bytes of what bodies emit may wait to be made durable; a body that emits more
+    /// waits.
+    pub emit_bytes_max: usize,
     /// How many steps with rollbacks a run may keep.
     pub kept_rollbacks_max: usize,
     /// How many commits are made durable together at most.
     pub batch_commits_max: usize,
     /// How many bytes are made durable together at most.
     pub batch_bytes_max: usize,
+    /// How long runs that have ended are kept, unless their workflow says something else: for ever.
+    pub retention: Retention,
+    /// How long the key of a deleted run is kept: a start with it is refused meanwhile, so that one
+    /// that comes late does not do everything once more. 7 days.
+    pub key_tombstone: Duration,
     /// The seed of everything random that is not stored; from the system if absent.
     pub seed: Option<u64>,
+    /// What payloads are sealed and opened with.
+    pub(crate) codecs: Codecs,
     /// What is broken on purpose, for the tests that must notice.
     #[doc(hidden)]
     pub sabotage: Option<Sabotage>,
@@ -81,6 +99,7 @@ impl Default for Settings {
             default_retry: Retry::DEFAULT,
             default_rollback_retry: Retry::exponential(10),
             default_step_timeout: None,
+            transaction_time_max: Duration::from_secs(1),
             store_retry: Duration::from_millis(50),
             timer_resolution: Duration::from_millis(10),
             event_retain: Duration::from_secs(7 * 86_400),
@@ -93,10 +112,16 @@ impl Default for Settings {
             payload_bytes_max: 2 << 20,
             history_entries_max: 1_000_000,
             inbox_messages_max: 10_000,
+            stream_items_max: 10_000,
+            streams_max: 100,
+            emit_bytes_max: 8 << 20,
             kept_rollbacks_max: 10_000,
             batch_commits_max: 2_000,
             batch_bytes_max: 8 << 20,
+            retention: Retention::new(),
+            key_tombstone: Duration::from_secs(7 * 86_400),
             seed: None,
+            codecs: Codecs::default(),
             sabotage: None,
         }
     }

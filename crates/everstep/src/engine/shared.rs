@@ -20,12 +20,14 @@ use super::{
     mailbox::{Event, Mailbox},
     poller::Poller,
     settings::Sabotage,
+    streams::Emitting,
     suspects::Gate,
+    workers::Workers,
 };
 use crate::{
     commit::Fence,
     run_id::{RunIds, RunNo, ShardId},
-    store::{NewRunner, ShardSet, Store, StoreError},
+    store::{NewRunner, Secret, ShardSet, Store, StoreError},
     time::{Clock, Timestamp},
     workflow::Registry,
 };
@@ -59,7 +61,13 @@ pub(crate) struct Shared {
     pub(crate) due: DueSignal,
     pub(crate) keeper: Keeper,
     pub(crate) poller: Poller,
+    pub(crate) workers: Workers,
     pub(crate) suspects: Gate,
+    pub(crate) emitting: Emitting,
+    /// When retention can have something to do next, in milliseconds.
+    pub(crate) retention_due: AtomicI64,
+    /// Read once: by an engine at its start, by a client when it first needs it.
+    secret: OnceLock<Secret>,
 }
 
 /// A clock that is behind by no more than this is waited for.
@@ -120,9 +128,23 @@ impl Shared {
             due: DueSignal::default(),
             keeper: Keeper::default(),
             poller: Poller::default(),
+            workers: Workers::default(),
             suspects: Gate::default(),
+            emitting: Emitting::new(settings.emit_bytes_max),
+            retention_due: AtomicI64::new(i64::MIN),
+            secret: OnceLock::new(),
             settings,
         }
+    }
+
+    /// The secret of the store, if it was read.
+    pub(crate) fn known_secret(&self) -> Option<&Secret> {
+        self.secret.get()
+    }
+
+    /// Notes the secret of the store, which is the same whoever reads it.
+    pub(crate) fn set_secret(&self, secret: Secret) -> &Secret {
+        self.secret.get_or_init(|| secret)
     }
 
     /// The time, never earlier than it was.
@@ -254,7 +276,7 @@ impl Shared {
             workflows: self
                 .registry
                 .all()
-                .map(|d| (d.name.to_string(), d.version))
+                .flat_map(|d| d.versions().map(|version| (d.name.to_string(), version)))
                 .collect(),
         }
     }
@@ -286,6 +308,7 @@ impl Shared {
             if let Some(error) = self.stopped() {
                 self.hub.stop(&error);
             }
+            self.workers.signal(self);
         }
     }
 

@@ -39,6 +39,8 @@ use crate::{
     time::Timestamp,
 };
 
+mod reconsider;
+
 /// A run in memory.
 struct Task {
     run: Run,
@@ -88,6 +90,9 @@ pub(crate) struct Worker {
     held: VecDeque<RunNo>,
     /// With how often each was recorded as running when a process died.
     suspects: VecDeque<(RunNo, u32)>,
+    /// Paused runs that are tried against the code that is here, one after another. The first one
+    /// is being read.
+    to_reconsider: VecDeque<RunNo>,
     releasing: Vec<(ShardSet, mpsc::Sender<ShardSet>)>,
     draining: Option<oneshot::Sender<()>>,
     drained: bool,
@@ -119,7 +124,8 @@ impl Worker {
     ) -> Worker {
         let mailbox = shared.threads[index].clone();
         let env = Rc::new(Env {
-            settings: shared.settings.clone(),
+            // A copy: every step counts a reference to it, and threads should not share the count.
+            settings: Arc::new(shared.settings.as_ref().clone()),
             services,
             runtime: Some(runtime),
             runtime_gone,
@@ -128,6 +134,10 @@ impl Worker {
             owner: Some(shared.clone()),
             ids: RunIds::new(0),
             stalled: Cell::new(false),
+            secret: shared
+                .known_secret()
+                .expect("it is read before the threads are started")
+                .clone(),
         });
         Worker {
             index,
@@ -151,6 +161,7 @@ impl Worker {
             unknown: FastSet::default(),
             held: VecDeque::new(),
             suspects: VecDeque::new(),
+            to_reconsider: VecDeque::new(),
             releasing: Vec::new(),
             draining: None,
             drained: false,
@@ -253,6 +264,8 @@ impl Worker {
                 self.admit_held();
             }
             Event::Loaded(run, loaded) => self.loaded(run, loaded),
+            Event::Reconsider(runs) => self.reconsider(runs),
+            Event::Reconsidered(loaded) => self.reconsidered(loaded),
             Event::Release(shards, done) => self.release(shards, done),
             Event::Evict(run, done) => {
                 let evicted = self
@@ -1046,6 +1059,7 @@ impl Worker {
         self.ready.clear();
         self.unknown.clear();
         self.held.clear();
+        self.to_reconsider.clear();
         self.suspects.clear();
     }
 }

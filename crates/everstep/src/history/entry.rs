@@ -5,7 +5,7 @@
 //! - An entry in a terminal status changes in one way only: it gets its number when the workflow
 //!   takes it.
 
-use crate::{commit::InboxKind, error::Failure, run_id::RunId, time::Timestamp};
+use crate::{commit::InboxKind, error::Failure, queue::ItemId, run_id::RunId, time::Timestamp};
 
 /// What is known about one operation of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,7 +80,7 @@ pub enum EntryKind {
     Publish = 15,
     /// `ctx.deferred`
     Deferred = 16,
-    /// A look at a deferred.
+    /// A look at a deferred, without a wait.
     Peek = 17,
     /// `ctx.child`
     Child = 18,
@@ -102,7 +102,7 @@ impl EntryKind {
     pub(crate) const fn answered_by(self) -> Option<InboxKind> {
         match self {
             EntryKind::Event => Some(InboxKind::Event),
-            EntryKind::Deferred => Some(InboxKind::Deferred),
+            EntryKind::Deferred | EntryKind::Peek => Some(InboxKind::Deferred),
             EntryKind::Child | EntryKind::Finished => Some(InboxKind::RunEnded),
             EntryKind::Enqueue => Some(InboxKind::QueueResult),
             EntryKind::Limit => Some(InboxKind::LimitGrant),
@@ -121,7 +121,6 @@ impl EntryKind {
             | EntryKind::Send
             | EntryKind::Rollback
             | EntryKind::Publish
-            | EntryKind::Peek
             | EntryKind::Transaction
             | EntryKind::Continue => None,
         }
@@ -177,6 +176,9 @@ pub(crate) enum EntryValue {
     /// The run that was started, with flags. Always the last 17 bytes of the encoded entry, since
     /// the store fills them in.
     Started(RunId, u8),
+    /// The item that was put into a queue. Always the last 8 bytes of the encoded entry, since the
+    /// store fills them in.
+    Item(ItemId),
 }
 
 /// A message that was taken from the inbox.

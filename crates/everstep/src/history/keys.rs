@@ -11,7 +11,9 @@
 //! 6 rollbacks   the entries of compensations, by what they compensate
 //! 7 set aside   (attempt, then the whole key it had): what a retry of the run left behind
 //! 8 origins     the keys of the entries that the last failure of the run came from
-//! 9 start       nothing is kept there: what the limit of the whole run is answered by
+//! 9 emitted     the mark of the last item of the workflow's own code that is in its stream
+//! 10 lineage     of a fork: whose time and randomness the entries before it have
+//! 11 start      nothing is kept there: what the limit of the whole run is answered by
 //! ```
 //!
 //! A history key is the prefix followed by one element per segment of the location:
@@ -43,11 +45,26 @@ pub(crate) const ROLLBACKS: &[u8] = &[0x15, 6];
 /// The key above everything that was set aside.
 pub(crate) const SET_ASIDE: &[u8] = &[0x15, 7];
 /// What stands for the start of the run where an operation is named by its key.
-pub(crate) const START: &[u8] = &[0x15, 9];
+pub(crate) const START: &[u8] = &[0x15, 11];
 
 /// The key of the list of entries that the last failure of the run came from.
 pub(crate) fn failure_origins() -> Vec<u8> {
     vec![0x15, 8]
+}
+
+/// The key of the mark of the last item that the workflow's own code has emitted.
+pub(crate) fn emitted() -> Vec<u8> {
+    vec![0x15, 9]
+}
+
+/// The key of what a fork has from other runs: see [`crate::run::fork`].
+pub(crate) fn lineage() -> Vec<u8> {
+    vec![0x15, 10]
+}
+
+/// Whether what is kept there is about the run as a whole, and no entry.
+pub(crate) fn is_of_run(key: &[u8]) -> bool {
+    key == failure_origins() || key == emitted() || key == lineage()
 }
 
 /// What to call the place of a key in messages, also if it is damaged.

@@ -25,12 +25,17 @@ use std::{
 use super::tests::sabotage::{self, Sabotage as Broken};
 use super::{
     Halt,
+    fork::Lineage,
     inbox::Inbox,
     wakers::{self, RootWaker},
 };
 use crate::{
-    commit::{Effect, EffectDone, KeyRange},
-    ctx::rollback::Undo,
+    codec::hook::is_sealed,
+    commit::{Effect, EffectDone, KeyRange, Receipt},
+    ctx::{
+        emit::{Mark, StreamNames},
+        rollback::Undo,
+    },
     engine::{Mailbox, Sabotage, Services, Settings, Shared},
     error::{Error, Failure, FailureKind},
     hash::{FastMap, FastSet},
@@ -43,7 +48,12 @@ use crate::{
     retry::Retry,
     run_id::{RunId, RunIds},
     time::Timestamp,
+    token::Secret,
 };
+
+mod transactions;
+
+pub(crate) use transactions::PendingTransaction;
 
 /// What is the same for all runs of an engine thread.
 pub(crate) struct Env {
@@ -62,6 +72,8 @@ pub(crate) struct Env {
     pub(crate) ids: RunIds,
     /// A body did not start because the lease was over.
     pub(crate) stalled: Cell<bool>,
+    /// What tokens are made with.
+    pub(crate) secret: Secret,
 }
 
 impl Env {
@@ -130,6 +142,8 @@ pub(crate) struct RunFacts {
     pub(crate) attempts: u32,
     pub(crate) created_at: Timestamp,
     pub(crate) deadline_at: Option<Timestamp>,
+    /// The tick that has started it, if it was a schedule.
+    pub(crate) scheduled_at: Option<Timestamp>,
 }
 
 /// Shared by the driver of a run and its workflow code.
@@ -330,12 +344,14 @@ pub(crate) struct State {
     pub(crate) taken: u64,
     /// The highest number that an operation has taken: below `taken` only while what comes right
     /// after it was removed from the code. What is made now was made somewhere in between.
-    taken_by_code: u64,
+    pub(crate) taken_by_code: u64,
     /// The recorded numbers whose operations were removed from the code.
     removed: FastSet<u64>,
     /// When the last completion that was taken had ended.
     taken_at: Timestamp,
     last_now: Timestamp,
+    /// Of a fork: whose time and randomness it has in the part that it has from others.
+    lineage: Option<Lineage>,
     available: VecDeque<OpId>,
     offer: Option<OpId>,
     /// Something was released in this poll.
@@ -355,8 +371,15 @@ pub(crate) struct State {
     pub(crate) consumed: Vec<u64>,
     pub(crate) set_state: Vec<(String, Vec<u8>)>,
     pub(crate) effects: Vec<Effect>,
+    /// The mark of the last item that the code has emitted, and of the last one that is stored.
+    pub(crate) emit_mark: Mark,
+    pub(crate) emitted: Mark,
+    /// The streams that the run has; made when it is first asked for.
+    pub(crate) stream_names: Option<Arc<StreamNames>>,
     /// Sends whose effect is in `effects`, in the same order.
     pub(crate) sends: Vec<OpId>,
+    /// Transactions that go into the next commit.
+    pub(crate) transactions: Vec<PendingTransaction>,
     /// Listens whose time has run out, if no message comes before that is committed.
     pub(crate) timeouts: Vec<OpId>,
     pub(crate) starters: Vec<OpId>,
@@ -385,6 +408,12 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Begins in the time of the first run of its line.
+    pub(super) fn descend(&mut self, lineage: Lineage) {
+        (self.taken_at, self.last_now) = (lineage.created_at, lineage.created_at);
+        self.lineage = Some(lineage);
+    }
+
     pub(crate) fn new(created_at: Timestamp) -> State {
         State {
             mode: Mode::Live,
@@ -397,6 +426,7 @@ impl State {
             removed: FastSet::default(),
             taken_at: created_at,
             last_now: created_at,
+            lineage: None,
             available: VecDeque::new(),
             offer: None,
             released: false,
@@ -411,7 +441,11 @@ impl State {
             consumed: Vec::new(),
             set_state: Vec::new(),
             effects: Vec::new(),
+            emit_mark: Mark::default(),
+            emitted: Mark::default(),
+            stream_names: None,
             sends: Vec::new(),
+            transactions: Vec::new(),
             timeouts: Vec::new(),
             starters: Vec::new(),
             bodies: 0,
@@ -722,6 +756,12 @@ impl Core {
             (op.ephemeral, op.limit) = (ephemeral, limit);
         }
         if Core::adopt_terminal(st, id) {
+            // The place of a transaction is given back after its commit, and a crash came between.
+            if let Some(key) = st.ops.get(id).map(|op| op.key.clone())
+                && st.inbox.answer(&key).is_some()
+            {
+                st.give_back(&key);
+            }
             return;
         }
         let Some(op) = st.ops.get_mut(id) else { return };
@@ -839,8 +879,9 @@ impl Core {
             return false;
         };
         let (key, ephemeral) = (op.key.clone(), op.ephemeral);
+        // The body of a transaction is not one of these: it runs in the commit.
+        st.bodies -= usize::from(matches!(op.phase, Phase::Body { .. }));
         op.phase = Phase::Ready;
-        st.bodies -= 1;
         if st.history.get(&key).is_none() {
             let entry = op.entry();
             st.history.insert(key.clone(), entry).op = Some(id);
@@ -857,7 +898,10 @@ impl Core {
         entry.started_at = Some(started_at);
         entry.wake_at = None;
         let retry_at = match result {
-            Ok(bytes) if bytes.len() <= self.env.settings.payload_bytes_max => {
+            // What is sealed was measured before.
+            Ok(bytes)
+                if is_sealed(&bytes) || bytes.len() <= self.env.settings.payload_bytes_max =>
+            {
                 entry.status = EntryStatus::Completed;
                 entry.completed_at = Some(now);
                 entry.value = EntryValue::Payload(bytes);
@@ -896,7 +940,9 @@ impl Core {
                             }
                             _ => EntryStatus::Exhausted,
                         };
-                        settle_failure(entry, &key, error.into_failure(), status, now);
+                        let mut failure = error.into_failure();
+                        self.env.settings.codecs.seal_details(&mut failure);
+                        settle_failure(entry, &key, failure, status, now);
                     }
                 }
                 next
@@ -1052,9 +1098,19 @@ impl Core {
             EffectDone::Sent(delivered) => {
                 self.effect_gave(id, EntryValue::Receipt(delivered.receipt.code()));
             }
+            EffectDone::Enqueued(enqueued) => {
+                self.effect_gave(id, EntryValue::Item(enqueued.item));
+            }
             EffectDone::Started(started) => {
                 let flags = u8::from(started.attached) | u8::from(started.input_differs) << 1;
                 self.effect_gave(id, EntryValue::Started(started.id, flags));
+            }
+            EffectDone::Published(published) => {
+                let receipt = match published.seq {
+                    Some(_) => Receipt::Published,
+                    None => Receipt::Duplicate,
+                };
+                self.effect_gave(id, EntryValue::Receipt(receipt.code()));
             }
         }
     }
@@ -1394,6 +1450,13 @@ impl Core {
         let mut st = self.state.borrow_mut();
         st.last_now = st.last_now.max(st.taken_at);
         st.last_now
+    }
+
+    /// The run whose randomness the code has now.
+    pub(crate) fn identity(&self) -> RunId {
+        let st = self.state.borrow();
+        let inherited = st.lineage.as_ref().and_then(|line| line.identity(st.taken));
+        inherited.unwrap_or(self.facts.id)
     }
 
     /// Wakes an operation on behalf of the engine.

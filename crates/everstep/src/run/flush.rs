@@ -6,7 +6,7 @@
 
 use super::{
     End, Halt, Run, Stage,
-    core::{OpId, Phase},
+    core::{OpId, PendingTransaction, Phase},
 };
 use crate::{
     codec::{self, bare},
@@ -51,6 +51,7 @@ struct InFlight {
     revision: u64,
     number: u64,
     sends: Vec<OpId>,
+    transactions: Vec<PendingTransaction>,
     timeouts: Vec<OpId>,
     parked: Option<RowView>,
 }
@@ -300,7 +301,9 @@ impl Run {
             .to_string();
             return Ok(self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Failure));
         }
-        let encoded = codec::encode_failure(failure);
+        let mut failure = failure.clone();
+        self.core.env.settings.codecs.seal_details(&mut failure);
+        let encoded = codec::encode_failure(&failure);
         if self.has_compensations() {
             return Ok(self.roll_back(RunStatus::Failed, Some(encoded)));
         }
@@ -383,7 +386,10 @@ impl Run {
             }
         }
         for (key, mut entry) in entries {
-            let has_body = matches!(entry.kind, EntryKind::Step | EntryKind::Rollback);
+            let has_body = matches!(
+                entry.kind,
+                EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction
+            );
             let ended = entry.status != EntryStatus::Running;
             // What was made after a number that is not stored is made again.
             if has_body && ended && entry.born <= stored {
@@ -398,6 +404,7 @@ impl Run {
         st.set_state.clear();
         st.effects.clear();
         st.sends.clear();
+        st.transactions.clear();
         st.timeouts.clear();
     }
 
@@ -455,6 +462,7 @@ impl Run {
             || starter
             || st.show
             || !st.sends.is_empty()
+            || !st.transactions.is_empty()
             || !st.timeouts.is_empty()
             || !self.flush.unsent.is_empty()
             || st.effects.iter().any(|effect| registers(effect))
@@ -572,7 +580,7 @@ impl Run {
         if folded {
             puts = keep_last(puts);
         }
-        let (effects, sends, state) = match scope {
+        let (mut effects, sends, state) = match scope {
             Scope::Everything => (
                 std::mem::take(&mut st.effects),
                 std::mem::take(&mut st.sends),
@@ -581,13 +589,34 @@ impl Run {
             Scope::Failure => {
                 let mut effects = std::mem::take(&mut st.effects);
                 effects.retain(|effect| {
-                    matches!(effect, Effect::Reply { .. } | Effect::Abandon { .. })
+                    matches!(
+                        effect,
+                        Effect::Reply { .. }
+                            | Effect::Emit(_)
+                            | Effect::Tag { .. }
+                            | Effect::Took { .. }
+                            | Effect::Abandon { .. }
+                    )
                 });
                 (effects, Vec::new(), std::mem::take(&mut st.set_state))
             }
             Scope::Results => Default::default(),
         };
+        let transactions = match scope {
+            Scope::Everything => st.take_transactions(),
+            Scope::Failure | Scope::Results => Vec::new(),
+        };
+        effects.extend(transactions.iter().map(PendingTransaction::effect));
         st.show = false;
+        if effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Emit(_)))
+        {
+            puts.push(Put {
+                key: keys::emitted(),
+                value: st.emit_mark.encode(),
+            });
+        }
         if self.core.env.settings.sabotage == Some(Sabotage::DoubleConsume) {
             st.consumed.clear();
         }
@@ -619,6 +648,7 @@ impl Run {
             revision: st.revision,
             number: commit.last_number,
             sends,
+            transactions,
             timeouts,
             parked,
         });
@@ -654,6 +684,9 @@ impl Run {
         for (id, done) in sent.sends.iter().zip(done) {
             self.core.effect_done(*id, done);
         }
+        for transaction in sent.transactions {
+            self.core.transaction_done(transaction);
+        }
         self.core.timeouts_done(&sent.timeouts);
         self.core.wake_starters();
         Next::Drive
@@ -667,12 +700,18 @@ impl Run {
         match refusal {
             Refusal::Fenced => return Next::Drop,
             Refusal::Gone => return Next::Drop,
+            // The answer to other writes.
+            Refusal::KeyUsed { .. } | Refusal::TagsFull { .. } => return Next::Reload,
             // What is in memory does not follow what is stored.
             Refusal::Gap { .. } => return Next::Reload,
             Refusal::InboxMoved(rows) => {
                 self.take_back(commit);
                 self.keep_registered(&sent.timeouts);
-                self.core.state.borrow_mut().sends.splice(0..0, sent.sends);
+                {
+                    let mut st = self.core.state.borrow_mut();
+                    st.sends.splice(0..0, sent.sends);
+                    st.transactions.splice(0..0, sent.transactions);
+                }
                 self.core.deliver(rows);
                 self.core.timeouts_refused(&sent.timeouts);
                 self.flush.row = None;
@@ -696,12 +735,17 @@ impl Run {
     fn take_back(&mut self, commit: Commit) {
         let mut st = self.core.state.borrow_mut();
         let mut puts = commit.puts;
+        // It goes with the items, which may be left out of the next commit.
+        puts.retain(|put| put.key != keys::emitted());
         puts.append(&mut self.flush.unsent);
         self.flush.unsent = puts;
         st.deletes.splice(0..0, commit.deletes);
         st.consumed.splice(0..0, commit.consumed);
         st.set_state.splice(0..0, commit.state);
-        st.effects.splice(0..0, commit.effects);
+        // Transactions are kept with their operations, which may be gone.
+        let mut effects = commit.effects;
+        effects.retain(|effect| !matches!(effect, Effect::Transaction(_)));
+        st.effects.splice(0..0, effects);
     }
 
     /// Waits that were to run out go on: what they have registered stays.
@@ -742,6 +786,7 @@ fn awaited(kind: EntryKind) -> &'static str {
     match kind {
         EntryKind::Event => "event for",
         EntryKind::Deferred => "deferred",
+        EntryKind::Peek => "look at",
         EntryKind::Child => "child",
         EntryKind::Finished => "end of a run for",
         EntryKind::Enqueue => "queue item",
@@ -757,7 +802,7 @@ enum Scope {
     Everything,
     /// What has ended.
     Results,
-    /// What has ended, and what the code has said before it failed: replies and values.
+    /// What has ended, and what the code has said before it failed: replies, items and values.
     Failure,
 }
 

@@ -108,6 +108,7 @@ mod tests {
             wait: None,
             request: None,
             sent_at,
+            on_end: None,
         }
     }
 

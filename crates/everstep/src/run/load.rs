@@ -7,14 +7,19 @@ use super::{
     Halt, Run, Stage,
     core::{Core, Env, Mode, RunFacts, State},
     flush::{Flush, Next, Origins, RowView, decode_origins},
+    fork::Lineage,
     wakers::{RootWaker, WakeSink},
 };
 use crate::{
     codec,
     commit::{InboxRow, KeyRange, NewRun, Put, RunStatus},
-    ctx::rollback,
+    ctx::{
+        emit::{Mark, StreamNames},
+        rollback,
+    },
     hash::{FastMap, FastSet},
     history::{Entry, EntryKind, EntryStatus, History, Key, keys},
+    schedule,
     store::LoadedRun,
     time::Timestamp,
     workflow::Definition,
@@ -33,6 +38,7 @@ pub(crate) struct RunSeed {
     inbox_seq: u64,
     history: Vec<Put>,
     inbox: Vec<InboxRow>,
+    streams: Vec<String>,
 }
 
 impl From<LoadedRun> for RunSeed {
@@ -42,6 +48,7 @@ impl From<LoadedRun> for RunSeed {
             .then(|| (row.available_at, row.waiting.clone().unwrap_or_default()));
         RunSeed {
             facts: RunFacts {
+                scheduled_at: schedule::tick_of(row.key.as_deref(), &row.tags),
                 id: row.id,
                 workflow: row.workflow,
                 version: row.version,
@@ -60,6 +67,7 @@ impl From<LoadedRun> for RunSeed {
             inbox_seq: row.inbox_seq,
             history: loaded.history,
             inbox: loaded.inbox,
+            streams: loaded.streams,
         }
     }
 }
@@ -76,6 +84,7 @@ impl RunSeed {
     pub(crate) fn claimed(new: NewRun, created_at: Timestamp) -> RunSeed {
         RunSeed {
             facts: RunFacts {
+                scheduled_at: schedule::tick_of(new.key.as_deref(), &new.tags),
                 id: new.id,
                 workflow: new.workflow,
                 version: new.version,
@@ -94,15 +103,20 @@ impl RunSeed {
             inbox_seq: 0,
             history: Vec::new(),
             inbox: Vec::new(),
+            streams: Vec::new(),
         }
     }
 }
 
 /// The entries of a run, decoded.
-struct Records {
-    entries: FastMap<Key, Entry>,
+pub(super) struct Records {
+    pub(super) entries: FastMap<Key, Entry>,
     /// The keys that the last failure came from, if the run is to be tried again.
     origins: Option<Origins>,
+    /// The last item of the workflow's own code that is in its stream.
+    emitted: Mark,
+    /// Of a fork.
+    pub(super) lineage: Option<Lineage>,
 }
 
 /// Recovered this often without progress, a run is a suspect.
@@ -110,7 +124,7 @@ pub(crate) const SUSPECT_AFTER: u32 = 3;
 
 impl Run {
     pub(crate) fn new(
-        seed: RunSeed,
+        mut seed: RunSeed,
         definition: Arc<Definition>,
         env: Rc<Env>,
         sink: Arc<dyn WakeSink>,
@@ -124,19 +138,36 @@ impl Run {
             Err(halt) => st.halt = Some(halt),
             Ok(mut records) => {
                 st.entries = records.entries.len() as u64;
+                if let Some(lineage) = records.lineage.take() {
+                    st.descend(lineage);
+                }
                 let again = records.origins.take();
                 if seed.ending.is_some() {
                     stage = Stage::Collecting;
                 } else if let Some(origins) = again {
-                    let change = make_fresh(&mut records.entries, &origins, seed.facts.attempts);
+                    let entries = &mut records.entries;
+                    let mut change = make_fresh(entries, &origins, seed.facts.attempts);
+                    let emitted = records.emitted.before(change.lowest);
+                    if emitted != records.emitted {
+                        records.emitted = emitted;
+                        change.puts.push(Put {
+                            key: keys::emitted(),
+                            value: emitted.encode(),
+                        });
+                    }
                     flush.unsent = change.puts;
                     st.deletes = change.deletes;
                     // Nothing starts before the history is rewritten.
                     st.revision = 1;
                     st.firm = 1;
                 }
+                st.emitted = records.emitted;
                 fill(&mut st, &mut flush, records, stage);
             }
+        }
+        if !seed.streams.is_empty() {
+            let names = StreamNames::new(std::mem::take(&mut seed.streams));
+            st.stream_names = Some(Arc::new(names));
         }
         st.suspect = seed.recoveries >= SUSPECT_AFTER;
         st.inbox.set_seen(first_unseen(&seed));
@@ -160,6 +191,7 @@ impl Run {
             end: None,
             gate: None,
             flush,
+            on_trial: false,
         };
         run.put_gate(&seed.input);
         if run.end.is_none() && run.core.state.borrow().halt.is_none() {
@@ -236,10 +268,12 @@ fn first_unseen(seed: &RunSeed) -> u64 {
 }
 
 impl Records {
-    fn decode(history: &[Put]) -> Result<Records, Halt> {
+    pub(super) fn decode(history: &[Put]) -> Result<Records, Halt> {
         let mut records = Records {
             entries: FastMap::with_capacity_and_hasher(history.len(), Default::default()),
             origins: None,
+            emitted: Mark::default(),
+            lineage: None,
         };
         for put in history {
             if put.key.starts_with(keys::SET_ASIDE) {
@@ -247,6 +281,18 @@ impl Records {
             }
             if put.key == keys::failure_origins() {
                 records.origins = decode_origins(&put.value);
+                continue;
+            }
+            if put.key == keys::emitted() {
+                let mark = Mark::decode(&put.value);
+                records.emitted = mark.map_err(|error| Halt::Undecodable {
+                    what: "the mark of the last item that was emitted".to_owned(),
+                    error,
+                })?;
+                continue;
+            }
+            if put.key == keys::lineage() {
+                records.lineage = Lineage::decode(&put.value);
                 continue;
             }
             let entry = codec::decode_entry(&put.value).map_err(|error| Halt::Undecodable {
@@ -373,18 +419,25 @@ pub(crate) fn to_compensate(history: &History) -> impl Iterator<Item = (&Key, Op
 
 /// A change to a stored history.
 #[derive(Default)]
-struct Rewrite {
+pub(super) struct Rewrite {
     puts: Vec<Put>,
     deletes: Vec<KeyRange>,
+    /// The lowest number that does not stand.
+    lowest: u64,
 }
 
 /// Makes a history fit to be tried again: what failed, and what was compensated, is made fresh.
 ///
 /// With k the lowest of their numbers, numbers below k stand, entries born before k keep their
 /// result without a number, and what was born later is set aside for people to see.
-fn make_fresh(entries: &mut FastMap<Key, Entry>, origins: &Origins, attempts: u32) -> Rewrite {
+pub(super) fn make_fresh(
+    entries: &mut FastMap<Key, Entry>,
+    origins: &Origins,
+    attempts: u32,
+) -> Rewrite {
     let mut rewrite = Rewrite::default();
     let (fresh, lowest) = what_is_fresh(entries, origins);
+    rewrite.lowest = lowest;
     rewrite.deletes.push(exactly(&keys::failure_origins()));
     entries.retain(|key, entry| {
         // What it was registered for was given up with the end of the run: it registers again.

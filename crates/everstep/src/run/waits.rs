@@ -12,7 +12,7 @@
 
 use super::core::{Core, OpId, Phase, State, Timer};
 use crate::{
-    commit::{Effect, InboxRow},
+    commit::{Effect, InboxKind, InboxRow},
     history::{Entry, EntryStatus, EntryValue, Key},
     time::Timestamp,
 };
@@ -95,6 +95,9 @@ impl Core {
         slot.entry.completed_at = Some(self.now());
         slot.entry.wake_at = None;
         slot.entry.value = EntryValue::Answer(row.body);
+        if row.kind == InboxKind::Event {
+            st.effects.push(Effect::Took { key: key.to_vec() });
+        }
     }
 }
 

@@ -26,11 +26,19 @@ mod limits;
 use self::{children::Children, limits::Limits};
 use super::{
     rules::{
-        self, Head, Verdict, effects,
+        self, Head, Verdict, deferreds as deferred_rules, effects, events as event_rules, letters,
         tables::{Tables, Waiter},
     },
     *,
 };
+
+mod control;
+mod deferreds;
+mod events;
+mod import;
+mod queues;
+mod schedules;
+mod streams;
 
 /// How long the row of a runner is kept after its lease has ended, for people to see.
 pub(crate) const DEAD_RUNNER_KEPT: Duration = Duration::from_secs(24 * 3_600);
@@ -73,14 +81,23 @@ struct Data {
     /// Inside `Arc`s so that the first write after a fork copies pointers, not histories.
     runs: BTreeMap<RunNo, Arc<Run>>,
     keys: HashMap<(Arc<str>, String), RunNo>,
+    /// Keys of deleted runs.
+    tombstones: HashMap<(Arc<str>, String), rules::Tombstone>,
+    /// Deleted runs that were not swept yet: their numbers are not free.
+    graves: BTreeSet<RunNo>,
     requests: HashMap<Uuid, Request>,
-    dead_letters: Vec<DeadLetter>,
+    dead_letters: BTreeMap<u64, DeadLetter>,
+    last_letter: u64,
+    events: events::Events,
+    deferreds: deferreds::Deferreds,
     /// Runs by when they are due.
     due: BTreeSet<(Timestamp, RunNo)>,
+    schedules: BTreeMap<String, Arc<ScheduleRow>>,
     runners: BTreeMap<Uuid, Runner>,
     shards: BTreeMap<ShardId, Uuid>,
     last_epoch: u64,
     rows_written: u64,
+    queues: queues::Queues,
     /// Of the batch that is being applied.
     notices: Vec<Notice>,
     now: Timestamp,
@@ -112,6 +129,7 @@ struct Run {
     inbox: BTreeMap<u64, InboxRow>,
     dedupes: BTreeSet<String>,
     state: BTreeMap<String, Vec<u8>>,
+    streams: streams::Streams,
 }
 
 #[derive(Clone)]
@@ -125,12 +143,21 @@ struct Runner {
     epoch: u64,
     name: String,
     lease_until: Timestamp,
+    workflows: Vec<(String, u32)>,
 }
 
 impl MemoryStore {
     /// An empty store.
     pub fn new() -> MemoryStore {
         MemoryStore::default()
+    }
+
+    /// An empty store whose tokens are the same every time: for tests that compare what two stores
+    /// come to.
+    pub(crate) fn with_known_secret() -> MemoryStore {
+        let store = MemoryStore::default();
+        store.write(|data| data.deferreds.secret = Secret::new([1; 32]));
+        store
     }
 
     /// An independent copy of everything that is stored now. Nobody listens to it yet.
@@ -174,6 +201,10 @@ impl Store for MemoryStore {
         Ok(())
     }
 
+    fn secret(&self) -> Result<Secret, StoreError> {
+        Ok(self.read().deferreds.secret.clone())
+    }
+
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         let (applied, rows) = self.write(|data| {
             let before = data.rows_written;
@@ -201,6 +232,7 @@ impl Store for MemoryStore {
             row: run.row(),
             history: run.entries_after(None).collect(),
             inbox: run.inbox.values().cloned().collect(),
+            streams: run.streams.keys().cloned().collect(),
         }))
     }
 
@@ -258,6 +290,29 @@ impl Store for MemoryStore {
         Ok(live.take(limit).map(|run| run.due_run()).collect())
     }
 
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError> {
+        let data = self.read();
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = data.runs.range((after, Bound::Unbounded));
+        let paused = rest.map(|(_, run)| run).filter(|run| {
+            run.head.status == RunStatus::Paused
+                && run.head.available_at.is_none()
+                && shards.contains(run.head.id.shard())
+        });
+        let paused = paused.map(|run| PausedRun {
+            id: run.head.id,
+            workflow: Arc::clone(&run.workflow),
+            version: run.version,
+            reason: run.waiting.clone(),
+        });
+        Ok(paused.take(limit).collect())
+    }
+
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
         let mut census = Census::default();
         for run in self.read().runs.values() {
@@ -296,6 +351,35 @@ impl Store for MemoryStore {
             .collect())
     }
 
+    fn find(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunId>, StoreError> {
+        let data = self.read();
+        let last = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let older = data.runs.range((Bound::Unbounded, last)).rev();
+        let runs = older.map(|(_, run)| run).filter(|run| run.matches(filter));
+        Ok(runs.take(limit).map(|run| run.head.id).collect())
+    }
+
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
+        let data = self.read();
+        Ok(data.finished_before(workflow, status, before, limit))
+    }
+
+    fn sweep(&self, now: Timestamp, _limit: usize) -> Result<bool, StoreError> {
+        self.write(|data| data.sweep(now));
+        Ok(false)
+    }
+
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
         Ok(self
             .read()
@@ -324,6 +408,35 @@ impl Store for MemoryStore {
         Ok(state.unwrap_or_default().into_iter().collect())
     }
 
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        let data = self.read();
+        let run = data.runs.get(&run);
+        Ok(run.map(|run| run.stream_page(stream, from, limit)))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        let data = self.read();
+        let run = data.runs.get(&run).into_iter();
+        Ok(run
+            .flat_map(|run| run.streams.keys().map(|stream| run.extent(stream)))
+            .collect())
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        let data = self.read();
+        let grown = asked.iter().enumerate().filter(|(_, (run, stream, from))| {
+            let run = data.runs.get(run);
+            run.is_some_and(|run| run.extent(stream).next > *from)
+        });
+        Ok(grown.map(|(place, _)| place).collect())
+    }
+
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
         let data = self.read();
         let ended = runs.iter().filter_map(|no| match data.runs.get(no) {
@@ -347,13 +460,75 @@ impl Store for MemoryStore {
 
     fn dead_letters(
         &self,
-        run: Option<RunNo>,
+        filter: &LetterFilter,
+        after: u64,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        let data = self.read();
-        let letters = data.dead_letters.iter();
-        let wanted = letters.filter(|letter| run.is_none() || letter.run == run);
-        Ok(wanted.take(limit).cloned().collect())
+        Ok(self.read().letters(filter, after, limit))
+    }
+
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
+        Ok(self.read().events.row(name))
+    }
+
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
+        Ok(self.read().events.to_tend(now))
+    }
+
+    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
+        Ok(self.read().queues.row(item))
+    }
+
+    fn queue_items(
+        &self,
+        queue: &str,
+        state: Option<ItemState>,
+        after: Option<ItemId>,
+        limit: usize,
+    ) -> Result<Vec<ItemRow>, StoreError> {
+        Ok(self.read().queues.list(queue, state, after, limit))
+    }
+
+    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> {
+        Ok(self.read().queues.stats(queue))
+    }
+
+    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
+        Ok(self.read().queues.outlook(queue, now))
+    }
+
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
+        Ok(self.read().queues.ended(items))
+    }
+
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        Ok(self.read().schedule_row(name))
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        Ok(self.read().schedules_after(after, limit, |_| true))
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        Ok(self.read().due_schedules(now, after, limit))
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        let is_meant = |row: &ScheduleRow| !row.paused && !row.queue.is_empty();
+        Ok(self.read().schedules_after(after, limit, is_meant))
+    }
+
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+        Ok(self.read().limit_places(run))
     }
 
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
@@ -384,6 +559,7 @@ impl Store for MemoryStore {
             name: runner.name.clone(),
             lease_until: runner.lease_until,
             shards: data.held_by(*id),
+            workflows: runner.workflows.clone(),
         });
         Ok(rows.collect())
     }
@@ -480,6 +656,7 @@ impl Data {
         let refusals = batch.writes.iter().map(|write| match write {
             Write::Commit(_) if !fenced_in => Some(Refusal::Fenced),
             Write::Commit(commit) => self.commit_one(commit, batch),
+            Write::Emit(emission) => self.emission(emission, batch),
             _ => None,
         });
         let refusals = refusals.collect::<Vec<_>>();
@@ -488,14 +665,40 @@ impl Data {
         let outcomes = rest.map(|(write, refusal)| match (write, refusal) {
             (_, Some(refusal)) => Outcome::Refused(refusal),
             (Write::Start(new), _) => self.start(new, claimer, batch.now),
-            (Write::Deliver(delivery), _) => Outcome::Delivered(self.deliver(delivery, batch.now)),
+            (Write::Deliver(delivery), _) => Outcome::Delivered(self.deliver(delivery)),
+            (Write::Publish(publication), _) => {
+                let Ok(published) = event_rules::publish(self, publication);
+                Outcome::Published(published)
+            }
+            (Write::TendEvents { limit }, _) => {
+                let Ok(tended) = event_rules::tend(self, *limit);
+                Outcome::Tended(tended)
+            }
+            (Write::Letter(write), _) => {
+                let Ok(done) = letters::apply(self, write);
+                Outcome::Letter(done)
+            }
             (Write::Control(target, control), _) => {
                 Outcome::Controlled(self.control(target, *control, batch.now))
             }
             (Write::Reopen(reopen), _) => self.reopen(reopen, batch.now),
+            (Write::Queue(write), _) => {
+                let Ok(done) = rules::queues::write(self, write);
+                Outcome::Queue(done)
+            }
+            (Write::Resolve(resolution), _) => {
+                let Ok(settled) = deferred_rules::settle(self, resolution);
+                Outcome::Settled(settled)
+            }
             // Only the last generation is kept.
             (Write::Sweep(_), _) => Outcome::Swept(false),
+            (Write::Emit(_), _) => Outcome::Emitted,
+            (Write::Import(run), _) => self.import(run, batch.now),
             (Write::Commit(commit), _) => Outcome::Committed(self.effects(commit)),
+            (Write::Schedule(write), _) => self.write_about_schedule(write),
+            (Write::Delete(delete), _) => Outcome::Deleted(self.delete(delete, batch.now)),
+            (Write::Tag(tagging), _) => self.tag(tagging, batch.now),
+            (Write::Fork(fork), _) => self.fork(fork, batch.now),
         });
         Applied {
             outcomes: outcomes.collect(),
@@ -560,12 +763,23 @@ impl Data {
         self.rows_written += (commit.puts.len() + commit.state.len()) as u64;
         self.change(commit.run, |run| run.commit(commit, now));
         for effect in &commit.effects {
-            if let Effect::Reply { request, body } = effect {
-                self.answer(*request, Answer::Reply(body.clone()));
+            match effect {
+                Effect::Reply { request, body } => {
+                    self.answer(*request, Answer::Reply(body.clone()));
+                }
+                Effect::Emit(emit) => {
+                    self.change(commit.run, |run| {
+                        run.emit(commit.run, commit.generation, now, emit);
+                    });
+                }
+                // Their turn comes after all commits.
+                _ => {}
             }
         }
         if let Patch::Finish { .. } = commit.patch {
-            self.bury_inbox(commit.run, now);
+            if let Some(id) = head.map(|head| head.id) {
+                self.bury_inbox(id);
+            }
             self.end_requests(commit.run);
         }
         None
@@ -588,14 +802,6 @@ impl Data {
         }
     }
 
-    fn bury_inbox(&mut self, no: RunNo, now: Timestamp) {
-        // What was for one operation alone goes back to where it came from, when the run is closed.
-        let unread = self.take_inbox(no, |row| row.kind == InboxKind::Message);
-        for row in unread.into_values() {
-            self.bury(Some(no), row.name, row.body, rules::LEFT_UNREAD, now);
-        }
-    }
-
     /// Removes the rows of an inbox that are meant, and gives them.
     fn take_inbox(
         &mut self,
@@ -610,26 +816,6 @@ impl Data {
             taken
         });
         taken.unwrap_or_default()
-    }
-
-    fn bury(
-        &mut self,
-        run: Option<RunNo>,
-        name: String,
-        body: Vec<u8>,
-        reason: &str,
-        at: Timestamp,
-    ) {
-        let no = self.dead_letters.len() as u64 + 1;
-        self.dead_letters.push(DeadLetter {
-            no,
-            run,
-            name,
-            body,
-            reason: reason.to_owned(),
-            at,
-        });
-        self.rows_written += 1;
     }
 
     fn start(&mut self, new: &NewRun, claimer: Option<Uuid>, now: Timestamp) -> Outcome {
@@ -651,10 +837,18 @@ impl Data {
                 available_at: None,
             });
         }
+        let tombstone = key.as_ref().and_then(|key| self.tombstones.get(key));
+        if let Some(tombstone) = tombstone.filter(|tombstone| !tombstone.is_over(now)) {
+            return Outcome::Refused(tombstone.refusal());
+        }
+        if self.graves.contains(&no) {
+            return Outcome::Refused(Refusal::Gone);
+        }
         let owns = claimer.is_some() && self.shards.get(&new.id.shard()) == claimer.as_ref();
         let claimed = new.claim && owns && new.available_at.is_none();
         let available_at = (!claimed).then(|| new.available_at.unwrap_or(now));
         if let Some(key) = key {
+            self.tombstones.remove(&key);
             self.keys.insert(key, no);
         }
         available_at.map(|at| self.due.insert((at, no)));
@@ -670,7 +864,8 @@ impl Data {
         })
     }
 
-    fn deliver(&mut self, delivery: &Delivery, now: Timestamp) -> Delivered {
+    fn deliver(&mut self, delivery: &Delivery) -> Delivered {
+        let now = self.now;
         let Some(no) = Data::find(self, &delivery.target) else {
             return Delivered {
                 receipt: Receipt::Unknown,
@@ -688,8 +883,12 @@ impl Data {
         } else {
             rules::refuse_message(&run.head, run.inbox.len() as u64, delivery)
         };
-        let id = Some(run.head.id);
+        let (id, head) = (Some(run.head.id), run.head);
         if let Some(receipt) = refusal {
+            let Ok(receipt) = match receipt {
+                Receipt::Finished => letters::after_the_end(self, &head, delivery),
+                receipt => Ok(receipt),
+            };
             return Delivered {
                 receipt,
                 run: id,
@@ -706,6 +905,9 @@ impl Data {
             );
         }
         let seq = self.change(no, |run| run.deliver(delivery, now));
+        if let OnEnd::Publish(_) = delivery.on_end {
+            let Ok(_) = rules::tables::link(self, no, rules::tables::links::EVENTS);
+        }
         Delivered {
             receipt: Receipt::Delivered,
             run: id,
@@ -730,6 +932,9 @@ impl Data {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> Vec<EffectDone> {
+        for transaction in rules::transactions(commit) {
+            transaction.refuse("the memory store has none; use a SQLite file");
+        }
         let mut done = Vec::new();
         for effect in &commit.effects {
             let Ok(answer) = effects::apply(self, commit, effect);
@@ -770,16 +975,7 @@ impl Tables for Data {
     }
 
     fn send(&mut self, delivery: &Delivery) -> Result<Delivered, Infallible> {
-        let delivered = self.deliver(delivery, self.now);
-        if rules::is_dead_letter(delivered.receipt) {
-            let (run, reason) = (
-                delivered.run.map(RunId::no),
-                rules::undeliverable(delivered.receipt),
-            );
-            let (name, body) = (delivery.name.clone(), delivery.body.clone());
-            self.bury(run, name, body, reason, self.now);
-        }
-        Ok(delivered)
+        letters::send(self, delivery)
     }
 
     fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> Result<(), Infallible> {
@@ -844,6 +1040,7 @@ impl Data {
                 epoch,
                 name: new.name.clone(),
                 lease_until,
+                workflows: new.workflows.clone(),
             },
         );
         Fence {
@@ -925,6 +1122,7 @@ impl Run {
             inbox: BTreeMap::new(),
             dedupes: BTreeSet::new(),
             state: BTreeMap::new(),
+            streams: BTreeMap::new(),
         }
     }
 
@@ -955,6 +1153,7 @@ impl Run {
             input: self.input.clone(),
             output: self.output.clone(),
             error: self.error.clone(),
+            resume_at: self.head.resume_at,
         }
     }
 
@@ -997,6 +1196,17 @@ impl Run {
             && filter
                 .created_before
                 .is_none_or(|end| self.created_at < end)
+            && filter.version.is_none_or(|version| self.version == version)
+            && filter.key_prefix.as_ref().is_none_or(|prefix| {
+                let key = self.key.as_ref();
+                key.is_some_and(|key| key.starts_with(prefix))
+            })
+            && filter
+                .finished_from
+                .is_none_or(|from| self.finished_at.is_some_and(|at| at >= from))
+            && filter
+                .finished_before
+                .is_none_or(|end| self.finished_at.is_some_and(|at| at < end))
     }
 
     fn entries_after(&self, after: Option<&[u8]>) -> impl Iterator<Item = Put> + '_ {
@@ -1030,6 +1240,9 @@ impl Run {
         self.write_entries(&commit.deletes, &commit.puts);
         self.inbox.retain(|seq, _| !commit.consumed.contains(seq));
         self.state.extend(commit.state.iter().cloned());
+        for (name, value) in rules::tags(commit) {
+            rules::set_tag(&mut self.tags, name, value);
+        }
         match &commit.patch {
             Patch::Keep => {}
             Patch::Run { .. } => (self.waiting, self.recoveries) = (None, 0),

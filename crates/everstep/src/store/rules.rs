@@ -6,22 +6,33 @@
 //! A batch is applied in two passes. First all commits, each checked against its row as it was
 //! before the batch (a batch has at most one commit per run, and a commit changes only its own
 //! run). Then everything else in the order of the batch: starts, deliveries (those of
-//! [`Effect::Send`] too, at the place of their commit), controls and reopenings. So a control sees
+//! [`crate::commit::Effect::Send`] too, at the place of their commit), values of
+//! deferreds, controls and reopenings. So a control sees
 //! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
 
 pub(crate) mod children;
+pub(crate) mod deferreds;
 pub(crate) mod effects;
+pub(crate) mod events;
+pub(crate) mod letters;
 pub(crate) mod limits;
+pub(crate) mod queues;
+pub(crate) mod streams;
 pub(crate) mod tables;
 
 use crate::{
     run_id::RunId,
     store::{
-        CancelRequest, Commit, Control, Controlled, Delivery, InboxKind, InboxRow, Patch, Receipt,
-        Refusal, Reopen, RunStatus,
+        CancelRequest, Commit, Control, ControlRefusal, Controlled, Delivery, Effect, InboxKind,
+        InboxRow, OnEnd, Patch, Receipt, Refusal, Reopen, RunRow, RunStatus, Transaction,
     },
     time::Timestamp,
 };
+
+pub(crate) mod control;
+pub(crate) mod schedules;
+
+pub(crate) use control::*;
 
 /// Why a run that was paused from outside waits.
 pub(crate) const PAUSED_BY_REQUEST: &str = "paused by request";
@@ -43,6 +54,9 @@ pub(crate) struct Head {
     /// Whether `last_number` is the highest stored number; otherwise it is a lower bound. It is
     /// one after a reopening, and when a row that is `Running` was read from a file.
     pub(crate) last_number_exact: bool,
+    /// When a paused run may go on at the earliest: a delayed start, or a run that waited for its
+    /// next attempt, keeps its time through a pause.
+    pub(crate) resume_at: Option<Timestamp>,
     /// What it has elsewhere: see [`tables::links`].
     pub(crate) links: u32,
 }
@@ -66,6 +80,7 @@ impl Head {
             cancel: None,
             last_number: 0,
             last_number_exact: true,
+            resume_at: None,
             links: 0,
         }
     }
@@ -218,6 +233,10 @@ pub(crate) fn message(delivery: &Delivery, seq: u64, sent_at: Timestamp) -> Inbo
         wait: None,
         request: delivery.request,
         sent_at,
+        on_end: match &delivery.on_end {
+            OnEnd::Publish(fallback) => Some(fallback.clone()),
+            OnEnd::Error | OnEnd::DeadLetter => None,
+        },
     }
 }
 
@@ -249,6 +268,7 @@ pub(crate) fn undeliverable(receipt: Receipt) -> &'static str {
         Receipt::Finished => "the run had ended",
         Receipt::Full => "the inbox was full",
         Receipt::Delivered | Receipt::Duplicate => "it was delivered",
+        Receipt::DeadLettered | Receipt::Published => "its sender has said what becomes of it",
     }
 }
 
@@ -267,10 +287,27 @@ pub(crate) fn control(head: &mut Head, control: Control, now: Timestamp) -> Cont
         return Controlled::Finished { run, status };
     }
     let paused = status == RunStatus::Paused;
-    let already = match control {
-        Control::Cancel { .. } => head.cancel.is_some(),
+    let refused = match (control, head.ending) {
+        (Control::Cancel { .. }, Some(ending)) if paused => {
+            Some(ControlRefusal::RollbackPaused { ending })
+        }
         // A run that is being cancelled is not held up by a pause.
-        Control::Pause => paused || head.cancel.is_some(),
+        (Control::Pause, _) if !paused && head.cancel.is_some() => {
+            Some(ControlRefusal::BeingCancelled)
+        }
+        _ => None,
+    };
+    if let Some(reason) = refused {
+        return Controlled::Refused {
+            run,
+            status,
+            reason,
+        };
+    }
+    let already = match control {
+        // Once its end is decided there is nothing left to be cancelled.
+        Control::Cancel { .. } => head.cancel.is_some() || head.ending.is_some(),
+        Control::Pause => paused,
         Control::Resume => !paused,
     };
     if already {
@@ -281,13 +318,17 @@ pub(crate) fn control(head: &mut Head, control: Control, now: Timestamp) -> Cont
             head.cancel = Some(CancelRequest { rollback });
             make_due(head, now);
         }
-        Control::Pause => (head.status, head.available_at) = (RunStatus::Paused, None),
+        Control::Pause => {
+            let waits = status == RunStatus::Pending;
+            head.resume_at = head.available_at.filter(|at| waits && *at > now);
+            (head.status, head.available_at) = (RunStatus::Paused, None);
+        }
         Control::Resume => {
             head.status = match head.ending {
                 Some(_) => RunStatus::RollingBack,
                 None => RunStatus::Pending,
             };
-            head.available_at = Some(now);
+            head.available_at = Some(head.resume_at.take().map_or(now, |at| at.max(now)));
             forget_number(head);
         }
     }
@@ -314,4 +355,53 @@ pub(crate) fn reopen(head: &mut Head, reopen: &Reopen) -> bool {
     (head.ending, head.cancel) = (None, None);
     forget_number(head);
     true
+}
+
+/// The tags that a commit sets, in order.
+pub(crate) fn tags(commit: &Commit) -> impl Iterator<Item = (&str, Option<&str>)> {
+    commit.effects.iter().filter_map(|effect| match effect {
+        Effect::Tag { name, value } => Some((name.as_str(), value.as_deref())),
+        _ => None,
+    })
+}
+
+/// A run from another store, as it enters this one: what was in its owner's memory is in nobody's
+/// now, and due.
+pub(crate) fn import(row: &RunRow, now: Timestamp) -> Head {
+    let mut head = Head {
+        id: row.id,
+        status: row.status,
+        ending: row.ending,
+        generation: row.generation,
+        available_at: row.available_at,
+        attempts: row.attempts,
+        inbox_seq: row.inbox_seq,
+        cancel: row.cancel_requested,
+        last_number: row.last_number,
+        last_number_exact: row.status != RunStatus::Running,
+        // What it has elsewhere is in the other store.
+        links: 0,
+        resume_at: row.resume_at,
+    };
+    match row.status {
+        RunStatus::Running => {
+            head.status = RunStatus::Pending;
+            make_due(&mut head, now);
+        }
+        RunStatus::Pending if row.available_at.is_none() => make_due(&mut head, now),
+        RunStatus::RollingBack => make_due(&mut head, now),
+        _ => {}
+    }
+    if !head.status.is_terminal() {
+        forget_number(&mut head);
+    }
+    head
+}
+
+/// The transactions of a commit, in order.
+pub(crate) fn transactions(commit: &Commit) -> impl Iterator<Item = &Transaction> {
+    commit.effects.iter().filter_map(|effect| match effect {
+        Effect::Transaction(transaction) => Some(transaction),
+        _ => None,
+    })
 }

@@ -28,19 +28,30 @@ use super::*;
 mod batch;
 mod children;
 mod columns;
+mod control;
+mod deferreds;
 mod error;
+mod events;
 mod file;
+mod letters;
 mod limits;
+mod queues;
 mod reads;
 mod runners;
+mod schedules;
 mod schema;
+mod streams;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
+mod transact;
 #[cfg(unix)]
 mod wake;
+mod within;
 mod writer;
+
+pub use transact::Tx;
 
 /// How a file is opened.
 #[derive(Clone, Debug)]
@@ -234,17 +245,39 @@ impl Store for SqliteStore {
         Ok(())
     }
 
+    fn secret(&self) -> Result<Secret, StoreError> {
+        self.read(deferreds::secret)
+    }
+
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.require_current()?;
-        let (applied, rows) = self
-            .writer()
-            .transaction(&self.file, |conn, memory| batch::apply(conn, memory, batch))?;
+        let mut writer = self.writer();
+        let (applied, rows) = loop {
+            let settled = transact::settled(batch);
+            let applied =
+                writer.transaction(&self.file, |conn, memory| batch::apply(conn, memory, batch));
+            // The body of a user's transaction has taken the batch down: it is made without it.
+            if applied.is_err() && transact::settled(batch) > settled {
+                continue;
+            }
+            break applied?;
+        };
+        drop(writer);
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
         self.counters
             .writes
             .fetch_add(batch.writes.len() as u64, Ordering::Relaxed);
         self.counters.rows.fetch_add(rows, Ordering::Relaxed);
         Ok(applied)
+    }
+
+    fn commit_in(
+        &self,
+        tx: &rusqlite::Transaction<'_>,
+        batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        self.require_current()?;
+        within::commit(&self.file, tx, batch)
     }
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
@@ -278,6 +311,15 @@ impl Store for SqliteStore {
         self.read(|conn| reads::live(conn, shards, after, limit))
     }
 
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError> {
+        self.read(|conn| reads::paused(conn, shards, after, limit))
+    }
+
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
         self.read(|conn| reads::census(conn, now, shards))
     }
@@ -289,6 +331,35 @@ impl Store for SqliteStore {
         limit: usize,
     ) -> Result<Vec<RunRow>, StoreError> {
         self.read(|conn| reads::list(conn, filter, after, limit))
+    }
+
+    fn find(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunId>, StoreError> {
+        self.read(|conn| reads::find(conn, filter, after, limit))
+    }
+
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
+        self.read(|conn| control::finished_before(conn, workflow, status, before, limit))
+    }
+
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
+        // Seldom anything, and to look does not hold up the writer.
+        if !self.read(|conn| control::is_left(conn, now))? {
+            return Ok(false);
+        }
+        self.writer().transaction(&self.file, |conn, memory| {
+            control::sweep(conn, memory, now, limit)
+        })
     }
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
@@ -308,6 +379,24 @@ impl Store for SqliteStore {
         self.read(|conn| reads::state(conn, run))
     }
 
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        self.read(|conn| streams::page(conn, run, stream, from, limit))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        self.read(|conn| streams::extents(conn, run))
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        self.read(|conn| streams::grown(conn, asked))
+    }
+
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
         self.read(|conn| reads::finished(conn, runs))
     }
@@ -318,14 +407,78 @@ impl Store for SqliteStore {
 
     fn dead_letters(
         &self,
-        run: Option<RunNo>,
+        filter: &LetterFilter,
+        after: u64,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.read(|conn| reads::dead_letters(conn, run, limit))
+        self.read(|conn| letters::list(conn, filter, after, limit))
+    }
+
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
+        self.read(|conn| events::event_row(conn, name))
+    }
+
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
+        self.read(|conn| events::to_tend(conn, now))
+    }
+
+    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
+        self.read(|conn| queues::item(conn, item))
+    }
+
+    fn queue_items(
+        &self,
+        queue: &str,
+        state: Option<ItemState>,
+        after: Option<ItemId>,
+        limit: usize,
+    ) -> Result<Vec<ItemRow>, StoreError> {
+        self.read(|conn| queues::list(conn, queue, state, after, limit))
+    }
+
+    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> {
+        self.read(|conn| queues::stats(conn, queue))
+    }
+
+    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
+        self.read(|conn| queues::outlook(conn, queue, now))
+    }
+
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
+        self.read(|conn| queues::ended(conn, items))
     }
 
     fn has_old_generations(&self) -> Result<bool, StoreError> {
         self.read(reads::has_old_generations)
+    }
+
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        self.read(|conn| schedules::read_one(conn, name))
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|conn| schedules::read_all(conn, after, limit))
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        self.read(|conn| schedules::read_due(conn, now, after, limit))
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|conn| schedules::read_queued(conn, after, limit))
+    }
+
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+        self.read(|conn| limits::places(conn, run))
     }
 
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {

@@ -34,6 +34,8 @@ struct State {
 struct Audited {
     entries: BTreeMap<Vec<u8>, Entry>,
     consumed: HashSet<u64>,
+    /// What was put into its inbox for one operation alone, which may take it or not.
+    answers: HashSet<u64>,
     /// The rows of its inbox that are grants of limits: no messages, and gone with their place.
     grants: HashSet<u64>,
     sent: HashSet<Vec<u8>>,
@@ -50,19 +52,28 @@ impl Audit {
         let State { runs, violations } = &mut *state;
         for notice in &applied.notices {
             if let Notice::Inbox { run, row } = notice
-                && row.is_grant()
+                && row.wait.is_some()
             {
-                runs.entry(run.no()).or_default().grants.insert(row.seq);
+                let run = runs.entry(run.no()).or_default();
+                run.answers.insert(row.seq);
+                if row.is_grant() {
+                    run.grants.insert(row.seq);
+                }
             }
         }
-        let outcomes = &applied.outcomes;
-        for (write, outcome) in batch.writes.iter().zip(outcomes) {
+        for (write, outcome) in batch.writes.iter().zip(&applied.outcomes) {
             if let (Write::Deliver(delivery), Outcome::Delivered(delivered)) = (write, outcome)
                 && let (Receipt::Delivered, Some(run)) = (delivered.receipt, delivered.run)
             {
                 runs.entry(run.no())
                     .or_default()
                     .receive(delivery, violations);
+            }
+            if let (Write::Fork(fork), Outcome::Started(started)) = (write, outcome)
+                && !started.attached
+            {
+                let run = runs.entry(started.id.no()).or_default();
+                run.put(&fork.history, violations);
             }
             if !matches!(outcome, Outcome::Committed(_)) {
                 continue;
@@ -89,6 +100,8 @@ impl Audit {
         let run = runs.entry(loaded.row.id.no()).or_default();
         run.put(&loaded.history, violations);
         let unread: HashSet<u64> = loaded.inbox.iter().map(|row| row.seq).collect();
+        let answers = loaded.inbox.iter().filter(|row| row.wait.is_some());
+        run.answers = answers.map(|row| row.seq).collect();
         let grants = loaded.inbox.iter().filter(|row| row.is_grant());
         run.grants = grants.map(|row| row.seq).collect();
         run.consumed = (1..=loaded.row.inbox_seq)
@@ -96,13 +109,20 @@ impl Audit {
             .collect();
     }
 
-    /// How many messages this run has taken, and how many rows of its inbox were grants.
-    pub(super) fn consumed(&self, run: RunNo) -> (u64, u64) {
+    /// How many messages this run has taken.
+    pub(super) fn consumed(&self, run: RunNo) -> u64 {
         let state = self.lock();
-        state.runs.get(&run).map_or((0, 0), |run| {
-            let taken = run.consumed.difference(&run.grants).count();
-            (taken as u64, run.grants.len() as u64)
+        let run = state.runs.get(&run);
+        run.map_or(0, |run| {
+            run.consumed.difference(&run.answers).count() as u64
         })
+    }
+
+    /// How many answers to its own operations this run was handed.
+    pub(super) fn answers(&self, run: RunNo) -> u64 {
+        let state = self.lock();
+        let run = state.runs.get(&run);
+        run.map_or(0, |run| run.answers.len() as u64)
     }
 
     /// The locations of this run whose bodies must not run again.
@@ -114,8 +134,10 @@ impl Audit {
             .into_iter()
             .flat_map(|run| &run.entries);
         let ended = entries.filter(|(_, entry)| {
-            matches!(entry.kind, EntryKind::Step | EntryKind::Rollback)
-                && entry.status.is_terminal()
+            matches!(
+                entry.kind,
+                EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction
+            ) && entry.status.is_terminal()
         });
         ended.map(|(key, _)| keys::describe(key)).collect()
     }
@@ -158,8 +180,14 @@ impl Audited {
         if let Patch::Continue { .. } = commit.patch {
             self.begin_anew();
         }
+        for transaction in crate::store::rules::transactions(commit) {
+            // One that failed has written nothing.
+            if let Some(put) = transaction.written() {
+                self.put(&[put], violations);
+            }
+        }
         for effect in &commit.effects {
-            if let Effect::Send { key, .. } = effect
+            if let Effect::Send { key, .. } | Effect::Publish { key, .. } = effect
                 && !self.sent.insert(key.clone())
             {
                 let at = keys::describe(key);
@@ -201,7 +229,7 @@ impl Audited {
     fn put(&mut self, puts: &[Put], violations: &mut Vec<String>) -> (HashSet<u64>, usize) {
         let (mut recorded, mut answers) = (HashSet::new(), 0);
         for put in puts {
-            if put.key == keys::failure_origins() || put.key.starts_with(keys::SET_ASIDE) {
+            if keys::is_of_run(&put.key) || put.key.starts_with(keys::SET_ASIDE) {
                 continue;
             }
             let Ok(entry) = codec::decode_entry(&put.value) else {
@@ -239,6 +267,8 @@ fn may_follow(before: &Entry, after: &Entry) -> bool {
             | EntryKind::Iteration
             | EntryKind::Version
             | EntryKind::Send
+            | EntryKind::Publish
+            | EntryKind::Transaction
     ) || before.kind.answered_by().is_some();
     if !results || !before.status.is_terminal() {
         return true;

@@ -5,7 +5,7 @@
 //! tells what the run gives, and how many writes there are to die at.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     fmt,
     future::{Future, IntoFuture},
     pin::Pin,
@@ -20,11 +20,13 @@ use tokio::sync::oneshot;
 
 use super::{CrashPoint, CrashingStore, Hold, Ledger, VirtualClock, audit::Audit};
 use crate::{
-    client::{Client, ClientError, RunError, RunHandle},
+    client::{Client, ClientError, Resolved, RunError, RunHandle},
+    commit::Deliver,
     engine::{Engine, EngineBuilder},
     error::Failure,
+    event::Event,
     run_id::RunId,
-    store::{MemoryStore, RunStatus, Store, Target},
+    store::{LetterFilter, MemoryStore, RunStatus, Store, Target},
     time::{Clock, Timestamp},
     workflow::{WorkflowFn, WorkflowRef},
 };
@@ -33,7 +35,8 @@ use crate::{
 /// has survived, and compares. Await it; it panics with a readable text if anything differs.
 ///
 /// What must hold at every crash point:
-/// - the run ends, and as it does without a crash: the same status, output, error and state;
+/// - the run ends, and as it does without a crash: the same status, output, error, state
+///   and streams;
 /// - no body runs again whose result was durable, by the history and by the [`Ledger`] that every
 ///   body finds with `ctx.get::<Ledger>()`;
 /// - no message is lost, and none is taken twice;
@@ -87,6 +90,8 @@ pub struct CrashTest {
     parallel: usize,
     #[cfg(feature = "sqlite")]
     power_cuts: bool,
+    #[cfg(feature = "sqlite")]
+    pub(super) on_file: bool,
 }
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -106,6 +111,16 @@ enum Action {
     Send {
         name: String,
         body: Json,
+    },
+    Publish {
+        name: String,
+        key: Option<String>,
+        deliver: Deliver,
+        body: Json,
+    },
+    Settle {
+        location: String,
+        value: Result<Json, Json>,
     },
     Cancel {
         rollback: bool,
@@ -146,6 +161,9 @@ pub struct Ending {
     pub waiting: Option<String>,
     /// The values that it has set for clients.
     pub state: serde_json::Map<String, Json>,
+    /// The items that the workflow's own code has emitted, by stream, in order. Those of bodies are
+    /// not among them, since a body that runs again emits again.
+    pub streams: BTreeMap<String, Vec<Json>>,
 }
 
 /// Something that a crash changed.
@@ -223,6 +241,8 @@ impl CrashTest {
             parallel: 8,
             #[cfg(feature = "sqlite")]
             power_cuts: false,
+            #[cfg(feature = "sqlite")]
+            on_file: false,
         }
     }
 
@@ -246,6 +266,46 @@ impl CrashTest {
         let body = serde_json::to_value(body).expect("a message can be written as JSON");
         let name = name.to_owned();
         self.action(Action::Send { name, body })
+    }
+
+    /// Publishes an event, as soon as the run has nothing else to do. One that was not
+    /// acknowledged is published again, with the same dedupe key, as a real client does.
+    pub fn publish<T: Serialize>(self, event: Event<T>, body: &T) -> CrashTest {
+        self.publish_keyed(event, None, body)
+    }
+
+    /// As [`publish`](CrashTest::publish), with a key.
+    pub fn publish_keyed<T: Serialize>(
+        self,
+        event: Event<T>,
+        key: Option<&str>,
+        body: &T,
+    ) -> CrashTest {
+        let body = serde_json::to_value(body).expect("an event can be written as JSON");
+        self.action(Action::Publish {
+            name: event.name.to_owned(),
+            key: key.map(str::to_owned),
+            deliver: event.rules.deliver,
+            body,
+        })
+    }
+
+    /// Resolves the deferred of the run at this location, as soon as the run has nothing else to do.
+    /// What was not acknowledged is done again, as a real client does.
+    pub fn resolve<T: Serialize>(self, location: &str, value: &T) -> CrashTest {
+        let value = serde_json::to_value(value).expect("a value can be written as JSON");
+        self.settle(location, Ok(value))
+    }
+
+    /// As [`resolve`](CrashTest::resolve), but it is rejected.
+    pub fn reject<E: Serialize>(self, location: &str, error: &E) -> CrashTest {
+        let error = serde_json::to_value(error).expect("an error can be written as JSON");
+        self.settle(location, Err(error))
+    }
+
+    fn settle(self, location: &str, value: Result<Json, Json>) -> CrashTest {
+        let location = location.to_owned();
+        self.action(Action::Settle { location, value })
     }
 
     /// Waits until this long after the start, in virtual time, before what is said next happens.
@@ -326,6 +386,36 @@ impl CrashTest {
     #[cfg(feature = "sqlite")]
     pub fn power_cuts(mut self) -> CrashTest {
         self.power_cuts = true;
+        self
+    }
+
+    /// On a SQLite file instead of memory, with the store dying before and after every write: what
+    /// a workflow needs that uses [`Ctx::transaction`](crate::Ctx::transaction).
+    ///
+    /// ```
+    /// use everstep::{prelude::*, testing::crash_everywhere};
+    ///
+    /// #[workflow]
+    /// async fn count(ctx: Ctx, _: ()) -> Result<u32> {
+    ///     ctx.transaction("add", |tx| {
+    ///         tx.execute_batch("CREATE TABLE IF NOT EXISTS added (n); INSERT INTO added VALUES (1)")?;
+    ///         Ok(())
+    ///     })
+    ///     .await?;
+    ///     ctx.transaction("sum", |tx| Ok(tx.query_row("SELECT sum(n) FROM added", [], |row| row.get(0))?))
+    ///         .await
+    /// }
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() {
+    /// let report = crash_everywhere(count, ()).on_file().await;
+    /// assert_eq!(report.expected.output, Some(1.into()));
+    /// assert!(report.points > 10);
+    /// # }
+    /// ```
+    #[cfg(feature = "sqlite")]
+    pub fn on_file(mut self) -> CrashTest {
+        self.on_file = true;
         self
     }
 
@@ -414,10 +504,14 @@ impl CrashTest {
 
     /// One test: dies at each of these points in turn, then runs to the end.
     async fn test(&self, points: &[CrashPoint]) -> Found {
+        #[cfg(feature = "sqlite")]
+        if self.on_file {
+            return super::power_cut::die_on_file(self, points).await;
+        }
         let test = async {
             let (audit, clock) = (Audit::default(), VirtualClock::new());
             let mut life = Life::new(self, clock);
-            let mut memory = MemoryStore::new();
+            let mut memory = MemoryStore::with_known_secret();
             loop {
                 let point = points.get(life.deaths).copied();
                 let store = CrashingStore::audited(memory, point, audit.clone());
@@ -469,6 +563,7 @@ impl Ending {
             failure: None,
             waiting: None,
             state: serde_json::Map::new(),
+            streams: BTreeMap::new(),
         }
     }
 }
@@ -652,6 +747,34 @@ impl<'a> Life<'a> {
                 let key = format!("message {}", self.done);
                 run.send(name, body).dedupe(key).await.map(|_| ())
             }
+            Action::Publish {
+                name,
+                key,
+                deliver,
+                body,
+            } => {
+                let event = run.client().publish_json(name, body).delivery(*deliver);
+                let event = event.dedupe(format!("event {}", self.done));
+                let event = match key {
+                    Some(key) => event.key(key.as_str()),
+                    None => event,
+                };
+                event.await.map(|_| ())
+            }
+            Action::Settle { location, value } => {
+                let settle = match value {
+                    Ok(value) => run.resolve_json(location, value),
+                    Err(error) => run.reject_json(location, error),
+                };
+                match settle.await {
+                    Ok(Resolved::Already { .. }) if !again => {
+                        let problem = format!("`{location}` was settled before");
+                        self.problems.push(problem);
+                        Ok(())
+                    }
+                    settled => settled.map(drop),
+                }
+            }
             Action::Cancel { rollback: false } => run.cancel().await.map(|_| ()),
             Action::Cancel { rollback: true } => run.cancel().with_rollback().await.map(|_| ()),
             Action::Pause => run.pause().await,
@@ -698,6 +821,7 @@ impl<'a> Life<'a> {
             failure: info.failure,
             waiting,
             state,
+            streams: read_streams(run).await.map_err(|error| error.to_string())?,
         })
     }
 
@@ -713,14 +837,18 @@ impl<'a> Life<'a> {
         let Some(row) = row else {
             return Err("the run is gone".to_owned());
         };
-        let inbox = store.inbox(run.no(), 0).map_err(read)?;
-        let unread = inbox.iter().filter(|row| !row.is_grant()).count() as u64;
+        let unread = store.inbox(run.no(), 0).map_err(read)?;
+        let unread = unread.iter().filter(|row| row.wait.is_none()).count() as u64;
+        let letters = LetterFilter {
+            run: Some(run.no()),
+            ..LetterFilter::default()
+        };
         let dead = store
-            .dead_letters(Some(run.no()), usize::MAX)
+            .dead_letters(&letters, 0, usize::MAX)
             .map_err(read)?
             .len() as u64;
-        let (taken, grants) = audit.consumed(run.no());
-        let delivered = row.inbox_seq.saturating_sub(grants);
+        let taken = audit.consumed(run.no());
+        let delivered = row.inbox_seq - audit.answers(run.no());
         if taken + unread + dead != delivered {
             self.problems.push(format!(
                 "{delivered} messages were delivered; {taken} were taken, {unread} are unread, \
@@ -742,4 +870,22 @@ impl IntoFuture for CrashTest {
             report
         })
     }
+}
+
+/// What the workflow's own code has emitted.
+async fn read_streams(run: &RunHandle<Json>) -> Result<BTreeMap<String, Vec<Json>>, ClientError> {
+    let mut streams = BTreeMap::new();
+    for stream in run.streams().await? {
+        let (mut items, mut from) = (Vec::new(), stream.first);
+        while from < stream.end {
+            let page = run.stream_page_json(&stream.name, from, 1_000).await?;
+            from = page.next.max(from + 1);
+            let own = page.items.into_iter().filter(|item| item.by.is_none());
+            items.extend(own.map(|item| item.value));
+        }
+        if !items.is_empty() {
+            streams.insert(stream.name, items);
+        }
+    }
+    Ok(streams)
 }

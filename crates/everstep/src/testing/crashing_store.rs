@@ -13,11 +13,14 @@ use uuid::Uuid;
 
 use super::audit::Audit;
 use crate::{
-    run_id::RunNo,
+    queue::ItemId,
+    run_id::{RunId, RunNo},
     store::{
-        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, Fence, Filter, Finished, InboxRow,
-        LimitRow, LoadedRun, NewRunner, Put, RunRow, RunnerRow, ShardSet, Store, StoreCounters,
-        StoreError, Target, WakeFn, WakeGuard,
+        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
+        Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LimitPlace, LimitRow,
+        LoadedRun, NewRunner, PausedRun, Put, QueueOutlook, QueueStats, RunRow, RunStatus,
+        RunnerRow, ScheduleRow, Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent,
+        StreamPage, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -258,6 +261,10 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(Store::migrate)
     }
 
+    fn secret(&self) -> Result<Secret, StoreError> {
+        self.read(Store::secret)
+    }
+
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.write(|store, state| {
             state.commits += 1;
@@ -267,6 +274,16 @@ impl<S: Store> Store for CrashingStore<S> {
             }
             Ok(applied)
         })
+    }
+
+    #[cfg(feature = "sqlite")]
+    fn commit_in(
+        &self,
+        tx: &rusqlite::Transaction<'_>,
+        batch: &Batch,
+    ) -> Result<Applied, StoreError> {
+        // No write of ours: it is made, or not, when the caller commits.
+        self.read(|store| store.commit_in(tx, batch))
     }
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
@@ -300,6 +317,15 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(|store| store.live(shards, after, limit))
     }
 
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError> {
+        self.read(|store| store.paused(shards, after, limit))
+    }
+
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
         self.read(|store| store.census(now, shards))
     }
@@ -311,6 +337,31 @@ impl<S: Store> Store for CrashingStore<S> {
         limit: usize,
     ) -> Result<Vec<RunRow>, StoreError> {
         self.read(|store| store.list(filter, after, limit))
+    }
+
+    fn find(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunId>, StoreError> {
+        self.read(|store| store.find(filter, after, limit))
+    }
+
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
+        self.read(|store| store.finished_before(workflow, status, before, limit))
+    }
+
+    /// No point to die at: it is done at times of its own, and nothing that can be read depends on
+    /// it.
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
+        self.read(|store| store.sweep(now, limit))
     }
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
@@ -330,6 +381,24 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(|store| store.state(run))
     }
 
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        self.read(|store| store.stream(run, stream, from, limit))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        self.read(|store| store.streams(run))
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        self.read(|store| store.streams_grown(asked))
+    }
+
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
         self.read(|store| store.finished(runs))
     }
@@ -340,14 +409,78 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn dead_letters(
         &self,
-        run: Option<RunNo>,
+        filter: &LetterFilter,
+        after: u64,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.read(|store| store.dead_letters(run, limit))
+        self.read(|store| store.dead_letters(filter, after, limit))
+    }
+
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
+        self.read(|store| store.event(name))
+    }
+
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
+        self.read(|store| store.events_to_tend(now))
+    }
+
+    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
+        self.read(|store| store.queue_item(item))
+    }
+
+    fn queue_items(
+        &self,
+        queue: &str,
+        state: Option<ItemState>,
+        after: Option<ItemId>,
+        limit: usize,
+    ) -> Result<Vec<ItemRow>, StoreError> {
+        self.read(|store| store.queue_items(queue, state, after, limit))
+    }
+
+    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> {
+        self.read(|store| store.queue_stats(queue))
+    }
+
+    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
+        self.read(|store| store.queue_outlook(queue, now))
+    }
+
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
+        self.read(|store| store.queue_ended(items))
     }
 
     fn has_old_generations(&self) -> Result<bool, StoreError> {
         self.read(|store| store.has_old_generations())
+    }
+
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        self.read(|store| store.schedule(name))
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|store| store.schedules(after, limit))
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        self.read(|store| store.due_schedules(now, after, limit))
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|store| store.queued_schedules(after, limit))
+    }
+
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+        self.read(|store| store.limit_places(run))
     }
 
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {

@@ -1,5 +1,5 @@
 //! [`CrashTest`] on a SQLite file, with the power cut after every operation on
-//! its files in turn.
+//! its files in turn, or with the store dying at every write.
 
 use std::{
     fs, io,
@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    CrashTest, CrashingStore, VirtualClock,
+    CrashPoint, CrashTest, CrashingStore, VirtualClock,
     audit::Audit,
     crash_everywhere::{CrashReport, Found, Life, within_limit},
     vfs::{FaultVfs, PowerCut},
@@ -60,6 +60,27 @@ pub(super) async fn report(test: &CrashTest) -> CrashReport {
         }
     }
     report
+}
+
+/// One test: dies at each of these writes in turn, and goes on with the file as it is then.
+pub(super) async fn die_on_file(test: &CrashTest, points: &[CrashPoint]) -> Found {
+    let lives = async {
+        let scratch = Scratch::new().expect("the directory of a test can be made");
+        let path = scratch.0.join("run.db");
+        let audit = Audit::default();
+        let mut life = Life::new(test, VirtualClock::new());
+        loop {
+            let point = points.get(life.deaths).copied();
+            let store = open(&path, None).expect("the file of a test can be opened");
+            let store = Arc::new(CrashingStore::audited(store, point, audit.clone()));
+            life.live(store.clone(), &audit).await;
+            life.writes = store.writes();
+            if !life.died {
+                return life.found(audit);
+            }
+        }
+    };
+    within_limit(lives, || format!("{points:?}")).await
 }
 
 /// One test: a run on a file, cut off after so many operations, and gone on with on the copy.

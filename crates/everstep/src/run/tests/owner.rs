@@ -157,6 +157,7 @@ fn env(now: Timestamp) -> Rc<Env> {
         owner: None,
         ids: crate::run_id::RunIds::new(1),
         stalled: Cell::new(false),
+        secret: crate::store::Secret::new([1; 32]),
     })
 }
 
@@ -315,7 +316,7 @@ impl Owner {
     /// The stored entries by what people call their places.
     pub(super) fn entries(&self) -> Vec<(String, Entry)> {
         let all = self.loaded().history.into_iter();
-        let entries = all.filter(|put| put.key != keys::failure_origins());
+        let entries = all.filter(|put| !keys::is_of_run(&put.key));
         let decoded = entries.map(|put| {
             let entry = codec::decode_entry(&put.value).expect("a stored entry");
             (keys::describe(&put.key), entry)
@@ -519,6 +520,7 @@ impl Owner {
             dedupe: None,
             request: None,
             inbox_max: 10_000,
+            on_end: crate::commit::OnEnd::Error,
         };
         let outcome = self.write(Write::Deliver(Box::new(delivery)));
         let Outcome::Delivered(delivered) = outcome else {
@@ -600,7 +602,7 @@ fn note_durable(commit: &Commit) -> bool {
     hands::set_durable_number(commit.last_number);
     let mut released_after = false;
     for put in &commit.puts {
-        if put.key == keys::failure_origins() || put.key.starts_with(keys::SET_ASIDE) {
+        if keys::is_of_run(&put.key) || put.key.starts_with(keys::SET_ASIDE) {
             continue;
         }
         let entry = codec::decode_entry(&put.value).expect("an entry");

@@ -13,8 +13,8 @@ use super::{
 use crate::{
     codec::answer,
     commit::{
-        Close, Commit, EffectDone, InboxKind, NewRun, Notice, Outcome, RunStatus, StartChild,
-        Target,
+        Close, Commit, EffectDone, InboxKind, NewRun, Notice, Outcome, Refusal, RunStatus,
+        StartChild, Started, Target,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -68,6 +68,16 @@ pub(crate) fn start_child<T: ChildTables>(
             Outcome::Started(started) if !(started.attached && started.id == new.id) => {
                 break started;
             }
+            // The run of its key has ended and was deleted: there is nothing to start or to wait for.
+            Outcome::Refused(Refusal::KeyUsed { run, .. }) => {
+                break Started {
+                    id: run,
+                    attached: true,
+                    input_differs: false,
+                    claimed: false,
+                    available_at: None,
+                };
+            }
             // Another run has the same number: the next one is free before long.
             _ => new.id = new.id.following(),
         }
@@ -104,21 +114,27 @@ pub(crate) fn start_child<T: ChildTables>(
 /// Registers a wait for the end of a run, or answers it at once.
 pub(crate) fn watch_target<T: ChildTables>(
     tables: &mut T,
-    commit: &Commit,
+    waiter: &Waiter,
     target: &Target,
-    key: &[u8],
+    entry: &[u8],
 ) -> Result<(), T::Error> {
-    let waiter = waiter(commit, key);
     match tables.find(target)? {
-        Some(head) => watch(tables, head.id, &waiter),
+        Some(head) => {
+            let value = [entry, head.id.as_uuid().as_bytes(), &[0]].concat();
+            tables.put_entry(waiter, value)?;
+            watch(tables, head.id, waiter)
+        }
         None => {
             // It is waited for no more than for a moment, but a run that has answers has links.
             tables::link(tables, waiter.run, links::WATCHES)?;
-            let nobody = uuid::Uuid::nil();
-            let body = [&nobody.as_bytes()[..], &answer::unknown()].concat();
-            tables::answer(tables, &waiter, InboxKind::RunEnded, "", body).map(drop)
+            unknown(tables, RunId::nobody(), waiter)
         }
     }
+}
+
+fn unknown<T: ChildTables>(tables: &mut T, run: RunId, waiter: &Waiter) -> Result<(), T::Error> {
+    let body = [&run.as_uuid().as_bytes()[..], &answer::unknown()].concat();
+    tables::answer(tables, waiter, InboxKind::RunEnded, "", body).map(drop)
 }
 
 fn watch<T: ChildTables>(tables: &mut T, run: RunId, waiter: &Waiter) -> Result<(), T::Error> {
@@ -128,8 +144,11 @@ fn watch<T: ChildTables>(tables: &mut T, run: RunId, waiter: &Waiter) -> Result<
     if let Some(finished) = tables.ended(run.no())? {
         return tell(tables, run, waiter, &finished);
     }
-    tables.add_watcher(run.no(), waiter)?;
-    tables::link(tables, run.no(), links::WATCHED).map(drop)
+    if !tables::link(tables, run.no(), links::WATCHED)? {
+        // It was deleted.
+        return unknown(tables, run, waiter);
+    }
+    tables.add_watcher(run.no(), waiter)
 }
 
 fn tell<T: ChildTables>(

@@ -3,15 +3,24 @@
 use super::{
     Head,
     children::{self, ChildTables},
+    deferreds::{self, DeferredTables},
+    events,
+    letters::LetterTables,
     limits::{self, LimitTables},
+    queues::{self, QueueTables},
     tables::{Waiter, links},
 };
-use crate::commit::{Commit, Effect, EffectDone, InboxKind, Patch, RunStatus};
+use crate::commit::{
+    AfterEnqueue, Commit, Effect, EffectDone, InboxKind, Patch, Receipt, RunStatus,
+};
 
 /// The tables of everything that effects reach.
-pub(crate) trait AllTables: ChildTables + LimitTables {}
+pub(crate) trait AllTables:
+    ChildTables + DeferredTables + LetterTables + LimitTables + QueueTables
+{
+}
 
-impl<T: ChildTables + LimitTables> AllTables for T {}
+impl<T: ChildTables + DeferredTables + LetterTables + LimitTables + QueueTables> AllTables for T {}
 
 /// The code of a run is over, for good or for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,17 +82,50 @@ pub(crate) fn apply<T: AllTables>(
             tables.put_entry(&waiter(commit, key), value)?;
             Ok(Some(EffectDone::Sent(sent)))
         }
+        Effect::Publish {
+            publication,
+            key,
+            receipt,
+        } => {
+            let published = events::publish(tables, publication)?;
+            let code = match published.seq {
+                Some(_) => Receipt::Published,
+                None => Receipt::Duplicate,
+            };
+            let value = [&receipt[..], &[code.code()]].concat();
+            tables.put_entry(&waiter(commit, key), value)?;
+            Ok(Some(EffectDone::Published(published)))
+        }
+        Effect::Subscribe(subscription) => {
+            events::subscribe(tables, commit, subscription).map(|()| None)
+        }
+        Effect::Took { key } => events::took(tables, &waiter(commit, key)).map(|()| None),
         Effect::StartChild(start) => children::start_child(tables, commit, start),
-        Effect::Watch { target, key } => {
-            children::watch_target(tables, commit, target, key).map(|()| None)
+        Effect::Watch { target, key, entry } => {
+            children::watch_target(tables, &waiter(commit, key), target, entry).map(|()| None)
+        }
+        Effect::AwaitDeferred(wait) => {
+            deferreds::register(tables, &waiter(commit, &wait.key), wait).map(|()| None)
         }
         Effect::Acquire(acquire) => limits::acquire(tables, commit, acquire).map(|()| None),
         Effect::Release { key } => limits::release(tables, &waiter(commit, key)).map(|()| None),
         Effect::Abandon { kind, key } => {
             abandon(tables, &waiter(commit, key), *kind).map(|()| None)
         }
+        Effect::Enqueue { item, key, then } => match then {
+            AfterEnqueue::Wait { leave } => {
+                queues::enqueue_and_wait(tables, item, waiter(commit, key), *leave).map(|()| None)
+            }
+            AfterEnqueue::Record(prefix) => {
+                let owner = waiter(commit, key);
+                let enqueued = queues::enqueue_and_record(tables, item, &owner, prefix)?;
+                Ok(Some(EffectDone::Enqueued(enqueued)))
+            }
+        },
         // A row of its own, written with the entries.
-        Effect::Reply { .. } => Ok(None),
+        Effect::Reply { .. } | Effect::Emit(_) | Effect::Tag { .. } | Effect::Transaction(_) => {
+            Ok(None)
+        }
     }
 }
 
@@ -99,13 +141,14 @@ pub(crate) fn waiter(commit: &Commit, key: &[u8]) -> Waiter {
 /// An operation waits no more: what it registered is removed, and what it was handed and has not
 /// taken goes back.
 fn abandon<T: AllTables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Result<(), T::Error> {
-    let _untaken = tables.take_answers(waiter.run, &waiter.key)?;
+    let untaken = tables.take_answers(waiter.run, &waiter.key)?;
     match kind {
+        InboxKind::Event => events::release(tables, waiter, !untaken.is_empty()),
         InboxKind::RunEnded => children::abandon(tables, waiter),
+        InboxKind::Message => Ok(()),
         InboxKind::LimitGrant => limits::release(tables, waiter),
-        InboxKind::Message | InboxKind::Event | InboxKind::Deferred | InboxKind::QueueResult => {
-            Ok(())
-        }
+        InboxKind::Deferred => tables.remove_deferred_wait(waiter),
+        InboxKind::QueueResult => queues::abandon(tables, waiter),
     }
 }
 
@@ -130,12 +173,18 @@ pub(crate) fn follow_up<T: AllTables>(
 fn close<T: AllTables>(tables: &mut T, head: &Head, patch: &Patch) -> Result<(), T::Error> {
     let over = over(patch, head);
     let run = head.id.no();
-    let _untaken = tables.take_all_answers(run)?;
+    let untaken = tables.take_all_answers(run)?;
+    if head.links & links::EVENTS != 0 {
+        events::close(tables, head, over, &untaken)?;
+    }
     if head.links & (links::CHILDREN | links::WATCHES) != 0 {
         children::parent_over(tables, run, over)?;
+    }
+    if head.links & links::QUEUES != 0 {
+        queues::close(tables, run)?;
     }
     if over.ended.is_some() && head.links & (links::WATCHED | links::CHILD) != 0 {
         children::run_ended(tables, head.id)?;
     }
-    Ok(())
+    deferreds::close(tables, head, over)
 }

@@ -22,6 +22,12 @@ pub(crate) mod links {
     pub(crate) const CHILD: u32 = 1 << 7;
     /// It waits, or has waited, for the end of other runs.
     pub(crate) const WATCHES: u32 = 1 << 2;
+    /// One of its deferreds has a value, or is waited for.
+    pub(crate) const DEFERREDS: u32 = 1 << 4;
+    /// It waits, or has waited, for events, or has been sent messages that may become some.
+    pub(crate) const EVENTS: u32 = 1 << 3;
+    /// It waits, or has waited, for an item of a queue.
+    pub(crate) const QUEUES: u32 = 1 << 6;
     /// It has, or has had, places under limits.
     pub(crate) const LIMITS: u32 = 1 << 5;
 }
@@ -33,6 +39,15 @@ pub(crate) struct Waiter {
     pub(crate) generation: u32,
     /// The key of the operation.
     pub(crate) key: Vec<u8>,
+}
+
+impl Waiter {
+    /// What comes before all others, in order.
+    pub(crate) const FIRST: Waiter = Waiter {
+        run: RunNo(i64::MIN),
+        generation: 0,
+        key: Vec::new(),
+    };
 }
 
 /// The rows of a store, within one batch.
@@ -97,6 +112,7 @@ pub(crate) fn answer<T: Tables>(
         wait: Some(to.key.clone()),
         request: None,
         sent_at: now,
+        on_end: None,
     };
     tables.put_inbox(&head, &row)?;
     tables.notice(Notice::Inbox {

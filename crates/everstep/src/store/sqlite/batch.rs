@@ -3,16 +3,22 @@
 //! On the path of a step this is the end: a commit that only adds entries becomes one `INSERT` for
 //! each of them and touches no other table.
 
-use std::cell::Cell;
+use std::{cell::Cell, time::Duration};
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 
-use super::{columns, error::bad_value, writer::Memory};
+use super::{
+    columns,
+    control::{Keyed, keyed},
+    error::bad_value,
+    transact,
+    writer::Memory,
+};
 use crate::{
     hash::FastSet,
     store::rules::{
-        effects,
+        deferreds, effects, events, letters,
         tables::{Tables, Waiter},
     },
 };
@@ -24,6 +30,8 @@ use crate::{
     },
     time::Timestamp,
 };
+
+mod import;
 
 /// Applies a batch within the transaction of `conn`, in the two passes that [`rules`] describes.
 /// Also says how many rows were written.
@@ -37,6 +45,7 @@ pub(crate) fn apply(
     for write in &batch.writes {
         outcomes.push(match write {
             Write::Commit(commit) => applier.commit(commit)?,
+            Write::Emit(emission) => applier.emission(emission)?,
             // Its turn comes after all commits.
             _ => Outcome::Refused(Refusal::Gone),
         });
@@ -49,7 +58,22 @@ pub(crate) fn apply(
                 Outcome::Controlled(applier.control(target, *control)?)
             }
             Write::Reopen(reopen) => applier.reopen(reopen)?,
+            Write::Queue(write) => Outcome::Queue(rules::queues::write(&mut applier, write)?),
+            Write::Publish(publication) => {
+                Outcome::Published(events::publish(&mut applier, publication)?)
+            }
+            Write::TendEvents { limit } => Outcome::Tended(events::tend(&mut applier, *limit)?),
+            Write::Letter(write) => Outcome::Letter(letters::apply(&mut applier, write)?),
+            Write::Resolve(resolution) => {
+                Outcome::Settled(deferreds::settle(&mut applier, resolution)?)
+            }
             Write::Sweep(limit) => Outcome::Swept(applier.sweep(*limit)?),
+            Write::Emit(_) => continue,
+            Write::Schedule(write) => applier.write_about_schedule(write)?,
+            Write::Import(run) => applier.import(run)?,
+            Write::Delete(delete) => Outcome::Deleted(applier.delete(delete)?),
+            Write::Tag(tagging) => applier.tag(tagging)?,
+            Write::Fork(fork) => applier.fork(fork)?,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)
@@ -64,7 +88,7 @@ pub(crate) fn apply(
 
 pub(super) struct Applier<'a> {
     pub(super) conn: &'a Connection,
-    memory: &'a mut Memory,
+    pub(super) memory: &'a mut Memory,
     pub(super) now: i64,
     notices: Vec<Notice>,
     /// Runs with links whose code is over by a commit of this batch.
@@ -72,6 +96,8 @@ pub(super) struct Applier<'a> {
     /// The runner, if its fence holds.
     runner: Option<Uuid>,
     rows: Cell<u64>,
+    /// How long the bodies of users' transactions have taken.
+    spent: Duration,
     // The statements of the path that every run takes, so that they are not looked up each time.
     insert_run: CachedStatement<'a>,
     put: CachedStatement<'a>,
@@ -96,6 +122,7 @@ impl<'a> Applier<'a> {
             closing: FastSet::default(),
             runner,
             rows: Cell::new(0),
+            spent: Duration::ZERO,
             insert_run: conn.prepare_cached(
                 "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, generation, \
                  available_at, deadline_at, created_at, updated_at, attempts, recoveries, \
@@ -115,7 +142,11 @@ impl<'a> Applier<'a> {
         })
     }
 
-    fn now(&self) -> Timestamp {
+    pub(super) fn fence_holds(&self) -> bool {
+        self.runner.is_some()
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
         Timestamp::from_millis(self.now)
     }
 
@@ -135,19 +166,19 @@ impl<'a> Applier<'a> {
     }
 
     /// The row as it is in this transaction.
-    fn head(&self, run: RunNo) -> rusqlite::Result<Option<Head>> {
+    pub(super) fn head(&self, run: RunNo) -> rusqlite::Result<Option<Head>> {
         if let Some(head) = self.memory.head(run) {
             return Ok(Some(head));
         }
         let sql = "SELECT id, status, ending, generation, available_at, attempts, inbox_seq, \
-                   cancel_requested, last_number, links FROM runs WHERE no = ?1";
+                   cancel_requested, last_number, links, resume_at FROM runs WHERE no = ?1";
         self.conn
             .prepare_cached(sql)?
             .query_row([run.0], read_head)
             .optional()
     }
 
-    fn find(&self, target: &Target) -> rusqlite::Result<Option<Head>> {
+    pub(super) fn find(&self, target: &Target) -> rusqlite::Result<Option<Head>> {
         match target {
             // The number says less than the id: it may be another run's.
             Target::Id(id) => Ok(self.head(id.no())?.filter(|head| head.id == *id)),
@@ -186,7 +217,7 @@ impl<'a> Applier<'a> {
         Ok(Outcome::Committed(Vec::new()))
     }
 
-    fn write_entries(
+    pub(super) fn write_entries(
         &mut self,
         run: RunNo,
         generation: u32,
@@ -211,17 +242,35 @@ impl<'a> Applier<'a> {
             let sql = "DELETE FROM inbox WHERE run = ?1 AND seq = ?2";
             self.execute(sql, params![commit.run.0, *seq as i64])?;
         }
-        for (key, value) in &commit.state {
-            let sql = "INSERT INTO state (run, key, value) VALUES (?1, ?2, ?3) \
-                       ON CONFLICT DO UPDATE SET value = excluded.value";
-            self.execute(sql, params![commit.run.0, key, value])?;
+        self.write_state(commit.run, &commit.state)?;
+        for (name, value) in rules::tags(commit) {
+            self.set_tag(commit.run, name, value)?;
         }
         for effect in &commit.effects {
-            if let Effect::Reply { request, body } = effect {
-                // Only an open request can be answered, so the first answer wins.
-                let sql = "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
-                self.execute(sql, params![request.as_bytes(), body])?;
+            match effect {
+                Effect::Reply { request, body } => {
+                    // Only an open request can be answered, so the first answer wins.
+                    let sql =
+                        "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
+                    self.execute(sql, params![request.as_bytes(), body])?;
+                }
+                Effect::Emit(emit) => self.emit(commit.run, commit.generation, emit)?,
+                // Their turn comes after all commits.
+                _ => {}
             }
+        }
+        Ok(())
+    }
+
+    pub(super) fn write_state(
+        &self,
+        run: RunNo,
+        state: &[(String, Vec<u8>)],
+    ) -> rusqlite::Result<()> {
+        for (key, value) in state {
+            let sql = "INSERT INTO state (run, key, value) VALUES (?1, ?2, ?3) \
+                       ON CONFLICT DO UPDATE SET value = excluded.value";
+            self.execute(sql, params![run.0, key, value])?;
         }
         Ok(())
     }
@@ -292,12 +341,7 @@ impl<'a> Applier<'a> {
             // It was never sent anything, so there is nothing unread and nobody waits.
             return Ok(());
         }
-        let sql = "INSERT INTO dead_letters (run, name, body, reason, at) \
-                   SELECT run, name, body, ?2, ?3 FROM inbox WHERE run = ?1 AND kind = 0 \
-                   ORDER BY seq";
-        self.execute(sql, params![run, rules::LEFT_UNREAD, self.now])?;
-        // What was for one operation alone goes back to where it came from, when the run is closed.
-        self.execute("DELETE FROM inbox WHERE run = ?1 AND kind = 0", [run])?;
+        self.bury_inbox(head.id)?;
         self.execute(
             "UPDATE requests SET state = 2 WHERE run = ?1 AND state = 0",
             [run],
@@ -306,10 +350,10 @@ impl<'a> Applier<'a> {
     }
 
     /// Writes everything of the row that decisions are made from, and why it waits.
-    fn write_head(&self, head: &Head, waiting: Option<&str>) -> rusqlite::Result<()> {
+    pub(super) fn write_head(&self, head: &Head, waiting: Option<&str>) -> rusqlite::Result<()> {
         let sql = "UPDATE runs SET status = ?2, ending = ?3, available_at = ?4, attempts = ?5, \
                    inbox_seq = ?6, cancel_requested = ?7, last_number = ?8, updated_at = ?9, \
-                   waiting = ?10 WHERE no = ?1";
+                   waiting = ?10, resume_at = ?11 WHERE no = ?1";
         let params = params![
             head.id.no().0,
             head.status.code(),
@@ -321,6 +365,7 @@ impl<'a> Applier<'a> {
             last_number(head),
             self.now,
             waiting,
+            head.resume_at.map(Timestamp::as_millis),
         ];
         self.execute(sql, params).map(drop)
     }
@@ -343,11 +388,18 @@ impl<'a> Applier<'a> {
 
     pub(super) fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
         let keyed = match &new.key {
-            Some(key) => find_key(self.conn, &new.workflow, key)?,
+            Some(key) => keyed(self.conn, &new.workflow, key)?,
             None => None,
         };
-        if let Some(run) = keyed {
-            return self.attach(run, new, true);
+        match keyed {
+            Some(Keyed::Run(run)) => return self.attach(run, new, true),
+            Some(Keyed::Deleted(tombstone)) if !tombstone.is_over(self.now()) => {
+                return Ok(Outcome::Refused(tombstone.refusal()));
+            }
+            _ => {}
+        }
+        if self.is_grave(new.id.no())? {
+            return Ok(Outcome::Refused(Refusal::Gone));
         }
         let claimed = new.claim && new.available_at.is_none() && self.owns_shard_of(new.id)?;
         let available_at = (!claimed).then(|| new.available_at.unwrap_or(self.now()));
@@ -389,7 +441,8 @@ impl<'a> Applier<'a> {
     /// What a new run can be found by.
     fn write_names(&self, run: RunNo, new: &NewRun) -> rusqlite::Result<()> {
         if let Some(key) = &new.key {
-            let sql = "INSERT INTO keys (workflow, key, run) VALUES (?1, ?2, ?3)";
+            // In the place of a key that is kept no longer.
+            let sql = "INSERT OR REPLACE INTO keys (workflow, key, run) VALUES (?1, ?2, ?3)";
             self.execute(sql, params![&*new.workflow, key, run.0])?;
         }
         for (name, value) in &new.tags {
@@ -422,7 +475,7 @@ impl<'a> Applier<'a> {
         }))
     }
 
-    fn owns_shard_of(&mut self, id: RunId) -> rusqlite::Result<bool> {
+    pub(super) fn owns_shard_of(&mut self, id: RunId) -> rusqlite::Result<bool> {
         let Some(runner) = self.runner else {
             return Ok(false);
         };
@@ -437,7 +490,7 @@ impl<'a> Applier<'a> {
         Ok(held.contains(id.shard()))
     }
 
-    fn deliver(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
+    pub(super) fn deliver(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
         let Some(mut head) = self.find(&delivery.target)? else {
             return Ok(Delivered {
                 receipt: Receipt::Unknown,
@@ -447,6 +500,10 @@ impl<'a> Applier<'a> {
         };
         let (run, id) = (head.id.no(), Some(head.id));
         if let Some(receipt) = self.refuse_message(&head, delivery)? {
+            let receipt = match receipt {
+                Receipt::Finished => letters::after_the_end(self, &head, delivery)?,
+                receipt => receipt,
+            };
             return Ok(Delivered {
                 receipt,
                 run: id,
@@ -456,6 +513,9 @@ impl<'a> Applier<'a> {
         let seq = rules::deliver(&mut head, self.now());
         let row = rules::message(delivery, seq, self.now());
         self.put_inbox(&head, &row)?;
+        if row.on_end.is_some() {
+            rules::tables::link(self, run, rules::tables::links::EVENTS)?;
+        }
         let request = delivery.request.as_ref().map(Uuid::as_bytes);
         if let Some(key) = &delivery.dedupe {
             let sql = "INSERT INTO dedupes (run, key) VALUES (?1, ?2)";
@@ -496,7 +556,11 @@ impl<'a> Applier<'a> {
         Ok(rules::refuse_message(head, unread, delivery))
     }
 
-    fn control(&mut self, target: &Target, control: Control) -> rusqlite::Result<Controlled> {
+    pub(super) fn control(
+        &mut self,
+        target: &Target,
+        control: Control,
+    ) -> rusqlite::Result<Controlled> {
         let Some(mut head) = self.find(target)? else {
             return Ok(Controlled::Unknown);
         };
@@ -539,6 +603,19 @@ impl<'a> Applier<'a> {
         Ok(Outcome::Committed(Vec::new()))
     }
 
+    /// Makes the workflow's own writes, and writes down in its history that they are made.
+    fn transact(&mut self, commit: &Commit) -> rusqlite::Result<()> {
+        for transaction in rules::transactions(commit) {
+            transact::run(self.conn, transaction, &mut self.spent)?;
+            if let Some(Put { key, value }) = transaction.written() {
+                self.put
+                    .execute(params![commit.run.0, commit.generation, key, value])?;
+                self.count_rows(1);
+            }
+        }
+        Ok(())
+    }
+
     fn has_effects(&self, commit: &Commit) -> bool {
         !commit.effects.is_empty()
             || (!self.closing.is_empty() && self.closing.contains(&commit.run))
@@ -546,6 +623,7 @@ impl<'a> Applier<'a> {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> rusqlite::Result<Vec<EffectDone>> {
+        self.transact(commit)?;
         let mut done = Vec::new();
         for effect in &commit.effects {
             done.extend(effects::apply(self, commit, effect)?);
@@ -597,8 +675,9 @@ impl Tables for Applier<'_> {
     fn put_inbox(&mut self, head: &Head, row: &InboxRow) -> rusqlite::Result<()> {
         let run = head.id.no();
         let request = row.request.as_ref().map(Uuid::as_bytes);
-        let sql = "INSERT INTO inbox (run, seq, name, body, request, sent_at, kind, wait) \
-                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+        let sql = "INSERT INTO inbox (run, seq, name, body, request, sent_at, kind, wait, on_end) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+        let on_end = row.on_end.as_deref().map(columns::fallback_json);
         let sent_at = row.sent_at.as_millis();
         let InboxRow {
             name, body, wait, ..
@@ -606,7 +685,7 @@ impl Tables for Applier<'_> {
         let (seq, kind) = (row.seq as i64, row.kind.code());
         self.execute(
             sql,
-            params![run.0, seq, name, body, request, sent_at, kind, wait],
+            params![run.0, seq, name, body, request, sent_at, kind, wait, on_end],
         )?;
         let sql =
             "UPDATE runs SET inbox_seq = ?2, available_at = ?3, updated_at = ?4 WHERE no = ?1";
@@ -617,16 +696,7 @@ impl Tables for Applier<'_> {
     }
 
     fn send(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
-        let delivered = self.deliver(delivery)?;
-        if rules::is_dead_letter(delivered.receipt) {
-            let sql = "INSERT INTO dead_letters (run, name, body, reason, at) \
-                       VALUES (?1, ?2, ?3, ?4, ?5)";
-            let run = delivered.run.map(|id| id.no().0);
-            let reason = rules::undeliverable(delivered.receipt);
-            let Delivery { name, body, .. } = delivery;
-            self.execute(sql, params![run, name, body, reason, self.now])?;
-        }
-        Ok(delivered)
+        letters::send(self, delivery)
     }
 
     fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> rusqlite::Result<()> {
@@ -637,17 +707,21 @@ impl Tables for Applier<'_> {
     }
 
     fn take_all_answers(&mut self, run: RunNo) -> rusqlite::Result<Vec<InboxRow>> {
-        let sql = "DELETE FROM inbox WHERE run = ?1 AND kind <> 0 \
-                   RETURNING seq, name, body, request, sent_at, kind, wait";
-        let mut statement = self.conn.prepare_cached(sql)?;
+        let sql = format!(
+            "DELETE FROM inbox WHERE run = ?1 AND kind <> 0 RETURNING {}",
+            columns::INBOX_ROW
+        );
+        let mut statement = self.conn.prepare_cached(&sql)?;
         let rows = statement.query_map([run.0], columns::inbox_row)?;
         rows.collect()
     }
 
     fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> rusqlite::Result<Vec<InboxRow>> {
-        let sql = "DELETE FROM inbox WHERE run = ?1 AND wait = ?2 \
-                   RETURNING seq, name, body, request, sent_at, kind, wait";
-        let mut statement = self.conn.prepare_cached(sql)?;
+        let sql = format!(
+            "DELETE FROM inbox WHERE run = ?1 AND wait = ?2 RETURNING {}",
+            columns::INBOX_ROW
+        );
+        let mut statement = self.conn.prepare_cached(&sql)?;
         let rows = statement.query_map(params![run.0, wait], columns::inbox_row)?;
         rows.collect()
     }
@@ -683,7 +757,7 @@ pub(crate) fn find_key(
     workflow: &str,
     key: &str,
 ) -> rusqlite::Result<Option<RunNo>> {
-    let sql = "SELECT run FROM keys WHERE workflow = ?1 AND key = ?2";
+    let sql = "SELECT run FROM keys WHERE workflow = ?1 AND key = ?2 AND kept_until IS NULL";
     let mut statement = conn.prepare_cached(sql)?;
     statement
         .query_row([workflow, key], |row| row.get(0).map(RunNo))
@@ -713,6 +787,7 @@ fn read_head(row: &Row<'_>) -> rusqlite::Result<Head> {
         // Commits that only add entries do not write the row.
         last_number_exact: last_number.is_some() && status != RunStatus::Running,
         links: row.get(9)?,
+        resume_at: columns::optional_time(row, 10)?,
     })
 }
 

@@ -1,12 +1,16 @@
 //! Columns and the types they stand for, for all that reads rows.
 
+use std::time::Duration;
+
 use rusqlite::{Connection, Row, params};
 use uuid::Uuid;
 
 use super::{batch::check_number, error::bad_value};
 use crate::{
     run_id::{RunId, RunNo, ShardId},
-    store::{CancelRequest, DueRun, Finished, InboxKind, InboxRow, RunRow, RunStatus, ShardSet},
+    store::{
+        CancelRequest, DueRun, Fallback, Finished, InboxKind, InboxRow, RunRow, RunStatus, ShardSet,
+    },
     time::Timestamp,
 };
 
@@ -14,10 +18,13 @@ use crate::{
 pub(crate) const RUN_ROW: &str = "no, id, workflow, version, key, pool, shard, status, ending, \
     generation, available_at, deadline_at, created_at, updated_at, finished_at, attempts, \
     recoveries, inbox_seq, cancel_requested, last_number, waiting, tags, input, output, error, \
-    parent";
+    parent, resume_at";
 
 /// The columns that [`due_run`] reads.
 pub(crate) const DUE_RUN: &str = "id, shard, available_at, status, workflow, version";
+
+/// The columns that [`inbox_row`] reads.
+pub(crate) const INBOX_ROW: &str = "seq, name, body, request, sent_at, kind, wait, on_end";
 
 /// The columns that [`finished`] reads.
 pub(crate) const FINISHED: &str = "id, workflow, status, output, error";
@@ -46,14 +53,12 @@ pub(crate) fn run_row(row: &Row<'_>) -> rusqlite::Result<RunRow> {
         cancel_requested: cancel(row, 18)?,
         last_number: row.get::<_, Option<i64>>(19)?.unwrap_or(0) as u64,
         waiting: row.get(20)?,
-        tags: match row.get_ref(21)?.as_str_or_null()? {
-            Some(json) => from_json(json)?,
-            None => Vec::new(),
-        },
+        tags: tags(row, 21)?,
         parent: optional_run_id(row, 25)?,
         input: row.get(22)?,
         output: row.get(23)?,
         error: row.get(24)?,
+        resume_at: optional_time(row, 26)?,
     })
 }
 
@@ -81,15 +86,13 @@ pub(crate) fn inbox_after(
     run: RunNo,
     after: u64,
 ) -> rusqlite::Result<Vec<InboxRow>> {
-    let sql = "SELECT seq, name, body, request, sent_at, kind, wait FROM inbox \
-               WHERE run = ?1 AND seq > ?2 ORDER BY seq";
-    let mut statement = conn.prepare_cached(sql)?;
+    let sql = format!("SELECT {INBOX_ROW} FROM inbox WHERE run = ?1 AND seq > ?2 ORDER BY seq");
+    let mut statement = conn.prepare_cached(&sql)?;
     let after = i64::try_from(after).unwrap_or(i64::MAX);
     let rows = statement.query_map(params![run.0, after], inbox_row)?;
     rows.collect()
 }
 
-/// A row of an inbox: seq, name, body, request, sent_at, kind, wait.
 pub(crate) fn inbox_row(row: &Row<'_>) -> rusqlite::Result<InboxRow> {
     let kind: u8 = row.get(5)?;
     Ok(InboxRow {
@@ -100,7 +103,26 @@ pub(crate) fn inbox_row(row: &Row<'_>) -> rusqlite::Result<InboxRow> {
         wait: row.get(6)?,
         request: row.get::<_, Option<[u8; 16]>>(3)?.map(Uuid::from_bytes),
         sent_at: time(row, 4)?,
+        on_end: match row.get_ref(7)?.as_str_or_null()? {
+            Some(json) => Some(Box::new(fallback(json)?)),
+            None => None,
+        },
     })
+}
+
+fn fallback(json: &str) -> rusqlite::Result<Fallback> {
+    let (event, retain_ms, max_pending) =
+        serde_json::from_str(json).map_err(|error| bad_value("on_end", error))?;
+    Ok(Fallback {
+        event,
+        retain: Duration::from_millis(retain_ms),
+        max_pending,
+    })
+}
+
+pub(crate) fn fallback_json(fallback: &Fallback) -> String {
+    let retain_ms = u64::try_from(fallback.retain.as_millis()).unwrap_or(u64::MAX);
+    to_json(&(&fallback.event, retain_ms, fallback.max_pending))
 }
 
 pub(crate) fn shards_of(conn: &Connection, runner: Uuid) -> rusqlite::Result<ShardSet> {
@@ -121,6 +143,13 @@ pub(crate) fn optional_run_id(row: &Row<'_>, column: usize) -> rusqlite::Result<
     let uuid = Uuid::from_bytes(bytes);
     let id = RunId::from_uuid(uuid).ok_or_else(|| bad_value("parent", uuid))?;
     Ok(Some(id))
+}
+
+pub(crate) fn tags(row: &Row<'_>, column: usize) -> rusqlite::Result<Vec<(String, String)>> {
+    match row.get_ref(column)?.as_str_or_null()? {
+        Some(json) => from_json(json),
+        None => Ok(Vec::new()),
+    }
 }
 
 pub(crate) fn status(row: &Row<'_>, column: usize) -> rusqlite::Result<RunStatus> {
@@ -162,6 +191,6 @@ pub(crate) fn to_json<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-fn from_json(json: &str) -> rusqlite::Result<Vec<(String, String)>> {
-    serde_json::from_str(json).map_err(|error| bad_value("tags", error))
+pub(crate) fn from_json<T: serde::de::DeserializeOwned>(json: &str) -> rusqlite::Result<T> {
+    serde_json::from_str(json).map_err(|error| bad_value("a list", error))
 }

@@ -84,7 +84,8 @@ impl File {
         if self.options.create {
             flags |= OpenFlags::SQLITE_OPEN_CREATE;
         }
-        let conn = self.connect(flags)?;
+        let mut conn = self.connect(flags)?;
+        super::transact::install(&mut conn).map_err(|error| self.error(error))?;
         let tune = || -> rusqlite::Result<()> {
             conn.execute_batch("PRAGMA wal_autocheckpoint = 8000; PRAGMA cache_size = -65536;")?;
             if let Some(pages) = self.options.max_page_count {

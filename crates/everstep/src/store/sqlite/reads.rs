@@ -5,8 +5,8 @@ use uuid::Uuid;
 
 use super::{batch::find_key, columns};
 use crate::{
-    run_id::{RunNo, ShardId},
-    store::*,
+    run_id::{RunId, RunNo, ShardId},
+    store::{rules, *},
     time::Timestamp,
 };
 
@@ -36,10 +36,12 @@ pub(crate) fn load(conn: &Connection, no: RunNo) -> rusqlite::Result<Option<Load
     let history = statement.query_map(params![no.0, row.generation], put)?;
     let history = history.collect::<rusqlite::Result<_>>()?;
     let inbox = columns::inbox_after(conn, no, 0)?;
+    let streams = super::streams::names(conn, no)?;
     Ok(Some(LoadedRun {
         row,
         history,
         inbox,
+        streams,
     }))
 }
 
@@ -154,6 +156,32 @@ pub(crate) fn live(
     Ok(runs)
 }
 
+pub(crate) fn paused(
+    conn: &Connection,
+    shards: &ShardSet,
+    after: Option<RunNo>,
+    limit: usize,
+) -> rusqlite::Result<Vec<PausedRun>> {
+    let sql = "SELECT id, shard, workflow, version, waiting FROM runs INDEXED BY idle \
+               WHERE status = 4 AND status IN (2, 4) AND available_at IS NULL AND no > ?1 \
+               ORDER BY no";
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut rows = statement.query([after.map_or(i64::MIN, |no| no.0)])?;
+    let mut runs = Vec::new();
+    while runs.len() < limit {
+        let Some(row) = rows.next()? else { break };
+        if shards.contains(shard(row.get(1)?)) {
+            runs.push(PausedRun {
+                id: columns::run_id(row, 0)?,
+                workflow: row.get::<_, String>(2)?.into(),
+                version: row.get(3)?,
+                reason: row.get(4)?,
+            });
+        }
+    }
+    Ok(runs)
+}
+
 pub(crate) fn census(
     conn: &Connection,
     now: Timestamp,
@@ -202,6 +230,23 @@ pub(crate) fn list(
     rows.collect()
 }
 
+pub(crate) fn find(
+    conn: &Connection,
+    filter: &Filter,
+    after: Option<RunNo>,
+    limit: usize,
+) -> rusqlite::Result<Vec<RunId>> {
+    let (condition, mut params) = condition(filter);
+    let (before, limit) = (after.map_or(i64::MAX, |no| no.0), columns::limit(limit));
+    let sql = format!("SELECT id FROM runs WHERE {condition} AND no < ? ORDER BY no DESC LIMIT ?");
+    params.extend([Box::new(before) as Box<dyn ToSql>, Box::new(limit)]);
+    let mut statement = conn.prepare(&sql)?;
+    let rows = statement.query_map(rusqlite::params_from_iter(params), |row| {
+        columns::run_id(row, 0)
+    })?;
+    rows.collect()
+}
+
 pub(crate) fn count(conn: &Connection, filter: &Filter) -> rusqlite::Result<u64> {
     let (condition, params) = condition(filter);
     let sql = format!("SELECT count(*) FROM runs WHERE {condition}");
@@ -243,11 +288,55 @@ fn condition(filter: &Filter) -> (String, Vec<Box<dyn ToSql>>) {
         terms.push("created_at < ?".to_owned());
         params.push(Box::new(before.as_millis()));
     }
+    if let Some(version) = filter.version {
+        terms.push("version = ?".to_owned());
+        params.push(Box::new(version));
+    }
+    if let Some(prefix) = &filter.key_prefix {
+        key_prefix(filter, prefix, &mut terms, &mut params);
+    }
+    if let Some(from) = filter.finished_from {
+        terms.push("finished_at >= ?".to_owned());
+        params.push(Box::new(from.as_millis()));
+    }
+    if let Some(before) = filter.finished_before {
+        terms.push("finished_at < ?".to_owned());
+        params.push(Box::new(before.as_millis()));
+    }
     (terms.join(" AND "), params)
 }
 
+/// A range of keys; of one workflow, the table of keys has it in order.
+fn key_prefix(
+    filter: &Filter,
+    prefix: &str,
+    terms: &mut Vec<String>,
+    params: &mut Vec<Box<dyn ToSql>>,
+) {
+    let end = rules::prefix_end(prefix);
+    let range = if end.is_some() {
+        "key >= ? AND key < ?"
+    } else {
+        "key >= ?"
+    };
+    if let Some(workflow) = &filter.workflow {
+        terms.push(format!(
+            "no IN (SELECT run FROM keys WHERE workflow = ? AND {range})"
+        ));
+        params.push(Box::new(workflow.clone()));
+    } else {
+        terms.push(range.to_owned());
+    }
+    params.push(Box::new(prefix.to_owned()));
+    if let Some(end) = end {
+        params.push(Box::new(end));
+    }
+}
+
 pub(crate) fn state(conn: &Connection, run: RunNo) -> rusqlite::Result<Vec<(String, Vec<u8>)>> {
-    let sql = "SELECT key, value FROM state WHERE run = ?1 ORDER BY key";
+    // What a deleted run has left is not shown.
+    let sql = "SELECT key, value FROM state WHERE run = ?1 \
+               AND EXISTS (SELECT 1 FROM runs WHERE no = ?1) ORDER BY key";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([run.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
     rows.collect()
@@ -288,7 +377,8 @@ pub(crate) fn answers(
         .collect::<Vec<_>>();
     let sql = "WITH asked (id) AS (SELECT unhex(value) FROM json_each(?1)) \
                SELECT asked.id, state, body FROM asked LEFT JOIN requests \
-               ON requests.id = asked.id WHERE state IS NULL OR state > 0";
+               ON requests.id = asked.id AND requests.run NOT IN (SELECT run FROM graves) \
+               WHERE state IS NULL OR state > 0";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([columns::to_json(&hex)], |row| {
         let answer = match row.get::<_, Option<i64>>(1)? {
@@ -306,37 +396,8 @@ pub(crate) fn has_old_generations(conn: &Connection) -> rusqlite::Result<bool> {
         .exists([])
 }
 
-pub(crate) fn dead_letters(
-    conn: &Connection,
-    run: Option<RunNo>,
-    limit: usize,
-) -> rusqlite::Result<Vec<DeadLetter>> {
-    let condition = if run.is_some() {
-        "run = ?1"
-    } else {
-        "?1 IS NULL"
-    };
-    let sql = format!(
-        "SELECT no, run, name, body, reason, at FROM dead_letters WHERE {condition} \
-         ORDER BY no LIMIT ?2"
-    );
-    let mut statement = conn.prepare_cached(&sql)?;
-    let params = params![run.map(|no| no.0), columns::limit(limit)];
-    let rows = statement.query_map(params, |row| {
-        Ok(DeadLetter {
-            no: row.get::<_, i64>(0)? as u64,
-            run: row.get::<_, Option<i64>>(1)?.map(RunNo),
-            name: row.get(2)?,
-            body: row.get(3)?,
-            reason: row.get(4)?,
-            at: columns::time(row, 5)?,
-        })
-    })?;
-    rows.collect()
-}
-
 pub(crate) fn runners(conn: &Connection) -> rusqlite::Result<Vec<RunnerRow>> {
-    let sql = "SELECT id, epoch, name, lease_until FROM runners ORDER BY id";
+    let sql = "SELECT id, epoch, name, lease_until, workflows FROM runners ORDER BY id";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
         let id = Uuid::from_bytes(row.get(0)?);
@@ -346,6 +407,7 @@ pub(crate) fn runners(conn: &Connection) -> rusqlite::Result<Vec<RunnerRow>> {
             name: row.get(2)?,
             lease_until: columns::time(row, 3)?,
             shards: columns::shards_of(conn, id)?,
+            workflows: columns::from_json(&row.get::<_, String>(4)?)?,
         })
     })?;
     rows.collect()

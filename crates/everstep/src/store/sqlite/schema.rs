@@ -22,6 +22,12 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("format_1.sql"),
     include_str!("format_waits.sql"),
     include_str!("format_children.sql"),
+    include_str!("format_streams.sql"),
+    include_str!("format_schedules.sql"),
+    include_str!("format_control.sql"),
+    include_str!("format_queues.sql"),
+    include_str!("format_events.sql"),
+    include_str!("format_deferreds.sql"),
     include_str!("format_limits.sql"),
 ];
 

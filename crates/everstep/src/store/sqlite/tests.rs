@@ -81,6 +81,7 @@ fn message(id: RunId) -> Delivery {
         dedupe: None,
         request: None,
         inbox_max: 100_000,
+        on_end: OnEnd::Error,
     }
 }
 
@@ -155,8 +156,9 @@ fn an_owner_and_a_client_with_stores_of_their_own_keep_the_contract() {
 impl Store for OwnerAndClient {
     fn describe(&self) -> String { self.owner.describe() }
     fn migrate(&self) -> Result<(), StoreError> { self.client.migrate() }
+    fn secret(&self) -> Result<Secret, StoreError> { self.client.secret() }
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
-        let is_owners = batch.writes.iter().any(|write| matches!(write, Write::Commit(_)));
+        let is_owners = batch.writes.iter().any(|write| matches!(write, Write::Commit(_) | Write::Emit(_)));
         if is_owners { self.owner.commit(batch) } else { self.client.commit(batch) }
     }
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> { self.client.run(target) }
@@ -164,14 +166,32 @@ impl Store for OwnerAndClient {
     fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> { self.owner.inbox(run, after) }
     fn due(&self, now: Timestamp, shards: &ShardSet, after: Option<(Timestamp, RunNo)>, limit: usize) -> Result<Due, StoreError> { self.owner.due(now, shards, after, limit) }
     fn live(&self, shards: &ShardSet, after: Option<RunNo>, limit: usize) -> Result<Vec<DueRun>, StoreError> { self.owner.live(shards, after, limit) }
+    fn paused(&self, shards: &ShardSet, after: Option<RunNo>, limit: usize) -> Result<Vec<PausedRun>, StoreError> { self.owner.paused(shards, after, limit) }
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> { self.owner.census(now, shards) }
     fn list(&self, filter: &Filter, after: Option<RunNo>, limit: usize) -> Result<Vec<RunRow>, StoreError> { self.client.list(filter, after, limit) }
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> { self.client.count(filter) }
+    fn find(&self, filter: &Filter, after: Option<RunNo>, limit: usize) -> Result<Vec<RunId>, StoreError> { self.client.find(filter, after, limit) }
+    fn finished_before(&self, workflow: &str, status: RunStatus, before: Timestamp, limit: usize) -> Result<Vec<(RunId, Timestamp)>, StoreError> { self.owner.finished_before(workflow, status, before, limit) }
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> { self.owner.sweep(now, limit) }
     fn history(&self, run: RunNo, after: Option<&[u8]>, limit: usize) -> Result<Vec<Put>, StoreError> { self.client.history(run, after, limit) }
     fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> { self.client.state(run) }
+    fn stream(&self, run: RunNo, stream: &str, from: u64, limit: usize) -> Result<Option<StreamPage>, StoreError> { self.client.stream(run, stream, from, limit) }
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> { self.client.streams(run) }
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> { self.client.streams_grown(asked) }
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> { self.client.finished(runs) }
     fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> { self.client.answers(requests) }
-    fn dead_letters(&self, run: Option<RunNo>, limit: usize) -> Result<Vec<DeadLetter>, StoreError> { self.client.dead_letters(run, limit) }
+    fn dead_letters(&self, filter: &LetterFilter, after: u64, limit: usize) -> Result<Vec<DeadLetter>, StoreError> { self.client.dead_letters(filter, after, limit) }
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> { self.client.event(name) }
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> { self.client.events_to_tend(now) }
+    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> { self.owner.queue_item(item) }
+    fn queue_items(&self, queue: &str, state: Option<ItemState>, after: Option<ItemId>, limit: usize) -> Result<Vec<ItemRow>, StoreError> { self.client.queue_items(queue, state, after, limit) }
+    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> { self.owner.queue_stats(queue) }
+    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> { self.client.queue_outlook(queue, now) }
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> { self.owner.queue_ended(items) }
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> { self.client.schedule(name) }
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.client.schedules(after, limit) }
+    fn due_schedules(&self, now: Timestamp, after: Option<(Timestamp, &str)>, limit: usize) -> Result<DueSchedules, StoreError> { self.owner.due_schedules(now, after, limit) }
+    fn queued_schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.owner.queued_schedules(after, limit) }
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> { self.client.register_runner(runner) }
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> { self.owner.heartbeat(fence, now, lease) }
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> { self.owner.runners() }
@@ -312,8 +332,9 @@ fn a_damaged_file_is_called_damaged() {
     damage(100, 8_192);
     let error = open_error(&path);
     assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
-    damage(8_192, whole.len());
-    let store = SqliteStore::open(&path).expect("its first page is whole");
+    // The second page is the root of the first table, `runs`; those of the schema may lie behind it.
+    damage(8_192, 16_384);
+    let store = SqliteStore::open(&path).expect("its schema is whole");
     let error = store
         .list(&Filter::default(), None, 10)
         .expect_err("damaged");
@@ -765,9 +786,11 @@ fn a_file_of_format_1_can_be_opened() {
             .expect("answers")
             .is_empty()
     );
-    let letters = store
-        .dead_letters(Some(failed.no()), 10)
-        .expect("dead_letters");
+    let of_run = LetterFilter {
+        run: Some(failed.no()),
+        name: None,
+    };
+    let letters = store.dead_letters(&of_run, 0, 10).expect("dead_letters");
     assert_eq!(letters.len(), 1);
     let blue = vec![("colour".to_owned(), "blue".to_owned())];
     assert_eq!(

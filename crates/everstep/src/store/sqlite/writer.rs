@@ -41,6 +41,13 @@ pub(crate) struct Writer {
     last_wrote_at: Option<Instant>,
 }
 
+/// Whether something of deleted runs is still in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Swept {
+    Clean,
+    No,
+}
+
 /// What the writer knows about the file without reading it.
 #[derive(Default)]
 pub(crate) struct Memory {
@@ -48,6 +55,8 @@ pub(crate) struct Memory {
     heads: HashMap<i64, Head, BuildHasherDefault<NumberHasher>>,
     /// The shards of the runner that committed last.
     pub(crate) shards: Option<(Uuid, ShardSet)>,
+    /// Whether there are numbers of deleted runs that a start has to keep clear of.
+    pub(crate) swept: Option<Swept>,
     data_version: Option<i64>,
     /// When somebody else was last seen to have written.
     company_at: Option<Instant>,
@@ -65,6 +74,11 @@ impl Memory {
         } else if self.heads.len() < HEADS_MAX || self.heads.contains_key(&run.0) {
             self.heads.insert(run.0, head);
         }
+    }
+
+    /// Forgets a row that is gone.
+    pub(crate) fn forget(&mut self, run: RunNo) {
+        self.heads.remove(&run.0);
     }
 
     /// Forgets what another process may have changed. Called with the write lock held, so that
@@ -97,6 +111,7 @@ impl Memory {
         }
         self.heads.clear();
         self.shards = None;
+        self.swept = None;
         self.data_version = Some(data_version);
         Ok(())
     }
@@ -192,8 +207,9 @@ impl Writer {
     }
 }
 
+/// Not out of the cache of statements: the body of a user's transaction must not find it there.
 fn execute(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
-    conn.prepare_cached(sql)?.execute([]).map(drop)
+    conn.execute_batch(sql)
 }
 
 /// Ends the transaction, if SQLite has not done so by itself.

@@ -1,0 +1,221 @@
+//! Which runs are meant, and lists and counts of them.
+
+use std::future::IntoFuture;
+
+use super::{Boxed, Client, ClientError, RunPage};
+use crate::{commit::RunStatus, run_id::RunId, store::Filter, time::Timestamp};
+
+/// What a filter is made of. Workflow, status and end are found by an index, tags and (together
+/// with the workflow) keys, too; the rest is looked at run by run.
+impl Filter {
+    /// All runs.
+    pub fn new() -> Filter {
+        Filter::default()
+    }
+
+    /// Only runs in this status; call it again for more.
+    pub fn status(mut self, status: RunStatus) -> Filter {
+        self.statuses.push(status);
+        self
+    }
+
+    /// Only runs of this workflow.
+    pub fn workflow(mut self, name: impl Into<String>) -> Filter {
+        self.workflow = Some(name.into());
+        self
+    }
+
+    /// Only runs of this version of their workflow.
+    pub fn version(mut self, version: u32) -> Filter {
+        self.version = Some(version);
+        self
+    }
+
+    /// Only runs whose key begins with this.
+    pub fn key_prefix(mut self, prefix: impl Into<String>) -> Filter {
+        self.key_prefix = Some(prefix.into());
+        self
+    }
+
+    /// Only runs with this tag; call it again for more, and all must be there.
+    pub fn tag(mut self, name: impl Into<String>, value: impl Into<String>) -> Filter {
+        self.tags.push((name.into(), value.into()));
+        self
+    }
+
+    /// Only runs that were started at or after this instant.
+    pub fn created_from(mut self, at: Timestamp) -> Filter {
+        self.created_from = Some(at);
+        self
+    }
+
+    /// Only runs that were started before this instant.
+    pub fn created_before(mut self, at: Timestamp) -> Filter {
+        self.created_before = Some(at);
+        self
+    }
+
+    /// Only runs that ended at or after this instant.
+    pub fn finished_from(mut self, at: Timestamp) -> Filter {
+        self.finished_from = Some(at);
+        self
+    }
+
+    /// Only runs that ended before this instant.
+    pub fn finished_before(mut self, at: Timestamp) -> Filter {
+        self.finished_before = Some(at);
+        self
+    }
+}
+
+macro_rules! filters {
+    ($($builder:ident),+) => {$(
+        impl $builder {
+            /// Only runs that match this, instead of what was said before.
+            pub fn filter(mut self, filter: Filter) -> Self {
+                self.filter = filter;
+                self
+            }
+
+            /// Only runs in this status; call it again for more.
+            pub fn status(mut self, status: RunStatus) -> Self {
+                self.filter = self.filter.status(status);
+                self
+            }
+
+            /// Only runs of this workflow.
+            pub fn workflow(mut self, name: impl Into<String>) -> Self {
+                self.filter = self.filter.workflow(name);
+                self
+            }
+
+            /// Only runs of this version of their workflow.
+            pub fn version(mut self, version: u32) -> Self {
+                self.filter = self.filter.version(version);
+                self
+            }
+
+            /// Only runs whose key begins with this.
+            pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
+                self.filter = self.filter.key_prefix(prefix);
+                self
+            }
+
+            /// Only runs with this tag; call it again for more, and all must be there.
+            pub fn tag(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+                self.filter = self.filter.tag(name, value);
+                self
+            }
+
+            /// Only runs that were started at or after this instant.
+            pub fn created_from(mut self, at: Timestamp) -> Self {
+                self.filter = self.filter.created_from(at);
+                self
+            }
+
+            /// Only runs that were started before this instant.
+            pub fn created_before(mut self, at: Timestamp) -> Self {
+                self.filter = self.filter.created_before(at);
+                self
+            }
+
+            /// Only runs that ended at or after this instant.
+            pub fn finished_from(mut self, at: Timestamp) -> Self {
+                self.filter = self.filter.finished_from(at);
+                self
+            }
+
+            /// Only runs that ended before this instant.
+            pub fn finished_before(mut self, at: Timestamp) -> Self {
+                self.filter = self.filter.finished_before(at);
+                self
+            }
+        }
+    )+};
+}
+
+filters!(List, Count);
+
+impl Client {
+    /// Runs, newest first. Set filters, then await it.
+    pub fn list(&self) -> List {
+        List {
+            client: self.clone(),
+            filter: Filter::default(),
+            after: None,
+            limit: 100,
+        }
+    }
+
+    /// How many runs there are. Set filters, then await it.
+    pub fn count(&self) -> Count {
+        Count {
+            client: self.clone(),
+            filter: Filter::default(),
+        }
+    }
+}
+
+/// A list of runs. Await it.
+#[must_use = "nothing is read unless it is awaited"]
+pub struct List {
+    client: Client,
+    filter: Filter,
+    after: Option<RunId>,
+    limit: usize,
+}
+
+impl List {
+    /// How many runs a page has at most; 100 if this is not said, 1 000 at most.
+    pub fn limit(mut self, limit: usize) -> Self {
+        self.limit = limit.clamp(1, 1_000);
+        self
+    }
+
+    /// Goes on after the last run of another page: see [`RunPage::next`].
+    pub fn after(mut self, cursor: RunId) -> Self {
+        self.after = Some(cursor);
+        self
+    }
+}
+
+impl IntoFuture for List {
+    type Output = Result<RunPage, ClientError>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let List {
+                client,
+                filter,
+                after,
+                limit,
+            } = self;
+            let after = after.map(RunId::no);
+            // One more than asked for shows whether there is another page.
+            let rows = client
+                .read(move |store| store.list(&filter, after, limit + 1))
+                .await?;
+            Ok(RunPage::new(rows, limit, &client.codecs))
+        })
+    }
+}
+
+/// A number of runs. Await it.
+#[must_use = "nothing is read unless it is awaited"]
+pub struct Count {
+    client: Client,
+    filter: Filter,
+}
+
+impl IntoFuture for Count {
+    type Output = Result<u64, ClientError>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let Count { client, filter } = self;
+            client.read(move |store| store.count(&filter)).await
+        })
+    }
+}

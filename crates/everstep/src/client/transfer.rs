@@ -1,0 +1,119 @@
+//! Runs as files: out of one store, into another, or into a test.
+
+use std::sync::Arc;
+
+use super::{Client, ClientError, RunHandle};
+use crate::{
+    codec::{self, run_file},
+    commit::{Imported, ImportedRun, Outcome, RunStatus, Target, Write},
+    history::{EntryKind, EntryStatus},
+    run_id::RunId,
+    store::RunRow,
+    time::Timestamp,
+};
+
+impl<O> RunHandle<O> {
+    /// The run as one file: its row, its history, its unread messages and the values it has set.
+    ///
+    /// The file is read by [`Client::import`], and by [`testing::replay`](crate::testing::replay),
+    /// which tells whether code fits the run. Its format is versioned: later versions of everstep
+    /// read it. It holds payloads as they are stored, so what a [codec](crate::Codec) has encrypted
+    /// stays encrypted. The run is not changed, and may be live.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such run.
+    pub async fn export(&self) -> Result<Vec<u8>, ClientError> {
+        let id = self.id;
+        let found = self.client.read(move |store| {
+            // The values come last: what the history says that it has set is among them.
+            let loaded = store.load(id.no())?;
+            Ok((loaded, store.state(id.no())?))
+        });
+        match found.await? {
+            (Some(loaded), state) if loaded.row.id == id => {
+                Ok(run_file::encode_run(&ImportedRun {
+                    row: loaded.row,
+                    history: loaded.history,
+                    inbox: loaded.inbox,
+                    state,
+                }))
+            }
+            _ => Err(ClientError::UnknownRun {
+                run: id.to_string(),
+            }),
+        }
+    }
+}
+
+/// Removes what says that the run is registered with its old store, and makes it due: it registers
+/// when it is replayed.
+fn register_again(run: &mut ImportedRun, now: Timestamp) {
+    // A place under a limit is its old store's.
+    run.inbox.retain(|row| !row.is_grant());
+    let answered = |key: &[u8]| run.inbox.iter().any(|row| row.wait.as_deref() == Some(key));
+    run.history.retain(|put| {
+        let Ok(entry) = codec::decode_entry(&put.value) else {
+            return true;
+        };
+        let by_name = matches!(
+            entry.kind,
+            EntryKind::Event | EntryKind::Deferred | EntryKind::Limit
+        );
+        !by_name || entry.status != EntryStatus::Waiting || answered(&put.key)
+    });
+    if run.row.status == RunStatus::Sleeping {
+        run.row.available_at = Some(now);
+    }
+}
+
+impl Client {
+    /// Puts a run that was [exported](RunHandle::export) into this store, under its own id.
+    ///
+    /// It goes on from where it was: one that was in its owner's memory is due at once, and what it
+    /// waits for by name (an event, a deferred, a limit) it asks this store for. What belongs to
+    /// others stays behind: the keys of messages that were sent to it, who waits for an answer or
+    /// for its end, and the children, other runs and queue items that it waits for itself. See to it
+    /// that only one of the two copies goes on, or the steps that both have before them are run by
+    /// both.
+    ///
+    /// # Errors
+    ///
+    /// If these bytes are not an exported run, or there is a run with its id or its key: nothing is
+    /// changed then.
+    pub async fn import(&self, file: impl AsRef<[u8]>) -> Result<RunHandle, ClientError> {
+        let mut run = run_file::decode_run(file.as_ref()).map_err(|error| ClientError::Decode {
+            what: "the file".to_owned(),
+            problem: error.to_string(),
+        })?;
+        register_again(&mut run, self.shared.now());
+        let RunRow { id, .. } = run.row;
+        let (workflow, key) = (run.row.workflow.clone(), run.row.key.clone());
+        let taken = |run: RunId, what: String| ClientError::Taken {
+            run: run.to_string(),
+            what,
+        };
+        match self.write(Write::Import(Box::new(run))).await? {
+            Outcome::Imported(Imported::Done { .. }) => Ok(self.handle(id, None)),
+            Outcome::Imported(Imported::IdTaken) => Err(taken(id, "its id".to_owned())),
+            Outcome::Imported(Imported::KeyTaken { .. }) => {
+                Err(self.key_taken(id, workflow, key).await)
+            }
+            _ => Err(ClientError::Closed),
+        }
+    }
+
+    async fn key_taken(&self, id: RunId, workflow: Arc<str>, key: Option<String>) -> ClientError {
+        let key = key.unwrap_or_default();
+        let target = Target::Key {
+            workflow: workflow.to_string(),
+            key: key.clone(),
+        };
+        let row = self.read(move |store| store.run(&target)).await;
+        let by = row.ok().flatten().map_or(id, |row| row.id);
+        ClientError::Taken {
+            run: id.to_string(),
+            what: format!("its key `{key}`, by run {by},"),
+        }
+    }
+}

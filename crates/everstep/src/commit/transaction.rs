@@ -1,0 +1,167 @@
+//! Writes of a workflow's own that are made in the transaction of its commit.
+//!
+//! On the path of `ctx.transaction`, the run puts a [`Transaction`] into its next commit, the store
+//! runs its body between two of its own writes, and the run reads from the same object what became
+//! of it. The answer is not part of the outcome, since one commit can be sent several times before
+//! it is durable: each time the body runs anew, and the last answer counts.
+//!
+//! Always true: the entry that says that the body has completed is written by the store in the
+//! transaction in which the body has written, or neither is.
+
+#[cfg(feature = "sqlite")]
+use std::time::Duration;
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+#[cfg(feature = "sqlite")]
+use crate::store::sqlite::Tx;
+use crate::{
+    commit::Put,
+    error::{Error, Failure, FailureKind},
+};
+
+/// Writes of a workflow's own, as part of its [`Commit`](crate::store::Commit).
+///
+/// A store that has SQL runs it; any other store says with [`refuse`](Transaction::refuse) that it
+/// cannot. One that is neither run nor refused is part of the next commit again.
+#[derive(Clone)]
+pub struct Transaction {
+    inner: Arc<Inner>,
+}
+
+/// What is run: it gives its result as a payload.
+#[cfg(feature = "sqlite")]
+pub(crate) type TransactionBody = Arc<dyn Fn(&Tx<'_>) -> Result<Vec<u8>, Error> + Send + Sync>;
+
+/// How long everything else may be held up.
+#[cfg(feature = "sqlite")]
+#[derive(Clone, Copy)]
+pub(crate) struct TransactionLimits {
+    /// By this body.
+    pub(crate) body: Duration,
+    /// By the bodies of a batch before this one begins.
+    pub(crate) batch: Duration,
+}
+
+struct Inner {
+    /// Where the entry is written.
+    key: Vec<u8>,
+    /// The entry up to its payload.
+    #[cfg(feature = "sqlite")]
+    prefix: Vec<u8>,
+    /// What messages call it.
+    name: String,
+    #[cfg(feature = "sqlite")]
+    body: TransactionBody,
+    #[cfg(feature = "sqlite")]
+    limits: TransactionLimits,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    answer: Option<Result<Vec<u8>, Error>>,
+    /// The body is not to run again: it has taken the store's transaction down with it.
+    #[cfg(feature = "sqlite")]
+    settled: bool,
+}
+
+impl Transaction {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        let state = self.inner.state.lock();
+        state.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says that this store has no transactions for workflows: the attempt has failed for good.
+    pub fn refuse(&self, why: &str) {
+        let text = format!(
+            "`{}` needs a store with transactions: {why}",
+            self.inner.name
+        );
+        let failure = Failure::new(FailureKind::Fatal, text);
+        self.lock().answer = Some(Err(Error::recorded(failure, Vec::new())));
+    }
+
+    /// What became of it; `None` if its turn did not come.
+    pub(crate) fn take_answer(&self) -> Option<Result<Vec<u8>, Error>> {
+        self.lock().answer.take()
+    }
+
+    /// The entry that was written, if it has completed and nobody has taken its answer.
+    pub(crate) fn written(&self) -> Option<Put> {
+        #[cfg(feature = "sqlite")]
+        if let Some(Ok(payload)) = &self.lock().answer {
+            let value = crate::codec::append_payload(&self.inner.prefix, payload);
+            let key = self.inner.key.clone();
+            return Some(Put { key, value });
+        }
+        None
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl Transaction {
+    /// A transaction whose entry, up to its payload, is `prefix`.
+    pub(crate) fn new(
+        key: Vec<u8>,
+        prefix: Vec<u8>,
+        name: String,
+        body: TransactionBody,
+        limits: TransactionLimits,
+    ) -> Transaction {
+        Transaction {
+            inner: Arc::new(Inner {
+                key,
+                prefix,
+                name,
+                body,
+                limits,
+                state: Mutex::default(),
+            }),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    pub(crate) fn limits(&self) -> TransactionLimits {
+        self.inner.limits
+    }
+
+    pub(crate) fn call(&self, tx: &Tx<'_>) -> Result<Vec<u8>, Error> {
+        (self.inner.body)(tx)
+    }
+
+    /// Whether the body is not to run any more.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.lock().settled
+    }
+
+    /// It has not run in this batch, so far.
+    pub(crate) fn postpone(&self) {
+        self.lock().answer = None;
+    }
+
+    /// What the body gave, in this batch.
+    pub(crate) fn answer(&self, answer: Result<Vec<u8>, Error>) {
+        self.lock().answer = Some(answer);
+    }
+
+    /// It has failed, and the batch is made again without it.
+    pub(crate) fn settle(&self, error: Error) {
+        let mut state = self.lock();
+        (state.answer, state.settled) = (Some(Err(error)), true);
+    }
+}
+
+impl fmt::Debug for Transaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transaction")
+            .field("name", &self.inner.name)
+            .field("key", &self.inner.key)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,662 @@
+//! The workers of this process: one thread that takes items from queues, hands them to handlers on
+//! the application's runtime, and says that those are alive.
+//!
+//! A [`Station`] is one call of `work`: a queue, a handler, and how many may run at once. The thread
+//! claims as many items as a station has room for when it is told that there are some (a notice of a
+//! commit here, a wake-up from another process), when a delay or a claim ends, and now and then for
+//! safety. A handler's end is settled by its own task, so it travels in the same batch as the next
+//! claim.
+//!
+//! Always true:
+//! - Heartbeats come from the thread, so a handler that blocks its runtime does not lose its item.
+//! - What the thread has been told, and has not acted on, counts as something that goes on: a
+//!   virtual clock does not jump over it.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicI64, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use tokio::{runtime::Handle, sync::oneshot, task::AbortHandle};
+use uuid::Uuid;
+
+use super::{
+    job::{self, Answering, Handler, Job},
+    shared::Shared,
+};
+use crate::{
+    cancellation::Cancellation,
+    client::ClientError,
+    codec::hook::Codecs,
+    commit::{
+        ClaimItems, Claimed, ClaimedItem, Extend, Outcome, QueueDone, QueueWrite, Settle,
+        Settlement,
+    },
+    queue::{ItemId, Queue},
+    random,
+    retry::Retry,
+    time::Timestamp,
+};
+
+/// How many items are claimed at once at most, so that a batch stays small.
+const CLAIM_MAX: usize = 256;
+
+/// How often a process that nobody can wake looks by itself.
+const UNTOLD_POLL: Duration = Duration::from_secs(1);
+
+/// The stations of a process, and what their thread waits on.
+pub(crate) struct Workers {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// When the thread has something to do by the clock.
+    next_timer: AtomicI64,
+}
+
+#[derive(Default)]
+struct State {
+    stations: Vec<Arc<Station>>,
+    /// The thread has something to do. Counted as activity while it is set, and until that is done.
+    signalled: bool,
+    running: bool,
+    closed: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What `work` was asked for.
+pub(crate) struct Spec {
+    pub(crate) queue: Arc<str>,
+    pub(crate) concurrency: usize,
+    pub(crate) policy: Retry,
+    pub(crate) visibility: Duration,
+    pub(crate) handler: Handler,
+}
+
+impl Spec {
+    pub(crate) fn new<I, O>(queue: Queue<I, O>, concurrency: usize, handler: Handler) -> Spec {
+        Spec {
+            queue: Arc::from(queue.name()),
+            concurrency: concurrency.max(1),
+            policy: queue.policy(),
+            visibility: queue.visible_for().max(Duration::from_millis(3)),
+            handler,
+        }
+    }
+}
+
+/// One call of `work`.
+pub(crate) struct Station {
+    spec: Spec,
+    runtime: Handle,
+    codecs: Codecs,
+    state: Mutex<Desk>,
+    /// Kept while it works: the committer of a client without an engine.
+    _keeps: Option<Arc<dyn std::any::Any + Send + Sync>>,
+}
+
+/// What changes at a station.
+#[derive(Default)]
+struct Desk {
+    jobs: HashMap<ItemId, Held>,
+    /// The queue may have something.
+    poked: bool,
+    /// When it may have something by the clock.
+    next_at: Option<Timestamp>,
+    stopping: Option<Stopping>,
+}
+
+/// An item that a handler works on.
+struct Held {
+    claim: Uuid,
+    until: Timestamp,
+    cancellation: Cancellation,
+    /// Absent until it is spawned.
+    task: Option<AbortHandle>,
+    /// Another worker has it.
+    lost: bool,
+}
+
+impl Held {
+    fn abort(&self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+struct Stopping {
+    until: Instant,
+    told: Vec<oneshot::Sender<()>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Default for Workers {
+    fn default() -> Workers {
+        Workers {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            next_timer: AtomicI64::new(i64::MAX),
+        }
+    }
+}
+
+impl Workers {
+    /// A station opens; the thread comes with the first.
+    pub(crate) fn open(
+        shared: &Arc<Shared>,
+        spec: Spec,
+        runtime: Handle,
+        codecs: Codecs,
+        keeps: Option<Arc<dyn std::any::Any + Send + Sync>>,
+    ) -> Result<Arc<Station>, ClientError> {
+        let poked = true;
+        let desk = Desk {
+            poked,
+            ..Desk::default()
+        };
+        let station = Arc::new(Station {
+            spec,
+            runtime,
+            codecs,
+            state: Mutex::new(desk),
+            _keeps: keeps,
+        });
+        let workers = &shared.workers;
+        let mut state = lock(&workers.state);
+        if state.closed {
+            return Err(ClientError::Closed);
+        }
+        state.stations.push(station.clone());
+        if !state.running {
+            let working = shared.clone();
+            let thread = std::thread::Builder::new().name("everstep-work".to_owned());
+            match thread.spawn(move || run(&working)) {
+                Ok(thread) => (state.running, state.thread) = (true, Some(thread)),
+                Err(error) => {
+                    tracing::error!(%error, "a thread cannot be started; no items are worked on");
+                    state.stations.pop();
+                    return Err(ClientError::Closed);
+                }
+            }
+        }
+        drop(state);
+        workers.signal(shared);
+        Ok(station)
+    }
+
+    /// Lets the thread look.
+    pub(crate) fn signal(&self, shared: &Shared) {
+        let mut state = lock(&self.state);
+        if state.running && !state.signalled {
+            state.signalled = true;
+            shared.activity.begin(1);
+        }
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    fn poke_where(&self, shared: &Shared, meant: impl Fn(&Station) -> bool) {
+        let mut any = false;
+        for station in lock(&self.state).stations.iter().filter(|s| meant(s)) {
+            lock(&station.state).poked = true;
+            any = true;
+        }
+        if any {
+            self.signal(shared);
+        }
+    }
+
+    /// This queue has got an item.
+    pub(crate) fn poke(&self, shared: &Shared, queue: &str) {
+        self.poke_where(shared, |station| *station.spec.queue == *queue);
+    }
+
+    /// Any queue may have got an item, from another process.
+    pub(crate) fn poke_all(&self, shared: &Shared) {
+        self.poke_where(shared, |_| true);
+    }
+
+    /// When the thread has something to do by a virtual clock, which it cannot wait for.
+    pub(crate) fn next_timer(&self) -> Option<Timestamp> {
+        let at = self.next_timer.load(Ordering::Acquire);
+        (at != i64::MAX).then(|| Timestamp::from_millis(at))
+    }
+
+    /// Lets the thread look if its time has come.
+    pub(crate) fn wake_if_due(&self, shared: &Shared, now: Timestamp) {
+        if self.next_timer().is_some_and(|at| at <= now) {
+            // The thread sets it anew when it has looked.
+            self.next_timer.store(i64::MAX, Ordering::Release);
+            self.signal(shared);
+        }
+    }
+
+    /// All stations take no more items; each is told when its handlers have ended, or were stopped
+    /// after this long and their items given back.
+    pub(crate) fn stop_all(&self, shared: &Shared, limit: Duration) -> Vec<oneshot::Receiver<()>> {
+        let stations = lock(&self.state).stations.clone();
+        let stopped = stations.iter().map(|station| station.stop(shared, limit));
+        stopped.collect()
+    }
+
+    /// Ends the thread; what handlers do is dropped.
+    pub(crate) fn close(&self) {
+        lock(&self.state).closed = true;
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn take_thread(&self) -> Option<JoinHandle<()>> {
+        lock(&self.state).thread.take()
+    }
+}
+
+impl Station {
+    pub(crate) fn queue(&self) -> &str {
+        &self.spec.queue
+    }
+
+    /// Takes no more items; told when the handlers have ended.
+    pub(crate) fn stop(&self, shared: &Shared, limit: Duration) -> oneshot::Receiver<()> {
+        let (sender, stopped) = oneshot::channel();
+        let mut desk = lock(&self.state);
+        let stopping = desk.stopping.get_or_insert_with(|| Stopping {
+            until: Instant::now() + limit,
+            told: Vec::new(),
+        });
+        stopping.told.push(sender);
+        for held in desk.jobs.values() {
+            held.cancellation.cancel();
+        }
+        drop(desk);
+        shared.workers.signal(shared);
+        stopped
+    }
+
+    /// When its next sign of life is due.
+    fn beat_at(&self, held: &Held) -> Timestamp {
+        held.until - self.spec.visibility * 2 / 3
+    }
+}
+
+/// The thread, until it is closed or no station is left.
+fn run(shared: &Arc<Shared>) {
+    let every = match shared.me {
+        Some(_) => shared.settings.safety_poll,
+        None => UNTOLD_POLL,
+    };
+    let mut safety = Instant::now() + every;
+    while let Some(look) = wait(shared, safety) {
+        let stations = lock(&shared.workers.state).stations.clone();
+        if shared.stopped().is_some() || shared.closing() {
+            stations.iter().for_each(|station| drop_jobs(station));
+        } else {
+            beat(shared, &stations);
+            if look {
+                look_around(shared, &stations);
+                safety = Instant::now() + every;
+            }
+            claim(shared, &stations);
+        }
+        let left = close_stopped(shared, stations);
+        set_timer(shared, &left);
+        shared.activity.end(1);
+        if left.is_empty() && end_if_alone(shared) {
+            return;
+        }
+    }
+    let mut state = lock(&shared.workers.state);
+    state.running = false;
+    let stations = std::mem::take(&mut state.stations);
+    if std::mem::take(&mut state.signalled) {
+        shared.activity.end(1);
+    }
+    drop(state);
+    stations.iter().for_each(|station| drop_jobs(station));
+}
+
+/// The last station has closed: the thread goes, and comes again with the next.
+fn end_if_alone(shared: &Shared) -> bool {
+    let mut state = lock(&shared.workers.state);
+    if !state.stations.is_empty() {
+        return false;
+    }
+    state.running = false;
+    state.thread = None;
+    if std::mem::take(&mut state.signalled) {
+        shared.activity.end(1);
+    }
+    true
+}
+
+/// Waits for something to do, which then counts as activity; whether it is time to look around.
+/// `None` if it is closed.
+fn wait(shared: &Shared, safety: Instant) -> Option<bool> {
+    let workers = &shared.workers;
+    let mut state = lock(&workers.state);
+    loop {
+        if state.closed {
+            return None;
+        }
+        if std::mem::take(&mut state.signalled) {
+            return Some(false);
+        }
+        let left = safety.saturating_duration_since(Instant::now());
+        let mut limit = left.min(next_stop(&state.stations));
+        if limit.is_zero() {
+            shared.activity.begin(1);
+            return Some(left.is_zero());
+        }
+        if shared.clock.as_virtual().is_none()
+            && let Some(at) = workers.next_timer()
+        {
+            let now = shared.now();
+            if at <= now {
+                workers.next_timer.store(i64::MAX, Ordering::Release);
+                shared.activity.begin(1);
+                return Some(false);
+            }
+            limit = limit.min(at.since(now));
+        }
+        let waited = workers.changed.wait_timeout(state, limit);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+/// How long until a station that stops has waited long enough for its handlers.
+fn next_stop(stations: &[Arc<Station>]) -> Duration {
+    let limits = stations.iter().filter_map(|station| {
+        let desk = lock(&station.state);
+        let until = desk.stopping.as_ref()?.until;
+        Some(until.saturating_duration_since(Instant::now()))
+    });
+    limits.min().unwrap_or(Duration::MAX)
+}
+
+/// Says that all handlers are alive, in one write, if it is time for one of them.
+fn beat(shared: &Shared, stations: &[Arc<Station>]) {
+    let now = shared.now();
+    let mut due = false;
+    let mut claims = Vec::new();
+    let mut held_at = Vec::new();
+    for station in stations {
+        let desk = lock(&station.state);
+        let until = now + station.spec.visibility;
+        for (item, held) in desk.jobs.iter().filter(|(_, held)| !held.lost) {
+            due |= station.beat_at(held) <= now;
+            let (item, claim) = (*item, held.claim);
+            claims.push(Extend { item, claim, until });
+            held_at.push(station.clone());
+        }
+    }
+    if !due {
+        return;
+    }
+    let answer = job::write(shared, QueueWrite::Extend(claims.clone()));
+    let Some(QueueDone::Extended(still)) = receive(answer) else {
+        return;
+    };
+    for ((claim, station), holds) in claims.iter().zip(held_at).zip(still) {
+        let mut desk = lock(&station.state);
+        let Some(held) = desk.jobs.get_mut(&claim.item) else {
+            continue;
+        };
+        if held.claim != claim.claim {
+            continue;
+        }
+        held.until = held.until.max(claim.until);
+        if !holds {
+            held.lost = true;
+            tracing::warn!(
+                queue = station.queue(),
+                item = claim.item.0,
+                "an item was given to another worker, since this one gave no sign of life in time"
+            );
+            held.cancellation.cancel();
+        }
+    }
+}
+
+/// What became of a write; none if it was not made.
+fn receive(answer: Answering) -> Option<QueueDone> {
+    match answer.blocking_recv() {
+        Ok(Ok(Outcome::Queue(done))) => Some(done),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "a write about a queue was not made; trying again");
+            None
+        }
+        _ => None,
+    }
+}
+
+/// Asks for what nobody may have told.
+fn look_around(shared: &Shared, stations: &[Arc<Station>]) {
+    for station in stations {
+        {
+            let desk = lock(&station.state);
+            if desk.poked || desk.stopping.is_some() || desk.jobs.len() >= station.spec.concurrency
+            {
+                continue;
+            }
+        }
+        match shared.store.queue_outlook(station.queue(), shared.now()) {
+            Ok(outlook) => {
+                let mut desk = lock(&station.state);
+                desk.poked |= outlook.ready;
+                desk.next_at = [desk.next_at, outlook.next_at].into_iter().flatten().min();
+            }
+            Err(error) => tracing::warn!(%error, "a queue cannot be looked at; trying again"),
+        }
+    }
+}
+
+/// How long a claim that was not made waits before it is tried again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Takes as many items as there is room for, where there may be some.
+fn claim(shared: &Arc<Shared>, stations: &[Arc<Station>]) {
+    let now = shared.now();
+    let mut asked = Vec::new();
+    for station in stations {
+        let mut desk = lock(&station.state);
+        let room = station.spec.concurrency.saturating_sub(desk.jobs.len());
+        let due = desk.poked || desk.next_at.is_some_and(|at| at <= now);
+        if !due || room == 0 || desk.stopping.is_some() {
+            continue;
+        }
+        (desk.poked, desk.next_at) = (false, None);
+        let claim = Uuid::from_u64_pair(random::entropy(), random::entropy());
+        let wanted = ClaimItems {
+            queue: station.spec.queue.to_string(),
+            claim,
+            max: room.min(CLAIM_MAX),
+            attempts_max: station.spec.policy.attempts(),
+            visibility: station.spec.visibility,
+        };
+        drop(desk);
+        let answer = job::write(shared, QueueWrite::Claim(wanted));
+        asked.push((station, claim, answer));
+    }
+    for (station, claim, answer) in asked {
+        match receive(answer) {
+            Some(QueueDone::Claimed(claimed)) => begin(shared, station, claim, claimed),
+            _ => lock(&station.state).next_at = Some(now + RETRY_AFTER),
+        }
+    }
+}
+
+/// Starts the handlers of what was claimed.
+fn begin(shared: &Arc<Shared>, station: &Arc<Station>, claim: Uuid, claimed: Claimed) {
+    {
+        let mut desk = lock(&station.state);
+        desk.poked |= claimed.more;
+        desk.next_at = [desk.next_at, claimed.next_at].into_iter().flatten().min();
+    }
+    for item in claimed.items {
+        let spec = &station.spec;
+        let (queue, visibility) = (spec.queue.clone(), spec.visibility);
+        let codecs = station.codecs.clone();
+        let job = Job::new(shared.clone(), queue, claim, visibility, &item, codecs);
+        let cancellation = job.cancellation().clone();
+        let (id, until) = (item.item, item.until);
+        let held = Held {
+            claim,
+            until,
+            cancellation: cancellation.clone(),
+            task: None,
+            lost: false,
+        };
+        {
+            let mut desk = lock(&station.state);
+            desk.jobs.insert(id, held);
+            if desk.stopping.is_some() {
+                cancellation.cancel();
+            }
+        }
+        shared.activity.bodies_changed(1);
+        let at_desk = AtDesk {
+            shared: shared.clone(),
+            station: station.clone(),
+            item: id,
+            claim,
+        };
+        // Without a lock: a runtime that shuts down drops the task at once.
+        let task = station.runtime.spawn(handle(at_desk, job, item));
+        if let Some(held) = lock(&station.state).jobs.get_mut(&id) {
+            held.task = Some(task.abort_handle());
+        }
+    }
+}
+
+/// Leaves the desk when the handler has ended in any way.
+struct AtDesk {
+    shared: Arc<Shared>,
+    station: Arc<Station>,
+    item: ItemId,
+    claim: Uuid,
+}
+
+impl Drop for AtDesk {
+    fn drop(&mut self) {
+        let mut desk = lock(&self.station.state);
+        let ours = |held: &Held| held.claim == self.claim;
+        if desk.jobs.get(&self.item).is_some_and(ours) {
+            desk.jobs.remove(&self.item);
+        }
+        drop(desk);
+        self.shared.workers.signal(&self.shared);
+        self.shared.activity.bodies_changed(-1);
+    }
+}
+
+/// One attempt from its claim to its settlement.
+async fn handle(at_desk: AtDesk, job: Job, item: ClaimedItem) {
+    let (shared, station) = (at_desk.shared.clone(), at_desk.station.clone());
+    let spec = &station.spec;
+    let payload = item.payload.clone();
+    let result = job::attempt(&spec.handler, job.clone(), payload).await;
+    let stopped = lock(&station.state).stopping.is_some() && job.cancellation().is_cancelled();
+    let settlement = match result {
+        // It was asked to stop, and says that it has not done its work.
+        Err(_) if stopped => Settlement::Release,
+        result => {
+            if let Err(error) = &result {
+                tracing::warn!(
+                    queue = station.queue(),
+                    item = item.item.0,
+                    attempt = item.attempt,
+                    error = error.failure().full(),
+                    "an attempt at an item failed"
+                );
+            }
+            let (now, max) = (shared.now(), shared.settings.payload_bytes_max);
+            job::settlement(result, &item, &spec.policy, now, max, &station.codecs)
+        }
+    };
+    let settle = Settle {
+        item: item.item,
+        claim: at_desk.claim,
+        settlement,
+    };
+    let answer = job::write(&shared, QueueWrite::Settle(settle));
+    drop(at_desk);
+    if let Ok(Ok(Outcome::Queue(QueueDone::Settled(false)))) = answer.await {
+        tracing::warn!(
+            queue = station.queue(),
+            item = item.item.0,
+            attempt = item.attempt,
+            "the result of an attempt is dropped: another worker has the item"
+        );
+    }
+}
+
+/// Closes the stations that were to stop and whose handlers have ended, or have had long enough;
+/// gives the others.
+fn close_stopped(shared: &Shared, stations: Vec<Arc<Station>>) -> Vec<Arc<Station>> {
+    let mut left = Vec::new();
+    for station in stations {
+        let mut desk = lock(&station.state);
+        let over = match &desk.stopping {
+            None => false,
+            Some(stopping) => desk.jobs.is_empty() || stopping.until <= Instant::now(),
+        };
+        if !over {
+            drop(desk);
+            left.push(station);
+            continue;
+        }
+        for (item, held) in std::mem::take(&mut desk.jobs) {
+            tracing::warn!(
+                queue = station.queue(),
+                item = item.0,
+                "a handler is still at work and is stopped; its item is given back"
+            );
+            held.abort();
+            let settle = Settle {
+                item,
+                claim: held.claim,
+                settlement: Settlement::Release,
+            };
+            drop(job::write(shared, QueueWrite::Settle(settle)));
+        }
+        let told = desk.stopping.take().map(|stopping| stopping.told);
+        drop(desk);
+        let mut state = lock(&shared.workers.state);
+        state.stations.retain(|other| !Arc::ptr_eq(other, &station));
+        drop(state);
+        for waiter in told.unwrap_or_default() {
+            _ = waiter.send(());
+        }
+    }
+    left
+}
+
+/// Drops all handlers: nothing that they give could be written.
+fn drop_jobs(station: &Station) {
+    let jobs = std::mem::take(&mut lock(&station.state).jobs);
+    for held in jobs.into_values() {
+        held.cancellation.cancel();
+        held.abort();
+    }
+}
+
+/// Notes when the thread has something to do by the clock.
+fn set_timer(shared: &Shared, stations: &[Arc<Station>]) {
+    let mut next: Option<Timestamp> = None;
+    for station in stations {
+        let desk = lock(&station.state);
+        let beats = desk.jobs.values().filter(|held| !held.lost);
+        let beat = beats.map(|held| station.beat_at(held)).min();
+        let has_room = desk.jobs.len() < station.spec.concurrency && desk.stopping.is_none();
+        let ready = desk.next_at.filter(|_| has_room);
+        next = [next, beat, ready].into_iter().flatten().min();
+    }
+    let at = next.map_or(i64::MAX, Timestamp::as_millis);
+    shared.workers.next_timer.store(at, Ordering::Release);
+}

@@ -1,0 +1,481 @@
+//! Events: who gets which, and what becomes of those that nobody has taken.
+//!
+//! Everything about one event name is decided under its row ([`EventTables::event_name`] is the
+//! first call of each function here), so publishing and waiting cannot miss each other; a store
+//! with several writers locks that row.
+//!
+//! The life of a waiter:
+//! 1. It *waits*, from the commit that recorded its operation.
+//! 2. It is *given* an event: a row in the inbox of its run. It is given one at most.
+//! 3. It has *taken* it ([`took`]), and is gone; or it is *released* ([`release`]: it lost a race,
+//!    its time ran out, its run ended), and what it was given and has not taken goes back.
+//!
+//! Always true:
+//! - An event of delivery `one` is with nobody or with one waiter. It is removed when that has taken
+//!   it, and is offered to the next oldest waiter when that is released.
+//! - A run sees a broadcast once for each key that it waits for, in the order of publishing: its
+//!   cursor is moved when it takes one, and a wait is handed the first event after the cursor.
+//! - Of the broadcasts of a name, one at a time is told around, oldest first. Whoever begins to wait
+//!   meanwhile finds them in the table and is not told again, since it was given one.
+
+use super::{
+    Head,
+    effects::Over,
+    tables::{Tables, Waiter, answer, link, links},
+};
+use crate::{
+    codec,
+    commit::{
+        Commit, Deliver, InboxKind, InboxRow, Publication, Published, RunStatus, SeenSince,
+        Subscription, Tended,
+    },
+    run_id::RunNo,
+    time::Timestamp,
+};
+
+/// How many waiters are told of a broadcast in one transaction.
+pub(crate) const PAGE: usize = 1_000;
+
+/// How many events are dropped at most to make room for one: more only after the limit was lowered.
+const DROPS_MAX: u64 = 100;
+
+/// How many waiters are looked at together for the oldest one that may have an event.
+const LOOK: usize = 100;
+
+/// What is known of all events of a name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EventName {
+    pub(crate) last_seq: u64,
+    pub(crate) last_waiter: u64,
+    /// How many are stored and with nobody.
+    pub(crate) kept: u64,
+    pub(crate) dropped: u64,
+}
+
+/// A stored event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoredEvent {
+    pub(crate) seq: u64,
+    pub(crate) key: Option<String>,
+    pub(crate) body: Vec<u8>,
+    pub(crate) published_at: Timestamp,
+    pub(crate) expires_at: Timestamp,
+    pub(crate) deliver: Deliver,
+    /// The waiter that has it, of delivery `one`.
+    pub(crate) given_to: Option<u64>,
+    /// The last waiter that was told of a broadcast, while there are more.
+    pub(crate) told: Option<u64>,
+}
+
+/// An operation that waits for an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EventWaiter {
+    pub(crate) name: String,
+    /// Its place in the order of registration.
+    pub(crate) no: u64,
+    pub(crate) matching: Option<String>,
+    pub(crate) waiter: Waiter,
+    /// It wants broadcasts after this one, and others after `floor`.
+    pub(crate) after: u64,
+    pub(crate) floor: u64,
+    /// What it was given.
+    pub(crate) given: Option<u64>,
+}
+
+/// The rows of events, within one batch.
+pub(crate) trait EventTables: Tables {
+    /// The row of a name. A store with several writers locks it.
+    fn event_name(&mut self, name: &str) -> Result<Option<EventName>, Self::Error>;
+    fn write_event_name(&mut self, name: &str, row: &EventName) -> Result<(), Self::Error>;
+
+    fn insert_event(&mut self, name: &str, event: &StoredEvent) -> Result<(), Self::Error>;
+    fn stored_event(&mut self, name: &str, seq: u64) -> Result<Option<StoredEvent>, Self::Error>;
+    /// Writes `given_to` and `told`.
+    fn write_event(&mut self, name: &str, event: &StoredEvent) -> Result<(), Self::Error>;
+    fn delete_event(&mut self, name: &str, seq: u64) -> Result<(), Self::Error>;
+    /// The first event after `after` of this delivery and, if `matching`, with this key, whose time
+    /// is not over and which is with nobody.
+    fn first_event(
+        &mut self,
+        name: &str,
+        matching: Option<&str>,
+        deliver: Deliver,
+        after: u64,
+    ) -> Result<Option<StoredEvent>, Self::Error>;
+    /// The last event that was published before this instant; 0 if none is stored.
+    fn last_event_before(&mut self, name: &str, at: Timestamp) -> Result<u64, Self::Error>;
+    /// The first event that is with nobody and not being told around.
+    fn oldest_kept(&mut self, name: &str) -> Result<Option<StoredEvent>, Self::Error>;
+    /// Events that are kept though their time is over.
+    fn expired_events(&mut self, limit: usize) -> Result<Vec<(String, u64)>, Self::Error>;
+    /// The first broadcast that is being told around, of this name or of any.
+    fn spreading(&mut self, name: Option<&str>) -> Result<Option<(String, u64)>, Self::Error>;
+
+    fn insert_waiter(&mut self, waiter: &EventWaiter) -> Result<(), Self::Error>;
+    /// Those who wait with exactly this `matching`, in order of registration.
+    fn waiters(
+        &mut self,
+        name: &str,
+        matching: Option<&str>,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<EventWaiter>, Self::Error>;
+    fn waiter_of(&mut self, waiter: &Waiter) -> Result<Option<EventWaiter>, Self::Error>;
+    fn waiters_of_run(&mut self, run: RunNo) -> Result<Vec<EventWaiter>, Self::Error>;
+    fn write_given(&mut self, waiter: &EventWaiter, seq: u64) -> Result<(), Self::Error>;
+    fn delete_waiter(&mut self, waiter: &EventWaiter) -> Result<(), Self::Error>;
+
+    /// The last broadcast that a run has seen; 0 if none.
+    fn cursor(
+        &mut self,
+        run: RunNo,
+        name: &str,
+        matching: Option<&str>,
+    ) -> Result<u64, Self::Error>;
+    fn write_cursor(
+        &mut self,
+        run: RunNo,
+        name: &str,
+        matching: Option<&str>,
+        seq: u64,
+    ) -> Result<(), Self::Error>;
+    fn delete_cursors(&mut self, run: RunNo) -> Result<(), Self::Error>;
+
+    /// Until when no second event with this key is published.
+    fn event_dedupe(&mut self, name: &str, key: &str) -> Result<Option<Timestamp>, Self::Error>;
+    fn write_event_dedupe(
+        &mut self,
+        name: &str,
+        key: &str,
+        until: Timestamp,
+    ) -> Result<(), Self::Error>;
+    /// Removes keys whose time is over; how many.
+    fn delete_event_dedupes(&mut self, limit: usize) -> Result<usize, Self::Error>;
+
+    /// Removes the unread messages of a run that become events, and gives them in order.
+    fn take_fallbacks(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Self::Error>;
+}
+
+/// Publishes an event: those who wait for it are told, or the first page of them.
+pub(crate) fn publish<T: EventTables>(
+    tables: &mut T,
+    publication: &Publication,
+) -> Result<Published, T::Error> {
+    let name = &*publication.name;
+    let mut row = tables.event_name(name)?.unwrap_or_default();
+    let now = tables.now();
+    let expires_at = now + publication.retain;
+    if let Some(key) = &publication.dedupe {
+        let until = tables.event_dedupe(name, key)?;
+        if until.is_some_and(|until| until > now) {
+            return Ok(Published::default());
+        }
+        tables.write_event_dedupe(name, key, expires_at)?;
+    }
+    row.last_seq += 1;
+    let mut event = StoredEvent {
+        seq: row.last_seq,
+        key: publication.key.clone(),
+        body: publication.body.clone(),
+        published_at: now,
+        expires_at,
+        deliver: publication.deliver,
+        given_to: None,
+        told: None,
+    };
+    let mut published = Published {
+        seq: Some(event.seq),
+        ..Published::default()
+    };
+    match event.deliver {
+        // It waits for its turn, or somebody would be told of it before those that came first.
+        Deliver::Broadcast if tables.spreading(Some(name))?.is_some() => event.told = Some(0),
+        Deliver::Broadcast => (published.told, event.told) = spread(tables, name, &event, PAGE)?,
+        Deliver::One => {
+            event.given_to = give_oldest(tables, name, &event)?;
+            published.told = u64::from(event.given_to.is_some());
+        }
+    }
+    tables.insert_event(name, &event)?;
+    published.spreading = event.told.is_some();
+    if event.given_to.is_none() {
+        row.kept += 1;
+        published.kept = true;
+        published.dropped = make_room(tables, name, &mut row, publication.max_pending)?;
+    }
+    tables.write_event_name(name, &row)?;
+    Ok(published)
+}
+
+/// Drops the oldest events until there are no more than `max`; how many.
+fn make_room<T: EventTables>(
+    tables: &mut T,
+    name: &str,
+    row: &mut EventName,
+    max: u64,
+) -> Result<u64, T::Error> {
+    let mut dropped = 0;
+    let now = tables.now();
+    for _ in 0..DROPS_MAX {
+        if row.kept <= max {
+            break;
+        }
+        let Some(oldest) = tables.oldest_kept(name)? else {
+            break;
+        };
+        tables.delete_event(name, oldest.seq)?;
+        row.kept -= 1;
+        // One whose time was over is not missed.
+        dropped += u64::from(oldest.expires_at > now);
+    }
+    row.dropped += dropped;
+    Ok(dropped)
+}
+
+/// Tells the next waiters of a broadcast: how many, and the last one if there may be more.
+fn spread<T: EventTables>(
+    tables: &mut T,
+    name: &str,
+    event: &StoredEvent,
+    limit: usize,
+) -> Result<(u64, Option<u64>), T::Error> {
+    let page = waiters_for(tables, name, event, event.told.unwrap_or(0), limit)?;
+    let mut told = 0;
+    for waiter in &page {
+        if waiter.after < event.seq && give(tables, waiter, event)? {
+            told += 1;
+        }
+    }
+    let is_full = page.len() == limit;
+    let last = page.last().filter(|_| is_full).map(|waiter| waiter.no);
+    Ok((told, last))
+}
+
+/// Those who wait for an event like this, in order of registration.
+fn waiters_for<T: EventTables>(
+    tables: &mut T,
+    name: &str,
+    event: &StoredEvent,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<EventWaiter>, T::Error> {
+    let mut found = tables.waiters(name, None, after, limit)?;
+    if let Some(key) = &event.key {
+        found.extend(tables.waiters(name, Some(key), after, limit)?);
+        found.sort_by_key(|waiter| waiter.no);
+        found.truncate(limit);
+    }
+    Ok(found)
+}
+
+/// Gives an event to the oldest waiter that may have it; which.
+fn give_oldest<T: EventTables>(
+    tables: &mut T,
+    name: &str,
+    event: &StoredEvent,
+) -> Result<Option<u64>, T::Error> {
+    let mut after = 0;
+    loop {
+        let page = waiters_for(tables, name, event, after, LOOK)?;
+        for waiter in &page {
+            if waiter.floor < event.seq && give(tables, waiter, event)? {
+                return Ok(Some(waiter.no));
+            }
+        }
+        match page.last() {
+            Some(last) if page.len() == LOOK => after = last.no,
+            _ => return Ok(None),
+        }
+    }
+}
+
+/// Hands a waiter its event. One whose run is over is removed instead.
+fn give<T: EventTables>(
+    tables: &mut T,
+    waiter: &EventWaiter,
+    event: &StoredEvent,
+) -> Result<bool, T::Error> {
+    let body = codec::answer::value(&event.body);
+    let is_given = answer(tables, &waiter.waiter, InboxKind::Event, &waiter.name, body)?;
+    if is_given {
+        tables.write_given(waiter, event.seq)?;
+    } else {
+        tables.delete_waiter(waiter)?;
+    }
+    Ok(is_given)
+}
+
+/// An operation begins to wait. If there is an event for it, it is given that at once.
+pub(crate) fn subscribe<T: EventTables>(
+    tables: &mut T,
+    commit: &Commit,
+    subscription: &Subscription,
+) -> Result<(), T::Error> {
+    let name = &*subscription.name;
+    let mut row = tables.event_name(name)?.unwrap_or_default();
+    if !link(tables, commit.run, links::EVENTS)? {
+        return Ok(());
+    }
+    row.last_waiter += 1;
+    let matching = subscription.matching.as_deref();
+    let cursor = tables.cursor(commit.run, name, matching)?;
+    let floor = match subscription.since {
+        SeenSince::Any => 0,
+        SeenSince::At(at) => tables.last_event_before(name, at)?,
+        SeenSince::Wait => row.last_seq,
+    };
+    let waiter = EventWaiter {
+        name: name.to_owned(),
+        no: row.last_waiter,
+        matching: subscription.matching.clone(),
+        waiter: Waiter {
+            run: commit.run,
+            generation: commit.generation,
+            key: subscription.key.clone(),
+        },
+        after: cursor.max(floor),
+        floor,
+        given: None,
+    };
+    tables.insert_waiter(&waiter)?;
+    let one = tables.first_event(name, matching, Deliver::One, waiter.floor)?;
+    let broadcast = tables.first_event(name, matching, Deliver::Broadcast, waiter.after)?;
+    let first = one.into_iter().chain(broadcast).min_by_key(|it| it.seq);
+    if let Some(mut event) = first
+        && give(tables, &waiter, &event)?
+        && event.deliver == Deliver::One
+    {
+        event.given_to = Some(waiter.no);
+        tables.write_event(name, &event)?;
+        row.kept -= 1;
+    }
+    tables.write_event_name(name, &row)
+}
+
+/// An operation has taken what it was given.
+pub(crate) fn took<T: EventTables>(tables: &mut T, waiter: &Waiter) -> Result<(), T::Error> {
+    let Some(found) = tables.waiter_of(waiter)? else {
+        return Ok(());
+    };
+    tables.delete_waiter(&found)?;
+    settle(tables, &found)
+}
+
+/// What a waiter was given has been taken.
+fn settle<T: EventTables>(tables: &mut T, waiter: &EventWaiter) -> Result<(), T::Error> {
+    let Some(seq) = waiter.given else {
+        return Ok(());
+    };
+    let (name, run, matching) = (&waiter.name, waiter.waiter.run, waiter.matching.as_deref());
+    match tables.stored_event(name, seq)? {
+        Some(event) if event.deliver == Deliver::One => tables.delete_event(name, seq),
+        // A broadcast, which may be gone by now.
+        _ if tables.cursor(run, name, matching)? < seq => {
+            tables.write_cursor(run, name, matching, seq)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// An operation waits no more. `untaken` is whether what it was given was still in the inbox.
+pub(crate) fn release<T: EventTables>(
+    tables: &mut T,
+    waiter: &Waiter,
+    untaken: bool,
+) -> Result<(), T::Error> {
+    let Some(found) = tables.waiter_of(waiter)? else {
+        return Ok(());
+    };
+    tables.delete_waiter(&found)?;
+    if untaken {
+        give_back(tables, &found)
+    } else {
+        settle(tables, &found)
+    }
+}
+
+/// What a waiter was given and has not taken goes to the next, or back to its place.
+fn give_back<T: EventTables>(tables: &mut T, waiter: &EventWaiter) -> Result<(), T::Error> {
+    let Some(seq) = waiter.given else {
+        return Ok(());
+    };
+    let name = &*waiter.name;
+    let mut row = tables.event_name(name)?.unwrap_or_default();
+    let event = tables.stored_event(name, seq)?;
+    let Some(mut event) = event.filter(|event| event.deliver == Deliver::One) else {
+        // The cursor of the run has not moved: its next wait is handed it again.
+        return Ok(());
+    };
+    event.given_to = give_oldest(tables, name, &event)?;
+    tables.write_event(name, &event)?;
+    if event.given_to.is_none() {
+        row.kept += 1;
+        tables.write_event_name(name, &row)?;
+    }
+    Ok(())
+}
+
+/// The code of a run is over: it waits for nothing, and what it leaves unread may become events.
+/// `untaken` is what lay in the inbox for its operations.
+pub(crate) fn close<T: EventTables>(
+    tables: &mut T,
+    head: &Head,
+    over: Over,
+    untaken: &[InboxRow],
+) -> Result<(), T::Error> {
+    let run = head.id.no();
+    let waiters = tables.waiters_of_run(run)?;
+    // All of them first, or one would be handed what another of the same run gives back.
+    for waiter in &waiters {
+        tables.delete_waiter(waiter)?;
+    }
+    for waiter in &waiters {
+        let key = &waiter.waiter.key;
+        if untaken.iter().any(|row| row.wait.as_ref() == Some(key)) {
+            give_back(tables, waiter)?;
+        } else {
+            settle(tables, waiter)?;
+        }
+    }
+    let Some(ended) = over.ended else {
+        return Ok(());
+    };
+    for row in tables.take_fallbacks(run)? {
+        if let Some(fallback) = row.on_end {
+            publish(tables, &fallback.publication(row.body))?;
+        }
+    }
+    // A failed run may be tried again, and then goes on where it was.
+    if ended == RunStatus::Failed {
+        Ok(())
+    } else {
+        tables.delete_cursors(run)
+    }
+}
+
+/// Tells the next page of waiters of the first broadcast that has any left; or, if none has,
+/// removes what is kept no longer.
+pub(crate) fn tend<T: EventTables>(tables: &mut T, limit: usize) -> Result<Tended, T::Error> {
+    if let Some((name, seq)) = tables.spreading(None)? {
+        tables.event_name(&name)?;
+        let Some(mut event) = tables.stored_event(&name, seq)? else {
+            return Ok(Tended::default());
+        };
+        let (done, told) = spread(tables, &name, &event, limit)?;
+        event.told = told;
+        tables.write_event(&name, &event)?;
+        return Ok(Tended { done, more: true });
+    }
+    let expired = tables.expired_events(limit)?;
+    for (name, seq) in &expired {
+        let mut row = tables.event_name(name)?.unwrap_or_default();
+        tables.delete_event(name, *seq)?;
+        row.kept = row.kept.saturating_sub(1);
+        tables.write_event_name(name, &row)?;
+    }
+    let keys = tables.delete_event_dedupes(limit)?;
+    Ok(Tended {
+        done: (expired.len() + keys) as u64,
+        more: expired.len() == limit || keys == limit,
+    })
+}

@@ -1,0 +1,448 @@
+//! The rules of work queues: who gets an item, when it is tried again, and who is told of its end.
+//!
+//! ```text
+//!            ┌── delay ends ── delayed ◀── retry ──┐
+//!            ▼                                     │
+//! enqueue ▶ ready ──── claim ────▶ claimed ── settle ──▶ done (kept for a while), or removed
+//!            ▲                        │            └───▶ dead (failed, and no workflow was told)
+//!            └── visibility ends ─────┘                    │
+//!            └──────────────────── replay ─────────────────┘
+//! ```
+//!
+//! Always true:
+//! - An item is under one claim at a time; whoever settles or prolongs another claim is refused.
+//! - An operation that waits for an item is told once: its wait is removed in the transaction that
+//!   puts the answer into its inbox.
+//! - Time moves items only when somebody claims, so nothing has to be swept while nobody works.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::tables::{self, Tables, Waiter, links};
+use crate::{
+    codec::{self, answer},
+    commit::*,
+    error::{Failure, FailureKind},
+    queue::ItemId,
+    run_id::RunNo,
+    time::Timestamp,
+};
+
+/// What decisions about an item are made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ItemHead {
+    pub(crate) id: ItemId,
+    pub(crate) queue: String,
+    pub(crate) state: ItemState,
+    pub(crate) at: Timestamp,
+    pub(crate) claim: Option<Uuid>,
+    pub(crate) attempts: u32,
+    pub(crate) keep: Duration,
+    pub(crate) created_at: Timestamp,
+}
+
+/// What a change of an item writes besides its head.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ItemNews<'a> {
+    pub(crate) error: Option<&'a [u8]>,
+    pub(crate) answer: Option<&'a [u8]>,
+}
+
+/// An operation that waits for an item.
+pub(crate) struct Wait {
+    pub(crate) waiter: Waiter,
+    pub(crate) item: ItemId,
+    /// Whether the item goes with the wait while nobody has claimed it.
+    pub(crate) cancels: bool,
+}
+
+/// The rows of queues.
+pub(crate) trait QueueTables: Tables {
+    /// Puts an item in, in this state, and gives its number.
+    fn insert_item(
+        &mut self,
+        new: &NewItem,
+        state: ItemState,
+        at: Timestamp,
+    ) -> Result<ItemId, Self::Error>;
+
+    fn item(&mut self, item: ItemId) -> Result<Option<ItemHead>, Self::Error>;
+
+    fn item_answer(&mut self, item: ItemId) -> Result<Option<Vec<u8>>, Self::Error>;
+
+    /// The item that has this key.
+    fn item_by_dedupe(&mut self, queue: &str, key: &str) -> Result<Option<ItemId>, Self::Error>;
+
+    /// Writes what `head` says, the answer (or that there is none), and an error if there is a new
+    /// one.
+    fn write_item(&mut self, head: &ItemHead, news: ItemNews<'_>) -> Result<(), Self::Error>;
+
+    /// Takes the dedupe key from an item, so that another may have it.
+    fn free_dedupe(&mut self, item: ItemId) -> Result<(), Self::Error>;
+
+    fn delete_item(&mut self, item: ItemId) -> Result<(), Self::Error>;
+
+    /// Ready items in the order in which they are claimed, with their payloads.
+    fn ready_items(
+        &mut self,
+        queue: &str,
+        limit: usize,
+    ) -> Result<Vec<(ItemHead, Vec<u8>)>, Self::Error>;
+
+    /// Items in this state (delayed, claimed or done) whose time is not after `until`, by time.
+    fn timed_items(
+        &mut self,
+        queue: &str,
+        state: ItemState,
+        until: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<ItemHead>, Self::Error>;
+
+    /// The earliest time of an item in this state (delayed or claimed).
+    fn first_time(
+        &mut self,
+        queue: &str,
+        state: ItemState,
+    ) -> Result<Option<Timestamp>, Self::Error>;
+
+    fn put_wait(&mut self, wait: &Wait) -> Result<(), Self::Error>;
+
+    /// Removes the wait of one operation, and gives it.
+    fn take_wait(&mut self, waiter: &Waiter) -> Result<Option<Wait>, Self::Error>;
+
+    /// Removes all waits for an item, and gives them.
+    fn take_waits_for(&mut self, item: ItemId) -> Result<Vec<Wait>, Self::Error>;
+
+    /// Whether anybody waits for an item.
+    fn is_waited_for(&mut self, item: ItemId) -> Result<bool, Self::Error>;
+
+    /// The operations of a run that wait for items.
+    fn waits_of_run(&mut self, run: RunNo) -> Result<Vec<Waiter>, Self::Error>;
+}
+
+/// How many items of each kind are moved by time with one claim: more wait for the next, which is
+/// asked for at once.
+const SWEEP: usize = 500;
+
+/// Carries out a write to a queue.
+pub(crate) fn write<T: QueueTables>(
+    tables: &mut T,
+    write: &QueueWrite,
+) -> Result<QueueDone, T::Error> {
+    Ok(match write {
+        QueueWrite::Enqueue(new) => QueueDone::Enqueued(enqueue(tables, new)?),
+        QueueWrite::Claim(wanted) => QueueDone::Claimed(claim(tables, wanted)?),
+        QueueWrite::Extend(claims) => {
+            let held = claims.iter().map(|claim| extend(tables, claim));
+            QueueDone::Extended(held.collect::<Result<_, _>>()?)
+        }
+        QueueWrite::Settle(settled) => QueueDone::Settled(settle(tables, settled)?),
+        QueueWrite::Control(item, control) => {
+            QueueDone::Controlled(self::control(tables, *item, *control)?)
+        }
+    })
+}
+
+fn enqueue<T: QueueTables>(tables: &mut T, new: &NewItem) -> Result<Enqueued, T::Error> {
+    let now = tables.now();
+    if let Some(key) = &new.dedupe
+        && let Some(item) = tables.item_by_dedupe(&new.queue, key)?
+    {
+        let found = tables.item(item)?;
+        let is_over = |head: &ItemHead| head.state == ItemState::Done && head.at <= now;
+        if !found.as_ref().is_some_and(is_over) {
+            let attached = true;
+            return Ok(Enqueued { item, attached });
+        }
+        // It was kept long enough; only nobody has swept it.
+        tables.delete_item(item)?;
+    }
+    let (state, at) = match new.available_at {
+        Some(at) if at > now => (ItemState::Delayed, at),
+        _ => (ItemState::Ready, now),
+    };
+    let item = tables.insert_item(new, state, at)?;
+    let queue = new.queue.clone();
+    tables.notice(Notice::Queue { queue });
+    let attached = false;
+    Ok(Enqueued { item, attached })
+}
+
+/// An operation puts an item in and waits for it. Nothing happens if its run has ended.
+pub(crate) fn enqueue_and_wait<T: QueueTables>(
+    tables: &mut T,
+    new: &NewItem,
+    waiter: Waiter,
+    leave: bool,
+) -> Result<(), T::Error> {
+    if !tables::link(tables, waiter.run, links::QUEUES)? {
+        return Ok(());
+    }
+    let Enqueued { item, attached } = enqueue(tables, new)?;
+    if attached
+        && let Some(head) = tables.item(item)?
+        && head.state == ItemState::Done
+    {
+        let body = tables.item_answer(item)?.unwrap_or_else(answer::unknown);
+        let kind = InboxKind::QueueResult;
+        tables::answer(tables, &waiter, kind, &new.queue, body)?;
+        return Ok(());
+    }
+    let cancels = !attached && !leave;
+    tables.put_wait(&Wait {
+        waiter,
+        item,
+        cancels,
+    })
+}
+
+/// An operation puts an item in and goes on; its entry is written with the number of the item.
+pub(crate) fn enqueue_and_record<T: QueueTables>(
+    tables: &mut T,
+    new: &NewItem,
+    owner: &Waiter,
+    prefix: &[u8],
+) -> Result<Enqueued, T::Error> {
+    let enqueued = enqueue(tables, new)?;
+    let value = [prefix, &enqueued.item.0.to_le_bytes()].concat();
+    tables.put_entry(owner, value)?;
+    Ok(enqueued)
+}
+
+fn claim<T: QueueTables>(tables: &mut T, wanted: &ClaimItems) -> Result<Claimed, T::Error> {
+    let swept_all = sweep(tables, &wanted.queue, wanted.attempts_max)?;
+    let now = tables.now();
+    let room = room_under_limits(wanted.max);
+    let mut items = Vec::new();
+    for (mut head, payload) in tables.ready_items(&wanted.queue, room)? {
+        head.state = ItemState::Claimed;
+        head.at = now + wanted.visibility;
+        head.claim = Some(wanted.claim);
+        head.attempts += 1;
+        tables.write_item(&head, ItemNews::default())?;
+        items.push(ClaimedItem {
+            item: head.id,
+            attempt: head.attempts,
+            payload,
+            created_at: head.created_at,
+            until: head.at,
+        });
+    }
+    let delayed = tables.first_time(&wanted.queue, ItemState::Delayed)?;
+    let claimed = tables.first_time(&wanted.queue, ItemState::Claimed)?;
+    Ok(Claimed {
+        more: items.len() == room || !swept_all,
+        items,
+        next_at: [delayed, claimed].into_iter().flatten().min(),
+    })
+}
+
+/// How many of the items that a worker wants it may have. A limit on the queue is asked here.
+fn room_under_limits(wanted: usize) -> usize {
+    wanted
+}
+
+/// Moves what time has moved; whether that was all.
+fn sweep<T: QueueTables>(tables: &mut T, queue: &str, attempts_max: u32) -> Result<bool, T::Error> {
+    let now = tables.now();
+    let due = tables.timed_items(queue, ItemState::Delayed, now, SWEEP)?;
+    let lost = tables.timed_items(queue, ItemState::Claimed, now, SWEEP)?;
+    let over = tables.timed_items(queue, ItemState::Done, now, SWEEP)?;
+    let all = due.len() < SWEEP && lost.len() < SWEEP;
+    for mut head in due {
+        head.state = ItemState::Ready;
+        tables.write_item(&head, ItemNews::default())?;
+    }
+    for head in lost {
+        lose(tables, head, attempts_max)?;
+    }
+    for head in over {
+        tables.delete_item(head.id)?;
+    }
+    Ok(all)
+}
+
+/// A worker has not given a sign of life for too long.
+fn lose<T: QueueTables>(
+    tables: &mut T,
+    mut head: ItemHead,
+    attempts_max: u32,
+) -> Result<(), T::Error> {
+    let text = format!(
+        "the worker that had item {} of queue `{}` in attempt {} was lost: it gave no sign of life \
+         for as long as the queue's visibility",
+        head.id, head.queue, head.attempts
+    );
+    let mut failure = Failure::new(FailureKind::Error, text);
+    failure.attempts = head.attempts;
+    if head.attempts >= attempts_max {
+        failure.kind = FailureKind::Exhausted;
+        return fail(tables, head, &codec::encode_failure(&failure));
+    }
+    (head.state, head.claim, head.at) = (ItemState::Ready, None, tables.now());
+    let error = codec::encode_failure(&failure);
+    let error = Some(error.as_slice());
+    let answer = None;
+    tables.write_item(&head, ItemNews { error, answer })
+}
+
+/// The item, if it is under this claim.
+fn held<T: QueueTables>(
+    tables: &mut T,
+    item: ItemId,
+    claim: Uuid,
+) -> Result<Option<ItemHead>, T::Error> {
+    let head = tables.item(item)?;
+    Ok(head.filter(|head| head.state == ItemState::Claimed && head.claim == Some(claim)))
+}
+
+fn extend<T: QueueTables>(tables: &mut T, wanted: &Extend) -> Result<bool, T::Error> {
+    let Some(mut head) = held(tables, wanted.item, wanted.claim)? else {
+        return Ok(false);
+    };
+    if wanted.until > head.at {
+        head.at = wanted.until;
+        tables.write_item(&head, ItemNews::default())?;
+    }
+    Ok(true)
+}
+
+fn settle<T: QueueTables>(tables: &mut T, settled: &Settle) -> Result<bool, T::Error> {
+    let Some(mut head) = held(tables, settled.item, settled.claim)? else {
+        return Ok(false);
+    };
+    let now = tables.now();
+    match &settled.settlement {
+        Settlement::Done(payload) => {
+            let body = answer::value(payload);
+            tell(tables, &head, &body)?;
+            keep(tables, head, &body)?;
+        }
+        Settlement::Failed(error) => fail(tables, head, error)?,
+        Settlement::Retry { at, error } => {
+            (head.claim, head.at) = (None, *at.max(&now));
+            head.state = if *at > now {
+                ItemState::Delayed
+            } else {
+                ItemState::Ready
+            };
+            let error = Some(error.as_slice());
+            let answer = None;
+            tables.write_item(&head, ItemNews { error, answer })?;
+            let queue = head.queue;
+            tables.notice(Notice::Queue { queue });
+        }
+        Settlement::Release => {
+            (head.state, head.claim, head.at) = (ItemState::Ready, None, now);
+            head.attempts = head.attempts.saturating_sub(1);
+            tables.write_item(&head, ItemNews::default())?;
+            let queue = head.queue;
+            tables.notice(Notice::Queue { queue });
+        }
+    }
+    Ok(true)
+}
+
+/// Tells those who wait for the item how it ended; whether there was anybody.
+fn tell<T: QueueTables>(tables: &mut T, head: &ItemHead, body: &[u8]) -> Result<bool, T::Error> {
+    let mut told = false;
+    for wait in tables.take_waits_for(head.id)? {
+        let kind = InboxKind::QueueResult;
+        told |= tables::answer(tables, &wait.waiter, kind, &head.queue, body.to_vec())?;
+    }
+    Ok(told)
+}
+
+/// Keeps the answer for as long as the item says.
+fn keep<T: QueueTables>(tables: &mut T, mut head: ItemHead, body: &[u8]) -> Result<(), T::Error> {
+    if head.keep.is_zero() {
+        return tables.delete_item(head.id);
+    }
+    (head.state, head.claim) = (ItemState::Done, None);
+    head.at = tables.now() + head.keep;
+    let answer = Some(body);
+    let error = None;
+    tables.write_item(&head, ItemNews { error, answer })?;
+    tables.notice(Notice::ItemEnded {
+        item: head.id,
+        answer: body.to_vec(),
+    });
+    Ok(())
+}
+
+/// The item has failed for good: a workflow is told, or it becomes a dead letter.
+fn fail<T: QueueTables>(tables: &mut T, mut head: ItemHead, error: &[u8]) -> Result<(), T::Error> {
+    tables.free_dedupe(head.id)?;
+    let body = answer::failure(error);
+    if tell(tables, &head, &body)? {
+        return keep(tables, head, &body);
+    }
+    (head.state, head.claim, head.at) = (ItemState::Dead, None, tables.now());
+    let news = ItemNews {
+        error: Some(error),
+        answer: Some(&body),
+    };
+    tables.write_item(&head, news)?;
+    tables.notice(Notice::ItemEnded {
+        item: head.id,
+        answer: body,
+    });
+    Ok(())
+}
+
+fn control<T: QueueTables>(
+    tables: &mut T,
+    item: ItemId,
+    control: ItemControl,
+) -> Result<ItemControlled, T::Error> {
+    let Some(mut head) = tables.item(item)? else {
+        return Ok(ItemControlled::Unknown);
+    };
+    match (control, head.state) {
+        (ItemControl::Cancel, ItemState::Ready | ItemState::Delayed) => {
+            tell(tables, &head, &answer::cancelled())?;
+            cancel(tables, head)?;
+        }
+        (ItemControl::Replay, ItemState::Dead) => {
+            (head.state, head.at, head.attempts) = (ItemState::Ready, tables.now(), 0);
+            tables.write_item(&head, ItemNews::default())?;
+            let queue = head.queue;
+            tables.notice(Notice::Queue { queue });
+        }
+        (ItemControl::Drop, ItemState::Dead) => tables.delete_item(item)?,
+        (_, state) => return Ok(ItemControlled::Refused(state)),
+    }
+    Ok(ItemControlled::Done)
+}
+
+/// Takes an unclaimed item out.
+fn cancel<T: QueueTables>(tables: &mut T, head: ItemHead) -> Result<(), T::Error> {
+    tables.free_dedupe(head.id)?;
+    keep(tables, head, &answer::cancelled())
+}
+
+/// An operation does not wait for its item any more: it goes too, if nobody has claimed it and
+/// nobody else waits for it.
+pub(crate) fn abandon<T: QueueTables>(tables: &mut T, waiter: &Waiter) -> Result<(), T::Error> {
+    let Some(wait) = tables.take_wait(waiter)? else {
+        return Ok(());
+    };
+    if !wait.cancels || tables.is_waited_for(wait.item)? {
+        return Ok(());
+    }
+    match tables.item(wait.item)? {
+        Some(head) if matches!(head.state, ItemState::Ready | ItemState::Delayed) => {
+            cancel(tables, head)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The code of a run is over: nothing of it waits for an item any more.
+pub(crate) fn close<T: QueueTables>(tables: &mut T, run: RunNo) -> Result<(), T::Error> {
+    for waiter in tables.waits_of_run(run)? {
+        abandon(tables, &waiter)?;
+    }
+    Ok(())
+}

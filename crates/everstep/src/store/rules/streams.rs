@@ -1,0 +1,77 @@
+//! What every store decides the same way about streams: who may append, which position an item
+//! gets, and which items make room for it.
+
+use crate::{
+    run_id::RunNo,
+    store::{Emission, Emit, Refusal, StreamRow},
+    time::Timestamp,
+};
+
+use super::Head;
+
+/// How many bytes of bodies one page has at most. It has one item at least.
+pub(crate) const PAGE_BYTES_MAX: usize = 4 << 20;
+
+/// The rows of streams, as a store has them.
+pub(crate) trait StreamRows {
+    type Error;
+
+    /// The newest position of a stream.
+    fn last(&mut self, run: RunNo, stream: &str) -> Result<Option<u64>, Self::Error>;
+
+    /// Writes an item.
+    fn insert(&mut self, run: RunNo, stream: &str, row: StreamRow) -> Result<(), Self::Error>;
+
+    /// Removes all items before this position.
+    fn remove_before(&mut self, run: RunNo, stream: &str, pos: u64) -> Result<(), Self::Error>;
+}
+
+/// Why the items of a body are not taken from an owner whose fence holds; none if they are. As with
+/// results, a cancel or a pause does not refuse them.
+pub(crate) fn refuse_emission(head: Option<&Head>, emission: &Emission) -> Option<Refusal> {
+    let is_live = head
+        .is_some_and(|head| head.generation == emission.generation && !head.status.is_terminal());
+    (!is_live).then_some(Refusal::Gone)
+}
+
+/// Appends an item to its stream, and lets the oldest ones go that are too many.
+pub(crate) fn append<R: StreamRows>(
+    rows: &mut R,
+    run: RunNo,
+    generation: u32,
+    at: Timestamp,
+    emit: &Emit,
+) -> Result<(), R::Error> {
+    let pos = rows.last(run, &emit.stream)?.map_or(0, |last| last + 1);
+    let row = StreamRow {
+        pos,
+        at,
+        generation,
+        by: emit.by.clone(),
+        body: emit.body.clone(),
+    };
+    rows.insert(run, &emit.stream, row)?;
+    // The newest one always stays: the next position follows from it.
+    let kept = emit.items_max.max(1);
+    match (pos + 1).checked_sub(kept) {
+        None | Some(0) => Ok(()),
+        Some(first) => rows.remove_before(run, &emit.stream, first),
+    }
+}
+
+/// Takes items for one page: as many as `limit`, and not more bytes than a page may have.
+pub(crate) fn page<E>(
+    rows: impl Iterator<Item = Result<StreamRow, E>>,
+    limit: usize,
+) -> Result<Vec<StreamRow>, E> {
+    let (mut items, mut bytes) = (Vec::new(), 0);
+    for row in rows.take(limit) {
+        let row = row?;
+        bytes += row.body.len();
+        if bytes > PAGE_BYTES_MAX && !items.is_empty() {
+            break;
+        }
+        items.push(row);
+    }
+    Ok(items)
+}

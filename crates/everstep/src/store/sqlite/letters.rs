@@ -1,0 +1,136 @@
+//! Dead letters in SQL: [`crate::store::rules::letters`] decides, this reads and writes rows.
+
+use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
+
+use super::{batch::Applier, columns, error::bad_value};
+use crate::{
+    commit::{DeadLetter, Delivered, Delivery, LetterFilter, Target},
+    run_id::{RunId, RunNo},
+    store::rules::{self, letters::LetterTables},
+};
+
+/// What [`letter`] reads.
+const LETTERS: &str = "SELECT dead_letters.no, dead_letters.run, runs.id, runs.status, target, \
+     dead_letters.name, body, reason, at \
+     FROM dead_letters LEFT JOIN runs ON runs.no = dead_letters.run";
+
+fn letter(row: &Row<'_>) -> rusqlite::Result<DeadLetter> {
+    let is_known = row.get::<_, Option<[u8; 16]>>(2)?.is_some();
+    Ok(DeadLetter {
+        no: row.get::<_, i64>(0)? as u64,
+        run: row.get::<_, Option<i64>>(1)?.map(RunNo),
+        run_id: is_known.then(|| columns::run_id(row, 2)).transpose()?,
+        status: columns::optional_status(row, 3)?,
+        target: match row.get::<_, Option<String>>(4)? {
+            Some(json) => Some(target_of(&json)?),
+            None => None,
+        },
+        name: row.get(5)?,
+        body: row.get(6)?,
+        reason: row.get(7)?,
+        at: columns::time(row, 8)?,
+    })
+}
+
+fn target_of(json: &str) -> rusqlite::Result<Target> {
+    let parts: Vec<String> =
+        serde_json::from_str(json).map_err(|error| bad_value("target", error))?;
+    match &parts[..] {
+        [id] => id
+            .parse::<RunId>()
+            .map(Target::Id)
+            .map_err(|error| bad_value("target", error)),
+        [workflow, key] => Ok(Target::Key {
+            workflow: workflow.clone(),
+            key: key.clone(),
+        }),
+        _ => Err(bad_value("target", json)),
+    }
+}
+
+fn target_json(target: &Target) -> String {
+    match target {
+        Target::Id(id) => columns::to_json(&[id.to_string()]),
+        Target::Key { workflow, key } => columns::to_json(&[workflow, key]),
+    }
+}
+
+impl LetterTables for Applier<'_> {
+    fn deliver(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
+        Applier::deliver(self, delivery)
+    }
+
+    fn note_dedupe(&mut self, run: RunNo, key: &str) -> rusqlite::Result<()> {
+        let sql = "INSERT OR IGNORE INTO dedupes (run, key) VALUES (?1, ?2)";
+        self.execute(sql, params![run.0, key]).map(drop)
+    }
+
+    fn bury(
+        &mut self,
+        run: Option<RunNo>,
+        delivery: &Delivery,
+        reason: &str,
+    ) -> rusqlite::Result<()> {
+        let sql = "INSERT INTO dead_letters (run, name, body, reason, at, target) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+        let target = target_json(&delivery.target);
+        let Delivery { name, body, .. } = delivery;
+        let run = run.map(|run| run.0);
+        self.execute(sql, params![run, name, body, reason, self.now, target])
+            .map(drop)
+    }
+
+    fn letter(&mut self, no: u64) -> rusqlite::Result<Option<DeadLetter>> {
+        let sql = format!("{LETTERS} WHERE dead_letters.no = ?1");
+        let mut statement = self.conn.prepare_cached(&sql)?;
+        statement.query_row([no as i64], letter).optional()
+    }
+
+    fn remove_letter(&mut self, no: u64) -> rusqlite::Result<bool> {
+        let removed = self.execute("DELETE FROM dead_letters WHERE no = ?1", [no as i64])?;
+        Ok(removed > 0)
+    }
+}
+
+impl Applier<'_> {
+    /// The unread messages of a run that has ended become dead letters; those that become events
+    /// instead, and what was for one operation alone, wait until the run is closed.
+    pub(super) fn bury_inbox(&self, id: RunId) -> rusqlite::Result<()> {
+        let run = id.no().0;
+        let sql = "INSERT INTO dead_letters (run, name, body, reason, at, target) \
+                   SELECT run, name, body, ?2, ?3, ?4 FROM inbox \
+                   WHERE run = ?1 AND kind = 0 AND on_end IS NULL ORDER BY seq";
+        let target = target_json(&Target::Id(id));
+        self.execute(sql, params![run, rules::LEFT_UNREAD, self.now, target])?;
+        let sql = "DELETE FROM inbox WHERE run = ?1 AND kind = 0 AND on_end IS NULL";
+        self.execute(sql, [run]).map(drop)
+    }
+}
+
+pub(crate) fn list(
+    conn: &Connection,
+    filter: &LetterFilter,
+    after: u64,
+    limit: usize,
+) -> rusqlite::Result<Vec<DeadLetter>> {
+    let after = i64::try_from(after).unwrap_or(i64::MAX);
+    // What a deleted run has left is not shown any more.
+    let mut sql = format!(
+        "{LETTERS} WHERE dead_letters.no > ? AND (dead_letters.run IS NULL \
+         OR dead_letters.run NOT IN (SELECT run FROM graves))"
+    );
+    let mut params: Vec<Box<dyn ToSql>> = vec![Box::new(after)];
+    if let Some(run) = filter.run {
+        sql.push_str(" AND dead_letters.run = ?");
+        params.push(Box::new(run.0));
+    }
+    if let Some(name) = &filter.name {
+        sql.push_str(" AND dead_letters.name = ?");
+        params.push(Box::new(name.clone()));
+    }
+    sql.push_str(" ORDER BY dead_letters.no LIMIT ?");
+    params.push(Box::new(columns::limit(limit)));
+    let mut statement = conn.prepare_cached(&sql)?;
+    let rows = statement.query_map(rusqlite::params_from_iter(params), letter)?;
+    rows.collect()
+}

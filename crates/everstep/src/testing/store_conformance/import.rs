@@ -1,0 +1,190 @@
+//! Runs from other stores, and the list of paused ones.
+
+use super::{World, at};
+use crate::{
+    run_id::{RunId, ShardId},
+    store::*,
+};
+
+/// A run that another store has had, with something in every field.
+fn other(world: &World, status: RunStatus) -> ImportedRun {
+    let new = world.new_run();
+    let terminal = status.is_terminal();
+    ImportedRun {
+        row: RunRow {
+            id: new.id,
+            workflow: "moved".into(),
+            version: 3,
+            key: Some(format!("key {}", new.id)),
+            pool: "elsewhere".into(),
+            shard: new.id.shard(),
+            status,
+            ending: (status == RunStatus::RollingBack).then_some(RunStatus::Failed),
+            generation: 4,
+            available_at: (status == RunStatus::Sleeping).then_some(at(77)),
+            deadline_at: Some(at(99)),
+            created_at: at(-50),
+            updated_at: at(-40),
+            finished_at: terminal.then_some(at(-40)),
+            attempts: 2,
+            recoveries: 5,
+            inbox_seq: 9,
+            cancel_requested: None,
+            last_number: 6,
+            waiting: Some("words".to_owned()),
+            tags: vec![("team".to_owned(), "tea".to_owned())],
+            parent: None,
+            resume_at: None,
+            input: vec![1],
+            output: terminal.then(|| vec![2]),
+            error: None,
+        },
+        history: vec![Put {
+            key: vec![1],
+            value: vec![2],
+        }],
+        inbox: vec![
+            InboxRow {
+                on_end: None,
+                seq: 8,
+                kind: InboxKind::Message,
+                name: "hello".to_owned(),
+                body: vec![3],
+                wait: None,
+                request: None,
+                sent_at: at(-45),
+            },
+            InboxRow {
+                on_end: None,
+                seq: 9,
+                kind: InboxKind::Event,
+                name: String::new(),
+                body: vec![4],
+                wait: Some(vec![1]),
+                request: None,
+                sent_at: at(-44),
+            },
+        ],
+        state: vec![("seen".to_owned(), vec![5])],
+    }
+}
+
+fn import(world: &World, run: &ImportedRun) -> Imported {
+    match world.one(10, Write::Import(Box::new(run.clone()))) {
+        Outcome::Imported(imported) => imported,
+        outcome => panic!("an import is answered by {outcome:?}"),
+    }
+}
+
+pub(super) fn an_imported_run_has_everything_it_had(world: &World) {
+    for status in [RunStatus::Sleeping, RunStatus::Completed, RunStatus::Paused] {
+        let run = other(world, status);
+        let id = run.row.id;
+        let available_at = run.row.available_at;
+        assert_eq!(import(world, &run), Imported::Done { available_at });
+        let loaded = world.store.load(id.no()).expect("load").expect("the run");
+        let mut row = run.row.clone();
+        (row.updated_at, row.recoveries) = (at(10), 0);
+        // How many numbers a live run has is known to its next owner alone.
+        row.last_number = if status.is_terminal() { 6 } else { 0 };
+        assert_eq!(loaded.row, row);
+        assert_eq!(loaded.history, run.history);
+        assert_eq!(loaded.inbox, run.inbox);
+        assert_eq!(world.store.state(id.no()).expect("state"), run.state);
+        let by_key = Target::Key {
+            workflow: "moved".to_owned(),
+            key: row.key.clone().unwrap_or_default(),
+        };
+        let found = world.store.run(&by_key).expect("run").expect("by key");
+        assert_eq!(found.id, id);
+    }
+    let filter = Filter {
+        tags: vec![("team".to_owned(), "tea".to_owned())],
+        ..Filter::default()
+    };
+    assert_eq!(world.store.count(&filter).expect("count"), 3);
+}
+
+pub(super) fn an_imported_run_that_was_in_memory_is_due(world: &World) {
+    let now = Some(at(10));
+    let cases = [
+        (RunStatus::Running, RunStatus::Pending, now),
+        (RunStatus::Pending, RunStatus::Pending, now),
+        (RunStatus::RollingBack, RunStatus::RollingBack, now),
+        (RunStatus::Sleeping, RunStatus::Sleeping, Some(at(77))),
+        (RunStatus::Paused, RunStatus::Paused, None),
+        (RunStatus::Failed, RunStatus::Failed, None),
+    ];
+    let mut due = Vec::new();
+    for (before, after, available_at) in cases {
+        let run = other(world, before);
+        assert_eq!(import(world, &run), Imported::Done { available_at });
+        let row = world.row(run.row.id);
+        assert_eq!((row.status, row.available_at), (after, available_at));
+        if available_at == now {
+            due.push(row.id);
+        }
+    }
+    let found = world.due(10);
+    assert_eq!(found, due);
+    // Its next owner may go on from any number.
+    let pending = world.row(due[0]);
+    let mut commit = Commit::of_row(&pending, Patch::Run { inbox_seq: 9 });
+    (commit.last_number, commit.numbers) = (7, 1);
+    let outcome = world.commit(commit);
+    assert_eq!(outcome, Outcome::Committed(Vec::new()));
+}
+
+pub(super) fn an_import_beside_its_id_or_key_changes_nothing(world: &World) {
+    let run = other(world, RunStatus::Sleeping);
+    import(world, &run);
+    let before = world.store.load(run.row.id.no()).expect("load");
+    let mut changed = run.clone();
+    changed.row.input = vec![9];
+    changed.history.clear();
+    assert_eq!(import(world, &changed), Imported::IdTaken);
+    assert_eq!(world.store.load(run.row.id.no()).expect("load"), before);
+    let mut same_key = other(world, RunStatus::Sleeping);
+    same_key.row.key.clone_from(&run.row.key);
+    let taken = Imported::KeyTaken {
+        run: run.row.id.no(),
+    };
+    assert_eq!(import(world, &same_key), taken);
+    let id = same_key.row.id;
+    assert_eq!(world.store.load(id.no()).expect("load"), None);
+    assert_eq!(world.store.count(&Filter::default()).expect("count"), 1);
+}
+
+pub(super) fn paused_runs_are_paged_by_number(world: &World) {
+    let paused = |id: RunId| PausedRun {
+        id,
+        workflow: "moved".into(),
+        version: 3,
+        reason: Some("words".to_owned()),
+    };
+    let mut runs: Vec<RunId> = (0..5)
+        .map(|_| {
+            let run = other(world, RunStatus::Paused);
+            import(world, &run);
+            run.row.id
+        })
+        .collect();
+    import(world, &other(world, RunStatus::Sleeping));
+    // One that is being cancelled is due, and its owner sees to it.
+    let cancelled = runs.remove(2);
+    let cancel = Control::Cancel { rollback: false };
+    world.one(11, Write::Control(Target::Id(cancelled), cancel));
+    let all: Vec<PausedRun> = runs.iter().copied().map(paused).collect();
+    let page = |shards: &ShardSet, after: Option<RunId>, limit| {
+        let after = after.map(RunId::no);
+        world.store.paused(shards, after, limit).expect("paused")
+    };
+    assert_eq!(page(&ShardSet::ALL, None, 10), all);
+    assert_eq!(page(&ShardSet::ALL, None, 2), all[..2]);
+    assert_eq!(page(&ShardSet::ALL, Some(runs[1]), 10), all[2..]);
+    assert_eq!(page(&ShardSet::EMPTY, None, 10), []);
+    let one: ShardSet = [runs[3].shard()].into_iter().collect();
+    let of_shard = |shard: ShardId| runs.iter().filter(move |id| id.shard() == shard);
+    let expected: Vec<_> = of_shard(runs[3].shard()).copied().map(paused).collect();
+    assert_eq!(page(&one, None, 10), expected);
+}
