@@ -425,6 +425,10 @@ mod tests {
                  INSERT INTO dedupes VALUES ({no}, '{n}');
                  INSERT INTO requests (id, run, state) VALUES (randomblob(16), {no}, 1);
                  INSERT INTO state VALUES ({no}, '{n}', x'');
+                 INSERT INTO deferreds (run, generation, tag, body, at)
+                 VALUES ({no}, 1, x'0{n}', x'', 0);
+                 INSERT INTO deferred_waits (run, generation, tag, key)
+                 VALUES ({no}, 1, x'0{n}', x'');
                  INSERT INTO event_cursors VALUES ({no}, '{n}', '', 0);
                  INSERT INTO streams (run, stream, pos, at, generation, body)
                  VALUES ({no}, '', {n}, 0, 1, x'');
