@@ -218,16 +218,10 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<Vec<ScheduleRow>, StoreError>;
 
     /// The places under limits that the operations of a run have or wait for, by operation.
-    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
-        let _ = run;
-        Ok(Vec::new())
-    }
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError>;
 
     /// The limits that are in use, or were not long ago, by name and key: all, or those of one name.
-    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
-        let _ = (name, limit);
-        Ok(Vec::new())
-    }
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError>;
 
     /// Enters a runner, with a fresh epoch, holding no shards.
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError>;
