@@ -629,3 +629,46 @@ async fn a_paused_and_resumed_run_survives_a_crash_at_every_point() {
     let report = test.await;
     assert_eq!(report.expected.output, Some(json!(5)));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn why_names_the_limit_and_who_has_a_place() {
+    let (engine, bodies) = engine(builder(), ONE).await;
+    let runs = queue_up(&engine.client(), [1, 2]).await;
+    bodies.until_began(&[1]).await;
+    until_status(&runs[1], RunStatus::Sleeping).await;
+    let why = runs[1].why().await.unwrap();
+    let holder = runs[0].id();
+    let wanted = format!("waits for limit `one` at `work`, where run {holder} has a place");
+    assert!(why.chain[0].sentence.ends_with(&wanted), "{}", why.sentence);
+    assert_eq!((why.chain[1].run, why.cycle.len()), (holder, 0));
+    bodies.open(2);
+    runs[1].result().await.unwrap();
+
+    let engine = whole_runs(|builder| builder).await;
+    let runs = queue_up(&engine.client(), [1, 3]).await;
+    until_status(&runs[1], RunStatus::Sleeping).await;
+    let why = runs[1].why().await.unwrap();
+    let wanted = "waits for limit `one` (`1`) before it begins, where run";
+    assert!(why.sentence.contains(wanted), "{}", why.sentence);
+}
+
+#[cfg(feature = "sqlite")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_under_a_limit_gives_its_place_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::open(dir.path().join("app.db")).register_fn(WORK, |ctx, n| async move {
+        ctx.transaction("one", move |_| Ok(n)).limit(ONE).await?;
+        ctx.transaction("two", move |_| Ok(n)).limit(ONE).await
+    });
+    let engine = engine.start().await.unwrap();
+    let client = engine.client();
+    let mut runs = Vec::new();
+    for n in 1..=5 {
+        runs.push((n, client.start(WORK, n).await.unwrap()));
+    }
+    for (n, run) in runs {
+        assert_eq!(run.result().await.unwrap(), n);
+    }
+    assert_eq!(client.limits().await.unwrap(), []);
+    engine.shutdown().await;
+}

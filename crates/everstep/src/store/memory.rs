@@ -527,6 +527,10 @@ impl Store for MemoryStore {
         Ok(self.read().schedules_after(after, limit, is_meant))
     }
 
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+        Ok(self.read().limit_places(run))
+    }
+
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
         Ok(self.read().limits.list(name, limit))
     }

@@ -387,7 +387,7 @@ impl Random {
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));
         let receiver = self.run();
-        let effect = match self.below(17) {
+        let effect = match self.below(19) {
             10 | 11 => Some(Effect::AwaitDeferred(DeferredWait {
                 key: vec![9, self.below(4) as u8],
                 tag: [self.below(3) as u8; 16],
@@ -428,7 +428,11 @@ impl Random {
                 kind: InboxKind::QueueResult,
                 key: vec![10, self.below(2) as u8],
             }),
+<<<<<<< HEAD
             13 => Some(self.acquire()),
+=======
+            13 | 15 => Some(self.acquire()),
+>>>>>>> limits
             14 => Some(Effect::Release {
                 key: vec![self.below(3) as u8],
             }),
