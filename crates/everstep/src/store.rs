@@ -217,19 +217,11 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<ScheduleRow>, StoreError>;
 
-<<<<<<< HEAD
-    /// The limits that are in use, or were not long ago, by name and key: all, or those of one name.
-    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
-        let _ = (name, limit);
-        Ok(Vec::new())
-    }
-=======
     /// The places under limits that the operations of a run have or wait for, by operation.
     fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError>;
 
     /// The limits that are in use, or were not long ago, by name and key: all, or those of one name.
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError>;
->>>>>>> limits
 
     /// Enters a runner, with a fresh epoch, holding no shards.
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError>;
@@ -594,8 +586,6 @@ pub enum Answer {
     Unknown,
 }
 
-<<<<<<< HEAD
-=======
 /// A place under a limit, or the wait for one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitPlace {
@@ -611,7 +601,6 @@ pub struct LimitPlace {
     pub holder: Option<RunId>,
 }
 
->>>>>>> limits
 /// One key of a limit. There is a row as long as somebody has a place, waits for one, or has to be
 /// waited for by the rate.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -477,13 +477,10 @@ impl Store for SqliteStore {
         self.read(|conn| schedules::read_queued(conn, after, limit))
     }
 
-<<<<<<< HEAD
-=======
     fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
         self.read(|conn| limits::places(conn, run))
     }
 
->>>>>>> limits
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
         self.read(|conn| limits::list(conn, name, limit))
     }

@@ -17,17 +17,10 @@ use crate::{
     run_id::{RunId, RunNo},
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
-<<<<<<< HEAD
-        Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LimitRow, LoadedRun,
-        NewRunner, PausedRun, Put, QueueOutlook, QueueStats, RunRow, RunStatus, RunnerRow,
-        ScheduleRow, Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage,
-        Target, WakeFn, WakeGuard,
-=======
         Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LimitPlace, LimitRow,
         LoadedRun, NewRunner, PausedRun, Put, QueueOutlook, QueueStats, RunRow, RunStatus,
         RunnerRow, ScheduleRow, Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent,
         StreamPage, Target, WakeFn, WakeGuard,
->>>>>>> limits
     },
     time::Timestamp,
 };
@@ -486,13 +479,10 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(|store| store.queued_schedules(after, limit))
     }
 
-<<<<<<< HEAD
-=======
     fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
         self.read(|store| store.limit_places(run))
     }
 
->>>>>>> limits
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
         self.read(|store| store.limits(name, limit))
     }

@@ -428,11 +428,7 @@ impl Random {
                 kind: InboxKind::QueueResult,
                 key: vec![10, self.below(2) as u8],
             }),
-<<<<<<< HEAD
-            13 => Some(self.acquire()),
-=======
             13 | 15 => Some(self.acquire()),
->>>>>>> limits
             14 => Some(Effect::Release {
                 key: vec![self.below(3) as u8],
             }),
