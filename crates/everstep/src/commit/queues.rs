@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use super::LimitRule;
 use crate::{queue::ItemId, time::Timestamp};
 
 /// A write to a queue. Answered by the [`QueueDone`] of the same name.
@@ -75,6 +76,19 @@ pub struct ClaimItems {
     pub attempts_max: u32,
     /// How long the items belong to the worker without a sign of life.
     pub visibility: Duration,
+    /// The limit that the items are under: each has a place for as long as it is claimed.
+    pub limit: Option<ClaimLimit>,
+}
+
+/// The limit of a queue, as the code of the worker has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimLimit {
+    /// The name of the limit.
+    pub limit: String,
+    /// Which of its keys; each is limited on its own.
+    pub limit_key: String,
+    /// What it allows, as the code says now: it counts from here on.
+    pub rule: LimitRule,
 }
 
 /// What a worker has got.
@@ -84,7 +98,8 @@ pub struct Claimed {
     pub items: Vec<ClaimedItem>,
     /// Whether there may be more at once.
     pub more: bool,
-    /// When to ask again without being told: a delay or somebody's claim ends.
+    /// When to ask again without being told: a delay or somebody's claim ends, or the limit may
+    /// have room.
     pub next_at: Option<Timestamp>,
 }
 

@@ -34,9 +34,10 @@ use crate::{
     client::ClientError,
     codec::hook::Codecs,
     commit::{
-        ClaimItems, Claimed, ClaimedItem, Extend, Outcome, QueueDone, QueueWrite, Settle,
-        Settlement,
+        ClaimItems, ClaimLimit, Claimed, ClaimedItem, Extend, Outcome, QueueDone, QueueWrite,
+        Settle, Settlement,
     },
+    limit::LimitUse,
     queue::{ItemId, Queue},
     random,
     retry::Retry,
@@ -73,6 +74,7 @@ pub(crate) struct Spec {
     pub(crate) concurrency: usize,
     pub(crate) policy: Retry,
     pub(crate) visibility: Duration,
+    pub(crate) limit: Option<ClaimLimit>,
     pub(crate) handler: Handler,
 }
 
@@ -83,6 +85,7 @@ impl Spec {
             concurrency: concurrency.max(1),
             policy: queue.policy(),
             visibility: queue.visible_for().max(Duration::from_millis(3)),
+            limit: queue.limited_by().map(|limit| LimitUse::new(limit).claim()),
             handler,
         }
     }
@@ -478,6 +481,7 @@ fn claim(shared: &Arc<Shared>, stations: &[Arc<Station>]) {
             max: room.min(CLAIM_MAX),
             attempts_max: station.spec.policy.attempts(),
             visibility: station.spec.visibility,
+            limit: station.spec.limit.clone(),
         };
         drop(desk);
         let answer = job::write(shared, QueueWrite::Claim(wanted));
