@@ -729,3 +729,49 @@ async fn items_under_a_rate_begin_an_interval_apart() {
     }
     engine.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_gets_the_place_of_an_item_whose_worker_is_lost() {
+    use everstep::store::{Batch, ClaimItems, ClaimLimit, LimitRule, QueueWrite, Store, Write};
+
+    let clock = VirtualClock::new();
+    let store = Arc::new(MemoryStore::new());
+    let open = || Engine::on(store.clone()).clock(clock.clone());
+    let (first, _) = engine(open(), ONE).await;
+    let item = first.client().enqueue(ITEMS, &1).await.unwrap().id();
+    first.shutdown().await;
+    // A worker of another process takes the item, and dies.
+    let claim = QueueWrite::Claim(ClaimItems {
+        queue: ITEMS.name().to_owned(),
+        claim: uuid::Uuid::from_u128(1),
+        max: 1,
+        attempts_max: 5,
+        visibility: seconds(30),
+        limit: Some(ClaimLimit {
+            limit: ONE.name().to_owned(),
+            limit_key: String::new(),
+            rule: LimitRule {
+                concurrency: Some(1),
+                rate: None,
+            },
+        }),
+    });
+    let lost_at = clock.now() + seconds(30);
+    let batch = Batch {
+        fence: None,
+        now: clock.now(),
+        writes: vec![Write::Queue(Box::new(claim))],
+    };
+    store.commit(&batch).unwrap();
+
+    // Nobody works on the queue.
+    let (engine, bodies) = engine(open(), ONE).await;
+    bodies.open(7);
+    let client = engine.client();
+    let run = client.start(WORK, 7).await.unwrap();
+    assert_eq!(run.result().await.unwrap(), 7);
+    assert!(clock.now() >= lost_at, "not before its time was over");
+    let row = store.queue_item(item).unwrap().unwrap();
+    assert_eq!((row.attempts, row.at), (1, lost_at));
+    engine.shutdown().await;
+}

@@ -18,6 +18,9 @@ pub enum QueueWrite {
     Extend(Vec<Extend>),
     /// Ends a claim. Answered by [`QueueDone::Settled`].
     Settle(Settle),
+    /// Takes the places under limits from items whose claims have run out: whoever waits for one need
+    /// not wait for a worker of that queue. Answered by [`QueueDone::Revoked`].
+    Revoke,
     /// Does something to an item from outside. Answered by [`QueueDone::Controlled`].
     Control(ItemId, ItemControl),
 }
@@ -33,6 +36,8 @@ pub enum QueueDone {
     Extended(Vec<bool>),
     /// Whether the claim held. If it did not, nothing was done.
     Settled(bool),
+    /// It is done.
+    Revoked,
     /// What became of the wish.
     Controlled(ItemControlled),
 }

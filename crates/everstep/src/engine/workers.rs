@@ -27,6 +27,7 @@ use uuid::Uuid;
 
 use super::{
     job::{self, Answering, Handler, Job},
+    keeper,
     shared::Shared,
 };
 use crate::{
@@ -35,12 +36,13 @@ use crate::{
     codec::hook::Codecs,
     commit::{
         ClaimItems, ClaimLimit, Claimed, ClaimedItem, Extend, Outcome, QueueDone, QueueWrite,
-        Settle, Settlement,
+        Settle, Settlement, Write,
     },
     limit::LimitUse,
     queue::{ItemId, Queue},
     random,
     retry::Retry,
+    store::StoreError,
     time::Timestamp,
 };
 
@@ -648,6 +650,20 @@ fn drop_jobs(station: &Station) {
         held.cancellation.cancel();
         held.abort();
     }
+}
+
+/// The chore of the keeper for queues under limits: a step must not wait for the place of an item
+/// whose worker is lost until somebody works on that queue again.
+pub(super) fn take_lost_places(
+    shared: &Shared,
+    now: Timestamp,
+) -> Result<Option<Timestamp>, Arc<StoreError>> {
+    let first = shared.store.first_place_lost()?;
+    if first.is_none_or(|at| at > now) {
+        return Ok(first);
+    }
+    keeper::write(shared, Write::Queue(Box::new(QueueWrite::Revoke)))?;
+    Ok(shared.store.first_place_lost()?)
 }
 
 /// Notes when the thread has something to do by the clock.

@@ -214,6 +214,9 @@ impl Random {
         let item = crate::queue::ItemId(1 + self.below(60));
         let claim = Uuid::from_u128(u128::from(self.below(2)));
         let later = now + Duration::from_millis(self.below(30));
+        if self.one_in(12) {
+            return QueueWrite::Revoke;
+        }
         match self.below(8) {
             0 | 1 => QueueWrite::Enqueue(self.new_item(now)),
             2 | 3 => QueueWrite::Claim(ClaimItems {

@@ -143,6 +143,10 @@ pub(crate) fn write<T: QueueTables>(
             QueueDone::Extended(held.collect::<Result<_, _>>()?)
         }
         QueueWrite::Settle(settled) => QueueDone::Settled(settle(tables, settled)?),
+        QueueWrite::Revoke => {
+            revoke(tables)?;
+            QueueDone::Revoked
+        }
         QueueWrite::Control(item, control) => {
             QueueDone::Controlled(self::control(tables, *item, *control)?)
         }
@@ -253,13 +257,45 @@ fn claim<T: QueueTables>(tables: &mut T, wanted: &ClaimItems) -> Result<Claimed,
 /// give theirs back are heard of at once; a step or a run that does knows nothing of queues.
 const ROOM_POLL: Duration = Duration::from_secs(1);
 
-/// Who has the place of an item: no run, since the numbers of runs are not negative.
+/// Stands for the run in the places of items. No run is meant, since the numbers of runs are not
+/// negative.
+pub(crate) const HOLDERS: RunNo = RunNo(-2);
+
+/// Who has the place of an item. The key is its number in decimal digits, which SQL can read.
 fn holder(item: ItemId) -> Waiter {
     Waiter {
-        run: RunNo(-2),
+        run: HOLDERS,
         generation: 0,
-        key: item.0.to_be_bytes().to_vec(),
+        key: item.to_string().into_bytes(),
     }
+}
+
+/// The item that has a place as this.
+pub(crate) fn item_of(holder: &Waiter) -> Option<ItemId> {
+    std::str::from_utf8(&holder.key).ok()?.parse().ok()
+}
+
+/// Takes the places of items whose claims have run out. Those items are still to be counted as lost
+/// by the next worker, which knows how many attempts there are; but their claims hold no more.
+fn revoke<T: QueueTables>(tables: &mut T) -> Result<(), T::Error> {
+    let now = tables.now();
+    for place in tables.places_of(HOLDERS)? {
+        let head = match item_of(&place.of) {
+            Some(item) => tables.item(item)?,
+            None => None,
+        };
+        let Some(mut head) = head else {
+            debug_assert!(false, "an item gives its place back before it goes");
+            limits::release(tables, &place.of)?;
+            continue;
+        };
+        if head.at <= now {
+            head.claim = None;
+            tables.write_item(&head, ItemNews::default())?;
+            give_back(tables, &head)?;
+        }
+    }
+    Ok(())
 }
 
 /// An item is claimed no more: it gives back its place, if it was under a limit.

@@ -6,6 +6,7 @@ pub(in super::super) const CHECKS: &[(&str, Check)] = checks![
     two_workers_and_a_step_share_the_places_of_a_limit,
     every_end_of_a_claim_gives_its_place_back,
     a_lost_claim_gives_its_place_to_a_step_in_line,
+    the_place_of_a_lost_item_is_taken_without_a_worker,
     an_item_under_a_rate_is_claimed_at_its_turn,
     the_rule_of_a_claim_counts_for_those_in_line,
     a_run_that_ends_leaves_the_places_of_items_alone,
@@ -172,6 +173,46 @@ fn a_lost_claim_gives_its_place_to_a_step_in_line(world: &World) {
     assert!(!world.settle(100, id, 1, Settlement::Done(vec![1])));
     world.finish(run);
     assert_eq!(world.claim_under(101, at_once(1), 2).items.len(), 1);
+}
+
+fn the_place_of_a_lost_item_is_taken_without_a_worker(world: &World) {
+    let first_lost = || world.store.first_place_lost().expect("first_place_lost");
+    assert_eq!(first_lost(), None);
+    // One without a limit has no place.
+    world.enqueue(0, item(1));
+    assert_eq!(world.claim_payloads(0, 3, 9), [1]);
+    let ids = [2, 3].map(|n| world.enqueue(0, item(n)).item);
+    let claim = QueueWrite::Claim(wanted(at_once(2), 1, VISIBILITY));
+    world.queue(0, claim);
+    assert_eq!((world.gpu(), first_lost()), ((2, 0), Some(at(100))));
+    let beat = Extend {
+        item: ids[1],
+        claim: claim_id(1),
+        until: at(300),
+    };
+    world.queue(50, QueueWrite::Extend(vec![beat]));
+    let run = world.running();
+    world.accept(step(run, acquire(at_once(2))));
+    world.queue(99, QueueWrite::Revoke);
+    assert!(!world.is_let_in(run));
+    world.queue(100, QueueWrite::Revoke);
+    assert!(world.is_let_in(run));
+    assert_eq!((world.gpu(), first_lost()), ((2, 0), Some(at(300))));
+    // Its worker comes back too late, and the other one does not.
+    let late = Extend {
+        item: ids[0],
+        ..beat
+    };
+    let held = world.queue(101, QueueWrite::Extend(vec![late, beat]));
+    assert_eq!(held, QueueDone::Extended(vec![false, true]));
+    assert!(!world.settle(101, ids[0], 1, Settlement::Done(vec![1])));
+    // The next worker finds that it was lost.
+    assert!(world.claim_under(101, at_once(2), 2).items.is_empty());
+    let lost = world.item(ids[0]).expect("it stays in the queue");
+    assert_eq!((lost.state, lost.attempts), (ItemState::Ready, 1));
+    assert!(lost.error.is_some());
+    world.finish(run);
+    assert_eq!(world.claim_under(102, at_once(2), 2).items[0].attempt, 2);
 }
 
 fn an_item_under_a_rate_is_claimed_at_its_turn(world: &World) {
