@@ -497,6 +497,10 @@ impl Store for MemoryStore {
         Ok(self.read().queues.outlook(queue, now))
     }
 
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
+        Ok(self.read().first_place_lost())
+    }
+
     fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
         Ok(self.read().queues.ended(items))
     }

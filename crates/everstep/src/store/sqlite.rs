@@ -444,6 +444,10 @@ impl Store for SqliteStore {
         self.read(|conn| queues::outlook(conn, queue, now))
     }
 
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.read(queues::first_place_lost)
+    }
+
     fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
         self.read(|conn| queues::ended(conn, items))
     }

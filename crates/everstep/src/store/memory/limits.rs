@@ -31,6 +31,17 @@ impl Limits {
             .filter(|row| name.is_none_or(|name| row.name == name));
         wanted.take(limit).cloned().collect()
     }
+
+    pub(super) fn of_run(&self, run: RunNo) -> impl Iterator<Item = &Place> {
+        let first = Waiter {
+            run,
+            generation: 0,
+            key: Vec::new(),
+        };
+        let places = self.places.range(first..);
+        let of_run = places.take_while(move |(of, _)| of.run == run);
+        of_run.map(|(_, place)| place)
+    }
 }
 
 fn key_of(row: &LimitRow) -> (String, String) {
@@ -127,14 +138,7 @@ impl LimitTables for Data {
     }
 
     fn places_of(&mut self, run: RunNo) -> Result<Vec<Place>, Infallible> {
-        let first = Waiter {
-            run,
-            generation: 0,
-            key: Vec::new(),
-        };
-        let places = self.limits.places.range(first..);
-        let of_run = places.take_while(|(of, _)| of.run == run);
-        Ok(of_run.map(|(_, place)| place.clone()).collect())
+        Ok(self.limits.of_run(run).cloned().collect())
     }
 }
 
