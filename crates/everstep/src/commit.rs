@@ -69,6 +69,8 @@ pub enum Write {
     Control(Target, Control),
     /// Makes a finished run live again with another history. Answered by [`Outcome::Committed`].
     Reopen(Box<Reopen>),
+    /// A value for a deferred of a run. Answered by [`Outcome::Settled`].
+    Resolve(Box<Resolution>),
     /// What the owner of a run has to say. Answered by [`Outcome::Committed`].
     Commit(Box<Commit>),
     /// Something about the items of a queue. Answered by [`Outcome::Queue`].
@@ -192,6 +194,19 @@ pub struct Delivery {
     pub inbox_max: u64,
     /// What becomes of it if the run has ended, or ends before it is read.
     pub on_end: OnEnd,
+}
+
+/// A value for a deferred of a run. The first counts.
+#[derive(Clone, Debug)]
+pub struct Resolution {
+    /// The run.
+    pub run: RunId,
+    /// The generation that was meant; whichever it is now, if absent.
+    pub generation: Option<u32>,
+    /// Which deferred of the run.
+    pub tag: [u8; 16],
+    /// The answer for whoever waits.
+    pub body: Vec<u8>,
 }
 
 /// What can be done to a run from outside, besides sending to it.
@@ -391,6 +406,8 @@ pub enum Effect {
         /// The key of the operation.
         key: Vec<u8>,
     },
+    /// An operation of this run waits for a deferred, or looks at it. It is answered in its inbox.
+    AwaitDeferred(DeferredWait),
     /// A run of its own, started on behalf of this one. Which one it is is written into this run's
     /// history.
     StartChild(Box<StartChild>),
@@ -446,6 +463,17 @@ pub enum AfterEnqueue {
     /// It goes on: its entry is this, with the number of the item appended in 8 bytes, the lowest
     /// first.
     Record(Vec<u8>),
+}
+
+/// An operation that waits for a deferred.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeferredWait {
+    /// The key of the operation.
+    pub key: Vec<u8>,
+    /// Which deferred of the run.
+    pub tag: [u8; 16],
+    /// Whether it only looks: it is answered at once, value or not.
+    pub looks: bool,
 }
 
 /// A run that is started by another.
@@ -585,6 +613,8 @@ pub enum Outcome {
     Delivered(Delivered),
     /// What became of a wish to control a run.
     Controlled(Controlled),
+    /// What became of a value for a deferred.
+    Settled(Settled),
     /// A commit or a reopening that was made. For each effect that has an answer, in order, what
     /// became of it.
     Committed(Vec<EffectDone>),
@@ -728,6 +758,30 @@ pub enum Controlled {
         status: RunStatus,
         /// Why.
         reason: ControlRefusal,
+    },
+    /// There is no such run.
+    Unknown,
+}
+
+/// What became of a value for a deferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It is the first, and counts.
+    First,
+    /// There was one already; nothing was done.
+    Already {
+        /// Since when.
+        at: Timestamp,
+    },
+    /// The run has ended, or is rolled back.
+    Finished {
+        /// How, or how far it is.
+        status: RunStatus,
+    },
+    /// The run has gone on as another generation.
+    OldGeneration {
+        /// The one that it is now.
+        current: u32,
     },
     /// There is no such run.
     Unknown,

@@ -34,6 +34,7 @@ pub(crate) mod attempt;
 pub(crate) mod child;
 pub(crate) mod composite;
 pub(crate) mod continue_as;
+pub(crate) mod deferred;
 pub(crate) mod emit;
 pub(crate) mod enqueue;
 pub(crate) mod event;

@@ -17,7 +17,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use uuid::Uuid;
 
-pub use crate::commit::*;
+pub use crate::{commit::*, token::Secret};
 use crate::{
     queue::ItemId,
     run_id::{RunId, RunNo, SHARDS, ShardId},
@@ -41,6 +41,10 @@ pub trait Store: Send + Sync + 'static {
     /// Brings the data to the version of this program. Refuses data of a newer version, and
     /// refuses to change data that a live runner of an older version is using. Idempotent.
     fn migrate(&self) -> Result<(), StoreError>;
+
+    /// What tokens are made with: 32 random bytes, drawn when the data was first made and the same
+    /// from then on, in every process.
+    fn secret(&self) -> Result<Secret, StoreError>;
 
     /// Makes a batch durable in one transaction.
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError>;

@@ -236,6 +236,7 @@ impl Round<'_> {
                 Effect::StartChild(_)
                 | Effect::Watch { .. }
                 | Effect::Emit(_)
+                | Effect::AwaitDeferred(_)
                 | Effect::Transaction(_)
                 | Effect::Subscribe(_)
                 | Effect::Took { .. }

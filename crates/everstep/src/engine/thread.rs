@@ -134,6 +134,10 @@ impl Worker {
             owner: Some(shared.clone()),
             ids: RunIds::new(0),
             stalled: Cell::new(false),
+            secret: shared
+                .known_secret()
+                .expect("it is read before the threads are started")
+                .clone(),
         });
         Worker {
             index,

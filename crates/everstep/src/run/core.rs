@@ -47,6 +47,7 @@ use crate::{
     retry::Retry,
     run_id::{RunId, RunIds},
     time::Timestamp,
+    token::Secret,
 };
 
 mod transactions;
@@ -70,6 +71,8 @@ pub(crate) struct Env {
     pub(crate) ids: RunIds,
     /// A body did not start because the lease was over.
     pub(crate) stalled: Cell<bool>,
+    /// What tokens are made with.
+    pub(crate) secret: Secret,
 }
 
 impl Env {

@@ -773,6 +773,7 @@ fn awaited(kind: EntryKind) -> &'static str {
     match kind {
         EntryKind::Event => "event for",
         EntryKind::Deferred => "deferred",
+        EntryKind::Peek => "look at",
         EntryKind::Child => "child",
         EntryKind::Finished => "end of a run for",
         EntryKind::Enqueue => "queue item",

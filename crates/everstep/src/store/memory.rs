@@ -25,13 +25,14 @@ mod children;
 use self::children::Children;
 use super::{
     rules::{
-        self, Head, Verdict, effects, events as event_rules, letters,
+        self, Head, Verdict, deferreds as deferred_rules, effects, events as event_rules, letters,
         tables::{Tables, Waiter},
     },
     *,
 };
 
 mod control;
+mod deferreds;
 mod events;
 mod import;
 mod queues;
@@ -87,6 +88,7 @@ struct Data {
     dead_letters: BTreeMap<u64, DeadLetter>,
     last_letter: u64,
     events: events::Events,
+    deferreds: deferreds::Deferreds,
     /// Runs by when they are due.
     due: BTreeSet<(Timestamp, RunNo)>,
     schedules: BTreeMap<String, Arc<ScheduleRow>>,
@@ -148,6 +150,14 @@ impl MemoryStore {
         MemoryStore::default()
     }
 
+    /// An empty store whose tokens are the same every time: for tests that compare what two stores
+    /// come to.
+    pub(crate) fn with_known_secret() -> MemoryStore {
+        let store = MemoryStore::default();
+        store.write(|data| data.deferreds.secret = Secret::new([1; 32]));
+        store
+    }
+
     /// An independent copy of everything that is stored now. Nobody listens to it yet.
     pub fn fork(&self) -> MemoryStore {
         let data = Arc::clone(&self.lock());
@@ -187,6 +197,10 @@ impl Store for MemoryStore {
 
     fn migrate(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+
+    fn secret(&self) -> Result<Secret, StoreError> {
+        Ok(self.read().deferreds.secret.clone())
     }
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
@@ -661,6 +675,10 @@ impl Data {
             (Write::Queue(write), _) => {
                 let Ok(done) = rules::queues::write(self, write);
                 Outcome::Queue(done)
+            }
+            (Write::Resolve(resolution), _) => {
+                let Ok(settled) = deferred_rules::settle(self, resolution);
+                Outcome::Settled(settled)
             }
             // Only the last generation is kept.
             (Write::Sweep(_), _) => Outcome::Swept(false),

@@ -29,6 +29,7 @@ mod batch;
 mod children;
 mod columns;
 mod control;
+mod deferreds;
 mod error;
 mod events;
 mod file;
@@ -253,6 +254,10 @@ impl Store for SqliteStore {
         schema::migrate(conn, &self.file, schema::MIGRATIONS)?;
         self.is_current.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn secret(&self) -> Result<Secret, StoreError> {
+        self.read(deferreds::secret)
     }
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {

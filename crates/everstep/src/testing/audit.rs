@@ -12,8 +12,8 @@ use std::{
 use crate::{
     codec,
     commit::{
-        Applied, Batch, Commit, Delivery, Effect, InboxRow, KeyRange, Notice, Outcome, Patch, Put,
-        Receipt, Write,
+        Applied, Batch, Commit, Delivery, Effect, KeyRange, Notice, Outcome, Patch, Put, Receipt,
+        Write,
     },
     history::{Entry, EntryKind, EntryValue, keys},
     run_id::RunNo,
@@ -34,7 +34,7 @@ struct State {
 struct Audited {
     entries: BTreeMap<Vec<u8>, Entry>,
     consumed: HashSet<u64>,
-    /// What was delivered for one operation alone.
+    /// What was put into its inbox for one operation alone, which may take it or not.
     answers: HashSet<u64>,
     sent: HashSet<Vec<u8>>,
     /// The dedupe keys of what was delivered.
@@ -52,7 +52,8 @@ impl Audit {
             if let Notice::Inbox { run, row } = notice
                 && row.wait.is_some()
             {
-                runs.entry(run.no()).or_default().answers.insert(row.seq);
+                let run = runs.entry(run.no()).or_default();
+                run.answers.insert(row.seq);
             }
         }
         for (write, outcome) in batch.writes.iter().zip(&applied.outcomes) {
@@ -95,7 +96,7 @@ impl Audit {
         run.put(&loaded.history, violations);
         let unread: HashSet<u64> = loaded.inbox.iter().map(|row| row.seq).collect();
         let answers = loaded.inbox.iter().filter(|row| row.wait.is_some());
-        run.answers.extend(answers.map(|row| row.seq));
+        run.answers = answers.map(|row| row.seq).collect();
         run.consumed = (1..=loaded.row.inbox_seq)
             .filter(|seq| !unread.contains(seq))
             .collect();
@@ -104,21 +105,17 @@ impl Audit {
     /// How many messages this run has taken.
     pub(super) fn consumed(&self, run: RunNo) -> u64 {
         let state = self.lock();
-        state
-            .runs
-            .get(&run)
-            .map_or(0, |run| run.consumed.len() as u64)
+        let run = state.runs.get(&run);
+        run.map_or(0, |run| {
+            run.consumed.difference(&run.answers).count() as u64
+        })
     }
 
-    /// How many answers were handed to this run, and are neither taken nor there.
-    pub(super) fn given_back(&self, run: RunNo, unread: &[InboxRow]) -> u64 {
+    /// How many answers to its own operations this run was handed.
+    pub(super) fn answers(&self, run: RunNo) -> u64 {
         let state = self.lock();
-        let Some(run) = state.runs.get(&run) else {
-            return 0;
-        };
-        let is_gone =
-            |seq: &&u64| !run.consumed.contains(seq) && !unread.iter().any(|row| row.seq == **seq);
-        run.answers.iter().filter(is_gone).count() as u64
+        let run = state.runs.get(&run);
+        run.map_or(0, |run| run.answers.len() as u64)
     }
 
     /// The locations of this run whose bodies must not run again.

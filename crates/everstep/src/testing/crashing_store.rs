@@ -19,8 +19,8 @@ use crate::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
         Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LoadedRun, NewRunner,
         PausedRun, Put, QueueOutlook, QueueStats, RunRow, RunStatus, RunnerRow, ScheduleRow,
-        ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target, WakeFn,
-        WakeGuard,
+        Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target,
+        WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -259,6 +259,10 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn migrate(&self) -> Result<(), StoreError> {
         self.read(Store::migrate)
+    }
+
+    fn secret(&self) -> Result<Secret, StoreError> {
+        self.read(Store::secret)
     }
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {

@@ -24,6 +24,7 @@ macro_rules! checks {
 }
 
 mod control;
+mod deferreds;
 mod events;
 mod import;
 mod queues;
@@ -35,7 +36,7 @@ mod transactions;
 /// The checks of all files.
 fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = CHECKS.iter();
-    let checks = checks.chain(control::CHECKS);
+    let checks = checks.chain(control::CHECKS).chain(deferreds::CHECKS);
     let checks = checks
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)
@@ -166,8 +167,8 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(19) {
-                15.. => Write::Queue(Box::new(self.queue_write(now))),
+            let write = match self.below(20) {
+                16.. => Write::Queue(Box::new(self.queue_write(now))),
                 12 => Write::Schedule(Box::new(self.schedule_write(model, now))),
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
@@ -178,6 +179,7 @@ impl Random {
                 13 => Write::Tag(Box::new(self.tagging(id))),
                 14 if self.one_in(2) => Write::Fork(Box::new(self.fork(now))),
                 14 => Write::Delete(Box::new(self.deletion(id, now))),
+                15 => Write::Resolve(Box::new(self.resolution(id))),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
                 _ => {
@@ -297,6 +299,15 @@ impl Random {
         }
     }
 
+    fn resolution(&mut self, id: RunId) -> Resolution {
+        Resolution {
+            run: id,
+            generation: self.one_in(2).then(|| 1 + self.below(2) as u32),
+            tag: [self.below(3) as u8; 16],
+            body: vec![self.below(256) as u8],
+        }
+    }
+
     fn tagging(&mut self, id: RunId) -> Tagging {
         Tagging {
             target: self.target(id),
@@ -372,7 +383,16 @@ impl Random {
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));
         let receiver = self.run();
-        let effect = match self.below(15) {
+        let effect = match self.below(17) {
+            10 | 11 => Some(Effect::AwaitDeferred(DeferredWait {
+                key: vec![9, self.below(4) as u8],
+                tag: [self.below(3) as u8; 16],
+                looks: self.one_in(4),
+            })),
+            12 => Some(Effect::Abandon {
+                kind: InboxKind::Deferred,
+                key: vec![9, self.below(4) as u8],
+            }),
             3 => Some(Effect::Tag {
                 name: self.below(3).to_string(),
                 value: (!self.one_in(3)).then(|| self.below(2).to_string()),

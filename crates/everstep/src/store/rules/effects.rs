@@ -3,6 +3,7 @@
 use super::{
     Head,
     children::{self, ChildTables},
+    deferreds::{self, DeferredTables},
     events,
     letters::LetterTables,
     queues::{self, QueueTables},
@@ -13,9 +14,12 @@ use crate::commit::{
 };
 
 /// The tables of everything that effects reach.
-pub(crate) trait AllTables: ChildTables + LetterTables + QueueTables {}
+pub(crate) trait AllTables:
+    ChildTables + DeferredTables + LetterTables + QueueTables
+{
+}
 
-impl<T: ChildTables + LetterTables + QueueTables> AllTables for T {}
+impl<T: ChildTables + DeferredTables + LetterTables + QueueTables> AllTables for T {}
 
 /// The code of a run is over, for good or for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +92,9 @@ pub(crate) fn apply<T: AllTables>(
         Effect::Watch { target, key, entry } => {
             children::watch_target(tables, &waiter(commit, key), target, entry).map(|()| None)
         }
+        Effect::AwaitDeferred(wait) => {
+            deferreds::register(tables, &waiter(commit, &wait.key), wait).map(|()| None)
+        }
         Effect::Abandon { kind, key } => {
             abandon(tables, &waiter(commit, key), *kind).map(|()| None)
         }
@@ -124,7 +131,8 @@ fn abandon<T: AllTables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Re
     match kind {
         InboxKind::Event => events::release(tables, waiter, !untaken.is_empty()),
         InboxKind::RunEnded => children::abandon(tables, waiter),
-        InboxKind::Message | InboxKind::Deferred | InboxKind::LimitGrant => Ok(()),
+        InboxKind::Message | InboxKind::LimitGrant => Ok(()),
+        InboxKind::Deferred => tables.remove_deferred_wait(waiter),
         InboxKind::QueueResult => queues::abandon(tables, waiter),
     }
 }
@@ -151,5 +159,5 @@ pub(crate) fn close<T: AllTables>(
     if over.ended.is_some() && head.links & (links::WATCHED | links::CHILD) != 0 {
         children::run_ended(tables, head.id)?;
     }
-    Ok(())
+    deferreds::close(tables, head, over)
 }

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     hash::FastSet,
     store::rules::{
-        effects, events, letters,
+        deferreds, effects, events, letters,
         tables::{Tables, Waiter},
     },
 };
@@ -64,6 +64,9 @@ pub(crate) fn apply(
             }
             Write::TendEvents { limit } => Outcome::Tended(events::tend(&mut applier, *limit)?),
             Write::Letter(write) => Outcome::Letter(letters::apply(&mut applier, write)?),
+            Write::Resolve(resolution) => {
+                Outcome::Settled(deferreds::settle(&mut applier, resolution)?)
+            }
             Write::Sweep(limit) => Outcome::Swept(applier.sweep(*limit)?),
             Write::Emit(_) => continue,
             Write::Schedule(write) => applier.write_about_schedule(write)?,
