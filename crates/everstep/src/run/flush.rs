@@ -271,7 +271,9 @@ impl Run {
             "the workflow failed"
         );
         let origins = error.origins();
-        if !origins.is_empty() {
+        let pauses = self.pauses_on_failure() && failure.kind != FailureKind::Rollback;
+        // A run that is resumed needs it even without any: its code has given up its waits.
+        if pauses || !origins.is_empty() {
             let taken = self.core.state.borrow().taken;
             let put = Put {
                 key: keys::failure_origins(),
@@ -294,7 +296,7 @@ impl Run {
             };
             return Ok(self.build(patch, CommitKind::Again, Scope::Failure));
         }
-        if self.pauses_on_failure() && failure.kind != FailureKind::Rollback {
+        if pauses {
             let reason = Halt::OnFailure {
                 error: failure.full(),
             }
