@@ -47,6 +47,8 @@ const PRIMITIVES: &[(&str, &[&str])] = &[
     ("continue_as", BOTH),
     ("event", BOTH),
     ("publish", BOTH),
+    ("deferred", BOTH),
+    ("peek", BOTH),
     ("enqueue", BOTH),
     ("rollback", BOTH),
     ("cancel", BOTH),

@@ -146,3 +146,40 @@ async fn a_failed_run_waits_again_when_it_is_tried_again_or_forked() {
         engine.shutdown().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_race_has_given_up_is_no_reason_why_a_run_waits() {
+    let (engine, ledger) = engine(WorkflowOptions::new(), |ctx, _| async move {
+        // The messages are there before anything is waited for.
+        ctx.listen::<u32>("begin").await?;
+        let arms = (
+            ctx.child(CHILD, 1),
+            ctx.finished(("run", "self")),
+            ctx.sleep("late", days(1)),
+            ctx.listen::<u32>("word"),
+        );
+        ctx.race("first", arms).await?;
+        everstep::select! {
+            child = ctx.child(CHILD, 2) => drop(child?),
+            word = ctx.listen::<u32>("word") => drop(word?),
+        }
+        ctx.listen::<u32>("end").await.map(|end| json!(end))
+    })
+    .await;
+    let client = engine.client();
+    let run = client.start(RUN, 0).key("self").await.unwrap();
+    for name in ["word", "word", "begin"] {
+        run.send(name, &1).await.unwrap();
+    }
+    let why = scenario::until("it to wait for its end", async || {
+        let waiting = run.info().await.unwrap().waiting?;
+        waiting.starts_with("message for `end`").then_some(())?;
+        Some(run.why().await.unwrap())
+    })
+    .await;
+    assert_eq!(why.chain[0].waits_for.len(), 1, "{}", why.sentence);
+    assert!(why.sentence.contains("`end`"), "{}", why.sentence);
+    run.send("end", &3).await.unwrap();
+    assert_eq!(run.result().await.unwrap(), json!(3));
+    assert_eq!(ledger.count("child"), 0, "no child was wanted");
+}

@@ -11,6 +11,7 @@ use crate::{
     codec,
     commit::{Put, RunStatus, Target},
     history::{Entry, EntryKind, EntryStatus, EntryValue, keys},
+    run::WAITS_IN_ROW,
     run_id::RunId,
     store::{RunRow, RunnerRow, Store, StoreError},
     time::Timestamp,
@@ -290,6 +291,7 @@ fn waits_of(row: &RunRow, history: &[Put], runners: &[RunnerRow], now: Timestamp
         waits.push(WaitsFor::Rollback { ending });
     }
     let rolling_back = row.ending.is_some();
+    let parked = parked_at(row);
     for put in history {
         let prefix = if rolling_back {
             keys::ROLLBACKS
@@ -298,14 +300,24 @@ fn waits_of(row: &RunRow, history: &[Put], runners: &[RunnerRow], now: Timestamp
         };
         if put.key.starts_with(prefix)
             && let Ok(entry) = codec::decode_entry(&put.value)
-            && let Some(wait) = wait_of(keys::describe(&put.key), entry)
         {
-            waits.push(wait);
+            let location = keys::describe(&put.key);
+            let given_up =
+                parked.is_some_and(|waiting| !waiting.contains(&format!("`{location}`")));
+            waits.extend(wait_of(location, entry).filter(|_| !given_up));
         }
     }
     // What a body does is more to the point than what waits beside it.
     waits.sort_by_key(|wait| !matches!(wait, WaitsFor::Body { .. } | WaitsFor::Rollback { .. }));
     waits
+}
+
+/// What the row of a parked run says that it waits for, if that is all: an operation that is not
+/// named there was given up, as one that has lost a race.
+fn parked_at(row: &RunRow) -> Option<&str> {
+    let waiting = row.waiting.as_deref()?;
+    let is_all = waiting.matches("; ").count() + 1 < WAITS_IN_ROW;
+    (row.status == RunStatus::Sleeping && is_all).then_some(waiting)
 }
 
 /// What an operation waits for, by its entry. The place where further kinds of waits, and the runs

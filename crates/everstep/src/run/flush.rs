@@ -17,6 +17,9 @@ use crate::{
     time::Timestamp,
 };
 
+/// The row of a parked run names no more waits than this.
+pub(crate) const WAITS_IN_ROW: usize = 5;
+
 /// What is known about the stored row, and what is on its way there.
 pub(super) struct Flush {
     sent: Option<InFlight>,
@@ -500,7 +503,7 @@ impl Run {
                 Phase::WantStart { .. } | Phase::Body { .. } | Phase::Committing => return None,
                 _ => continue,
             };
-            if waits.len() < 5 {
+            if waits.len() < WAITS_IN_ROW {
                 let place = super::Core::location(&op.key);
                 waits.push(match at {
                     Some(at) => format!("{what} `{place}` until {at}"),
