@@ -137,7 +137,19 @@ impl SqliteStore {
         path: impl AsRef<Path>,
         options: SqliteOptions,
     ) -> Result<SqliteStore, StoreError> {
-        let file = File::new(path.as_ref(), options);
+        SqliteStore::open_file(File::new(path.as_ref(), options))
+    }
+
+    /// As [`create`](SqliteStore::create), for tests that make many files and cut no power.
+    pub(crate) fn create_unsynced(path: &Path) -> Result<SqliteStore, StoreError> {
+        let options = SqliteOptions {
+            create: true,
+            ..SqliteOptions::default()
+        };
+        SqliteStore::open_file(File::new(path, options).unsynced())
+    }
+
+    fn open_file(file: File) -> Result<SqliteStore, StoreError> {
         let format = if schema::exists(file.path()) {
             schema::inspect(&file).map_err(|error| explain(&file, error))?
         } else if file.options().create || file.path().exists() {
