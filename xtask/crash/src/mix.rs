@@ -26,11 +26,13 @@ mod items;
 mod lives;
 mod moves;
 mod news;
+mod places;
+mod promises;
 pub(crate) mod tasks;
 mod ticks;
 
 /// What the line says of the mix, in its order; those that must be 0 are marked.
-const COUNTS: [(&str, bool); 19] = [
+const COUNTS: [(&str, bool); 24] = [
     ("messages_twice", true),
     ("children", false),
     ("children_lost", true),
@@ -47,9 +49,14 @@ const COUNTS: [(&str, bool); 19] = [
     ("events", false),
     ("events_lost", true),
     ("events_twice", true),
+    ("deferreds", false),
+    ("deferreds_lost", true),
+    ("deferreds_twice", true),
     ("queue_items", false),
     ("queue_lost", true),
     ("queue_twice", true),
+    ("limited_bodies", false),
+    ("limit_exceeded", true),
 ];
 
 /// Gives an engine the workflows of the mix.
@@ -60,6 +67,8 @@ pub(crate) fn register(builder: EngineBuilder, bodies: &Bodies) -> EngineBuilder
     let builder = items::register(builder);
     let builder = moves::register(builder);
     let builder = news::register(builder);
+    let builder = promises::register(builder);
+    let builder = places::register(builder);
     tasks::register(builder, bodies)
 }
 
@@ -74,6 +83,8 @@ pub(crate) async fn drive(outside: &Rc<Outside>) -> Result<Vec<JoinHandle<()>>, 
         drivers.push(outside.spawn(moves::drive, part));
         drivers.push(outside.spawn(news::drive_takers, part));
         drivers.push(outside.spawn(news::drive_hearers, part));
+        drivers.push(outside.spawn(promises::drive, part));
+        drivers.push(outside.spawn(places::drive, part));
         drivers.push(outside.spawn(tasks::drive, part));
     }
     drivers.push(outside.spawn(news::publish, 0));
@@ -88,6 +99,7 @@ pub(crate) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
     items::check(outside).await?;
     moves::check(outside).await?;
     news::check(outside);
+    places::check(outside, ledger);
     tasks::check(outside, ledger).await
 }
 

@@ -112,8 +112,10 @@ impl Test<'_> {
             if kills % OVERLAP_EVERY == OVERLAP_EVERY - 1 {
                 self.overlap(&running, kills).await?;
             }
+            let process = running.0.id();
             drop(running);
             kills += 1;
+            self.killed(process)?;
             if self.random.next().is_multiple_of(2) {
                 drop(worker);
                 worker = self.start_child(Role::Worker)?;
@@ -171,12 +173,22 @@ impl Test<'_> {
     async fn overlap(&mut self, first: &Running, kills: u64) -> Result<(), Problem> {
         first.signal("STOP")?;
         self.ledger.read_on(&self.directory.join("ledger"))?;
-        self.ledger.note("stopped", &[&first.0.id().to_string()]);
+        let process = first.0.id().to_string();
+        self.ledger.note("stopped", &[&process]);
+        self.ledger.note("place", &["stopped", &process]);
         let second = self.start_child(self.engine(kills))?;
         tokio::time::sleep(2 * child::LEASE).await;
         first.signal("CONT")?;
         tokio::time::sleep(Duration::from_millis(self.random.between(200, 600))).await;
+        let process = second.0.id();
         drop(second);
+        self.killed(process)
+    }
+
+    /// An engine is gone, and everything that it wrote is in the ledger.
+    fn killed(&mut self, process: u32) -> Result<(), Problem> {
+        self.ledger.read_on(&self.directory.join("ledger"))?;
+        self.ledger.note("place", &["killed", &process.to_string()]);
         Ok(())
     }
 

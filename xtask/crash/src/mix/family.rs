@@ -46,7 +46,7 @@ enum Does {
 /// What a child gives, whether it completes or fails.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Kin {
-    run: RunId,
+    run: String,
     slot: u64,
     value: u64,
 }
@@ -63,7 +63,7 @@ pub(super) fn register(builder: EngineBuilder) -> EngineBuilder {
 
 #[workflow]
 pub(crate) async fn kin(ctx: Ctx, task: Task) -> Result<Kin> {
-    let (run, slot) = (ctx.run_id(), task.slot);
+    let (run, slot) = (ctx.run_id().to_string(), task.slot);
     let trace = Trace::new(&ctx);
     let note = format!("kin\t{}\t{slot}\t{run}", task.parent);
     let value = trace.note(&ctx, "born", note).await?;
@@ -215,13 +215,13 @@ pub(super) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
         let slot = (parent.parse()?, slot.parse()?);
         born.entry(slot).or_default().insert(run.parse()?);
     }
-    let mut told: HashMap<(u64, u64), HashSet<(RunId, u64)>> = HashMap::new();
+    let mut told: HashMap<(u64, u64), HashSet<(String, u64)>> = HashMap::new();
     for note in ledger.notes("told") {
         let [parent, slot, run, value] = &note[..] else {
             continue;
         };
         let slot = (parent.parse()?, slot.parse()?);
-        told.entry(slot).or_default().insert((run.parse()?, value.parse()?));
+        told.entry(slot).or_default().insert((run.clone(), value.parse()?));
     }
     for (slot, runs) in &born {
         if runs.len() > 1 {
@@ -250,9 +250,9 @@ pub(super) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
                     let own = own_word(outside, run).await?;
                     let notes = told.get(&(*n, slot));
                     let noted = notes.is_some_and(|notes| {
-                        notes.len() == 1 && notes.contains(&(one.run, one.value))
+                        notes.len() == 1 && notes.contains(&(one.run.clone(), one.value))
                     });
-                    if one.run != run || own.as_ref() != Some(one) || !noted {
+                    if one.run != run.to_string() || own.as_ref() != Some(one) || !noted {
                         let what = format!(
                             "{place}: its parent was told {one:?} and noted {notes:?}; it says {own:?}"
                         );
