@@ -39,11 +39,13 @@ use crate::{
 };
 
 mod bulk;
+mod deferred;
 mod delete;
 mod events;
 mod fork;
 mod history;
 mod letters;
+mod limits;
 mod list;
 mod queues;
 mod retry;
@@ -57,6 +59,7 @@ mod why;
 mod within;
 
 pub use bulk::{Bulk, BulkError, BulkReport};
+pub use deferred::{Resolved, Resolver, Settle};
 pub use delete::DeleteRun;
 pub use events::{PublishEvent, PublishedEvent};
 pub use fork::ForkRun;
@@ -64,6 +67,7 @@ pub use history::{HistoryPage, ReadHistory};
 pub use letters::{
     DeadLetterInfo, DeadLetterPage, DeadLetters, ReplayLetter, Replayed, ReplayedAll,
 };
+pub use limits::LimitInfo;
 pub use list::{Count, List};
 pub use queues::{EnqueueItem, ItemError, ItemHandle, ItemInfo, Worker};
 pub use schedules::{
@@ -97,7 +101,7 @@ pub enum ClientError {
         run: String,
     },
     /// The run has ended.
-    #[error("run {run} has ended ({status}) and takes no more messages")]
+    #[error("run {run} has ended ({status}) and takes nothing more")]
     Finished {
         /// The run.
         run: String,
@@ -193,6 +197,28 @@ pub enum ClientError {
     /// A worker needs a tokio runtime for its handlers.
     #[error("there is no tokio runtime here for a worker's handlers; call `work` inside of one")]
     NoRuntime,
+    /// A text is not a token.
+    #[error("this is not a token: it must be given as the run has handed it out, letter by letter")]
+    MalformedToken,
+    /// A token was not made by this store.
+    #[error(
+        "this token was not made by this store, or was changed since; use it with the database of \
+             the run that handed it out"
+    )]
+    ForeignToken,
+    /// A token is of an earlier generation of its run.
+    #[error(
+        "this token is of generation {generation} of run {run}, which has gone on as generation \
+             {current}; ask that one for a new token"
+    )]
+    OldToken {
+        /// The run.
+        run: String,
+        /// The generation that handed the token out.
+        generation: u32,
+        /// The generation that the run is in.
+        current: u32,
+    },
     /// There is no such schedule.
     #[error("there is no schedule `{schedule}`; it may have been deleted")]
     UnknownSchedule {

@@ -69,6 +69,8 @@ pub enum Write {
     Control(Target, Control),
     /// Makes a finished run live again with another history. Answered by [`Outcome::Committed`].
     Reopen(Box<Reopen>),
+    /// A value for a deferred of a run. Answered by [`Outcome::Settled`].
+    Resolve(Box<Resolution>),
     /// What the owner of a run has to say. Answered by [`Outcome::Committed`].
     Commit(Box<Commit>),
     /// Something about the items of a queue. Answered by [`Outcome::Queue`].
@@ -192,6 +194,19 @@ pub struct Delivery {
     pub inbox_max: u64,
     /// What becomes of it if the run has ended, or ends before it is read.
     pub on_end: OnEnd,
+}
+
+/// A value for a deferred of a run. The first counts.
+#[derive(Clone, Debug)]
+pub struct Resolution {
+    /// The run.
+    pub run: RunId,
+    /// The generation that was meant; whichever it is now, if absent.
+    pub generation: Option<u32>,
+    /// Which deferred of the run.
+    pub tag: [u8; 16],
+    /// The answer for whoever waits.
+    pub body: Vec<u8>,
 }
 
 /// What can be done to a run from outside, besides sending to it.
@@ -391,6 +406,8 @@ pub enum Effect {
         /// The key of the operation.
         key: Vec<u8>,
     },
+    /// An operation of this run waits for a deferred, or looks at it. It is answered in its inbox.
+    AwaitDeferred(DeferredWait),
     /// A run of its own, started on behalf of this one. Which one it is is written into this run's
     /// history.
     StartChild(Box<StartChild>),
@@ -414,6 +431,15 @@ pub enum Effect {
         name: String,
         /// What all tags of this name are replaced by; they are removed if absent.
         value: Option<String>,
+    },
+    /// An operation of this run wants to go on under a limit. It is answered at once or in its turn,
+    /// by a row of the kind [`InboxKind::LimitGrant`].
+    Acquire(Box<Acquire>),
+    /// An operation of this run does not need its place under a limit any more. The next in line
+    /// gets it.
+    Release {
+        /// The key of the operation.
+        key: Vec<u8>,
     },
     /// An operation of this run does not wait any more: it lost a race, was dropped, or its time
     /// ran out. What it had registered is taken back, and what was delivered to it alone and not
@@ -446,6 +472,54 @@ pub enum AfterEnqueue {
     /// It goes on: its entry is this, with the number of the item appended in 8 bytes, the lowest
     /// first.
     Record(Vec<u8>),
+}
+
+/// An operation that waits for a deferred.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeferredWait {
+    /// The key of the operation.
+    pub key: Vec<u8>,
+    /// Which deferred of the run.
+    pub tag: [u8; 16],
+    /// Whether it only looks: it is answered at once, value or not.
+    pub looks: bool,
+}
+
+/// A wish to go on under a limit. Asking again for the same operation, while it has a place under
+/// that limit or waits for one, changes nothing.
+#[derive(Clone, Debug)]
+pub struct Acquire {
+    /// The name of the limit.
+    pub limit: String,
+    /// Which of its keys; each is limited on its own.
+    pub limit_key: String,
+    /// What it allows, as the code says now: it counts from here on.
+    pub rule: LimitRule,
+    /// Whether the operation has a place until it gives it back. Otherwise it takes only its turn
+    /// by the rate.
+    pub holds: bool,
+    /// The key of the operation.
+    pub key: Vec<u8>,
+}
+
+/// What a limit allows, for each of its keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitRule {
+    /// How many at a time.
+    pub concurrency: Option<u32>,
+    /// How often.
+    pub rate: Option<LimitRate>,
+}
+
+/// How often a limit lets somebody in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitRate {
+    /// This many times ..
+    pub count: u32,
+    /// .. in this many milliseconds, over time.
+    pub per_ms: u64,
+    /// How many at once after a time without any.
+    pub burst: u32,
 }
 
 /// A run that is started by another.
@@ -585,6 +659,8 @@ pub enum Outcome {
     Delivered(Delivered),
     /// What became of a wish to control a run.
     Controlled(Controlled),
+    /// What became of a value for a deferred.
+    Settled(Settled),
     /// A commit or a reopening that was made. For each effect that has an answer, in order, what
     /// became of it.
     Committed(Vec<EffectDone>),
@@ -733,6 +809,30 @@ pub enum Controlled {
     Unknown,
 }
 
+/// What became of a value for a deferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It is the first, and counts.
+    First,
+    /// There was one already; nothing was done.
+    Already {
+        /// Since when.
+        at: Timestamp,
+    },
+    /// The run has ended, or is rolled back.
+    Finished {
+        /// How, or how far it is.
+        status: RunStatus,
+    },
+    /// The run has gone on as another generation.
+    OldGeneration {
+        /// The one that it is now.
+        current: u32,
+    },
+    /// There is no such run.
+    Unknown,
+}
+
 /// Why a commit changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -793,6 +893,13 @@ pub struct InboxRow {
     pub sent_at: Timestamp,
     /// The event that it becomes if the run ends before it is read; a dead letter if absent.
     pub on_end: Option<Box<Fallback>>,
+}
+
+impl InboxRow {
+    /// Whether it says that its operation has been let in by a limit.
+    pub(crate) fn is_grant(&self) -> bool {
+        self.kind == InboxKind::LimitGrant
+    }
 }
 
 /// What a row of an inbox is. The codes are stored.

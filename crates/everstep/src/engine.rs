@@ -636,6 +636,7 @@ impl StartParts {
             threads,
             Some(me),
         ));
+        shared.set_secret(store.secret()?);
         let reader = Reader::new(store.clone(), shared.activity.clone());
         let begun = Instant::now();
         let fence = store.register_runner(&shared.as_runner(me))?;

@@ -27,6 +27,7 @@ mod client;
 mod codec;
 mod commit;
 mod ctx;
+mod deferred;
 mod engine;
 mod event;
 mod history;
@@ -39,21 +40,24 @@ mod workflow;
 mod cancellation;
 mod error;
 mod hash;
+mod limit;
 mod random;
 mod retention;
 mod retry;
 mod run_id;
 pub mod testing;
 mod time;
+mod token;
 
 pub use cancellation::Cancellation;
 pub use client::{
     Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Count,
     DeadLetterInfo, DeadLetterPage, DeadLetters, DeleteRun, EmittedFrom, EnqueueItem, ForkRun,
-    HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, List, PublishEvent, PublishedEvent,
-    ReadHistory, ReplayLetter, Replayed, ReplayedAll, RunError, RunHandle, RunInfo, RunPage,
-    Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Start,
-    StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader, Triggered, WaitsFor, Why, Worker,
+    HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo, List, PublishEvent,
+    PublishedEvent, ReadHistory, ReplayLetter, Replayed, ReplayedAll, Resolved, Resolver, RunError,
+    RunHandle, RunInfo, RunPage, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules,
+    SendMessage, Sent, Settle, Start, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader,
+    Triggered, WaitsFor, Why, Worker,
 };
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
@@ -61,9 +65,11 @@ pub use ctx::{
     child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished, RunFinishedUntil},
     composite::{Arm, Branch, Composite, branch},
     continue_as::ContinueAs,
+    deferred::{Gate, GateUntil, Peek},
     enqueue::{Enqueue, EnqueueDetached, EnqueueUntil},
     event::{EventUntil, EventWait},
     join::{BranchFailure, Join, JoinError},
+    limit::RateLimit,
     listen::{Listen, ListenBatch, ListenUntil, Message},
     map::Map,
     publish::Publish,
@@ -74,6 +80,7 @@ pub use ctx::{
     sleep::Sleep,
     step::{Outcome, Step, StepCall, StepOutcome},
 };
+pub use deferred::Deferred;
 pub use engine::{
     Engine, EngineBuilder, EngineCensus, Job, Misfit, Preflight, RecoveryReport, Settings,
     StartError, shutdown_signal,
@@ -85,6 +92,7 @@ pub use event::{Event, IfFinished, Since};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
+pub use limit::Limit;
 pub use queue::{ItemId, Queue};
 pub use retention::Retention;
 pub use retry::Retry;
@@ -98,6 +106,7 @@ pub use schedule::{Overlap, ScheduleSpec};
 pub use store::Tx;
 pub use store::{Close, Deliver, EventRow, Filter, ItemState, QueueStats, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
+pub use token::Token;
 pub use workflow::{
     NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
 };

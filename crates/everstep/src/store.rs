@@ -17,7 +17,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use uuid::Uuid;
 
-pub use crate::commit::*;
+pub use crate::{commit::*, token::Secret};
 use crate::{
     queue::ItemId,
     run_id::{RunId, RunNo, SHARDS, ShardId},
@@ -41,6 +41,10 @@ pub trait Store: Send + Sync + 'static {
     /// Brings the data to the version of this program. Refuses data of a newer version, and
     /// refuses to change data that a live runner of an older version is using. Idempotent.
     fn migrate(&self) -> Result<(), StoreError>;
+
+    /// What tokens are made with: 32 random bytes, drawn when the data was first made and the same
+    /// from then on, in every process.
+    fn secret(&self) -> Result<Secret, StoreError>;
 
     /// Makes a batch durable in one transaction.
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError>;
@@ -212,6 +216,12 @@ pub trait Store: Send + Sync + 'static {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<ScheduleRow>, StoreError>;
+
+    /// The limits that are in use, or were not long ago, by name and key: all, or those of one name.
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
+        let _ = (name, limit);
+        Ok(Vec::new())
+    }
 
     /// Enters a runner, with a fresh epoch, holding no shards.
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError>;
@@ -574,6 +584,27 @@ pub enum Answer {
     RunEnded,
     /// There is no such request.
     Unknown,
+}
+
+/// One key of a limit. There is a row as long as somebody has a place, waits for one, or has to be
+/// waited for by the rate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitRow {
+    /// The name of the limit.
+    pub name: String,
+    /// The key.
+    pub key: String,
+    /// What it allows, as the code said when it was last asked for.
+    pub rule: LimitRule,
+    /// How many have a place.
+    pub held: u64,
+    /// How many wait for one.
+    pub waiting: u64,
+    /// How many have ever asked for a place, so that those who wait stand in order.
+    pub arrivals: u64,
+    /// The rate's clock, in microseconds since 1970: as far as turns have been given away. See
+    /// `store/rules/limits.rs`.
+    pub turn_us: i64,
 }
 
 /// Which runs are meant. Everything that is set must hold.

@@ -226,7 +226,7 @@ async fn a_message_to_a_finished_run_is_refused() {
     run.send("say", &"b").await.unwrap();
     run.result().await.unwrap();
     let expected = format!(
-        "run {} has ended (completed) and takes no more messages",
+        "run {} has ended (completed) and takes nothing more",
         run.id()
     );
     assert_eq!(
@@ -656,6 +656,10 @@ impl Store for Saying {
 
     fn describe(&self) -> String {
         self.store.describe()
+    }
+
+    fn secret(&self) -> Result<everstep::store::Secret, StoreError> {
+        self.store.secret()
     }
 
     fn migrate(&self) -> Result<(), StoreError> {

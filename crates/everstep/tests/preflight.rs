@@ -139,7 +139,10 @@ fn everything(store: &dyn Store) -> String {
     }
     let runners = store.runners().unwrap();
     let names: Vec<_> = runners.iter().map(|r| (r.id, r.epoch, r.shards)).collect();
-    all + &format!("{names:?} {:?}", store.dead_letters(None, 10).unwrap())
+    all + &format!(
+        "{names:?} {:?}",
+        store.dead_letters(&Default::default(), 0, 10).unwrap()
+    )
 }
 
 async fn count_is(count: impl Fn() -> Count, n: u64) {

@@ -400,6 +400,36 @@ mod tests {
     }
 
     #[test]
+    fn a_deferred_and_a_look_never_change() {
+        let waiting = Entry {
+            kind: EntryKind::Deferred,
+            status: EntryStatus::Waiting,
+            number: None,
+            born: 4,
+            attempts: 0,
+            started_at: None,
+            completed_at: None,
+            value: EntryValue::None,
+            ..completed_step()
+        };
+        check(
+            waiting,
+            "0100 10 01 00 04 00 00 00 b6b8ab94d166 00 00 00 00 00",
+        );
+        let looked = Entry {
+            kind: EntryKind::Peek,
+            attempts: 0,
+            started_at: None,
+            value: EntryValue::Answer(vec![1, 0, 3]),
+            ..completed_step()
+        };
+        check(
+            looked,
+            "0100 11 02 01ac02 ab02 00 00 00 b6b8ab94d166 00 01d00f 00 00 06 03 010003",
+        );
+    }
+
+    #[test]
     fn a_completed_step_is_compact_and_never_changes() {
         check(
             completed_step(),

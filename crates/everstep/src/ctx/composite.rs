@@ -227,11 +227,15 @@ operations_are_arms! {
     [] super::publish::Publish, claim => ();
     [T: crate::workflow::Value] super::event::EventWait<T>, raw.claim => T;
     [T: crate::workflow::Value] super::event::EventUntil<T>, raw.claim => Option<T>;
+    [] super::limit::RateLimit, wait.claim => ();
     [O: crate::workflow::Value] super::child::Child<O>, wait.claim => O;
     [O: crate::workflow::Value] super::child::ChildOutcome<O>, child.wait.claim => Result<O, super::child::ChildError>;
     [] super::child::Detached, claim => crate::run_id::RunId;
     [] super::child::RunFinished, wait.claim => super::child::RunEnding;
     [] super::child::RunFinishedUntil, wait.claim => Option<super::child::RunEnding>;
+    [T: crate::workflow::Value, E: crate::workflow::Value] super::deferred::Gate<T, E>, raw.claim => std::result::Result<T, E>;
+    [T: crate::workflow::Value, E: crate::workflow::Value] super::deferred::GateUntil<T, E>, raw.claim => Option<std::result::Result<T, E>>;
+    [T: crate::workflow::Value, E: crate::workflow::Value] super::deferred::Peek<T, E>, raw.claim => Option<std::result::Result<T, E>>;
     [K: super::listen::Take + 'a] super::listen::Listen<K>, raw.claim => K::Item;
     [K: super::listen::Take + 'a] super::listen::ListenUntil<K>, raw.claim => Option<K::Item>;
     [K: super::listen::Take + 'a] super::listen::ListenBatch<K>, raw.claim => Vec<K::Item>;

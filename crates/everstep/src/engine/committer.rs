@@ -176,6 +176,7 @@ fn size_of_write(write: &Write) -> usize {
         // What it writes is bounded by itself.
         Write::TendEvents { limit } => 256 * limit,
         Write::Letter(_) => 256,
+        Write::Resolve(resolution) => 64 + resolution.body.len(),
         Write::Sweep(_) => 64,
         Write::Emit(emission) => {
             let items = emission.items.iter();

@@ -236,9 +236,12 @@ impl Round<'_> {
                 Effect::StartChild(_)
                 | Effect::Watch { .. }
                 | Effect::Emit(_)
+                | Effect::AwaitDeferred(_)
                 | Effect::Transaction(_)
                 | Effect::Subscribe(_)
                 | Effect::Took { .. }
+                | Effect::Acquire(_)
+                | Effect::Release { .. }
                 | Effect::Abandon { .. } => {}
             }
         }

@@ -141,6 +141,7 @@ impl EngineBuilder {
                 None => Some(small_runtime().map_err(StartError::thread)?),
             };
             let runtime = current.or_else(|| own.as_ref().map(|own| own.handle().clone()));
+            let secret = store.secret()?;
             let env = Rc::new(Env {
                 settings: Arc::new(settings),
                 services,
@@ -151,6 +152,7 @@ impl EngineBuilder {
                 owner: None,
                 ids: RunIds::new(0),
                 stalled: Cell::new(false),
+                secret,
             });
             let found = {
                 let _inside = runtime.as_ref().map(|runtime| runtime.enter());

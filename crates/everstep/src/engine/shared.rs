@@ -27,7 +27,7 @@ use super::{
 use crate::{
     commit::Fence,
     run_id::{RunIds, RunNo, ShardId},
-    store::{NewRunner, ShardSet, Store, StoreError},
+    store::{NewRunner, Secret, ShardSet, Store, StoreError},
     time::{Clock, Timestamp},
     workflow::Registry,
 };
@@ -66,6 +66,8 @@ pub(crate) struct Shared {
     pub(crate) emitting: Emitting,
     /// When retention can have something to do next, in milliseconds.
     pub(crate) retention_due: AtomicI64,
+    /// Read once: by an engine at its start, by a client when it first needs it.
+    secret: OnceLock<Secret>,
 }
 
 /// A clock that is behind by no more than this is waited for.
@@ -130,8 +132,19 @@ impl Shared {
             suspects: Gate::default(),
             emitting: Emitting::new(settings.emit_bytes_max),
             retention_due: AtomicI64::new(i64::MIN),
+            secret: OnceLock::new(),
             settings,
         }
+    }
+
+    /// The secret of the store, if it was read.
+    pub(crate) fn known_secret(&self) -> Option<&Secret> {
+        self.secret.get()
+    }
+
+    /// Notes the secret of the store, which is the same whoever reads it.
+    pub(crate) fn set_secret(&self, secret: Secret) -> &Secret {
+        self.secret.get_or_init(|| secret)
     }
 
     /// The time, never earlier than it was.

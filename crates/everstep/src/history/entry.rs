@@ -80,7 +80,7 @@ pub enum EntryKind {
     Publish = 15,
     /// `ctx.deferred`
     Deferred = 16,
-    /// A look at a deferred.
+    /// A look at a deferred, without a wait.
     Peek = 17,
     /// `ctx.child`
     Child = 18,
@@ -102,7 +102,7 @@ impl EntryKind {
     pub(crate) const fn answered_by(self) -> Option<InboxKind> {
         match self {
             EntryKind::Event => Some(InboxKind::Event),
-            EntryKind::Deferred => Some(InboxKind::Deferred),
+            EntryKind::Deferred | EntryKind::Peek => Some(InboxKind::Deferred),
             EntryKind::Child | EntryKind::Finished => Some(InboxKind::RunEnded),
             EntryKind::Enqueue => Some(InboxKind::QueueResult),
             EntryKind::Limit => Some(InboxKind::LimitGrant),
@@ -121,7 +121,6 @@ impl EntryKind {
             | EntryKind::Send
             | EntryKind::Rollback
             | EntryKind::Publish
-            | EntryKind::Peek
             | EntryKind::Transaction
             | EntryKind::Continue => None,
         }

@@ -465,14 +465,15 @@ impl Run {
             || !st.transactions.is_empty()
             || !st.timeouts.is_empty()
             || !self.flush.unsent.is_empty()
-            || st
-                .effects
-                .iter()
-                .any(|effect| matches!(effect, Effect::Abandon { .. }))
+            || st.effects.iter().any(registers)
     }
 
     /// If nothing but time and messages can move the run: when, and what it waits for in words.
     fn at_rest(&self) -> Option<(Option<Timestamp>, String)> {
+        if let Some((turn, waiting)) = self.at_gate() {
+            let times = [turn, self.core.facts.deadline_at];
+            return Some((times.into_iter().flatten().min(), waiting));
+        }
         let st = self.core.state.borrow();
         if st.mode != super::Mode::Live
             || st.bodies > 0
@@ -500,6 +501,9 @@ impl Run {
             };
             if waits.len() < 5 {
                 let place = super::Core::location(&op.key);
+                let limit = op.limit.as_ref().filter(|_| op.waits_for_limit(&st.inbox));
+                let limit = limit.map(|limit| format!("{limit} for"));
+                let what = limit.as_deref().unwrap_or(what);
                 waits.push(match at {
                     Some(at) => format!("{what} `{place}` until {at}"),
                     None => format!("{what} `{place}`"),
@@ -768,11 +772,21 @@ impl Run {
     }
 }
 
+/// Whether somebody else waits for this effect, or this run for its answer, and nothing else would
+/// bring it to the store.
+fn registers(effect: &Effect) -> bool {
+    matches!(
+        effect,
+        Effect::Abandon { .. } | Effect::Acquire(_) | Effect::Release { .. }
+    )
+}
+
 /// What an operation of this kind waits for, in words before its location.
 fn awaited(kind: EntryKind) -> &'static str {
     match kind {
         EntryKind::Event => "event for",
         EntryKind::Deferred => "deferred",
+        EntryKind::Peek => "look at",
         EntryKind::Child => "child",
         EntryKind::Finished => "end of a run for",
         EntryKind::Enqueue => "queue item",

@@ -21,17 +21,19 @@ use std::{
 use uuid::Uuid;
 
 mod children;
+mod limits;
 
-use self::children::Children;
+use self::{children::Children, limits::Limits};
 use super::{
     rules::{
-        self, Head, Verdict, effects, events as event_rules, letters,
+        self, Head, Verdict, deferreds as deferred_rules, effects, events as event_rules, letters,
         tables::{Tables, Waiter},
     },
     *,
 };
 
 mod control;
+mod deferreds;
 mod events;
 mod import;
 mod queues;
@@ -87,6 +89,7 @@ struct Data {
     dead_letters: BTreeMap<u64, DeadLetter>,
     last_letter: u64,
     events: events::Events,
+    deferreds: deferreds::Deferreds,
     /// Runs by when they are due.
     due: BTreeSet<(Timestamp, RunNo)>,
     schedules: BTreeMap<String, Arc<ScheduleRow>>,
@@ -99,6 +102,7 @@ struct Data {
     notices: Vec<Notice>,
     now: Timestamp,
     children: Children,
+    limits: Limits,
 }
 
 #[derive(Clone)]
@@ -148,6 +152,14 @@ impl MemoryStore {
         MemoryStore::default()
     }
 
+    /// An empty store whose tokens are the same every time: for tests that compare what two stores
+    /// come to.
+    pub(crate) fn with_known_secret() -> MemoryStore {
+        let store = MemoryStore::default();
+        store.write(|data| data.deferreds.secret = Secret::new([1; 32]));
+        store
+    }
+
     /// An independent copy of everything that is stored now. Nobody listens to it yet.
     pub fn fork(&self) -> MemoryStore {
         let data = Arc::clone(&self.lock());
@@ -187,6 +199,10 @@ impl Store for MemoryStore {
 
     fn migrate(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+
+    fn secret(&self) -> Result<Secret, StoreError> {
+        Ok(self.read().deferreds.secret.clone())
     }
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
@@ -511,6 +527,10 @@ impl Store for MemoryStore {
         Ok(self.read().schedules_after(after, limit, is_meant))
     }
 
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
+        Ok(self.read().limits.list(name, limit))
+    }
+
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         Ok(self.write(|data| data.register_runner(runner)))
     }
@@ -661,6 +681,10 @@ impl Data {
             (Write::Queue(write), _) => {
                 let Ok(done) = rules::queues::write(self, write);
                 Outcome::Queue(done)
+            }
+            (Write::Resolve(resolution), _) => {
+                let Ok(settled) = deferred_rules::settle(self, resolution);
+                Outcome::Settled(settled)
             }
             // Only the last generation is kept.
             (Write::Sweep(_), _) => Outcome::Swept(false),
@@ -914,9 +938,9 @@ impl Data {
         }
         let head = self.runs.get(&commit.run).map(|run| run.head);
         if let Some(head) = head.filter(|head| head.links != 0)
-            && effects::is_over(&commit.patch)
+            && effects::has_sequel(commit)
         {
-            let Ok(()) = effects::close(self, &head, &commit.patch);
+            let Ok(()) = effects::follow_up(self, &head, commit);
         }
         done
     }

@@ -6,13 +6,16 @@
 //! A batch is applied in two passes. First all commits, each checked against its row as it was
 //! before the batch (a batch has at most one commit per run, and a commit changes only its own
 //! run). Then everything else in the order of the batch: starts, deliveries (those of
-//! [`crate::commit::Effect::Send`] too, at the place of their commit), controls and reopenings. So a control sees
+//! [`crate::commit::Effect::Send`] too, at the place of their commit), values of
+//! deferreds, controls and reopenings. So a control sees
 //! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
 
 pub(crate) mod children;
+pub(crate) mod deferreds;
 pub(crate) mod effects;
 pub(crate) mod events;
 pub(crate) mod letters;
+pub(crate) mod limits;
 pub(crate) mod queues;
 pub(crate) mod streams;
 pub(crate) mod tables;

@@ -29,10 +29,12 @@ mod batch;
 mod children;
 mod columns;
 mod control;
+mod deferreds;
 mod error;
 mod events;
 mod file;
 mod letters;
+mod limits;
 mod queues;
 mod reads;
 mod runners;
@@ -241,6 +243,10 @@ impl Store for SqliteStore {
         schema::migrate(conn, &self.file, schema::MIGRATIONS)?;
         self.is_current.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn secret(&self) -> Result<Secret, StoreError> {
+        self.read(deferreds::secret)
     }
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
@@ -469,6 +475,10 @@ impl Store for SqliteStore {
         limit: usize,
     ) -> Result<Vec<ScheduleRow>, StoreError> {
         self.read(|conn| schedules::read_queued(conn, after, limit))
+    }
+
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
+        self.read(|conn| limits::list(conn, name, limit))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -12,8 +12,8 @@ use std::{
 use crate::{
     codec,
     commit::{
-        Applied, Batch, Commit, Delivery, Effect, InboxRow, KeyRange, Notice, Outcome, Patch, Put,
-        Receipt, Write,
+        Applied, Batch, Commit, Delivery, Effect, KeyRange, Notice, Outcome, Patch, Put, Receipt,
+        Write,
     },
     history::{Entry, EntryKind, EntryValue, keys},
     run_id::RunNo,
@@ -34,8 +34,10 @@ struct State {
 struct Audited {
     entries: BTreeMap<Vec<u8>, Entry>,
     consumed: HashSet<u64>,
-    /// What was delivered for one operation alone.
+    /// What was put into its inbox for one operation alone, which may take it or not.
     answers: HashSet<u64>,
+    /// The rows of its inbox that are grants of limits: no messages, and gone with their place.
+    grants: HashSet<u64>,
     sent: HashSet<Vec<u8>>,
     /// The dedupe keys of what was delivered.
     dedupe: HashSet<String>,
@@ -52,7 +54,11 @@ impl Audit {
             if let Notice::Inbox { run, row } = notice
                 && row.wait.is_some()
             {
-                runs.entry(run.no()).or_default().answers.insert(row.seq);
+                let run = runs.entry(run.no()).or_default();
+                run.answers.insert(row.seq);
+                if row.is_grant() {
+                    run.grants.insert(row.seq);
+                }
             }
         }
         for (write, outcome) in batch.writes.iter().zip(&applied.outcomes) {
@@ -95,7 +101,9 @@ impl Audit {
         run.put(&loaded.history, violations);
         let unread: HashSet<u64> = loaded.inbox.iter().map(|row| row.seq).collect();
         let answers = loaded.inbox.iter().filter(|row| row.wait.is_some());
-        run.answers.extend(answers.map(|row| row.seq));
+        run.answers = answers.map(|row| row.seq).collect();
+        let grants = loaded.inbox.iter().filter(|row| row.is_grant());
+        run.grants = grants.map(|row| row.seq).collect();
         run.consumed = (1..=loaded.row.inbox_seq)
             .filter(|seq| !unread.contains(seq))
             .collect();
@@ -104,21 +112,17 @@ impl Audit {
     /// How many messages this run has taken.
     pub(super) fn consumed(&self, run: RunNo) -> u64 {
         let state = self.lock();
-        state
-            .runs
-            .get(&run)
-            .map_or(0, |run| run.consumed.len() as u64)
+        let run = state.runs.get(&run);
+        run.map_or(0, |run| {
+            run.consumed.difference(&run.answers).count() as u64
+        })
     }
 
-    /// How many answers were handed to this run, and are neither taken nor there.
-    pub(super) fn given_back(&self, run: RunNo, unread: &[InboxRow]) -> u64 {
+    /// How many answers to its own operations this run was handed.
+    pub(super) fn answers(&self, run: RunNo) -> u64 {
         let state = self.lock();
-        let Some(run) = state.runs.get(&run) else {
-            return 0;
-        };
-        let is_gone =
-            |seq: &&u64| !run.consumed.contains(seq) && !unread.iter().any(|row| row.seq == **seq);
-        run.answers.iter().filter(is_gone).count() as u64
+        let run = state.runs.get(&run);
+        run.map_or(0, |run| run.answers.len() as u64)
     }
 
     /// The locations of this run whose bodies must not run again.
@@ -164,7 +168,7 @@ impl Audited {
             if !self.consumed.insert(*seq) {
                 violations.push(format!("message {seq} was taken twice"));
             }
-            if recorded.contains(seq) {
+            if recorded.contains(seq) || self.grants.contains(seq) {
                 continue;
             }
             // An answer does not say its number, so there must be as many as were taken.
@@ -232,7 +236,8 @@ impl Audited {
                 violations.push(format!("`{}` cannot be read", keys::describe(&put.key)));
                 continue;
             };
-            answers += usize::from(matches!(entry.value, EntryValue::Answer(_)));
+            let answered = matches!(entry.value, EntryValue::Answer(_));
+            answers += usize::from(answered && entry.kind != EntryKind::Limit);
             if let EntryValue::Messages(messages) = &entry.value {
                 recorded.extend(messages.iter().map(|message| message.seq));
             }

@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use super::{CrashPoint, CrashingStore, Hold, Ledger, VirtualClock, audit::Audit};
 use crate::{
-    client::{Client, ClientError, RunError, RunHandle},
+    client::{Client, ClientError, Resolved, RunError, RunHandle},
     commit::Deliver,
     engine::{Engine, EngineBuilder},
     error::Failure,
@@ -117,6 +117,10 @@ enum Action {
         key: Option<String>,
         deliver: Deliver,
         body: Json,
+    },
+    Settle {
+        location: String,
+        value: Result<Json, Json>,
     },
     Cancel {
         rollback: bool,
@@ -284,6 +288,24 @@ impl CrashTest {
             deliver: event.rules.deliver,
             body,
         })
+    }
+
+    /// Resolves the deferred of the run at this location, as soon as the run has nothing else to do.
+    /// What was not acknowledged is done again, as a real client does.
+    pub fn resolve<T: Serialize>(self, location: &str, value: &T) -> CrashTest {
+        let value = serde_json::to_value(value).expect("a value can be written as JSON");
+        self.settle(location, Ok(value))
+    }
+
+    /// As [`resolve`](CrashTest::resolve), but it is rejected.
+    pub fn reject<E: Serialize>(self, location: &str, error: &E) -> CrashTest {
+        let error = serde_json::to_value(error).expect("an error can be written as JSON");
+        self.settle(location, Err(error))
+    }
+
+    fn settle(self, location: &str, value: Result<Json, Json>) -> CrashTest {
+        let location = location.to_owned();
+        self.action(Action::Settle { location, value })
     }
 
     /// Waits until this long after the start, in virtual time, before what is said next happens.
@@ -489,7 +511,7 @@ impl CrashTest {
         let test = async {
             let (audit, clock) = (Audit::default(), VirtualClock::new());
             let mut life = Life::new(self, clock);
-            let mut memory = MemoryStore::new();
+            let mut memory = MemoryStore::with_known_secret();
             loop {
                 let point = points.get(life.deaths).copied();
                 let store = CrashingStore::audited(memory, point, audit.clone());
@@ -739,6 +761,20 @@ impl<'a> Life<'a> {
                 };
                 event.await.map(|_| ())
             }
+            Action::Settle { location, value } => {
+                let settle = match value {
+                    Ok(value) => run.resolve_json(location, value),
+                    Err(error) => run.reject_json(location, error),
+                };
+                match settle.await {
+                    Ok(Resolved::Already { .. }) if !again => {
+                        let problem = format!("`{location}` was settled before");
+                        self.problems.push(problem);
+                        Ok(())
+                    }
+                    settled => settled.map(drop),
+                }
+            }
             Action::Cancel { rollback: false } => run.cancel().await.map(|_| ()),
             Action::Cancel { rollback: true } => run.cancel().with_rollback().await.map(|_| ()),
             Action::Pause => run.pause().await,
@@ -802,9 +838,7 @@ impl<'a> Life<'a> {
             return Err("the run is gone".to_owned());
         };
         let unread = store.inbox(run.no(), 0).map_err(read)?;
-        // What was handed to a wait that was given up is neither taken nor unread.
-        let given_back = audit.given_back(run.no(), &unread);
-        let unread = unread.len() as u64;
+        let unread = unread.iter().filter(|row| row.wait.is_none()).count() as u64;
         let letters = LetterFilter {
             run: Some(run.no()),
             ..LetterFilter::default()
@@ -814,11 +848,11 @@ impl<'a> Life<'a> {
             .map_err(read)?
             .len() as u64;
         let taken = audit.consumed(run.no());
-        if taken + unread + dead + given_back != row.inbox_seq {
+        let delivered = row.inbox_seq - audit.answers(run.no());
+        if taken + unread + dead != delivered {
             self.problems.push(format!(
-                "{} messages were delivered; {taken} were taken, {unread} are unread, {dead} are \
-                 dead letters",
-                row.inbox_seq
+                "{delivered} messages were delivered; {taken} were taken, {unread} are unread, \
+                 {dead} are dead letters"
             ));
         }
         Ok(())

@@ -17,10 +17,10 @@ use crate::{
     run_id::{RunId, RunNo},
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
-        Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LoadedRun, NewRunner,
-        PausedRun, Put, QueueOutlook, QueueStats, RunRow, RunStatus, RunnerRow, ScheduleRow,
-        ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target, WakeFn,
-        WakeGuard,
+        Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LimitRow, LoadedRun,
+        NewRunner, PausedRun, Put, QueueOutlook, QueueStats, RunRow, RunStatus, RunnerRow,
+        ScheduleRow, Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage,
+        Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -261,6 +261,10 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(Store::migrate)
     }
 
+    fn secret(&self) -> Result<Secret, StoreError> {
+        self.read(Store::secret)
+    }
+
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.write(|store, state| {
             state.commits += 1;
@@ -473,6 +477,10 @@ impl<S: Store> Store for CrashingStore<S> {
         limit: usize,
     ) -> Result<Vec<ScheduleRow>, StoreError> {
         self.read(|store| store.queued_schedules(after, limit))
+    }
+
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
+        self.read(|store| store.limits(name, limit))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

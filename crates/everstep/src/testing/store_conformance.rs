@@ -11,6 +11,9 @@ use std::{
 
 use uuid::Uuid;
 
+mod limits;
+
+use self::limits::*;
 use crate::{
     run_id::{RunId, RunIds, RunNo, ShardId},
     store::*,
@@ -24,6 +27,7 @@ macro_rules! checks {
 }
 
 mod control;
+mod deferreds;
 mod events;
 mod import;
 mod queues;
@@ -35,7 +39,7 @@ mod transactions;
 /// The checks of all files.
 fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = CHECKS.iter();
-    let checks = checks.chain(control::CHECKS);
+    let checks = checks.chain(control::CHECKS).chain(deferreds::CHECKS);
     let checks = checks
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)
@@ -141,6 +145,7 @@ struct Readings {
     schedules: Vec<ScheduleRow>,
     due_schedules: DueSchedules,
     queued_schedules: Vec<ScheduleRow>,
+    limits: Vec<LimitRow>,
 }
 
 impl Random {
@@ -166,8 +171,8 @@ impl Random {
         let mut writes = Vec::new();
         for _ in 0..self.below(6) {
             let id = self.run();
-            let write = match self.below(19) {
-                15.. => Write::Queue(Box::new(self.queue_write(now))),
+            let write = match self.below(20) {
+                16.. => Write::Queue(Box::new(self.queue_write(now))),
                 12 => Write::Schedule(Box::new(self.schedule_write(model, now))),
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
@@ -178,6 +183,7 @@ impl Random {
                 13 => Write::Tag(Box::new(self.tagging(id))),
                 14 if self.one_in(2) => Write::Fork(Box::new(self.fork(now))),
                 14 => Write::Delete(Box::new(self.deletion(id, now))),
+                15 => Write::Resolve(Box::new(self.resolution(id))),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
                 _ => {
@@ -297,6 +303,15 @@ impl Random {
         }
     }
 
+    fn resolution(&mut self, id: RunId) -> Resolution {
+        Resolution {
+            run: id,
+            generation: self.one_in(2).then(|| 1 + self.below(2) as u32),
+            tag: [self.below(3) as u8; 16],
+            body: vec![self.below(256) as u8],
+        }
+    }
+
     fn tagging(&mut self, id: RunId) -> Tagging {
         Tagging {
             target: self.target(id),
@@ -372,7 +387,16 @@ impl Random {
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));
         let receiver = self.run();
-        let effect = match self.below(15) {
+        let effect = match self.below(17) {
+            10 | 11 => Some(Effect::AwaitDeferred(DeferredWait {
+                key: vec![9, self.below(4) as u8],
+                tag: [self.below(3) as u8; 16],
+                looks: self.one_in(4),
+            })),
+            12 => Some(Effect::Abandon {
+                kind: InboxKind::Deferred,
+                key: vec![9, self.below(4) as u8],
+            }),
             3 => Some(Effect::Tag {
                 name: self.below(3).to_string(),
                 value: (!self.one_in(3)).then(|| self.below(2).to_string()),
@@ -403,6 +427,10 @@ impl Random {
             9 => Some(Effect::Abandon {
                 kind: InboxKind::QueueResult,
                 key: vec![10, self.below(2) as u8],
+            }),
+            13 => Some(self.acquire()),
+            14 => Some(Effect::Release {
+                key: vec![self.below(3) as u8],
             }),
             _ => None,
         };
@@ -436,6 +464,24 @@ impl Random {
                 self.patch(seen, now)
             },
         }
+    }
+
+    fn acquire(&mut self) -> Effect {
+        let rate = LimitRate {
+            count: 1 + self.below(3) as u32,
+            per_ms: 20,
+            burst: 1 + self.below(2) as u32,
+        };
+        Effect::Acquire(Box::new(Acquire {
+            limit: "limit".to_owned(),
+            limit_key: self.below(4).to_string(),
+            rule: LimitRule {
+                concurrency: self.one_in(2).then_some(1 + self.below(2) as u32),
+                rate: self.one_in(2).then_some(rate),
+            },
+            holds: !self.one_in(4),
+            key: vec![self.below(3) as u8],
+        }))
     }
 
     fn patch(&mut self, inbox_seq: u64, now: Timestamp) -> Patch {
@@ -503,6 +549,7 @@ impl Random {
             schedules: store.schedules(None, 100).expect("schedules"),
             due_schedules: store.due_schedules(now, None, 100).expect("due_schedules"),
             queued_schedules: store.queued_schedules(None, 100).expect("queued_schedules"),
+            limits: store.limits(None, 100).expect("limits"),
         }
     }
 }
@@ -600,6 +647,15 @@ const CHECKS: &[(&str, Check)] = checks![
     an_imported_run_that_was_in_memory_is_due,
     an_import_beside_its_id_or_key_changes_nothing,
     paused_runs_are_paged_by_number,
+    a_place_that_is_free_is_given_at_once,
+    a_place_that_is_given_back_is_the_next_ones_in_the_same_batch,
+    places_are_given_in_the_order_of_asking,
+    asking_again_changes_nothing,
+    a_run_that_is_over_or_put_away_holds_nothing,
+    a_paused_run_is_passed_over,
+    an_abandoned_wait_for_a_limit_gives_its_place_back,
+    another_rule_counts_from_the_next_asking,
+    turns_by_the_rate_are_given_away_in_order,
 ];
 
 const START: Timestamp = Timestamp::from_millis(1_800_000_000_000);

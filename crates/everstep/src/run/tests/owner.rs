@@ -157,6 +157,7 @@ fn env(now: Timestamp) -> Rc<Env> {
         owner: None,
         ids: crate::run_id::RunIds::new(1),
         stalled: Cell::new(false),
+        secret: crate::store::Secret::new([1; 32]),
     })
 }
 

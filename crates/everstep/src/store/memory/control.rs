@@ -25,6 +25,7 @@ impl Data {
             }
         }
         self.requests.retain(|_, request| request.run != no);
+        self.forget_deferreds(no);
         self.dead_letters.retain(|_, letter| letter.run != Some(no));
         self.events.forget(no);
         self.graves.insert(no);

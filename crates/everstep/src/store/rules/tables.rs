@@ -22,10 +22,14 @@ pub(crate) mod links {
     pub(crate) const CHILD: u32 = 1 << 7;
     /// It waits, or has waited, for the end of other runs.
     pub(crate) const WATCHES: u32 = 1 << 2;
+    /// One of its deferreds has a value, or is waited for.
+    pub(crate) const DEFERREDS: u32 = 1 << 4;
     /// It waits, or has waited, for events, or has been sent messages that may become some.
     pub(crate) const EVENTS: u32 = 1 << 3;
     /// It waits, or has waited, for an item of a queue.
     pub(crate) const QUEUES: u32 = 1 << 6;
+    /// It has, or has had, places under limits.
+    pub(crate) const LIMITS: u32 = 1 << 5;
 }
 
 /// An operation that waits.

@@ -19,6 +19,8 @@ use crate::{
 /// The tables that hold something of a run under its number, with the columns that name one row.
 /// What a run leaves in them is swept; `runs`, `keys` and `tags` are cleared by the delete itself.
 pub(crate) const LEFT_BY_RUNS: &[(&str, &str)] = &[
+    ("deferreds", "run, generation, tag"),
+    ("deferred_waits", "run, generation, tag, key"),
     ("history", "run, generation, key"),
     ("inbox", "run, seq"),
     ("dedupes", "run, key"),
@@ -423,6 +425,10 @@ mod tests {
                  INSERT INTO dedupes VALUES ({no}, '{n}');
                  INSERT INTO requests (id, run, state) VALUES (randomblob(16), {no}, 1);
                  INSERT INTO state VALUES ({no}, '{n}', x'');
+                 INSERT INTO deferreds (run, generation, tag, body, at)
+                 VALUES ({no}, 1, x'0{n}', x'', 0);
+                 INSERT INTO deferred_waits (run, generation, tag, key)
+                 VALUES ({no}, 1, x'0{n}', x'');
                  INSERT INTO event_cursors VALUES ({no}, '{n}', '', 0);
                  INSERT INTO streams (run, stream, pos, at, generation, body)
                  VALUES ({no}, '', {n}, 0, 1, x'');

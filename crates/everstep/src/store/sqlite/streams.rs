@@ -146,6 +146,11 @@ pub(super) fn names(conn: &Connection, run: RunNo) -> rusqlite::Result<Vec<Strin
 }
 
 pub(super) fn extents(conn: &Connection, run: RunNo) -> rusqlite::Result<Vec<StreamExtent>> {
+    // What a deleted run has left is not shown any more.
+    let sql = "SELECT 1 FROM runs WHERE no = ?1";
+    if !conn.prepare_cached(sql)?.exists([run.0])? {
+        return Ok(Vec::new());
+    }
     let extent = |stream: String| {
         let next = edge(conn, run, &stream, "DESC")?.map_or(0, |last| last + 1);
         let first = edge(conn, run, &stream, "ASC")?.unwrap_or(next);

@@ -156,6 +156,7 @@ fn an_owner_and_a_client_with_stores_of_their_own_keep_the_contract() {
 impl Store for OwnerAndClient {
     fn describe(&self) -> String { self.owner.describe() }
     fn migrate(&self) -> Result<(), StoreError> { self.client.migrate() }
+    fn secret(&self) -> Result<Secret, StoreError> { self.client.secret() }
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         let is_owners = batch.writes.iter().any(|write| matches!(write, Write::Commit(_) | Write::Emit(_)));
         if is_owners { self.owner.commit(batch) } else { self.client.commit(batch) }

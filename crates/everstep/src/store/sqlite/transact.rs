@@ -444,7 +444,7 @@ mod tests {
         let prefix = codec::encode_payload_prefix(&entry);
         let (key, name) = (b"transaction".to_vec(), "pay".to_owned());
         let limits = TransactionLimits {
-            body: Duration::from_millis(50),
+            body: Duration::from_millis(1_000),
             batch,
         };
         Transaction::new(key, prefix, name, body, limits)
