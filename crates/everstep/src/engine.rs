@@ -35,6 +35,7 @@ use crate::{
 };
 
 mod activity;
+mod claims;
 mod committer;
 mod dispatch;
 mod due;

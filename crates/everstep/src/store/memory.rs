@@ -101,6 +101,8 @@ struct Data {
     /// Of the batch that is being applied.
     notices: Vec<Notice>,
     now: Timestamp,
+    /// The runner that writes it, if its fence holds.
+    claimer: Option<Uuid>,
     children: Children,
     limits: Limits,
 }
@@ -665,6 +667,7 @@ impl Data {
         });
         let refusals = refusals.collect::<Vec<_>>();
         let claimer = batch.fence.filter(|_| fenced_in).map(|fence| fence.runner);
+        self.claimer = claimer;
         let rest = batch.writes.iter().zip(refusals);
         let outcomes = rest.map(|(write, refusal)| match (write, refusal) {
             (_, Some(refusal)) => Outcome::Refused(refusal),

@@ -26,6 +26,7 @@ macro_rules! checks {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
 }
 
+mod children;
 mod control;
 mod deferreds;
 mod events;
@@ -41,6 +42,7 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = CHECKS.iter();
     let checks = checks.chain(control::CHECKS).chain(deferreds::CHECKS);
     let checks = checks
+        .chain(children::CHECKS)
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)
         .chain(queues::CHECKS)

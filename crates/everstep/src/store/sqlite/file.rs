@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, OpenFlags, config::DbConfig};
 
 use super::{
     SqliteOptions,
@@ -75,7 +75,11 @@ impl File {
             None => Connection::open_with_flags(&self.path, flags)?,
         };
         conn.busy_timeout(self.options.busy_timeout)?;
-        conn.set_prepared_statement_cache_capacity(64);
+        // More than there are, or a mix of features would parse them again and again.
+        conn.set_prepared_statement_cache_capacity(256);
+        // Without this, SQLite compiles a statement anew whenever a value is bound that its plan
+        // might depend on: for all but lookups of single rows, that is every time.
+        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         // The size of a page counts only for a file that has none yet.
         conn.execute_batch(
             "PRAGMA page_size = 8192; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;",
