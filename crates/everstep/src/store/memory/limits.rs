@@ -146,7 +146,7 @@ impl LimitTables for Data {
 mod tests {
     use super::*;
     use crate::{
-        commit::{Acquire, LimitRate, LimitRule},
+        commit::{ClaimLimit, LimitRate, LimitRule},
         store::rules::limits::{Claimed, claim, release},
         time::Timestamp,
     };
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn what_waits_elsewhere_takes_a_place_only_if_one_is_free_now() {
-        let acquire = Acquire {
+        let limit = ClaimLimit {
             limit: "stripe".to_owned(),
             limit_key: String::new(),
             rule: LimitRule {
@@ -172,13 +172,11 @@ mod tests {
                     burst: 1,
                 }),
             },
-            holds: true,
-            key: Vec::new(),
         };
         let data = &mut Data::default();
         let at = |data: &mut Data, ms, no| {
             data.now = Timestamp::from_millis(ms);
-            let Ok(claimed) = claim(data, &acquire, &item(no));
+            let Ok(claimed) = claim(data, &limit, &item(no));
             claimed
         };
         let later = Claimed::Later(Some(Timestamp::from_millis(11_000)));
