@@ -12,7 +12,8 @@ use syn::{
 
 /// The names of all arguments, for the error about one that is not among them.
 const KNOWN: &str = "`name`, `version`, `accepts`, `key`, `retry`, `deadline`, `pool`, \
-                     `on_failure`, `retain`, `describe`, `owner` and `labels(..)`";
+                     `on_failure`, `retain`, `describe`, `owner`, `limit`, `limit_key` and \
+                     `labels(..)`";
 
 /// The arguments that were given; what was not given is left to the engine's defaults.
 #[derive(Default)]
@@ -29,6 +30,8 @@ pub(crate) struct Arguments {
     pub(crate) describe: Option<LitStr>,
     pub(crate) owner: Option<LitStr>,
     pub(crate) labels: Vec<(LitStr, LitStr)>,
+    pub(crate) limit: Option<Expr>,
+    pub(crate) limit_key: Option<Expr>,
 }
 
 /// The versions that the code can go on with, both ends included.
@@ -60,6 +63,7 @@ impl Arguments {
             reader.note(error);
         }
         reader.check_version_is_accepted();
+        reader.check_key_has_limit();
         (reader.arguments, reader.errors)
     }
 }
@@ -136,6 +140,8 @@ impl Reader {
             "retain" => arguments.retain = Some(value),
             "describe" => arguments.describe = Some(text(word, &value)?),
             "owner" => arguments.owner = Some(text(word, &value)?),
+            "limit" => arguments.limit = Some(value),
+            "limit_key" => arguments.limit_key = Some(key(value)?),
             _ => unreachable!("`form_of` knows only these"),
         }
         Ok(())
@@ -170,6 +176,14 @@ impl Reader {
     }
 
     /// New runs of a version that the code then refuses would never start.
+    fn check_key_has_limit(&mut self) {
+        if let (None, Some(key)) = (&self.arguments.limit, &self.arguments.limit_key) {
+            let message = "`limit_key` needs a limit: add `limit = ..`";
+            let error = Error::new_spanned(key, message);
+            self.note(error);
+        }
+    }
+
     fn check_version_is_accepted(&mut self) {
         let version = self.arguments.version();
         let Some(accepts) = &self.arguments.accepts else {
@@ -222,6 +236,8 @@ fn form_of(word: &str) -> Option<&'static str> {
         "retain" => "retain = Retention::new().completed(days(30))",
         "describe" => "describe = \"what it does\"",
         "owner" => "owner = \"payments\"",
+        "limit" => "limit = STRIPE",
+        "limit_key" => "limit_key = |input| input.customer",
         _ => return None,
     })
 }

@@ -133,7 +133,7 @@ fn workflow_ref(arguments: &Arguments, function: &Function) -> TokenStream {
 /// What an engine needs as well: options and code.
 fn workflow_fn(arguments: &Arguments, function: &Function) -> TokenStream {
     let ident = &function.signature.ident;
-    let options = options(arguments);
+    let options = options(arguments, &input_type(function));
     // A mismatch is shown where the type was written, not at the attribute.
     let ctx = quote_spanned!(function.ctx.span()=> ctx);
     let (input, call) = match &function.input {
@@ -155,7 +155,7 @@ fn workflow_fn(arguments: &Arguments, function: &Function) -> TokenStream {
     }
 }
 
-fn options(arguments: &Arguments) -> TokenStream {
+fn options(arguments: &Arguments, input: &Type) -> TokenStream {
     let mut options = quote!(::everstep::WorkflowOptions::new());
     let mut set = |call: TokenStream| options.extend(call);
     if let Some(accepts) = &arguments.accepts {
@@ -184,6 +184,13 @@ fn options(arguments: &Arguments) -> TokenStream {
     }
     if let Some(owner) = &arguments.owner {
         set(quote!(.owner(#owner)));
+    }
+    match (&arguments.limit, &arguments.limit_key) {
+        (Some(limit), Some(key)) => set(quote! {
+            .limit_key(#limit, |input: &#input| ::everstep::__private::key_of(input, #key))
+        }),
+        (Some(limit), None) => set(quote!(.limit(#limit))),
+        (None, _) => {}
     }
     for (key, value) in &arguments.labels {
         set(quote!(.label(#key, #value)));

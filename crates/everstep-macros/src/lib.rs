@@ -74,6 +74,8 @@ mod function;
 /// | `retain = Retention::new().completed(days(30))` | how long its runs are kept after their end | what the engine's settings say |
 /// | `describe = "From basket to post"` | a description for tools and people | none |
 /// | `owner = "payments"` | whom to ask about it | none |
+/// | `limit = STRIPE` | the `Limit` that its runs are under as a whole | none |
+/// | `limit_key = \|order\| order.customer` | the key under that limit: a function from the input to something with `Display` | none |
 /// | `labels("tier" = "1", "area" = "shop")` | labels for tools | none |
 ///
 /// # `select!`

@@ -97,6 +97,22 @@ fn every_argument_reaches_the_engine() {
     );
 }
 
+#[workflow(limit = "stripe")]
+async fn limited(_ctx: Ctx, _n: u64) -> Result<()> {
+    Ok(())
+}
+
+#[workflow(limit = "stripe", limit_key = |n| n + 7)]
+async fn limited_by_key(_ctx: Ctx, _n: u64) -> Result<()> {
+    Ok(())
+}
+
+#[test]
+fn a_limit_may_have_a_key_made_from_the_input() {
+    assert_eq!(limited.options().set, ["limit stripe"]);
+    assert_eq!(limited_by_key.options().set, ["limit stripe 7"]);
+}
+
 #[workflow]
 async fn no_input(_ctx: Ctx) -> Result<String> {
     Ok("done".into())

@@ -45,6 +45,7 @@ mod events;
 mod fork;
 mod history;
 mod letters;
+mod limits;
 mod list;
 mod queues;
 mod retry;
@@ -66,6 +67,7 @@ pub use history::{HistoryPage, ReadHistory};
 pub use letters::{
     DeadLetterInfo, DeadLetterPage, DeadLetters, ReplayLetter, Replayed, ReplayedAll,
 };
+pub use limits::LimitInfo;
 pub use list::{Count, List};
 pub use queues::{EnqueueItem, ItemError, ItemHandle, ItemInfo, Worker};
 pub use schedules::{

@@ -432,6 +432,15 @@ pub enum Effect {
         /// What all tags of this name are replaced by; they are removed if absent.
         value: Option<String>,
     },
+    /// An operation of this run wants to go on under a limit. It is answered at once or in its turn,
+    /// by a row of the kind [`InboxKind::LimitGrant`].
+    Acquire(Box<Acquire>),
+    /// An operation of this run does not need its place under a limit any more. The next in line
+    /// gets it.
+    Release {
+        /// The key of the operation.
+        key: Vec<u8>,
+    },
     /// An operation of this run does not wait any more: it lost a race, was dropped, or its time
     /// ran out. What it had registered is taken back, and what was delivered to it alone and not
     /// taken goes back to where it came from.
@@ -474,6 +483,43 @@ pub struct DeferredWait {
     pub tag: [u8; 16],
     /// Whether it only looks: it is answered at once, value or not.
     pub looks: bool,
+}
+
+/// A wish to go on under a limit. Asking again for the same operation, while it has a place under
+/// that limit or waits for one, changes nothing.
+#[derive(Clone, Debug)]
+pub struct Acquire {
+    /// The name of the limit.
+    pub limit: String,
+    /// Which of its keys; each is limited on its own.
+    pub limit_key: String,
+    /// What it allows, as the code says now: it counts from here on.
+    pub rule: LimitRule,
+    /// Whether the operation has a place until it gives it back. Otherwise it takes only its turn
+    /// by the rate.
+    pub holds: bool,
+    /// The key of the operation.
+    pub key: Vec<u8>,
+}
+
+/// What a limit allows, for each of its keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitRule {
+    /// How many at a time.
+    pub concurrency: Option<u32>,
+    /// How often.
+    pub rate: Option<LimitRate>,
+}
+
+/// How often a limit lets somebody in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitRate {
+    /// This many times ..
+    pub count: u32,
+    /// .. in this many milliseconds, over time.
+    pub per_ms: u64,
+    /// How many at once after a time without any.
+    pub burst: u32,
 }
 
 /// A run that is started by another.
@@ -847,6 +893,13 @@ pub struct InboxRow {
     pub sent_at: Timestamp,
     /// The event that it becomes if the run ends before it is read; a dead letter if absent.
     pub on_end: Option<Box<Fallback>>,
+}
+
+impl InboxRow {
+    /// Whether it says that its operation has been let in by a limit.
+    pub(crate) fn is_grant(&self) -> bool {
+        self.kind == InboxKind::LimitGrant
+    }
 }
 
 /// What a row of an inbox is. The codes are stored.

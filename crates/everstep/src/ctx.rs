@@ -39,6 +39,7 @@ pub(crate) mod emit;
 pub(crate) mod enqueue;
 pub(crate) mod event;
 pub(crate) mod join;
+pub(crate) mod limit;
 pub(crate) mod listen;
 pub(crate) mod map;
 pub(crate) mod publish;

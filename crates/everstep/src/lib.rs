@@ -40,6 +40,7 @@ mod workflow;
 mod cancellation;
 mod error;
 mod hash;
+mod limit;
 mod random;
 mod retention;
 mod retry;
@@ -52,11 +53,11 @@ pub use cancellation::Cancellation;
 pub use client::{
     Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Count,
     DeadLetterInfo, DeadLetterPage, DeadLetters, DeleteRun, EmittedFrom, EnqueueItem, ForkRun,
-    HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, List, PublishEvent, PublishedEvent,
-    ReadHistory, ReplayLetter, Replayed, ReplayedAll, Resolved, Resolver, RunError, RunHandle,
-    RunInfo, RunPage, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage,
-    Sent, Settle, Start, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader, Triggered,
-    WaitsFor, Why, Worker,
+    HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo, List, PublishEvent,
+    PublishedEvent, ReadHistory, ReplayLetter, Replayed, ReplayedAll, Resolved, Resolver, RunError,
+    RunHandle, RunInfo, RunPage, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules,
+    SendMessage, Sent, Settle, Start, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader,
+    Triggered, WaitsFor, Why, Worker,
 };
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
@@ -68,6 +69,7 @@ pub use ctx::{
     enqueue::{Enqueue, EnqueueDetached, EnqueueUntil},
     event::{EventUntil, EventWait},
     join::{BranchFailure, Join, JoinError},
+    limit::RateLimit,
     listen::{Listen, ListenBatch, ListenUntil, Message},
     map::Map,
     publish::Publish,
@@ -90,6 +92,7 @@ pub use event::{Event, IfFinished, Since};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
+pub use limit::Limit;
 pub use queue::{ItemId, Queue};
 pub use retention::Retention;
 pub use retry::Retry;

@@ -32,6 +32,7 @@ pub(crate) mod core;
 mod flush;
 pub(crate) mod fork;
 pub(crate) mod inbox;
+mod limits;
 mod load;
 mod mended;
 pub(crate) mod panics;
@@ -180,6 +181,8 @@ pub(crate) struct Run {
     waker: Waker,
     pub(crate) stage: Stage,
     end: Option<End>,
+    /// The limit of the whole run, until it has let the run in.
+    gate: Option<limits::Gate>,
     flush: flush::Flush,
     /// Only tried against the code that is here: see [`trial`].
     on_trial: bool,
@@ -198,7 +201,7 @@ impl Run {
         let core = self.core.clone();
         self.check_foreign();
         core.fire_timers();
-        if self.deadline_passed() || core.state.borrow().halt.is_some() {
+        if self.deadline_passed() || core.state.borrow().halt.is_some() || !self.pass_gate() {
             return;
         }
         loop {
@@ -514,7 +517,8 @@ impl Run {
             .facts
             .deadline_at
             .filter(|_| self.stage == Stage::Forward);
-        [self.core.next_timer(), deadline]
+        let turn = self.at_gate().and_then(|(turn, _)| turn);
+        [self.core.next_timer(), deadline, turn]
             .into_iter()
             .flatten()
             .min()

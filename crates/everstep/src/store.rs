@@ -217,6 +217,12 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<ScheduleRow>, StoreError>;
 
+    /// The places under limits that the operations of a run have or wait for, by operation.
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError>;
+
+    /// The limits that are in use, or were not long ago, by name and key: all, or those of one name.
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError>;
+
     /// Enters a runner, with a fresh epoch, holding no shards.
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError>;
 
@@ -578,6 +584,42 @@ pub enum Answer {
     RunEnded,
     /// There is no such request.
     Unknown,
+}
+
+/// A place under a limit, or the wait for one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitPlace {
+    /// The name of the limit.
+    pub name: String,
+    /// The key of the limit.
+    pub key: String,
+    /// The key of the operation; `[0x15, 11]` if it is the run as a whole.
+    pub operation: Vec<u8>,
+    /// Whether it has the place, or waits for it.
+    pub given: bool,
+    /// The run that has had a place under this limit and key for the longest.
+    pub holder: Option<RunId>,
+}
+
+/// One key of a limit. There is a row as long as somebody has a place, waits for one, or has to be
+/// waited for by the rate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitRow {
+    /// The name of the limit.
+    pub name: String,
+    /// The key.
+    pub key: String,
+    /// What it allows, as the code said when it was last asked for.
+    pub rule: LimitRule,
+    /// How many have a place.
+    pub held: u64,
+    /// How many wait for one.
+    pub waiting: u64,
+    /// How many have ever asked for a place, so that those who wait stand in order.
+    pub arrivals: u64,
+    /// The rate's clock, in microseconds since 1970: as far as turns have been given away. See
+    /// `store/rules/limits.rs`.
+    pub turn_us: i64,
 }
 
 /// Which runs are meant. Everything that is set must hold.

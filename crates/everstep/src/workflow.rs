@@ -14,6 +14,7 @@ use crate::{
     codec::payload,
     ctx::Ctx,
     error::{Error, Failure, FailureKind, Result},
+    limit::{Limit, StartLimit},
     retention::Retention,
     retry::Retry,
     run::Halt,
@@ -137,6 +138,7 @@ pub struct WorkflowOptions {
     pub(crate) owner: Option<String>,
     pub(crate) retain: Option<Retention>,
     pub(crate) labels: Vec<(String, String)>,
+    pub(crate) limit: Option<StartLimit>,
 }
 
 /// The pool of workflows and runners that name none.
@@ -155,6 +157,7 @@ impl WorkflowOptions {
             owner: None,
             retain: None,
             labels: Vec::new(),
+            limit: None,
         }
     }
 
@@ -185,6 +188,32 @@ impl WorkflowOptions {
     /// What becomes of a run that fails.
     pub fn on_failure(mut self, on_failure: OnFailure) -> WorkflowOptions {
         self.on_failure = on_failure;
+        self
+    }
+
+    /// Its runs are under this [`Limit`] as a whole: a run waits for its place before its code is
+    /// called, and holds it until it ends, is paused, begins its rollback, waits to be tried again as
+    /// a whole, or continues as a new one; after the last three it stands in line again. A run that
+    /// sleeps holds its place.
+    pub fn limit(mut self, limit: Limit) -> WorkflowOptions {
+        self.limit = Some(StartLimit::new(limit));
+        self
+    }
+
+    /// As [`limit`](WorkflowOptions::limit), with a key made from the input: each key is limited on
+    /// its own.
+    ///
+    /// ```
+    /// use everstep::{Limit, WorkflowOptions};
+    /// const TENANT: Limit = Limit::new("tenant").concurrency(2);
+    /// let options = WorkflowOptions::new().limit_key(TENANT, |(tenant, _): &(u64, String)| *tenant);
+    /// ```
+    pub fn limit_key<I: Value, K: std::fmt::Display>(
+        mut self,
+        limit: Limit,
+        key: impl Fn(&I) -> K + Send + Sync + 'static,
+    ) -> WorkflowOptions {
+        self.limit = Some(StartLimit::with_key(limit, key));
         self
     }
 

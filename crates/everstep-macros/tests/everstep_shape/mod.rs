@@ -134,6 +134,20 @@ impl WorkflowOptions {
         self.note(format!("owner {}", owner.into()))
     }
 
+    /// The limit of whole runs.
+    pub fn limit(self, limit: &str) -> Self {
+        self.note(format!("limit {limit}"))
+    }
+
+    /// The limit of whole runs, with a key.
+    pub fn limit_key<I: Default, K: std::fmt::Display>(
+        self,
+        limit: &str,
+        key: impl Fn(&I) -> K,
+    ) -> Self {
+        self.note(format!("limit {limit} {}", key(&I::default())))
+    }
+
     /// One label.
     pub fn label(self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.note(format!("label {} {}", key.into(), value.into()))

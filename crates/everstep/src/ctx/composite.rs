@@ -227,6 +227,7 @@ operations_are_arms! {
     [] super::publish::Publish, claim => ();
     [T: crate::workflow::Value] super::event::EventWait<T>, raw.claim => T;
     [T: crate::workflow::Value] super::event::EventUntil<T>, raw.claim => Option<T>;
+    [] super::limit::RateLimit, wait.claim => ();
     [O: crate::workflow::Value] super::child::Child<O>, wait.claim => O;
     [O: crate::workflow::Value] super::child::ChildOutcome<O>, child.wait.claim => Result<O, super::child::ChildError>;
     [] super::child::Detached, claim => crate::run_id::RunId;

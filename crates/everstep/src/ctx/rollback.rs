@@ -118,6 +118,7 @@ impl RollbackCall {
             timeout: settings.default_step_timeout,
             retry_on_timeout: true,
             ephemeral: false,
+            limit: None,
         };
         let make = move |attempt: &mut Attempt<'_>| {
             let core = attempt.core;

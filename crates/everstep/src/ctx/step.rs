@@ -4,6 +4,7 @@
 //! body, poll it, or take the completion that it is being offered.
 
 use std::{
+    fmt,
     future::Future,
     marker::PhantomData,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -25,6 +26,7 @@ use crate::{
     engine::Services,
     error::{Error, Failure, FailureKind, Result},
     history::{Entry, EntryKind, EntryStatus, EntryValue},
+    limit::{Limit, LimitUse},
     retry::Retry,
     run::{
         core::{Core, Turn},
@@ -241,6 +243,7 @@ impl Ctx {
             timeout: settings.default_step_timeout,
             retry_on_timeout: false,
             ephemeral: false,
+            limit: None,
         }
     }
 }
@@ -310,6 +313,31 @@ impl<'a, T: Value> StepCall<'a, T> {
     /// repeatable work.
     pub fn ephemeral(mut self) -> Self {
         self.raw.options.ephemeral = true;
+        self
+    }
+
+    /// Its bodies run under this [`Limit`]: each attempt waits for its place, durably and without a
+    /// thread, and gives it back with its result, so that none is held until the next attempt. The
+    /// [`timeout`](StepCall::timeout) counts from the start of the body, not from the wait.
+    ///
+    /// A process that dies while a body runs keeps its place: whoever takes up the run makes the
+    /// attempt again in it. A run that is paused holds none, and stands in line again when it goes
+    /// on. A step is under one limit; the last that is set counts. It can be added, changed and
+    /// taken away under running work.
+    pub fn limit(self, limit: Limit) -> Self {
+        self.limited(LimitUse::new(limit))
+    }
+
+    /// As [`limit`](StepCall::limit), with a key: each key is limited on its own.
+    pub fn limit_key(self, limit: Limit, key: impl fmt::Display) -> Self {
+        self.limited(LimitUse::with_key(limit, &key))
+    }
+
+    fn limited(mut self, limit: LimitUse) -> Self {
+        match limit.check() {
+            Ok(()) => self.raw.options.limit = Some(Box::new(limit)),
+            Err(error) => self.raw.claim = Err(Some(error)),
+        }
         self
     }
 
@@ -470,6 +498,7 @@ pub(crate) struct StepOptions {
     pub(crate) timeout: Option<Duration>,
     pub(crate) retry_on_timeout: bool,
     pub(crate) ephemeral: bool,
+    pub(crate) limit: Option<Box<LimitUse>>,
 }
 
 /// What a body needs to know about its attempt. The [`Step`] is made only if it is asked for.
@@ -550,9 +579,10 @@ impl<'a> RawStep<'a> {
                 Turn::Pending => return Poll::Pending,
                 Turn::Take => return Poll::Ready(()),
                 Turn::Activate => {
+                    let limit = self.options.limit.take();
                     // What a transaction has written cannot be left for later.
                     let ephemeral = self.options.ephemeral && matches!(self.work, Work::Body(_));
-                    op.core.activate_step(op.id, ephemeral);
+                    op.core.activate_step(op.id, ephemeral, limit);
                 }
                 Turn::Start => {
                     #[cfg(feature = "sqlite")]

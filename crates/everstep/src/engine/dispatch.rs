@@ -240,6 +240,8 @@ impl Round<'_> {
                 | Effect::Transaction(_)
                 | Effect::Subscribe(_)
                 | Effect::Took { .. }
+                | Effect::Acquire(_)
+                | Effect::Release { .. }
                 | Effect::Abandon { .. } => {}
             }
         }

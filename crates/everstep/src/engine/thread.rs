@@ -634,9 +634,8 @@ impl Worker {
             return;
         }
         let Some(slot) = self.by_no.get(&run).copied() else {
-            if control != Control::Pause {
-                self.load(run);
-            }
+            // One that is paused is looked at too: it may hold a place under a limit.
+            self.load(run);
             return;
         };
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
@@ -875,6 +874,8 @@ impl Worker {
             // It may have been resumed since it was read.
             if loading.look {
                 self.load(run);
+            } else if loaded.inbox.iter().any(InboxRow::is_grant) {
+                self.put_away(row);
             }
             return;
         }
@@ -912,6 +913,18 @@ impl Worker {
         if loading.look {
             self.look(run);
         }
+    }
+
+    /// A run that was paused while it was in nobody's memory gives back what it holds.
+    fn put_away(&mut self, row: &RunRow) {
+        let commit = Commit {
+            results_only: true,
+            ..Commit::of_row(row, Patch::Keep)
+        };
+        self.out.push(Pending {
+            write: Write::Commit(Box::new(commit)),
+            reply: Reply::Nobody,
+        });
     }
 
     fn cancel_without_code(&mut self, row: &RunRow) {

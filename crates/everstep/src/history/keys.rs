@@ -13,6 +13,7 @@
 //! 8 origins     the keys of the entries that the last failure of the run came from
 //! 9 emitted     the mark of the last item of the workflow's own code that is in its stream
 //! 10 lineage     of a fork: whose time and randomness the entries before it have
+//! 11 start      nothing is kept there: what the limit of the whole run is answered by
 //! ```
 //!
 //! A history key is the prefix followed by one element per segment of the location:
@@ -43,6 +44,8 @@ pub(crate) const HISTORY: &[u8] = &[0x15, 2];
 pub(crate) const ROLLBACKS: &[u8] = &[0x15, 6];
 /// The key above everything that was set aside.
 pub(crate) const SET_ASIDE: &[u8] = &[0x15, 7];
+/// What stands for the start of the run where an operation is named by its key.
+pub(crate) const START: &[u8] = &[0x15, 11];
 
 /// The key of the list of entries that the last failure of the run came from.
 pub(crate) fn failure_origins() -> Vec<u8> {

@@ -43,6 +43,7 @@ use crate::{
         AttemptError, ERRORS_KEPT, Entry, EntryKind, EntryStatus, EntryValue, History, Key,
         Location, TakenMessage, keys,
     },
+    limit::LimitUse,
     random,
     retry::Retry,
     run_id::{RunId, RunIds},
@@ -193,6 +194,8 @@ pub(crate) struct OpState {
     lagging: bool,
     started_at: Timestamp,
     listen: Option<Box<ListenSpec>>,
+    /// The limit that its bodies are under.
+    pub(super) limit: Option<Box<LimitUse>>,
 }
 
 /// How far an open operation is, in this process.
@@ -582,6 +585,9 @@ impl Drop for Op {
         }
         if st.mode == Mode::Live {
             st.abandon(&op.key);
+            if op.limit.is_some() {
+                st.leave_limit(&op.key, op.phase);
+            }
         }
     }
 }
@@ -633,6 +639,7 @@ impl Core {
             lagging: false,
             started_at: Timestamp::default(),
             listen: None,
+            limit: None,
         });
         let (mode, taken, earliest) = (st.mode, st.taken, st.taken_by_code);
         let Some(slot) = st.history.claim(&key, id) else {
@@ -742,13 +749,19 @@ impl Core {
     }
 
     /// A step becomes active: it has a result, waits for its next attempt, or wants to start.
-    pub(crate) fn activate_step(&self, id: OpId, ephemeral: bool) {
+    pub(crate) fn activate_step(&self, id: OpId, ephemeral: bool, limit: Option<Box<LimitUse>>) {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         if let Some(op) = st.ops.get_mut(id) {
-            op.ephemeral = ephemeral;
+            (op.ephemeral, op.limit) = (ephemeral, limit);
         }
         if Core::adopt_terminal(st, id) {
+            // The place of a transaction is given back after its commit, and a crash came between.
+            if let Some(key) = st.ops.get(id).map(|op| op.key.clone())
+                && st.inbox.answer(&key).is_some()
+            {
+                st.give_back(&key);
+            }
             return;
         }
         let Some(op) = st.ops.get_mut(id) else { return };
@@ -761,11 +774,19 @@ impl Core {
                 op.phase = Phase::Waiting { wake_at };
                 st.arm(wake_at, id, Timer::Wake);
             }
+            _ => self.want_body(st, id),
+        }
+    }
+
+    /// An attempt is due: its body may start, or asks its limit first.
+    fn want_body(&self, st: &mut State, id: OpId) {
+        match st.ops.get(id).map(|op| op.limit.is_some()) {
+            Some(true) => self.want_place(st, id),
             _ => self.want_start(st, id),
         }
     }
 
-    fn want_start(&self, st: &mut State, id: OpId) {
+    pub(super) fn want_start(&self, st: &mut State, id: OpId) {
         if st.suspect {
             self.record_suspect(st, id);
         }
@@ -867,6 +888,7 @@ impl Core {
             st.entries += 1;
         }
         let (started_at, timed_out) = (op.started_at, op.timed_out);
+        let limited = op.limit.is_some();
         let Some(slot) = st.history.get_mut(&key) else {
             return false;
         };
@@ -926,6 +948,9 @@ impl Core {
                 next
             }
         };
+        if limited {
+            st.give_back(&key);
+        }
         st.touch(&key);
         st.advance(ephemeral);
         st.suspect = false;
@@ -1523,6 +1548,13 @@ impl Core {
 
     /// New messages, in order.
     pub(crate) fn deliver(&self, rows: Vec<crate::commit::InboxRow>) {
+        for id in self.receive(rows) {
+            self.wake(id);
+        }
+    }
+
+    /// Puts new messages where they are looked for. Gives the operations that are to be woken.
+    fn receive(&self, rows: Vec<crate::commit::InboxRow>) -> Vec<OpId> {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         let mut names = HashSet::new();
@@ -1537,9 +1569,9 @@ impl Core {
                 names.insert(row.name);
             }
         }
-        self.answers_came(st, &answers);
+        let woken = self.answers_came(st, &answers);
         if names.is_empty() {
-            return;
+            return woken;
         }
         let listening = st.ops.iter().filter(|(_, op)| {
             matches!(op.phase, Phase::Listening { .. } | Phase::Committing)
@@ -1558,6 +1590,7 @@ impl Core {
                 st.make_available(id);
             }
         }
+        woken
     }
 
     /// Does what is due by now.
@@ -1589,12 +1622,15 @@ impl Core {
         };
         match (timer, op.phase) {
             (Timer::Wake, Phase::Waiting { wake_at }) if wake_at == at => {
-                if op.kind == EntryKind::Sleep {
-                    self.end_sleep(st, id);
-                    return false;
+                match op.kind {
+                    EntryKind::Sleep => self.end_sleep(st, id),
+                    EntryKind::Limit => self.turn_came(st, id),
+                    _ => {
+                        self.want_body(st, id);
+                        return true;
+                    }
                 }
-                self.want_start(st, id);
-                true
+                false
             }
             (
                 Timer::Wake,

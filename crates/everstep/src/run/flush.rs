@@ -470,14 +470,15 @@ impl Run {
             || !st.transactions.is_empty()
             || !st.timeouts.is_empty()
             || !self.flush.unsent.is_empty()
-            || st
-                .effects
-                .iter()
-                .any(|effect| matches!(effect, Effect::Abandon { .. }))
+            || st.effects.iter().any(registers)
     }
 
     /// If nothing but time and messages can move the run: when, and what it waits for in words.
     fn at_rest(&self) -> Option<(Option<Timestamp>, String)> {
+        if let Some((turn, waiting)) = self.at_gate() {
+            let times = [turn, self.core.facts.deadline_at];
+            return Some((times.into_iter().flatten().min(), waiting));
+        }
         let st = self.core.state.borrow();
         if st.mode != super::Mode::Live
             || st.bodies > 0
@@ -505,6 +506,9 @@ impl Run {
             };
             if waits.len() < WAITS_IN_ROW {
                 let place = super::Core::location(&op.key);
+                let limit = op.limit.as_ref().filter(|_| op.waits_for_limit(&st.inbox));
+                let limit = limit.map(|limit| format!("{limit} for"));
+                let what = limit.as_deref().unwrap_or(what);
                 waits.push(match at {
                     Some(at) => format!("{what} `{place}` until {at}"),
                     None => format!("{what} `{place}`"),
@@ -771,6 +775,15 @@ impl Run {
     pub(crate) fn inbox_seen(&self) -> u64 {
         self.core.state.borrow().inbox.seen()
     }
+}
+
+/// Whether somebody else waits for this effect, or this run for its answer, and nothing else would
+/// bring it to the store.
+fn registers(effect: &Effect) -> bool {
+    matches!(
+        effect,
+        Effect::Abandon { .. } | Effect::Acquire(_) | Effect::Release { .. }
+    )
 }
 
 /// What an operation of this kind waits for, in words before its location.

@@ -189,10 +189,12 @@ impl Run {
             waker,
             stage,
             end: None,
+            gate: None,
             flush,
             on_trial: false,
         };
-        if run.core.state.borrow().halt.is_none() {
+        run.put_gate(&seed.input);
+        if run.end.is_none() && run.core.state.borrow().halt.is_none() {
             run.root = Some(run.definition.begin(run.ctx(), seed.input));
         }
         run

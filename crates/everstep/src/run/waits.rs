@@ -8,7 +8,7 @@
 //! consumes nothing.
 //!
 //! Always true: what is registered is taken back in the commit that records what the code did
-//! instead ([`Core::abandon`]), or when the code of the run is over.
+//! instead ([`State::abandon`]), or when the code of the run is over.
 
 use super::core::{Core, OpId, Phase, State, Timer};
 use crate::{
@@ -54,26 +54,30 @@ impl Core {
         let Some(op) = st.ops.get_mut(id) else { return };
         op.phase = Phase::Awaiting { wake_at };
         let here = st.inbox.answer(&op.key).is_some();
-        if here {
-            st.make_available(id);
-        }
         if let Some(at) = wake_at {
             st.arm(at, id, Timer::Wake);
         }
+        if here {
+            self.answer_came(st, id);
+        }
     }
 
-    /// What has come for these operations can be offered to them.
-    pub(super) fn answers_came(&self, st: &mut State, rows: &[InboxRow]) {
+    /// What has come for these operations can be offered to them. Gives those that are to be woken.
+    pub(super) fn answers_came(&self, st: &mut State, rows: &[InboxRow]) -> Vec<OpId> {
+        let mut woken = Vec::new();
         for key in rows.iter().filter_map(|row| row.wait.as_deref()) {
             let id = st.history.get(key).and_then(|slot| slot.op);
             let waits = |id: &OpId| {
                 let phase = st.ops.get(*id).map(|op| op.phase);
                 matches!(phase, Some(Phase::Awaiting { .. }))
             };
-            if let Some(id) = id.filter(waits) {
-                st.make_available(id);
+            if let Some(id) = id.filter(waits)
+                && self.answer_came(st, id)
+            {
+                woken.push(id);
             }
         }
+        woken
     }
 
     /// The operation takes its answer: the row is consumed, and its body is the value.

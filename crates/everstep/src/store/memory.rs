@@ -21,8 +21,9 @@ use std::{
 use uuid::Uuid;
 
 mod children;
+mod limits;
 
-use self::children::Children;
+use self::{children::Children, limits::Limits};
 use super::{
     rules::{
         self, Head, Verdict, deferreds as deferred_rules, effects, events as event_rules, letters,
@@ -101,6 +102,7 @@ struct Data {
     notices: Vec<Notice>,
     now: Timestamp,
     children: Children,
+    limits: Limits,
 }
 
 #[derive(Clone)]
@@ -525,6 +527,14 @@ impl Store for MemoryStore {
         Ok(self.read().schedules_after(after, limit, is_meant))
     }
 
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+        Ok(self.read().limit_places(run))
+    }
+
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
+        Ok(self.read().limits.list(name, limit))
+    }
+
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         Ok(self.write(|data| data.register_runner(runner)))
     }
@@ -932,9 +942,9 @@ impl Data {
         }
         let head = self.runs.get(&commit.run).map(|run| run.head);
         if let Some(head) = head.filter(|head| head.links != 0)
-            && effects::is_over(&commit.patch)
+            && effects::has_sequel(commit)
         {
-            let Ok(()) = effects::close(self, &head, &commit.patch);
+            let Ok(()) = effects::follow_up(self, &head, commit);
         }
         done
     }

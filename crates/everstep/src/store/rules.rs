@@ -15,6 +15,7 @@ pub(crate) mod deferreds;
 pub(crate) mod effects;
 pub(crate) mod events;
 pub(crate) mod letters;
+pub(crate) mod limits;
 pub(crate) mod queues;
 pub(crate) mod streams;
 pub(crate) mod tables;

@@ -34,6 +34,7 @@ mod error;
 mod events;
 mod file;
 mod letters;
+mod limits;
 mod queues;
 mod reads;
 mod runners;
@@ -486,6 +487,14 @@ impl Store for SqliteStore {
         limit: usize,
     ) -> Result<Vec<ScheduleRow>, StoreError> {
         self.read(|conn| schedules::read_queued(conn, after, limit))
+    }
+
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+        self.read(|conn| limits::places(conn, run))
+    }
+
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
+        self.read(|conn| limits::list(conn, name, limit))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

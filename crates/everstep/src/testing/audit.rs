@@ -36,6 +36,8 @@ struct Audited {
     consumed: HashSet<u64>,
     /// What was put into its inbox for one operation alone, which may take it or not.
     answers: HashSet<u64>,
+    /// The rows of its inbox that are grants of limits: no messages, and gone with their place.
+    grants: HashSet<u64>,
     sent: HashSet<Vec<u8>>,
     /// The dedupe keys of what was delivered.
     dedupe: HashSet<String>,
@@ -54,6 +56,9 @@ impl Audit {
             {
                 let run = runs.entry(run.no()).or_default();
                 run.answers.insert(row.seq);
+                if row.is_grant() {
+                    run.grants.insert(row.seq);
+                }
             }
         }
         for (write, outcome) in batch.writes.iter().zip(&applied.outcomes) {
@@ -97,6 +102,8 @@ impl Audit {
         let unread: HashSet<u64> = loaded.inbox.iter().map(|row| row.seq).collect();
         let answers = loaded.inbox.iter().filter(|row| row.wait.is_some());
         run.answers = answers.map(|row| row.seq).collect();
+        let grants = loaded.inbox.iter().filter(|row| row.is_grant());
+        run.grants = grants.map(|row| row.seq).collect();
         run.consumed = (1..=loaded.row.inbox_seq)
             .filter(|seq| !unread.contains(seq))
             .collect();
@@ -161,7 +168,7 @@ impl Audited {
             if !self.consumed.insert(*seq) {
                 violations.push(format!("message {seq} was taken twice"));
             }
-            if recorded.contains(seq) {
+            if recorded.contains(seq) || self.grants.contains(seq) {
                 continue;
             }
             // An answer does not say its number, so there must be as many as were taken.
@@ -229,7 +236,8 @@ impl Audited {
                 violations.push(format!("`{}` cannot be read", keys::describe(&put.key)));
                 continue;
             };
-            answers += usize::from(matches!(entry.value, EntryValue::Answer(_)));
+            let answered = matches!(entry.value, EntryValue::Answer(_));
+            answers += usize::from(answered && entry.kind != EntryKind::Limit);
             if let EntryValue::Messages(messages) = &entry.value {
                 recorded.extend(messages.iter().map(|message| message.seq));
             }

@@ -17,10 +17,10 @@ use crate::{
     run_id::{RunId, RunNo},
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
-        Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LoadedRun, NewRunner,
-        PausedRun, Put, QueueOutlook, QueueStats, RunRow, RunStatus, RunnerRow, ScheduleRow,
-        Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target,
-        WakeFn, WakeGuard,
+        Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LimitPlace, LimitRow,
+        LoadedRun, NewRunner, PausedRun, Put, QueueOutlook, QueueStats, RunRow, RunStatus,
+        RunnerRow, ScheduleRow, Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent,
+        StreamPage, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -477,6 +477,14 @@ impl<S: Store> Store for CrashingStore<S> {
         limit: usize,
     ) -> Result<Vec<ScheduleRow>, StoreError> {
         self.read(|store| store.queued_schedules(after, limit))
+    }
+
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+        self.read(|store| store.limit_places(run))
+    }
+
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
+        self.read(|store| store.limits(name, limit))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

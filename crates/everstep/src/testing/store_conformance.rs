@@ -11,6 +11,9 @@ use std::{
 
 use uuid::Uuid;
 
+mod limits;
+
+use self::limits::*;
 use crate::{
     run_id::{RunId, RunIds, RunNo, ShardId},
     store::*,
@@ -142,6 +145,7 @@ struct Readings {
     schedules: Vec<ScheduleRow>,
     due_schedules: DueSchedules,
     queued_schedules: Vec<ScheduleRow>,
+    limits: Vec<LimitRow>,
 }
 
 impl Random {
@@ -383,7 +387,7 @@ impl Random {
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));
         let receiver = self.run();
-        let effect = match self.below(17) {
+        let effect = match self.below(19) {
             10 | 11 => Some(Effect::AwaitDeferred(DeferredWait {
                 key: vec![9, self.below(4) as u8],
                 tag: [self.below(3) as u8; 16],
@@ -424,6 +428,10 @@ impl Random {
                 kind: InboxKind::QueueResult,
                 key: vec![10, self.below(2) as u8],
             }),
+            13 | 15 => Some(self.acquire()),
+            14 => Some(Effect::Release {
+                key: vec![self.below(3) as u8],
+            }),
             _ => None,
         };
         Commit {
@@ -456,6 +464,24 @@ impl Random {
                 self.patch(seen, now)
             },
         }
+    }
+
+    fn acquire(&mut self) -> Effect {
+        let rate = LimitRate {
+            count: 1 + self.below(3) as u32,
+            per_ms: 20,
+            burst: 1 + self.below(2) as u32,
+        };
+        Effect::Acquire(Box::new(Acquire {
+            limit: "limit".to_owned(),
+            limit_key: self.below(4).to_string(),
+            rule: LimitRule {
+                concurrency: self.one_in(2).then_some(1 + self.below(2) as u32),
+                rate: self.one_in(2).then_some(rate),
+            },
+            holds: !self.one_in(4),
+            key: vec![self.below(3) as u8],
+        }))
     }
 
     fn patch(&mut self, inbox_seq: u64, now: Timestamp) -> Patch {
@@ -523,6 +549,7 @@ impl Random {
             schedules: store.schedules(None, 100).expect("schedules"),
             due_schedules: store.due_schedules(now, None, 100).expect("due_schedules"),
             queued_schedules: store.queued_schedules(None, 100).expect("queued_schedules"),
+            limits: store.limits(None, 100).expect("limits"),
         }
     }
 }
@@ -620,6 +647,15 @@ const CHECKS: &[(&str, Check)] = checks![
     an_imported_run_that_was_in_memory_is_due,
     an_import_beside_its_id_or_key_changes_nothing,
     paused_runs_are_paged_by_number,
+    a_place_that_is_free_is_given_at_once,
+    a_place_that_is_given_back_is_the_next_ones_in_the_same_batch,
+    places_are_given_in_the_order_of_asking,
+    asking_again_changes_nothing,
+    a_run_that_is_over_or_put_away_holds_nothing,
+    a_paused_run_is_passed_over,
+    an_abandoned_wait_for_a_limit_gives_its_place_back,
+    another_rule_counts_from_the_next_asking,
+    turns_by_the_rate_are_given_away_in_order,
 ];
 
 const START: Timestamp = Timestamp::from_millis(1_800_000_000_000);

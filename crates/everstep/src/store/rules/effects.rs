@@ -6,6 +6,7 @@ use super::{
     deferreds::{self, DeferredTables},
     events,
     letters::LetterTables,
+    limits::{self, LimitTables},
     queues::{self, QueueTables},
     tables::{Waiter, links},
 };
@@ -15,11 +16,11 @@ use crate::commit::{
 
 /// The tables of everything that effects reach.
 pub(crate) trait AllTables:
-    ChildTables + DeferredTables + LetterTables + QueueTables
+    ChildTables + DeferredTables + LetterTables + LimitTables + QueueTables
 {
 }
 
-impl<T: ChildTables + DeferredTables + LetterTables + QueueTables> AllTables for T {}
+impl<T: ChildTables + DeferredTables + LetterTables + LimitTables + QueueTables> AllTables for T {}
 
 /// The code of a run is over, for good or for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,17 @@ pub(crate) fn is_over(patch: &Patch) -> bool {
         Patch::Park { status, .. } => *status == RunStatus::Pending,
         Patch::Keep | Patch::Run { .. } | Patch::Pause { .. } => false,
     }
+}
+
+/// Whether the run leaves its owner's memory with this commit, until somebody resumes it: its bodies
+/// have ended, or were dropped.
+pub(crate) fn is_put_away(commit: &Commit) -> bool {
+    commit.results_only || matches!(commit.patch, Patch::Pause { .. })
+}
+
+/// Whether a commit of a run with links has to be followed up, besides its effects.
+pub(crate) fn has_sequel(commit: &Commit) -> bool {
+    is_over(&commit.patch) || is_put_away(commit)
 }
 
 fn over(patch: &Patch, head: &Head) -> Over {
@@ -95,6 +107,8 @@ pub(crate) fn apply<T: AllTables>(
         Effect::AwaitDeferred(wait) => {
             deferreds::register(tables, &waiter(commit, &wait.key), wait).map(|()| None)
         }
+        Effect::Acquire(acquire) => limits::acquire(tables, commit, acquire).map(|()| None),
+        Effect::Release { key } => limits::release(tables, &waiter(commit, key)).map(|()| None),
         Effect::Abandon { kind, key } => {
             abandon(tables, &waiter(commit, key), *kind).map(|()| None)
         }
@@ -131,19 +145,32 @@ fn abandon<T: AllTables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Re
     match kind {
         InboxKind::Event => events::release(tables, waiter, !untaken.is_empty()),
         InboxKind::RunEnded => children::abandon(tables, waiter),
-        InboxKind::Message | InboxKind::LimitGrant => Ok(()),
+        InboxKind::Message => Ok(()),
+        InboxKind::LimitGrant => limits::release(tables, waiter),
         InboxKind::Deferred => tables.remove_deferred_wait(waiter),
         InboxKind::QueueResult => queues::abandon(tables, waiter),
     }
 }
 
-/// Does what is left to do when the code of a run with links is over. `head` is the row after the
-/// commit.
-pub(crate) fn close<T: AllTables>(
+/// Does what is left to do after a commit of a run with links: when its code is over, or when it is
+/// put away. `head` is the row after the commit.
+pub(crate) fn follow_up<T: AllTables>(
     tables: &mut T,
     head: &Head,
-    patch: &Patch,
+    commit: &Commit,
 ) -> Result<(), T::Error> {
+    if is_over(&commit.patch) {
+        close(tables, head, &commit.patch)?;
+    }
+    if has_sequel(commit) && head.links & links::LIMITS != 0 {
+        limits::leave(tables, head.id.no())?;
+    }
+    Ok(())
+}
+
+/// Does what is left to do when the code of a run with links is over. `head` is the row after the
+/// commit.
+fn close<T: AllTables>(tables: &mut T, head: &Head, patch: &Patch) -> Result<(), T::Error> {
     let over = over(patch, head);
     let run = head.id.no();
     let untaken = tables.take_all_answers(run)?;

@@ -28,6 +28,8 @@ pub(crate) mod links {
     pub(crate) const EVENTS: u32 = 1 << 3;
     /// It waits, or has waited, for an item of a queue.
     pub(crate) const QUEUES: u32 = 1 << 6;
+    /// It has, or has had, places under limits.
+    pub(crate) const LIMITS: u32 = 1 << 5;
 }
 
 /// An operation that waits.

@@ -208,7 +208,7 @@ impl<'a> Applier<'a> {
         if !self.owns_shard_of(head.id)? {
             return Ok(Outcome::Refused(Refusal::Fenced));
         }
-        if head.links != 0 && effects::is_over(&commit.patch) {
+        if head.links != 0 && effects::has_sequel(commit) {
             self.closing.insert(commit.run);
         }
         self.write_entries(commit.run, head.generation, &commit.deletes, &commit.puts)?;
@@ -628,11 +628,11 @@ impl<'a> Applier<'a> {
         for effect in &commit.effects {
             done.extend(effects::apply(self, commit, effect)?);
         }
-        if effects::is_over(&commit.patch)
+        if effects::has_sequel(commit)
             && let Some(head) = self.head(commit.run)?
             && head.links != 0
         {
-            effects::close(self, &head, &commit.patch)?;
+            effects::follow_up(self, &head, commit)?;
         }
         Ok(done)
     }

@@ -28,6 +28,7 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("format_queues.sql"),
     include_str!("format_events.sql"),
     include_str!("format_deferreds.sql"),
+    include_str!("format_limits.sql"),
 ];
 
 /// The format that this program reads and writes.

@@ -192,6 +192,8 @@ impl Store for OwnerAndClient {
     fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.client.schedules(after, limit) }
     fn due_schedules(&self, now: Timestamp, after: Option<(Timestamp, &str)>, limit: usize) -> Result<DueSchedules, StoreError> { self.owner.due_schedules(now, after, limit) }
     fn queued_schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.owner.queued_schedules(after, limit) }
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> { self.client.limit_places(run) }
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> { self.client.limits(name, limit) }
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> { self.client.register_runner(runner) }
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> { self.owner.heartbeat(fence, now, lease) }
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> { self.owner.runners() }

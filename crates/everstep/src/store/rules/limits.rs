@@ -1,0 +1,375 @@
+//! Limits: who may go on, and who is next.
+//!
+//! A *place* belongs to one operation of a run: it waits in line for it, or has it. A place that is
+//! given comes with an instant before which the operation does not begin: its turn by the rate. So
+//! nobody polls; the run sleeps until then.
+//!
+//! Always true, for each key of a limit:
+//! - No more places are given than the concurrency allows, as it was last said.
+//! - Places are given in the order in which they were asked for, in the transaction that makes room:
+//!   the one that asks, gives back, or ends a run. So no wake-up is lost.
+//! - Who has a place has a row in its inbox that says so, until it gives the place back. A process
+//!   that dies loses neither: whoever takes up its run finds both.
+//! - A run that has ended, was put away (paused), or begins anew has no place.
+
+use super::{
+    effects::waiter,
+    tables::{self, Tables, Waiter, links},
+};
+use crate::{
+    codec::{DecodeError, answer, payload},
+    commit::{Acquire, Commit, InboxKind, LimitRate, RunStatus},
+    store::LimitRow,
+    time::Timestamp,
+};
+
+/// A place under a limit: given, or waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The name of the limit.
+    pub(crate) limit: String,
+    /// The key of the limit.
+    pub(crate) limit_key: String,
+    /// Whose it is.
+    pub(crate) of: Waiter,
+    /// Which in the line.
+    pub(crate) arrival: u64,
+    pub(crate) given: bool,
+}
+
+/// The rows of limits and of places under them.
+pub(crate) trait LimitTables: Tables {
+    fn limit(&mut self, name: &str, key: &str) -> Result<Option<LimitRow>, Self::Error>;
+
+    fn put_limit(&mut self, row: &LimitRow) -> Result<(), Self::Error>;
+
+    fn remove_limit(&mut self, row: &LimitRow) -> Result<(), Self::Error>;
+
+    /// Removes up to `max` limits of this name without places whose turns are over at `now_us`.
+    fn remove_idle(&mut self, name: &str, now_us: i64, max: u32) -> Result<(), Self::Error>;
+
+    fn place(&mut self, of: &Waiter) -> Result<Option<Place>, Self::Error>;
+
+    fn put_place(&mut self, place: &Place) -> Result<(), Self::Error>;
+
+    fn remove_place(&mut self, of: &Waiter) -> Result<(), Self::Error>;
+
+    /// The oldest place that is waited for.
+    fn first_in_line(&mut self, name: &str, key: &str) -> Result<Option<Place>, Self::Error>;
+
+    fn places_of(&mut self, run: crate::run_id::RunNo) -> Result<Vec<Place>, Self::Error>;
+}
+
+/// An operation asks for a place, or for its turn alone.
+pub(crate) fn acquire<T: LimitTables>(
+    tables: &mut T,
+    commit: &Commit,
+    acquire: &Acquire,
+) -> Result<(), T::Error> {
+    let of = waiter(commit, &acquire.key);
+    if !tables::link(tables, of.run, links::LIMITS)? {
+        return Ok(());
+    }
+    if !acquire.holds {
+        let mut row = row_of(tables, acquire)?;
+        let at = next_turn(&mut row, tables.now());
+        tables.put_limit(&row)?;
+        return tell(tables, &of, &row.name, at).map(drop);
+    }
+    if let Some(place) = tables.place(&of)? {
+        if place.limit == acquire.limit && place.limit_key == acquire.limit_key {
+            return Ok(());
+        }
+        // The code has another limit now.
+        tables.take_answers(of.run, &of.key)?;
+        release(tables, &of)?;
+    }
+    let mut row = row_of(tables, acquire)?;
+    row.arrivals += 1;
+    let mut place = Place {
+        limit: row.name.clone(),
+        limit_key: row.key.clone(),
+        of,
+        arrival: row.arrivals,
+        given: false,
+    };
+    if row.waiting == 0 && has_room(&row) {
+        give(tables, &mut row, &mut place)?;
+        return tables.put_limit(&row);
+    }
+    row.waiting += 1;
+    tables.put_place(&place)?;
+    move_line(tables, row)
+}
+
+/// An operation gives back its place, or leaves the line.
+pub(crate) fn release<T: LimitTables>(tables: &mut T, of: &Waiter) -> Result<(), T::Error> {
+    let Some(place) = tables.place(of)? else {
+        return Ok(());
+    };
+    tables.remove_place(of)?;
+    let Some(mut row) = tables.limit(&place.limit, &place.limit_key)? else {
+        return Ok(());
+    };
+    let count = if place.given {
+        &mut row.held
+    } else {
+        &mut row.waiting
+    };
+    *count = count.saturating_sub(1);
+    move_line(tables, row)
+}
+
+/// A run gives back everything.
+pub(crate) fn leave<T: LimitTables>(
+    tables: &mut T,
+    run: crate::run_id::RunNo,
+) -> Result<(), T::Error> {
+    let mut places = tables.places_of(run)?;
+    // It leaves the lines first, so that it does not get what it gives back.
+    places.sort_by_key(|place| place.given);
+    for place in places {
+        tables.take_answers(run, &place.of.key)?;
+        release(tables, &place.of)?;
+    }
+    Ok(())
+}
+
+/// What became of a claim that does not wait in line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claimed {
+    /// It has a place.
+    Taken,
+    /// There is none now; at this time there may be one, if it is only the rate.
+    Later(Option<Timestamp>),
+}
+
+/// Takes a place if one is free now, for something that is not an operation of a run and waits
+/// elsewhere: an item of a queue. It is given back with [`release`].
+///
+/// Whoever waits in line goes first.
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "for the rule that claims items of a queue")
+)]
+pub(crate) fn claim<T: LimitTables>(
+    tables: &mut T,
+    acquire: &Acquire,
+    of: &Waiter,
+) -> Result<Claimed, T::Error> {
+    let mut row = row_of(tables, acquire)?;
+    if row.waiting > 0 || !has_room(&row) {
+        return Ok(Claimed::Later(None));
+    }
+    let at = next_turn(&mut row, tables.now());
+    if at > tables.now() {
+        return Ok(Claimed::Later(Some(at)));
+    }
+    row.arrivals += 1;
+    row.held += 1;
+    tables.put_place(&Place {
+        limit: row.name.clone(),
+        limit_key: row.key.clone(),
+        of: of.clone(),
+        arrival: row.arrivals,
+        given: true,
+    })?;
+    tables.put_limit(&row)?;
+    Ok(Claimed::Taken)
+}
+
+/// The row of the limit, with the rule that the code has now.
+fn row_of<T: LimitTables>(tables: &mut T, acquire: &Acquire) -> Result<LimitRow, T::Error> {
+    let (name, key) = (&acquire.limit, &acquire.limit_key);
+    if let Some(mut row) = tables.limit(name, key)? {
+        row.rule = acquire.rule;
+        return Ok(row);
+    }
+    // For each key that comes, up to two go, so there are never many more than are in use.
+    let now_us = micros(tables.now());
+    tables.remove_idle(name, now_us, 2)?;
+    Ok(LimitRow {
+        name: name.clone(),
+        key: key.clone(),
+        rule: acquire.rule,
+        held: 0,
+        waiting: 0,
+        arrivals: 0,
+        turn_us: 0,
+    })
+}
+
+fn has_room(row: &LimitRow) -> bool {
+    let max = row.rule.concurrency;
+    max.is_none_or(|max| row.held < u64::from(max))
+}
+
+/// Lets in as many as there is room for, oldest first, and writes the row.
+fn move_line<T: LimitTables>(tables: &mut T, mut row: LimitRow) -> Result<(), T::Error> {
+    while row.waiting > 0 && has_room(&row) {
+        let Some(mut place) = tables.first_in_line(&row.name, &row.key)? else {
+            debug_assert!(false, "there are as many places as the row says");
+            row.waiting = 0;
+            break;
+        };
+        row.waiting -= 1;
+        if !give(tables, &mut row, &mut place)? {
+            tables.remove_place(&place.of)?;
+        }
+    }
+    let idle = row.held == 0 && row.waiting == 0 && row.turn_us <= micros(tables.now());
+    if idle {
+        return tables.remove_limit(&row);
+    }
+    tables.put_limit(&row)
+}
+
+/// Gives a place and tells its operation. `false` if there is nobody to use it: a run that is paused
+/// asks again when it goes on, and one that has ended does not.
+fn give<T: LimitTables>(
+    tables: &mut T,
+    row: &mut LimitRow,
+    place: &mut Place,
+) -> Result<bool, T::Error> {
+    let head = tables.head(place.of.run)?;
+    if head.is_none_or(|head| head.status == RunStatus::Paused) {
+        return Ok(false);
+    }
+    let mut after = row.clone();
+    let at = next_turn(&mut after, tables.now());
+    if !tell(tables, &place.of, &row.name, at)? {
+        return Ok(false);
+    }
+    *row = after;
+    row.held += 1;
+    place.given = true;
+    tables.put_place(place)?;
+    Ok(true)
+}
+
+fn tell<T: LimitTables>(
+    tables: &mut T,
+    of: &Waiter,
+    name: &str,
+    at: Timestamp,
+) -> Result<bool, T::Error> {
+    tables::answer(tables, of, InboxKind::LimitGrant, name, encode_turn(at))
+}
+
+/// The body of a grant: the instant before which its operation does not begin.
+fn encode_turn(at: Timestamp) -> Vec<u8> {
+    let payload = payload::to_vec(&at.as_millis()).expect("a number can be encoded");
+    answer::value(&payload)
+}
+
+/// Reads what [`encode_turn`] has made.
+pub(crate) fn decode_turn(bytes: &[u8]) -> Result<Timestamp, DecodeError> {
+    let payload = match answer::decode(bytes)? {
+        answer::Answered::Value(payload) => payload,
+        // No payload at all, which says where it ends.
+        _ => Vec::new(),
+    };
+    payload::from_slice(&payload).map(Timestamp::from_millis)
+}
+
+fn micros(at: Timestamp) -> i64 {
+    at.as_millis().saturating_mul(1_000)
+}
+
+/// Gives away the next turn by the rate: when it is.
+///
+/// `turn_us` is the instant at which a bucket that gains one turn each interval, and was full at the
+/// last turn that found it so, would be full again. A turn may be taken as long as the bucket has
+/// one, that is, up to `burst - 1` intervals before; each puts the instant off by an interval.
+fn next_turn(row: &mut LimitRow, now: Timestamp) -> Timestamp {
+    let Some(rate) = row.rule.rate else {
+        return now;
+    };
+    let interval = interval_us(rate);
+    let ahead = interval.saturating_mul(i64::from(rate.burst.max(1)) - 1);
+    let at = micros(now).max(row.turn_us.saturating_sub(ahead));
+    row.turn_us = row.turn_us.max(at).saturating_add(interval);
+    Timestamp::from_millis(at.saturating_add(999).div_euclid(1_000)).max(now)
+}
+
+/// When the next turn is, if one were asked for now.
+pub(crate) fn next_free(row: &LimitRow, now: Timestamp) -> Timestamp {
+    next_turn(&mut row.clone(), now)
+}
+
+/// Rounded up, so that the rate is never exceeded.
+fn interval_us(rate: LimitRate) -> i64 {
+    let per_us = rate.per_ms.saturating_mul(1_000);
+    let interval = per_us.div_ceil(u64::from(rate.count.max(1)));
+    i64::try_from(interval).unwrap_or(i64::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commit::LimitRule;
+
+    fn limit(count: u32, per_ms: u64, burst: u32) -> LimitRow {
+        let rate = Some(LimitRate {
+            count,
+            per_ms,
+            burst,
+        });
+        LimitRow {
+            name: "stripe".to_owned(),
+            key: String::new(),
+            rule: LimitRule {
+                concurrency: None,
+                rate,
+            },
+            held: 0,
+            waiting: 0,
+            arrivals: 0,
+            turn_us: 0,
+        }
+    }
+
+    fn turns(row: &mut LimitRow, now: &[i64]) -> Vec<i64> {
+        let turn = |now: &i64| next_turn(row, Timestamp::from_millis(*now)).as_millis();
+        now.iter().map(turn).collect()
+    }
+
+    #[test]
+    fn turns_are_an_interval_apart_after_a_burst() {
+        let row = &mut limit(2, 1_000, 2);
+        assert_eq!(turns(row, &[100; 5]), [100, 100, 600, 1_100, 1_600]);
+        // Half an interval after the last turn, the next one is half an interval away.
+        assert_eq!(turns(row, &[1_850]), [2_100]);
+        // After a time without any, there is a burst again.
+        assert_eq!(turns(row, &[9_000; 3]), [9_000, 9_000, 9_500]);
+    }
+
+    #[test]
+    fn without_a_burst_every_turn_has_its_interval() {
+        let row = &mut limit(3, 1_000, 1);
+        // A third of a second is rounded up, so that no second has more than three.
+        assert_eq!(turns(row, &[0; 4]), [0, 334, 667, 1_001]);
+    }
+
+    #[test]
+    fn a_clock_that_is_behind_gets_no_turn_again() {
+        let row = &mut limit(1, 1_000, 1);
+        assert_eq!(turns(row, &[5_000, 4_000]), [5_000, 6_000]);
+    }
+
+    #[test]
+    fn a_change_of_the_rate_counts_for_later_turns() {
+        let row = &mut limit(1, 1_000, 1);
+        assert_eq!(turns(row, &[0, 0]), [0, 1_000]);
+        row.rule = limit(10, 1_000, 1).rule;
+        assert_eq!(turns(row, &[0, 0]), [2_000, 2_100]);
+    }
+
+    #[test]
+    fn a_grant_has_a_fixed_format() {
+        let bytes = encode_turn(Timestamp::from_millis(500));
+        assert_eq!(bytes, [1, 0, 0, 0x19, 0x01, 0xF4]);
+        assert_eq!(decode_turn(&bytes), Ok(Timestamp::from_millis(500)));
+        assert!(decode_turn(&[1, 0, 2]).is_err());
+    }
+}
