@@ -100,7 +100,7 @@ pub(crate) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
     moves::check(outside).await?;
     news::check(outside);
     places::check(outside, ledger);
-    tasks::check(outside, ledger).await
+    tasks::check(outside, ledger)
 }
 
 /// The process that is not killed, and what it knows.
@@ -112,6 +112,7 @@ pub(crate) struct Outside {
     /// No new runs are started.
     stop: Cell<bool>,
     next: Cell<u64>,
+    messages: Cell<u64>,
     counts: RefCell<BTreeMap<&'static str, u64>>,
     /// What was not as it should be.
     wrong: RefCell<Vec<String>>,
@@ -133,6 +134,7 @@ impl Outside {
             seed,
             stop: Cell::default(),
             next: Cell::default(),
+            messages: Cell::default(),
             counts: RefCell::default(),
             wrong: RefCell::default(),
             live: RefCell::default(),
@@ -152,6 +154,11 @@ impl Outside {
     /// The runs that were started here and have not ended.
     pub(crate) fn live(&self) -> Vec<RunId> {
         self.live.borrow().keys().copied().collect()
+    }
+
+    /// How many messages were sent here.
+    pub(crate) fn messages_sent(&self) -> u64 {
+        self.messages.get()
     }
 
     /// What was not as it should be.
@@ -293,5 +300,46 @@ impl Codec for Xor {
         let mut payload = bytes.to_vec();
         Xor::turn(&mut payload, about);
         Ok(payload)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use everstep::store::MemoryStore;
+
+    use super::*;
+
+    /// Somebody outside who knows nothing yet.
+    pub(super) fn outside() -> Rc<Outside> {
+        let store = Arc::new(MemoryStore::new());
+        let client = Client::on(store).expect("a store in memory can be opened");
+        Outside::new(client, PathBuf::new(), 1)
+    }
+
+    /// A ledger with these notes.
+    pub(super) fn ledger(notes: &[&str]) -> Ledger {
+        let mut ledger = Ledger::default();
+        for note in notes {
+            let fields: Vec<&str> = note.split(' ').collect();
+            ledger.note(fields[0], &fields[1..]);
+        }
+        ledger
+    }
+
+    #[test]
+    fn what_must_be_nothing_and_what_must_be_something_are_told_apart() {
+        let outside = outside();
+        for (name, zero) in COUNTS {
+            outside.count(name, u64::from(!zero));
+        }
+        assert!(outside.is_well());
+        outside.count("ticks_due", 1);
+        assert!(!outside.is_well());
+        outside.count("ticks_started", 1);
+        outside.broken("events_lost", "one".to_owned());
+        assert!(!outside.is_well());
+        assert!(outside.line().contains(",\"events_lost\":1,"));
     }
 }

@@ -290,7 +290,7 @@ impl Test<'_> {
             ledger.steps_completed(),
             ledger.bodies_run,
             ledger.run_again,
-            known.messages_sent.load(Ordering::Relaxed),
+            known.messages_sent.load(Ordering::Relaxed) + outside.messages_sent(),
             ledger.order_differs,
             outside.line(),
         );

@@ -4,7 +4,7 @@
 
 use std::{rc::Rc, time::Duration};
 
-use everstep::{EngineBuilder, Sent, prelude::*};
+use everstep::{ClientError, EngineBuilder, Sent, prelude::*};
 use serde::{Deserialize, Serialize};
 
 use super::{Outside, pause, until_ok};
@@ -72,9 +72,17 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
         let run = outside.start(life, "life", n, Life::default()).await;
         for number in 0..MESSAGES {
             let key = format!("number-{number}");
-            let sent = until_ok(async || run.send("number", &number).dedupe(&key).await).await;
-            if sent != Sent::Delivered {
-                outside.wrong(format!("promise 4: life {n}: number {number} was {sent:?}"));
+            let send = async || match run.send("number", &number).dedupe(&key).await {
+                Err(ClientError::Finished { .. }) => Ok(None),
+                other => other.map(Some),
+            };
+            match until_ok(send).await {
+                Some(Sent::Delivered) => outside.messages.set(outside.messages.get() + 1),
+                Some(sent) => {
+                    outside.wrong(format!("promise 4: life {n}: number {number} was {sent:?}"));
+                }
+                // What it has heard is looked at below.
+                None => break,
             }
             pause(&random, 0, 60).await;
         }
@@ -82,7 +90,13 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
             continue;
         };
         outside.count("generations", MESSAGES / IN_A_LIFE as u64);
-        expect_all(&outside, n, "heard", &heard);
+        if let Some(lost) = not_all(&heard) {
+            let what = format!("promise 4: life {n} heard {heard:?}");
+            match lost {
+                true => outside.wrong(what),
+                false => outside.broken("messages_twice", what),
+            }
+        }
         match run.state::<Vec<u64>>("heard").await {
             Ok(Some(state)) if state == heard => {}
             other => outside.wrong(format!("life {n}: its value `heard` is {other:?}")),
@@ -97,9 +111,9 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
         match run.stream_page::<u64>("heard", 0, 1_000).await {
             Ok(page) => {
                 let items: Vec<u64> = page.items.iter().map(|item| item.value).collect();
-                let all: Vec<u64> = (0..MESSAGES).collect();
-                if items != all {
-                    outside.broken("items_lost", format!("life {n} gave out {items:?}"));
+                if let Some(lost) = not_all(&items) {
+                    let name = if lost { "items_lost" } else { "items_twice" };
+                    outside.broken(name, format!("life {n} gave out {items:?}"));
                 }
             }
             Err(error) => outside.wrong(format!("life {n}: its stream: {error:?}")),
@@ -107,16 +121,22 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
     }
 }
 
-/// Every number once, in order.
-fn expect_all(outside: &Outside, n: u64, what: &str, heard: &[u64]) {
+/// Whether one is missing, if this is not every number once, in order.
+fn not_all(numbers: &[u64]) -> Option<bool> {
     let all: Vec<u64> = (0..MESSAGES).collect();
-    if heard == all {
-        return;
-    }
-    let lost = all.iter().any(|number| !heard.contains(number));
-    let what = format!("promise 4: life {n} {what} {heard:?}");
-    match lost {
-        true => outside.wrong(what),
-        false => outside.broken("messages_twice", what),
+    let lost = all.iter().any(|number| !numbers.contains(number));
+    (numbers != all).then_some(lost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_are_missing_or_come_again_are_told_apart() {
+        let all: Vec<u64> = (0..MESSAGES).collect();
+        assert_eq!(not_all(&all), None);
+        assert_eq!(not_all(&all[1..]), Some(true));
+        assert_eq!(not_all(&[&all[..], &[3]].concat()), Some(false));
     }
 }

@@ -180,3 +180,37 @@ pub(super) fn check(outside: &Outside) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests, *};
+
+    fn heard(heard: &[u64]) -> (u64, u64) {
+        let outside = tests::outside();
+        expect_heard(&outside, 1, heard, 4, 5);
+        (
+            outside.counted("events_lost"),
+            outside.counted("events_twice"),
+        )
+    }
+
+    #[test]
+    fn news_that_are_missing_or_come_again_are_found() {
+        assert_eq!(heard(&[4, 5, 6, 7, 8, 9]), (0, 0));
+        assert_eq!(heard(&[5, 6, 7, 8, 9, 10]), (0, 0));
+        assert_eq!(heard(&[4, 5, 7, 8, 9, 10]), (1, 0));
+        assert_eq!(heard(&[7, 8, 9, 10, 11, 12]), (1, 0));
+        assert_eq!(heard(&[4, 5, 5, 6, 7, 8]), (0, 1));
+        assert_eq!(heard(&[3, 4, 5, 6, 7, 8]), (0, 1));
+    }
+
+    #[test]
+    fn job_that_nobody_or_two_have_taken_is_found() {
+        let outside = tests::outside();
+        let taken = BTreeMap::from([(0, vec![1]), (1, vec![]), (2, vec![1, 2])]);
+        outside.news.borrow_mut().taken = taken;
+        check(&outside);
+        assert_eq!(outside.counted("events_lost"), 1);
+        assert_eq!(outside.counted("events_twice"), 1);
+    }
+}

@@ -92,3 +92,26 @@ pub(super) fn check(outside: &Outside, ledger: &Ledger) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests, *};
+
+    fn exceeded(notes: &[&str]) -> u64 {
+        let outside = tests::outside();
+        check(&outside, &tests::ledger(notes));
+        outside.counted("limit_exceeded")
+    }
+
+    #[test]
+    fn one_too_many_is_found_and_one_that_was_killed_has_left() {
+        let three = ["place in 0 a x 1", "place in 0 b x 1", "place in 0 c x 1"];
+        let after = |between: &[&str], then: &str| exceeded(&[&three, between, &[then]].concat());
+        assert_eq!(after(&[], "place in 0 d x 1"), 1);
+        assert_eq!(after(&[], "place in 1 d x 1"), 0);
+        assert_eq!(after(&["place out 0 a x 1"], "place in 0 d x 1"), 0);
+        assert_eq!(after(&["place killed 1"], "place in 0 d x 2"), 0);
+        assert_eq!(after(&["place killed 2"], "place in 0 d x 2"), 1);
+        assert_eq!(after(&["place stopped 1"], "place in 0 d x 1"), 0);
+    }
+}

@@ -143,7 +143,7 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
     }
 }
 
-pub(super) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Problem> {
+pub(super) fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Problem> {
     let mut values: HashMap<(u64, u64), HashSet<u64>> = HashMap::new();
     let mut noted: HashMap<(u64, u64), u64> = HashMap::new();
     // A process that was stopped may have been handed an item before, and begin it after.
@@ -187,4 +187,33 @@ pub(super) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests, *};
+
+    fn counted(notes: &[&str], value: u64) -> (u64, u64) {
+        let outside = tests::outside();
+        let given = vec![Given { slot: 0, value }];
+        outside.tasks.borrow_mut().push(Told { n: 1, given });
+        check(&outside, &tests::ledger(notes)).expect("the notes can be read");
+        (
+            outside.counted("queue_lost"),
+            outside.counted("queue_twice"),
+        )
+    }
+
+    #[test]
+    fn waiter_is_told_once_what_a_worker_gave() {
+        let begun = ["task begun 1 0 7 1", "task begun 1 0 8 2"];
+        let after = |then: &[&str], value| counted(&[&begun, then].concat(), value);
+        assert_eq!(after(&["task told 1 0 8 "], 8), (0, 0));
+        assert_eq!(after(&["task told 1 0 8 "], 7), (0, 1));
+        assert_eq!(after(&["task told 1 0 9 "], 9), (1, 0));
+        let again = ["task told 1 0 8 ", "task begun 1 0 9 3"];
+        assert_eq!(after(&again, 8), (0, 1));
+        let by_stopped = [&again[..], &["stopped 3"]].concat();
+        assert_eq!(after(&by_stopped, 8), (0, 0));
+    }
 }
