@@ -185,6 +185,9 @@ pub trait Store: Send + Sync + 'static {
     /// Whether a claim would get an item, and when next. Cheap, however long the queue is.
     fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError>;
 
+    /// When the first claim runs out of an item that has a place under a limit.
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError>;
+
     /// Those of the given items that have ended (or do not exist), with their answers. One call for
     /// all.
     fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<EndedItem>, StoreError>;
@@ -217,11 +220,11 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<ScheduleRow>, StoreError>;
 
+    /// The places under limits that the operations of a run have or wait for, by operation.
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError>;
+
     /// The limits that are in use, or were not long ago, by name and key: all, or those of one name.
-    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
-        let _ = (name, limit);
-        Ok(Vec::new())
-    }
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError>;
 
     /// Enters a runner, with a fresh epoch, holding no shards.
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError>;
@@ -584,6 +587,21 @@ pub enum Answer {
     RunEnded,
     /// There is no such request.
     Unknown,
+}
+
+/// A place under a limit, or the wait for one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitPlace {
+    /// The name of the limit.
+    pub name: String,
+    /// The key of the limit.
+    pub key: String,
+    /// The key of the operation; `[0x15, 11]` if it is the run as a whole.
+    pub operation: Vec<u8>,
+    /// Whether it has the place, or waits for it.
+    pub given: bool,
+    /// The run that has had a place under this limit and key for the longest.
+    pub holder: Option<RunId>,
 }
 
 /// One key of a limit. There is a row as long as somebody has a place, waits for one, or has to be

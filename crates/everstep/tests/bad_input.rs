@@ -19,9 +19,9 @@ use everstep::{
     prelude::*,
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
-        Filter, Finished, InboxRow, LetterFilter, LoadedRun, MemoryStore, NewRunner, Put, RunRow,
-        RunnerRow, ScheduleRow, ShardSet, SqliteOptions, SqliteStore, Store, StoreError,
-        StreamExtent, StreamPage, WakeFn, WakeGuard, Write,
+        Filter, Finished, InboxRow, LetterFilter, LimitPlace, LimitRow, LoadedRun, MemoryStore,
+        NewRunner, Put, RunRow, RunnerRow, ScheduleRow, ShardSet, SqliteOptions, SqliteStore,
+        Store, StoreError, StreamExtent, StreamPage, WakeFn, WakeGuard, Write,
     },
 };
 use scenario::{until, until_at_rest, until_paused};
@@ -858,6 +858,18 @@ impl Store for Saying {
         limit: usize,
     ) -> Result<Vec<ScheduleRow>, StoreError> {
         self.store.queued_schedules(after, limit)
+    }
+
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.store.first_place_lost()
+    }
+
+    fn limit_places(&self, run: everstep::RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+        self.store.limit_places(run)
+    }
+
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
+        self.store.limits(name, limit)
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -49,8 +49,9 @@ impl<O> RunHandle<O> {
 /// Removes what says that the run is registered with its old store, and makes it due: it registers
 /// when it is replayed.
 fn register_again(run: &mut ImportedRun, now: Timestamp) {
+    // A place under a limit is its old store's.
+    run.inbox.retain(|row| !row.is_grant());
     let answered = |key: &[u8]| run.inbox.iter().any(|row| row.wait.as_deref() == Some(key));
-    let before = run.history.len();
     run.history.retain(|put| {
         let Ok(entry) = codec::decode_entry(&put.value) else {
             return true;
@@ -61,7 +62,7 @@ fn register_again(run: &mut ImportedRun, now: Timestamp) {
         );
         !by_name || entry.status != EntryStatus::Waiting || answered(&put.key)
     });
-    if run.history.len() < before && run.row.status == RunStatus::Sleeping {
+    if run.row.status == RunStatus::Sleeping {
         run.row.available_at = Some(now);
     }
 }

@@ -11,8 +11,9 @@ use crate::{
     codec,
     commit::{Put, RunStatus, Target},
     history::{Entry, EntryKind, EntryStatus, EntryValue, keys},
+    run::WAITS_IN_ROW,
     run_id::RunId,
-    store::{RunRow, RunnerRow, Store, StoreError},
+    store::{LimitPlace, RunRow, RunnerRow, Store, StoreError},
     time::Timestamp,
 };
 
@@ -96,6 +97,19 @@ pub enum WaitsFor {
         location: String,
         /// Until when, if there is a limit.
         until: Option<Timestamp>,
+    },
+    /// A place under a limit, or its turn by the rate.
+    Limit {
+        /// The limit.
+        name: String,
+        /// Its key, if it is used with one.
+        key: Option<String>,
+        /// The step that waits; none if the run as a whole does, before it begins.
+        location: Option<String>,
+        /// When its turn is, if it has a place.
+        turn: Option<Timestamp>,
+        /// The run that has had a place for the longest, if this one has none.
+        holder: Option<RunId>,
     },
     /// Another run.
     Run {
@@ -208,6 +222,7 @@ impl Because {
     fn other_run(&self) -> Option<RunId> {
         let mut runs = self.waits_for.iter().filter_map(|wait| match wait {
             WaitsFor::Run { run, .. } => Some(*run),
+            WaitsFor::Limit { holder, .. } => *holder,
             _ => None,
         });
         runs.next()
@@ -230,12 +245,22 @@ fn look(
         }
         _ => Vec::new(),
     };
-    Ok(Some(explain(row, &entries, runners, now)))
+    let places = match row.status {
+        RunStatus::Sleeping | RunStatus::Running => store.limit_places(run.no())?,
+        _ => Vec::new(),
+    };
+    Ok(Some(explain(row, &entries, runners, now, &places)))
 }
 
 /// Why a run with this row and these entries is not moving.
-fn explain(row: RunRow, history: &[Put], runners: &[RunnerRow], now: Timestamp) -> Because {
-    let waits_for = waits_of(&row, history, runners, now);
+fn explain(
+    row: RunRow,
+    history: &[Put],
+    runners: &[RunnerRow],
+    now: Timestamp,
+    places: &[LimitPlace],
+) -> Because {
+    let waits_for = waits_of(&row, history, runners, now, places);
     let name = match &row.key {
         Some(key) => format!("run {} (`{key}` of `{}`)", row.id, row.workflow),
         None => format!("run {} of `{}`", row.id, row.workflow),
@@ -267,7 +292,13 @@ fn explain(row: RunRow, history: &[Put], runners: &[RunnerRow], now: Timestamp) 
     }
 }
 
-fn waits_of(row: &RunRow, history: &[Put], runners: &[RunnerRow], now: Timestamp) -> Vec<WaitsFor> {
+fn waits_of(
+    row: &RunRow,
+    history: &[Put],
+    runners: &[RunnerRow],
+    now: Timestamp,
+    places: &[LimitPlace],
+) -> Vec<WaitsFor> {
     let mut waits = Vec::new();
     match row.status {
         RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled => return waits,
@@ -289,7 +320,17 @@ fn waits_of(row: &RunRow, history: &[Put], runners: &[RunnerRow], now: Timestamp
     if let (RunStatus::RollingBack, Some(ending)) = (row.status, row.ending) {
         waits.push(WaitsFor::Rollback { ending });
     }
+    let start = places.iter().find(|place| place.operation == keys::START);
+    let at_gate = |place: &&LimitPlace| {
+        // One that has its place waits for its turn only as long as it says so.
+        let waiting = row.waiting.as_deref().unwrap_or_default();
+        !place.given || waiting.contains("for its start until")
+    };
+    if let Some(place) = start.filter(at_gate) {
+        return vec![wait_for_place(place, None, row)];
+    }
     let rolling_back = row.ending.is_some();
+    let parked = parked_at(row);
     for put in history {
         let prefix = if rolling_back {
             keys::ROLLBACKS
@@ -298,14 +339,40 @@ fn waits_of(row: &RunRow, history: &[Put], runners: &[RunnerRow], now: Timestamp
         };
         if put.key.starts_with(prefix)
             && let Ok(entry) = codec::decode_entry(&put.value)
-            && let Some(wait) = wait_of(keys::describe(&put.key), entry)
         {
-            waits.push(wait);
+            let location = keys::describe(&put.key);
+            let given_up =
+                parked.is_some_and(|waiting| !waiting.contains(&format!("`{location}`")));
+            let place = places.iter().find(|place| place.operation == put.key);
+            let in_line = entry.status == EntryStatus::Waiting && entry.wake_at.is_none();
+            match place.filter(|_| in_line) {
+                Some(place) => waits.push(wait_for_place(place, Some(location), row)),
+                None => waits.extend(wait_of(location, entry).filter(|_| !given_up)),
+            }
         }
     }
     // What a body does is more to the point than what waits beside it.
     waits.sort_by_key(|wait| !matches!(wait, WaitsFor::Body { .. } | WaitsFor::Rollback { .. }));
     waits
+}
+
+fn wait_for_place(place: &LimitPlace, location: Option<String>, row: &RunRow) -> WaitsFor {
+    WaitsFor::Limit {
+        name: place.name.clone(),
+        key: Some(place.key.clone()).filter(|key| !key.is_empty()),
+        location,
+        turn: row.available_at.filter(|_| place.given),
+        // A run does not wait for itself because another of its steps has a place.
+        holder: place.holder.filter(|run| !place.given && *run != row.id),
+    }
+}
+
+/// What the row of a parked run says that it waits for, if that is all: an operation that is not
+/// named there was given up, as one that has lost a race.
+fn parked_at(row: &RunRow) -> Option<&str> {
+    let waiting = row.waiting.as_deref()?;
+    let is_all = waiting.matches("; ").count() + 1 < WAITS_IN_ROW;
+    (row.status == RunStatus::Sleeping && is_all).then_some(waiting)
 }
 
 /// What an operation waits for, by its entry. The place where further kinds of waits, and the runs
@@ -439,6 +506,25 @@ impl std::fmt::Display for WaitsFor {
                     _ => "an answer",
                 };
                 write!(f, "waits for {what} at `{location}`{}", until(limit))
+            }
+            WaitsFor::Limit {
+                name,
+                key,
+                location,
+                turn,
+                holder,
+            } => {
+                write!(f, "waits for limit `{name}`")?;
+                key.as_ref().map_or(Ok(()), |key| write!(f, " (`{key}`)"))?;
+                match location {
+                    Some(location) => write!(f, " at `{location}`")?,
+                    None => f.write_str(" before it begins")?,
+                }
+                match (turn, holder) {
+                    (Some(at), _) => write!(f, " until {at}"),
+                    (None, Some(run)) => write!(f, ", where run {run} has a place"),
+                    (None, None) => Ok(()),
+                }
             }
             WaitsFor::Run { run, location } => write!(f, "waits for run {run} at `{location}`"),
             WaitsFor::Resume { reason } => write!(f, "is paused: {reason}"),

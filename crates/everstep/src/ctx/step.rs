@@ -579,9 +579,9 @@ impl<'a> RawStep<'a> {
                 Turn::Pending => return Poll::Pending,
                 Turn::Take => return Poll::Ready(()),
                 Turn::Activate => {
+                    let limit = self.options.limit.take();
                     // What a transaction has written cannot be left for later.
                     let ephemeral = self.options.ephemeral && matches!(self.work, Work::Body(_));
-                    let limit = self.options.limit.take();
                     op.core.activate_step(op.id, ephemeral, limit);
                 }
                 Turn::Start => {

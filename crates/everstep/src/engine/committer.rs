@@ -170,7 +170,7 @@ fn size_of_write(write: &Write) -> usize {
             // What it takes is not known yet.
             QueueWrite::Claim(wanted) => 256 * (1 + wanted.max),
             QueueWrite::Extend(claims) => 64 * (1 + claims.len()),
-            QueueWrite::Control(..) => 64,
+            QueueWrite::Control(..) | QueueWrite::Revoke => 64,
         },
         Write::Publish(publication) => 256 + publication.body.len(),
         // What it writes is bounded by itself.

@@ -13,7 +13,7 @@
 //! 8 origins     the keys of the entries that the last failure of the run came from
 //! 9 emitted     the mark of the last item of the workflow's own code that is in its stream
 //! 10 lineage     of a fork: whose time and randomness the entries before it have
-//! 11 start       nothing is kept there: what the limit of the whole run is answered by
+//! 11 start      nothing is kept there: what the limit of the whole run is answered by
 //! ```
 //!
 //! A history key is the prefix followed by one element per segment of the location:

@@ -756,6 +756,12 @@ impl Core {
             (op.ephemeral, op.limit) = (ephemeral, limit);
         }
         if Core::adopt_terminal(st, id) {
+            // The place of a transaction is given back after its commit, and a crash came between.
+            if let Some(key) = st.ops.get(id).map(|op| op.key.clone())
+                && st.inbox.answer(&key).is_some()
+            {
+                st.give_back(&key);
+            }
             return;
         }
         let Some(op) = st.ops.get_mut(id) else { return };

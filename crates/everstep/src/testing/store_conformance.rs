@@ -46,6 +46,7 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)
         .chain(queues::CHECKS)
+        .chain(queues::limited::CHECKS)
         .chain(events::CHECKS);
     #[cfg(feature = "sqlite")]
     let checks = checks.chain(transactions::CHECKS);
@@ -215,6 +216,9 @@ impl Random {
         let item = crate::queue::ItemId(1 + self.below(60));
         let claim = Uuid::from_u128(u128::from(self.below(2)));
         let later = now + Duration::from_millis(self.below(30));
+        if self.one_in(12) {
+            return QueueWrite::Revoke;
+        }
         match self.below(8) {
             0 | 1 => QueueWrite::Enqueue(self.new_item(now)),
             2 | 3 => QueueWrite::Claim(ClaimItems {
@@ -223,6 +227,7 @@ impl Random {
                 max: self.below(4) as usize,
                 attempts_max: 2,
                 visibility: Duration::from_millis(20),
+                limit: self.one_in(2).then(|| self.claim_limit()),
             }),
             4 => QueueWrite::Extend(vec![Extend {
                 item,
@@ -389,7 +394,7 @@ impl Random {
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));
         let receiver = self.run();
-        let effect = match self.below(17) {
+        let effect = match self.below(19) {
             10 | 11 => Some(Effect::AwaitDeferred(DeferredWait {
                 key: vec![9, self.below(4) as u8],
                 tag: [self.below(3) as u8; 16],
@@ -430,7 +435,7 @@ impl Random {
                 kind: InboxKind::QueueResult,
                 key: vec![10, self.below(2) as u8],
             }),
-            13 => Some(self.acquire()),
+            13 | 15 => Some(self.acquire()),
             14 => Some(Effect::Release {
                 key: vec![self.below(3) as u8],
             }),
@@ -465,6 +470,17 @@ impl Random {
             } else {
                 self.patch(seen, now)
             },
+        }
+    }
+
+    fn claim_limit(&mut self) -> ClaimLimit {
+        let Effect::Acquire(acquire) = self.acquire() else {
+            unreachable!("it is one");
+        };
+        ClaimLimit {
+            limit: acquire.limit,
+            limit_key: acquire.limit_key,
+            rule: acquire.rule,
         }
     }
 

@@ -103,8 +103,12 @@ impl Core {
         }
         if let Some(op) = op {
             op.phase = Phase::Ready;
-            st.history.insert(key, entry).op = Some(id);
+            let limited = op.limit.is_some();
+            st.history.insert(key.clone(), entry).op = Some(id);
             st.make_available(id);
+            if limited {
+                st.give_back(&key);
+            }
         } else {
             st.history.insert(key, entry);
         }

@@ -6,7 +6,7 @@ use super::Data;
 use crate::{
     run_id::RunNo,
     store::{
-        LimitRow,
+        LimitPlace, LimitRow,
         rules::{
             limits::{LimitTables, Place},
             tables::Waiter,
@@ -31,6 +31,17 @@ impl Limits {
             .filter(|row| name.is_none_or(|name| row.name == name));
         wanted.take(limit).cloned().collect()
     }
+
+    pub(super) fn of_run(&self, run: RunNo) -> impl Iterator<Item = &Place> {
+        let first = Waiter {
+            run,
+            generation: 0,
+            key: Vec::new(),
+        };
+        let places = self.places.range(first..);
+        let of_run = places.take_while(move |(of, _)| of.run == run);
+        of_run.map(|(_, place)| place)
+    }
 }
 
 fn key_of(row: &LimitRow) -> (String, String) {
@@ -39,6 +50,31 @@ fn key_of(row: &LimitRow) -> (String, String) {
 
 fn in_line(place: &Place) -> (String, String, u64) {
     (place.limit.clone(), place.limit_key.clone(), place.arrival)
+}
+
+impl Data {
+    /// The places of a run, with who has one there.
+    pub(super) fn limit_places(&self, run: RunNo) -> Vec<LimitPlace> {
+        let places = &self.limits.places;
+        let of_run = places.values().filter(|place| place.of.run == run);
+        of_run
+            .map(|mine| {
+                let given = places.values().filter(|other| {
+                    other.given
+                        && (&other.limit, &other.limit_key) == (&mine.limit, &mine.limit_key)
+                });
+                let known = given.filter(|other| self.runs.contains_key(&other.of.run));
+                let holder = known.min_by_key(|other| other.arrival);
+                LimitPlace {
+                    name: mine.limit.clone(),
+                    key: mine.limit_key.clone(),
+                    operation: mine.of.key.clone(),
+                    given: mine.given,
+                    holder: holder.map(|other| self.runs[&other.of.run].head.id),
+                }
+            })
+            .collect()
+    }
 }
 
 impl LimitTables for Data {
@@ -102,13 +138,62 @@ impl LimitTables for Data {
     }
 
     fn places_of(&mut self, run: RunNo) -> Result<Vec<Place>, Infallible> {
-        let first = Waiter {
-            run,
+        Ok(self.limits.of_run(run).cloned().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        commit::{ClaimLimit, LimitRate, LimitRule},
+        store::rules::limits::{Claimed, claim, release},
+        time::Timestamp,
+    };
+
+    fn item(no: u8) -> Waiter {
+        Waiter {
+            run: RunNo(0),
             generation: 0,
-            key: Vec::new(),
+            key: vec![no],
+        }
+    }
+
+    #[test]
+    fn what_waits_elsewhere_takes_a_place_only_if_one_is_free_now() {
+        let limit = ClaimLimit {
+            limit: "stripe".to_owned(),
+            limit_key: String::new(),
+            rule: LimitRule {
+                concurrency: Some(2),
+                rate: Some(LimitRate {
+                    count: 1,
+                    per_ms: 1_000,
+                    burst: 1,
+                }),
+            },
         };
-        let places = self.limits.places.range(first..);
-        let of_run = places.take_while(|(of, _)| of.run == run);
-        Ok(of_run.map(|(_, place)| place.clone()).collect())
+        let data = &mut Data::default();
+        let at = |data: &mut Data, ms, no| {
+            data.now = Timestamp::from_millis(ms);
+            let Ok(claimed) = claim(data, &limit, &item(no));
+            claimed
+        };
+        let later = Claimed::Later(Some(Timestamp::from_millis(11_000)));
+        assert_eq!(at(data, 10_000, 1), Claimed::Taken);
+        assert_eq!(at(data, 10_000, 2), later);
+        assert_eq!(
+            at(data, 10_500, 2),
+            later,
+            "what was not given is not used up"
+        );
+        assert_eq!(at(data, 11_000, 2), Claimed::Taken);
+        assert_eq!(at(data, 20_000, 3), Claimed::Later(None));
+        let Ok(()) = release(data, &item(1));
+        assert_eq!(at(data, 20_000, 3), Claimed::Taken);
+        for no in [2, 3] {
+            let Ok(()) = release(data, &item(no));
+        }
+        assert!(data.limits.places.is_empty());
     }
 }

@@ -146,9 +146,9 @@ fn abandon<T: AllTables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Re
         InboxKind::Event => events::release(tables, waiter, !untaken.is_empty()),
         InboxKind::RunEnded => children::abandon(tables, waiter),
         InboxKind::Message => Ok(()),
+        InboxKind::LimitGrant => limits::release(tables, waiter),
         InboxKind::Deferred => tables.remove_deferred_wait(waiter),
         InboxKind::QueueResult => queues::abandon(tables, waiter),
-        InboxKind::LimitGrant => limits::release(tables, waiter),
     }
 }
 

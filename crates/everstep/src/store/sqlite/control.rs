@@ -29,6 +29,7 @@ pub(crate) const LEFT_BY_RUNS: &[(&str, &str)] = &[
     ("dead_letters", "no"),
     ("streams", "run, stream, pos"),
     ("event_cursors", "run, name, matching"),
+    ("limit_places", "run, generation, operation"),
 ];
 
 /// The `run` of a key whose run was deleted. No run has this number.

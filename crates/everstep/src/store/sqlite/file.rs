@@ -23,6 +23,8 @@ pub(crate) struct File {
     /// Absolute, so that a change of the working directory does not split the data in two.
     path: PathBuf,
     options: SqliteOptions,
+    /// Whether the disk is not waited for.
+    unsynced: bool,
     /// Connections that no reader is using. A reader takes one for one call, so that no snapshot
     /// stays open and holds up a checkpoint.
     readers: Mutex<Vec<Connection>>,
@@ -34,8 +36,15 @@ impl File {
         File {
             path,
             options,
+            unsynced: false,
             readers: Mutex::new(Vec::new()),
         }
+    }
+
+    /// What is written survives the death of the process, and no power cut.
+    pub(crate) fn unsynced(mut self) -> File {
+        self.unsynced = true;
+        self
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -75,6 +84,10 @@ impl File {
         conn.execute_batch(
             "PRAGMA page_size = 8192; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;",
         )?;
+        if self.unsynced {
+            conn.execute_batch("PRAGMA synchronous = OFF;")?;
+            return Ok(conn);
+        }
         if cfg!(target_os = "macos") {
             // Without this, macOS says that data is on the disk when it is in the disk's cache.
             conn.execute_batch("PRAGMA fullfsync = ON; PRAGMA checkpoint_fullfsync = ON;")?;

@@ -25,4 +25,4 @@ CREATE TABLE limit_places (
     given INTEGER NOT NULL,
     PRIMARY KEY (run, generation, operation)
 ) WITHOUT ROWID;
-CREATE INDEX limit_line ON limit_places (name, key, arrival) WHERE given = 0;
+CREATE INDEX limit_line ON limit_places (name, key, given, arrival);

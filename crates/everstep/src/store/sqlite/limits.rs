@@ -1,13 +1,13 @@
 //! Limits and the places under them, in SQL.
 
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, params, types::ValueRef};
 
 use super::{batch::Applier, columns};
 use crate::{
     commit::{LimitRate, LimitRule},
     run_id::RunNo,
     store::{
-        LimitRow,
+        LimitPlace, LimitRow,
         rules::{
             limits::{LimitTables, Place},
             tables::Waiter,
@@ -114,6 +114,29 @@ impl LimitTables for Applier<'_> {
         let rows = statement.query_map([run.0], place)?;
         rows.collect()
     }
+}
+
+/// The places of a run, with who has one there.
+pub(super) fn places(conn: &Connection, run: RunNo) -> rusqlite::Result<Vec<LimitPlace>> {
+    let sql = "SELECT name, key, operation, given, (SELECT id FROM limit_places AS other \
+               JOIN runs ON runs.no = other.run WHERE other.name = mine.name \
+               AND other.key = mine.key AND other.given = 1 ORDER BY other.arrival LIMIT 1) \
+               FROM limit_places AS mine WHERE run = ?1 ORDER BY generation, operation";
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([run.0], |row| {
+        let holder = match row.get_ref(4)? {
+            ValueRef::Null => None,
+            _ => Some(columns::run_id(row, 4)?),
+        };
+        Ok(LimitPlace {
+            name: row.get(0)?,
+            key: row.get(1)?,
+            operation: row.get(2)?,
+            given: row.get(3)?,
+            holder,
+        })
+    })?;
+    rows.collect()
 }
 
 /// The limits of this name, or all.

@@ -187,11 +187,14 @@ impl Store for OwnerAndClient {
     fn queue_items(&self, queue: &str, state: Option<ItemState>, after: Option<ItemId>, limit: usize) -> Result<Vec<ItemRow>, StoreError> { self.client.queue_items(queue, state, after, limit) }
     fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> { self.owner.queue_stats(queue) }
     fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> { self.client.queue_outlook(queue, now) }
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> { self.client.first_place_lost() }
     fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> { self.owner.queue_ended(items) }
     fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> { self.client.schedule(name) }
     fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.client.schedules(after, limit) }
     fn due_schedules(&self, now: Timestamp, after: Option<(Timestamp, &str)>, limit: usize) -> Result<DueSchedules, StoreError> { self.owner.due_schedules(now, after, limit) }
     fn queued_schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.owner.queued_schedules(after, limit) }
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> { self.client.limit_places(run) }
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> { self.client.limits(name, limit) }
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> { self.client.register_runner(runner) }
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> { self.owner.heartbeat(fence, now, lease) }
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> { self.owner.runners() }
