@@ -829,6 +829,10 @@ impl Data {
         let key = new.key.clone().map(|key| (Arc::clone(&new.workflow), key));
         let no = new.id.no();
         let keyed = key.as_ref().and_then(|key| self.keys.get(key));
+        let tombstone = key.as_ref().and_then(|key| self.tombstones.get(key));
+        if let Some(tombstone) = tombstone.filter(|tombstone| !tombstone.is_over(now)) {
+            return Outcome::Refused(tombstone.refusal());
+        }
         if let Some(found) = self.runs.get(keyed.unwrap_or(&no)) {
             // Another id can have the same number. It cannot be stored beside the first, and the
             // client makes a new id.
@@ -843,10 +847,6 @@ impl Data {
                 claimed: false,
                 available_at: None,
             });
-        }
-        let tombstone = key.as_ref().and_then(|key| self.tombstones.get(key));
-        if let Some(tombstone) = tombstone.filter(|tombstone| !tombstone.is_over(now)) {
-            return Outcome::Refused(tombstone.refusal());
         }
         if self.graves.contains(&no) {
             return Outcome::Refused(Refusal::Gone);
