@@ -860,7 +860,7 @@ impl Store for Saying {
         self.store.queued_schedules(after, limit)
     }
 
-    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+    fn limit_places(&self, run: everstep::RunNo) -> Result<Vec<LimitPlace>, StoreError> {
         self.store.limit_places(run)
     }
 

@@ -465,7 +465,7 @@ impl Run {
             || !st.transactions.is_empty()
             || !st.timeouts.is_empty()
             || !self.flush.unsent.is_empty()
-            || st.effects.iter().any(|effect| registers(effect))
+            || st.effects.iter().any(registers)
     }
 
     /// If nothing but time and messages can move the run: when, and what it waits for in words.
