@@ -5,7 +5,7 @@ use std::{
     ffi::OsString,
     io::{BufRead, BufReader},
     ops::AddAssign,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -31,6 +31,12 @@ pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.current_dir(root).args(arguments);
     command
+}
+
+/// Where cargo run at `root` puts what it builds, unless a configuration file says otherwise.
+pub(crate) fn target_directory(root: &Path) -> PathBuf {
+    let target = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| OsString::from("target"));
+    root.join(target)
 }
 
 /// Runs a command to its end, its output shown.

@@ -17,6 +17,7 @@ mod bench;
 mod cargo;
 mod crash;
 mod examples;
+mod points;
 mod test;
 
 const USAGE: &str = "\

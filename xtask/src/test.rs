@@ -9,7 +9,7 @@ use std::{
 use crate::{
     Failure, architecture,
     cargo::{self, Tests, cargo},
-    examples, root,
+    examples, points, root,
 };
 
 /// Everything that is asked, the quickest to answer first. One target directory and the `dev`
@@ -22,7 +22,11 @@ const CHECKS: &[Check] = &[
         "each feature builds alone, none and all",
         features,
     ),
-    Check::new("tests", "all tests pass", tests),
+    Check::new(
+        "tests",
+        "all tests pass, and every primitive was crashed on every store",
+        tests,
+    ),
     Check::new("doc-tests", "the code in the docs runs", doc_tests),
     Check::new("examples", "every example runs to its end", run_examples),
     Check::new(
@@ -183,17 +187,19 @@ fn optional_features(manifest: &str) -> impl Iterator<Item = &str> {
 }
 
 fn tests(checking: &mut Checking) -> Result<(), Failure> {
+    let points = points::begin(&cargo::target_directory(&checking.root))?;
     // All failures at once are worth more here than an early end.
-    let tests = cargo(
+    let mut tests = cargo(
         &checking.root,
         &["test", "--workspace", "--tests", "--no-fail-fast"],
     );
+    tests.env(points::POINTS_FILE, &points);
     cargo::succeed_counting(tests, &mut checking.tests)?;
     if checking.tests.passed == 0 {
         let why = "cargo reported no tests; has the form of its output changed?";
         return Err(Failure::Found(why.into()));
     }
-    Ok(())
+    points::check(&points)
 }
 
 fn doc_tests(checking: &mut Checking) -> Result<(), Failure> {

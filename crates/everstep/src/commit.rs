@@ -135,7 +135,7 @@ pub enum Imported {
 }
 
 /// A run to be created.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewRun {
     /// Its id; number and shard follow from it.
     pub id: RunId,
@@ -629,6 +629,9 @@ pub enum Notice {
         /// What was asked of it.
         control: Control,
     },
+    /// A run was created on behalf of another run or of a schedule, and is now in the caller's
+    /// hands, as it asked with [`NewRun::claim`]. Its id is the one that it was created with.
+    Claimed(Box<NewRun>),
     /// A run was created, or became due.
     Due {
         /// The run.

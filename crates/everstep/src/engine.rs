@@ -35,6 +35,7 @@ use crate::{
 };
 
 mod activity;
+mod claims;
 mod committer;
 mod dispatch;
 mod due;
@@ -160,7 +161,7 @@ pub enum StartError {
     #[error(transparent)]
     Register(#[from] RegisterError),
     /// A queue that it is to work on cannot be used.
-    #[error("a queue to work on has a bad name")]
+    #[error("a queue to work on, or its limit, has a bad name")]
     Queue(#[source] NameError),
     /// The store cannot be used.
     #[error("the engine cannot start on its store")]
@@ -522,7 +523,9 @@ impl EngineBuilder {
         F: Fn(Job, I) -> R + Send + Sync + 'static,
         R: Future<Output = UserResult<O>> + Send + 'static,
     {
-        match check_name(queue.name()) {
+        let limit = queue.limited_by();
+        let named = check_name(queue.name());
+        match named.and_then(|()| limit.map_or(Ok(()), |limit| check_name(limit.name()))) {
             Ok(()) => self.work.push(Spec::new(queue, concurrency, handler(code))),
             Err(error) => {
                 let error = StartError::Queue(error);

@@ -9,7 +9,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     codec::{DecodeError, payload},
-    commit::{LimitRate, LimitRule},
+    commit::{ClaimLimit, LimitRate, LimitRule},
     error::{Error, Result},
     workflow::{NAME_BYTES_MAX, Value, check_name},
 };
@@ -17,9 +17,10 @@ use crate::{
 /// How many at a time, and how often: shared by all workflows and processes on the same store.
 ///
 /// Use it on a step ([`StepCall::limit`](crate::StepCall::limit)), by itself
-/// ([`Ctx::rate_limit`](crate::Ctx::rate_limit)), or for whole runs
-/// ([`WorkflowOptions::limit`](crate::WorkflowOptions::limit)). To wait for it is durable and holds
-/// no thread; places are given in the order in which they were asked for.
+/// ([`Ctx::rate_limit`](crate::Ctx::rate_limit)), for whole runs
+/// ([`WorkflowOptions::limit`](crate::WorkflowOptions::limit)), or on a queue
+/// ([`Queue::limit`](crate::Queue::limit)). To wait for it is durable and holds no thread; places are
+/// given in the order in which they were asked for.
 ///
 /// ```
 /// use everstep::{Limit, prelude::*};
@@ -130,6 +131,15 @@ impl LimitUse {
         LimitUse {
             key: key.to_string(),
             ..LimitUse::new(limit)
+        }
+    }
+
+    /// What the claim of a worker says about it.
+    pub(crate) fn claim(&self) -> ClaimLimit {
+        ClaimLimit {
+            limit: self.name.to_owned(),
+            limit_key: self.key.clone(),
+            rule: self.rule,
         }
     }
 

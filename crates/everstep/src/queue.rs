@@ -10,6 +10,7 @@ use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    limit::Limit,
     retry::Retry,
     time::{hours, seconds},
 };
@@ -41,6 +42,7 @@ pub struct Queue<I, O> {
     backoff: Retry,
     visibility: Duration,
     keep: Duration,
+    limit: Option<Limit>,
     types: PhantomData<fn(I) -> O>,
 }
 
@@ -57,6 +59,7 @@ impl<I, O> Queue<I, O> {
             backoff: Retry::DEFAULT,
             visibility: seconds(30),
             keep: KEEP_DEFAULT,
+            limit: None,
             types: PhantomData,
         }
     }
@@ -91,6 +94,27 @@ impl<I, O> Queue<I, O> {
         self
     }
 
+    /// Items are worked on under this limit, which other queues, steps and runs may share: each has a
+    /// place from the moment a worker has it until its attempt has ended, or its worker is lost.
+    ///
+    /// ```
+    /// use everstep::{Limit, Queue, prelude::*};
+    ///
+    /// const GPU: Limit = Limit::new("gpu").concurrency(2).rate(100, minutes(1));
+    /// const THUMBS: Queue<String, u32> = Queue::new("thumbs").limit(GPU);
+    /// ```
+    ///
+    /// An item that has no place stays in the queue, in its order, and has no attempt less. It stands
+    /// in no line of the limit: steps and runs that wait for a place, and turns that the rate has
+    /// given them, go first. A worker asks again when an item of the queue gives its place back, when
+    /// the rate has a turn, and every second while others have all places.
+    ///
+    /// It is the worker that asks, so its code says what the limit is.
+    pub const fn limit(mut self, limit: Limit) -> Queue<I, O> {
+        self.limit = Some(limit);
+        self
+    }
+
     /// Its name.
     pub const fn name(&self) -> &'static str {
         self.name
@@ -102,6 +126,10 @@ impl<I, O> Queue<I, O> {
 
     pub(crate) const fn visible_for(&self) -> Duration {
         self.visibility
+    }
+
+    pub(crate) const fn limited_by(&self) -> Option<Limit> {
+        self.limit
     }
 
     pub(crate) const fn kept_for(&self) -> Duration {

@@ -43,7 +43,7 @@ pub(crate) mod waits;
 pub(crate) mod wakers;
 
 use self::core::{Core, Mode, Phase};
-pub(crate) use flush::Next;
+pub(crate) use flush::{Next, WAITS_IN_ROW};
 pub(crate) use load::{RunSeed, SUSPECT_AFTER};
 pub(crate) use mended::is_mended_by_deploy;
 

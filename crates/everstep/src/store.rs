@@ -185,6 +185,9 @@ pub trait Store: Send + Sync + 'static {
     /// Whether a claim would get an item, and when next. Cheap, however long the queue is.
     fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError>;
 
+    /// When the first claim runs out of an item that has a place under a limit.
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError>;
+
     /// Those of the given items that have ended (or do not exist), with their answers. One call for
     /// all.
     fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<EndedItem>, StoreError>;

@@ -12,6 +12,7 @@ use crate::engine::{Engine, EngineBuilder};
 mod audit;
 mod clock;
 mod crash_everywhere;
+mod crash_points;
 mod crashing_store;
 mod ledger;
 #[cfg(feature = "sqlite")]

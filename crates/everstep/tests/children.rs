@@ -56,15 +56,20 @@ where
     (engine, ledger)
 }
 
-fn crash<R>(code: impl Fn(Ctx, u32) -> R + Send + Sync + Clone + 'static) -> CrashTest
+fn crash<R>(
+    primitives: &'static [&'static str],
+    code: impl Fn(Ctx, u32) -> R + Send + Sync + Clone + 'static,
+) -> CrashTest
 where
     R: Future<Output = Result<Json>> + 'static,
 {
-    CrashTest::new(PARENT, 7).engine(move |builder| {
-        builder
-            .register_fn(PARENT, code.clone())
-            .register_fn(CHILD, child)
-    })
+    CrashTest::new(PARENT, 7)
+        .of(primitives)
+        .engine(move |builder| {
+            builder
+                .register_fn(PARENT, code.clone())
+                .register_fn(CHILD, child)
+        })
 }
 
 fn output(report: &CrashReport) -> Json {
@@ -73,7 +78,7 @@ fn output(report: &CrashReport) -> Json {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_awaited_child_gives_its_output() {
-    let report = crash(|ctx, n| async move {
+    let report = crash(&["child"], |ctx, n| async move {
         let a = ctx.child(CHILD, n).await?;
         let b = ctx.child(CHILD, a).await?;
         Ok(json!([a, b]))
@@ -84,7 +89,7 @@ async fn an_awaited_child_gives_its_output() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_child_is_an_error_with_its_own_details_or_a_value() {
-    let report = crash(|ctx, _| async move {
+    let report = crash(&["child"], |ctx, _| async move {
         let error = ctx.child(CHILD, 100).await.unwrap_err();
         let outcome = ctx.child(CHILD, 200).outcome().await?.unwrap_err();
         Ok(json!([
@@ -150,7 +155,7 @@ async fn waiting_child(client: &Client, key: &str) -> RunHandle<Json> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_that_loses_a_race_is_cancelled_and_compensated() {
-    let report = crash(|ctx, _| async move {
+    let report = crash(&["child", "race"], |ctx, _| async move {
         let first = ctx
             .race(
                 "first",
@@ -248,7 +253,7 @@ async fn a_child_with_a_key_attaches_to_a_run_that_is_there_or_has_ended() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_any_run_can_be_waited_for() {
-    let report = crash(|ctx, _| async move {
+    let report = crash(&["finished", "detached child"], |ctx, _| async move {
         let id = ctx.child(CHILD, 1).detach().await?;
         let ending = ctx.finished(id).await?;
         let again = ctx.finished(id).timeout(hours(1)).await?;
@@ -292,6 +297,7 @@ async fn a_run_continues_as_a_new_one_with_the_same_id_and_its_messages() {
         ctx.continue_as(sum).await
     }
     let report = CrashTest::new(PARENT, 0)
+        .of(&["continue_as"])
         .engine(|builder| builder.register_fn(PARENT, tally))
         .send("add", &Some(1))
         .send("add", &Some(2))
@@ -307,6 +313,7 @@ async fn a_run_continues_as_a_new_one_with_the_same_id_and_its_messages() {
 async fn a_run_continues_as_another_workflow() {
     const OTHER: Workflow<String, Json> = Workflow::new("other");
     let report = CrashTest::new(PARENT, 3)
+        .of(&["continue_as"])
         .engine(|builder| {
             builder
                 .register_fn(PARENT, |ctx: Ctx, n: u32| async move {

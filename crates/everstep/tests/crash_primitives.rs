@@ -1,4 +1,5 @@
-//! Every primitive, with the store dying before and after each of its writes.
+//! Every primitive, with the store dying before and after each of its writes: in memory, and on a
+//! file. Each test says what it is a test of; `cargo xtask test` counts the points of each.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,18 +12,20 @@ use serde_json::{Value as Json, json};
 
 const RUN: Workflow<u32, Json> = Workflow::new("run");
 
-/// A test of this code with the input 7.
+/// A test of these primitives: of this code, with the input 7.
 macro_rules! crash {
-    (|$ctx:ident, $input:ident| $code:block) => {
-        crash!(WorkflowOptions::new(), |$ctx, $input| $code)
+    ($primitives:expr, |$ctx:ident, $input:ident| $code:block) => {
+        crash!($primitives, WorkflowOptions::new(), |$ctx, $input| $code)
     };
-    ($options:expr, |$ctx:ident, $input:ident| $code:block) => {
-        CrashTest::new(RUN, 7).engine(move |builder| {
-            builder.register_fn_with(RUN, $options, |$ctx: Ctx, $input: u32| async move {
-                _ = $input;
-                $code
+    ($primitives:expr, $options:expr, |$ctx:ident, $input:ident| $code:block) => {
+        CrashTest::new(RUN, 7)
+            .of(&$primitives)
+            .engine(move |builder| {
+                builder.register_fn_with(RUN, $options, |$ctx: Ctx, $input: u32| async move {
+                    _ = $input;
+                    $code
+                })
             })
-        })
     };
 }
 
@@ -54,7 +57,7 @@ fn output(report: &CrashReport) -> Json {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn step() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["step"], |ctx, n| {
         let a = noted(&ctx, "a", n).await?;
         let b = noted(&ctx, "b", a + 1).await?;
         Ok(json!(noted(&ctx, "c", b + 1).await?))
@@ -68,7 +71,7 @@ async fn step() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn blocking_and_spawned_steps() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["blocking", "spawn"], |ctx, n| {
         let ledger = ctx.get::<Ledger>().clone();
         let a = ctx
             .blocking("a", move |step: Step| {
@@ -92,7 +95,7 @@ async fn blocking_and_spawned_steps() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sleep_and_sleep_until() {
     for downtime in [Duration::ZERO, minutes(10), days(3)] {
-        let report = crash!(|ctx, n| {
+        let report = crash!(["sleep"], |ctx, n| {
             let a = ctx.sleep("a", hours(1)).await?;
             noted(&ctx, "between", n).await?;
             let b = ctx.sleep_until("b", a + hours(1)).await?;
@@ -107,7 +110,7 @@ async fn sleep_and_sleep_until() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn listen_in_all_variants() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["listen"], |ctx, n| {
         let plain: u32 = ctx.listen("plain").await?;
         noted(&ctx, "after-plain", n).await?;
         let named: u32 = ctx.listen("either").names(["x", "y"]).await?;
@@ -138,7 +141,7 @@ async fn listen_in_all_variants() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn receive_and_reply() {
-    let report = crash!(|ctx, _n| {
+    let report = crash!(["receive and reply"], |ctx, _n| {
         let first = ctx.receive::<u32>("ask").await?;
         first.reply(&(first.body + 1))?;
         let second = ctx.receive::<u32>("ask").timeout(hours(1)).await?;
@@ -163,7 +166,7 @@ async fn receive_and_reply() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_that_nobody_reads_become_dead_letters_once() {
-    crash!(|ctx, _n| {
+    crash!(["listen"], |ctx, _n| {
         let a: u32 = ctx.listen("a").await?;
         Ok(json!(a))
     })
@@ -175,7 +178,7 @@ async fn messages_that_nobody_reads_become_dead_letters_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn join_of_a_tuple_a_vec_and_a_map() {
-    let report = crash!(|ctx, _n| {
+    let report = crash!(["join"], |ctx, _n| {
         let (a, b, c) = ctx
             .join(
                 "tuple",
@@ -217,7 +220,7 @@ async fn join_of_a_tuple_a_vec_and_a_map() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_join_collects_all_failures() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["join"], |ctx, n| {
         let joined = ctx
             .join(
                 "both",
@@ -250,7 +253,7 @@ async fn a_join_collects_all_failures() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn map_with_concurrency_and_keys() {
-    let report = crash!(|ctx, _n| {
+    let report = crash!(["map"], |ctx, _n| {
         let plain = ctx
             .map("plain", 0..5u32, async |ctx, i| {
                 noted(&ctx, "work", i).await
@@ -272,7 +275,7 @@ async fn map_with_concurrency_and_keys() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn race_of_a_tuple_an_array_and_bare_operations() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["race"], |ctx, n| {
         let first = ctx
             .race(
                 "tuple",
@@ -321,7 +324,7 @@ async fn race_of_a_tuple_an_array_and_bare_operations() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn race_whose_arms_all_fail() {
-    let report = crash!(|ctx, _n| {
+    let report = crash!(["race"], |ctx, _n| {
         let arms = ["x", "y"].map(|name| {
             branch(name, async |ctx: Ctx| {
                 ctx.step("fail", async || Err::<u32, _>(Error::fatal("no")))
@@ -339,6 +342,7 @@ async fn race_whose_arms_all_fail() {
 async fn repeat_with_its_options() {
     for (commit, history, keep) in [(1, 1, 1), (3, 2, 2), (20, 20, 20), (2, 5, 1)] {
         let report = CrashTest::new(RUN, 7)
+            .of(&["repeat"])
             .engine(move |builder| {
                 builder.register_fn(RUN, move |ctx: Ctx, _: u32| async move {
                     let sum = ctx
@@ -366,7 +370,7 @@ async fn repeat_with_its_options() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn repeat_without_any_step() {
-    let report = crash!(|ctx, _n| {
+    let report = crash!(["repeat"], |ctx, _n| {
         let n = ctx
             .repeat("loop", 0u32, async |_ctx, i| {
                 Ok(match i {
@@ -386,7 +390,7 @@ async fn repeat_without_any_step() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn attempt_and_outcome() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["attempt"], |ctx, n| {
         let tried = ctx
             .attempt("try", async |ctx| {
                 noted(&ctx, "fine", 1).await?;
@@ -417,7 +421,7 @@ async fn attempt_and_outcome() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn version_and_removed() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["version"], |ctx, n| {
         let first = ctx.version("change", 3);
         noted(&ctx, "a", n).await?;
         ctx.removed("gone", EntryKind::Step);
@@ -431,7 +435,7 @@ async fn version_and_removed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn now_random_and_uuid() {
-    crash!(|ctx, n| {
+    crash!(["now and random"], |ctx, n| {
         let before = (ctx.now().as_millis(), ctx.random(), ctx.uuid().to_string());
         noted(&ctx, "a", n).await?;
         ctx.sleep("nap", hours(1)).await?;
@@ -449,7 +453,7 @@ async fn now_random_and_uuid() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn set_state() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["state"], |ctx, n| {
         ctx.set_state("phase", &"begun")?;
         noted(&ctx, "a", n).await?;
         ctx.set_state("phase", &"asleep")?;
@@ -467,7 +471,7 @@ async fn set_state() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn send_by_id_and_by_key() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["send"], |ctx, n| {
         let myself = ctx.run_id();
         ctx.send(myself, "word", &n).await?;
         noted(&ctx, "between", 1).await?;
@@ -491,7 +495,7 @@ async fn send_by_id_and_by_key() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ephemeral_steps() {
-    let report = crash!(|ctx, _n| {
+    let report = crash!(["step"], |ctx, _n| {
         let a = ctx.step("a", async || Ok(1u32)).ephemeral().await?;
         let b = ctx.step("b", async || Ok(a + 1)).ephemeral().await?;
         let c = noted(&ctx, "firm", b + 1).await?;
@@ -505,7 +509,7 @@ async fn ephemeral_steps() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn retries_are_neither_reset_nor_consumed() {
-    let report = crash!(|ctx, _n| {
+    let report = crash!(["retry"], |ctx, _n| {
         let attempts = ctx
             .step_with("flaky", async |step: Step| {
                 step.get::<Ledger>()
@@ -526,7 +530,7 @@ async fn retries_are_neither_reset_nor_consumed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn exhausted_retries_fail_the_run_in_the_same_words() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["retry"], |ctx, n| {
         noted(&ctx, "a", n).await?;
         ctx.step_with("flaky", async |step: Step| {
             step.get::<Ledger>().ran(step.location());
@@ -545,7 +549,7 @@ async fn exhausted_retries_fail_the_run_in_the_same_words() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_timeout_is_final() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["step"], |ctx, n| {
         let outcome = ctx
             .step("slow", async || {
                 std::future::pending::<()>().await;
@@ -565,7 +569,7 @@ async fn a_timeout_is_final() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rollback_in_every_scope() {
-    let report = crash!(|ctx, _n| {
+    let report = crash!(["rollback"], |ctx, _n| {
         undoable(&ctx, "root").await?;
         ctx.join(
             "join",
@@ -627,7 +631,7 @@ async fn rollback_in_every_scope() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rollbacks_are_retried_and_run_in_reverse() {
-    let report = crash!(|ctx, _n| {
+    let report = crash!(["rollback"], |ctx, _n| {
         for name in ["a", "b", "c"] {
             ctx.step("work", async || Ok(name.to_owned()))
                 .rollback(async |undo, name| {
@@ -658,7 +662,7 @@ async fn rollbacks_are_retried_and_run_in_reverse() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cancel() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["cancel"], |ctx, n| {
         undoable(&ctx, "a").await?;
         ctx.sleep("nap", hours(1)).await?;
         noted(&ctx, "never", n).await?;
@@ -682,7 +686,7 @@ async fn cancel() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cancel_with_rollback() {
-    crash!(|ctx, n| {
+    crash!(["cancel", "rollback"], |ctx, n| {
         undoable(&ctx, "a").await?;
         undoable(&ctx, "b").await?;
         ctx.sleep("nap", hours(1)).await?;
@@ -704,7 +708,7 @@ async fn cancel_with_rollback() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pause_and_resume() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["pause and resume"], |ctx, n| {
         noted(&ctx, "a", n).await?;
         ctx.sleep("nap", hours(1)).await?;
         noted(&ctx, "b", n).await?;
@@ -720,7 +724,7 @@ async fn pause_and_resume() {
 #[tokio::test(flavor = "multi_thread")]
 async fn retry_of_a_run_by_its_policy() {
     let options = || WorkflowOptions::new().retry(Retry::fixed(3, hours(1)));
-    let report = crash!(options(), |ctx, n| {
+    let report = crash!(["retry"], options(), |ctx, n| {
         noted(&ctx, "before", n).await?;
         let attempt = ctx.run_attempt();
         ctx.step("flaky", async || match attempt {
@@ -737,7 +741,7 @@ async fn retry_of_a_run_by_its_policy() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn retry_of_a_run_by_hand() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["retry"], |ctx, n| {
         undoable(&ctx, "before").await?;
         let attempt = ctx.run_attempt();
         ctx.step("flaky", async || match attempt {
@@ -761,7 +765,7 @@ async fn retry_of_a_run_by_hand() {
 #[tokio::test(flavor = "multi_thread")]
 async fn deadline() {
     let options = || WorkflowOptions::new().deadline(hours(1));
-    let report = crash!(options(), |ctx, n| {
+    let report = crash!(["deadline"], options(), |ctx, n| {
         undoable(&ctx, "a").await?;
         ctx.sleep("nap", days(1)).await?;
         noted(&ctx, "never", n).await?;
@@ -781,7 +785,7 @@ async fn deadline() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_in_the_workflow_fails_the_run() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["step"], |ctx, n| {
         noted(&ctx, "a", n).await?;
         assert!(n > 100, "n is only {n}");
         Ok(json!(null))
@@ -798,7 +802,7 @@ async fn a_panic_in_the_workflow_fails_the_run() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_in_a_body_is_a_failed_attempt() {
-    let report = crash!(|ctx, _n| {
+    let report = crash!(["step"], |ctx, _n| {
         let attempt = ctx
             .step_with("shaky", async |step: Step| {
                 assert!(step.attempt() > 1, "the first attempt panics");
@@ -813,7 +817,7 @@ async fn a_panic_in_a_body_is_a_failed_attempt() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn plain_join_select_and_scopes() {
-    let report = crash!(|ctx, n| {
+    let report = crash!(["join"], |ctx, n| {
         let (a, b) = (ctx.scope("a"), ctx.scope("b"));
         let (x, y) = futures::try_join!(noted(&a, "work", 1), noted(&b, "work", 2))?;
         let mut nap = std::pin::pin!(ctx.sleep("nap", hours(1)));

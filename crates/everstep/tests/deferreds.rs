@@ -613,7 +613,9 @@ fn another_process_resolves_with_nothing_but_the_token() {
 fn crash<R: Future<Output = Result<Json>> + 'static>(
     code: impl Fn(Ctx, ()) -> R + Send + Sync + Clone + 'static,
 ) -> CrashTest {
-    CrashTest::new(RUN, ()).engine(move |builder| builder.register_fn(RUN, code.clone()))
+    CrashTest::new(RUN, ())
+        .of(&["deferred", "peek"])
+        .engine(move |builder| builder.register_fn(RUN, code.clone()))
 }
 
 /// A step that notes that it runs.

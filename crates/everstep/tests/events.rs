@@ -419,8 +419,9 @@ async fn each_event_for_one_has_one_receiver_over_restarts_and_two_engines() {
 }
 
 macro_rules! crash {
-    (|$ctx:ident| $code:block) => {
+    ($primitives:expr, |$ctx:ident| $code:block) => {
         CrashTest::new(RUN, 7)
+            .of(&$primitives)
             .engine(|builder| builder.register_fn(RUN, |$ctx: Ctx, _: u32| async move { $code }))
     };
 }
@@ -428,7 +429,7 @@ macro_rules! crash {
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_and_publishing_survive_every_crash() {
     let test = || {
-        crash!(|ctx| {
+        crash!(["event", "publish"], |ctx| {
             ctx.publish(PAID, &1).key("own").await?;
             let own: u32 = ctx.event(PAID).matching("own").await?;
             let job: u32 = ctx.event(JOB).await?;
@@ -463,7 +464,7 @@ async fn waiting_and_publishing_survive_every_crash() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_race_that_an_event_loses_survives_every_crash() {
-    let report = crash!(|ctx| {
+    let report = crash!(["event"], |ctx| {
         let won = ctx
             .race("either", (ctx.event(JOB), ctx.listen::<u32>("word")))
             .await?;

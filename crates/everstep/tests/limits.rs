@@ -672,3 +672,149 @@ async fn a_transaction_under_a_limit_gives_its_place_back() {
     assert_eq!(client.limits().await.unwrap(), []);
     engine.shutdown().await;
 }
+
+const ITEMS: Queue<u32, u32> = Queue::new("items").limit(ONE);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn steps_and_the_items_of_two_workers_share_a_limit() {
+    let limit = Limit::new("two").concurrency(2);
+    let queue: Queue<u32, u32> = Queue::new("items").limit(limit);
+    let bodies = Bodies::new();
+    let inner = bodies.clone();
+    let body = move |n| {
+        let bodies = inner.clone();
+        async move {
+            let _inside = bodies.enter(n);
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+            Ok(n)
+        }
+    };
+    let step = body.clone();
+    let engine = builder().register_fn(WORK, move |ctx, n| {
+        let step = step.clone();
+        async move { ctx.step("work", async || step(n).await).limit(limit).await }
+    });
+    let engine = engine.start().await.unwrap();
+    for _ in 0..2 {
+        let body = body.clone();
+        engine.work(queue, 4, move |_job, n| body(n)).unwrap();
+    }
+    let client = engine.client();
+    let (mut runs, mut items) = (Vec::new(), Vec::new());
+    for n in 0..20 {
+        items.push(client.enqueue(queue, &n).await.unwrap());
+        runs.push(client.start(WORK, n).await.unwrap());
+    }
+    for (run, item) in runs.iter().zip(&items) {
+        assert_eq!(run.result().await.unwrap(), item.result().await.unwrap());
+    }
+    assert_eq!(bodies.began().len(), 40);
+    assert!(bodies.max() <= 2, "{} were in a body at once", bodies.max());
+    assert_eq!(client.limits().await.unwrap(), []);
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_asks_again_when_a_step_has_given_its_place_back() {
+    let (engine, bodies) = engine(builder(), ONE).await;
+    let handler = bodies.clone();
+    let handler = move |_job, n| {
+        let bodies = handler.clone();
+        async move { bodies.body(n).await }
+    };
+    engine.work(ITEMS, 4, handler).unwrap();
+    let client = engine.client();
+    let run = client.start(WORK, 1).await.unwrap();
+    bodies.until_began(&[1]).await;
+    let item = client.enqueue(ITEMS, &2).await.unwrap();
+    let next = client.start(WORK, 3).await.unwrap();
+    until("the next run to stand in line", async || {
+        (only_limit(&client).await.waiting == 1).then_some(())
+    })
+    .await;
+    bodies.open(1);
+    assert_eq!(run.result().await.unwrap(), 1);
+    bodies.until_began(&[1, 3]).await;
+    // The run stood in line; the item does not.
+    assert_eq!(client.queue_stats("items").await.unwrap().ready, 1);
+    bodies.open(3);
+    assert_eq!(next.result().await.unwrap(), 3);
+    assert_eq!(item.result().await.unwrap(), 2);
+    assert_eq!((bodies.began(), bodies.max()), (vec![1, 3, 2], 1));
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn items_under_a_rate_begin_an_interval_apart() {
+    let rate = Limit::new("slow").rate(1, seconds(10));
+    let queue: Queue<u32, i64> = Queue::new("items").limit(rate);
+    let clock = VirtualClock::new();
+    let engine = Engine::on(Arc::new(MemoryStore::new())).clock(clock.clone());
+    let engine = engine.start().await.unwrap();
+    let handler = move |_job, _n| {
+        let now = clock.now().as_millis();
+        async move { Ok(now) }
+    };
+    engine.work(queue, 4, handler).unwrap();
+    let client = engine.client();
+    let mut items = Vec::new();
+    for n in 0..4 {
+        items.push(client.enqueue(queue, &n).await.unwrap());
+    }
+    let mut times = Vec::new();
+    for item in items {
+        times.push(item.result().await.unwrap());
+    }
+    for pair in times.windows(2) {
+        assert_eq!(pair[1] - pair[0], 10_000, "{times:?}");
+    }
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_gets_the_place_of_an_item_whose_worker_is_lost() {
+    use everstep::store::{Batch, ClaimItems, ClaimLimit, LimitRule, QueueWrite, Store, Write};
+
+    let clock = VirtualClock::new();
+    let store = Arc::new(MemoryStore::new());
+    let open = || Engine::on(store.clone()).clock(clock.clone());
+    let (first, _) = engine(open(), ONE).await;
+    let item = first.client().enqueue(ITEMS, &1).await.unwrap().id();
+    first.shutdown().await;
+    // A worker of another process takes the item, and dies.
+    let claim = QueueWrite::Claim(ClaimItems {
+        queue: ITEMS.name().to_owned(),
+        claim: uuid::Uuid::from_u128(1),
+        max: 1,
+        attempts_max: 5,
+        visibility: seconds(30),
+        limit: Some(ClaimLimit {
+            limit: ONE.name().to_owned(),
+            limit_key: String::new(),
+            rule: LimitRule {
+                concurrency: Some(1),
+                rate: None,
+            },
+        }),
+    });
+    let lost_at = clock.now() + seconds(30);
+    let batch = Batch {
+        fence: None,
+        now: clock.now(),
+        writes: vec![Write::Queue(Box::new(claim))],
+    };
+    store.commit(&batch).unwrap();
+
+    // Nobody works on the queue.
+    let (engine, bodies) = engine(open(), ONE).await;
+    bodies.open(7);
+    let client = engine.client();
+    let run = client.start(WORK, 7).await.unwrap();
+    assert_eq!(run.result().await.unwrap(), 7);
+    assert!(clock.now() >= lost_at, "not before its time was over");
+    let row = store.queue_item(item).unwrap().unwrap();
+    assert_eq!((row.attempts, row.at), (1, lost_at));
+    engine.shutdown().await;
+}

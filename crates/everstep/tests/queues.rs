@@ -319,6 +319,7 @@ mod elsewhere {
             max: 1,
             attempts_max: 9,
             visibility: std::time::Duration::from_secs(30),
+            limit: None,
         };
         match write(store, now, QueueWrite::Claim(wanted)) {
             QueueDone::Claimed(claimed) => claimed.items[0].item,

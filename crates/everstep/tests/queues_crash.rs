@@ -39,7 +39,7 @@ async fn noted(ctx: &Ctx, name: &str, value: u32) -> Result<u32> {
 
 macro_rules! crash {
     (|$ctx:ident| $code:block) => {
-        CrashTest::new(RUN, 7).engine(|builder| {
+        CrashTest::new(RUN, 7).of(&["enqueue"]).engine(|builder| {
             workers(builder).register_fn(RUN, |$ctx: Ctx, _: u32| async move { $code })
         })
     };
@@ -120,6 +120,7 @@ async fn attempts_errors_timeouts_and_races() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_cancelled_while_it_waits() {
     CrashTest::new(RUN, 7)
+        .of(&["enqueue"])
         .engine(|builder| {
             builder.register_fn(RUN, |ctx: Ctx, _| async move {
                 Ok(json!(ctx.enqueue(DOUBLE, &1).await?))
@@ -132,6 +133,7 @@ async fn a_run_that_is_cancelled_while_it_waits() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_tried_again_puts_its_item_in_again() {
     let report = CrashTest::new(RUN, 7)
+        .of(&["enqueue"])
         .engine(|builder| {
             workers(builder).register_fn(RUN, |ctx: Ctx, _| async move {
                 let a = ctx.enqueue(DOUBLE, &1).await?;

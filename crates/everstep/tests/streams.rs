@@ -55,7 +55,7 @@ impl Gate {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_code_emits_is_in_its_stream_once_and_in_order_at_every_crash_point() {
-    let test = CrashTest::new(RUN, 3).engine(|builder| {
+    let test = CrashTest::new(RUN, 3).of(&["emit"]).engine(|builder| {
         builder.register_fn(RUN, |ctx: Ctx, n: u32| async move {
             // Before anything is recorded, between steps, beside waits, in branches and in loops.
             ctx.emit("log", "begin")?;
@@ -122,7 +122,7 @@ async fn what_the_code_emits_is_in_its_stream_once_and_in_order_at_every_crash_p
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_failing_run_has_emitted_is_kept_and_a_rollback_adds_nothing() {
-    let test = CrashTest::new(RUN, 1).engine(|builder| {
+    let test = CrashTest::new(RUN, 1).of(&["emit"]).engine(|builder| {
         builder.register_fn(RUN, |ctx: Ctx, _: u32| async move {
             ctx.emit("log", "begin")?;
             let step = ctx.step("hold", async || Ok(1));
@@ -155,6 +155,14 @@ fn two_attempts(builder: EngineBuilder) -> EngineBuilder {
         ctx.emit("tokens", "end")?;
         Ok(json!(attempt))
     })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_emits_survives_every_crash() {
+    let test = CrashTest::new(RUN, 0).of(&["step emit"]);
+    let report = test.engine(two_attempts).await;
+    assert_eq!(report.expected.output, Some(json!(2)));
+    assert_eq!(report.expected.streams["tokens"], ["end"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -599,19 +607,21 @@ async fn what_was_emitted_before_a_pause_is_not_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn emitted_items_survive_a_power_cut_at_any_point() {
-    let test = CrashTest::new(RUN, 2).engine(|builder| {
-        builder.register_fn(RUN, |ctx: Ctx, n: u32| async move {
-            for i in 0..n {
-                ctx.step_with("work", async |step: Step| {
-                    step.get::<Ledger>().ran(step.location());
-                    step.emit("log", &format!("in {i}")).await
-                })
-                .await?;
-                ctx.emit("log", &format!("after {i}"))?;
-            }
-            Ok(json!(null))
-        })
-    });
+    let test = CrashTest::new(RUN, 2)
+        .of(&["emit", "step emit"])
+        .engine(|builder| {
+            builder.register_fn(RUN, |ctx: Ctx, n: u32| async move {
+                for i in 0..n {
+                    ctx.step_with("work", async |step: Step| {
+                        step.get::<Ledger>().ran(step.location());
+                        step.emit("log", &format!("in {i}")).await
+                    })
+                    .await?;
+                    ctx.emit("log", &format!("after {i}"))?;
+                }
+                Ok(json!(null))
+            })
+        });
     let report = test.power_cuts().await;
     assert_eq!(report.expected.streams["log"], ["after 0", "after 1"]);
     assert!(report.points > 10, "{report}");

@@ -26,6 +26,7 @@ const RUN: Workflow<u32, Json> = Workflow::new("run");
 macro_rules! crash {
     (|$ctx:ident, $input:ident| $code:block) => {
         CrashTest::new(RUN, 7)
+            .of(&["transaction"])
             .engine(move |builder| {
                 builder.register_fn_with(
                     RUN,
@@ -195,6 +196,7 @@ async fn a_transaction_survives_a_power_cut_at_every_operation_on_the_files() {
         ctx.transaction("log", log).await
     }
     let report = everstep::testing::crash_everywhere(count, ())
+        .of(&["transaction"])
         .power_cuts()
         .await;
     println!("crash points: transaction, power cuts: {}", report.points);

@@ -1,7 +1,7 @@
 //! The benchmarks of the project, run as `cargo xtask bench --json [NAME..]`.
 //!
 //! Each measurement prints one line of JSON ([`mod@line`]). Where it applies, the same rows are written
-//! by a bare loop ([`raw`]) in the same process, and `ratio` says how close the engine comes.
+//! by a bare loop ([`raw`], [`bare`]) in the same process, and `ratio` says how close the engine comes.
 //!
 //! Every measurement has a new file in a directory of its own, which is removed at the end. Set
 //! `EVERSTEP_BENCH_DIR` to put it on another disk.
@@ -9,6 +9,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 mod at_scale;
+mod bare;
 mod directory;
 mod line;
 mod one_run;
@@ -16,6 +17,7 @@ mod parked;
 mod process;
 mod raw;
 mod throughput;
+mod together;
 
 use directory::Directory;
 
@@ -40,6 +42,10 @@ const BENCHES: &[Bench] = &[
     bench("wake_hot", parked::wake_hot),
     bench("signal", parked::signal),
     bench("idle", parked::idle),
+    bench("events", together::events),
+    bench("children", together::children),
+    bench("queue", together::queue),
+    bench("schedule", together::schedule),
     Bench {
         name: "at_scale",
         large: true,

@@ -23,6 +23,8 @@ pub(crate) struct Ledger {
     digests: HashMap<(String, String), String>,
     /// The steps that were rolled back, by run, in the order in which that began.
     undone: HashMap<String, Vec<String>>,
+    /// What was noted, by kind, in the order of the file.
+    notes: HashMap<String, Vec<Vec<String>>>,
     /// Bodies that have started and not ended, since the last kill.
     open: HashSet<(String, String)>,
     pub(crate) examples: Vec<String>,
@@ -53,6 +55,17 @@ impl Ledger {
         self.undone.get(run).map_or(&[], Vec::as_slice)
     }
 
+    /// The notes of this kind, in order.
+    pub(crate) fn notes(&self, kind: &str) -> &[Vec<String>] {
+        self.notes.get(kind).map_or(&[], Vec::as_slice)
+    }
+
+    /// Notes something beside what the bodies write.
+    pub(crate) fn note(&mut self, kind: &str, fields: &[&str]) {
+        let fields = fields.iter().map(|field| (*field).to_owned()).collect();
+        self.notes.entry(kind.to_owned()).or_default().push(fields);
+    }
+
     /// Reads what was written since the last time.
     pub(crate) fn read_on(&mut self, path: &Path) -> io::Result<()> {
         let text = fs::read(path)?;
@@ -77,6 +90,7 @@ impl Ledger {
             }
             ["U", run, at, _] => self.undo_started(run, at),
             ["V", ..] => {}
+            ["N", kind, ref fields @ ..] => self.note(kind, fields),
             _ => self.example(format!("the ledger has a line that is none: `{line}`")),
         }
     }

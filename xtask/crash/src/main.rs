@@ -1,10 +1,11 @@
 //! The crash test of the project, run as `cargo xtask crash`.
 //!
-//! A child process ([`child`]) runs a workflow that uses every primitive ([`workflow`]), and each
-//! step body writes into a ledger when it starts and when it ends. The parent ([`parent`]) starts
-//! runs and sends messages from outside, kills the child at random moments, starts it again, and
-//! at last lets everything finish. Then the promises are checked against the ledger and the store
-//! ([`ledger`]).
+//! A child process ([`child`]) runs a workflow that uses every primitive of a single run
+//! ([`workflow`]), and many that wait for, start and share things ([`mix`]). Each step body writes
+//! into a ledger when it starts and when it ends ([`bodies`]). The parent ([`parent`]) starts runs
+//! and sends messages from outside, kills the child at random moments, starts it again, and at last
+//! lets everything finish. Then the promises are checked against the ledger, the store and what the
+//! parent was told ([`ledger`]). A worker of queues is killed beside the child.
 //!
 //! Now and then a child is not killed but stopped for longer than its lease; another takes over,
 //! and the first goes on beside it, as a process does that was swapped out.
@@ -13,8 +14,10 @@ use std::process::ExitCode;
 
 use everstep::Sabotage;
 
+mod bodies;
 mod child;
 mod ledger;
+mod mix;
 mod parent;
 mod random;
 mod workflow;

@@ -12,17 +12,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use everstep::{Client, ClientError, EntryKind, EntryStatus, RunError, RunHandle, RunId, Sent};
+use everstep::{
+    Client, Count, EntryKind, EntryStatus, RunError, RunHandle, RunId, RunStatus, Sent,
+};
 
 use crate::{
-    Options, Problem, child,
+    Options, Problem, bodies,
+    child::{self, Latest, Role},
     ledger::Ledger,
+    mix::{self, Outside, Xor, until_ok},
     random::Random,
     workflow::{self, Input, WORDS, every},
 };
 
 /// How many pairs of runs are under way at a time.
-const PAIRS: u64 = 80;
+const PAIRS: u64 = 40;
 
 /// How long everything may take to finish after the last kill.
 const FINISH_LIMIT: Duration = Duration::from_secs(60);
@@ -90,47 +94,73 @@ struct Test<'a> {
 
 impl Test<'_> {
     async fn run(&mut self) -> Result<bool, Problem> {
-        let mut running = self.start_child()?;
-        let client = open(&self.directory.join("crash.db")).await?;
-        let drivers: Vec<_> = (0..PAIRS)
-            .map(|_| tokio::task::spawn_local(drive(client.clone(), self.known.clone())))
-            .collect();
+        let mut running = self.start_child(self.engine(0))?;
+        let path = self.directory.join(child::FILE);
+        let client = open(&path).await?;
+        let outside = Outside::new(client.clone(), path, self.options.seed);
+        let mut drivers = mix::drive(&outside).await?;
+        let pairs = (0..PAIRS)
+            .map(|_| tokio::task::spawn_local(drive(client.clone(), self.known.clone())));
+        drivers.extend(pairs);
+        let mut worker = self.start_child(Role::Worker)?;
         let mut kills = 0;
         while kills < self.options.kills {
             let moment = self.random.between(60, 420);
             tokio::time::sleep(Duration::from_millis(moment)).await;
             running.check()?;
+            worker.check()?;
             if kills % OVERLAP_EVERY == OVERLAP_EVERY - 1 {
-                self.overlap(&running).await?;
+                self.overlap(&running, kills).await?;
             }
+            let process = running.0.id();
             drop(running);
             kills += 1;
-            self.after_kill(&client).await?;
-            running = self.start_child()?;
+            self.killed(process)?;
+            if self.random.next().is_multiple_of(2) {
+                drop(worker);
+                worker = self.start_child(Role::Worker)?;
+            }
+            self.after_kill(&outside).await?;
+            running = self.start_child(self.engine(kills))?;
         }
         self.known.stop.store(true, Ordering::Relaxed);
+        outside.stop();
         let finished = tokio::time::timeout(FINISH_LIMIT, async {
             for driver in drivers {
-                _ = driver.await;
+                driver.await?;
             }
+            // Those that nobody waits for, too.
+            while not_finished(&client).await? > 0 {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            Ok::<_, Problem>(())
         });
         // Those that did not finish are counted below.
-        _ = finished.await;
+        if let Ok(finished) = finished.await {
+            finished?;
+        }
         running.check()?;
-        drop(running);
+        worker.check()?;
+        drop((running, worker));
         self.ledger.read_on(&self.directory.join("ledger"))?;
         self.check_ended(&client).await?;
-        self.explain_unfinished(&client).await?;
-        Ok(self.report(kills))
+        mix::check(&outside, &self.ledger).await?;
+        let (runs, left) = (client.count().await?, self.explain_unfinished(&client).await?);
+        Ok(self.report(kills, &outside, runs, left))
     }
 
-    fn start_child(&self) -> Result<Running, Problem> {
+    /// An engine whose code is newer from the middle of the test on.
+    fn engine(&self, kills: u64) -> Role {
+        Role::Engine(Latest(if kills * 2 < self.options.kills { 1 } else { 2 }))
+    }
+
+    fn start_child(&self, role: Role) -> Result<Running, Problem> {
         let log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(self.directory.join("child.log"))?;
         let child = Command::new(std::env::current_exe()?)
-            .args(child::arguments(&self.directory, self.options.sabotage))
+            .args(child::arguments(&self.directory, role, self.options.sabotage))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -140,28 +170,43 @@ impl Test<'_> {
 
     /// Stops the child for longer than its lease, lets another take over, and lets the first go on
     /// beside it for a while.
-    async fn overlap(&self, first: &Running) -> Result<(), Problem> {
+    async fn overlap(&mut self, first: &Running, kills: u64) -> Result<(), Problem> {
         first.signal("STOP")?;
-        let second = self.start_child()?;
+        self.ledger.read_on(&self.directory.join("ledger"))?;
+        let process = first.0.id().to_string();
+        self.ledger.note("stopped", &[&process]);
+        self.ledger.note("place", &["stopped", &process]);
+        let second = self.start_child(self.engine(kills))?;
         tokio::time::sleep(2 * child::LEASE).await;
         first.signal("CONT")?;
         tokio::time::sleep(Duration::from_millis(self.random.between(200, 600))).await;
+        let process = second.0.id();
         drop(second);
+        self.killed(process)
+    }
+
+    /// An engine is gone, and everything that it wrote is in the ledger.
+    fn killed(&mut self, process: u32) -> Result<(), Problem> {
+        self.ledger.read_on(&self.directory.join("ledger"))?;
+        self.ledger.note("place", &["killed", &process.to_string()]);
         Ok(())
     }
 
-    /// Nobody runs now: what the store has is what there is.
-    async fn after_kill(&mut self, client: &Client) -> Result<(), Problem> {
+    /// No engine runs now: what the store has is what there is.
+    async fn after_kill(&mut self, outside: &Outside) -> Result<(), Problem> {
         self.ledger.read_on(&self.directory.join("ledger"))?;
         self.kills_mid_body += u64::from(self.ledger.is_mid_body());
         self.ledger.killed();
-        let live: Vec<RunId> = lock(&self.known.live).keys().copied().collect();
+        let mut live: Vec<RunId> = lock(&self.known.live).keys().copied().collect();
+        live.extend(outside.live());
         let skip = self.random.next() as usize % (live.len() + 1);
         for run in live.into_iter().skip(skip).take(HISTORIES) {
-            let handle: RunHandle<u64> = client.run(run);
+            let handle: RunHandle<u64> = outside.client.run(run);
+            let generation = handle.info().await?.generation;
             for entry in handle.history().await? {
                 if entry.kind == EntryKind::Step && entry.status == EntryStatus::Completed {
-                    self.ledger.stored(&run.to_string(), &entry.location);
+                    let run = bodies::run_name(run, generation);
+                    self.ledger.stored(&run, &entry.location);
                 }
             }
         }
@@ -206,50 +251,62 @@ impl Test<'_> {
         Ok(())
     }
 
-    /// What the runs wait for that have not ended.
-    async fn explain_unfinished(&mut self, client: &Client) -> Result<(), Problem> {
-        let live: Vec<RunId> = lock(&self.known.live).keys().copied().collect();
-        for run in live {
-            let info = client.run::<u64>(run).info().await?;
-            let waiting = info.waiting.unwrap_or_default();
-            let what = format!("run {run} has not finished: {}: {waiting}", info.status);
-            lock(&self.known.wrong).push(what);
+    /// How many runs have not ended, and what some of them wait for.
+    async fn explain_unfinished(&mut self, client: &Client) -> Result<u64, Problem> {
+        for status in unfinished() {
+            for info in client.list().status(status).limit(10).await?.runs {
+                let waiting = info.waiting.unwrap_or_default();
+                let (run, of) = (info.id, info.workflow);
+                let what = format!("run {run} of `{of}` has not finished: {status}: {waiting}");
+                lock(&self.known.wrong).push(what);
+            }
         }
-        Ok(())
+        not_finished(client).await
     }
 
     /// Prints the line; whether all is well.
-    fn report(&self, kills: u64) -> bool {
+    fn report(&self, kills: u64, outside: &Outside, runs: u64, not_finished: u64) -> bool {
         let (ledger, known) = (&self.ledger, &self.known);
-        let not_finished = lock(&known.live).len();
-        let wrong = lock(&known.wrong);
+        let mut wrong = lock(&known.wrong).clone();
+        wrong.extend(outside.wrongs());
         let lost = wrong
             .iter()
             .filter(|what| what.contains("promise 4"))
             .count();
         println!(
-            "{{\"seed\":{},\"runs\":{},\"kills\":{kills},\"kills_mid_body\":{},\
+            "{{\"seed\":{},\"runs\":{runs},\"kills\":{kills},\"kills_mid_body\":{},\
              \"steps_completed\":{},\"bodies_run\":{},\"run_again_after_completion\":{},\
              \"messages_sent\":{},\"messages_lost\":{lost},\"order_differs\":{},\
-             \"runs_not_finished\":{not_finished}}}",
+             \"runs_not_finished\":{not_finished}{}}}",
             self.options.seed,
-            lock(&known.ended).len() + not_finished,
             self.kills_mid_body,
             ledger.steps_completed(),
             ledger.bodies_run,
             ledger.run_again,
             known.messages_sent.load(Ordering::Relaxed),
             ledger.order_differs,
+            outside.line(),
         );
-        for what in ledger.examples.iter().chain(wrong.iter().take(10)) {
+        for what in ledger.examples.iter().chain(wrong.iter().take(20)) {
             eprintln!("{what}");
         }
         let enough = self.kills_mid_body * 10 >= kills * 8;
         if !enough {
             eprintln!("only {} of {kills} kills hit a body", self.kills_mid_body);
         }
-        enough && ledger.examples.is_empty() && wrong.is_empty() && not_finished == 0
+        let well = outside.is_well();
+        enough && well && ledger.examples.is_empty() && wrong.is_empty() && not_finished == 0
     }
+}
+
+/// What a run is that has not ended.
+fn unfinished() -> impl Iterator<Item = RunStatus> {
+    let all = RunStatus::ALL.into_iter();
+    all.filter(|status| !status.is_terminal())
+}
+
+async fn not_finished(client: &Client) -> Result<u64, Problem> {
+    Ok(unfinished().fold(client.count(), Count::status).await?)
 }
 
 /// A child that is killed when this is dropped.
@@ -289,7 +346,7 @@ async fn open(path: &Path) -> Result<Client, Problem> {
     let began = Instant::now();
     loop {
         let opened = async {
-            let client = Client::open(path).await?;
+            let client = Client::open(path).await?.codec(Xor);
             client.count().await.map(|_| client)
         };
         match opened.await {
@@ -362,18 +419,4 @@ async fn see_through(known: &Known, (run, input): (RunHandle<u64>, Input)) {
     }
     lock(&known.live).remove(&run.id());
     lock(&known.ended).insert(run.id(), input);
-}
-
-/// Tries until it succeeds: whoever sends with a key may send again. A run that has ended has
-/// taken what it was sent.
-async fn until_ok<T>(mut attempt: impl AsyncFnMut() -> Result<T, ClientError>) -> T {
-    loop {
-        match attempt().await {
-            Ok(done) => return done,
-            Err(error) => {
-                eprintln!("trying again: {error:?}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
 }

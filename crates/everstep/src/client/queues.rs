@@ -148,6 +148,9 @@ impl Client {
         runtime: tokio::runtime::Handle,
     ) -> Result<Worker, ClientError> {
         named("the queue's name", queue.name())?;
+        if let Some(limit) = queue.limited_by() {
+            named("the limit's name", limit.name())?;
+        }
         let spec = Spec::new(queue, concurrency, handler);
         let keeps = self.own();
         let station = Workers::open(&self.shared, spec, runtime, self.codecs.clone(), keeps)?;

@@ -11,6 +11,7 @@ use crate::{
     codec,
     commit::{Put, RunStatus, Target},
     history::{Entry, EntryKind, EntryStatus, EntryValue, keys},
+    run::WAITS_IN_ROW,
     run_id::RunId,
     store::{LimitPlace, RunRow, RunnerRow, Store, StoreError},
     time::Timestamp,
@@ -329,6 +330,7 @@ fn waits_of(
         return vec![wait_for_place(place, None, row)];
     }
     let rolling_back = row.ending.is_some();
+    let parked = parked_at(row);
     for put in history {
         let prefix = if rolling_back {
             keys::ROLLBACKS
@@ -339,11 +341,13 @@ fn waits_of(
             && let Ok(entry) = codec::decode_entry(&put.value)
         {
             let location = keys::describe(&put.key);
+            let given_up =
+                parked.is_some_and(|waiting| !waiting.contains(&format!("`{location}`")));
             let place = places.iter().find(|place| place.operation == put.key);
             let in_line = entry.status == EntryStatus::Waiting && entry.wake_at.is_none();
             match place.filter(|_| in_line) {
                 Some(place) => waits.push(wait_for_place(place, Some(location), row)),
-                None => waits.extend(wait_of(location, entry)),
+                None => waits.extend(wait_of(location, entry).filter(|_| !given_up)),
             }
         }
     }
@@ -361,6 +365,14 @@ fn wait_for_place(place: &LimitPlace, location: Option<String>, row: &RunRow) ->
         // A run does not wait for itself because another of its steps has a place.
         holder: place.holder.filter(|run| !place.given && *run != row.id),
     }
+}
+
+/// What the row of a parked run says that it waits for, if that is all: an operation that is not
+/// named there was given up, as one that has lost a race.
+fn parked_at(row: &RunRow) -> Option<&str> {
+    let waiting = row.waiting.as_deref()?;
+    let is_all = waiting.matches("; ").count() + 1 < WAITS_IN_ROW;
+    (row.status == RunStatus::Sleeping && is_all).then_some(waiting)
 }
 
 /// What an operation waits for, by its entry. The place where further kinds of waits, and the runs

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use super::LimitRule;
 use crate::{queue::ItemId, time::Timestamp};
 
 /// A write to a queue. Answered by the [`QueueDone`] of the same name.
@@ -17,6 +18,9 @@ pub enum QueueWrite {
     Extend(Vec<Extend>),
     /// Ends a claim. Answered by [`QueueDone::Settled`].
     Settle(Settle),
+    /// Takes the places under limits from items whose claims have run out: whoever waits for one need
+    /// not wait for a worker of that queue. Answered by [`QueueDone::Revoked`].
+    Revoke,
     /// Does something to an item from outside. Answered by [`QueueDone::Controlled`].
     Control(ItemId, ItemControl),
 }
@@ -32,6 +36,8 @@ pub enum QueueDone {
     Extended(Vec<bool>),
     /// Whether the claim held. If it did not, nothing was done.
     Settled(bool),
+    /// It is done.
+    Revoked,
     /// What became of the wish.
     Controlled(ItemControlled),
 }
@@ -75,6 +81,19 @@ pub struct ClaimItems {
     pub attempts_max: u32,
     /// How long the items belong to the worker without a sign of life.
     pub visibility: Duration,
+    /// The limit that the items are under: each has a place for as long as it is claimed.
+    pub limit: Option<ClaimLimit>,
+}
+
+/// The limit of a queue, as the code of the worker has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimLimit {
+    /// The name of the limit.
+    pub limit: String,
+    /// Which of its keys; each is limited on its own.
+    pub limit_key: String,
+    /// What it allows, as the code says now: it counts from here on.
+    pub rule: LimitRule,
 }
 
 /// What a worker has got.
@@ -84,7 +103,8 @@ pub struct Claimed {
     pub items: Vec<ClaimedItem>,
     /// Whether there may be more at once.
     pub more: bool,
-    /// When to ask again without being told: a delay or somebody's claim ends.
+    /// When to ask again without being told: a delay or somebody's claim ends, or the limit may
+    /// have room.
     pub next_at: Option<Timestamp>,
 }
 

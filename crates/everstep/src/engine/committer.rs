@@ -14,7 +14,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{shared::Shared, streams::Room};
+use super::{claims, shared::Shared, streams::Room};
 use crate::{
     commit::{Applied, Batch, Commit, Outcome, QueueWrite, Settlement, Write},
     store::{Reaction, StoreError},
@@ -170,7 +170,7 @@ fn size_of_write(write: &Write) -> usize {
             // What it takes is not known yet.
             QueueWrite::Claim(wanted) => 256 * (1 + wanted.max),
             QueueWrite::Extend(claims) => 64 * (1 + claims.len()),
-            QueueWrite::Control(..) => 64,
+            QueueWrite::Control(..) | QueueWrite::Revoke => 64,
         },
         Write::Publish(publication) => 256 + publication.body.len(),
         // What it writes is bounded by itself.
@@ -261,7 +261,8 @@ fn to_batch(shared: &Shared, pending: Vec<Pending>) -> (Batch, Vec<Reply>) {
     let parts = pending
         .into_iter()
         .map(|pending| (pending.write, pending.reply));
-    let (writes, replies) = parts.unzip();
+    let (mut writes, replies): (Vec<_>, Vec<_>) = parts.unzip();
+    claims::take(shared, &mut writes);
     let (fence, now) = (shared.fence_for_commit(), shared.now());
     (Batch { fence, now, writes }, replies)
 }
@@ -368,14 +369,9 @@ fn dispatch_error(shared: &Shared, batch: Batch, replies: Vec<Reply>, error: &Ar
             Reply::Emitter(_) | Reply::Nobody => {}
         }
     }
-    for write in &batch.writes {
-        if let Write::Start(new) = write
-            && new.claim
-        {
-            shared.release();
-        }
-    }
-    shared.activity.end(batch.writes.len());
+    let writes = batch.writes.len();
+    claims::lost(shared, batch, error);
+    shared.activity.end(writes);
 }
 
 /// How much of a lease must be left for a batch to be sent under it.

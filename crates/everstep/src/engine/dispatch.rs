@@ -1,6 +1,7 @@
 //! After a batch is durable: tells the runs, the callers, the waiters and other processes.
 
 use super::{
+    claims,
     committer::{Ack, Answer, Reply},
     keeper::Chore,
     mailbox::Event,
@@ -28,7 +29,7 @@ struct Round<'a> {
     queues: bool,
 }
 
-pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, applied: Applied) {
+pub(super) fn dispatch(shared: &Shared, mut batch: Batch, replies: Vec<Reply>, applied: Applied) {
     let Applied { outcomes, notices } = applied;
     let n = batch.writes.len();
     debug_assert_eq!(n, outcomes.len(), "a store answers every write");
@@ -40,6 +41,17 @@ pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, appli
         elsewhere: Vec::new(),
         queues: false,
     };
+    let (claimed, notices): (Vec<_>, Vec<_>) = notices
+        .into_iter()
+        .partition(|notice| matches!(notice, Notice::Claimed(_)));
+    // Places that were taken for runs which are in nobody's memory now.
+    for _ in claimed.len()..claims::count(&mut batch.writes) {
+        shared.release();
+    }
+    // Before anything else can be told about them.
+    for notice in claimed {
+        round.notice(notice);
+    }
     for ((write, reply), outcome) in batch.writes.into_iter().zip(replies).zip(outcomes) {
         round.tell(write, reply, outcome);
     }
@@ -62,8 +74,11 @@ pub(super) fn dispatch(shared: &Shared, batch: Batch, replies: Vec<Reply>, appli
 }
 
 impl Round<'_> {
-    fn tell(&mut self, write: Write, reply: Reply, outcome: Outcome) {
+    fn tell(&mut self, mut write: Write, reply: Reply, outcome: Outcome) {
         let mut back = None;
+        if let Outcome::Refused(_) = outcome {
+            claims::forget(&mut write);
+        }
         match (write, &outcome) {
             (Write::Start(new), Outcome::Started(started)) => {
                 if new.claim && !started.claimed {
@@ -194,6 +209,9 @@ impl Round<'_> {
             }
             Notice::Inbox { run, .. } => self.elsewhere.push(run.no()),
             Notice::Control { run, control } => self.controlled(run, control),
+            Notice::Claimed(new) => {
+                self.tell_owner(new.id.shard(), Event::Started(new, self.now));
+            }
             Notice::Due { run, at } => self.due(run.no(), run.shard(), Some(at)),
             Notice::Queue { queue } => {
                 self.queues = true;

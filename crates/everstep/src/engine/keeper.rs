@@ -44,18 +44,21 @@ pub(crate) enum Chore {
     Retention,
     /// Removes what deleted runs have left.
     Sweep,
+    /// Takes the places of items whose workers are lost.
+    Places,
 }
 
 /// Does what is due, and says when to come back; not by itself if absent.
 type Work = fn(&Shared, Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>>;
 
 /// All chores.
-const CHORES: [(Chore, Work); 5] = [
+const CHORES: [(Chore, Work); 6] = [
     (Chore::Events, super::events::tend),
     (Chore::Generations, sweep),
     (Chore::Schedules, schedules::deal_with_ticks),
     (Chore::Retention, retention::delete_expired),
     (Chore::Sweep, retention::sweep),
+    (Chore::Places, super::workers::take_lost_places),
 ];
 
 /// How many entries are removed at a time, so that nobody waits for long behind it.

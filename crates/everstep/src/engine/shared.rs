@@ -25,7 +25,7 @@ use super::{
     workers::Workers,
 };
 use crate::{
-    commit::Fence,
+    commit::{Fence, NewRun},
     run_id::{RunIds, RunNo, ShardId},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
     time::{Clock, Timestamp},
@@ -330,6 +330,15 @@ impl Shared {
             store: self.store.describe(),
         });
         self.hub.stop(&closed);
+    }
+
+    /// Whether this process takes a new run into memory at once, since it owns it and has its code;
+    /// if so, a place in memory is taken.
+    pub(crate) fn claims(&self, new: &NewRun) -> bool {
+        new.available_at.is_none()
+            && self.owns(new.id.shard())
+            && self.registry.find(&new.workflow, new.version).is_some()
+            && self.reserve()
     }
 
     /// Takes a place for one more run in memory, if there is one.

@@ -27,6 +27,7 @@ use uuid::Uuid;
 
 use super::{
     job::{self, Answering, Handler, Job},
+    keeper,
     shared::Shared,
 };
 use crate::{
@@ -34,12 +35,14 @@ use crate::{
     client::ClientError,
     codec::hook::Codecs,
     commit::{
-        ClaimItems, Claimed, ClaimedItem, Extend, Outcome, QueueDone, QueueWrite, Settle,
-        Settlement,
+        ClaimItems, ClaimLimit, Claimed, ClaimedItem, Extend, Outcome, QueueDone, QueueWrite,
+        Settle, Settlement, Write,
     },
+    limit::LimitUse,
     queue::{ItemId, Queue},
     random,
     retry::Retry,
+    store::StoreError,
     time::Timestamp,
 };
 
@@ -73,6 +76,7 @@ pub(crate) struct Spec {
     pub(crate) concurrency: usize,
     pub(crate) policy: Retry,
     pub(crate) visibility: Duration,
+    pub(crate) limit: Option<ClaimLimit>,
     pub(crate) handler: Handler,
 }
 
@@ -83,6 +87,7 @@ impl Spec {
             concurrency: concurrency.max(1),
             policy: queue.policy(),
             visibility: queue.visible_for().max(Duration::from_millis(3)),
+            limit: queue.limited_by().map(|limit| LimitUse::new(limit).claim()),
             handler,
         }
     }
@@ -478,6 +483,7 @@ fn claim(shared: &Arc<Shared>, stations: &[Arc<Station>]) {
             max: room.min(CLAIM_MAX),
             attempts_max: station.spec.policy.attempts(),
             visibility: station.spec.visibility,
+            limit: station.spec.limit.clone(),
         };
         drop(desk);
         let answer = job::write(shared, QueueWrite::Claim(wanted));
@@ -644,6 +650,20 @@ fn drop_jobs(station: &Station) {
         held.cancellation.cancel();
         held.abort();
     }
+}
+
+/// The chore of the keeper for queues under limits: a step must not wait for the place of an item
+/// whose worker is lost until somebody works on that queue again.
+pub(super) fn take_lost_places(
+    shared: &Shared,
+    now: Timestamp,
+) -> Result<Option<Timestamp>, Arc<StoreError>> {
+    let first = shared.store.first_place_lost()?;
+    if first.is_none_or(|at| at > now) {
+        return Ok(first);
+    }
+    keeper::write(shared, Write::Queue(Box::new(QueueWrite::Revoke)))?;
+    Ok(shared.store.first_place_lost()?)
 }
 
 /// Notes when the thread has something to do by the clock.

@@ -17,6 +17,9 @@ use crate::{
     time::Timestamp,
 };
 
+/// The row of a parked run names no more waits than this.
+pub(crate) const WAITS_IN_ROW: usize = 5;
+
 /// What is known about the stored row, and what is on its way there.
 pub(super) struct Flush {
     sent: Option<InFlight>,
@@ -271,7 +274,9 @@ impl Run {
             "the workflow failed"
         );
         let origins = error.origins();
-        if !origins.is_empty() {
+        let pauses = self.pauses_on_failure() && failure.kind != FailureKind::Rollback;
+        // A run that is resumed needs it even without any: its code has given up its waits.
+        if pauses || !origins.is_empty() {
             let taken = self.core.state.borrow().taken;
             let put = Put {
                 key: keys::failure_origins(),
@@ -294,7 +299,7 @@ impl Run {
             };
             return Ok(self.build(patch, CommitKind::Again, Scope::Failure));
         }
-        if self.pauses_on_failure() && failure.kind != FailureKind::Rollback {
+        if pauses {
             let reason = Halt::OnFailure {
                 error: failure.full(),
             }
@@ -499,7 +504,7 @@ impl Run {
                 Phase::WantStart { .. } | Phase::Body { .. } | Phase::Committing => return None,
                 _ => continue,
             };
-            if waits.len() < 5 {
+            if waits.len() < WAITS_IN_ROW {
                 let place = super::Core::location(&op.key);
                 let limit = op.limit.as_ref().filter(|_| op.waits_for_limit(&st.inbox));
                 let limit = limit.map(|limit| format!("{limit} for"));

@@ -8,11 +8,11 @@
 //! consumes nothing.
 //!
 //! Always true: what is registered is taken back in the commit that records what the code did
-//! instead ([`Core::abandon`]), or when the code of the run is over.
+//! instead ([`State::abandon`]), or when the code of the run is over.
 
 use super::core::{Core, OpId, Phase, State, Timer};
 use crate::{
-    commit::{Effect, InboxKind, InboxRow},
+    commit::{Close, Effect, InboxKind, InboxRow},
     history::{Entry, EntryStatus, EntryValue, Key},
     time::Timestamp,
 };
@@ -114,9 +114,27 @@ impl State {
         slot.entry.status = EntryStatus::Cancelled;
         self.touch(key);
         self.inbox.take_answer(key);
+        // What is not on its way yet need not be taken back: a child that nobody waits for is not
+        // even started.
+        let registered = self.effects.len();
+        self.effects.retain(|effect| !is_only_for(effect, key));
+        if self.effects.len() < registered {
+            return;
+        }
         self.effects.push(Effect::Abandon {
             kind,
             key: key.to_vec(),
         });
+    }
+}
+
+/// Whether an effect does nothing but for the operation at this key to wait.
+fn is_only_for(effect: &Effect, key: &Key) -> bool {
+    match effect {
+        Effect::StartChild(start) => {
+            start.awaited && start.close == Close::Cancel && start.key[..] == key[..]
+        }
+        Effect::Watch { key: of, .. } => of[..] == key[..],
+        _ => false,
     }
 }

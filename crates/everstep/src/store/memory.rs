@@ -101,6 +101,8 @@ struct Data {
     /// Of the batch that is being applied.
     notices: Vec<Notice>,
     now: Timestamp,
+    /// The runner that writes it, if its fence holds.
+    claimer: Option<Uuid>,
     children: Children,
     limits: Limits,
 }
@@ -497,6 +499,10 @@ impl Store for MemoryStore {
         Ok(self.read().queues.outlook(queue, now))
     }
 
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
+        Ok(self.read().first_place_lost())
+    }
+
     fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
         Ok(self.read().queues.ended(items))
     }
@@ -661,6 +667,7 @@ impl Data {
         });
         let refusals = refusals.collect::<Vec<_>>();
         let claimer = batch.fence.filter(|_| fenced_in).map(|fence| fence.runner);
+        self.claimer = claimer;
         let rest = batch.writes.iter().zip(refusals);
         let outcomes = rest.map(|(write, refusal)| match (write, refusal) {
             (_, Some(refusal)) => Outcome::Refused(refusal),

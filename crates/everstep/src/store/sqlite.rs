@@ -137,7 +137,19 @@ impl SqliteStore {
         path: impl AsRef<Path>,
         options: SqliteOptions,
     ) -> Result<SqliteStore, StoreError> {
-        let file = File::new(path.as_ref(), options);
+        SqliteStore::open_file(File::new(path.as_ref(), options))
+    }
+
+    /// As [`create`](SqliteStore::create), for tests that make many files and cut no power.
+    pub(crate) fn create_unsynced(path: &Path) -> Result<SqliteStore, StoreError> {
+        let options = SqliteOptions {
+            create: true,
+            ..SqliteOptions::default()
+        };
+        SqliteStore::open_file(File::new(path, options).unsynced())
+    }
+
+    fn open_file(file: File) -> Result<SqliteStore, StoreError> {
         let format = if schema::exists(file.path()) {
             schema::inspect(&file).map_err(|error| explain(&file, error))?
         } else if file.options().create || file.path().exists() {
@@ -442,6 +454,10 @@ impl Store for SqliteStore {
 
     fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
         self.read(|conn| queues::outlook(conn, queue, now))
+    }
+
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.read(queues::first_place_lost)
     }
 
     fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {

@@ -85,11 +85,13 @@ pub struct CrashTest {
     engine: Vec<Arc<dyn Fn(EngineBuilder) -> EngineBuilder + Send + Sync>>,
     actions: Vec<Action>,
     check: Option<Check>,
-    crashes: usize,
+    pub(super) crashes: usize,
     downtime: Duration,
     parallel: usize,
+    /// What the points of this test are counted for.
+    pub(super) primitives: &'static [&'static str],
     #[cfg(feature = "sqlite")]
-    power_cuts: bool,
+    pub(super) power_cuts: bool,
     #[cfg(feature = "sqlite")]
     pub(super) on_file: bool,
 }
@@ -239,6 +241,7 @@ impl CrashTest {
             crashes: 1,
             downtime: Duration::ZERO,
             parallel: 8,
+            primitives: &[],
             #[cfg(feature = "sqlite")]
             power_cuts: false,
             #[cfg(feature = "sqlite")]
@@ -421,14 +424,11 @@ impl CrashTest {
 
     /// Runs all tests and reports what was found, without a panic.
     pub async fn report(self) -> CrashReport {
-        #[cfg(feature = "sqlite")]
-        if self.power_cuts {
-            return super::power_cut::report(&self).await;
-        }
-        self.report_in_memory().await
+        self.on_each_store().await
     }
 
-    async fn report_in_memory(self) -> CrashReport {
+    /// Dies before and after every write, on the store that is chosen.
+    pub(super) async fn report_of_writes(&self) -> CrashReport {
         let clean = self.test(&[]).await;
         let mut report = CrashReport::of(&clean);
         self.judge("never", &clean, &clean, &mut report);
@@ -442,7 +442,7 @@ impl CrashTest {
                 let Some(points) = queue.pop_front() else {
                     break;
                 };
-                let test = &self;
+                let test = self;
                 open.push(async move {
                     let found = test.test(&points).await;
                     (points, found)

@@ -446,6 +446,10 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(|store| store.queue_outlook(queue, now))
     }
 
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.read(|store| store.first_place_lost())
+    }
+
     fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
         self.read(|store| store.queue_ended(items))
     }

@@ -5,7 +5,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -67,11 +67,13 @@ pub(super) async fn die_on_file(test: &CrashTest, points: &[CrashPoint]) -> Foun
     let lives = async {
         let scratch = Scratch::new().expect("the directory of a test can be made");
         let path = scratch.0.join("run.db");
+        fs::write(&path, empty_file()).expect("the file of a test can be written");
         let audit = Audit::default();
         let mut life = Life::new(test, VirtualClock::new());
         loop {
             let point = points.get(life.deaths).copied();
-            let store = open(&path, None).expect("the file of a test can be opened");
+            let store = SqliteStore::create_unsynced(&path);
+            let store = store.expect("the file of a test can be opened");
             let store = Arc::new(CrashingStore::audited(store, point, audit.clone()));
             life.live(store.clone(), &audit).await;
             life.writes = store.writes();
@@ -81,6 +83,20 @@ pub(super) async fn die_on_file(test: &CrashTest, points: &[CrashPoint]) -> Foun
         }
     };
     within_limit(lives, || format!("{points:?}")).await
+}
+
+/// What a file without runs holds. To make one takes longer than most tests.
+fn empty_file() -> &'static [u8] {
+    static EMPTY: OnceLock<Vec<u8>> = OnceLock::new();
+    EMPTY.get_or_init(|| {
+        let make = || -> Result<Vec<u8>, Box<dyn std::error::Error>> {
+            let scratch = Scratch::new()?;
+            let path = scratch.0.join("empty.db");
+            SqliteStore::create_unsynced(&path)?.migrate()?;
+            Ok(fs::read(&path)?)
+        };
+        make().expect("an empty file can be made")
+    })
 }
 
 /// One test: a run on a file, cut off after so many operations, and gone on with on the copy.

@@ -26,6 +26,7 @@ macro_rules! checks {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as Check)),*] };
 }
 
+mod children;
 mod control;
 mod deferreds;
 mod events;
@@ -41,9 +42,11 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = CHECKS.iter();
     let checks = checks.chain(control::CHECKS).chain(deferreds::CHECKS);
     let checks = checks
+        .chain(children::CHECKS)
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)
         .chain(queues::CHECKS)
+        .chain(queues::limited::CHECKS)
         .chain(events::CHECKS);
     #[cfg(feature = "sqlite")]
     let checks = checks.chain(transactions::CHECKS);
@@ -213,6 +216,9 @@ impl Random {
         let item = crate::queue::ItemId(1 + self.below(60));
         let claim = Uuid::from_u128(u128::from(self.below(2)));
         let later = now + Duration::from_millis(self.below(30));
+        if self.one_in(12) {
+            return QueueWrite::Revoke;
+        }
         match self.below(8) {
             0 | 1 => QueueWrite::Enqueue(self.new_item(now)),
             2 | 3 => QueueWrite::Claim(ClaimItems {
@@ -221,6 +227,7 @@ impl Random {
                 max: self.below(4) as usize,
                 attempts_max: 2,
                 visibility: Duration::from_millis(20),
+                limit: self.one_in(2).then(|| self.claim_limit()),
             }),
             4 => QueueWrite::Extend(vec![Extend {
                 item,
@@ -463,6 +470,17 @@ impl Random {
             } else {
                 self.patch(seen, now)
             },
+        }
+    }
+
+    fn claim_limit(&mut self) -> ClaimLimit {
+        let Effect::Acquire(acquire) = self.acquire() else {
+            unreachable!("it is one");
+        };
+        ClaimLimit {
+            limit: acquire.limit,
+            limit_key: acquire.limit_key,
+            rule: acquire.rule,
         }
     }
 

@@ -27,7 +27,7 @@ pub(super) struct Children {
 
 impl ChildTables for Data {
     fn start(&mut self, new: &NewRun) -> Result<Outcome, Infallible> {
-        Ok(Data::start(self, new, None, self.now))
+        Ok(Data::start(self, new, self.claimer, self.now))
     }
 
     fn ended(&mut self, run: RunNo) -> Result<Option<Finished>, Infallible> {

@@ -31,6 +31,17 @@ impl Limits {
             .filter(|row| name.is_none_or(|name| row.name == name));
         wanted.take(limit).cloned().collect()
     }
+
+    pub(super) fn of_run(&self, run: RunNo) -> impl Iterator<Item = &Place> {
+        let first = Waiter {
+            run,
+            generation: 0,
+            key: Vec::new(),
+        };
+        let places = self.places.range(first..);
+        let of_run = places.take_while(move |(of, _)| of.run == run);
+        of_run.map(|(_, place)| place)
+    }
 }
 
 fn key_of(row: &LimitRow) -> (String, String) {
@@ -127,14 +138,7 @@ impl LimitTables for Data {
     }
 
     fn places_of(&mut self, run: RunNo) -> Result<Vec<Place>, Infallible> {
-        let first = Waiter {
-            run,
-            generation: 0,
-            key: Vec::new(),
-        };
-        let places = self.limits.places.range(first..);
-        let of_run = places.take_while(|(of, _)| of.run == run);
-        Ok(of_run.map(|(_, place)| place.clone()).collect())
+        Ok(self.limits.of_run(run).cloned().collect())
     }
 }
 
@@ -142,7 +146,7 @@ impl LimitTables for Data {
 mod tests {
     use super::*;
     use crate::{
-        commit::{Acquire, LimitRate, LimitRule},
+        commit::{ClaimLimit, LimitRate, LimitRule},
         store::rules::limits::{Claimed, claim, release},
         time::Timestamp,
     };
@@ -157,7 +161,7 @@ mod tests {
 
     #[test]
     fn what_waits_elsewhere_takes_a_place_only_if_one_is_free_now() {
-        let acquire = Acquire {
+        let limit = ClaimLimit {
             limit: "stripe".to_owned(),
             limit_key: String::new(),
             rule: LimitRule {
@@ -168,13 +172,11 @@ mod tests {
                     burst: 1,
                 }),
             },
-            holds: true,
-            key: Vec::new(),
         };
         let data = &mut Data::default();
         let at = |data: &mut Data, ms, no| {
             data.now = Timestamp::from_millis(ms);
-            let Ok(claimed) = claim(data, &acquire, &item(no));
+            let Ok(claimed) = claim(data, &limit, &item(no));
             claimed
         };
         let later = Claimed::Later(Some(Timestamp::from_millis(11_000)));

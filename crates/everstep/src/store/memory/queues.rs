@@ -14,7 +14,7 @@ use crate::{
     run_id::RunNo,
     store::{
         rules::{
-            queues::{ItemHead, ItemNews, QueueTables, Wait},
+            queues::{HOLDERS, ItemHead, ItemNews, QueueTables, Wait, item_of},
             tables::Waiter,
         },
         *,
@@ -171,6 +171,14 @@ impl Queues {
 }
 
 impl Data {
+    pub(super) fn first_place_lost(&self) -> Option<Timestamp> {
+        let items = self.limits.of_run(HOLDERS).filter_map(|place| {
+            let item = item_of(&place.of)?;
+            self.queues.items.get(&item)
+        });
+        items.map(|item| item.head.at).min()
+    }
+
     fn change_item(&mut self, id: ItemId, change: impl FnOnce(&mut Item)) {
         let Some(item) = self.queues.items.get(&id) else {
             return;

@@ -72,6 +72,6 @@ impl ScheduleTables for Data {
     }
 
     fn start_run(&mut self, new: &NewRun) -> Result<Outcome, Infallible> {
-        Ok(self.start(new, None, self.now))
+        Ok(self.start(new, self.claimer, self.now))
     }
 }

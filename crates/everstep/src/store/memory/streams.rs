@@ -1,4 +1,4 @@
-//! Streams in memory: [`rules::streams`](super::rules::streams) decides, this keeps.
+//! Streams in memory: [`rules::streams`] decides, this keeps.
 
 use std::{collections::BTreeMap, convert::Infallible};
 

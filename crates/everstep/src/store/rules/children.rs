@@ -13,8 +13,8 @@ use super::{
 use crate::{
     codec::answer,
     commit::{
-        Close, Commit, EffectDone, InboxKind, NewRun, Notice, Outcome, Refusal, RunStatus,
-        StartChild, Started, Target,
+        Close, Commit, EffectDone, InboxKind, NewRun, Outcome, Refusal, RunStatus, StartChild,
+        Started, Target,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -87,28 +87,43 @@ pub(crate) fn start_child<T: ChildTables>(
     value.extend_from_slice(started.id.as_uuid().as_bytes());
     value.push(flags);
     tables.put_entry(&parent, value)?;
-    let run = started.id.no();
-    if !started.attached {
-        let awaited = start.awaited;
-        let close = start.close;
-        tables.put_child(&ChildRow {
-            run,
-            parent: parent.clone(),
-            close,
-            awaited,
-        })?;
-        tables::link(tables, run, links::CHILD)?;
-        tables::link(tables, parent.run, links::CHILDREN)?;
-        if let Some(at) = started.available_at {
-            let run = started.id;
-            tables.notice(Notice::Due { run, at });
+    if started.attached {
+        if start.awaited {
+            watch(tables, started.id, &parent)?;
         }
+    } else {
+        adopt(tables, started.id, &parent, start)?;
+        tables::notice_start(tables, &started, new);
     }
-    if start.awaited {
-        watch(tables, started.id, &parent)?;
-        return Ok(None);
+    Ok((!start.awaited).then_some(EffectDone::Started(started)))
+}
+
+/// Writes down whose child a run is that was just made. It cannot have ended, so that is not asked.
+fn adopt<T: ChildTables>(
+    tables: &mut T,
+    child: RunId,
+    parent: &Waiter,
+    start: &StartChild,
+) -> Result<(), T::Error> {
+    let (run, awaited) = (child.no(), start.awaited);
+    tables.put_child(&ChildRow {
+        run,
+        parent: parent.clone(),
+        close: start.close,
+        awaited,
+    })?;
+    let (of_child, of_parent) = match awaited {
+        true => (
+            links::CHILD | links::WATCHED,
+            links::CHILDREN | links::WATCHES,
+        ),
+        false => (links::CHILD, links::CHILDREN),
+    };
+    tables::link(tables, run, of_child)?;
+    if tables::link(tables, parent.run, of_parent)? && awaited {
+        tables.add_watcher(run, parent)?;
     }
-    Ok(Some(EffectDone::Started(started)))
+    Ok(())
 }
 
 /// Registers a wait for the end of a run, or answers it at once.

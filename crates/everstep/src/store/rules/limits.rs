@@ -1,14 +1,14 @@
 //! Limits: who may go on, and who is next.
 //!
-//! A *place* belongs to one operation of a run: it waits in line for it, or has it. A place that is
-//! given comes with an instant before which the operation does not begin: its turn by the rate. So
+//! A *place* belongs to one operation of a run: it waits in line for it, or has it. (An item of a queue
+//! may have one too, and never waits in line: see [`claim`].) A place that is given comes with an instant before which the operation does not begin: its turn by the rate. So
 //! nobody polls; the run sleeps until then.
 //!
 //! Always true, for each key of a limit:
 //! - No more places are given than the concurrency allows, as it was last said.
 //! - Places are given in the order in which they were asked for, in the transaction that makes room:
 //!   the one that asks, gives back, or ends a run. So no wake-up is lost.
-//! - Who has a place has a row in its inbox that says so, until it gives the place back. A process
+//! - The operation that has a place has a row in its run's inbox that says so, until it gives the place back. A process
 //!   that dies loses neither: whoever takes up its run finds both.
 //! - A run that has ended, was put away (paused), or begins anew has no place.
 
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     codec::{DecodeError, answer, payload},
-    commit::{Acquire, Commit, InboxKind, LimitRate, RunStatus},
+    commit::{Acquire, ClaimLimit, Commit, InboxKind, LimitRate, LimitRule, RunStatus},
     store::LimitRow,
     time::Timestamp,
 };
@@ -70,21 +70,27 @@ pub(crate) fn acquire<T: LimitTables>(
     if !tables::link(tables, of.run, links::LIMITS)? {
         return Ok(());
     }
+    let Acquire {
+        limit,
+        limit_key,
+        rule,
+        ..
+    } = acquire;
     if !acquire.holds {
-        let mut row = row_of(tables, acquire)?;
+        let mut row = row_of(tables, limit, limit_key, *rule)?;
         let at = next_turn(&mut row, tables.now());
         tables.put_limit(&row)?;
         return tell(tables, &of, &row.name, at).map(drop);
     }
     if let Some(place) = tables.place(&of)? {
-        if place.limit == acquire.limit && place.limit_key == acquire.limit_key {
+        if place.limit == *limit && place.limit_key == *limit_key {
             return Ok(());
         }
         // The code has another limit now.
         tables.take_answers(of.run, &of.key)?;
         release(tables, &of)?;
     }
-    let mut row = row_of(tables, acquire)?;
+    let mut row = row_of(tables, limit, limit_key, *rule)?;
     row.arrivals += 1;
     let mut place = Place {
         limit: row.name.clone(),
@@ -148,17 +154,19 @@ pub(crate) enum Claimed {
 /// elsewhere: an item of a queue. It is given back with [`release`].
 ///
 /// Whoever waits in line goes first.
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "for the rule that claims items of a queue")
-)]
 pub(crate) fn claim<T: LimitTables>(
     tables: &mut T,
-    acquire: &Acquire,
+    wanted: &ClaimLimit,
     of: &Waiter,
 ) -> Result<Claimed, T::Error> {
-    let mut row = row_of(tables, acquire)?;
+    let (name, key) = (&wanted.limit, &wanted.limit_key);
+    let mut row = row_of(tables, name, key, wanted.rule)?;
     if row.waiting > 0 || !has_room(&row) {
+        // Another rule counts for those in line, too, even if this is refused.
+        let stored = tables.limit(name, key)?;
+        if stored.is_some_and(|stored| stored.rule != row.rule) {
+            move_line(tables, row)?;
+        }
         return Ok(Claimed::Later(None));
     }
     let at = next_turn(&mut row, tables.now());
@@ -179,19 +187,23 @@ pub(crate) fn claim<T: LimitTables>(
 }
 
 /// The row of the limit, with the rule that the code has now.
-fn row_of<T: LimitTables>(tables: &mut T, acquire: &Acquire) -> Result<LimitRow, T::Error> {
-    let (name, key) = (&acquire.limit, &acquire.limit_key);
+fn row_of<T: LimitTables>(
+    tables: &mut T,
+    name: &str,
+    key: &str,
+    rule: LimitRule,
+) -> Result<LimitRow, T::Error> {
     if let Some(mut row) = tables.limit(name, key)? {
-        row.rule = acquire.rule;
+        row.rule = rule;
         return Ok(row);
     }
     // For each key that comes, up to two go, so there are never many more than are in use.
     let now_us = micros(tables.now());
     tables.remove_idle(name, now_us, 2)?;
     Ok(LimitRow {
-        name: name.clone(),
-        key: key.clone(),
-        rule: acquire.rule,
+        name: name.to_owned(),
+        key: key.to_owned(),
+        rule,
         held: 0,
         waiting: 0,
         arrivals: 0,
@@ -307,7 +319,6 @@ fn interval_us(rate: LimitRate) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commit::LimitRule;
 
     fn limit(count: u32, per_ms: u64, burst: u32) -> LimitRow {
         let rate = Some(LimitRate {

@@ -13,13 +13,18 @@
 //! - An item is under one claim at a time; whoever settles or prolongs another claim is refused.
 //! - An operation that waits for an item is told once: its wait is removed in the transaction that
 //!   puts the answer into its inbox.
+//! - Under a limit, an item has a place exactly while it is claimed: it takes it in the transaction of
+//!   the claim, and gives it back in the one that ends the claim in whatever way.
 //! - Time moves items only when somebody claims, so nothing has to be swept while nobody works.
 
 use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::tables::{self, Tables, Waiter, links};
+use super::{
+    limits::{self, LimitTables},
+    tables::{self, Waiter, links},
+};
 use crate::{
     codec::{self, answer},
     commit::*,
@@ -58,7 +63,7 @@ pub(crate) struct Wait {
 }
 
 /// The rows of queues.
-pub(crate) trait QueueTables: Tables {
+pub(crate) trait QueueTables: LimitTables {
     /// Puts an item in, in this state, and gives its number.
     fn insert_item(
         &mut self,
@@ -138,6 +143,10 @@ pub(crate) fn write<T: QueueTables>(
             QueueDone::Extended(held.collect::<Result<_, _>>()?)
         }
         QueueWrite::Settle(settled) => QueueDone::Settled(settle(tables, settled)?),
+        QueueWrite::Revoke => {
+            revoke(tables)?;
+            QueueDone::Revoked
+        }
         QueueWrite::Control(item, control) => {
             QueueDone::Controlled(self::control(tables, *item, *control)?)
         }
@@ -213,9 +222,15 @@ pub(crate) fn enqueue_and_record<T: QueueTables>(
 fn claim<T: QueueTables>(tables: &mut T, wanted: &ClaimItems) -> Result<Claimed, T::Error> {
     let swept_all = sweep(tables, &wanted.queue, wanted.attempts_max)?;
     let now = tables.now();
-    let room = room_under_limits(wanted.max);
     let mut items = Vec::new();
-    for (mut head, payload) in tables.ready_items(&wanted.queue, room)? {
+    let mut room_at = None;
+    for (mut head, payload) in tables.ready_items(&wanted.queue, wanted.max)? {
+        if let Some(limit) = &wanted.limit
+            && let limits::Claimed::Later(at) = limits::claim(tables, limit, &holder(head.id))?
+        {
+            room_at = Some(at.unwrap_or(now + ROOM_POLL));
+            break;
+        }
         head.state = ItemState::Claimed;
         head.at = now + wanted.visibility;
         head.claim = Some(wanted.claim);
@@ -232,15 +247,68 @@ fn claim<T: QueueTables>(tables: &mut T, wanted: &ClaimItems) -> Result<Claimed,
     let delayed = tables.first_time(&wanted.queue, ItemState::Delayed)?;
     let claimed = tables.first_time(&wanted.queue, ItemState::Claimed)?;
     Ok(Claimed {
-        more: items.len() == room || !swept_all,
+        more: items.len() == wanted.max || !swept_all,
         items,
-        next_at: [delayed, claimed].into_iter().flatten().min(),
+        next_at: [delayed, claimed, room_at].into_iter().flatten().min(),
     })
 }
 
-/// How many of the items that a worker wants it may have. A limit on the queue is asked here.
-fn room_under_limits(wanted: usize) -> usize {
-    wanted
+/// How soon a worker asks again when others have all places under the limit of its queue. Items that
+/// give theirs back are heard of at once; a step or a run that does knows nothing of queues.
+const ROOM_POLL: Duration = Duration::from_secs(1);
+
+/// Stands for the run in the places of items. No run is meant, since the numbers of runs are not
+/// negative.
+pub(crate) const HOLDERS: RunNo = RunNo(-2);
+
+/// Who has the place of an item. The key is its number in decimal digits, which SQL can read.
+fn holder(item: ItemId) -> Waiter {
+    Waiter {
+        run: HOLDERS,
+        generation: 0,
+        key: item.to_string().into_bytes(),
+    }
+}
+
+/// The item that has a place as this.
+pub(crate) fn item_of(holder: &Waiter) -> Option<ItemId> {
+    std::str::from_utf8(&holder.key).ok()?.parse().ok()
+}
+
+/// Takes the places of items whose claims have run out. Those items are still to be counted as lost
+/// by the next worker, which knows how many attempts there are; but their claims hold no more.
+fn revoke<T: QueueTables>(tables: &mut T) -> Result<(), T::Error> {
+    let now = tables.now();
+    for place in tables.places_of(HOLDERS)? {
+        let head = match item_of(&place.of) {
+            Some(item) => tables.item(item)?,
+            None => None,
+        };
+        let Some(mut head) = head else {
+            debug_assert!(false, "an item gives its place back before it goes");
+            limits::release(tables, &place.of)?;
+            continue;
+        };
+        if head.at <= now {
+            head.claim = None;
+            tables.write_item(&head, ItemNews::default())?;
+            give_back(tables, &head)?;
+        }
+    }
+    Ok(())
+}
+
+/// An item is claimed no more: it gives back its place, if it was under a limit.
+fn give_back<T: QueueTables>(tables: &mut T, head: &ItemHead) -> Result<(), T::Error> {
+    let holder = holder(head.id);
+    if tables.place(&holder)?.is_none() {
+        return Ok(());
+    }
+    limits::release(tables, &holder)?;
+    // Another item may have room now.
+    let queue = head.queue.clone();
+    tables.notice(Notice::Queue { queue });
+    Ok(())
 }
 
 /// Moves what time has moved; whether that was all.
@@ -269,6 +337,7 @@ fn lose<T: QueueTables>(
     mut head: ItemHead,
     attempts_max: u32,
 ) -> Result<(), T::Error> {
+    give_back(tables, &head)?;
     let text = format!(
         "the worker that had item {} of queue `{}` in attempt {} was lost: it gave no sign of life \
          for as long as the queue's visibility",
@@ -312,6 +381,7 @@ fn settle<T: QueueTables>(tables: &mut T, settled: &Settle) -> Result<bool, T::E
     let Some(mut head) = held(tables, settled.item, settled.claim)? else {
         return Ok(false);
     };
+    give_back(tables, &head)?;
     let now = tables.now();
     match &settled.settlement {
         Settlement::Done(payload) => {

@@ -9,7 +9,7 @@ use crate::{
     run_id::RunId,
     schedule::{Overlap, QUEUE_MAX},
     store::{
-        Fire, FireCause, Fired, NewRun, NewSchedule, Notice, Outcome, QueuedTick, ScheduleOutcome,
+        Fire, FireCause, Fired, NewRun, NewSchedule, Outcome, QueuedTick, ScheduleOutcome,
         ScheduleRow, ScheduleWrite, Target,
     },
     time::Timestamp,
@@ -244,20 +244,13 @@ fn start<T: ScheduleTables>(
     new: &NewRun,
     cancel: Option<RunId>,
 ) -> Result<Option<Fired>, T::Error> {
-    // Nobody has it in memory: it is found as due.
-    let unclaimed = new.claim.then(|| NewRun {
-        claim: false,
-        ..new.clone()
-    });
-    let Outcome::Started(run) = tables.start_run(unclaimed.as_ref().unwrap_or(new))? else {
+    let Outcome::Started(run) = tables.start_run(new)? else {
         return Ok(None);
     };
     // Attached, if somebody has asked for the run of this very tick before.
     row.started += u64::from(!run.attached);
     (row.last_tick, row.last_run) = (Some(tick), Some(run.id));
-    if let Some(at) = run.available_at {
-        tables.notice(Notice::Due { run: run.id, at });
-    }
+    tables::notice_start(tables, &run, new.clone());
     if let Some(old) = cancel.filter(|old| *old != run.id) {
         tables::cancel(tables, old.no(), false)?;
     }

@@ -6,7 +6,10 @@
 
 use super::{Head, deliver};
 use crate::{
-    commit::{Control, Controlled, Delivered, Delivery, InboxKind, InboxRow, Notice, Target},
+    commit::{
+        Control, Controlled, Delivered, Delivery, InboxKind, InboxRow, NewRun, Notice, Started,
+        Target,
+    },
     run_id::RunNo,
     time::Timestamp,
 };
@@ -135,6 +138,16 @@ pub(crate) fn link<T: Tables>(tables: &mut T, run: RunNo, bits: u32) -> Result<b
         tables.write_links(&head)?;
     }
     Ok(true)
+}
+
+/// Notes that a run was made on behalf of somebody else: it is claimed, or due.
+pub(crate) fn notice_start<T: Tables>(tables: &mut T, started: &Started, new: NewRun) {
+    if started.claimed {
+        tables.notice(Notice::Claimed(Box::new(new)));
+    } else if let Some(at) = started.available_at {
+        let run = started.id;
+        tables.notice(Notice::Due { run, at });
+    }
 }
 
 /// Cancels a run on behalf of another, if it is still live.

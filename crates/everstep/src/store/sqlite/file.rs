@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, OpenFlags, config::DbConfig};
 
 use super::{
     SqliteOptions,
@@ -23,6 +23,8 @@ pub(crate) struct File {
     /// Absolute, so that a change of the working directory does not split the data in two.
     path: PathBuf,
     options: SqliteOptions,
+    /// Whether the disk is not waited for.
+    unsynced: bool,
     /// Connections that no reader is using. A reader takes one for one call, so that no snapshot
     /// stays open and holds up a checkpoint.
     readers: Mutex<Vec<Connection>>,
@@ -34,8 +36,15 @@ impl File {
         File {
             path,
             options,
+            unsynced: false,
             readers: Mutex::new(Vec::new()),
         }
+    }
+
+    /// What is written survives the death of the process, and no power cut.
+    pub(crate) fn unsynced(mut self) -> File {
+        self.unsynced = true;
+        self
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -66,11 +75,19 @@ impl File {
             None => Connection::open_with_flags(&self.path, flags)?,
         };
         conn.busy_timeout(self.options.busy_timeout)?;
-        conn.set_prepared_statement_cache_capacity(64);
+        // More than there are, or a mix of features would parse them again and again.
+        conn.set_prepared_statement_cache_capacity(256);
+        // Without this, SQLite compiles a statement anew whenever a value is bound that its plan
+        // might depend on: for all but lookups of single rows, that is every time.
+        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         // The size of a page counts only for a file that has none yet.
         conn.execute_batch(
             "PRAGMA page_size = 8192; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;",
         )?;
+        if self.unsynced {
+            conn.execute_batch("PRAGMA synchronous = OFF;")?;
+            return Ok(conn);
+        }
         if cfg!(target_os = "macos") {
             // Without this, macOS says that data is on the disk when it is in the disk's cache.
             conn.execute_batch("PRAGMA fullfsync = ON; PRAGMA checkpoint_fullfsync = ON;")?;

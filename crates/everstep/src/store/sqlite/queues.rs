@@ -1,4 +1,4 @@
-//! The items of queues in SQL: rows for [`rules::queues`](crate::store::rules::queues), and what
+//! The items of queues in SQL: rows for [`rules::queues`], and what
 //! clients read.
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::{
     run_id::RunNo,
     store::{
         rules::{
-            queues::{ItemHead, ItemNews, QueueTables, Wait},
+            queues::{HOLDERS, ItemHead, ItemNews, QueueTables, Wait},
             tables::Waiter,
         },
         *,
@@ -139,6 +139,13 @@ pub(crate) fn outlook(
     let next_at = [delayed, claimed].into_iter().flatten().min();
     let ready = is_ready || next_at.is_some_and(|at| at <= now);
     Ok(QueueOutlook { ready, next_at })
+}
+
+pub(crate) fn first_place_lost(conn: &Connection) -> rusqlite::Result<Option<Timestamp>> {
+    let sql = "SELECT min(item.at) FROM limit_places AS place JOIN queue_items AS item \
+               ON item.no = CAST(CAST(place.operation AS TEXT) AS INTEGER) WHERE place.run = ?1";
+    let mut statement = conn.prepare_cached(sql)?;
+    statement.query_row([HOLDERS.0], |row| columns::optional_time(row, 0))
 }
 
 fn first_time(

@@ -1,5 +1,7 @@
 //! Work queues: who gets an item, and who is told of its end.
 
+pub(super) mod limited;
+
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -75,6 +77,7 @@ impl World {
             max,
             attempts_max: 3,
             visibility: VISIBILITY,
+            limit: None,
         };
         match self.queue(ms, QueueWrite::Claim(wanted)) {
             QueueDone::Claimed(claimed) => claimed,
@@ -176,6 +179,7 @@ fn an_item_is_claimed_once(world: &World) {
             max: 3,
             attempts_max: 3,
             visibility: VISIBILITY,
+            limit: None,
         };
         Write::Queue(Box::new(QueueWrite::Claim(wanted)))
     };

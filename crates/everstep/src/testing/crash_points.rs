@@ -1,0 +1,100 @@
+//! How many crash points were tried, for each primitive and store: what `cargo xtask test` prints.
+//!
+//! A test of ours that says what it is [`of`](CrashTest::of) is made on every store there is, and
+//! writes a line for each primitive and store into the file that [`POINTS_FILE`] names, if it names
+//! one: the primitive, the store and the number of points, with tabs between.
+
+use std::{fs::OpenOptions, io::Write};
+
+use super::crash_everywhere::{CrashReport, CrashTest};
+
+/// The variable that names the file.
+const POINTS_FILE: &str = "EVERSTEP_CRASH_POINTS";
+
+/// Where a test was made, as the table calls it.
+#[derive(Clone, Copy)]
+pub(super) enum Where {
+    Memory,
+    #[cfg(feature = "sqlite")]
+    Sqlite,
+    #[cfg(feature = "sqlite")]
+    PowerCuts,
+}
+
+impl Where {
+    fn name(self) -> &'static str {
+        match self {
+            Where::Memory => "memory",
+            #[cfg(feature = "sqlite")]
+            Where::Sqlite => "SQLite",
+            #[cfg(feature = "sqlite")]
+            Where::PowerCuts => "power cuts",
+        }
+    }
+}
+
+impl CrashTest {
+    /// What this is a test of, for the count of crash points. Such a test is made in memory and
+    /// then, with one crash at a time, on a file.
+    #[doc(hidden)]
+    pub fn of(mut self, primitives: &'static [&'static str]) -> CrashTest {
+        self.primitives = primitives;
+        self
+    }
+
+    /// Makes the test on the stores that it is for; gives the report of the first.
+    pub(super) async fn on_each_store(self) -> CrashReport {
+        #[cfg(feature = "sqlite")]
+        if self.power_cuts {
+            let report = super::power_cut::report(&self).await;
+            return self.noted(Where::PowerCuts, report);
+        }
+        #[cfg(feature = "sqlite")]
+        if self.on_file {
+            let report = self.report_of_writes().await;
+            return self.noted(Where::Sqlite, report);
+        }
+        let report = self.report_of_writes().await;
+        let report = self.noted(Where::Memory, report);
+        #[cfg(feature = "sqlite")]
+        if !self.primitives.is_empty() && report.differences.is_empty() {
+            return self.also_on_file(report).await;
+        }
+        report
+    }
+
+    #[cfg(feature = "sqlite")]
+    async fn also_on_file(mut self, in_memory: CrashReport) -> CrashReport {
+        (self.on_file, self.crashes) = (true, 1);
+        let on_file = self.report_of_writes().await;
+        let mut on_file = self.noted(Where::Sqlite, on_file);
+        for difference in &mut on_file.differences {
+            difference.at = format!("on a file, {}", difference.at);
+        }
+        CrashReport {
+            points: in_memory.points,
+            expected: in_memory.expected,
+            differences: on_file.differences,
+        }
+    }
+
+    fn noted(&self, stores: Where, report: CrashReport) -> CrashReport {
+        if let Some(path) = std::env::var_os(POINTS_FILE) {
+            let lines: String = self
+                .primitives
+                .iter()
+                .map(|primitive| format!("{primitive}\t{}\t{}\n", stores.name(), report.points))
+                .collect();
+            // One write, so that the lines of test programs that run at once do not mix.
+            let written = OpenOptions::new()
+                .append(true)
+                .create(true)
+                .open(&path)
+                .and_then(|mut file| file.write_all(lines.as_bytes()));
+            if let Err(error) = written {
+                panic!("the crash points cannot be noted in {path:?}: {error}");
+            }
+        }
+        report
+    }
+}

@@ -1,0 +1,64 @@
+//! Children: in whose hands a new one is.
+
+use super::*;
+
+pub(super) const CHECKS: &[(&str, Check)] = checks![
+    a_claimed_child_is_running_and_its_owner_is_told,
+    a_child_that_is_not_claimed_is_due,
+    a_child_that_was_there_is_not_claimed,
+];
+
+/// Starts a child of this run, and gives what others are told.
+fn start_child(world: &World, parent: RunId, new: NewRun) -> Vec<Notice> {
+    let start = StartChild {
+        new,
+        key: b"kid".to_vec(),
+        entry: b"entry".to_vec(),
+        awaited: true,
+        close: Close::Cancel,
+    };
+    let commit = Commit {
+        effects: vec![Effect::StartChild(Box::new(start))],
+        ..commit(parent)
+    };
+    let batch = Batch {
+        fence: Some(world.fence),
+        now: at(1),
+        writes: vec![Write::Commit(Box::new(commit))],
+    };
+    let applied = world.store.commit(&batch).expect("commit");
+    assert_eq!(applied.outcomes, [Outcome::Committed(Vec::new())]);
+    applied.notices
+}
+
+fn a_claimed_child_is_running_and_its_owner_is_told(world: &World) {
+    let (parent, new) = (world.running(), world.new_run());
+    let notices = start_child(world, parent, new.clone());
+    assert_eq!(notices, [Notice::Claimed(Box::new(new.clone()))]);
+    let row = world.row(new.id);
+    assert_eq!((row.status, row.available_at), (RunStatus::Running, None));
+    assert!(world.due(1_000).is_empty());
+    world.finish(new.id);
+    let inbox = world.store.inbox(parent.no(), 0).expect("inbox");
+    assert_eq!(inbox.len(), 1, "the parent is told of its end");
+}
+
+fn a_child_that_is_not_claimed_is_due(world: &World) {
+    let (parent, new) = (world.running(), world.new_run());
+    let claim = false;
+    let id = new.id;
+    let notices = start_child(world, parent, NewRun { claim, ..new });
+    assert_eq!(notices, [Notice::Due { run: id, at: at(1) }]);
+    assert_eq!(world.row(id).status, RunStatus::Pending);
+    assert_eq!(world.due(1), [id]);
+}
+
+fn a_child_that_was_there_is_not_claimed(world: &World) {
+    let there = world.start(keyed(world, "only"));
+    let parent = world.running();
+    let notices = start_child(world, parent, keyed(world, "only"));
+    assert_eq!(notices, []);
+    world.finish(there.id);
+    let inbox = world.store.inbox(parent.no(), 0).expect("inbox");
+    assert_eq!(inbox.len(), 1, "it is waited for all the same");
+}

@@ -1,0 +1,112 @@
+//! The bare limit of what runs do together: the rows that it takes, in group commits, and nothing
+//! else.
+//!
+//! As in [`crate::raw`], the layout is the best one known, the statements are prepared, and there is
+//! one connection. Values are of the sizes that the engine writes.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use rusqlite::{CachedStatement, Connection};
+
+const LAYOUT: &str = "
+    PRAGMA page_size = 8192;
+    PRAGMA journal_mode = WAL;
+    PRAGMA synchronous = FULL;
+    PRAGMA wal_autocheckpoint = 8000;
+    PRAGMA cache_size = -65536;
+    PRAGMA temp_store = MEMORY;
+    CREATE TABLE runs (
+        no INTEGER PRIMARY KEY, id BLOB NOT NULL, workflow TEXT NOT NULL, shard INTEGER NOT NULL,
+        status INTEGER NOT NULL, available_at INTEGER, created_at INTEGER NOT NULL,
+        updated_at INTEGER NOT NULL, finished_at INTEGER, inbox_seq INTEGER NOT NULL,
+        waiting TEXT, parent BLOB, input BLOB NOT NULL, output BLOB
+    );
+    CREATE INDEX due ON runs (shard, available_at) WHERE available_at IS NOT NULL;
+    CREATE TABLE history (
+        run INTEGER NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (run, key)
+    ) WITHOUT ROWID;
+    CREATE TABLE inbox (
+        run INTEGER NOT NULL, seq INTEGER NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL,
+        wait BLOB, PRIMARY KEY (run, seq)
+    ) WITHOUT ROWID;
+    CREATE TABLE waiters (no INTEGER PRIMARY KEY, run INTEGER NOT NULL, key BLOB NOT NULL);
+    CREATE TABLE seen (run INTEGER PRIMARY KEY, seq INTEGER NOT NULL);
+    CREATE TABLE children (
+        run INTEGER PRIMARY KEY, parent INTEGER NOT NULL, key BLOB NOT NULL, close INTEGER NOT NULL
+    );
+    CREATE TABLE items (
+        no INTEGER PRIMARY KEY, queue TEXT NOT NULL, state INTEGER NOT NULL, at INTEGER NOT NULL,
+        claim BLOB, attempts INTEGER NOT NULL, answer BLOB, payload BLOB NOT NULL
+    );
+    CREATE INDEX ready ON items (queue, at) WHERE state = 0;
+    CREATE TABLE schedules (
+        name INTEGER PRIMARY KEY, spec TEXT NOT NULL, input BLOB NOT NULL, next_at INTEGER,
+        last_tick INTEGER, last_run BLOB, started INTEGER NOT NULL
+    );
+    CREATE INDEX ticks ON schedules (next_at);
+    CREATE TABLE keys (
+        workflow TEXT NOT NULL, key TEXT NOT NULL, run INTEGER NOT NULL, PRIMARY KEY (workflow, key)
+    ) WITHOUT ROWID;
+    CREATE TABLE tags (
+        name TEXT NOT NULL, value TEXT NOT NULL, run INTEGER NOT NULL,
+        PRIMARY KEY (name, value, run)
+    ) WITHOUT ROWID;
+";
+
+/// What is done to each of many things. Every statement gets the number of the thing as `?1`.
+pub(crate) type Each<'a> = [&'a str];
+
+/// A run is started, claimed by whoever starts it.
+pub(crate) const START: &str = "INSERT INTO runs (no, id, workflow, shard, status, created_at, \
+    updated_at, inbox_seq, input) VALUES (?1 + (1763000000000 << 20), zeroblob(16), 'workflow', \
+    ?1 % 256, 1, 1763000000000, 1763000000000, 0, zeroblob(3))";
+
+/// It has recorded one step.
+pub(crate) const STEP: &str = "INSERT INTO history (run, key, value) \
+    VALUES (?1 + (1763000000000 << 20), X'026F6E6C79', zeroblob(24))";
+
+/// It ends.
+pub(crate) const FINISH: &str = "UPDATE runs SET status = 5, updated_at = 1763000000001, \
+    finished_at = 1763000000001, available_at = NULL, waiting = NULL, output = zeroblob(3) \
+    WHERE no = ?1 + (1763000000000 << 20)";
+
+/// A file with nothing but the rows.
+pub(crate) struct Bare(Connection);
+
+impl Bare {
+    pub(crate) fn new(path: &Path) -> rusqlite::Result<Bare> {
+        let conn = Connection::open(path)?;
+        conn.execute_batch(LAYOUT)?;
+        Ok(Bare(conn))
+    }
+
+    /// Executes all of these for each of the numbers from 1 to `n`, so many in a transaction as
+    /// `sizes` says, again and again.
+    pub(crate) fn each(
+        &self,
+        n: u64,
+        sizes: &[u64],
+        each: &Each<'_>,
+    ) -> rusqlite::Result<Duration> {
+        let statements = each.iter().map(|sql| self.0.prepare_cached(sql));
+        let mut statements = statements.collect::<rusqlite::Result<Vec<CachedStatement<'_>>>>()?;
+        let mut sizes = sizes.iter().copied().filter(|size| *size > 0).cycle();
+        let began = Instant::now();
+        let mut done = 0;
+        while done < n {
+            let end = n.min(done + sizes.next().unwrap_or(n));
+            self.0.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+            for thing in done + 1..=end {
+                for statement in &mut statements {
+                    statement.execute([thing as i64])?;
+                }
+            }
+            self.0.prepare_cached("COMMIT")?.execute([])?;
+            done = end;
+        }
+        Ok(began.elapsed())
+    }
+}

@@ -1,0 +1,94 @@
+//! Limits: never more bodies at once than there are places, in all processes together.
+//!
+//! A body writes when it comes in and when it leaves. One that was killed has left with its
+//! process. One whose process was stopped for longer than its lease is not counted any more: its
+//! place is another's by then, and it cannot know.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    rc::Rc,
+};
+
+use everstep::{EngineBuilder, Limit, prelude::*};
+
+use super::{Outside, pause};
+use crate::{
+    bodies::{Bodies, Kind, Trace, work},
+    ledger::Ledger,
+};
+
+/// How many may be in at once, for each of two keys.
+const PLACES: u32 = 3;
+const DESK: Limit = Limit::new("desk").concurrency(PLACES);
+
+/// How often a run comes in.
+const VISITS: u64 = 4;
+
+pub(super) fn register(builder: EngineBuilder) -> EngineBuilder {
+    builder.register(visits)
+}
+
+#[workflow]
+pub(crate) async fn visits(ctx: Ctx, n: u64) -> Result<()> {
+    let trace = Trace::new(&ctx);
+    for turn in 0..VISITS {
+        let (key, seen) = ((n + turn) % 2, trace.seen());
+        let body = async |step: Step| {
+            let bodies = step.get::<Bodies>();
+            let (run, at, process) = (step.run_id(), step.location(), std::process::id());
+            bodies.note(&format!("place\tin\t{key}\t{run}\t{at}\t{process}"))?;
+            let done = work(&step, &seen, Kind::Firm).await;
+            bodies.note(&format!("place\tout\t{key}\t{run}\t{at}\t{process}"))?;
+            done
+        };
+        trace.take(ctx.step_with("visit", body).limit_key(DESK, key).await?);
+    }
+    Ok(())
+}
+
+pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
+    let random = outside.random("places", part);
+    while !outside.stop.get() {
+        let several = (0..3).map(|_| outside.number()).collect::<Vec<_>>();
+        let mut runs = Vec::new();
+        for n in several {
+            runs.push(outside.start(visits, "visits", n, n).await);
+        }
+        for run in runs {
+            outside.result(&run).await;
+        }
+        pause(&random, 0, 50).await;
+    }
+}
+
+pub(super) fn check(outside: &Outside, ledger: &Ledger) {
+    // Who is in, by key: the process and the step.
+    let mut inside: BTreeMap<&str, HashSet<(&str, &str, &str)>> = BTreeMap::new();
+    let mut stopped: HashSet<&str> = HashSet::new();
+    for note in ledger.notes("place") {
+        let note: Vec<&str> = note.iter().map(String::as_str).collect();
+        match note[..] {
+            ["in", key, run, at, process] if !stopped.contains(process) => {
+                outside.count("limited_bodies", 1);
+                let inside = inside.entry(key).or_default();
+                inside.insert((process, run, at));
+                if inside.len() > PLACES as usize {
+                    let what = format!("{inside:?} are in for key {key}");
+                    outside.broken("limit_exceeded", what);
+                }
+            }
+            ["out", key, run, at, process] => {
+                inside.entry(key).or_default().remove(&(process, run, at));
+            }
+            [what @ ("killed" | "stopped"), process] => {
+                if what == "stopped" {
+                    stopped.insert(process);
+                }
+                for inside in inside.values_mut() {
+                    inside.retain(|(other, ..)| *other != process);
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! How many crash points the tests have tried, for each primitive and store.
+//!
+//! Tests through `crash_everywhere` that say what they are a test of append lines to a file (see
+//! `crates/everstep/src/testing/crash_points.rs`); this reads them once all tests have passed. A
+//! primitive that no test crashed on a store that it works on is a failure, and so is one that is
+//! not on the list here.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::Failure;
+
+/// The variable that names the file.
+pub(crate) const POINTS_FILE: &str = "EVERSTEP_CRASH_POINTS";
+
+const MEMORY: &str = "memory";
+const SQLITE: &str = "SQLite";
+/// Not asked of every primitive: what a cut changes is below all of them.
+const POWER_CUTS: &str = "power cuts";
+
+/// Everything that a workflow can do or that can be done to it, and the stores that it works on.
+const PRIMITIVES: &[(&str, &[&str])] = &[
+    ("step", BOTH),
+    ("blocking", BOTH),
+    ("spawn", BOTH),
+    ("sleep", BOTH),
+    ("listen", BOTH),
+    ("receive and reply", BOTH),
+    ("send", BOTH),
+    ("join", BOTH),
+    ("map", BOTH),
+    ("race", BOTH),
+    ("attempt", BOTH),
+    ("repeat", BOTH),
+    ("version", BOTH),
+    ("now and random", BOTH),
+    ("state", BOTH),
+    ("emit", BOTH),
+    ("step emit", BOTH),
+    ("transaction", &[SQLITE]),
+    ("child", BOTH),
+    ("detached child", BOTH),
+    ("finished", BOTH),
+    ("continue_as", BOTH),
+    ("event", BOTH),
+    ("publish", BOTH),
+    ("deferred", BOTH),
+    ("peek", BOTH),
+    ("enqueue", BOTH),
+    ("rollback", BOTH),
+    ("cancel", BOTH),
+    ("pause and resume", BOTH),
+    ("retry", BOTH),
+    ("deadline", BOTH),
+];
+
+const BOTH: &[&str] = &[MEMORY, SQLITE];
+
+/// The points that were tried, by primitive and store.
+type Points = BTreeMap<(String, String), u64>;
+
+/// Makes an empty file for the points in this directory.
+pub(crate) fn begin(directory: &Path) -> Result<PathBuf, Failure> {
+    let file = directory.join("crash-points.tsv");
+    fs::create_dir_all(directory)
+        .and_then(|()| fs::write(&file, ""))
+        .map_err(|error| Failure::Found(format!("{}: {error}", file.display())))?;
+    Ok(file)
+}
+
+/// Prints what is in the file, and fails if a primitive was not tried.
+pub(crate) fn check(file: &Path) -> Result<(), Failure> {
+    let lines = fs::read_to_string(file)
+        .map_err(|error| Failure::Found(format!("{}: {error}", file.display())))?;
+    let points = read(&lines)?;
+    print!("{}", table(&points));
+    let missing = missing(&points);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let missing = missing.join("; ");
+    Err(Failure::Found(format!(
+        "these crash points are missing: {missing}; say `.of(&[\"..\"])` in a `CrashTest` of it"
+    )))
+}
+
+fn read(lines: &str) -> Result<Points, Failure> {
+    let mut points = Points::new();
+    for line in lines.lines() {
+        let mut parts = line.split('\t');
+        let (Some(primitive), Some(store), Some(Ok(tried)), None) = (
+            parts.next(),
+            parts.next(),
+            parts.next().map(str::parse::<u64>),
+            parts.next(),
+        ) else {
+            let message = format!("`{line}` is not a count of crash points");
+            return Err(Failure::Found(message));
+        };
+        *points
+            .entry((primitive.to_owned(), store.to_owned()))
+            .or_default() += tried;
+    }
+    Ok(points)
+}
+
+fn tried(points: &Points, primitive: &str, store: &str) -> u64 {
+    let key = (primitive.to_owned(), store.to_owned());
+    points.get(&key).copied().unwrap_or(0)
+}
+
+fn table(points: &Points) -> String {
+    let mut table = format!(
+        "\n{:<18} | {MEMORY:>8} | {SQLITE:>8} | {POWER_CUTS}\n",
+        "crash points of"
+    );
+    let mut sums = [0; 3];
+    for (primitive, _) in PRIMITIVES {
+        let row = [MEMORY, SQLITE, POWER_CUTS].map(|store| tried(points, primitive, store));
+        for (sum, tried) in sums.iter_mut().zip(row) {
+            *sum += tried;
+        }
+        table += &line(primitive, row);
+    }
+    table + &line("all", sums)
+}
+
+fn line(name: &str, row: [u64; 3]) -> String {
+    let [memory, sqlite, cuts] = row.map(|tried| match tried {
+        0 => "-".to_owned(),
+        tried => tried.to_string(),
+    });
+    format!("{name:<18} | {memory:>8} | {sqlite:>8} | {cuts:>10}\n")
+}
+
+/// What was not tried, and what is not on the list.
+fn missing(points: &Points) -> Vec<String> {
+    let mut missing = Vec::new();
+    for (primitive, stores) in PRIMITIVES {
+        for store in stores
+            .iter()
+            .filter(|store| tried(points, primitive, store) == 0)
+        {
+            missing.push(format!("`{primitive}` in {store}"));
+        }
+    }
+    let known = |name: &str| PRIMITIVES.iter().any(|(primitive, _)| *primitive == name);
+    for (primitive, _) in points.keys().filter(|(primitive, _)| !known(primitive)) {
+        missing.push(format!("`{primitive}` on the list of xtask/src/points.rs"));
+    }
+    missing.dedup();
+    missing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines that name every primitive on every store that it works on.
+    fn all() -> Vec<String> {
+        let stores = |(primitive, stores): &(&'static str, &'static [&'static str])| {
+            let primitive = *primitive;
+            let lines = stores
+                .iter()
+                .map(move |store| format!("{primitive}\t{store}\t3\n"));
+            lines.collect::<Vec<_>>()
+        };
+        PRIMITIVES.iter().flat_map(stores).collect()
+    }
+
+    #[test]
+    fn a_primitive_without_points_on_one_store_is_missing() {
+        assert!(missing(&read(&all().concat()).unwrap()).is_empty());
+        let without = all()
+            .into_iter()
+            .filter(|line| !line.starts_with("send\tSQLite"));
+        let points = read(&without.collect::<String>()).unwrap();
+        assert_eq!(missing(&points), ["`send` in SQLite"]);
+        let zero = all().concat().replace("send\tmemory\t3", "send\tmemory\t0");
+        assert_eq!(missing(&read(&zero).unwrap()), ["`send` in memory"]);
+    }
+
+    #[test]
+    fn nothing_at_all_is_missing_too() {
+        assert!(missing(&Points::new()).len() > PRIMITIVES.len());
+    }
+
+    #[test]
+    fn a_primitive_that_is_not_on_the_list_is_told() {
+        let points = read(&(all().concat() + "dance\tmemory\t3\n")).unwrap();
+        assert_eq!(missing(&points).len(), 1);
+        assert!(missing(&points)[0].contains("`dance`"));
+    }
+
+    #[test]
+    fn points_of_several_tests_are_added() {
+        let points = read("step\tmemory\t3\nstep\tmemory\t4\nstep\tSQLite\t5\n").unwrap();
+        assert_eq!(tried(&points, "step", MEMORY), 7);
+        assert!(table(&points).contains("step               |        7 |        5 |          -"));
+        assert!(read("step memory 3").is_err());
+    }
+}
