@@ -214,7 +214,13 @@ impl Outside {
     }
 
     /// Starts a run of this number.
-    async fn start<W>(&self, workflow: W, name: &'static str, n: u64, input: W::Input) -> RunHandle<W::Output>
+    async fn start<W>(
+        &self,
+        workflow: W,
+        name: &'static str,
+        n: u64,
+        input: W::Input,
+    ) -> RunHandle<W::Output>
     where
         W: WorkflowRef + Clone,
         W::Input: Clone,

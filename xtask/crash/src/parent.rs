@@ -99,8 +99,8 @@ impl Test<'_> {
         let client = open(&path).await?;
         let outside = Outside::new(client.clone(), path, self.options.seed);
         let mut drivers = mix::drive(&outside).await?;
-        let pairs = (0..PAIRS)
-            .map(|_| tokio::task::spawn_local(drive(client.clone(), self.known.clone())));
+        let pairs =
+            (0..PAIRS).map(|_| tokio::task::spawn_local(drive(client.clone(), self.known.clone())));
         drivers.extend(pairs);
         let mut worker = self.start_child(Role::Worker)?;
         let mut kills = 0;
@@ -145,7 +145,10 @@ impl Test<'_> {
         self.ledger.read_on(&self.directory.join("ledger"))?;
         self.check_ended(&client).await?;
         mix::check(&outside, &self.ledger).await?;
-        let (runs, left) = (client.count().await?, self.explain_unfinished(&client).await?);
+        let (runs, left) = (
+            client.count().await?,
+            self.explain_unfinished(&client).await?,
+        );
         Ok(self.report(kills, &outside, runs, left))
     }
 
@@ -160,7 +163,11 @@ impl Test<'_> {
             .append(true)
             .open(self.directory.join("child.log"))?;
         let child = Command::new(std::env::current_exe()?)
-            .args(child::arguments(&self.directory, role, self.options.sabotage))
+            .args(child::arguments(
+                &self.directory,
+                role,
+                self.options.sabotage,
+            ))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)

@@ -190,4 +190,3 @@ pub(crate) async fn every(ctx: Ctx, input: Input) -> Result<u64> {
     }
     Ok(trace.digest())
 }
-

@@ -71,7 +71,8 @@ pub(crate) async fn kin(ctx: Ctx, task: Task) -> Result<Kin> {
     match task.does {
         Does::Give => Ok(gives),
         Does::Dally => {
-            ctx.sleep("dally", Duration::from_millis(value % 20)).await?;
+            ctx.sleep("dally", Duration::from_millis(value % 20))
+                .await?;
             trace.run(&ctx, "at last").await?;
             Ok(gives)
         }
@@ -148,11 +149,16 @@ pub(crate) async fn family(ctx: Ctx, n: u64) -> Result<Vec<Kin>> {
     let ending = ctx.finished(id).await?;
     told.take(ending.output()?).await?;
     let key = format!("kin-{n}");
-    let id = ctx.child(kin, task(9, Does::Fail)).key(&key).detach().await?;
+    let id = ctx
+        .child(kin, task(9, Does::Fail))
+        .key(&key)
+        .detach()
+        .await?;
     let ending = ctx.finished(("kin", key.as_str())).await?;
     let same = ending.run == id && ending.status == RunStatus::Failed;
     let given = ending.failure.filter(|_| same);
-    told.take(given.and_then(|failure| failure.details())).await?;
+    told.take(given.and_then(|failure| failure.details()))
+        .await?;
 
     let first = ctx
         .race(
@@ -197,7 +203,11 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
         if let Some(told) = outside.result(&run).await {
             outside.families.borrow_mut().push(Ended { n, told });
         }
-        let tags = outside.client.list().workflow("family").tag("family", n.to_string());
+        let tags = outside
+            .client
+            .list()
+            .workflow("family")
+            .tag("family", n.to_string());
         match tags.await {
             Ok(page) if page.runs.len() == 1 => {}
             other => outside.wrong(format!("family {n} is not found by its tag: {other:?}")),
@@ -221,11 +231,16 @@ pub(super) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
             continue;
         };
         let slot = (parent.parse()?, slot.parse()?);
-        told.entry(slot).or_default().insert((run.clone(), value.parse()?));
+        told.entry(slot)
+            .or_default()
+            .insert((run.clone(), value.parse()?));
     }
     for (slot, runs) in &born {
         if runs.len() > 1 {
-            outside.broken("children_twice", format!("child {slot:?} was started as {runs:?}"));
+            outside.broken(
+                "children_twice",
+                format!("child {slot:?} was started as {runs:?}"),
+            );
         }
     }
     let families = outside.families.take();
@@ -272,10 +287,22 @@ pub(super) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
     let runs = outside.client.count().workflow("kin").await?;
     outside.count("children", runs);
     let asked = families.len() as u64 * CHILDREN;
-    let unfinished = outside.live.borrow().values().filter(|name| **name == "family").count();
+    let unfinished = outside
+        .live
+        .borrow()
+        .values()
+        .filter(|name| **name == "family")
+        .count();
     if runs != asked && unfinished == 0 {
-        let what = format!("{} families have {runs} children, not {asked}", families.len());
-        let name = if runs > asked { "children_twice" } else { "children_lost" };
+        let what = format!(
+            "{} families have {runs} children, not {asked}",
+            families.len()
+        );
+        let name = if runs > asked {
+            "children_twice"
+        } else {
+            "children_lost"
+        };
         outside.broken(name, what);
     }
     Ok(())

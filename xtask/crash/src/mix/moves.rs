@@ -4,7 +4,8 @@
 use std::{collections::BTreeMap, path::Path, rc::Rc, time::Duration};
 
 use everstep::{
-    Client, EngineBuilder, Outcome, RunId, Tx, prelude::*,
+    Client, EngineBuilder, Outcome, RunId, Tx,
+    prelude::*,
     rusqlite::{Connection, TransactionBehavior, params},
 };
 
@@ -169,12 +170,16 @@ pub(super) async fn check(outside: &Outside) -> Result<(), Problem> {
                 outside.broken("transactions_lost", what);
             }
         }
-        if orders.remove(&(n as i64)).is_none_or(|runs| runs != [run.clone()]) {
+        if orders
+            .remove(&(n as i64))
+            .is_none_or(|runs| runs != [run.clone()])
+        {
             outside.broken("transactions_lost", format!("run {run} has no order"));
         }
     }
     let started = outside.client.count().workflow("moves").await?;
-    let ordered: i64 = connection.query_row("SELECT count(*) FROM crash_orders", [], |r| r.get(0))?;
+    let ordered: i64 =
+        connection.query_row("SELECT count(*) FROM crash_orders", [], |r| r.get(0))?;
     if started != ordered as u64 {
         let what = format!("{ordered} orders were committed, and {started} runs started");
         outside.broken("transactions_lost", what);

@@ -159,7 +159,13 @@ pub(super) async fn drive_takers(outside: Rc<Outside>, part: u64) {
         let taken = outside.result(&run).await.unwrap_or_default();
         outside.count("events", taken.len() as u64);
         for job in taken {
-            outside.news.borrow_mut().taken.entry(job).or_default().push(n);
+            outside
+                .news
+                .borrow_mut()
+                .taken
+                .entry(job)
+                .or_default()
+                .push(n);
         }
     }
 }

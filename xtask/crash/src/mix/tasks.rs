@@ -10,9 +10,7 @@ use std::{
     time::Duration,
 };
 
-use everstep::{
-    Client, EngineBuilder, ItemError, Job, Queue, Worker, minutes, prelude::*,
-};
+use everstep::{Client, EngineBuilder, ItemError, Job, Queue, Worker, minutes, prelude::*};
 use serde::{Deserialize, Serialize};
 
 use super::{Outside, pause, until_ok};
@@ -58,13 +56,17 @@ pub(super) fn register(builder: EngineBuilder, bodies: &Bodies) -> EngineBuilder
     let bodies = bodies.clone();
     builder
         .register(delegates)
-        .work(TASKS, AT_ONCE, move |job, task| handle(bodies.clone(), job, task))
+        .work(TASKS, AT_ONCE, move |job, task| {
+            handle(bodies.clone(), job, task)
+        })
 }
 
 /// Works in a process that has no engine.
 pub(crate) fn work(client: &Client, bodies: &Bodies) -> Result<Worker, Problem> {
     let bodies = bodies.clone();
-    Ok(client.work(TASKS, AT_ONCE, move |job, task| handle(bodies.clone(), job, task))?)
+    Ok(client.work(TASKS, AT_ONCE, move |job, task| {
+        handle(bodies.clone(), job, task)
+    })?)
 }
 
 async fn handle(bodies: Bodies, job: Job, task: Task) -> Result<Given> {
@@ -171,7 +173,10 @@ pub(super) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
         outside.count("queue_items", given.len() as u64);
         for Given { slot, value } in given {
             let item = (n, slot);
-            if !values.get(&item).is_some_and(|values| values.contains(&value)) {
+            if !values
+                .get(&item)
+                .is_some_and(|values| values.contains(&value))
+            {
                 let what = format!("the waiter of item {item:?} was told {value}, from nobody");
                 outside.broken("queue_lost", what);
             }

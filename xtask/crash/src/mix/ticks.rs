@@ -10,7 +10,8 @@ use std::{
 };
 
 use everstep::{
-    Clock, ClientError, EngineBuilder, Overlap, SystemClock, hours, prelude::*, rusqlite::Connection,
+    ClientError, Clock, EngineBuilder, Overlap, SystemClock, hours, prelude::*,
+    rusqlite::Connection,
 };
 
 use super::{Outside, until_ok};
@@ -108,7 +109,11 @@ pub(super) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
         for at in once.symmetric_difference(&due).take(5) {
             outside.wrong(format!(
                 "schedule `{name}`: the tick at {at} was {}",
-                if due.contains(at) { "not started" } else { "started and not due" }
+                if due.contains(at) {
+                    "not started"
+                } else {
+                    "started and not due"
+                }
             ));
         }
         let info = outside.client.schedule_info(name).await?;
