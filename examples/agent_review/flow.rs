@@ -40,10 +40,13 @@ pub(crate) enum AgentError {
     MissingResult { agent: String, attempt: u32 },
 }
 
+/// Asks an agent, by name and prompt, for the n-th time; gives its messages as they come.
+pub(crate) type Ask = dyn Fn(&str, &str, u32) -> mpsc::Receiver<Message> + Send + Sync;
+
 /// Where agents and reviewers are reached.
 pub(crate) struct Outside {
-    /// Asks an agent, by name and prompt, for the n-th time; gives its messages as they come.
-    pub(crate) ask: Box<dyn Fn(&str, &str, u32) -> mpsc::Receiver<Message> + Send + Sync>,
+    /// The agents.
+    pub(crate) ask: Box<Ask>,
     /// Where drafts are put for the reviewer: a line with a token and the draft.
     pub(crate) outbox: PathBuf,
 }

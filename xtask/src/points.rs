@@ -50,6 +50,7 @@ const PRIMITIVES: &[(&str, &[&str])] = &[
     ("deferred", BOTH),
     ("peek", BOTH),
     ("enqueue", BOTH),
+    ("limit", BOTH),
     ("rollback", BOTH),
     ("cancel", BOTH),
     ("pause and resume", BOTH),

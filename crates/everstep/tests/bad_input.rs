@@ -860,6 +860,10 @@ impl Store for Saying {
         self.store.queued_schedules(after, limit)
     }
 
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.store.first_place_lost()
+    }
+
     fn limit_places(&self, run: everstep::RunNo) -> Result<Vec<LimitPlace>, StoreError> {
         self.store.limit_places(run)
     }

@@ -560,6 +560,7 @@ fn crash_mix() -> CrashTest {
         .limit_key(Limit::new("runs").concurrency(1), |n: &u32| *n)
         .retry(Retry::fixed(2, seconds(1)));
     CrashTest::new(MIX, 7)
+        .of(&["limit"])
         .engine(move |builder| builder.register_fn_with(MIX, options.clone(), mix))
 }
 
@@ -579,6 +580,7 @@ async fn limits_survive_a_power_cut_at_every_point() {
     };
     let options = WorkflowOptions::new().limit(Limit::new("runs").concurrency(1));
     let report = CrashTest::new(MIX, 7)
+        .of(&["limit"])
         .engine(move |builder| builder.register_fn_with(MIX, options.clone(), code))
         .power_cuts()
         .await;
@@ -603,6 +605,7 @@ async fn a_failed_attempt_of_a_limited_run_survives_a_crash_at_every_point() {
         Ok(json!(step.retry(Retry::never()).await?))
     };
     let test = CrashTest::new(MIX, 5)
+        .of(&["limit"])
         .engine(move |builder| builder.register_fn_with(MIX, options.clone(), code));
     let report = test.await;
     assert_eq!(report.expected.output, Some(json!(5)));
@@ -622,6 +625,7 @@ async fn a_paused_and_resumed_run_survives_a_crash_at_every_point() {
         Ok(json!(last.await?))
     };
     let test = CrashTest::new(MIX, 5)
+        .of(&["limit"])
         .engine(move |builder| builder.register_fn_with(MIX, options.clone(), code))
         .at(minutes(1))
         .pause()

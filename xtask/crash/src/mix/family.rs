@@ -316,6 +316,7 @@ async fn own_word(outside: &Outside, run: RunId) -> Result<Option<Kin>, Problem>
     match outside.client.run::<Kin>(run).poll().await {
         Ok(given) => Ok(given),
         Err(error @ RunError::Failed { .. }) => Ok(error.failure().and_then(|f| f.details())),
+        Err(RunError::Cancelled { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
