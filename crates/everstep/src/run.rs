@@ -44,6 +44,7 @@ pub(crate) mod wakers;
 
 use self::core::{Core, Mode, Phase};
 pub(crate) use flush::{Next, WAITS_IN_ROW};
+pub(crate) use limits::is_at_gate;
 pub(crate) use load::{RunSeed, SUSPECT_AFTER};
 pub(crate) use mended::is_mended_by_deploy;
 

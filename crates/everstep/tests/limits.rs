@@ -822,3 +822,44 @@ async fn a_step_gets_the_place_of_an_item_whose_worker_is_lost() {
     assert_eq!((row.attempts, row.at), (1, lost_at));
     engine.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_imported_run_stands_in_line_in_its_new_store() {
+    // One run has a place and waits for its turn, one waits for a place; as a step, and as a whole.
+    let slow = Limit::new("slow").rate(1, hours(1)).concurrency(1);
+    for whole in [false, true] {
+        let options = match whole {
+            true => WorkflowOptions::new().limit(slow),
+            false => WorkflowOptions::new(),
+        };
+        let code = move |ctx: Ctx, n: u32| async move {
+            let step = ctx.step("work", async || Ok(n));
+            match whole {
+                true => step.await,
+                false => step.limit(slow).await,
+            }
+        };
+        let clock = VirtualClock::new();
+        let old = Engine::on(Arc::new(MemoryStore::new()))
+            .clock(clock.clone())
+            .register_fn_with(WORK, options.clone(), code);
+        let old = old.start().await.unwrap();
+        let first = old.client().start(WORK, 1).await.unwrap();
+        first.result().await.unwrap();
+        let _held = clock.hold();
+        let runs = queue_up(&old.client(), [2, 3]).await;
+        let mut files = Vec::new();
+        for run in &runs {
+            until_status(run, RunStatus::Sleeping).await;
+            files.push(run.export().await.unwrap());
+        }
+        let new = builder().register_fn_with(WORK, options, code);
+        let new = new.start().await.unwrap();
+        for (file, n) in files.iter().zip([2, 3]) {
+            let run = new.client().import(file).await.unwrap();
+            assert_eq!(run.result_json().await.unwrap(), json!(n));
+        }
+        let limits = new.client().limits().await.unwrap();
+        assert!(limits.iter().all(|limit| limit.in_use + limit.waiting == 0));
+    }
+}

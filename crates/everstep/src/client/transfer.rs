@@ -49,20 +49,27 @@ impl<O> RunHandle<O> {
 /// Removes what says that the run is registered with its old store, and makes it due: it registers
 /// when it is replayed.
 fn register_again(run: &mut ImportedRun, now: Timestamp) {
-    // A place under a limit is its old store's.
+    let before = (run.history.len(), run.inbox.len());
+    // A place under a limit is its old store's, and so is one in line.
     run.inbox.retain(|row| !row.is_grant());
+    let waiting = run.row.waiting.as_deref();
+    let mut in_line = waiting.is_some_and(crate::run::is_at_gate);
     let answered = |key: &[u8]| run.inbox.iter().any(|row| row.wait.as_deref() == Some(key));
     run.history.retain(|put| {
         let Ok(entry) = codec::decode_entry(&put.value) else {
             return true;
         };
+        let waits = entry.status == EntryStatus::Waiting;
+        let has_body = matches!(entry.kind, EntryKind::Step | EntryKind::Transaction);
+        in_line |= has_body && waits && entry.wake_at.is_none();
         let by_name = matches!(
             entry.kind,
             EntryKind::Event | EntryKind::Deferred | EntryKind::Limit
         );
-        !by_name || entry.status != EntryStatus::Waiting || answered(&put.key)
+        !by_name || !waits || answered(&put.key)
     });
-    if run.row.status == RunStatus::Sleeping {
+    let changed = (run.history.len(), run.inbox.len()) != before;
+    if (changed || in_line) && run.row.status == RunStatus::Sleeping {
         run.row.available_at = Some(now);
     }
 }

@@ -323,8 +323,8 @@ fn waits_of(
     let start = places.iter().find(|place| place.operation == keys::START);
     let at_gate = |place: &&LimitPlace| {
         // One that has its place waits for its turn only as long as it says so.
-        let waiting = row.waiting.as_deref().unwrap_or_default();
-        !place.given || waiting.contains("for its start until")
+        let waiting = row.waiting.as_deref();
+        !place.given || waiting.is_some_and(crate::run::is_at_gate)
     };
     if let Some(place) = start.filter(at_gate) {
         return vec![wait_for_place(place, None, row)];

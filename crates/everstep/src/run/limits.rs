@@ -151,6 +151,14 @@ pub(super) struct Gate {
     turn: Option<Timestamp>,
 }
 
+/// What a run before its gate says that it waits for, after the limit.
+const FOR_ITS_START: &str = " for its start";
+
+/// Whether a run that says this of what it waits for stands before its gate.
+pub(crate) fn is_at_gate(waiting: &str) -> bool {
+    waiting.starts_with("limit `") && waiting.contains(FOR_ITS_START)
+}
+
 impl Run {
     /// Puts the gate before the code of a run, if its workflow has a limit.
     pub(super) fn put_gate(&mut self, input: &[u8]) {
@@ -209,8 +217,8 @@ impl Run {
     pub(super) fn at_gate(&self) -> Option<(Option<Timestamp>, String)> {
         let gate = self.gate.as_ref()?;
         let words = match gate.turn {
-            Some(at) => format!("{} for its start until {at}", gate.limit),
-            None => format!("{} for its start", gate.limit),
+            Some(at) => format!("{}{FOR_ITS_START} until {at}", gate.limit),
+            None => format!("{}{FOR_ITS_START}", gate.limit),
         };
         Some((gate.turn, words))
     }
