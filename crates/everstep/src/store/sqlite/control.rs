@@ -430,6 +430,7 @@ mod tests {
                  VALUES ({no}, 1, x'0{n}', x'', 0);
                  INSERT INTO deferred_waits (run, generation, tag, key)
                  VALUES ({no}, 1, x'0{n}', x'');
+                 INSERT INTO limit_places VALUES ({no}, 1, x'0{n}', '', '', 0, 0);
                  INSERT INTO event_cursors VALUES ({no}, '{n}', '', 0);
                  INSERT INTO streams (run, stream, pos, at, generation, body)
                  VALUES ({no}, '', {n}, 0, 1, x'');
