@@ -18,6 +18,7 @@
 //! cancel       optional<bool>          whether with rollback
 //! waiting      optional<string>
 //! tags         list<{ name: string, value: string }>
+//! parent       optional<16 bytes>
 //! input        data
 //! output, error   optional<data> each
 //! history      list<{ key: data, value: data }>
@@ -91,6 +92,9 @@ fn write_row(writer: &mut Writer<'_>, row: &RunRow) {
         writer.string(name);
         writer.string(value);
     });
+    writer.optional(row.parent, |writer, parent| {
+        writer.fixed(parent.as_uuid().as_bytes());
+    });
     writer.data(&row.input);
     for bytes in [&row.output, &row.error] {
         writer.optional(bytes.as_deref(), Writer::data);
@@ -147,10 +151,7 @@ fn read_row(reader: &mut Reader<'_>) -> Result<RunRow, DecodeError> {
     let data = |reader: &mut Reader<'_>| reader.data().map(<[u8]>::to_vec);
     let text = |reader: &mut Reader<'_>| reader.string().map(str::to_owned);
     let time = |reader: &mut Reader<'_>| reader.int().map(Timestamp::from_millis);
-    let at = reader.at();
-    let uuid = Uuid::from_bytes(reader.fixed()?);
-    let id = RunId::from_uuid(uuid)
-        .ok_or_else(|| reader.invalid(at, format!("{uuid} is not the id of a run")))?;
+    let id = read_id(reader)?;
     let workflow = reader.string()?.into();
     let version = reader.uint32()?;
     let key = reader.optional(text)?;
@@ -188,13 +189,19 @@ fn read_row(reader: &mut Reader<'_>) -> Result<RunRow, DecodeError> {
             .map(|rollback| CancelRequest { rollback }),
         waiting: reader.optional(text)?,
         tags: reader.list(|reader| Ok((text(reader)?, text(reader)?)))?,
-        // Its parent is in another store.
-        parent: None,
+        parent: reader.optional(read_id)?,
         resume_at: None,
         input: data(reader)?,
         output: reader.optional(data)?,
         error: reader.optional(data)?,
     })
+}
+
+fn read_id(reader: &mut Reader<'_>) -> Result<RunId, DecodeError> {
+    let at = reader.at();
+    let uuid = Uuid::from_bytes(reader.fixed()?);
+    RunId::from_uuid(uuid)
+        .ok_or_else(|| reader.invalid(at, format!("{uuid} is not the id of a run")))
 }
 
 fn read_status(reader: &mut Reader<'_>) -> Result<RunStatus, DecodeError> {

@@ -27,8 +27,8 @@ impl Applier<'_> {
         let sql = "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, ending, \
                    generation, available_at, deadline_at, created_at, updated_at, finished_at, \
                    attempts, recoveries, inbox_seq, cancel_requested, last_number, waiting, tags, \
-                   input, output, error) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, \
-                   ?13, ?14, ?15, ?16, 0, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24)";
+                   input, output, error, parent) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, \
+                   ?13, ?14, ?15, ?16, 0, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25)";
         let tags = (!row.tags.is_empty()).then(|| columns::to_json(&row.tags));
         let uuid = row.id.as_uuid();
         let params = params![
@@ -56,6 +56,7 @@ impl Applier<'_> {
             row.input,
             row.output,
             row.error,
+            row.parent.map(|parent| *parent.as_uuid().as_bytes()),
         ];
         self.execute(sql, params)?;
         for (name, value) in &row.tags {
