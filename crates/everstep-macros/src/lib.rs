@@ -67,7 +67,7 @@ mod function;
 /// | `version = 2` | the version that new runs get | 1 |
 /// | `accepts = 1..=2` | the versions of runs that this code can go on with; `accepts = 1` and `1..3` are understood too | only `version` |
 /// | `key = \|order\| order.number` | the key of a run that is started without one: a function from the input to something with `Display` | no key |
-/// | `retry = Retry::exponential(5)` | the policy of steps that have none | the engine's |
+/// | `retry = Retry::exponential(5)` | how often a run is tried as a whole | once |
 /// | `deadline = hours(48)` | the time that a run may take | none |
 /// | `pool = "gpu"` | the runners that may run it | any |
 /// | `on_failure = pause` | what becomes of a run that fails: `fail` it, or `pause` it for a person to look at | `fail` |
