@@ -368,10 +368,9 @@ async fn a_run_without_its_key_waits_for_it() {
 async fn a_result_whose_key_is_gone_pauses_the_run_and_names_the_step() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     // The input is plain, the result of the step is not.
-    let engine = on(&store).start().await.unwrap();
-    let start = engine.client().start(PAY, card(1)).after(hours(1));
-    let id = start.await.unwrap().id();
-    engine.shutdown().await;
+    let client = Client::on(store.clone()).unwrap();
+    let id = client.start(PAY, card(1)).await.unwrap().id();
+    drop(client);
     let engine = on(&store).codec(Xor::with(&[1])).start().await.unwrap();
     until_waiting(&engine.client().run::<Card>(id), "message for `question`").await;
     engine.shutdown().await;
