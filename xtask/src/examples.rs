@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn process_that_takes_too_long_is_named() {
-        let mut running = running("sleep 1000");
+        let mut running = running("exec sleep 1000");
         running.limit = Duration::ZERO;
         let Err(Failure::Found(message)) = running.wait() else {
             panic!("it had no time left");
