@@ -210,6 +210,34 @@ async fn a_review_counts_whenever_it_comes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_review_counts_that_comes_before_the_wait_is_recorded() {
+    let desk = Desk::new();
+    let memory = MemoryStore::new();
+    let (inner, outbox) = (memory.clone(), desk.folder.path().join("outbox"));
+    // The reviewer has the token as soon as the notification is out, which is before the commit that
+    // records it, and the wait with it.
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let given = answers.clone();
+    let store = CrashingStore::counting(memory).meddle_until(move |_| {
+        let Some(token) = tokens(&outbox).pop() else {
+            return false;
+        };
+        let client = Client::on(Arc::new(inner.clone())).unwrap();
+        let before = block_on(async { client.list().workflow("agent_review").await }).unwrap();
+        let settled = block_on(approve(&client, &token)).unwrap();
+        given.lock().unwrap().push((before.runs[0].status, settled));
+        true
+    });
+    let builder = Engine::on(Arc::new(store)).provide(desk.outside());
+    let engine = builder.register(agent_review).start().await.unwrap();
+    let run = engine.client().start(agent_review, task("a home page"));
+    assert_eq!(run.await.unwrap().result().await.unwrap(), FINAL);
+    let expected = [(RunStatus::Running, Resolved::First)];
+    assert_eq!(*answers.lock().unwrap(), expected);
+    engine.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_review_while_no_runner_is_up_is_applied_at_the_next_start() {
     let desk = Desk::new();
     let engine = desk.builder().start().await.unwrap();

@@ -87,10 +87,11 @@ pub struct CrashingStore<S> {
     /// Called once, at the instant of death.
     on_death: Mutex<Option<OnDeath>>,
     /// What happens to the store just before which write.
-    meddling: Mutex<Option<(u64, Meddle<S>)>>,
+    meddling: Mutex<Option<Meddle<S>>>,
 }
 
-type Meddle<S> = Box<dyn FnOnce(&S) + Send>;
+/// What is done to the store underneath before a write, by its number; whether that is all.
+type Meddle<S> = Box<dyn FnMut(u64, &S) -> bool + Send>;
 
 type OnDeath = Box<dyn FnOnce() + Send>;
 
@@ -150,17 +151,32 @@ impl<S: Store> CrashingStore<S> {
     /// Does something to the store underneath just before its n-th write, from 1, as another process
     /// might: what the writer has seen is then out of date.
     pub fn meddle_before(self, write: u64, meddle: impl FnOnce(&S) + Send + 'static) -> Self {
-        let planned: (u64, Meddle<S>) = (write, Box::new(meddle));
-        *self.meddling.lock().unwrap_or_else(PoisonError::into_inner) = Some(planned);
+        let mut once = Some(meddle);
+        self.meddle_with(move |n, inner| {
+            if n == write
+                && let Some(meddle) = once.take()
+            {
+                meddle(inner);
+            }
+            once.is_none()
+        })
+    }
+
+    /// As [`meddle_before`](CrashingStore::meddle_before), before every write until `meddle` says
+    /// that it has done what it wants.
+    pub fn meddle_until(self, mut meddle: impl FnMut(&S) -> bool + Send + 'static) -> Self {
+        self.meddle_with(move |_, inner| meddle(inner))
+    }
+
+    fn meddle_with(self, meddle: impl FnMut(u64, &S) -> bool + Send + 'static) -> Self {
+        *self.meddling.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(meddle));
         self
     }
 
     fn meddle(&self, n: u64) {
         let mut slot = self.meddling.lock().unwrap_or_else(PoisonError::into_inner);
-        if slot.as_ref().is_some_and(|(at, _)| *at == n)
-            && let Some((_, meddle)) = slot.take()
-        {
-            meddle(&self.inner);
+        if slot.as_mut().is_some_and(|meddle| meddle(n, &self.inner)) {
+            *slot = None;
         }
     }
 
