@@ -9,41 +9,65 @@
 
 use std::process::ExitCode;
 
+mod normal;
 mod protocol;
 mod search;
 mod state;
 
 use protocol::Break;
-use search::Variant;
+use search::{Bounds, Variant};
+
+/// The greatest bound that the numbers of the model have room for. Memory ends long before.
+const BOUND_MAX: u8 = 9;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let broken = match options(&arguments) {
-        Ok(broken) => broken,
+    let (broken, bounds) = match options(&arguments) {
+        Ok(options) => options,
         Err(problem) => {
             let names = Break::ALL.map(Break::name).join("|");
-            eprintln!("{problem}\nusage: cargo xtask model [--break {names}]");
+            eprintln!(
+                "{problem}\nusage: cargo xtask model [--break {names}] \
+                 [--faults N] [--moves N] [--commits N] [--ticks N]"
+            );
             return ExitCode::from(2);
         }
     };
-    let held = match broken {
-        Some(part) => Variant::to_break(part).report(),
-        None => Variant::ALL.iter().all(Variant::report),
+    let variants = match broken {
+        Some(part) => vec![Variant::to_break(part)],
+        None => Variant::ALL.to_vec(),
     };
-    match held {
+    let mut variants = variants.into_iter();
+    match variants.all(|variant| variant.within(bounds).report()) {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     }
 }
 
-fn options(arguments: &[String]) -> Result<Option<Break>, String> {
-    match arguments {
-        [] => Ok(None),
-        [option, name] if option == "--break" => {
-            let part = Break::ALL.into_iter().find(|part| part.name() == name);
-            part.map(Some)
-                .ok_or_else(|| format!("`{name}` is not a part that can be left out"))
+fn options(arguments: &[String]) -> Result<(Option<Break>, Bounds), String> {
+    let (mut broken, mut bounds) = (None, Bounds::default());
+    let mut arguments = arguments.iter();
+    while let Some(option) = arguments.next() {
+        let value = arguments
+            .next()
+            .ok_or_else(|| format!("`{option}` needs a value"))?;
+        let bound = || match value.parse() {
+            Ok(bound) if bound <= BOUND_MAX => Ok(Some(bound)),
+            _ => Err(format!("`{value}` is not a number up to {BOUND_MAX}")),
+        };
+        match option.as_str() {
+            "--break" => broken = Some(part(value)?),
+            "--faults" => bounds.faults = bound()?,
+            "--moves" => bounds.moves = bound()?,
+            "--commits" => bounds.commits = bound()?,
+            "--ticks" => bounds.ticks = bound()?,
+            _ => return Err(format!("`{option}` is not an option")),
         }
-        other => Err(format!("`{}` is not an option", other.join(" "))),
     }
+    Ok((broken, bounds))
+}
+
+fn part(name: &str) -> Result<Break, String> {
+    let part = Break::ALL.into_iter().find(|part| part.name() == name);
+    part.ok_or_else(|| format!("`{name}` is not a part that can be left out"))
 }

@@ -169,7 +169,27 @@ impl Protocol {
             }
             Step::Resume(runner) => state.runners[runner.index()].process = Process::Runs,
         }
+        self.forget_refused(state);
         next
+    }
+
+    /// A batch that nobody waits for and that will be refused whenever it comes makes no difference.
+    fn forget_refused(&self, state: &mut State) {
+        let forgotten = |batch: &Batch| {
+            !batch.begun && !state.is_awaited(batch) && !self.is_accepted(state, batch)
+        };
+        if state.batches.iter().any(forgotten) {
+            let batches = state.batches.clone().into_iter();
+            state.batches = batches.filter(|batch| !forgotten(batch)).collect();
+        }
+    }
+
+    /// Whether a batch that the store looks at now passes.
+    fn is_accepted(&self, state: &State, batch: &Batch) -> bool {
+        let lane = state.lanes[batch.runner.index()][batch.shard.index()];
+        let in_lane = batch.lane.is_none_or(|epoch| epoch == lane.epoch);
+        let fenced = state.fence_holds(batch.runner, batch.fence) || self.breaks(Break::Fence);
+        fenced && in_lane
     }
 
     fn breaks(&self, part: Break) -> bool {
@@ -386,12 +406,9 @@ impl Protocol {
 
     /// The store begins a batch: fence and lane are checked, or it is refused.
     fn begin(&self, state: &mut State, batch: Batch) {
-        let fenced = state.fence_holds(batch.runner, batch.fence) || self.breaks(Break::Fence);
-        let lane = state.lanes[batch.runner.index()][batch.shard.index()];
-        let in_lane = batch.lane.is_none_or(|epoch| epoch == lane.epoch);
-        let awaited = state.is_awaited(&batch);
+        let (accepted, awaited) = (self.is_accepted(state, &batch), state.is_awaited(&batch));
         state.remove(&batch);
-        if fenced && in_lane {
+        if accepted {
             state.add(Batch {
                 begun: true,
                 ..batch

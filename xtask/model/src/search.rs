@@ -24,6 +24,15 @@ pub(crate) struct Variant {
     protocol: Protocol,
 }
 
+/// How far to look, where it is not as usual.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Bounds {
+    pub(crate) faults: Option<u8>,
+    pub(crate) moves: Option<u8>,
+    pub(crate) commits: Option<u8>,
+    pub(crate) ticks: Option<u8>,
+}
+
 /// What a search has found.
 pub(crate) struct Findings {
     /// All states, each as often as it was come to.
@@ -71,7 +80,15 @@ impl Variant {
             Break::SelfFencing | Break::Settle => Variant::STORE_TIME,
             _ => Variant::OWN_CLOCKS,
         };
+        // Small bounds suffice, and let the way to what goes wrong be found at once.
+        let left = Left {
+            faults: 2,
+            moves: u8::from(part == Break::ReleaseEarly),
+            commits: 1,
+        };
         let protocol = Protocol {
+            left,
+            ticks: 2,
             broken: Some(part),
             ..variant.protocol
         };
@@ -81,9 +98,35 @@ impl Variant {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn start(&self) -> State {
+        self.protocol.start()
+    }
+
+    /// The same, followed less far or further.
+    pub(crate) fn within(self, bounds: Bounds) -> Variant {
+        let Protocol { left, ticks, .. } = self.protocol;
+        let left = Left {
+            faults: bounds.faults.unwrap_or(left.faults),
+            moves: bounds.moves.unwrap_or(left.moves),
+            commits: bounds.commits.unwrap_or(left.commits),
+        };
+        let ticks = bounds.ticks.unwrap_or(ticks);
+        let protocol = Protocol {
+            left,
+            ticks,
+            ..self.protocol
+        };
+        Variant { protocol, ..self }
+    }
+
     /// Searches, and prints what was found; whether everything holds.
     pub(crate) fn report(&self) -> bool {
-        println!("{}", self.name);
+        let Protocol { left, ticks, .. } = self.protocol;
+        println!(
+            "{}: {} faults, {} moves, {} commits, {ticks} ticks",
+            self.name, left.faults, left.moves, left.commits
+        );
         if let Some(part) = self.protocol.broken {
             println!("  left out: {}", part.name());
         }

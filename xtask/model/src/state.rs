@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use crate::normal;
+
 /// How many runners there are. The third is not registered at the start: it joins.
 pub(crate) const RUNNERS: usize = 3;
 /// How many shards there are, each with one run in it.
@@ -19,8 +21,9 @@ pub(crate) struct RunnerNo(pub(crate) u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ShardNo(pub(crate) u8);
 
-/// Everything at one moment.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// Everything at one moment. States that differ in nothing but absolute numbers have the same hash
+/// ([`normal`]), and so are one to the search.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct State {
     /// The store's time, in ticks.
     pub(crate) now: u8,
@@ -195,6 +198,15 @@ impl ShardNo {
     }
 }
 
+impl std::hash::Hash for State {
+    fn hash<H: std::hash::Hasher>(&self, hasher: &mut H) {
+        let state = normal::form(self);
+        (state.now, state.rows, state.shards, state.versions).hash(hasher);
+        (state.lanes, state.batches, state.takes, state.beats).hash(hasher);
+        (state.runners, state.left, state.wrong).hash(hasher);
+    }
+}
+
 impl State {
     pub(crate) fn runner(&self, runner: RunnerNo) -> &Runner {
         &self.runners[runner.index()]
@@ -221,10 +233,13 @@ impl State {
         owners.any(|owner| owner.runner == runner)
     }
 
-    /// Whether the sender of this batch still waits for its answer.
+    /// Whether the sender of this batch still waits for its answer. It does not after its connection
+    /// was lost, nor for a copy that its settler has shut out.
     pub(crate) fn is_awaited(&self, batch: &Batch) -> bool {
+        let lane = self.lanes[batch.runner.index()][batch.shard.index()];
         let busy = self.runner(batch.runner).busy[batch.shard.index()];
-        batch.lane.is_some() && busy.is_some_and(|busy| !busy.lost)
+        let this = |busy: Busy| busy.number == batch.number && busy.fence == batch.fence;
+        batch.lane == Some(lane.epoch) && busy.is_some_and(|busy| !busy.lost && this(busy))
     }
 
     pub(crate) fn add(&mut self, batch: Batch) {
