@@ -39,6 +39,8 @@ pub(crate) enum Break {
     TakeoverWait,
     /// Shards are moved without looking again whether the lease is still over.
     TakeoverCheck,
+    /// The rows of a takeover are locked in any order.
+    TakeoverOrder,
     /// A runner registers again without waiting for its own batches that have begun.
     RegisterWait,
     /// A shard is given back before its lane is empty.
@@ -284,7 +286,11 @@ impl Protocol {
                 };
                 steps.extend(others.filter(over).map(|other| Step::RaiseEpoch(no, other)));
             }
-            Some(take) if !take.begun => steps.push(Step::BeginTakeover(no)),
+            Some(take) if take.begun => {}
+            Some(take) if self.locks_own_first(no, take.victim) => {
+                steps.push(Step::BeginTakeover(no));
+            }
+            Some(take) if self.has_row(state, take.victim) => steps.push(Step::MoveShards(no)),
             Some(_) => {}
         }
     }
@@ -326,13 +332,25 @@ impl Protocol {
             steps.push(Step::ReceiveHeartbeat(no));
         }
         if let Some(take) = state.takes[no.index()].filter(|take| take.begun) {
-            if !state.is_shared(take.victim) || self.breaks(Break::TakeoverWait) {
+            if self.has_row(state, take.victim) {
                 steps.push(Step::MoveShards(no));
             }
             if !state.runner(no).is_alive() {
                 steps.push(Step::VanishTakeover(no));
             }
         }
+    }
+
+    /// The second transaction of a takeover needs two rows: its own, to be fenced, and the victim's.
+    /// They are locked in one order. Two runners that take over each other (one is late, the other
+    /// has registered again) would otherwise wait for each other.
+    fn locks_own_first(&self, no: RunnerNo, victim: RunnerNo) -> bool {
+        no < victim || self.breaks(Break::TakeoverOrder)
+    }
+
+    /// Whether who waits for the row of the victim, `FOR UPDATE`, has it now.
+    fn has_row(&self, state: &State, victim: RunnerNo) -> bool {
+        !state.is_shared(victim) || self.breaks(Break::TakeoverWait)
     }
 
     /// Enters a runner with a fresh epoch, holding nothing. Its own row is locked as in a takeover:
@@ -452,6 +470,9 @@ impl Protocol {
         let Some(take) = state.takes[no.index()].take() else {
             return;
         };
+        if !take.begun && !state.fence_holds(no, take.fence) {
+            return state.runners[no.index()].lose();
+        }
         let over = self.is_over(state, take.victim, no);
         if !over && !self.breaks(Break::TakeoverCheck) {
             return;
@@ -585,7 +606,7 @@ fn raise_epoch(state: &mut State, no: RunnerNo, victim: RunnerNo) {
     });
 }
 
-/// The second transaction begins, with the fence of who takes over.
+/// The second transaction begins with the fence of who takes over, if its row comes first.
 fn begin_takeover(state: &mut State, no: RunnerNo) {
     let Some(take) = &mut state.takes[no.index()] else {
         return;
@@ -648,10 +669,11 @@ fn crash(state: &mut State, no: RunnerNo) {
 }
 
 impl Break {
-    pub(crate) const ALL: [Break; 7] = [
+    pub(crate) const ALL: [Break; 8] = [
         Break::Fence,
         Break::TakeoverWait,
         Break::TakeoverCheck,
+        Break::TakeoverOrder,
         Break::RegisterWait,
         Break::ReleaseEarly,
         Break::Settle,
@@ -663,6 +685,7 @@ impl Break {
             Break::Fence => "fence",
             Break::TakeoverWait => "takeover-wait",
             Break::TakeoverCheck => "takeover-check",
+            Break::TakeoverOrder => "takeover-order",
             Break::RegisterWait => "register-wait",
             Break::ReleaseEarly => "release-early",
             Break::Settle => "settle",

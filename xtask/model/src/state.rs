@@ -106,8 +106,9 @@ pub(crate) struct Take {
     pub(crate) victim: RunnerNo,
     /// The epoch of who takes over.
     pub(crate) fence: u8,
-    /// Whether its second transaction has begun: it has passed the fence of who takes over, holds
-    /// `KEY SHARE` on that row, and waits for the row of the victim.
+    /// Whether its second transaction has passed the fence of who takes over, holds `KEY SHARE` on
+    /// that row, and waits for the row of the victim. If that row comes first, it holds nothing
+    /// while it waits.
     pub(crate) begun: bool,
 }
 
