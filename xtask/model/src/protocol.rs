@@ -282,7 +282,9 @@ impl Protocol {
             None => {
                 let others = RunnerNo::all().filter(|other| *other != no);
                 let over = |other: &RunnerNo| {
-                    state.holds_shards(*other) && self.is_over(state, *other, no)
+                    state.holds_shards(*other)
+                        && self.is_over(state, *other, no)
+                        && (faults || !is_early(state, *other))
                 };
                 steps.extend(others.filter(over).map(|other| Step::RaiseEpoch(no, other)));
             }
@@ -592,9 +594,18 @@ fn take_free(state: &mut State, no: RunnerNo, shard: ShardNo) {
     }
 }
 
+/// Whether the lease is not over by the store's time: only a clock that is ahead says so.
+fn is_early(state: &State, victim: RunnerNo) -> bool {
+    let row = state.row(victim);
+    row.is_some_and(|row| row.lease_until > state.now)
+}
+
 /// The first transaction of a takeover: from here on no batch of the victim begins. It waits for
 /// nothing.
 fn raise_epoch(state: &mut State, no: RunnerNo, victim: RunnerNo) {
+    if is_early(state, victim) {
+        state.left.faults -= 1;
+    }
     if let Some(row) = &mut state.rows[victim.index()] {
         row.epoch += 1;
     }

@@ -55,9 +55,9 @@ impl Variant {
         protocol: Protocol {
             self_fencing: true,
             ahead: 0,
-            ticks: 3,
+            ticks: 2,
             left: Left {
-                faults: 3,
+                faults: 2,
                 moves: 1,
                 commits: 2,
             },
@@ -77,14 +77,14 @@ impl Variant {
     /// The variant in which a missing part shows most clearly, without it.
     pub(crate) fn to_break(part: Break) -> Variant {
         let variant = match part {
-            Break::SelfFencing | Break::Settle => Variant::STORE_TIME,
+            Break::SelfFencing | Break::Settle | Break::TakeoverOrder => Variant::STORE_TIME,
             _ => Variant::OWN_CLOCKS,
         };
         // Small bounds suffice, and let the way to what goes wrong be found at once.
         let left = Left {
             faults: 2,
             moves: u8::from(part == Break::ReleaseEarly),
-            commits: 1,
+            commits: u8::from(part != Break::TakeoverOrder),
         };
         let protocol = Protocol {
             left,
@@ -311,24 +311,23 @@ fn told(path: Vec<(State, Option<Step>)>) -> String {
 mod tests {
     use super::*;
 
-    fn small(variant: Variant) -> Protocol {
-        let left = Left {
-            faults: 1,
-            moves: 1,
-            commits: 1,
-        };
-        Protocol {
-            left,
-            ticks: 2,
-            ..variant.protocol
+    fn bounds(faults: u8, moves: u8) -> Bounds {
+        Bounds {
+            faults: Some(faults),
+            moves: Some(moves),
+            commits: Some(1),
+            ticks: Some(2),
         }
     }
 
     #[test]
     fn whole_protocol_holds() {
         for variant in Variant::ALL {
-            let found = search(small(variant));
-            assert!(found.broken.is_empty(), "{}", found.broken[0].1);
+            for (faults, moves) in [(1, 0), (0, 2)] {
+                let found = search(variant.within(bounds(faults, moves)).protocol);
+                assert!(found.broken.is_empty(), "{}", found.broken[0].1);
+                assert!(found.unique > 1_000, "{} states", found.unique);
+            }
         }
     }
 
@@ -336,8 +335,14 @@ mod tests {
     fn each_part_is_needed() {
         for part in Break::ALL {
             let found = search(Variant::to_break(part).protocol);
-            assert!(!found.broken.is_empty(), "{}", part.name());
-            println!("{}: {} states", part.name(), found.unique);
+            let broken = found.broken.first().map(|(name, _)| *name);
+            let expected = match part {
+                Break::Settle => "nothing is applied twice",
+                Break::SelfFencing => "an owner that fences itself sends nothing after a takeover",
+                Break::TakeoverOrder => "every live run has an owner again",
+                _ => "at most one owner can commit",
+            };
+            assert_eq!(broken, Some(expected), "without {}", part.name());
         }
     }
 }

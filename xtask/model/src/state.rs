@@ -158,7 +158,8 @@ pub(crate) struct Busy {
 /// What may still happen, so that every path ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Left {
-    /// Crashes, starts of a crashed process, pauses, late heartbeats, lost connections.
+    /// Crashes, starts of a crashed process, pauses, late heartbeats, lost connections, takeovers by a
+    /// clock that is ahead.
     pub(crate) faults: u8,
     /// Shards given back, and runners that leave.
     pub(crate) moves: u8,
