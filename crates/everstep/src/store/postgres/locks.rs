@@ -141,7 +141,7 @@ impl Named {
             }
             Effect::StartChild(start) => self.add_new(&start.new),
             Effect::Acquire(acquire) => {
-                self.locks.insert(Lock::limit(&acquire.name, &acquire.key));
+                self.locks.insert(Lock::limit(&acquire.limit, &acquire.limit_key));
             }
             Effect::Enqueue { item, .. } => {
                 self.items += 1;
