@@ -113,6 +113,8 @@ pub(super) struct Applier<'a> {
     pub(super) keys: HashMap<(String, String), Option<Keyed>>,
     /// Of the runs to be made, those whose number is not free yet.
     pub(super) graves: HashSet<RunNo>,
+    /// The runs to be made that were asked for at the beginning.
+    new_runs: HashSet<RunNo>,
     /// Numbers for items of queues.
     pub(super) item_numbers: Vec<u64>,
 }
@@ -320,6 +322,7 @@ impl<'a> Applier<'a> {
             event_names: HashMap::new(),
             keys: named.keys.iter().map(|it| (it.clone(), None)).collect(),
             graves: HashSet::new(),
+            new_runs: named.new_runs.iter().copied().collect(),
             item_numbers: Vec::new(),
         };
         for row in rows(Some(0)).into_iter().flatten() {
@@ -337,6 +340,11 @@ impl<'a> Applier<'a> {
         }
         applier.item_numbers.reverse();
         Ok(applier)
+    }
+
+    /// Whether it was asked at the beginning if the number of this run is free.
+    pub(super) fn is_named_new(&self, run: RunNo) -> bool {
+        self.new_runs.contains(&run)
     }
 
     pub(super) fn fence_holds(&self) -> bool {

@@ -244,7 +244,7 @@ macro_rules! plain {
     )*};
 }
 
-plain!(String, Option<String>, Vec<u8>, Option<Vec<u8>>);
+plain!(String, Option<String>, Vec<u8>, Option<Vec<u8>>, Vec<i64>);
 
 impl FromColumn for bool {
     fn from_column(row: &Row, column: usize) -> Result<bool, Trouble> {
