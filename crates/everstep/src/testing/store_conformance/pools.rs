@@ -243,7 +243,7 @@ fn a_rollback_that_is_handed_over_goes_on(world: &World) {
     assert_eq!(row.status, RunStatus::RollingBack);
     assert_eq!(
         (row.ending, row.available_at),
-        (Some(RunStatus::Failed), Some(at(5)))
+        (Some(RunStatus::Cancelled), Some(at(5)))
     );
 }
 
