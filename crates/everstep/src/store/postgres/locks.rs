@@ -9,7 +9,8 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    commit::{Batch, Effect, NewRun, QueueWrite, ScheduleWrite, Target, Write},
+    commit::{Batch, Effect, NewItem, NewRun, QueueWrite, ScheduleWrite, Target, Write},
+    queue::ItemId,
     run_id::RunNo,
 };
 
@@ -84,6 +85,12 @@ pub(super) struct Named {
     pub(super) new_runs: BTreeSet<RunNo>,
     /// Items that are put into queues.
     pub(super) items: usize,
+    /// Their queues and dedupe keys.
+    pub(super) dedupes: BTreeSet<(String, String)>,
+    /// Items of queues that something is done to.
+    pub(super) queue_items: BTreeSet<ItemId>,
+    /// Streams that are appended to.
+    pub(super) streams: BTreeSet<(RunNo, String)>,
 }
 
 impl Named {
@@ -104,7 +111,12 @@ impl Named {
             Write::Delete(delete) => self.add_target(&delete.target),
             Write::Tag(tagging) => self.add_target(&tagging.target),
             Write::Reopen(reopen) => self.add_run(reopen.run),
-            Write::Emit(emission) => self.add_run(emission.run),
+            Write::Emit(emission) => {
+                self.add_run(emission.run);
+                for emit in &emission.items {
+                    self.streams.insert((emission.run, emit.stream.clone()));
+                }
+            }
             Write::Resolve(resolution) => self.add_run(resolution.run.no()),
             Write::Publish(publication) => {
                 self.locks.insert(Lock::event(&publication.name));
@@ -113,6 +125,7 @@ impl Named {
             Write::Schedule(write) => self.add_schedule(write),
             Write::Import(imported) => {
                 self.add_run(imported.row.id.no());
+                self.new_runs.insert(imported.row.id.no());
                 if let Some(key) = &imported.row.key {
                     let workflow = imported.row.workflow.to_string();
                     self.keys.insert((workflow, key.clone()));
@@ -121,7 +134,7 @@ impl Named {
             Write::Commit(commit) => {
                 self.add_run(commit.run);
                 for effect in &commit.effects {
-                    self.add_effect(effect);
+                    self.add_effect(commit.run, effect);
                 }
             }
             // These look for themselves.
@@ -129,7 +142,7 @@ impl Named {
         }
     }
 
-    fn add_effect(&mut self, effect: &Effect) {
+    fn add_effect(&mut self, run: RunNo, effect: &Effect) {
         match effect {
             Effect::Send { delivery, .. } => self.add_target(&delivery.target),
             Effect::Watch { target, .. } => self.add_target(target),
@@ -143,9 +156,9 @@ impl Named {
             Effect::Acquire(acquire) => {
                 self.locks.insert(Lock::limit(&acquire.limit, &acquire.limit_key));
             }
-            Effect::Enqueue { item, .. } => {
-                self.items += 1;
-                self.locks.insert(Lock::queue(&item.queue));
+            Effect::Enqueue { item, .. } => self.add_item(item),
+            Effect::Emit(emit) => {
+                self.streams.insert((run, emit.stream.clone()));
             }
             _ => {}
         }
@@ -174,18 +187,29 @@ impl Named {
 
     fn add_queue(&mut self, write: &QueueWrite) {
         match write {
-            QueueWrite::Enqueue(new) => {
-                self.items += 1;
-                self.locks.insert(Lock::queue(&new.queue));
-            }
+            QueueWrite::Enqueue(new) => self.add_item(new),
             QueueWrite::Claim(claim) => {
                 self.locks.insert(Lock::queue(&claim.queue));
             }
             // The queue stands in the item.
-            QueueWrite::Extend(_)
-            | QueueWrite::Settle(_)
-            | QueueWrite::Revoke
-            | QueueWrite::Control(..) => {}
+            QueueWrite::Extend(claims) => {
+                self.queue_items.extend(claims.iter().map(|claim| claim.item));
+            }
+            QueueWrite::Settle(settled) => {
+                self.queue_items.insert(settled.item);
+            }
+            QueueWrite::Control(item, _) => {
+                self.queue_items.insert(*item);
+            }
+            QueueWrite::Revoke => {}
+        }
+    }
+
+    fn add_item(&mut self, new: &NewItem) {
+        self.items += 1;
+        self.locks.insert(Lock::queue(&new.queue));
+        if let Some(key) = &new.dedupe {
+            self.dedupes.insert((new.queue.clone(), key.clone()));
         }
     }
 

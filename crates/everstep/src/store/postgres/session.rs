@@ -105,6 +105,12 @@ impl<'a> Session<'a> {
         queue.barrier = queue.ops.len();
     }
 
+    /// Keeps what is queued apart from what comes: no row of it joins a statement from before.
+    pub(super) fn barrier(&self) {
+        let mut queue = self.queue.borrow_mut();
+        queue.barrier = queue.ops.len();
+    }
+
     /// Queues a row of a statement over arrays.
     pub(super) fn put(&self, bulk: &'static Bulk, row: Vec<Value>) {
         self.queue.borrow_mut().put(bulk, row);
