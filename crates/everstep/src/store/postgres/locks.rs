@@ -132,12 +132,7 @@ impl Named {
                     self.add_effect(effect);
                 }
             }
-            Write::Letter(LetterWrite::Replay { no, .. }) => {
-                self.locks.insert(Lock::letter(*no));
-            }
-            Write::Letter(LetterWrite::Drop(nos)) => {
-                self.locks.extend(nos.iter().map(|no| Lock::letter(*no)));
-            }
+            Write::Letter(write) => self.add_letters(write),
             // These look for themselves.
             Write::TendEvents { .. } | Write::Sweep(_) => {}
         }
@@ -200,6 +195,15 @@ impl Named {
             | QueueWrite::Settle(_)
             | QueueWrite::Revoke
             | QueueWrite::Control(..) => {}
+        }
+    }
+
+    fn add_letters(&mut self, write: &LetterWrite) {
+        match write {
+            LetterWrite::Replay { no, .. } => {
+                self.locks.insert(Lock::letter(*no));
+            }
+            LetterWrite::Drop(nos) => self.locks.extend(nos.iter().map(|no| Lock::letter(*no))),
         }
     }
 
