@@ -147,12 +147,7 @@ impl Named {
                     self.add_effect(commit.run, effect);
                 }
             }
-            Write::Letter(LetterWrite::Replay { no, .. }) => {
-                self.locks.insert(Lock::letter(*no));
-            }
-            Write::Letter(LetterWrite::Drop(nos)) => {
-                self.locks.extend(nos.iter().map(|no| Lock::letter(*no)));
-            }
+            Write::Letter(write) => self.add_letters(write),
             // These look for themselves.
             Write::TendEvents { .. } | Write::Sweep(_) => {}
         }
@@ -226,6 +221,15 @@ impl Named {
         self.locks.insert(Lock::queue(&new.queue));
         if let Some(key) = &new.dedupe {
             self.dedupes.insert((new.queue.clone(), key.clone()));
+        }
+    }
+
+    fn add_letters(&mut self, write: &LetterWrite) {
+        match write {
+            LetterWrite::Replay { no, .. } => {
+                self.locks.insert(Lock::letter(*no));
+            }
+            LetterWrite::Drop(nos) => self.locks.extend(nos.iter().map(|no| Lock::letter(*no))),
         }
     }
 
