@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(10);
 
 /// How long backends may take to notice that their postmaster is gone, before they are killed too.
-const NOTICE: Duration = Duration::from_secs(5);
+const NOTICE: Duration = Duration::from_secs(1);
 
 /// Below the ports that systems give to clients: a port of theirs could be taken by any connection
 /// while the server is down.

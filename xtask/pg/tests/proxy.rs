@@ -2,7 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{sync::OnceLock, thread, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU8, Ordering::SeqCst},
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
 use everstep_pg::{Instance, Proxy, Session, Which};
 
@@ -40,7 +49,7 @@ impl Table {
     }
 
     fn until_rows(&self, wanted: &str) {
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         while self.rows() != wanted {
             assert!(begun.elapsed() < LIMIT, "it still has {}", self.rows());
             thread::sleep(Duration::from_millis(2));
@@ -141,32 +150,46 @@ fn refused_client_can_connect_when_clients_are_accepted_again() {
     assert_eq!(proxy.connections().len(), 2);
 }
 
+/// A client sends the number of the round over and over, which goes up after the proxy has said
+/// that it holds. The server must not see it before the proxy is told to release.
 #[test]
 fn nothing_passes_once_it_is_held_and_nothing_is_lost_or_mixed_up() {
-    let proxy = Proxy::start_before(instance().address()).unwrap();
-    let table = Table::new("nothing_passes");
-    thread::scope(|scope| {
+    const ROUNDS: u8 = 100;
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let proxy = Proxy::start_before(server.local_addr().unwrap()).unwrap();
+    let (round, allowed) = (AtomicU8::new(0), AtomicU8::new(0));
+    let (sent, received) = thread::scope(|scope| {
         let sending = scope.spawn(|| {
-            let mut client = open(&proxy, "many");
-            for n in 0..500 {
-                let insert = format!("INSERT INTO nothing_passes VALUES ({n})");
-                client.query(&insert).unwrap();
+            let mut client = TcpStream::connect(proxy.address()).unwrap();
+            let mut sent = 0_u64;
+            while round.load(SeqCst) < ROUNDS {
+                client.write_all(&[round.load(SeqCst)]).unwrap();
+                sent += 1;
             }
+            client.shutdown(std::net::Shutdown::Write).unwrap();
+            sent
         });
-        while !sending.is_finished() {
+        let receiving = scope.spawn(|| {
+            let (stream, _) = server.accept().unwrap();
+            let (mut received, mut last) = (0_u64, 0);
+            for byte in std::io::BufReader::new(stream).bytes() {
+                let byte = byte.unwrap();
+                assert!(byte <= allowed.load(SeqCst), "{byte} has passed");
+                assert!(byte >= last, "{byte} came after {last}");
+                (received, last) = (received + 1, byte);
+            }
+            received
+        });
+        for number in 1..=ROUNDS {
             proxy.hold(Which::All);
-            // What the server got before is done when it has nothing more to do.
-            let mut direct = instance().session().unwrap();
-            let active = "SELECT count(*) FROM pg_stat_activity \
-                          WHERE application_name = 'many' AND state = 'active'";
-            while direct.value(active).unwrap() != "0" {}
-            let rows = table.rows();
-            thread::yield_now();
-            assert_eq!(table.rows(), rows);
+            round.store(number, SeqCst);
+            if number < ROUNDS {
+                assert!(proxy.wait_until_held(LIMIT, &Which::All));
+            }
+            allowed.store(number, SeqCst);
             proxy.release_all();
-            thread::sleep(Duration::from_millis(3));
         }
-        sending.join().unwrap();
+        (sending.join().unwrap(), receiving.join().unwrap())
     });
-    assert_eq!(table.rows(), "500");
+    assert_eq!(sent, received);
 }
