@@ -76,3 +76,14 @@ impl std::error::Error for Error {
         }
     }
 }
+
+/// An error with its causes, for where it is only shown.
+pub fn shown(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}

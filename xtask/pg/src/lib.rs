@@ -23,7 +23,7 @@ mod settings;
 mod shared;
 mod standby;
 
-pub use error::Error;
+pub use error::{Error, shown};
 pub use instance::{Instance, Shutdown};
 pub use pgbouncer::Pgbouncer;
 pub use proxy::{Connection, Proxy, Which};

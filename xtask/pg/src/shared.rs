@@ -2,7 +2,7 @@
 
 use std::{env, sync::OnceLock};
 
-use crate::{Error, Instance, directory::unique};
+use crate::{Error, Instance, directory::unique, error::shown};
 
 /// The variable that names a database for tests, for when there is one already.
 /// `cargo xtask test` sets it to that of an instance it has started.
@@ -34,15 +34,4 @@ pub fn database_url() -> Result<String, Error> {
 /// The name of a schema that no other test has, on any machine that uses the same database.
 pub fn fresh_schema() -> String {
     format!("everstep_test_{}", unique())
-}
-
-/// An error with its causes.
-fn shown(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
 }
