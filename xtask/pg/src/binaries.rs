@@ -56,6 +56,10 @@ fn find_or_install(
     if let Some(found) = find() {
         return Ok(found);
     }
+    let (apt_get_is_there, is_root) = (on_path("apt-get").is_some(), account::is_root());
+    if let Some(why) = why_not(package, apt_get_is_there, is_root) {
+        return Err(Error::Missing { program, why });
+    }
     // Two processes at once would install it twice.
     let file = env::temp_dir().join("everstep-pg-install.lock");
     let lock = File::create(&file).map_err(Error::at(&file))?;
@@ -116,21 +120,11 @@ fn on_path(program: &str) -> Option<PathBuf> {
 /// Installs a package of Debian's, and has it neither make nor start a server.
 fn install(program: &'static str, package: &'static str) -> Result<(), Error> {
     let missing = |why: String| Error::Missing { program, why };
-    if on_path("apt-get").is_none() {
-        return Err(missing(format!(
-            "install {package} with the package manager of this system and put its programs on the \
-             PATH (there is no `apt-get` to do it with)"
-        )));
-    }
-    if !account::is_root() {
-        return Err(missing(format!(
-            "install it with `sudo apt-get install {package}` (only root may, and this is not root)"
-        )));
-    }
     eprintln!("installing Debian's package `{package}`, because there is no `{program}` here");
     let _policy = write_unless_there(START_POLICY, "#!/bin/sh\nexit 101\n", 0o755)?;
     let settings = write_unless_there(CLUSTER_SETTINGS, "create_main_cluster = false\n", 0o644)?;
-    // What was written there is from now on the package's, which keeps it.
+    // It is the package's own from now on, which keeps it: to remove it would be taken for a wish
+    // of the machine's owner.
     std::mem::forget(settings);
     let update = apt_get(&["update"]);
     let arguments = ["install", "-y", "--no-install-recommends", package];
@@ -141,6 +135,18 @@ fn install(program: &'static str, package: &'static str) -> Result<(), Error> {
              {update}{install}"
         ))
     })
+}
+
+/// Why a package cannot be installed here, and what to do about it.
+fn why_not(package: &str, apt_get_is_there: bool, is_root: bool) -> Option<String> {
+    if !apt_get_is_there {
+        return Some(format!(
+            "install {package} with the package manager of this system and put its programs on the \
+             PATH (there is no `apt-get` to do it with)"
+        ));
+    }
+    let only_root = "only root may, and this is not root";
+    (!is_root).then(|| format!("install it with `sudo apt-get install {package}` ({only_root})"))
 }
 
 /// What it wrote last is the error.
@@ -195,6 +201,21 @@ mod tests {
         let newest = found.iter().max_by_key(|directory| version(directory));
         assert_eq!(newest, Some(&found[1]));
         assert_eq!(version(Path::new("/usr/lib/postgresql/x/bin")), 0);
+    }
+
+    #[test]
+    fn what_cannot_be_installed_is_said_with_what_to_do() {
+        let not_root = why_not("pgbouncer", true, false).unwrap();
+        assert!(
+            not_root.contains("sudo apt-get install pgbouncer"),
+            "{not_root}"
+        );
+        let elsewhere = why_not("pgbouncer", false, true).unwrap();
+        assert!(
+            elsewhere.contains("put its programs on the PATH"),
+            "{elsewhere}"
+        );
+        assert_eq!(why_not("pgbouncer", true, true), None);
     }
 
     #[test]

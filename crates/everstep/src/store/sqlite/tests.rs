@@ -156,6 +156,7 @@ fn an_owner_and_a_client_with_stores_of_their_own_keep_the_contract() {
             client: SqliteStore::open(&path).expect("open"),
         })
     });
+    ran_on("SQLite");
 }
 
 #[rustfmt::skip] // One line for each method that only passes its arguments on.
