@@ -102,20 +102,24 @@ pub(super) struct Applier<'a> {
     /// The runner, if its fence holds.
     runner: Option<Uuid>,
     shards: Option<ShardSet>,
-    schema: u32,
+    pub(super) schema: u32,
     /// What is locked.
-    locks: HashSet<Lock>,
+    pub(super) locks: HashSet<Lock>,
     /// The rows of runs as they are now; none if there is no such run.
-    heads: HashMap<RunNo, Option<Head>>,
+    pub(super) heads: HashMap<RunNo, Option<Head>>,
+    /// The rows of event names that are locked.
+    pub(super) event_names: HashMap<String, Option<events::EventName>>,
     /// What stands under keys.
     pub(super) keys: HashMap<(String, String), Option<Keyed>>,
     /// Of the runs to be made, those whose number is not free yet.
     pub(super) graves: HashSet<RunNo>,
+    /// The runs to be made that were asked for at the beginning.
+    new_runs: HashSet<RunNo>,
     /// Numbers for items of queues.
     pub(super) item_numbers: Vec<u64>,
 }
 
-const HEAD: &str = "no, id, status, ending, generation, available_at, attempts, inbox_seq, \
+pub(super) const HEAD: &str = "no, id, status, ending, generation, available_at, attempts, inbox_seq, \
                     cancel_requested, last_number, links, resume_at";
 
 static PUT: Bulk = Bulk {
@@ -315,8 +319,10 @@ impl<'a> Applier<'a> {
             schema: terms.schema,
             locks: named.locks.iter().copied().collect(),
             heads: runs.iter().map(|no| (RunNo(*no), None)).collect(),
+            event_names: HashMap::new(),
             keys: named.keys.iter().map(|it| (it.clone(), None)).collect(),
             graves: HashSet::new(),
+            new_runs: named.new_runs.iter().copied().collect(),
             item_numbers: Vec::new(),
         };
         for row in rows(Some(0)).into_iter().flatten() {
@@ -334,6 +340,11 @@ impl<'a> Applier<'a> {
         }
         applier.item_numbers.reverse();
         Ok(applier)
+    }
+
+    /// Whether it was asked at the beginning if the number of this run is free.
+    pub(super) fn is_named_new(&self, run: RunNo) -> bool {
+        self.new_runs.contains(&run)
     }
 
     pub(super) fn fence_holds(&self) -> bool {
@@ -948,7 +959,7 @@ pub(super) fn last_number(head: &Head) -> Option<i64> {
     is_known.then_some(head.last_number as i64)
 }
 
-fn read_head(row: &Row) -> Result<Head, Trouble> {
+pub(super) fn read_head(row: &Row) -> Result<Head, Trouble> {
     let status = columns::status(row, 2)?;
     let last_number = row.get::<Option<i64>>(9)?;
     Ok(Head {

@@ -111,7 +111,7 @@ impl Conn {
         let of_task = Arc::clone(route);
         let limit = route.patience;
         let client = block(async move {
-            let connecting = tls::connect(&of_task.config);
+            let connecting = tls::connect(&of_task.config, None);
             match tokio::time::timeout(limit, connecting).await {
                 Ok(client) => client,
                 Err(_) => Err(Trouble::Lost("no connection within the time limit".to_owned())),
@@ -205,6 +205,13 @@ impl Conn {
         let lane = self.lane.id;
         let pid = self.pid;
         Ok((mark, Unsettled { lane, batch, pid }))
+    }
+
+    /// Executes statements that are not ours to take apart.
+    pub(super) fn batch(&self, sql: String) -> Result<(), Trouble> {
+        let client = Arc::clone(&self.client);
+        block(async move { client.batch_execute(&sql).await })??;
+        Ok(())
     }
 
     /// Whether the server has closed it, as far as is known here.

@@ -181,11 +181,13 @@ CREATE TABLE old_generations (
 -- Deleted runs of which something is left to be swept.
 CREATE TABLE graves (run bigint PRIMARY KEY);
 
--- What tokens are made with: made once, by `migrate`, and kept.
+-- What tokens are made with: made here, once, and kept for the life of the schema.
 CREATE TABLE secrets (
     name text COLLATE "C" NOT NULL PRIMARY KEY,
     value bytea NOT NULL
 );
+INSERT INTO secrets VALUES ('tokens', sha256(convert_to(
+    gen_random_uuid()::text || gen_random_uuid()::text || gen_random_uuid()::text, 'UTF8')));
 
 -- The values of deferreds. The tag says which deferred of the run it is.
 CREATE TABLE deferreds (

@@ -1,15 +1,16 @@
 //! What a batch locks, and in which order.
 //!
-//! One order for everybody: events by name, runs by number, limits, keys, queues, schedules. A batch
-//! waits for locks only at its beginning, in this order, for everything that its writes name. What
-//! it finds out later that it needs, it only tries; if somebody else has it, the batch is rolled
-//! back and begins again with that lock in its place. Nobody waits out of order, so no two batches
-//! can wait for each other.
+//! One order for everybody: events by name, runs by number, limits, keys, queues, schedules, dead
+//! letters. A batch waits for locks only at its beginning, in this order, for everything that its
+//! writes name, and for the runs that wait for an event if it has locked nothing that comes after
+//! them. What it finds out later that it needs, it only tries; if somebody else has it, the batch is
+//! rolled back and begins again with that lock in its place. Nobody waits out of order, so no two
+//! batches can wait for each other.
 
 use std::collections::BTreeSet;
 
 use crate::{
-    commit::{Batch, Effect, NewRun, QueueWrite, ScheduleWrite, Target, Write},
+    commit::{Batch, Effect, LetterWrite, NewRun, QueueWrite, ScheduleWrite, Target, Write},
     run_id::RunNo,
 };
 
@@ -25,6 +26,8 @@ pub(super) enum Lock {
     Queue(u16),
     /// All about a schedule.
     Schedule(u16),
+    /// What becomes of a dead letter.
+    Letter(u16),
 }
 
 /// How many locks there are of each kind but runs. Names share them, so that a batch of thousands of
@@ -61,6 +64,10 @@ impl Lock {
         Lock::Schedule(share(&[name]))
     }
 
+    pub(super) fn letter(no: u64) -> Lock {
+        Lock::Letter((no % SHARES) as u16)
+    }
+
     /// The number of its advisory lock in the schema with this number; a run has none.
     pub(super) fn advisory(self, schema: u32) -> Option<i64> {
         let (class, share) = match self {
@@ -69,6 +76,7 @@ impl Lock {
             Lock::Limit(share) => (2, share),
             Lock::Queue(share) => (3, share),
             Lock::Schedule(share) => (4, share),
+            Lock::Letter(share) => (5, share),
         };
         Some((i64::from(schema) << 32) | (class << 16) | i64::from(share))
     }
@@ -124,8 +132,14 @@ impl Named {
                     self.add_effect(effect);
                 }
             }
+            Write::Letter(LetterWrite::Replay { no, .. }) => {
+                self.locks.insert(Lock::letter(*no));
+            }
+            Write::Letter(LetterWrite::Drop(nos)) => {
+                self.locks.extend(nos.iter().map(|no| Lock::letter(*no)));
+            }
             // These look for themselves.
-            Write::TendEvents { .. } | Write::Letter(_) | Write::Sweep(_) => {}
+            Write::TendEvents { .. } | Write::Sweep(_) => {}
         }
     }
 
@@ -141,7 +155,7 @@ impl Named {
             }
             Effect::StartChild(start) => self.add_new(&start.new),
             Effect::Acquire(acquire) => {
-                self.locks.insert(Lock::limit(&acquire.name, &acquire.key));
+                self.locks.insert(Lock::limit(&acquire.limit, &acquire.limit_key));
             }
             Effect::Enqueue { item, .. } => {
                 self.items += 1;

@@ -192,9 +192,15 @@ impl IntoValue for Vec<i64> {
     }
 }
 
-impl<T: IntoValue + ?Sized> IntoValue for &&T {
+impl IntoValue for &Vec<u8> {
     fn value(&self) -> Value {
-        (**self).value()
+        Value::Bytes(Some(self.to_vec()))
+    }
+}
+
+impl IntoValue for &String {
+    fn value(&self) -> Value {
+        Value::Text(Some(self.to_string()))
     }
 }
 
@@ -244,7 +250,7 @@ macro_rules! plain {
     )*};
 }
 
-plain!(String, Option<String>, Vec<u8>, Option<Vec<u8>>);
+plain!(String, Option<String>, Vec<u8>, Option<Vec<u8>>, Vec<i64>);
 
 impl FromColumn for bool {
     fn from_column(row: &Row, column: usize) -> Result<bool, Trouble> {
