@@ -6,7 +6,8 @@
 //! - [`Pgbouncer`] pools transactions in front of an instance.
 //! - [`Proxy`] holds back bytes and drops connections in front of an instance.
 //! - [`Session`] is the smallest client that can ask a server something.
-//! - [`database_url`] is what a test connects to, and [`fresh_schema`] a name of its own in there.
+//! - [`database_url`] is what the tests of a process connect to, and [`fresh_url`] a schema in there for
+//!   one of them.
 //!
 //! Always true: nothing here is skipped. Where there is no PostgreSQL and none may be installed, the
 //! error says what to do.
@@ -29,5 +30,5 @@ pub use pgbouncer::Pgbouncer;
 pub use proxy::{Connection, Proxy, Which};
 pub use session::{Row, Session};
 pub use settings::Settings;
-pub use shared::{DATABASE_URL, database_url, fresh_schema};
+pub use shared::{DATABASE_URL, database_url, fresh_schema, fresh_url};
 pub use standby::url_of_all;

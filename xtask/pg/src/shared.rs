@@ -31,7 +31,42 @@ pub fn database_url() -> Result<String, Error> {
     }
 }
 
+/// The URL of a schema of a test's own in [`database_url`], as Everstep's URLs name one. The schema is
+/// made by whoever opens it.
+///
+/// # Errors
+///
+/// As for [`database_url`].
+pub fn fresh_url() -> Result<String, Error> {
+    Ok(with_schema(&database_url()?, &fresh_schema()))
+}
+
+fn with_schema(url: &str, schema: &str) -> String {
+    let sign = if url.contains('?') { '&' } else { '?' };
+    format!("{url}{sign}schema={schema}")
+}
+
 /// The name of a schema that no other test has, on any machine that uses the same database.
 pub fn fresh_schema() -> String {
     format!("everstep_test_{}", unique())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schema_is_added_to_what_a_url_says_already() {
+        assert_eq!(
+            with_schema("postgres://a/b", "s"),
+            "postgres://a/b?schema=s"
+        );
+        let with_mode = with_schema("postgres://a/b?sslmode=require", "s");
+        assert_eq!(with_mode, "postgres://a/b?sslmode=require&schema=s");
+    }
+
+    #[test]
+    fn schemas_differ() {
+        assert_ne!(fresh_schema(), fresh_schema());
+    }
 }

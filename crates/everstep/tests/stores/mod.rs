@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "postgres")]
+use everstep::store::{PostgresOptions, PostgresStore};
 use everstep::{Engine, EngineBuilder, store::MemoryStore, testing};
 
 /// A store of a test's own, empty at first. Engines are opened on it at once or one after another.
@@ -12,6 +14,9 @@ pub(crate) enum Place {
     Memory(Arc<MemoryStore>),
     #[cfg(feature = "sqlite")]
     File(tempfile::TempDir),
+    /// The URL of a schema.
+    #[cfg(feature = "postgres")]
+    Database(String),
 }
 
 impl Place {
@@ -21,6 +26,8 @@ impl Place {
             Place::Memory(Arc::new(MemoryStore::new())),
             #[cfg(feature = "sqlite")]
             Place::File(tempfile::tempdir().unwrap()),
+            #[cfg(feature = "postgres")]
+            Place::Database(everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"))),
         ]
     }
 
@@ -30,6 +37,13 @@ impl Place {
             Place::Memory(store) => Engine::on(store.clone()),
             #[cfg(feature = "sqlite")]
             Place::File(directory) => Engine::open(directory.path().join("app.db")),
+            #[cfg(feature = "postgres")]
+            Place::Database(url) => {
+                let mut options = PostgresOptions::default();
+                // Tests move a clock of their own.
+                options.database_time = false;
+                Engine::on(Arc::new(PostgresStore::open_with(url, options).unwrap()))
+            }
         }
     }
 
@@ -39,6 +53,8 @@ impl Place {
             Place::Memory(_) => "memory",
             #[cfg(feature = "sqlite")]
             Place::File(_) => "SQLite",
+            #[cfg(feature = "postgres")]
+            Place::Database(_) => "PostgreSQL",
         }
     }
 }
