@@ -3,8 +3,9 @@
 //! Everything that is asked of a change is asked by [`mod@test`], so that a person and CI run the
 //! same. [`crash`] and [`mod@bench`] show what the engine promises and what it costs.
 //!
-//! Always true: no command needs anything but a Rust toolchain. A tool that is installed by hand is
-//! used where it is found, and is said to be missing where it is not.
+//! Always true: no command needs anything but a Rust toolchain and PostgreSQL, which is installed
+//! from Debian's package where it is not found and may be. A tool that is installed by hand is used
+//! where it is found, and is said to be missing where it is not.
 
 use std::{
     env,
@@ -18,6 +19,7 @@ mod cargo;
 mod crash;
 mod examples;
 mod points;
+mod stores;
 mod test;
 
 const USAGE: &str = "\

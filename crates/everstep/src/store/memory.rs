@@ -1333,11 +1333,12 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::store_conformance;
+    use crate::testing::{ran_on, store_conformance};
 
     #[test]
     fn memory_store_keeps_the_contract() {
         store_conformance::run_all(|| Arc::new(MemoryStore::new()));
+        ran_on("memory");
     }
 
     #[test]

@@ -3,7 +3,10 @@
 use std::{path::PathBuf, sync::mpsc, thread, time::Instant};
 
 use super::{testing::Directory, *};
-use crate::{run_id::RunIds, testing::store_conformance};
+use crate::{
+    run_id::RunIds,
+    testing::{ran_on, store_conformance},
+};
 
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 const LEASE: Duration = Duration::from_secs(10);
@@ -115,6 +118,7 @@ fn sqlite_store_keeps_the_contract() {
         let no = files.fetch_add(1, Ordering::Relaxed);
         Arc::new(create(&directory.path(&format!("{no}.db"))))
     });
+    ran_on("SQLite");
 }
 
 #[test]
@@ -124,6 +128,8 @@ fn sqlite_store_answers_as_the_store_in_memory_does() {
         let store = create(&directory.path(&format!("{seed}.db")));
         store_conformance::compare(&MemoryStore::new(), &store, seed);
     }
+    ran_on("memory");
+    ran_on("SQLite");
 }
 
 /// Two stores on one file, as two processes have them: an owner that commits, and a client.
@@ -144,6 +150,7 @@ fn an_owner_and_a_client_with_stores_of_their_own_keep_the_contract() {
             client: SqliteStore::open(&path).expect("open"),
         })
     });
+    ran_on("SQLite");
 }
 
 #[rustfmt::skip] // One line for each method that only passes its arguments on.
