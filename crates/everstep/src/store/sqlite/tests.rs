@@ -26,16 +26,10 @@ fn create(path: &Path) -> SqliteStore {
 
 fn register(store: &SqliteStore, id: u128, now: Timestamp) -> Fence {
     let (id, name) = (Uuid::from_u128(id), format!("host/{id}"));
-    let runner = NewRunner {
-        id,
-        name,
-        now,
-        lease: LEASE,
-        workflows: Vec::new(),
-    };
+    let runner = NewRunner::new(id, name, now, LEASE);
     let fence = store.register_runner(&runner).expect("register_runner");
     store
-        .take_shards(fence, now, &ShardSet::ALL, &[])
+        .take_shards(fence, now, &ShardSet::of_default_pool(), &[])
         .expect("take_shards");
     fence
 }
@@ -204,6 +198,7 @@ impl Store for OwnerAndClient {
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> { self.client.limits(name, limit) }
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> { self.client.register_runner(runner) }
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> { self.owner.heartbeat(fence, now, lease) }
+    fn pools(&self) -> Result<Vec<PoolRow>, StoreError> { self.client.pools() }
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> { self.owner.runners() }
     fn take_shards(&self, fence: Fence, now: Timestamp, wanted: &ShardSet, dead: &[Uuid]) -> Result<Option<ShardSet>, StoreError> { self.client.take_shards(fence, now, wanted, dead) }
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> { self.owner.release_shards(fence, shards) }
@@ -813,7 +808,8 @@ fn a_file_of_format_1_can_be_opened() {
         3
     );
     let runners = store.runners().expect("runners");
-    assert_eq!((runners.len(), runners[0].shards), (1, ShardSet::ALL));
+    assert_eq!(runners.len(), 1);
+    assert_eq!(runners[0].shards, ShardSet::of_default_pool());
     let fence = Fence {
         runner: runners[0].id,
         epoch: runners[0].epoch,
