@@ -4,8 +4,9 @@
 //! same. [`crash`] and [`mod@bench`] show what the engine promises and what it costs; [`model`] shows
 //! that the protocol between runners holds.
 //!
-//! Always true: no command needs anything but a Rust toolchain. A tool that is installed by hand is
-//! used where it is found, and is said to be missing where it is not.
+//! Always true: no command needs anything but a Rust toolchain and PostgreSQL, which is installed
+//! from Debian's package where it is not found and may be. A tool that is installed by hand is used
+//! where it is found, and is said to be missing where it is not.
 
 use std::{
     env,
@@ -20,6 +21,7 @@ mod crash;
 mod examples;
 mod model;
 mod points;
+mod stores;
 mod test;
 
 const USAGE: &str = "\

@@ -9,11 +9,13 @@ use std::{collections::HashMap, collections::HashSet};
 use uuid::Uuid;
 
 use super::{
-    columns,
+    children, columns,
     control::{self, Keyed},
     error::{FENCED, Trouble},
     locks::{Lock, Named},
+    queues,
     session::{Bulk, Op, Session},
+    streams,
     value::{Row, Value, params},
 };
 use crate::{
@@ -117,6 +119,9 @@ pub(super) struct Applier<'a> {
     new_runs: HashSet<RunNo>,
     /// Numbers for items of queues.
     pub(super) item_numbers: Vec<u64>,
+    pub(super) queues: queues::Known,
+    pub(super) tails: streams::Tails,
+    pub(super) families: children::Families,
 }
 
 pub(super) const HEAD: &str = "no, id, status, ending, generation, available_at, attempts, inbox_seq, \
@@ -209,7 +214,7 @@ static WRITE_LINKS: Bulk = Bulk {
     unique: 1,
 };
 
-static PUT_INBOX: Bulk = Bulk {
+pub(super) static PUT_INBOX: Bulk = Bulk {
     table: "inbox",
     sql: "INSERT INTO inbox (run, seq, name, body, request, sent_at, kind, wait, on_end) \
           SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::bytea[], $5::bytea[], \
@@ -279,9 +284,7 @@ impl<'a> Applier<'a> {
         }
         let new_runs: Vec<i64> = named.new_runs.iter().map(|run| run.0).collect();
         let heads = Op::new(
-            format!(
-                "SELECT {HEAD} FROM runs WHERE no = ANY ($1) ORDER BY no FOR NO KEY UPDATE"
-            ),
+            format!("SELECT {HEAD} FROM runs WHERE no = ANY ($1) ORDER BY no FOR NO KEY UPDATE"),
             params![runs],
         );
         let mut asked = vec![heads];
@@ -301,6 +304,10 @@ impl<'a> Applier<'a> {
             let sql = "SELECT nextval(pg_get_serial_sequence('queue_items', 'no')) \
                        FROM generate_series(1, $1)";
             asked.push(Op::new(sql, params![columns::limit(named.items)]));
+            asked.len() - 1
+        });
+        let tails = (!named.streams.is_empty()).then(|| {
+            asked.push(streams::Tails::op(named.streams.iter()));
             asked.len() - 1
         });
         let later = locks.filter(|lock| !matches!(lock, Lock::Event(_)));
@@ -324,13 +331,20 @@ impl<'a> Applier<'a> {
             graves: HashSet::new(),
             new_runs: named.new_runs.iter().copied().collect(),
             item_numbers: Vec::new(),
+            queues: queues::Known::new(named),
+            tails: streams::Tails::default(),
+            families: children::Families::default(),
         };
         for row in rows(Some(0)).into_iter().flatten() {
-            applier.heads.insert(RunNo(row.get(0)?), Some(read_head(row)?));
+            applier
+                .heads
+                .insert(RunNo(row.get(0)?), Some(read_head(row)?));
         }
         for row in rows(keyed).into_iter().flatten() {
             let name = (row.get(0)?, row.get(1)?);
-            applier.keys.insert(name, Some(control::read_keyed(row, 2)?));
+            applier
+                .keys
+                .insert(name, Some(control::read_keyed(row, 2)?));
         }
         for row in rows(graves).into_iter().flatten() {
             applier.graves.insert(RunNo(row.get(0)?));
@@ -339,6 +353,9 @@ impl<'a> Applier<'a> {
             applier.item_numbers.push(columns::number(row, 0)?);
         }
         applier.item_numbers.reverse();
+        for row in rows(tails).into_iter().flatten() {
+            applier.tails.add(row)?;
+        }
         Ok(applier)
     }
 
@@ -376,11 +393,92 @@ impl<'a> Applier<'a> {
             return Ok(());
         };
         let sql = "SELECT pg_try_advisory_xact_lock($1)";
-        let is_ours = self.session.row(sql, params![number], |row| row.get::<bool>(0))?;
+        let is_ours = self
+            .session
+            .row(sql, params![number], |row| row.get::<bool>(0))?;
         if is_ours != Some(true) {
             return Err(Trouble::Contended(lock));
         }
         self.locks.insert(lock);
+        Ok(())
+    }
+
+    pub(super) fn is_locked(&self, lock: Lock) -> bool {
+        self.locks.contains(&lock)
+    }
+
+    /// Locks these, and asks for what is to be read under them: one round trip. Never waits, as
+    /// [`lock`](Self::lock).
+    pub(super) fn lock_and_ask(
+        &mut self,
+        locks: &[Lock],
+        ops: Vec<Op>,
+    ) -> Result<Vec<Vec<Row>>, Trouble> {
+        let numbers: Vec<i64> = locks
+            .iter()
+            .filter_map(|it| it.advisory(self.schema))
+            .collect();
+        let sql = "SELECT number, pg_try_advisory_xact_lock(number) \
+                   FROM unnest($1::bigint[]) AS number";
+        let mut asked = vec![Op::new(sql, params![numbers])];
+        asked.extend(ops);
+        let mut answers = self.session.queries(asked)?;
+        let got = answers.drain(..1.min(answers.len())).flatten();
+        for row in got.collect::<Vec<_>>() {
+            let (number, is_ours) = (row.get::<i64>(0)?, row.get::<bool>(1)?);
+            let lock = locks
+                .iter()
+                .find(|it| it.advisory(self.schema) == Some(number));
+            if let (Some(lock), false) = (lock, is_ours) {
+                return Err(Trouble::Contended(*lock));
+            }
+        }
+        self.locks.extend(locks);
+        Ok(answers)
+    }
+
+    /// Whether the row of a run is locked, or there was none when it was looked for.
+    pub(super) fn is_head_known(&self, run: RunNo) -> bool {
+        self.heads.contains_key(&run)
+    }
+
+    /// Locks and reads the rows of runs that will be asked for, as far as nobody else has them: one
+    /// round trip instead of many.
+    pub(super) fn lock_heads(&mut self, runs: &[RunNo]) -> Result<(), Trouble> {
+        if let Some(op) = self.heads_op(runs) {
+            let answers = self.session.queries(vec![op])?;
+            self.remember_heads(&answers)?;
+        }
+        Ok(())
+    }
+
+    /// As [`lock_heads`](Self::lock_heads), and asks for what is to be read under these locks.
+    pub(super) fn lock_heads_and_ask(
+        &mut self,
+        runs: &[RunNo],
+        op: Op,
+    ) -> Result<Vec<Row>, Trouble> {
+        let mut asked: Vec<Op> = self.heads_op(runs).into_iter().collect();
+        asked.push(op);
+        let mut answers = self.session.queries(asked)?;
+        let rows = answers.pop().unwrap_or_default();
+        self.remember_heads(&answers)?;
+        Ok(rows)
+    }
+
+    fn heads_op(&self, runs: &[RunNo]) -> Option<Op> {
+        let unknown = runs.iter().filter(|run| !self.is_head_known(**run));
+        let numbers: Vec<i64> = unknown.map(|run| run.0).collect();
+        let sql =
+            format!("SELECT {HEAD} FROM runs WHERE no = ANY ($1) FOR NO KEY UPDATE SKIP LOCKED");
+        (!numbers.is_empty()).then(|| Op::new(sql, params![numbers]))
+    }
+
+    fn remember_heads(&mut self, answers: &[Vec<Row>]) -> Result<(), Trouble> {
+        for row in answers.iter().flatten() {
+            let head = read_head(row)?;
+            self.remember(head.id.no(), head);
+        }
         Ok(())
     }
 
@@ -465,13 +563,15 @@ impl<'a> Applier<'a> {
     }
 
     fn put(&self, run: RunNo, generation: u32, key: &[u8], value: &[u8]) {
-        self.session.put(&PUT, params![run.0, generation, key, value]);
+        self.session
+            .put(&PUT, params![run.0, generation, key, value]);
     }
 
     /// What most commits have none of.
     fn write_extras(&mut self, commit: &Commit) -> Result<(), Trouble> {
         for seq in &commit.consumed {
-            self.session.put(&CONSUME, params![commit.run.0, *seq as i64]);
+            self.session
+                .put(&CONSUME, params![commit.run.0, *seq as i64]);
         }
         self.write_state(commit.run, &commit.state);
         for (name, value) in rules::tags(commit) {
@@ -553,6 +653,15 @@ impl<'a> Applier<'a> {
         let (status, last_number) = (head.status.code(), last_number(head));
         let row = params![run, status, self.now, last_number, *output, *error];
         self.session.put(&FINISH, row);
+        if head.links != 0 {
+            // Whoever waits for its end is told in this batch.
+            let ending = Finished {
+                status: head.status,
+                output: output.clone(),
+                error: error.clone(),
+            };
+            self.families.endings.insert(commit.run, ending);
+        }
         if head.inbox_seq == 0 {
             // It was never sent anything, so there is nothing unread and nobody waits.
             return;
@@ -747,11 +856,7 @@ impl<'a> Applier<'a> {
         })
     }
 
-    fn refuse_message(
-        &self,
-        head: &Head,
-        delivery: &Delivery,
-    ) -> Result<Option<Receipt>, Trouble> {
+    fn refuse_message(&self, head: &Head, delivery: &Delivery) -> Result<Option<Receipt>, Trouble> {
         let run = head.id.no().0;
         if let Some(key) = &delivery.dedupe {
             let sql = "SELECT 1 FROM dedupes WHERE run = $1 AND key = $2";
@@ -763,7 +868,8 @@ impl<'a> Applier<'a> {
         let unread = if head.inbox_seq < delivery.inbox_max {
             0
         } else {
-            let sql = "SELECT count(*) FROM (SELECT 1 FROM inbox WHERE run = $1 LIMIT $2) AS unread";
+            let sql =
+                "SELECT count(*) FROM (SELECT 1 FROM inbox WHERE run = $1 LIMIT $2) AS unread";
             let limit = columns::limit(delivery.inbox_max);
             let count = self
                 .session

@@ -1,12 +1,6 @@
 //! The rows of deferreds in SQL. All of them belong to a run, and are read and written under its row.
 
-use super::{
-    batch::Applier,
-    columns,
-    error::Trouble,
-    session::Session,
-    value::params,
-};
+use super::{batch::Applier, columns, error::Trouble, session::Session, value::params};
 use crate::{
     run_id::RunNo,
     store::rules::{

@@ -188,7 +188,9 @@ impl Applier<'_> {
         }
         let statement = "SELECT number FROM unnest($1::bigint[]) AS number \
                          WHERE pg_try_advisory_xact_lock(number)";
-        let ours = self.session.rows(statement, params![numbers], |row| row.get(0))?;
+        let ours = self
+            .session
+            .rows(statement, params![numbers], |row| row.get(0))?;
         let ours: BTreeSet<i64> = ours.into_iter().collect();
         let locked = locks.iter().zip(&numbers);
         let locked = locked.filter(|(_, number)| ours.contains(number));
@@ -248,7 +250,9 @@ impl EventTables for Applier<'_> {
             return Ok(row.clone());
         }
         let sql = "SELECT last_seq, last_waiter, kept, dropped FROM event_names WHERE name = $1";
-        let row = self.session.row(sql, params![name], |row| event_name(row, 0))?;
+        let row = self
+            .session
+            .row(sql, params![name], |row| event_name(row, 0))?;
         self.event_names.insert(name.to_owned(), row.clone());
         Ok(row)
     }
@@ -473,7 +477,8 @@ impl EventTables for Applier<'_> {
     fn event_dedupe(&mut self, name: &str, key: &str) -> Result<Option<Timestamp>, Trouble> {
         let statement = "SELECT until FROM event_dedupes WHERE name = $1 AND key = $2";
         let params = params![name, key];
-        self.session.row(statement, params, |row| columns::time(row, 0))
+        self.session
+            .row(statement, params, |row| columns::time(row, 0))
     }
 
     fn write_event_dedupe(

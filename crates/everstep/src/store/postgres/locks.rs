@@ -10,7 +10,10 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    commit::{Batch, Effect, LetterWrite, NewRun, QueueWrite, ScheduleWrite, Target, Write},
+    commit::{
+        Batch, Effect, LetterWrite, NewItem, NewRun, QueueWrite, ScheduleWrite, Target, Write,
+    },
+    queue::ItemId,
     run_id::RunNo,
 };
 
@@ -92,6 +95,12 @@ pub(super) struct Named {
     pub(super) new_runs: BTreeSet<RunNo>,
     /// Items that are put into queues.
     pub(super) items: usize,
+    /// Their queues and dedupe keys.
+    pub(super) dedupes: BTreeSet<(String, String)>,
+    /// Items of queues that something is done to.
+    pub(super) queue_items: BTreeSet<ItemId>,
+    /// Streams that are appended to.
+    pub(super) streams: BTreeSet<(RunNo, String)>,
 }
 
 impl Named {
@@ -112,7 +121,12 @@ impl Named {
             Write::Delete(delete) => self.add_target(&delete.target),
             Write::Tag(tagging) => self.add_target(&tagging.target),
             Write::Reopen(reopen) => self.add_run(reopen.run),
-            Write::Emit(emission) => self.add_run(emission.run),
+            Write::Emit(emission) => {
+                self.add_run(emission.run);
+                for emit in &emission.items {
+                    self.streams.insert((emission.run, emit.stream.clone()));
+                }
+            }
             Write::Resolve(resolution) => self.add_run(resolution.run.no()),
             Write::Publish(publication) => {
                 self.locks.insert(Lock::event(&publication.name));
@@ -121,6 +135,7 @@ impl Named {
             Write::Schedule(write) => self.add_schedule(write),
             Write::Import(imported) => {
                 self.add_run(imported.row.id.no());
+                self.new_runs.insert(imported.row.id.no());
                 if let Some(key) = &imported.row.key {
                     let workflow = imported.row.workflow.to_string();
                     self.keys.insert((workflow, key.clone()));
@@ -129,21 +144,16 @@ impl Named {
             Write::Commit(commit) => {
                 self.add_run(commit.run);
                 for effect in &commit.effects {
-                    self.add_effect(effect);
+                    self.add_effect(commit.run, effect);
                 }
             }
-            Write::Letter(LetterWrite::Replay { no, .. }) => {
-                self.locks.insert(Lock::letter(*no));
-            }
-            Write::Letter(LetterWrite::Drop(nos)) => {
-                self.locks.extend(nos.iter().map(|no| Lock::letter(*no)));
-            }
+            Write::Letter(write) => self.add_letters(write),
             // These look for themselves.
             Write::TendEvents { .. } | Write::Sweep(_) => {}
         }
     }
 
-    fn add_effect(&mut self, effect: &Effect) {
+    fn add_effect(&mut self, run: RunNo, effect: &Effect) {
         match effect {
             Effect::Send { delivery, .. } => self.add_target(&delivery.target),
             Effect::Watch { target, .. } => self.add_target(target),
@@ -155,11 +165,12 @@ impl Named {
             }
             Effect::StartChild(start) => self.add_new(&start.new),
             Effect::Acquire(acquire) => {
-                self.locks.insert(Lock::limit(&acquire.limit, &acquire.limit_key));
+                self.locks
+                    .insert(Lock::limit(&acquire.limit, &acquire.limit_key));
             }
-            Effect::Enqueue { item, .. } => {
-                self.items += 1;
-                self.locks.insert(Lock::queue(&item.queue));
+            Effect::Enqueue { item, .. } => self.add_item(item),
+            Effect::Emit(emit) => {
+                self.streams.insert((run, emit.stream.clone()));
             }
             _ => {}
         }
@@ -188,18 +199,39 @@ impl Named {
 
     fn add_queue(&mut self, write: &QueueWrite) {
         match write {
-            QueueWrite::Enqueue(new) => {
-                self.items += 1;
-                self.locks.insert(Lock::queue(&new.queue));
-            }
+            QueueWrite::Enqueue(new) => self.add_item(new),
             QueueWrite::Claim(claim) => {
                 self.locks.insert(Lock::queue(&claim.queue));
             }
             // The queue stands in the item.
-            QueueWrite::Extend(_)
-            | QueueWrite::Settle(_)
-            | QueueWrite::Revoke
-            | QueueWrite::Control(..) => {}
+            QueueWrite::Extend(claims) => {
+                self.queue_items
+                    .extend(claims.iter().map(|claim| claim.item));
+            }
+            QueueWrite::Settle(settled) => {
+                self.queue_items.insert(settled.item);
+            }
+            QueueWrite::Control(item, _) => {
+                self.queue_items.insert(*item);
+            }
+            QueueWrite::Revoke => {}
+        }
+    }
+
+    fn add_item(&mut self, new: &NewItem) {
+        self.items += 1;
+        self.locks.insert(Lock::queue(&new.queue));
+        if let Some(key) = &new.dedupe {
+            self.dedupes.insert((new.queue.clone(), key.clone()));
+        }
+    }
+
+    fn add_letters(&mut self, write: &LetterWrite) {
+        match write {
+            LetterWrite::Replay { no, .. } => {
+                self.locks.insert(Lock::letter(*no));
+            }
+            LetterWrite::Drop(nos) => self.locks.extend(nos.iter().map(|no| Lock::letter(*no))),
         }
     }
 

@@ -105,6 +105,12 @@ impl<'a> Session<'a> {
         queue.barrier = queue.ops.len();
     }
 
+    /// Keeps what is queued apart from what comes: no row of it joins a statement from before.
+    pub(super) fn barrier(&self) {
+        let mut queue = self.queue.borrow_mut();
+        queue.barrier = queue.ops.len();
+    }
+
     /// Queues a row of a statement over arrays.
     pub(super) fn put(&self, bulk: &'static Bulk, row: Vec<Value>) {
         self.queue.borrow_mut().put(bulk, row);
@@ -189,11 +195,21 @@ impl Queue {
             _ => 0,
         };
         let about = (bulk.table, first);
-        let not_before = self.last.get(&about).copied().unwrap_or(0).max(self.barrier);
-        let place = self.ops.iter().enumerate().skip(not_before).find_map(|(place, op)| {
-            let Queued::Many(many) = op else { return None };
-            std::ptr::eq(many.bulk, bulk).then_some(place)
-        });
+        let not_before = self
+            .last
+            .get(&about)
+            .copied()
+            .unwrap_or(0)
+            .max(self.barrier);
+        let place = self
+            .ops
+            .iter()
+            .enumerate()
+            .skip(not_before)
+            .find_map(|(place, op)| {
+                let Queued::Many(many) = op else { return None };
+                std::ptr::eq(many.bulk, bulk).then_some(place)
+            });
         let place = place.unwrap_or_else(|| {
             self.ops.push(Queued::Many(Many {
                 bulk,
