@@ -121,6 +121,7 @@ impl Named {
             Write::Delete(delete) => self.add_target(&delete.target),
             Write::Tag(tagging) => self.add_target(&tagging.target),
             Write::Reopen(reopen) => self.add_run(reopen.run),
+            Write::HandOver(what) => self.add_run(what.run),
             Write::Emit(emission) => {
                 self.add_run(emission.run);
                 for emit in &emission.items {
