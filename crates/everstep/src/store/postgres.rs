@@ -272,10 +272,7 @@ impl PostgresStore {
     }
 
     /// Reads in one snapshot.
-    fn read<T>(
-        &self,
-        query: impl Fn(&Session<'_>) -> Result<T, Trouble>,
-    ) -> Result<T, StoreError> {
+    fn read<T>(&self, query: impl Fn(&Session<'_>) -> Result<T, Trouble>) -> Result<T, StoreError> {
         self.require_current()?;
         self.settle_all()?;
         self.counters.reads.fetch_add(1, Ordering::Relaxed);
@@ -283,7 +280,8 @@ impl PostgresStore {
         loop {
             let conn = self.take()?;
             let session = Session::new(&conn);
-            for Op { sql, params } in conn.begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY") {
+            for Op { sql, params } in conn.begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            {
                 session.execute(sql, params);
             }
             let read = query(&session);
@@ -793,8 +791,7 @@ impl Store for PostgresStore {
         let clock = self.clock(now);
         let ousted =
             self.write(|session| runners::oust_expired(session, fence, clock, wanted, dead))?;
-        let held =
-            self.write(|session| runners::take_shards(session, fence, wanted, &ousted))?;
+        let held = self.write(|session| runners::take_shards(session, fence, wanted, &ousted))?;
         *lock(&self.held) = held.map(|held| (fence, held));
         Ok(held)
     }

@@ -284,9 +284,7 @@ impl<'a> Applier<'a> {
         }
         let new_runs: Vec<i64> = named.new_runs.iter().map(|run| run.0).collect();
         let heads = Op::new(
-            format!(
-                "SELECT {HEAD} FROM runs WHERE no = ANY ($1) ORDER BY no FOR NO KEY UPDATE"
-            ),
+            format!("SELECT {HEAD} FROM runs WHERE no = ANY ($1) ORDER BY no FOR NO KEY UPDATE"),
             params![runs],
         );
         let mut asked = vec![heads];
@@ -338,11 +336,15 @@ impl<'a> Applier<'a> {
             families: children::Families::default(),
         };
         for row in rows(Some(0)).into_iter().flatten() {
-            applier.heads.insert(RunNo(row.get(0)?), Some(read_head(row)?));
+            applier
+                .heads
+                .insert(RunNo(row.get(0)?), Some(read_head(row)?));
         }
         for row in rows(keyed).into_iter().flatten() {
             let name = (row.get(0)?, row.get(1)?);
-            applier.keys.insert(name, Some(control::read_keyed(row, 2)?));
+            applier
+                .keys
+                .insert(name, Some(control::read_keyed(row, 2)?));
         }
         for row in rows(graves).into_iter().flatten() {
             applier.graves.insert(RunNo(row.get(0)?));
@@ -391,7 +393,9 @@ impl<'a> Applier<'a> {
             return Ok(());
         };
         let sql = "SELECT pg_try_advisory_xact_lock($1)";
-        let is_ours = self.session.row(sql, params![number], |row| row.get::<bool>(0))?;
+        let is_ours = self
+            .session
+            .row(sql, params![number], |row| row.get::<bool>(0))?;
         if is_ours != Some(true) {
             return Err(Trouble::Contended(lock));
         }
@@ -410,7 +414,10 @@ impl<'a> Applier<'a> {
         locks: &[Lock],
         ops: Vec<Op>,
     ) -> Result<Vec<Vec<Row>>, Trouble> {
-        let numbers: Vec<i64> = locks.iter().filter_map(|it| it.advisory(self.schema)).collect();
+        let numbers: Vec<i64> = locks
+            .iter()
+            .filter_map(|it| it.advisory(self.schema))
+            .collect();
         let sql = "SELECT number, pg_try_advisory_xact_lock(number) \
                    FROM unnest($1::bigint[]) AS number";
         let mut asked = vec![Op::new(sql, params![numbers])];
@@ -419,7 +426,9 @@ impl<'a> Applier<'a> {
         let got = answers.drain(..1.min(answers.len())).flatten();
         for row in got.collect::<Vec<_>>() {
             let (number, is_ours) = (row.get::<i64>(0)?, row.get::<bool>(1)?);
-            let lock = locks.iter().find(|it| it.advisory(self.schema) == Some(number));
+            let lock = locks
+                .iter()
+                .find(|it| it.advisory(self.schema) == Some(number));
             if let (Some(lock), false) = (lock, is_ours) {
                 return Err(Trouble::Contended(*lock));
             }
@@ -460,9 +469,8 @@ impl<'a> Applier<'a> {
     fn heads_op(&self, runs: &[RunNo]) -> Option<Op> {
         let unknown = runs.iter().filter(|run| !self.is_head_known(**run));
         let numbers: Vec<i64> = unknown.map(|run| run.0).collect();
-        let sql = format!(
-            "SELECT {HEAD} FROM runs WHERE no = ANY ($1) FOR NO KEY UPDATE SKIP LOCKED"
-        );
+        let sql =
+            format!("SELECT {HEAD} FROM runs WHERE no = ANY ($1) FOR NO KEY UPDATE SKIP LOCKED");
         (!numbers.is_empty()).then(|| Op::new(sql, params![numbers]))
     }
 
@@ -555,13 +563,15 @@ impl<'a> Applier<'a> {
     }
 
     fn put(&self, run: RunNo, generation: u32, key: &[u8], value: &[u8]) {
-        self.session.put(&PUT, params![run.0, generation, key, value]);
+        self.session
+            .put(&PUT, params![run.0, generation, key, value]);
     }
 
     /// What most commits have none of.
     fn write_extras(&mut self, commit: &Commit) -> Result<(), Trouble> {
         for seq in &commit.consumed {
-            self.session.put(&CONSUME, params![commit.run.0, *seq as i64]);
+            self.session
+                .put(&CONSUME, params![commit.run.0, *seq as i64]);
         }
         self.write_state(commit.run, &commit.state);
         for (name, value) in rules::tags(commit) {
@@ -846,11 +856,7 @@ impl<'a> Applier<'a> {
         })
     }
 
-    fn refuse_message(
-        &self,
-        head: &Head,
-        delivery: &Delivery,
-    ) -> Result<Option<Receipt>, Trouble> {
+    fn refuse_message(&self, head: &Head, delivery: &Delivery) -> Result<Option<Receipt>, Trouble> {
         let run = head.id.no().0;
         if let Some(key) = &delivery.dedupe {
             let sql = "SELECT 1 FROM dedupes WHERE run = $1 AND key = $2";
@@ -862,7 +868,8 @@ impl<'a> Applier<'a> {
         let unread = if head.inbox_seq < delivery.inbox_max {
             0
         } else {
-            let sql = "SELECT count(*) FROM (SELECT 1 FROM inbox WHERE run = $1 LIMIT $2) AS unread";
+            let sql =
+                "SELECT count(*) FROM (SELECT 1 FROM inbox WHERE run = $1 LIMIT $2) AS unread";
             let limit = columns::limit(delivery.inbox_max);
             let count = self
                 .session

@@ -114,7 +114,9 @@ impl ChildTables for Applier<'_> {
 
     fn ended(&mut self, run: RunNo) -> Result<Option<Finished>, Trouble> {
         // Locked: it may be about to end.
-        let is_over = self.head(run)?.is_some_and(|head| head.status.is_terminal());
+        let is_over = self
+            .head(run)?
+            .is_some_and(|head| head.status.is_terminal());
         if !is_over {
             return Ok(None);
         }
@@ -164,7 +166,8 @@ impl ChildTables for Applier<'_> {
             generation,
             key,
         } = waiter;
-        self.session.put(&REMOVE_WATCHES, params![run.0, *generation, *key]);
+        self.session
+            .put(&REMOVE_WATCHES, params![run.0, *generation, *key]);
         Ok(())
     }
 
@@ -176,7 +179,9 @@ impl ChildTables for Applier<'_> {
 
     fn put_child(&mut self, child: &ChildRow) -> Result<(), Trouble> {
         // It may have ended since it was read, and then there is no row of it.
-        let is_live = self.head(child.run)?.is_some_and(|head| !head.status.is_terminal());
+        let is_live = self
+            .head(child.run)?
+            .is_some_and(|head| !head.status.is_terminal());
         if !is_live {
             return Ok(());
         }

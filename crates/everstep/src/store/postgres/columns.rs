@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{error::Trouble, session::Session, value::{Row, params}};
+use super::{
+    error::Trouble,
+    session::Session,
+    value::{Row, params},
+};
 use crate::{
     run_id::{RunId, RunNo, ShardId},
     store::{

@@ -114,7 +114,9 @@ impl Conn {
             let connecting = tls::connect(&of_task.config, None);
             match tokio::time::timeout(limit, connecting).await {
                 Ok(client) => client,
-                Err(_) => Err(Trouble::Lost("no connection within the time limit".to_owned())),
+                Err(_) => Err(Trouble::Lost(
+                    "no connection within the time limit".to_owned(),
+                )),
             }
         })??;
         let mut conn = Conn {
@@ -159,7 +161,9 @@ impl Conn {
         ));
         let answers = self.run(ops)?;
         let Some(row) = answers.last().and_then(|answer| answer.rows.first()) else {
-            return Err(Trouble::Lost("the server has not said who it is".to_owned()));
+            return Err(Trouble::Lost(
+                "the server has not said who it is".to_owned(),
+            ));
         };
         self.pid = row.get::<i64>(0)?.try_into().unwrap_or(0);
         self.identity = Identity {
@@ -338,9 +342,7 @@ pub(super) async fn answer(rows: tokio_postgres::RowStream) -> Result<Answer, Tr
 
 /// Sends all at once: each is polled once, in order, before the first is waited for. All answers are
 /// awaited, so that the connection is in step; the first error counts.
-pub(super) async fn in_order<F>(
-    running: impl Iterator<Item = F>,
-) -> Result<Vec<Answer>, Trouble>
+pub(super) async fn in_order<F>(running: impl Iterator<Item = F>) -> Result<Vec<Answer>, Trouble>
 where
     F: Future<Output = Result<Answer, Trouble>>,
 {

@@ -266,11 +266,7 @@ pub(super) fn is_left(session: &Session<'_>, now: Timestamp) -> Result<bool, Tro
 }
 
 /// Removes about `limit` rows of what deletes have left. Whether there is more.
-pub(super) fn sweep(
-    session: &Session<'_>,
-    now: Timestamp,
-    limit: usize,
-) -> Result<bool, Trouble> {
+pub(super) fn sweep(session: &Session<'_>, now: Timestamp, limit: usize) -> Result<bool, Trouble> {
     let mut left = limit.max(1);
     let sql = "DELETE FROM keys WHERE (workflow, key) IN (SELECT workflow, key FROM keys \
                WHERE kept_until IS NOT NULL AND kept_until <= $1 \

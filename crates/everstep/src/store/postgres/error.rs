@@ -15,10 +15,7 @@ pub(super) enum Trouble {
     /// The connection is gone, or has not answered in time.
     Lost(String),
     /// A column holds what it cannot.
-    Value {
-        column: String,
-        found: String,
-    },
+    Value { column: String, found: String },
     /// Somebody else has this lock. The batch is made again, with it in its place.
     Contended(Lock),
 }
@@ -94,7 +91,10 @@ impl Trouble {
                 what: source.to_string(),
             },
             // The class says it: insufficient resources, connection exceptions, system errors.
-            code if ["08", "53", "57", "58", "XX"].iter().any(|it| code.starts_with(it)) => {
+            code if ["08", "53", "57", "58", "XX"]
+                .iter()
+                .any(|it| code.starts_with(it)) =>
+            {
                 match code {
                     "XX001" | "XX002" => StoreError::Corrupt { store, source },
                     _ => StoreError::Io { store, source },

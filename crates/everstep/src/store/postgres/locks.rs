@@ -165,7 +165,8 @@ impl Named {
             }
             Effect::StartChild(start) => self.add_new(&start.new),
             Effect::Acquire(acquire) => {
-                self.locks.insert(Lock::limit(&acquire.limit, &acquire.limit_key));
+                self.locks
+                    .insert(Lock::limit(&acquire.limit, &acquire.limit_key));
             }
             Effect::Enqueue { item, .. } => self.add_item(item),
             Effect::Emit(emit) => {
@@ -207,7 +208,8 @@ impl Named {
             }
             // The queue stands in the item.
             QueueWrite::Extend(claims) => {
-                self.queue_items.extend(claims.iter().map(|claim| claim.item));
+                self.queue_items
+                    .extend(claims.iter().map(|claim| claim.item));
             }
             QueueWrite::Settle(settled) => {
                 self.queue_items.insert(settled.item);

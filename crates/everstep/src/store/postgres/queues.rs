@@ -277,7 +277,10 @@ pub(super) fn outlook(
         first_time_of(ItemState::Claimed),
     );
     let found = session.row(sql, params![queue], |row| {
-        let times = (columns::optional_time(row, 1)?, columns::optional_time(row, 2)?);
+        let times = (
+            columns::optional_time(row, 1)?,
+            columns::optional_time(row, 2)?,
+        );
         Ok((row.get::<bool>(0)?, times))
     })?;
     let (is_ready, (delayed, claimed)) = found.unwrap_or_default();
@@ -295,7 +298,9 @@ fn first_time_of(state: ItemState) -> String {
 pub(super) fn first_place_lost(session: &Session<'_>) -> Result<Option<Timestamp>, Trouble> {
     let sql = "SELECT min(item.at) FROM limit_places AS place JOIN queue_items AS item \
                ON item.no = convert_from(place.operation, 'UTF8')::bigint WHERE place.run = $1";
-    let found = session.row(sql, params![HOLDERS.0], |row| columns::optional_time(row, 0))?;
+    let found = session.row(sql, params![HOLDERS.0], |row| {
+        columns::optional_time(row, 0)
+    })?;
     Ok(found.flatten())
 }
 
@@ -402,7 +407,10 @@ impl Applier<'_> {
         }
         let sql = format!("SELECT {WAIT} FROM queue_waits WHERE item = $1");
         let mut waits = self.session.rows(sql.clone(), params![no(item)], wait)?;
-        if waits.iter().any(|wait| !self.is_head_known(wait.waiter.run)) {
+        if waits
+            .iter()
+            .any(|wait| !self.is_head_known(wait.waiter.run))
+        {
             for wait in &waits {
                 self.head(wait.waiter.run)?;
             }
@@ -415,7 +423,12 @@ impl Applier<'_> {
     /// until then, they could give up waiting.
     fn lock_waiters(&mut self) -> Result<(), Trouble> {
         let (mut items, mut runs) = (Vec::new(), Vec::new());
-        for (item, waits) in self.queues.waits.iter().filter(|(_, waits)| waits.uncertain) {
+        for (item, waits) in self
+            .queues
+            .waits
+            .iter()
+            .filter(|(_, waits)| waits.uncertain)
+        {
             items.push(*item);
             runs.extend(waits.list.iter().map(|wait| wait.waiter.run));
         }
@@ -458,7 +471,11 @@ impl Applier<'_> {
                 && !self.queues.dedupes.contains_key(other)
         });
         asked.push(name.clone());
-        let (queues, keys) = asked.iter().cloned().map(|(q, k)| (Some(q), Some(k))).unzip();
+        let (queues, keys) = asked
+            .iter()
+            .cloned()
+            .map(|(q, k)| (Some(q), Some(k)))
+            .unzip();
         let sql = "SELECT queue, dedupe, no FROM queue_items JOIN unnest($1::text[], $2::text[]) \
                    AS asked (q, k) ON queue = q AND dedupe = k";
         let params = vec![Value::Texts(queues), Value::Texts(keys)];
@@ -522,7 +539,9 @@ impl QueueTables for Applier<'_> {
             Some(number) => number,
             None => {
                 let sql = "SELECT nextval(pg_get_serial_sequence('queue_items', 'no'))";
-                let drawn = self.session.row(sql, Vec::new(), |row| columns::number(row, 0))?;
+                let drawn = self
+                    .session
+                    .row(sql, Vec::new(), |row| columns::number(row, 0))?;
                 drawn.ok_or_else(|| Trouble::value("no", "no row"))?
             }
         };
@@ -610,9 +629,10 @@ impl QueueTables for Applier<'_> {
             "SELECT {HEAD}, payload FROM queue_items WHERE queue = $1 AND state = 0 \
              ORDER BY rank, at, no LIMIT $2"
         );
-        self.session.rows(sql, params![queue, columns::limit(limit)], |row| {
-            Ok((head(row)?, row.get(8)?))
-        })
+        self.session
+            .rows(sql, params![queue, columns::limit(limit)], |row| {
+                Ok((head(row)?, row.get(8)?))
+            })
     }
 
     fn timed_items(
@@ -647,7 +667,9 @@ impl QueueTables for Applier<'_> {
         let mut states = vec![ItemState::Delayed, ItemState::Claimed, ItemState::Done];
         states.retain(|other| *other != state);
         states.insert(0, state);
-        let answers = self.session.queries(states.iter().copied().map(asked).collect())?;
+        let answers = self
+            .session
+            .queries(states.iter().copied().map(asked).collect())?;
         let mut of = Vec::new();
         for (state, rows) in states.into_iter().zip(&answers) {
             of.push((state, rows.iter().map(head).collect::<Result<Vec<_>, _>>()?));
@@ -676,7 +698,10 @@ impl QueueTables for Applier<'_> {
             first_time_of(ItemState::Claimed)
         );
         let found = self.session.row(sql, params![queue], |row| {
-            Ok((columns::optional_time(row, 0)?, columns::optional_time(row, 1)?))
+            Ok((
+                columns::optional_time(row, 0)?,
+                columns::optional_time(row, 1)?,
+            ))
         })?;
         let (first, at) = found.unwrap_or_default();
         let queue = queue.to_owned();
@@ -718,7 +743,8 @@ impl QueueTables for Applier<'_> {
                 generation,
                 key,
             } = &wait.waiter;
-            self.session.put(&DELETE_WAIT, params![run.0, *generation, *key]);
+            self.session
+                .put(&DELETE_WAIT, params![run.0, *generation, *key]);
         }
         self.queues.waits.insert(item, Waits::default());
         Ok(waits)

@@ -53,8 +53,14 @@ pub(super) fn load(session: &Session<'_>, no: RunNo) -> Result<Option<LoadedRun>
     Ok(Some(LoadedRun {
         row: columns::run_row(row)?,
         history: history.iter().map(put).collect::<Result<_, _>>()?,
-        inbox: inbox.iter().map(columns::inbox_row).collect::<Result<_, _>>()?,
-        streams: streams.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?,
+        inbox: inbox
+            .iter()
+            .map(columns::inbox_row)
+            .collect::<Result<_, _>>()?,
+        streams: streams
+            .iter()
+            .map(|row| row.get(0))
+            .collect::<Result<_, _>>()?,
     }))
 }
 
@@ -171,7 +177,11 @@ pub(super) fn census(
     let params = params![now.as_millis(), shard_numbers(shards)];
     let counts = session.rows(sql, params, |row| {
         let status = columns::status(row, 0)?;
-        Ok((status, row.get::<Option<bool>>(1)?, columns::number(row, 2)?))
+        Ok((
+            status,
+            row.get::<Option<bool>>(1)?,
+            columns::number(row, 2)?,
+        ))
     })?;
     for (status, is_later, count) in counts {
         match (status, is_later) {
@@ -310,10 +320,7 @@ fn key_prefix(filter: &Filter, prefix: &str, condition: &mut Condition) {
     condition.terms.push(term);
 }
 
-pub(super) fn state(
-    session: &Session<'_>,
-    run: RunNo,
-) -> Result<Vec<(String, Vec<u8>)>, Trouble> {
+pub(super) fn state(session: &Session<'_>, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, Trouble> {
     // What a deleted run has left is not shown.
     let sql = "SELECT key, value FROM state WHERE run = $1 \
                AND EXISTS (SELECT 1 FROM runs WHERE no = $1) ORDER BY key";

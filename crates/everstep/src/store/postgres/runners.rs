@@ -174,7 +174,10 @@ pub(super) fn deregister(session: &Session<'_>, fence: Fence) -> Result<(), Trou
     // Waits for batches under way.
     let sql = "SELECT 1 FROM runners WHERE id = $1 AND epoch = $2 FOR UPDATE";
     if session.exists(sql, params![fence.runner, fence.epoch as i64])? {
-        session.execute("DELETE FROM shards WHERE runner = $1", params![fence.runner]);
+        session.execute(
+            "DELETE FROM shards WHERE runner = $1",
+            params![fence.runner],
+        );
         session.execute("DELETE FROM runners WHERE id = $1", params![fence.runner]);
     }
     Ok(())

@@ -81,7 +81,11 @@ fn read(
     which: &str,
     params: Vec<Value>,
 ) -> Result<Vec<ScheduleRow>, Trouble> {
-    session.rows(format!("SELECT {ROW} FROM schedules WHERE {which}"), params, row)
+    session.rows(
+        format!("SELECT {ROW} FROM schedules WHERE {which}"),
+        params,
+        row,
+    )
 }
 
 fn row(row: &Row) -> Result<ScheduleRow, Trouble> {

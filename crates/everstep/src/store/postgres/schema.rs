@@ -25,10 +25,7 @@ pub(super) fn inspect(conn: &Conn, schema: &str, store: &str) -> Result<u32, Sto
         .run(vec![Op::new(sql, params![schema])])
         .map_err(error)?;
     let first = answers.first().and_then(|answer| answer.rows.first());
-    let table: Option<String> = first
-        .map(|row| row.get(0))
-        .transpose()
-        .map_err(error)?;
+    let table: Option<String> = first.map(|row| row.get(0)).transpose().map_err(error)?;
     match table.as_deref() {
         None => return Ok(0),
         Some("everstep_format") => {}
@@ -42,10 +39,7 @@ pub(super) fn inspect(conn: &Conn, schema: &str, store: &str) -> Result<u32, Sto
     let sql = format!("SELECT version FROM {}.everstep_format", quoted(schema));
     let answers = conn.run(vec![Op::new(sql, Vec::new())]).map_err(error)?;
     let first = answers.first().and_then(|answer| answer.rows.first());
-    let found: Option<u32> = first
-        .map(|row| row.get(0))
-        .transpose()
-        .map_err(error)?;
+    let found: Option<u32> = first.map(|row| row.get(0)).transpose().map_err(error)?;
     let (found, known) = (found.unwrap_or(0), FORMAT);
     if found > known {
         let store = store.to_owned();
@@ -88,7 +82,11 @@ pub(super) fn migrate(
     ])
     .map_err(error)?;
     let migrated = migrate_in_transaction(conn, schema, store, migrations);
-    let end = if migrated.is_ok() { "COMMIT" } else { "ROLLBACK" };
+    let end = if migrated.is_ok() {
+        "COMMIT"
+    } else {
+        "ROLLBACK"
+    };
     let ended = conn.run(vec![Op::new(end, Vec::new())]).map_err(error);
     migrated.and(ended.map(drop))
 }

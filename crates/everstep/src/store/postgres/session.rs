@@ -195,11 +195,21 @@ impl Queue {
             _ => 0,
         };
         let about = (bulk.table, first);
-        let not_before = self.last.get(&about).copied().unwrap_or(0).max(self.barrier);
-        let place = self.ops.iter().enumerate().skip(not_before).find_map(|(place, op)| {
-            let Queued::Many(many) = op else { return None };
-            std::ptr::eq(many.bulk, bulk).then_some(place)
-        });
+        let not_before = self
+            .last
+            .get(&about)
+            .copied()
+            .unwrap_or(0)
+            .max(self.barrier);
+        let place = self
+            .ops
+            .iter()
+            .enumerate()
+            .skip(not_before)
+            .find_map(|(place, op)| {
+                let Queued::Many(many) = op else { return None };
+                std::ptr::eq(many.bulk, bulk).then_some(place)
+            });
         let place = place.unwrap_or_else(|| {
             self.ops.push(Queued::Many(Many {
                 bulk,

@@ -53,7 +53,9 @@ struct Tail {
 impl Tails {
     /// Asks for the ends of these.
     pub(super) fn op<'n>(named: impl Iterator<Item = &'n (RunNo, String)>) -> Op {
-        let (runs, names) = named.map(|(run, name)| (Some(run.0), Some(name.clone()))).unzip();
+        let (runs, names) = named
+            .map(|(run, name)| (Some(run.0), Some(name.clone())))
+            .unzip();
         let sql = "SELECT r, s, (SELECT pos FROM streams WHERE run = r AND stream = s \
                    ORDER BY pos DESC LIMIT 1) FROM unnest($1::bigint[], $2::text[]) \
                    AS asked (r, s)";
@@ -95,12 +97,7 @@ impl Applier<'_> {
         Ok(Outcome::Emitted)
     }
 
-    pub(super) fn emit(
-        &mut self,
-        run: RunNo,
-        generation: u32,
-        emit: &Emit,
-    ) -> Result<(), Trouble> {
+    pub(super) fn emit(&mut self, run: RunNo, generation: u32, emit: &Emit) -> Result<(), Trouble> {
         let now = self.now();
         streams::append(&mut Rows(self), run, generation, now, emit)
     }

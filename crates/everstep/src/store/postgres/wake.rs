@@ -16,7 +16,12 @@ use std::{
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use super::{conn::{Route, runtime}, error::Trouble, locks::fnv, tls};
+use super::{
+    conn::{Route, runtime},
+    error::Trouble,
+    locks::fnv,
+    tls,
+};
 use crate::{run_id::RunNo, store::WakeFn};
 
 /// More runs than this are sent as "look for yourself": a payload has room for 8 000 bytes.
@@ -145,7 +150,9 @@ impl Wakes {
 /// Keeps a connection that listens for as long as the store lives.
 async fn listen(wakes: std::sync::Weak<Wakes>) {
     loop {
-        let Some(of_round) = wakes.upgrade() else { return };
+        let Some(of_round) = wakes.upgrade() else {
+            return;
+        };
         let heard = {
             let wakes = wakes.clone();
             Arc::new(move |payload: &str| {
@@ -204,7 +211,10 @@ async fn notify(
             runs.join(",")
         };
         let sent = async {
-            if client.as_ref().is_none_or(tokio_postgres::Client::is_closed) {
+            if client
+                .as_ref()
+                .is_none_or(tokio_postgres::Client::is_closed)
+            {
                 client = Some(tls::connect(&route.config, None).await?);
             }
             if let Some(client) = &client {
