@@ -203,6 +203,9 @@ impl Named {
             QueueWrite::Enqueue(new) => self.add_item(new),
             QueueWrite::Claim(claim) => {
                 self.locks.insert(Lock::queue(&claim.queue));
+                if let Some(limit) = &claim.limit {
+                    self.locks.insert(Lock::limit(&limit.limit, &limit.limit_key));
+                }
             }
             // The queue stands in the item.
             QueueWrite::Extend(claims) => {
