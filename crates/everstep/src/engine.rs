@@ -136,20 +136,20 @@ pub struct EngineBuilder {
 
 #[derive(Clone)]
 enum StoreChoice {
-    #[cfg(feature = "sqlite")]
-    File(std::path::PathBuf),
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    Named(std::path::PathBuf),
     Given(Arc<dyn Store>),
 }
 
 impl StoreChoice {
     #[cfg_attr(
-        not(feature = "sqlite"),
+        not(any(feature = "sqlite", feature = "postgres")),
         expect(clippy::unnecessary_wraps, reason = "a file may be no database")
     )]
     fn open(self) -> Result<Arc<dyn Store>, StoreError> {
         Ok(match self {
-            #[cfg(feature = "sqlite")]
-            StoreChoice::File(path) => Arc::new(crate::store::SqliteStore::create(&path)?),
+            #[cfg(any(feature = "sqlite", feature = "postgres"))]
+            StoreChoice::Named(place) => crate::store::open(&place, true)?,
             StoreChoice::Given(store) => store,
         })
     }
@@ -186,10 +186,12 @@ impl From<StoreError> for StartError {
 }
 
 impl Engine {
-    /// An engine on a SQLite file, which is made if it is not there.
-    #[cfg(feature = "sqlite")]
-    pub fn open(path: impl AsRef<std::path::Path>) -> EngineBuilder {
-        EngineBuilder::new(StoreChoice::File(path.as_ref().to_owned()))
+    /// An engine on a SQLite file, which is made if it is not there; or on a PostgreSQL database,
+    /// whose URL begins with `postgres://` (see [`PostgresStore`](crate::store::PostgresStore), with
+    /// the feature `postgres`).
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub fn open(place: impl AsRef<std::path::Path>) -> EngineBuilder {
+        EngineBuilder::new(StoreChoice::Named(place.as_ref().to_owned()))
     }
 
     /// An engine on any store.
