@@ -7,6 +7,10 @@
 //! safety. A handler's end is settled by its own task, so it travels in the same batch as the next
 //! claim.
 //!
+//! A claim is a write, and is made only where there may be something that no earlier one has seen. So
+//! the claims of a batch come last in it, and answer all that their stations were told until then
+//! ([`claim_last`]) and all that the batch itself puts in ([`Workers::poke`]).
+//!
 //! Always true:
 //! - Heartbeats come from the thread, so a handler that blocks its runtime does not lose its item.
 //! - What the thread has been told, and has not acted on, counts as something that goes on: a
@@ -26,6 +30,7 @@ use tokio::{runtime::Handle, sync::oneshot, task::AbortHandle};
 use uuid::Uuid;
 
 use super::{
+    committer::Pending,
     job::{self, Answering, Handler, Job},
     keeper,
     shared::Shared,
@@ -107,8 +112,10 @@ pub(crate) struct Station {
 #[derive(Default)]
 struct Desk {
     jobs: HashMap<ItemId, Held>,
-    /// The queue may have something.
+    /// The queue may have something that `claiming` does not see.
     poked: bool,
+    /// The claim that is on its way.
+    claiming: Option<Uuid>,
     /// When it may have something by the clock.
     next_at: Option<Timestamp>,
     stopping: Option<Stopping>,
@@ -207,25 +214,32 @@ impl Workers {
         self.changed.notify_one();
     }
 
-    fn poke_where(&self, shared: &Shared, meant: impl Fn(&Station) -> bool) {
+    fn poke_where(&self, shared: &Shared, meant: impl Fn(&Station, &Desk) -> bool) {
         let mut any = false;
-        for station in lock(&self.state).stations.iter().filter(|s| meant(s)) {
-            lock(&station.state).poked = true;
-            any = true;
+        for station in &lock(&self.state).stations {
+            let mut desk = lock(&station.state);
+            if meant(station, &desk) {
+                desk.poked = true;
+                any = true;
+            }
         }
         if any {
             self.signal(shared);
         }
     }
 
-    /// This queue has got an item.
-    pub(crate) fn poke(&self, shared: &Shared, queue: &str) {
-        self.poke_where(shared, |station| *station.spec.queue == *queue);
+    /// This queue has got an item, in a batch that ended with these claims. They have seen it, so
+    /// their stations are not poked; to be called before they are answered.
+    pub(crate) fn poke(&self, shared: &Shared, queue: &str, claims: &[Uuid]) {
+        self.poke_where(shared, |station, desk| {
+            let has_seen = desk.claiming.is_some_and(|claim| claims.contains(&claim));
+            *station.spec.queue == *queue && !has_seen
+        });
     }
 
     /// Any queue may have got an item, from another process.
     pub(crate) fn poke_all(&self, shared: &Shared) {
-        self.poke_where(shared, |_| true);
+        self.poke_where(shared, |_, _| true);
     }
 
     /// When the thread has something to do by a virtual clock, which it cannot wait for.
@@ -475,8 +489,8 @@ fn claim(shared: &Arc<Shared>, stations: &[Arc<Station>]) {
         if !due || room == 0 || desk.stopping.is_some() {
             continue;
         }
-        (desk.poked, desk.next_at) = (false, None);
         let claim = Uuid::from_u64_pair(random::entropy(), random::entropy());
+        (desk.poked, desk.next_at, desk.claiming) = (false, None, Some(claim));
         let wanted = ClaimItems {
             queue: station.spec.queue.to_string(),
             claim,
@@ -490,10 +504,44 @@ fn claim(shared: &Arc<Shared>, stations: &[Arc<Station>]) {
         asked.push((station, claim, answer));
     }
     for (station, claim, answer) in asked {
-        match receive(answer) {
+        let answer = receive(answer);
+        lock(&station.state).claiming = None;
+        match answer {
             Some(QueueDone::Claimed(claimed)) => begin(shared, station, claim, claimed),
             _ => lock(&station.state).next_at = Some(now + RETRY_AFTER),
         }
+    }
+}
+
+/// Puts the claims of a batch that is about to be made behind its other writes. What their stations
+/// were told until now is durable, so these claims see it, and no others are made for it.
+pub(super) fn claim_last(shared: &Shared, pending: &mut [Pending]) {
+    let claims = claims_in(pending.iter().map(|pending| &pending.write));
+    if claims.is_empty() {
+        return;
+    }
+    // The order of all others stays.
+    pending.sort_by_key(|pending| claim_of(&pending.write).is_some());
+    for station in &lock(&shared.workers.state).stations {
+        let mut desk = lock(&station.state);
+        if desk.claiming.is_some_and(|claim| claims.contains(&claim)) {
+            desk.poked = false;
+        }
+    }
+}
+
+/// The claims among these writes.
+pub(super) fn claims_in<'a>(writes: impl Iterator<Item = &'a Write>) -> Vec<Uuid> {
+    writes.filter_map(claim_of).collect()
+}
+
+fn claim_of(write: &Write) -> Option<Uuid> {
+    match write {
+        Write::Queue(write) => match &**write {
+            QueueWrite::Claim(wanted) => Some(wanted.claim),
+            _ => None,
+        },
+        _ => None,
     }
 }
 
