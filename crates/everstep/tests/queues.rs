@@ -6,8 +6,9 @@ mod scenario;
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -585,6 +586,54 @@ async fn five_hundred_items_go_through_two_workers_once_each() {
             .unwrap();
         assert_eq!(load.attempts, vec![1; 500]);
     }
+}
+
+/// An item that came while a claim was on its way, or with it in one batch, was claimed and then
+/// asked for once more: a write for nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_meets_its_item_is_the_only_one() {
+    let clock = VirtualClock::new();
+    let held = clock.hold();
+    let armed = Arc::new(AtomicBool::new(false));
+    let (reached, mut at_write) = tokio::sync::mpsc::unbounded_channel();
+    let (go_on, gone_on) = std::sync::mpsc::channel();
+    let store = CrashingStore::counting(MemoryStore::new()).meddle_until({
+        let armed = armed.clone();
+        move |_| {
+            let stop_here = armed.load(Ordering::SeqCst);
+            if stop_here {
+                reached.send(()).unwrap();
+                gone_on.recv().unwrap();
+            }
+            stop_here
+        }
+    });
+    let store = Arc::new(store);
+    let engine = Engine::on(store.clone())
+        .clock(clock.clone())
+        .start()
+        .await
+        .unwrap();
+    let client = engine.client();
+    drop(clock.quiet().await);
+    let before = store.counters().writes;
+    armed.store(true, Ordering::SeqCst);
+    // While this write is held up, the item and the claim come behind it.
+    let first = client.enqueue(LEN, &"nobody works on it".to_owned());
+    let first = tokio::spawn(first.into_future());
+    at_write.recv().await.unwrap();
+    let mut second = std::pin::pin!(client.enqueue(NUM, &3).into_future());
+    let waits = std::future::poll_fn(|cx| Poll::Ready(second.as_mut().poll(cx).is_pending())).await;
+    assert!(waits, "it is written before the one in front of it");
+    engine.work(NUM, 2, async |_, n: u32| Ok(n)).unwrap();
+    go_on.send(()).unwrap();
+    first.await.unwrap().unwrap();
+    assert_eq!(second.await.unwrap().result().await.unwrap(), 3);
+    drop(clock.quiet().await);
+    // Two items, a claim and a settlement.
+    assert_eq!(store.counters().writes - before, 4);
+    drop(held);
+    engine.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
