@@ -660,8 +660,9 @@ async fn a_schedule_made_by_a_process_without_an_engine_is_kept_by_one_that_has_
     schedule.every(Duration::from_millis(20)).await.unwrap();
     let runs = scenario::until("two runs", async || {
         let runs = runs_of(&client, "s").await;
-        let done = runs.iter().all(|run| run.status == Completed);
-        (runs.len() >= 2 && done).then_some(runs)
+        // The newest may be under way, whenever one looks.
+        let done = runs.iter().filter(|run| run.status == Completed);
+        (done.count() >= 2).then_some(runs)
     })
     .await;
     assert!(count_ticks(&runs).values().all(|runs| *runs == 1));
