@@ -14,7 +14,12 @@ use std::{
     time::Duration,
 };
 
-use everstep::{EngineBuilder, RunStatus, prelude::*};
+use everstep::{
+    EngineBuilder, RunStatus,
+    prelude::*,
+    store::{SqliteStore, Store},
+    testing::CrashingStore,
+};
 use scenario::{until, until_status};
 use tokio::sync::watch;
 
@@ -104,4 +109,27 @@ async fn a_long_body_holds_up_neither_the_heartbeat_nor_other_shards() {
     assert_eq!(bodies.load(Ordering::SeqCst), 8, "each body ran once");
     first.shutdown().await;
     second.shutdown().await;
+}
+
+/// A runner was taken for dead, and stayed in the list for a day, when another one looked between the
+/// end of its socket and its signing off.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_that_signs_off_is_alive_until_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::create(dir.path().join("app.db")).unwrap();
+    let found_dead = Arc::new(AtomicUsize::new(0));
+    let found = found_dead.clone();
+    let store = CrashingStore::counting(store).meddle_until(move |store: &SqliteStore| {
+        let rows = store.runners().unwrap();
+        let dead = rows.iter().filter(|row| store.runner_is_dead(row.id));
+        found.fetch_add(dead.count(), Ordering::SeqCst);
+        false
+    });
+    let store = Arc::new(store);
+    let engine = Engine::on(store.clone()).start().await.unwrap();
+    let started = store.writes();
+    engine.shutdown().await;
+    assert!(store.writes() > started, "signing off is a write");
+    assert!(store.runners().unwrap().is_empty());
+    assert_eq!(found_dead.load(Ordering::SeqCst), 0);
 }
