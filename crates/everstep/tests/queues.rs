@@ -224,8 +224,7 @@ async fn higher_priorities_come_first_and_delays_are_kept() {
             async move { Ok(n) }
         })
         .unwrap();
-    drop(held);
-    drop(clock.sleep(hours(2)).await);
+    drop(held.sleep(hours(2)).await);
     let expected = [(2, false), (4, false), (1, false), (3, false), (5, true)];
     assert_eq!(*order.lock().unwrap(), expected);
     engine.shutdown().await;
@@ -426,8 +425,7 @@ async fn a_result_just_before_the_timeout_wins_and_one_after_it_is_dropped() {
         } else {
             // A worker has it when the time runs out.
             let item = elsewhere::claim(store.inner(), now(&clock));
-            drop(held);
-            let held = clock.sleep(hours(1)).await;
+            let held = held.sleep(hours(1)).await;
             drop(clock.quiet().await);
             assert!(elsewhere::settle(store.inner(), now(&clock), item, 7));
             assert_eq!(store.inner().inbox(run.id().no(), 0).unwrap(), []);
