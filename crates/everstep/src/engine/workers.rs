@@ -18,6 +18,8 @@
 
 use std::{
     collections::HashMap,
+    future::poll_fn,
+    pin::pin,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicI64, Ordering},
@@ -581,7 +583,8 @@ fn begin(shared: &Arc<Shared>, station: &Arc<Station>, claim: Uuid, claimed: Cla
             claim,
         };
         // Without a lock: a runtime that shuts down drops the task at once.
-        let task = station.runtime.spawn(handle(at_desk, job, item));
+        let beginning = Beginning::new(shared);
+        let task = station.runtime.spawn(handle(at_desk, beginning, job, item));
         if let Some(held) = lock(&station.state).jobs.get_mut(&id) {
             held.task = Some(task.abort_handle());
         }
@@ -609,12 +612,38 @@ impl Drop for AtDesk {
     }
 }
 
+/// Counts as activity until a handler waits for something by itself, or its end is on its way to the
+/// store: however late its runtime polls it, a virtual clock does not jump over its beginning.
+struct Beginning(Arc<Shared>);
+
+impl Beginning {
+    fn new(shared: &Arc<Shared>) -> Beginning {
+        shared.activity.begin(1);
+        Beginning(shared.clone())
+    }
+}
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        self.0.activity.end(1);
+    }
+}
+
 /// One attempt from its claim to its settlement.
-async fn handle(at_desk: AtDesk, job: Job, item: ClaimedItem) {
+async fn handle(at_desk: AtDesk, beginning: Beginning, job: Job, item: ClaimedItem) {
     let (shared, station) = (at_desk.shared.clone(), at_desk.station.clone());
     let spec = &station.spec;
     let payload = item.payload.clone();
-    let result = job::attempt(&spec.handler, job.clone(), payload).await;
+    let mut attempt = pin!(job::attempt(&spec.handler, job.clone(), payload));
+    let mut beginning = Some(beginning);
+    let result = poll_fn(|cx| {
+        let polled = attempt.as_mut().poll(cx);
+        if polled.is_pending() {
+            beginning = None;
+        }
+        polled
+    })
+    .await;
     let stopped = lock(&station.state).stopping.is_some() && job.cancellation().is_cancelled();
     let settlement = match result {
         // It was asked to stop, and says that it has not done its work.
@@ -639,6 +668,7 @@ async fn handle(at_desk: AtDesk, job: Job, item: ClaimedItem) {
         settlement,
     };
     let answer = job::write(&shared, QueueWrite::Settle(settle));
+    drop(beginning);
     drop(at_desk);
     if let Ok(Ok(Outcome::Queue(QueueDone::Settled(false)))) = answer.await {
         tracing::warn!(
