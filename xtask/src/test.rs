@@ -6,10 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use everstep_pg::DATABASE_URL;
+
 use crate::{
     Failure, architecture,
     cargo::{self, Tests, cargo},
     examples, points, root,
+    stores::{self, Database},
 };
 
 /// Everything that is asked, the quickest to answer first. One target directory and the `dev`
@@ -24,7 +27,7 @@ const CHECKS: &[Check] = &[
     ),
     Check::new(
         "tests",
-        "all tests pass, and every primitive was crashed on every store",
+        "all tests pass on every store, and every primitive was crashed on each",
         tests,
     ),
     Check::new("doc-tests", "the code in the docs runs", doc_tests),
@@ -74,8 +77,24 @@ struct Checking {
     root: PathBuf,
     /// All tests so far.
     tests: Tests,
+    /// For the checks that need one, from the first of them on.
+    database: Option<Database>,
     /// Why the check under way was not made, if it was not.
     skipped: Option<&'static str>,
+}
+
+impl Checking {
+    /// The database for tests, which is started by the first check that asks.
+    fn database_url(&mut self) -> Result<String, Failure> {
+        if self.database.is_none() {
+            self.database = Some(Database::find_or_start()?);
+        }
+        Ok(self
+            .database
+            .as_ref()
+            .map(Database::url)
+            .unwrap_or_default())
+    }
 }
 
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
@@ -89,6 +108,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     let mut checking = Checking {
         root: root(),
         tests: Tests::default(),
+        database: None,
         skipped: None,
     };
     let started = Instant::now();
@@ -153,9 +173,7 @@ fn clippy(checking: &mut Checking) -> Result<(), Failure> {
 
 /// Code that only one feature uses is unused without it, so warnings are denied here too.
 fn features(checking: &mut Checking) -> Result<(), Failure> {
-    let manifest = checking.root.join("crates/everstep/Cargo.toml");
-    let manifest = fs::read_to_string(&manifest)
-        .map_err(|error| Failure::Found(format!("{}: {error}", manifest.display())))?;
+    let manifest = library_manifest(&checking.root)?;
     let library = ["--package", "everstep", "--lib"];
     let lint_with = |features: &[&str]| {
         println!("    everstep {}", features.join(" "));
@@ -166,6 +184,12 @@ fn features(checking: &mut Checking) -> Result<(), Failure> {
         lint_with(&["--no-default-features", "--features", feature])?;
     }
     lint_with(&["--all-features"])
+}
+
+fn library_manifest(root: &Path) -> Result<String, Failure> {
+    let manifest = root.join("crates/everstep/Cargo.toml");
+    fs::read_to_string(&manifest)
+        .map_err(|error| Failure::Found(format!("{}: {error}", manifest.display())))
 }
 
 fn lint(root: &Path, what: &[&str]) -> Result<(), Failure> {
@@ -187,26 +211,46 @@ fn optional_features(manifest: &str) -> impl Iterator<Item = &str> {
 }
 
 fn tests(checking: &mut Checking) -> Result<(), Failure> {
-    let points = points::begin(&cargo::target_directory(&checking.root))?;
+    let target = cargo::target_directory(&checking.root);
+    let points = points::begin(&target)?;
+    let stores = stores::begin(&target)?;
     // All failures at once are worth more here than an early end.
     let mut tests = cargo(
         &checking.root,
-        &["test", "--workspace", "--tests", "--no-fail-fast"],
+        &[
+            "test",
+            "--workspace",
+            "--all-features",
+            "--tests",
+            "--no-fail-fast",
+        ],
     );
     tests.env(points::POINTS_FILE, &points);
+    tests.env(stores::STORES_FILE, &stores);
+    tests.env(DATABASE_URL, checking.database_url()?);
     cargo::succeed_counting(tests, &mut checking.tests)?;
     if checking.tests.passed == 0 {
         let why = "cargo reported no tests; has the form of its output changed?";
         return Err(Failure::Found(why.into()));
     }
-    points::check(&points)
+    let manifest = library_manifest(&checking.root)?;
+    let features: Vec<&str> = optional_features(&manifest).collect();
+    points::check(&points)?;
+    stores::check(&stores, &features)
 }
 
 fn doc_tests(checking: &mut Checking) -> Result<(), Failure> {
-    let tests = cargo(
+    let mut tests = cargo(
         &checking.root,
-        &["test", "--workspace", "--doc", "--no-fail-fast"],
+        &[
+            "test",
+            "--workspace",
+            "--all-features",
+            "--doc",
+            "--no-fail-fast",
+        ],
     );
+    tests.env(DATABASE_URL, checking.database_url()?);
     cargo::succeed_counting(tests, &mut checking.tests)
 }
 

@@ -751,7 +751,7 @@ impl Client {
 
     /// Sees to it that the waiters for this run are fed, if no engine here owns it.
     fn watch(&self, run: RunId) {
-        if self.shared.threads.is_empty() || !self.shared.owns(run.shard()) {
+        if self.shared.threads.is_empty() || !self.shared.owned.surely_has(run) {
             Poller::ensure(&self.shared);
         }
     }
@@ -1110,7 +1110,7 @@ impl Plan {
         let shared = &self.client.shared;
         new.available_at.is_none()
             && self.is_known
-            && shared.owns(new.id.shard())
+            && shared.owned.home(new.id, &new.pool).is_some()
             && shared.reserve()
     }
 }

@@ -102,6 +102,23 @@ pub enum Write {
     Tag(Box<Tagging>),
     /// A new run that begins with a history. Answered as a [`Write::Start`] is.
     Fork(Box<Fork>),
+    /// Moves a run to another pool. Answered by [`Outcome::Committed`], and by [`Notice::Due`] if
+    /// it is due.
+    HandOver(Box<HandOver>),
+}
+
+/// A run that its owner cannot run: it moves to the shard with the same index of another pool, and
+/// keeps its home pool. The owner says so, under its fence, once the run is out of its memory.
+///
+/// What was `Running` is due at once; a run that waits for a time or a message goes on waiting.
+/// Refused with [`Refusal::Fenced`] if the writer does not own the shard (any more), and with
+/// [`Refusal::Gone`] if the run has ended or is in that pool already.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandOver {
+    /// The run.
+    pub run: RunNo,
+    /// The name of the pool.
+    pub pool: Arc<str>,
 }
 
 /// A run from another store, with everything that belongs to it alone.
@@ -137,7 +154,7 @@ pub enum Imported {
 /// A run to be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewRun {
-    /// Its id; number and shard follow from it.
+    /// Its id; its number, and which shard of its pool it belongs to, follow from it.
     pub id: RunId,
     /// The workflow's name.
     pub workflow: Arc<str>,

@@ -35,6 +35,7 @@ use crate::{
 };
 
 mod activity;
+mod assign;
 mod claims;
 mod committer;
 mod dispatch;
@@ -45,6 +46,7 @@ mod job;
 mod keeper;
 mod lease;
 mod mailbox;
+mod owned;
 mod poller;
 mod preflight;
 mod reader;
@@ -238,7 +240,7 @@ impl Engine {
     pub async fn evict(&self, run: RunId) -> bool {
         let (answer, evicted) = oneshot::channel();
         self.shared
-            .mailbox_of(run.shard())
+            .mailbox_of(run)
             .push(Event::Evict(run.no(), answer));
         evicted.await.unwrap_or(false)
     }

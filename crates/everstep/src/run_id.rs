@@ -9,7 +9,7 @@ use std::{fmt, str::FromStr, sync::Mutex};
 
 use uuid::Uuid;
 
-use crate::time::Timestamp;
+use crate::{pool::PoolNo, time::Timestamp};
 
 const COUNTER_BITS: u32 = 20;
 const MS_BITS: u32 = 43;
@@ -22,12 +22,30 @@ pub struct RunId(Uuid);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunNo(pub i64);
 
-/// One of the parts that runs are divided into; a runner owns whole shards.
+/// One of the parts that the runs of a pool are divided into; a runner owns whole shards. One
+/// integer for each pool and index: 256 times the number of the pool, and the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ShardId(pub u16);
+pub struct ShardId(pub u32);
 
-/// How many shards there are.
+/// How many shards a pool has.
 pub const SHARDS: u16 = 256;
+
+impl ShardId {
+    /// The shard with this index of a pool.
+    pub const fn new(pool: PoolNo, index: u8) -> ShardId {
+        ShardId(pool.0 * SHARDS as u32 + index as u32)
+    }
+
+    /// The pool that it is a shard of.
+    pub const fn pool(self) -> PoolNo {
+        PoolNo(self.0 / SHARDS as u32)
+    }
+
+    /// Which of the shards of its pool it is.
+    pub const fn index(self) -> u8 {
+        (self.0 % SHARDS as u32) as u8
+    }
+}
 
 impl RunId {
     /// The id with these parts: milliseconds, the counter, and 54 bits of randomness.
@@ -70,10 +88,16 @@ impl RunId {
         }
     }
 
-    /// The shard this run belongs to, for its whole life.
-    pub fn shard(self) -> ShardId {
+    /// Which of the shards of its pool this run belongs to, for its whole life, whichever pool that
+    /// is at the moment.
+    pub fn shard_index(self) -> u8 {
         // The lowest bits are random, so runs spread evenly.
-        ShardId((self.0.as_u128() % u128::from(SHARDS)) as u16)
+        (self.0.as_u128() % u128::from(SHARDS)) as u8
+    }
+
+    /// The shard this run belongs to while it is in this pool.
+    pub fn shard_in(self, pool: PoolNo) -> ShardId {
+        ShardId::new(pool, self.shard_index())
     }
 
     /// The id as a UUID.

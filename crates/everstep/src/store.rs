@@ -13,11 +13,15 @@
 //!   makes it due, or the parking is refused with what was delivered.
 //! - A batch under a fence that no longer holds commits nothing for any run.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use uuid::Uuid;
 
-pub use crate::{commit::*, token::Secret};
+pub use crate::{
+    commit::*,
+    pool::{PoolNo, PoolRow},
+    token::Secret,
+};
 use crate::{
     queue::ItemId,
     run_id::{RunId, RunNo, SHARDS, ShardId},
@@ -25,11 +29,15 @@ use crate::{
 };
 
 pub(crate) mod memory;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 pub(crate) mod rules;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 
 pub use memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresOptions, PostgresStore};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteOptions, SqliteStore, Tx};
 
@@ -226,6 +234,11 @@ pub trait Store: Send + Sync + 'static {
     /// The limits that are in use, or were not long ago, by name and key: all, or those of one name.
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError>;
 
+    /// The pools that were ever used, by number: the one with number 0, `default`, always; others
+    /// from the first write on that starts a run in them or hands one over to them, or from the
+    /// first runner on that serves them.
+    fn pools(&self) -> Result<Vec<PoolRow>, StoreError>;
+
     /// Enters a runner, with a fresh epoch, holding no shards.
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError>;
 
@@ -337,47 +350,89 @@ pub struct StoreCounters {
     pub reads: u64,
 }
 
-/// A set of shards.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct ShardSet([u64; SHARDS as usize / 64]);
+/// A set of shards, of any number of pools.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct ShardSet {
+    /// A bit for each shard of a pool. A pool of which there is none has no row.
+    by_pool: BTreeMap<PoolNo, [u64; WORDS]>,
+}
+
+const WORDS: usize = SHARDS as usize / 64;
 
 impl ShardSet {
     /// No shard.
-    pub const EMPTY: ShardSet = ShardSet([0; SHARDS as usize / 64]);
-    /// Every shard.
-    pub const ALL: ShardSet = ShardSet([u64::MAX; SHARDS as usize / 64]);
+    pub const EMPTY: ShardSet = ShardSet {
+        by_pool: BTreeMap::new(),
+    };
+
+    /// Every shard of these pools.
+    pub fn of_pools(pools: impl IntoIterator<Item = PoolNo>) -> ShardSet {
+        let every = |pool| (pool, [u64::MAX; WORDS]);
+        ShardSet {
+            by_pool: pools.into_iter().map(every).collect(),
+        }
+    }
+
+    /// Every shard of the default pool.
+    pub fn of_default_pool() -> ShardSet {
+        ShardSet::of_pools([PoolNo::DEFAULT])
+    }
 
     /// Whether it has this shard.
     pub fn contains(&self, shard: ShardId) -> bool {
-        self.0[usize::from(shard.0) / 64] & (1 << (shard.0 % 64)) != 0
+        let (word, bit) = place(shard);
+        let words = self.by_pool.get(&shard.pool());
+        words.is_some_and(|words| words[word] & bit != 0)
     }
 
     /// Puts the shard in.
     pub fn insert(&mut self, shard: ShardId) {
-        self.0[usize::from(shard.0) / 64] |= 1 << (shard.0 % 64);
+        let (word, bit) = place(shard);
+        self.by_pool.entry(shard.pool()).or_default()[word] |= bit;
     }
 
     /// Takes the shard out.
     pub fn remove(&mut self, shard: ShardId) {
-        self.0[usize::from(shard.0) / 64] &= !(1 << (shard.0 % 64));
+        let (word, bit) = place(shard);
+        let Some(words) = self.by_pool.get_mut(&shard.pool()) else {
+            return;
+        };
+        words[word] &= !bit;
+        if words.iter().all(|word| *word == 0) {
+            self.by_pool.remove(&shard.pool());
+        }
     }
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.0.iter().map(|word| word.count_ones() as usize).sum()
+        let words = self.by_pool.values().flatten();
+        words.map(|word| word.count_ones() as usize).sum()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        *self == ShardSet::EMPTY
+        self.by_pool.is_empty()
     }
 
     /// The shards, in order.
     pub fn iter(&self) -> impl Iterator<Item = ShardId> + '_ {
-        (0..SHARDS)
-            .map(ShardId)
-            .filter(|shard| self.contains(*shard))
+        let all = self.by_pool.keys().flat_map(|pool| {
+            let indexes = 0..=u8::MAX;
+            indexes.map(|index| ShardId::new(*pool, index))
+        });
+        all.filter(|shard| self.contains(*shard))
     }
+
+    /// The pools that it has shards of, in order.
+    pub fn pools(&self) -> impl Iterator<Item = PoolNo> + '_ {
+        self.by_pool.keys().copied()
+    }
+}
+
+/// Where the bit of a shard is: the word, and the bit in it.
+fn place(shard: ShardId) -> (usize, u64) {
+    let index = shard.index();
+    (usize::from(index) / 64, 1 << (index % 64))
 }
 
 impl FromIterator<ShardId> for ShardSet {
@@ -408,9 +463,9 @@ pub struct RunRow {
     pub version: u32,
     /// Its key, if it was started with one.
     pub key: Option<String>,
-    /// The pool whose runners may own it.
+    /// Its home pool: the one whose runners may own it.
     pub pool: Arc<str>,
-    /// Its shard.
+    /// Its shard: of its home pool, or of the overflow pool that it was handed over to.
     pub shard: ShardId,
     /// What it is doing.
     pub status: RunStatus,
@@ -539,6 +594,8 @@ pub struct DueRun {
     pub workflow: Arc<str>,
     /// The workflow's version.
     pub version: u32,
+    /// Its home pool.
+    pub pool: Arc<str>,
 }
 
 /// A run that is paused.
@@ -660,8 +717,45 @@ pub struct NewRunner {
     pub now: Timestamp,
     /// How long it holds what it takes without a heartbeat.
     pub lease: Duration,
-    /// The workflows that it serves, with the versions.
-    pub workflows: Vec<(String, u32)>,
+    /// The workflows that it has the code for.
+    pub workflows: Vec<Serves>,
+    /// The pools whose runs it may own.
+    pub pools: Vec<String>,
+    /// How much it takes on, against others: one with 2 gets twice as many shards as one with 1.
+    pub weight: u32,
+}
+
+impl NewRunner {
+    /// A runner of the default pool with a weight of 1 that knows no workflow.
+    pub fn new(id: Uuid, name: impl Into<String>, now: Timestamp, lease: Duration) -> NewRunner {
+        NewRunner {
+            id,
+            name: name.into(),
+            now,
+            lease,
+            workflows: Vec::new(),
+            pools: vec![crate::workflow::DEFAULT_POOL.to_owned()],
+            weight: 1,
+        }
+    }
+}
+
+/// A workflow that a runner has the code for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Serves {
+    /// The workflow's name.
+    pub workflow: String,
+    /// The version of the code.
+    pub version: u32,
+    /// The versions of runs that this code may run.
+    pub accepts: RangeInclusive<u32>,
+}
+
+impl Serves {
+    /// Whether runs of this workflow and version can be run by this code.
+    pub fn accepts(&self, workflow: &str, version: u32) -> bool {
+        self.workflow == workflow && self.accepts.contains(&version)
+    }
 }
 
 /// A runner as it is stored.
@@ -677,8 +771,20 @@ pub struct RunnerRow {
     pub lease_until: Timestamp,
     /// The shards it holds.
     pub shards: ShardSet,
-    /// The workflows that it serves, with the versions.
-    pub workflows: Vec<(String, u32)>,
+    /// The workflows that it has the code for.
+    pub workflows: Vec<Serves>,
+    /// The pools whose runs it may own.
+    pub pools: Vec<String>,
+    /// How much it takes on, against others.
+    pub weight: u32,
+}
+
+impl RunnerRow {
+    /// Whether it has the code for runs of this workflow and version.
+    pub fn serves(&self, workflow: &str, version: u32) -> bool {
+        let mut served = self.workflows.iter();
+        served.any(|serves| serves.accepts(workflow, version))
+    }
 }
 
 /// What a store says when it cannot.

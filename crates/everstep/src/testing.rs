@@ -18,6 +18,7 @@ mod ledger;
 #[cfg(feature = "sqlite")]
 mod power_cut;
 mod queue_load;
+mod ran_on;
 mod replay;
 pub mod store_conformance;
 #[cfg(feature = "sqlite")]
@@ -29,6 +30,8 @@ pub use crash_everywhere::{CrashReport, CrashTest, Difference, Ending, crash_eve
 pub use crashing_store::{CrashPoint, CrashingStore};
 pub use ledger::Ledger;
 pub use queue_load::{QueueLoad, QueueLoadError, queue_load};
+#[doc(hidden)]
+pub use ran_on::ran_on;
 pub use replay::{Replay, ReplayError, Replayed, replay};
 
 /// An engine in memory, on a [`VirtualClock`] of its own.
@@ -50,5 +53,6 @@ pub use replay::{Replay, ReplayError, Replayed, replay};
 /// # Ok(()) }
 /// ```
 pub fn engine() -> EngineBuilder {
+    ran_on("memory");
     Engine::in_memory().clock(VirtualClock::new())
 }

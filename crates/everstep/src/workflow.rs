@@ -18,6 +18,7 @@ use crate::{
     retention::Retention,
     retry::Retry,
     run::Halt,
+    store::Serves,
 };
 
 /// What can be stored and read back: an input, a result, a message, a state.
@@ -317,10 +318,14 @@ impl Definition {
         (self.begin)(ctx, input)
     }
 
-    /// The versions that it serves, at most a hundred of them, the newest first.
-    pub(crate) fn versions(&self) -> impl Iterator<Item = u32> + use<> {
-        let RegisterCheck(range) = RegisterCheck::of(self);
-        range.rev().take(100)
+    /// How a runner that has it says so.
+    pub(crate) fn serves(&self) -> Serves {
+        let RegisterCheck(accepts) = RegisterCheck::of(self);
+        Serves {
+            workflow: self.name.to_string(),
+            version: self.version,
+            accepts,
+        }
     }
 
     pub(crate) fn accepts(&self, version: u32) -> bool {

@@ -20,8 +20,8 @@ use everstep::{
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
         Filter, Finished, InboxRow, LetterFilter, LimitPlace, LimitRow, LoadedRun, MemoryStore,
-        NewRunner, Put, RunRow, RunnerRow, ScheduleRow, ShardSet, SqliteOptions, SqliteStore,
-        Store, StoreError, StreamExtent, StreamPage, WakeFn, WakeGuard, Write,
+        NewRunner, PoolRow, Put, RunRow, RunnerRow, ScheduleRow, ShardSet, SqliteOptions,
+        SqliteStore, Store, StoreError, StreamExtent, StreamPage, WakeFn, WakeGuard, Write,
     },
 };
 use scenario::{until, until_at_rest, until_paused};
@@ -878,6 +878,10 @@ impl Store for Saying {
 
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
         self.store.heartbeat(fence, now, lease)
+    }
+
+    fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
+        self.store.pools()
     }
 
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {

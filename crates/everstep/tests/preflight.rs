@@ -138,7 +138,7 @@ fn everything(store: &dyn Store) -> String {
         }
     }
     let runners = store.runners().unwrap();
-    let names: Vec<_> = runners.iter().map(|r| (r.id, r.epoch, r.shards)).collect();
+    let names: Vec<_> = runners.iter().map(|r| (r.id, r.epoch, &r.shards)).collect();
     all + &format!(
         "{names:?} {:?}",
         store.dead_letters(&Default::default(), 0, 10).unwrap()

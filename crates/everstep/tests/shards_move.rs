@@ -78,7 +78,7 @@ async fn a_long_body_holds_up_neither_the_heartbeat_nor_other_shards() {
         // A shard moves only when its own bodies have ended.
         if !long
             .iter()
-            .any(|long| long.id().shard() == run.id().shard())
+            .any(|long| long.id().shard_index() == run.id().shard_index())
         {
             waiting.push((n, run));
         }

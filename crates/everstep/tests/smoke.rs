@@ -1,7 +1,11 @@
-//! A workflow from its start to its result, on both stores.
+//! A workflow from its start to its result, on every store.
 #![allow(clippy::unwrap_used)]
 
 use everstep::{prelude::*, testing::VirtualClock};
+
+mod stores;
+
+use stores::on_each_store;
 
 #[workflow]
 async fn greet(ctx: Ctx, name: String) -> Result<String> {
@@ -47,12 +51,6 @@ async fn check(builder: everstep::EngineBuilder) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_workflow_runs_to_its_end_in_memory() {
-    check(Engine::in_memory()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_workflow_runs_to_its_end_on_a_file() {
-    let dir = tempfile::tempdir().unwrap();
-    check(Engine::open(dir.path().join("app.db"))).await;
+async fn a_workflow_runs_to_its_end_on_every_store() {
+    on_each_store(async |place| check(place.engine()).await).await;
 }

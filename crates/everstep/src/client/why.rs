@@ -427,10 +427,7 @@ fn no_runner(row: &RunRow, runners: &[RunnerRow], now: Timestamp) -> Option<Stri
         return None;
     }
     let live = || runners.iter().filter(|runner| runner.lease_until > now);
-    let serves = |runner: &RunnerRow| {
-        let mut served = runner.workflows.iter();
-        served.any(|(name, version)| **name == *row.workflow && *version == row.version)
-    };
+    let serves = |runner: &RunnerRow| runner.serves(&row.workflow, row.version);
     let (workflow, version) = (&row.workflow, row.version);
     if live().next().is_none() {
         return Some("no runner is alive; start an engine on this store".to_owned());

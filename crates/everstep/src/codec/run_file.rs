@@ -171,7 +171,7 @@ fn read_row(reader: &mut Reader<'_>) -> Result<RunRow, DecodeError> {
         version,
         key,
         pool,
-        shard: id.shard(),
+        shard: id.shard_in(crate::pool::PoolNo::DEFAULT),
         status,
         ending,
         generation,

@@ -51,19 +51,19 @@ pub(super) fn lost(shared: &Shared, mut batch: Batch, error: &Arc<StoreError>) {
     claimed.extend(by_others.filter(|new| new.claim).map(|new| new.clone()));
     for new in claimed {
         shared.release();
-        if error.reaction() == Reaction::Reload && shared.owns(new.id.shard()) {
+        let shard = shared.owned.home(new.id, &new.pool);
+        if let (Reaction::Reload, Some(shard)) = (error.reaction(), shard) {
             // If it is there, it is in nobody's memory, and nobody would look for it.
             let due = DueRun {
                 id: new.id,
-                shard: new.id.shard(),
+                shard,
                 available_at: None,
                 status: RunStatus::Running,
                 workflow: new.workflow,
                 version: new.version,
+                pool: new.pool,
             };
-            shared
-                .mailbox_of(due.shard)
-                .push(Event::Recovered(vec![due]));
+            shared.mailbox_of(due.id).push(Event::Recovered(vec![due]));
         }
     }
 }

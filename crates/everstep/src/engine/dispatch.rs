@@ -99,9 +99,9 @@ impl Round<'_> {
                     self.shared.release();
                 }
                 if started.claimed {
-                    self.tell_owner(new.id.shard(), Event::Started(new, self.now));
+                    self.tell_owner(new.id, Event::Started(new, self.now));
                 } else if !started.attached {
-                    self.due(started.id.no(), new.id.shard(), started.available_at);
+                    self.due(started.id, started.available_at);
                 }
             }
             (Write::Deliver(delivery), Outcome::Delivered(delivered)) => {
@@ -119,13 +119,12 @@ impl Round<'_> {
                 Outcome::Imported(Imported::Done {
                     available_at: Some(at),
                 }),
-            ) => self.due(run.row.id.no(), run.row.shard, Some(*at)),
+            ) => self.due(run.row.id, Some(*at)),
             (Write::Commit(commit), Outcome::Committed(delivered)) => {
                 self.committed(*commit, delivered);
             }
-            (Write::Fork(fork), Outcome::Started(started)) if !started.attached => {
-                let shard = fork.new.id.shard();
-                self.due(started.id.no(), shard, started.available_at);
+            (Write::Fork(_), Outcome::Started(started)) if !started.attached => {
+                self.due(started.id, started.available_at);
             }
             (Write::Delete(_), Outcome::Deleted(Deleted::Done { run })) => {
                 // Who waits for the end of a run that another process owned has not heard of it.
@@ -158,22 +157,26 @@ impl Round<'_> {
         }
     }
 
-    /// Tells the engine thread that owns the runs of this shard.
-    fn tell_owner(&mut self, shard: crate::run_id::ShardId, event: Event) {
-        let new = &mut self.events[self.shared.thread_of(shard)];
+    /// Tells the engine thread that has the run, if it is here.
+    fn tell_owner(&mut self, run: RunId, event: Event) {
+        let new = &mut self.events[self.shared.thread_of(run.shard_index())];
         new.push(event);
     }
 
-    fn owns(&self, shard: crate::run_id::ShardId) -> bool {
-        !self.shared.threads.is_empty() && self.shared.owns(shard)
+    /// Whether the run may be ours. Others are told unless it surely is.
+    fn may_own(&mut self, run: RunId) -> bool {
+        let owned = &self.shared.owned;
+        let may_own = !self.shared.threads.is_empty() && owned.may_have(run);
+        if !may_own || !owned.surely_has(run) {
+            self.elsewhere.push(run.no());
+        }
+        may_own
     }
 
     /// A run that is due at this time, and in nobody's memory.
-    fn due(&mut self, run: RunNo, shard: crate::run_id::ShardId, at: Option<Timestamp>) {
-        if self.owns(shard) {
+    fn due(&mut self, run: RunId, at: Option<Timestamp>) {
+        if self.may_own(run) {
             self.shared.due.note(at.unwrap_or(self.now));
-        } else {
-            self.elsewhere.push(run);
         }
     }
 
@@ -184,12 +187,10 @@ impl Round<'_> {
         if delivered.receipt != crate::commit::Receipt::Delivered {
             return;
         }
-        if !self.owns(run.shard()) {
-            self.elsewhere.push(run.no());
-            return;
+        if self.may_own(run) {
+            let row = crate::store::rules::message(delivery, seq, self.now);
+            self.tell_owner(run, Event::Message(run.no(), Box::new(row)));
         }
-        let row = crate::store::rules::message(delivery, seq, self.now);
-        self.tell_owner(run.shard(), Event::Message(run.no(), Box::new(row)));
     }
 
     /// An event is published; those who were told are in the notices.
@@ -207,25 +208,24 @@ impl Round<'_> {
     }
 
     fn controlled(&mut self, run: RunId, control: Control) {
-        if self.owns(run.shard()) {
-            self.tell_owner(run.shard(), Event::Control(run.no(), control));
-        } else {
-            self.elsewhere.push(run.no());
+        if self.may_own(run) {
+            self.tell_owner(run, Event::Control(run.no(), control));
         }
     }
 
     /// Something that happened to somebody who is not named in an outcome.
     fn notice(&mut self, notice: Notice) {
         match notice {
-            Notice::Inbox { run, row } if self.owns(run.shard()) => {
-                self.tell_owner(run.shard(), Event::Message(run.no(), row));
+            Notice::Inbox { run, row } => {
+                if self.may_own(run) {
+                    self.tell_owner(run, Event::Message(run.no(), row));
+                }
             }
-            Notice::Inbox { run, .. } => self.elsewhere.push(run.no()),
             Notice::Control { run, control } => self.controlled(run, control),
             Notice::Claimed(new) => {
-                self.tell_owner(new.id.shard(), Event::Started(new, self.now));
+                self.tell_owner(new.id, Event::Started(new, self.now));
             }
-            Notice::Due { run, at } => self.due(run.no(), run.shard(), Some(at)),
+            Notice::Due { run, at } => self.due(run, Some(at)),
             Notice::Queue { queue } => {
                 self.queues = true;
                 self.shared.workers.poke(self.shared, &queue, &self.claims);

@@ -253,7 +253,7 @@ fn poll_store(shared: &Shared, look: bool) {
 fn hand_out(shared: &Shared, runs: Vec<DueRun>, look: bool) {
     let mut by_thread: Vec<Vec<DueRun>> = shared.threads.iter().map(|_| Vec::new()).collect();
     for run in runs {
-        by_thread[shared.thread_of(run.shard)].push(run);
+        by_thread[shared.thread_of(run.id.shard_index())].push(run);
     }
     for (thread, runs) in by_thread.into_iter().enumerate() {
         if !runs.is_empty() {

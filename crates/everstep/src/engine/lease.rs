@@ -12,15 +12,15 @@ use std::{
 use uuid::Uuid;
 
 use super::{
+    assign::assigned,
     mailbox::Event,
     poller::{self, Poller},
     shared::Shared,
 };
 use crate::{
     commit::Fence,
-    random,
     run::is_mended_by_deploy,
-    run_id::{SHARDS, ShardId},
+    run_id::ShardId,
     store::{RunnerRow, ShardSet, StoreError},
 };
 
@@ -88,7 +88,7 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
             if let Err(error) = taken {
                 tracing::warn!(%error, "shards cannot be balanced; trying again");
             }
-            if shared.owned() != ShardSet::ALL {
+            if shared.owned.is_partial() {
                 // They may have moved away from under somebody who waits.
                 Poller::ensure(shared);
             }
@@ -131,10 +131,9 @@ pub(crate) fn balance(
         .filter(|runner| !alive.iter().any(|other| other.id == runner.id))
         .map(|runner| runner.id)
         .collect();
-    let wanted = assigned(
-        fence.runner,
-        &alive.iter().map(|runner| runner.id).collect::<Vec<_>>(),
-    );
+    let pools = shared.store.pools()?;
+    shared.owned.set_pools(&pools);
+    let wanted = assigned(fence.runner, &alive, &pools);
     let owned = shared.owned();
     let excess: ShardSet = owned
         .iter()
@@ -163,18 +162,6 @@ pub(crate) fn balance(
         }
     }
     Ok(ShardSet::EMPTY)
-}
-
-/// The shards that this runner should have among these: each goes to the runner that draws the
-/// highest number for it, so that a change moves as few as possible.
-pub(crate) fn assigned(me: Uuid, alive: &[Uuid]) -> ShardSet {
-    let draw =
-        |runner: &Uuid, shard: u16| (random::hash(u64::from(shard), runner.as_bytes()), *runner);
-    let winner = |shard: u16| alive.iter().max_by_key(|runner| draw(runner, shard));
-    (0..SHARDS)
-        .filter(|shard| winner(*shard) == Some(&me))
-        .map(ShardId)
-        .collect()
 }
 
 /// Shards that are given back, each as soon as none of its runs is in memory.
@@ -214,7 +201,9 @@ impl Leaving {
         let kept = owned.iter().filter(|shard| !shards.contains(*shard));
         shared.set_owned(&kept.collect());
         for (index, thread) in shared.threads.iter().enumerate() {
-            let its = shards.iter().filter(|s| shared.thread_of(*s) == index);
+            let its = shards
+                .iter()
+                .filter(|s| shared.thread_of(s.index()) == index);
             let its: ShardSet = its.collect();
             if !its.is_empty() {
                 thread.push(Event::Release(its, self.told.clone()));
@@ -264,7 +253,7 @@ pub(crate) fn take_up(shared: &Shared, shards: &ShardSet) -> Result<u64, StoreEr
         found += page.len() as u64;
         let mut by_thread: Vec<Vec<_>> = shared.threads.iter().map(|_| Vec::new()).collect();
         for run in page {
-            by_thread[shared.thread_of(run.shard)].push(run);
+            by_thread[shared.thread_of(run.id.shard_index())].push(run);
         }
         for (thread, runs) in by_thread.into_iter().enumerate() {
             if !runs.is_empty() {
@@ -290,7 +279,7 @@ fn reconsider(shared: &Shared, shards: &ShardSet) -> Result<(), StoreError> {
         for run in page {
             let mendable = run.reason.as_deref().is_some_and(is_mended_by_deploy);
             if mendable && shared.registry.find(&run.workflow, run.version).is_some() {
-                by_thread[shared.thread_of(run.id.shard())].push(run.id.no());
+                by_thread[shared.thread_of(run.id.shard_index())].push(run.id.no());
             }
         }
         for (thread, runs) in by_thread.into_iter().enumerate() {
@@ -341,28 +330,5 @@ pub(crate) fn watch(shared: &Arc<Shared>, stop: &Stop) {
                 shared.hub.note_blocked(polling.run, step);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_new_runner_takes_about_its_share_and_moves_nothing_else() {
-        let ids: Vec<Uuid> = (1..=4u128)
-            .map(|n| Uuid::from_u128(n * 0x1234_5678_9ABC))
-            .collect();
-        let before: Vec<ShardSet> = ids[..3].iter().map(|id| assigned(*id, &ids[..3])).collect();
-        let after: Vec<ShardSet> = ids.iter().map(|id| assigned(*id, &ids)).collect();
-        assert_eq!(before.iter().map(ShardSet::len).sum::<usize>(), 256);
-        assert_eq!(after.iter().map(ShardSet::len).sum::<usize>(), 256);
-        for (old, new) in before.iter().zip(&after) {
-            assert!(
-                new.iter().all(|shard| old.contains(shard)),
-                "only the new runner gains"
-            );
-        }
-        assert!((40..90).contains(&after[3].len()), "{}", after[3].len());
     }
 }

@@ -2,7 +2,7 @@
 //! ends and answers of runs that another process owns. One query per round, however many wait.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     queue::ItemId,
-    run_id::{RunNo, ShardId},
+    run_id::{RunId, RunNo},
     store::{ShardSet, StoreError},
 };
 
@@ -88,22 +88,24 @@ struct Questions {
 /// Asks once for what is waited for in shards that have just come to this process: what ended
 /// before that was told to another one.
 pub(crate) fn ask_about(shared: &Shared, shards: &ShardSet) {
-    if let Some(questions) = questions_where(shared, |shard| shards.contains(shard)) {
+    let indexes: HashSet<u8> = shards.iter().map(|shard| shard.index()).collect();
+    let questions = questions_where(shared, |run| indexes.contains(&run.shard_index()));
+    if let Some(questions) = questions {
         ask(shared, &questions);
     }
 }
 
 fn questions(shared: &Shared) -> Option<Questions> {
-    questions_where(shared, |shard| !shared.owns(shard))
+    questions_where(shared, |run| !shared.owned.surely_has(run))
 }
 
-fn questions_where(shared: &Shared, meant: impl Fn(ShardId) -> bool) -> Option<Questions> {
+fn questions_where(shared: &Shared, meant: impl Fn(RunId) -> bool) -> Option<Questions> {
     let (mut runs, mut requests) = shared.hub.waiting();
-    runs.retain(|run| meant(run.shard()));
-    requests.retain(|(_, run)| meant(run.shard()));
+    runs.retain(|run| meant(*run));
+    requests.retain(|(_, run)| meant(*run));
     let items = shared.hub.waiting_items();
     let mut followers = shared.hub.followers.waiting();
-    followers.retain(|follower| meant(follower.run.shard()));
+    followers.retain(|follower| meant(follower.run));
     if runs.is_empty() && requests.is_empty() && items.is_empty() && followers.is_empty() {
         return None;
     }

@@ -18,6 +18,7 @@ use super::{
     hub::Hub,
     keeper::Keeper,
     mailbox::{Event, Mailbox},
+    owned::Owned,
     poller::Poller,
     settings::Sabotage,
     streams::Emitting,
@@ -26,7 +27,7 @@ use super::{
 };
 use crate::{
     commit::{Fence, NewRun},
-    run_id::{RunIds, RunNo, ShardId},
+    run_id::{RunId, RunIds, RunNo, ShardId},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
     time::{Clock, Timestamp},
     workflow::Registry,
@@ -48,7 +49,7 @@ pub(crate) struct Shared {
     pub(crate) hub: Hub,
     pub(crate) ids: RunIds,
     pub(crate) me: Option<Uuid>,
-    owned: OwnedShards,
+    pub(crate) owned: Owned,
     lease: Mutex<Option<Lease>>,
     /// When the lease ends, in nanoseconds since `epoch`: looked at before every run is driven, so
     /// without a lock. 0 while there is none.
@@ -89,10 +90,6 @@ struct Lease {
     valid_until: Instant,
 }
 
-/// The shards that this process owns. Read on every start and message, written rarely.
-#[derive(Default)]
-struct OwnedShards([AtomicU64; 4]);
-
 impl Shared {
     pub(crate) fn new(
         settings: Arc<Settings>,
@@ -118,7 +115,7 @@ impl Shared {
             hub: Hub::default(),
             ids: RunIds::new(seed),
             me,
-            owned: OwnedShards::default(),
+            owned: Owned::default(),
             lease: Mutex::new(None),
             lease_ends: AtomicU64::new(0),
             epoch: Instant::now(),
@@ -168,34 +165,25 @@ impl Shared {
     }
 
     pub(crate) fn owns(&self, shard: ShardId) -> bool {
-        let word = &self.owned.0[usize::from(shard.0) / 64];
-        word.load(Ordering::Acquire) & (1 << (shard.0 % 64)) != 0
+        self.owned.has(shard)
     }
 
     pub(crate) fn owned(&self) -> ShardSet {
-        (0..crate::run_id::SHARDS)
-            .map(ShardId)
-            .filter(|shard| self.owns(*shard))
-            .collect()
+        self.owned.shards()
     }
 
     pub(crate) fn set_owned(&self, shards: &ShardSet) {
-        let mut words = [0u64; 4];
-        for shard in shards.iter() {
-            words[usize::from(shard.0) / 64] |= 1 << (shard.0 % 64);
-        }
-        for (cell, word) in self.owned.0.iter().zip(words) {
-            cell.store(word, Ordering::Release);
-        }
+        self.owned.set_shards(shards);
     }
 
-    /// The engine thread that owns the runs of this shard.
-    pub(crate) fn thread_of(&self, shard: ShardId) -> usize {
-        usize::from(shard.0) % self.threads.len()
+    /// The engine thread that owns the runs of shards with this index: a run stays with it when it
+    /// moves to another pool.
+    pub(crate) fn thread_of(&self, index: u8) -> usize {
+        usize::from(index) % self.threads.len()
     }
 
-    pub(crate) fn mailbox_of(&self, shard: ShardId) -> &Mailbox {
-        &self.threads[self.thread_of(shard)]
+    pub(crate) fn mailbox_of(&self, run: RunId) -> &Mailbox {
+        &self.threads[self.thread_of(run.shard_index())]
     }
 
     pub(crate) fn set_lease(&self, fence: Fence, valid_until: Instant) {
@@ -273,11 +261,9 @@ impl Shared {
             name: runner_name(),
             now: self.now(),
             lease: self.settings.lease,
-            workflows: self
-                .registry
-                .all()
-                .flat_map(|d| d.versions().map(|version| (d.name.to_string(), version)))
-                .collect(),
+            workflows: self.registry.all().map(|code| code.serves()).collect(),
+            pools: vec![crate::workflow::DEFAULT_POOL.to_owned()],
+            weight: 1,
         }
     }
 
@@ -336,7 +322,7 @@ impl Shared {
     /// if so, a place in memory is taken.
     pub(crate) fn claims(&self, new: &NewRun) -> bool {
         new.available_at.is_none()
-            && self.owns(new.id.shard())
+            && self.owned.home(new.id, &new.pool).is_some()
             && self.registry.find(&new.workflow, new.version).is_some()
             && self.reserve()
     }

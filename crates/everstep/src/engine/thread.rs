@@ -47,6 +47,8 @@ struct Task {
     /// Identifies it in this process: never reused.
     token: u64,
     id: RunId,
+    /// Where it is while it is in memory.
+    shard: ShardId,
     /// Whether it is in the list of runs to drive.
     queued: bool,
     /// The time for which a timer is set.
@@ -308,7 +310,7 @@ impl Worker {
     }
 
     /// Takes a run into memory.
-    fn insert(&mut self, seed: RunSeed) -> Option<u32> {
+    fn insert(&mut self, seed: RunSeed, shard: ShardId) -> Option<u32> {
         let id = seed.facts.id;
         let definition = self
             .shared
@@ -337,6 +339,7 @@ impl Worker {
             run,
             token,
             id,
+            shard,
             queued: false,
             armed: None,
             hot: None,
@@ -594,13 +597,14 @@ impl Worker {
 
     fn started(&mut self, new: crate::commit::NewRun, at: Timestamp) {
         let id = new.id;
+        let shard = self.shared.owned.home(id, &new.pool);
         // A shard that was given back or lost since the start was written: its next owner finds
         // the run among those that were in somebody's memory. Two must not have it.
-        if self.by_no.contains_key(&id.no()) || !self.shared.owns(id.shard()) {
+        let Some(shard) = shard.filter(|_| !self.by_no.contains_key(&id.no())) else {
             return self.shared.release();
-        }
+        };
         // Its place was taken by whoever has claimed it.
-        if self.insert(RunSeed::claimed(new, at)).is_none() {
+        if self.insert(RunSeed::claimed(new, at), shard).is_none() {
             self.shared.release();
             // It was claimed for code that is here; only a lost registration could lead here.
             tracing::error!(run = %id, "a run was claimed for a workflow that is not registered");
@@ -908,7 +912,8 @@ impl Worker {
             self.suspects.push_back((run, RunSeed::deaths(&loaded)));
             return;
         }
-        let Some(slot) = self.insert(RunSeed::from(loaded)) else {
+        let shard = row.shard;
+        let Some(slot) = self.insert(RunSeed::from(loaded), shard) else {
             return;
         };
         self.shared.moving.fetch_add(1, Ordering::AcqRel);
@@ -965,6 +970,7 @@ impl Worker {
             status: row.status,
             workflow: row.workflow.clone(),
             version: row.version,
+            pool: row.pool.clone(),
         });
     }
 
@@ -990,7 +996,7 @@ impl Worker {
             .filter(|slot| {
                 self.tasks[*slot as usize]
                     .as_ref()
-                    .is_some_and(|task| of(task.id.shard()))
+                    .is_some_and(|task| of(task.shard))
             })
             .collect()
     }
@@ -1024,7 +1030,7 @@ impl Worker {
         if self.releasing.is_empty() {
             return;
         }
-        let busy: ShardSet = self.tasks.iter().flatten().map(|t| t.id.shard()).collect();
+        let busy: ShardSet = self.tasks.iter().flatten().map(|t| t.shard).collect();
         self.releasing.retain_mut(|(shards, done)| {
             let (kept, freed): (Vec<_>, Vec<_>) = shards.iter().partition(|s| busy.contains(*s));
             *shards = kept.into_iter().collect();
@@ -1051,7 +1057,7 @@ impl Worker {
                     || self
                         .releasing
                         .iter()
-                        .any(|(shards, _)| shards.contains(task.id.shard()));
+                        .any(|(shards, _)| shards.contains(task.shard));
                 meant && !task.queued && task.bodies == 0 && !task.run.in_flight()
             })
             .collect();

@@ -36,6 +36,7 @@ mod control;
 mod deferreds;
 mod events;
 mod import;
+mod pools;
 mod queues;
 mod schedules;
 mod streams;
@@ -95,6 +96,7 @@ struct Data {
     schedules: BTreeMap<String, Arc<ScheduleRow>>,
     runners: BTreeMap<Uuid, Runner>,
     shards: BTreeMap<ShardId, Uuid>,
+    pools: pools::PoolNames,
     last_epoch: u64,
     rows_written: u64,
     queues: queues::Queues,
@@ -145,7 +147,9 @@ struct Runner {
     epoch: u64,
     name: String,
     lease_until: Timestamp,
-    workflows: Vec<(String, u32)>,
+    workflows: Vec<Serves>,
+    pools: Vec<String>,
+    weight: u32,
 }
 
 impl MemoryStore {
@@ -255,7 +259,7 @@ impl Store for MemoryStore {
         limit: usize,
     ) -> Result<Due, StoreError> {
         let data = self.read();
-        let owned = |(_, no): &&(Timestamp, RunNo)| shards.contains(data.runs[no].head.id.shard());
+        let owned = |(_, no): &&(Timestamp, RunNo)| shards.contains(data.runs[no].head.shard);
         let last = (now, RunNo(i64::MAX));
         let first = after.map_or(Bound::Unbounded, Bound::Excluded);
         let is_past_end = after.is_some_and(|after| after >= last);
@@ -289,7 +293,7 @@ impl Store for MemoryStore {
         ));
         let live = rest
             .map(|(_, run)| run)
-            .filter(|run| run.is_live() && shards.contains(run.head.id.shard()));
+            .filter(|run| run.is_live() && shards.contains(run.head.shard));
         Ok(live.take(limit).map(|run| run.due_run()).collect())
     }
 
@@ -305,7 +309,7 @@ impl Store for MemoryStore {
         let paused = rest.map(|(_, run)| run).filter(|run| {
             run.head.status == RunStatus::Paused
                 && run.head.available_at.is_none()
-                && shards.contains(run.head.id.shard())
+                && shards.contains(run.head.shard)
         });
         let paused = paused.map(|run| PausedRun {
             id: run.head.id,
@@ -319,7 +323,7 @@ impl Store for MemoryStore {
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
         let mut census = Census::default();
         for run in self.read().runs.values() {
-            if !shards.contains(run.head.id.shard()) {
+            if !shards.contains(run.head.shard) {
                 continue;
             }
             match (run.head.status, run.head.available_at) {
@@ -542,6 +546,10 @@ impl Store for MemoryStore {
         Ok(self.read().limits.list(name, limit))
     }
 
+    fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
+        Ok(self.read().pools.rows())
+    }
+
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         Ok(self.write(|data| data.register_runner(runner)))
     }
@@ -567,6 +575,8 @@ impl Store for MemoryStore {
             lease_until: runner.lease_until,
             shards: data.held_by(*id),
             workflows: runner.workflows.clone(),
+            pools: runner.pools.clone(),
+            weight: runner.weight,
         });
         Ok(rows.collect())
     }
@@ -707,6 +717,10 @@ impl Data {
             (Write::Delete(delete), _) => Outcome::Deleted(self.delete(delete, batch.now)),
             (Write::Tag(tagging), _) => self.tag(tagging, batch.now),
             (Write::Fork(fork), _) => self.fork(fork, batch.now),
+            (Write::HandOver(what), _) => {
+                let Ok(outcome) = rules::pools::hand_over(self, what);
+                outcome
+            }
         });
         Applied {
             outcomes: outcomes.collect(),
@@ -755,7 +769,7 @@ impl Data {
         let head = self.runs.get(&commit.run).map(|run| run.head);
         // A runner that lost its shards and registered again has a fence that holds, and may still
         // have commits from before.
-        let holder = head.and_then(|head| self.shards.get(&head.id.shard()));
+        let holder = head.and_then(|head| self.shards.get(&head.shard));
         if head.is_some() && holder != batch.fence.map(|fence| fence.runner).as_ref() {
             return Some(Refusal::Fenced);
         }
@@ -852,7 +866,9 @@ impl Data {
         if self.graves.contains(&no) {
             return Outcome::Refused(Refusal::Gone);
         }
-        let owns = claimer.is_some() && self.shards.get(&new.id.shard()) == claimer.as_ref();
+        let pool = self.pools.no(&new.pool);
+        let holder = self.shards.get(&new.id.shard_in(pool));
+        let owns = claimer.is_some() && holder == claimer.as_ref();
         let claimed = new.claim && owns && new.available_at.is_none();
         let available_at = (!claimed).then(|| new.available_at.unwrap_or(now));
         if let Some(key) = key {
@@ -861,7 +877,7 @@ impl Data {
         }
         available_at.map(|at| self.due.insert((at, no)));
         self.runs
-            .insert(no, Arc::new(Run::new(new, available_at, now)));
+            .insert(no, Arc::new(Run::new(new, pool, available_at, now)));
         self.rows_written += 1;
         Outcome::Started(Started {
             id: new.id,
@@ -1040,6 +1056,9 @@ impl Data {
         self.runners.retain(|id, runner| {
             holders.contains(id) || runner.lease_until + DEAD_RUNNER_KEPT > new.now
         });
+        for pool in &new.pools {
+            self.pools.no(pool);
+        }
         let epoch = self.next_epoch();
         let lease_until = new.now + new.lease;
         self.runners.insert(
@@ -1049,6 +1068,8 @@ impl Data {
                 name: new.name.clone(),
                 lease_until,
                 workflows: new.workflows.clone(),
+                pools: new.pools.clone(),
+                weight: new.weight,
             },
         );
         Fence {
@@ -1077,7 +1098,7 @@ impl Data {
         let lost = self
             .runs
             .values()
-            .filter(|run| run.is_live() && taken.contains(run.head.id.shard()));
+            .filter(|run| run.is_live() && taken.contains(run.head.shard));
         for no in lost.map(|run| run.head.id.no()).collect::<Vec<_>>() {
             self.change(no, |run| run.recoveries += 1);
         }
@@ -1108,9 +1129,9 @@ impl Data {
 }
 
 impl Run {
-    fn new(new: &NewRun, available_at: Option<Timestamp>, now: Timestamp) -> Run {
+    fn new(new: &NewRun, pool: PoolNo, available_at: Option<Timestamp>, now: Timestamp) -> Run {
         Run {
-            head: Head::new(new.id, available_at),
+            head: Head::new(new.id, pool, available_at),
             workflow: Arc::clone(&new.workflow),
             version: new.version,
             key: new.key.clone(),
@@ -1141,7 +1162,7 @@ impl Run {
             version: self.version,
             key: self.key.clone(),
             pool: Arc::clone(&self.pool),
-            shard: self.head.id.shard(),
+            shard: self.head.shard,
             status: self.head.status,
             ending: self.head.ending,
             generation: self.head.generation,
@@ -1168,11 +1189,12 @@ impl Run {
     fn due_run(&self) -> DueRun {
         DueRun {
             id: self.head.id,
-            shard: self.head.id.shard(),
+            shard: self.head.shard,
             available_at: self.head.available_at,
             status: self.head.status,
             workflow: Arc::clone(&self.workflow),
             version: self.version,
+            pool: Arc::clone(&self.pool),
         }
     }
 
@@ -1312,22 +1334,20 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::store_conformance;
+    use crate::testing::{ran_on, store_conformance};
 
     #[test]
     fn memory_store_keeps_the_contract() {
         store_conformance::run_all(|| Arc::new(MemoryStore::new()));
+        ran_on("memory");
     }
 
     #[test]
     fn a_fork_is_independent_in_both_directions() {
         let store = MemoryStore::new();
-        let runner = |id| NewRunner {
-            id: Uuid::from_u128(id),
-            name: "runner".to_owned(),
-            now: Timestamp::from_millis(0),
-            lease: Duration::from_secs(1),
-            workflows: Vec::new(),
+        let runner = |id| {
+            let now = Timestamp::from_millis(0);
+            NewRunner::new(Uuid::from_u128(id), "runner", now, Duration::from_secs(1))
         };
         let count = |store: &MemoryStore| store.runners().expect("runners").len();
         store.register_runner(&runner(1)).expect("register");

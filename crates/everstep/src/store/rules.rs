@@ -16,12 +16,14 @@ pub(crate) mod effects;
 pub(crate) mod events;
 pub(crate) mod letters;
 pub(crate) mod limits;
+pub(crate) mod pools;
 pub(crate) mod queues;
 pub(crate) mod streams;
 pub(crate) mod tables;
 
 use crate::{
-    run_id::RunId,
+    pool::PoolNo,
+    run_id::{RunId, ShardId},
     store::{
         CancelRequest, Commit, Control, ControlRefusal, Controlled, Delivery, Effect, InboxKind,
         InboxRow, OnEnd, Patch, Receipt, Refusal, Reopen, RunRow, RunStatus, Transaction,
@@ -43,6 +45,7 @@ pub(crate) const LEFT_UNREAD: &str = "the run ended before it was read";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) id: RunId,
+    pub(crate) shard: ShardId,
     pub(crate) status: RunStatus,
     pub(crate) ending: Option<RunStatus>,
     pub(crate) generation: u32,
@@ -64,9 +67,10 @@ pub(crate) struct Head {
 impl Head {
     /// A run that nobody has taken up, due at `available_at`; or, without it, in its owner's
     /// memory from the first moment.
-    pub(crate) fn new(id: RunId, available_at: Option<Timestamp>) -> Head {
+    pub(crate) fn new(id: RunId, pool: PoolNo, available_at: Option<Timestamp>) -> Head {
         Head {
             id,
+            shard: id.shard_in(pool),
             status: if available_at.is_some() {
                 RunStatus::Pending
             } else {
@@ -366,10 +370,11 @@ pub(crate) fn tags(commit: &Commit) -> impl Iterator<Item = (&str, Option<&str>)
 }
 
 /// A run from another store, as it enters this one: what was in its owner's memory is in nobody's
-/// now, and due.
-pub(crate) fn import(row: &RunRow, now: Timestamp) -> Head {
+/// now, and due. Its home pool has the number here that is given.
+pub(crate) fn import(row: &RunRow, pool: PoolNo, now: Timestamp) -> Head {
     let mut head = Head {
         id: row.id,
+        shard: row.id.shard_in(pool),
         status: row.status,
         ending: row.ending,
         generation: row.generation,

@@ -35,6 +35,7 @@ mod events;
 mod file;
 mod letters;
 mod limits;
+mod pools;
 mod queues;
 mod reads;
 mod runners;
@@ -514,6 +515,10 @@ impl Store for SqliteStore {
         let beat =
             |conn: &Connection, _: &mut writer::Memory| runners::heartbeat(conn, fence, now, lease);
         self.writer().transaction(&self.file, beat)
+    }
+
+    fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
+        self.read(pools::pools)
     }
 
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {

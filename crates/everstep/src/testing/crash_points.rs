@@ -31,6 +31,15 @@ impl Where {
             Where::PowerCuts => "power cuts",
         }
     }
+
+    /// The store below, as the count of tests calls it.
+    fn store(self) -> &'static str {
+        match self {
+            Where::Memory => "memory",
+            #[cfg(feature = "sqlite")]
+            Where::Sqlite | Where::PowerCuts => "SQLite",
+        }
+    }
 }
 
 impl CrashTest {
@@ -79,6 +88,7 @@ impl CrashTest {
     }
 
     fn noted(&self, stores: Where, report: CrashReport) -> CrashReport {
+        super::ran_on(stores.store());
         if let Some(path) = std::env::var_os(POINTS_FILE) {
             let lines: String = self
                 .primitives

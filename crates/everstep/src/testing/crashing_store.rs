@@ -18,7 +18,7 @@ use crate::{
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
         Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LimitPlace, LimitRow,
-        LoadedRun, NewRunner, PausedRun, Put, QueueOutlook, QueueStats, RunRow, RunStatus,
+        LoadedRun, NewRunner, PausedRun, PoolRow, Put, QueueOutlook, QueueStats, RunRow, RunStatus,
         RunnerRow, ScheduleRow, Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent,
         StreamPage, Target, WakeFn, WakeGuard,
     },
@@ -536,6 +536,10 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
         self.read(|store| store.heartbeat(fence, now, lease))
+    }
+
+    fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
+        self.read(Store::pools)
     }
 
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {

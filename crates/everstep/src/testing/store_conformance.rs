@@ -31,6 +31,7 @@ mod control;
 mod deferreds;
 mod events;
 mod import;
+mod pools;
 mod queues;
 mod schedules;
 mod streams;
@@ -43,6 +44,7 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = checks.chain(control::CHECKS).chain(deferreds::CHECKS);
     let checks = checks
         .chain(children::CHECKS)
+        .chain(pools::CHECKS)
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)
         .chain(queues::CHECKS)
@@ -95,9 +97,14 @@ pub fn compare(model: &dyn Store, store: &dyn Store, seed: u64) {
     };
     let fences = [model, store].map(|store| {
         store.migrate().expect("migrate");
-        let fence = register(store, "first", START);
+        let runner = NewRunner {
+            pools: vec!["default".to_owned(), "gpu".to_owned()],
+            ..NewRunner::new(Uuid::from_name("first"), "first", START, LEASE)
+        };
+        let fence = store.register_runner(&runner).expect("register_runner");
+        let shards = ShardSet::of_pools([PoolNo(0), PoolNo(1)]);
         store
-            .take_shards(fence, START, &ShardSet::ALL, &[])
+            .take_shards(fence, START, &shards, &[])
             .expect("take_shards");
         fence
     });
@@ -149,6 +156,7 @@ struct Readings {
     due_schedules: DueSchedules,
     queued_schedules: Vec<ScheduleRow>,
     limits: Vec<LimitRow>,
+    pools: Vec<PoolRow>,
 }
 
 impl Random {
@@ -186,6 +194,7 @@ impl Random {
                 13 => Write::Tag(Box::new(self.tagging(id))),
                 14 if self.one_in(2) => Write::Fork(Box::new(self.fork(now))),
                 14 => Write::Delete(Box::new(self.deletion(id, now))),
+                15 if self.one_in(2) => Write::HandOver(Box::new(self.hand_over(id))),
                 15 => Write::Resolve(Box::new(self.resolution(id))),
                 // At most one commit per run.
                 _ if committed.contains(&id) => continue,
@@ -281,7 +290,7 @@ impl Random {
             workflow: "checkout".into(),
             version: 1,
             key: self.one_in(3).then(|| self.below(4).to_string()),
-            pool: "default".into(),
+            pool: if self.one_in(5) { "gpu" } else { "default" }.into(),
             available_at: self.one_in(4).then(|| now + delay),
             deadline_at: None,
             tags: Vec::new(),
@@ -357,6 +366,15 @@ impl Random {
 
     fn row(model: &dyn Store, id: RunId) -> Option<RunRow> {
         model.run(&Target::Id(id)).expect("run")
+    }
+
+    /// To where the runner has shards, or to where nobody has.
+    fn hand_over(&mut self, id: RunId) -> HandOver {
+        let pools = ["default", "gpu", "gpu", "default", "default@checkout/1"];
+        HandOver {
+            run: id.no(),
+            pool: pools[self.below(5) as usize].into(),
+        }
     }
 
     fn reopening(&mut self, model: &dyn Store, id: RunId, now: Timestamp) -> Reopen {
@@ -538,16 +556,23 @@ impl Random {
             }
             run
         });
+        // Everything, or one pool.
+        let pools: Vec<PoolNo> = match now.as_millis() % 4 {
+            3 => (0..3).map(PoolNo).collect(),
+            pool => vec![PoolNo(pool as u32)],
+        };
+        let shards = ShardSet::of_pools(pools);
         Readings {
             loaded: loaded.collect(),
             states: nos
                 .iter()
                 .map(|no| store.state(*no).expect("state"))
                 .collect(),
-            due: store.due(now, &ShardSet::ALL, None, 100).expect("due"),
-            live: store.live(&ShardSet::ALL, None, 100).expect("live"),
-            paused: store.paused(&ShardSet::ALL, None, 100).expect("paused"),
-            census: store.census(now, &ShardSet::ALL).expect("census"),
+            due: store.due(now, &shards, None, 100).expect("due"),
+            live: store.live(&shards, None, 100).expect("live"),
+            paused: store.paused(&shards, None, 100).expect("paused"),
+            census: store.census(now, &shards).expect("census"),
+            pools: store.pools().expect("pools"),
             failed: store.list(&failed, None, 100).expect("list"),
             finished: store.finished(&nos).expect("finished"),
             dead_letters: store
@@ -694,9 +719,13 @@ impl World {
     fn new(store: Arc<dyn Store>) -> World {
         let fence = register(&*store, "first", START);
         let held = store
-            .take_shards(fence, START, &ShardSet::ALL, &[])
+            .take_shards(fence, START, &ShardSet::of_default_pool(), &[])
             .expect("take_shards");
-        assert_eq!(held, Some(ShardSet::ALL), "a fresh store's shards are free");
+        assert_eq!(
+            held,
+            Some(ShardSet::of_default_pool()),
+            "a fresh store's shards are free"
+        );
         World {
             store,
             ids: RunIds::new(11),
@@ -834,7 +863,7 @@ impl World {
     fn due(&self, ms: i64) -> Vec<RunId> {
         let due = self
             .store
-            .due(at(ms), &ShardSet::ALL, None, 1_000)
+            .due(at(ms), &ShardSet::of_default_pool(), None, 1_000)
             .expect("due");
         due.runs.into_iter().map(|run| run.id).collect()
     }
@@ -858,15 +887,19 @@ fn register(store: &dyn Store, name: &str, now: Timestamp) -> Fence {
 }
 
 fn register_as(store: &dyn Store, id: Uuid, name: &str, now: Timestamp) -> Fence {
-    let workflows = vec![("checkout".to_owned(), 1)];
     let runner = NewRunner {
-        id,
-        name: name.to_owned(),
-        now,
-        lease: LEASE,
-        workflows,
+        workflows: vec![serves()],
+        ..NewRunner::new(id, name, now, LEASE)
     };
     store.register_runner(&runner).expect("register_runner")
+}
+
+fn serves() -> Serves {
+    Serves {
+        workflow: "checkout".to_owned(),
+        version: 2,
+        accepts: 1..=2,
+    }
 }
 
 /// Ids of runners and requests that are made from a name.
@@ -1147,7 +1180,7 @@ fn every_field_of_a_start_is_kept(world: &World) {
     );
     assert_eq!(
         (row.key, row.pool, row.shard),
-        (new.key, new.pool, new.id.shard())
+        (new.key, new.pool, new.id.shard_in(PoolNo(1)))
     );
     assert_eq!(
         (row.deadline_at, row.tags, row.input),
@@ -1530,13 +1563,7 @@ fn a_runner_that_registers_again_commits_nothing_for_shards_it_lost(world: &Worl
     let id = world.running();
     world.accept(commit(id));
     let now = START;
-    let again = NewRunner {
-        id: world.fence.runner,
-        name: "again".to_owned(),
-        now,
-        lease: LEASE,
-        workflows: Vec::new(),
-    };
+    let again = NewRunner::new(world.fence.runner, "again", now, LEASE);
     let fence = world.store.register_runner(&again).expect("register");
     let batch = |fence| Batch {
         fence: Some(fence),
@@ -1545,8 +1572,10 @@ fn a_runner_that_registers_again_commits_nothing_for_shards_it_lost(world: &Worl
     };
     let outcomes = world.store.commit(&batch(fence)).expect("commit").outcomes;
     assert_eq!(outcomes, [Outcome::Refused(Refusal::Fenced)]);
-    let held = world.store.take_shards(fence, now, &ShardSet::ALL, &[]);
-    assert_eq!(held.expect("take"), Some(ShardSet::ALL));
+    let held = world
+        .store
+        .take_shards(fence, now, &ShardSet::of_default_pool(), &[]);
+    assert_eq!(held.expect("take"), Some(ShardSet::of_default_pool()));
     let outcomes = world.store.commit(&batch(fence)).expect("commit").outcomes;
     assert_eq!(outcomes, [Outcome::Committed(Vec::new())]);
 }
@@ -1554,8 +1583,8 @@ fn a_runner_that_registers_again_commits_nothing_for_shards_it_lost(world: &Worl
 fn a_batch_under_a_raised_epoch_commits_nothing(world: &World) {
     let id = world.running();
     world.accept(commit(id));
-    let (second, held) = take_over(world, &ShardSet::ALL);
-    assert_eq!(held, ShardSet::ALL);
+    let (second, held) = take_over(world, &ShardSet::of_default_pool());
+    assert_eq!(held, ShardSet::of_default_pool());
     let stale = Commit {
         puts: vec![put("a", "stale")],
         ..commit(id)
@@ -1580,13 +1609,13 @@ fn a_batch_under_a_raised_epoch_commits_nothing(world: &World) {
     assert_eq!(
         world
             .store
-            .take_shards(world.fence, now, &ShardSet::ALL, &[])
+            .take_shards(world.fence, now, &ShardSet::of_default_pool(), &[])
             .expect("take"),
         None
     );
     world
         .store
-        .release_shards(world.fence, &ShardSet::ALL)
+        .release_shards(world.fence, &ShardSet::of_default_pool())
         .expect("release");
     world
         .store
@@ -1602,14 +1631,14 @@ fn a_batch_under_a_raised_epoch_commits_nothing(world: &World) {
         .store
         .take_shards(second, now, &ShardSet::EMPTY, &[])
         .expect("take");
-    assert_eq!(held, Some(ShardSet::ALL));
+    assert_eq!(held, Some(ShardSet::of_default_pool()));
 }
 
 fn a_takeover_frees_all_shards_and_counts_recoveries(world: &World) {
     let (running, parked) = (world.running(), world.parked(None));
     let other = loop {
         let id = world.running();
-        if id.shard() != running.shard() {
+        if id.shard_in(PoolNo::DEFAULT) != running.shard_in(PoolNo::DEFAULT) {
             break id;
         }
     };
@@ -1617,7 +1646,9 @@ fn a_takeover_frees_all_shards_and_counts_recoveries(world: &World) {
         patch: roll_back(),
         ..commit(other)
     });
-    let wanted = [running.shard()].into_iter().collect::<ShardSet>();
+    let wanted = [running.shard_in(PoolNo::DEFAULT)]
+        .into_iter()
+        .collect::<ShardSet>();
     let (second, held) = take_over(world, &wanted);
     assert_eq!(held, wanted);
     assert_eq!(world.row(running).recoveries, 1);
@@ -1632,15 +1663,15 @@ fn a_takeover_frees_all_shards_and_counts_recoveries(world: &World) {
         runners
             .iter()
             .find(|row| row.name == name)
-            .map(|row| row.shards)
+            .map(|row| row.shards.clone())
     };
     assert_eq!(held_by("first"), Some(ShardSet::EMPTY));
     assert_eq!(held_by("second"), Some(wanted));
     let held = world
         .store
-        .take_shards(second, at(11_000), &ShardSet::ALL, &[])
+        .take_shards(second, at(11_000), &ShardSet::of_default_pool(), &[])
         .expect("take");
-    assert_eq!(held, Some(ShardSet::ALL));
+    assert_eq!(held, Some(ShardSet::of_default_pool()));
     assert_eq!(
         (world.row(running).recoveries, world.row(other).recoveries),
         (1, 1)
@@ -1652,7 +1683,7 @@ fn a_live_holder_keeps_its_shards(world: &World) {
     let second = register(&*world.store, "second", last_ms);
     let held = world
         .store
-        .take_shards(second, last_ms, &ShardSet::ALL, &[])
+        .take_shards(second, last_ms, &ShardSet::of_default_pool(), &[])
         .expect("take");
     assert_eq!(held, Some(ShardSet::EMPTY));
     assert!(
@@ -1672,13 +1703,13 @@ fn released_shards_belong_to_nobody(world: &World) {
     let second = register(&*world.store, "second", START);
     let held = world
         .store
-        .take_shards(second, START, &ShardSet::ALL, &[])
+        .take_shards(second, START, &ShardSet::of_default_pool(), &[])
         .expect("take");
-    assert_eq!(held, Some(released));
+    assert_eq!(held, Some(released.clone()));
     // Its fence still holds, for the shards it has kept.
     let id = loop {
         let id = world.start(world.new_run()).id;
-        if !released.contains(id.shard()) {
+        if !released.contains(id.shard_in(PoolNo::DEFAULT)) {
             break id;
         }
     };
@@ -1696,9 +1727,9 @@ fn a_runner_that_deregisters_frees_everything(world: &World) {
     let second = register(&*world.store, "second", START);
     let held = world
         .store
-        .take_shards(second, START, &ShardSet::ALL, &[])
+        .take_shards(second, START, &ShardSet::of_default_pool(), &[])
         .expect("take");
-    assert_eq!(held, Some(ShardSet::ALL));
+    assert_eq!(held, Some(ShardSet::of_default_pool()));
 }
 
 fn a_runner_that_returns_gets_a_fresh_epoch(world: &World) {
@@ -1707,7 +1738,7 @@ fn a_runner_that_returns_gets_a_fresh_epoch(world: &World) {
     assert!(again.epoch > world.fence.epoch);
     assert_eq!(world.refuse(commit(id)), Refusal::Fenced);
     let runners = world.store.runners().expect("runners");
-    assert_eq!((runners.len(), runners[0].shards), (1, ShardSet::EMPTY));
+    assert_eq!((runners.len(), runners[0].shards.len()), (1, 0));
     world.store.deregister_runner(again).expect("deregister");
     let third = register_as(&*world.store, world.fence.runner, "first", at(2));
     assert!(third.epoch > again.epoch, "an epoch is not used twice");
@@ -1726,13 +1757,13 @@ fn a_heartbeat_prolongs_the_lease(world: &World) {
         (runners[0].id, runners[0].epoch),
         (world.fence.runner, world.fence.epoch)
     );
-    let (_, held) = take_over(world, &ShardSet::ALL);
+    let (_, held) = take_over(world, &ShardSet::of_default_pool());
     assert!(held.is_empty());
 }
 
 fn parking_clears_the_recoveries(world: &World) {
     let id = world.running();
-    let (second, _) = take_over(world, &ShardSet::ALL);
+    let (second, _) = take_over(world, &ShardSet::of_default_pool());
     assert_eq!(world.row(id).recoveries, 1);
     let parked = Commit {
         patch: park(None),
@@ -1749,7 +1780,7 @@ fn parking_clears_the_recoveries(world: &World) {
 
 fn running_clears_the_due_time_and_the_recoveries(world: &World) {
     let id = world.running();
-    let (second, _) = take_over(world, &ShardSet::ALL);
+    let (second, _) = take_over(world, &ShardSet::of_default_pool());
     assert_eq!(world.row(id).recoveries, 1);
     let writes = vec![
         Write::Commit(Box::new(Commit {
@@ -2768,7 +2799,7 @@ fn due_runs_are_paged_in_order(world: &World) {
     loop {
         let due = world
             .store
-            .due(at(30), &ShardSet::ALL, after, 2)
+            .due(at(30), &ShardSet::of_default_pool(), after, 2)
             .expect("due");
         assert!(due.runs.len() <= 2);
         assert_eq!(due.next_at, Some(at(99)));
@@ -2779,18 +2810,18 @@ fn due_runs_are_paged_in_order(world: &World) {
     assert_eq!(read, ids[..6].iter().map(|(_, id)| *id).collect::<Vec<_>>());
     let run = &world
         .store
-        .due(at(30), &ShardSet::ALL, None, 1)
+        .due(at(30), &ShardSet::of_default_pool(), None, 1)
         .expect("due")
         .runs[0];
     assert_eq!((&*run.workflow, run.version), ("checkout", 1));
     assert_eq!(
         (run.status, run.shard),
-        (RunStatus::Sleeping, run.id.shard())
+        (RunStatus::Sleeping, run.id.shard_in(PoolNo::DEFAULT))
     );
     let past = Some((at(31), RunNo(0)));
     let due = world
         .store
-        .due(at(30), &ShardSet::ALL, past, 10)
+        .due(at(30), &ShardSet::of_default_pool(), past, 10)
         .expect("due");
     assert!(due.runs.is_empty());
 }
@@ -2799,8 +2830,14 @@ fn due_runs_are_of_the_given_shards(world: &World) {
     let ids = (0..60)
         .map(|i| world.parked(Some(at(i))))
         .collect::<Vec<_>>();
-    let shards = ids[..20].iter().map(|id| id.shard()).collect::<ShardSet>();
-    let wanted = ids.iter().filter(|id| shards.contains(id.shard())).copied();
+    let shards = ids[..20]
+        .iter()
+        .map(|id| id.shard_in(PoolNo::DEFAULT))
+        .collect::<ShardSet>();
+    let wanted = ids
+        .iter()
+        .filter(|id| shards.contains(id.shard_in(PoolNo::DEFAULT)))
+        .copied();
     let due = world.store.due(at(60), &shards, None, 1_000).expect("due");
     assert!(due.runs.iter().map(|run| run.id).eq(wanted));
     let (mut read, mut after) = (0, None);
@@ -2825,7 +2862,7 @@ fn the_next_due_time_is_after_now(world: &World) {
     let next_at = |ms| {
         world
             .store
-            .due(at(ms), &ShardSet::ALL, None, 0)
+            .due(at(ms), &ShardSet::of_default_pool(), None, 0)
             .expect("due")
             .next_at
     };
@@ -2853,18 +2890,22 @@ fn live_runs_are_paged_by_number(world: &World) {
     let ids = |after, limit| {
         let live = world
             .store
-            .live(&ShardSet::ALL, after, limit)
+            .live(&ShardSet::of_default_pool(), after, limit)
             .expect("live");
         live.into_iter().map(|run| run.id).collect::<Vec<_>>()
     };
     assert_eq!(ids(None, 10), [rolling, running, messaged]);
     assert_eq!(ids(None, 2), [rolling, running]);
     assert_eq!(ids(Some(running.no()), 2), [messaged]);
-    let mut others = ShardSet::ALL;
-    others.remove(running.shard());
+    let mut others = ShardSet::of_default_pool();
+    others.remove(running.shard_in(PoolNo::DEFAULT));
     let live = world.store.live(&others, None, 10).expect("live");
     assert!(live.iter().all(|run| run.id != running) && live.len() < 3);
-    let status = world.store.live(&ShardSet::ALL, None, 1).expect("live")[0].status;
+    let status = world
+        .store
+        .live(&ShardSet::of_default_pool(), None, 1)
+        .expect("live")[0]
+        .status;
     assert_eq!(status, RunStatus::RollingBack);
 }
 
@@ -2885,7 +2926,10 @@ fn the_census_counts_what_waits(world: &World) {
     world.running();
     world.deliver(message(world.running()));
     world.finish(world.running());
-    let census = world.store.census(at(500), &ShardSet::ALL).expect("census");
+    let census = world
+        .store
+        .census(at(500), &ShardSet::of_default_pool())
+        .expect("census");
     assert_eq!(
         census,
         Census {

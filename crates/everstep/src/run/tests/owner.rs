@@ -31,7 +31,7 @@ use crate::{
         wakers::WakeSink,
     },
     run_id::RunId,
-    store::{LoadedRun, MemoryStore, NewRunner, RunRow, ShardSet, Store},
+    store::{LoadedRun, MemoryStore, NewRunner, PoolNo, RunRow, ShardSet, Store},
     time::Timestamp,
     workflow::{Definition, Value, WorkflowOptions},
 };
@@ -167,15 +167,14 @@ impl Owner {
         hands::reset();
         let store = MemoryStore::new();
         let id: RunId = "019b7000-0000-7000-8000-000000000001".parse().unwrap();
-        let runner = NewRunner {
-            id: uuid::Uuid::from_u128(1),
-            name: "test".into(),
-            now: BEGINNING,
-            lease: Duration::from_secs(1 << 40),
-            workflows: vec![("w".into(), 1)],
-        };
+        let runner = NewRunner::new(
+            uuid::Uuid::from_u128(1),
+            "test",
+            BEGINNING,
+            Duration::from_secs(1 << 40),
+        );
         let fence = store.register_runner(&runner).unwrap();
-        let shards: ShardSet = [id.shard()].into_iter().collect();
+        let shards: ShardSet = [id.shard_in(PoolNo::DEFAULT)].into_iter().collect();
         store.take_shards(fence, BEGINNING, &shards, &[]).unwrap();
         let new = NewRun {
             id,

@@ -72,8 +72,9 @@ impl Data {
         }) = outcome
         {
             self.rows_written += (fork.history.len() + fork.state.len()) as u64;
+            let pool = self.pools.no(&fork.new.pool);
             self.change(fork.new.id.no(), |run| {
-                run.head = rules::fork_head(fork, at);
+                run.head = rules::fork_head(fork, pool, at);
                 run.write_entries(&[], &fork.history);
                 run.state.extend(fork.state.iter().cloned());
             });

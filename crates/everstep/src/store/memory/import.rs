@@ -19,7 +19,7 @@ impl Data {
         if let Some(run) = key.as_ref().and_then(|key| self.keys.get(key)) {
             return Outcome::Imported(Imported::KeyTaken { run: *run });
         }
-        let head = rules::import(row, now);
+        let head = rules::import(row, self.pools.no(&row.pool), now);
         let available_at = head.available_at;
         key.map(|key| self.keys.insert(key, no));
         available_at.map(|at| self.due.insert((at, no)));

@@ -54,7 +54,7 @@ impl Data {
 }
 
 impl ScheduleTables for Data {
-    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, Infallible> {
+    fn schedule(&mut self, name: &str) -> Result<Option<ScheduleRow>, Infallible> {
         Ok(self.schedule_row(name))
     }
 

@@ -21,7 +21,7 @@ impl Data {
         if refusal.is_some() {
             return refusal;
         }
-        let holder = head.and_then(|head| self.shards.get(&head.id.shard()));
+        let holder = head.and_then(|head| self.shards.get(&head.shard));
         if holder != batch.fence.map(|fence| fence.runner).as_ref() {
             return Some(Refusal::Fenced);
         }

@@ -2,6 +2,7 @@
 
 use super::Head;
 use crate::{
+    pool::PoolNo,
     run_id::RunId,
     store::{Delete, Deleted, Fork, Refusal},
     time::Timestamp,
@@ -91,10 +92,10 @@ pub(crate) fn set_tag(tags: &mut Vec<(String, String)>, name: &str, value: Optio
 }
 
 /// The row of a fork: as that of any new run, but its history has numbers already.
-pub(crate) fn fork_head(fork: &Fork, available_at: Timestamp) -> Head {
+pub(crate) fn fork_head(fork: &Fork, pool: PoolNo, available_at: Timestamp) -> Head {
     Head {
         last_number: fork.last_number,
-        ..Head::new(fork.new.id, Some(available_at))
+        ..Head::new(fork.new.id, pool, Some(available_at))
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) const PAGE: usize = 1_000;
 const DROPS_MAX: u64 = 100;
 
 /// How many waiters are looked at together for the oldest one that may have an event.
-const LOOK: usize = 100;
+pub(crate) const LOOK: usize = 100;
 
 /// What is known of all events of a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use crate::{
 
 /// What a store does besides.
 pub(crate) trait ScheduleTables: Tables {
-    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, Self::Error>;
+    fn schedule(&mut self, name: &str) -> Result<Option<ScheduleRow>, Self::Error>;
     fn write_schedule(&mut self, row: &ScheduleRow) -> Result<(), Self::Error>;
     fn delete_schedule(&mut self, name: &str) -> Result<(), Self::Error>;
     fn start_run(&mut self, new: &NewRun) -> Result<Outcome, Self::Error>;

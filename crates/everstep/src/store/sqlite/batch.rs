@@ -19,16 +19,18 @@ use crate::{
     hash::FastSet,
     store::rules::{
         deferreds, effects, events, letters,
+        pools::Pools,
         tables::{Tables, Waiter},
     },
 };
 use crate::{
-    run_id::{RunId, RunNo},
+    run_id::{RunId, RunNo, ShardId},
     store::{
         rules::{self, Head, Verdict},
         *,
     },
     time::Timestamp,
+    workflow::DEFAULT_POOL,
 };
 
 mod import;
@@ -74,6 +76,7 @@ pub(crate) fn apply(
             Write::Delete(delete) => Outcome::Deleted(applier.delete(delete)?),
             Write::Tag(tagging) => applier.tag(tagging)?,
             Write::Fork(fork) => applier.fork(fork)?,
+            Write::HandOver(what) => rules::pools::hand_over(&mut applier, what)?,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)
@@ -171,7 +174,7 @@ impl<'a> Applier<'a> {
             return Ok(Some(head));
         }
         let sql = "SELECT id, status, ending, generation, available_at, attempts, inbox_seq, \
-                   cancel_requested, last_number, links, resume_at FROM runs WHERE no = ?1";
+                   cancel_requested, last_number, links, resume_at, shard FROM runs WHERE no = ?1";
         self.conn
             .prepare_cached(sql)?
             .query_row([run.0], read_head)
@@ -194,6 +197,13 @@ impl<'a> Applier<'a> {
             return Ok(Outcome::Refused(Refusal::Fenced));
         }
         let head = self.head(commit.run)?;
+        // A runner that lost its shards and registered again has a fence that holds, and may still
+        // have commits from before.
+        if let Some(head) = &head
+            && !self.owns_shard(head.shard)?
+        {
+            return Ok(Outcome::Refused(Refusal::Fenced));
+        }
         let head = match (rules::check(head.as_ref(), commit), head) {
             (Verdict::Accept, Some(head)) => head,
             (Verdict::InboxMoved { seen }, _) => {
@@ -203,11 +213,6 @@ impl<'a> Applier<'a> {
             (Verdict::Refuse(refusal), _) => return Ok(Outcome::Refused(refusal)),
             (Verdict::Accept, None) => return Ok(Outcome::Refused(Refusal::Gone)),
         };
-        // A runner that lost its shards and registered again has a fence that holds, and may still
-        // have commits from before.
-        if !self.owns_shard_of(head.id)? {
-            return Ok(Outcome::Refused(Refusal::Fenced));
-        }
         if head.links != 0 && effects::has_sequel(commit) {
             self.closing.insert(commit.run);
         }
@@ -401,9 +406,15 @@ impl<'a> Applier<'a> {
         if self.is_grave(new.id.no())? {
             return Ok(Outcome::Refused(Refusal::Gone));
         }
-        let claimed = new.claim && new.available_at.is_none() && self.owns_shard_of(new.id)?;
+        if &*new.pool != DEFAULT_POOL && self.head(new.id.no())?.is_some() {
+            // Before its pool is made: a start that attaches makes nothing.
+            return self.attach(new.id.no(), new, false);
+        }
+        let pool = self.pool_no(&new.pool)?;
+        let shard = new.id.shard_in(pool);
+        let claimed = new.claim && new.available_at.is_none() && self.owns_shard(shard)?;
         let available_at = (!claimed).then(|| new.available_at.unwrap_or(self.now()));
-        let (run, head) = (new.id.no(), Head::new(new.id, available_at));
+        let (run, head) = (new.id.no(), Head::new(new.id, pool, available_at));
         let tags = (!new.tags.is_empty()).then(|| columns::to_json(&new.tags));
         let is_new = self.insert_run.execute(params![
             run.0,
@@ -412,7 +423,7 @@ impl<'a> Applier<'a> {
             new.version,
             new.key,
             &*new.pool,
-            new.id.shard().0,
+            head.shard.0,
             head.status.code(),
             available_at.map(Timestamp::as_millis),
             new.deadline_at.map(Timestamp::as_millis),
@@ -475,19 +486,19 @@ impl<'a> Applier<'a> {
         }))
     }
 
-    pub(super) fn owns_shard_of(&mut self, id: RunId) -> rusqlite::Result<bool> {
+    pub(super) fn owns_shard(&mut self, shard: ShardId) -> rusqlite::Result<bool> {
         let Some(runner) = self.runner else {
             return Ok(false);
         };
-        let held = match self.memory.shards {
-            Some((holder, held)) if holder == runner => held,
-            _ => {
-                let held = columns::shards_of(self.conn, runner)?;
-                self.memory.shards = Some((runner, held));
-                held
-            }
-        };
-        Ok(held.contains(id.shard()))
+        if let Some((holder, held)) = &self.memory.shards
+            && *holder == runner
+        {
+            return Ok(held.contains(shard));
+        }
+        let held = columns::shards_of(self.conn, runner)?;
+        let owns = held.contains(shard);
+        self.memory.shards = Some((runner, held));
+        Ok(owns)
     }
 
     pub(super) fn deliver(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
@@ -766,7 +777,7 @@ pub(crate) fn find_key(
 
 /// The number as it is stored: null where a row that is not `Running` would have to have an exact
 /// one and only its owner knows it.
-fn last_number(head: &Head) -> Option<i64> {
+pub(super) fn last_number(head: &Head) -> Option<i64> {
     let is_known = head.last_number_exact || head.status == RunStatus::Running;
     is_known.then_some(head.last_number as i64)
 }
@@ -788,6 +799,7 @@ fn read_head(row: &Row<'_>) -> rusqlite::Result<Head> {
         last_number_exact: last_number.is_some() && status != RunStatus::Running,
         links: row.get(9)?,
         resume_at: columns::optional_time(row, 10)?,
+        shard: ShardId(row.get(11)?),
     })
 }
 

@@ -21,7 +21,7 @@ pub(crate) const RUN_ROW: &str = "no, id, workflow, version, key, pool, shard, s
     parent, resume_at";
 
 /// The columns that [`due_run`] reads.
-pub(crate) const DUE_RUN: &str = "id, shard, available_at, status, workflow, version";
+pub(crate) const DUE_RUN: &str = "id, shard, available_at, status, workflow, version, pool";
 
 /// The columns that [`inbox_row`] reads.
 pub(crate) const INBOX_ROW: &str = "seq, name, body, request, sent_at, kind, wait, on_end";
@@ -70,6 +70,7 @@ pub(crate) fn due_run(row: &Row<'_>) -> rusqlite::Result<DueRun> {
         status: status(row, 3)?,
         workflow: row.get::<_, String>(4)?.into(),
         version: row.get(5)?,
+        pool: row.get::<_, String>(6)?.into(),
     })
 }
 

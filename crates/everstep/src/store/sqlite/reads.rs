@@ -3,7 +3,11 @@
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use uuid::Uuid;
 
-use super::{batch::find_key, columns};
+use super::{
+    batch::find_key,
+    columns,
+    pools::{ServesJson, serves},
+};
 use crate::{
     run_id::{RunId, RunNo, ShardId},
     store::{rules, *},
@@ -128,9 +132,9 @@ fn next_at(
     Ok(None)
 }
 
-/// A shard from the file; the remainder keeps a damaged one from being out of bounds.
+/// A shard from the file; a damaged one is nobody's.
 fn shard(number: i64) -> ShardId {
-    ShardId(number.rem_euclid(i64::from(crate::run_id::SHARDS)) as u16)
+    ShardId(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
 pub(crate) fn live(
@@ -397,7 +401,8 @@ pub(crate) fn has_old_generations(conn: &Connection) -> rusqlite::Result<bool> {
 }
 
 pub(crate) fn runners(conn: &Connection) -> rusqlite::Result<Vec<RunnerRow>> {
-    let sql = "SELECT id, epoch, name, lease_until, workflows FROM runners ORDER BY id";
+    let sql =
+        "SELECT id, epoch, name, lease_until, workflows, pools, weight FROM runners ORDER BY id";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
         let id = Uuid::from_bytes(row.get(0)?);
@@ -407,7 +412,12 @@ pub(crate) fn runners(conn: &Connection) -> rusqlite::Result<Vec<RunnerRow>> {
             name: row.get(2)?,
             lease_until: columns::time(row, 3)?,
             shards: columns::shards_of(conn, id)?,
-            workflows: columns::from_json(&row.get::<_, String>(4)?)?,
+            workflows: columns::from_json::<Vec<ServesJson>>(&row.get::<_, String>(4)?)?
+                .into_iter()
+                .map(serves)
+                .collect(),
+            pools: columns::from_json(&row.get::<_, String>(5)?)?,
+            weight: row.get(6)?,
         })
     })?;
     rows.collect()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rusqlite::{Connection, params};
 use uuid::Uuid;
 
-use super::{batch::fence_holds, columns};
+use super::{batch::fence_holds, columns, pools};
 use crate::{
     run_id::ShardId,
     store::{Fence, NewRunner, ShardSet, memory::DEAD_RUNNER_KEPT},
@@ -22,14 +22,29 @@ pub(crate) fn register(
     let sql = "DELETE FROM runners \
                WHERE lease_until <= ?1 AND id NOT IN (SELECT runner FROM shards)";
     conn.execute(sql, [(runner.now - DEAD_RUNNER_KEPT).as_millis()])?;
+    for pool in &runner.pools {
+        pools::pool_no(conn, pool)?;
+    }
     let epoch = next_epoch(conn)?;
-    let sql = "INSERT OR REPLACE INTO runners (id, epoch, name, lease_until, workflows, address) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    let sql = "INSERT OR REPLACE INTO runners \
+               (id, epoch, name, lease_until, workflows, address, pools, weight) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
     let lease_until = (runner.now + runner.lease).as_millis();
-    let workflows = columns::to_json(&runner.workflows);
+    let workflows: Vec<_> = runner.workflows.iter().map(pools::serves_json).collect();
+    let workflows = columns::to_json(&workflows);
+    let pools = columns::to_json(&runner.pools);
     conn.execute(
         sql,
-        params![id, epoch, runner.name, lease_until, workflows, address],
+        params![
+            id,
+            epoch,
+            runner.name,
+            lease_until,
+            workflows,
+            address,
+            pools,
+            runner.weight
+        ],
     )?;
     Ok(Fence {
         runner: runner.id,

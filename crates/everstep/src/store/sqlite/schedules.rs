@@ -136,7 +136,7 @@ impl Applier<'_> {
 }
 
 impl ScheduleTables for Applier<'_> {
-    fn schedule(&self, name: &str) -> rusqlite::Result<Option<ScheduleRow>> {
+    fn schedule(&mut self, name: &str) -> rusqlite::Result<Option<ScheduleRow>> {
         read_one(self.conn, name)
     }
 

@@ -29,6 +29,7 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("format_events.sql"),
     include_str!("format_deferreds.sql"),
     include_str!("format_limits.sql"),
+    include_str!("format_pools.sql"),
 ];
 
 /// The format that this program reads and writes.
@@ -194,7 +195,8 @@ mod tests {
         migrate_to(&file, MIGRATIONS).expect("this format");
         let conn = file.connect(OpenFlags::default()).expect("connect");
         let lease_until = Timestamp::from(SystemTime::now()).as_millis() + 60_000;
-        let sql = "INSERT INTO runners VALUES (x'01', 1, 'old-host/7', ?1, '[]', NULL)";
+        let sql = "INSERT INTO runners (id, epoch, name, lease_until, workflows) \
+                   VALUES (x'01', 1, 'old-host/7', ?1, '[]')";
         conn.execute(sql, params![lease_until]).expect("a runner");
         let later = [MIGRATIONS, &["CREATE TABLE later (a)"]].concat();
         let error = migrate_to(&file, &later).expect_err("in use");

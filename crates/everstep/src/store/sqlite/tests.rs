@@ -3,7 +3,10 @@
 use std::{path::PathBuf, sync::mpsc, thread, time::Instant};
 
 use super::{testing::Directory, *};
-use crate::{run_id::RunIds, testing::store_conformance};
+use crate::{
+    run_id::RunIds,
+    testing::{ran_on, store_conformance},
+};
 
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 const LEASE: Duration = Duration::from_secs(10);
@@ -23,16 +26,10 @@ fn create(path: &Path) -> SqliteStore {
 
 fn register(store: &SqliteStore, id: u128, now: Timestamp) -> Fence {
     let (id, name) = (Uuid::from_u128(id), format!("host/{id}"));
-    let runner = NewRunner {
-        id,
-        name,
-        now,
-        lease: LEASE,
-        workflows: Vec::new(),
-    };
+    let runner = NewRunner::new(id, name, now, LEASE);
     let fence = store.register_runner(&runner).expect("register_runner");
     store
-        .take_shards(fence, now, &ShardSet::ALL, &[])
+        .take_shards(fence, now, &ShardSet::of_default_pool(), &[])
         .expect("take_shards");
     fence
 }
@@ -121,6 +118,7 @@ fn sqlite_store_keeps_the_contract() {
         let no = files.fetch_add(1, Ordering::Relaxed);
         Arc::new(create(&directory.path(&format!("{no}.db"))))
     });
+    ran_on("SQLite");
 }
 
 #[test]
@@ -130,6 +128,8 @@ fn sqlite_store_answers_as_the_store_in_memory_does() {
         let store = create(&directory.path(&format!("{seed}.db")));
         store_conformance::compare(&MemoryStore::new(), &store, seed);
     }
+    ran_on("memory");
+    ran_on("SQLite");
 }
 
 /// Two stores on one file, as two processes have them: an owner that commits, and a client.
@@ -150,6 +150,7 @@ fn an_owner_and_a_client_with_stores_of_their_own_keep_the_contract() {
             client: SqliteStore::open(&path).expect("open"),
         })
     });
+    ran_on("SQLite");
 }
 
 #[rustfmt::skip] // One line for each method that only passes its arguments on.
@@ -197,6 +198,7 @@ impl Store for OwnerAndClient {
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> { self.client.limits(name, limit) }
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> { self.client.register_runner(runner) }
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> { self.owner.heartbeat(fence, now, lease) }
+    fn pools(&self) -> Result<Vec<PoolRow>, StoreError> { self.client.pools() }
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> { self.owner.runners() }
     fn take_shards(&self, fence: Fence, now: Timestamp, wanted: &ShardSet, dead: &[Uuid]) -> Result<Option<ShardSet>, StoreError> { self.client.take_shards(fence, now, wanted, dead) }
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> { self.owner.release_shards(fence, shards) }
@@ -807,7 +809,8 @@ fn a_file_of_format_1_can_be_opened() {
         3
     );
     let runners = store.runners().expect("runners");
-    assert_eq!((runners.len(), runners[0].shards), (1, ShardSet::ALL));
+    assert_eq!(runners.len(), 1);
+    assert_eq!(runners[0].shards, ShardSet::of_default_pool());
     let fence = Fence {
         runner: runners[0].id,
         epoch: runners[0].epoch,

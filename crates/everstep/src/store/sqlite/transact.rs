@@ -360,15 +360,14 @@ mod tests {
             let directory = Directory::new();
             let store = SqliteStore::create(directory.path("app.db")).expect("create");
             store.migrate().expect("migrate");
-            let runner = NewRunner {
-                id: uuid::Uuid::from_u128(1),
-                name: "host/1".to_owned(),
-                now: NOW,
-                lease: Duration::from_secs(10),
-                workflows: Vec::new(),
-            };
+            let runner = NewRunner::new(
+                uuid::Uuid::from_u128(1),
+                "host/1",
+                NOW,
+                Duration::from_secs(10),
+            );
             let fence = store.register_runner(&runner).expect("register");
-            let taken = store.take_shards(fence, NOW, &ShardSet::ALL, &[]);
+            let taken = store.take_shards(fence, NOW, &ShardSet::of_default_pool(), &[]);
             taken.expect("take_shards");
             let shop = Shop {
                 store,

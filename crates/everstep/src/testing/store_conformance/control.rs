@@ -576,5 +576,5 @@ fn a_cancel_of_a_rollback_changes_nothing(world: &World) {
 
 fn runners_say_what_they_serve(world: &World) {
     let runners = world.store.runners().expect("runners");
-    assert_eq!(runners[0].workflows, [("checkout".to_owned(), 1)]);
+    assert_eq!(runners[0].workflows, [serves()]);
 }

@@ -16,8 +16,8 @@ fn other(world: &World, status: RunStatus) -> ImportedRun {
             workflow: "moved".into(),
             version: 3,
             key: Some(format!("key {}", new.id)),
-            pool: "elsewhere".into(),
-            shard: new.id.shard(),
+            pool: "default".into(),
+            shard: new.id.shard_in(PoolNo::DEFAULT),
             status,
             ending: (status == RunStatus::RollingBack).then_some(RunStatus::Failed),
             generation: 4,
@@ -78,13 +78,16 @@ fn import(world: &World, run: &ImportedRun) -> Imported {
 
 pub(super) fn an_imported_run_has_everything_it_had(world: &World) {
     for status in [RunStatus::Sleeping, RunStatus::Completed, RunStatus::Paused] {
-        let run = other(world, status);
+        let mut run = other(world, status);
+        run.row.pool = "elsewhere".into();
         let id = run.row.id;
         let available_at = run.row.available_at;
         assert_eq!(import(world, &run), Imported::Done { available_at });
         let loaded = world.store.load(id.no()).expect("load").expect("the run");
         let mut row = run.row.clone();
         (row.updated_at, row.recoveries) = (at(10), 0);
+        // The first pool after `default` in this store.
+        row.shard = id.shard_in(PoolNo(1));
         // How many numbers a live run has is known to its next owner alone.
         row.last_number = if status.is_terminal() { 6 } else { 0 };
         assert_eq!(loaded.row, row);
@@ -179,12 +182,21 @@ pub(super) fn paused_runs_are_paged_by_number(world: &World) {
         let after = after.map(RunId::no);
         world.store.paused(shards, after, limit).expect("paused")
     };
-    assert_eq!(page(&ShardSet::ALL, None, 10), all);
-    assert_eq!(page(&ShardSet::ALL, None, 2), all[..2]);
-    assert_eq!(page(&ShardSet::ALL, Some(runs[1]), 10), all[2..]);
+    assert_eq!(page(&ShardSet::of_default_pool(), None, 10), all);
+    assert_eq!(page(&ShardSet::of_default_pool(), None, 2), all[..2]);
+    assert_eq!(
+        page(&ShardSet::of_default_pool(), Some(runs[1]), 10),
+        all[2..]
+    );
     assert_eq!(page(&ShardSet::EMPTY, None, 10), []);
-    let one: ShardSet = [runs[3].shard()].into_iter().collect();
-    let of_shard = |shard: ShardId| runs.iter().filter(move |id| id.shard() == shard);
-    let expected: Vec<_> = of_shard(runs[3].shard()).copied().map(paused).collect();
+    let one: ShardSet = [runs[3].shard_in(PoolNo::DEFAULT)].into_iter().collect();
+    let of_shard = |shard: ShardId| {
+        runs.iter()
+            .filter(move |id| id.shard_in(PoolNo::DEFAULT) == shard)
+    };
+    let expected: Vec<_> = of_shard(runs[3].shard_in(PoolNo::DEFAULT))
+        .copied()
+        .map(paused)
+        .collect();
     assert_eq!(page(&one, None, 10), expected);
 }

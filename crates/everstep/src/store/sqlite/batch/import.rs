@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::{Applier, columns, find_key, last_number};
 use crate::{
-    store::{Imported, ImportedRun, Outcome, RunStatus, rules},
+    store::{Imported, ImportedRun, Outcome, RunStatus, rules, rules::pools::Pools},
     time::Timestamp,
 };
 
@@ -23,7 +23,8 @@ impl Applier<'_> {
             let sql = "INSERT INTO keys (workflow, key, run) VALUES (?1, ?2, ?3)";
             self.execute(sql, params![&*row.workflow, key, no.0])?;
         }
-        let head = rules::import(row, self.now());
+        let pool = self.pool_no(&row.pool)?;
+        let head = rules::import(row, pool, self.now());
         let sql = "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, ending, \
                    generation, available_at, deadline_at, created_at, updated_at, finished_at, \
                    attempts, recoveries, inbox_seq, cancel_requested, last_number, waiting, tags, \
@@ -38,7 +39,7 @@ impl Applier<'_> {
             row.version,
             row.key,
             &*row.pool,
-            row.id.shard().0,
+            head.shard.0,
             head.status.code(),
             head.ending.map(RunStatus::code),
             head.generation,

@@ -1,0 +1,91 @@
+//! What this process owns: its shards, and the pools that it has heard of.
+//!
+//! The shard of a run follows from its id and from the pool that it is in now, which only its row
+//! says. Whoever has the id alone can tell whether the run *may* be here, and whether it *surely*
+//! is: its shard is one of as many as there are pools.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+use crate::{
+    pool::{PoolNo, PoolRow},
+    run_id::{RunId, ShardId},
+    store::ShardSet,
+    workflow::DEFAULT_POOL,
+};
+
+/// Read on every start and message, written rarely, and never held for long.
+pub(crate) struct Owned(RwLock<State>);
+
+struct State {
+    shards: ShardSet,
+    /// Pools are never renamed or removed, so what is known stays true.
+    pools: HashMap<Arc<str>, PoolNo>,
+}
+
+impl Default for Owned {
+    fn default() -> Owned {
+        Owned(RwLock::new(State {
+            shards: ShardSet::EMPTY,
+            pools: HashMap::from([(Arc::from(DEFAULT_POOL), PoolNo::DEFAULT)]),
+        }))
+    }
+}
+
+impl Owned {
+    pub(crate) fn has(&self, shard: ShardId) -> bool {
+        self.read().shards.contains(shard)
+    }
+
+    /// Whether one of the shards that this run can be in is here.
+    pub(crate) fn may_have(&self, run: RunId) -> bool {
+        let state = self.read();
+        let mut pools = state.shards.pools();
+        pools.any(|pool| state.shards.contains(run.shard_in(pool)))
+    }
+
+    /// Whether every shard that this run can be in is here.
+    pub(crate) fn surely_has(&self, run: RunId) -> bool {
+        let state = self.read();
+        let mut pools = state.pools.values();
+        pools.all(|pool| state.shards.contains(run.shard_in(*pool)))
+    }
+
+    /// The shard of a run of this pool, if the pool is known and the shard is here.
+    pub(crate) fn home(&self, run: RunId, pool: &str) -> Option<ShardId> {
+        let state = self.read();
+        let shard = run.shard_in(*state.pools.get(pool)?);
+        state.shards.contains(shard).then_some(shard)
+    }
+
+    pub(crate) fn shards(&self) -> ShardSet {
+        self.read().shards.clone()
+    }
+
+    pub(crate) fn set_shards(&self, shards: &ShardSet) {
+        self.write().shards = shards.clone();
+    }
+
+    /// Takes note of the pools that there are.
+    pub(crate) fn set_pools(&self, pools: &[PoolRow]) {
+        let pools = pools.iter().map(|row| (Arc::clone(&row.name), row.no));
+        self.write().pools.extend(pools);
+    }
+
+    /// Whether there is a pool of which some shard is not here.
+    pub(crate) fn is_partial(&self) -> bool {
+        let state = self.read();
+        let all = ShardSet::of_pools(state.pools.values().copied());
+        state.shards != all
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}

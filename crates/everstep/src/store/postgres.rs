@@ -1,0 +1,832 @@
+//! PostgreSQL: the same tables for any number of processes on any number of machines.
+//!
+//! On the path of a step this is where it becomes durable: the committer's batch is one transaction.
+//! [`batch`] holds the SQL of a batch, [`session`] how it reaches the server in few round trips,
+//! [`locks`] why no two batches wait for each other, [`conn`] the connections and what became of a
+//! batch whose answer was lost, [`runners`] leases and the fence.
+//!
+//! Always true:
+//! - A commit that was answered is as durable as the server's settings make it: `synchronous_commit`
+//!   is never off.
+//! - Opening changes nothing. Only [`migrate`](Store::migrate) creates tables or changes them.
+//! - A batch whose outcome is not known is never sent again before it is known not to land.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+
+use uuid::Uuid;
+
+use self::{
+    batch::Terms,
+    conn::{Conn, Identity, Route, Unsettled},
+    error::{FENCED, LANE_CLOSED, Trouble},
+    locks::Named,
+    runners::Clock,
+    session::{Op, Port, Session},
+    value::params,
+};
+use super::*;
+
+mod batch;
+mod children;
+mod columns;
+mod conn;
+mod control;
+mod deferreds;
+mod error;
+mod events;
+mod import;
+mod letters;
+mod limits;
+mod locks;
+mod queues;
+mod reads;
+mod runners;
+mod schedules;
+mod schema;
+mod session;
+mod streams;
+mod tls;
+mod value;
+mod wake;
+
+/// How a database is reached.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PostgresOptions {
+    /// The schema that everything is in: a namespace of its own. `everstep` by default; made by
+    /// [`migrate`](Store::migrate) if it is not there.
+    pub schema: String,
+    /// Whether a pooler such as pgbouncer hands each transaction to another session: no statement is
+    /// then kept between transactions. Not set by default. [`listen_url`](Self::listen_url) must
+    /// then reach the server itself.
+    pub pooled: bool,
+    /// Where to listen for wake-ups, if it is not where everything else goes: behind a pooler there
+    /// is no session that could listen. Without it, other processes' work is found by the slow poll.
+    pub listen_url: Option<String>,
+    /// How long an answer may take before its connection is given up: 20 seconds by default.
+    pub patience: Duration,
+    /// How many connections are kept for reuse: 8 by default.
+    pub kept_connections: usize,
+    /// Whether leases go by the clock of the database, so that all machines mean the same. Set by
+    /// default; tests with a clock of their own turn it off.
+    pub database_time: bool,
+}
+
+impl Default for PostgresOptions {
+    fn default() -> PostgresOptions {
+        PostgresOptions {
+            schema: "everstep".to_owned(),
+            pooled: false,
+            listen_url: None,
+            patience: Duration::from_secs(20),
+            kept_connections: 8,
+            database_time: true,
+        }
+    }
+}
+
+/// A schema of a PostgreSQL database. Clones of an `Arc` of it share its connections.
+pub struct PostgresStore {
+    name: String,
+    route: Arc<Route>,
+    options: PostgresOptions,
+    idle: Mutex<Vec<Conn>>,
+    is_current: AtomicBool,
+    /// Batches whose outcome could not be found out yet. Until it is, nothing else is done.
+    unsettled: Mutex<Vec<Unsettled>>,
+    /// The shards of the runner of this store, as it last took or gave them.
+    held: Mutex<Option<(Fence, ShardSet)>>,
+    /// The database that the runner of this store registered in.
+    home: Mutex<Option<(Fence, Identity)>>,
+    /// How far the clock of the database is ahead of ours, in milliseconds.
+    ahead: AtomicI64,
+    counters: Counters,
+    wakes: Arc<wake::Wakes>,
+    schema_number: u32,
+}
+
+#[derive(Default)]
+struct Counters {
+    batches: AtomicU64,
+    writes: AtomicU64,
+    rows: AtomicU64,
+    reads: AtomicU64,
+    settled: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// How often a batch is begun again before it is given back.
+const GOES: u32 = 50;
+
+/// How long to look for the outcome of a batch before it is given back as unknown.
+const SETTLING: Duration = Duration::from_secs(60);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl PostgresStore {
+    /// Connects to the database of this URL: `postgres://user:password@host:5432/database`. Several
+    /// hosts are tried in turn: `postgres://a:5432,b:5432/app?target_session_attrs=read-write`.
+    /// `?schema=name` names the schema, `?pooled=true` says that a pooler is in between.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::CannotOpen`] if the URL is wrong or the server refuses us, [`StoreError::Io`] if
+    /// it cannot be reached, [`StoreError::Foreign`] if the schema holds something else,
+    /// [`StoreError::TooNew`] if a later version has written it.
+    pub fn open(url: &str) -> Result<PostgresStore, StoreError> {
+        PostgresStore::open_with(url, PostgresOptions::default())
+    }
+
+    /// As [`open`](Self::open), with these options; what the URL says comes first.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_with(url: &str, options: PostgresOptions) -> Result<PostgresStore, StoreError> {
+        let (config, options) = url::parse(url, options)?;
+        let name = url::describe(&config, &options.schema);
+        let route = Arc::new(Route {
+            config,
+            schema: options.schema.clone(),
+            pooled: options.pooled,
+            patience: options.patience,
+        });
+        let listening = match &options.listen_url {
+            Some(url) => Arc::new(Route {
+                config: url::parse(url, options.clone())?.0,
+                pooled: false,
+                ..(*route).clone()
+            }),
+            None => Arc::clone(&route),
+        };
+        let schema_number = locks::fnv(options.schema.bytes()) as u32 & 0x7fff_ffff;
+        let store = PostgresStore {
+            name,
+            wakes: Arc::new(wake::Wakes::new(&listening)),
+            route,
+            options,
+            idle: Mutex::default(),
+            is_current: AtomicBool::new(false),
+            unsettled: Mutex::default(),
+            held: Mutex::default(),
+            home: Mutex::default(),
+            ahead: AtomicI64::new(0),
+            counters: Counters::default(),
+            schema_number,
+        };
+        let conn = store.connect()?;
+        let format = schema::inspect(&conn, &store.route.schema, &store.name)?;
+        let is_current = format == schema::FORMAT;
+        store.is_current.store(is_current, Ordering::Relaxed);
+        store.give_back(conn);
+        Ok(store)
+    }
+
+    /// How many batches had an outcome that had to be looked up, since this store was opened.
+    pub fn unknown_outcomes_settled(&self) -> u64 {
+        self.counters.settled.load(Ordering::Relaxed)
+    }
+
+    /// How many batches came with a fence that no longer held, since this store was opened.
+    pub fn stale_batches_refused(&self) -> u64 {
+        self.counters.refused.load(Ordering::Relaxed)
+    }
+
+    fn error(&self, trouble: Trouble) -> StoreError {
+        trouble.into_store_error(&self.name)
+    }
+
+    fn connect(&self) -> Result<Conn, StoreError> {
+        let conn = Conn::open(&self.route).map_err(|trouble| self.error(trouble))?;
+        self.compare_home(&conn);
+        Ok(conn)
+    }
+
+    /// After a failover what is in memory may be ahead of the database: whoever registered before it
+    /// has to begin anew.
+    fn compare_home(&self, conn: &Conn) {
+        let mut home = lock(&self.home);
+        if let Some((fence, identity)) = &*home
+            && *identity != conn.identity
+        {
+            tracing::warn!(
+                runner = %fence.runner,
+                before = %identity.timeline,
+                now = %conn.identity.timeline,
+                "{} has failed over to a copy; runs in memory are dropped and read again",
+                self.name
+            );
+            *home = None;
+            *lock(&self.held) = None;
+        }
+    }
+
+    /// Whether this runner registered in the database as it is now.
+    fn is_at_home(&self, fence: Fence) -> bool {
+        // A fence that was not made by this store is the database's to judge.
+        let home = lock(&self.home);
+        match &*home {
+            Some((known, _)) => known.runner != fence.runner || *known == fence,
+            None => !self.wakes.is_here(fence.runner),
+        }
+    }
+
+    /// A connection that works, as far as is known.
+    fn take(&self) -> Result<Conn, StoreError> {
+        loop {
+            let Some(conn) = lock(&self.idle).pop() else {
+                return self.connect();
+            };
+            if !conn.is_closed() {
+                return Ok(conn);
+            }
+        }
+    }
+
+    fn give_back(&self, conn: Conn) {
+        let mut idle = lock(&self.idle);
+        if idle.len() < self.options.kept_connections && !conn.is_closed() {
+            idle.push(conn);
+        }
+    }
+
+    fn require_current(&self) -> Result<(), StoreError> {
+        if self.is_current.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        // Another process may have migrated it since it was opened.
+        let conn = self.take()?;
+        let format = schema::inspect(&conn, &self.route.schema, &self.name);
+        self.give_back(conn);
+        schema::require_current(format?, &self.name)?;
+        self.is_current.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Reads in one snapshot.
+    fn read<T>(&self, query: impl Fn(&Session<'_>) -> Result<T, Trouble>) -> Result<T, StoreError> {
+        self.require_current()?;
+        self.settle_all()?;
+        self.counters.reads.fetch_add(1, Ordering::Relaxed);
+        let mut is_again = false;
+        loop {
+            let conn = self.take()?;
+            let session = Session::new(&conn);
+            for Op { sql, params } in conn.begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            {
+                session.execute(sql, params);
+            }
+            let read = query(&session);
+            let ended = session.finish("COMMIT");
+            match read.and_then(|value| ended.map(|()| value)) {
+                Ok(value) => {
+                    self.give_back(conn);
+                    return Ok(value);
+                }
+                // A connection that was kept may have died in the meantime; a new one has not.
+                Err(trouble) if !trouble.spares_connection() && !is_again => {
+                    is_again = true;
+                    lock(&self.idle).clear();
+                }
+                Err(trouble) => return Err(self.error(trouble)),
+            }
+        }
+    }
+
+    /// Writes in a transaction of its own, again if others are in the way.
+    fn write<T>(
+        &self,
+        change: impl Fn(&Session<'_>) -> Result<T, Trouble>,
+    ) -> Result<T, StoreError> {
+        self.require_current()?;
+        self.transact(|session, _| change(session))
+    }
+
+    /// A transaction with a mark in its lane, so that a lost answer can be looked up. `change` may
+    /// be called several times; what it gives the last time counts.
+    fn transact<T>(
+        &self,
+        mut change: impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
+    ) -> Result<T, StoreError> {
+        self.settle_all()?;
+        let mut goes = 0;
+        let mut before: Option<Trouble> = None;
+        loop {
+            let conn = self.take()?;
+            let (mark, lost) = match conn.next_batch(now_ms()) {
+                Ok(next) => next,
+                // Nothing was sent yet that could have landed.
+                Err(trouble) if !trouble.spares_connection() && goes == 0 => {
+                    goes += 1;
+                    lock(&self.idle).clear();
+                    continue;
+                }
+                Err(trouble) => return Err(self.error(trouble)),
+            };
+            let session = Session::new(&conn);
+            for Op { sql, params } in conn.begin("BEGIN") {
+                session.execute(sql, params);
+            }
+            session.execute(mark.sql, mark.params);
+            let trouble = match change(&session, before.as_ref()) {
+                Ok(value) => match session.finish("COMMIT") {
+                    Ok(()) => {
+                        self.count_rows(&session);
+                        self.give_back(conn);
+                        return Ok(value);
+                    }
+                    Err(trouble) if !trouble.spares_connection() => {
+                        drop(conn);
+                        if self.settle(lost, &trouble)? {
+                            return Ok(value);
+                        }
+                        // It has not landed and never will: it is made again.
+                        goes += 1;
+                        before = None;
+                        continue;
+                    }
+                    Err(trouble) => trouble,
+                },
+                Err(trouble) => trouble,
+            };
+            goes += 1;
+            if !trouble.spares_connection() {
+                // Nothing was committed: the server rolls back what it had begun.
+                lock(&self.idle).clear();
+                if goes > 1 {
+                    return Err(self.error(trouble));
+                }
+                before = None;
+                continue;
+            }
+            match session_rollback(&conn) {
+                Ok(()) => self.give_back(conn),
+                Err(_) => drop(conn),
+            }
+            let is_ours = matches!(trouble.code(), Some(FENCED | LANE_CLOSED));
+            if !(is_ours || trouble.is_passing()) || goes >= GOES {
+                return Err(self.error(trouble));
+            }
+            if matches!(trouble.code(), Some("40P01" | "40001")) {
+                tracing::debug!(error = %trouble, "a batch is made again");
+            }
+            before = Some(trouble);
+        }
+    }
+
+    fn count_rows(&self, session: &Session<'_>) {
+        let rows = session.rows_changed();
+        self.counters.rows.fetch_add(rows, Ordering::Relaxed);
+    }
+
+    /// Whether a batch whose answer was lost has landed. Waits for the database to come back.
+    fn settle(&self, lost: Unsettled, trouble: &Trouble) -> Result<bool, StoreError> {
+        tracing::warn!(
+            error = %trouble,
+            "{} was lost during a commit; finding out whether it was made",
+            self.name
+        );
+        let begun = Instant::now();
+        let mut pause = Duration::from_millis(20);
+        loop {
+            match self.look_up(lost) {
+                Ok(landed) => {
+                    self.counters.settled.fetch_add(1, Ordering::Relaxed);
+                    tracing::info!(landed, "the outcome of the commit is known");
+                    return Ok(landed);
+                }
+                Err(error) if begun.elapsed() < SETTLING && !is_fatal(&error) => {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(Duration::from_secs(1));
+                }
+                Err(error) => {
+                    lock(&self.unsettled).push(lost);
+                    return Err(StoreError::UnknownOutcome {
+                        store: self.name.clone(),
+                        source: error.to_string().into(),
+                    });
+                }
+            }
+        }
+    }
+
+    fn look_up(&self, lost: Unsettled) -> Result<bool, StoreError> {
+        lock(&self.idle).clear();
+        let conn = self.connect()?;
+        let landed = conn::settle(&conn, lost).map_err(|trouble| self.error(trouble))?;
+        self.give_back(conn);
+        landed.ok_or_else(|| StoreError::UnknownOutcome {
+            store: self.name.clone(),
+            source: "its lane is gone".into(),
+        })
+    }
+
+    /// Before anything else is done: what was given back as unknown must not land behind our back.
+    fn settle_all(&self) -> Result<(), StoreError> {
+        loop {
+            let next = lock(&self.unsettled).first().copied();
+            let Some(lost) = next else { return Ok(()) };
+            match self.look_up(lost) {
+                Ok(_) | Err(StoreError::UnknownOutcome { .. }) => {
+                    let mut unsettled = lock(&self.unsettled);
+                    unsettled.retain(|it| (it.lane, it.batch) != (lost.lane, lost.batch));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn clock(&self, now: Timestamp) -> Clock {
+        if self.options.database_time {
+            Clock::Database
+        } else {
+            Clock::Caller(now)
+        }
+    }
+
+    /// The shards of a runner, if this store knows them.
+    fn known_shards(&self, fence: Option<Fence>) -> Option<ShardSet> {
+        let held = lock(&self.held);
+        held.as_ref()
+            .filter(|(known, _)| Some(*known) == fence)
+            .map(|(_, shards)| *shards)
+    }
+}
+
+fn session_rollback(conn: &Conn) -> Result<(), Trouble> {
+    conn.run(vec![Op::new("ROLLBACK", Vec::new())]).map(drop)
+}
+
+fn is_fatal(error: &StoreError) -> bool {
+    matches!(error.reaction(), Reaction::Stop | Reaction::Bisect)
+        || matches!(error, StoreError::UnknownOutcome { .. })
+}
+
+fn now_ms() -> i64 {
+    Timestamp::from(SystemTime::now()).as_millis()
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store for PostgresStore {
+    fn describe(&self) -> String {
+        self.name.clone()
+    }
+
+    fn migrate(&self) -> Result<(), StoreError> {
+        let conn = self.take()?;
+        schema::migrate(&conn, &self.route.schema, &self.name, schema::MIGRATIONS)?;
+        self.give_back(conn);
+        self.is_current.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn secret(&self) -> Result<Secret, StoreError> {
+        self.read(deferreds::secret)
+    }
+
+    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
+        self.require_current()?;
+        let mut named = Named::of(batch);
+        let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
+        let shards = self.known_shards(batch.fence);
+        let applied = self.transact(|session, before| {
+            match before {
+                Some(Trouble::Contended(lock)) => {
+                    named.locks.insert(*lock);
+                }
+                Some(trouble) if trouble.code() == Some(FENCED) => {
+                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                    fenced = false;
+                }
+                _ => {}
+            }
+            let terms = Terms {
+                named: &named,
+                fenced,
+                shards,
+                schema: self.schema_number,
+            };
+            batch::apply(session, batch, &terms)
+        })?;
+        self.counters.batches.fetch_add(1, Ordering::Relaxed);
+        let writes = batch.writes.len() as u64;
+        self.counters.writes.fetch_add(writes, Ordering::Relaxed);
+        Ok(applied)
+    }
+
+    fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
+        self.read(|session| reads::run(session, target))
+    }
+
+    fn load(&self, run: RunNo) -> Result<Option<LoadedRun>, StoreError> {
+        self.read(|session| reads::load(session, run))
+    }
+
+    fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
+        self.read(|session| columns::inbox_after(session, run, after))
+    }
+
+    fn due(
+        &self,
+        now: Timestamp,
+        shards: &ShardSet,
+        after: Option<(Timestamp, RunNo)>,
+        limit: usize,
+    ) -> Result<Due, StoreError> {
+        self.read(|session| reads::due(session, now, shards, after, limit))
+    }
+
+    fn live(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<DueRun>, StoreError> {
+        self.read(|session| reads::live(session, shards, after, limit))
+    }
+
+    fn paused(
+        &self,
+        shards: &ShardSet,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<PausedRun>, StoreError> {
+        self.read(|session| reads::paused(session, shards, after, limit))
+    }
+
+    fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
+        self.read(|session| reads::census(session, now, shards))
+    }
+
+    fn list(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunRow>, StoreError> {
+        self.read(|session| reads::list(session, filter, after, limit))
+    }
+
+    fn find(
+        &self,
+        filter: &Filter,
+        after: Option<RunNo>,
+        limit: usize,
+    ) -> Result<Vec<RunId>, StoreError> {
+        self.read(|session| reads::find(session, filter, after, limit))
+    }
+
+    fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
+        self.read(|session| reads::count(session, filter))
+    }
+
+    fn finished_before(
+        &self,
+        workflow: &str,
+        status: RunStatus,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
+        self.read(|session| control::finished_before(session, workflow, status, before, limit))
+    }
+
+    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
+        if !self.read(|session| control::is_left(session, now))? {
+            return Ok(false);
+        }
+        self.write(|session| {
+            // Lanes of connections that were lost long ago.
+            let sql = "DELETE FROM lanes WHERE id IN (SELECT id FROM lanes WHERE seen_at < $1 \
+                       ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED)";
+            let day = DEAD_LANE_KEPT.as_millis() as i64;
+            session.execute(sql, params![now_ms() - day]);
+            control::sweep(session, now, limit)
+        })
+    }
+
+    fn history(
+        &self,
+        run: RunNo,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<Put>, StoreError> {
+        self.read(|session| reads::history(session, run, after, limit))
+    }
+
+    fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+        self.read(|session| reads::state(session, run))
+    }
+
+    fn stream(
+        &self,
+        run: RunNo,
+        stream: &str,
+        from: u64,
+        limit: usize,
+    ) -> Result<Option<StreamPage>, StoreError> {
+        self.read(|session| streams::page(session, run, stream, from, limit))
+    }
+
+    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
+        self.read(|session| streams::extents(session, run))
+    }
+
+    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
+        self.read(|session| streams::grown(session, asked))
+    }
+
+    fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
+        self.read(|session| reads::finished(session, runs))
+    }
+
+    fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> {
+        self.read(|session| reads::answers(session, requests))
+    }
+
+    fn dead_letters(
+        &self,
+        filter: &LetterFilter,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        self.read(|session| letters::list(session, filter, after, limit))
+    }
+
+    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
+        self.read(|session| events::event_row(session, name))
+    }
+
+    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
+        self.read(|session| events::to_tend(session, now))
+    }
+
+    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
+        self.read(|session| queues::item(session, item))
+    }
+
+    fn queue_items(
+        &self,
+        queue: &str,
+        state: Option<ItemState>,
+        after: Option<ItemId>,
+        limit: usize,
+    ) -> Result<Vec<ItemRow>, StoreError> {
+        self.read(|session| queues::list(session, queue, state, after, limit))
+    }
+
+    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> {
+        self.read(|session| queues::stats(session, queue))
+    }
+
+    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
+        self.read(|session| queues::outlook(session, queue, now))
+    }
+
+    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.read(queues::first_place_lost)
+    }
+
+    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
+        self.read(|session| queues::ended(session, items))
+    }
+
+    fn has_old_generations(&self) -> Result<bool, StoreError> {
+        self.read(reads::has_old_generations)
+    }
+
+    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
+        self.read(|session| schedules::read_one(session, name))
+    }
+
+    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|session| schedules::read_all(session, after, limit))
+    }
+
+    fn due_schedules(
+        &self,
+        now: Timestamp,
+        after: Option<(Timestamp, &str)>,
+        limit: usize,
+    ) -> Result<DueSchedules, StoreError> {
+        self.read(|session| schedules::read_due(session, now, after, limit))
+    }
+
+    fn queued_schedules(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.read(|session| schedules::read_queued(session, after, limit))
+    }
+
+    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
+        self.read(|session| limits::places(session, run))
+    }
+
+    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
+        self.read(|session| limits::list(session, name, limit))
+    }
+
+    fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
+        self.require_current()?;
+        let clock = self.clock(runner.now);
+        let fence = self.write(|session| runners::register(session, runner, clock))?;
+        let conn = self.take()?;
+        *lock(&self.home) = Some((fence, conn.identity.clone()));
+        self.give_back(conn);
+        *lock(&self.held) = None;
+        Ok(fence)
+    }
+
+    fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
+        let clock = self.clock(now);
+        let (is_alive, database_now) = self.write(|session| {
+            let is_alive = runners::heartbeat(session, fence, clock, lease)?;
+            let sql = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
+            let database_now = session.row(sql, Vec::new(), |row| row.get::<i64>(0))?;
+            Ok((is_alive, database_now))
+        })?;
+        if self.options.database_time
+            && let Some(database_now) = database_now
+        {
+            let ahead = database_now - now.as_millis();
+            self.ahead.store(ahead, Ordering::Relaxed);
+        }
+        Ok(is_alive && self.is_at_home(fence))
+    }
+
+    fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
+        let ahead = self.ahead.load(Ordering::Relaxed);
+        let rows = self.read(|session| runners::list(session, ahead))?;
+        let has_others = rows.iter().any(|row| !self.wakes.is_here(row.id));
+        self.wakes.set_has_others(has_others);
+        Ok(rows)
+    }
+
+    fn take_shards(
+        &self,
+        fence: Fence,
+        now: Timestamp,
+        wanted: &ShardSet,
+        dead: &[Uuid],
+    ) -> Result<Option<ShardSet>, StoreError> {
+        if !self.is_at_home(fence) {
+            return Ok(None);
+        }
+        let clock = self.clock(now);
+        let ousted =
+            self.write(|session| runners::oust_expired(session, fence, clock, wanted, dead))?;
+        let held = self.write(|session| runners::take_shards(session, fence, wanted, &ousted))?;
+        *lock(&self.held) = held.map(|held| (fence, held));
+        Ok(held)
+    }
+
+    fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
+        *lock(&self.held) = None;
+        self.write(|session| runners::release_shards(session, fence, shards))
+    }
+
+    fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> {
+        *lock(&self.held) = None;
+        self.write(|session| runners::deregister(session, fence))
+    }
+
+    fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) {
+        self.wakes.send(me, runs);
+    }
+
+    fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {
+        let listening = self.wakes.listen(me, wake);
+        let listening = listening.map_err(|trouble| self.error(trouble))?;
+        Ok(WakeGuard::new(listening))
+    }
+
+    fn counters(&self) -> StoreCounters {
+        StoreCounters {
+            batches: self.counters.batches.load(Ordering::Relaxed),
+            writes: self.counters.writes.load(Ordering::Relaxed),
+            rows: self.counters.rows.load(Ordering::Relaxed),
+            reads: self.counters.reads.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// How long the lane of a lost connection is kept.
+const DEAD_LANE_KEPT: Duration = Duration::from_secs(24 * 3_600);
+
+mod url;

@@ -1,0 +1,1086 @@
+//! A batch in SQL: [`rules`] decides, this writes.
+//!
+//! It begins with one round trip that locks and reads everything the batch names ([`Named`]); what
+//! is written leaves with the commit, in one more. Only what nobody could foresee (who waits for an
+//! event, the parent of a run that ends) is read in between.
+
+use std::{collections::HashMap, collections::HashSet};
+
+use uuid::Uuid;
+
+use super::{
+    children, columns,
+    control::{self, Keyed},
+    error::{FENCED, Trouble},
+    locks::{Lock, Named},
+    queues,
+    session::{Bulk, Op, Session},
+    streams,
+    value::{Row, Value, params},
+};
+use crate::{
+    hash::FastSet,
+    run_id::{RunId, RunNo},
+    store::{
+        rules::{
+            self, Head, Verdict, deferreds, effects, events, letters,
+            tables::{Tables, Waiter},
+        },
+        *,
+    },
+    time::Timestamp,
+};
+
+/// What a batch is applied with, besides itself.
+pub(super) struct Terms<'t> {
+    /// What it names, and what was found to be missing in earlier goes.
+    pub(super) named: &'t Named,
+    /// Whether its fence is asked for. Not if it was found not to hold.
+    pub(super) fenced: bool,
+    /// The shards of its runner, if they are known.
+    pub(super) shards: Option<ShardSet>,
+    /// The number of the schema, for advisory locks.
+    pub(super) schema: u32,
+}
+
+/// Applies a batch within a transaction, in the two passes that [`rules`] describes.
+pub(super) fn apply(
+    session: &Session<'_>,
+    batch: &Batch,
+    terms: &Terms<'_>,
+) -> Result<Applied, Trouble> {
+    let mut applier = Applier::begin(session, batch, terms)?;
+    let mut outcomes = Vec::with_capacity(batch.writes.len());
+    for write in &batch.writes {
+        outcomes.push(match write {
+            Write::Commit(commit) => applier.commit(commit)?,
+            Write::Emit(emission) => applier.emission(emission)?,
+            // Its turn comes after all commits.
+            _ => Outcome::Refused(Refusal::Gone),
+        });
+    }
+    for (write, outcome) in batch.writes.iter().zip(&mut outcomes) {
+        *outcome = match write {
+            Write::Start(new) => applier.start(new)?,
+            Write::Deliver(delivery) => Outcome::Delivered(applier.deliver(delivery)?),
+            Write::Control(target, control) => {
+                Outcome::Controlled(applier.control(target, *control)?)
+            }
+            Write::Reopen(reopen) => applier.reopen(reopen)?,
+            Write::Queue(write) => Outcome::Queue(rules::queues::write(&mut applier, write)?),
+            Write::Publish(publication) => {
+                Outcome::Published(events::publish(&mut applier, publication)?)
+            }
+            Write::TendEvents { limit } => Outcome::Tended(events::tend(&mut applier, *limit)?),
+            Write::Letter(write) => Outcome::Letter(letters::apply(&mut applier, write)?),
+            Write::Resolve(resolution) => {
+                Outcome::Settled(deferreds::settle(&mut applier, resolution)?)
+            }
+            Write::Sweep(limit) => Outcome::Swept(applier.sweep(*limit)?),
+            Write::Emit(_) => continue,
+            Write::Schedule(write) => applier.write_about_schedule(write)?,
+            Write::Import(run) => applier.import(run)?,
+            Write::Delete(delete) => Outcome::Deleted(applier.delete(delete)?),
+            Write::Tag(tagging) => applier.tag(tagging)?,
+            Write::Fork(fork) => applier.fork(fork)?,
+            Write::Commit(commit) => match outcome {
+                Outcome::Committed(_) if applier.has_effects(commit) => {
+                    Outcome::Committed(applier.effects(commit)?)
+                }
+                _ => continue,
+            },
+        };
+    }
+    let notices = std::mem::take(&mut applier.notices);
+    Ok(Applied { outcomes, notices })
+}
+
+pub(super) struct Applier<'a> {
+    pub(super) session: &'a Session<'a>,
+    pub(super) now: i64,
+    notices: Vec<Notice>,
+    /// Runs with links whose code is over by a commit of this batch.
+    closing: FastSet<RunNo>,
+    /// The runner, if its fence holds.
+    runner: Option<Uuid>,
+    shards: Option<ShardSet>,
+    pub(super) schema: u32,
+    /// What is locked.
+    pub(super) locks: HashSet<Lock>,
+    /// The rows of runs as they are now; none if there is no such run.
+    pub(super) heads: HashMap<RunNo, Option<Head>>,
+    /// The rows of event names that are locked.
+    pub(super) event_names: HashMap<String, Option<events::EventName>>,
+    /// What stands under keys.
+    pub(super) keys: HashMap<(String, String), Option<Keyed>>,
+    /// Of the runs to be made, those whose number is not free yet.
+    pub(super) graves: HashSet<RunNo>,
+    /// The runs to be made that were asked for at the beginning.
+    new_runs: HashSet<RunNo>,
+    /// Numbers for items of queues.
+    pub(super) item_numbers: Vec<u64>,
+    pub(super) queues: queues::Known,
+    pub(super) tails: streams::Tails,
+    pub(super) families: children::Families,
+}
+
+pub(super) const HEAD: &str = "no, id, status, ending, generation, available_at, attempts, inbox_seq, \
+                    cancel_requested, last_number, links, resume_at";
+
+static PUT: Bulk = Bulk {
+    table: "history",
+    sql: "INSERT INTO history (run, generation, key, value) \
+          SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[]) \
+          ON CONFLICT (run, generation, key) DO UPDATE SET value = excluded.value",
+    unique: 3,
+};
+
+static DELETE_ENTRIES: Bulk = Bulk {
+    table: "history",
+    sql: "DELETE FROM history USING \
+          unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[]) AS gone (r, g, a, b) \
+          WHERE run = r AND generation = g AND key >= a AND key < b",
+    unique: 0,
+};
+
+static INSERT_RUN: Bulk = Bulk {
+    table: "runs",
+    sql: "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, generation, \
+          available_at, deadline_at, created_at, updated_at, attempts, recoveries, inbox_seq, \
+          last_number, tags, input, parent) \
+          SELECT no, id, workflow, version, key, pool, shard, status, 1, available_at, \
+          deadline_at, now, now, 1, 0, 0, 0, tags, input, parent FROM unnest($1::bigint[], \
+          $2::bytea[], $3::text[], $4::bigint[], $5::text[], $6::text[], $7::bigint[], \
+          $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::text[], $13::bytea[], \
+          $14::bytea[]) AS new (no, id, workflow, version, key, pool, shard, status, \
+          available_at, deadline_at, now, tags, input, parent) ORDER BY no",
+    unique: 1,
+};
+
+static FINISH: Bulk = Bulk {
+    table: "runs",
+    sql: "UPDATE runs SET status = new.status, ending = NULL, available_at = NULL, \
+          updated_at = new.now, finished_at = new.now, last_number = new.last_number, \
+          waiting = NULL, output = new.output, error = new.error \
+          FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], \
+          $6::bytea[]) AS new (no, status, now, last_number, output, error) \
+          WHERE runs.no = new.no",
+    unique: 1,
+};
+
+static WRITE_HEAD: Bulk = Bulk {
+    table: "runs",
+    sql: "UPDATE runs SET status = new.status, ending = new.ending, \
+          available_at = new.available_at, attempts = new.attempts, inbox_seq = new.inbox_seq, \
+          cancel_requested = new.cancel_requested, last_number = new.last_number, \
+          updated_at = new.now, waiting = new.waiting, resume_at = new.resume_at, \
+          recoveries = CASE WHEN new.fresh = 1 THEN 0 ELSE recoveries END \
+          FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], \
+          $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::text[], $11::bigint[], \
+          $12::bigint[]) AS new (no, status, ending, available_at, attempts, inbox_seq, \
+          cancel_requested, last_number, now, waiting, resume_at, fresh) WHERE runs.no = new.no",
+    unique: 1,
+};
+
+static WRITE_RUNNING: Bulk = Bulk {
+    table: "runs",
+    sql: "UPDATE runs SET status = new.status, available_at = new.available_at, \
+          last_number = new.last_number, updated_at = new.now, recoveries = 0, waiting = NULL \
+          FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[]) \
+          AS new (no, status, available_at, last_number, now) WHERE runs.no = new.no",
+    unique: 1,
+};
+
+static WRITE_NUMBER: Bulk = Bulk {
+    table: "runs",
+    sql: "UPDATE runs SET last_number = new.last_number, updated_at = new.now \
+          FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS new (no, last_number, now) \
+          WHERE runs.no = new.no",
+    unique: 1,
+};
+
+static WRITE_INBOX_SEQ: Bulk = Bulk {
+    table: "runs",
+    sql: "UPDATE runs SET inbox_seq = new.inbox_seq, available_at = new.available_at, \
+          updated_at = new.now FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], \
+          $4::bigint[]) AS new (no, inbox_seq, available_at, now) WHERE runs.no = new.no",
+    unique: 1,
+};
+
+static WRITE_LINKS: Bulk = Bulk {
+    table: "runs",
+    sql: "UPDATE runs SET links = new.links FROM unnest($1::bigint[], $2::bigint[]) \
+          AS new (no, links) WHERE runs.no = new.no",
+    unique: 1,
+};
+
+pub(super) static PUT_INBOX: Bulk = Bulk {
+    table: "inbox",
+    sql: "INSERT INTO inbox (run, seq, name, body, request, sent_at, kind, wait, on_end) \
+          SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::bytea[], $5::bytea[], \
+          $6::bigint[], $7::bigint[], $8::bytea[], $9::text[])",
+    unique: 2,
+};
+
+static CONSUME: Bulk = Bulk {
+    table: "inbox",
+    sql: "DELETE FROM inbox USING unnest($1::bigint[], $2::bigint[]) AS gone (r, s) \
+          WHERE run = r AND seq = s",
+    unique: 2,
+};
+
+static PUT_STATE: Bulk = Bulk {
+    table: "state",
+    sql: "INSERT INTO state (run, key, value) \
+          SELECT * FROM unnest($1::bigint[], $2::text[], $3::bytea[]) \
+          ON CONFLICT (run, key) DO UPDATE SET value = excluded.value",
+    unique: 2,
+};
+
+static PUT_TAG: Bulk = Bulk {
+    table: "tags",
+    sql: "INSERT INTO tags (run, name, value) \
+          SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[]) ON CONFLICT DO NOTHING",
+    unique: 3,
+};
+
+static DELETE_TAG: Bulk = Bulk {
+    table: "tags",
+    sql: "DELETE FROM tags USING unnest($1::bigint[], $2::text[], $3::text[]) \
+          AS gone (r, n, v) WHERE run = r AND name = n AND value = v",
+    unique: 3,
+};
+
+impl<'a> Applier<'a> {
+    /// Asks for the fence, and locks and reads what the batch names: one round trip.
+    fn begin(
+        session: &'a Session<'a>,
+        batch: &Batch,
+        terms: &Terms<'_>,
+    ) -> Result<Applier<'a>, Trouble> {
+        let fence = batch.fence.filter(|_| terms.fenced);
+        if let Some(fence) = fence {
+            // Written so that no row is an error: what is sent behind it must not be made.
+            session.execute(
+                "SELECT everstep_require(count(*) = 1, $3) FROM (SELECT 1 FROM runners \
+                 WHERE id = $1 AND epoch = $2 FOR KEY SHARE) AS held",
+                params![fence.runner, fence.epoch as i64, FENCED],
+            );
+        }
+        let named = terms.named;
+        let advisory = |lock: &&Lock| matches!(lock, Lock::Event(_));
+        let locks = named.locks.iter();
+        lock_names(session, terms.schema, locks.clone().filter(advisory));
+        let mut runs = Vec::new();
+        for lock in &named.locks {
+            if let Lock::Run(RunNo(no)) = lock {
+                runs.push(*no);
+            }
+        }
+        let (mut workflows, mut keys) = (Vec::new(), Vec::new());
+        for (workflow, key) in &named.keys {
+            workflows.push(Some(workflow.clone()));
+            keys.push(Some(key.clone()));
+        }
+        let new_runs: Vec<i64> = named.new_runs.iter().map(|run| run.0).collect();
+        let heads = Op::new(
+            format!("SELECT {HEAD} FROM runs WHERE no = ANY ($1) ORDER BY no FOR NO KEY UPDATE"),
+            params![runs],
+        );
+        let mut asked = vec![heads];
+        let keyed = (!keys.is_empty()).then(|| {
+            asked.push(Op::new(
+                control::KEYS_OF_BATCH,
+                vec![Value::Texts(workflows), Value::Texts(keys)],
+            ));
+            asked.len() - 1
+        });
+        let graves = (!new_runs.is_empty()).then(|| {
+            let sql = "SELECT run FROM graves WHERE run = ANY ($1)";
+            asked.push(Op::new(sql, params![new_runs]));
+            asked.len() - 1
+        });
+        let items = (named.items > 0).then(|| {
+            let sql = "SELECT nextval(pg_get_serial_sequence('queue_items', 'no')) \
+                       FROM generate_series(1, $1)";
+            asked.push(Op::new(sql, params![columns::limit(named.items)]));
+            asked.len() - 1
+        });
+        let tails = (!named.streams.is_empty()).then(|| {
+            asked.push(streams::Tails::op(named.streams.iter()));
+            asked.len() - 1
+        });
+        let later = locks.filter(|lock| !matches!(lock, Lock::Event(_)));
+        if let Some(op) = names_op(terms.schema, later) {
+            asked.push(op);
+        }
+        let answers = session.queries(asked)?;
+        let rows = |place: Option<usize>| place.and_then(|place| answers.get(place));
+        let mut applier = Applier {
+            session,
+            now: batch.now.as_millis(),
+            notices: Vec::new(),
+            closing: FastSet::default(),
+            runner: fence.map(|fence| fence.runner),
+            shards: terms.shards,
+            schema: terms.schema,
+            locks: named.locks.iter().copied().collect(),
+            heads: runs.iter().map(|no| (RunNo(*no), None)).collect(),
+            event_names: HashMap::new(),
+            keys: named.keys.iter().map(|it| (it.clone(), None)).collect(),
+            graves: HashSet::new(),
+            new_runs: named.new_runs.iter().copied().collect(),
+            item_numbers: Vec::new(),
+            queues: queues::Known::new(named),
+            tails: streams::Tails::default(),
+            families: children::Families::default(),
+        };
+        for row in rows(Some(0)).into_iter().flatten() {
+            applier
+                .heads
+                .insert(RunNo(row.get(0)?), Some(read_head(row)?));
+        }
+        for row in rows(keyed).into_iter().flatten() {
+            let name = (row.get(0)?, row.get(1)?);
+            applier
+                .keys
+                .insert(name, Some(control::read_keyed(row, 2)?));
+        }
+        for row in rows(graves).into_iter().flatten() {
+            applier.graves.insert(RunNo(row.get(0)?));
+        }
+        for row in rows(items).into_iter().flatten() {
+            applier.item_numbers.push(columns::number(row, 0)?);
+        }
+        applier.item_numbers.reverse();
+        for row in rows(tails).into_iter().flatten() {
+            applier.tails.add(row)?;
+        }
+        Ok(applier)
+    }
+
+    /// Whether it was asked at the beginning if the number of this run is free.
+    pub(super) fn is_named_new(&self, run: RunNo) -> bool {
+        self.new_runs.contains(&run)
+    }
+
+    pub(super) fn fence_holds(&self) -> bool {
+        self.runner.is_some()
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        Timestamp::from_millis(self.now)
+    }
+
+    /// Executes a statement that is not on everybody's path. It is sent with the next that is waited
+    /// for.
+    pub(super) fn execute(
+        &self,
+        sql: impl Into<std::borrow::Cow<'static, str>>,
+        params: Vec<Value>,
+    ) {
+        self.session.execute(sql, params);
+    }
+
+    /// Makes sure that this is locked. Never waits: whoever has it already makes the batch begin
+    /// again.
+    pub(super) fn lock(&mut self, lock: Lock) -> Result<(), Trouble> {
+        if self.locks.contains(&lock) {
+            return Ok(());
+        }
+        let Some(number) = lock.advisory(self.schema) else {
+            // A run is locked by reading its row.
+            return Ok(());
+        };
+        let sql = "SELECT pg_try_advisory_xact_lock($1)";
+        let is_ours = self
+            .session
+            .row(sql, params![number], |row| row.get::<bool>(0))?;
+        if is_ours != Some(true) {
+            return Err(Trouble::Contended(lock));
+        }
+        self.locks.insert(lock);
+        Ok(())
+    }
+
+    pub(super) fn is_locked(&self, lock: Lock) -> bool {
+        self.locks.contains(&lock)
+    }
+
+    /// Locks these, and asks for what is to be read under them: one round trip. Never waits, as
+    /// [`lock`](Self::lock).
+    pub(super) fn lock_and_ask(
+        &mut self,
+        locks: &[Lock],
+        ops: Vec<Op>,
+    ) -> Result<Vec<Vec<Row>>, Trouble> {
+        let numbers: Vec<i64> = locks
+            .iter()
+            .filter_map(|it| it.advisory(self.schema))
+            .collect();
+        let sql = "SELECT number, pg_try_advisory_xact_lock(number) \
+                   FROM unnest($1::bigint[]) AS number";
+        let mut asked = vec![Op::new(sql, params![numbers])];
+        asked.extend(ops);
+        let mut answers = self.session.queries(asked)?;
+        let got = answers.drain(..1.min(answers.len())).flatten();
+        for row in got.collect::<Vec<_>>() {
+            let (number, is_ours) = (row.get::<i64>(0)?, row.get::<bool>(1)?);
+            let lock = locks
+                .iter()
+                .find(|it| it.advisory(self.schema) == Some(number));
+            if let (Some(lock), false) = (lock, is_ours) {
+                return Err(Trouble::Contended(*lock));
+            }
+        }
+        self.locks.extend(locks);
+        Ok(answers)
+    }
+
+    /// Whether the row of a run is locked, or there was none when it was looked for.
+    pub(super) fn is_head_known(&self, run: RunNo) -> bool {
+        self.heads.contains_key(&run)
+    }
+
+    /// Locks and reads the rows of runs that will be asked for, as far as nobody else has them: one
+    /// round trip instead of many.
+    pub(super) fn lock_heads(&mut self, runs: &[RunNo]) -> Result<(), Trouble> {
+        if let Some(op) = self.heads_op(runs) {
+            let answers = self.session.queries(vec![op])?;
+            self.remember_heads(&answers)?;
+        }
+        Ok(())
+    }
+
+    /// As [`lock_heads`](Self::lock_heads), and asks for what is to be read under these locks.
+    pub(super) fn lock_heads_and_ask(
+        &mut self,
+        runs: &[RunNo],
+        op: Op,
+    ) -> Result<Vec<Row>, Trouble> {
+        let mut asked: Vec<Op> = self.heads_op(runs).into_iter().collect();
+        asked.push(op);
+        let mut answers = self.session.queries(asked)?;
+        let rows = answers.pop().unwrap_or_default();
+        self.remember_heads(&answers)?;
+        Ok(rows)
+    }
+
+    fn heads_op(&self, runs: &[RunNo]) -> Option<Op> {
+        let unknown = runs.iter().filter(|run| !self.is_head_known(**run));
+        let numbers: Vec<i64> = unknown.map(|run| run.0).collect();
+        let sql =
+            format!("SELECT {HEAD} FROM runs WHERE no = ANY ($1) FOR NO KEY UPDATE SKIP LOCKED");
+        (!numbers.is_empty()).then(|| Op::new(sql, params![numbers]))
+    }
+
+    fn remember_heads(&mut self, answers: &[Vec<Row>]) -> Result<(), Trouble> {
+        for row in answers.iter().flatten() {
+            let head = read_head(row)?;
+            self.remember(head.id.no(), head);
+        }
+        Ok(())
+    }
+
+    /// The row as it is in this transaction, locked.
+    pub(super) fn head(&mut self, run: RunNo) -> Result<Option<Head>, Trouble> {
+        if let Some(head) = self.heads.get(&run) {
+            return Ok(*head);
+        }
+        let sql = format!("SELECT {HEAD} FROM runs WHERE no = $1 FOR NO KEY UPDATE NOWAIT");
+        let found = self.session.row(sql, params![run.0], read_head);
+        let head = match found {
+            Err(trouble) if trouble.code() == Some("55P03") => {
+                return Err(Trouble::Contended(Lock::Run(run)));
+            }
+            found => found?,
+        };
+        self.heads.insert(run, head);
+        Ok(head)
+    }
+
+    pub(super) fn remember(&mut self, run: RunNo, head: Head) {
+        self.heads.insert(run, Some(head));
+    }
+
+    pub(super) fn forget(&mut self, run: RunNo) {
+        self.heads.insert(run, None);
+    }
+
+    pub(super) fn find(&mut self, target: &Target) -> Result<Option<Head>, Trouble> {
+        match target {
+            // The number says less than the id: it may be another run's.
+            Target::Id(id) => Ok(self.head(id.no())?.filter(|head| head.id == *id)),
+            Target::Key { workflow, key } => match self.keyed(workflow, key)? {
+                Some(Keyed::Run(run)) => self.head(run),
+                Some(Keyed::Deleted(_)) | None => Ok(None),
+            },
+        }
+    }
+
+    fn commit(&mut self, commit: &Commit) -> Result<Outcome, Trouble> {
+        if self.runner.is_none() {
+            return Ok(Outcome::Refused(Refusal::Fenced));
+        }
+        let head = self.head(commit.run)?;
+        let head = match (rules::check(head.as_ref(), commit), head) {
+            (Verdict::Accept, Some(head)) => head,
+            (Verdict::InboxMoved { seen }, _) => {
+                let unseen = columns::inbox_after(self.session, commit.run, seen)?;
+                return Ok(Outcome::Refused(Refusal::InboxMoved(unseen)));
+            }
+            (Verdict::Refuse(refusal), _) => return Ok(Outcome::Refused(refusal)),
+            (Verdict::Accept, None) => return Ok(Outcome::Refused(Refusal::Gone)),
+        };
+        // A runner that lost its shards and registered again has a fence that holds, and may still
+        // have commits from before.
+        if !self.owns_shard_of(head.id)? {
+            return Ok(Outcome::Refused(Refusal::Fenced));
+        }
+        if head.links != 0 && effects::has_sequel(commit) {
+            self.closing.insert(commit.run);
+        }
+        self.write_entries(commit.run, head.generation, &commit.deletes, &commit.puts);
+        self.write_extras(commit)?;
+        self.write_patch(head, commit)?;
+        Ok(Outcome::Committed(Vec::new()))
+    }
+
+    pub(super) fn write_entries(
+        &mut self,
+        run: RunNo,
+        generation: u32,
+        deletes: &[KeyRange],
+        puts: &[Put],
+    ) {
+        for KeyRange { start, end } in deletes {
+            let row = params![run.0, generation, start, end];
+            self.session.put(&DELETE_ENTRIES, row);
+        }
+        for Put { key, value } in puts {
+            self.put(run, generation, key, value);
+        }
+    }
+
+    fn put(&self, run: RunNo, generation: u32, key: &[u8], value: &[u8]) {
+        self.session
+            .put(&PUT, params![run.0, generation, key, value]);
+    }
+
+    /// What most commits have none of.
+    fn write_extras(&mut self, commit: &Commit) -> Result<(), Trouble> {
+        for seq in &commit.consumed {
+            self.session
+                .put(&CONSUME, params![commit.run.0, *seq as i64]);
+        }
+        self.write_state(commit.run, &commit.state);
+        for (name, value) in rules::tags(commit) {
+            self.set_tag(commit.run, name, value)?;
+        }
+        for effect in &commit.effects {
+            match effect {
+                Effect::Reply { request, body } => {
+                    // Only an open request can be answered, so the first answer wins.
+                    let sql =
+                        "UPDATE requests SET state = 1, body = $2 WHERE id = $1 AND state = 0";
+                    self.execute(sql, params![*request, *body]);
+                }
+                Effect::Emit(emit) => self.emit(commit.run, commit.generation, emit)?,
+                // Their turn comes after all commits.
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn write_state(&self, run: RunNo, state: &[(String, Vec<u8>)]) {
+        for (key, value) in state {
+            self.session.put(&PUT_STATE, params![run.0, *key, *value]);
+        }
+    }
+
+    fn write_patch(&mut self, before: Head, commit: &Commit) -> Result<(), Trouble> {
+        let mut head = before;
+        rules::apply(&mut head, commit);
+        if rules::writes_row(&before, commit) {
+            match &commit.patch {
+                Patch::Finish { output, error, .. } => self.finish(&head, commit, output, error),
+                Patch::RollBack { error, .. } => {
+                    self.write_head(&head, None);
+                    let sql = "UPDATE runs SET error = $2 WHERE no = $1";
+                    self.execute(sql, params![commit.run.0, *error]);
+                }
+                Patch::Run { .. } => self.write_running(&head),
+                Patch::Park { waiting, .. } => self.write_fresh_head(&head, Some(waiting)),
+                Patch::Pause { reason } => self.write_head(&head, Some(reason)),
+                Patch::Continue {
+                    workflow,
+                    version,
+                    pool,
+                    input,
+                } => {
+                    self.write_fresh_head(&head, None);
+                    let sql = "UPDATE runs SET generation = $2, workflow = $3, version = $4, \
+                               pool = $5, input = $6 WHERE no = $1";
+                    let run = commit.run.0;
+                    let (workflow, pool) = (&**workflow, &**pool);
+                    self.execute(
+                        sql,
+                        params![run, head.generation, workflow, *version, pool, *input],
+                    );
+                    let sql = "INSERT INTO old_generations (run, generation) VALUES ($1, $2) \
+                               ON CONFLICT DO NOTHING";
+                    self.execute(sql, params![run, before.generation]);
+                }
+                Patch::Keep => {
+                    let row = params![head.id.no().0, last_number(&head), self.now];
+                    self.session.put(&WRITE_NUMBER, row);
+                }
+            }
+        }
+        self.remember(commit.run, head);
+        Ok(())
+    }
+
+    fn finish(
+        &mut self,
+        head: &Head,
+        commit: &Commit,
+        output: &Option<Vec<u8>>,
+        error: &Option<Vec<u8>>,
+    ) {
+        let run = commit.run.0;
+        let (status, last_number) = (head.status.code(), last_number(head));
+        let row = params![run, status, self.now, last_number, *output, *error];
+        self.session.put(&FINISH, row);
+        if head.links != 0 {
+            // Whoever waits for its end is told in this batch.
+            let ending = Finished {
+                status: head.status,
+                output: output.clone(),
+                error: error.clone(),
+            };
+            self.families.endings.insert(commit.run, ending);
+        }
+        if head.inbox_seq == 0 {
+            // It was never sent anything, so there is nothing unread and nobody waits.
+            return;
+        }
+        self.bury_inbox(head.id);
+        self.execute(
+            "UPDATE requests SET state = 2 WHERE run = $1 AND state = 0",
+            params![run],
+        );
+    }
+
+    /// Writes everything of the row that decisions are made from, and why it waits.
+    pub(super) fn write_head(&self, head: &Head, waiting: Option<&str>) {
+        self.write_whole_head(head, waiting, false);
+    }
+
+    /// As [`write_head`](Self::write_head), of a run that has made progress.
+    pub(super) fn write_fresh_head(&self, head: &Head, waiting: Option<&str>) {
+        self.write_whole_head(head, waiting, true);
+    }
+
+    fn write_whole_head(&self, head: &Head, waiting: Option<&str>, is_fresh: bool) {
+        let row = params![
+            head.id.no().0,
+            head.status.code(),
+            head.ending.map(RunStatus::code),
+            head.available_at.map(Timestamp::as_millis),
+            head.attempts,
+            head.inbox_seq as i64,
+            head.cancel.map(|cancel| cancel.rollback),
+            last_number(head),
+            self.now,
+            waiting,
+            head.resume_at.map(Timestamp::as_millis),
+            is_fresh,
+        ];
+        self.session.put(&WRITE_HEAD, row);
+    }
+
+    fn write_running(&self, head: &Head) {
+        let available_at = head.available_at.map(Timestamp::as_millis);
+        let (run, status) = (head.id.no().0, head.status.code());
+        let row = params![run, status, available_at, last_number(head), self.now];
+        self.session.put(&WRITE_RUNNING, row);
+    }
+
+    pub(super) fn start(&mut self, new: &NewRun) -> Result<Outcome, Trouble> {
+        let keyed = match &new.key {
+            Some(key) => self.keyed(&new.workflow, key)?,
+            None => None,
+        };
+        let is_tombstone_over = matches!(keyed, Some(Keyed::Deleted(_)));
+        match keyed {
+            Some(Keyed::Run(run)) => return self.attach(run, new, true),
+            Some(Keyed::Deleted(tombstone)) if !tombstone.is_over(self.now()) => {
+                return Ok(Outcome::Refused(tombstone.refusal()));
+            }
+            _ => {}
+        }
+        let run = new.id.no();
+        if self.is_grave(run)? {
+            return Ok(Outcome::Refused(Refusal::Gone));
+        }
+        if self.head(run)?.is_some() {
+            return self.attach(run, new, false);
+        }
+        let claimed = new.claim && new.available_at.is_none() && self.owns_shard_of(new.id)?;
+        let available_at = (!claimed).then(|| new.available_at.unwrap_or(self.now()));
+        let head = Head::new(new.id, available_at);
+        let tags = (!new.tags.is_empty()).then(|| columns::to_json(&new.tags));
+        let row = params![
+            run.0,
+            new.id.as_uuid(),
+            &*new.workflow,
+            new.version,
+            new.key,
+            &*new.pool,
+            new.id.shard().0,
+            head.status.code(),
+            available_at.map(Timestamp::as_millis),
+            new.deadline_at.map(Timestamp::as_millis),
+            self.now,
+            tags,
+            new.input,
+            new.parent.map(|parent| *parent.as_uuid().as_bytes()),
+        ];
+        self.session.put(&INSERT_RUN, row);
+        if let Some(key) = &new.key {
+            self.put_key(run, &new.workflow, key, is_tombstone_over);
+        }
+        for (name, value) in &new.tags {
+            self.put_tag(run, name, value);
+        }
+        self.remember(run, head);
+        let id = new.id;
+        let (attached, input_differs) = (false, false);
+        Ok(Outcome::Started(Started {
+            id,
+            attached,
+            input_differs,
+            claimed,
+            available_at,
+        }))
+    }
+
+    pub(super) fn put_tag(&self, run: RunNo, name: &str, value: &str) {
+        self.session.put(&PUT_TAG, params![run.0, name, value]);
+    }
+
+    pub(super) fn delete_tag(&self, run: RunNo, name: &str, value: &str) {
+        self.session.put(&DELETE_TAG, params![run.0, name, value]);
+    }
+
+    fn attach(&self, run: RunNo, new: &NewRun, by_key: bool) -> Result<Outcome, Trouble> {
+        // What a run was first started with is gone once it has continued as a new one.
+        let sql = "SELECT id, input = $2 OR generation > 1 FROM runs WHERE no = $1";
+        let found = self.session.row(sql, params![run.0, new.input], |row| {
+            Ok((columns::run_id(row, 0)?, row.get::<bool>(1)?))
+        })?;
+        let Some((id, is_same_input)) = found else {
+            return Ok(Outcome::Refused(Refusal::Gone));
+        };
+        // Another id can have the same number. It cannot be stored beside the first, and the
+        // client makes a new id.
+        if !by_key && id != new.id {
+            return Ok(Outcome::Refused(Refusal::Gone));
+        }
+        let (attached, claimed, available_at) = (true, false, None);
+        let input_differs = !is_same_input;
+        Ok(Outcome::Started(Started {
+            id,
+            attached,
+            input_differs,
+            claimed,
+            available_at,
+        }))
+    }
+
+    pub(super) fn owns_shard_of(&mut self, id: RunId) -> Result<bool, Trouble> {
+        let Some(runner) = self.runner else {
+            return Ok(false);
+        };
+        let held = match self.shards {
+            Some(held) => held,
+            None => {
+                let held = columns::shards_of(self.session, runner)?;
+                *self.shards.insert(held)
+            }
+        };
+        Ok(held.contains(id.shard()))
+    }
+
+    pub(super) fn deliver(&mut self, delivery: &Delivery) -> Result<Delivered, Trouble> {
+        let Some(mut head) = self.find(&delivery.target)? else {
+            return Ok(Delivered {
+                receipt: Receipt::Unknown,
+                run: None,
+                seq: None,
+            });
+        };
+        let (run, id) = (head.id.no(), Some(head.id));
+        if let Some(receipt) = self.refuse_message(&head, delivery)? {
+            let receipt = match receipt {
+                Receipt::Finished => letters::after_the_end(self, &head, delivery)?,
+                receipt => receipt,
+            };
+            return Ok(Delivered {
+                receipt,
+                run: id,
+                seq: None,
+            });
+        }
+        let seq = rules::deliver(&mut head, self.now());
+        let row = rules::message(delivery, seq, self.now());
+        self.put_inbox(&head, &row)?;
+        if row.on_end.is_some() {
+            rules::tables::link(self, run, rules::tables::links::EVENTS)?;
+        }
+        if let Some(key) = &delivery.dedupe {
+            let sql = "INSERT INTO dedupes (run, key) VALUES ($1, $2)";
+            self.execute(sql, params![run.0, *key]);
+        }
+        if let Some(request) = delivery.request {
+            let sql = "INSERT INTO requests (id, run, state) VALUES ($1, $2, 0) \
+                       ON CONFLICT (id) DO UPDATE SET run = excluded.run, state = 0, body = NULL";
+            self.execute(sql, params![request, run.0]);
+        }
+        Ok(Delivered {
+            receipt: Receipt::Delivered,
+            run: id,
+            seq: Some(seq),
+        })
+    }
+
+    fn refuse_message(&self, head: &Head, delivery: &Delivery) -> Result<Option<Receipt>, Trouble> {
+        let run = head.id.no().0;
+        if let Some(key) = &delivery.dedupe {
+            let sql = "SELECT 1 FROM dedupes WHERE run = $1 AND key = $2";
+            if self.session.exists(sql, params![run, *key])? {
+                return Ok(Some(Receipt::Duplicate));
+            }
+        }
+        // There cannot be more unread messages than there were messages.
+        let unread = if head.inbox_seq < delivery.inbox_max {
+            0
+        } else {
+            let sql =
+                "SELECT count(*) FROM (SELECT 1 FROM inbox WHERE run = $1 LIMIT $2) AS unread";
+            let limit = columns::limit(delivery.inbox_max);
+            let count = self
+                .session
+                .row(sql, params![run, limit], |row| columns::number(row, 0))?;
+            count.unwrap_or(0)
+        };
+        Ok(rules::refuse_message(head, unread, delivery))
+    }
+
+    pub(super) fn control(
+        &mut self,
+        target: &Target,
+        control: Control,
+    ) -> Result<Controlled, Trouble> {
+        let Some(mut head) = self.find(target)? else {
+            return Ok(Controlled::Unknown);
+        };
+        let controlled = rules::control(&mut head, control, self.now());
+        if let Controlled::Done { .. } = controlled {
+            match control {
+                Control::Pause => self.write_head(&head, Some(rules::PAUSED_BY_REQUEST)),
+                Control::Resume => self.write_fresh_head(&head, None),
+                Control::Cancel { rollback } => {
+                    let sql = "UPDATE runs SET cancel_requested = $2, available_at = $3, \
+                               updated_at = $4 WHERE no = $1";
+                    let available_at = head.available_at.map(Timestamp::as_millis);
+                    let run = head.id.no().0;
+                    self.execute(sql, params![run, rollback, available_at, self.now]);
+                }
+            }
+            self.remember(head.id.no(), head);
+        }
+        Ok(controlled)
+    }
+
+    fn reopen(&mut self, reopen: &Reopen) -> Result<Outcome, Trouble> {
+        let Some(mut head) = self.head(reopen.run)? else {
+            return Ok(Outcome::Refused(Refusal::Gone));
+        };
+        if !rules::reopen(&mut head, reopen) {
+            return Ok(Outcome::Refused(Refusal::Gone));
+        }
+        self.write_entries(reopen.run, head.generation, &reopen.deletes, &reopen.puts);
+        self.write_fresh_head(&head, None);
+        let sql = "UPDATE runs SET output = NULL, error = NULL, finished_at = NULL WHERE no = $1";
+        self.execute(sql, params![reopen.run.0]);
+        self.remember(reopen.run, head);
+        Ok(Outcome::Committed(Vec::new()))
+    }
+
+    fn has_effects(&self, commit: &Commit) -> bool {
+        !commit.effects.is_empty()
+            || (!self.closing.is_empty() && self.closing.contains(&commit.run))
+    }
+
+    /// What a commit does to others, in order; last what is left to do if its code is over.
+    fn effects(&mut self, commit: &Commit) -> Result<Vec<EffectDone>, Trouble> {
+        let mut done = Vec::new();
+        for effect in &commit.effects {
+            done.extend(effects::apply(self, commit, effect)?);
+        }
+        if effects::has_sequel(commit)
+            && let Some(head) = self.head(commit.run)?
+            && head.links != 0
+        {
+            effects::follow_up(self, &head, commit)?;
+        }
+        Ok(done)
+    }
+
+    /// Removes entries of generations that are over; whether there are more.
+    fn sweep(&self, limit: u32) -> Result<bool, Trouble> {
+        let sql = "SELECT run, generation FROM old_generations LIMIT 1";
+        let next = self.session.row(sql, Vec::new(), |row| {
+            Ok((row.get::<i64>(0)?, row.get::<u32>(1)?))
+        })?;
+        let Some((run, generation)) = next else {
+            return Ok(false);
+        };
+        let sql = "DELETE FROM history WHERE run = $1 AND generation = $2 AND key IN (SELECT key \
+                   FROM history WHERE run = $1 AND generation = $2 ORDER BY key LIMIT $3)";
+        let params = params![run, generation, limit];
+        let removed = self.session.execute_now(sql, params)?;
+        if removed < limit as usize {
+            let sql = "DELETE FROM old_generations WHERE run = $1 AND generation = $2";
+            self.execute(sql, params![run, generation]);
+        }
+        Ok(true)
+    }
+}
+
+impl Tables for Applier<'_> {
+    type Error = Trouble;
+
+    fn now(&self) -> Timestamp {
+        Timestamp::from_millis(self.now)
+    }
+
+    fn head(&mut self, run: RunNo) -> Result<Option<Head>, Trouble> {
+        Applier::head(self, run)
+    }
+
+    fn find(&mut self, target: &Target) -> Result<Option<Head>, Trouble> {
+        Applier::find(self, target)
+    }
+
+    fn put_inbox(&mut self, head: &Head, row: &InboxRow) -> Result<(), Trouble> {
+        let run = head.id.no();
+        let on_end = row.on_end.as_deref().map(columns::fallback_json);
+        let seq = row.seq as i64;
+        let params = params![
+            run.0,
+            seq,
+            row.name,
+            row.body,
+            row.request.map(Uuid::into_bytes),
+            row.sent_at.as_millis(),
+            row.kind.code(),
+            row.wait,
+            on_end,
+        ];
+        self.session.put(&PUT_INBOX, params);
+        let available_at = head.available_at.map(Timestamp::as_millis);
+        let row = params![run.0, seq, available_at, self.now];
+        self.session.put(&WRITE_INBOX_SEQ, row);
+        self.remember(run, *head);
+        Ok(())
+    }
+
+    fn send(&mut self, delivery: &Delivery) -> Result<Delivered, Trouble> {
+        letters::send(self, delivery)
+    }
+
+    fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> Result<(), Trouble> {
+        self.put(of.run, of.generation, &of.key, &value);
+        Ok(())
+    }
+
+    fn take_all_answers(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Trouble> {
+        let sql = format!(
+            "WITH taken AS (DELETE FROM inbox WHERE run = $1 AND kind <> 0 RETURNING *) \
+             SELECT {} FROM taken ORDER BY seq",
+            columns::INBOX_ROW
+        );
+        self.session.rows(sql, params![run.0], columns::inbox_row)
+    }
+
+    fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, Trouble> {
+        let sql = format!(
+            "WITH taken AS (DELETE FROM inbox WHERE run = $1 AND wait = $2 RETURNING *) \
+             SELECT {} FROM taken ORDER BY seq",
+            columns::INBOX_ROW
+        );
+        self.session
+            .rows(sql, params![run.0, wait], columns::inbox_row)
+    }
+
+    fn write_links(&mut self, head: &Head) -> Result<(), Trouble> {
+        let run = head.id.no();
+        self.session.put(&WRITE_LINKS, params![run.0, head.links]);
+        self.remember(run, *head);
+        Ok(())
+    }
+
+    fn control(&mut self, target: &Target, control: Control) -> Result<Controlled, Trouble> {
+        Applier::control(self, target, control)
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        self.notices.push(notice);
+    }
+}
+
+/// Waits for the advisory locks of names, in order.
+fn lock_names<'l>(session: &Session<'_>, schema: u32, locks: impl Iterator<Item = &'l Lock>) {
+    if let Some(Op { sql, params }) = names_op(schema, locks) {
+        session.execute(sql, params);
+    }
+}
+
+fn names_op<'l>(schema: u32, locks: impl Iterator<Item = &'l Lock>) -> Option<Op> {
+    let numbers: Vec<i64> = locks.filter_map(|lock| lock.advisory(schema)).collect();
+    // The order of the numbers is the order of the locks.
+    let sql = "SELECT pg_advisory_xact_lock(number) FROM \
+               (SELECT number FROM unnest($1::bigint[]) AS number ORDER BY number) AS names";
+    (!numbers.is_empty()).then(|| Op::new(sql, params![numbers]))
+}
+
+/// The number as it is stored: null where a row that is not `Running` would have to have an exact
+/// one and only its owner knows it.
+pub(super) fn last_number(head: &Head) -> Option<i64> {
+    let is_known = head.last_number_exact || head.status == RunStatus::Running;
+    is_known.then_some(head.last_number as i64)
+}
+
+pub(super) fn read_head(row: &Row) -> Result<Head, Trouble> {
+    let status = columns::status(row, 2)?;
+    let last_number = row.get::<Option<i64>>(9)?;
+    Ok(Head {
+        id: columns::run_id(row, 1)?,
+        status,
+        ending: columns::optional_status(row, 3)?,
+        generation: row.get(4)?,
+        available_at: columns::optional_time(row, 5)?,
+        attempts: row.get(6)?,
+        inbox_seq: columns::number(row, 7)?,
+        cancel: columns::cancel(row, 8)?,
+        last_number: last_number.unwrap_or(0) as u64,
+        // Commits that only add entries do not write the row.
+        last_number_exact: last_number.is_some() && status != RunStatus::Running,
+        links: row.get(10)?,
+        resume_at: columns::optional_time(row, 11)?,
+    })
+}

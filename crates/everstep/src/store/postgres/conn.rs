@@ -1,0 +1,403 @@
+//! Connections: how they are made, kept and lost, and what became of a batch whose answer was lost.
+//!
+//! The calls of a store block; connections live on a small runtime of their own, one for the
+//! process, so that a call may come from any thread.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use futures_util::TryStreamExt;
+use tokio::runtime::Runtime;
+use tokio_postgres::{Client, Statement, types::Type};
+use uuid::Uuid;
+
+use super::{
+    error::{LANE_CLOSED, Trouble},
+    session::{Answer, Op, Port},
+    tls,
+    value::{Row, Value, params},
+};
+
+/// Runs on the connections' own runtime, and waits.
+pub(super) fn block<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> Result<T, Trouble> {
+    let (send, receive) = mpsc::sync_channel(1);
+    runtime()?.spawn(async move {
+        // Whoever waits is still there: it waits below.
+        let _ = send.send(future.await);
+    });
+    receive
+        .recv()
+        .map_err(|_| Trouble::Lost("the runtime of the connections has ended".to_owned()))
+}
+
+pub(super) fn runtime() -> Result<&'static Runtime, Trouble> {
+    static RUNTIME: OnceLock<Result<Runtime, String>> = OnceLock::new();
+    let made = RUNTIME.get_or_init(|| {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("everstep-postgres")
+            .enable_all()
+            .build()
+            .map_err(|error| format!("no runtime for connections: {error}"))
+    });
+    made.as_ref().map_err(|text| Trouble::Lost(text.clone()))
+}
+
+/// How connections are made.
+#[derive(Clone, Debug)]
+pub(super) struct Route {
+    pub(super) config: tokio_postgres::Config,
+    /// The schema that everything is in.
+    pub(super) schema: String,
+    /// Whether a pooler hands each transaction to another session.
+    pub(super) pooled: bool,
+    /// How long an answer may take before the connection is given up.
+    pub(super) patience: Duration,
+}
+
+/// A connection to the database.
+pub(super) struct Conn {
+    client: Arc<Client>,
+    statements: Arc<Mutex<HashMap<String, Statement>>>,
+    route: Arc<Route>,
+    /// What it writes under.
+    pub(super) lane: Lane,
+    /// Which database, and which of its lives.
+    pub(super) identity: Identity,
+    pid: i32,
+}
+
+/// Which database this is: a copy that has taken over has another timeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) system: String,
+    pub(super) timeline: String,
+}
+
+/// The row in `lanes` of a connection.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) id: Uuid,
+    /// How many batches were begun; 0 until the row is there.
+    last: AtomicU64,
+}
+
+/// A batch whose answer was lost.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unsettled {
+    pub(super) lane: Uuid,
+    pub(super) batch: u64,
+    pid: i32,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Conn {
+    pub(super) fn open(route: &Arc<Route>) -> Result<Conn, Trouble> {
+        let of_task = Arc::clone(route);
+        let limit = route.patience;
+        let client = block(async move {
+            let connecting = tls::connect(&of_task.config, None);
+            match tokio::time::timeout(limit, connecting).await {
+                Ok(client) => client,
+                Err(_) => Err(Trouble::Lost(
+                    "no connection within the time limit".to_owned(),
+                )),
+            }
+        })??;
+        let mut conn = Conn {
+            client: Arc::new(client),
+            statements: Arc::default(),
+            route: Arc::clone(route),
+            lane: Lane {
+                id: Uuid::from_u128(
+                    (u128::from(crate::random::entropy()) << 64)
+                        | u128::from(crate::random::entropy()),
+                ),
+                last: AtomicU64::new(0),
+            },
+            identity: Identity {
+                system: String::new(),
+                timeline: String::new(),
+            },
+            pid: 0,
+        };
+        conn.prepare_session()?;
+        Ok(conn)
+    }
+
+    fn prepare_session(&mut self) -> Result<(), Trouble> {
+        let mut ops = Vec::new();
+        if !self.route.pooled {
+            ops.push(set("search_path", &quoted(&self.route.schema)));
+            // A host that vanishes in the middle of a transaction must not hold its locks for long.
+            ops.push(set("idle_in_transaction_session_timeout", "30s"));
+            ops.push(Op::new(
+                "SELECT set_config('synchronous_commit', 'on', false) \
+                 WHERE current_setting('synchronous_commit') IN ('off', 'local')",
+                Vec::new(),
+            ));
+        }
+        ops.push(Op::new(
+            "SELECT pg_backend_pid()::bigint, \
+             (SELECT system_identifier::text FROM pg_control_system()), \
+             CASE WHEN pg_is_in_recovery() THEN 'standby' \
+             ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END",
+            Vec::new(),
+        ));
+        let answers = self.run(ops)?;
+        let Some(row) = answers.last().and_then(|answer| answer.rows.first()) else {
+            return Err(Trouble::Lost(
+                "the server has not said who it is".to_owned(),
+            ));
+        };
+        self.pid = row.get::<i64>(0)?.try_into().unwrap_or(0);
+        self.identity = Identity {
+            system: row.get(1)?,
+            timeline: row.get(2)?,
+        };
+        if self.identity.timeline == "standby" {
+            let text = "this server is a standby and takes no writes; trying the others".to_owned();
+            return Err(Trouble::Lost(text));
+        }
+        Ok(())
+    }
+
+    /// What a transaction begins with.
+    pub(super) fn begin(&self, sql: &'static str) -> Vec<Op> {
+        let mut ops = vec![Op::new(sql, Vec::new())];
+        if self.route.pooled {
+            let path = "SELECT set_config('search_path', $1, true)";
+            ops.push(Op::new(path, params![quoted(&self.route.schema)]));
+        }
+        ops
+    }
+
+    /// The mark of the next batch on this connection, and what it is known by afterwards.
+    pub(super) fn next_batch(&self, now_ms: i64) -> Result<(Op, Unsettled), Trouble> {
+        let batch = self.lane.last.load(Ordering::Relaxed) + 1;
+        if batch == 1 {
+            let mut ops = self.begin("BEGIN");
+            ops.push(Op::new(
+                "INSERT INTO lanes (id, epoch, last, seen_at) VALUES ($1, 1, 0, $2)",
+                params![self.lane.id, now_ms],
+            ));
+            ops.push(Op::new("COMMIT", Vec::new()));
+            self.run(ops)?;
+        }
+        self.lane.last.store(batch, Ordering::Relaxed);
+        let mark = Op::new(
+            "WITH mark AS (UPDATE lanes SET last = $2, seen_at = $3 \
+             WHERE id = $1 AND epoch = 1 RETURNING 1) \
+             SELECT everstep_require(count(*) = 1, $4) FROM mark",
+            params![self.lane.id, batch as i64, now_ms, LANE_CLOSED],
+        );
+        let lane = self.lane.id;
+        let pid = self.pid;
+        Ok((mark, Unsettled { lane, batch, pid }))
+    }
+
+    /// Executes statements that are not ours to take apart.
+    pub(super) fn batch(&self, sql: String) -> Result<(), Trouble> {
+        let client = Arc::clone(&self.client);
+        block(async move { client.batch_execute(&sql).await })??;
+        Ok(())
+    }
+
+    /// Whether the server has closed it, as far as is known here.
+    pub(super) fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+}
+
+/// Finds out whether a batch has landed; from then on it cannot land any more. `None` if nobody
+/// knows it any longer.
+pub(super) fn settle(conn: &Conn, lost: Unsettled) -> Result<Option<bool>, Trouble> {
+    // The old session may hang in its transaction, with its host gone; this may not be allowed, or
+    // it may be gone already, and then the lock below is there at once.
+    let terminate = Op::new(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+         WHERE pid::bigint = $1 AND datname = current_database() AND application_name LIKE 'everstep%'",
+        params![i64::from(lost.pid)],
+    );
+    if lost.pid != 0 && !conn.route.pooled {
+        // Only a help: the answer is in the lane.
+        let _ = conn.run(vec![terminate]);
+    }
+    let mut ops = conn.begin("BEGIN");
+    let at = ops.len();
+    // Waits for the batch if it is under way, and refuses it if it comes later.
+    ops.push(Op::new(
+        "UPDATE lanes SET epoch = epoch + 1 WHERE id = $1 RETURNING last",
+        params![lost.lane],
+    ));
+    ops.push(Op::new("COMMIT", Vec::new()));
+    let answers = conn.run(ops)?;
+    let row = answers.get(at).and_then(|answer| answer.rows.first());
+    let Some(row) = row else { return Ok(None) };
+    let last: i64 = row.get(0)?;
+    Ok(Some(last as u64 >= lost.batch))
+}
+
+fn set(name: &str, value: &str) -> Op {
+    Op::new("SELECT set_config($1, $2, false)", params![name, value])
+}
+
+/// A name as SQL takes it.
+pub(super) fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+impl Port for Conn {
+    fn run(&self, ops: Vec<Op>) -> Result<Vec<Answer>, Trouble> {
+        let client = Arc::clone(&self.client);
+        let statements = Arc::clone(&self.statements);
+        let (pooled, patience) = (self.route.pooled, self.route.patience);
+        block(async move {
+            let running = async {
+                if pooled {
+                    run_unnamed(&client, &ops).await
+                } else {
+                    run_prepared(&client, &statements, &ops).await
+                }
+            };
+            let begun = Instant::now();
+            match tokio::time::timeout(patience, running).await {
+                Ok(answers) => answers,
+                Err(_) => {
+                    let waited = begun.elapsed().as_secs();
+                    Err(Trouble::Lost(format!("no answer after {waited} s")))
+                }
+            }
+        })?
+    }
+}
+
+async fn run_prepared(
+    client: &Client,
+    statements: &Mutex<HashMap<String, Statement>>,
+    ops: &[Op],
+) -> Result<Vec<Answer>, Trouble> {
+    let missing: Vec<&Op> = {
+        let known = lock(statements);
+        let mut missing: Vec<&Op> = Vec::new();
+        for op in ops {
+            if !known.contains_key(&*op.sql) && !missing.iter().any(|other| other.sql == op.sql) {
+                missing.push(op);
+            }
+        }
+        missing
+    };
+    for op in &missing {
+        let types: Vec<Type> = op.params.iter().map(Value::sql_type).collect();
+        let statement = client.prepare_typed(&op.sql, &types).await?;
+        lock(statements).insert(op.sql.to_string(), statement);
+    }
+    let prepared: Vec<Statement> = {
+        let known = lock(statements);
+        let all = ops.iter().map(|op| known.get(&*op.sql).cloned());
+        all.collect::<Option<_>>()
+            .ok_or_else(|| Trouble::Lost("a prepared statement is gone".to_owned()))?
+    };
+    let running = ops.iter().zip(&prepared).map(|(op, statement)| async move {
+        let rows = client.query_raw(statement, &op.params).await?;
+        answer(rows).await
+    });
+    in_order(running).await
+}
+
+/// Without names, which a pooler would not find again on the next session.
+async fn run_unnamed(client: &Client, ops: &[Op]) -> Result<Vec<Answer>, Trouble> {
+    let running = ops.iter().map(|op| async move {
+        let typed = op.params.iter().map(|value| (value, value.sql_type()));
+        let rows = client.query_typed_raw(&op.sql, typed).await?;
+        answer(rows).await
+    });
+    in_order(running).await
+}
+
+pub(super) async fn answer(rows: tokio_postgres::RowStream) -> Result<Answer, Trouble> {
+    let mut stream = std::pin::pin!(rows);
+    let mut rows = Vec::new();
+    while let Some(row) = stream.try_next().await? {
+        rows.push(Row(row));
+    }
+    let affected = stream.rows_affected().unwrap_or(0);
+    Ok(Answer { rows, affected })
+}
+
+/// Sends all at once: each is polled once, in order, before the first is waited for. All answers are
+/// awaited, so that the connection is in step; the first error counts.
+pub(super) async fn in_order<F>(running: impl Iterator<Item = F>) -> Result<Vec<Answer>, Trouble>
+where
+    F: Future<Output = Result<Answer, Trouble>>,
+{
+    enum Slot<F> {
+        Waiting(Pin<Box<F>>),
+        Done(Option<Result<Answer, Trouble>>),
+    }
+    let mut slots: Vec<Slot<F>> = running.map(|it| Slot::Waiting(Box::pin(it))).collect();
+    let mut next = 0;
+    let mut is_first = true;
+    std::future::poll_fn(|context: &mut Context<'_>| {
+        if is_first {
+            is_first = false;
+            for slot in &mut slots {
+                poll_slot(slot, context);
+            }
+        }
+        while next < slots.len() {
+            let slot = &mut slots[next];
+            if !poll_slot(slot, context) {
+                return Poll::Pending;
+            }
+            next += 1;
+        }
+        Poll::Ready(())
+    })
+    .await;
+    fn poll_slot<F>(slot: &mut Slot<F>, context: &mut Context<'_>) -> bool
+    where
+        F: Future<Output = Result<Answer, Trouble>>,
+    {
+        if let Slot::Waiting(future) = slot {
+            match future.as_mut().poll(context) {
+                Poll::Ready(answer) => *slot = Slot::Done(Some(answer)),
+                Poll::Pending => return false,
+            }
+        }
+        true
+    }
+    let mut answers = Vec::with_capacity(slots.len());
+    let mut trouble = None;
+    for slot in slots {
+        if let Slot::Done(Some(done)) = slot {
+            match done {
+                Ok(answer) => answers.push(answer),
+                // A lost connection says more than what came before it.
+                Err(lost @ Trouble::Lost(_)) => trouble = Some(lost),
+                Err(other) => {
+                    trouble.get_or_insert(other);
+                }
+            }
+        }
+    }
+    match trouble {
+        None => Ok(answers),
+        Some(trouble) => Err(trouble),
+    }
+}

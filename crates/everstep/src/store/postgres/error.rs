@@ -1,0 +1,140 @@
+//! What PostgreSQL says, as a [`StoreError`]. The one place where its codes are read.
+
+use std::fmt;
+
+use tokio_postgres::error::SqlState;
+
+use super::locks::Lock;
+use crate::store::StoreError;
+
+/// What can go wrong within a transaction.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The server says so. The connection lives.
+    Sql(Box<tokio_postgres::Error>),
+    /// The connection is gone, or has not answered in time.
+    Lost(String),
+    /// A column holds what it cannot.
+    Value { column: String, found: String },
+    /// Somebody else has this lock. The batch is made again, with it in its place.
+    Contended(Lock),
+}
+
+/// The fence of a batch does not hold.
+pub(super) const FENCED: &str = "EV001";
+/// The lane of a batch is another's, or was closed by whoever looked for the outcome of a batch.
+pub(super) const LANE_CLOSED: &str = "EV002";
+/// A row is not as it was remembered.
+pub(super) const CHANGED: &str = "EV003";
+
+impl Trouble {
+    pub(super) fn value(column: &str, found: impl fmt::Display) -> Trouble {
+        Trouble::Value {
+            column: column.to_owned(),
+            found: found.to_string(),
+        }
+    }
+
+    /// The SQLSTATE, if the server has sent one.
+    pub(super) fn code(&self) -> Option<&str> {
+        match self {
+            Trouble::Sql(error) => error.code().map(SqlState::code),
+            _ => None,
+        }
+    }
+
+    /// Whether the same transaction may go through if it is tried again at once.
+    pub(super) fn is_passing(&self) -> bool {
+        let passing = [
+            // A serialization failure, a deadlock.
+            "40001", "40P01",
+            // Somebody else has inserted the same row: it is there now.
+            "23505",
+        ];
+        matches!(self, Trouble::Contended(_)) || self.code().is_some_and(|it| passing.contains(&it))
+    }
+
+    /// Whether the connection can be used again after a rollback.
+    pub(super) fn spares_connection(&self) -> bool {
+        match self {
+            Trouble::Lost(_) => false,
+            // An administrator or a crash has ended the session.
+            Trouble::Sql(_) => !self.code().is_none_or(|code| code.starts_with("57P")),
+            Trouble::Value { .. } | Trouble::Contended(_) => true,
+        }
+    }
+
+    pub(super) fn into_store_error(self, store: &str) -> StoreError {
+        let store = store.to_owned();
+        let source = self.to_string().into();
+        let Some(code) = self.code() else {
+            return match self {
+                Trouble::Value { .. } => StoreError::Corrupt { store, source },
+                Trouble::Contended(_) => StoreError::Busy { store, source },
+                Trouble::Sql(_) | Trouble::Lost(_) => StoreError::Io { store, source },
+            };
+        };
+        match code {
+            // Locks, serialization failures, deadlocks, and rows that others keep inserting.
+            "55P03" | "40001" | "40P01" | "23505" => StoreError::Busy { store, source },
+            // The disk or a quota is full.
+            "53100" | "53200" | "53400" => StoreError::Full { store, source },
+            // It starts, stops, is a standby, or has no place for another connection: it passes.
+            "53300" | "57P01" | "57P02" | "57P03" | "57P05" | "57014" | "25006" | "25P03"
+            | "55000" => StoreError::Io { store, source },
+            // The role or the database is not there, or may not.
+            "28000" | "28P01" | "3D000" | "3F000" => StoreError::CannotOpen { store, source },
+            "42501" => StoreError::ReadOnly { store, source },
+            // A table or a column that is not there any more.
+            "42P01" | "42703" | "42883" => StoreError::Foreign {
+                store,
+                what: source.to_string(),
+            },
+            // The class says it: insufficient resources, connection exceptions, system errors.
+            code if ["08", "53", "57", "58", "XX"]
+                .iter()
+                .any(|it| code.starts_with(it)) =>
+            {
+                match code {
+                    "XX001" | "XX002" => StoreError::Corrupt { store, source },
+                    _ => StoreError::Io { store, source },
+                }
+            }
+            // A value that cannot be stored: a text with a zero byte, a row that is too large.
+            _ => StoreError::Rejected { store, source },
+        }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Trouble::Sql(error) => match error.as_db_error() {
+                Some(said) => write!(f, "{} ({})", said.message(), said.code().code()),
+                None => write!(f, "{error}"),
+            },
+            Trouble::Lost(what) => f.write_str(what),
+            Trouble::Value { column, found } => {
+                write!(f, "`{column}` holds what it cannot: {found}")
+            }
+            Trouble::Contended(lock) => write!(f, "others hold {lock:?}"),
+        }
+    }
+}
+
+impl From<tokio_postgres::Error> for Trouble {
+    fn from(error: tokio_postgres::Error) -> Trouble {
+        if error.code().is_some() {
+            return Trouble::Sql(Box::new(error));
+        }
+        // Everything else is the connection's: a closed socket, a protocol that is out of step, a
+        // parameter that could not be sent.
+        let mut text = error.to_string();
+        let mut cause = std::error::Error::source(&error);
+        while let Some(inner) = cause {
+            text = format!("{text}: {inner}");
+            cause = inner.source();
+        }
+        Trouble::Lost(text)
+    }
+}

@@ -1,0 +1,142 @@
+//! Dead letters in SQL: [`crate::store::rules::letters`] decides, this reads and writes rows.
+//!
+//! What becomes of a letter is decided under its lock, so that two who replay the same one do not
+//! both deliver it. Their numbers rise in the order in which a batch makes them.
+
+use super::{
+    batch::Applier,
+    columns,
+    error::Trouble,
+    locks::Lock,
+    session::Session,
+    value::{Row, params},
+};
+use crate::{
+    commit::{DeadLetter, Delivered, Delivery, LetterFilter, Target},
+    run_id::{RunId, RunNo},
+    store::rules::{self, letters::LetterTables},
+};
+
+/// What [`letter`] reads.
+const LETTERS: &str = "SELECT dead_letters.no, dead_letters.run, runs.id, runs.status, target, \
+     dead_letters.name, body, reason, at \
+     FROM dead_letters LEFT JOIN runs ON runs.no = dead_letters.run";
+
+fn letter(row: &Row) -> Result<DeadLetter, Trouble> {
+    Ok(DeadLetter {
+        no: columns::number(row, 0)?,
+        run: row.get::<Option<i64>>(1)?.map(RunNo),
+        run_id: columns::optional_run_id(row, 2)?,
+        status: columns::optional_status(row, 3)?,
+        target: match row.get::<Option<String>>(4)? {
+            Some(json) => Some(target_of(&json)?),
+            None => None,
+        },
+        name: row.get(5)?,
+        body: row.get(6)?,
+        reason: row.get(7)?,
+        at: columns::time(row, 8)?,
+    })
+}
+
+fn target_of(json: &str) -> Result<Target, Trouble> {
+    let parts: Vec<String> =
+        serde_json::from_str(json).map_err(|error| Trouble::value("target", error))?;
+    match &parts[..] {
+        [id] => id
+            .parse::<RunId>()
+            .map(Target::Id)
+            .map_err(|error| Trouble::value("target", error)),
+        [workflow, key] => Ok(Target::Key {
+            workflow: workflow.clone(),
+            key: key.clone(),
+        }),
+        _ => Err(Trouble::value("target", json)),
+    }
+}
+
+fn target_json(target: &Target) -> String {
+    match target {
+        Target::Id(id) => columns::to_json(&[id.to_string()]),
+        Target::Key { workflow, key } => columns::to_json(&[workflow, key]),
+    }
+}
+
+impl LetterTables for Applier<'_> {
+    fn deliver(&mut self, delivery: &Delivery) -> Result<Delivered, Trouble> {
+        Applier::deliver(self, delivery)
+    }
+
+    fn note_dedupe(&mut self, run: RunNo, key: &str) -> Result<(), Trouble> {
+        let sql = "INSERT INTO dedupes (run, key) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+        self.execute(sql, params![run.0, key]);
+        Ok(())
+    }
+
+    fn bury(
+        &mut self,
+        run: Option<RunNo>,
+        delivery: &Delivery,
+        reason: &str,
+    ) -> Result<(), Trouble> {
+        let sql = "INSERT INTO dead_letters (run, name, body, reason, at, target) \
+                   VALUES ($1, $2, $3, $4, $5, $6)";
+        let target = target_json(&delivery.target);
+        let Delivery { name, body, .. } = delivery;
+        let run = run.map(|run| run.0);
+        // Statements of their own, so that the order of their numbers is that of the writes.
+        self.execute(sql, params![run, *name, *body, reason, self.now, target]);
+        Ok(())
+    }
+
+    fn letter(&mut self, no: u64) -> Result<Option<DeadLetter>, Trouble> {
+        self.lock(Lock::letter(no))?;
+        let sql = format!("{LETTERS} WHERE dead_letters.no = $1");
+        self.session.row(sql, params![columns::limit(no)], letter)
+    }
+
+    fn remove_letter(&mut self, no: u64) -> Result<bool, Trouble> {
+        self.lock(Lock::letter(no))?;
+        let sql = "DELETE FROM dead_letters WHERE no = $1";
+        let removed = self.session.execute_now(sql, params![columns::limit(no)])?;
+        Ok(removed > 0)
+    }
+}
+
+impl Applier<'_> {
+    /// The unread messages of a run that has ended become dead letters; those that become events
+    /// instead, and what was for one operation alone, wait until the run is closed.
+    pub(super) fn bury_inbox(&self, id: RunId) {
+        let sql = "WITH unread AS (DELETE FROM inbox \
+                   WHERE run = $1 AND kind = 0 AND on_end IS NULL RETURNING *) \
+                   INSERT INTO dead_letters (run, name, body, reason, at, target) \
+                   SELECT run, name, body, $2, $3, $4 FROM unread ORDER BY seq";
+        let target = target_json(&Target::Id(id));
+        let params = params![id.no().0, rules::LEFT_UNREAD, self.now, target];
+        self.execute(sql, params);
+    }
+}
+
+pub(super) fn list(
+    session: &Session<'_>,
+    filter: &LetterFilter,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<DeadLetter>, Trouble> {
+    let mut params = params![columns::limit(after), columns::limit(limit)];
+    // What a deleted run has left is not shown any more.
+    let mut sql = format!(
+        "{LETTERS} WHERE dead_letters.no > $1 AND NOT EXISTS \
+         (SELECT 1 FROM graves WHERE graves.run = dead_letters.run)"
+    );
+    if let Some(run) = filter.run {
+        params.extend(params![run.0]);
+        sql.push_str(&format!(" AND dead_letters.run = ${}", params.len()));
+    }
+    if let Some(name) = &filter.name {
+        params.extend(params![*name]);
+        sql.push_str(&format!(" AND dead_letters.name = ${}", params.len()));
+    }
+    sql.push_str(" ORDER BY dead_letters.no LIMIT $2");
+    session.rows(sql, params, letter)
+}

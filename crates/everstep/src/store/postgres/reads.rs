@@ -1,0 +1,375 @@
+//! What is read, each call in one snapshot.
+
+use uuid::Uuid;
+
+use super::{
+    columns, control,
+    error::Trouble,
+    session::{Op, Session},
+    value::{Row, Value, params},
+};
+use crate::{
+    run_id::{RunId, RunNo},
+    store::{rules, *},
+    time::Timestamp,
+};
+
+pub(super) fn run(session: &Session<'_>, target: &Target) -> Result<Option<RunRow>, Trouble> {
+    match target {
+        Target::Id(id) => Ok(run_by_no(session, id.no())?.filter(|row| row.id == *id)),
+        Target::Key { workflow, key } => match control::find_key(session, workflow, key)? {
+            Some(no) => run_by_no(session, no),
+            None => Ok(None),
+        },
+    }
+}
+
+fn run_by_no(session: &Session<'_>, no: RunNo) -> Result<Option<RunRow>, Trouble> {
+    let sql = format!("SELECT {} FROM runs WHERE no = $1", columns::RUN_ROW);
+    session.row(sql, params![no.0], columns::run_row)
+}
+
+pub(super) fn load(session: &Session<'_>, no: RunNo) -> Result<Option<LoadedRun>, Trouble> {
+    let run = format!("SELECT {} FROM runs WHERE no = $1", columns::RUN_ROW);
+    let history = "SELECT key, value FROM history WHERE run = $1 \
+                   AND generation = (SELECT generation FROM runs WHERE no = $1) ORDER BY key";
+    let inbox = format!(
+        "SELECT {} FROM inbox WHERE run = $1 ORDER BY seq",
+        columns::INBOX_ROW
+    );
+    let names = super::streams::NAMES;
+    let answers = session.queries(vec![
+        Op::new(run, params![no.0]),
+        Op::new(history, params![no.0]),
+        Op::new(inbox, params![no.0]),
+        Op::new(names, params![no.0]),
+    ])?;
+    let [run, history, inbox, streams] = &answers[..] else {
+        return Err(Trouble::Lost("an answer is missing".to_owned()));
+    };
+    let Some(row) = run.first() else {
+        return Ok(None);
+    };
+    Ok(Some(LoadedRun {
+        row: columns::run_row(row)?,
+        history: history.iter().map(put).collect::<Result<_, _>>()?,
+        inbox: inbox
+            .iter()
+            .map(columns::inbox_row)
+            .collect::<Result<_, _>>()?,
+        streams: streams
+            .iter()
+            .map(|row| row.get(0))
+            .collect::<Result<_, _>>()?,
+    }))
+}
+
+fn put(row: &Row) -> Result<Put, Trouble> {
+    Ok(Put {
+        key: row.get(0)?,
+        value: row.get(1)?,
+    })
+}
+
+pub(super) fn history(
+    session: &Session<'_>,
+    run: RunNo,
+    after: Option<&[u8]>,
+    limit: usize,
+) -> Result<Vec<Put>, Trouble> {
+    let sql = "SELECT key, value FROM history WHERE run = $1 \
+               AND generation = (SELECT generation FROM runs WHERE no = $1) \
+               AND key > $2 ORDER BY key LIMIT $3";
+    // No key is empty.
+    let after = after.unwrap_or_default();
+    session.rows(sql, params![run.0, after, columns::limit(limit)], put)
+}
+
+fn shard_numbers(shards: &ShardSet) -> Vec<i64> {
+    shards.iter().map(|shard| i64::from(shard.0)).collect()
+}
+
+/// Walks the index in order and picks the rows of these shards.
+pub(super) fn due(
+    session: &Session<'_>,
+    now: Timestamp,
+    shards: &ShardSet,
+    after: Option<(Timestamp, RunNo)>,
+    limit: usize,
+) -> Result<Due, Trouble> {
+    if shards.is_empty() {
+        return Ok(Due::default());
+    }
+    let shards = shard_numbers(shards);
+    let (after_at, after_no) =
+        after.map_or((i64::MIN, i64::MIN), |(at, RunNo(no))| (at.as_millis(), no));
+    let next = "SELECT available_at FROM runs WHERE available_at IS NOT NULL \
+                AND available_at > $1 AND shard = ANY ($2) ORDER BY available_at LIMIT 1";
+    let due = format!(
+        "SELECT {} FROM runs WHERE available_at IS NOT NULL AND available_at <= $1 \
+         AND (available_at, no) > ($3, $4) AND shard = ANY ($2) \
+         ORDER BY available_at, no LIMIT $5",
+        columns::DUE_RUN
+    );
+    let now = now.as_millis();
+    let limit = columns::limit(limit);
+    let answers = session.queries(vec![
+        Op::new(next, params![now, shards]),
+        Op::new(due, params![now, shards, after_at, after_no, limit]),
+    ])?;
+    let [next, due] = &answers[..] else {
+        return Err(Trouble::Lost("an answer is missing".to_owned()));
+    };
+    Ok(Due {
+        runs: due.iter().map(columns::due_run).collect::<Result<_, _>>()?,
+        next_at: next.first().map(|row| columns::time(row, 0)).transpose()?,
+    })
+}
+
+pub(super) fn live(
+    session: &Session<'_>,
+    shards: &ShardSet,
+    after: Option<RunNo>,
+    limit: usize,
+) -> Result<Vec<DueRun>, Trouble> {
+    let sql = format!(
+        "SELECT {} FROM runs WHERE status IN (1, 3) AND no > $1 AND shard = ANY ($2) \
+         ORDER BY no LIMIT $3",
+        columns::DUE_RUN
+    );
+    let after = after.map_or(i64::MIN, |no| no.0);
+    let params = params![after, shard_numbers(shards), columns::limit(limit)];
+    session.rows(sql, params, columns::due_run)
+}
+
+pub(super) fn paused(
+    session: &Session<'_>,
+    shards: &ShardSet,
+    after: Option<RunNo>,
+    limit: usize,
+) -> Result<Vec<PausedRun>, Trouble> {
+    let sql = "SELECT id, workflow, version, waiting FROM runs \
+               WHERE status = 4 AND available_at IS NULL AND no > $1 AND shard = ANY ($2) \
+               ORDER BY no LIMIT $3";
+    let after = after.map_or(i64::MIN, |no| no.0);
+    let params = params![after, shard_numbers(shards), columns::limit(limit)];
+    session.rows(sql, params, |row| {
+        Ok(PausedRun {
+            id: columns::run_id(row, 0)?,
+            workflow: row.get::<String>(1)?.into(),
+            version: row.get(2)?,
+            reason: row.get(3)?,
+        })
+    })
+}
+
+pub(super) fn census(
+    session: &Session<'_>,
+    now: Timestamp,
+    shards: &ShardSet,
+) -> Result<Census, Trouble> {
+    let mut census = Census::default();
+    let sql = "SELECT status, available_at > $1, count(*) FROM runs \
+               WHERE available_at IS NOT NULL AND shard = ANY ($2) GROUP BY 1, 2 \
+               UNION ALL \
+               SELECT status, NULL, count(*) FROM runs \
+               WHERE status IN (2, 4) AND available_at IS NULL AND shard = ANY ($2) GROUP BY 1";
+    let params = params![now.as_millis(), shard_numbers(shards)];
+    let counts = session.rows(sql, params, |row| {
+        let status = columns::status(row, 0)?;
+        Ok((
+            status,
+            row.get::<Option<bool>>(1)?,
+            columns::number(row, 2)?,
+        ))
+    })?;
+    for (status, is_later, count) in counts {
+        match (status, is_later) {
+            (RunStatus::Pending | RunStatus::Sleeping, Some(true)) => census.timers += count,
+            (RunStatus::Pending | RunStatus::Sleeping, Some(false)) => census.due += count,
+            (RunStatus::Sleeping, None) => census.waiting += count,
+            (RunStatus::Paused, _) => census.paused += count,
+            _ => {}
+        }
+    }
+    Ok(census)
+}
+
+pub(super) fn list(
+    session: &Session<'_>,
+    filter: &Filter,
+    after: Option<RunNo>,
+    limit: usize,
+) -> Result<Vec<RunRow>, Trouble> {
+    let (sql, params) = listing(columns::RUN_ROW, filter, after, limit);
+    session.rows(sql, params, columns::run_row)
+}
+
+pub(super) fn find(
+    session: &Session<'_>,
+    filter: &Filter,
+    after: Option<RunNo>,
+    limit: usize,
+) -> Result<Vec<RunId>, Trouble> {
+    let (sql, params) = listing("id", filter, after, limit);
+    session.rows(sql, params, |row| columns::run_id(row, 0))
+}
+
+fn listing(
+    columns: &str,
+    filter: &Filter,
+    after: Option<RunNo>,
+    limit: usize,
+) -> (String, Vec<Value>) {
+    let mut condition = condition(filter);
+    let before = condition.param(Value::Int(Some(after.map_or(i64::MAX, |no| no.0))));
+    let limit = condition.param(Value::Int(Some(columns::limit(limit))));
+    let terms = condition.terms.join(" AND ");
+    let sql = format!(
+        "SELECT {columns} FROM runs WHERE {terms} AND no < {before} ORDER BY no DESC LIMIT {limit}"
+    );
+    (sql, condition.params)
+}
+
+pub(super) fn count(session: &Session<'_>, filter: &Filter) -> Result<u64, Trouble> {
+    let condition = condition(filter);
+    let terms = condition.terms.join(" AND ");
+    let sql = format!("SELECT count(*) FROM runs WHERE {terms}");
+    let count = session.row(sql, condition.params, |row| columns::number(row, 0))?;
+    Ok(count.unwrap_or(0))
+}
+
+/// A filter as SQL. Everything that a user has written is a parameter.
+struct Condition {
+    terms: Vec<String>,
+    params: Vec<Value>,
+}
+
+impl Condition {
+    fn param(&mut self, value: Value) -> String {
+        self.params.push(value);
+        format!("${}", self.params.len())
+    }
+
+    fn text(&mut self, value: &str) -> String {
+        self.param(Value::Text(Some(value.to_owned())))
+    }
+
+    fn time(&mut self, term: &str, at: Option<Timestamp>) {
+        if let Some(at) = at {
+            let at = self.param(Value::Int(Some(at.as_millis())));
+            self.terms.push(format!("{term} {at}"));
+        }
+    }
+}
+
+fn condition(filter: &Filter) -> Condition {
+    let mut condition = Condition {
+        terms: vec!["TRUE".to_owned()],
+        params: Vec::new(),
+    };
+    if !filter.statuses.is_empty() {
+        let codes = filter
+            .statuses
+            .iter()
+            .map(|status| status.code().to_string());
+        let codes = codes.collect::<Vec<_>>().join(", ");
+        condition.terms.push(format!("status IN ({codes})"));
+    }
+    if let Some(workflow) = &filter.workflow {
+        let workflow = condition.text(workflow);
+        condition.terms.push(format!("workflow = {workflow}"));
+    }
+    for (name, value) in &filter.tags {
+        let (name, value) = (condition.text(name), condition.text(value));
+        condition.terms.push(format!(
+            "no IN (SELECT run FROM tags WHERE name = {name} AND value = {value})"
+        ));
+    }
+    condition.time("created_at >=", filter.created_from);
+    condition.time("created_at <", filter.created_before);
+    if let Some(version) = filter.version {
+        let version = condition.param(Value::Int(Some(version.into())));
+        condition.terms.push(format!("version = {version}"));
+    }
+    if let Some(prefix) = &filter.key_prefix {
+        key_prefix(filter, prefix, &mut condition);
+    }
+    condition.time("finished_at >=", filter.finished_from);
+    condition.time("finished_at <", filter.finished_before);
+    condition
+}
+
+/// A range of keys; of one workflow, the table of keys has it in order.
+fn key_prefix(filter: &Filter, prefix: &str, condition: &mut Condition) {
+    let from = condition.text(prefix);
+    let range = match rules::prefix_end(prefix) {
+        Some(end) => {
+            let end = condition.text(&end);
+            format!("key >= {from} AND key < {end}")
+        }
+        None => format!("key >= {from}"),
+    };
+    let term = match &filter.workflow {
+        Some(workflow) => {
+            let workflow = condition.text(workflow);
+            format!("no IN (SELECT run FROM keys WHERE workflow = {workflow} AND {range})")
+        }
+        None => range,
+    };
+    condition.terms.push(term);
+}
+
+pub(super) fn state(session: &Session<'_>, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, Trouble> {
+    // What a deleted run has left is not shown.
+    let sql = "SELECT key, value FROM state WHERE run = $1 \
+               AND EXISTS (SELECT 1 FROM runs WHERE no = $1) ORDER BY key";
+    session.rows(sql, params![run.0], |row| Ok((row.get(0)?, row.get(1)?)))
+}
+
+pub(super) fn finished(
+    session: &Session<'_>,
+    runs: &[RunNo],
+) -> Result<Vec<(RunNo, Option<Finished>)>, Trouble> {
+    // Every asked number comes with its row, if there is one; those that live are left out.
+    let sql = format!(
+        "SELECT {}, asked.number FROM unnest($1::bigint[]) WITH ORDINALITY AS asked (number, place) \
+         LEFT JOIN runs ON runs.no = asked.number \
+         WHERE status IS NULL OR status >= 5 ORDER BY asked.place",
+        columns::FINISHED
+    );
+    let numbers: Vec<i64> = runs.iter().map(|run| run.0).collect();
+    session.rows(sql, params![numbers], |row| {
+        let is_missing = row.get::<Option<i64>>(0)?.is_none();
+        let finished = if is_missing {
+            None
+        } else {
+            Some(columns::finished(row)?)
+        };
+        Ok((RunNo(row.get(3)?), finished))
+    })
+}
+
+pub(super) fn answers(
+    session: &Session<'_>,
+    requests: &[Uuid],
+) -> Result<Vec<(Uuid, Answer)>, Trouble> {
+    let ids = requests.iter().map(|id| Some(id.as_bytes().to_vec()));
+    let sql = "SELECT asked.id, state, body FROM unnest($1::bytea[]) WITH ORDINALITY \
+               AS asked (id, place) LEFT JOIN requests ON requests.id = asked.id \
+               AND requests.run NOT IN (SELECT run FROM graves) \
+               WHERE state IS NULL OR state > 0 ORDER BY asked.place";
+    let params = vec![Value::Blobs(ids.collect())];
+    session.rows(sql, params, |row| {
+        let answer = match row.get::<Option<i64>>(1)? {
+            None => Answer::Unknown,
+            Some(1) => Answer::Reply(row.get(2)?),
+            Some(_) => Answer::RunEnded,
+        };
+        Ok((Uuid::from_bytes(row.get(0)?), answer))
+    })
+}
+
+pub(super) fn has_old_generations(session: &Session<'_>) -> Result<bool, Trouble> {
+    session.exists("SELECT 1 FROM old_generations LIMIT 1", Vec::new())
+}

@@ -1,0 +1,205 @@
+//! Runners and their shards.
+//!
+//! The row of a runner is the fence of its batches: they hold it `FOR KEY SHARE` until they commit.
+//! A takeover first raises the epoch, which does not wait and refuses every new batch, in a
+//! transaction of its own; then it locks the row, which waits for the batches under way; then it
+//! moves all shards.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::{
+    columns,
+    error::Trouble,
+    session::Session,
+    value::{Row, Value, params},
+};
+use crate::{
+    run_id::ShardId,
+    store::{Fence, NewRunner, RunnerRow, ShardSet, memory::DEAD_RUNNER_KEPT},
+    time::Timestamp,
+};
+
+/// The time of leases: that of the database, so that all machines mean the same, or that of the
+/// caller, in tests whose clock stands still.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Clock {
+    Database,
+    Caller(Timestamp),
+}
+
+impl Clock {
+    /// As a number in SQL.
+    fn now(self) -> String {
+        match self {
+            Clock::Database => {
+                "(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)".to_owned()
+            }
+            Clock::Caller(now) => format!("({}::bigint)", now.as_millis()),
+        }
+    }
+}
+
+pub(super) fn register(
+    session: &Session<'_>,
+    runner: &NewRunner,
+    clock: Clock,
+) -> Result<Fence, Trouble> {
+    let now = clock.now();
+    session.execute("DELETE FROM shards WHERE runner = $1", params![runner.id]);
+    let sql = format!(
+        "DELETE FROM runners WHERE lease_until <= {now} - $1 \
+         AND id NOT IN (SELECT runner FROM shards)"
+    );
+    session.execute(sql, params![millis(DEAD_RUNNER_KEPT)]);
+    let sql = format!(
+        "INSERT INTO runners (id, epoch, name, lease_until, workflows) \
+         VALUES ($1, nextval('epochs'), $2, {now} + $3, $4) \
+         ON CONFLICT (id) DO UPDATE SET epoch = excluded.epoch, name = excluded.name, \
+         lease_until = excluded.lease_until, workflows = excluded.workflows RETURNING epoch"
+    );
+    let workflows = columns::to_json(&runner.workflows);
+    let params = params![runner.id, runner.name, millis(runner.lease), workflows];
+    let epoch = session.row(sql, params, |row| columns::number(row, 0))?;
+    Ok(Fence {
+        runner: runner.id,
+        epoch: epoch.unwrap_or(0),
+    })
+}
+
+fn millis(duration: Duration) -> i64 {
+    columns::limit(duration.as_millis())
+}
+
+pub(super) fn heartbeat(
+    session: &Session<'_>,
+    fence: Fence,
+    clock: Clock,
+    lease: Duration,
+) -> Result<bool, Trouble> {
+    let sql = format!(
+        "UPDATE runners SET lease_until = {} + $3 WHERE id = $1 AND epoch = $2",
+        clock.now()
+    );
+    let params = params![fence.runner, fence.epoch as i64, millis(lease)];
+    Ok(session.execute_now(sql, params)? > 0)
+}
+
+fn fence_holds(session: &Session<'_>, fence: Fence) -> Result<bool, Trouble> {
+    let sql = "SELECT 1 FROM runners WHERE id = $1 AND epoch = $2 FOR KEY SHARE";
+    session.exists(sql, params![fence.runner, fence.epoch as i64])
+}
+
+fn numbers(shards: &ShardSet) -> Vec<i64> {
+    shards.iter().map(|shard| i64::from(shard.0)).collect()
+}
+
+/// Raises the epoch of those holders of wanted shards whose lease is over, or who are dead: from
+/// then on none of their batches can begin. In a transaction of its own.
+pub(super) fn oust_expired(
+    session: &Session<'_>,
+    fence: Fence,
+    clock: Clock,
+    wanted: &ShardSet,
+    dead: &[Uuid],
+) -> Result<Vec<Uuid>, Trouble> {
+    if !fence_holds(session, fence)? {
+        return Ok(Vec::new());
+    }
+    let now = clock.now();
+    let dead = dead.iter().map(|id| Some(id.as_bytes().to_vec())).collect();
+    let params = vec![
+        Value::Ints(numbers(wanted).into_iter().map(Some).collect()),
+        Value::Bytes(Some(fence.runner.as_bytes().to_vec())),
+        Value::Blobs(dead),
+    ];
+    // In the order of ids, so that two who do this do not wait for each other.
+    let sql = format!(
+        "WITH expired AS (SELECT id FROM runners WHERE id <> $2 \
+         AND (lease_until <= {now} OR id = ANY ($3)) \
+         AND id IN (SELECT runner FROM shards WHERE shard = ANY ($1)) \
+         ORDER BY id FOR NO KEY UPDATE) \
+         UPDATE runners SET epoch = nextval('epochs') FROM expired \
+         WHERE runners.id = expired.id RETURNING runners.id"
+    );
+    session.rows(sql, params, |row| row.get(0).map(Uuid::from_bytes))
+}
+
+/// Takes what is free, after the shards of those who were ousted have become so. `None` if the fence
+/// does not hold.
+pub(super) fn take_shards(
+    session: &Session<'_>,
+    fence: Fence,
+    wanted: &ShardSet,
+    ousted: &[Uuid],
+) -> Result<Option<ShardSet>, Trouble> {
+    if !fence_holds(session, fence)? {
+        return Ok(None);
+    }
+    for runner in ousted {
+        // Waits for their batches under way; then nothing of theirs can change a run any more.
+        let sql = "SELECT 1 FROM runners WHERE id = $1 FOR UPDATE";
+        session.execute(sql, params![*runner]);
+        session.execute("DELETE FROM shards WHERE runner = $1", params![*runner]);
+    }
+    // Shards of runners whose row is gone are free.
+    session.execute(
+        "DELETE FROM shards WHERE shard = ANY ($1) AND runner NOT IN (SELECT id FROM runners)",
+        params![numbers(wanted)],
+    );
+    let sql = "INSERT INTO shards (shard, runner) SELECT number, $1 FROM unnest($2::bigint[]) \
+               AS number ORDER BY number ON CONFLICT DO NOTHING RETURNING shard";
+    let params = params![fence.runner, numbers(wanted)];
+    let taken = session.rows(sql, params, |row| row.get::<i64>(0))?;
+    let sql = "UPDATE runs SET recoveries = recoveries + 1 \
+               WHERE status IN (1, 3) AND shard = ANY ($1)";
+    session.execute(sql, params![taken]);
+    columns::shards_of(session, fence.runner).map(Some)
+}
+
+pub(super) fn release_shards(
+    session: &Session<'_>,
+    fence: Fence,
+    shards: &ShardSet,
+) -> Result<(), Trouble> {
+    if fence_holds(session, fence)? {
+        let sql = "DELETE FROM shards WHERE runner = $1 AND shard = ANY ($2)";
+        session.execute(sql, params![fence.runner, numbers(shards)]);
+    }
+    Ok(())
+}
+
+pub(super) fn deregister(session: &Session<'_>, fence: Fence) -> Result<(), Trouble> {
+    // Waits for batches under way.
+    let sql = "SELECT 1 FROM runners WHERE id = $1 AND epoch = $2 FOR UPDATE";
+    if session.exists(sql, params![fence.runner, fence.epoch as i64])? {
+        session.execute(
+            "DELETE FROM shards WHERE runner = $1",
+            params![fence.runner],
+        );
+        session.execute("DELETE FROM runners WHERE id = $1", params![fence.runner]);
+    }
+    Ok(())
+}
+
+/// The runners, with their leases in the caller's time: `ahead` is how far the database's clock is
+/// ahead of it.
+pub(super) fn list(session: &Session<'_>, ahead: i64) -> Result<Vec<RunnerRow>, Trouble> {
+    let sql = "SELECT id, epoch, name, lease_until, workflows, \
+               ARRAY(SELECT shard FROM shards WHERE runner = runners.id) \
+               FROM runners ORDER BY id";
+    session.rows(sql, Vec::new(), |row| runner_row(row, ahead))
+}
+
+fn runner_row(row: &Row, ahead: i64) -> Result<RunnerRow, Trouble> {
+    let shards: Vec<i64> = row.get(5)?;
+    Ok(RunnerRow {
+        id: Uuid::from_bytes(row.get(0)?),
+        epoch: columns::number(row, 1)?,
+        name: row.get(2)?,
+        lease_until: Timestamp::from_millis(row.get::<i64>(3)? - ahead),
+        shards: shards.into_iter().map(|it| ShardId(it as u16)).collect(),
+        workflows: columns::from_json(&row.get::<String>(4)?)?,
+    })
+}

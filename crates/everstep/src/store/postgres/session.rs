@@ -1,0 +1,274 @@
+//! A transaction as the rules see it: statements in order, rows back.
+//!
+//! Nothing is sent before an answer is needed. Until then statements queue up, and those that say
+//! the same about several rows become one statement over arrays; they go out together with the
+//! query that is waited for, or with the commit: one round trip for all of them. So what is read
+//! always shows what was written.
+
+use std::{
+    borrow::Cow,
+    cell::{Cell, RefCell},
+    collections::HashMap,
+};
+
+use super::{
+    error::Trouble,
+    value::{Row, Value},
+};
+
+/// One statement on its way.
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) sql: Cow<'static, str>,
+    pub(super) params: Vec<Value>,
+}
+
+impl Op {
+    pub(super) fn new(sql: impl Into<Cow<'static, str>>, params: Vec<Value>) -> Op {
+        let sql = sql.into();
+        Op { sql, params }
+    }
+}
+
+/// What came back for one.
+pub(super) struct Answer {
+    pub(super) rows: Vec<Row>,
+    pub(super) affected: u64,
+}
+
+/// Where statements go.
+pub(super) trait Port {
+    /// Sends these at once, in order, and waits for all answers. The first error counts; what
+    /// comes after it has had no effect.
+    fn run(&self, ops: Vec<Op>) -> Result<Vec<Answer>, Trouble>;
+}
+
+/// A statement over arrays, one element of each for a row.
+pub(super) struct Bulk {
+    /// The table that it changes.
+    pub(super) table: &'static str,
+    pub(super) sql: &'static str,
+    /// How many of its columns, from the first, name the row: a second write of the same row in one
+    /// statement takes the place of the first. The first column is a number.
+    pub(super) unique: usize,
+}
+
+/// A transaction under way.
+pub(super) struct Session<'a> {
+    port: &'a dyn Port,
+    queue: RefCell<Queue>,
+    rows: Cell<u64>,
+    trips: Cell<u64>,
+}
+
+#[derive(Default)]
+struct Queue {
+    ops: Vec<Queued>,
+    /// For each row of a table, the last statement that is about it.
+    last: HashMap<(&'static str, i64), usize>,
+    /// Statements before this one take no more rows.
+    barrier: usize,
+}
+
+enum Queued {
+    One(Op),
+    Many(Many),
+}
+
+struct Many {
+    bulk: &'static Bulk,
+    columns: Vec<Value>,
+    rows: usize,
+    /// Where each row is.
+    places: HashMap<Vec<u8>, usize>,
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(port: &'a dyn Port) -> Session<'a> {
+        Session {
+            port,
+            queue: RefCell::default(),
+            rows: Cell::new(0),
+            trips: Cell::new(0),
+        }
+    }
+
+    /// How many rows were changed so far.
+    pub(super) fn rows_changed(&self) -> u64 {
+        self.rows.get()
+    }
+
+    /// Queues a statement. What it does is seen by everything that is asked afterwards.
+    pub(super) fn execute(&self, sql: impl Into<Cow<'static, str>>, params: Vec<Value>) {
+        let mut queue = self.queue.borrow_mut();
+        queue.ops.push(Queued::One(Op::new(sql, params)));
+        queue.barrier = queue.ops.len();
+    }
+
+    /// Keeps what is queued apart from what comes: no row of it joins a statement from before.
+    pub(super) fn barrier(&self) {
+        let mut queue = self.queue.borrow_mut();
+        queue.barrier = queue.ops.len();
+    }
+
+    /// Queues a row of a statement over arrays.
+    pub(super) fn put(&self, bulk: &'static Bulk, row: Vec<Value>) {
+        self.queue.borrow_mut().put(bulk, row);
+    }
+
+    /// Executes a statement now; how many rows it has changed.
+    pub(super) fn execute_now(
+        &self,
+        sql: impl Into<Cow<'static, str>>,
+        params: Vec<Value>,
+    ) -> Result<usize, Trouble> {
+        let mut answers = self.run(vec![Op::new(sql, params)])?;
+        let affected = answers.pop().map_or(0, |answer| answer.affected);
+        Ok(usize::try_from(affected).unwrap_or(usize::MAX))
+    }
+
+    /// The rows of a query, read by `read`.
+    pub(super) fn rows<T>(
+        &self,
+        sql: impl Into<Cow<'static, str>>,
+        params: Vec<Value>,
+        read: impl FnMut(&Row) -> Result<T, Trouble>,
+    ) -> Result<Vec<T>, Trouble> {
+        let answers = self.run(vec![Op::new(sql, params)])?;
+        answers.iter().flat_map(|it| &it.rows).map(read).collect()
+    }
+
+    /// The first row of a query, if there is one.
+    pub(super) fn row<T>(
+        &self,
+        sql: impl Into<Cow<'static, str>>,
+        params: Vec<Value>,
+        read: impl FnOnce(&Row) -> Result<T, Trouble>,
+    ) -> Result<Option<T>, Trouble> {
+        let answers = self.run(vec![Op::new(sql, params)])?;
+        let first = answers.first().and_then(|answer| answer.rows.first());
+        first.map(read).transpose()
+    }
+
+    /// Whether a query has a row.
+    pub(super) fn exists(
+        &self,
+        sql: impl Into<Cow<'static, str>>,
+        params: Vec<Value>,
+    ) -> Result<bool, Trouble> {
+        self.row(sql, params, |_| Ok(())).map(|row| row.is_some())
+    }
+
+    /// The answers to several queries, in one round trip.
+    pub(super) fn queries(&self, ops: Vec<Op>) -> Result<Vec<Vec<Row>>, Trouble> {
+        let answers = self.run(ops)?;
+        Ok(answers.into_iter().map(|answer| answer.rows).collect())
+    }
+
+    /// Sends what is queued, and these.
+    fn run(&self, ops: Vec<Op>) -> Result<Vec<Answer>, Trouble> {
+        let queued = std::mem::take(&mut *self.queue.borrow_mut());
+        let before = queued.ops.len();
+        let mut all: Vec<Op> = queued.ops.into_iter().map(Queued::into_op).collect();
+        all.extend(ops);
+        if all.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.trips.set(self.trips.get() + 1);
+        let mut answers = self.port.run(all)?;
+        let asked = answers.split_off(before.min(answers.len()));
+        let changed: u64 = answers.iter().map(|answer| answer.affected).sum();
+        self.rows.set(self.rows.get() + changed);
+        Ok(asked)
+    }
+
+    /// Sends what is queued and then this, which ends the transaction.
+    pub(super) fn finish(&self, sql: &'static str) -> Result<(), Trouble> {
+        self.run(vec![Op::new(sql, Vec::new())]).map(drop)
+    }
+}
+
+impl Queue {
+    fn put(&mut self, bulk: &'static Bulk, row: Vec<Value>) {
+        let first = match row.first() {
+            Some(Value::Int(Some(number))) => *number,
+            _ => 0,
+        };
+        let about = (bulk.table, first);
+        let not_before = self
+            .last
+            .get(&about)
+            .copied()
+            .unwrap_or(0)
+            .max(self.barrier);
+        let place = self
+            .ops
+            .iter()
+            .enumerate()
+            .skip(not_before)
+            .find_map(|(place, op)| {
+                let Queued::Many(many) = op else { return None };
+                std::ptr::eq(many.bulk, bulk).then_some(place)
+            });
+        let place = place.unwrap_or_else(|| {
+            self.ops.push(Queued::Many(Many {
+                bulk,
+                columns: Vec::new(),
+                rows: 0,
+                places: HashMap::new(),
+            }));
+            self.ops.len() - 1
+        });
+        if let Some(Queued::Many(many)) = self.ops.get_mut(place) {
+            many.put(row);
+        }
+        self.last.insert(about, place);
+    }
+}
+
+impl Many {
+    fn put(&mut self, row: Vec<Value>) {
+        let next = self.rows;
+        let place = if self.bulk.unique == 0 {
+            next
+        } else {
+            let name = name_of(row.iter().take(self.bulk.unique));
+            *self.places.entry(name).or_insert(next)
+        };
+        if next == 0 {
+            self.columns = row.into_iter().map(Value::into_column).collect();
+        } else {
+            for (column, value) in self.columns.iter_mut().zip(row) {
+                column.set(place, value);
+            }
+        }
+        if place == next {
+            self.rows += 1;
+        }
+    }
+}
+
+/// The columns that name a row, as bytes.
+fn name_of<'v>(values: impl Iterator<Item = &'v Value>) -> Vec<u8> {
+    let mut name = Vec::new();
+    for value in values {
+        let bytes: &[u8] = match value {
+            Value::Int(Some(number)) => &number.to_be_bytes(),
+            Value::Text(Some(text)) => text.as_bytes(),
+            Value::Bytes(Some(bytes)) => bytes,
+            _ => &[],
+        };
+        name.extend((bytes.len() as u64).to_be_bytes());
+        name.extend(bytes);
+    }
+    name
+}
+
+impl Queued {
+    fn into_op(self) -> Op {
+        match self {
+            Queued::One(op) => op,
+            Queued::Many(many) => Op::new(many.bulk.sql, many.columns),
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Wake-ups between processes: `NOTIFY` after a commit, on a connection of its own.
+//!
+//! A notification is a hint that may be lost. It is never sent inside a batch: that would make every
+//! commit of the database wait for the one before it. Those that queue up while one is on its way
+//! become one.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+use super::{
+    conn::{Route, runtime},
+    error::Trouble,
+    locks::fnv,
+    tls,
+};
+use crate::{run_id::RunNo, store::WakeFn};
+
+/// More runs than this are sent as "look for yourself": a payload has room for 8 000 bytes.
+const RUNS_MAX: usize = 400;
+
+/// How long to wait before the listening connection is made again.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// Sends wake-ups, and hands those of others to the listeners of this store.
+pub(super) struct Wakes {
+    /// Tells this store's notifications from those of others.
+    me: Uuid,
+    channel: String,
+    route: Arc<Route>,
+    listeners: Mutex<Vec<(Uuid, WakeFn)>>,
+    /// Whether there may be somebody else to be told.
+    has_others: AtomicBool,
+    outbox: Mutex<Option<mpsc::UnboundedSender<Vec<RunNo>>>>,
+    is_listening: AtomicBool,
+}
+
+/// Ends the calls of a listener.
+pub(super) struct Listening {
+    wakes: Arc<Wakes>,
+    runner: Uuid,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        lock(&self.wakes.listeners).retain(|(id, _)| *id != self.runner);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Wakes {
+    pub(super) fn new(route: &Arc<Route>) -> Wakes {
+        let schema = fnv(route.schema.bytes());
+        Wakes {
+            me: Uuid::from_u128(
+                (u128::from(crate::random::entropy()) << 64) | u128::from(crate::random::entropy()),
+            ),
+            channel: format!("everstep_{schema:016x}"),
+            route: Arc::clone(route),
+            listeners: Mutex::default(),
+            has_others: AtomicBool::new(true),
+            outbox: Mutex::default(),
+            is_listening: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether anybody listens in another process, as the list of runners says.
+    pub(super) fn set_has_others(&self, has_others: bool) {
+        self.has_others.store(has_others, Ordering::Relaxed);
+    }
+
+    /// Whether this runner listens here.
+    pub(super) fn is_here(&self, runner: Uuid) -> bool {
+        lock(&self.listeners).iter().any(|(id, _)| *id == runner)
+    }
+
+    pub(super) fn listen(
+        self: &Arc<Wakes>,
+        runner: Uuid,
+        wake: WakeFn,
+    ) -> Result<Listening, Trouble> {
+        lock(&self.listeners).push((runner, wake));
+        if !self.is_listening.swap(true, Ordering::Relaxed) {
+            runtime()?.spawn(listen(Arc::downgrade(self)));
+        }
+        Ok(Listening {
+            wakes: Arc::clone(self),
+            runner,
+        })
+    }
+
+    /// Tells all others, here and elsewhere.
+    pub(super) fn send(&self, me: Option<Uuid>, runs: &[RunNo]) {
+        self.tell(me, runs);
+        if !self.has_others.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut outbox = lock(&self.outbox);
+        if outbox.is_none() {
+            let Ok(runtime) = runtime() else { return };
+            let (sender, receiver) = mpsc::unbounded_channel();
+            let (route, me) = (Arc::clone(&self.route), self.me);
+            runtime.spawn(notify(route, self.channel.clone(), me, receiver));
+            *outbox = Some(sender);
+        }
+        if let Some(outbox) = &*outbox {
+            // The task ends with this store.
+            let _ = outbox.send(runs.to_vec());
+        }
+    }
+
+    /// Calls the listeners of this store.
+    fn tell(&self, except: Option<Uuid>, runs: &[RunNo]) {
+        let wakes: Vec<WakeFn> = lock(&self.listeners)
+            .iter()
+            .filter(|(id, _)| Some(*id) != except)
+            .map(|(_, wake)| Arc::clone(wake))
+            .collect();
+        for wake in wakes {
+            wake(runs);
+        }
+    }
+
+    fn heard(&self, payload: &str) {
+        let Some((sender, runs)) = payload.split_once(':') else {
+            return self.tell(None, &[]);
+        };
+        if sender == self.me.simple().to_string() {
+            return;
+        }
+        let runs = runs.split(',').filter(|run| !run.is_empty());
+        let runs: Option<Vec<RunNo>> = runs
+            .map(|run| i64::from_str_radix(run, 16).ok().map(RunNo))
+            .collect();
+        self.tell(None, &runs.unwrap_or_default());
+    }
+}
+
+/// Keeps a connection that listens for as long as the store lives.
+async fn listen(wakes: std::sync::Weak<Wakes>) {
+    loop {
+        let Some(of_round) = wakes.upgrade() else {
+            return;
+        };
+        let heard = {
+            let wakes = wakes.clone();
+            Arc::new(move |payload: &str| {
+                if let Some(wakes) = wakes.upgrade() {
+                    wakes.heard(payload);
+                }
+            })
+        };
+        let listening = async {
+            let client = tls::connect(&of_round.route.config, Some(heard)).await?;
+            let sql = format!("LISTEN {}", of_round.channel);
+            client.batch_execute(&sql).await?;
+            Ok::<_, Trouble>(client)
+        };
+        match listening.await {
+            Ok(client) => {
+                // What was sent in the meantime is lost.
+                of_round.tell(None, &[]);
+                drop(of_round);
+                while !client.is_closed() {
+                    if wakes.strong_count() == 0 {
+                        return;
+                    }
+                    tokio::time::sleep(AGAIN).await;
+                }
+                tracing::warn!("the listening connection to PostgreSQL was lost; making it again");
+            }
+            Err(error) => {
+                drop(of_round);
+                tracing::debug!(%error, "no listening connection to PostgreSQL; trying again");
+                tokio::time::sleep(AGAIN).await;
+            }
+        }
+    }
+}
+
+/// Sends what queues up, as one notification at a time.
+async fn notify(
+    route: Arc<Route>,
+    channel: String,
+    me: Uuid,
+    mut receiver: mpsc::UnboundedReceiver<Vec<RunNo>>,
+) {
+    let mut client = None;
+    while let Some(first) = receiver.recv().await {
+        let mut look_for_yourself = first.is_empty();
+        let mut runs: BTreeSet<RunNo> = first.into_iter().collect();
+        while let Ok(more) = receiver.try_recv() {
+            look_for_yourself |= more.is_empty();
+            runs.extend(more);
+        }
+        let list = if look_for_yourself || runs.len() > RUNS_MAX {
+            String::new()
+        } else {
+            let runs: Vec<String> = runs.iter().map(|run| format!("{:x}", run.0)).collect();
+            runs.join(",")
+        };
+        let sent = async {
+            if client
+                .as_ref()
+                .is_none_or(tokio_postgres::Client::is_closed)
+            {
+                client = Some(tls::connect(&route.config, None).await?);
+            }
+            if let Some(client) = &client {
+                let payload = format!("{}:{list}", me.simple());
+                // Both are made of letters, digits, `_`, `:` and `,` alone.
+                let sql = format!("SELECT pg_notify('{channel}', '{payload}')");
+                client.simple_query(&sql).await?;
+            }
+            Ok::<_, Trouble>(())
+        };
+        if let Err(error) = sent.await {
+            // A hint: those who were meant find their runs by the slow poll.
+            tracing::debug!(%error, "a wake-up could not be sent");
+            client = None;
+        }
+    }
+}
