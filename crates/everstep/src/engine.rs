@@ -324,12 +324,14 @@ impl Engine {
             .name("everstep-join".to_owned())
             .spawn(move || {
                 threads.into_iter().for_each(|thread| _ = thread.join());
-                drop(guard);
                 if let Some(fence) = fence
                     && let Err(error) = shared.store.deregister_runner(fence)
                 {
                     tracing::warn!(%error, "the runner could not sign off; its lease will end");
                 }
+                // Only now: a runner that nobody can wake is taken for dead, and then it cannot
+                // sign off.
+                drop(guard);
                 if let Some(runtime) = runtime {
                     runtime.shutdown_background();
                 }
