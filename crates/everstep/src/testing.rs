@@ -10,11 +10,14 @@
 use crate::engine::{Engine, EngineBuilder};
 
 mod audit;
+mod chosen;
 mod clock;
 mod crash_everywhere;
 mod crash_points;
 mod crashing_store;
 mod ledger;
+#[cfg(feature = "postgres")]
+mod on_postgres;
 #[cfg(feature = "sqlite")]
 mod power_cut;
 mod queue_load;
@@ -24,6 +27,8 @@ pub mod store_conformance;
 #[cfg(feature = "sqlite")]
 pub mod vfs;
 
+#[doc(hidden)]
+pub use chosen::store;
 pub(crate) use clock::Outlook;
 pub use clock::{Hold, VirtualClock};
 pub use crash_everywhere::{CrashReport, CrashTest, Difference, Ending, crash_everywhere};
@@ -53,6 +58,5 @@ pub use replay::{Replay, ReplayError, Replayed, replay};
 /// # Ok(()) }
 /// ```
 pub fn engine() -> EngineBuilder {
-    ran_on("memory");
-    Engine::in_memory().clock(VirtualClock::new())
+    Engine::on(store()).clock(VirtualClock::new())
 }

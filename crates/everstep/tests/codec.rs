@@ -232,13 +232,13 @@ async fn all_of_it(client: &Client) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_of_a_payload_is_stored_in_plain() {
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let store: Arc<dyn Store> = testing::store();
     let engine = on(&store).codec(Xor::with(&[1])).start().await.unwrap();
     all_of_it(&engine.client()).await;
     engine.shutdown().await;
     assert!(!has_secret(&stored(&*store)));
     // The search finds it where there is no codec.
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let store: Arc<dyn Store> = testing::store();
     let engine = on(&store).start().await.unwrap();
     all_of_it(&engine.client()).await;
     engine.shutdown().await;
@@ -292,14 +292,14 @@ async fn goes_on(engine: EngineBuilder, id: everstep::RunId) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_codec_is_switched_on_under_running_work() {
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let store: Arc<dyn Store> = testing::store();
     let id = parked(on(&store)).await;
     goes_on(on(&store).codec(Xor::with(&[1])), id).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_are_rotated_under_running_work() {
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let store: Arc<dyn Store> = testing::store();
     let id = parked(on(&store).codec(Xor::with(&[1]))).await;
     let both = Xor::with(&[1, 2]);
     goes_on(on(&store).codec(both), id).await;
@@ -321,7 +321,7 @@ async fn one_codec_takes_the_place_of_another() {
             Ok(bytes.iter().rev().copied().collect())
         }
     }
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let store: Arc<dyn Store> = testing::store();
     let id = parked(on(&store).codec(Xor::with(&[1]))).await;
     goes_on(on(&store).codec(Xor::with(&[1])).codec(Reverse), id).await;
     let output = store.load(id.no()).unwrap().unwrap().row.output.unwrap();
@@ -333,7 +333,7 @@ async fn one_codec_takes_the_place_of_another() {
 async fn waits_for_it(without: impl Fn(EngineBuilder) -> EngineBuilder, reason: &str) {
     let folder = tempfile::tempdir().unwrap();
     let file = SqliteStore::create(folder.path().join("runs.db")).unwrap();
-    let stores: [Arc<dyn Store>; 2] = [Arc::new(MemoryStore::new()), Arc::new(file)];
+    let stores: [Arc<dyn Store>; 2] = [testing::store(), Arc::new(file)];
     for store in stores {
         let id = parked(on(&store).codec(Xor::with(&[1]))).await;
         let history = store.load(id.no()).unwrap().unwrap().history;
@@ -366,7 +366,7 @@ async fn a_run_without_its_key_waits_for_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_result_whose_key_is_gone_pauses_the_run_and_names_the_step() {
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let store: Arc<dyn Store> = testing::store();
     // The input is plain, the result of the step is not.
     let client = Client::on(store.clone()).unwrap();
     let id = client.start(PAY, card(1)).await.unwrap().id();
@@ -391,7 +391,7 @@ async fn a_result_whose_key_is_gone_pauses_the_run_and_names_the_step() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_cannot_encode_fails_attempts_and_pauses_workflows() {
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let store: Arc<dyn Store> = testing::store();
     let xor = Xor::with(&[1]);
     let broken = xor.broken.clone();
     let (breaks, mends) = (broken.clone(), broken.clone());
@@ -538,7 +538,7 @@ async fn family(ctx: Ctx, (generation, given): (u32, Card)) -> Result<Card> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn children_streams_and_generations_are_sealed_too() {
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let store: Arc<dyn Store> = testing::store();
     let engine = Engine::on(store.clone()).clock(VirtualClock::new());
     let engine = engine.codec(Xor::with(&[1])).register_fn(FAMILY, family);
     let engine = engine.register_fn(CHILD, |_, given: Card| async move {

@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_secs(20);
 
 async fn engine(gate: &Arc<Notify>) -> Engine {
     let gate = gate.clone();
-    Engine::in_memory()
+    Engine::on(testing::store())
         .register_fn(WAIT, |ctx, n| async move {
             let add: u32 = ctx.listen("add").await?;
             Ok(n + add)
@@ -110,7 +110,7 @@ async fn a_result_is_not_waited_for_after_the_shutdown() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_run_says_before_it_fails_is_heard() {
     const ASKED: Workflow<bool, ()> = Workflow::new("asked");
-    let engine = Engine::in_memory()
+    let engine = Engine::on(testing::store())
         .register_fn(ASKED, |ctx, undo| async move {
             let step = ctx.step("hold", async || Ok(()));
             match undo {
@@ -149,7 +149,7 @@ async fn reply_after_a_pause(heard: bool) {
     let gate = Arc::new(Notify::new());
     let began = Arc::new(Notify::new());
     let (at_gate, at_begin) = (gate.clone(), began.clone());
-    let engine = Engine::in_memory()
+    let engine = Engine::on(testing::store())
         .register_fn(ASKED, move |ctx, ()| {
             let (gate, began) = (at_gate.clone(), at_begin.clone());
             async move {

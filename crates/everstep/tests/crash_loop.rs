@@ -24,9 +24,9 @@ struct World {
     mended: AtomicBool,
 }
 
-fn engine(store: &MemoryStore, world: &Arc<World>) -> EngineBuilder {
+fn engine(store: &Arc<dyn Store>, world: &Arc<World>) -> EngineBuilder {
     let world = world.clone();
-    Engine::on(Arc::new(store.clone()))
+    Engine::on(store.clone())
         .register_fn(KILLER, move |ctx, ()| {
             let world = world.clone();
             async move {
@@ -56,7 +56,7 @@ fn engine(store: &MemoryStore, world: &Arc<World>) -> EngineBuilder {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_kills_its_owner_is_paused_and_the_innocent_are_not() {
-    let (store, world) = (MemoryStore::new(), Arc::new(World::default()));
+    let (store, world) = (testing::store(), Arc::new(World::default()));
     let first = engine(&store, &world).start().await.unwrap();
     let client = first.client();
     let mut innocent = Vec::new();
@@ -115,12 +115,12 @@ async fn a_run_that_kills_its_owner_is_paused_and_the_innocent_are_not() {
 #[tokio::test(flavor = "multi_thread")]
 async fn progress_resets_the_count_of_recoveries() {
     const STEPS: Workflow<(), u32> = Workflow::new("steps");
-    let store = MemoryStore::new();
+    let store = testing::store();
     let begun = Arc::new(AtomicUsize::new(0));
     let allowed = Arc::new(AtomicUsize::new(0));
     let build = || {
         let (begun, allowed) = (begun.clone(), allowed.clone());
-        Engine::on(Arc::new(store.clone())).register_fn(STEPS, move |ctx, ()| {
+        Engine::on(store.clone()).register_fn(STEPS, move |ctx, ()| {
             let (begun, allowed) = (begun.clone(), allowed.clone());
             async move {
                 for n in 0..30 {

@@ -94,7 +94,7 @@ async fn a_value_before_or_during_the_wait_is_given_to_it() {
                 false => waits(ctx, ()).await,
             }
         };
-        let engine = start(Arc::new(MemoryStore::new()), &clock, code).await;
+        let engine = start(testing::store(), &clock, code).await;
         let client = engine.client();
         let run = client.start(RUN, ()).await.unwrap();
         let token = token_of(&run).await;
@@ -113,7 +113,7 @@ async fn a_value_before_or_during_the_wait_is_given_to_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_after_a_wait_that_ran_out_is_found_by_the_next_one() {
     let clock = VirtualClock::new();
-    let engine = start(Arc::new(MemoryStore::new()), &clock, |ctx, ()| async move {
+    let engine = start(testing::store(), &clock, |ctx, ()| async move {
         let gate = ctx.deferred(GATE);
         ctx.set_state("token", &gate.token())?;
         let first = gate.timeout(hours(1)).await?;
@@ -146,7 +146,7 @@ async fn a_value_after_a_wait_that_ran_out_is_found_by_the_next_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rejection_is_a_value_with_its_own_type() {
     let clock = VirtualClock::new();
-    let engine = start(Arc::new(MemoryStore::new()), &clock, waits).await;
+    let engine = start(testing::store(), &clock, waits).await;
     let run = engine.client().start(RUN, ()).await.unwrap();
     let token = token_of(&run).await;
     let gate = engine.client().deferred(GATE, &token);
@@ -158,7 +158,7 @@ async fn a_rejection_is_a_value_with_its_own_type() {
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_resolvers_at_once_one_is_the_first() {
     let clock = VirtualClock::new();
-    let engine = start(Arc::new(MemoryStore::new()), &clock, waits_later).await;
+    let engine = start(testing::store(), &clock, waits_later).await;
     let client = engine.client();
     for _ in 0..50 {
         let run = client.start(RUN, ()).await.unwrap();
@@ -182,7 +182,7 @@ async fn of_two_resolvers_at_once_one_is_the_first() {
 async fn a_value_before_the_deadline_wins_and_one_after_it_waits() {
     for before in [true, false] {
         let clock = VirtualClock::new();
-        let engine = start(Arc::new(MemoryStore::new()), &clock, |ctx, ()| async move {
+        let engine = start(testing::store(), &clock, |ctx, ()| async move {
             let gate = ctx.deferred(GATE);
             let first = gate.timeout(hours(1)).await?.map(shown);
             let second = gate.timeout(hours(1)).await?.map(shown);
@@ -292,7 +292,7 @@ async fn a_cancel_and_a_value_are_carried_out_in_their_order() {
     assert_eq!((status, output), (RunStatus::Completed, Some(json!(1))));
 
     let clock = VirtualClock::new();
-    let engine = start(Arc::new(MemoryStore::new()), &clock, waits).await;
+    let engine = start(testing::store(), &clock, waits).await;
     let run = engine.client().start(RUN, ()).await.unwrap();
     let token = token_of(&run).await;
     assert!(run.cancel().await.unwrap());
@@ -309,8 +309,8 @@ async fn a_cancel_and_a_value_are_carried_out_in_their_order() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_token_of_a_live_run_here_is_named() {
     let clock = VirtualClock::new();
-    let here = start(Arc::new(MemoryStore::new()), &clock, waits).await;
-    let there = start(Arc::new(MemoryStore::new()), &clock, waits).await;
+    let here = start(testing::store(), &clock, waits).await;
+    let there = start(testing::store(), &clock, waits).await;
     let run = here.client().start(RUN, ()).await.unwrap();
     let token = token_of(&run).await;
     let elsewhere = there.client().start(RUN, ()).await.unwrap();
@@ -375,7 +375,7 @@ async fn a_token_of_an_earlier_generation_is_refused_and_its_value_forgotten() {
         Ok(json!([looked, shown(gate.await?)]))
     };
     let clock = VirtualClock::new();
-    let builder = Engine::in_memory()
+    let builder = Engine::on(testing::store())
         .clock(clock.clone())
         .register_fn(AGAIN, code);
     let engine = builder.start().await.unwrap();
@@ -452,7 +452,7 @@ async fn tokens_are_of_one_run_and_one_place_and_stay_the_same() {
 #[tokio::test(flavor = "multi_thread")]
 async fn authority_over_a_run_settles_by_location() {
     let clock = VirtualClock::new();
-    let engine = start(Arc::new(MemoryStore::new()), &clock, |ctx, ()| async move {
+    let engine = start(testing::store(), &clock, |ctx, ()| async move {
         let first = ctx.deferred(GATE).await?;
         let second = ctx.deferred(GATE).await?;
         let inner = ctx.scope("a/b").deferred(GATE).await?;
@@ -475,8 +475,8 @@ async fn authority_over_a_run_settles_by_location() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loser_of_a_race_takes_nothing() {
     let clock = VirtualClock::new();
-    let memory = MemoryStore::new();
-    let engine = start(Arc::new(memory.clone()), &clock, |ctx, ()| async move {
+    let memory = testing::store();
+    let engine = start(memory.clone(), &clock, |ctx, ()| async move {
         let gate = ctx.deferred(GATE);
         ctx.set_state("token", &gate.token())?;
         let slept = match ctx
@@ -527,7 +527,7 @@ async fn a_value_that_nobody_had_asked_for_is_there_after_a_retry() {
             }
         }
     };
-    let engine = start(Arc::new(MemoryStore::new()), &clock, code).await;
+    let engine = start(testing::store(), &clock, code).await;
     let run = engine.client().start(RUN, ()).await.unwrap();
     run.deferred(GATE).resolve(&stars(2)).await.unwrap();
     run.send("go", &()).await.unwrap();
@@ -544,7 +544,7 @@ async fn a_value_that_nobody_had_asked_for_is_there_after_a_retry() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_does_not_decode_pauses_the_run() {
     let clock = VirtualClock::new();
-    let engine = start(Arc::new(MemoryStore::new()), &clock, waits).await;
+    let engine = start(testing::store(), &clock, waits).await;
     let run = engine.client().start(RUN, ()).await.unwrap();
     run.resolve_json("review", &json!("five stars"))
         .await

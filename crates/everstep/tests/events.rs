@@ -43,14 +43,10 @@ where
 
 macro_rules! engine {
     ($clock:expr, |$ctx:ident, $n:ident| $code:block) => {
-        engine_on(
-            Arc::new(MemoryStore::new()),
-            $clock,
-            |$ctx: Ctx, $n: u32| async move {
-                _ = $n;
-                $code
-            },
-        )
+        engine_on(testing::store(), $clock, |$ctx: Ctx, $n: u32| async move {
+            _ = $n;
+            $code
+        })
         .await
     };
 }

@@ -32,7 +32,7 @@ where
     R: Future<Output = Result<Json>> + 'static,
 {
     let ledger = Ledger::new();
-    let engine = Engine::on(Arc::new(MemoryStore::new()))
+    let engine = Engine::on(testing::store())
         .clock(VirtualClock::new())
         .provide(ledger.clone())
         .register_fn_with(RUN, options, code)

@@ -33,7 +33,7 @@ fn counting(builder: EngineBuilder, bodies: &Arc<AtomicUsize>) -> EngineBuilder 
 
 async fn runs_all_to_their_end(hot_bytes: usize) {
     let bodies = Arc::new(AtomicUsize::new(0));
-    let engine = counting(Engine::in_memory(), &bodies)
+    let engine = counting(Engine::on(testing::store()), &bodies)
         .clock(VirtualClock::new())
         .settings(|settings| settings.hot_bytes = hot_bytes);
     let engine = engine.start().await.unwrap();
@@ -83,7 +83,7 @@ async fn with_room_all_parked_runs_stay_hot() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_budget_of_bytes_holds_and_the_coldest_leave_first() {
     const LISTEN: Workflow<(), ()> = Workflow::new("listen");
-    let engine = Engine::in_memory()
+    let engine = Engine::on(testing::store())
         .register_fn(LISTEN, |ctx, ()| async move { ctx.listen("go").await })
         .settings(|settings| (settings.threads, settings.hot_bytes) = (1, 64 << 10));
     let engine = engine.start().await.unwrap();
@@ -113,7 +113,7 @@ async fn the_budget_of_bytes_holds_and_the_coldest_leave_first() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_evicted_run_comes_back_by_replay() {
     let bodies = Arc::new(AtomicUsize::new(0));
-    let engine = counting(Engine::in_memory(), &bodies).clock(VirtualClock::new());
+    let engine = counting(Engine::on(testing::store()), &bodies).clock(VirtualClock::new());
     let engine = engine.start().await.unwrap();
     let run = engine.client().start(WORK, 1).await.unwrap();
     until("it to listen", async || {
@@ -138,7 +138,7 @@ async fn waking_a_hot_run_reads_nothing_from_the_store() {
     let told = Arc::new(AtomicUsize::new(0));
     let count = told.clone();
     let clock = VirtualClock::new();
-    let engine = Engine::in_memory()
+    let engine = Engine::on(testing::store())
         .clock(clock.clone())
         .register_fn(ROUNDS, move |ctx, ()| {
             let count = count.clone();
@@ -183,7 +183,7 @@ async fn with_room_for_two_runs_a_hundred_end_and_the_oldest_go_first() {
     );
     let now = Arc::new(AtomicUsize::new(0));
     let (begun, peak) = (order.clone(), most.clone());
-    let engine = Engine::in_memory()
+    let engine = Engine::on(testing::store())
         .register_fn(WORK, move |ctx, n| {
             let (begun, peak, now) = (begun.clone(), peak.clone(), now.clone());
             async move {
@@ -220,8 +220,8 @@ async fn with_room_for_two_runs_a_hundred_end_and_the_oldest_go_first() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backlog_at_start_up_is_taken_up_oldest_first() {
-    let store = MemoryStore::new();
-    let client = Client::on(Arc::new(store.clone())).unwrap();
+    let store = testing::store();
+    let client = Client::on(store.clone()).unwrap();
     for n in 0..100 {
         client.start(WORK, n).await.unwrap();
     }
@@ -253,15 +253,15 @@ async fn a_backlog_at_start_up_is_taken_up_oldest_first() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_workflow_stays_pending_and_says_so_until_an_engine_has_it() {
-    let store = MemoryStore::new();
-    let engine = Engine::on(Arc::new(store.clone())).start().await.unwrap();
+    let store = testing::store();
+    let engine = Engine::on(store.clone()).start().await.unwrap();
     let run = engine.client().start(WORK, 5).await.unwrap();
     let reason = until("a reason", async || run.info().await.unwrap().waiting).await;
     assert_eq!(reason, "a runner with workflow `work` version 1");
     assert_eq!(run.status().await.unwrap(), RunStatus::Pending);
     engine.shutdown().await;
     let other = WORK.version(2);
-    let engine = Engine::on(Arc::new(store.clone()));
+    let engine = Engine::on(store.clone());
     let engine = engine.register_fn(other, |_, n| async move { Ok(n + 1) });
     let engine = engine.start().await.unwrap();
     let run = engine.client().run::<u32>(run.id());
@@ -282,7 +282,7 @@ async fn an_unknown_workflow_stays_pending_and_says_so_until_an_engine_has_it() 
 /// A run that was moving when its process ended, and whose code the next one does not have.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_live_run_of_an_unknown_workflow_is_kept_for_an_engine_that_has_it() {
-    let store = MemoryStore::new();
+    let store = testing::store();
     let work = |ctx: Ctx, n: u32| async move {
         ctx.step("first", async || Ok(())).await?;
         ctx.step("stuck", async || {
@@ -292,7 +292,7 @@ async fn a_live_run_of_an_unknown_workflow_is_kept_for_an_engine_that_has_it() {
         .await?;
         Ok(n)
     };
-    let engine = Engine::on(Arc::new(store.clone())).register_fn(WORK, work);
+    let engine = Engine::on(store.clone()).register_fn(WORK, work);
     let engine = engine.start().await.unwrap();
     let run = engine.client().start(WORK, 5).await.unwrap();
     until("the first step", async || {
@@ -300,7 +300,7 @@ async fn a_live_run_of_an_unknown_workflow_is_kept_for_an_engine_that_has_it() {
     })
     .await;
     drop(engine);
-    let engine = Engine::on(Arc::new(store.clone())).start().await.unwrap();
+    let engine = Engine::on(store.clone()).start().await.unwrap();
     assert_eq!(engine.recovery().unknown_workflow, 1);
     let run = engine.client().run::<u32>(run.id());
     let info = until_status(&run, RunStatus::Pending).await;
@@ -321,10 +321,10 @@ async fn a_live_run_of_an_unknown_workflow_is_kept_for_an_engine_that_has_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_jumps_loses_nothing() {
-    let store = MemoryStore::new();
+    let store = testing::store();
     let clock = VirtualClock::new();
     let bodies = Arc::new(AtomicUsize::new(0));
-    let build = || counting(Engine::on(Arc::new(store.clone())), &bodies).clock(clock.clone());
+    let build = || counting(Engine::on(store.clone()), &bodies).clock(clock.clone());
     let engine = build().start().await.unwrap();
     let began = engine
         .client()
@@ -378,7 +378,7 @@ async fn time_goes_on_after_the_clock_was_set_back() {
         }
     }
     let clock = Arc::new(Wrong(std::sync::atomic::AtomicI64::new(0)));
-    let engine = Engine::in_memory()
+    let engine = Engine::on(testing::store())
         .register_fn(NAP, |ctx, ()| async move {
             ctx.sleep("nap", std::time::Duration::from_millis(20))
                 .await?;

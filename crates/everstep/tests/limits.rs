@@ -88,7 +88,7 @@ impl Bodies {
 }
 
 fn builder() -> EngineBuilder {
-    Engine::on(Arc::new(MemoryStore::new())).clock(VirtualClock::new())
+    Engine::on(testing::store()).clock(VirtualClock::new())
 }
 
 /// An engine with one workflow: a step under this limit.
@@ -285,7 +285,7 @@ async fn an_attempt_holds_its_place_only_while_its_body_runs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_time_of_a_body_counts_from_its_start() {
     let clock = VirtualClock::new();
-    let engine = Engine::on(Arc::new(MemoryStore::new())).clock(clock.clone());
+    let engine = Engine::on(testing::store()).clock(clock.clone());
     let bodies = Bodies::new();
     let inner = bodies.clone();
     let rate = Limit::new("rate").rate(1, hours(1));
@@ -456,7 +456,7 @@ async fn a_run_that_is_paused_or_cancelled_lets_the_next_one_begin() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_can_be_added_changed_and_taken_away_under_running_work() {
-    let store = Arc::new(MemoryStore::new());
+    let store = testing::store();
     let clock = VirtualClock::new();
     let limits = [
         None,
@@ -756,7 +756,7 @@ async fn items_under_a_rate_begin_an_interval_apart() {
     let queue: Queue<u32, i64> = Queue::new("items").limit(rate);
     let clock = VirtualClock::new();
     let held = clock.hold();
-    let engine = Engine::on(Arc::new(MemoryStore::new())).clock(clock.clone());
+    let engine = Engine::on(testing::store()).clock(clock.clone());
     let engine = engine.start().await.unwrap();
     let handler = move |_job, _n| {
         let now = clock.now().as_millis();
@@ -784,7 +784,7 @@ async fn a_step_gets_the_place_of_an_item_whose_worker_is_lost() {
     use everstep::store::{Batch, ClaimItems, ClaimLimit, LimitRule, QueueWrite, Store, Write};
 
     let clock = VirtualClock::new();
-    let store = Arc::new(MemoryStore::new());
+    let store = testing::store();
     let open = || Engine::on(store.clone()).clock(clock.clone());
     let (first, _) = engine(open(), ONE).await;
     let item = first.client().enqueue(ITEMS, &1).await.unwrap().id();
@@ -842,7 +842,7 @@ async fn an_imported_run_stands_in_line_in_its_new_store() {
             }
         };
         let clock = VirtualClock::new();
-        let old = Engine::on(Arc::new(MemoryStore::new()))
+        let old = Engine::on(testing::store())
             .clock(clock.clone())
             .register_fn_with(WORK, options.clone(), code);
         let old = old.start().await.unwrap();

@@ -45,7 +45,7 @@ fn with_workflows(builder: everstep::EngineBuilder) -> everstep::EngineBuilder {
 /// One on each kind of store.
 fn builders() -> Vec<everstep::EngineBuilder> {
     vec![
-        Engine::in_memory(),
+        Engine::on(testing::store()),
         #[cfg(feature = "sqlite")]
         Engine::open(tempfile::tempdir().unwrap().keep().join("app.db")),
     ]
@@ -125,7 +125,7 @@ async fn a_live_run_cannot_be_deleted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_for_a_run_that_is_deleted_is_told() {
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let store: Arc<dyn Store> = testing::store();
     let engine = with_workflows(Engine::on(store.clone()));
     let engine = engine.start().await.unwrap();
     // It is not told of ends, but asks for them: it may come too late.
@@ -211,7 +211,7 @@ async fn retention_deletes_by_workflow_and_status() {
 #[tokio::test(flavor = "multi_thread")]
 async fn retention_of_many_runs_goes_in_slices() {
     let clock = VirtualClock::new();
-    let engine = with_workflows(Engine::in_memory())
+    let engine = with_workflows(Engine::on(testing::store()))
         .settings(|settings| settings.retention = Retention::new().all(hours(1)))
         .clock(clock.clone())
         .start()
@@ -442,7 +442,7 @@ fn without_draw(output: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fork_without_edits_ends_as_the_original() {
     let ledger = Ledger::new();
-    let engine = journeys(Arc::new(MemoryStore::new()), &ledger).await;
+    let engine = journeys(testing::store(), &ledger).await;
     let run = engine
         .client()
         .start(journey, 1)
@@ -478,7 +478,7 @@ async fn a_fork_without_edits_ends_as_the_original() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fork_with_another_result_takes_the_other_way() {
     let ledger = Ledger::new();
-    let engine = journeys(Arc::new(MemoryStore::new()), &ledger).await;
+    let engine = journeys(testing::store(), &ledger).await;
     let run = engine.client().start(journey, 1).await.unwrap();
     let original = run.result().await.unwrap();
     assert!(original.contains(" 2 20 200 low 220 "), "{original}");
@@ -528,7 +528,7 @@ async fn a_fork_that_does_not_fit_its_history_is_paused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_forked_is_said() {
     let ledger = Ledger::new();
-    let engine = journeys(Arc::new(MemoryStore::new()), &ledger).await;
+    let engine = journeys(testing::store(), &ledger).await;
     let run = engine.client().start(journey, 1).await.unwrap();
     run.result().await.unwrap();
     let error = run.fork().from("nowhere").start().await.unwrap_err();
@@ -663,7 +663,7 @@ async fn a_fork_ends_the_same_wherever_it_dies() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_history_is_paged_for_people() {
     let ledger = Ledger::new();
-    let engine = journeys(Arc::new(MemoryStore::new()), &ledger).await;
+    let engine = journeys(testing::store(), &ledger).await;
     let run = engine.client().start(journey, 1).await.unwrap();
     run.result().await.unwrap();
     let all = run.history().await.unwrap();
@@ -699,7 +699,7 @@ async fn why_says_what_a_run_waits_for() {
     const SEVERAL: Workflow<(), ()> = Workflow::new("several");
     const BROKEN: Workflow<(), ()> = Workflow::new("broken");
     let clock = VirtualClock::new();
-    let engine = with_workflows(Engine::in_memory())
+    let engine = with_workflows(Engine::on(testing::store()))
         .register_fn(SEVERAL, |ctx, ()| async move {
             let wait = ctx.listen::<()>("approval").timeout(hours(5));
             let sleep = ctx.sleep("cool-off", hours(9));
@@ -779,7 +779,7 @@ async fn why_names_the_body_that_runs() {
     const SLOW: Workflow<(), ()> = Workflow::new("slow");
     let gate = Arc::new(tokio::sync::Notify::new());
     let at_gate = gate.clone();
-    let engine = Engine::in_memory()
+    let engine = Engine::on(testing::store())
         .register_fn(SLOW, move |ctx, ()| {
             let gate = at_gate.clone();
             async move {
@@ -842,7 +842,7 @@ async fn pause_and_cancel_say_what_they_cannot_do() {
     let gate = Arc::new(tokio::sync::Notify::new());
     let began = Arc::new(tokio::sync::Notify::new());
     let (at_gate, at_begin) = (gate.clone(), began.clone());
-    let engine = Engine::in_memory()
+    let engine = Engine::on(testing::store())
         .register_fn(HELD, move |ctx, ()| {
             let (gate, began) = (at_gate.clone(), at_begin.clone());
             async move {
@@ -884,7 +884,7 @@ async fn a_cancel_of_a_paused_rollback_says_that_it_must_be_resumed() {
     let began = Arc::new(tokio::sync::Notify::new());
     let (gate, at_begin) = (Arc::new(tokio::sync::Notify::new()), began.clone());
     let at_gate = gate.clone();
-    let engine = Engine::in_memory()
+    let engine = Engine::on(testing::store())
         .register_fn(STUCK, move |ctx, ()| {
             let (gate, began) = (at_gate.clone(), at_begin.clone());
             async move {

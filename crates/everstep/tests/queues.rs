@@ -25,7 +25,7 @@ const LEN: Queue<String, u32> = Queue::new("len").attempts(3).visibility(seconds
 const NUM: Queue<u32, u32> = Queue::new("num").attempts(3).visibility(seconds(30));
 
 fn builder(clock: &Arc<VirtualClock>) -> EngineBuilder {
-    Engine::on(Arc::new(MemoryStore::new())).clock(clock.clone())
+    Engine::on(testing::store()).clock(clock.clone())
 }
 
 /// Lets a handler go on when the test says so.
@@ -475,10 +475,10 @@ async fn a_result_just_before_and_after_a_cancel_leaves_nothing_behind() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_lost_its_item_is_told_and_its_result_dropped() {
     let clock = VirtualClock::new();
-    let store = MemoryStore::new();
+    let store = testing::store();
     let cancelled = Arc::new(AtomicU32::new(0));
     let counted = cancelled.clone();
-    let engine = Engine::on(Arc::new(store.clone()))
+    let engine = Engine::on(store.clone())
         .clock(clock.clone())
         .register_fn(RUN, |ctx, ()| async move {
             Ok(json!(ctx.enqueue(NUM, &1).await?))
@@ -577,7 +577,7 @@ async fn a_worker_that_stops_gives_back_what_it_has() {
 async fn five_hundred_items_go_through_two_workers_once_each() {
     let directory = tempfile::tempdir().unwrap();
     let file = SqliteStore::create(directory.path().join("app.db")).unwrap();
-    let stores: [Arc<dyn Store>; 2] = [Arc::new(MemoryStore::new()), Arc::new(file)];
+    let stores: [Arc<dyn Store>; 2] = [testing::store(), Arc::new(file)];
     for store in stores {
         let load = everstep::testing::queue_load(store, 500, 2, 20)
             .await
@@ -636,8 +636,8 @@ async fn a_claim_that_meets_its_item_is_the_only_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_worker_asks_little() {
-    let store = MemoryStore::new();
-    let client = Client::on(Arc::new(store.clone())).unwrap();
+    let store = testing::store();
+    let client = Client::on(store.clone()).unwrap();
     let worker = client.work(NUM, 2, async |_, n: u32| Ok(n)).unwrap();
     let item = client.enqueue(NUM, &3).await.unwrap();
     assert_eq!(item.result().await.unwrap(), 3);

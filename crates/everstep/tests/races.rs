@@ -27,7 +27,7 @@ async fn engine<R>(
 where
     R: Future<Output = Result<Json>> + 'static,
 {
-    Engine::on(Arc::new(MemoryStore::new()))
+    Engine::on(testing::store())
         .clock(clock.clone())
         .provide(Ledger::new())
         .provide(gate)

@@ -31,7 +31,7 @@ fn engine_on(store: Arc<dyn Store>, clock: &Arc<VirtualClock>) -> EngineBuilder 
 /// An engine on virtual time, with the clock held.
 struct World {
     clock: Arc<VirtualClock>,
-    store: MemoryStore,
+    store: Arc<dyn Store>,
     engine: Engine,
     began: Timestamp,
     held: Option<Hold>,
@@ -44,8 +44,8 @@ impl World {
 
     async fn at(clock: Arc<VirtualClock>) -> World {
         let held = Some(clock.hold());
-        let store = MemoryStore::new();
-        let engine = engine_on(Arc::new(store.clone()), &clock);
+        let store = testing::store();
+        let engine = engine_on(store.clone(), &clock);
         World {
             began: clock.now(),
             engine: engine.start().await.unwrap(),
@@ -82,7 +82,7 @@ impl World {
         } = self;
         engine.shutdown().await;
         clock.advance(downtime);
-        let engine = engine_on(Arc::new(store.clone()), &clock);
+        let engine = engine_on(store.clone(), &clock);
         World {
             engine: engine.start().await.unwrap(),
             clock,

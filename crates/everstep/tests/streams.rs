@@ -167,7 +167,7 @@ async fn a_body_that_emits_survives_every_crash() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_items_of_a_body_have_its_attempt_and_readers_see_when_one_was_abandoned() {
-    let engine = two_attempts(Engine::in_memory()).clock(VirtualClock::new());
+    let engine = two_attempts(Engine::on(testing::store())).clock(VirtualClock::new());
     let engine = engine.start().await.unwrap();
     let run = engine.client().start(RUN, 0).await.unwrap();
     let items = all(run.stream::<String>("tokens")).await;
@@ -313,7 +313,7 @@ fn check_tokens(items: &[StreamItem<String>], at: &str) {
 async fn an_item_of_a_body_is_read_while_the_body_runs() {
     let gate = Gate::closed();
     let passed = gate.clone();
-    let engine = Engine::in_memory().register_fn(RUN, move |ctx: Ctx, _: u32| {
+    let engine = Engine::on(testing::store()).register_fn(RUN, move |ctx: Ctx, _: u32| {
         let gate = passed.clone();
         async move {
             ctx.step_with("slow", async |step: Step| {
@@ -339,7 +339,7 @@ async fn an_item_of_a_body_is_read_while_the_body_runs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn blocking_and_spawned_bodies_emit_too() {
-    let engine = Engine::in_memory().register_fn(RUN, |ctx: Ctx, _: u32| async move {
+    let engine = Engine::on(testing::store()).register_fn(RUN, |ctx: Ctx, _: u32| async move {
         ctx.blocking("blocking", |step| step.emit_blocking("tokens", "blocking"))
             .await?;
         ctx.spawn("spawned", |step| async move {
@@ -406,7 +406,8 @@ async fn ten_thousand_items_are_read_page_by_page_and_followed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_stream_drops_the_oldest_items_and_tells_its_readers() {
-    let engine = many(Engine::in_memory()).settings(|settings| settings.stream_items_max = 10);
+    let engine =
+        many(Engine::on(testing::store())).settings(|settings| settings.stream_items_max = 10);
     let engine = engine.start().await.unwrap();
     let run = engine.client().start(RUN, 100).await.unwrap();
     run.result().await.unwrap();
@@ -425,7 +426,7 @@ async fn a_full_stream_drops_the_oldest_items_and_tells_its_readers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_has_a_bounded_number_of_streams() {
-    let engine = Engine::in_memory()
+    let engine = Engine::on(testing::store())
         .register_fn(RUN, |ctx: Ctx, n: u32| async move {
             for i in 0..n {
                 ctx.emit(&format!("stream {i}"), &i)?;
@@ -454,7 +455,7 @@ async fn a_run_has_a_bounded_number_of_streams() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_item_that_is_too_large_is_refused() {
-    let engine = Engine::in_memory()
+    let engine = Engine::on(testing::store())
         .register_fn(RUN, |ctx: Ctx, n: u32| async move {
             ctx.emit("large", &"x".repeat(n as usize))?;
             Ok(json!(n))
@@ -470,7 +471,7 @@ async fn an_item_that_is_too_large_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_of_no_run_is_told_and_one_of_no_stream_ends_with_the_run() {
-    let engine = many(Engine::in_memory()).start().await.unwrap();
+    let engine = many(Engine::on(testing::store())).start().await.unwrap();
     let client = engine.client();
     let unknown = "019b7000-0000-7000-8000-000000000001".parse().unwrap();
     let unknown = client.run::<Json>(unknown);
@@ -500,7 +501,7 @@ async fn a_reader_of_no_run_is_told_and_one_of_no_stream_ends_with_the_run() {
 async fn a_reader_that_was_dropped_while_it_waits_loses_nothing() {
     let gate = Gate::closed();
     let passed = gate.clone();
-    let engine = Engine::in_memory().register_fn(RUN, move |ctx: Ctx, _: u32| {
+    let engine = Engine::on(testing::store()).register_fn(RUN, move |ctx: Ctx, _: u32| {
         let gate = passed.clone();
         async move {
             ctx.step("wait", async || {
@@ -579,7 +580,7 @@ async fn a_follower_without_an_engine_outlives_the_restart_of_the_engine() {
 async fn a_retried_run_emits_again_only_what_comes_after_the_failure() {
     let fails = Arc::new(AtomicU32::new(1));
     let left = fails.clone();
-    let engine = Engine::in_memory().register_fn(RUN, move |ctx: Ctx, _: u32| {
+    let engine = Engine::on(testing::store()).register_fn(RUN, move |ctx: Ctx, _: u32| {
         let left = left.clone();
         async move {
             ctx.emit("log", "begin")?;
@@ -616,7 +617,7 @@ async fn a_retried_run_emits_again_only_what_comes_after_the_failure() {
 async fn what_was_emitted_before_a_pause_is_not_lost() {
     let (begun, gate) = (Gate::closed(), Gate::closed());
     let gates = (begun.clone(), gate.clone());
-    let engine = Engine::in_memory().clock(VirtualClock::new());
+    let engine = Engine::on(testing::store()).clock(VirtualClock::new());
     let engine = engine.register_fn(RUN, move |ctx: Ctx, _: u32| {
         let (begun, gate) = gates.clone();
         async move {

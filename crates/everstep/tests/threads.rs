@@ -52,7 +52,7 @@ async fn use_everything(ctx: Ctx, n: u32) -> Result<u32> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_may_use_sockets_timers_and_every_kind_of_spawn() {
-    let engine = Engine::in_memory().register_fn(WORK, use_everything);
+    let engine = Engine::on(testing::store()).register_fn(WORK, use_everything);
     let engine = engine.start().await.unwrap();
     let run = engine.client().start(WORK, 4_000).await.unwrap();
     assert_eq!(run.result().await.unwrap(), 4_327);
@@ -61,7 +61,7 @@ async fn a_body_may_use_sockets_timers_and_every_kind_of_spawn() {
 
 #[tokio::test(flavor = "current_thread")]
 async fn a_body_may_use_its_runtime_where_the_caller_has_one_thread() {
-    let engine = Engine::in_memory().register_fn(WORK, use_everything);
+    let engine = Engine::on(testing::store()).register_fn(WORK, use_everything);
     let engine = engine.start().await.unwrap();
     let run = engine.client().start(WORK, 4_000).await.unwrap();
     assert_eq!(run.result().await.unwrap(), 4_327);
@@ -74,7 +74,7 @@ async fn a_body_may_use_its_runtime_where_the_caller_has_one_thread() {
 async fn an_engine_makes_progress_while_its_caller_blocks_the_only_thread() {
     let (sender, done) = mpsc::channel();
     let sender = Mutex::new(sender);
-    let engine = Engine::in_memory().register_fn(WORK, move |ctx, n| {
+    let engine = Engine::on(testing::store()).register_fn(WORK, move |ctx, n| {
         let sender = sender.lock().unwrap().clone();
         async move {
             let n = use_everything(ctx.clone(), n).await?;
@@ -93,7 +93,7 @@ async fn an_engine_makes_progress_while_its_caller_blocks_the_only_thread() {
 #[test]
 fn an_engine_starts_where_there_is_no_runtime() {
     scenario::block_on(async {
-        let engine = Engine::in_memory().register_fn(WORK, use_everything);
+        let engine = Engine::on(testing::store()).register_fn(WORK, use_everything);
         let engine = engine.start().await.unwrap();
         let run = engine.client().start(WORK, 4_000).await.unwrap();
         assert_eq!(run.result().await.unwrap(), 4_327);
@@ -144,12 +144,12 @@ async fn wait_for(what: Awaits) -> Result<()> {
 /// A runtime that shuts down cancels its tasks and fails its sockets and timers. A body sees that
 /// as an error or a panic, though nothing was tried: it must not cost the step an attempt.
 fn check_runtime_dropped(awaits: Awaits) {
-    let store = MemoryStore::new();
+    let store = testing::store();
     let begun = Arc::new(AtomicBool::new(false));
     let first = runtime();
     let (engine, id) = first.block_on(async {
         let begun = begun.clone();
-        let engine = Engine::on(Arc::new(store.clone())).register_fn(WORK, move |ctx, n| {
+        let engine = Engine::on(store.clone()).register_fn(WORK, move |ctx, n| {
             let begun = begun.clone();
             async move {
                 let wait = ctx.step("wait", async || {
@@ -221,14 +221,14 @@ fn a_runtime_dropped_under_a_live_engine_costs_a_channel_no_attempt() {
 /// The one who waits must not wait for ever: nobody will run it here any more.
 #[test]
 fn a_runtime_dropped_under_a_live_engine_gives_its_shards_to_the_next_engine() {
-    let store = MemoryStore::new();
+    let store = testing::store();
     let work = |ctx: Ctx, n: u32| async move {
         ctx.listen::<()>("go").await?;
         Ok(n)
     };
     let first = runtime();
     let (engine, id) = first.block_on(async {
-        let engine = Engine::on(Arc::new(store.clone())).register_fn(WORK, work);
+        let engine = Engine::on(store.clone()).register_fn(WORK, work);
         let engine = engine.start().await.unwrap();
         let run = engine.client().start(WORK, 1).await.unwrap();
         until_status(&run, RunStatus::Sleeping).await;
@@ -251,7 +251,7 @@ fn a_runtime_dropped_under_a_live_engine_gives_its_shards_to_the_next_engine() {
 async fn a_body_that_blocks_its_thread_is_named_while_it_does() {
     let (release, blocked) = mpsc::channel::<()>();
     let blocked = Arc::new(Mutex::new(blocked));
-    let engine = Engine::in_memory()
+    let engine = Engine::on(testing::store())
         .register_fn(WORK, move |ctx, n| {
             let blocked = blocked.clone();
             async move {
@@ -284,7 +284,7 @@ async fn two_thousand_ready_runs_on_one_thread_do_not_starve() {
     let turns: Arc<Vec<AtomicUsize>> = Arc::new((0..RUNS).map(|_| AtomicUsize::new(0)).collect());
     let stop = Arc::new(AtomicBool::new(false));
     let (counted, stopped) = (turns.clone(), stop.clone());
-    let engine = Engine::in_memory()
+    let engine = Engine::on(testing::store())
         .register_fn(WORK, move |ctx, n| {
             let (counted, stopped) = (counted.clone(), stopped.clone());
             async move {
@@ -322,12 +322,12 @@ async fn two_thousand_ready_runs_on_one_thread_do_not_starve() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dropping_an_engine_only_signals() {
-    let store = MemoryStore::new();
+    let store = testing::store();
     let (release, blocked) = mpsc::channel::<()>();
     let blocked = Arc::new(Mutex::new(blocked));
     let begun = Arc::new(AtomicBool::new(false));
     let (held, seen) = (blocked.clone(), begun.clone());
-    let engine = Engine::on(Arc::new(store.clone()));
+    let engine = Engine::on(store.clone());
     // Whoever waited for the body would wait for as long.
     let engine = engine.settings(|settings| settings.shutdown_limit = hours(1));
     let engine = engine.register_fn(WORK, move |ctx, n| {
@@ -371,12 +371,12 @@ async fn dropping_an_engine_only_signals() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shutdown_lets_bodies_end_and_records_what_they_gave() {
-    let store = MemoryStore::new();
+    let store = testing::store();
     let go = Arc::new(tokio::sync::Notify::new());
     let calls = Arc::new(AtomicUsize::new(0));
     let build = || {
         let (go, calls) = (go.clone(), calls.clone());
-        Engine::on(Arc::new(store.clone())).register_fn(WORK, move |ctx, n| {
+        Engine::on(store.clone()).register_fn(WORK, move |ctx, n| {
             let (go, calls) = (go.clone(), calls.clone());
             async move {
                 let slow = ctx.step("slow", async || {
@@ -401,7 +401,7 @@ async fn shutdown_lets_bodies_end_and_records_what_they_gave() {
     assert!(futures::poll!(&mut shutting_down).is_pending());
     go.notify_one();
     shutting_down.await;
-    let client = Client::on(Arc::new(store.clone())).unwrap();
+    let client = Client::on(store.clone()).unwrap();
     let history = client.run::<u32>(run.id()).history().await.unwrap();
     assert_eq!(history.len(), 1, "the next body did not start: {history:?}");
     assert_eq!(history[0].status, everstep::EntryStatus::Completed);
@@ -418,10 +418,10 @@ async fn shutdown_lets_bodies_end_and_records_what_they_gave() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shutdown_drops_bodies_that_do_not_end_within_the_limit() {
-    let store = MemoryStore::new();
+    let store = testing::store();
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = calls.clone();
-    let engine = Engine::on(Arc::new(store.clone()))
+    let engine = Engine::on(store.clone())
         .register_fn(WORK, move |ctx, n| {
             let counted = counted.clone();
             async move {
@@ -455,14 +455,14 @@ async fn shutdown_drops_bodies_that_do_not_end_within_the_limit() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shutdown_parks_what_waits_and_the_next_engine_goes_on() {
-    let store = MemoryStore::new();
+    let store = testing::store();
     let clock = VirtualClock::new();
     let work = |ctx: Ctx, n: u32| async move {
         ctx.sleep("long", hours(5)).await?;
         Ok(n)
     };
     let hold = clock.hold();
-    let engine = Engine::on(Arc::new(store.clone())).register_fn(WORK, work);
+    let engine = Engine::on(store.clone()).register_fn(WORK, work);
     let engine = engine.clock(clock.clone()).start().await.unwrap();
     let run = engine.client().start(WORK, 3).await.unwrap();
     until_status(&run, RunStatus::Sleeping).await;

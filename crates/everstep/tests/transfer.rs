@@ -68,7 +68,7 @@ async fn exported(store: Arc<dyn Store>) -> (RunHandle<String>, Vec<u8>, Engine)
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_exported_run_is_replayed_without_an_engine() {
-    let (run, file, engine) = exported(Arc::new(MemoryStore::new())).await;
+    let (run, file, engine) = exported(testing::store()).await;
     let replayed = testing::replay(&file).against(checkout).unwrap();
     assert_eq!((replayed.run, replayed.version), (run.id(), 1));
     assert_eq!(replayed.status, RunStatus::Sleeping);
@@ -87,7 +87,7 @@ async fn an_exported_run_is_replayed_without_an_engine() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_against_code_that_differs_says_what_the_pause_would_say() {
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let store: Arc<dyn Store> = testing::store();
     let (run, file, engine) = exported(store.clone()).await;
     let error = testing::replay(&file)
         .against(renamed::checkout)
@@ -222,14 +222,14 @@ async fn an_imported_run_goes_on_where_it_was() {
     let file = |name| -> Arc<dyn Store> {
         Arc::new(SqliteStore::create(folder.path().join(name)).unwrap())
     };
-    let memory = || -> Arc<dyn Store> { Arc::new(MemoryStore::new()) };
+    let memory = || -> Arc<dyn Store> { testing::store() };
     goes_on_elsewhere(memory(), file("a.db")).await;
     goes_on_elsewhere(file("b.db"), memory()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_key_is_taken_is_not_imported() {
-    let (_, file, engine) = exported(Arc::new(MemoryStore::new())).await;
+    let (_, file, engine) = exported(testing::store()).await;
     engine.shutdown().await;
     let engine = testing::engine().register(checkout).start().await.unwrap();
     let client = engine.client();
@@ -297,7 +297,7 @@ async fn the_golden_file_is_written_once() {
         assert!(there, "set UPDATE_FIXTURES=1 to write {path}");
         return;
     }
-    let (_, file, engine) = exported(Arc::new(MemoryStore::new())).await;
+    let (_, file, engine) = exported(testing::store()).await;
     std::fs::write(path, file).unwrap();
     engine.shutdown().await;
 }

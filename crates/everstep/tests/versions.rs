@@ -27,10 +27,7 @@ const ORDER: Workflow<u32, u32> = Workflow::new("order");
 fn stores() -> Vec<(Arc<dyn Store>, Option<tempfile::TempDir>)> {
     let folder = tempfile::tempdir().unwrap();
     let file = everstep::store::SqliteStore::create(folder.path().join("runs.db")).unwrap();
-    vec![
-        (Arc::new(MemoryStore::new()), None),
-        (Arc::new(file), Some(folder)),
-    ]
+    vec![(testing::store(), None), (Arc::new(file), Some(folder))]
 }
 
 fn on(store: &Arc<dyn Store>) -> EngineBuilder {
@@ -178,7 +175,7 @@ async fn a_run_without_code_of_its_version_waits_for_a_process_that_has_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn code_that_accepts_older_versions_serves_their_runs() {
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let store: Arc<dyn Store> = testing::store();
     let calls = Calls::default();
     let old = with(&store, &calls, order).start().await.unwrap();
     let run = old.client().start(ORDER, 4).await.unwrap();

@@ -41,6 +41,7 @@ mod deferreds;
 mod error;
 mod events;
 mod import;
+mod lent;
 mod letters;
 mod limits;
 mod locks;
@@ -100,7 +101,7 @@ pub struct PostgresStore {
     name: String,
     route: Arc<Route>,
     options: PostgresOptions,
-    idle: Mutex<Vec<Conn>>,
+    idle: Arc<Mutex<Vec<Conn>>>,
     is_current: AtomicBool,
     /// Batches whose outcome could not be found out yet. Until it is, nothing else is done.
     unsettled: Mutex<Vec<Unsettled>>,
@@ -115,6 +116,8 @@ pub struct PostgresStore {
     counters: Counters,
     wakes: Arc<wake::Wakes>,
     schema_number: u32,
+    /// For tests: the schema goes back to where it came from when nobody uses it any more.
+    lent: Option<Arc<lent::Lent>>,
 }
 
 #[derive(Default)]
@@ -179,7 +182,7 @@ impl PostgresStore {
             wakes: Arc::new(wake::Wakes::new(&listening)),
             route,
             options,
-            idle: Mutex::default(),
+            idle: Arc::default(),
             is_current: AtomicBool::new(false),
             unsettled: Mutex::default(),
             held: Mutex::default(),
@@ -189,6 +192,7 @@ impl PostgresStore {
             spare_items: Mutex::default(),
             counters: Counters::default(),
             schema_number,
+            lent: None,
         };
         let conn = store.connect()?;
         let format = schema::inspect(&conn, &store.route.schema, &store.name)?;

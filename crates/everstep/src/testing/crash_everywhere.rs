@@ -94,6 +94,9 @@ pub struct CrashTest {
     pub(super) power_cuts: bool,
     #[cfg(feature = "sqlite")]
     pub(super) on_file: bool,
+    /// The URL of the database that it is made in.
+    #[cfg(feature = "postgres")]
+    pub(super) on_postgres: Option<String>,
 }
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -246,6 +249,8 @@ impl CrashTest {
             power_cuts: false,
             #[cfg(feature = "sqlite")]
             on_file: false,
+            #[cfg(feature = "postgres")]
+            on_postgres: None,
         }
     }
 
@@ -422,6 +427,17 @@ impl CrashTest {
         self
     }
 
+    /// In the PostgreSQL database of this URL instead of memory, with the store dying before and after
+    /// every write. Each test has a schema of its own, whose name begins with `everstep_kit_`; they
+    /// are emptied and used again, and never removed.
+    #[cfg(feature = "postgres")]
+    pub fn on_postgres(mut self, url: impl Into<String>) -> CrashTest {
+        self.on_postgres = Some(url.into());
+        // Each has connections of its own.
+        self.parallel = 4;
+        self
+    }
+
     /// Runs all tests and reports what was found, without a panic.
     pub async fn report(self) -> CrashReport {
         self.on_each_store().await
@@ -507,6 +523,10 @@ impl CrashTest {
         #[cfg(feature = "sqlite")]
         if self.on_file {
             return super::power_cut::die_on_file(self, points).await;
+        }
+        #[cfg(feature = "postgres")]
+        if let Some(url) = &self.on_postgres {
+            return super::on_postgres::die_on_postgres(self, url, points).await;
         }
         let test = async {
             let (audit, clock) = (Audit::default(), VirtualClock::new());

@@ -1,12 +1,15 @@
 //! How many crash points were tried, for each primitive and store: what `cargo xtask test` prints.
 //!
-//! A test of ours that says what it is [`of`](CrashTest::of) is made on every store there is, and
-//! writes a line for each primitive and store into the file that [`POINTS_FILE`] names, if it names
+//! A test of ours that says what it is [`of`](CrashTest::of) is made on every store there is (on
+//! PostgreSQL when [`Chosen`] says so, and then nowhere else), and writes a line for each primitive and store into the file that [`POINTS_FILE`] names, if it names
 //! one: the primitive, the store and the number of points, with tabs between.
 
 use std::{fs::OpenOptions, io::Write};
 
-use super::crash_everywhere::{CrashReport, CrashTest};
+use super::{
+    chosen::Chosen,
+    crash_everywhere::{CrashReport, CrashTest},
+};
 
 /// The variable that names the file.
 const POINTS_FILE: &str = "EVERSTEP_CRASH_POINTS";
@@ -19,6 +22,8 @@ pub(super) enum Where {
     Sqlite,
     #[cfg(feature = "sqlite")]
     PowerCuts,
+    #[cfg(feature = "postgres")]
+    Postgres,
 }
 
 impl Where {
@@ -29,6 +34,8 @@ impl Where {
             Where::Sqlite => "SQLite",
             #[cfg(feature = "sqlite")]
             Where::PowerCuts => "power cuts",
+            #[cfg(feature = "postgres")]
+            Where::Postgres => "PostgreSQL",
         }
     }
 
@@ -38,13 +45,15 @@ impl Where {
             Where::Memory => "memory",
             #[cfg(feature = "sqlite")]
             Where::Sqlite | Where::PowerCuts => "SQLite",
+            #[cfg(feature = "postgres")]
+            Where::Postgres => "PostgreSQL",
         }
     }
 }
 
 impl CrashTest {
     /// What this is a test of, for the count of crash points. Such a test is made in memory and
-    /// then, with one crash at a time, on a file.
+    /// then, with one crash at a time, on a file; on PostgreSQL when the tests are made there.
     #[doc(hidden)]
     pub fn of(mut self, primitives: &'static [&'static str]) -> CrashTest {
         self.primitives = primitives;
@@ -53,23 +62,42 @@ impl CrashTest {
 
     /// Makes the test on the stores that it is for; gives the report of the first.
     pub(super) async fn on_each_store(self) -> CrashReport {
+        let test = self.on_chosen();
         #[cfg(feature = "sqlite")]
-        if self.power_cuts {
-            let report = super::power_cut::report(&self).await;
-            return self.noted(Where::PowerCuts, report);
+        if test.power_cuts {
+            let report = super::power_cut::report(&test).await;
+            return test.noted(Where::PowerCuts, report);
         }
+        let report = test.report_of_writes().await;
         #[cfg(feature = "sqlite")]
-        if self.on_file {
-            let report = self.report_of_writes().await;
-            return self.noted(Where::Sqlite, report);
+        if test.on_file {
+            return test.noted(Where::Sqlite, report);
         }
-        let report = self.report_of_writes().await;
-        let report = self.noted(Where::Memory, report);
+        #[cfg(feature = "postgres")]
+        if test.on_postgres.is_some() {
+            return test.noted(Where::Postgres, report);
+        }
+        let report = test.noted(Where::Memory, report);
         #[cfg(feature = "sqlite")]
-        if !self.primitives.is_empty() && report.differences.is_empty() {
-            return self.also_on_file(report).await;
+        if !test.primitives.is_empty() && report.differences.is_empty() {
+            return test.also_on_file(report).await;
         }
         report
+    }
+
+    /// On the store that tests are made on, unless this one has said where it is made.
+    fn on_chosen(self) -> CrashTest {
+        #[cfg(feature = "sqlite")]
+        if self.power_cuts || self.on_file {
+            return self;
+        }
+        match Chosen::from_env() {
+            Chosen::Memory => self,
+            #[cfg(feature = "sqlite")]
+            Chosen::Sqlite => self.on_file().crashes(1),
+            #[cfg(feature = "postgres")]
+            Chosen::Postgres(url) => self.on_postgres(url).crashes(1),
+        }
     }
 
     #[cfg(feature = "sqlite")]

@@ -29,6 +29,8 @@ macro_rules! checks {
 mod children;
 mod control;
 mod deferreds;
+#[cfg(all(test, feature = "sqlite", feature = "postgres"))]
+mod differential;
 mod events;
 mod import;
 mod pools;
@@ -90,11 +92,7 @@ pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
 ///
 /// With the seed and the number of the batch at which the two differ.
 pub fn compare(model: &dyn Store, store: &dyn Store, seed: u64) {
-    let mut random = Random {
-        seed,
-        ids: RunIds::new(seed),
-        runs: Vec::new(),
-    };
+    let mut random = Random::new(seed);
     let fences = [model, store].map(|store| {
         store.migrate().expect("migrate");
         let runner = NewRunner {
@@ -130,9 +128,16 @@ pub fn compare(model: &dyn Store, store: &dyn Store, seed: u64) {
 /// Makes batches that often fit what is stored, and often do not.
 struct Random {
     seed: u64,
+    /// What is decided by these instead of by the seed, until they are used up.
+    tape: Option<std::vec::IntoIter<u16>>,
     ids: RunIds,
     runs: Vec<RunId>,
+    /// The keys of operations that were made to wait for an event.
+    subscribed: Vec<Vec<u8>>,
 }
+
+/// How many ids requests have here.
+const REQUESTS: u64 = 30;
 
 /// Everything that can be read.
 #[derive(Debug, PartialEq)]
@@ -156,17 +161,40 @@ struct Readings {
     due_schedules: DueSchedules,
     queued_schedules: Vec<ScheduleRow>,
     limits: Vec<LimitRow>,
+    places: Vec<Vec<LimitPlace>>,
+    first_place_lost: Option<Timestamp>,
     pools: Vec<PoolRow>,
+    runners: Vec<RunnerRow>,
+    answers: Vec<(Uuid, Answer)>,
+    ended: Vec<(crate::queue::ItemId, Option<Vec<u8>>)>,
+    has_old_generations: bool,
+    found: Vec<RunId>,
+    tagged: u64,
+    over: Vec<(RunId, Timestamp)>,
 }
 
 impl Random {
+    fn new(seed: u64) -> Random {
+        Random {
+            seed,
+            tape: None,
+            ids: RunIds::new(seed),
+            runs: Vec::new(),
+            subscribed: Vec::new(),
+        }
+    }
+
     fn below(&mut self, bound: u64) -> u64 {
+        if let Some(tape) = &mut self.tape {
+            return tape.next().map_or(0, |choice| u64::from(choice) % bound);
+        }
         self.seed = self.seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
         crate::random::mix(self.seed) % bound
     }
 
     fn one_in(&mut self, bound: u64) -> bool {
-        self.below(bound) == 0
+        // With nothing left to decide by, what is rare does not happen.
+        self.below(bound) == if self.tape.is_some() { bound - 1 } else { 0 }
     }
 
     fn run(&mut self) -> RunId {
@@ -184,6 +212,7 @@ impl Random {
             let id = self.run();
             let write = match self.below(20) {
                 16.. => Write::Queue(Box::new(self.queue_write(now))),
+                12 if self.one_in(6) => Write::Sweep(1 + self.below(3) as u32),
                 12 => Write::Schedule(Box::new(self.schedule_write(model, now))),
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
@@ -191,6 +220,7 @@ impl Random {
                 5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
                 6 if self.one_in(2) => self.event_write(id),
                 6 => Write::Emit(Box::new(self.emission(id))),
+                13 if self.one_in(4) => Write::Import(Box::new(self.import(now))),
                 13 => Write::Tag(Box::new(self.tagging(id))),
                 14 if self.one_in(2) => Write::Fork(Box::new(self.fork(now))),
                 14 => Write::Delete(Box::new(self.deletion(id, now))),
@@ -313,7 +343,7 @@ impl Random {
             dedupe: self.one_in(2).then(|| self.below(5).to_string()),
             request: self
                 .one_in(4)
-                .then(|| Uuid::from_u128(u128::from(self.below(1_000)))),
+                .then(|| Uuid::from_u128(u128::from(self.below(REQUESTS)))),
             inbox_max: 1 + self.below(6),
             ..message(id)
         }
@@ -405,14 +435,26 @@ impl Random {
 
     fn commit(&mut self, model: &dyn Store, id: RunId, now: Timestamp) -> Commit {
         let row = Random::row(model, id);
-        let (base, inbox_seq) = row.map_or((0, 0), |row| (row.last_number, row.inbox_seq));
+        let (base, inbox_seq, generation) = row.map_or((0, 0, 1), |row| {
+            (row.last_number, row.inbox_seq, row.generation)
+        });
         let base = base + u64::from(self.one_in(12));
         let numbers = self.below(3);
         let results_only = self.one_in(4);
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));
         let receiver = self.run();
-        let effect = match self.below(19) {
+        let effect = match self.below(22) {
+            19 => Some(Effect::StartChild(Box::new(self.child(now)))),
+            20 => Some(Effect::Watch {
+                target: self.target(receiver),
+                key: vec![12, self.below(3) as u8],
+                entry: vec![1],
+            }),
+            21 => Some(Effect::Abandon {
+                kind: InboxKind::RunEnded,
+                key: vec![12, self.below(3) as u8],
+            }),
             10 | 11 => Some(Effect::AwaitDeferred(DeferredWait {
                 key: vec![9, self.below(4) as u8],
                 tag: [self.below(3) as u8; 16],
@@ -433,7 +475,7 @@ impl Random {
             }),
             4 | 5 => Some(self.event_effect()),
             2 => Some(Effect::Reply {
-                request: Uuid::from_u128(u128::from(self.below(1_000))),
+                request: Uuid::from_u128(u128::from(self.below(REQUESTS))),
                 body: vec![self.below(256) as u8],
             }),
             6 => Some(Effect::Emit(Box::new(self.emit()))),
@@ -461,7 +503,7 @@ impl Random {
         };
         Commit {
             run: id.no(),
-            generation: 1 + u32::from(self.one_in(20)),
+            generation: generation + u32::from(self.one_in(20)),
             inbox_seq: self.one_in(2).then_some(seen),
             results_only,
             last_number: base + numbers,
@@ -488,6 +530,74 @@ impl Random {
             } else {
                 self.patch(seen, now)
             },
+        }
+    }
+
+    fn child(&mut self, now: Timestamp) -> StartChild {
+        StartChild {
+            new: self.start(now),
+            key: vec![12, self.below(3) as u8],
+            entry: vec![1],
+            awaited: !self.one_in(3),
+            close: if self.one_in(2) {
+                Close::Cancel
+            } else {
+                Close::Leave
+            },
+        }
+    }
+
+    /// A run from elsewhere, as a start would have made it.
+    fn import(&mut self, now: Timestamp) -> ImportedRun {
+        let new = self.start(now);
+        let status = match self.below(4) {
+            0 => RunStatus::Sleeping,
+            1 => RunStatus::Paused,
+            2 => RunStatus::Completed,
+            _ => RunStatus::Running,
+        };
+        let terminal = status.is_terminal();
+        ImportedRun {
+            row: RunRow {
+                id: new.id,
+                workflow: new.workflow,
+                version: new.version,
+                key: new.key,
+                shard: new.id.shard_in(PoolNo::DEFAULT),
+                pool: new.pool,
+                status,
+                ending: None,
+                generation: 1 + self.below(2) as u32,
+                available_at: new.available_at.filter(|_| status == RunStatus::Sleeping),
+                deadline_at: None,
+                created_at: now,
+                updated_at: now,
+                finished_at: terminal.then_some(now),
+                attempts: 1,
+                recoveries: 0,
+                inbox_seq: 1,
+                cancel_requested: None,
+                last_number: self.below(3),
+                waiting: None,
+                tags: Vec::new(),
+                parent: None,
+                resume_at: None,
+                input: new.input,
+                output: terminal.then(|| vec![2]),
+                error: None,
+            },
+            history: vec![self.put()],
+            inbox: vec![InboxRow {
+                on_end: None,
+                seq: 1,
+                kind: InboxKind::Message,
+                name: "hello".to_owned(),
+                body: vec![3],
+                wait: None,
+                request: None,
+                sent_at: now,
+            }],
+            state: vec![("s".to_owned(), vec![9])],
         }
     }
 
@@ -522,8 +632,14 @@ impl Random {
 
     fn patch(&mut self, inbox_seq: u64, now: Timestamp) -> Patch {
         let later = now + Duration::from_millis(self.below(40));
-        match self.below(12) {
+        match self.below(13) {
             0..=2 => Patch::Keep,
+            12 => Patch::Continue {
+                workflow: "checkout".into(),
+                version: 1 + self.below(2) as u32,
+                pool: if self.one_in(4) { "gpu" } else { "default" }.into(),
+                input: vec![self.below(2) as u8],
+            },
             3..=5 => Patch::Run { inbox_seq },
             6 | 7 => park(self.one_in(2).then_some(later)),
             8 => Patch::Park {
@@ -545,6 +661,14 @@ impl Random {
             statuses: vec![RunStatus::Failed],
             ..Filter::default()
         };
+        let tagged = Filter {
+            tags: vec![("1".to_owned(), "1".to_owned())],
+            ..Filter::default()
+        };
+        let requests: Vec<Uuid> = (0..REQUESTS)
+            .map(|no| Uuid::from_u128(u128::from(no)))
+            .collect();
+        let items: Vec<_> = (1..60).map(crate::queue::ItemId).collect();
         let loaded = nos.iter().map(|no| {
             let mut run = store.load(*no).expect("load");
             // It may be a lower bound then.
@@ -593,6 +717,20 @@ impl Random {
             due_schedules: store.due_schedules(now, None, 100).expect("due_schedules"),
             queued_schedules: store.queued_schedules(None, 100).expect("queued_schedules"),
             limits: store.limits(None, 100).expect("limits"),
+            places: nos
+                .iter()
+                .map(|no| store.limit_places(*no).expect("limit_places"))
+                .collect(),
+            first_place_lost: store.first_place_lost().expect("first_place_lost"),
+            runners: store.runners().expect("runners"),
+            answers: store.answers(&requests).expect("answers"),
+            ended: store.queue_ended(&items).expect("queue_ended"),
+            has_old_generations: store.has_old_generations().expect("has_old_generations"),
+            found: store.find(&Filter::default(), None, 100).expect("find"),
+            tagged: store.count(&tagged).expect("count"),
+            over: store
+                .finished_before("checkout", RunStatus::Failed, now, 100)
+                .expect("finished_before"),
         }
     }
 }

@@ -6,13 +6,9 @@ use super::*;
 use crate::{store::MemoryStore, testing, testing::store_conformance};
 
 /// An empty schema, whose leases go by the caller's clock.
-fn fresh() -> PostgresStore {
-    let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
-    let options = PostgresOptions {
-        database_time: false,
-        ..PostgresOptions::default()
-    };
-    PostgresStore::open_with(&url, options).expect("open")
+pub(crate) fn fresh() -> PostgresStore {
+    let url = everstep_pg::database_url().unwrap_or_else(|error| panic!("{error}"));
+    PostgresStore::lent(&url).expect("a schema for a test")
 }
 
 #[test]

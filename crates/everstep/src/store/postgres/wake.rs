@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_postgres::Client;
 use uuid::Uuid;
 
@@ -45,6 +45,8 @@ pub(super) struct Wakes {
     has_others: AtomicBool,
     outbox: Mutex<Option<mpsc::UnboundedSender<Vec<RunNo>>>>,
     is_listening: AtomicBool,
+    /// Told when the store is gone, so that its connection goes with it.
+    ended: Arc<Notify>,
 }
 
 /// Ends the calls of a listener.
@@ -56,6 +58,12 @@ pub(super) struct Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         lock(&self.wakes.listeners).retain(|(id, _)| *id != self.runner);
+    }
+}
+
+impl Drop for Wakes {
+    fn drop(&mut self) {
+        self.ended.notify_one();
     }
 }
 
@@ -76,6 +84,7 @@ impl Wakes {
             has_others: AtomicBool::new(true),
             outbox: Mutex::default(),
             is_listening: AtomicBool::new(false),
+            ended: Arc::default(),
         }
     }
 
@@ -107,7 +116,7 @@ impl Wakes {
                 }
                 Err(_) => None,
             };
-            runtime()?.spawn(listen(weak, first));
+            runtime()?.spawn(listen(weak, Arc::clone(&self.ended), first));
         }
         lock(&self.listeners).push((runner, wake));
         Ok(Listening {
@@ -183,7 +192,7 @@ async fn open(wakes: &Weak<Wakes>) -> Result<Option<Client>, Trouble> {
 }
 
 /// Keeps a connection that listens for as long as the store lives.
-async fn listen(wakes: Weak<Wakes>, first: Option<Client>) {
+async fn listen(wakes: Weak<Wakes>, ended: Arc<Notify>, first: Option<Client>) {
     let mut client = first;
     loop {
         if let Some(client) = &client {
@@ -191,7 +200,8 @@ async fn listen(wakes: Weak<Wakes>, first: Option<Client>) {
                 if wakes.strong_count() == 0 {
                     return;
                 }
-                tokio::time::sleep(AGAIN).await;
+                // The permit of a call that came before is kept.
+                _ = tokio::time::timeout(AGAIN, ended.notified()).await;
             }
             tracing::warn!("the listening connection to PostgreSQL was lost; making it again");
         }

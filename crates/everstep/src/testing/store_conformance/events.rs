@@ -83,11 +83,16 @@ impl Random {
     }
 
     pub(super) fn event_effect(&mut self) -> Effect {
-        let key = vec![10, self.below(40) as u8];
+        let key = match self.below(self.subscribed.len() as u64 + 1) {
+            0 => vec![10, 1],
+            place => self.subscribed[place as usize - 1].clone(),
+        };
         match self.below(8) {
             0..=4 => {
                 // A key is registered once in the life of a run.
                 self.seed = self.seed.wrapping_add(1);
+                let key = [vec![11], self.seed.to_be_bytes().to_vec()].concat();
+                self.subscribed.push(key.clone());
                 Effect::Subscribe(Box::new(Subscription {
                     name: self.event_name(),
                     matching: self.event_key(),
@@ -96,7 +101,7 @@ impl Random {
                         1 => SeenSince::At(at(self.below(150) as i64)),
                         _ => SeenSince::Wait,
                     },
-                    key: [vec![11], self.seed.to_be_bytes().to_vec()].concat(),
+                    key,
                 }))
             }
             5 => Effect::Took { key },

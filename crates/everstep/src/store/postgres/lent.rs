@@ -1,0 +1,149 @@
+//! Schemas for tests: made once, lent to one test at a time, and emptied before each.
+//!
+//! To make a schema takes longer than most tests. So they are kept: in this process until the next
+//! test asks for one, in the database until the next process does. Which process has one is said by an
+//! advisory lock on its name, which ends with the process.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
+};
+
+use super::{
+    Conn, LastNumbers, PostgresOptions, PostgresStore, Store, StoreError, Trouble, lock,
+    locks::fnv,
+    schema,
+    session::{Op, Port},
+    value::params,
+    wake::Wakes,
+};
+
+/// A schema that one test has. It goes back when the last store on it is dropped.
+pub(super) struct Lent(Option<Schema>);
+
+struct Schema {
+    url: String,
+    /// What the stores on it are made after; its connections are theirs.
+    first: PostgresStore,
+    /// The session with the lock on its name.
+    _holder: Conn,
+}
+
+/// Those that nobody has at the moment.
+static FREE: Mutex<Vec<Schema>> = Mutex::new(Vec::new());
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // After a panic nobody knows who still writes to it.
+        if let Some(schema) = self.0.take()
+            && !std::thread::panicking()
+        {
+            lock(&FREE).push(schema);
+        }
+    }
+}
+
+impl PostgresStore {
+    /// An empty store for a test, in a schema of the database of this URL that no other test has.
+    /// Leases go by the caller's clock, and the secret is known.
+    ///
+    /// # Errors
+    ///
+    /// As [`PostgresStore::open`] and [`Store::migrate`].
+    pub(crate) fn lent(url: &str) -> Result<PostgresStore, StoreError> {
+        let free = {
+            let mut free = lock(&FREE);
+            let place = free.iter().position(|schema| schema.url == url);
+            place.map(|place| free.swap_remove(place))
+        };
+        let schema = match free {
+            Some(schema) => schema,
+            None => Schema::find_or_make(url)?,
+        };
+        schema.first.empty()?;
+        let lent = Arc::new(Lent(Some(schema)));
+        let first = lent.0.as_ref().map(|schema| &schema.first);
+        let store = first.map(PostgresStore::reborn);
+        let mut store = store.expect("it is taken only when it is dropped");
+        store.lent = Some(lent);
+        Ok(store)
+    }
+
+    /// The store as another process would open it: with nothing in memory but the connections.
+    pub(crate) fn reborn(&self) -> PostgresStore {
+        PostgresStore {
+            name: self.name.clone(),
+            route: Arc::clone(&self.route),
+            options: self.options.clone(),
+            idle: Arc::clone(&self.idle),
+            is_current: AtomicBool::new(self.is_current.load(Ordering::Relaxed)),
+            unsettled: Mutex::default(),
+            held: Mutex::default(),
+            home: Mutex::default(),
+            ahead: Default::default(),
+            numbers: Mutex::new(LastNumbers::default()),
+            spare_items: Mutex::default(),
+            counters: Default::default(),
+            wakes: Arc::new(Wakes::new(&self.route)),
+            schema_number: self.schema_number,
+            lent: self.lent.clone(),
+        }
+    }
+
+    /// Removes everything, as if the schema had just been made. The lanes are those of connections
+    /// that are still in use.
+    fn empty(&self) -> Result<(), StoreError> {
+        let sql = "DO $$ DECLARE it record; BEGIN \
+             FOR it IN SELECT tablename AS name FROM pg_tables WHERE schemaname = current_schema() \
+             AND tablename NOT IN ('everstep_format', 'lanes', 'pools', 'secrets') LOOP \
+               EXECUTE format('DELETE FROM %I', it.name); \
+             END LOOP; \
+             DELETE FROM pools WHERE no <> 0; \
+             UPDATE secrets SET value = sha256('known to every test'); \
+             PERFORM setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false) \
+             FROM pg_sequences WHERE schemaname = current_schema() AND last_value IS NOT NULL; \
+             END $$";
+        let conn = self.take()?;
+        conn.batch(sql.to_owned())
+            .map_err(|trouble| self.error(trouble))?;
+        self.give_back(conn);
+        Ok(())
+    }
+}
+
+impl Schema {
+    /// The first that no process has.
+    fn find_or_make(url: &str) -> Result<Schema, StoreError> {
+        // What other versions of this program have left is of no use.
+        let format = schema::MIGRATIONS.concat();
+        let format = fnv(format.bytes()) as u32;
+        let mut no = 0;
+        loop {
+            let options = PostgresOptions {
+                schema: format!("everstep_kit_{format:08x}_{no}"),
+                database_time: false,
+                ..PostgresOptions::default()
+            };
+            let number = fnv(options.schema.bytes()) as i64;
+            let first = PostgresStore::open_with(url, options)?;
+            let holder = first.take()?;
+            let is_ours = try_lock(&holder, number).map_err(|trouble| first.error(trouble))?;
+            if is_ours {
+                first.migrate()?;
+                let url = url.to_owned();
+                return Ok(Schema {
+                    url,
+                    first,
+                    _holder: holder,
+                });
+            }
+            no += 1;
+        }
+    }
+}
+
+fn try_lock(conn: &Conn, number: i64) -> Result<bool, Trouble> {
+    let sql = "SELECT 1 WHERE pg_try_advisory_lock($1)";
+    let answers = conn.run(vec![Op::new(sql, params![number])])?;
+    Ok(answers.iter().any(|answer| !answer.rows.is_empty()))
+}
