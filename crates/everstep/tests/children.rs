@@ -3,13 +3,10 @@
 
 mod scenario;
 
-use std::sync::Arc;
-
 use everstep::{
     Close, FailureKind, RunStatus,
     prelude::*,
-    store::MemoryStore,
-    testing::{CrashReport, CrashTest, Ledger, VirtualClock},
+    testing::{self, CrashReport, CrashTest, Ledger, VirtualClock},
 };
 use serde_json::{Value as Json, json};
 

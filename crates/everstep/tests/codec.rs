@@ -16,7 +16,7 @@ use std::{
 use everstep::{
     Codec, CodecError, EngineBuilder, Outcome, PayloadContext, RunStatus,
     prelude::*,
-    store::{Filter, MemoryStore, SqliteStore, Store},
+    store::{Filter, SqliteStore, Store},
     testing::{self, CrashTest, Ledger, VirtualClock},
 };
 use scenario::{until, until_paused};

@@ -7,7 +7,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use everstep::{RunStatus, prelude::*};
+use everstep::{RunStatus, prelude::*, testing};
 use tokio::{sync::Notify, time::timeout};
 
 const WAIT: Workflow<u32, u32> = Workflow::new("wait");

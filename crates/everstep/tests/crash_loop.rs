@@ -8,7 +8,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use everstep::{Engine, EngineBuilder, RunStatus, prelude::*, store::MemoryStore};
+use everstep::{Engine, EngineBuilder, RunStatus, prelude::*, store::Store, testing};
 use scenario::{until, until_at_rest, until_paused};
 
 const KILLER: Workflow<(), u32> = Workflow::new("killer");

@@ -9,7 +9,7 @@ use everstep::{
     ClientError, Deferred, First2, Resolved, RunStatus, Token,
     prelude::*,
     store::{MemoryStore, SqliteStore, Store},
-    testing::{CrashTest, CrashingStore, Ledger, VirtualClock},
+    testing::{self, CrashTest, CrashingStore, Ledger, VirtualClock},
 };
 use scenario::{block_on, second_process, until, until_status};
 use serde::{Deserialize, Serialize};

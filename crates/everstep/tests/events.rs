@@ -9,7 +9,7 @@ use everstep::{
     Clock, Deliver, IfFinished, PublishedEvent, Replayed, RunStatus, Sent, Since, Workflow,
     prelude::*,
     store::{Batch, Control, MemoryStore, Publication, Store, Target, Write},
-    testing::{CrashTest, CrashingStore, Ledger, VirtualClock},
+    testing::{self, CrashTest, CrashingStore, Ledger, VirtualClock},
 };
 use scenario::{until, until_status};
 use serde_json::{Value as Json, json};

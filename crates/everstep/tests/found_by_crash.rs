@@ -44,7 +44,7 @@ async fn lost_then_failed(ctx: Ctx, _: ()) -> Result<()> {
 async fn loser_that_was_compensated_in_its_race_is_not_compensated_again() {
     let undone = Undone::default();
     // On virtual time the short sleep does not end before the step beside it.
-    let engine = Engine::on(testing::store())
+    let engine = Engine::in_memory()
         .clock(everstep::testing::VirtualClock::new())
         .register(lost_then_failed)
         .provide(undone.clone())

@@ -4,13 +4,10 @@
 
 mod scenario;
 
-use std::sync::Arc;
-
 use everstep::{
     OnFailure, RunStatus, WorkflowOptions,
     prelude::*,
-    store::MemoryStore,
-    testing::{Ledger, VirtualClock},
+    testing::{self, Ledger, VirtualClock},
 };
 use serde_json::{Value as Json, json};
 

@@ -9,7 +9,9 @@ use std::sync::{
 };
 
 use everstep::{
-    EngineBuilder, RunStatus, Timestamp, prelude::*, store::MemoryStore, testing::VirtualClock,
+    EngineBuilder, RunStatus, Timestamp,
+    prelude::*,
+    testing::{self, VirtualClock},
 };
 use scenario::{until, until_status};
 
@@ -227,7 +229,7 @@ async fn a_backlog_at_start_up_is_taken_up_oldest_first() {
     }
     let order = Arc::new(Mutex::new(Vec::new()));
     let begun = order.clone();
-    let engine = Engine::on(Arc::new(store))
+    let engine = Engine::on(store)
         .register_fn(WORK, move |ctx, n| {
             let begun = begun.clone();
             async move {
@@ -272,7 +274,7 @@ async fn an_unknown_workflow_stays_pending_and_says_so_until_an_engine_has_it() 
     })
     .await;
     engine.shutdown().await;
-    let engine = Engine::on(Arc::new(store)).register_fn(WORK, |_, n| async move { Ok(n) });
+    let engine = Engine::on(store).register_fn(WORK, |_, n| async move { Ok(n) });
     let engine = engine.start().await.unwrap();
     let run = engine.client().run::<u32>(run.id());
     assert_eq!(run.result().await.unwrap(), 5);
@@ -307,7 +309,7 @@ async fn a_live_run_of_an_unknown_workflow_is_kept_for_an_engine_that_has_it() {
     let reason = "a runner with workflow `work` version 1";
     assert_eq!(info.waiting.as_deref(), Some(reason));
     engine.shutdown().await;
-    let engine = Engine::on(Arc::new(store)).register_fn(WORK, |ctx, n| async move {
+    let engine = Engine::on(store).register_fn(WORK, |ctx, n| async move {
         let again = async || -> Result<()> { Err(Error::fatal("a completed step ran again")) };
         ctx.step("first", again).await?;
         ctx.step("stuck", async || Ok(())).await?;

@@ -14,8 +14,7 @@ use std::{
 use everstep::{
     Clock, EngineBuilder, Limit, LimitInfo, RunStatus, WorkflowOptions,
     prelude::*,
-    store::MemoryStore,
-    testing::{CrashTest, Ledger, VirtualClock},
+    testing::{self, CrashTest, Ledger, VirtualClock},
 };
 use scenario::{until, until_status};
 use serde_json::{Value as Json, json};
@@ -781,7 +780,7 @@ async fn items_under_a_rate_begin_an_interval_apart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_gets_the_place_of_an_item_whose_worker_is_lost() {
-    use everstep::store::{Batch, ClaimItems, ClaimLimit, LimitRule, QueueWrite, Store, Write};
+    use everstep::store::{Batch, ClaimItems, ClaimLimit, LimitRule, QueueWrite, Write};
 
     let clock = VirtualClock::new();
     let store = testing::store();

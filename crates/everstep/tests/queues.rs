@@ -16,7 +16,7 @@ use everstep::{
     EngineBuilder, FailureKind, ItemError, ItemId, ItemState, RunStatus,
     prelude::*,
     store::{MemoryStore, SqliteStore, Store},
-    testing::{CrashingStore, VirtualClock},
+    testing::{self, CrashingStore, VirtualClock},
 };
 use serde_json::{Value as Json, json};
 
@@ -503,14 +503,14 @@ async fn a_worker_that_lost_its_item_is_told_and_its_result_dropped() {
     })
     .await;
     // This process was stopped for an hour, and another took the item.
-    let item = elsewhere::claim(&store, now(&clock) + hours(1));
+    let item = elsewhere::claim(&*store, now(&clock) + hours(1));
     clock.advance(minutes(1));
     scenario::until("the handler to be told", async || {
         (cancelled.load(Ordering::SeqCst) == 1).then_some(())
     })
     .await;
     assert_eq!(run.status().await.unwrap(), RunStatus::Sleeping);
-    assert!(elsewhere::settle(&store, now(&clock), item, 7));
+    assert!(elsewhere::settle(&*store, now(&clock), item, 7));
     store.wake_others(None, &[run.id().no()]);
     drop(held);
     assert_eq!(run.result().await.unwrap(), json!(7));

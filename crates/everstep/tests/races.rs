@@ -10,7 +10,7 @@ use everstep::{
     RunStatus,
     prelude::*,
     store::{Batch, Delivery, MemoryStore, Store, Target, Write},
-    testing::{CrashingStore, Ledger, VirtualClock},
+    testing::{self, CrashingStore, Ledger, VirtualClock},
 };
 use serde_json::{Value as Json, json};
 

@@ -10,7 +10,7 @@ use everstep::{
     Clock, EngineBuilder, Overlap, RunInfo, RunStatus, ScheduleHandle, Timestamp, Triggered,
     prelude::*,
     store::{MemoryStore, Store},
-    testing::{CrashPoint, CrashingStore, Hold, VirtualClock},
+    testing::{self, CrashPoint, CrashingStore, Hold, VirtualClock},
 };
 
 /// Takes as long as its input says.

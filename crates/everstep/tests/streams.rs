@@ -16,7 +16,7 @@ use everstep::{
     ClientError, EngineBuilder, RunStatus, StreamItem, StreamReader,
     prelude::*,
     store::{MemoryStore, Store},
-    testing::{CrashPoint, CrashTest, CrashingStore, Ledger, VirtualClock},
+    testing::{self, CrashPoint, CrashTest, CrashingStore, Ledger, VirtualClock},
 };
 use scenario::{until, until_status};
 use serde_json::{Value as Json, json};

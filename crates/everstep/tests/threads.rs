@@ -12,7 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use everstep::{RunStatus, prelude::*, store::MemoryStore, testing::VirtualClock};
+use everstep::{
+    RunStatus,
+    prelude::*,
+    testing::{self, VirtualClock},
+};
 use scenario::{runtime, until, until_status};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -172,7 +176,7 @@ fn check_runtime_dropped(awaits: Awaits) {
     runtime().block_on(async {
         let attempts = Arc::new(AtomicUsize::new(0));
         let seen = attempts.clone();
-        let engine = Engine::on(Arc::new(store)).register_fn(WORK, move |ctx, n| {
+        let engine = Engine::on(store).register_fn(WORK, move |ctx, n| {
             let seen = seen.clone();
             async move {
                 let wait = ctx.step_with("wait", async |step| {
@@ -237,7 +241,7 @@ fn a_runtime_dropped_under_a_live_engine_gives_its_shards_to_the_next_engine() {
     drop(first);
     // The first engine is still there, but cannot run anything.
     runtime().block_on(async {
-        let second = Engine::on(Arc::new(store)).register_fn(WORK, work);
+        let second = Engine::on(store).register_fn(WORK, work);
         let second = second.start().await.unwrap();
         let run = second.client().run::<u32>(id);
         run.send("go", &()).await.unwrap();
@@ -357,7 +361,7 @@ async fn dropping_an_engine_only_signals() {
         "the client is closed: its engine has shut down"
     );
     release.send(()).unwrap();
-    let engine = Engine::on(Arc::new(store)).register_fn(WORK, |_, n| async move { Ok(n) });
+    let engine = Engine::on(store).register_fn(WORK, |_, n| async move { Ok(n) });
     let engine = engine.start().await.unwrap();
     // What the body gave after the drop was not recorded, or was recorded whole.
     let run = engine.client().run::<u32>(run.id());
@@ -444,7 +448,7 @@ async fn shutdown_drops_bodies_that_do_not_end_within_the_limit() {
     let begun = Instant::now();
     engine.shutdown().await;
     assert!(begun.elapsed() < Duration::from_secs(10));
-    let client = Client::on(Arc::new(store)).unwrap();
+    let client = Client::on(store).unwrap();
     let status = client.run::<u32>(run.id()).status().await.unwrap();
     assert_eq!(
         status,
@@ -467,7 +471,7 @@ async fn shutdown_parks_what_waits_and_the_next_engine_goes_on() {
     let run = engine.client().start(WORK, 3).await.unwrap();
     until_status(&run, RunStatus::Sleeping).await;
     engine.shutdown().await;
-    let engine = Engine::on(Arc::new(store)).register_fn(WORK, work);
+    let engine = Engine::on(store).register_fn(WORK, work);
     let engine = engine.clock(clock.clone()).start().await.unwrap();
     assert_eq!(engine.recovery().timers, 1);
     assert_eq!(

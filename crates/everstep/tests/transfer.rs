@@ -12,7 +12,7 @@ use std::sync::{
 use everstep::{
     RunStatus,
     prelude::*,
-    store::{MemoryStore, SqliteStore, Store},
+    store::{SqliteStore, Store},
     testing::{self, VirtualClock},
 };
 use scenario::{until, until_paused, until_status};

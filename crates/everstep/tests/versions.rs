@@ -16,8 +16,8 @@ use std::{
 use everstep::{
     EngineBuilder, EntryKind, OnFailure, RunHandle, RunStatus, WorkflowOptions,
     prelude::*,
-    store::{MemoryStore, Store},
-    testing::VirtualClock,
+    store::Store,
+    testing::{self, VirtualClock},
 };
 use scenario::{until, until_paused};
 

@@ -5,7 +5,8 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, mpsc},
+    thread,
     time::Duration,
 };
 
@@ -62,27 +63,50 @@ use import::{
     an_imported_run_that_was_in_memory_is_due, paused_runs_are_paged_by_number,
 };
 
-/// Runs every check on a fresh, empty store from `make`.
+/// Runs every check on a fresh, empty store from `make`, several at a time.
 ///
 /// # Panics
 ///
 /// With the names of the checks that fail, and what was wrong.
-pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
-    let mut failures = Vec::new();
-    for (name, check) in all_checks() {
-        let store = make();
-        store
-            .migrate()
-            .unwrap_or_else(|error| panic!("store conformance, `{name}`: {error}"));
-        let caught = catch_unwind(AssertUnwindSafe(|| check(&World::new(store))));
-        if let Err(panic) = caught {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            let text = text.unwrap_or("it panicked");
-            failures.push(format!("store conformance, `{name}`: {text}"));
+pub fn run_all(make: impl Fn() -> Arc<dyn Store> + Sync) {
+    let checks = Mutex::new(all_checks());
+    let failures = Mutex::new(Vec::new());
+    let locked = "no check panics while it holds this";
+    thread::scope(|scope| {
+        // They wait for their store most of the time.
+        for _ in 0..CHECKS_AT_ONCE {
+            scope.spawn(|| {
+                while let Some((name, check)) = {
+                    let mut checks = checks.lock().expect(locked);
+                    checks.next()
+                } {
+                    if let Err(text) = run_one(&make, *check) {
+                        let failure = format!("store conformance, `{name}`: {text}");
+                        failures.lock().expect(locked).push(failure);
+                    }
+                }
+            });
         }
-    }
+    });
+    let failures = failures.into_inner().expect(locked);
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// How many checks are made at the same time.
+const CHECKS_AT_ONCE: usize = 6;
+
+fn run_one(make: &impl Fn() -> Arc<dyn Store>, check: Check) -> Result<(), String> {
+    let checked = catch_unwind(AssertUnwindSafe(|| {
+        let store = make();
+        store.migrate().map_err(|error| error.to_string())?;
+        check(&World::new(store));
+        Ok(())
+    }));
+    checked.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(text.unwrap_or("it panicked").to_owned())
+    })
 }
 
 /// Gives both stores the same random batches and compares every answer, and after each batch
@@ -167,7 +191,6 @@ struct Readings {
     runners: Vec<RunnerRow>,
     answers: Vec<(Uuid, Answer)>,
     ended: Vec<(crate::queue::ItemId, Option<Vec<u8>>)>,
-    has_old_generations: bool,
     found: Vec<RunId>,
     tagged: u64,
     over: Vec<(RunId, Timestamp)>,
@@ -212,7 +235,6 @@ impl Random {
             let id = self.run();
             let write = match self.below(20) {
                 16.. => Write::Queue(Box::new(self.queue_write(now))),
-                12 if self.one_in(6) => Write::Sweep(1 + self.below(3) as u32),
                 12 => Write::Schedule(Box::new(self.schedule_write(model, now))),
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
@@ -725,7 +747,6 @@ impl Random {
             runners: store.runners().expect("runners"),
             answers: store.answers(&requests).expect("answers"),
             ended: store.queue_ended(&items).expect("queue_ended"),
-            has_old_generations: store.has_old_generations().expect("has_old_generations"),
             found: store.find(&Filter::default(), None, 100).expect("find"),
             tagged: store.count(&tagged).expect("count"),
             over: store

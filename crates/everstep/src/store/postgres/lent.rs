@@ -25,6 +25,8 @@ struct Schema {
     url: String,
     /// What the stores on it are made after; its connections are theirs.
     first: PostgresStore,
+    /// What empties it.
+    emptying: String,
     /// The session with the lock on its name.
     _holder: Conn,
 }
@@ -60,7 +62,7 @@ impl PostgresStore {
             Some(schema) => schema,
             None => Schema::find_or_make(url)?,
         };
-        schema.first.empty()?;
+        schema.empty()?;
         let lent = Arc::new(Lent(Some(schema)));
         let first = lent.0.as_ref().map(|schema| &schema.first);
         let store = first.map(PostgresStore::reborn);
@@ -89,26 +91,6 @@ impl PostgresStore {
             lent: self.lent.clone(),
         }
     }
-
-    /// Removes everything, as if the schema had just been made. The lanes are those of connections
-    /// that are still in use.
-    fn empty(&self) -> Result<(), StoreError> {
-        let sql = "DO $$ DECLARE it record; BEGIN \
-             FOR it IN SELECT tablename AS name FROM pg_tables WHERE schemaname = current_schema() \
-             AND tablename NOT IN ('everstep_format', 'lanes', 'pools', 'secrets') LOOP \
-               EXECUTE format('DELETE FROM %I', it.name); \
-             END LOOP; \
-             DELETE FROM pools WHERE no <> 0; \
-             UPDATE secrets SET value = sha256('known to every test'); \
-             PERFORM setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false) \
-             FROM pg_sequences WHERE schemaname = current_schema() AND last_value IS NOT NULL; \
-             END $$";
-        let conn = self.take()?;
-        conn.batch(sql.to_owned())
-            .map_err(|trouble| self.error(trouble))?;
-        self.give_back(conn);
-        Ok(())
-    }
 }
 
 impl Schema {
@@ -130,16 +112,48 @@ impl Schema {
             let is_ours = try_lock(&holder, number).map_err(|trouble| first.error(trouble))?;
             if is_ours {
                 first.migrate()?;
+                let emptying = emptying(&holder).map_err(|trouble| first.error(trouble))?;
                 let url = url.to_owned();
                 return Ok(Schema {
                     url,
                     first,
+                    emptying,
                     _holder: holder,
                 });
             }
             no += 1;
         }
     }
+
+    /// Removes everything, as if it had just been made.
+    fn empty(&self) -> Result<(), StoreError> {
+        let conn = self.first.take()?;
+        conn.batch(self.emptying.clone())
+            .map_err(|trouble| self.first.error(trouble))?;
+        self.first.give_back(conn);
+        Ok(())
+    }
+}
+
+/// What empties a schema. Many small deletes are quicker than a truncation, which makes new files; the
+/// catalog is asked once, since in a database that is used for long that takes long.
+fn emptying(conn: &Conn) -> Result<String, Trouble> {
+    // Lanes are those of connections that are still in use.
+    let sql = "SELECT format('DELETE FROM %I;', tablename) FROM pg_tables \
+               WHERE schemaname = current_schema() \
+               AND tablename NOT IN ('everstep_format', 'lanes', 'pools', 'secrets') \
+               UNION ALL SELECT format('SELECT setval(%L, %s, false);', \
+               format('%I.%I', schemaname, sequencename), start_value) \
+               FROM pg_sequences WHERE schemaname = current_schema()";
+    let mut emptying = "DELETE FROM pools WHERE no <> 0; \
+                        UPDATE secrets SET value = sha256('known to every test');"
+        .to_owned();
+    for answer in conn.run(vec![Op::new(sql, Vec::new())])? {
+        for row in answer.rows {
+            emptying += &row.get::<String>(0)?;
+        }
+    }
+    Ok(emptying)
 }
 
 fn try_lock(conn: &Conn, number: i64) -> Result<bool, Trouble> {

@@ -5,8 +5,11 @@
 //! that what is left still fits what is stored when others are taken out. And there are several
 //! runners, which come, go and lose their leases.
 //!
-//! Always true: nothing is left out of the comparison but what the contract leaves open, which is the
-//! last number of a run in its owner's memory.
+//! Always true: nothing is left out of the comparison but what the contract leaves open: the last
+//! number of a run in its owner's memory, and by how much an epoch is greater than the one before. Of
+//! epochs it is compared which of its runner's one is, in the order in which they were seen.
+
+use std::collections::BTreeMap;
 
 use proptest::{prelude::*, test_runner::Config};
 
@@ -134,8 +137,26 @@ struct Trial<'a> {
     stores: [(&'static str, &'a dyn Store); 3],
     random: Random,
     now: Timestamp,
-    fences: [Option<Fence>; RUNNERS],
+    /// The last one of each runner, in each store.
+    fences: [Option<[Fence; 3]>; RUNNERS],
+    epochs: [Epochs; 3],
     log: Vec<String>,
+}
+
+/// The epochs that a store was seen to give to each runner, in order.
+#[derive(Default)]
+struct Epochs(BTreeMap<Uuid, Vec<u64>>);
+
+impl Epochs {
+    /// Which of its runner's it is, from 1.
+    fn place(&mut self, runner: Uuid, epoch: u64) -> u64 {
+        let seen = self.0.entry(runner).or_default();
+        if !seen.contains(&epoch) {
+            assert!(seen.iter().all(|before| *before < epoch), "an epoch grows");
+            seen.push(epoch);
+        }
+        1 + seen.iter().take_while(|before| **before != epoch).count() as u64
+    }
 }
 
 /// What is different.
@@ -146,10 +167,10 @@ impl Trial<'_> {
     fn ask<T: PartialEq + std::fmt::Debug>(
         &mut self,
         what: String,
-        ask: impl Fn(&dyn Store) -> Result<T, StoreError>,
+        mut ask: impl FnMut(usize, &dyn Store) -> Result<T, StoreError>,
     ) -> Result<T, TestCaseError> {
-        let answers = self.stores.map(|(_, store)| ask(store));
         self.log.push(what);
+        let answers = [0, 1, 2].map(|at| ask(at, self.stores[at].1));
         let mut first = None;
         for ((name, _), answer) in self.stores.into_iter().zip(answers) {
             let answer = answer.map_err(|error| self.fail(format!("{name} fails: {error:?}")))?;
@@ -178,30 +199,41 @@ impl Trial<'_> {
         match step.act {
             Act::Commit { who, choices } => {
                 self.random.tape = Some(choices.into_iter());
-                let fence = self.fences[who].unwrap_or(Fence {
+                let unknown = Fence {
                     runner: runner(who),
                     epoch: 0,
-                });
-                let batch = self.random.batch(self.stores[0].1, fence, now);
-                self.ask(format!("{said}{batch:?}"), |store| store.commit(&batch))?;
+                };
+                let fences = self.fences[who].unwrap_or([unknown; 3]);
+                let batch = self.random.batch(self.stores[0].1, fences[0], now);
+                self.ask(format!("{said}{batch:?}"), |at, store| {
+                    let fence = batch.fence.map(|_| fences[at]);
+                    let writes = batch.writes.clone();
+                    store.commit(&Batch { fence, now, writes })
+                })?;
             }
             Act::Sweep { limit } => {
-                self.ask(format!("{said}sweep {limit}"), |store| {
+                self.ask(format!("{said}sweep {limit}"), |_, store| {
                     while store.sweep(now, limit)? {}
+                    // In memory a generation is gone when it is over.
+                    while store.has_old_generations()? {
+                        let writes = vec![Write::Sweep(limit as u32)];
+                        let fence = None;
+                        store.commit(&Batch { fence, now, writes })?;
+                    }
                     Ok(())
                 })?;
             }
             Act::Register { who, gpu } => self.register(who, gpu)?,
             Act::Heartbeat { who } => {
-                let Some(fence) = self.fences[who] else {
+                let Some(fences) = self.fences[who] else {
                     return Ok(());
                 };
-                self.ask(format!("{said}heartbeat of {who}"), |store| {
-                    store.heartbeat(fence, now, LEASE)
+                self.ask(format!("{said}heartbeat of {who}"), |at, store| {
+                    store.heartbeat(fences[at], now, LEASE)
                 })?;
             }
             Act::Take { who, part, dead } => {
-                let Some(fence) = self.fences[who] else {
+                let Some(fences) = self.fences[who] else {
                     return Ok(());
                 };
                 // Nobody says that it is dead itself.
@@ -212,23 +244,26 @@ impl Trial<'_> {
                     .collect();
                 let what = format!("{said}runner {who} takes {part:?}, dead: {dead:?}");
                 let wanted = part.shards();
-                self.ask(what, |store| store.take_shards(fence, now, &wanted, &dead))?;
+                self.ask(what, |at, store| {
+                    store.take_shards(fences[at], now, &wanted, &dead)
+                })?;
             }
             Act::Release { who, part } => {
-                let Some(fence) = self.fences[who] else {
+                let Some(fences) = self.fences[who] else {
                     return Ok(());
                 };
                 let shards = part.shards();
-                self.ask(format!("{said}runner {who} releases {part:?}"), |store| {
-                    store.release_shards(fence, &shards)
-                })?;
+                self.ask(
+                    format!("{said}runner {who} releases {part:?}"),
+                    |at, store| store.release_shards(fences[at], &shards),
+                )?;
             }
             Act::Deregister { who } => {
-                let Some(fence) = self.fences[who] else {
+                let Some(fences) = self.fences[who] else {
                     return Ok(());
                 };
-                self.ask(format!("{said}runner {who} goes"), |store| {
-                    store.deregister_runner(fence)
+                self.ask(format!("{said}runner {who} goes"), |at, store| {
+                    store.deregister_runner(fences[at])
                 })?;
             }
         }
@@ -246,15 +281,28 @@ impl Trial<'_> {
             ..NewRunner::new(runner(who), format!("runner {who}"), self.now, LEASE)
         };
         let said = format!("runner {who} comes, for {pools:?}");
-        let fence = self.ask(said, |store| store.register_runner(&new))?;
-        self.fences[who] = Some(fence);
-        Ok(())
+        let mut fences = Vec::new();
+        let mut epochs = std::mem::take(&mut self.epochs);
+        let asked = self.ask(said, |at, store| {
+            let fence = store.register_runner(&new)?;
+            fences.push(fence);
+            Ok((fence.runner, epochs[at].place(fence.runner, fence.epoch)))
+        });
+        self.epochs = epochs;
+        self.fences[who] = fences.try_into().ok();
+        asked.map(drop)
     }
 
     /// Compares everything that can be read.
     fn read(&mut self) -> Differs {
         let now = self.now;
-        let readings = self.stores.map(|(_, store)| self.random.read(store, now));
+        let readings = [0, 1, 2].map(|at| {
+            let mut readings = self.random.read(self.stores[at].1, now);
+            for runner in &mut readings.runners {
+                runner.epoch = self.epochs[at].place(runner.id, runner.epoch);
+            }
+            readings
+        });
         let [wanted, others @ ..] = readings;
         for ((name, _), got) in self.stores[1..].iter().zip(others) {
             if got != wanted {
@@ -301,9 +349,10 @@ fn try_steps(steps: Vec<Step>) -> Differs {
         random: Random::new(1),
         now: START,
         fences: [None; RUNNERS],
+        epochs: Default::default(),
         log: Vec::new(),
     };
-    trial.ask("migrate".to_owned(), |store| store.migrate())?;
+    trial.ask("migrate".to_owned(), |_, store| store.migrate())?;
     trial.register(0, true)?;
     let everything = Act::Take {
         who: 0,
