@@ -18,47 +18,48 @@ pub(crate) const POINTS_FILE: &str = "EVERSTEP_CRASH_POINTS";
 
 const MEMORY: &str = "memory";
 const SQLITE: &str = "SQLite";
+const POSTGRES: &str = "PostgreSQL";
 /// Not asked of every primitive: what a cut changes is below all of them.
 const POWER_CUTS: &str = "power cuts";
 
 /// Everything that a workflow can do or that can be done to it, and the stores that it works on.
 const PRIMITIVES: &[(&str, &[&str])] = &[
-    ("step", BOTH),
-    ("blocking", BOTH),
-    ("spawn", BOTH),
-    ("sleep", BOTH),
-    ("listen", BOTH),
-    ("receive and reply", BOTH),
-    ("send", BOTH),
-    ("join", BOTH),
-    ("map", BOTH),
-    ("race", BOTH),
-    ("attempt", BOTH),
-    ("repeat", BOTH),
-    ("version", BOTH),
-    ("now and random", BOTH),
-    ("state", BOTH),
-    ("emit", BOTH),
-    ("step emit", BOTH),
+    ("step", EVERY),
+    ("blocking", EVERY),
+    ("spawn", EVERY),
+    ("sleep", EVERY),
+    ("listen", EVERY),
+    ("receive and reply", EVERY),
+    ("send", EVERY),
+    ("join", EVERY),
+    ("map", EVERY),
+    ("race", EVERY),
+    ("attempt", EVERY),
+    ("repeat", EVERY),
+    ("version", EVERY),
+    ("now and random", EVERY),
+    ("state", EVERY),
+    ("emit", EVERY),
+    ("step emit", EVERY),
     ("transaction", &[SQLITE]),
-    ("child", BOTH),
-    ("detached child", BOTH),
-    ("finished", BOTH),
-    ("continue_as", BOTH),
-    ("event", BOTH),
-    ("publish", BOTH),
-    ("deferred", BOTH),
-    ("peek", BOTH),
-    ("enqueue", BOTH),
-    ("limit", BOTH),
-    ("rollback", BOTH),
-    ("cancel", BOTH),
-    ("pause and resume", BOTH),
-    ("retry", BOTH),
-    ("deadline", BOTH),
+    ("child", EVERY),
+    ("detached child", EVERY),
+    ("finished", EVERY),
+    ("continue_as", EVERY),
+    ("event", EVERY),
+    ("publish", EVERY),
+    ("deferred", EVERY),
+    ("peek", EVERY),
+    ("enqueue", EVERY),
+    ("limit", EVERY),
+    ("rollback", EVERY),
+    ("cancel", EVERY),
+    ("pause and resume", EVERY),
+    ("retry", EVERY),
+    ("deadline", EVERY),
 ];
 
-const BOTH: &[&str] = &[MEMORY, SQLITE];
+const EVERY: &[&str] = &[MEMORY, SQLITE, POSTGRES];
 
 /// The points that were tried, by primitive and store.
 type Points = BTreeMap<(String, String), u64>;
@@ -115,12 +116,13 @@ fn tried(points: &Points, primitive: &str, store: &str) -> u64 {
 
 fn table(points: &Points) -> String {
     let mut table = format!(
-        "\n{:<18} | {MEMORY:>8} | {SQLITE:>8} | {POWER_CUTS}\n",
+        "\n{:<18} | {MEMORY:>8} | {SQLITE:>8} | {POSTGRES} | {POWER_CUTS}\n",
         "crash points of"
     );
-    let mut sums = [0; 3];
+    let mut sums = [0; 4];
     for (primitive, _) in PRIMITIVES {
-        let row = [MEMORY, SQLITE, POWER_CUTS].map(|store| tried(points, primitive, store));
+        let row =
+            [MEMORY, SQLITE, POSTGRES, POWER_CUTS].map(|store| tried(points, primitive, store));
         for (sum, tried) in sums.iter_mut().zip(row) {
             *sum += tried;
         }
@@ -129,12 +131,12 @@ fn table(points: &Points) -> String {
     table + &line("all", sums)
 }
 
-fn line(name: &str, row: [u64; 3]) -> String {
-    let [memory, sqlite, cuts] = row.map(|tried| match tried {
+fn line(name: &str, row: [u64; 4]) -> String {
+    let [memory, sqlite, postgres, cuts] = row.map(|tried| match tried {
         0 => "-".to_owned(),
         tried => tried.to_string(),
     });
-    format!("{name:<18} | {memory:>8} | {sqlite:>8} | {cuts:>10}\n")
+    format!("{name:<18} | {memory:>8} | {sqlite:>8} | {postgres:>10} | {cuts:>10}\n")
 }
 
 /// What was not tried, and what is not on the list.
@@ -200,7 +202,10 @@ mod tests {
     fn points_of_several_tests_are_added() {
         let points = read("step\tmemory\t3\nstep\tmemory\t4\nstep\tSQLite\t5\n").unwrap();
         assert_eq!(tried(&points, "step", MEMORY), 7);
-        assert!(table(&points).contains("step               |        7 |        5 |          -"));
+        assert!(
+            table(&points)
+                .contains("step               |        7 |        5 |          - |          -")
+        );
         assert!(read("step memory 3").is_err());
     }
 }

@@ -55,6 +55,42 @@ const CHECKS: &[Check] = &[
     ),
 ];
 
+/// The test programs that take their store from `testing::store`: one for each feature at least. With
+/// the rest of the tests they are made in memory, then again on each of the other stores. What is not
+/// here is about no store, about one of them, or names its stores itself.
+const ON_ANY_STORE: &[&str] = &[
+    "children",
+    "codec",
+    "controls",
+    "crash_loop",
+    "deferreds",
+    "events",
+    "given_up_waits",
+    "hot_and_cold",
+    "limits",
+    "outside",
+    "queues",
+    "races",
+    "schedules",
+    "semantics",
+    "streams",
+    "threads",
+    "transfer",
+    "versions",
+];
+
+/// Those that crash, which are made on a file in the first pass already.
+const CRASHING: &[&str] = &["crash_primitives", "queues_crash"];
+
+/// The stores of the later passes, as `testing::store` calls them, and what is made on each.
+const PASSES: &[(&str, &[&[&str]])] = &[
+    ("sqlite", &[ON_ANY_STORE]),
+    ("postgres", &[ON_ANY_STORE, CRASHING]),
+];
+
+/// The variable that names the store of a pass.
+const STORE: &str = "EVERSTEP_TEST_STORE";
+
 /// One thing that is asked.
 struct Check {
     name: &'static str,
@@ -183,6 +219,8 @@ fn features(checking: &mut Checking) -> Result<(), Failure> {
     for feature in optional_features(&manifest) {
         lint_with(&["--no-default-features", "--features", feature])?;
     }
+    // Each has code that is there only with the other.
+    lint_with(&["--no-default-features", "--features", "sqlite,postgres"])?;
     lint_with(&["--all-features"])
 }
 
@@ -212,31 +250,64 @@ fn optional_features(manifest: &str) -> impl Iterator<Item = &str> {
 
 fn tests(checking: &mut Checking) -> Result<(), Failure> {
     let target = cargo::target_directory(&checking.root);
-    let points = points::begin(&target)?;
-    let stores = stores::begin(&target)?;
-    // All failures at once are worth more here than an early end.
-    let mut tests = cargo(
-        &checking.root,
-        &[
-            "test",
-            "--workspace",
-            "--all-features",
-            "--tests",
-            "--no-fail-fast",
-        ],
-    );
-    tests.env(points::POINTS_FILE, &points);
-    tests.env(stores::STORES_FILE, &stores);
-    tests.env(DATABASE_URL, checking.database_url()?);
-    cargo::succeed_counting(tests, &mut checking.tests)?;
+    let noted = Noted {
+        points: points::begin(&target)?,
+        stores: stores::begin(&target)?,
+        database: checking.database_url()?,
+    };
+    run_tests(checking, &noted, None)?;
     if checking.tests.passed == 0 {
         let why = "cargo reported no tests; has the form of its output changed?";
         return Err(Failure::Found(why.into()));
     }
+    for (store, programs) in PASSES {
+        println!("\n    on {store}, what can be made on any store");
+        run_tests(checking, &noted, Some((store, &programs.concat())))?;
+    }
     let manifest = library_manifest(&checking.root)?;
     let features: Vec<&str> = optional_features(&manifest).collect();
-    points::check(&points)?;
-    stores::check(&stores, &features)
+    points::check(&noted.points)?;
+    stores::check(&noted.stores, &features)
+}
+
+/// Where tests note what they did, and the database that they do it in.
+struct Noted {
+    points: PathBuf,
+    stores: PathBuf,
+    database: String,
+}
+
+/// All tests, or these programs on this store. The whole workspace is named each time, or other
+/// features would be chosen for what all of it depends on, and that built anew.
+fn run_tests(
+    checking: &mut Checking,
+    noted: &Noted,
+    pass: Option<(&str, &[&str])>,
+) -> Result<(), Failure> {
+    // All failures at once are worth more here than an early end.
+    let mut arguments = vec!["test", "--workspace", "--all-features", "--no-fail-fast"];
+    match pass {
+        None => arguments.push("--tests"),
+        Some((_, programs)) => {
+            arguments.extend(programs.iter().flat_map(|program| ["--test", *program]));
+        }
+    }
+    let mut tests = cargo(&checking.root, &arguments);
+    tests.env(points::POINTS_FILE, &noted.points);
+    tests.env(stores::STORES_FILE, &noted.stores);
+    tests.env(DATABASE_URL, &noted.database);
+    tests.env_remove(STORE);
+    let Some((store, _)) = pass else {
+        return cargo::succeed_counting(tests, &mut checking.tests);
+    };
+    // Stores are still open when a test program ends, so their files are removed here.
+    let files = cargo::target_directory(&checking.root).join("files-of-tests");
+    fs::create_dir_all(&files)
+        .map_err(|error| Failure::Found(format!("{}: {error}", files.display())))?;
+    tests.env(STORE, store).env("TMPDIR", &files);
+    let ended = cargo::succeed_counting(tests, &mut checking.tests);
+    _ = fs::remove_dir_all(&files);
+    ended
 }
 
 fn doc_tests(checking: &mut Checking) -> Result<(), Failure> {
@@ -316,6 +387,14 @@ mod tests {
     #[test]
     fn named_checks_are_run_in_their_own_order() {
         assert_eq!(names(&["docs", "format"]), ["format", "docs"]);
+    }
+
+    #[test]
+    fn every_program_of_a_pass_exists() {
+        let programs = root().join("crates/everstep/tests");
+        for program in PASSES.iter().flat_map(|(_, programs)| programs.concat()) {
+            assert!(programs.join(format!("{program}.rs")).exists(), "{program}");
+        }
     }
 
     #[test]

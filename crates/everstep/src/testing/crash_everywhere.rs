@@ -88,6 +88,8 @@ pub struct CrashTest {
     pub(super) crashes: usize,
     downtime: Duration,
     parallel: usize,
+    /// How many writes are died at, where a point takes long; all of them otherwise.
+    pub(super) writes_most: u64,
     /// What the points of this test are counted for.
     pub(super) primitives: &'static [&'static str],
     #[cfg(feature = "sqlite")]
@@ -244,6 +246,7 @@ impl CrashTest {
             crashes: 1,
             downtime: Duration::ZERO,
             parallel: 8,
+            writes_most: u64::MAX,
             primitives: &[],
             #[cfg(feature = "sqlite")]
             power_cuts: false,
@@ -451,7 +454,7 @@ impl CrashTest {
         if !report.differences.is_empty() {
             return report;
         }
-        let mut queue: VecDeque<Vec<CrashPoint>> = points_after(&[], clean.writes).into();
+        let mut queue = first_points(clean.writes, self.writes_most);
         let mut open = FuturesUnordered::new();
         loop {
             while open.len() < self.parallel {
@@ -557,6 +560,15 @@ pub(super) async fn within_limit<T>(
         Ok(found) => found,
         Err(_) => panic!("the test with crashes at {} hangs", what()),
     }
+}
+
+/// All points to die at in a life with so many writes, or those of at most `most` writes from the first
+/// to the last.
+fn first_points(writes: u64, most: u64) -> VecDeque<Vec<CrashPoint>> {
+    let is_kept = |n: &u64| writes <= most || (n - 1) * most / writes != n * most / writes;
+    let kept = (1..=writes).filter(is_kept);
+    let both = kept.flat_map(|n| [CrashPoint::Before(n), CrashPoint::After(n)]);
+    both.map(|point| vec![point]).collect()
 }
 
 /// All points to die at in a life with so many writes, after these.
@@ -909,4 +921,18 @@ async fn read_streams(run: &RunHandle<Json>) -> Result<BTreeMap<String, Vec<Json
         }
     }
     Ok(streams)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_points_are_spread_from_the_first_write_to_the_last() {
+        assert_eq!(first_points(3, u64::MAX).len(), 6);
+        let few = first_points(100, 4);
+        let writes: Vec<_> = few.iter().map(|points| points[0]).collect();
+        let expected = [25, 50, 75, 100].map(|n| [CrashPoint::Before(n), CrashPoint::After(n)]);
+        assert_eq!(writes, expected.concat());
+    }
 }

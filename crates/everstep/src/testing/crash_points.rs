@@ -14,6 +14,10 @@ use super::{
 /// The variable that names the file.
 const POINTS_FILE: &str = "EVERSTEP_CRASH_POINTS";
 
+/// At how many writes a test dies on PostgreSQL, where each point takes some tenths of a second.
+#[cfg(feature = "postgres")]
+const WRITES_ON_POSTGRES: u64 = 8;
+
 /// Where a test was made, as the table calls it.
 #[derive(Clone, Copy)]
 pub(super) enum Where {
@@ -96,7 +100,11 @@ impl CrashTest {
             #[cfg(feature = "sqlite")]
             Chosen::Sqlite => self.on_file().crashes(1),
             #[cfg(feature = "postgres")]
-            Chosen::Postgres(url) => self.on_postgres(url).crashes(1),
+            Chosen::Postgres(url) => {
+                let mut test = self.on_postgres(url).crashes(1);
+                test.writes_most = WRITES_ON_POSTGRES;
+                test
+            }
         }
     }
 
