@@ -44,7 +44,6 @@ mod import;
 mod letters;
 mod limits;
 mod locks;
-mod pools;
 mod queues;
 mod reads;
 mod runners;
@@ -458,7 +457,7 @@ impl PostgresStore {
         let held = lock(&self.held);
         held.as_ref()
             .filter(|(known, _)| Some(*known) == fence)
-            .map(|(_, shards)| shards.clone())
+            .map(|(_, shards)| *shards)
     }
 }
 
@@ -519,7 +518,7 @@ impl Store for PostgresStore {
             let terms = Terms {
                 named: &named,
                 fenced,
-                shards: shards.clone(),
+                shards,
                 schema: self.schema_number,
             };
             batch::apply(session, batch, &terms)
@@ -746,8 +745,6 @@ impl Store for PostgresStore {
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         self.require_current()?;
         let clock = self.clock(runner.now);
-        let schema = self.schema_number;
-        self.write(|session| pools::make(session, &runner.pools, schema))?;
         let fence = self.write(|session| runners::register(session, runner, clock))?;
         let conn = self.take()?;
         *lock(&self.home) = Some((fence, conn.identity.clone()));
@@ -773,10 +770,6 @@ impl Store for PostgresStore {
         Ok(is_alive && self.is_at_home(fence))
     }
 
-    fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
-        self.read(pools::list)
-    }
-
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
         let ahead = self.ahead.load(Ordering::Relaxed);
         let rows = self.read(|session| runners::list(session, ahead))?;
@@ -799,7 +792,7 @@ impl Store for PostgresStore {
         let ousted =
             self.write(|session| runners::oust_expired(session, fence, clock, wanted, dead))?;
         let held = self.write(|session| runners::take_shards(session, fence, wanted, &ousted))?;
-        *lock(&self.held) = held.clone().map(|held| (fence, held));
+        *lock(&self.held) = held.map(|held| (fence, held));
         Ok(held)
     }
 

@@ -131,24 +131,14 @@ CREATE TABLE runners (
     epoch bigint NOT NULL,
     name text COLLATE "C" NOT NULL,
     lease_until bigint NOT NULL,
-    -- A JSON array of [name, version, first version accepted, last version accepted].
-    workflows text COLLATE "C" NOT NULL,
-    address text COLLATE "C",
-    pools text COLLATE "C" NOT NULL, -- a JSON array of names
-    weight bigint NOT NULL
+    workflows text COLLATE "C" NOT NULL, -- a JSON array of names and versions
+    address text COLLATE "C"
 ) WITH (fillfactor = 50);
 CREATE TABLE shards (
     shard bigint PRIMARY KEY,
     runner bytea NOT NULL
 );
 CREATE INDEX shards_of_runner ON shards (runner);
--- A run's `shard` is 256 times the number of the pool that it is in, and the index that follows
--- from its id.
-CREATE TABLE pools (
-    no bigint PRIMARY KEY,
-    name text COLLATE "C" NOT NULL UNIQUE
-);
-INSERT INTO pools (no, name) VALUES (0, 'default');
 CREATE SEQUENCE epochs;
 
 -- Of every connection that writes, the last batch that has landed. Raising the epoch waits for a

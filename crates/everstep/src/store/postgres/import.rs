@@ -11,7 +11,7 @@ use super::{
     value::params,
 };
 use crate::{
-    store::{Imported, ImportedRun, Outcome, RunStatus, rules, rules::pools::Pools},
+    store::{Imported, ImportedRun, Outcome, RunStatus, rules},
     time::Timestamp,
 };
 
@@ -49,8 +49,7 @@ impl Applier<'_> {
             }
             self.put_key(no, &row.workflow, key, keyed.is_some());
         }
-        let pool = self.pool_no(&row.pool)?;
-        let head = rules::import(row, pool, self.now());
+        let head = rules::import(row, self.now());
         let tags = (!row.tags.is_empty()).then(|| columns::to_json(&row.tags));
         let values = params![
             no.0,
@@ -59,7 +58,7 @@ impl Applier<'_> {
             row.version,
             row.key,
             &*row.pool,
-            head.shard.0,
+            row.id.shard().0,
             head.status.code(),
             head.ending.map(RunStatus::code),
             head.generation,

@@ -1,7 +1,7 @@
 //! What a batch locks, and in which order.
 //!
 //! One order for everybody: events by name, runs by number, limits, keys, queues, schedules, dead
-//! letters, pools. A batch waits for locks only at its beginning, in this order, for everything that its
+//! letters. A batch waits for locks only at its beginning, in this order, for everything that its
 //! writes name, and for the runs that wait for an event if it has locked nothing that comes after
 //! them. What it finds out later that it needs, it only tries; if somebody else has it, the batch is
 //! rolled back and begins again with that lock in its place. Nobody waits out of order, so no two
@@ -31,8 +31,6 @@ pub(super) enum Lock {
     Schedule(u16),
     /// What becomes of a dead letter.
     Letter(u16),
-    /// The numbers of pools.
-    Pools,
 }
 
 /// How many locks there are of each kind but runs. Names share them, so that a batch of thousands of
@@ -82,7 +80,6 @@ impl Lock {
             Lock::Queue(share) => (3, share),
             Lock::Schedule(share) => (4, share),
             Lock::Letter(share) => (5, share),
-            Lock::Pools => (6, 0),
         };
         Some((i64::from(schema) << 32) | (class << 16) | i64::from(share))
     }
@@ -124,7 +121,6 @@ impl Named {
             Write::Delete(delete) => self.add_target(&delete.target),
             Write::Tag(tagging) => self.add_target(&tagging.target),
             Write::Reopen(reopen) => self.add_run(reopen.run),
-            Write::HandOver(what) => self.add_run(what.run),
             Write::Emit(emission) => {
                 self.add_run(emission.run);
                 for emit in &emission.items {

@@ -17,11 +17,7 @@ use super::{
 };
 use crate::{
     run_id::ShardId,
-    store::{
-        Fence, NewRunner, RunnerRow, ShardSet,
-        memory::DEAD_RUNNER_KEPT,
-        rules::pools::{ServesJson, serves, serves_json},
-    },
+    store::{Fence, NewRunner, RunnerRow, ShardSet, memory::DEAD_RUNNER_KEPT},
     time::Timestamp,
 };
 
@@ -58,21 +54,13 @@ pub(super) fn register(
     );
     session.execute(sql, params![millis(DEAD_RUNNER_KEPT)]);
     let sql = format!(
-        "INSERT INTO runners (id, epoch, name, lease_until, workflows, pools, weight) \
-         VALUES ($1, nextval('epochs'), $2, {now} + $3, $4, $5, $6) \
+        "INSERT INTO runners (id, epoch, name, lease_until, workflows) \
+         VALUES ($1, nextval('epochs'), $2, {now} + $3, $4) \
          ON CONFLICT (id) DO UPDATE SET epoch = excluded.epoch, name = excluded.name, \
-         lease_until = excluded.lease_until, workflows = excluded.workflows, \
-         pools = excluded.pools, weight = excluded.weight RETURNING epoch"
+         lease_until = excluded.lease_until, workflows = excluded.workflows RETURNING epoch"
     );
-    let workflows: Vec<_> = runner.workflows.iter().map(serves_json).collect();
-    let params = params![
-        runner.id,
-        runner.name,
-        millis(runner.lease),
-        columns::to_json(&workflows),
-        columns::to_json(&runner.pools),
-        runner.weight,
-    ];
+    let workflows = columns::to_json(&runner.workflows);
+    let params = params![runner.id, runner.name, millis(runner.lease), workflows];
     let epoch = session.row(sql, params, |row| columns::number(row, 0))?;
     Ok(Fence {
         runner: runner.id,
@@ -198,24 +186,20 @@ pub(super) fn deregister(session: &Session<'_>, fence: Fence) -> Result<(), Trou
 /// The runners, with their leases in the caller's time: `ahead` is how far the database's clock is
 /// ahead of it.
 pub(super) fn list(session: &Session<'_>, ahead: i64) -> Result<Vec<RunnerRow>, Trouble> {
-    let sql = "SELECT id, epoch, name, lease_until, workflows, pools, weight, \
+    let sql = "SELECT id, epoch, name, lease_until, workflows, \
                ARRAY(SELECT shard FROM shards WHERE runner = runners.id) \
                FROM runners ORDER BY id";
     session.rows(sql, Vec::new(), |row| runner_row(row, ahead))
 }
 
 fn runner_row(row: &Row, ahead: i64) -> Result<RunnerRow, Trouble> {
-    let shards: Vec<i64> = row.get(7)?;
-    let workflows: Vec<ServesJson> = columns::from_json(&row.get::<String>(4)?)?;
-    let shard = |number| ShardId(u32::try_from(number).unwrap_or(u32::MAX));
+    let shards: Vec<i64> = row.get(5)?;
     Ok(RunnerRow {
         id: Uuid::from_bytes(row.get(0)?),
         epoch: columns::number(row, 1)?,
         name: row.get(2)?,
         lease_until: Timestamp::from_millis(row.get::<i64>(3)? - ahead),
-        shards: shards.into_iter().map(shard).collect(),
-        workflows: workflows.into_iter().map(serves).collect(),
-        pools: columns::from_json(&row.get::<String>(5)?)?,
-        weight: row.get(6)?,
+        shards: shards.into_iter().map(|it| ShardId(it as u16)).collect(),
+        workflows: columns::from_json(&row.get::<String>(4)?)?,
     })
 }

@@ -87,7 +87,7 @@ impl Applier<'_> {
             return Ok(Outcome::Refused(refusal));
         }
         if let Some(head) = head
-            && !self.owns_shard(head.shard)?
+            && !self.owns_shard_of(head.id)?
         {
             return Ok(Outcome::Refused(Refusal::Fenced));
         }
