@@ -10,7 +10,7 @@ use super::{
 use crate::{
     commit::{
         AfterEnqueue, Applied, Batch, Commit, Control, Controlled, Deleted, Delivered, Delivery,
-        Effect, EffectDone, Imported, LetterDone, Notice, Outcome, Patch, Published, Write,
+        Effect, EffectDone, Imported, LetterDone, Notice, Outcome, Patch, Published, Refusal, Write,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -27,6 +27,8 @@ struct Round<'a> {
     elsewhere: Vec<RunNo>,
     /// Whether a queue has got an item.
     queues: bool,
+    /// Whether a run was handed over to a pool that may be new to everybody.
+    new_pool: bool,
 }
 
 pub(super) fn dispatch(shared: &Shared, mut batch: Batch, replies: Vec<Reply>, applied: Applied) {
@@ -40,6 +42,7 @@ pub(super) fn dispatch(shared: &Shared, mut batch: Batch, replies: Vec<Reply>, a
         events: shared.threads.iter().map(|_| Vec::new()).collect(),
         elsewhere: Vec::new(),
         queues: false,
+        new_pool: false,
     };
     let (claimed, notices): (Vec<_>, Vec<_>) = notices
         .into_iter()
@@ -66,7 +69,10 @@ pub(super) fn dispatch(shared: &Shared, mut batch: Batch, replies: Vec<Reply>, a
         mailbox.push_all(events);
     }
     shared.wake_others(&round.elsewhere);
-    if round.queues {
+    if round.new_pool {
+        shared.lease_stop.poke();
+    }
+    if round.queues || round.new_pool {
         // Workers of other processes are not known by their queues: all look for themselves.
         shared.store.wake_others(shared.me, &[]);
     }
@@ -128,7 +134,20 @@ impl Round<'_> {
             (Write::Schedule(write), Outcome::Scheduled(scheduled)) => {
                 super::schedules::tell(self.shared, &write, scheduled);
             }
-            (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),
+            (Write::Commit(commit), Outcome::Refused(refusal)) => {
+                if *refusal == Refusal::Fenced {
+                    self.shared.counters.stale_commit_refused();
+                }
+                back = Some(commit);
+            }
+            (Write::Emit(_), Outcome::Refused(Refusal::Fenced)) => {
+                self.shared.counters.stale_commit_refused();
+            }
+            // Whom it concerns is in the notices.
+            (Write::HandOver(what), Outcome::Committed(_)) => {
+                self.shared.counters.handed_over();
+                self.new_pool |= !self.shared.owned.knows(&what.pool);
+            }
             (Write::Emit(emission), Outcome::Emitted) => {
                 self.shared.hub.followers.notify(emission.run);
             }
