@@ -1,7 +1,8 @@
 //! The project's own commands, run as `cargo xtask <command>`.
 //!
 //! Everything that is asked of a change is asked by [`mod@test`], so that a person and CI run the
-//! same. [`crash`] and [`mod@bench`] show what the engine promises and what it costs.
+//! same. [`crash`] and [`mod@bench`] show what the engine promises and what it costs; [`model`] shows
+//! that the protocol between runners holds.
 //!
 //! Always true: no command needs anything but a Rust toolchain and PostgreSQL, which is installed
 //! from Debian's package where it is not found and may be. A tool that is installed by hand is used
@@ -18,6 +19,7 @@ mod bench;
 mod cargo;
 mod crash;
 mod examples;
+mod model;
 mod points;
 mod stores;
 mod test;
@@ -30,6 +32,7 @@ Commands:
                    with names, only those checks (`cargo xtask test --list` shows them)
   crash            kill a real process over and over, and check every promise
   bench            measure, against a bare loop that writes the same rows
+  model            search the model of lease, fence, takeover and hand-off to its end
 
 Options:
   -h, --help       this text
@@ -67,6 +70,7 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         "test" => test::run(rest),
         "crash" => crash::run(rest),
         "bench" => bench::run(rest),
+        "model" => model::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");
             Ok(())

@@ -44,6 +44,7 @@ mod import;
 mod letters;
 mod limits;
 mod locks;
+mod pools;
 mod queues;
 mod reads;
 mod runners;
@@ -51,7 +52,10 @@ mod schedules;
 mod schema;
 mod session;
 mod streams;
+#[cfg(test)]
+mod tests;
 mod tls;
+mod url;
 mod value;
 mod wake;
 
@@ -457,7 +461,7 @@ impl PostgresStore {
         let held = lock(&self.held);
         held.as_ref()
             .filter(|(known, _)| Some(*known) == fence)
-            .map(|(_, shards)| *shards)
+            .map(|(_, shards)| shards.clone())
     }
 }
 
@@ -518,7 +522,7 @@ impl Store for PostgresStore {
             let terms = Terms {
                 named: &named,
                 fenced,
-                shards,
+                shards: shards.clone(),
                 schema: self.schema_number,
             };
             batch::apply(session, batch, &terms)
@@ -742,6 +746,10 @@ impl Store for PostgresStore {
         self.read(|session| limits::list(session, name, limit))
     }
 
+    fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
+        self.read(pools::list)
+    }
+
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         self.require_current()?;
         let clock = self.clock(runner.now);
@@ -791,8 +799,9 @@ impl Store for PostgresStore {
         let clock = self.clock(now);
         let ousted =
             self.write(|session| runners::oust_expired(session, fence, clock, wanted, dead))?;
-        let held = self.write(|session| runners::take_shards(session, fence, wanted, &ousted))?;
-        *lock(&self.held) = held.map(|held| (fence, held));
+        let held = self
+            .write(|session| runners::take_shards(session, fence, clock, wanted, &ousted, dead))?;
+        *lock(&self.held) = held.clone().map(|held| (fence, held));
         Ok(held)
     }
 
@@ -828,5 +837,3 @@ impl Store for PostgresStore {
 
 /// How long the lane of a lost connection is kept.
 const DEAD_LANE_KEPT: Duration = Duration::from_secs(24 * 3_600);
-
-mod url;

@@ -64,8 +64,9 @@ use import::{
 ///
 /// # Panics
 ///
-/// With the name of the first check that fails, and what was wrong.
+/// With the names of the checks that fail, and what was wrong.
 pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
+    let mut failures = Vec::new();
     for (name, check) in all_checks() {
         let store = make();
         store
@@ -75,12 +76,11 @@ pub fn run_all(make: impl Fn() -> Arc<dyn Store>) {
         if let Err(panic) = caught {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            panic!(
-                "store conformance, `{name}`: {}",
-                text.unwrap_or("it panicked")
-            );
+            let text = text.unwrap_or("it panicked");
+            failures.push(format!("store conformance, `{name}`: {text}"));
         }
     }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 /// Gives both stores the same random batches and compares every answer, and after each batch

@@ -20,10 +20,12 @@ use super::{
 };
 use crate::{
     hash::FastSet,
-    run_id::{RunId, RunNo},
+    pool::PoolNo,
+    run_id::{RunNo, ShardId},
     store::{
         rules::{
             self, Head, Verdict, deferreds, effects, events, letters,
+            pools::Pools,
             tables::{Tables, Waiter},
         },
         *,
@@ -83,6 +85,7 @@ pub(super) fn apply(
             Write::Delete(delete) => Outcome::Deleted(applier.delete(delete)?),
             Write::Tag(tagging) => applier.tag(tagging)?,
             Write::Fork(fork) => applier.fork(fork)?,
+            Write::HandOver(what) => rules::pools::hand_over(&mut applier, what)?,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)
@@ -117,6 +120,8 @@ pub(super) struct Applier<'a> {
     pub(super) graves: HashSet<RunNo>,
     /// The runs to be made that were asked for at the beginning.
     new_runs: HashSet<RunNo>,
+    /// The numbers of pools that were asked for.
+    pub(super) pools: HashMap<String, PoolNo>,
     /// Numbers for items of queues.
     pub(super) item_numbers: Vec<u64>,
     pub(super) queues: queues::Known,
@@ -125,7 +130,7 @@ pub(super) struct Applier<'a> {
 }
 
 pub(super) const HEAD: &str = "no, id, status, ending, generation, available_at, attempts, inbox_seq, \
-                    cancel_requested, last_number, links, resume_at";
+                    cancel_requested, last_number, links, resume_at, shard";
 
 static PUT: Bulk = Bulk {
     table: "history",
@@ -322,7 +327,7 @@ impl<'a> Applier<'a> {
             notices: Vec::new(),
             closing: FastSet::default(),
             runner: fence.map(|fence| fence.runner),
-            shards: terms.shards,
+            shards: terms.shards.clone(),
             schema: terms.schema,
             locks: named.locks.iter().copied().collect(),
             heads: runs.iter().map(|no| (RunNo(*no), None)).collect(),
@@ -330,6 +335,7 @@ impl<'a> Applier<'a> {
             keys: named.keys.iter().map(|it| (it.clone(), None)).collect(),
             graves: HashSet::new(),
             new_runs: named.new_runs.iter().copied().collect(),
+            pools: HashMap::new(),
             item_numbers: Vec::new(),
             queues: queues::Known::new(named),
             tails: streams::Tails::default(),
@@ -523,6 +529,13 @@ impl<'a> Applier<'a> {
             return Ok(Outcome::Refused(Refusal::Fenced));
         }
         let head = self.head(commit.run)?;
+        // A runner that lost its shards and registered again has a fence that holds, and may still
+        // have commits from before.
+        if let Some(head) = &head
+            && !self.owns_shard(head.shard)?
+        {
+            return Ok(Outcome::Refused(Refusal::Fenced));
+        }
         let head = match (rules::check(head.as_ref(), commit), head) {
             (Verdict::Accept, Some(head)) => head,
             (Verdict::InboxMoved { seen }, _) => {
@@ -532,11 +545,6 @@ impl<'a> Applier<'a> {
             (Verdict::Refuse(refusal), _) => return Ok(Outcome::Refused(refusal)),
             (Verdict::Accept, None) => return Ok(Outcome::Refused(Refusal::Gone)),
         };
-        // A runner that lost its shards and registered again has a fence that holds, and may still
-        // have commits from before.
-        if !self.owns_shard_of(head.id)? {
-            return Ok(Outcome::Refused(Refusal::Fenced));
-        }
         if head.links != 0 && effects::has_sequel(commit) {
             self.closing.insert(commit.run);
         }
@@ -728,9 +736,11 @@ impl<'a> Applier<'a> {
         if self.head(run)?.is_some() {
             return self.attach(run, new, false);
         }
-        let claimed = new.claim && new.available_at.is_none() && self.owns_shard_of(new.id)?;
+        let pool = self.pool_no(&new.pool)?;
+        let shard = new.id.shard_in(pool);
+        let claimed = new.claim && new.available_at.is_none() && self.owns_shard(shard)?;
         let available_at = (!claimed).then(|| new.available_at.unwrap_or(self.now()));
-        let head = Head::new(new.id, available_at);
+        let head = Head::new(new.id, pool, available_at);
         let tags = (!new.tags.is_empty()).then(|| columns::to_json(&new.tags));
         let row = params![
             run.0,
@@ -739,7 +749,7 @@ impl<'a> Applier<'a> {
             new.version,
             new.key,
             &*new.pool,
-            new.id.shard().0,
+            head.shard.0,
             head.status.code(),
             available_at.map(Timestamp::as_millis),
             new.deadline_at.map(Timestamp::as_millis),
@@ -800,18 +810,15 @@ impl<'a> Applier<'a> {
         }))
     }
 
-    pub(super) fn owns_shard_of(&mut self, id: RunId) -> Result<bool, Trouble> {
+    pub(super) fn owns_shard(&mut self, shard: ShardId) -> Result<bool, Trouble> {
         let Some(runner) = self.runner else {
             return Ok(false);
         };
-        let held = match self.shards {
+        let held = match &mut self.shards {
             Some(held) => held,
-            None => {
-                let held = columns::shards_of(self.session, runner)?;
-                *self.shards.insert(held)
-            }
+            shards => shards.insert(columns::shards_of(self.session, runner)?),
         };
-        Ok(held.contains(id.shard()))
+        Ok(held.contains(shard))
     }
 
     pub(super) fn deliver(&mut self, delivery: &Delivery) -> Result<Delivered, Trouble> {
@@ -1082,5 +1089,6 @@ pub(super) fn read_head(row: &Row) -> Result<Head, Trouble> {
         last_number_exact: last_number.is_some() && status != RunStatus::Running,
         links: row.get(10)?,
         resume_at: columns::optional_time(row, 11)?,
+        shard: ShardId(row.get(12)?),
     })
 }

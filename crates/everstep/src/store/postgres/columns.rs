@@ -24,7 +24,7 @@ pub(super) const RUN_ROW: &str = "no, id, workflow, version, key, pool, shard, s
     parent, resume_at";
 
 /// The columns that [`due_run`] reads.
-pub(super) const DUE_RUN: &str = "id, shard, available_at, status, workflow, version";
+pub(super) const DUE_RUN: &str = "id, shard, available_at, status, workflow, version, pool";
 
 /// The columns that [`inbox_row`] reads.
 pub(super) const INBOX_ROW: &str = "seq, name, body, request, sent_at, kind, wait, on_end";
@@ -73,6 +73,7 @@ pub(super) fn due_run(row: &Row) -> Result<DueRun, Trouble> {
         status: status(row, 3)?,
         workflow: row.get::<String>(4)?.into(),
         version: row.get(5)?,
+        pool: row.get::<String>(6)?.into(),
     })
 }
 

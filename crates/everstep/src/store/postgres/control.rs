@@ -10,7 +10,7 @@ use super::{
 use crate::{
     run_id::{RunId, RunNo},
     store::{
-        rules::{self, Head, Tagged, Tombstone},
+        rules::{self, Head, Tagged, Tombstone, pools::Pools},
         *,
     },
     time::Timestamp,
@@ -248,7 +248,7 @@ impl Applier<'_> {
         else {
             return Ok(outcome);
         };
-        let head = rules::fork_head(fork, at);
+        let head = rules::fork_head(fork, self.pool_no(&new.pool)?, at);
         self.write_head(&head, None);
         self.write_entries(new.id.no(), head.generation, &[], &fork.history);
         self.write_state(new.id.no(), &fork.state);

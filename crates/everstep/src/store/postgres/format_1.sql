@@ -131,9 +131,20 @@ CREATE TABLE runners (
     epoch bigint NOT NULL,
     name text COLLATE "C" NOT NULL,
     lease_until bigint NOT NULL,
-    workflows text COLLATE "C" NOT NULL, -- a JSON array of names and versions
-    address text COLLATE "C"
+    -- A JSON array of [name, version, first version accepted, last version accepted].
+    workflows text COLLATE "C" NOT NULL,
+    pools text COLLATE "C" NOT NULL, -- a JSON array of names
+    weight bigint NOT NULL
 ) WITH (fillfactor = 50);
+
+-- Pools by number. A run's `shard` is 256 times the number of the pool that it is in, and the index
+-- that follows from its id.
+CREATE TABLE pools (
+    no bigint PRIMARY KEY,
+    name text COLLATE "C" NOT NULL UNIQUE
+);
+INSERT INTO pools (no, name) VALUES (0, 'default');
+
 CREATE TABLE shards (
     shard bigint PRIMARY KEY,
     runner bytea NOT NULL
@@ -398,7 +409,7 @@ SELECT
     everstep_time(created_at) AS created_at,
     everstep_time(updated_at) AS updated_at,
     everstep_time(finished_at) AS finished_at,
-    tags::jsonb AS tags
+    tags
 FROM runs;
 
 CREATE VIEW everstep_steps AS

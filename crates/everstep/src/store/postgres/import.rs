@@ -11,7 +11,7 @@ use super::{
     value::params,
 };
 use crate::{
-    store::{Imported, ImportedRun, Outcome, RunStatus, rules},
+    store::{Imported, ImportedRun, Outcome, RunStatus, rules, rules::pools::Pools},
     time::Timestamp,
 };
 
@@ -49,7 +49,8 @@ impl Applier<'_> {
             }
             self.put_key(no, &row.workflow, key, keyed.is_some());
         }
-        let head = rules::import(row, self.now());
+        let pool = self.pool_no(&row.pool)?;
+        let head = rules::import(row, pool, self.now());
         let tags = (!row.tags.is_empty()).then(|| columns::to_json(&row.tags));
         let values = params![
             no.0,
@@ -58,7 +59,7 @@ impl Applier<'_> {
             row.version,
             row.key,
             &*row.pool,
-            row.id.shard().0,
+            head.shard.0,
             head.status.code(),
             head.ending.map(RunStatus::code),
             head.generation,

@@ -18,6 +18,7 @@ use crate::{
         LimitPlace, LimitRow,
         rules::{
             limits::{LimitTables, Place},
+            queues::HOLDERS,
             tables::Waiter,
         },
     },
@@ -80,6 +81,9 @@ impl LimitTables for Applier<'_> {
     }
 
     fn place(&mut self, of: &Waiter) -> Result<Option<Place>, Trouble> {
+        if self.is_placeless(of) {
+            return Ok(None);
+        }
         let sql = format!(
             "SELECT {PLACE} FROM limit_places \
              WHERE run = $1 AND generation = $2 AND operation = $3"
@@ -89,6 +93,7 @@ impl LimitTables for Applier<'_> {
     }
 
     fn put_place(&mut self, place: &Place) -> Result<(), Trouble> {
+        self.gets_place(&place.of);
         let sql = format!(
             "INSERT INTO limit_places ({PLACE}) VALUES ($1, $2, $3, $4, $5, $6, $7) \
              ON CONFLICT (run, generation, operation) DO UPDATE SET name = excluded.name, \
@@ -126,7 +131,16 @@ impl LimitTables for Applier<'_> {
         let sql = format!(
             "SELECT {PLACE} FROM limit_places WHERE run = $1 ORDER BY generation, operation"
         );
-        self.session.rows(sql, params![run.0], place)
+        let places = self.session.rows(sql.clone(), params![run.0], place)?;
+        if run != HOLDERS || places.is_empty() {
+            return Ok(places);
+        }
+        // Items give their places back under the locks of their queues.
+        self.lock_holders(places.iter().map(|place| &place.of))?;
+        let again = self.session.rows(sql, params![run.0], place)?;
+        // What has come since is not locked, and has not run out either.
+        let locked = again.into_iter().filter(|it| places.iter().any(|other| other.of == it.of));
+        Ok(locked.collect())
     }
 }
 

@@ -121,6 +121,7 @@ impl Named {
             Write::Delete(delete) => self.add_target(&delete.target),
             Write::Tag(tagging) => self.add_target(&tagging.target),
             Write::Reopen(reopen) => self.add_run(reopen.run),
+            Write::HandOver(what) => self.add_run(what.run),
             Write::Emit(emission) => {
                 self.add_run(emission.run);
                 for emit in &emission.items {
@@ -202,6 +203,9 @@ impl Named {
             QueueWrite::Enqueue(new) => self.add_item(new),
             QueueWrite::Claim(claim) => {
                 self.locks.insert(Lock::queue(&claim.queue));
+                if let Some(limit) = &claim.limit {
+                    self.locks.insert(Lock::limit(&limit.limit, &limit.limit_key));
+                }
             }
             // The queue stands in the item.
             QueueWrite::Extend(claims) => {

@@ -335,9 +335,18 @@ impl Applier<'_> {
         if self.queues.items.contains_key(&item) {
             return Ok(());
         }
+        self.queues.named.push(item);
+        self.know_items()
+    }
+
+    fn know_items(&mut self) -> Result<(), Trouble> {
         let mut asked = std::mem::take(&mut self.queues.named);
-        asked.retain(|other| !self.queues.items.contains_key(other) && *other != item);
-        asked.push(item);
+        asked.retain(|item| !self.queues.items.contains_key(item));
+        asked.sort_unstable();
+        asked.dedup();
+        if asked.is_empty() {
+            return Ok(());
+        }
         let mut answers = self.session.queries(about_items(&asked))?;
         let mut heads = read_heads(&answers)?;
         let locks = heads.iter().map(|head| Lock::queue(&head.queue));
@@ -427,6 +436,15 @@ impl Applier<'_> {
         let again = Op::new(sql, params![numbers(&items)]);
         let rows = self.lock_heads_and_ask(&runs, again)?;
         self.know_waits(&items, rows.iter())
+    }
+
+    /// Locks the queues of these items, which have places.
+    pub(super) fn lock_holders<'w>(
+        &mut self,
+        holders: impl Iterator<Item = &'w Waiter>,
+    ) -> Result<(), Trouble> {
+        self.queues.named.extend(holders.filter_map(rules::queues::item_of));
+        self.know_items()
     }
 
     /// Whether an item is known to have no place under a limit.

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::{
     columns,
     error::Trouble,
+    pools,
     session::Session,
     value::{Row, Value, params},
 };
@@ -47,20 +48,38 @@ pub(super) fn register(
     clock: Clock,
 ) -> Result<Fence, Trouble> {
     let now = clock.now();
+    // Waits for batches of an earlier incarnation that are under way: its shards are free only when
+    // nothing of it can change a run any more.
+    let sql = "SELECT 1 FROM runners WHERE id = $1 FOR UPDATE";
+    session.execute(sql, params![runner.id]);
     session.execute("DELETE FROM shards WHERE runner = $1", params![runner.id]);
+    for pool in &runner.pools {
+        pools::pool_no(session, pool)?;
+    }
     let sql = format!(
         "DELETE FROM runners WHERE lease_until <= {now} - $1 \
          AND id NOT IN (SELECT runner FROM shards)"
     );
     session.execute(sql, params![millis(DEAD_RUNNER_KEPT)]);
     let sql = format!(
-        "INSERT INTO runners (id, epoch, name, lease_until, workflows) \
-         VALUES ($1, nextval('epochs'), $2, {now} + $3, $4) \
+        "INSERT INTO runners (id, epoch, name, lease_until, workflows, pools, weight) \
+         VALUES ($1, nextval('epochs'), $2, {now} + $3, $4, $5, $6) \
          ON CONFLICT (id) DO UPDATE SET epoch = excluded.epoch, name = excluded.name, \
-         lease_until = excluded.lease_until, workflows = excluded.workflows RETURNING epoch"
+         lease_until = excluded.lease_until, workflows = excluded.workflows, \
+         pools = excluded.pools, weight = excluded.weight RETURNING epoch"
     );
-    let workflows = columns::to_json(&runner.workflows);
-    let params = params![runner.id, runner.name, millis(runner.lease), workflows];
+    let workflows: Vec<_> = runner.workflows.iter().map(pools::serves_json).collect();
+    let workflows = columns::to_json(&workflows);
+    let pools = columns::to_json(&runner.pools);
+    let lease = millis(runner.lease);
+    let params = params![
+        runner.id,
+        runner.name,
+        lease,
+        workflows,
+        pools,
+        runner.weight
+    ];
     let epoch = session.row(sql, params, |row| columns::number(row, 0))?;
     Ok(Fence {
         runner: runner.id,
@@ -131,17 +150,17 @@ pub(super) fn oust_expired(
 pub(super) fn take_shards(
     session: &Session<'_>,
     fence: Fence,
+    clock: Clock,
     wanted: &ShardSet,
     ousted: &[Uuid],
+    dead: &[Uuid],
 ) -> Result<Option<ShardSet>, Trouble> {
-    if !fence_holds(session, fence)? {
+    if ousted.is_empty() {
+        if !fence_holds(session, fence)? {
+            return Ok(None);
+        }
+    } else if !free_shards_of(session, fence, clock, ousted, dead)? {
         return Ok(None);
-    }
-    for runner in ousted {
-        // Waits for their batches under way; then nothing of theirs can change a run any more.
-        let sql = "SELECT 1 FROM runners WHERE id = $1 FOR UPDATE";
-        session.execute(sql, params![*runner]);
-        session.execute("DELETE FROM shards WHERE runner = $1", params![*runner]);
     }
     // Shards of runners whose row is gone are free.
     session.execute(
@@ -156,6 +175,49 @@ pub(super) fn take_shards(
                WHERE status IN (1, 3) AND shard = ANY ($1)";
     session.execute(sql, params![taken]);
     columns::shards_of(session, fence.runner).map(Some)
+}
+
+/// Frees the shards of those who were ousted and have not come back since. Whether the fence holds.
+fn free_shards_of(
+    session: &Session<'_>,
+    fence: Fence,
+    clock: Clock,
+    ousted: &[Uuid],
+    dead: &[Uuid],
+) -> Result<bool, Trouble> {
+    let bytes = |id: &Uuid| Some(id.as_bytes().to_vec());
+    let mut ids: Vec<_> = ousted.iter().map(bytes).collect();
+    ids.push(bytes(&fence.runner));
+    // Waits for their batches under way; then nothing of theirs can change a run any more. In the
+    // order of ids, our own row among them, so that two who take over from each other do not wait
+    // for each other.
+    let sql = format!(
+        "SELECT id, epoch, lease_until <= {} OR id = ANY ($2) FROM runners \
+         WHERE id = ANY ($1) ORDER BY id FOR UPDATE",
+        clock.now()
+    );
+    let params = vec![
+        Value::Blobs(ids),
+        Value::Blobs(dead.iter().map(bytes).collect()),
+    ];
+    let rows = session.rows(sql, params, |row| {
+        let id = Uuid::from_bytes(row.get(0)?);
+        Ok((id, columns::number(row, 1)?, row.get::<bool>(2)?))
+    })?;
+    let me = (fence.runner, fence.epoch);
+    if !rows.iter().any(|(id, epoch, _)| (*id, *epoch) == me) {
+        return Ok(false);
+    }
+    // One that has registered again since it was ousted has a lease, and an epoch that holds.
+    let gone = rows
+        .iter()
+        .filter(|(id, _, is_over)| *is_over && *id != fence.runner);
+    let gone: Vec<_> = gone.map(|(id, ..)| bytes(id)).collect();
+    let sql = "UPDATE runners SET epoch = nextval('epochs') WHERE id = ANY ($1)";
+    session.execute(sql, vec![Value::Blobs(gone.clone())]);
+    let sql = "DELETE FROM shards WHERE runner = ANY ($1)";
+    session.execute(sql, vec![Value::Blobs(gone)]);
+    Ok(true)
 }
 
 pub(super) fn release_shards(
@@ -186,20 +248,23 @@ pub(super) fn deregister(session: &Session<'_>, fence: Fence) -> Result<(), Trou
 /// The runners, with their leases in the caller's time: `ahead` is how far the database's clock is
 /// ahead of it.
 pub(super) fn list(session: &Session<'_>, ahead: i64) -> Result<Vec<RunnerRow>, Trouble> {
-    let sql = "SELECT id, epoch, name, lease_until, workflows, \
+    let sql = "SELECT id, epoch, name, lease_until, workflows, pools, weight, \
                ARRAY(SELECT shard FROM shards WHERE runner = runners.id) \
                FROM runners ORDER BY id";
     session.rows(sql, Vec::new(), |row| runner_row(row, ahead))
 }
 
 fn runner_row(row: &Row, ahead: i64) -> Result<RunnerRow, Trouble> {
-    let shards: Vec<i64> = row.get(5)?;
+    let shards: Vec<i64> = row.get(7)?;
+    let workflows: Vec<pools::ServesJson> = columns::from_json(&row.get::<String>(4)?)?;
     Ok(RunnerRow {
         id: Uuid::from_bytes(row.get(0)?),
         epoch: columns::number(row, 1)?,
         name: row.get(2)?,
         lease_until: Timestamp::from_millis(row.get::<i64>(3)? - ahead),
-        shards: shards.into_iter().map(|it| ShardId(it as u16)).collect(),
-        workflows: columns::from_json(&row.get::<String>(4)?)?,
+        shards: shards.into_iter().map(|it| ShardId(it as u32)).collect(),
+        workflows: workflows.into_iter().map(pools::serves).collect(),
+        pools: columns::from_json(&row.get::<String>(5)?)?,
+        weight: row.get(6)?,
     })
 }

@@ -87,7 +87,7 @@ impl Applier<'_> {
             return Ok(Outcome::Refused(refusal));
         }
         if let Some(head) = head
-            && !self.owns_shard_of(head.id)?
+            && !self.owns_shard(head.shard)?
         {
             return Ok(Outcome::Refused(Refusal::Fenced));
         }
@@ -223,20 +223,16 @@ pub(super) const NAMES: &str = "WITH RECURSIVE names (name) AS ( \
         (SELECT stream FROM streams WHERE run = $1 ORDER BY stream LIMIT 1) \
         UNION ALL \
         SELECT (SELECT stream FROM streams WHERE run = $1 AND stream > name \
-        ORDER BY stream LIMIT 1) FROM names WHERE name IS NOT NULL)";
-
-pub(super) fn names(session: &Session<'_>, run: RunNo) -> Result<Vec<String>, Trouble> {
-    let sql = format!("{NAMES} SELECT name FROM names WHERE name IS NOT NULL ORDER BY name");
-    session.rows(sql, params![run.0], |row| row.get(0))
-}
+        ORDER BY stream LIMIT 1) FROM names WHERE name IS NOT NULL) \
+        SELECT name FROM names WHERE name IS NOT NULL ORDER BY name";
 
 pub(super) fn extents(session: &Session<'_>, run: RunNo) -> Result<Vec<StreamExtent>, Trouble> {
     // What a deleted run has left is not shown any more.
     let sql = format!(
-        "{NAMES} SELECT name, \
+        "SELECT name, \
          (SELECT pos FROM streams WHERE run = $1 AND stream = name ORDER BY pos LIMIT 1), \
          (SELECT pos FROM streams WHERE run = $1 AND stream = name ORDER BY pos DESC LIMIT 1) \
-         FROM names WHERE name IS NOT NULL AND EXISTS (SELECT 1 FROM runs WHERE no = $1) \
+         FROM ({NAMES}) AS names WHERE EXISTS (SELECT 1 FROM runs WHERE no = $1) \
          ORDER BY name"
     );
     session.rows(sql, params![run.0], |row| {

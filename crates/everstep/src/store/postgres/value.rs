@@ -1,5 +1,7 @@
 //! What goes into statements and comes out of rows: numbers, texts and bytes, and lists of them.
 
+use std::borrow::Cow;
+
 use bytes::BytesMut;
 use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
@@ -65,10 +67,13 @@ impl ToSql for Value {
     ) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
         match self {
             Value::Int(value) => value.to_sql(ty, out),
-            Value::Text(value) => value.to_sql(ty, out),
+            Value::Text(value) => value.as_deref().map(stored).to_sql(ty, out),
             Value::Bytes(value) => value.to_sql(ty, out),
             Value::Ints(values) => values.to_sql(ty, out),
-            Value::Texts(values) => values.to_sql(ty, out),
+            Value::Texts(values) => {
+                let values: Vec<_> = values.iter().map(|it| it.as_deref().map(stored)).collect();
+                values.to_sql(ty, out)
+            }
             Value::Blobs(values) => values.to_sql(ty, out),
         }
     }
@@ -86,6 +91,42 @@ impl ToSql for Value {
     }
 
     to_sql_checked!();
+}
+
+/// A text as the server takes it. It has no zero characters: `\0` becomes `\1\1`, and `\1` becomes
+/// `\1\2`, which keeps the order of texts.
+fn stored(text: &str) -> Cow<'_, str> {
+    if !text.contains(['\0', '\x01']) {
+        return Cow::Borrowed(text);
+    }
+    let mut stored = String::with_capacity(text.len() + 1);
+    for char in text.chars() {
+        match char {
+            '\0' => stored.push_str("\x01\x01"),
+            '\x01' => stored.push_str("\x01\x02"),
+            char => stored.push(char),
+        }
+    }
+    Cow::Owned(stored)
+}
+
+/// A text as it was before it was [`stored`].
+fn restored(text: String) -> String {
+    if !text.contains('\x01') {
+        return text;
+    }
+    let mut restored = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(char) = chars.next() {
+        match (char, char == '\x01') {
+            (char, false) => restored.push(char),
+            (_, true) => restored.push(match chars.next() {
+                Some('\x01') => '\0',
+                _ => '\x01',
+            }),
+        }
+    }
+    restored
 }
 
 /// What can be a parameter.
@@ -250,7 +291,19 @@ macro_rules! plain {
     )*};
 }
 
-plain!(String, Option<String>, Vec<u8>, Option<Vec<u8>>, Vec<i64>);
+plain!(Vec<u8>, Option<Vec<u8>>, Vec<i64>);
+
+impl FromColumn for String {
+    fn from_column(row: &Row, column: usize) -> Result<String, Trouble> {
+        row.cell(column).map(restored)
+    }
+}
+
+impl FromColumn for Option<String> {
+    fn from_column(row: &Row, column: usize) -> Result<Option<String>, Trouble> {
+        Ok(row.cell::<Option<String>>(column)?.map(restored))
+    }
+}
 
 impl FromColumn for bool {
     fn from_column(row: &Row, column: usize) -> Result<bool, Trouble> {
@@ -290,5 +343,23 @@ impl FromColumn for Option<[u8; 16]> {
             .try_into()
             .map(Some)
             .map_err(|_| Trouble::value(row.name(column), format!("{} bytes", bytes.len())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_text_comes_back_and_keeps_its_place() {
+        let texts = [
+            "", "\0", "\0\0", "\0\x01", "\0a", "\x01", "\x01\0", "\x01\x02", "\x02", "a\0b", "ä",
+        ];
+        let all: Vec<String> = texts.iter().map(|it| stored(it).into_owned()).collect();
+        assert!(all.is_sorted(), "{all:?}");
+        for (text, stored) in texts.iter().zip(all) {
+            assert!(!stored.contains('\0'));
+            assert_eq!(restored(stored), *text);
+        }
     }
 }

@@ -1,0 +1,93 @@
+//! Pools and what moves between them, in SQL.
+
+use super::{
+    batch::{Applier, last_number},
+    error::Trouble,
+    session::Session,
+    value::params,
+};
+use crate::{
+    pool::{PoolNo, PoolRow},
+    run_id::ShardId,
+    store::{
+        Serves,
+        rules::{Head, pools::Pools},
+    },
+    time::Timestamp,
+    workflow::DEFAULT_POOL,
+};
+
+/// The number of the pool with this name, which is made if there is none. Two that make one at the
+/// same moment meet in the table: the second begins again and finds it.
+pub(super) fn pool_no(session: &Session<'_>, name: &str) -> Result<PoolNo, Trouble> {
+    let sql = "SELECT no FROM pools WHERE name = $1";
+    let found = session.row(sql, params![name], |row| row.get(0).map(PoolNo))?;
+    if let Some(no) = found {
+        return Ok(no);
+    }
+    let sql = "INSERT INTO pools (no, name) SELECT max(no) + 1, $1 FROM pools RETURNING no";
+    let made = session.row(sql, params![name], |row| row.get(0).map(PoolNo))?;
+    made.ok_or_else(|| Trouble::value("pools", "nothing"))
+}
+
+pub(super) fn list(session: &Session<'_>) -> Result<Vec<PoolRow>, Trouble> {
+    session.rows(
+        "SELECT no, name FROM pools ORDER BY no",
+        Vec::new(),
+        |row| {
+            Ok(PoolRow {
+                no: PoolNo(row.get(0)?),
+                name: row.get::<String>(1)?.into(),
+            })
+        },
+    )
+}
+
+/// What a runner serves, as the table has it.
+pub(super) type ServesJson = (String, u32, u32, u32);
+
+pub(super) fn serves_json(serves: &Serves) -> ServesJson {
+    let accepts = &serves.accepts;
+    let workflow = serves.workflow.clone();
+    (workflow, serves.version, *accepts.start(), *accepts.end())
+}
+
+pub(super) fn serves((workflow, version, first, last): ServesJson) -> Serves {
+    Serves {
+        workflow,
+        version,
+        accepts: first..=last,
+    }
+}
+
+impl Pools for Applier<'_> {
+    fn pool_no(&mut self, name: &str) -> Result<PoolNo, Trouble> {
+        // Almost every run is in it, and it has the same number in every schema.
+        if name == DEFAULT_POOL {
+            return Ok(PoolNo::DEFAULT);
+        }
+        if let Some(no) = self.pools.get(name) {
+            return Ok(*no);
+        }
+        let no = pool_no(self.session, name)?;
+        self.pools.insert(name.to_owned(), no);
+        Ok(no)
+    }
+
+    fn owns(&mut self, shard: ShardId) -> Result<bool, Trouble> {
+        self.owns_shard(shard)
+    }
+
+    fn write_shard(&mut self, head: &Head) -> Result<(), Trouble> {
+        let sql = "UPDATE runs SET shard = $2, status = $3, available_at = $4, last_number = $5, \
+                   updated_at = $6 WHERE no = $1";
+        let run = head.id.no();
+        let available_at = head.available_at.map(Timestamp::as_millis);
+        let (shard, status) = (head.shard.0, head.status.code());
+        let number = last_number(head);
+        let params = params![run.0, shard, status, available_at, number, self.now];
+        self.execute(sql, params);
+        self.remember(run, *head);
+        Ok(())
+    }
+}
