@@ -10,7 +10,8 @@ use super::{
 use crate::{
     commit::{
         AfterEnqueue, Applied, Batch, Commit, Control, Controlled, Deleted, Delivered, Delivery,
-        Effect, EffectDone, Imported, LetterDone, Notice, Outcome, Patch, Published, Refusal, Write,
+        Effect, EffectDone, Imported, LetterDone, Notice, Outcome, Patch, Published, Refusal,
+        Write,
     },
     run_id::{RunId, RunNo},
     store::Finished,

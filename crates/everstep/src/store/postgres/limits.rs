@@ -139,7 +139,9 @@ impl LimitTables for Applier<'_> {
         self.lock_holders(places.iter().map(|place| &place.of))?;
         let again = self.session.rows(sql, params![run.0], place)?;
         // What has come since is not locked, and has not run out either.
-        let locked = again.into_iter().filter(|it| places.iter().any(|other| other.of == it.of));
+        let locked = again
+            .into_iter()
+            .filter(|it| places.iter().any(|other| other.of == it.of));
         Ok(locked.collect())
     }
 }

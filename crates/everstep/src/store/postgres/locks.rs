@@ -204,7 +204,8 @@ impl Named {
             QueueWrite::Claim(claim) => {
                 self.locks.insert(Lock::queue(&claim.queue));
                 if let Some(limit) = &claim.limit {
-                    self.locks.insert(Lock::limit(&limit.limit, &limit.limit_key));
+                    self.locks
+                        .insert(Lock::limit(&limit.limit, &limit.limit_key));
                 }
             }
             // The queue stands in the item.

@@ -443,7 +443,9 @@ impl Applier<'_> {
         &mut self,
         holders: impl Iterator<Item = &'w Waiter>,
     ) -> Result<(), Trouble> {
-        self.queues.named.extend(holders.filter_map(rules::queues::item_of));
+        self.queues
+            .named
+            .extend(holders.filter_map(rules::queues::item_of));
         self.know_items()
     }
 
