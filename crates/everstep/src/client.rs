@@ -361,19 +361,20 @@ impl Client {
         self
     }
 
-    /// A client without an engine, on a SQLite file that an engine has made.
+    /// A client without an engine, on a SQLite file or a PostgreSQL database (`postgres://..`) that an
+    /// engine has made.
     ///
     /// # Errors
     ///
-    /// If the file is not there or is no everstep database.
-    #[cfg(feature = "sqlite")]
-    pub async fn open(path: impl AsRef<std::path::Path>) -> Result<Client, ClientError> {
-        let path = path.as_ref().to_owned();
+    /// If it is not there, cannot be reached, or is no everstep database.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub async fn open(place: impl AsRef<std::path::Path>) -> Result<Client, ClientError> {
+        let place = place.as_ref().to_owned();
         let (sender, opened) = oneshot::channel();
-        let open = move || _ = sender.send(crate::store::SqliteStore::open(&path));
+        let open = move || _ = sender.send(crate::store::open(&place, false));
         spawn_thread("everstep-open", open)?;
         let store = opened.await.map_err(|_| ClientError::Closed)??;
-        Client::on(Arc::new(store))
+        Client::on(store)
     }
 
     /// What must be kept while anybody works in the name of this client.

@@ -140,20 +140,20 @@ pub struct EngineBuilder {
 
 #[derive(Clone)]
 enum StoreChoice {
-    #[cfg(feature = "sqlite")]
-    File(std::path::PathBuf),
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    Named(std::path::PathBuf),
     Given(Arc<dyn Store>),
 }
 
 impl StoreChoice {
     #[cfg_attr(
-        not(feature = "sqlite"),
+        not(any(feature = "sqlite", feature = "postgres")),
         expect(clippy::unnecessary_wraps, reason = "a file may be no database")
     )]
     fn open(self) -> Result<Arc<dyn Store>, StoreError> {
         Ok(match self {
-            #[cfg(feature = "sqlite")]
-            StoreChoice::File(path) => Arc::new(crate::store::SqliteStore::create(&path)?),
+            #[cfg(any(feature = "sqlite", feature = "postgres"))]
+            StoreChoice::Named(place) => crate::store::open(&place, true)?,
             StoreChoice::Given(store) => store,
         })
     }
@@ -193,10 +193,12 @@ impl From<StoreError> for StartError {
 }
 
 impl Engine {
-    /// An engine on a SQLite file, which is made if it is not there.
-    #[cfg(feature = "sqlite")]
-    pub fn open(path: impl AsRef<std::path::Path>) -> EngineBuilder {
-        EngineBuilder::new(StoreChoice::File(path.as_ref().to_owned()))
+    /// An engine on a SQLite file, which is made if it is not there; or on a PostgreSQL database,
+    /// whose URL begins with `postgres://` (see [`PostgresStore`](crate::store::PostgresStore), with
+    /// the feature `postgres`).
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub fn open(place: impl AsRef<std::path::Path>) -> EngineBuilder {
+        EngineBuilder::new(StoreChoice::Named(place.as_ref().to_owned()))
     }
 
     /// An engine on any store.
@@ -336,12 +338,14 @@ impl Engine {
             .name("everstep-join".to_owned())
             .spawn(move || {
                 threads.into_iter().for_each(|thread| _ = thread.join());
-                drop(guard);
                 if let Some(fence) = fence
                     && let Err(error) = shared.store.deregister_runner(fence)
                 {
                     tracing::warn!(%error, "the runner could not sign off; its lease will end");
                 }
+                // Only now: a runner that nobody can wake is taken for dead, and then it cannot
+                // sign off.
+                drop(guard);
                 if let Some(runtime) = runtime {
                     runtime.shutdown_background();
                 }

@@ -41,6 +41,36 @@ pub use postgres::{PostgresOptions, PostgresStore};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteOptions, SqliteStore, Tx};
 
+/// The store that a text names: the URL of a PostgreSQL database, or the path of a SQLite file, which
+/// is made if it is not there and `create` says so.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) fn open(place: &std::path::Path, create: bool) -> Result<Arc<dyn Store>, StoreError> {
+    let url = place
+        .to_str()
+        .filter(|it| it.starts_with("postgres://") || it.starts_with("postgresql://"));
+    match url {
+        #[cfg(feature = "postgres")]
+        Some(url) => Ok(Arc::new(PostgresStore::open(url)?)),
+        #[cfg(not(feature = "postgres"))]
+        Some(_) => Err(StoreError::CannotOpen {
+            store: "the PostgreSQL database".to_owned(),
+            source: "this program was built without the feature `postgres` of everstep".into(),
+        }),
+        #[cfg(feature = "sqlite")]
+        None if create => Ok(Arc::new(SqliteStore::create(place)?)),
+        #[cfg(feature = "sqlite")]
+        None => Ok(Arc::new(SqliteStore::open(place)?)),
+        #[cfg(not(feature = "sqlite"))]
+        None => {
+            let _ = create;
+            Err(StoreError::CannotOpen {
+                store: format!("SQLite file `{}`", place.display()),
+                source: "this program was built without the feature `sqlite` of everstep".into(),
+            })
+        }
+    }
+}
+
 /// Where runs are kept.
 pub trait Store: Send + Sync + 'static {
     /// What this is and where, for messages: ``SQLite file `app.db` ``.

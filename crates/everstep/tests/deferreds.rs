@@ -200,8 +200,7 @@ async fn a_value_before_the_deadline_wins_and_one_after_it_waits() {
             drop(held);
             assert_eq!(run.result().await.unwrap(), json!([1, 1]));
         } else {
-            drop(held);
-            let held = clock.sleep(hours(1)).await;
+            let held = held.sleep(hours(1)).await;
             drop(clock.quiet().await);
             settle.await.unwrap();
             drop(held);

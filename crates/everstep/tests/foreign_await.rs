@@ -88,6 +88,29 @@ fn millis(n: u64) -> tokio::time::Sleep {
     tokio::time::sleep(Duration::from_millis(n))
 }
 
+/// A short sleep that is not over when it is first polled, however long that takes on a busy
+/// machine: it wakes whoever polls it.
+fn short_sleep() -> impl Future<Output = ()> {
+    let mut begun: Option<Pin<Box<tokio::time::Sleep>>> = None;
+    std::future::poll_fn(move |cx| {
+        if let Some(sleep) = &mut begun {
+            return sleep.as_mut().poll(cx);
+        }
+        loop {
+            let mut sleep = Box::pin(millis(2));
+            if sleep.as_mut().poll(cx).is_pending() {
+                begun = Some(sleep);
+                return Poll::Pending;
+            }
+        }
+    })
+}
+
+/// A sleep that does not end while a test runs.
+fn long_sleep() -> tokio::time::Sleep {
+    millis(600_000)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_may_sleep_on_real_time() {
     runs_clean(async |ctx: Ctx| {
@@ -247,7 +270,7 @@ async fn a_future_that_wakes_itself_a_few_times_is_no_foreign_await() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_raw_sleep_alone_pauses_the_run() {
     is_paused(NOTHING, async |_: Ctx| {
-        let _: () = millis(30).await;
+        let _: () = long_sleep().await;
         Ok(())
     })
     .await;
@@ -258,7 +281,7 @@ async fn a_raw_sleep_beside_a_durable_wait_pauses_the_run() {
     is_paused(OUTSIDE, async |ctx: Ctx| {
         // A message that never comes, so that virtual time does not overtake the real sleep.
         let wait = ctx.listen::<()>("never");
-        let (_, never) = tokio::join!(millis(2), wait);
+        let (_, never) = tokio::join!(short_sleep(), wait);
         never
     })
     .await;
@@ -271,7 +294,7 @@ async fn a_raw_sleep_beside_a_running_step_pauses_the_run() {
             let _: () = millis(10_000).await;
             Ok(())
         });
-        let (_, done) = tokio::join!(millis(5), body);
+        let (_, done) = tokio::join!(short_sleep(), body);
         done
     })
     .await;
@@ -279,16 +302,17 @@ async fn a_raw_sleep_beside_a_running_step_pauses_the_run() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_join_handle_awaited_in_the_workflow_pauses_the_run() {
-    is_paused(NOTHING, async |_: Ctx| {
-        Ok(tokio::spawn(async { millis(5).await }).await?)
-    })
+    is_paused(
+        NOTHING,
+        async |_: Ctx| Ok(tokio::spawn(long_sleep()).await?),
+    )
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_local_task_awaited_in_the_workflow_pauses_the_run() {
     is_paused(NOTHING, async |_: Ctx| {
-        Ok(tokio::task::spawn_local(async { millis(5).await }).await?)
+        Ok(tokio::task::spawn_local(long_sleep()).await?)
     })
     .await;
 }
@@ -296,10 +320,17 @@ async fn a_local_task_awaited_in_the_workflow_pauses_the_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_channel_fed_by_another_thread_pauses_the_run() {
     is_paused(OUTSIDE, async |ctx: Ctx| {
-        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let (sender, mut receiver) = tokio::sync::oneshot::channel::<()>();
+        let (polled, was_polled) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(8));
+            // Not before somebody waits for it.
+            was_polled.recv().unwrap();
             sender.send(())
+        });
+        let receiver = std::future::poll_fn(move |cx| {
+            let received = Pin::new(&mut receiver).poll(cx);
+            _ = polled.send(());
+            received
         });
         let mut all = FuturesUnordered::<Pin<Box<dyn Future<Output = Result<()>>>>>::new();
         all.push(Box::pin(async { Ok(receiver.await?) }));

@@ -43,7 +43,9 @@ async fn lost_then_failed(ctx: Ctx, _: ()) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn loser_that_was_compensated_in_its_race_is_not_compensated_again() {
     let undone = Undone::default();
+    // On virtual time the short sleep does not end before the step beside it.
     let engine = Engine::in_memory()
+        .clock(everstep::testing::VirtualClock::new())
         .register(lost_then_failed)
         .provide(undone.clone())
         .start()

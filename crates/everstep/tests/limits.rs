@@ -755,6 +755,7 @@ async fn items_under_a_rate_begin_an_interval_apart() {
     let rate = Limit::new("slow").rate(1, seconds(10));
     let queue: Queue<u32, i64> = Queue::new("items").limit(rate);
     let clock = VirtualClock::new();
+    let held = clock.hold();
     let engine = Engine::on(Arc::new(MemoryStore::new())).clock(clock.clone());
     let engine = engine.start().await.unwrap();
     let handler = move |_job, _n| {
@@ -767,6 +768,7 @@ async fn items_under_a_rate_begin_an_interval_apart() {
     for n in 0..4 {
         items.push(client.enqueue(queue, &n).await.unwrap());
     }
+    drop(held);
     let mut times = Vec::new();
     for item in items {
         times.push(item.result().await.unwrap());

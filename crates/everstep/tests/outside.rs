@@ -194,17 +194,14 @@ async fn retention_deletes_by_workflow_and_status() {
         };
         let held = clock.sleep(hours(23)).await;
         assert_eq!(there().await, [true, true, true, true, true]);
-        drop(held);
         // A round comes within a minute or a tenth of the time, whichever is less.
-        let held = clock.sleep(hours(2)).await;
+        let held = held.sleep(hours(2)).await;
         assert_eq!(there().await, [true, true, true, false, true]);
-        drop(held);
-        let held = clock.sleep(days(1)).await;
+        let held = held.sleep(days(1)).await;
         assert_eq!(there().await, [false, true, true, false, true]);
         let error = client.start(QUICK, 1).key("q").await.unwrap_err();
         assert!(matches!(error, ClientError::KeyUsed { .. }), "{error}");
-        drop(held);
-        let held = clock.sleep(days(9)).await;
+        let held = held.sleep(days(9)).await;
         assert_eq!(there().await, [false, false, true, false, true]);
         drop(held);
         engine.shutdown().await;
@@ -229,9 +226,8 @@ async fn retention_of_many_runs_goes_in_slices() {
     for run in &runs {
         run.result().await.unwrap();
     }
-    drop(held);
     assert_eq!(client.count().await.unwrap(), 700);
-    let _held = clock.sleep(hours(2)).await;
+    let _held = held.sleep(hours(2)).await;
     assert_eq!(client.count().await.unwrap(), 0);
     engine.shutdown().await;
 }
@@ -826,8 +822,7 @@ async fn a_delayed_start_keeps_its_time_through_a_pause() {
             .await
             .unwrap();
         run.pause().await.unwrap();
-        drop(held);
-        let held = clock.sleep(hours(1)).await;
+        let held = held.sleep(hours(1)).await;
         run.resume().await.unwrap();
         assert_eq!(
             run.info().await.unwrap().available_at,

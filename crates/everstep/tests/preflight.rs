@@ -196,6 +196,7 @@ async fn finds_exactly_the_divergent(store: Arc<dyn Store>, other: Arc<dyn Store
         (begun && old.census().await.moving == 100).then_some(())
     })
     .await;
+    drop(clock.quiet().await);
     let done = bodies.run.load(Ordering::SeqCst);
     let before = everything(&*store);
     let batches = store.counters().batches;

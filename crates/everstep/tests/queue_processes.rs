@@ -17,7 +17,8 @@ const CHILD: &str = "EVERSTEP_TEST_SECOND_WORKER";
 const RUN: Workflow<u32, u32> = Workflow::new("run");
 const WORK: Queue<u32, u32> = Queue::new("work")
     .attempts(5)
-    .visibility(Duration::from_millis(600));
+    // A worker that is alive says so within this, on a busy machine too.
+    .visibility(Duration::from_secs(3));
 
 async fn engine(path: &Path) -> Engine {
     Engine::open(path)

@@ -75,8 +75,7 @@ async fn a_message_before_the_timeout_wins_and_one_after_it_waits() {
             drop(held);
             assert_eq!(run.result().await.unwrap(), json!([1, null]));
         } else {
-            drop(held);
-            let held = clock.sleep(hours(1)).await;
+            let held = held.sleep(hours(1)).await;
             drop(clock.quiet().await);
             run.send("word", &1).await.unwrap();
             drop(held);

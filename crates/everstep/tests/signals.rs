@@ -68,7 +68,10 @@ fn a_signal_lets_bodies_end_and_gives_everything_back() {
     let test = "a_signal_lets_bodies_end_and_gives_everything_back";
     let (mut process, mut lines) = begin(test, &path);
     terminate(&process);
-    assert!(lines.any(|line| line.ends_with("ended")), "it ends by itself");
+    assert!(
+        lines.any(|line| line.ends_with("ended")),
+        "it ends by itself"
+    );
     assert!(process.wait().unwrap().success());
     let store = SqliteStore::open(&path).unwrap();
     assert_eq!(store.runners().unwrap().len(), 0, "it has signed off");

@@ -57,8 +57,7 @@ impl Client {
     ///     .time_zone("Europe/Berlin")
     ///     .overlap(Overlap::Queue)
     ///     .await?;
-    /// drop(held);
-    /// let _held = clock.sleep(days(7)).await;
+    /// let _held = held.sleep(days(7)).await;
     /// assert_eq!(schedule.info().await?.started, 7);
     /// # engine.shutdown().await;
     /// # Ok(()) }

@@ -20,8 +20,9 @@ pub(crate) struct Activity {
 
 impl Activity {
     pub(crate) fn begin(&self, n: usize) {
-        self.begun.fetch_add(1, Ordering::AcqRel);
+        // In this order: whoever finds it quiet after this rise of `begun` finds what began ended.
         self.busy.fetch_add(n as i64, Ordering::AcqRel);
+        self.begun.fetch_add(1, Ordering::AcqRel);
     }
 
     pub(crate) fn end(&self, n: usize) {

@@ -14,7 +14,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{claims, shared::Shared, streams::Room};
+use super::{claims, shared::Shared, streams::Room, workers};
 use crate::{
     commit::{Applied, Batch, Commit, Outcome, QueueWrite, Settlement, Write},
     store::{Reaction, StoreError},
@@ -258,7 +258,8 @@ fn commit(shared: &Shared, pending: Vec<Pending>) {
     }
 }
 
-fn to_batch(shared: &Shared, pending: Vec<Pending>) -> (Batch, Vec<Reply>) {
+fn to_batch(shared: &Shared, mut pending: Vec<Pending>) -> (Batch, Vec<Reply>) {
+    workers::claim_last(shared, &mut pending);
     let parts = pending
         .into_iter()
         .map(|pending| (pending.write, pending.reply));

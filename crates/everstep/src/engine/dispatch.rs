@@ -1,11 +1,14 @@
 //! After a batch is durable: tells the runs, the callers, the waiters and other processes.
 
+use uuid::Uuid;
+
 use super::{
     claims,
     committer::{Ack, Answer, Reply},
     keeper::Chore,
     mailbox::Event,
     shared::Shared,
+    workers,
 };
 use crate::{
     commit::{
@@ -30,6 +33,8 @@ struct Round<'a> {
     queues: bool,
     /// Whether a run was handed over to a pool that may be new to everybody.
     new_pool: bool,
+    /// The claims of workers in this batch, which come last in it.
+    claims: Vec<Uuid>,
 }
 
 pub(super) fn dispatch(shared: &Shared, mut batch: Batch, replies: Vec<Reply>, applied: Applied) {
@@ -44,16 +49,24 @@ pub(super) fn dispatch(shared: &Shared, mut batch: Batch, replies: Vec<Reply>, a
         elsewhere: Vec::new(),
         queues: false,
         new_pool: false,
+        claims: workers::claims_in(batch.writes.iter()),
     };
     let (claimed, notices): (Vec<_>, Vec<_>) = notices
         .into_iter()
         .partition(|notice| matches!(notice, Notice::Claimed(_)));
+    let (queues, notices): (Vec<_>, Vec<_>) = notices
+        .into_iter()
+        .partition(|notice| matches!(notice, Notice::Queue { .. }));
     // Places that were taken for runs which are in nobody's memory now.
     for _ in claimed.len()..claims::count(&mut batch.writes) {
         shared.release();
     }
     // Before anything else can be told about them.
     for notice in claimed {
+        round.notice(notice);
+    }
+    // Before the claims of this batch are answered: after that nobody knows what they have seen.
+    for notice in queues {
         round.notice(notice);
     }
     for ((write, reply), outcome) in batch.writes.into_iter().zip(replies).zip(outcomes) {
@@ -235,7 +248,7 @@ impl Round<'_> {
             Notice::Due { run, at } => self.due(run, Some(at)),
             Notice::Queue { queue } => {
                 self.queues = true;
-                self.shared.workers.poke(self.shared, &queue);
+                self.shared.workers.poke(self.shared, &queue, &self.claims);
             }
             Notice::ItemEnded { item, answer } => self.shared.hub.item_ended(item, Some(answer)),
         }

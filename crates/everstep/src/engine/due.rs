@@ -127,7 +127,8 @@ fn wait(shared: &Shared, safety: Instant) -> Woken {
         let now = shared.now();
         if state.next.is_some_and(|next| next <= now) {
             state.next = None;
-            return Woken::Poll { look: false };
+            let look = std::mem::take(&mut state.from_outside);
+            return Woken::Poll { look };
         }
         let timer = next_timer(shared);
         if timer.is_some_and(|at| at <= now) {
@@ -219,6 +220,8 @@ fn poll_store(shared: &Shared, look: bool) {
             Ok(due) => due,
             Err(error) => {
                 tracing::warn!(%error, "due runs cannot be read; trying again");
+                // Nobody has looked yet.
+                shared.due.lock().from_outside |= look;
                 shared
                     .due
                     .note(now + shared.settings.store_retry.max(Duration::from_millis(100)));

@@ -30,8 +30,12 @@ pub(crate) enum Event {
     Control(RunNo, Control),
     /// Something happened to a run in another process.
     Look(RunNo),
-    /// What was found by looking: the row, and messages that were not seen.
-    Looked(RunNo, Option<Box<(RunRow, Vec<InboxRow>)>>),
+    /// What was found by looking for this task: the row, and messages that were not seen.
+    Looked {
+        run: RunNo,
+        token: u64,
+        found: Option<Box<(RunRow, Vec<InboxRow>)>>,
+    },
     /// A body wants to be polled.
     Body { slot: u32, run: u64, op: OpId },
     /// Something that is not durable has woken a run.

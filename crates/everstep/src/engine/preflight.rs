@@ -177,8 +177,8 @@ impl StoreChoice {
     /// The store, without making a file or migrating it.
     fn open_as_it_is(&self) -> Result<Arc<dyn Store>, StoreError> {
         Ok(match self {
-            #[cfg(feature = "sqlite")]
-            StoreChoice::File(path) => Arc::new(crate::store::SqliteStore::open(path)?),
+            #[cfg(any(feature = "sqlite", feature = "postgres"))]
+            StoreChoice::Named(place) => crate::store::open(place, false)?,
             StoreChoice::Given(store) => store.clone(),
         })
     }

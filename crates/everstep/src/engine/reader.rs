@@ -47,7 +47,8 @@ impl Reader {
         self.activity.begin(1);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.jobs.push_back(Box::new(job));
-        if state.idle > 0 || state.threads == THREADS_MAX {
+        // One that was told of an earlier job may still count as idle.
+        if state.idle >= state.jobs.len() || state.threads == THREADS_MAX {
             drop(state);
             self.filled.notify_one();
             return;

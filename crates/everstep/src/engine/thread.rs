@@ -251,7 +251,7 @@ impl Worker {
             Event::Message(run, row) => self.message(run, *row),
             Event::Control(run, control) => self.control(run, control),
             Event::Look(run) => self.look(run),
-            Event::Looked(run, found) => self.looked(run, found),
+            Event::Looked { run, token, found } => self.looked(run, token, found),
             Event::Body { slot, run, op } => {
                 if let Some(task) = self.task(slot, run)
                     && task.run.core.body_woken(op)
@@ -673,7 +673,7 @@ impl Worker {
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;
         };
-        let (id, seen) = (task.id, task.run.inbox_seen());
+        let (id, token, seen) = (task.id, task.token, task.run.inbox_seen());
         let mailbox = self.mailbox.clone();
         self.reader.spawn(move |store| {
             let found = store
@@ -683,13 +683,13 @@ impl Worker {
                     None => Ok(None),
                 });
             match found {
-                Ok(found) => mailbox.push(Event::Looked(run, found)),
+                Ok(found) => mailbox.push(Event::Looked { run, token, found }),
                 Err(error) => tracing::warn!(%error, "a run cannot be looked at; trying later"),
             }
         });
     }
 
-    fn looked(&mut self, run: RunNo, found: Option<Box<(RunRow, Vec<InboxRow>)>>) {
+    fn looked(&mut self, run: RunNo, token: u64, found: Option<Box<(RunRow, Vec<InboxRow>)>>) {
         let Some(slot) = self.by_no.get(&run).copied() else {
             // It has left memory since, and may have done so without the news.
             let now = self.env.now.get();
@@ -702,12 +702,24 @@ impl Worker {
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;
         };
+        if task.token != token {
+            // It has left memory and come back since. What was found may be older than what it
+            // was loaded with, and says nothing about this stay.
+            return self.look(run);
+        }
         let Some(found) = found else {
             return self.remove(slot);
         };
         let (row, inbox) = *found;
-        if row.status.is_terminal() || row.generation != task.run.core.facts.generation {
+        if row.status.is_terminal() {
             return self.remove(slot);
+        }
+        if row.generation != task.run.core.facts.generation {
+            // It continues as another: this look has overtaken the answer to the commit that says
+            // so. The answer finds nobody, and the store counts the run as being in memory, so it
+            // is read anew here or never.
+            self.remove(slot);
+            return self.load(run);
         }
         let news: Vec<_> = inbox
             .into_iter()

@@ -7,6 +7,10 @@
 //! safety. A handler's end is settled by its own task, so it travels in the same batch as the next
 //! claim.
 //!
+//! A claim is a write, and is made only where there may be something that no earlier one has seen. So
+//! the claims of a batch come last in it, and answer all that their stations were told until then
+//! ([`claim_last`]) and all that the batch itself puts in ([`Workers::poke`]).
+//!
 //! Always true:
 //! - Heartbeats come from the thread, so a handler that blocks its runtime does not lose its item.
 //! - What the thread has been told, and has not acted on, counts as something that goes on: a
@@ -14,6 +18,8 @@
 
 use std::{
     collections::HashMap,
+    future::poll_fn,
+    pin::pin,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicI64, Ordering},
@@ -26,6 +32,7 @@ use tokio::{runtime::Handle, sync::oneshot, task::AbortHandle};
 use uuid::Uuid;
 
 use super::{
+    committer::Pending,
     job::{self, Answering, Handler, Job},
     keeper,
     shared::Shared,
@@ -107,8 +114,10 @@ pub(crate) struct Station {
 #[derive(Default)]
 struct Desk {
     jobs: HashMap<ItemId, Held>,
-    /// The queue may have something.
+    /// The queue may have something that `claiming` does not see.
     poked: bool,
+    /// The claim that is on its way.
+    claiming: Option<Uuid>,
     /// When it may have something by the clock.
     next_at: Option<Timestamp>,
     stopping: Option<Stopping>,
@@ -207,25 +216,32 @@ impl Workers {
         self.changed.notify_one();
     }
 
-    fn poke_where(&self, shared: &Shared, meant: impl Fn(&Station) -> bool) {
+    fn poke_where(&self, shared: &Shared, meant: impl Fn(&Station, &Desk) -> bool) {
         let mut any = false;
-        for station in lock(&self.state).stations.iter().filter(|s| meant(s)) {
-            lock(&station.state).poked = true;
-            any = true;
+        for station in &lock(&self.state).stations {
+            let mut desk = lock(&station.state);
+            if meant(station, &desk) {
+                desk.poked = true;
+                any = true;
+            }
         }
         if any {
             self.signal(shared);
         }
     }
 
-    /// This queue has got an item.
-    pub(crate) fn poke(&self, shared: &Shared, queue: &str) {
-        self.poke_where(shared, |station| *station.spec.queue == *queue);
+    /// This queue has got an item, in a batch that ended with these claims. They have seen it, so
+    /// their stations are not poked; to be called before they are answered.
+    pub(crate) fn poke(&self, shared: &Shared, queue: &str, claims: &[Uuid]) {
+        self.poke_where(shared, |station, desk| {
+            let has_seen = desk.claiming.is_some_and(|claim| claims.contains(&claim));
+            *station.spec.queue == *queue && !has_seen
+        });
     }
 
     /// Any queue may have got an item, from another process.
     pub(crate) fn poke_all(&self, shared: &Shared) {
-        self.poke_where(shared, |_| true);
+        self.poke_where(shared, |_, _| true);
     }
 
     /// When the thread has something to do by a virtual clock, which it cannot wait for.
@@ -475,8 +491,8 @@ fn claim(shared: &Arc<Shared>, stations: &[Arc<Station>]) {
         if !due || room == 0 || desk.stopping.is_some() {
             continue;
         }
-        (desk.poked, desk.next_at) = (false, None);
         let claim = Uuid::from_u64_pair(random::entropy(), random::entropy());
+        (desk.poked, desk.next_at, desk.claiming) = (false, None, Some(claim));
         let wanted = ClaimItems {
             queue: station.spec.queue.to_string(),
             claim,
@@ -490,10 +506,44 @@ fn claim(shared: &Arc<Shared>, stations: &[Arc<Station>]) {
         asked.push((station, claim, answer));
     }
     for (station, claim, answer) in asked {
-        match receive(answer) {
+        let answer = receive(answer);
+        lock(&station.state).claiming = None;
+        match answer {
             Some(QueueDone::Claimed(claimed)) => begin(shared, station, claim, claimed),
             _ => lock(&station.state).next_at = Some(now + RETRY_AFTER),
         }
+    }
+}
+
+/// Puts the claims of a batch that is about to be made behind its other writes. What their stations
+/// were told until now is durable, so these claims see it, and no others are made for it.
+pub(super) fn claim_last(shared: &Shared, pending: &mut [Pending]) {
+    let claims = claims_in(pending.iter().map(|pending| &pending.write));
+    if claims.is_empty() {
+        return;
+    }
+    // The order of all others stays.
+    pending.sort_by_key(|pending| claim_of(&pending.write).is_some());
+    for station in &lock(&shared.workers.state).stations {
+        let mut desk = lock(&station.state);
+        if desk.claiming.is_some_and(|claim| claims.contains(&claim)) {
+            desk.poked = false;
+        }
+    }
+}
+
+/// The claims among these writes.
+pub(super) fn claims_in<'a>(writes: impl Iterator<Item = &'a Write>) -> Vec<Uuid> {
+    writes.filter_map(claim_of).collect()
+}
+
+fn claim_of(write: &Write) -> Option<Uuid> {
+    match write {
+        Write::Queue(write) => match &**write {
+            QueueWrite::Claim(wanted) => Some(wanted.claim),
+            _ => None,
+        },
+        _ => None,
     }
 }
 
@@ -533,7 +583,8 @@ fn begin(shared: &Arc<Shared>, station: &Arc<Station>, claim: Uuid, claimed: Cla
             claim,
         };
         // Without a lock: a runtime that shuts down drops the task at once.
-        let task = station.runtime.spawn(handle(at_desk, job, item));
+        let beginning = Beginning::new(shared);
+        let task = station.runtime.spawn(handle(at_desk, beginning, job, item));
         if let Some(held) = lock(&station.state).jobs.get_mut(&id) {
             held.task = Some(task.abort_handle());
         }
@@ -561,12 +612,38 @@ impl Drop for AtDesk {
     }
 }
 
+/// Counts as activity until a handler waits for something by itself, or its end is on its way to the
+/// store: however late its runtime polls it, a virtual clock does not jump over its beginning.
+struct Beginning(Arc<Shared>);
+
+impl Beginning {
+    fn new(shared: &Arc<Shared>) -> Beginning {
+        shared.activity.begin(1);
+        Beginning(shared.clone())
+    }
+}
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        self.0.activity.end(1);
+    }
+}
+
 /// One attempt from its claim to its settlement.
-async fn handle(at_desk: AtDesk, job: Job, item: ClaimedItem) {
+async fn handle(at_desk: AtDesk, beginning: Beginning, job: Job, item: ClaimedItem) {
     let (shared, station) = (at_desk.shared.clone(), at_desk.station.clone());
     let spec = &station.spec;
     let payload = item.payload.clone();
-    let result = job::attempt(&spec.handler, job.clone(), payload).await;
+    let mut attempt = pin!(job::attempt(&spec.handler, job.clone(), payload));
+    let mut beginning = Some(beginning);
+    let result = poll_fn(|cx| {
+        let polled = attempt.as_mut().poll(cx);
+        if polled.is_pending() {
+            beginning = None;
+        }
+        polled
+    })
+    .await;
     let stopped = lock(&station.state).stopping.is_some() && job.cancellation().is_cancelled();
     let settlement = match result {
         // It was asked to stop, and says that it has not done its work.
@@ -591,6 +668,7 @@ async fn handle(at_desk: AtDesk, job: Job, item: ClaimedItem) {
         settlement,
     };
     let answer = job::write(&shared, QueueWrite::Settle(settle));
+    drop(beginning);
     drop(at_desk);
     if let Ok(Ok(Outcome::Queue(QueueDone::Settled(false)))) = answer.await {
         tracing::warn!(

@@ -212,16 +212,17 @@ impl Store for MemoryStore {
     }
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
-        let (applied, rows) = self.write(|data| {
-            let before = data.rows_written;
-            (data.commit(batch), data.rows_written - before)
-        });
         let counters = &self.0.counters;
-        counters.batches.fetch_add(1, Ordering::Relaxed);
-        counters
-            .writes
-            .fetch_add(batch.writes.len() as u64, Ordering::Relaxed);
-        counters.rows.fetch_add(rows, Ordering::Relaxed);
+        let applied = self.write(|data| {
+            let before = data.rows_written;
+            let applied = data.commit(batch);
+            let (rows, writes) = (data.rows_written - before, batch.writes.len() as u64);
+            // Under the lock: whoever sees what the batch did finds it counted.
+            counters.batches.fetch_add(1, Ordering::Relaxed);
+            counters.writes.fetch_add(writes, Ordering::Relaxed);
+            counters.rows.fetch_add(rows, Ordering::Relaxed);
+            applied
+        });
         Ok(applied)
     }
 

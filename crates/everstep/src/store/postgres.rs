@@ -22,7 +22,7 @@ use std::{
 use uuid::Uuid;
 
 use self::{
-    batch::Terms,
+    batch::{LastNumbers, Terms},
     conn::{Conn, Identity, Route, Unsettled},
     error::{FENCED, LANE_CLOSED, Trouble},
     locks::Named,
@@ -110,6 +110,8 @@ pub struct PostgresStore {
     home: Mutex<Option<(Fence, Identity)>>,
     /// How far the clock of the database is ahead of ours, in milliseconds.
     ahead: AtomicI64,
+    numbers: Mutex<LastNumbers>,
+    spare_items: Mutex<Vec<u64>>,
     counters: Counters,
     wakes: Arc<wake::Wakes>,
     schema_number: u32,
@@ -183,6 +185,8 @@ impl PostgresStore {
             held: Mutex::default(),
             home: Mutex::default(),
             ahead: AtomicI64::new(0),
+            numbers: Mutex::default(),
+            spare_items: Mutex::default(),
             counters: Counters::default(),
             schema_number,
         };
@@ -448,6 +452,26 @@ impl PostgresStore {
         }
     }
 
+    /// Remembers what a durable batch has said about the runs in memory.
+    fn learn(&self, fence: Option<Fence>, learned: batch::Learned) {
+        if fence.is_none() {
+            return;
+        }
+        let mut numbers = lock(&self.numbers);
+        if numbers.fence != fence {
+            *numbers = LastNumbers {
+                fence,
+                ..LastNumbers::default()
+            };
+        }
+        for (run, number) in learned {
+            match number {
+                Some(number) => _ = numbers.by_run.insert(run, number),
+                None => _ = numbers.by_run.remove(&run),
+            }
+        }
+    }
+
     fn clock(&self, now: Timestamp) -> Clock {
         if self.options.database_time {
             Clock::Database
@@ -508,7 +532,7 @@ impl Store for PostgresStore {
         let mut named = Named::of(batch);
         let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
         let shards = self.known_shards(batch.fence);
-        let applied = self.transact(|session, before| {
+        let (applied, learned) = self.transact(|session, before| {
             match before {
                 Some(Trouble::Contended(lock)) => {
                     named.locks.insert(*lock);
@@ -524,9 +548,12 @@ impl Store for PostgresStore {
                 fenced,
                 shards: shards.clone(),
                 schema: self.schema_number,
+                numbers: &self.numbers,
+                spare_items: &self.spare_items,
             };
             batch::apply(session, batch, &terms)
         })?;
+        self.learn(batch.fence, learned);
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
         let writes = batch.writes.len() as u64;
         self.counters.writes.fetch_add(writes, Ordering::Relaxed);

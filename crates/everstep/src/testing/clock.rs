@@ -67,6 +67,24 @@ impl Drop for Hold {
     }
 }
 
+impl Hold {
+    /// Lets the clock go and waits for this long in virtual time. Nothing comes between the two, as
+    /// it may between a drop and a [`sleep`](VirtualClock::sleep) on a busy machine. The clock stands
+    /// still until what this gives is dropped.
+    pub async fn sleep(self, delay: Duration) -> Hold {
+        let at = self.0.now() + delay;
+        self.sleep_until(at).await
+    }
+
+    /// Lets the clock go and waits for this instant, as [`sleep`](Hold::sleep) does.
+    pub async fn sleep_until(self, at: Timestamp) -> Hold {
+        let clock = self.0.clone();
+        let told = clock.begin_to_wait(WaitFor::Time(at));
+        drop(self);
+        clock.held_once(told).await
+    }
+}
+
 /// Somebody in the test who waits for the clock.
 #[derive(Debug)]
 struct Waiter {
@@ -174,8 +192,7 @@ impl VirtualClock {
     /// let engine = Engine::in_memory().clock(clock.clone()).register(approve).start().await?;
     /// let held = clock.hold();
     /// let run = engine.client().start(approve, ()).await?;
-    /// drop(held);
-    /// let held = clock.sleep(minutes(59)).await;
+    /// let held = held.sleep(minutes(59)).await;
     /// run.send("approval", &true).await?;
     /// drop(held);
     /// assert_eq!(run.result().await?, Some(true));
@@ -226,10 +243,19 @@ impl VirtualClock {
     }
 
     async fn wait_for(self: &Arc<Self>, until: WaitFor) -> Hold {
+        let told = self.begin_to_wait(until);
+        self.held_once(told).await
+    }
+
+    fn begin_to_wait(self: &Arc<Self>, until: WaitFor) -> oneshot::Receiver<Hold> {
         let (told, wait) = oneshot::channel();
         let clock = self.clone();
         self.lock().push(Waiter { until, clock, told });
-        match wait.await {
+        wait
+    }
+
+    async fn held_once(self: &Arc<Self>, told: oneshot::Receiver<Hold>) -> Hold {
+        match told.await {
             Ok(hold) => hold,
             // Nobody drops a waiter without telling it.
             Err(_) => self.hold(),

@@ -704,11 +704,10 @@ impl<'a> Life<'a> {
         let mut held = Some(held);
         let run = self.start(client).await?;
         while let Some(action) = self.test.actions.get(self.done).cloned() {
-            held = Some(self.clock.quiet().await);
-            if matches!(action, Action::At(_) | Action::End) {
-                held = None;
-            }
-            held = self.act(&action, &run).await?.or(held);
+            let still = self.clock.quiet().await;
+            // The one before is dropped only now, so that the clock does not jump in between.
+            drop(held.take());
+            held = Some(self.act(&action, &run, still).await?);
             self.done += 1;
             self.tried = false;
         }
@@ -740,7 +739,8 @@ impl<'a> Life<'a> {
         &mut self,
         action: &Action,
         run: &RunHandle<Json>,
-    ) -> Result<Option<Hold>, String> {
+        held: Hold,
+    ) -> Result<Hold, String> {
         let again = std::mem::replace(&mut self.tried, true);
         let done = match action {
             Action::Send { name, body } => {
@@ -782,18 +782,19 @@ impl<'a> Life<'a> {
             Action::Retry => run.retry().await,
             Action::At(after) => {
                 let began = self.began.unwrap_or_else(|| self.clock.now());
-                return Ok(Some(self.clock.sleep_until(began + *after).await));
+                return Ok(held.sleep_until(began + *after).await);
             }
             Action::End => {
+                drop(held);
                 self.await_end(run).await?;
-                return Ok(Some(self.clock.quiet().await));
+                return Ok(self.clock.quiet().await);
             }
         };
         match done {
-            Ok(()) => Ok(None),
+            Ok(()) => Ok(held),
             // It was done before the death, and only the answer is lost.
             Err(ClientError::Finished { .. } | ClientError::WrongStatus { .. }) if again => {
-                Ok(None)
+                Ok(held)
             }
             Err(error) => Err(format!("action {} failed: {error}", self.done)),
         }

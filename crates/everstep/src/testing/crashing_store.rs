@@ -88,9 +88,12 @@ pub struct CrashingStore<S> {
     on_death: Mutex<Option<OnDeath>>,
     /// What happens to the store just before which write.
     meddling: Mutex<Option<Meddle<S>>>,
+    /// What happens to it just after.
+    meddling_after: Mutex<Option<Meddle<S>>>,
 }
 
-/// What is done to the store underneath before a write, by its number; whether that is all.
+/// What is done to the store underneath before or after a write, by its number; whether that is
+/// all.
 type Meddle<S> = Box<dyn FnMut(u64, &S) -> bool + Send>;
 
 type OnDeath = Box<dyn FnOnce() + Send>;
@@ -145,6 +148,7 @@ impl<S: Store> CrashingStore<S> {
             audit,
             on_death: Mutex::default(),
             meddling: Mutex::new(None),
+            meddling_after: Mutex::new(None),
         }
     }
 
@@ -173,8 +177,17 @@ impl<S: Store> CrashingStore<S> {
         self
     }
 
-    fn meddle(&self, n: u64) {
-        let mut slot = self.meddling.lock().unwrap_or_else(PoisonError::into_inner);
+    /// As [`meddle_until`](CrashingStore::meddle_until), but after every write: others can see it,
+    /// and the writer has not heard of it yet.
+    pub fn meddle_after(self, mut meddle: impl FnMut(&S) -> bool + Send + 'static) -> Self {
+        let mut slot = lock(&self.meddling_after);
+        *slot = Some(Box::new(move |_, inner| meddle(inner)));
+        drop(slot);
+        self
+    }
+
+    fn meddle(&self, meddling: &Mutex<Option<Meddle<S>>>, n: u64) {
+        let mut slot = lock(meddling);
         if slot.as_mut().is_some_and(|meddle| meddle(n, &self.inner)) {
             *slot = None;
         }
@@ -248,7 +261,7 @@ impl<S: Store> CrashingStore<S> {
         }
         state.writes += 1;
         let n = state.writes;
-        self.meddle(n);
+        self.meddle(&self.meddling, n);
         if matches!(self.plan, Plan::At(CrashPoint::Before(at)) if at == n) {
             self.end();
             return self.closed();
@@ -264,8 +277,15 @@ impl<S: Store> CrashingStore<S> {
             self.end();
             return self.closed();
         }
+        // Whatever it does, others may read meanwhile.
+        drop(state);
+        self.meddle(&self.meddling_after, n);
         Ok(answer)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<S: Store> Store for CrashingStore<S> {

@@ -4,7 +4,10 @@
 //! is written leaves with the commit, in one more. Only what nobody could foresee (who waits for an
 //! event, the parent of a run that ends) is read in between.
 
-use std::{collections::HashMap, collections::HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use uuid::Uuid;
 
@@ -43,14 +46,30 @@ pub(super) struct Terms<'t> {
     pub(super) shards: Option<ShardSet>,
     /// The number of the schema, for advisory locks.
     pub(super) schema: u32,
+    /// What the rows of runs in memory do not say.
+    pub(super) numbers: &'t Mutex<LastNumbers>,
+    /// Numbers for items of queues that were drawn before and not used.
+    pub(super) spare_items: &'t Mutex<Vec<u64>>,
 }
+
+/// The last numbers of runs in the memory of a runner: their rows are not written with every step.
+#[derive(Debug, Default)]
+pub(super) struct LastNumbers {
+    /// Who owns the runs. Nobody else changes their numbers while this fence holds.
+    pub(super) fence: Option<Fence>,
+    /// The generation and the number.
+    pub(super) by_run: HashMap<RunNo, (u32, u64)>,
+}
+
+/// What is known once a batch is durable: see [`LastNumbers`].
+pub(super) type Learned = Vec<(RunNo, Option<(u32, u64)>)>;
 
 /// Applies a batch within a transaction, in the two passes that [`rules`] describes.
 pub(super) fn apply(
     session: &Session<'_>,
     batch: &Batch,
     terms: &Terms<'_>,
-) -> Result<Applied, Trouble> {
+) -> Result<(Applied, Learned), Trouble> {
     let mut applier = Applier::begin(session, batch, terms)?;
     let mut outcomes = Vec::with_capacity(batch.writes.len());
     for write in &batch.writes {
@@ -95,7 +114,13 @@ pub(super) fn apply(
         };
     }
     let notices = std::mem::take(&mut applier.notices);
-    Ok(Applied { outcomes, notices })
+    let learned = applier.learned();
+    lock(terms.spare_items).append(&mut applier.item_numbers);
+    Ok((Applied { outcomes, notices }, learned))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(super) struct Applier<'a> {
@@ -120,6 +145,8 @@ pub(super) struct Applier<'a> {
     pub(super) graves: HashSet<RunNo>,
     /// The runs to be made that were asked for at the beginning.
     new_runs: HashSet<RunNo>,
+    fence: Option<Fence>,
+    numbers: &'a Mutex<LastNumbers>,
     /// The numbers of pools that were asked for.
     pub(super) pools: HashMap<String, PoolNo>,
     /// Numbers for items of queues.
@@ -261,7 +288,7 @@ impl<'a> Applier<'a> {
     fn begin(
         session: &'a Session<'a>,
         batch: &Batch,
-        terms: &Terms<'_>,
+        terms: &Terms<'a>,
     ) -> Result<Applier<'a>, Trouble> {
         let fence = batch.fence.filter(|_| terms.fenced);
         if let Some(fence) = fence {
@@ -305,10 +332,12 @@ impl<'a> Applier<'a> {
             asked.push(Op::new(sql, params![new_runs]));
             asked.len() - 1
         });
-        let items = (named.items > 0).then(|| {
+        let mut item_numbers = std::mem::take(&mut *lock(terms.spare_items));
+        let drawn = named.items.saturating_sub(item_numbers.len());
+        let items = (drawn > 0).then(|| {
             let sql = "SELECT nextval(pg_get_serial_sequence('queue_items', 'no')) \
                        FROM generate_series(1, $1)";
-            asked.push(Op::new(sql, params![columns::limit(named.items)]));
+            asked.push(Op::new(sql, params![columns::limit(drawn)]));
             asked.len() - 1
         });
         let tails = (!named.streams.is_empty()).then(|| {
@@ -335,6 +364,8 @@ impl<'a> Applier<'a> {
             keys: named.keys.iter().map(|it| (it.clone(), None)).collect(),
             graves: HashSet::new(),
             new_runs: named.new_runs.iter().copied().collect(),
+            fence,
+            numbers: terms.numbers,
             pools: HashMap::new(),
             item_numbers: Vec::new(),
             queues: queues::Known::new(named),
@@ -342,9 +373,8 @@ impl<'a> Applier<'a> {
             families: children::Families::default(),
         };
         for row in rows(Some(0)).into_iter().flatten() {
-            applier
-                .heads
-                .insert(RunNo(row.get(0)?), Some(read_head(row)?));
+            let head = applier.completed(read_head(row)?);
+            applier.heads.insert(head.id.no(), Some(head));
         }
         for row in rows(keyed).into_iter().flatten() {
             let name = (row.get(0)?, row.get(1)?);
@@ -356,9 +386,11 @@ impl<'a> Applier<'a> {
             applier.graves.insert(RunNo(row.get(0)?));
         }
         for row in rows(items).into_iter().flatten() {
-            applier.item_numbers.push(columns::number(row, 0)?);
+            item_numbers.push(columns::number(row, 0)?);
         }
-        applier.item_numbers.reverse();
+        // The lowest is taken first.
+        item_numbers.sort_unstable_by(|a, b| b.cmp(a));
+        applier.item_numbers = item_numbers;
         for row in rows(tails).into_iter().flatten() {
             applier.tails.add(row)?;
         }
@@ -482,7 +514,7 @@ impl<'a> Applier<'a> {
 
     fn remember_heads(&mut self, answers: &[Vec<Row>]) -> Result<(), Trouble> {
         for row in answers.iter().flatten() {
-            let head = read_head(row)?;
+            let head = self.completed(read_head(row)?);
             self.remember(head.id.no(), head);
         }
         Ok(())
@@ -499,10 +531,38 @@ impl<'a> Applier<'a> {
             Err(trouble) if trouble.code() == Some("55P03") => {
                 return Err(Trouble::Contended(Lock::Run(run)));
             }
-            found => found?,
+            found => found?.map(|head| self.completed(head)),
         };
         self.heads.insert(run, head);
         Ok(head)
+    }
+
+    /// A row as it was read, with what this runner knows beyond it.
+    pub(super) fn completed(&self, mut head: Head) -> Head {
+        if head.status != RunStatus::Running || self.fence.is_none() {
+            return head;
+        }
+        let numbers = lock(self.numbers);
+        if numbers.fence == self.fence
+            && let Some((generation, number)) = numbers.by_run.get(&head.id.no())
+            && *generation == head.generation
+        {
+            (head.last_number, head.last_number_exact) = (*number, true);
+        }
+        head
+    }
+
+    /// What is known of the runs of this batch once it is durable.
+    fn learned(&self) -> Learned {
+        if self.fence.is_none() {
+            return Vec::new();
+        }
+        let known = self.heads.iter().map(|(run, head)| {
+            let exact =
+                head.filter(|head| head.status == RunStatus::Running && head.last_number_exact);
+            (*run, exact.map(|head| (head.generation, head.last_number)))
+        });
+        known.collect()
     }
 
     pub(super) fn remember(&mut self, run: RunNo, head: Head) {
@@ -934,6 +994,9 @@ impl<'a> Applier<'a> {
 
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> Result<Vec<EffectDone>, Trouble> {
+        for transaction in rules::transactions(commit) {
+            transaction.refuse("its body is for a SQLite file");
+        }
         let mut done = Vec::new();
         for effect in &commit.effects {
             done.extend(effects::apply(self, commit, effect)?);

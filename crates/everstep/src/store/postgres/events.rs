@@ -157,7 +157,7 @@ impl Applier<'_> {
         );
         let numbers: Vec<i64> = runs.iter().map(|run| run.0).collect();
         let found = self.session.rows(statement, params![numbers], |row| {
-            Ok((RunNo(row.get(0)?), read_head(row)?))
+            Ok((RunNo(row.get(0)?), self.completed(read_head(row)?)))
         })?;
         if waits {
             // The others are not there.

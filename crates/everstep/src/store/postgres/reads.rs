@@ -79,9 +79,7 @@ pub(super) fn history(
 ) -> Result<Vec<Put>, Trouble> {
     let sql = "SELECT key, value FROM history WHERE run = $1 \
                AND generation = (SELECT generation FROM runs WHERE no = $1) \
-               AND key > $2 ORDER BY key LIMIT $3";
-    // No key is empty.
-    let after = after.unwrap_or_default();
+               AND ($2 IS NULL OR key > $2) ORDER BY key LIMIT $3";
     session.rows(sql, params![run.0, after, columns::limit(limit)], put)
 }
 

@@ -7,17 +7,18 @@
 use std::{
     collections::BTreeSet,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use tokio::sync::mpsc;
+use tokio_postgres::Client;
 use uuid::Uuid;
 
 use super::{
-    conn::{Route, runtime},
+    conn::{Route, block, runtime},
     error::Trouble,
     locks::fnv,
     tls,
@@ -26,6 +27,9 @@ use crate::{run_id::RunNo, store::WakeFn};
 
 /// More runs than this are sent as "look for yourself": a payload has room for 8 000 bytes.
 const RUNS_MAX: usize = 400;
+
+/// How long the first listening connection is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long to wait before the listening connection is made again.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -90,10 +94,22 @@ impl Wakes {
         runner: Uuid,
         wake: WakeFn,
     ) -> Result<Listening, Trouble> {
-        lock(&self.listeners).push((runner, wake));
         if !self.is_listening.swap(true, Ordering::Relaxed) {
-            runtime()?.spawn(listen(Arc::downgrade(self)));
+            // Before anything is asked for: from then on nothing is missed.
+            let weak = Arc::downgrade(self);
+            let of_task = weak.clone();
+            let first = block(async move { tokio::time::timeout(PATIENCE, open(&of_task)).await })?;
+            let first = match first {
+                Ok(Ok(client)) => client,
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "no listening connection to PostgreSQL; trying again");
+                    None
+                }
+                Err(_) => None,
+            };
+            runtime()?.spawn(listen(weak, first));
         }
+        lock(&self.listeners).push((runner, wake));
         Ok(Listening {
             wakes: Arc::clone(self),
             runner,
@@ -147,45 +163,53 @@ impl Wakes {
     }
 }
 
+/// Makes a connection that listens; none if the store is gone.
+async fn open(wakes: &Weak<Wakes>) -> Result<Option<Client>, Trouble> {
+    let Some((route, channel)) = wakes
+        .upgrade()
+        .map(|it| (Arc::clone(&it.route), it.channel.clone()))
+    else {
+        return Ok(None);
+    };
+    let of_connection = wakes.clone();
+    let heard = Arc::new(move |payload: &str| {
+        if let Some(wakes) = of_connection.upgrade() {
+            wakes.heard(payload);
+        }
+    });
+    let client = tls::connect(&route.config, Some(heard)).await?;
+    client.batch_execute(&format!("LISTEN {channel}")).await?;
+    Ok(Some(client))
+}
+
 /// Keeps a connection that listens for as long as the store lives.
-async fn listen(wakes: std::sync::Weak<Wakes>) {
+async fn listen(wakes: Weak<Wakes>, first: Option<Client>) {
+    let mut client = first;
     loop {
-        let Some(of_round) = wakes.upgrade() else {
-            return;
-        };
-        let heard = {
-            let wakes = wakes.clone();
-            Arc::new(move |payload: &str| {
-                if let Some(wakes) = wakes.upgrade() {
-                    wakes.heard(payload);
+        if let Some(client) = &client {
+            while !client.is_closed() {
+                if wakes.strong_count() == 0 {
+                    return;
                 }
-            })
-        };
-        let listening = async {
-            let client = tls::connect(&of_round.route.config, Some(heard)).await?;
-            let sql = format!("LISTEN {}", of_round.channel);
-            client.batch_execute(&sql).await?;
-            Ok::<_, Trouble>(client)
-        };
-        match listening.await {
-            Ok(client) => {
-                // What was sent in the meantime is lost.
-                of_round.tell(None, &[]);
-                drop(of_round);
-                while !client.is_closed() {
-                    if wakes.strong_count() == 0 {
-                        return;
-                    }
-                    tokio::time::sleep(AGAIN).await;
-                }
-                tracing::warn!("the listening connection to PostgreSQL was lost; making it again");
-            }
-            Err(error) => {
-                drop(of_round);
-                tracing::debug!(%error, "no listening connection to PostgreSQL; trying again");
                 tokio::time::sleep(AGAIN).await;
             }
+            tracing::warn!("the listening connection to PostgreSQL was lost; making it again");
         }
+        client = match open(&wakes).await {
+            Ok(Some(client)) => {
+                // What was sent in the meantime is lost.
+                if let Some(wakes) = wakes.upgrade() {
+                    wakes.tell(None, &[]);
+                }
+                Some(client)
+            }
+            Ok(None) => return,
+            Err(error) => {
+                tracing::debug!(%error, "no listening connection to PostgreSQL; trying again");
+                tokio::time::sleep(AGAIN).await;
+                None
+            }
+        };
     }
 }
 

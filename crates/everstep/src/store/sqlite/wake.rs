@@ -254,7 +254,7 @@ mod tests {
             ];
             wakes.send(None, &[RunNo(5)], || Some(peers));
             let got = receiver
-                .recv_timeout(Duration::from_secs(5))
+                .recv_timeout(Duration::from_secs(60))
                 .expect("woken");
             assert_eq!(got, [RunNo(5)]);
             drop(listener);
