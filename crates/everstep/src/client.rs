@@ -772,6 +772,18 @@ impl Client {
         let ended = match listening {
             // Its end is told: the store need not be asked.
             Some(ended) => ended,
+            // Asked for together with all others that are waited for here.
+            None if self.shared.threads.is_empty() => {
+                let ended = self.shared.hub.await_end(run);
+                if let Some(error) = self.shared.stopped() {
+                    return Err(error.into());
+                }
+                if self.shared.closing() {
+                    return Err(ClientError::Closed);
+                }
+                Poller::ask_soon(&self.shared);
+                ended
+            }
             None => {
                 let ended = self.shared.hub.await_end(run);
                 let no = run.no();
