@@ -257,6 +257,7 @@ impl Shared {
                 Some(lease.fence)
             }
             Ok(false) => {
+                self.counters.lease_is_over();
                 self.lose();
                 None
             }
