@@ -1,7 +1,7 @@
 //! The format of a schema: what it is, and how it comes to have it.
 
 use super::{
-    conn::{Conn, quoted},
+    conn::{BEGIN, Conn, quoted},
     error::Trouble,
     locks::fnv,
     session::{Op, Port},
@@ -77,7 +77,7 @@ pub(super) fn migrate(
     let error = |trouble: Trouble| trouble.into_store_error(store);
     let number = fnv(format!("everstep migration {schema}").bytes()) as i64;
     conn.run(vec![
-        Op::new("BEGIN", Vec::new()),
+        Op::new(BEGIN, Vec::new()),
         Op::new("SELECT pg_advisory_xact_lock($1)", params![number]),
     ])
     .map_err(error)?;
