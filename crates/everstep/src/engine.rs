@@ -38,6 +38,7 @@ mod activity;
 mod assign;
 mod claims;
 mod committer;
+mod complaints;
 mod dispatch;
 mod due;
 mod events;

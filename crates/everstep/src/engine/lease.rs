@@ -70,12 +70,12 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
                 continue;
             }
             Err(error) => {
-                tracing::warn!(%error, "the heartbeat failed; trying again");
+                shared.complain(&error, "the heartbeat failed");
                 continue;
             }
         }
         if let Err(error) = leaving.release(shared, fence, Duration::ZERO) {
-            tracing::warn!(%error, "shards cannot be given back; trying again");
+            shared.complain(&error, "shards cannot be given back");
         }
         beats += 1;
         // Others are looked for at every second beat: an idle engine asks little.
@@ -86,7 +86,7 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
                     false => take_up(shared, &taken),
                 });
             if let Err(error) = taken {
-                tracing::warn!(%error, "shards cannot be balanced; trying again");
+                shared.complain(&error, "shards cannot be balanced");
             }
             if shared.owned.is_partial() {
                 // They may have moved away from under somebody who waits.
@@ -105,7 +105,7 @@ fn register_again(shared: &Shared) {
     shared.set_owned(&ShardSet::EMPTY);
     match shared.store.register_runner(&runner) {
         Ok(fence) => shared.set_lease(fence, begun + shared.settings.lease),
-        Err(error) => tracing::warn!(%error, "the runner cannot register again; trying again"),
+        Err(error) => shared.complain(&error, "the runner cannot register again"),
     }
 }
 

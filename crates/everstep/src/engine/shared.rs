@@ -14,6 +14,7 @@ use super::{
     Settings,
     activity::Activity,
     committer::{self, CommitQueue},
+    complaints::Complaints,
     due::DueSignal,
     hub::Hub,
     keeper::Keeper,
@@ -64,6 +65,7 @@ pub(crate) struct Shared {
     pub(crate) poller: Poller,
     pub(crate) workers: Workers,
     pub(crate) suspects: Gate,
+    pub(crate) complaints: Complaints,
     pub(crate) emitting: Emitting,
     /// When retention can have something to do next, in milliseconds.
     pub(crate) retention_due: AtomicI64,
@@ -127,6 +129,7 @@ impl Shared {
             poller: Poller::default(),
             workers: Workers::default(),
             suspects: Gate::default(),
+            complaints: Complaints::default(),
             emitting: Emitting::new(settings.emit_bytes_max),
             retention_due: AtomicI64::new(i64::MIN),
             secret: OnceLock::new(),

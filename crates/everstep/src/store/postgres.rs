@@ -315,9 +315,7 @@ impl PostgresStore {
     /// Whether this runner registered in the database as it is now.
     fn is_at_home(&self, fence: Fence) -> bool {
         match lock(&self.homes).get(&fence.runner) {
-            Some((known, life)) => {
-                *known == fence && *life == self.life.load(Ordering::Acquire)
-            }
+            Some((known, life)) => *known == fence && *life == self.life.load(Ordering::Acquire),
             // A fence that was not made by this store is the database's to judge.
             None => true,
         }

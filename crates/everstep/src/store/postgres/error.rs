@@ -62,7 +62,9 @@ impl Trouble {
             Trouble::Sql(error) => {
                 let is_over = |severity| matches!(severity, Severity::Fatal | Severity::Panic);
                 let said = error.as_db_error();
-                let said_so = said.and_then(|it| it.parsed_severity()).is_some_and(is_over);
+                let said_so = said
+                    .and_then(|it| it.parsed_severity())
+                    .is_some_and(is_over);
                 // An administrator or a crash has ended the session, or a pooler has lost it.
                 let classes = ["57P", "08", "25P03"];
                 let code = self.code().unwrap_or_default();
@@ -111,10 +113,8 @@ impl Trouble {
             // Statements that are not there any more.
             "26000" | "42P05" => StoreError::Io {
                 store,
-                source: format!(
-                    "{self}; if a pooler is in between, say `pooled=true` in the URL"
-                )
-                .into(),
+                source: format!("{self}; if a pooler is in between, say `pooled=true` in the URL")
+                    .into(),
             },
             // The role or the database is not there, or may not.
             "28000" | "28P01" | "3D000" | "3F000" => StoreError::CannotOpen { store, source },

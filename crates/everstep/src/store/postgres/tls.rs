@@ -260,14 +260,14 @@ mod tests {
         let root = ("sslrootcert", "/a");
         for (pairs, mode, check) in [
             (&[][..], SslMode::Prefer, Check::Nothing),
-            (
-                &[("sslmode", "disable")],
-                SslMode::Disable,
-                Check::Nothing,
-            ),
+            (&[("sslmode", "disable")], SslMode::Disable, Check::Nothing),
             (&[("sslmode", "prefer")], SslMode::Prefer, Check::Nothing),
             (&[("sslmode", "require")], SslMode::Require, Check::Nothing),
-            (&[("sslmode", "require"), root], SslMode::Require, Check::Root),
+            (
+                &[("sslmode", "require"), root],
+                SslMode::Require,
+                Check::Root,
+            ),
             (&[("sslmode", "verify-ca")], SslMode::Require, Check::Root),
             (
                 &[("sslmode", "verify-full")],
@@ -277,7 +277,11 @@ mod tests {
             (&[root], SslMode::Require, Check::RootAndName),
         ] {
             let terms = terms(pairs);
-            assert_eq!((terms.ssl_mode(), terms.check()), (mode, check), "{pairs:?}");
+            assert_eq!(
+                (terms.ssl_mode(), terms.check()),
+                (mode, check),
+                "{pairs:?}"
+            );
         }
     }
 

@@ -60,7 +60,10 @@ pub(super) fn parse(url: &str, mut options: PostgresOptions) -> Result<Parsed, S
             }
         }
     }
-    let says = |name: &str| rest.iter().any(|pair| pair.starts_with(&format!("{name}=")));
+    let says = |name: &str| {
+        rest.iter()
+            .any(|pair| pair.starts_with(&format!("{name}=")))
+    };
     let url = if rest.is_empty() {
         base.to_owned()
     } else {
