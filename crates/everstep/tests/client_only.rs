@@ -25,7 +25,11 @@ async fn costs_a_question_per_round(engines: Arc<dyn Store>, clients: Arc<dyn St
     let client = Client::on(clients.clone()).unwrap();
     // Started before anybody is there to run them, so that all are waited for.
     let starts = (0..RUNS).map(|n| client.start(DOUBLE, n).into_future());
-    let handles: Vec<_> = join_all(starts).await.into_iter().map(Result::unwrap).collect();
+    let handles: Vec<_> = join_all(starts)
+        .await
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
     let written = clients.counters();
     assert!(written.batches < 200, "{written:?}: starts go in batches");
     let waiting = tokio::spawn(async move {
@@ -35,7 +39,10 @@ async fn costs_a_question_per_round(engines: Arc<dyn Store>, clients: Arc<dyn St
     // Some rounds with nothing to tell.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let idle = clients.counters().reads - written.reads;
-    assert!((1..=30).contains(&idle), "{idle} questions in half a second");
+    assert!(
+        (1..=30).contains(&idle),
+        "{idle} questions in half a second"
+    );
     let begun = std::time::Instant::now();
     let engine = engine(engines).start().await.unwrap();
     let (handles, results) = waiting.await.unwrap();
@@ -58,7 +65,10 @@ async fn costs_a_question_per_round(engines: Arc<dyn Store>, clients: Arc<dyn St
     let results = join_all(found.iter().map(|run| run.result())).await;
     assert!(results.into_iter().all(|result| result.is_ok()));
     let reads = clients.counters().reads - before - got;
-    assert!(reads <= 20, "{reads} questions for {RUNS} results that are there");
+    assert!(
+        reads <= 20,
+        "{reads} questions for {RUNS} results that are there"
+    );
     // One that is not there any more is told so.
     let gone = found.first().unwrap();
     gone.delete().await.unwrap();

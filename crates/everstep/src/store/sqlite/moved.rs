@@ -40,4 +40,3 @@ pub(crate) fn has_marks(conn: &Connection) -> rusqlite::Result<bool> {
     let sql = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'everstep_move'";
     conn.prepare_cached(sql)?.exists([])
 }
-

@@ -78,9 +78,8 @@ impl Source {
         let read = || -> rusqlite::Result<Vec<(String, i64, Option<String>)>> {
             let sql = "SELECT name, lease_until, address FROM runners WHERE lease_until > ?1";
             let mut statement = self.conn.prepare(sql)?;
-            let rows = statement.query_map([now], |row| {
-                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
-            })?;
+            let rows =
+                statement.query_map([now], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
             rows.collect()
         };
         let runners = read().map_err(|error| self.error(error))?;
@@ -112,7 +111,8 @@ impl Source {
             )?;
             let now = Timestamp::from(SystemTime::now()).as_millis();
             let sql = "INSERT INTO everstep_move (id, target, begun_at) VALUES (?1, ?2, ?3)";
-            self.conn.execute(sql, params![attempt.as_bytes(), to, now])?;
+            self.conn
+                .execute(sql, params![attempt.as_bytes(), to, now])?;
             self.conn.execute_batch("COMMIT")
         };
         write().map_err(|error| {
@@ -157,7 +157,9 @@ impl Source {
     }
 
     fn table(&self, name: String) -> rusqlite::Result<Table> {
-        let mut statement = self.conn.prepare("SELECT name, type FROM pragma_table_info(?1)")?;
+        let mut statement = self
+            .conn
+            .prepare("SELECT name, type FROM pragma_table_info(?1)")?;
         let columns = statement.query_map([&name], |row| {
             let (name, kind): (String, String) = (row.get(0)?, row.get(1)?);
             let kind = match kind.as_str() {

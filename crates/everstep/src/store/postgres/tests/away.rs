@@ -555,3 +555,34 @@ fn a_pooler_in_between_is_enough_for_everything_but_listening() {
         Arc::new(PostgresStore::open_with(&url, options).unwrap())
     });
 }
+
+/// The table in ARCHITECTURE.md.
+#[test]
+fn each_code_of_the_server_has_its_reaction() {
+    let world = World::new();
+    for (codes, reaction) in [
+        ("40001 40P01 55P03 72000 23505", Reaction::Retry),
+        ("53100 53200 53300 53400 57014 57P01 57P03", Reaction::Retry),
+        (
+            "08006 08P01 25006 25P03 26000 42P05 58030 XX000",
+            Reaction::Retry,
+        ),
+        ("EV001 EV002 EV003", Reaction::Retry),
+        ("22021 23514 54000 0A000 42601 P0001", Reaction::Bisect),
+        (
+            "XX001 XX002 42501 28P01 3D000 42P01 42703 42883",
+            Reaction::Stop,
+        ),
+    ] {
+        for code in codes.split(' ') {
+            let raise = format!("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$");
+            let done = world
+                .store
+                .write(|session| session.execute_now(raise.clone(), Vec::new()));
+            let error = done.unwrap_err();
+            assert_eq!(error.reaction(), reaction, "{code}: {error:?}");
+        }
+    }
+    // None of it has done any harm.
+    world.note("it").unwrap();
+}
