@@ -5,7 +5,7 @@ use std::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use uuid::Uuid;
@@ -65,6 +65,7 @@ pub(crate) struct Shared {
     epoch: Instant,
     stopped: OnceLock<Arc<StoreError>>,
     closing: AtomicBool,
+    closing_since: OnceLock<Instant>,
     leaving: AtomicBool,
     /// How many runs are in memory and moving.
     pub(crate) moving: AtomicUsize,
@@ -134,6 +135,7 @@ impl Shared {
             epoch: Instant::now(),
             stopped: OnceLock::new(),
             closing: AtomicBool::new(false),
+            closing_since: OnceLock::new(),
             leaving: AtomicBool::new(false),
             moving: AtomicUsize::new(0),
             due: DueSignal::default(),
@@ -336,7 +338,15 @@ impl Shared {
     }
 
     pub(crate) fn begin_closing(&self) {
+        self.closing_since.get_or_init(Instant::now);
         self.closing.store(true, Ordering::Release);
+    }
+
+    /// For how long it has been closing.
+    pub(crate) fn closing_for(&self) -> Duration {
+        self.closing_since
+            .get()
+            .map_or(Duration::ZERO, Instant::elapsed)
     }
 
     pub(crate) fn closing(&self) -> bool {

@@ -521,7 +521,7 @@ impl PostgresStore {
                     lock(&self.unsettled).push(lost);
                     return Err(StoreError::UnknownOutcome {
                         store: self.name.clone(),
-                        source: error.to_string().into(),
+                        source: Box::new(error),
                     });
                 }
             }
