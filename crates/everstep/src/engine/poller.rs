@@ -175,7 +175,7 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
                 shared.hub.item_ended(item, answer);
             }
         }
-        Err(error) => tracing::warn!(%error, "items cannot be read; trying again"),
+        Err(error) => shared.complain(&error, "items cannot be read"),
     }
     match (ends, answers) {
         (Ok(ends), Ok(answers)) => {
@@ -197,13 +197,13 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
         }
         (Err(error @ StoreError::Moved { .. }), _) => shared.hub.stop(&Arc::new(error)),
         (Err(error), _) | (_, Err(error)) => {
-            tracing::warn!(%error, "results and replies cannot be read; trying again");
+            shared.complain(&error, "results and replies cannot be read");
         }
     }
     match tell_followers(shared, &questions.followers) {
         Ok(told) => answered || told,
         Err(error) => {
-            tracing::warn!(%error, "streams cannot be read; trying again");
+            shared.complain(&error, "streams cannot be read");
             answered
         }
     }

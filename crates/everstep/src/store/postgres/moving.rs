@@ -45,10 +45,13 @@ pub(crate) enum Found {
 
 impl Destination {
     pub(crate) fn open(url: &str) -> Result<Destination, StoreError> {
-        let (config, options) = url::parse(url, PostgresOptions::default())?;
-        let name = url::describe(&config, &options.schema);
+        let url::Parsed {
+            servers,
+            options,
+            name,
+        } = url::parse(url, PostgresOptions::default())?;
         let route = Arc::new(Route {
-            config,
+            servers,
             schema: options.schema,
             pooled: options.pooled,
             patience: options.patience,

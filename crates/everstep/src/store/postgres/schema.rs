@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use super::{
-    conn::{Conn, quoted},
+    conn::{BEGIN, Conn, quoted},
     error::Trouble,
     locks::fnv,
     session::{Op, Port},
@@ -141,7 +141,7 @@ pub(super) fn migrate(
 pub(super) fn begin(conn: &Conn, schema: &str) -> Result<(), Trouble> {
     let number = fnv(format!("everstep migration {schema}").bytes()) as i64;
     let ops = vec![
-        Op::new("BEGIN", Vec::new()),
+        Op::new(BEGIN, Vec::new()),
         Op::new("SELECT pg_advisory_xact_lock($1)", params![number]),
     ];
     conn.run(ops).map(drop)
