@@ -18,6 +18,7 @@ mod architecture;
 mod bench;
 mod cargo;
 mod crash;
+mod deploy_drill;
 mod examples;
 mod model;
 mod points;
@@ -32,6 +33,7 @@ Commands:
                    with names, only those checks (`cargo xtask test --list` shows them)
   crash            kill a real process over and over, and check every promise
   bench            measure, against a bare loop that writes the same rows
+  deploy-drill     replace runners of one version by runners of the next, under load
   model            search the model of lease, fence, takeover and hand-off to its end
 
 Options:
@@ -70,6 +72,7 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         "test" => test::run(rest),
         "crash" => crash::run(rest),
         "bench" => bench::run(rest),
+        "deploy-drill" => deploy_drill::run(rest),
         "model" => model::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");
