@@ -36,9 +36,9 @@ use crate::{
 
 mod activity;
 mod assign;
-mod counters;
 mod claims;
 mod committer;
+mod counters;
 mod dispatch;
 mod due;
 mod events;

@@ -224,7 +224,10 @@ pub(crate) fn balance(
                 shared.set_owned(&kept);
                 let of_dead = runners.iter().filter(|runner| dead.contains(&runner.id));
                 for runner in of_dead.filter(|dead| new.iter().any(|it| dead.shards.contains(it))) {
-                    tracing::info!(runner = runner.name, "shards of a runner that is gone are taken");
+                    tracing::info!(
+                        runner = runner.name,
+                        "shards of a runner that is gone are taken"
+                    );
                     shared.counters.takeover();
                 }
                 return Ok(new);
