@@ -216,7 +216,7 @@ fn a_batch_that_arrives_after_it_was_settled_is_refused() {
     let arrived = |connections: &[everstep_pg::Connection]| {
         let of_old = connections
             .iter()
-            .filter(|it| held.iter().any(|which| *which == Which::Number(it.number)));
+            .filter(|it| held.contains(&Which::Number(it.number)));
         of_old.into_iter().all(|it| !it.open)
     };
     assert!(world.proxy.wait_until(PATIENCE, arrived));
