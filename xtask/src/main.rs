@@ -18,6 +18,7 @@ mod architecture;
 mod bench;
 mod cargo;
 mod crash;
+mod deploy_drill;
 mod examples;
 mod failover;
 mod model;
@@ -34,6 +35,7 @@ Commands:
   crash            kill a real process over and over, and check every promise
   bench            measure, against a bare loop that writes the same rows
   failover         kill a primary under load, promote its standby, and check every promise
+  deploy-drill     replace runners of one version by runners of the next, under load
   model            search the model of lease, fence, takeover and hand-off to its end
 
 Options:
@@ -73,6 +75,7 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         "crash" => crash::run(rest),
         "bench" => bench::run(rest),
         "failover" => failover::run(rest),
+        "deploy-drill" => deploy_drill::run(rest),
         "model" => model::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");

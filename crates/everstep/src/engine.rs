@@ -428,6 +428,11 @@ impl EngineTools {
     pub fn batches(&self) -> u64 {
         self.shared.queue.batches.load(Ordering::Relaxed)
     }
+
+    /// What the engine has lived through; also while it shuts down, and after.
+    pub fn counters(&self) -> EngineCounters {
+        self.shared.counters.read()
+    }
 }
 
 /// What an engine has in memory.

@@ -308,14 +308,14 @@ impl Migrate {
 
     /// Copies all rows into a transaction that is left open.
     fn copy(&mut self, source: &Source, destination: &Destination) -> Result<u64, MigrateError> {
+        let tables = source.tables()?;
+        let total = tables.iter().map(|table| table.rows).sum();
         let is_meant = |found: &Found| refuse_what_is_there(source, destination, found).is_ok();
         if !destination.begin(is_meant)? {
             refuse_what_is_there(source, destination, &destination.look()?)?;
             return Err(MigrateError::Interrupted);
         }
         self.reach(MigrateStage::Begun)?;
-        let tables = source.tables()?;
-        let total = tables.iter().map(|table| table.rows).sum();
         let mut rows = 0;
         for table in &tables {
             let differs = |what: String| MigrateError::Differs {

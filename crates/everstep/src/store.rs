@@ -925,7 +925,7 @@ pub enum StoreError {
         /// Who uses it.
         runner: String,
     },
-    /// Its runs were moved elsewhere by [`migrate`](fn@crate::migrate).
+    /// Its runs were moved elsewhere by `everstep::migrate`.
     #[error("{store} was moved to {to}; open that instead, this is only what it was before")]
     Moved {
         /// Which store.
@@ -933,7 +933,7 @@ pub enum StoreError {
         /// Where its runs are now.
         to: String,
     },
-    /// It was filled by a [`migrate`](fn@crate::migrate) that has not come to its end.
+    /// It was filled by an `everstep::migrate` that has not come to its end.
     #[error(
         "{store} was filled from {from}, and that has not come to its end; call \
              `everstep::migrate` again with the same two places"

@@ -1,6 +1,7 @@
 //! A process without an engine: it starts runs, and waits for their results, with few questions to
 //! the store.
 #![allow(clippy::unwrap_used)]
+#![cfg(any(feature = "sqlite", feature = "postgres"))]
 
 mod scenario;
 

@@ -10,6 +10,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use everstep::{
@@ -520,7 +521,14 @@ async fn everything_in_a_file_goes_on_in_a_database() {
     let reports = Arc::new(Mutex::new(Vec::new()));
     let seen = reports.clone();
     let migrate = everstep::migrate(&path, &url);
-    let migrate = migrate.progress(move |at| seen.lock().unwrap().push((at.rows, at.total)));
+    let file = path.clone();
+    let migrate = migrate.progress(move |at| {
+        // Nobody else can write meanwhile.
+        let other = Connection::open(&file).unwrap();
+        other.busy_timeout(Duration::ZERO).unwrap();
+        other.execute_batch("BEGIN IMMEDIATE").unwrap_err();
+        seen.lock().unwrap().push((at.rows, at.total));
+    });
     let moved = migrate.await.unwrap();
     let total = u64::try_from(rows.values().sum::<i64>()).unwrap();
     assert_eq!(moved.rows, total);
@@ -663,5 +671,36 @@ async fn what_cannot_be_moved_is_refused_and_left_as_it_was() {
     // The file is as it was, and the database has nothing.
     Engine::open(&path).start().await.unwrap().shutdown().await;
     everstep::migrate(&path, &url).await.unwrap();
+    testing::ran_on("PostgreSQL");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_that_was_only_stopped_stops_for_good_and_its_runs_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("app.db");
+    // Its clock stands still, long ago: its lease is over, and it does not know.
+    let clock = VirtualClock::new();
+    let held = clock.hold();
+    let stale = with_workflows(Engine::open(&path), &path, &clock);
+    let stale = stale.settings(|settings| settings.heartbeat = Duration::from_millis(50));
+    let stale = stale.start().await.unwrap();
+    let run = stale.client().start(LISTENER, 1).await.unwrap();
+    until_status(&run, RunStatus::Sleeping).await;
+    let url = fresh_url();
+    everstep::migrate(&path, &url).await.unwrap();
+    let error = until("the end of the engine", async || stale.stopped()).await;
+    assert!(matches!(*error, StoreError::Moved { .. }), "{error:?}");
+    run.send("first", &1_u32).await.unwrap_err();
+    let engine = with_workflows(Engine::on(Arc::new(postgres(&url))), &path, &clock);
+    let engine = engine.start().await.unwrap();
+    let moved = engine.client().get_typed(LISTENER, run.id()).await.unwrap();
+    let moved = moved.unwrap();
+    moved.send("first", &1_u32).await.unwrap();
+    moved.send("second", &1_u32).await.unwrap();
+    assert_eq!(moved.result().await.unwrap(), 3);
+    drop(held);
+    engine.shutdown().await;
+    stale.shutdown().await;
+    assert_eq!(done(&path).get("heard/1"), Some(&1));
     testing::ran_on("PostgreSQL");
 }

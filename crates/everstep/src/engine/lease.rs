@@ -165,6 +165,8 @@ fn register_again(shared: &Shared) {
     shared.set_owned(&ShardSet::EMPTY);
     match shared.store.register_runner(&runner) {
         Ok(fence) => shared.set_lease(fence, begun + shared.settings.lease),
+        // There is nothing to come back for.
+        Err(error @ StoreError::Moved { .. }) => shared.stop(error),
         Err(error) => shared.complain(&error, "the runner cannot register again"),
     }
 }

@@ -262,6 +262,7 @@ impl Shared {
                 Some(lease.fence)
             }
             Ok(false) => {
+                self.counters.lease_is_over();
                 self.lose();
                 None
             }

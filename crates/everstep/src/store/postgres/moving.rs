@@ -108,8 +108,13 @@ impl Destination {
             .filter(|table| table != "everstep_format")
             .map(|table| quoted(&table))
             .collect();
-        // The secret and the first pool come with the rest.
-        let empty = format!("TRUNCATE {} RESTART IDENTITY", tables.join(", "));
+        // The secret and the first pool come with the rest. The server is patient with a file that
+        // takes long to read.
+        let empty = format!(
+            "SET LOCAL idle_in_transaction_session_timeout = '10min'; \
+             TRUNCATE {} RESTART IDENTITY",
+            tables.join(", ")
+        );
         self.conn.batch(empty).map_err(error)?;
         self.conn
             .batch(
