@@ -20,6 +20,7 @@ mod cargo;
 mod crash;
 mod deploy_drill;
 mod examples;
+mod failover;
 mod model;
 mod points;
 mod stores;
@@ -34,6 +35,7 @@ Commands:
   crash            kill a real process over and over, and check every promise
   bench            measure, against a bare loop that writes the same rows
   deploy-drill     replace runners of one version by runners of the next, under load
+  failover         kill a primary under load, promote its standby, and check every promise
   model            search the model of lease, fence, takeover and hand-off to its end
 
 Options:
@@ -73,6 +75,7 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         "crash" => crash::run(rest),
         "bench" => bench::run(rest),
         "deploy-drill" => deploy_drill::run(rest),
+        "failover" => failover::run(rest),
         "model" => model::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");

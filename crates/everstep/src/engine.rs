@@ -38,6 +38,7 @@ mod activity;
 mod assign;
 mod claims;
 mod committer;
+mod complaints;
 mod counters;
 mod dispatch;
 mod due;

@@ -37,6 +37,9 @@ mod schedule;
 pub mod store;
 mod workflow;
 
+#[cfg(all(feature = "sqlite", feature = "postgres"))]
+mod moving;
+
 mod cancellation;
 mod error;
 mod hash;
@@ -94,6 +97,8 @@ pub use event::{Event, IfFinished, Since};
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
 pub use limit::Limit;
+#[cfg(all(feature = "sqlite", feature = "postgres"))]
+pub use moving::{Migrate, MigrateError, MigrateProgress, MigrateStage, Migrated, migrate};
 pub use pool::{PoolNo, PoolRow};
 pub use queue::{ItemId, Queue};
 pub use retention::Retention;
