@@ -96,6 +96,8 @@ fn on_file() -> Arc<dyn Store> {
     std::fs::create_dir_all(&directory).expect("a directory for temporary files");
     let store = SqliteStore::create_unsynced(&directory.join("app.db"));
     let store: Arc<dyn Store> = Arc::new(store.expect("the file of a test can be made"));
+    // As in memory, a client may come before the first engine.
+    store.migrate().expect("the file of a test can be migrated");
     let mut files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
     files.retain(|(store, directory)| {
         let is_used = store.strong_count() > 0;
