@@ -55,6 +55,22 @@ impl Where {
     }
 }
 
+impl CrashReport {
+    /// Whether there were more points than this; where a test has one crash at a time and few of
+    /// those, whether there were some.
+    #[doc(hidden)]
+    pub fn has_more_than(&self, points: u64) -> bool {
+        match Chosen::from_env() {
+            Chosen::Memory => self.points > points,
+            #[allow(
+                unreachable_patterns,
+                reason = "without features there is no other store"
+            )]
+            _ => self.points > points.min(5),
+        }
+    }
+}
+
 impl CrashTest {
     /// What this is a test of, for the count of crash points. Such a test is made in memory and
     /// then, with one crash at a time, on a file; on PostgreSQL when the tests are made there.
