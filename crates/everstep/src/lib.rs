@@ -52,11 +52,11 @@ mod token;
 
 pub use cancellation::Cancellation;
 pub use client::{
-    Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Count,
+    Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Cluster, Count,
     DeadLetterInfo, DeadLetterPage, DeadLetters, DeleteRun, EmittedFrom, EnqueueItem, ForkRun,
-    HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo, List, PublishEvent,
+    HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo, List, PoolInfo, PublishEvent,
     PublishedEvent, ReadHistory, ReplayLetter, Replayed, ReplayedAll, Resolved, Resolver, RunError,
-    RunHandle, RunInfo, RunPage, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules,
+    RunHandle, RunInfo, RunPage, RunnerInfo, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules,
     SendMessage, Sent, Settle, Start, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader,
     Triggered, WaitsFor, Why, Worker,
 };
@@ -83,7 +83,7 @@ pub use ctx::{
 };
 pub use deferred::Deferred;
 pub use engine::{
-    Engine, EngineBuilder, EngineCensus, Job, Misfit, Preflight, RecoveryReport, Settings,
+    Engine, EngineBuilder, EngineCensus, EngineCounters, Job, Misfit, Preflight, RecoveryReport, Settings,
     StartError, shutdown_signal,
 };
 #[doc(hidden)]
