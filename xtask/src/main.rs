@@ -18,7 +18,9 @@ mod architecture;
 mod bench;
 mod cargo;
 mod crash;
+mod deploy_drill;
 mod examples;
+mod failover;
 mod model;
 mod points;
 mod stores;
@@ -32,6 +34,8 @@ Commands:
                    with names, only those checks (`cargo xtask test --list` shows them)
   crash            kill a real process over and over, and check every promise
   bench            measure, against a bare loop that writes the same rows
+  failover         kill a primary under load, promote its standby, and check every promise
+  deploy-drill     replace runners of one version by runners of the next, under load
   model            search the model of lease, fence, takeover and hand-off to its end
 
 Options:
@@ -70,6 +74,8 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         "test" => test::run(rest),
         "crash" => crash::run(rest),
         "bench" => bench::run(rest),
+        "failover" => failover::run(rest),
+        "deploy-drill" => deploy_drill::run(rest),
         "model" => model::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");

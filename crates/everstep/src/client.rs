@@ -770,8 +770,23 @@ impl Client {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         let ended = match listening {
-            // Its end is told: the store need not be asked.
-            Some(ended) => ended,
+            // Its end is told, unless it has moved to another pool.
+            Some(ended) => {
+                self.watch(run);
+                ended
+            }
+            // Asked for together with all others that are waited for here.
+            None if self.shared.threads.is_empty() => {
+                let ended = self.shared.hub.await_end(run);
+                if let Some(error) = self.shared.stopped() {
+                    return Err(error.into());
+                }
+                if self.shared.closing() {
+                    return Err(ClientError::Closed);
+                }
+                Poller::ask_soon(&self.shared);
+                ended
+            }
             None => {
                 let ended = self.shared.hub.await_end(run);
                 let no = run.no();
@@ -1048,10 +1063,13 @@ impl<O> Start<O> {
             let (id, claim) = (new.id, plan.claims(&new));
             new.claim = claim;
             // Listened for before it can end.
-            let ended = claim.then(|| shared.hub.await_end(id));
+            let ended = claim.then(|| shared.hub.await_end_of_new(id));
             match client.write(Write::Start(Box::new(new))).await? {
                 Outcome::Started(started) => {
                     let ended = ended.filter(|_| started.claimed);
+                    if ended.is_some() {
+                        shared.hub.started(id);
+                    }
                     if !started.claimed && claim {
                         shared.hub.forget_gone(id);
                     }

@@ -36,9 +36,10 @@ use crate::{
 
 mod activity;
 mod assign;
-mod counters;
 mod claims;
 mod committer;
+mod complaints;
+mod counters;
 mod dispatch;
 mod due;
 mod events;
@@ -426,6 +427,11 @@ impl EngineTools {
     /// How many batches were committed.
     pub fn batches(&self) -> u64 {
         self.shared.queue.batches.load(Ordering::Relaxed)
+    }
+
+    /// What the engine has lived through; also while it shuts down, and after.
+    pub fn counters(&self) -> EngineCounters {
+        self.shared.counters.read()
     }
 }
 

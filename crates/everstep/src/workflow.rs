@@ -454,7 +454,9 @@ pub enum NameError {
         start: String,
     },
     /// It is the name of a pool, and has a sign in it that overflow pools have.
-    #[error("the pool `{name}` has an `@` in its name, as only overflow pools have; use another name")]
+    #[error(
+        "the pool `{name}` has an `@` in its name, as only overflow pools have; use another name"
+    )]
     Overflow {
         /// The name.
         name: String,

@@ -10,9 +10,9 @@ use std::{
 };
 
 use everstep::{
-    Client, Cluster, EngineBuilder, RunStatus, StartError, WorkflowOptions,
+    Client, Cluster, EngineBuilder, RunStatus, StartError, Timestamp, WorkflowOptions,
     prelude::*,
-    store::{MemoryStore, SqliteStore, Store},
+    store::{MemoryStore, NewRunner, ShardSet, SqliteStore, Store},
 };
 use scenario::{until, until_status};
 
@@ -138,8 +138,9 @@ async fn runs_of_an_engine_that_died_go_on_elsewhere() {
         let first = order(&store, 1, "a", &log).start().await.unwrap();
         let client = first.client();
         let second = order(&store, 1, "b", &log).start().await.unwrap();
-        until_cluster(&client, "two shares", |cluster| shares(cluster).len() == 2
-            && shares(cluster)[0] > 60)
+        until_cluster(&client, "two shares", |cluster| {
+            shares(cluster).len() == 2 && shares(cluster)[0] > 60
+        })
         .await;
         let mut runs = Vec::new();
         for n in 0..20 {
@@ -199,9 +200,16 @@ async fn runs_of_a_pool_are_run_by_the_runners_that_serve_it() {
         let client = web.client();
         let run = client.start(RENDER, 0).await.unwrap();
         let info = run.info().await.unwrap();
-        assert_eq!(info.status, RunStatus::Pending, "nobody serves its pool yet");
+        assert_eq!(
+            info.status,
+            RunStatus::Pending,
+            "nobody serves its pool yet"
+        );
         let why = format!("{:?}", run.why().await.unwrap());
-        assert!(why.contains("no live runner serves its pool `gpu`"), "{why}");
+        assert!(
+            why.contains("no live runner serves its pool `gpu`"),
+            "{why}"
+        );
         let gpu = render(&store, "gpu", &["gpu"]).start().await.unwrap();
         assert_eq!(run.result().await.unwrap(), "0 by gpu");
         let at_start = client.start(RENDER, 1).pool("default").await.unwrap();
@@ -381,5 +389,74 @@ async fn a_run_that_continues_in_another_pool_moves_there() {
         }
         web.shutdown().await;
         gpu.shutdown().await;
+    }
+}
+
+/// Takes everything from everybody, as a runner that believes them to be dead.
+fn take_everything(store: &Arc<dyn Store>) {
+    let now = Timestamp::from(std::time::SystemTime::now());
+    let id = uuid::Uuid::from_u128(77);
+    let runner = NewRunner::new(id, "usurper", now, Duration::from_secs(60));
+    let victims: Vec<_> = store.runners().unwrap().iter().map(|row| row.id).collect();
+    let fence = store.register_runner(&runner).unwrap();
+    let shards = ShardSet::of_default_pool();
+    let held = store.take_shards(fence, now, &shards, &victims).unwrap();
+    assert_eq!(held, Some(shards));
+}
+
+/// An engine that says that it is alive far too seldom for its lease.
+fn drowsy(builder: EngineBuilder) -> EngineBuilder {
+    builder.settings(|settings| {
+        settings.heartbeat = Duration::from_secs(600);
+        settings.lease = Duration::from_millis(200);
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_whose_lease_is_over_asks_before_it_writes() {
+    for (store, _dir) in stores() {
+        let log = Log::default();
+        let engine = drowsy(order(&store, 1, "a", &log)).start().await.unwrap();
+        let run = engine.client().start(ORDER, 1).await.unwrap();
+        until_status(&run, RunStatus::Sleeping).await;
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        take_everything(&store);
+        let client = engine.client();
+        client.send(run.id(), "add", &1_u32).await.unwrap();
+        until("the loss to be noticed", async || {
+            (engine.counters().self_fenced > 0).then_some(())
+        })
+        .await;
+        let counters = engine.counters();
+        assert_eq!(counters.stale_commits_refused, 0, "it wrote nothing");
+        assert_eq!(entries(&log, "ends"), 0, "it began no body");
+        drop(engine);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_store_refuses_an_owner_that_does_not_look_at_its_clock() {
+    for (store, _dir) in stores() {
+        let log = Log::default();
+        let engine = drowsy(order(&store, 1, "a", &log)).without_self_fencing();
+        let engine = engine.start().await.unwrap();
+        let run = engine.client().start(ORDER, 1).await.unwrap();
+        until_status(&run, RunStatus::Sleeping).await;
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        take_everything(&store);
+        let client = engine.client();
+        client.send(run.id(), "add", &1_u32).await.unwrap();
+        until("a commit to be refused", async || {
+            (engine.counters().stale_commits_refused > 0).then_some(())
+        })
+        .await;
+        assert_eq!(engine.counters().self_fenced, 0);
+        let row = store.run(&everstep::store::Target::Id(run.id())).unwrap();
+        assert_eq!(
+            row.unwrap().status,
+            RunStatus::Sleeping,
+            "nothing was changed"
+        );
+        drop(engine);
     }
 }

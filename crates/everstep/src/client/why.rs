@@ -8,9 +8,9 @@ use std::collections::HashSet;
 
 use super::{ClientError, RunHandle, history};
 use crate::{
-    engine::served,
     codec,
     commit::{Put, RunStatus, Target},
+    engine::served,
     history::{Entry, EntryKind, EntryStatus, EntryValue, keys},
     run::WAITS_IN_ROW,
     run_id::RunId,

@@ -292,7 +292,9 @@ fn react(
     match error.reaction() {
         Reaction::Retry => {
             report_retry(&error, tries);
-            if shared.closing() && tries > 20 {
+            // Each try may take its time, too: a host that is gone without a word says nothing.
+            let is_enough = tries > 20 || shared.closing_for() > CLOSING_LIMIT;
+            if shared.closing() && is_enough {
                 shared.stop(error);
             } else {
                 std::thread::sleep(retry_delay(shared, tries));
@@ -375,6 +377,9 @@ fn dispatch_error(shared: &Shared, batch: Batch, replies: Vec<Reply>, error: &Ar
     claims::lost(shared, batch, error);
     shared.activity.end(writes);
 }
+
+/// How long a store that is away is waited for once the engine is to end.
+const CLOSING_LIMIT: Duration = Duration::from_secs(10);
 
 /// How much of a lease must be left for a batch to be sent under it.
 pub(crate) fn lease_margin(lease: Duration) -> Duration {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub struct EngineCounters {
     /// Shards of another runner were taken because its lease was over or it had died.
     pub takeovers: u64,
-    /// It found its own lease to be over, by its own clock, and held still until it knew more.
+    /// It found its own lease to be over, or lost, before it wrote under it, and held still.
     pub self_fenced: u64,
     /// A commit or an emission was refused by the store because the shard was no longer its own.
     pub stale_commits_refused: u64,

@@ -13,7 +13,8 @@ use super::{
 use crate::{
     commit::{
         AfterEnqueue, Applied, Batch, Commit, Control, Controlled, Deleted, Delivered, Delivery,
-        Effect, EffectDone, Imported, LetterDone, Notice, Outcome, Patch, Published, Refusal, Write,
+        Effect, EffectDone, Imported, LetterDone, Notice, Outcome, Patch, Published, Refusal,
+        Write,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -30,10 +31,10 @@ struct Round<'a> {
     elsewhere: Vec<RunNo>,
     /// Whether a queue has got an item.
     queues: bool,
-    /// The claims of workers in this batch, which come last in it.
-    claims: Vec<Uuid>,
     /// Whether a run was handed over to a pool that may be new to everybody.
     new_pool: bool,
+    /// The claims of workers in this batch, which come last in it.
+    claims: Vec<Uuid>,
 }
 
 pub(super) fn dispatch(shared: &Shared, mut batch: Batch, replies: Vec<Reply>, applied: Applied) {
@@ -47,8 +48,8 @@ pub(super) fn dispatch(shared: &Shared, mut batch: Batch, replies: Vec<Reply>, a
         events: shared.threads.iter().map(|_| Vec::new()).collect(),
         elsewhere: Vec::new(),
         queues: false,
-        claims: workers::claims_in(batch.writes.iter()),
         new_pool: false,
+        claims: workers::claims_in(batch.writes.iter()),
     };
     let (claimed, notices): (Vec<_>, Vec<_>) = notices
         .into_iter()

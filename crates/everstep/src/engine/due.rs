@@ -219,7 +219,7 @@ fn poll_store(shared: &Shared, look: bool) {
         let due = match shared.store.due(now, &owned, after, PAGE) {
             Ok(due) => due,
             Err(error) => {
-                tracing::warn!(%error, "due runs cannot be read; trying again");
+                shared.complain(&error, "due runs cannot be read");
                 // Nobody has looked yet.
                 shared.due.lock().from_outside |= look;
                 shared

@@ -20,13 +20,22 @@ use crate::{
 };
 
 /// Who waits for the end of which run.
-type Ends = FastMap<RunNo, (RunId, Vec<EndSender>)>;
+type Ends = FastMap<RunNo, Awaited>;
 type EndSender = oneshot::Sender<Result<Finished, Arc<StoreError>>>;
 type Requests = HashMap<Uuid, Asked>;
 type AnswerSender = oneshot::Sender<Result<Answer, Arc<StoreError>>>;
 
 /// The answer of an item; none if it is gone.
 type ItemSender = oneshot::Sender<Result<Option<Vec<u8>>, Arc<StoreError>>>;
+
+/// A run whose end is waited for.
+struct Awaited {
+    run: RunId,
+    /// Whether it is in the store. Before that the store does not know it, which does not mean that
+    /// it is gone.
+    stored: bool,
+    waiters: Vec<EndSender>,
+}
 
 /// Who waits for the answer to a request.
 struct Asked {
@@ -65,14 +74,40 @@ impl Hub {
         &self,
         run: RunId,
     ) -> oneshot::Receiver<Result<Finished, Arc<StoreError>>> {
+        self.register(run, true)
+    }
+
+    /// Registers a waiter for a run that is about to be started. The store is not asked for it
+    /// before it is [`started`](Hub::started).
+    pub(crate) fn await_end_of_new(
+        &self,
+        run: RunId,
+    ) -> oneshot::Receiver<Result<Finished, Arc<StoreError>>> {
+        self.register(run, false)
+    }
+
+    fn register(
+        &self,
+        run: RunId,
+        stored: bool,
+    ) -> oneshot::Receiver<Result<Finished, Arc<StoreError>>> {
         let (sender, receiver) = oneshot::channel();
         let no = run.no();
-        self.ends(no)
-            .entry(no)
-            .or_insert_with(|| (run, Vec::new()))
-            .1
-            .push(sender);
+        let mut ends = self.ends(no);
+        let awaited = ends.entry(no).or_insert_with(|| Awaited {
+            run,
+            stored,
+            waiters: Vec::new(),
+        });
+        awaited.waiters.push(sender);
         receiver
+    }
+
+    /// The run is in the store: from now on the store may be asked for its end.
+    pub(crate) fn started(&self, run: RunId) {
+        if let Some(awaited) = self.ends(run.no()).get_mut(&run.no()) {
+            awaited.stored = true;
+        }
     }
 
     pub(crate) fn await_answer(
@@ -132,9 +167,9 @@ impl Hub {
     /// Forgets waiters for this run that have gone: nobody may ever end it for them.
     pub(crate) fn forget_gone(&self, run: RunId) {
         let mut ends = self.ends(run.no());
-        if let Some((_, waiters)) = ends.get_mut(&run.no()) {
-            waiters.retain(|waiter| !waiter.is_closed());
-            if waiters.is_empty() {
+        if let Some(awaited) = ends.get_mut(&run.no()) {
+            awaited.waiters.retain(|waiter| !waiter.is_closed());
+            if awaited.waiters.is_empty() {
                 ends.remove(&run.no());
             }
         }
@@ -165,9 +200,9 @@ impl Hub {
     pub(crate) fn ended(&self, run: RunNo, finished: impl FnOnce() -> Finished) {
         self.followers.notify(run);
         let waiters = self.ends(run).remove(&run);
-        if let Some((_, waiters)) = waiters {
+        if let Some(awaited) = waiters {
             let finished = finished();
-            for waiter in waiters {
+            for waiter in awaited.waiters {
                 _ = waiter.send(Ok(finished.clone()));
             }
         }
@@ -206,11 +241,12 @@ impl Hub {
         let mut runs = Vec::new();
         for part in &self.ends {
             let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
-            part.retain(|_, (_, waiters)| {
-                waiters.retain(|waiter| !waiter.is_closed());
-                !waiters.is_empty()
+            part.retain(|_, awaited| {
+                awaited.waiters.retain(|waiter| !waiter.is_closed());
+                !awaited.waiters.is_empty()
             });
-            runs.extend(part.values().map(|(run, _)| *run));
+            let stored = part.values().filter(|awaited| awaited.stored);
+            runs.extend(stored.map(|awaited| awaited.run));
         }
         let mut answers = self.answers();
         answers.retain(|_, asked| !asked.waiter.is_closed());
@@ -233,7 +269,7 @@ impl Hub {
         self.followers.notify_all();
         for part in &self.ends {
             let waiters = std::mem::take(&mut *part.lock().unwrap_or_else(PoisonError::into_inner));
-            for waiter in waiters.into_values().flat_map(|(_, waiters)| waiters) {
+            for waiter in waiters.into_values().flat_map(|awaited| awaited.waiters) {
                 _ = waiter.send(Err(error.clone()));
             }
         }

@@ -48,6 +48,19 @@ pub(crate) enum Chore {
     Places,
 }
 
+impl Chore {
+    fn complaint(self) -> &'static str {
+        match self {
+            Chore::Events => "events cannot be tended to",
+            Chore::Generations => "old generations cannot be removed",
+            Chore::Schedules => "schedules cannot be looked at",
+            Chore::Retention => "runs that were kept long enough cannot be deleted",
+            Chore::Sweep => "what deleted runs have left cannot be removed",
+            Chore::Places => "the places of lost workers cannot be taken",
+        }
+    }
+}
+
 /// Does what is due, and says when to come back; not by itself if absent.
 type Work = fn(&Shared, Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>>;
 
@@ -210,7 +223,7 @@ fn come_back(
             None
         }
         Err(error) => {
-            tracing::warn!(%error, ?chore, "a chore cannot be done; trying again");
+            shared.complain(&error, chore.complaint());
             Some(shared.now() + RETRY_AFTER)
         }
     }

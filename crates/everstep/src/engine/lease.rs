@@ -128,12 +128,12 @@ fn beat(shared: &Arc<Shared>, leaving: &mut Leaving) -> bool {
             return false;
         }
         Err(error) => {
-            tracing::warn!(%error, "the heartbeat failed; trying again");
+            shared.complain(&error, "the heartbeat failed");
             return false;
         }
     }
     if let Err(error) = leaving.release(shared, fence, Duration::ZERO) {
-        tracing::warn!(%error, "shards cannot be given back; trying again");
+        shared.complain(&error, "shards cannot be given back");
     }
     true
 }
@@ -148,7 +148,7 @@ fn look_around(shared: &Arc<Shared>, leaving: &mut Leaving) {
         false => take_up(shared, &taken),
     });
     if let Err(error) = taken {
-        tracing::warn!(%error, "shards cannot be balanced; trying again");
+        shared.complain(&error, "shards cannot be balanced");
     }
     if shared.owned.is_partial() {
         // They may have moved away from under somebody who waits.
@@ -165,7 +165,9 @@ fn register_again(shared: &Shared) {
     shared.set_owned(&ShardSet::EMPTY);
     match shared.store.register_runner(&runner) {
         Ok(fence) => shared.set_lease(fence, begun + shared.settings.lease),
-        Err(error) => tracing::warn!(%error, "the runner cannot register again; trying again"),
+        // There is nothing to come back for.
+        Err(error @ StoreError::Moved { .. }) => shared.stop(error),
+        Err(error) => shared.complain(&error, "the runner cannot register again"),
     }
 }
 
@@ -224,7 +226,10 @@ pub(crate) fn balance(
                 shared.set_owned(&kept);
                 let of_dead = runners.iter().filter(|runner| dead.contains(&runner.id));
                 for runner in of_dead.filter(|dead| new.iter().any(|it| dead.shards.contains(it))) {
-                    tracing::info!(runner = runner.name, "shards of a runner that is gone are taken");
+                    tracing::info!(
+                        runner = runner.name,
+                        "shards of a runner that is gone are taken"
+                    );
                     shared.counters.takeover();
                 }
                 return Ok(new);

@@ -5,7 +5,7 @@ use std::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use uuid::Uuid;
@@ -14,6 +14,7 @@ use super::{
     Settings,
     activity::Activity,
     committer::{self, CommitQueue},
+    complaints::Complaints,
     counters::Counters,
     due::DueSignal,
     hub::Hub,
@@ -64,6 +65,7 @@ pub(crate) struct Shared {
     epoch: Instant,
     stopped: OnceLock<Arc<StoreError>>,
     closing: AtomicBool,
+    closing_since: OnceLock<Instant>,
     leaving: AtomicBool,
     /// How many runs are in memory and moving.
     pub(crate) moving: AtomicUsize,
@@ -72,6 +74,7 @@ pub(crate) struct Shared {
     pub(crate) poller: Poller,
     pub(crate) workers: Workers,
     pub(crate) suspects: Gate,
+    pub(crate) complaints: Complaints,
     pub(crate) emitting: Emitting,
     /// When retention can have something to do next, in milliseconds.
     pub(crate) retention_due: AtomicI64,
@@ -132,6 +135,7 @@ impl Shared {
             epoch: Instant::now(),
             stopped: OnceLock::new(),
             closing: AtomicBool::new(false),
+            closing_since: OnceLock::new(),
             leaving: AtomicBool::new(false),
             moving: AtomicUsize::new(0),
             due: DueSignal::default(),
@@ -139,6 +143,7 @@ impl Shared {
             poller: Poller::default(),
             workers: Workers::default(),
             suspects: Gate::default(),
+            complaints: Complaints::default(),
             emitting: Emitting::new(settings.emit_bytes_max),
             retention_due: AtomicI64::new(i64::MIN),
             secret: OnceLock::new(),
@@ -257,6 +262,7 @@ impl Shared {
                 Some(lease.fence)
             }
             Ok(false) => {
+                self.counters.lease_is_over();
                 self.lose();
                 None
             }
@@ -333,7 +339,15 @@ impl Shared {
     }
 
     pub(crate) fn begin_closing(&self) {
+        self.closing_since.get_or_init(Instant::now);
         self.closing.store(true, Ordering::Release);
+    }
+
+    /// For how long it has been closing.
+    pub(crate) fn closing_for(&self) -> Duration {
+        self.closing_since
+            .get()
+            .map_or(Duration::ZERO, Instant::elapsed)
     }
 
     pub(crate) fn closing(&self) -> bool {

@@ -838,7 +838,7 @@ impl Worker {
             Ok(Some(loaded)) => *loaded,
             Ok(None) => return,
             Err(error) => {
-                tracing::warn!(%error, "a run cannot be read; trying again");
+                self.shared.complain(&error, "a run cannot be read");
                 // Reading is tried again by this thread: the store may not count it as due.
                 self.held.push_back(run);
                 return;

@@ -472,7 +472,7 @@ fn look_around(shared: &Shared, stations: &[Arc<Station>]) {
                 desk.poked |= outlook.ready;
                 desk.next_at = [desk.next_at, outlook.next_at].into_iter().flatten().min();
             }
-            Err(error) => tracing::warn!(%error, "a queue cannot be looked at; trying again"),
+            Err(error) => shared.complain(&error, "a queue cannot be looked at"),
         }
     }
 }

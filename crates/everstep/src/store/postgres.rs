@@ -12,6 +12,7 @@
 //! - A batch whose outcome is not known is never sent again before it is known not to land.
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
@@ -24,7 +25,7 @@ use uuid::Uuid;
 use self::{
     batch::{LastNumbers, Terms},
     conn::{Conn, Identity, Route, Unsettled},
-    error::{FENCED, LANE_CLOSED, Trouble},
+    error::{FENCED, Trouble},
     locks::Named,
     runners::Clock,
     session::{Op, Port, Session},
@@ -38,12 +39,15 @@ mod columns;
 mod conn;
 mod control;
 mod deferreds;
+mod dial;
 mod error;
 mod events;
 mod import;
 mod letters;
 mod limits;
 mod locks;
+#[cfg(feature = "sqlite")]
+pub(crate) mod moving;
 mod pools;
 mod queues;
 mod reads;
@@ -106,8 +110,14 @@ pub struct PostgresStore {
     unsettled: Mutex<Vec<Unsettled>>,
     /// The shards of the runner of this store, as it last took or gave them.
     held: Mutex<Option<(Fence, ShardSet)>>,
-    /// The database that the runner of this store registered in.
-    home: Mutex<Option<(Fence, Identity)>>,
+    /// The database as it was last seen. After a failover it is another.
+    identity: Mutex<Option<Identity>>,
+    /// How many databases that were.
+    life: AtomicU64,
+    /// In which of them each runner of this store has registered.
+    homes: Mutex<HashMap<Uuid, (Fence, u64)>>,
+    /// Since when it cannot be reached, if so.
+    away: Mutex<Option<Instant>>,
     /// How far the clock of the database is ahead of ours, in milliseconds.
     ahead: AtomicI64,
     numbers: Mutex<LastNumbers>,
@@ -130,8 +140,27 @@ struct Counters {
 /// How often a batch is begun again before it is given back.
 const GOES: u32 = 50;
 
+/// How many connections are lost, one after another, before a batch is given back.
+const LINES: u32 = 3;
+
 /// How long to look for the outcome of a batch before it is given back as unknown.
 const SETTLING: Duration = Duration::from_secs(60);
+
+/// What became of one go of a transaction.
+enum Attempt<T> {
+    /// It is durable, and its connection can be used again.
+    Done(T),
+    /// It is durable, and its connection is lost.
+    Landed(T),
+    /// It has had no effect and will have none.
+    Undone(Trouble),
+}
+
+/// How long to wait after so many goes, so that those who collided do not do so again.
+fn pause_after(goes: u32) -> Duration {
+    let most = 1_000u64 << goes.min(6);
+    Duration::from_micros(crate::random::entropy() % most)
+}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -140,7 +169,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl PostgresStore {
     /// Connects to the database of this URL: `postgres://user:password@host:5432/database`. Several
     /// hosts are tried in turn: `postgres://a:5432,b:5432/app?target_session_attrs=read-write`.
-    /// `?schema=name` names the schema, `?pooled=true` says that a pooler is in between.
+    /// `?schema=name` names the schema, `?pooled=true` says that a pooler is in between, and
+    /// `?listen_url=..` (with its special characters as `%3A` and so on) says where to listen then.
+    ///
+    /// `?sslmode=disable`, `prefer` (the default), `require`, `verify-ca` or `verify-full`, and
+    /// `?sslrootcert=/path/to/roots.pem`, are as in PostgreSQL's own tools: `require` encrypts and
+    /// looks at no certificate unless there is a root to compare it with; with a root and no mode it
+    /// is `verify-full`. Where more than `prefer` is said, nothing is sent in plain text.
     ///
     /// # Errors
     ///
@@ -157,17 +192,20 @@ impl PostgresStore {
     ///
     /// As [`open`](Self::open).
     pub fn open_with(url: &str, options: PostgresOptions) -> Result<PostgresStore, StoreError> {
-        let (config, options) = url::parse(url, options)?;
-        let name = url::describe(&config, &options.schema);
+        let url::Parsed {
+            servers,
+            options,
+            name,
+        } = url::parse(url, options)?;
         let route = Arc::new(Route {
-            config,
+            servers,
             schema: options.schema.clone(),
             pooled: options.pooled,
             patience: options.patience,
         });
         let listening = match &options.listen_url {
             Some(url) => Arc::new(Route {
-                config: url::parse(url, options.clone())?.0,
+                servers: url::parse(url, options.clone())?.servers,
                 pooled: false,
                 ..(*route).clone()
             }),
@@ -183,14 +221,18 @@ impl PostgresStore {
             is_current: AtomicBool::new(false),
             unsettled: Mutex::default(),
             held: Mutex::default(),
-            home: Mutex::default(),
+            identity: Mutex::default(),
+            life: AtomicU64::new(0),
+            homes: Mutex::default(),
+            away: Mutex::default(),
             ahead: AtomicI64::new(0),
             numbers: Mutex::default(),
             spare_items: Mutex::default(),
             counters: Counters::default(),
             schema_number,
         };
-        let conn = store.connect()?;
+        let conn = Conn::open(&store.route).map_err(|trouble| store.error(trouble))?;
+        store.compare_identity(&conn.identity);
         let format = schema::inspect(&conn, &store.route.schema, &store.name)?;
         let is_current = format == schema::FORMAT;
         store.is_current.store(is_current, Ordering::Relaxed);
@@ -213,38 +255,79 @@ impl PostgresStore {
     }
 
     fn connect(&self) -> Result<Conn, StoreError> {
-        let conn = Conn::open(&self.route).map_err(|trouble| self.error(trouble))?;
-        self.compare_home(&conn);
-        Ok(conn)
+        match Conn::open(&self.route) {
+            Ok(conn) => {
+                self.note_back();
+                self.compare_identity(&conn.identity);
+                Ok(conn)
+            }
+            Err(trouble) => {
+                self.note_away(&trouble);
+                Err(match self.error(trouble) {
+                    // It was open before. Whoever changes a password or fails over has not finished
+                    // yet: it is waited for like a database that is away.
+                    StoreError::CannotOpen { store, source } => StoreError::Io { store, source },
+                    other => other,
+                })
+            }
+        }
+    }
+
+    /// Says so once, however often it is tried.
+    fn note_away(&self, trouble: &Trouble) {
+        let mut away = lock(&self.away);
+        if away.is_none() {
+            *away = Some(Instant::now());
+            tracing::warn!(
+                error = %trouble,
+                "{} cannot be reached; what is to be written waits, and nothing is failed",
+                self.name
+            );
+        }
+    }
+
+    fn note_back(&self) {
+        if let Some(since) = lock(&self.away).take() {
+            tracing::info!(after = ?since.elapsed(), "{} is back", self.name);
+        }
     }
 
     /// After a failover what is in memory may be ahead of the database: whoever registered before it
     /// has to begin anew.
-    fn compare_home(&self, conn: &Conn) {
-        let mut home = lock(&self.home);
-        if let Some((fence, identity)) = &*home
-            && *identity != conn.identity
-        {
+    fn compare_identity(&self, now: &Identity) {
+        let mut known = lock(&self.identity);
+        if known.as_ref() == Some(now) {
+            return;
+        }
+        if let Some(before) = known.replace(now.clone()) {
             tracing::warn!(
-                runner = %fence.runner,
-                before = %identity.timeline,
-                now = %conn.identity.timeline,
-                "{} has failed over to a copy; runs in memory are dropped and read again",
+                before = %before.timeline,
+                now = %now.timeline,
+                is_a_copy = before.system == now.system,
+                "{} has failed over; runs in memory are dropped and read again",
                 self.name
             );
-            *home = None;
+            self.life.fetch_add(1, Ordering::AcqRel);
             *lock(&self.held) = None;
+            *lock(&self.numbers) = LastNumbers::default();
+            self.drop_idle();
         }
     }
 
     /// Whether this runner registered in the database as it is now.
     fn is_at_home(&self, fence: Fence) -> bool {
-        // A fence that was not made by this store is the database's to judge.
-        let home = lock(&self.home);
-        match &*home {
-            Some((known, _)) => known.runner != fence.runner || *known == fence,
-            None => !self.wakes.is_here(fence.runner),
+        match lock(&self.homes).get(&fence.runner) {
+            Some((known, life)) => *known == fence && *life == self.life.load(Ordering::Acquire),
+            // A fence that was not made by this store is the database's to judge.
+            None => true,
         }
+    }
+
+    /// Drops what depends on a server that may be gone.
+    fn drop_idle(&self) {
+        lock(&self.idle).clear();
+        // They were drawn from a sequence, which a crash sets back to what was written of it.
+        lock(&self.spare_items).clear();
     }
 
     /// A connection that works, as far as is known.
@@ -300,9 +383,12 @@ impl PostgresStore {
                     return Ok(value);
                 }
                 // A connection that was kept may have died in the meantime; a new one has not.
-                Err(trouble) if !trouble.spares_connection() && !is_again => {
+                Err(trouble)
+                    if !is_again
+                        && (!trouble.spares_connection() || trouble.is_of_connection()) =>
+                {
                     is_again = true;
-                    lock(&self.idle).clear();
+                    self.drop_idle();
                 }
                 Err(trouble) => return Err(self.error(trouble)),
             }
@@ -320,73 +406,89 @@ impl PostgresStore {
 
     /// A transaction with a mark in its lane, so that a lost answer can be looked up. `change` may
     /// be called several times; what it gives the last time counts.
+    ///
+    /// 1. A connection that was kept and is dead is replaced by a new one, once.
+    /// 2. What others are in the way of is made again, [`GOES`] times at most.
+    /// 3. What was lost on its way is looked for, and made again if it has not landed.
+    /// 4. A database that is away is the caller's to wait for.
     fn transact<T>(
         &self,
         mut change: impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
     ) -> Result<T, StoreError> {
         self.settle_all()?;
-        let mut goes = 0;
+        let (mut goes, mut lines) = (0, 0);
         let mut before: Option<Trouble> = None;
         loop {
             let conn = self.take()?;
-            let (mark, lost) = match conn.next_batch(now_ms()) {
-                Ok(next) => next,
-                // Nothing was sent yet that could have landed.
-                Err(trouble) if !trouble.spares_connection() && goes == 0 => {
-                    goes += 1;
-                    lock(&self.idle).clear();
-                    continue;
-                }
-                Err(trouble) => return Err(self.error(trouble)),
-            };
-            let session = Session::new(&conn);
-            for Op { sql, params } in conn.begin("BEGIN") {
-                session.execute(sql, params);
-            }
-            session.execute(mark.sql, mark.params);
-            let trouble = match change(&session, before.as_ref()) {
-                Ok(value) => match session.finish("COMMIT") {
-                    Ok(()) => {
-                        self.count_rows(&session);
-                        self.give_back(conn);
-                        return Ok(value);
-                    }
-                    Err(trouble) if !trouble.spares_connection() => {
-                        drop(conn);
-                        if self.settle(lost, &trouble)? {
-                            return Ok(value);
-                        }
-                        // It has not landed and never will: it is made again.
-                        goes += 1;
-                        before = None;
-                        continue;
-                    }
-                    Err(trouble) => trouble,
-                },
-                Err(trouble) => trouble,
-            };
             goes += 1;
-            if !trouble.spares_connection() {
-                // Nothing was committed: the server rolls back what it had begun.
-                lock(&self.idle).clear();
-                if goes > 1 {
+            let trouble = match self.attempt(&conn, &mut change, before.take())? {
+                Attempt::Done(value) => {
+                    self.give_back(conn);
+                    return Ok(value);
+                }
+                Attempt::Landed(value) => return Ok(value),
+                Attempt::Undone(trouble) => trouble,
+            };
+            if !trouble.spares_connection() || trouble.is_of_connection() {
+                // Whatever has ended this one may have ended the others, too.
+                drop(conn);
+                self.drop_idle();
+                lines += 1;
+                if lines > LINES {
                     return Err(self.error(trouble));
                 }
-                before = None;
                 continue;
             }
             match session_rollback(&conn) {
                 Ok(()) => self.give_back(conn),
                 Err(_) => drop(conn),
             }
-            let is_ours = matches!(trouble.code(), Some(FENCED | LANE_CLOSED));
-            if !(is_ours || trouble.is_passing()) || goes >= GOES {
+            let is_fenced = trouble.code() == Some(FENCED);
+            if !(is_fenced || trouble.is_passing()) || goes >= GOES {
                 return Err(self.error(trouble));
             }
             if matches!(trouble.code(), Some("40P01" | "40001")) {
-                tracing::debug!(error = %trouble, "a batch is made again");
+                tracing::debug!(error = %trouble, goes, "a batch is made again");
+                std::thread::sleep(pause_after(goes));
             }
             before = Some(trouble);
+        }
+    }
+
+    /// One go of [`transact`](Self::transact).
+    fn attempt<T>(
+        &self,
+        conn: &Conn,
+        change: &mut impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
+        before: Option<Trouble>,
+    ) -> Result<Attempt<T>, StoreError> {
+        let (mark, lost) = match conn.next_batch(now_ms()) {
+            Ok(next) => next,
+            // Nothing was sent yet that could have landed.
+            Err(trouble) => return Ok(Attempt::Undone(trouble)),
+        };
+        let session = Session::new(conn);
+        for Op { sql, params } in conn.begin(conn::BEGIN) {
+            session.execute(sql, params);
+        }
+        session.execute(mark.sql, mark.params);
+        let value = match change(&session, before.as_ref()) {
+            Ok(value) => value,
+            // Nothing was committed: the server rolls back what it had begun.
+            Err(trouble) => return Ok(Attempt::Undone(trouble)),
+        };
+        match session.finish("COMMIT") {
+            Ok(()) => {
+                self.count_rows(&session);
+                Ok(Attempt::Done(value))
+            }
+            Err(trouble) if trouble.spares_connection() => Ok(Attempt::Undone(trouble)),
+            Err(trouble) => Ok(if self.settle(lost, &trouble)? {
+                Attempt::Landed(value)
+            } else {
+                // It has not landed and never will: it is made again.
+                Attempt::Undone(trouble)
+            }),
         }
     }
 
@@ -419,7 +521,7 @@ impl PostgresStore {
                     lock(&self.unsettled).push(lost);
                     return Err(StoreError::UnknownOutcome {
                         store: self.name.clone(),
-                        source: error.to_string().into(),
+                        source: Box::new(error),
                     });
                 }
             }
@@ -427,7 +529,7 @@ impl PostgresStore {
     }
 
     fn look_up(&self, lost: Unsettled) -> Result<bool, StoreError> {
-        lock(&self.idle).clear();
+        self.drop_idle();
         let conn = self.connect()?;
         let landed = conn::settle(&conn, lost).map_err(|trouble| self.error(trouble))?;
         self.give_back(conn);
@@ -780,22 +882,32 @@ impl Store for PostgresStore {
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         self.require_current()?;
         let clock = self.clock(runner.now);
+        // A failover in between makes it register once more, which does no harm.
+        let life = self.life.load(Ordering::Acquire);
         let fence = self.write(|session| runners::register(session, runner, clock))?;
-        let conn = self.take()?;
-        *lock(&self.home) = Some((fence, conn.identity.clone()));
-        self.give_back(conn);
+        lock(&self.homes).insert(fence.runner, (fence, life));
         *lock(&self.held) = None;
         Ok(fence)
     }
 
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
         let clock = self.clock(now);
-        let (is_alive, database_now) = self.write(|session| {
+        let (is_alive, seen) = self.write(|session| {
             let is_alive = runners::heartbeat(session, fence, clock, lease)?;
-            let sql = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
-            let database_now = session.row(sql, Vec::new(), |row| row.get::<i64>(0))?;
-            Ok((is_alive, database_now))
+            // Behind a pooler no connection of ours is lost when the database fails over.
+            let sql = format!(
+                "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, {}",
+                conn::IDENTITY
+            );
+            let seen = session.row(sql, Vec::new(), |row| {
+                Ok((row.get::<i64>(0)?, Identity::read(row, 1)?))
+            })?;
+            Ok((is_alive, seen))
         })?;
+        let database_now = seen.map(|(database_now, identity)| {
+            self.compare_identity(&identity);
+            database_now
+        });
         if self.options.database_time
             && let Some(database_now) = database_now
         {
@@ -839,7 +951,9 @@ impl Store for PostgresStore {
 
     fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> {
         *lock(&self.held) = None;
-        self.write(|session| runners::deregister(session, fence))
+        self.write(|session| runners::deregister(session, fence))?;
+        lock(&self.homes).remove(&fence.runner);
+        Ok(())
     }
 
     fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) {

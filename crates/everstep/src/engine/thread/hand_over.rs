@@ -53,7 +53,9 @@ impl Worker {
         if Overflow::parse(inside).is_some() {
             waiting.push_str(&format!(" (it is in the overflow pool `{inside}`)"));
         }
-        let before = self.unserved.insert(run.id.no(), (run.clone(), waiting.clone()));
+        let before = self
+            .unserved
+            .insert(run.id.no(), (run.clone(), waiting.clone()));
         if before.is_some_and(|(_, before)| before == waiting) {
             return;
         }

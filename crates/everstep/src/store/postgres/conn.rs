@@ -22,9 +22,9 @@ use tokio_postgres::{Client, Statement, types::Type};
 use uuid::Uuid;
 
 use super::{
+    dial::{Line, Servers},
     error::{LANE_CLOSED, Trouble},
     session::{Answer, Op, Port},
-    tls,
     value::{Row, Value, params},
 };
 
@@ -58,7 +58,7 @@ pub(super) fn runtime() -> Result<&'static Runtime, Trouble> {
 /// How connections are made.
 #[derive(Clone, Debug)]
 pub(super) struct Route {
-    pub(super) config: tokio_postgres::Config,
+    pub(super) servers: Servers,
     /// The schema that everything is in.
     pub(super) schema: String,
     /// Whether a pooler hands each transaction to another session.
@@ -69,14 +69,21 @@ pub(super) struct Route {
 
 /// A connection to the database.
 pub(super) struct Conn {
-    client: Arc<Client>,
+    line: Arc<Line>,
     statements: Arc<Mutex<HashMap<String, Statement>>>,
     route: Arc<Route>,
     /// What it writes under.
     pub(super) lane: Lane,
     /// Which database, and which of its lives.
     pub(super) identity: Identity,
-    pid: i32,
+    session: ServerSession,
+}
+
+/// The session at the server: its process, and since when, as numbers are used again.
+#[derive(Clone, Copy, Debug, Default)]
+struct ServerSession {
+    pid: i64,
+    begun: i64,
 }
 
 /// Which database this is: a copy that has taken over has another timeline.
@@ -84,6 +91,31 @@ pub(super) struct Conn {
 pub(super) struct Identity {
     pub(super) system: String,
     pub(super) timeline: String,
+}
+
+/// Read committed whatever the role or the database has for a default: the locks of a batch rely on
+/// it.
+pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+
+/// The timeline of a server that cannot be written to.
+const STANDBY: &str = "standby";
+
+/// The columns of an [`Identity`].
+pub(super) const IDENTITY: &str = "(SELECT system_identifier::text FROM pg_control_system()), \
+     CASE WHEN pg_is_in_recovery() THEN 'standby' \
+     ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END";
+
+/// Since when a session is, as a number that no other session of the same process number has.
+const SESSION_BEGUN: &str = "(extract(epoch FROM backend_start) * 1000000)::bigint";
+
+impl Identity {
+    /// Reads two columns, the first of them being this one.
+    pub(super) fn read(row: &Row, first: usize) -> Result<Identity, Trouble> {
+        Ok(Identity {
+            system: row.get(first)?,
+            timeline: row.get(first + 1)?,
+        })
+    }
 }
 
 /// The row in `lanes` of a connection.
@@ -99,7 +131,7 @@ pub(super) struct Lane {
 pub(super) struct Unsettled {
     pub(super) lane: Uuid,
     pub(super) batch: u64,
-    pid: i32,
+    session: ServerSession,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -109,18 +141,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Conn {
     pub(super) fn open(route: &Arc<Route>) -> Result<Conn, Trouble> {
         let of_task = Arc::clone(route);
-        let limit = route.patience;
-        let client = block(async move {
-            let connecting = tls::connect(&of_task.config, None);
-            match tokio::time::timeout(limit, connecting).await {
-                Ok(client) => client,
-                Err(_) => Err(Trouble::Lost(
-                    "no connection within the time limit".to_owned(),
-                )),
-            }
-        })??;
+        // Each server has its own time limit.
+        let line = block(async move { of_task.servers.connect(None).await })??;
         let mut conn = Conn {
-            client: Arc::new(client),
+            line: Arc::new(line),
             statements: Arc::default(),
             route: Arc::clone(route),
             lane: Lane {
@@ -134,7 +158,7 @@ impl Conn {
                 system: String::new(),
                 timeline: String::new(),
             },
-            pid: 0,
+            session: ServerSession::default(),
         };
         conn.prepare_session()?;
         Ok(conn)
@@ -146,6 +170,9 @@ impl Conn {
             ops.push(set("search_path", &quoted(&self.route.schema)));
             // A host that vanishes in the middle of a transaction must not hold its locks for long.
             ops.push(set("idle_in_transaction_session_timeout", "30s"));
+            // We have a patience of our own. The server's would let a commit pass that a standby has
+            // not confirmed.
+            ops.push(set("statement_timeout", "0"));
             ops.push(Op::new(
                 "SELECT set_config('synchronous_commit', 'on', false) \
                  WHERE current_setting('synchronous_commit') IN ('off', 'local')",
@@ -153,10 +180,10 @@ impl Conn {
             ));
         }
         ops.push(Op::new(
-            "SELECT pg_backend_pid()::bigint, \
-             (SELECT system_identifier::text FROM pg_control_system()), \
-             CASE WHEN pg_is_in_recovery() THEN 'standby' \
-             ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END",
+            format!(
+                "SELECT pg_backend_pid()::bigint, {SESSION_BEGUN}, {IDENTITY} \
+                 FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+            ),
             Vec::new(),
         ));
         let answers = self.run(ops)?;
@@ -165,13 +192,13 @@ impl Conn {
                 "the server has not said who it is".to_owned(),
             ));
         };
-        self.pid = row.get::<i64>(0)?.try_into().unwrap_or(0);
-        self.identity = Identity {
-            system: row.get(1)?,
-            timeline: row.get(2)?,
+        self.session = ServerSession {
+            pid: row.get(0)?,
+            begun: row.get::<Option<i64>>(1)?.unwrap_or(0),
         };
-        if self.identity.timeline == "standby" {
-            let text = "this server is a standby and takes no writes; trying the others".to_owned();
+        self.identity = Identity::read(row, 2)?;
+        if self.identity.timeline == STANDBY {
+            let text = "this server is a standby and takes no writes".to_owned();
             return Err(Trouble::Lost(text));
         }
         Ok(())
@@ -181,7 +208,12 @@ impl Conn {
     pub(super) fn begin(&self, sql: &'static str) -> Vec<Op> {
         let mut ops = vec![Op::new(sql, Vec::new())];
         if self.route.pooled {
-            let path = "SELECT set_config('search_path', $1, true)";
+            // A session is another one with each transaction, so that nothing of it can be set for
+            // longer.
+            let path = "SELECT set_config('search_path', $1, true), \
+                        set_config('statement_timeout', '0', true), \
+                        CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') \
+                        THEN set_config('synchronous_commit', 'on', true) END";
             ops.push(Op::new(path, params![quoted(&self.route.schema)]));
         }
         ops
@@ -191,7 +223,7 @@ impl Conn {
     pub(super) fn next_batch(&self, now_ms: i64) -> Result<(Op, Unsettled), Trouble> {
         let batch = self.lane.last.load(Ordering::Relaxed) + 1;
         if batch == 1 {
-            let mut ops = self.begin("BEGIN");
+            let mut ops = self.begin(BEGIN);
             ops.push(Op::new(
                 "INSERT INTO lanes (id, epoch, last, seen_at) VALUES ($1, 1, 0, $2)",
                 params![self.lane.id, now_ms],
@@ -206,21 +238,24 @@ impl Conn {
              SELECT everstep_require(count(*) = 1, $4) FROM mark",
             params![self.lane.id, batch as i64, now_ms, LANE_CLOSED],
         );
-        let lane = self.lane.id;
-        let pid = self.pid;
-        Ok((mark, Unsettled { lane, batch, pid }))
+        let lost = Unsettled {
+            lane: self.lane.id,
+            batch,
+            session: self.session,
+        };
+        Ok((mark, lost))
     }
 
     /// Executes statements that are not ours to take apart.
     pub(super) fn batch(&self, sql: String) -> Result<(), Trouble> {
-        let client = Arc::clone(&self.client);
-        block(async move { client.batch_execute(&sql).await })??;
+        let line = Arc::clone(&self.line);
+        block(async move { line.client.batch_execute(&sql).await })??;
         Ok(())
     }
 
     /// Whether the server has closed it, as far as is known here.
     pub(super) fn is_closed(&self) -> bool {
-        self.client.is_closed()
+        self.line.is_closed()
     }
 }
 
@@ -230,15 +265,18 @@ pub(super) fn settle(conn: &Conn, lost: Unsettled) -> Result<Option<bool>, Troub
     // The old session may hang in its transaction, with its host gone; this may not be allowed, or
     // it may be gone already, and then the lock below is there at once.
     let terminate = Op::new(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
-         WHERE pid::bigint = $1 AND datname = current_database() AND application_name LIKE 'everstep%'",
-        params![i64::from(lost.pid)],
+        format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+             WHERE pid::bigint = $1 AND {SESSION_BEGUN} = $2"
+        ),
+        params![lost.session.pid, lost.session.begun],
     );
-    if lost.pid != 0 && !conn.route.pooled {
+    // Behind a pooler it may serve somebody else by now.
+    if !conn.route.pooled {
         // Only a help: the answer is in the lane.
         let _ = conn.run(vec![terminate]);
     }
-    let mut ops = conn.begin("BEGIN");
+    let mut ops = conn.begin(BEGIN);
     let at = ops.len();
     // Waits for the batch if it is under way, and refuses it if it comes later.
     ops.push(Op::new(
@@ -264,21 +302,22 @@ pub(super) fn quoted(name: &str) -> String {
 
 impl Port for Conn {
     fn run(&self, ops: Vec<Op>) -> Result<Vec<Answer>, Trouble> {
-        let client = Arc::clone(&self.client);
+        let line = Arc::clone(&self.line);
         let statements = Arc::clone(&self.statements);
         let (pooled, patience) = (self.route.pooled, self.route.patience);
         block(async move {
             let running = async {
                 if pooled {
-                    run_unnamed(&client, &ops).await
+                    run_unnamed(&line.client, &ops).await
                 } else {
-                    run_prepared(&client, &statements, &ops).await
+                    run_prepared(&line.client, &statements, &ops).await
                 }
             };
             let begun = Instant::now();
             match tokio::time::timeout(patience, running).await {
                 Ok(answers) => answers,
                 Err(_) => {
+                    line.cut();
                     let waited = begun.elapsed().as_secs();
                     Err(Trouble::Lost(format!("no answer after {waited} s")))
                 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{Severity, SqlState};
 
 use super::locks::Lock;
 use crate::store::StoreError;
@@ -54,16 +54,43 @@ impl Trouble {
         matches!(self, Trouble::Contended(_)) || self.code().is_some_and(|it| passing.contains(&it))
     }
 
-    /// Whether the connection can be used again after a rollback.
+    /// Whether the connection can be used again after a rollback. If not, and a commit was on its
+    /// way, nobody knows what became of it.
     pub(super) fn spares_connection(&self) -> bool {
         match self {
             Trouble::Lost(_) => false,
-            // An administrator or a crash has ended the session.
-            Trouble::Sql(_) => !self.code().is_none_or(|code| code.starts_with("57P")),
+            Trouble::Sql(error) => {
+                let is_over = |severity| matches!(severity, Severity::Fatal | Severity::Panic);
+                let said = error.as_db_error();
+                let said_so = said
+                    .and_then(|it| it.parsed_severity())
+                    .is_some_and(is_over);
+                // An administrator or a crash has ended the session, or a pooler has lost it.
+                let classes = ["57P", "08", "25P03"];
+                let code = self.code().unwrap_or_default();
+                !said_so && !classes.iter().any(|class| code.starts_with(class))
+            }
             Trouble::Value { .. } | Trouble::Contended(_) => true,
         }
     }
 
+    /// Whether another connection may do what this one cannot, though it is in step.
+    pub(super) fn is_of_connection(&self) -> bool {
+        let own = [
+            // It leads to a server that cannot be written to.
+            "25006",
+            // Its lane was closed, or has been swept after a day without use.
+            LANE_CLOSED,
+            // Its statements are not there: the session is another, or a table has changed.
+            "26000",
+            "42P05",
+            "0A000",
+        ];
+        self.code().is_some_and(|code| own.contains(&code))
+    }
+
+    /// The one table of what PostgreSQL says. What the engine does about each is in
+    /// [`StoreError::reaction`].
     pub(super) fn into_store_error(self, store: &str) -> StoreError {
         let store = store.to_owned();
         let source = self.to_string().into();
@@ -75,13 +102,20 @@ impl Trouble {
             };
         };
         match code {
-            // Locks, serialization failures, deadlocks, and rows that others keep inserting.
-            "55P03" | "40001" | "40P01" | "23505" => StoreError::Busy { store, source },
+            // Our own: others were in the way for as long as it was tried.
+            FENCED | LANE_CLOSED | CHANGED => StoreError::Busy { store, source },
+            // Locks, and rows that others keep inserting.
+            "55P03" | "23505" => StoreError::Busy { store, source },
             // The disk or a quota is full.
-            "53100" | "53200" | "53400" => StoreError::Full { store, source },
-            // It starts, stops, is a standby, or has no place for another connection: it passes.
-            "53300" | "57P01" | "57P02" | "57P03" | "57P05" | "57014" | "25006" | "25P03"
-            | "55000" => StoreError::Io { store, source },
+            "53100" | "53400" => StoreError::Full { store, source },
+            // It can be reached and not be written to: a standby, or a switch of its owner's.
+            "25006" => StoreError::Io { store, source },
+            // Statements that are not there any more.
+            "26000" | "42P05" => StoreError::Io {
+                store,
+                source: format!("{self}; if a pooler is in between, say `pooled=true` in the URL")
+                    .into(),
+            },
             // The role or the database is not there, or may not.
             "28000" | "28P01" | "3D000" | "3F000" => StoreError::CannotOpen { store, source },
             "42501" => StoreError::ReadOnly { store, source },
@@ -90,18 +124,18 @@ impl Trouble {
                 store,
                 what: source.to_string(),
             },
-            // The class says it: insufficient resources, connection exceptions, system errors.
-            code if ["08", "53", "57", "58", "XX"]
-                .iter()
-                .any(|it| code.starts_with(it)) =>
-            {
-                match code {
-                    "XX001" | "XX002" => StoreError::Corrupt { store, source },
-                    _ => StoreError::Io { store, source },
+            "XX001" | "XX002" => StoreError::Corrupt { store, source },
+            _ => match code.get(..2).unwrap_or_default() {
+                // Serialization failures, deadlocks, a snapshot that is too old.
+                "40" | "72" => StoreError::Busy { store, source },
+                // No connection, no room for another, no memory; it starts, stops, or was told to
+                // cancel; a transaction that was left idle; the system beneath it, or itself.
+                "08" | "25" | "53" | "55" | "57" | "58" | "F0" | "XX" => {
+                    StoreError::Io { store, source }
                 }
-            }
-            // A value that cannot be stored: a text with a zero byte, a row that is too large.
-            _ => StoreError::Rejected { store, source },
+                // A value that cannot be stored: a text with a zero byte, a row that is too large.
+                _ => StoreError::Rejected { store, source },
+            },
         }
     }
 }
@@ -128,7 +162,7 @@ impl From<tokio_postgres::Error> for Trouble {
             return Trouble::Sql(Box::new(error));
         }
         // Everything else is the connection's: a closed socket, a protocol that is out of step, a
-        // parameter that could not be sent.
+        // certificate that is not taken, a parameter that could not be sent.
         let mut text = error.to_string();
         let mut cause = std::error::Error::source(&error);
         while let Some(inner) = cause {

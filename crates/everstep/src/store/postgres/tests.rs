@@ -5,6 +5,9 @@ use std::sync::Arc;
 use super::*;
 use crate::{store::MemoryStore, testing, testing::store_conformance};
 
+mod away;
+mod encrypted;
+
 /// An empty schema, whose leases go by the caller's clock.
 fn fresh() -> PostgresStore {
     let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));

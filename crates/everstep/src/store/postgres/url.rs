@@ -1,17 +1,30 @@
 //! The URL of a database: what PostgreSQL's own tools take, and a little more.
 
-use std::str::FromStr;
+use std::{str::FromStr, time::Duration};
 
-use tokio_postgres::{Config, config::Host};
+use tokio_postgres::{
+    Config,
+    config::{Host, TargetSessionAttrs},
+};
 
-use super::PostgresOptions;
+use super::{PostgresOptions, dial::Servers, tls};
 use crate::store::StoreError;
 
+/// A host that vanishes without a word is found out about after this time, and these questions.
+const SILENCE: Duration = Duration::from_secs(10);
+const QUESTION: Duration = Duration::from_secs(5);
+const QUESTIONS: u32 = 2;
+
+/// What a URL and the options say together.
+pub(super) struct Parsed {
+    pub(super) servers: Servers,
+    pub(super) options: PostgresOptions,
+    /// For messages: no password.
+    pub(super) name: String,
+}
+
 /// Takes what is ours out of the query part, and gives the rest to the driver.
-pub(super) fn parse(
-    url: &str,
-    mut options: PostgresOptions,
-) -> Result<(Config, PostgresOptions), StoreError> {
+pub(super) fn parse(url: &str, mut options: PostgresOptions) -> Result<Parsed, StoreError> {
     let wrong = |what: String| StoreError::CannotOpen {
         // Not the URL itself: it may hold a password.
         store: "the PostgreSQL database of the URL".to_owned(),
@@ -19,19 +32,38 @@ pub(super) fn parse(
     };
     let (base, query) = url.split_once('?').unwrap_or((url, ""));
     let mut rest = Vec::new();
+    let mut tls = tls::Terms::default();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        match pair.split_once('=') {
-            Some(("schema", "")) => return Err(wrong("`schema` is empty".to_owned())),
-            Some(("schema", schema)) => options.schema = schema.to_owned(),
-            Some(("pooled", "true")) => options.pooled = true,
-            Some(("pooled", "false")) => options.pooled = false,
-            Some(("pooled", other)) => {
+        let Some((name, value)) = pair.split_once('=') else {
+            rest.push(pair);
+            continue;
+        };
+        let value = decoded(value).ok_or_else(|| {
+            let what = format!("`{name}` holds a `%` that is not followed by two hex digits");
+            wrong(what)
+        })?;
+        match (name, &*value) {
+            ("schema", "") => return Err(wrong("`schema` is empty".to_owned())),
+            ("schema", schema) => options.schema = schema.to_owned(),
+            ("pooled", "true") => options.pooled = true,
+            ("pooled", "false") => options.pooled = false,
+            ("pooled", other) => {
                 let what = format!("`pooled` is `{other}`, and must be `true` or `false`");
                 return Err(wrong(what));
             }
-            _ => rest.push(pair),
+            ("listen_url", "") => return Err(wrong("`listen_url` is empty".to_owned())),
+            ("listen_url", url) => options.listen_url = Some(url.to_owned()),
+            (name, value) => {
+                if !tls.take(name, value).map_err(wrong)? {
+                    rest.push(pair);
+                }
+            }
         }
     }
+    let says = |name: &str| {
+        rest.iter()
+            .any(|pair| pair.starts_with(&format!("{name}=")))
+    };
     let url = if rest.is_empty() {
         base.to_owned()
     } else {
@@ -44,11 +76,133 @@ pub(super) fn parse(
     if config.get_dbname().is_none() {
         return Err(wrong("it names no database".to_owned()));
     }
-    Ok((config, options))
+    if !says("keepalives_idle") {
+        config.keepalives_idle(SILENCE);
+    }
+    if !says("keepalives_interval") {
+        config.keepalives_interval(QUESTION);
+    }
+    if !says("keepalives_retries") {
+        config.keepalives_retries(QUESTIONS);
+    }
+    if !says("tcp_user_timeout") {
+        config.tcp_user_timeout(options.patience);
+    }
+    config.ssl_mode(tls.ssl_mode());
+    if config.get_target_session_attrs() == TargetSessionAttrs::ReadOnly {
+        let what = "`target_session_attrs` is `read-only`, and runs have to be written";
+        return Err(wrong(what.to_owned()));
+    }
+    let name = describe(&config, &options.schema);
+    let mut configs = each_server(&config).map_err(|what| wrong(what.to_owned()))?;
+    if configs.len() > 1 {
+        // Of several servers only one can be meant.
+        for config in &mut configs {
+            config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
+    }
+    let servers = Servers::new(configs, tls.connector().map_err(wrong)?);
+    Ok(Parsed {
+        servers,
+        options,
+        name,
+    })
 }
 
-/// For messages: no password.
-pub(super) fn describe(config: &Config, schema: &str) -> String {
+/// Resolves `%41` and the like; `None` if it is not written so.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?];
+                if !digits.iter().all(u8::is_ascii_hexdigit) {
+                    return None;
+                }
+                let digits = std::str::from_utf8(&digits).ok()?;
+                u8::from_str_radix(digits, 16).ok()?
+            }
+            other => other,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// One configuration for each server, so that each is given time of its own.
+fn each_server(config: &Config) -> Result<Vec<Config>, &'static str> {
+    let (hosts, addresses) = (config.get_hosts(), config.get_hostaddrs());
+    let many = hosts.len().max(addresses.len());
+    if many == 0 {
+        return Err("it names no host");
+    }
+    if !hosts.is_empty() && !addresses.is_empty() && hosts.len() != addresses.len() {
+        return Err("it has not as many `host`s as `hostaddr`s");
+    }
+    let ports = config.get_ports();
+    if ports.len() > 1 && ports.len() != many {
+        return Err("it has not as many ports as hosts");
+    }
+    let one = |place: usize| {
+        let mut one = without_hosts(config);
+        match (hosts.get(place), addresses.get(place)) {
+            (Some(Host::Tcp(name)), _) => _ = one.host(name),
+            #[cfg(unix)]
+            (Some(Host::Unix(path)), _) => _ = one.host_path(path),
+            // It is the name to look for in a certificate, too.
+            (None, Some(address)) => _ = one.host(address.to_string()),
+            (None, None) => {}
+        }
+        if let Some(address) = addresses.get(place) {
+            one.hostaddr(*address);
+        }
+        if let Some(port) = ports.get(place).or(ports.first()) {
+            one.port(*port);
+        }
+        one
+    };
+    Ok((0..many).map(one).collect())
+}
+
+fn without_hosts(config: &Config) -> Config {
+    let mut copy = Config::new();
+    if let Some(user) = config.get_user() {
+        copy.user(user);
+    }
+    if let Some(password) = config.get_password() {
+        copy.password(password);
+    }
+    if let Some(database) = config.get_dbname() {
+        copy.dbname(database);
+    }
+    if let Some(options) = config.get_options() {
+        copy.options(options);
+    }
+    if let Some(name) = config.get_application_name() {
+        copy.application_name(name);
+    }
+    if let Some(limit) = config.get_connect_timeout() {
+        copy.connect_timeout(*limit);
+    }
+    if let Some(limit) = config.get_tcp_user_timeout() {
+        copy.tcp_user_timeout(*limit);
+    }
+    if let Some(interval) = config.get_keepalives_interval() {
+        copy.keepalives_interval(interval);
+    }
+    if let Some(retries) = config.get_keepalives_retries() {
+        copy.keepalives_retries(retries);
+    }
+    copy.keepalives(config.get_keepalives());
+    copy.keepalives_idle(config.get_keepalives_idle());
+    copy.ssl_mode(config.get_ssl_mode());
+    copy.ssl_negotiation(config.get_ssl_negotiation());
+    copy.channel_binding(config.get_channel_binding());
+    copy.target_session_attrs(config.get_target_session_attrs());
+    copy
+}
+
+fn describe(config: &Config, schema: &str) -> String {
     let hosts = config.get_hosts().iter().map(|host| match host {
         Host::Tcp(name) => name.clone(),
         #[cfg(unix)]
@@ -57,4 +211,66 @@ pub(super) fn describe(config: &Config, schema: &str) -> String {
     let hosts = hosts.collect::<Vec<_>>().join(",");
     let database = config.get_dbname().unwrap_or_default();
     format!("PostgreSQL database `{database}` on {hosts} (schema `{schema}`)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(url: &str) -> Parsed {
+        match parse(url, PostgresOptions::default()) {
+            Ok(parsed) => parsed,
+            Err(error) => panic!("{url}: {error}"),
+        }
+    }
+
+    #[test]
+    fn what_is_ours_is_kept_from_the_driver() {
+        let parsed = parsed(
+            "postgres://u@h/d?schema=a%20b&pooled=true&sslmode=verify-full&connect_timeout=3\
+             &listen_url=postgres%3A%2F%2Fu%40direct%3A5433%2Fd%3Fsslmode%3Drequire",
+        );
+        assert_eq!(parsed.options.schema, "a b");
+        assert!(parsed.options.pooled);
+        let listen = parsed.options.listen_url.as_deref();
+        assert_eq!(listen, Some("postgres://u@direct:5433/d?sslmode=require"));
+        let limit = parsed.servers.configs[0].get_connect_timeout();
+        assert_eq!(limit, Some(&Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn each_of_several_servers_is_asked_whether_it_can_be_written_to() {
+        let parsed = parsed("postgres://u:secret@a:1,b:2/d?application_name=shop");
+        let configs = &parsed.servers.configs;
+        let ports: Vec<_> = configs.iter().map(Config::get_ports).collect();
+        assert_eq!(ports, [[1], [2]]);
+        for config in configs {
+            assert_eq!(config.get_hosts().len(), 1);
+            assert_eq!(config.get_password(), Some(&b"secret"[..]));
+            assert_eq!(config.get_application_name(), Some("shop"));
+            let attrs = config.get_target_session_attrs();
+            assert_eq!(attrs, TargetSessionAttrs::ReadWrite);
+        }
+        assert!(!parsed.name.contains("secret"), "{}", parsed.name);
+    }
+
+    #[test]
+    fn a_wrong_url_is_refused_without_its_password() {
+        for url in [
+            "postgres://u:secret@h",
+            "postgres://u:secret@h/d?pooled=maybe",
+            "postgres://u:secret@h/d?schema=",
+            "postgres://u:secret@h/d?schema=%4",
+            "postgres://u:secret@h/d?sslmode=sometimes",
+            "postgres://u:secret@h/d?sslmode=prefer&sslrootcert=/a",
+            "postgres://u:secret@h/d?target_session_attrs=read-only",
+        ] {
+            let Err(error) = parse(url, PostgresOptions::default()) else {
+                panic!("{url} was taken");
+            };
+            let source = std::error::Error::source(&error);
+            let text = format!("{error}: {source:?}");
+            assert!(!text.contains("secret"), "{text}");
+        }
+    }
 }

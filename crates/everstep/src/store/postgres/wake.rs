@@ -14,21 +14,20 @@ use std::{
 };
 
 use tokio::sync::mpsc;
-use tokio_postgres::Client;
 use uuid::Uuid;
 
 use super::{
     conn::{Route, block, runtime},
+    dial::Line,
     error::Trouble,
     locks::fnv,
-    tls,
 };
 use crate::{run_id::RunNo, store::WakeFn};
 
 /// More runs than this are sent as "look for yourself": a payload has room for 8 000 bytes.
 const RUNS_MAX: usize = 400;
 
-/// How long the first listening connection is waited for.
+/// How long an answer may take before the connection is given up.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long to wait before the listening connection is made again.
@@ -84,7 +83,7 @@ impl Wakes {
         self.has_others.store(has_others, Ordering::Relaxed);
     }
 
-    /// Whether this runner listens here.
+    /// Whether this runner listens here, and is told without the database.
     pub(super) fn is_here(&self, runner: Uuid) -> bool {
         lock(&self.listeners).iter().any(|(id, _)| *id == runner)
     }
@@ -98,14 +97,12 @@ impl Wakes {
             // Before anything is asked for: from then on nothing is missed.
             let weak = Arc::downgrade(self);
             let of_task = weak.clone();
-            let first = block(async move { tokio::time::timeout(PATIENCE, open(&of_task)).await })?;
-            let first = match first {
-                Ok(Ok(client)) => client,
-                Ok(Err(error)) => {
+            let first = match block(async move { open(&of_task).await })? {
+                Ok(line) => line,
+                Err(error) => {
                     tracing::warn!(%error, "no listening connection to PostgreSQL; trying again");
                     None
                 }
-                Err(_) => None,
             };
             runtime()?.spawn(listen(weak, first));
         }
@@ -164,7 +161,7 @@ impl Wakes {
 }
 
 /// Makes a connection that listens; none if the store is gone.
-async fn open(wakes: &Weak<Wakes>) -> Result<Option<Client>, Trouble> {
+async fn open(wakes: &Weak<Wakes>) -> Result<Option<Line>, Trouble> {
     let Some((route, channel)) = wakes
         .upgrade()
         .map(|it| (Arc::clone(&it.route), it.channel.clone()))
@@ -177,17 +174,32 @@ async fn open(wakes: &Weak<Wakes>) -> Result<Option<Client>, Trouble> {
             wakes.heard(payload);
         }
     });
-    let client = tls::connect(&route.config, Some(heard)).await?;
-    client.batch_execute(&format!("LISTEN {channel}")).await?;
-    Ok(Some(client))
+    let line = route.servers.connect(Some(heard)).await?;
+    let listen = format!("LISTEN {channel}");
+    within(&line, line.client.batch_execute(&listen)).await?;
+    Ok(Some(line))
+}
+
+/// Waits for an answer, and hangs up if it does not come.
+async fn within<T>(
+    line: &Line,
+    answer: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, Trouble> {
+    match tokio::time::timeout(PATIENCE, answer).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => {
+            line.cut();
+            Err(Trouble::Lost(format!("no answer after {PATIENCE:?}")))
+        }
+    }
 }
 
 /// Keeps a connection that listens for as long as the store lives.
-async fn listen(wakes: Weak<Wakes>, first: Option<Client>) {
-    let mut client = first;
+async fn listen(wakes: Weak<Wakes>, first: Option<Line>) {
+    let mut line = first;
     loop {
-        if let Some(client) = &client {
-            while !client.is_closed() {
+        if let Some(line) = &line {
+            while !line.is_closed() {
                 if wakes.strong_count() == 0 {
                     return;
                 }
@@ -195,13 +207,14 @@ async fn listen(wakes: Weak<Wakes>, first: Option<Client>) {
             }
             tracing::warn!("the listening connection to PostgreSQL was lost; making it again");
         }
-        client = match open(&wakes).await {
-            Ok(Some(client)) => {
+        line = match open(&wakes).await {
+            Ok(Some(line)) => {
+                tracing::info!("wake-ups from other processes are listened to again");
                 // What was sent in the meantime is lost.
                 if let Some(wakes) = wakes.upgrade() {
                     wakes.tell(None, &[]);
                 }
-                Some(client)
+                Some(line)
             }
             Ok(None) => return,
             Err(error) => {
@@ -220,7 +233,7 @@ async fn notify(
     me: Uuid,
     mut receiver: mpsc::UnboundedReceiver<Vec<RunNo>>,
 ) {
-    let mut client = None;
+    let mut line: Option<Line> = None;
     while let Some(first) = receiver.recv().await {
         let mut look_for_yourself = first.is_empty();
         let mut runs: BTreeSet<RunNo> = first.into_iter().collect();
@@ -235,24 +248,21 @@ async fn notify(
             runs.join(",")
         };
         let sent = async {
-            if client
-                .as_ref()
-                .is_none_or(tokio_postgres::Client::is_closed)
-            {
-                client = Some(tls::connect(&route.config, None).await?);
+            if line.as_ref().is_none_or(Line::is_closed) {
+                line = Some(route.servers.connect(None).await?);
             }
-            if let Some(client) = &client {
+            if let Some(line) = &line {
                 let payload = format!("{}:{list}", me.simple());
                 // Both are made of letters, digits, `_`, `:` and `,` alone.
                 let sql = format!("SELECT pg_notify('{channel}', '{payload}')");
-                client.simple_query(&sql).await?;
+                within(line, line.client.simple_query(&sql)).await?;
             }
             Ok::<_, Trouble>(())
         };
         if let Err(error) = sent.await {
             // A hint: those who were meant find their runs by the slow poll.
             tracing::debug!(%error, "a wake-up could not be sent");
-            client = None;
+            line = None;
         }
     }
 }
