@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// How many pairs of runs are under way at a time.
-const PAIRS: u64 = 16;
+const PAIRS: u64 = 40;
 
 /// How long everything may take to finish after the last kill.
 const FINISH_LIMIT: Duration = Duration::from_secs(120);
