@@ -28,6 +28,7 @@ use self::{
     locks::Named,
     runners::Clock,
     session::{Op, Port, Session},
+    transact::Line,
     value::params,
 };
 use super::*;
@@ -55,9 +56,11 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod transact;
 mod url;
 mod value;
 mod wake;
+mod within;
 
 /// How a database is reached.
 #[derive(Clone, Debug)]
@@ -115,6 +118,9 @@ pub struct PostgresStore {
     counters: Counters,
     wakes: Arc<wake::Wakes>,
     schema_number: u32,
+    /// The server, and the name of the database as the server calls it.
+    system: String,
+    database: String,
 }
 
 #[derive(Default)]
@@ -129,6 +135,9 @@ struct Counters {
 
 /// How often a batch is begun again before it is given back.
 const GOES: u32 = 50;
+
+/// Why a body that is not for PostgreSQL is not run.
+const SQLITE_BODY: &str = "its body is for a SQLite file, and the store is PostgreSQL";
 
 /// How long to look for the outcome of a batch before it is given back as unknown.
 const SETTLING: Duration = Duration::from_secs(60);
@@ -174,7 +183,7 @@ impl PostgresStore {
             None => Arc::clone(&route),
         };
         let schema_number = locks::fnv(options.schema.bytes()) as u32 & 0x7fff_ffff;
-        let store = PostgresStore {
+        let mut store = PostgresStore {
             name,
             wakes: Arc::new(wake::Wakes::new(&listening)),
             route,
@@ -189,8 +198,12 @@ impl PostgresStore {
             spare_items: Mutex::default(),
             counters: Counters::default(),
             schema_number,
+            system: String::new(),
+            database: String::new(),
         };
         let conn = store.connect()?;
+        store.system = conn.identity.system.clone();
+        store.database = within::database(&conn).map_err(|trouble| store.error(trouble))?;
         let format = schema::inspect(&conn, &store.route.schema, &store.name)?;
         let is_current = format == schema::FORMAT;
         store.is_current.store(is_current, Ordering::Relaxed);
@@ -315,13 +328,14 @@ impl PostgresStore {
         change: impl Fn(&Session<'_>) -> Result<T, Trouble>,
     ) -> Result<T, StoreError> {
         self.require_current()?;
-        self.transact(|session, _| change(session))
+        self.transact(false, |session, _| change(session))
     }
 
     /// A transaction with a mark in its lane, so that a lost answer can be looked up. `change` may
     /// be called several times; what it gives the last time counts.
     fn transact<T>(
         &self,
+        has_bodies: bool,
         mut change: impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
     ) -> Result<T, StoreError> {
         self.settle_all()?;
@@ -329,7 +343,9 @@ impl PostgresStore {
         let mut before: Option<Trouble> = None;
         loop {
             let conn = self.take()?;
-            let (mark, lost) = match conn.next_batch(now_ms()) {
+            let next = conn.next_batch(now_ms());
+            let next = next.and_then(|next| Ok((next, Line::begin(conn, has_bodies)?)));
+            let ((mark, lost), (line, begin)) = match next {
                 Ok(next) => next,
                 // Nothing was sent yet that could have landed.
                 Err(trouble) if !trouble.spares_connection() && goes == 0 => {
@@ -339,8 +355,8 @@ impl PostgresStore {
                 }
                 Err(trouble) => return Err(self.error(trouble)),
             };
-            let session = Session::new(&conn);
-            for Op { sql, params } in conn.begin("BEGIN") {
+            let session = Session::new(&line);
+            for Op { sql, params } in begin {
                 session.execute(sql, params);
             }
             session.execute(mark.sql, mark.params);
@@ -348,11 +364,11 @@ impl PostgresStore {
                 Ok(value) => match session.finish("COMMIT") {
                     Ok(()) => {
                         self.count_rows(&session);
-                        self.give_back(conn);
+                        line.end().into_iter().for_each(|conn| self.give_back(conn));
                         return Ok(value);
                     }
                     Err(trouble) if !trouble.spares_connection() => {
-                        drop(conn);
+                        drop(line);
                         if self.settle(lost, &trouble)? {
                             return Ok(value);
                         }
@@ -375,9 +391,8 @@ impl PostgresStore {
                 before = None;
                 continue;
             }
-            match session_rollback(&conn) {
-                Ok(()) => self.give_back(conn),
-                Err(_) => drop(conn),
+            if session_rollback(&line).is_ok() {
+                line.end().into_iter().for_each(|conn| self.give_back(conn));
             }
             let is_ours = matches!(trouble.code(), Some(FENCED | LANE_CLOSED));
             if !(is_ours || trouble.is_passing()) || goes >= GOES {
@@ -452,6 +467,40 @@ impl PostgresStore {
         }
     }
 
+    /// Makes a batch in one transaction.
+    fn commit_together(&self, batch: &Batch) -> Result<Applied, StoreError> {
+        let has_bodies = batch.writes.iter().any(transact::has_body);
+        let mut named = Named::of(batch);
+        let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
+        let shards = self.known_shards(batch.fence);
+        let (applied, learned) = self.transact(has_bodies, |session, before| {
+            match before {
+                Some(Trouble::Contended(lock)) => {
+                    named.locks.insert(*lock);
+                }
+                Some(trouble) if trouble.code() == Some(FENCED) => {
+                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                    fenced = false;
+                }
+                _ => {}
+            }
+            let terms = Terms {
+                named: &named,
+                fenced,
+                shards: shards.clone(),
+                schema: self.schema_number,
+                numbers: &self.numbers,
+                spare_items: &self.spare_items,
+            };
+            batch::apply(session, batch, &terms)
+        })?;
+        self.learn(batch.fence, learned);
+        self.counters.batches.fetch_add(1, Ordering::Relaxed);
+        let writes = batch.writes.len() as u64;
+        self.counters.writes.fetch_add(writes, Ordering::Relaxed);
+        Ok(applied)
+    }
+
     /// Remembers what a durable batch has said about the runs in memory.
     fn learn(&self, fence: Option<Fence>, learned: batch::Learned) {
         if fence.is_none() {
@@ -489,7 +538,7 @@ impl PostgresStore {
     }
 }
 
-fn session_rollback(conn: &Conn) -> Result<(), Trouble> {
+fn session_rollback(conn: &dyn Port) -> Result<(), Trouble> {
     conn.run(vec![Op::new("ROLLBACK", Vec::new())]).map(drop)
 }
 
@@ -529,35 +578,18 @@ impl Store for PostgresStore {
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.require_current()?;
-        let mut named = Named::of(batch);
-        let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
-        let shards = self.known_shards(batch.fence);
-        let (applied, learned) = self.transact(|session, before| {
-            match before {
-                Some(Trouble::Contended(lock)) => {
-                    named.locks.insert(*lock);
-                }
-                Some(trouble) if trouble.code() == Some(FENCED) => {
-                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                    fenced = false;
-                }
-                _ => {}
-            }
-            let terms = Terms {
-                named: &named,
-                fenced,
-                shards: shards.clone(),
-                schema: self.schema_number,
-                numbers: &self.numbers,
-                spare_items: &self.spare_items,
-            };
-            batch::apply(session, batch, &terms)
-        })?;
-        self.learn(batch.fence, learned);
-        self.counters.batches.fetch_add(1, Ordering::Relaxed);
-        let writes = batch.writes.len() as u64;
-        self.counters.writes.fetch_add(writes, Ordering::Relaxed);
-        Ok(applied)
+        if batch.writes.iter().any(transact::has_body) {
+            return self.commit_with_bodies(batch);
+        }
+        self.commit_together(batch)
+    }
+
+    fn commit_in_pg<'a>(
+        &'a self,
+        tx: &'a tokio_postgres::Transaction<'_>,
+        batch: Batch,
+    ) -> BoxFuture<'a, Result<Applied, StoreError>> {
+        Box::pin(self.commit_within(tx, batch))
     }
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::*;
 use crate::{
     codec,
-    commit::TransactionLimits,
+    commit::{TransactionBody, TransactionLimits},
     error::{Error, FailureKind},
     history::{Entry, EntryKind, EntryStatus, EntryValue},
 };
@@ -35,10 +35,10 @@ fn transaction(answer: fn() -> Result<Vec<u8>, Error>) -> (Transaction, Arc<Atom
     };
     let (prefix, calls) = (codec::encode_payload_prefix(&entry), Arc::default());
     let counted: Arc<AtomicU32> = Arc::clone(&calls);
-    let body = Arc::new(move |_: &Tx<'_>| {
+    let body = TransactionBody::Sqlite(Arc::new(move |_: &Tx<'_>| {
         counted.fetch_add(1, Ordering::SeqCst);
         answer()
-    });
+    }));
     let limits = TransactionLimits {
         body: Duration::from_secs(60),
         batch: Duration::from_secs(60),
