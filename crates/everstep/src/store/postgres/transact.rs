@@ -409,3 +409,191 @@ fn alone(batch: &Batch) -> impl Iterator<Item = Option<&Commit>> {
         _ => None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use crate::{
+        codec,
+        commit::{TransactionBody, TransactionLimits},
+        history::{Entry, EntryKind, EntryStatus, EntryValue},
+        run_id::{RunId, RunIds},
+    };
+
+    const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+
+    /// A store with a runner that holds everything.
+    struct Shop {
+        store: PostgresStore,
+        fence: Fence,
+        ids: RunIds,
+    }
+
+    impl Shop {
+        fn new() -> Shop {
+            let store = crate::store::postgres::tests::fresh();
+            store.migrate().expect("migrate");
+            let id = uuid::Uuid::from_u128(1);
+            let runner = NewRunner::new(id, "host/1", NOW, Duration::from_secs(10));
+            let fence = store.register_runner(&runner).expect("register");
+            let taken = store.take_shards(fence, NOW, &ShardSet::of_default_pool(), &[]);
+            taken.expect("take_shards");
+            let ids = RunIds::new(1);
+            Shop { store, fence, ids }
+        }
+
+        fn write(&self, writes: Vec<Write>) -> Result<Vec<Outcome>, StoreError> {
+            let (fence, now) = (Some(self.fence), NOW);
+            let batch = Batch { fence, now, writes };
+            self.store.commit(&batch).map(|applied| applied.outcomes)
+        }
+
+        fn new_run(&self, key: Option<&str>) -> (RunId, Write) {
+            let id = self.ids.next(NOW);
+            let new = NewRun {
+                id,
+                workflow: "shop".into(),
+                version: 1,
+                key: key.map(str::to_owned),
+                pool: "default".into(),
+                available_at: None,
+                deadline_at: None,
+                tags: Vec::new(),
+                input: Vec::new(),
+                parent: None,
+                claim: true,
+            };
+            (id, Write::Start(Box::new(new)))
+        }
+
+        fn start(&self) -> RunId {
+            let (id, start) = self.new_run(None);
+            self.write(vec![start]).expect("a run is started");
+            id
+        }
+
+        fn keys(&self, run: RunId) -> Vec<Vec<u8>> {
+            let history = self.store.history(run.no(), None, 100).expect("history");
+            history.into_iter().map(|put| put.key).collect()
+        }
+    }
+
+    /// A transaction that counts how often it was run, and a commit with it.
+    fn commit(run: RunId, key: &str) -> (Write, Transaction, Arc<AtomicU32>) {
+        let entry = Entry {
+            kind: EntryKind::Transaction,
+            status: EntryStatus::Completed,
+            number: None,
+            born: 0,
+            compensable: false,
+            attempts: 1,
+            deaths: 0,
+            created_at: NOW,
+            started_at: None,
+            completed_at: Some(NOW),
+            wake_at: None,
+            errors: Vec::new(),
+            value: EntryValue::Payload(Vec::new()),
+        };
+        let calls: Arc<AtomicU32> = Arc::default();
+        let counted = Arc::clone(&calls);
+        let body: PostgresBody = Arc::new(move |tx| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Box::pin(async move {
+                tx.batch_execute("SELECT 1").await?;
+                Ok(vec![0xF6])
+            })
+        });
+        let limit = Duration::from_secs(60);
+        let limits = TransactionLimits {
+            body: limit,
+            batch: limit,
+        };
+        let prefix = codec::encode_payload_prefix(&entry);
+        let body = TransactionBody::Postgres(body);
+        let key = key.as_bytes().to_vec();
+        let transaction = Transaction::new(key, prefix, "pay".to_owned(), body, limits);
+        // It has no number of its own, so nothing but the store can tell that it was made.
+        let commit = Commit {
+            run: run.no(),
+            generation: 1,
+            inbox_seq: 0,
+            results_only: false,
+            last_number: 0,
+            numbers: 0,
+            deletes: Vec::new(),
+            puts: Vec::new(),
+            consumed: Vec::new(),
+            state: Vec::new(),
+            effects: vec![Effect::Transaction(transaction.clone())],
+            patch: Patch::Keep,
+        };
+        (Write::Commit(Box::new(commit)), transaction, calls)
+    }
+
+    /// Commits with bodies are durable before the rest of their batch. The engine knows nothing of
+    /// that: it sends the whole batch again, or each half of it.
+    #[test]
+    fn what_was_made_is_not_made_again_when_the_rest_of_its_batch_fails() {
+        let shop = Shop::new();
+        let (first, second) = (shop.start(), shop.start());
+        let (pay, paid, calls) = commit(first, "pay");
+        let (also, _, others) = commit(second, "pay");
+        // PostgreSQL takes no text with a zero byte.
+        let (_, bad) = shop.new_run(Some("a\0b"));
+        let (_, good) = shop.new_run(None);
+        let batch = vec![good.clone(), pay.clone(), bad.clone(), also];
+        for _ in 0..2 {
+            let error = shop.write(batch.clone()).expect_err("one write is bad");
+            assert!(matches!(error, StoreError::Rejected { .. }), "{error:?}");
+        }
+        let halves = shop.write(vec![good, pay]).expect("the good half");
+        assert!(matches!(halves[0], Outcome::Started(_)), "{halves:?}");
+        assert_eq!(halves[1], Outcome::Committed(Vec::new()));
+        assert!(matches!(paid.take_answer(), Some(Ok(_))));
+        for (run, calls) in [(first, calls), (second, others)] {
+            assert_eq!(calls.load(Ordering::SeqCst), 1);
+            assert_eq!(shop.keys(run), [b"pay".to_vec()]);
+        }
+    }
+
+    #[test]
+    fn a_transaction_that_comes_again_with_another_commit_is_run() {
+        let shop = Shop::new();
+        let run = shop.start();
+        let (write, transaction, calls) = commit(run, "pay");
+        shop.write(vec![write.clone()]).expect("the first commit");
+        shop.write(vec![write]).expect("the second commit");
+        assert_eq!(calls.load(Ordering::SeqCst), 2);
+        assert!(matches!(transaction.take_answer(), Some(Ok(_))));
+    }
+
+    #[test]
+    fn items_of_a_run_become_durable_with_its_transaction() {
+        let shop = Shop::new();
+        let run = shop.start();
+        let (pay, _, calls) = commit(run, "pay");
+        let emission = Emission {
+            run: run.no(),
+            generation: 1,
+            items: vec![Emit {
+                stream: "log".to_owned(),
+                by: None,
+                body: vec![0xF6],
+                items_max: 10,
+            }],
+        };
+        let (_, bad) = shop.new_run(Some("a\0b"));
+        let emit = Write::Emit(Box::new(emission));
+        shop.write(vec![emit.clone(), pay.clone(), bad])
+            .expect_err("one write is bad");
+        assert!(shop.keys(run).is_empty(), "its items are not there either");
+        shop.write(vec![emit, pay]).expect("the good half");
+        assert_eq!(shop.keys(run), [b"pay".to_vec()]);
+        let streams = shop.store.streams(run.no()).expect("streams");
+        assert_eq!(streams.len(), 1);
+        assert_eq!(calls.load(Ordering::SeqCst), 2, "the first was rolled back");
+    }
+}
