@@ -35,10 +35,11 @@ use crate::{
     run_id::RunId,
     store::{Answer, Finished, RunRow, Store, StoreError},
     time::{SystemClock, Timestamp},
-    workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name},
+    workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name, check_pool},
 };
 
 mod bulk;
+mod cluster;
 mod deferred;
 mod delete;
 mod events;
@@ -59,6 +60,7 @@ mod why;
 mod within;
 
 pub use bulk::{Bulk, BulkError, BulkReport};
+pub use cluster::{Cluster, PoolInfo, RunnerInfo};
 pub use deferred::{Resolved, Resolver, Settle};
 pub use delete::DeleteRun;
 pub use events::{PublishEvent, PublishedEvent};
@@ -448,6 +450,7 @@ impl Client {
             begin: Begin::Now,
             deadline: None,
             tags: Vec::new(),
+            pool: None,
             output: PhantomData,
         }
     }
@@ -771,6 +774,18 @@ impl Client {
         let ended = match listening {
             // Its end is told: the store need not be asked.
             Some(ended) => ended,
+            // Asked for together with all others that are waited for here.
+            None if self.shared.threads.is_empty() => {
+                let ended = self.shared.hub.await_end(run);
+                if let Some(error) = self.shared.stopped() {
+                    return Err(error.into());
+                }
+                if self.shared.closing() {
+                    return Err(ClientError::Closed);
+                }
+                Poller::ask_soon(&self.shared);
+                ended
+            }
             None => {
                 let ended = self.shared.hub.await_end(run);
                 let no = run.no();
@@ -898,6 +913,7 @@ pub struct Start<O> {
     begin: Begin,
     deadline: Option<Deadline>,
     tags: Vec<(String, String)>,
+    pool: Option<String>,
     output: PhantomData<fn() -> O>,
 }
 
@@ -951,6 +967,13 @@ impl<O> Start<O> {
         self
     }
 
+    /// The pool whose runners run it, if another than its workflow says. A process that does not
+    /// have the workflow's code takes `default` if this is not said.
+    pub fn pool(mut self, pool: impl Into<String>) -> Self {
+        self.pool = Some(pool.into());
+        self
+    }
+
     /// Something it can be found by.
     pub fn tag(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.tags.push((name.into(), value.into()));
@@ -974,6 +997,12 @@ impl<O> Start<O> {
         named("the workflow's name", &self.workflow)?;
         if let Some(key) = &self.key {
             named("the key", key)?;
+        }
+        if let Some(pool) = &self.pool {
+            check_pool(pool).map_err(|problem| ClientError::Name {
+                what: "the pool".to_owned(),
+                problem: problem.to_string(),
+            })?;
         }
         for (name, value) in &self.tags {
             named("a tag's name", name)?;
@@ -1000,7 +1029,11 @@ impl<O> Start<O> {
             .and_then(|options| options.deadline)
             .map(Deadline::After);
         let deadline = self.deadline.or(limit);
-        let pool = options.map_or_else(|| Arc::from(DEFAULT_POOL), |options| options.pool.clone());
+        let pool = match (self.pool, options) {
+            (Some(pool), _) => Arc::from(pool),
+            (None, Some(options)) => options.pool.clone(),
+            (None, None) => Arc::from(DEFAULT_POOL),
+        };
         let name = definition.as_ref().map_or_else(
             || Arc::from(self.workflow.as_str()),
             |definition| definition.name.clone(),

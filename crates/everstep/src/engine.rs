@@ -30,7 +30,7 @@ use crate::{
     time::{Clock, SystemClock},
     workflow::{
         Definition, NameError, RegisterError, Registry, Value, Workflow, WorkflowFn,
-        WorkflowOptions, WorkflowRef, check_name,
+        WorkflowOptions, WorkflowRef, check_name, check_pool,
     },
 };
 
@@ -38,6 +38,7 @@ mod activity;
 mod assign;
 mod claims;
 mod committer;
+mod counters;
 mod dispatch;
 mod due;
 mod events;
@@ -47,6 +48,7 @@ mod keeper;
 mod lease;
 mod mailbox;
 mod owned;
+mod peers;
 mod poller;
 mod preflight;
 mod reader;
@@ -62,9 +64,11 @@ mod workers;
 
 pub(crate) use activity::Activity;
 pub(crate) use committer::{Pending, Reply};
+pub use counters::EngineCounters;
 pub use job::Job;
 pub(crate) use job::{Handler, handler};
 pub(crate) use mailbox::Mailbox;
+pub(crate) use peers::served;
 pub(crate) use poller::Poller;
 pub use preflight::{Misfit, Preflight};
 pub(crate) use reader::Reader;
@@ -165,6 +169,9 @@ pub enum StartError {
     /// A queue that it is to work on cannot be used.
     #[error("a queue to work on, or its limit, has a bad name")]
     Queue(#[source] NameError),
+    /// A pool that it is to serve cannot be used.
+    #[error("a pool to serve has a bad name")]
+    Pool(#[source] NameError),
     /// The store cannot be used.
     #[error("the engine cannot start on its store")]
     Store(#[source] Arc<StoreError>),
@@ -272,9 +279,16 @@ impl Engine {
         self.shared.stopped()
     }
 
+    /// What this engine has lived through: takeovers, lost leases, refused commits.
+    pub fn counters(&self) -> EngineCounters {
+        self.shared.counters.read()
+    }
+
     /// Stops in good order: takes no new work, lets bodies that are in flight end (up to
     /// `shutdown_limit`), writes what they gave, gives its shards back.
     pub async fn shutdown(self) {
+        // Nothing is taken any more; what is held is given back once it is out of memory.
+        self.shared.begin_leaving();
         self.shared.keeper.close();
         let limit = self.shared.settings.shutdown_limit;
         let workers = self.shared.workers.stop_all(&self.shared, limit);
@@ -342,14 +356,25 @@ impl Engine {
         }
     }
 
-    /// Waits for SIGTERM or SIGINT (Ctrl-C), then shuts down in good order.
+    /// Waits for SIGTERM or SIGINT (Ctrl-C), then [shuts down](Engine::shutdown) in good order: no
+    /// new work, bodies up to `shutdown_limit`, then the shards are free for others at once.
+    ///
+    /// A second signal ends it without waiting: bodies in flight are dropped, nothing is lost, and
+    /// others take over when the lease ends.
     ///
     /// # Errors
     ///
     /// If the signals cannot be listened to.
     pub async fn shutdown_on_signal(self) -> std::io::Result<()> {
         shutdown_signal().await?;
-        self.shutdown().await;
+        tracing::info!("the engine shuts down; a second signal ends it without waiting");
+        tokio::select! {
+            () = self.shutdown() => {}
+            again = shutdown_signal() => {
+                tracing::warn!("the engine ends without waiting for its bodies");
+                again?;
+            }
+        }
         Ok(())
     }
 
@@ -547,6 +572,33 @@ impl EngineBuilder {
         self
     }
 
+    /// The pools whose runs this runner may own; only `default` if this is not said. A workflow says
+    /// in which pool its runs are: `#[workflow(pool = "gpu")]`, and a start may say otherwise.
+    pub fn pools<P: Into<String>>(mut self, pools: impl IntoIterator<Item = P>) -> Self {
+        self.settings.pools = pools.into_iter().map(Into::into).collect();
+        for pool in &self.settings.pools {
+            if let Err(error) = check_pool(pool) {
+                self.problem.get_or_insert(StartError::Pool(error));
+            }
+        }
+        self
+    }
+
+    /// How many shards this runner has against others of its pools, 1 if this is not said: one with
+    /// 2 gets twice as many. From 1 to 64.
+    pub fn weight(mut self, weight: u32) -> Self {
+        self.settings.weight = weight;
+        self
+    }
+
+    /// The runner does not look at its own clock before it writes, so that only the store's fence
+    /// refuses what comes too late: for the drills that must see it refuse.
+    #[doc(hidden)]
+    pub fn without_self_fencing(mut self) -> Self {
+        self.settings.sabotage = Some(Sabotage::NoSelfFencing);
+        self
+    }
+
     /// Compresses or encrypts what is stored of the values of users. With several, the last one
     /// writes and all of them read: so that one can take the place of another.
     pub fn codec(mut self, codec: impl Codec) -> Self {
@@ -652,7 +704,7 @@ impl StartParts {
         shared.set_lease(fence, begun + shared.settings.lease);
         let guard = listen_for_wakes(&shared, me)?;
         let mut handles = Vec::new();
-        let stop = Arc::new(lease::Stop::default());
+        let stop = shared.lease_stop.clone();
         let leaving = Arc::new(Leaving {
             gone: watch_runtime(&self.runtime, &shared),
             threads: AtomicUsize::new(threads),
@@ -828,6 +880,8 @@ fn listen_for_wakes(shared: &Arc<Shared>, me: Uuid) -> Result<crate::store::Wake
             }
             shared.due.poke(true);
             if runs.is_empty() {
+                // Shards may be free, or of a pool that was not there before.
+                shared.lease_stop.poke();
                 shared.workers.poke_all(&shared);
             }
             if runs.is_empty() {

@@ -37,6 +37,9 @@ mod schedule;
 pub mod store;
 mod workflow;
 
+#[cfg(all(feature = "sqlite", feature = "postgres"))]
+mod moving;
+
 mod cancellation;
 mod error;
 mod hash;
@@ -54,13 +57,13 @@ pub use cancellation::Cancellation;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub use client::InTransaction;
 pub use client::{
-    Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Count,
+    Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Cluster, Count,
     DeadLetterInfo, DeadLetterPage, DeadLetters, DeleteRun, EmittedFrom, EnqueueItem, ForkRun,
-    HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo, List, PublishEvent,
-    PublishedEvent, ReadHistory, ReplayLetter, Replayed, ReplayedAll, Resolved, Resolver, RunError,
-    RunHandle, RunInfo, RunPage, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules,
-    SendMessage, Sent, Settle, Start, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader,
-    Triggered, WaitsFor, Why, Worker,
+    HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo, List, PoolInfo,
+    PublishEvent, PublishedEvent, ReadHistory, ReplayLetter, Replayed, ReplayedAll, Resolved,
+    Resolver, RunError, RunHandle, RunInfo, RunPage, RunnerInfo, Schedule, ScheduleHandle,
+    ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Settle, Start, StateWatch,
+    StreamInfo, StreamItem, StreamPage, StreamReader, Triggered, WaitsFor, Why, Worker,
 };
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
@@ -85,8 +88,8 @@ pub use ctx::{
 };
 pub use deferred::Deferred;
 pub use engine::{
-    Engine, EngineBuilder, EngineCensus, Job, Misfit, Preflight, RecoveryReport, Settings,
-    StartError, shutdown_signal,
+    Engine, EngineBuilder, EngineCensus, EngineCounters, Job, Misfit, Preflight, RecoveryReport,
+    Settings, StartError, shutdown_signal,
 };
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};
@@ -96,6 +99,8 @@ pub use event::{Event, IfFinished, Since};
 pub use everstep_macros::workflow;
 pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
 pub use limit::Limit;
+#[cfg(all(feature = "sqlite", feature = "postgres"))]
+pub use moving::{Migrate, MigrateError, MigrateProgress, MigrateStage, Migrated, migrate};
 pub use pool::{PoolNo, PoolRow};
 pub use queue::{ItemId, Queue};
 pub use retention::Retention;

@@ -943,6 +943,25 @@ pub enum StoreError {
         /// Who uses it.
         runner: String,
     },
+    /// Its runs were moved elsewhere by [`migrate`](fn@crate::migrate).
+    #[error("{store} was moved to {to}; open that instead, this is only what it was before")]
+    Moved {
+        /// Which store.
+        store: String,
+        /// Where its runs are now.
+        to: String,
+    },
+    /// It was filled by a [`migrate`](fn@crate::migrate) that has not come to its end.
+    #[error(
+        "{store} was filled from {from}, and that has not come to its end; call \
+             `everstep::migrate` again with the same two places"
+    )]
+    HalfMoved {
+        /// Which store.
+        store: String,
+        /// Where it was filled from.
+        from: String,
+    },
     /// A transaction of the caller's own is on something else.
     #[error("the transaction is on {found}, and the runs are in {store}; open one there instead")]
     AnotherFile {
@@ -1006,6 +1025,9 @@ impl StoreError {
             // Another program has migrated it under us.
             StoreError::TooNew { .. } => Reaction::Stop,
             StoreError::InUse { .. } => Reaction::Stop,
+            // What is written here would be lost.
+            StoreError::Moved { .. } => Reaction::Stop,
+            StoreError::HalfMoved { .. } => Reaction::Stop,
             // No batch of the engine's is made in the transaction of a caller.
             StoreError::AnotherFile { .. } => Reaction::Stop,
             // One write is at fault; the others must not suffer.

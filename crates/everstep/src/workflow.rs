@@ -364,6 +364,7 @@ impl Registry {
     pub(crate) fn insert(&mut self, definition: Definition) -> Result<(), RegisterError> {
         let RegisterCheck(range) = RegisterCheck::of(&definition);
         check_name(&definition.name).map_err(RegisterError::Name)?;
+        check_pool(&definition.options.pool).map_err(RegisterError::Name)?;
         let versions = self.by_name.entry(definition.name.clone()).or_default();
         for other in versions.iter() {
             let RegisterCheck(taken) = RegisterCheck::of(other);
@@ -452,6 +453,24 @@ pub enum NameError {
         /// How it begins.
         start: String,
     },
+    /// It is the name of a pool, and has a sign in it that overflow pools have.
+    #[error(
+        "the pool `{name}` has an `@` in its name, as only overflow pools have; use another name"
+    )]
+    Overflow {
+        /// The name.
+        name: String,
+    },
+}
+
+/// Checks the name of a pool.
+pub(crate) fn check_pool(name: &str) -> Result<(), NameError> {
+    match name.contains(crate::pool::OVERFLOW_MARK) {
+        true => Err(NameError::Overflow {
+            name: name.to_owned(),
+        }),
+        false => check_name(name),
+    }
 }
 
 pub(crate) fn check_name(name: &str) -> Result<(), NameError> {

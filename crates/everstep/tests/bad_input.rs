@@ -460,7 +460,7 @@ async fn a_full_disk_holds_work_up_and_loses_nothing() {
         (options.create, options.max_page_count) = (true, pages);
         options
     };
-    let store = Arc::new(SqliteStore::open_with(&path, options(Some(60))).unwrap());
+    let store = Arc::new(SqliteStore::open_with(&path, options(Some(70))).unwrap());
     let bodies = Arc::new(AtomicUsize::new(0));
     let counted = bodies.clone();
     let engine = Engine::on(store.clone())

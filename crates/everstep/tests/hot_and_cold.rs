@@ -267,7 +267,7 @@ async fn an_unknown_workflow_stays_pending_and_says_so_until_an_engine_has_it() 
     let run = engine.client().run::<u32>(run.id());
     until("another reason", async || {
         let waiting = run.info().await.unwrap().waiting.unwrap();
-        let newest = "a runner with workflow `work` version 1; the newest version here is 2";
+        let newest = "a runner with workflow `work` version 1; started runners serve 2";
         (waiting == newest).then_some(())
     })
     .await;

@@ -152,7 +152,7 @@ async fn without_its_version(store: Arc<dyn Store>) {
     let new = new.start().await.unwrap();
     let run = new.client().run::<u32>(run.id());
     run.send("go", &1_u32).await.unwrap();
-    let waiting = "a runner with workflow `order` version 1; the newest version here is 2";
+    let waiting = "a runner with workflow `order` version 1; started runners serve 2";
     until("the reason", async || {
         let info = run.info().await.unwrap();
         (info.waiting.as_deref() == Some(waiting)).then_some(())

@@ -81,7 +81,7 @@ fn fill(path: &Path) -> Result<(), Problem> {
         run.execute(params![
             id.no().0,
             id.as_uuid().as_bytes(),
-            id.shard().0,
+            id.shard_in(everstep::PoolNo::DEFAULT).0,
             status,
             wakes_at,
             now,

@@ -10,6 +10,7 @@ use super::{ClientError, RunHandle, history};
 use crate::{
     codec,
     commit::{Put, RunStatus, Target},
+    engine::served,
     history::{Entry, EntryKind, EntryStatus, EntryValue, keys},
     run::WAITS_IN_ROW,
     run_id::RunId,
@@ -432,21 +433,33 @@ fn no_runner(row: &RunRow, runners: &[RunnerRow], now: Timestamp) -> Option<Stri
     if live().next().is_none() {
         return Some("no runner is alive; start an engine on this store".to_owned());
     }
+    let of_pool = |runner: &&RunnerRow| runner.pools.iter().any(|name| *name == *row.pool);
+    if !live().any(|runner| of_pool(&runner)) {
+        return Some(format!(
+            "no live runner serves its pool `{0}`; start one with `.pools([\"{0}\"])`",
+            row.pool
+        ));
+    }
+    let Some(able) = live().filter(of_pool).find(|runner| serves(runner)) else {
+        let alive: Vec<RunnerRow> = live().cloned().collect();
+        return Some(format!(
+            "no live runner knows workflow `{workflow}` version {version}{}; deploy code that has \
+             it, or `accepts` it",
+            served(workflow, &row.pool, &alive)
+        ));
+    };
     let Some(owner) = live().find(|runner| runner.shards.contains(row.shard)) else {
-        return Some(format!("no live runner owns its shard ({})", row.shard.0));
+        return Some(format!(
+            "no live runner owns its shard ({}) yet; one of pool `{}` takes it within a lease",
+            row.shard.0, row.pool
+        ));
     };
     if !serves(owner) {
-        return Some(match live().find(|runner| serves(runner)) {
-            Some(other) => format!(
-                "its owner `{}` does not know workflow `{workflow}` version {version}, and `{}` \
-                 does, which does not own its shard",
-                owner.name, other.name
-            ),
-            None => format!(
-                "no live runner knows workflow `{workflow}` version {version}; deploy code that \
-                 has it, or `accepts` it"
-            ),
-        });
+        return Some(format!(
+            "its owner `{}` does not know workflow `{workflow}` version {version}, and hands it \
+             over to runners like `{}`",
+            owner.name, able.name
+        ));
     }
     if row.status == RunStatus::Pending && is_due {
         return Some(format!(

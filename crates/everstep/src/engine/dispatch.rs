@@ -13,7 +13,8 @@ use super::{
 use crate::{
     commit::{
         AfterEnqueue, Applied, Batch, Commit, Control, Controlled, Deleted, Delivered, Delivery,
-        Effect, EffectDone, Imported, LetterDone, Notice, Outcome, Patch, Published, Write,
+        Effect, EffectDone, Imported, LetterDone, Notice, Outcome, Patch, Published, Refusal,
+        Write,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -30,6 +31,8 @@ struct Round<'a> {
     elsewhere: Vec<RunNo>,
     /// Whether a queue has got an item.
     queues: bool,
+    /// Whether a run was handed over to a pool that may be new to everybody.
+    new_pool: bool,
     /// The claims of workers in this batch, which come last in it.
     claims: Vec<Uuid>,
 }
@@ -45,6 +48,7 @@ pub(super) fn dispatch(shared: &Shared, mut batch: Batch, replies: Vec<Reply>, a
         events: shared.threads.iter().map(|_| Vec::new()).collect(),
         elsewhere: Vec::new(),
         queues: false,
+        new_pool: false,
         claims: workers::claims_in(batch.writes.iter()),
     };
     let (claimed, notices): (Vec<_>, Vec<_>) = notices
@@ -79,7 +83,10 @@ pub(super) fn dispatch(shared: &Shared, mut batch: Batch, replies: Vec<Reply>, a
         mailbox.push_all(events);
     }
     shared.wake_others(&round.elsewhere);
-    if round.queues {
+    if round.new_pool {
+        shared.lease_stop.poke();
+    }
+    if round.queues || round.new_pool {
         // Workers of other processes are not known by their queues: all look for themselves.
         shared.store.wake_others(shared.me, &[]);
     }
@@ -141,7 +148,20 @@ impl Round<'_> {
             (Write::Schedule(write), Outcome::Scheduled(scheduled)) => {
                 super::schedules::tell(self.shared, &write, scheduled);
             }
-            (Write::Commit(commit), Outcome::Refused(_)) => back = Some(commit),
+            (Write::Commit(commit), Outcome::Refused(refusal)) => {
+                if *refusal == Refusal::Fenced {
+                    self.shared.counters.stale_commit_refused();
+                }
+                back = Some(commit);
+            }
+            (Write::Emit(_), Outcome::Refused(Refusal::Fenced)) => {
+                self.shared.counters.stale_commit_refused();
+            }
+            // Whom it concerns is in the notices.
+            (Write::HandOver(what), Outcome::Committed(_)) => {
+                self.shared.counters.handed_over();
+                self.new_pool |= !self.shared.owned.knows(&what.pool);
+            }
             (Write::Emit(emission), Outcome::Emitted) => {
                 self.shared.hub.followers.notify(emission.run);
             }

@@ -24,75 +24,135 @@ use crate::{
     store::{RunnerRow, ShardSet, StoreError},
 };
 
-/// Stops the heartbeat.
+/// Stops the heartbeat, or hurries it.
 #[derive(Default)]
 pub(crate) struct Stop {
-    stopped: Mutex<bool>,
+    state: Mutex<Told>,
     changed: Condvar,
 }
 
+#[derive(Clone, Copy, Default)]
+struct Told {
+    stopped: bool,
+    /// Shards may be free, or of a pool that was not there before.
+    poked: bool,
+}
+
 impl Stop {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Told> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn stop(&self) {
-        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Asks for a look at who has which shards.
+    pub(crate) fn poke(&self) {
+        self.lock().poked = true;
         self.changed.notify_all();
     }
 
     /// Waits for this long; whether it was stopped.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
-        let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        self.wait_while(limit, |told| !told.stopped).stopped
+    }
+
+    /// Waits until `beat`, or, if it is poked, until `hurried`.
+    fn wait_for_beat(&self, beat: Instant, hurried: Instant) -> Told {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let told = self.wait_while(left(beat), |told| !told.stopped && !told.poked);
+        if told.poked && !told.stopped {
+            self.wait_while(left(hurried.min(beat)), |told| !told.stopped);
+        }
+        let mut told = self.lock();
+        let now = *told;
+        told.poked = false;
+        now
+    }
+
+    fn wait_while(&self, limit: Duration, goes_on: impl Fn(&Told) -> bool) -> Told {
         let waited = self
             .changed
-            .wait_timeout_while(stopped, limit, |stopped| !*stopped);
+            .wait_timeout_while(self.lock(), limit, |told| goes_on(told));
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
 
 /// Says that the runner is alive, again and again, and keeps its shards as they should be.
 pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
+    let heartbeat = shared.settings.heartbeat;
     let mut beats = 0u64;
     let mut leaving = Leaving::default();
-    while !stop.wait(shared.settings.heartbeat) {
-        let Some(fence) = shared.fence() else {
-            leaving = Leaving::default();
-            if shared.stopped().is_none() {
-                register_again(shared);
-            }
-            continue;
-        };
-        let begun = Instant::now();
-        match shared
-            .store
-            .heartbeat(fence, shared.now(), shared.settings.lease)
-        {
-            Ok(true) => shared.set_lease(fence, begun + shared.settings.lease),
-            Ok(false) => {
-                shared.lose();
-                continue;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the heartbeat failed; trying again");
+    let mut next = Instant::now() + heartbeat;
+    let mut balanced = Instant::now();
+    loop {
+        // However often it is poked, it looks no more often than twice in a beat.
+        let told = stop.wait_for_beat(next, balanced + heartbeat / 2);
+        if told.stopped {
+            return;
+        }
+        if Instant::now() >= next {
+            next = Instant::now() + heartbeat;
+            beats += 1;
+            if !beat(shared, &mut leaving) {
                 continue;
             }
         }
-        if let Err(error) = leaving.release(shared, fence, Duration::ZERO) {
-            tracing::warn!(%error, "shards cannot be given back; trying again");
-        }
-        beats += 1;
         // Others are looked for at every second beat: an idle engine asks little.
-        if beats.is_multiple_of(2) {
-            let taken =
-                balance(shared, fence, &mut leaving).and_then(|taken| match taken.is_empty() {
-                    true => Ok(0),
-                    false => take_up(shared, &taken),
-                });
-            if let Err(error) = taken {
-                tracing::warn!(%error, "shards cannot be balanced; trying again");
-            }
-            if shared.owned.is_partial() {
-                // They may have moved away from under somebody who waits.
-                Poller::ensure(shared);
-            }
+        if (beats.is_multiple_of(2) && balanced + heartbeat <= Instant::now()) || told.poked {
+            balanced = Instant::now();
+            look_around(shared, &mut leaving);
         }
+    }
+}
+
+/// Prolongs the lease. Whether there is one.
+fn beat(shared: &Arc<Shared>, leaving: &mut Leaving) -> bool {
+    let Some(fence) = shared.fence() else {
+        *leaving = Leaving::default();
+        if shared.stopped().is_none() {
+            register_again(shared);
+        }
+        return false;
+    };
+    let begun = Instant::now();
+    match shared
+        .store
+        .heartbeat(fence, shared.now(), shared.settings.lease)
+    {
+        Ok(true) => shared.set_lease(fence, begun + shared.settings.lease),
+        Ok(false) => {
+            shared.lose();
+            return false;
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the heartbeat failed; trying again");
+            return false;
+        }
+    }
+    if let Err(error) = leaving.release(shared, fence, Duration::ZERO) {
+        tracing::warn!(%error, "shards cannot be given back; trying again");
+    }
+    true
+}
+
+/// Looks who else is alive, and takes and gives back shards accordingly.
+fn look_around(shared: &Arc<Shared>, leaving: &mut Leaving) {
+    let Some(fence) = shared.fence().filter(|_| !shared.leaving()) else {
+        return;
+    };
+    let taken = balance(shared, fence, leaving).and_then(|taken| match taken.is_empty() {
+        true => Ok(0),
+        false => take_up(shared, &taken),
+    });
+    if let Err(error) = taken {
+        tracing::warn!(%error, "shards cannot be balanced; trying again");
+    }
+    if shared.owned.is_partial() {
+        // They may have moved away from under somebody who waits.
+        Poller::ensure(shared);
     }
 }
 
@@ -134,6 +194,12 @@ pub(crate) fn balance(
     let pools = shared.store.pools()?;
     shared.owned.set_pools(&pools);
     let wanted = assigned(fence.runner, &alive, &pools);
+    let peers = alive.iter().map(|runner| (*runner).clone()).collect();
+    if shared.peers.set(peers) {
+        for thread in &shared.threads {
+            thread.push(Event::Peers);
+        }
+    }
     let owned = shared.owned();
     let excess: ShardSet = owned
         .iter()
@@ -156,6 +222,14 @@ pub(crate) fn balance(
                     .filter(|shard| !owned.contains(*shard))
                     .collect();
                 shared.set_owned(&kept);
+                let of_dead = runners.iter().filter(|runner| dead.contains(&runner.id));
+                for runner in of_dead.filter(|dead| new.iter().any(|it| dead.shards.contains(it))) {
+                    tracing::info!(
+                        runner = runner.name,
+                        "shards of a runner that is gone are taken"
+                    );
+                    shared.counters.takeover();
+                }
                 return Ok(new);
             }
             None => shared.lose(),
@@ -233,7 +307,7 @@ impl Leaving {
         if !self.freed.is_empty() {
             shared.store.release_shards(fence, &self.freed)?;
             self.freed = ShardSet::EMPTY;
-            shared.wake_others(&[]);
+            shared.store.wake_others(shared.me, &[]);
         }
         Ok(())
     }

@@ -62,6 +62,8 @@ pub(crate) enum Event {
     Drain(oneshot::Sender<()>),
     /// The shards were lost: everything is dropped, and nothing more is written.
     Lost,
+    /// Other runners are alive than before, or serve something else.
+    Peers,
 }
 
 /// What an engine thread has in memory.

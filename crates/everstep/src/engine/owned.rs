@@ -60,6 +60,17 @@ impl Owned {
         state.shards.contains(shard).then_some(shard)
     }
 
+    /// The name of a pool, if it is known.
+    pub(crate) fn pool_name(&self, no: PoolNo) -> Option<Arc<str>> {
+        let state = self.read();
+        let found = state.pools.iter().find(|(_, known)| **known == no);
+        found.map(|(name, _)| Arc::clone(name))
+    }
+
+    pub(crate) fn knows(&self, pool: &str) -> bool {
+        self.read().pools.contains_key(pool)
+    }
+
     pub(crate) fn shards(&self) -> ShardSet {
         self.read().shards.clone()
     }

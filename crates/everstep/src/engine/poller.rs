@@ -3,10 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -25,27 +22,66 @@ use crate::{
 /// The thread that asks. It comes when somebody waits, and goes when nobody does.
 #[derive(Default)]
 pub(crate) struct Poller {
-    running: AtomicBool,
-    lock: Mutex<()>,
+    state: Mutex<State>,
+    /// Somebody has a new question.
+    asked: Condvar,
 }
 
-/// How often it asks: soon after something was answered, less often later.
+#[derive(Default)]
+struct State {
+    running: bool,
+    /// Whether there is a question that was never asked: its answer may be there already.
+    is_new: bool,
+}
+
+/// How long it gathers new questions before it asks them all at once.
+const GATHER: Duration = Duration::from_millis(2);
+
+/// How often it asks: soon after something was answered, less often later. Nobody tells other
+/// processes that a run has ended.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 impl Poller {
     /// Starts the thread if somebody waits for a run of another process, and it is not there.
     pub(crate) fn ensure(shared: &Arc<Shared>) {
-        let poller = &shared.poller;
-        let _guard = poller.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        if questions(shared).is_none() || poller.running.swap(true, Ordering::AcqRel) {
+        let mut state = shared.poller.lock();
+        if state.running || questions(shared).is_none() {
             return;
         }
+        state.running = true;
         let asking = shared.clone();
         let thread = std::thread::Builder::new().name("everstep-poll".to_owned());
         if let Err(error) = thread.spawn(move || run(&asking)) {
             tracing::error!(%error, "a thread cannot be started; results are not asked for");
-            poller.running.store(false, Ordering::Release);
+            state.running = false;
+        }
+    }
+
+    /// As [`ensure`](Poller::ensure), and asks soon: together with all others that come within a
+    /// moment.
+    pub(crate) fn ask_soon(shared: &Arc<Shared>) {
+        shared.poller.lock().is_new = true;
+        shared.poller.asked.notify_one();
+        Poller::ensure(shared);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for this long, or until there are new questions.
+    fn wait(&self, pause: Duration) {
+        let state = self.lock();
+        let waited = self
+            .asked
+            .wait_timeout_while(state, pause, |state| !state.is_new);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if std::mem::take(&mut state.is_new) {
+            drop(state);
+            std::thread::sleep(GATHER);
+            // Those that have come meanwhile are asked too.
+            self.lock().is_new = false;
         }
     }
 }
@@ -53,19 +89,15 @@ impl Poller {
 fn run(shared: &Shared) {
     let mut pause = PAUSE_MIN;
     loop {
-        std::thread::sleep(pause);
+        shared.poller.wait(pause);
         pause = (pause * 2).min(PAUSE_MAX);
         let questions = {
             // Whoever registers after this look finds the flag down and starts another thread.
-            let _guard = shared
-                .poller
-                .lock
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut state = shared.poller.lock();
             match questions(shared) {
                 Some(questions) => questions,
                 None => {
-                    shared.poller.running.store(false, Ordering::Release);
+                    state.running = false;
                     return;
                 }
             }
@@ -163,6 +195,7 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
                 }
             }
         }
+        (Err(error @ StoreError::Moved { .. }), _) => shared.hub.stop(&Arc::new(error)),
         (Err(error), _) | (_, Err(error)) => {
             tracing::warn!(%error, "results and replies cannot be read; trying again");
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{codec::hook::Codecs, retention::Retention, retry::Retry};
+use crate::{codec::hook::Codecs, retention::Retention, retry::Retry, workflow::DEFAULT_POOL};
 
 /// How an engine works. Every field has a default that suits one process on one machine.
 #[derive(Clone, Debug)]
@@ -35,6 +35,11 @@ pub struct Settings {
     /// How many events of one name are kept, if they do not say so themselves; then the oldest is
     /// dropped.
     pub event_max_pending: u64,
+    /// The pools whose runs this runner may own: see [`EngineBuilder::pools`](crate::EngineBuilder::pools).
+    pub pools: Vec<String>,
+    /// How many shards this runner has against others of its pools: one with 2 gets twice as many
+    /// as one with 1. From 1 to 64.
+    pub weight: u32,
     /// How long a runner owns its shards without a heartbeat.
     pub lease: Duration,
     /// How often a runner says that it is alive.
@@ -88,6 +93,9 @@ pub enum Sabotage {
     NoFence,
     /// A message that was taken stays in the inbox.
     DoubleConsume,
+    /// A runner does not look at its own clock: only the store refuses what it writes after its
+    /// lease has ended.
+    NoSelfFencing,
 }
 
 impl Default for Settings {
@@ -104,6 +112,8 @@ impl Default for Settings {
             timer_resolution: Duration::from_millis(10),
             event_retain: Duration::from_secs(7 * 86_400),
             event_max_pending: 10_000,
+            pools: vec![DEFAULT_POOL.to_owned()],
+            weight: 1,
             lease: Duration::from_secs(10),
             heartbeat: Duration::from_secs(3),
             safety_poll: Duration::from_secs(5),

@@ -14,11 +14,14 @@ use super::{
     Settings,
     activity::Activity,
     committer::{self, CommitQueue},
+    counters::Counters,
     due::DueSignal,
     hub::Hub,
     keeper::Keeper,
+    lease::Stop,
     mailbox::{Event, Mailbox},
     owned::Owned,
+    peers::Peers,
     poller::Poller,
     settings::Sabotage,
     streams::Emitting,
@@ -50,6 +53,10 @@ pub(crate) struct Shared {
     pub(crate) ids: RunIds,
     pub(crate) me: Option<Uuid>,
     pub(crate) owned: Owned,
+    pub(crate) peers: Peers,
+    pub(crate) counters: Counters,
+    /// Wakes and ends the threads that keep the lease.
+    pub(crate) lease_stop: Arc<Stop>,
     lease: Mutex<Option<Lease>>,
     /// When the lease ends, in nanoseconds since `epoch`: looked at before every run is driven, so
     /// without a lock. 0 while there is none.
@@ -57,6 +64,7 @@ pub(crate) struct Shared {
     epoch: Instant,
     stopped: OnceLock<Arc<StoreError>>,
     closing: AtomicBool,
+    leaving: AtomicBool,
     /// How many runs are in memory and moving.
     pub(crate) moving: AtomicUsize,
     pub(crate) due: DueSignal,
@@ -116,11 +124,15 @@ impl Shared {
             ids: RunIds::new(seed),
             me,
             owned: Owned::default(),
+            peers: Peers::default(),
+            counters: Counters::default(),
+            lease_stop: Arc::default(),
             lease: Mutex::new(None),
             lease_ends: AtomicU64::new(0),
             epoch: Instant::now(),
             stopped: OnceLock::new(),
             closing: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             moving: AtomicUsize::new(0),
             due: DueSignal::default(),
             keeper: Keeper::default(),
@@ -192,6 +204,7 @@ impl Shared {
         let ends = valid_until.saturating_duration_since(self.epoch).as_nanos();
         let ends = u64::try_from(ends).unwrap_or(u64::MAX);
         self.lease_ends.store(ends, Ordering::Release);
+        self.counters.lease_lasts();
         if was_over {
             // The threads hold still while it is over.
             for thread in &self.threads {
@@ -205,7 +218,10 @@ impl Shared {
     pub(crate) fn lease_lasts(&self) -> bool {
         let now = u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
         now < self.lease_ends.load(Ordering::Acquire)
-            || self.settings.sabotage == Some(Sabotage::NoFence)
+            || matches!(
+                self.settings.sabotage,
+                Some(Sabotage::NoFence | Sabotage::NoSelfFencing)
+            )
     }
 
     pub(crate) fn fence(&self) -> Option<Fence> {
@@ -223,8 +239,13 @@ impl Shared {
             return self.forged_fence();
         }
         let lease = (*self.lock_lease())?;
-        if committer::lease_holds(lease.valid_until, self.settings.lease) {
+        if committer::lease_holds(lease.valid_until, self.settings.lease)
+            || self.settings.sabotage == Some(Sabotage::NoSelfFencing)
+        {
             return Some(lease.fence);
+        }
+        if Instant::now() >= lease.valid_until {
+            self.counters.lease_is_over();
         }
         let begun = Instant::now();
         match self
@@ -262,8 +283,8 @@ impl Shared {
             now: self.now(),
             lease: self.settings.lease,
             workflows: self.registry.all().map(|code| code.serves()).collect(),
-            pools: vec![crate::workflow::DEFAULT_POOL.to_owned()],
-            weight: 1,
+            pools: self.settings.pools.clone(),
+            weight: self.settings.weight,
         }
     }
 
@@ -300,6 +321,15 @@ impl Shared {
 
     pub(crate) fn stopped(&self) -> Option<Arc<StoreError>> {
         self.stopped.get().cloned()
+    }
+
+    /// From now on no shard is taken.
+    pub(crate) fn begin_leaving(&self) {
+        self.leaving.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
     }
 
     pub(crate) fn begin_closing(&self) {

@@ -32,13 +32,14 @@ use super::{
 };
 use crate::{
     commit::{Commit, Control, InboxRow, Outcome, Patch, RunStatus, Write},
-    hash::{FastMap, FastSet},
+    hash::FastMap,
     run::{Next, Run, RunSeed, core::Env},
     run_id::{RunId, RunIds, RunNo, ShardId},
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
     time::Timestamp,
 };
 
+mod hand_over;
 mod reconsider;
 
 /// A run in memory.
@@ -85,8 +86,9 @@ pub(crate) struct Worker {
     moving: usize,
     /// Due runs that found no room.
     turned_away: bool,
-    /// Runs whose workflow is not known here; their reason is written once.
-    unknown: FastSet<RunNo>,
+    /// Due runs that nobody could run when they were last looked at, with the reason that was
+    /// written.
+    unserved: FastMap<RunNo, (DueRun, String)>,
     /// Runs that were in somebody's memory and wait for room; suspects among them come last, and
     /// a few at a time.
     held: VecDeque<RunNo>,
@@ -160,7 +162,7 @@ impl Worker {
             parkings: 0,
             moving: 0,
             turned_away: false,
-            unknown: FastSet::default(),
+            unserved: FastMap::default(),
             held: VecDeque::new(),
             suspects: VecDeque::new(),
             to_reconsider: VecDeque::new(),
@@ -190,6 +192,9 @@ impl Worker {
         let mut leased = true;
         for _ in 0..RUNS_PER_TURN {
             leased = self.shared.lease_lasts();
+            if !leased {
+                self.shared.counters.lease_is_over();
+            }
             let next = if leased { self.ready.pop_front() } else { None };
             let Some(slot) = next else { break };
             self.drive(slot);
@@ -292,6 +297,7 @@ impl Worker {
                 });
             }
             Event::Drain(done) => self.drain(done),
+            Event::Peers => self.peers_changed(),
             Event::Lost => self.drop_everything(),
         }
     }
@@ -740,51 +746,8 @@ impl Worker {
             }
             return;
         }
-        if self
-            .shared
-            .registry
-            .find(&run.workflow, run.version)
-            .is_none()
-        {
-            return self.note_unknown(&run);
-        }
-        self.load_if_room(no);
-    }
-
-    /// No code for a due run is here: it stays as it is, and its row says why.
-    fn note_unknown(&mut self, run: &DueRun) {
-        if !self.unknown.insert(run.id.no()) {
-            return;
-        }
-        let versions = match self.shared.registry.newest(&run.workflow) {
-            Some(newest) => format!("; the newest version here is {}", newest.version),
-            None => String::new(),
-        };
-        let waiting = format!(
-            "a runner with workflow `{}` version {}{versions}",
-            run.workflow, run.version
-        );
-        tracing::warn!(run = %run.id, waiting, "no code for a due run is registered");
-        let at = run.available_at.unwrap_or_else(|| self.env.now.get());
-        let patch = |row: &RunRow| Patch::Park {
-            status: RunStatus::Pending,
-            available_at: Some(at),
-            waiting: waiting.clone(),
-            attempts: row.attempts,
-        };
-        let (shared, id) = (self.shared.clone(), run.id);
-        // A rollback is not to be begun anew, so its row keeps its status.
-        if run.status == RunStatus::RollingBack {
-            return;
-        }
-        if let Ok(Some(row)) = shared.store.run(&crate::commit::Target::Id(id)) {
-            let mut commit = Commit::of_row(&row, patch(&row));
-            commit.inbox_seq = Some(row.inbox_seq);
-            let write = Write::Commit(Box::new(commit));
-            self.out.push(Pending {
-                write,
-                reply: Reply::Nobody,
-            });
+        if self.belongs_here(&run) {
+            self.load_if_room(no);
         }
     }
 
@@ -903,10 +866,10 @@ impl Worker {
         }
         let code = self.shared.registry.find(&row.workflow, row.version);
         match (code.is_some(), cancel) {
-            (true, _) => {}
             // To end it takes no code.
             (false, Some(cancel)) if !cancel.rollback => return self.cancel_without_code(row),
-            (false, _) => return self.loaded_unknown(&loaded),
+            _ if !self.belongs_here(&hand_over::due_run(row)) => return,
+            _ => {}
         }
         if row.recoveries >= crate::run::SUSPECT_AFTER && loading.pass.is_none() {
             self.suspects.push_back((run, RunSeed::deaths(&loaded)));
@@ -957,20 +920,6 @@ impl Worker {
         self.out.push(Pending {
             write,
             reply: Reply::Nobody,
-        });
-    }
-
-    /// A run that was in somebody's memory, and no code for it is here.
-    fn loaded_unknown(&mut self, loaded: &LoadedRun) {
-        let row = &loaded.row;
-        self.note_unknown(&DueRun {
-            id: row.id,
-            shard: row.shard,
-            available_at: row.available_at,
-            status: row.status,
-            workflow: row.workflow.clone(),
-            version: row.version,
-            pool: row.pool.clone(),
         });
     }
 
@@ -1075,7 +1024,7 @@ impl Worker {
         self.loading.clear();
         self.out.clear();
         self.ready.clear();
-        self.unknown.clear();
+        self.unserved.clear();
         self.held.clear();
         self.to_reconsider.clear();
         self.suspects.clear();

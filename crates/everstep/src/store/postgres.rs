@@ -45,6 +45,8 @@ mod import;
 mod letters;
 mod limits;
 mod locks;
+#[cfg(feature = "sqlite")]
+pub(crate) mod moving;
 mod pools;
 mod queues;
 mod reads;

@@ -35,6 +35,9 @@ mod events;
 mod file;
 mod letters;
 mod limits;
+mod moved;
+#[cfg(feature = "postgres")]
+pub(crate) mod moving;
 mod pools;
 mod queues;
 mod reads;

@@ -9,10 +9,7 @@ use super::{
 use crate::{
     pool::{PoolNo, PoolRow},
     run_id::ShardId,
-    store::{
-        Serves,
-        rules::{Head, pools::Pools},
-    },
+    store::rules::{Head, pools::Pools},
     time::Timestamp,
     workflow::DEFAULT_POOL,
 };
@@ -41,23 +38,6 @@ pub(super) fn list(session: &Session<'_>) -> Result<Vec<PoolRow>, Trouble> {
             })
         },
     )
-}
-
-/// What a runner serves, as the table has it.
-pub(super) type ServesJson = (String, u32, u32, u32);
-
-pub(super) fn serves_json(serves: &Serves) -> ServesJson {
-    let accepts = &serves.accepts;
-    let workflow = serves.workflow.clone();
-    (workflow, serves.version, *accepts.start(), *accepts.end())
-}
-
-pub(super) fn serves((workflow, version, first, last): ServesJson) -> Serves {
-    Serves {
-        workflow,
-        version,
-        accepts: first..=last,
-    }
 }
 
 impl Pools for Applier<'_> {

@@ -1,5 +1,7 @@
 //! The format of a schema: what it is, and how it comes to have it.
 
+use uuid::Uuid;
+
 use super::{
     conn::{Conn, quoted},
     error::Trouble,
@@ -17,17 +19,64 @@ pub(super) const MIGRATIONS: &[&str] = &[include_str!("format_1.sql")];
 pub(super) const FORMAT: u32 = MIGRATIONS.len() as u32;
 
 /// Reads the format of a schema; 0 if there is nothing in it.
+///
+/// # Errors
+///
+/// [`StoreError::HalfMoved`] if it was filled by a move that has not come to its end: the runs in it
+/// are those of another store as long as nobody says otherwise.
 pub(super) fn inspect(conn: &Conn, schema: &str, store: &str) -> Result<u32, StoreError> {
+    let (found, is_moved_to) = look(conn, schema, store)?;
+    if is_moved_to
+        && let Some(mark) = mark(conn, schema).map_err(|it| it.into_store_error(store))?
+        && !mark.is_done
+    {
+        return Err(StoreError::HalfMoved {
+            store: store.to_owned(),
+            from: mark.source,
+        });
+    }
+    Ok(found)
+}
+
+/// What a move to this schema has left in it.
+pub(super) struct Mark {
+    /// Which attempt.
+    #[cfg_attr(not(feature = "sqlite"), expect(dead_code, reason = "for who moves"))]
+    pub(super) id: Uuid,
+    pub(super) source: String,
+    /// Whether the schema is in charge of the runs in it.
+    pub(super) is_done: bool,
+}
+
+pub(super) fn mark(conn: &Conn, schema: &str) -> Result<Option<Mark>, Trouble> {
+    let sql = format!(
+        "SELECT id, source, ended_at IS NOT NULL FROM {}.everstep_move",
+        quoted(schema)
+    );
+    let answers = conn.run(vec![Op::new(sql, Vec::new())])?;
+    let first = answers.first().and_then(|answer| answer.rows.first());
+    let Some(row) = first else { return Ok(None) };
+    Ok(Some(Mark {
+        id: Uuid::from_bytes(row.get(0)?),
+        source: row.get(1)?,
+        is_done: row.get(2)?,
+    }))
+}
+
+/// The format of a schema, and whether a move was ever made to it.
+pub(super) fn look(conn: &Conn, schema: &str, store: &str) -> Result<(u32, bool), StoreError> {
     let error = |trouble: Trouble| trouble.into_store_error(store);
     let sql = "SELECT table_name::text FROM information_schema.tables WHERE table_schema = $1 \
-               ORDER BY table_name = 'everstep_format' DESC, table_name LIMIT 1";
+               ORDER BY table_name = 'everstep_format' DESC, table_name = 'everstep_move' DESC, \
+               table_name LIMIT 2";
     let answers = conn
         .run(vec![Op::new(sql, params![schema])])
         .map_err(error)?;
-    let first = answers.first().and_then(|answer| answer.rows.first());
-    let table: Option<String> = first.map(|row| row.get(0)).transpose().map_err(error)?;
-    match table.as_deref() {
-        None => return Ok(0),
+    let rows = answers.first().map_or(&[][..], |answer| &answer.rows);
+    let tables: Result<Vec<String>, Trouble> = rows.iter().map(|row| row.get(0)).collect();
+    let tables = tables.map_err(error)?;
+    match tables.first().map(String::as_str) {
+        None => return Ok((0, false)),
         Some("everstep_format") => {}
         Some(other) => {
             return Err(StoreError::Foreign {
@@ -49,7 +98,7 @@ pub(super) fn inspect(conn: &Conn, schema: &str, store: &str) -> Result<u32, Sto
             known,
         });
     }
-    Ok(found)
+    Ok((found, tables.iter().any(|table| table == "everstep_move")))
 }
 
 /// Refuses a schema that has to be migrated first.
@@ -75,13 +124,10 @@ pub(super) fn migrate(
         return Ok(());
     }
     let error = |trouble: Trouble| trouble.into_store_error(store);
-    let number = fnv(format!("everstep migration {schema}").bytes()) as i64;
-    conn.run(vec![
-        Op::new("BEGIN", Vec::new()),
-        Op::new("SELECT pg_advisory_xact_lock($1)", params![number]),
-    ])
-    .map_err(error)?;
-    let migrated = migrate_in_transaction(conn, schema, store, migrations);
+    begin(conn, schema).map_err(error)?;
+    // Another process may have done it while this one waited for the lock.
+    let migrated = inspect(conn, schema, store)
+        .and_then(|found| migrate_in_transaction(conn, schema, store, found, migrations));
     let end = if migrated.is_ok() {
         "COMMIT"
     } else {
@@ -91,15 +137,26 @@ pub(super) fn migrate(
     migrated.and(ended.map(drop))
 }
 
-fn migrate_in_transaction(
+/// Begins a transaction that may change the tables.
+pub(super) fn begin(conn: &Conn, schema: &str) -> Result<(), Trouble> {
+    let number = fnv(format!("everstep migration {schema}").bytes()) as i64;
+    let ops = vec![
+        Op::new("BEGIN", Vec::new()),
+        Op::new("SELECT pg_advisory_xact_lock($1)", params![number]),
+    ];
+    conn.run(ops).map(drop)
+}
+
+/// Leads from the format that was found to the last one, and leaves the schema in the search path of
+/// the transaction.
+pub(super) fn migrate_in_transaction(
     conn: &Conn,
     schema: &str,
     store: &str,
+    found: u32,
     migrations: &[&str],
 ) -> Result<(), StoreError> {
     let error = |trouble: Trouble| trouble.into_store_error(store);
-    // Another process may have done it while this one waited for the lock.
-    let found = inspect(conn, schema, store)?;
     let known = migrations.len() as u32;
     let name = quoted(schema);
     if found == 0 {

@@ -61,3 +61,23 @@ fn leave(head: &mut Head, to: ShardId, now: Timestamp) {
         _ => {}
     }
 }
+
+/// What a runner serves, as it is stored.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) type ServesJson = (String, u32, u32, u32);
+
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) fn serves_json(serves: &crate::store::Serves) -> ServesJson {
+    let accepts = &serves.accepts;
+    let workflow = serves.workflow.clone();
+    (workflow, serves.version, *accepts.start(), *accepts.end())
+}
+
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) fn serves((workflow, version, first, last): ServesJson) -> crate::store::Serves {
+    crate::store::Serves {
+        workflow,
+        version,
+        accepts: first..=last,
+    }
+}

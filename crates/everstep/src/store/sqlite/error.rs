@@ -2,6 +2,7 @@
 
 use rusqlite::{Error, ErrorCode};
 
+use super::moved::MOVED;
 use crate::store::{Cause, StoreError};
 
 /// The error of the store called `store`, when something other than a commit failed.
@@ -47,6 +48,10 @@ pub(crate) fn store_error(store: &str, error: Error) -> StoreError {
             store,
             source: Box::new(error),
         },
+        ErrorCode::ConstraintViolation if moved_to(&error).is_some() => {
+            let to = moved_to(&error).unwrap_or_default().to_owned();
+            StoreError::Moved { store, to }
+        }
         ErrorCode::ConstraintViolation
         | ErrorCode::TooBig
         | ErrorCode::TypeMismatch
@@ -69,6 +74,14 @@ pub(crate) fn store_error(store: &str, error: Error) -> StoreError {
             store,
             source: Box::new(error),
         },
+    }
+}
+
+/// Where the file was moved, if that is what a trigger of its says.
+fn moved_to(error: &Error) -> Option<&str> {
+    match error {
+        Error::SqliteFailure(_, Some(text)) => text.strip_prefix(MOVED),
+        _ => None,
     }
 }
 

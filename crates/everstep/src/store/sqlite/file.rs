@@ -12,6 +12,7 @@ use rusqlite::{Connection, OpenFlags, config::DbConfig};
 use super::{
     SqliteOptions,
     error::{is_busy, store_error},
+    moved,
 };
 use crate::store::StoreError;
 
@@ -27,7 +28,13 @@ pub(crate) struct File {
     unsynced: bool,
     /// Connections that no reader is using. A reader takes one for one call, so that no snapshot
     /// stays open and holds up a checkpoint.
-    readers: Mutex<Vec<Connection>>,
+    readers: Mutex<Vec<Reader>>,
+}
+
+/// A connection for reading, and the version of the schema that was looked at.
+struct Reader {
+    conn: Connection,
+    schema: i64,
 }
 
 impl File {
@@ -127,13 +134,21 @@ impl File {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
-        let conn = match pooled {
-            Some(conn) => conn,
+        let mut reader = match pooled {
+            Some(reader) => reader,
             None => self.connect_reader()?,
         };
+        let Reader { conn, schema } = &mut reader;
+        let error = |error| self.error(error);
+        conn.execute_batch("BEGIN").map_err(error)?;
+        // A move to another store is a change of the schema: what is here is then only a copy.
+        let version = schema_version(conn).map_err(error)?;
+        if *schema != version {
+            moved::require_in_charge(conn, self)?;
+            *schema = version;
+        }
         let snapshot = || -> rusqlite::Result<T> {
-            conn.execute_batch("BEGIN")?;
-            let found = query(&conn)?;
+            let found = query(conn)?;
             conn.execute_batch("COMMIT")?;
             Ok(found)
         };
@@ -141,7 +156,7 @@ impl File {
             Ok(found) => {
                 let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
                 if readers.len() < READERS_MAX {
-                    readers.push(conn);
+                    readers.push(reader);
                 }
                 Ok(found)
             }
@@ -150,12 +165,14 @@ impl File {
         }
     }
 
-    fn connect_reader(&self) -> Result<Connection, StoreError> {
+    fn connect_reader(&self) -> Result<Reader, StoreError> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let conn = self.connect(flags)?;
         conn.execute_batch("PRAGMA query_only = ON")
             .map_err(|error| self.error(error))?;
-        Ok(conn)
+        // None that it could have: it is looked at before the first read.
+        let schema = -1;
+        Ok(Reader { conn, schema })
     }
 
     /// Tries again while somebody else holds the lock, for as long as the options say.
@@ -176,6 +193,12 @@ impl File {
             }
         }
     }
+}
+
+/// The number that changes with every change of the tables.
+fn schema_version(conn: &Connection) -> rusqlite::Result<i64> {
+    let mut statement = conn.prepare_cached("PRAGMA schema_version")?;
+    statement.query_row([], |row| row.get(0))
 }
 
 /// Sets the bound on the size of the file, in pages of 8 KiB.

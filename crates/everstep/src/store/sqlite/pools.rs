@@ -6,10 +6,7 @@ use super::batch::{Applier, last_number};
 use crate::{
     pool::{PoolNo, PoolRow},
     run_id::ShardId,
-    store::{
-        Serves,
-        rules::{Head, pools::Pools},
-    },
+    store::rules::{Head, pools::Pools},
     time::Timestamp,
 };
 
@@ -34,23 +31,6 @@ pub(crate) fn pools(conn: &Connection) -> rusqlite::Result<Vec<PoolRow>> {
         })
     })?;
     rows.collect()
-}
-
-/// What a runner serves, as the file has it.
-pub(crate) type ServesJson = (String, u32, u32, u32);
-
-pub(crate) fn serves_json(serves: &Serves) -> ServesJson {
-    let accepts = &serves.accepts;
-    let workflow = serves.workflow.clone();
-    (workflow, serves.version, *accepts.start(), *accepts.end())
-}
-
-pub(crate) fn serves((workflow, version, first, last): ServesJson) -> Serves {
-    Serves {
-        workflow,
-        version,
-        accepts: first..=last,
-    }
 }
 
 impl Pools for Applier<'_> {

@@ -3,11 +3,7 @@
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use uuid::Uuid;
 
-use super::{
-    batch::find_key,
-    columns,
-    pools::{ServesJson, serves},
-};
+use super::{batch::find_key, columns};
 use crate::{
     run_id::{RunId, RunNo, ShardId},
     store::{rules, *},
@@ -412,10 +408,12 @@ pub(crate) fn runners(conn: &Connection) -> rusqlite::Result<Vec<RunnerRow>> {
             name: row.get(2)?,
             lease_until: columns::time(row, 3)?,
             shards: columns::shards_of(conn, id)?,
-            workflows: columns::from_json::<Vec<ServesJson>>(&row.get::<_, String>(4)?)?
-                .into_iter()
-                .map(serves)
-                .collect(),
+            workflows: columns::from_json::<Vec<rules::pools::ServesJson>>(
+                &row.get::<_, String>(4)?,
+            )?
+            .into_iter()
+            .map(rules::pools::serves)
+            .collect(),
             pools: columns::from_json(&row.get::<_, String>(5)?)?,
             weight: row.get(6)?,
         })

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{batch::fence_holds, columns, pools};
 use crate::{
     run_id::ShardId,
-    store::{Fence, NewRunner, ShardSet, memory::DEAD_RUNNER_KEPT},
+    store::{Fence, NewRunner, ShardSet, memory::DEAD_RUNNER_KEPT, rules},
     time::Timestamp,
 };
 
@@ -30,7 +30,11 @@ pub(crate) fn register(
                (id, epoch, name, lease_until, workflows, address, pools, weight) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
     let lease_until = (runner.now + runner.lease).as_millis();
-    let workflows: Vec<_> = runner.workflows.iter().map(pools::serves_json).collect();
+    let workflows: Vec<_> = runner
+        .workflows
+        .iter()
+        .map(rules::pools::serves_json)
+        .collect();
     let workflows = columns::to_json(&workflows);
     let pools = columns::to_json(&runner.pools);
     conn.execute(

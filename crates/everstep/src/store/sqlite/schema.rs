@@ -7,7 +7,7 @@ use std::{path::Path, time::SystemTime};
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
-use super::file::File;
+use super::{file::File, moved};
 use crate::{
     store::{Cause, StoreError},
     time::Timestamp,
@@ -72,6 +72,7 @@ fn format_of(conn: &Connection, file: &File) -> Result<u32, StoreError> {
                     known,
                 })
             } else {
+                moved::require_in_charge(conn, file)?;
                 Ok(found)
             }
         }

@@ -184,7 +184,7 @@ fn forbidden(action: &AuthAction<'_>) -> Option<String> {
 }
 
 /// Whether this is one of the tables that our migrations make.
-fn is_ours(table: &str) -> bool {
+pub(crate) fn is_ours(table: &str) -> bool {
     static OURS: OnceLock<HashSet<String>> = OnceLock::new();
     let ours = OURS.get_or_init(|| {
         let read = || -> rusqlite::Result<HashSet<String>> {

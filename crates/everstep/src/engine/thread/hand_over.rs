@@ -1,0 +1,111 @@
+//! Runs that cannot go on here: they are handed over to runners that can, or say what they wait
+//! for.
+//!
+//! Always true: a run is handed over only while it is not in memory here; its last commit from here
+//! was queued before, and a lane keeps its order.
+
+use std::sync::Arc;
+
+use super::{Pending, Reply, Worker};
+use crate::{
+    commit::{Commit, HandOver, Patch, RunStatus, Target, Write},
+    engine::peers::{self, Place},
+    pool::Overflow,
+    store::{DueRun, RunRow},
+};
+
+impl Worker {
+    /// Whether a run that is to be taken into memory belongs here; if not, it is sent on its way,
+    /// or says what it waits for.
+    pub(super) fn belongs_here(&mut self, run: &DueRun) -> bool {
+        let code = self.shared.registry.find(&run.workflow, run.version);
+        let inside = self.shared.owned.pool_name(run.shard.pool());
+        let inside = inside.unwrap_or_else(|| Arc::clone(&run.pool));
+        // Who is alive matters only to a run that has no code here.
+        let alive = self.shared.peers.alive();
+        match peers::place_of(run, &inside, code.is_some(), &alive) {
+            Place::Here => return true,
+            Place::In(pool) => self.hand_over(run, pool),
+            Place::Nowhere => self.note_missing(run, &inside),
+        }
+        false
+    }
+
+    fn hand_over(&mut self, run: &DueRun, pool: Arc<str>) {
+        tracing::info!(
+            run = %run.id,
+            workflow = &*run.workflow,
+            version = run.version,
+            pool = &*pool,
+            "a run is handed over to runners that can run it"
+        );
+        self.unserved.remove(&run.id.no());
+        let run = run.id.no();
+        self.out.push(Pending {
+            write: Write::HandOver(Box::new(HandOver { run, pool })),
+            reply: Reply::Nobody,
+        });
+    }
+
+    /// Nobody could run it: it stays as it is, and its row says why.
+    fn note_missing(&mut self, run: &DueRun, inside: &str) {
+        let mut waiting = peers::missing(run, &self.shared.peers.alive());
+        if Overflow::parse(inside).is_some() {
+            waiting.push_str(&format!(" (it is in the overflow pool `{inside}`)"));
+        }
+        let before = self
+            .unserved
+            .insert(run.id.no(), (run.clone(), waiting.clone()));
+        if before.is_some_and(|(_, before)| before == waiting) {
+            return;
+        }
+        tracing::warn!(run = %run.id, waiting, "no code for a due run is registered");
+        let at = run.available_at.unwrap_or_else(|| self.env.now.get());
+        let patch = |row: &RunRow| Patch::Park {
+            status: RunStatus::Pending,
+            available_at: Some(at),
+            waiting: waiting.clone(),
+            attempts: row.attempts,
+        };
+        // A rollback is not to be begun anew, so its row keeps its status.
+        if run.status == RunStatus::RollingBack {
+            return;
+        }
+        if let Ok(Some(row)) = self.shared.store.run(&Target::Id(run.id))
+            && !row.status.is_terminal()
+        {
+            let mut commit = Commit::of_row(&row, patch(&row));
+            commit.inbox_seq = Some(row.inbox_seq);
+            self.out.push(Pending {
+                write: Write::Commit(Box::new(commit)),
+                reply: Reply::Nobody,
+            });
+        }
+    }
+
+    /// Other runners are alive than before: some may have the code that runs wait for.
+    pub(super) fn peers_changed(&mut self) {
+        let waiting: Vec<DueRun> = self.unserved.values().map(|(run, _)| run.clone()).collect();
+        for run in waiting {
+            let no = run.id.no();
+            if !self.shared.owns(run.shard) || self.by_no.contains_key(&no) {
+                self.unserved.remove(&no);
+            } else if !self.loading.contains_key(&no) {
+                self.belongs_here(&run);
+            }
+        }
+    }
+}
+
+/// A run as the due poll would show it.
+pub(super) fn due_run(row: &RunRow) -> DueRun {
+    DueRun {
+        id: row.id,
+        shard: row.shard,
+        available_at: row.available_at,
+        status: row.status,
+        workflow: row.workflow.clone(),
+        version: row.version,
+        pool: row.pool.clone(),
+    }
+}
