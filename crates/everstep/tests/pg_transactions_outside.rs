@@ -249,44 +249,54 @@ async fn a_start_that_is_given_up_half_way_is_taken_back() {
     engine.shutdown().await;
 }
 
+/// In both orders: the server ends one of two transactions that wait for each other, and whoever is
+/// told so makes it again.
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_of_many_transactions_at_once_to_a_run_that_is_at_work_all_arrive() {
+async fn messages_of_many_transactions_at_once_to_runs_that_are_at_work_all_arrive() {
+    const USERS: u32 = 4;
+    const ROUNDS: u32 = 6;
     let shop = Arc::new(Shop::new().await);
     let engine = builder(&shop).start().await.unwrap();
     let client = engine.client();
+    let expected = USERS * ROUNDS;
     let runs = [
-        client.start(SUM, 60).await.unwrap(),
-        client.start(SUM, 60).await.unwrap(),
+        client.start(SUM, expected).await.unwrap(),
+        client.start(SUM, expected).await.unwrap(),
     ];
     let ids = [runs[0].id(), runs[1].id()];
-    let users = (0..6).map(|n: u32| {
+    let users = (0..USERS).map(|n| {
         let (shop, client) = (shop.clone(), client.clone());
         tokio::spawn(async move {
             let mut user = shop.connect().await;
-            for i in 0..10 {
-                // In both orders: the server ends one of two that wait for each other.
+            let sql = "SET deadlock_timeout TO '20ms'";
+            user.batch_execute(sql).await.unwrap();
+            for round in 0..ROUNDS {
                 let mut order = ids;
-                if (n + i) % 2 == 0 {
+                if (n + round) % 2 == 0 {
                     order.reverse();
                 }
                 loop {
                     let tx = user.transaction().await.unwrap();
-                    let mut is_sent = true;
-                    for id in order {
-                        is_sent &= client.send_in(&tx, id, "number", &1).await.is_ok();
-                    }
-                    if is_sent {
-                        tx.commit().await.unwrap();
-                        break;
+                    let first = client.send_in(&tx, order[0], "number", &1).await;
+                    let second = client.send_in(&tx, order[1], "number", &1).await;
+                    match first.and(second) {
+                        Ok(_) => break tx.commit().await.unwrap(),
+                        Err(error) => {
+                            let text = causes(&error);
+                            assert!(text.contains("roll yours back"), "{text}");
+                            tx.rollback().await.unwrap();
+                        }
                     }
                 }
             }
         })
     });
-    futures::future::join_all(users).await;
+    for user in futures::future::join_all(users).await {
+        user.unwrap();
+    }
     for run in &runs {
         run.wake();
-        assert_eq!(run.result().await.unwrap(), 60);
+        assert_eq!(run.result().await.unwrap(), expected);
     }
     engine.shutdown().await;
 }

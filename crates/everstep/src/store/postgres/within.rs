@@ -4,9 +4,9 @@
 //! thread of their own and send their statements here ([`Remote`]). There is no mark in a lane:
 //! whether it is made is decided by the user's commit, which is not ours to look for.
 //!
-//! A lock that somebody else has can be waited for only from where the savepoint was set; what the
-//! user has locked before is held meanwhile. So two transactions can wait for each other here, and
-//! the server ends one of them.
+//! What the user has locked before is held while we wait for locks. So two transactions can wait for
+//! each other here, against the order of [`locks`](super::locks): the server ends one of them, and if it
+//! is the user's, the user is told.
 
 use std::{sync::Mutex, task::Context};
 
@@ -27,10 +27,6 @@ use crate::store::{Applied, Batch, StoreError};
 
 /// How often it is tried again when others are in the way.
 const GOES: u32 = 20;
-
-/// How often it is tried again after the server has ended it, since it and another waited for each
-/// other: that one is to go on.
-const DEADLOCKS: u32 = 2;
 
 const SAVEPOINT: &str = "SAVEPOINT everstep_within";
 const ROLL_BACK: &str = "ROLLBACK TO everstep_within";
@@ -75,7 +71,7 @@ impl PostgresStore {
         let error = |trouble: Trouble| self.error(trouble);
         let search_path = self.require_same(tx).await?;
         let mut named = Named::of(&batch);
-        let (mut goes, mut deadlocks) = (0, 0);
+        let mut goes = 0;
         loop {
             set_search_path(tx, quoted(&self.options.schema))
                 .await
@@ -88,8 +84,17 @@ impl PostgresStore {
                 Err(trouble) => trouble,
             };
             goes += 1;
-            deadlocks += u32::from(trouble.code() == Some("40P01"));
-            if !trouble.is_passing() || goes >= GOES || deadlocks > DEADLOCKS {
+            if trouble.code() == Some("40P01") {
+                // What the other one waits for was locked before our savepoint: only the end of the
+                // whole transaction frees it.
+                return Err(StoreError::Busy {
+                    store: self.name.clone(),
+                    source: "your transaction and another one waited for each other; roll yours \
+                             back and make it again, and lock in one order"
+                        .into(),
+                });
+            }
+            if !trouble.is_passing() || goes >= GOES {
                 return Err(self.error(trouble));
             }
             if let Trouble::Contended(lock) = trouble {
