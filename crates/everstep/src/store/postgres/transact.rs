@@ -531,7 +531,7 @@ mod tests {
         let commit = Commit {
             run: run.no(),
             generation: 1,
-            inbox_seq: 0,
+            inbox_seq: None,
             results_only: false,
             last_number: 0,
             numbers: 0,
