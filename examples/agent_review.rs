@@ -11,21 +11,23 @@
 //! The agents are scripts. The token is in `agent_review.outbox`, where a real program would send an
 //! e-mail. The review may come before, while and after the first program waits, and while it does not
 //! run at all: it is kept in `agent_review.db`. The first one counts.
+//!
+//! `EVERSTEP_DB` names another file, or a database (`postgres://..`, with `--features postgres`). Programs
+//! on several machines may then `start` the same task: it is one run, and one of them runs it.
 
 #[path = "agent_review/flow.rs"]
 mod flow;
 
-use std::{error::Error as StdError, fs, path::PathBuf, process::Command};
+use std::{env, error::Error as StdError, fs, path::PathBuf, process::Command};
 
 use everstep::{Resolved, prelude::*};
 use flow::{Approval, Message, Outside, REVIEW_GATE, Rejection, Task, agent_review, scripted};
 
-const DATABASE: &str = "agent_review.db";
 const OUTBOX: &str = "agent_review.outbox";
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn StdError>> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         [] => by_itself().await,
@@ -35,6 +37,11 @@ async fn main() -> Result<(), Box<dyn StdError>> {
         ["review", token, verdict, notes] => review(token, verdict, notes).await,
         _ => Err("say `start TASK`, `list`, or `review TOKEN approve|reject [NOTES]`".into()),
     }
+}
+
+/// The file or the URL that everything is kept in.
+fn database() -> String {
+    env::var("EVERSTEP_DB").unwrap_or_else(|_| "agent_review.db".to_owned())
 }
 
 async fn engine() -> Result<Engine, Box<dyn StdError>> {
@@ -48,7 +55,7 @@ async fn engine() -> Result<Engine, Box<dyn StdError>> {
         }),
         outbox: PathBuf::from(OUTBOX),
     };
-    let builder = Engine::open(DATABASE).provide(outside);
+    let builder = Engine::open(database()).provide(outside);
     Ok(builder.register(agent_review).start().await?)
 }
 
@@ -68,7 +75,7 @@ async fn start(task: &str) -> Result<(), Box<dyn StdError>> {
 
 /// Another terminal: what waits, and for what.
 async fn list() -> Result<(), Box<dyn StdError>> {
-    let client = Client::open(DATABASE).await?;
+    let client = Client::open(database()).await?;
     for run in client.list().workflow("agent_review").await?.runs {
         let waiting = run.waiting.unwrap_or_default();
         println!("{} {} {waiting}", run.id, run.status);
@@ -78,7 +85,7 @@ async fn list() -> Result<(), Box<dyn StdError>> {
 
 /// Another terminal: the person, who has nothing but the token.
 async fn review(token: &str, verdict: &str, notes: &str) -> Result<(), Box<dyn StdError>> {
-    let client = Client::open(DATABASE).await?;
+    let client = Client::open(database()).await?;
     let gate = client.deferred(REVIEW_GATE, token);
     let notes = notes.to_owned();
     let settled = match verdict {
@@ -122,7 +129,7 @@ async fn by_itself() -> Result<(), Box<dyn StdError>> {
         }
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     };
-    let mut person = Command::new(std::env::current_exe()?);
+    let mut person = Command::new(env::current_exe()?);
     person.args(["review", &token, "approve", "shorter"]);
     let said = person.status()?;
     println!("the review ended with {said}");

@@ -8,6 +8,15 @@
 //!
 //! Three requests want the same workspace. One gets it; the others wait in line, without a thread,
 //! until the one before them hands the lock over. What they did is in `workspace/trace`.
+//!
+//! `EVERSTEP_DB` names another file than `workspace_lock.db`, or a database, in which any number of these
+//! programs may be at work at once. One that dies is replaced by the others once its lease is over:
+//!
+//! ```text
+//! export EVERSTEP_DB=postgres://postgres@localhost/postgres
+//! cargo run --release --features postgres --example workspace_lock -- --die-after 5 &
+//! cargo run --release --features postgres --example workspace_lock
+//! ```
 
 #[path = "workspace_lock/flow.rs"]
 mod flow;
@@ -15,7 +24,7 @@ mod flow;
 mod lock;
 
 use std::{
-    fs,
+    env, fs,
     path::Path,
     sync::{
         Arc,
@@ -23,15 +32,17 @@ use std::{
     },
 };
 
+#[cfg(feature = "postgres")]
+use everstep::store::PostgresStore;
 use everstep::{
     prelude::*,
-    store::{SqliteStore, Store},
+    store::{SqliteStore, Store, StoreError},
 };
 use flow::{Boundary, Request, summarize};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<String> = env::args().skip(1).collect();
     let die_after = match arguments.as_slice() {
         [] => usize::MAX,
         [flag, n] if flag == "--die-after" => n.parse()?,
@@ -41,7 +52,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     fs::write("workspace/a.txt", "the quick brown fox\n")?;
     fs::write("workspace/b.txt", "jumps over\nthe lazy dog\n")?;
 
-    let store = Arc::new(SqliteStore::create("workspace_lock.db")?);
+    let place = env::var("EVERSTEP_DB").unwrap_or_else(|_| "workspace_lock.db".to_owned());
+    let store = open(&place)?;
     store.migrate()?;
     // Bodies hand the lock over with a client of their own, as a lock manager elsewhere would.
     let client = Client::on(store.clone())?;
@@ -69,6 +81,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     print!("{}", fs::read_to_string(Path::new("workspace/trace"))?);
     engine.shutdown().await;
     Ok(())
+}
+
+/// A database, if it is a URL, and otherwise a file.
+fn open(place: &str) -> Result<Arc<dyn Store>, StoreError> {
+    #[cfg(feature = "postgres")]
+    if place.starts_with("postgres") {
+        return Ok(Arc::new(PostgresStore::open(place)?));
+    }
+    Ok(Arc::new(SqliteStore::create(place)?))
 }
 
 /// Kills this process at the end of its n-th body, before the result of that is recorded.

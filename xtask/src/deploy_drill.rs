@@ -12,7 +12,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     let package = ["--quiet", "--package", "everstep-drill"];
     let build = [&["build"], &package[..], &["--bins"]].concat();
     cargo::succeed(cargo(&root(), &build))?;
-    let run = [&["run"], &package[..], &["--bin", "everstep-drill"]].concat();
+    let run = [&["run"], &package[..], &["--bin", "deploy-drill"]].concat();
     let mut drill = cargo(&root(), &run);
     drill.arg("--").args(arguments);
     cargo::succeed(drill)

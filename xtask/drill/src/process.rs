@@ -34,7 +34,7 @@ impl Runner {
     /// Starts the program of this version, which lies beside this one.
     pub(crate) fn start(site: &Site, version: u32) -> Result<Runner, Problem> {
         let this = std::env::current_exe()?;
-        let program = this.with_file_name(format!("everstep-drill-runner-{version}"));
+        let program = this.with_file_name(format!("deploy-drill-runner-{version}"));
         let log = site.directory.join("runners.log");
         let log = OpenOptions::new().create(true).append(true).open(log)?;
         let child = Command::new(&program)

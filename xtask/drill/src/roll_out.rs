@@ -57,8 +57,12 @@ pub(crate) async fn roll_out(site: &Site) -> Result<Rolled, Problem> {
         begun: Instant::now(),
     };
     deploy.settled().await?;
-    deploy.stages().await?;
-    deploy.result().await
+    let problem = deploy.stages().await.err();
+    let mut rolled = deploy.result().await?;
+    rolled
+        .wrong
+        .extend(problem.map(|problem| problem.to_string()));
+    Ok(rolled)
 }
 
 /// A deploy under way.
