@@ -14,7 +14,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime},
@@ -110,6 +110,8 @@ pub struct PostgresStore {
     unsettled: Mutex<Vec<Unsettled>>,
     /// The shards of the runner of this store, as it last took or gave them.
     held: Mutex<Option<(Fence, ShardSet)>>,
+    /// Read-locked by batches, which go by `held`; locked for writing while shards are given back.
+    giving_back: RwLock<()>,
     /// The database as it was last seen. After a failover it is another.
     identity: Mutex<Option<Identity>>,
     /// How many databases that were.
@@ -221,6 +223,7 @@ impl PostgresStore {
             is_current: AtomicBool::new(false),
             unsettled: Mutex::default(),
             held: Mutex::default(),
+            giving_back: RwLock::default(),
             identity: Mutex::default(),
             life: AtomicU64::new(0),
             homes: Mutex::default(),
@@ -633,6 +636,8 @@ impl Store for PostgresStore {
         self.require_current()?;
         let mut named = Named::of(batch);
         let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
+        let giving_back = self.giving_back.read();
+        let _under_way = giving_back.unwrap_or_else(PoisonError::into_inner);
         let shards = self.known_shards(batch.fence);
         let (applied, learned) = self.transact(|session, before| {
             match before {
@@ -945,6 +950,11 @@ impl Store for PostgresStore {
     }
 
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
+        // A batch that is under way may start a run in one of these shards and claim it for this
+        // process. Were the shard another's by then, that one would have looked for runs to take up
+        // already, and nobody would have this one.
+        let giving_back = self.giving_back.write();
+        let _given_back = giving_back.unwrap_or_else(PoisonError::into_inner);
         *lock(&self.held) = None;
         self.write(|session| runners::release_shards(session, fence, shards))
     }
