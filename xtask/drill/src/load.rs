@@ -142,6 +142,20 @@ impl Load {
     /// Sends at most so many of the runs of this version that wait the message that they wait for;
     /// gives them, to be seen to their end.
     pub(crate) async fn let_go(&self, version: u32, most: usize) -> Vec<Handle> {
+        let mut handles = Vec::new();
+        for Held { run, order } in self.take_held(version, most) {
+            if let Err(error) = run.send(GO, &()).await {
+                self.wrong(format!(
+                    "run {} cannot be sent a message: {error}",
+                    run.id()
+                ));
+            }
+            handles.push(Handle { run, order });
+        }
+        handles
+    }
+
+    fn take_held(&self, version: u32, most: usize) -> Vec<Held> {
         let mut gone = Vec::new();
         let mut held = self.held.borrow_mut();
         let mut at = 0;
@@ -152,18 +166,7 @@ impl Load {
                 at += 1;
             }
         }
-        drop(held);
-        let mut handles = Vec::new();
-        for Held { run, order } in gone {
-            if let Err(error) = run.send(GO, &()).await {
-                self.wrong(format!(
-                    "run {} cannot be sent a message: {error}",
-                    run.id()
-                ));
-            }
-            handles.push(Handle { run, order });
-        }
-        handles
+        gone
     }
 
     /// Waits for the ends of these, and says whether each has ended as it should. Those that do not
