@@ -53,6 +53,8 @@ pub(crate) struct Load {
     stop: Cell<bool>,
     tallies: [Cell<Tally>; 2],
     held: RefCell<Vec<Held>>,
+    /// Runs that another version has ended.
+    pub(crate) wrong_version: Cell<u64>,
     /// What was not as it should be.
     pub(crate) wrong: RefCell<Vec<String>>,
 }
@@ -67,6 +69,7 @@ impl Load {
             stop: Cell::new(false),
             tallies: Default::default(),
             held: RefCell::default(),
+            wrong_version: Cell::new(0),
             wrong: RefCell::default(),
         })
     }
@@ -235,7 +238,11 @@ impl Load {
                 }
                 self.count(version, |tally| tally.finished += 1);
             }
-            other => self.wrong(format!(
+            Ok(sent) => {
+                self.wrong_version.set(self.wrong_version.get() + 1);
+                self.wrong(format!("run {id} of version {version} gave {sent:?}"));
+            }
+            Err(other) => self.wrong(format!(
                 "run {id} of version {version} ({:?}) ended with {other:?}",
                 order.between
             )),
