@@ -32,10 +32,11 @@ Usage: cargo xtask <command>
 Commands:
   test [CHECK..]   everything that is asked of a change, in order, stopping at the first failure;
                    with names, only those checks (`cargo xtask test --list` shows them)
-  crash            kill a real process over and over, and check every promise
+  crash            kill a real process over and over, and check every promise; with
+                   `--store postgres --processes 3`, runners on one server, and the server
   bench            measure, against a bare loop that writes the same rows
-  deploy-drill     replace runners of one version by runners of the next, under load
   failover         kill a primary under load, promote its standby, and check every promise
+  deploy-drill     replace runners of one version by runners of the next, under load
   model            search the model of lease, fence, takeover and hand-off to its end
 
 Options:
@@ -74,8 +75,8 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         "test" => test::run(rest),
         "crash" => crash::run(rest),
         "bench" => bench::run(rest),
-        "deploy-drill" => deploy_drill::run(rest),
         "failover" => failover::run(rest),
+        "deploy-drill" => deploy_drill::run(rest),
         "model" => model::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");

@@ -37,7 +37,7 @@ async fn chain(ctx: Ctx, no: u64, ledger: Ledger) -> Result<u32> {
             ledger.lock().unwrap().entry(no).or_default().push(step);
             Ok(step)
         };
-        sum += ctx.step(format!("step {step}"), body).await?;
+        sum += ctx.step(&format!("step {step}"), body).await?;
     }
     Ok(sum)
 }

@@ -33,7 +33,7 @@ pub(crate) async fn order(ctx: Ctx, no: u64, ledger: Arc<Ledger>) -> Result<Resu
             ledger.note(no, Note::Ended { step, value });
             Ok(value)
         };
-        results.push(ctx.step(format!("step {step}"), body).await?);
+        results.push(ctx.step(&format!("step {step}"), body).await?);
         if step == STEPS / 2 {
             message = ctx.listen("word").await?;
             ctx.sleep("rest", Duration::from_millis(30)).await?;
