@@ -145,17 +145,7 @@ impl Load {
     /// Sends at most so many of the runs of this version that wait the message that they wait for;
     /// gives them, to be seen to their end.
     pub(crate) async fn let_go(&self, version: u32, most: usize) -> Vec<Handle> {
-        let mut gone = Vec::new();
-        let mut held = self.held.borrow_mut();
-        let mut at = 0;
-        while at < held.len() && gone.len() < most {
-            if held[at].order.version == version {
-                gone.push(held.swap_remove(at));
-            } else {
-                at += 1;
-            }
-        }
-        drop(held);
+        let gone = self.take_held(version, most);
         let mut handles = Vec::new();
         for Held { run, order } in gone {
             if let Err(error) = run.send(GO, &()).await {
@@ -167,6 +157,18 @@ impl Load {
             handles.push(Handle { run, order });
         }
         handles
+    }
+
+    fn take_held(&self, version: u32, most: usize) -> Vec<Held> {
+        let (mut gone, mut kept) = (Vec::new(), Vec::new());
+        for held in self.held.take() {
+            match held.order.version == version && gone.len() < most {
+                true => gone.push(held),
+                false => kept.push(held),
+            }
+        }
+        self.held.replace(kept);
+        gone
     }
 
     /// Waits for the ends of these, and says whether each has ended as it should. Those that do not

@@ -7,7 +7,7 @@ use std::{
 };
 
 use everstep::{Client, RunStatus};
-use everstep_drill::{Problem, ledger::Ledger};
+use everstep_drill::{Problem, ledger::Ledger, order::Sent};
 
 use crate::{
     load::{self, Load, Starts, Tally, until},
@@ -215,7 +215,11 @@ impl Deploy<'_> {
             for info in client.list().status(status).limit(10).await?.runs {
                 let (run, version) = (info.id, info.version);
                 let waiting = info.waiting.unwrap_or_default();
-                let what = format!("run {run} of version {version} is {status}: {waiting}");
+                let why = client.run::<Sent>(run).why().await?;
+                let what = format!(
+                    "run {run} of version {version} is {status}: {waiting} (due {:?}, {why:?})",
+                    info.available_at
+                );
                 wrong.push(what);
             }
         }
