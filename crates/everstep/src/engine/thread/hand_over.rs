@@ -61,20 +61,19 @@ impl Worker {
         }
         tracing::warn!(run = %run.id, waiting, "no code for a due run is registered");
         let at = run.available_at.unwrap_or_else(|| self.env.now.get());
-        let patch = |row: &RunRow| Patch::Park {
-            status: RunStatus::Pending,
-            available_at: Some(at),
-            waiting: waiting.clone(),
-            attempts: row.attempts,
-        };
-        // A rollback is not to be begun anew, so its row keeps its status.
-        if run.status == RunStatus::RollingBack {
-            return;
-        }
         if let Ok(Some(row)) = self.shared.store.run(&Target::Id(run.id))
-            && !row.status.is_terminal()
+            // Of a run that was in its owner's memory the row does not know the last number, and a
+            // rollback is not to be begun anew: their rows stay as they are. And what waits goes on
+            // waiting: a run that is made pending would lose what it waits for.
+            && matches!(row.status, RunStatus::Pending | RunStatus::Sleeping)
         {
-            let mut commit = Commit::of_row(&row, patch(&row));
+            let patch = Patch::Park {
+                status: row.status,
+                available_at: Some(at),
+                waiting,
+                attempts: row.attempts,
+            };
+            let mut commit = Commit::of_row(&row, patch);
             commit.inbox_seq = Some(row.inbox_seq);
             self.out.push(Pending {
                 write: Write::Commit(Box::new(commit)),
