@@ -62,10 +62,7 @@ impl Worker {
         tracing::warn!(run = %run.id, waiting, "no code for a due run is registered");
         let at = run.available_at.unwrap_or_else(|| self.env.now.get());
         if let Ok(Some(row)) = self.shared.store.run(&Target::Id(run.id))
-            // Of a run that was in its owner's memory the row does not know the last number, and a
-            // rollback is not to be begun anew: their rows stay as they are. And what waits goes on
-            // waiting: a run that is made pending would lose what it waits for.
-            && matches!(row.status, RunStatus::Pending | RunStatus::Sleeping)
+            && self.may_be_noted(&row)
         {
             let patch = Patch::Park {
                 status: row.status,
@@ -79,6 +76,21 @@ impl Worker {
                 write: Write::Commit(Box::new(commit)),
                 reply: Reply::Nobody,
             });
+        }
+    }
+
+    /// Whether what a run waits for can be written into its row. Of a run that was in its owner's
+    /// memory the row does not know the last number, and a rollback is not to be begun anew. To be
+    /// parked as pending takes back all waits: that is how a run is tried anew as a whole. So only one
+    /// that has not begun is; one that was handed over out of a memory is pending, too, and has waits.
+    fn may_be_noted(&self, row: &RunRow) -> bool {
+        match row.status {
+            RunStatus::Sleeping => true,
+            RunStatus::Pending => {
+                let begun = self.shared.store.history(row.id.no(), None, 1);
+                begun.is_ok_and(|entries| entries.is_empty())
+            }
+            _ => false,
         }
     }
 
