@@ -32,7 +32,8 @@ Usage: cargo xtask <command>
 Commands:
   test [CHECK..]   everything that is asked of a change, in order, stopping at the first failure;
                    with names, only those checks (`cargo xtask test --list` shows them)
-  crash            kill a real process over and over, and check every promise
+  crash            kill a real process over and over, and check every promise; with
+                   `--store postgres --processes 3`, runners on one server, and the server
   bench            measure, against a bare loop that writes the same rows
   failover         kill a primary under load, promote its standby, and check every promise
   deploy-drill     replace runners of one version by runners of the next, under load

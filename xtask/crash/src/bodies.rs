@@ -170,8 +170,9 @@ pub(crate) async fn fail(step: &Step, seen: &Seen, how: &str) -> Error {
 /// A rollback.
 pub(crate) async fn unbook(undo: Rollback, done: Done) -> Result<()> {
     let bodies = undo.get::<Bodies>();
-    let (run, at) = (undo.run_id(), done.at);
-    bodies.write(&format!("U\t{run}\t{at}\t{}\n", undo.attempt()))?;
+    let (run, at, process) = (undo.run_id(), done.at, std::process::id());
+    let attempt = undo.attempt();
+    bodies.write(&format!("U\t{process}\t{run}\t{at}\t{attempt}\n"))?;
     tokio::time::sleep(Duration::from_micros(random::any() % 5_000)).await;
     bodies.write(&format!("V\t{run}\t{at}\n"))?;
     Ok(())
@@ -205,13 +206,15 @@ impl Bodies {
             "ephemeral"
         };
         let (digest, steps) = (seen.digest, seen.steps.join(" "));
+        let process = std::process::id();
         self.write(&format!(
-            "S\t{run}\t{at}\t{attempt}\t{kind}\t{digest:016x}\t{steps}\n"
+            "S\t{process}\t{run}\t{at}\t{attempt}\t{kind}\t{digest:016x}\t{steps}\n"
         ))
     }
 
     fn ended(&self, step: &Step, seen: &Seen, how: &str) -> io::Result<()> {
         let (run, at, attempt) = (seen.run(step), step.location(), step.attempt());
-        self.write(&format!("E\t{run}\t{at}\t{attempt}\t{how}\n"))
+        let process = std::process::id();
+        self.write(&format!("E\t{process}\t{run}\t{at}\t{attempt}\t{how}\n"))
     }
 }

@@ -6,7 +6,8 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs, io,
+    fs,
+    io::{self, Read, Seek},
     path::Path,
 };
 
@@ -14,7 +15,7 @@ use std::{
 #[derive(Default)]
 pub(crate) struct Ledger {
     /// How far the file was read, in bytes.
-    read: usize,
+    read: u64,
     pub(crate) bodies_run: u64,
     pub(crate) run_again: u64,
     pub(crate) order_differs: u64,
@@ -25,8 +26,12 @@ pub(crate) struct Ledger {
     undone: HashMap<String, Vec<String>>,
     /// What was noted, by kind, in the order of the file.
     notes: HashMap<String, Vec<Vec<String>>>,
-    /// Bodies that have started and not ended, since the last kill.
-    open: HashSet<(String, String)>,
+    /// Bodies that have started and not ended, and the process that each is in.
+    open: HashMap<(String, String), String>,
+    /// Processes that do not fence themselves.
+    unfenced: HashSet<String>,
+    /// How many bodies and rollbacks such processes have started again after their completion.
+    pub(crate) stale_bodies: u64,
     pub(crate) examples: Vec<String>,
 }
 
@@ -35,14 +40,18 @@ impl Ledger {
         self.completed.len()
     }
 
-    /// Whether a body was in flight at the end of what was read.
-    pub(crate) fn is_mid_body(&self) -> bool {
-        !self.open.is_empty()
+    /// This process is gone; whether a body was in flight in it, at the end of what was read.
+    pub(crate) fn killed(&mut self, process: u32) -> bool {
+        let (process, before) = (process.to_string(), self.open.len());
+        self.open.retain(|_, own| *own != process);
+        self.unfenced.remove(&process);
+        self.open.len() < before
     }
 
-    /// The process that wrote until here is gone.
-    pub(crate) fn killed(&mut self) {
-        self.open.clear();
+    /// This process does not look whether its lease is over, so it may start bodies that others have
+    /// completed: only the store keeps what they give from counting.
+    pub(crate) fn unfenced(&mut self, process: u32) {
+        self.unfenced.insert(process.to_string());
     }
 
     /// The store has the completed entry of this step.
@@ -66,11 +75,16 @@ impl Ledger {
         self.notes.entry(kind.to_owned()).or_default().push(fields);
     }
 
-    /// Reads what was written since the last time.
+    /// Reads what was written since the last time: whole lines, since others may be writing.
     pub(crate) fn read_on(&mut self, path: &Path) -> io::Result<()> {
-        let text = fs::read(path)?;
-        let news = String::from_utf8_lossy(&text[self.read..]).into_owned();
-        self.read = text.len();
+        let mut file = fs::File::open(path)?;
+        file.seek(io::SeekFrom::Start(self.read))?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        let end = text.iter().rposition(|byte| *byte == b'\n');
+        text.truncate(end.map_or(0, |end| end + 1));
+        let news = String::from_utf8_lossy(&text).into_owned();
+        self.read += text.len() as u64;
         news.lines().for_each(|line| self.line(line));
         Ok(())
     }
@@ -78,17 +92,21 @@ impl Ledger {
     fn line(&mut self, line: &str) {
         let fields: Vec<&str> = line.split('\t').collect();
         match fields[..] {
-            ["S", run, at, attempt, kind, digest, steps] => {
-                self.started(run, at, attempt, kind == "firm", digest, steps);
-            }
-            ["E", run, at, _, how] => {
+            ["S", process, run, at, attempt, kind, digest, steps] => {
                 let step = (run.to_owned(), at.to_owned());
-                self.open.remove(&step);
+                self.started(process, &step, attempt, kind == "firm", digest, steps);
+                self.open.insert(step, process.to_owned());
+            }
+            ["E", process, run, at, _, how] => {
+                let step = (run.to_owned(), at.to_owned());
+                if self.open.get(&step).is_some_and(|own| own == process) {
+                    self.open.remove(&step);
+                }
                 if how == "ok" {
                     self.completed.insert(step);
                 }
             }
-            ["U", run, at, _] => self.undo_started(run, at),
+            ["U", process, run, at, _] => self.undo_started(process, run, at),
             ["V", ..] => {}
             ["N", kind, ref fields @ ..] => self.note(kind, fields),
             _ => self.example(format!("the ledger has a line that is none: `{line}`")),
@@ -97,18 +115,17 @@ impl Ledger {
 
     fn started(
         &mut self,
-        run: &str,
-        at: &str,
+        process: &str,
+        step: &(String, String),
         attempt: &str,
         firm: bool,
         digest: &str,
         steps: &str,
     ) {
         self.bodies_run += 1;
-        let step = (run.to_owned(), at.to_owned());
-        if self.durable.contains(&step) {
-            self.run_again += 1;
-            self.example(format!(
+        let (run, at) = step;
+        if self.durable.contains(step) {
+            self.started_again(process, format!(
                 "promise 1 is broken: run {run}: `{at}` was started again (attempt {attempt}) after \
                  its completion was durable"
             ));
@@ -128,23 +145,30 @@ impl Ledger {
             let seen = seen.map(|seen| (run.to_owned(), seen.to_owned()));
             self.durable.extend(seen);
         }
-        self.open.insert(step);
     }
 
     /// Rollbacks run one after another, so the start of one says that those before it are done.
-    fn undo_started(&mut self, run: &str, at: &str) {
+    fn undo_started(&mut self, process: &str, run: &str, at: &str) {
         let undone = self.undone.entry(run.to_owned()).or_default();
         match undone.iter().position(|other| other == at) {
             None => undone.push(at.to_owned()),
             Some(place) if place + 1 == undone.len() => {}
             Some(_) => {
-                self.run_again += 1;
-                self.example(format!(
+                self.started_again(process, format!(
                     "promise 1 is broken: run {run}: the rollback of `{at}` was started again after \
                      its completion was durable"
                 ));
             }
         }
+    }
+
+    fn started_again(&mut self, process: &str, what: String) {
+        if self.unfenced.contains(process) {
+            self.stale_bodies += 1;
+            return;
+        }
+        self.run_again += 1;
+        self.example(what);
     }
 
     /// Keeps the first few.
@@ -167,21 +191,52 @@ mod tests {
 
     #[test]
     fn body_that_runs_again_before_anybody_built_on_it_is_no_violation() {
-        let ledger = read(&[
-            "S\trun\ta\t1\tfirm\t00\t",
-            "E\trun\ta\t1\tok",
-            "S\trun\ta\t1\tfirm\t00\t",
+        let mut ledger = read(&[
+            "S\t1\trun\ta\t1\tfirm\t00\t",
+            "E\t1\trun\ta\t1\tok",
+            "S\t1\trun\ta\t1\tfirm\t00\t",
         ]);
         assert_eq!((ledger.run_again, ledger.bodies_run), (0, 2));
-        assert!(ledger.is_mid_body());
+        assert!(!ledger.killed(2));
+        assert!(ledger.killed(1));
+        assert!(!ledger.killed(1));
+    }
+
+    #[test]
+    fn body_that_a_process_without_a_fence_of_its_own_starts_again_is_counted_apart() {
+        let durable = [
+            "S\t1\trun\ta\t1\tfirm\t00\t",
+            "S\t1\trun\tb\t1\tfirm\t11\ta",
+        ];
+        let again = "S\t1\trun\ta\t1\tfirm\t00\t";
+        let mut ledger = read(&durable);
+        ledger.unfenced(1);
+        ledger.line(again);
+        assert_eq!((ledger.run_again, ledger.stale_bodies), (0, 1));
+        ledger.line(&again.replacen('1', "2", 1));
+        assert_eq!((ledger.run_again, ledger.stale_bodies), (1, 1));
+    }
+
+    #[test]
+    fn line_that_is_not_whole_yet_is_read_later() {
+        let path = std::env::temp_dir().join(format!("crash-ledger-{}", std::process::id()));
+        let mut ledger = Ledger::default();
+        fs::write(&path, "N\tkind\tone\nN\tki").expect("a file can be written");
+        ledger.read_on(&path).expect("it can be read");
+        assert_eq!(ledger.notes("kind").len(), 1);
+        fs::write(&path, "N\tkind\tone\nN\tkind\ttwo\n").expect("a file can be written");
+        ledger.read_on(&path).expect("it can be read");
+        assert_eq!(ledger.notes("kind"), [["one"], ["two"]]);
+        assert!(ledger.examples.is_empty());
+        fs::remove_file(&path).expect("the file is there");
     }
 
     #[test]
     fn body_that_runs_again_after_another_has_built_on_it_is_one() {
         let ledger = read(&[
-            "S\trun\ta\t1\tfirm\t00\t",
-            "S\trun\tb\t1\tfirm\t11\ta",
-            "S\trun\ta\t1\tfirm\t00\t",
+            "S\t1\trun\ta\t1\tfirm\t00\t",
+            "S\t1\trun\tb\t1\tfirm\t11\ta",
+            "S\t1\trun\ta\t1\tfirm\t00\t",
         ]);
         assert_eq!(ledger.run_again, 1);
     }
@@ -189,24 +244,24 @@ mod tests {
     #[test]
     fn ephemeral_body_says_nothing_about_what_is_durable() {
         let ledger = read(&[
-            "S\trun\ta\t1\tephemeral\t00\t",
-            "S\trun\tb\t1\tephemeral\t11\ta",
-            "S\trun\ta\t1\tephemeral\t00\t",
+            "S\t1\trun\ta\t1\tephemeral\t00\t",
+            "S\t1\trun\tb\t1\tephemeral\t11\ta",
+            "S\t1\trun\ta\t1\tephemeral\t00\t",
         ]);
         assert_eq!(ledger.run_again, 0);
     }
 
     #[test]
     fn another_past_is_found() {
-        let ledger = read(&["S\trun\ta\t1\tfirm\t00\t", "S\trun\ta\t1\tfirm\t22\t"]);
+        let ledger = read(&["S\t1\trun\ta\t1\tfirm\t00\t", "S\t1\trun\ta\t1\tfirm\t22\t"]);
         assert_eq!(ledger.order_differs, 1);
     }
 
     #[test]
     fn rollback_that_runs_again_after_the_next_is_found() {
-        let ledger = read(&["U\trun\tb\t1", "U\trun\tb\t1", "U\trun\ta\t1"]);
+        let ledger = read(&["U\t1\trun\tb\t1", "U\t1\trun\tb\t1", "U\t1\trun\ta\t1"]);
         assert_eq!(ledger.run_again, 0);
-        let ledger = read(&["U\trun\tb\t1", "U\trun\ta\t1", "U\trun\tb\t1"]);
+        let ledger = read(&["U\t1\trun\tb\t1", "U\t1\trun\ta\t1", "U\t1\trun\tb\t1"]);
         assert_eq!(ledger.run_again, 1);
     }
 }

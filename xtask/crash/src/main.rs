@@ -9,6 +9,9 @@
 //!
 //! Now and then a child is not killed but stopped for longer than its lease; another takes over,
 //! and the first goes on beside it, as a process does that was swapped out.
+//!
+//! On PostgreSQL several children share the runs ([`cluster`]), and the server and the network in
+//! front of it fail too.
 
 use std::process::ExitCode;
 
@@ -16,9 +19,11 @@ use everstep::Sabotage;
 
 mod bodies;
 mod child;
+mod cluster;
 mod ledger;
 mod mix;
 mod parent;
+mod place;
 mod random;
 mod workflow;
 
@@ -27,9 +32,19 @@ type Problem = Box<dyn std::error::Error + Send + Sync>;
 
 /// What was asked for.
 struct Options {
+    store: Store,
+    /// How many runners there are on a server.
+    processes: u64,
     kills: u64,
     seed: u64,
     sabotage: Option<Sabotage>,
+}
+
+/// What everything is kept in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Store {
+    Sqlite,
+    Postgres,
 }
 
 fn main() -> ExitCode {
@@ -40,7 +55,7 @@ fn main() -> ExitCode {
             Ok(options) => parent::run(&options),
             Err(problem) => {
                 eprintln!(
-                    "{problem}\nusage: cargo xtask crash [--kills N] [--seed N] [--sabotage no-barrier|no-fence|double-consume]"
+                    "{problem}\nusage: cargo xtask crash [--store sqlite|postgres] [--processes N] [--kills N] [--seed N] [--sabotage no-barrier|no-fence|double-consume]"
                 );
                 return ExitCode::from(2);
             }
@@ -58,21 +73,39 @@ fn main() -> ExitCode {
 
 fn options(arguments: &[String]) -> Result<Options, Problem> {
     let mut options = Options {
+        store: Store::Sqlite,
+        processes: 1,
         kills: 100,
         seed: random::seed(),
         sabotage: None,
     };
     let mut arguments = arguments.iter();
+    let mut processes = None;
     while let Some(name) = arguments.next() {
         let value = arguments
             .next()
             .ok_or_else(|| format!("`{name}` needs a value"))?;
         match name.as_str() {
+            "--store" if value == "sqlite" => options.store = Store::Sqlite,
+            "--store" if value == "postgres" => options.store = Store::Postgres,
+            "--store" => return Err(format!("`{value}` is no store").into()),
+            "--processes" => processes = Some(value.parse()?),
             "--kills" => options.kills = value.parse()?,
             "--seed" => options.seed = value.parse()?,
             "--sabotage" => options.sabotage = Some(child::sabotage(value)?),
             _ => return Err(format!("`{name}` is not an option").into()),
         }
     }
+    options.processes = match (options.store, processes) {
+        (Store::Sqlite, None | Some(1)) => 1,
+        (Store::Sqlite, _) => return Err("on SQLite there is one runner at a time".into()),
+        (Store::Postgres, None) => 3,
+        (Store::Postgres, Some(0 | 1)) => {
+            return Err(
+                "there must be another runner to take over: `--processes 2` or more".into(),
+            );
+        }
+        (Store::Postgres, Some(processes)) => processes,
+    };
     Ok(options)
 }

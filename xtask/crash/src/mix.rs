@@ -8,18 +8,17 @@ use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
     future::Future,
-    path::PathBuf,
     rc::Rc,
     time::Duration,
 };
 
 use everstep::{
-    Client, ClientError, Codec, CodecError, EngineBuilder, PayloadContext, RunHandle, RunId,
-    WorkflowRef,
+    Client, ClientError, Codec, CodecError, EngineBuilder, PayloadContext, RunError, RunHandle,
+    RunId, WorkflowRef, store::Reaction,
 };
 use tokio::task::JoinHandle;
 
-use crate::{Problem, bodies::Bodies, ledger::Ledger, random::Random};
+use crate::{Problem, bodies::Bodies, ledger::Ledger, place::Place, random::Random};
 
 mod family;
 mod items;
@@ -74,13 +73,17 @@ pub(crate) fn register(builder: EngineBuilder, bodies: &Bodies) -> EngineBuilder
 
 /// Everything that is done from outside, until it is told to stop.
 pub(crate) async fn drive(outside: &Rc<Outside>) -> Result<Vec<JoinHandle<()>>, Problem> {
-    moves::prepare(outside).await?;
+    if outside.has_moves() {
+        moves::prepare(outside).await?;
+    }
     let mut drivers = Vec::new();
     for part in 0..4 {
         drivers.push(outside.spawn(family::drive, part));
         drivers.push(outside.spawn(lives::drive, part));
         drivers.push(outside.spawn(items::drive, part));
-        drivers.push(outside.spawn(moves::drive, part));
+        if outside.has_moves() {
+            drivers.push(outside.spawn(moves::drive, part));
+        }
         drivers.push(outside.spawn(news::drive_takers, part));
         drivers.push(outside.spawn(news::drive_hearers, part));
         drivers.push(outside.spawn(promises::drive, part));
@@ -97,7 +100,9 @@ pub(crate) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
     family::check(outside, ledger).await?;
     ticks::check(outside, ledger).await?;
     items::check(outside).await?;
-    moves::check(outside).await?;
+    if outside.has_moves() {
+        moves::check(outside).await?;
+    }
     news::check(outside);
     places::check(outside, ledger);
     tasks::check(outside, ledger)
@@ -106,8 +111,8 @@ pub(crate) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
 /// The process that is not killed, and what it knows.
 pub(crate) struct Outside {
     pub(crate) client: Client,
-    /// The file of the store.
-    path: PathBuf,
+    /// Where the store is.
+    pub(crate) place: Place,
     seed: u64,
     /// No new runs are started.
     stop: Cell<bool>,
@@ -127,10 +132,10 @@ pub(crate) struct Outside {
 }
 
 impl Outside {
-    pub(crate) fn new(client: Client, path: PathBuf, seed: u64) -> Rc<Outside> {
+    pub(crate) fn new(client: Client, place: Place, seed: u64) -> Rc<Outside> {
         Rc::new(Outside {
             client,
-            path,
+            place,
             seed,
             stop: Cell::default(),
             next: Cell::default(),
@@ -166,16 +171,28 @@ impl Outside {
         self.wrong.borrow().clone()
     }
 
+    /// Whether the mix has transactions with tables of the user: those of a file alone.
+    fn has_moves(&self) -> bool {
+        !self.place.is_server()
+    }
+
+    /// What the line says of the mix on this store.
+    fn counts(&self) -> impl Iterator<Item = &'static (&'static str, bool)> {
+        let has_moves = self.has_moves();
+        let is_here = move |name: &str| has_moves || !name.starts_with("transactions");
+        COUNTS.iter().filter(move |(name, _)| is_here(name))
+    }
+
     /// The part of the line that is about the mix.
     pub(crate) fn line(&self) -> String {
         let field = |name| format!(",\"{name}\":{}", self.counted(name));
-        COUNTS.iter().map(|(name, _)| field(*name)).collect()
+        self.counts().map(|(name, _)| field(*name)).collect()
     }
 
     /// Whether nothing was counted that must not be, and every part had something to do.
     pub(crate) fn is_well(&self) -> bool {
         let well = |(name, zero): &(&'static str, bool)| (self.counted(name) == 0) == *zero;
-        COUNTS.iter().all(well)
+        self.counts().all(well)
             && self.counted("ticks_due") == self.counted("ticks_started")
             && self.wrong.borrow().is_empty()
     }
@@ -244,7 +261,7 @@ impl Outside {
 
     /// What a run gave at its end; nothing, and that is wrong, if it did not complete.
     async fn result<O: everstep::Value>(&self, run: &RunHandle<O>) -> Option<O> {
-        let result = run.result().await;
+        let result = ended(run).await;
         let name = self.live.borrow_mut().remove(&run.id()).unwrap_or("run");
         match result {
             Ok(output) => Some(output),
@@ -271,6 +288,38 @@ pub(crate) async fn until_ok<T>(mut attempt: impl AsyncFnMut() -> Result<T, Clie
                 eprintln!("trying again: {error:?}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
+        }
+    }
+}
+
+/// Asks until the store can be asked: one that is away comes back. Any other error is the answer.
+pub(crate) async fn ask<T>(
+    mut question: impl AsyncFnMut() -> Result<T, ClientError>,
+) -> Result<T, ClientError> {
+    loop {
+        match question().await {
+            Err(error) if is_away(&error) => {
+                eprintln!("asking again: {error:?}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+fn is_away(error: &ClientError) -> bool {
+    matches!(error, ClientError::Store(cause) if cause.reaction() == Reaction::Retry)
+}
+
+/// What a run gave at its end, however often the store is away until then.
+pub(crate) async fn ended<O: everstep::Value>(run: &RunHandle<O>) -> Result<O, RunError> {
+    loop {
+        match run.result().await {
+            Err(RunError::Client(error)) if is_away(&error) => {
+                eprintln!("asking again: {error:?}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            result => return result,
         }
     }
 }
@@ -305,7 +354,7 @@ impl Codec for Xor {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{path::PathBuf, sync::Arc};
 
     use everstep::store::MemoryStore;
 
@@ -315,7 +364,7 @@ mod tests {
     pub(super) fn outside() -> Rc<Outside> {
         let store = Arc::new(MemoryStore::new());
         let client = Client::on(store).expect("a store in memory can be opened");
-        Outside::new(client, PathBuf::new(), 1)
+        Outside::new(client, Place::File(PathBuf::new()), 1)
     }
 
     /// A ledger with these notes.

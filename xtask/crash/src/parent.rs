@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     rc::Rc,
     sync::{
@@ -13,14 +13,18 @@ use std::{
 };
 
 use everstep::{
-    Client, Count, EntryKind, EntryStatus, RunError, RunHandle, RunId, RunStatus, Sent,
+    Client, ClientError, Count, EntryKind, EntryStatus, RunError, RunHandle, RunId, RunStatus, Sent,
 };
 
+use tokio::task::JoinHandle;
+
 use crate::{
-    Options, Problem, bodies,
-    child::{self, Latest, Role},
+    Options, Problem, Store, bodies,
+    child::{self, Fencing, Latest, Role},
+    cluster,
     ledger::Ledger,
-    mix::{self, Outside, Xor, until_ok},
+    mix::{self, Outside, Xor, ended, until_ok},
+    place::Place,
     random::Random,
     workflow::{self, Input, WORDS, every},
 };
@@ -39,18 +43,18 @@ const HISTORIES: usize = 40;
 
 /// What the parent knows about its runs.
 #[derive(Default)]
-struct Known {
+pub(crate) struct Known {
     next_pair: AtomicU64,
-    stop: AtomicBool,
+    pub(crate) stop: AtomicBool,
     messages_sent: AtomicU64,
     /// The runs that were started and are not known to have ended.
     live: Mutex<BTreeMap<RunId, Input>>,
     ended: Mutex<BTreeMap<RunId, Input>>,
     /// What was not as it should be.
-    wrong: Mutex<Vec<String>>,
+    pub(crate) wrong: Mutex<Vec<String>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -73,7 +77,10 @@ pub(crate) fn run(options: &Options) -> Result<bool, Problem> {
         kills_mid_body: 0,
     };
     let local = tokio::task::LocalSet::new();
-    let kept = runtime.block_on(local.run_until(test.run()))?;
+    let kept = match options.store {
+        Store::Sqlite => runtime.block_on(local.run_until(test.run()))?,
+        Store::Postgres => runtime.block_on(local.run_until(cluster::run(&mut test)))?,
+    };
     drop(local);
     runtime.shutdown_background();
     match kept {
@@ -83,26 +90,24 @@ pub(crate) fn run(options: &Options) -> Result<bool, Problem> {
     Ok(kept)
 }
 
-struct Test<'a> {
-    options: &'a Options,
-    random: Random,
-    directory: PathBuf,
-    ledger: Ledger,
-    known: Rc<Known>,
-    kills_mid_body: u64,
+/// What both tests have: that of one engine on a file, and that of several on a server.
+pub(crate) struct Test<'a> {
+    pub(crate) options: &'a Options,
+    pub(crate) random: Random,
+    pub(crate) directory: PathBuf,
+    pub(crate) ledger: Ledger,
+    pub(crate) known: Rc<Known>,
+    pub(crate) kills_mid_body: u64,
 }
 
 impl Test<'_> {
     async fn run(&mut self) -> Result<bool, Problem> {
-        let mut running = self.start_child(self.engine(0))?;
-        let path = self.directory.join(child::FILE);
-        let client = open(&path).await?;
-        let outside = Outside::new(client.clone(), path, self.options.seed);
-        let mut drivers = mix::drive(&outside).await?;
-        let pairs =
-            (0..PAIRS).map(|_| tokio::task::spawn_local(drive(client.clone(), self.known.clone())));
-        drivers.extend(pairs);
-        let mut worker = self.start_child(Role::Worker)?;
+        let mut running = self.start_on_file(self.engine(0))?;
+        let place = Place::File(self.file());
+        let client = open(&place).await?;
+        let outside = Outside::new(client.clone(), place, self.options.seed);
+        let drivers = self.drive(&outside, PAIRS).await?;
+        let mut worker = self.start_on_file(Role::Worker)?;
         let mut kills = 0;
         while kills < self.options.kills {
             let moment = self.random.between(60, 420);
@@ -115,49 +120,102 @@ impl Test<'_> {
             let process = running.0.id();
             drop(running);
             kills += 1;
-            self.killed(process)?;
+            let mid_body = self.killed(process)?;
+            self.kills_mid_body += u64::from(mid_body);
             if self.random.next().is_multiple_of(2) {
                 drop(worker);
-                worker = self.start_child(Role::Worker)?;
+                worker = self.start_on_file(Role::Worker)?;
             }
-            self.after_kill(&outside).await?;
-            running = self.start_child(self.engine(kills))?;
+            self.read_histories(&outside).await?;
+            running = self.start_on_file(self.engine(kills))?;
         }
+        self.finish(&outside, drivers, FINISH_LIMIT).await?;
+        running.check()?;
+        worker.check()?;
+        drop((running, worker));
+        let (runs, left) = self.check(&outside).await?;
+        Ok(self.report(kills, &outside, runs, left, ""))
+    }
+
+    /// Starts everything that is done from outside.
+    pub(crate) async fn drive(
+        &self,
+        outside: &Rc<Outside>,
+        pairs: u64,
+    ) -> Result<Vec<JoinHandle<()>>, Problem> {
+        let mut drivers = mix::drive(outside).await?;
+        let client = &outside.client;
+        let pairs =
+            (0..pairs).map(|_| tokio::task::spawn_local(drive(client.clone(), self.known.clone())));
+        drivers.extend(pairs);
+        Ok(drivers)
+    }
+
+    /// Starts nothing new, and waits for the end of everything, at most for so long.
+    pub(crate) async fn finish(
+        &self,
+        outside: &Outside,
+        drivers: Vec<JoinHandle<()>>,
+        limit: Duration,
+    ) -> Result<(), Problem> {
         self.known.stop.store(true, Ordering::Relaxed);
         outside.stop();
-        let finished = tokio::time::timeout(FINISH_LIMIT, async {
+        let finished = tokio::time::timeout(limit, async {
             for driver in drivers {
                 driver.await?;
             }
             // Those that nobody waits for, too.
-            while not_finished(&client).await? > 0 {
+            while not_finished(&outside.client).await? > 0 {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             Ok::<_, Problem>(())
         });
-        // Those that did not finish are counted below.
-        if let Ok(finished) = finished.await {
-            finished?;
+        // Those that did not finish are counted by `check`.
+        match finished.await {
+            Ok(finished) => finished,
+            Err(_) => Ok(()),
         }
-        running.check()?;
-        worker.check()?;
-        drop((running, worker));
-        self.ledger.read_on(&self.directory.join("ledger"))?;
-        self.check_ended(&client).await?;
-        mix::check(&outside, &self.ledger).await?;
-        let (runs, left) = (
-            client.count().await?,
-            self.explain_unfinished(&client).await?,
-        );
-        Ok(self.report(kills, &outside, runs, left))
+    }
+
+    /// Checks everything but the counts; how many runs there are, and how many have not ended.
+    pub(crate) async fn check(&mut self, outside: &Outside) -> Result<(u64, u64), Problem> {
+        self.read_ledger()?;
+        self.check_ended(&outside.client).await?;
+        mix::check(outside, &self.ledger).await?;
+        let left = self.explain_unfinished(&outside.client).await?;
+        Ok((outside.client.count().await?, left))
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.join(child::FILE)
+    }
+
+    fn start_on_file(&self, role: Role) -> Result<Running, Problem> {
+        self.start_child(&self.file().display().to_string(), role)
+    }
+
+    /// Makes the ledger, empty, for who reads it before a child has written.
+    pub(crate) fn make_ledger(&self) -> Result<(), Problem> {
+        bodies::Bodies::open(&self.directory.join("ledger"))?;
+        Ok(())
+    }
+
+    pub(crate) fn read_ledger(&mut self) -> Result<(), Problem> {
+        Ok(self.ledger.read_on(&self.directory.join("ledger"))?)
     }
 
     /// An engine whose code is newer from the middle of the test on.
     fn engine(&self, kills: u64) -> Role {
-        Role::Engine(Latest(if kills * 2 < self.options.kills { 1 } else { 2 }))
+        Role::Engine(self.latest(kills), Fencing::OfItself)
     }
 
-    fn start_child(&self, role: Role) -> Result<Running, Problem> {
+    /// How new the code is after so many kills.
+    pub(crate) fn latest(&self, kills: u64) -> Latest {
+        Latest(if kills * 2 < self.options.kills { 1 } else { 2 })
+    }
+
+    /// Starts a child on a file or a URL.
+    pub(crate) fn start_child(&self, place: &str, role: Role) -> Result<Running, Problem> {
         let log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -165,6 +223,7 @@ impl Test<'_> {
         let child = Command::new(std::env::current_exe()?)
             .args(child::arguments(
                 &self.directory,
+                place,
                 role,
                 self.options.sabotage,
             ))
@@ -179,43 +238,61 @@ impl Test<'_> {
     /// beside it for a while.
     async fn overlap(&mut self, first: &Running, kills: u64) -> Result<(), Problem> {
         first.signal("STOP")?;
-        self.ledger.read_on(&self.directory.join("ledger"))?;
-        let process = first.0.id().to_string();
-        self.ledger.note("stopped", &[&process]);
-        self.ledger.note("place", &["stopped", &process]);
-        let second = self.start_child(self.engine(kills))?;
+        self.stopped(first.0.id())?;
+        let second = self.start_on_file(self.engine(kills))?;
         tokio::time::sleep(2 * child::LEASE).await;
         first.signal("CONT")?;
         tokio::time::sleep(Duration::from_millis(self.random.between(200, 600))).await;
         let process = second.0.id();
         drop(second);
-        self.killed(process)
+        self.killed(process).map(drop)
     }
 
-    /// An engine is gone, and everything that it wrote is in the ledger.
-    fn killed(&mut self, process: u32) -> Result<(), Problem> {
-        self.ledger.read_on(&self.directory.join("ledger"))?;
-        self.ledger.note("place", &["killed", &process.to_string()]);
+    /// A process goes on later as if nothing had been, while others may have its runs.
+    pub(crate) fn stopped(&mut self, process: u32) -> Result<(), Problem> {
+        self.read_ledger()?;
+        let process = process.to_string();
+        self.ledger.note("stopped", &[&process]);
+        self.ledger.note("place", &["stopped", &process]);
         Ok(())
     }
 
-    /// No engine runs now: what the store has is what there is.
-    async fn after_kill(&mut self, outside: &Outside) -> Result<(), Problem> {
-        self.ledger.read_on(&self.directory.join("ledger"))?;
-        self.kills_mid_body += u64::from(self.ledger.is_mid_body());
-        self.ledger.killed();
+    /// A process is gone, and everything that it wrote is in the ledger. Whether it had bodies in
+    /// flight.
+    pub(crate) fn killed(&mut self, process: u32) -> Result<bool, Problem> {
+        self.read_ledger()?;
+        self.ledger.note("place", &["killed", &process.to_string()]);
+        Ok(self.ledger.killed(process))
+    }
+
+    /// Reads which steps of some runs are durable by now.
+    pub(crate) async fn read_histories(&mut self, outside: &Outside) -> Result<(), Problem> {
         let mut live: Vec<RunId> = lock(&self.known.live).keys().copied().collect();
         live.extend(outside.live());
         let skip = self.random.next() as usize % (live.len() + 1);
+        let mut stored = Vec::new();
         for run in live.into_iter().skip(skip).take(HISTORIES) {
-            let handle: RunHandle<u64> = outside.client.run(run);
-            let generation = handle.info().await?.generation;
-            for entry in handle.history().await? {
+            let read = mix::ask(async || {
+                let handle: RunHandle<u64> = outside.client.run(run);
+                let before = handle.info().await?.generation;
+                let history = handle.history().await?;
+                // Another generation has steps of its own with the same names.
+                let same = handle.info().await?.generation == before;
+                Ok(same.then_some((before, history)))
+            });
+            let Some((generation, history)) = read.await? else {
+                continue;
+            };
+            for entry in history {
                 if entry.kind == EntryKind::Step && entry.status == EntryStatus::Completed {
-                    let run = bodies::run_name(run, generation);
-                    self.ledger.stored(&run, &entry.location);
+                    stored.push((bodies::run_name(run, generation), entry.location));
                 }
             }
+        }
+        // Bodies that began before the histories were read are no violation, and are in the ledger.
+        self.read_ledger()?;
+        for (run, location) in stored {
+            self.ledger.stored(&run, &location);
         }
         Ok(())
     }
@@ -272,7 +349,14 @@ impl Test<'_> {
     }
 
     /// Prints the line; whether all is well.
-    fn report(&self, kills: u64, outside: &Outside, runs: u64, not_finished: u64) -> bool {
+    pub(crate) fn report(
+        &self,
+        kills: u64,
+        outside: &Outside,
+        runs: u64,
+        not_finished: u64,
+        more: &str,
+    ) -> bool {
         let (ledger, known) = (&self.ledger, &self.known);
         let mut wrong = lock(&known.wrong).clone();
         wrong.extend(outside.wrongs());
@@ -284,7 +368,7 @@ impl Test<'_> {
             "{{\"seed\":{},\"runs\":{runs},\"kills\":{kills},\"kills_mid_body\":{},\
              \"steps_completed\":{},\"bodies_run\":{},\"run_again_after_completion\":{},\
              \"messages_sent\":{},\"messages_lost\":{lost},\"order_differs\":{},\
-             \"runs_not_finished\":{not_finished}{}}}",
+             \"runs_not_finished\":{not_finished}{}{more}}}",
             self.options.seed,
             self.kills_mid_body,
             ledger.steps_completed(),
@@ -317,18 +401,18 @@ async fn not_finished(client: &Client) -> Result<u64, Problem> {
 }
 
 /// A child that is killed when this is dropped.
-struct Running(Child);
+pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
     /// An error if it has ended by itself.
-    fn check(&mut self) -> Result<(), Problem> {
+    pub(crate) fn check(&mut self) -> Result<(), Problem> {
         match self.0.try_wait()? {
             None => Ok(()),
             Some(status) => Err(format!("the child ended by itself with {status}").into()),
         }
     }
 
-    fn signal(&self, name: &str) -> Result<(), Problem> {
+    pub(crate) fn signal(&self, name: &str) -> Result<(), Problem> {
         let kill = Command::new("kill")
             .arg(format!("-{name}"))
             .arg(self.0.id().to_string())
@@ -348,15 +432,16 @@ impl Drop for Running {
     }
 }
 
-/// The child makes the file; until it has, there is none to open, or one with nothing in it.
-async fn open(path: &Path) -> Result<Client, Problem> {
+/// A child makes the store; until it has, there is none to open, or one with nothing in it.
+pub(crate) async fn open(place: &Place) -> Result<Client, Problem> {
     let began = Instant::now();
     loop {
         let opened = async {
-            let client = Client::open(path).await?.codec(Xor);
+            let client = place.client().await?.codec(Xor);
             client.count().await.map(|_| client)
         };
-        match opened.await {
+        let opened: Result<Client, ClientError> = opened.await;
+        match opened {
             Ok(client) => return Ok(client),
             Err(error) if began.elapsed() > Duration::from_secs(10) => return Err(error.into()),
             Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
@@ -420,7 +505,7 @@ async fn see_through(known: &Known, (run, input): (RunHandle<u64>, Input)) {
         // It sends one itself.
         known.messages_sent.fetch_add(1, Ordering::Relaxed);
     }
-    match (run.result().await, input.fails) {
+    match (ended(&run).await, input.fails) {
         (Ok(_), false) | (Err(RunError::Failed { .. }), true) => {}
         (other, _) => wrong(format!("run {} ended with {other:?}", run.id())),
     }

@@ -14,7 +14,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime},
@@ -29,6 +29,7 @@ use self::{
     locks::Named,
     runners::Clock,
     session::{Op, Port, Session},
+    transact::Held,
     value::params,
 };
 use super::*;
@@ -60,9 +61,11 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod transact;
 mod url;
 mod value;
 mod wake;
+mod within;
 
 /// How a database is reached.
 #[derive(Clone, Debug)]
@@ -111,6 +114,8 @@ pub struct PostgresStore {
     unsettled: Mutex<Vec<Unsettled>>,
     /// The shards of the runner of this store, as it last took or gave them.
     held: Mutex<Option<(Fence, ShardSet)>>,
+    /// Read-locked by batches, which go by `held`; locked for writing while shards are given back.
+    giving_back: RwLock<()>,
     /// The database as it was last seen. After a failover it is another.
     identity: Mutex<Option<Identity>>,
     /// How many databases that were.
@@ -128,6 +133,9 @@ pub struct PostgresStore {
     schema_number: u32,
     /// For tests: the schema goes back to where it came from when nobody uses it any more.
     lent: Option<Arc<lent::Lent>>,
+    /// The server, and the name of the database as the server calls it.
+    system: String,
+    database: String,
 }
 
 #[derive(Default)]
@@ -146,15 +154,16 @@ const GOES: u32 = 50;
 /// How many connections are lost, one after another, before a batch is given back.
 const LINES: u32 = 3;
 
+/// Why a body that is not for PostgreSQL is not run.
+const SQLITE_BODY: &str = "its body is for a SQLite file, and the store is PostgreSQL";
+
 /// How long to look for the outcome of a batch before it is given back as unknown.
 const SETTLING: Duration = Duration::from_secs(60);
 
 /// What became of one go of a transaction.
 enum Attempt<T> {
-    /// It is durable, and its connection can be used again.
+    /// It is durable.
     Done(T),
-    /// It is durable, and its connection is lost.
-    Landed(T),
     /// It has had no effect and will have none.
     Undone(Trouble),
 }
@@ -215,7 +224,7 @@ impl PostgresStore {
             None => Arc::clone(&route),
         };
         let schema_number = locks::fnv(options.schema.bytes()) as u32 & 0x7fff_ffff;
-        let store = PostgresStore {
+        let mut store = PostgresStore {
             name,
             wakes: Arc::new(wake::Wakes::new(&listening)),
             route,
@@ -224,6 +233,7 @@ impl PostgresStore {
             is_current: AtomicBool::new(false),
             unsettled: Mutex::default(),
             held: Mutex::default(),
+            giving_back: RwLock::default(),
             identity: Mutex::default(),
             life: AtomicU64::new(0),
             homes: Mutex::default(),
@@ -234,9 +244,13 @@ impl PostgresStore {
             counters: Counters::default(),
             schema_number,
             lent: None,
+            system: String::new(),
+            database: String::new(),
         };
         let conn = Conn::open(&store.route).map_err(|trouble| store.error(trouble))?;
         store.compare_identity(&conn.identity);
+        store.system = conn.identity.system.clone();
+        store.database = within::database(&conn).map_err(|trouble| store.error(trouble))?;
         let format = schema::inspect(&conn, &store.route.schema, &store.name)?;
         let is_current = format == schema::FORMAT;
         store.is_current.store(is_current, Ordering::Relaxed);
@@ -405,7 +419,7 @@ impl PostgresStore {
         change: impl Fn(&Session<'_>) -> Result<T, Trouble>,
     ) -> Result<T, StoreError> {
         self.require_current()?;
-        self.transact(|session, _| change(session))
+        self.transact(false, |session, _| change(session))
     }
 
     /// A transaction with a mark in its lane, so that a lost answer can be looked up. `change` may
@@ -417,6 +431,7 @@ impl PostgresStore {
     /// 4. A database that is away is the caller's to wait for.
     fn transact<T>(
         &self,
+        has_bodies: bool,
         mut change: impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
     ) -> Result<T, StoreError> {
         self.settle_all()?;
@@ -425,27 +440,18 @@ impl PostgresStore {
         loop {
             let conn = self.take()?;
             goes += 1;
-            let trouble = match self.attempt(&conn, &mut change, before.take())? {
-                Attempt::Done(value) => {
-                    self.give_back(conn);
-                    return Ok(value);
-                }
-                Attempt::Landed(value) => return Ok(value),
+            let trouble = match self.attempt(conn, has_bodies, &mut change, before.take())? {
+                Attempt::Done(value) => return Ok(value),
                 Attempt::Undone(trouble) => trouble,
             };
             if !trouble.spares_connection() || trouble.is_of_connection() {
                 // Whatever has ended this one may have ended the others, too.
-                drop(conn);
                 self.drop_idle();
                 lines += 1;
                 if lines > LINES {
                     return Err(self.error(trouble));
                 }
                 continue;
-            }
-            match session_rollback(&conn) {
-                Ok(()) => self.give_back(conn),
-                Err(_) => drop(conn),
             }
             let is_fenced = trouble.code() == Some(FENCED);
             if !(is_fenced || trouble.is_passing()) || goes >= GOES {
@@ -459,41 +465,64 @@ impl PostgresStore {
         }
     }
 
-    /// One go of [`transact`](Self::transact).
+    /// One go of [`transact`](Self::transact). Its connection is kept if it can be used again.
     fn attempt<T>(
         &self,
-        conn: &Conn,
+        conn: Conn,
+        has_bodies: bool,
         change: &mut impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
         before: Option<Trouble>,
     ) -> Result<Attempt<T>, StoreError> {
-        let (mark, lost) = match conn.next_batch(now_ms()) {
+        let next = conn.next_batch(now_ms());
+        let next = next.and_then(|next| Ok((next, Held::begin(conn, has_bodies)?)));
+        let ((mark, lost), (held, begin)) = match next {
             Ok(next) => next,
             // Nothing was sent yet that could have landed.
             Err(trouble) => return Ok(Attempt::Undone(trouble)),
         };
-        let session = Session::new(conn);
-        for Op { sql, params } in conn.begin(conn::BEGIN) {
+        let session = Session::new(&held);
+        for Op { sql, params } in begin {
             session.execute(sql, params);
         }
         session.execute(mark.sql, mark.params);
         let value = match change(&session, before.as_ref()) {
             Ok(value) => value,
             // Nothing was committed: the server rolls back what it had begun.
-            Err(trouble) => return Ok(Attempt::Undone(trouble)),
+            Err(trouble) => {
+                drop(session);
+                return Ok(self.undo(held, trouble));
+            }
         };
-        match session.finish("COMMIT") {
+        let ended = session.finish("COMMIT");
+        if ended.is_ok() {
+            self.count_rows(&session);
+        }
+        drop(session);
+        match ended {
             Ok(()) => {
-                self.count_rows(&session);
+                held.end().into_iter().for_each(|it| self.give_back(it));
                 Ok(Attempt::Done(value))
             }
-            Err(trouble) if trouble.spares_connection() => Ok(Attempt::Undone(trouble)),
-            Err(trouble) => Ok(if self.settle(lost, &trouble)? {
-                Attempt::Landed(value)
-            } else {
-                // It has not landed and never will: it is made again.
-                Attempt::Undone(trouble)
-            }),
+            Err(trouble) if trouble.spares_connection() => Ok(self.undo(held, trouble)),
+            Err(trouble) => {
+                drop(held);
+                Ok(if self.settle(lost, &trouble)? {
+                    Attempt::Done(value)
+                } else {
+                    // It has not landed and never will: it is made again.
+                    Attempt::Undone(trouble)
+                })
+            }
         }
+    }
+
+    /// Rolls back, and keeps the connection if it can be used again.
+    fn undo<T>(&self, held: Held, trouble: Trouble) -> Attempt<T> {
+        let is_usable = trouble.spares_connection() && !trouble.is_of_connection();
+        if is_usable && session_rollback(&held).is_ok() {
+            held.end().into_iter().for_each(|it| self.give_back(it));
+        }
+        Attempt::Undone(trouble)
     }
 
     fn count_rows(&self, session: &Session<'_>) {
@@ -558,6 +587,42 @@ impl PostgresStore {
         }
     }
 
+    /// Makes a batch in one transaction.
+    fn commit_together(&self, batch: &Batch) -> Result<Applied, StoreError> {
+        let has_bodies = batch.writes.iter().any(transact::has_body);
+        let mut named = Named::of(batch);
+        let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
+        let giving_back = self.giving_back.read();
+        let _under_way = giving_back.unwrap_or_else(PoisonError::into_inner);
+        let shards = self.known_shards(batch.fence);
+        let (applied, learned) = self.transact(has_bodies, |session, before| {
+            match before {
+                Some(Trouble::Contended(lock)) => {
+                    named.locks.insert(*lock);
+                }
+                Some(trouble) if trouble.code() == Some(FENCED) => {
+                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                    fenced = false;
+                }
+                _ => {}
+            }
+            let terms = Terms {
+                named: &named,
+                fenced,
+                shards: shards.clone(),
+                schema: self.schema_number,
+                numbers: &self.numbers,
+                spare_items: &self.spare_items,
+            };
+            batch::apply(session, batch, &terms)
+        })?;
+        self.learn(batch.fence, learned);
+        self.counters.batches.fetch_add(1, Ordering::Relaxed);
+        let writes = batch.writes.len() as u64;
+        self.counters.writes.fetch_add(writes, Ordering::Relaxed);
+        Ok(applied)
+    }
+
     /// Remembers what a durable batch has said about the runs in memory.
     fn learn(&self, fence: Option<Fence>, learned: batch::Learned) {
         if fence.is_none() {
@@ -595,7 +660,7 @@ impl PostgresStore {
     }
 }
 
-fn session_rollback(conn: &Conn) -> Result<(), Trouble> {
+fn session_rollback(conn: &dyn Port) -> Result<(), Trouble> {
     conn.run(vec![Op::new("ROLLBACK", Vec::new())]).map(drop)
 }
 
@@ -635,35 +700,18 @@ impl Store for PostgresStore {
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.require_current()?;
-        let mut named = Named::of(batch);
-        let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
-        let shards = self.known_shards(batch.fence);
-        let (applied, learned) = self.transact(|session, before| {
-            match before {
-                Some(Trouble::Contended(lock)) => {
-                    named.locks.insert(*lock);
-                }
-                Some(trouble) if trouble.code() == Some(FENCED) => {
-                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                    fenced = false;
-                }
-                _ => {}
-            }
-            let terms = Terms {
-                named: &named,
-                fenced,
-                shards: shards.clone(),
-                schema: self.schema_number,
-                numbers: &self.numbers,
-                spare_items: &self.spare_items,
-            };
-            batch::apply(session, batch, &terms)
-        })?;
-        self.learn(batch.fence, learned);
-        self.counters.batches.fetch_add(1, Ordering::Relaxed);
-        let writes = batch.writes.len() as u64;
-        self.counters.writes.fetch_add(writes, Ordering::Relaxed);
-        Ok(applied)
+        if batch.writes.iter().any(transact::has_body) {
+            return self.commit_with_bodies(batch);
+        }
+        self.commit_together(batch)
+    }
+
+    fn commit_in_pg<'a>(
+        &'a self,
+        tx: &'a tokio_postgres::Transaction<'_>,
+        batch: Batch,
+    ) -> BoxFuture<'a, Result<Applied, StoreError>> {
+        Box::pin(self.commit_within(tx, batch))
     }
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
@@ -949,6 +997,11 @@ impl Store for PostgresStore {
     }
 
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
+        // A batch that is under way may start a run in one of these shards and claim it for this
+        // process. Were the shard another's by then, that one would have looked for runs to take up
+        // already, and nobody would have this one.
+        let giving_back = self.giving_back.write();
+        let _given_back = giving_back.unwrap_or_else(PoisonError::into_inner);
         *lock(&self.held) = None;
         self.write(|session| runners::release_shards(session, fence, shards))
     }

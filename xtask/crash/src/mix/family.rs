@@ -13,7 +13,7 @@ use std::{
 use everstep::{Close, EngineBuilder, RunError, RunId, RunStatus, prelude::*};
 use serde::{Deserialize, Serialize};
 
-use super::{Outside, pause};
+use super::{Outside, ask, pause};
 use crate::{Problem, bodies::Trace, child::Latest, ledger::Ledger};
 
 /// How many children a family has.
@@ -203,11 +203,10 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
         if let Some(told) = outside.result(&run).await {
             outside.families.borrow_mut().push(Ended { n, told });
         }
-        let tags = outside
-            .client
-            .list()
-            .workflow("family")
-            .tag("family", n.to_string());
+        let tags = ask(async || {
+            let list = outside.client.list().workflow("family");
+            list.tag("family", n.to_string()).await
+        });
         match tags.await {
             Ok(page) if page.runs.len() == 1 => {}
             other => outside.wrong(format!("family {n} is not found by its tag: {other:?}")),

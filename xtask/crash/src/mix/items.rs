@@ -4,7 +4,7 @@ use std::{rc::Rc, time::Duration};
 
 use everstep::{EmittedFrom, EngineBuilder, RunHandle, StreamItem, prelude::*};
 
-use super::{Outside, pause};
+use super::{Outside, ask, pause};
 use crate::{Problem, bodies::Trace, random};
 
 /// How many items the code gives out.
@@ -71,7 +71,7 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
 
 async fn follow<O>(run: &RunHandle<O>) -> Result<Vec<StreamItem<u64>>, everstep::ClientError> {
     let (mut reader, mut items) = (run.stream("told"), Vec::new());
-    while let Some(item) = reader.next().await? {
+    while let Some(item) = ask(async || reader.next().await).await? {
         items.push(item);
     }
     Ok(items)

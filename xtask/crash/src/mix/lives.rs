@@ -7,7 +7,7 @@ use std::{rc::Rc, time::Duration};
 use everstep::{ClientError, EngineBuilder, Sent, prelude::*};
 use serde::{Deserialize, Serialize};
 
-use super::{Outside, pause, until_ok};
+use super::{Outside, ask, pause, until_ok};
 use crate::bodies::Trace;
 
 /// How many messages a run is sent.
@@ -97,18 +97,19 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
                 false => outside.broken("messages_twice", what),
             }
         }
-        match run.state::<Vec<u64>>("heard").await {
+        match ask(async || run.state::<Vec<u64>>("heard").await).await {
             Ok(Some(state)) if state == heard => {}
             other => outside.wrong(format!("life {n}: its value `heard` is {other:?}")),
         }
-        let generation = run.info().await.map(|info| u64::from(info.generation));
+        let info = ask(async || run.info().await).await;
+        let generation = info.map(|info| u64::from(info.generation));
         if !generation
             .as_ref()
             .is_ok_and(|g| *g == MESSAGES / IN_A_LIFE as u64)
         {
             outside.wrong(format!("life {n} ended in generation {generation:?}"));
         }
-        match run.stream_page::<u64>("heard", 0, 1_000).await {
+        match ask(async || run.stream_page::<u64>("heard", 0, 1_000).await).await {
             Ok(page) => {
                 let items: Vec<u64> = page.items.iter().map(|item| item.value).collect();
                 if let Some(lost) = not_all(&items) {

@@ -1,7 +1,7 @@
 //! Transactions: rows of the user's own table are there once for each that completed, and a run is
 //! started with the order it is for, or neither is there.
 
-use std::{collections::BTreeMap, path::Path, rc::Rc, time::Duration};
+use std::{collections::BTreeMap, rc::Rc, time::Duration};
 
 use everstep::{
     Client, EngineBuilder, Outcome, RunId, Tx,
@@ -10,7 +10,7 @@ use everstep::{
 };
 
 use super::{Outside, pause};
-use crate::{Problem, bodies::Trace, random};
+use crate::{Problem, bodies::Trace, place::Place, random};
 
 /// The places that a run writes a row for.
 const PLACES: [&str; 5] = ["0", "1", "2", "left", "right"];
@@ -81,7 +81,10 @@ pub(crate) async fn moves(ctx: Ctx, _n: u64) -> Result<Vec<i64>> {
     Ok(rows)
 }
 
-fn connect(path: &Path) -> Result<Connection, Problem> {
+fn connect(place: &Place) -> Result<Connection, Problem> {
+    let Place::File(path) = place else {
+        return Err("a server is no file".into());
+    };
     let connection = Connection::open(path)?;
     connection.busy_timeout(Duration::from_secs(10))?;
     Ok(connection)
@@ -89,15 +92,15 @@ fn connect(path: &Path) -> Result<Connection, Problem> {
 
 /// Makes the tables.
 pub(super) async fn prepare(outside: &Outside) -> Result<(), Problem> {
-    let path = outside.path.clone();
+    let place = outside.place.clone();
     let tables = "CREATE TABLE IF NOT EXISTS crash_moves (run TEXT, place TEXT);
                   CREATE TABLE IF NOT EXISTS crash_orders (n INTEGER, run TEXT);";
-    tokio::task::spawn_blocking(move || Ok(connect(&path)?.execute_batch(tables)?)).await?
+    tokio::task::spawn_blocking(move || Ok(connect(&place)?.execute_batch(tables)?)).await?
 }
 
 /// Starts a run in a transaction with its order. Some are given up before they are committed.
-fn order(client: &Client, path: &Path, n: u64) -> Result<RunHandle<Vec<i64>>, Problem> {
-    let mut connection = connect(path)?;
+fn order(client: &Client, place: &Place, n: u64) -> Result<RunHandle<Vec<i64>>, Problem> {
+    let mut connection = connect(place)?;
     loop {
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let start = client.start(moves, n).key(format!("moves-{n}"));
@@ -118,8 +121,8 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
     let random = outside.random("moves", part);
     while !outside.stop.get() {
         let n = outside.number();
-        let (client, path) = (outside.client.clone(), outside.path.clone());
-        let ordered = tokio::task::spawn_blocking(move || order(&client, &path, n)).await;
+        let (client, place) = (outside.client.clone(), outside.place.clone());
+        let ordered = tokio::task::spawn_blocking(move || order(&client, &place, n)).await;
         let run = match ordered {
             Ok(Ok(run)) => run,
             // Another writer has held the file for long; the next order is another one.
@@ -143,7 +146,7 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
 }
 
 pub(super) async fn check(outside: &Outside) -> Result<(), Problem> {
-    let connection = connect(&outside.path)?;
+    let connection = connect(&outside.place)?;
     let mut rows: BTreeMap<(String, String), u64> = BTreeMap::new();
     let mut read = connection.prepare("SELECT run, place FROM crash_moves")?;
     for row in read.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))? {

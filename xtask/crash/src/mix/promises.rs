@@ -5,7 +5,7 @@ use std::{rc::Rc, time::Duration};
 use everstep::{ClientError, Deferred, EngineBuilder, Resolved, RunHandle, Token, prelude::*};
 use serde::{Deserialize, Serialize};
 
-use super::{Outside, pause, until_ok};
+use super::{Outside, ask, pause, until_ok};
 use crate::bodies::Trace;
 
 const ANSWER: Deferred<u64, String> = Deferred::new("answer");
@@ -106,7 +106,7 @@ async fn settle(outside: &Outside, n: u64, token: &Token, word: &Word) {
         let what = format!("run {n}: the first word was {first:?}");
         outside.broken("deferreds_lost", what);
     }
-    match resolver().resolve(&0).await {
+    match ask(async || resolver().resolve(&0).await).await {
         // The run may have taken the last word, and ended.
         Ok(Resolved::Already { .. }) | Err(ClientError::Finished { .. }) => {}
         second => {

@@ -9,10 +9,7 @@ use std::{
     time::Duration,
 };
 
-use everstep::{
-    ClientError, Clock, EngineBuilder, Overlap, SystemClock, hours, prelude::*,
-    rusqlite::Connection,
-};
+use everstep::{ClientError, Clock, EngineBuilder, Overlap, SystemClock, hours, prelude::*};
 
 use super::{Outside, until_ok};
 use crate::{Problem, bodies::Trace, ledger::Ledger};
@@ -84,11 +81,8 @@ pub(super) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
         runs.insert((name.clone(), at.parse()?, run.clone()));
     }
     outside.count("ticks_started", runs.len() as u64);
-    let connection = Connection::open(&outside.path)?;
     for paused in outside.ticks.take() {
-        let sql = "SELECT anchor, next_at FROM schedules WHERE name = ?1";
-        let times = connection.query_row(sql, [&paused.name], |row| Ok((row.get(0)?, row.get(1)?)));
-        let (anchor, next): (i64, i64) = times?;
+        let (anchor, next) = outside.place.schedule_times(&paused.name)?;
         let due: BTreeSet<i64> = (1..)
             .map(|n| anchor + n * paused.interval as i64)
             .take_while(|at| *at < next)

@@ -229,7 +229,9 @@ pub(super) fn release_shards(
     fence: Fence,
     shards: &ShardSet,
 ) -> Result<(), Trouble> {
-    if fence_holds(session, fence)? {
+    // Waits for batches under way: they go by the shards that the runner has.
+    let sql = "SELECT 1 FROM runners WHERE id = $1 AND epoch = $2 FOR UPDATE";
+    if session.exists(sql, params![fence.runner, fence.epoch as i64])? {
         let sql = "DELETE FROM shards WHERE runner = $1 AND shard = ANY ($2)";
         session.execute(sql, params![fence.runner, numbers(shards)]);
     }
