@@ -5,9 +5,10 @@ use super::*;
 pub(crate) struct OwnerAndClient<S> {
     pub(crate) owner: S,
     pub(crate) client: S,
-    /// Whether what the client writes may come with the fence of the owner. Where a store remembers
-    /// what it has written under a fence, every fence is one store's, as it is one process's.
-    pub(crate) shares_fence: bool,
+    /// Whether the client may speak for the owner's runner: write with its fence, wake others in its
+    /// name. Where a store remembers what its runner has done, every runner is one store's, as it
+    /// is one process's.
+    pub(crate) shares_runner: bool,
 }
 
 impl<S: Store> OwnerAndClient<S> {
@@ -21,7 +22,7 @@ impl<S: Store> OwnerAndClient<S> {
             | Write::Publish(_)
             | Write::Tag(_)
             | Write::Letter(_) => false,
-            _ => !self.shares_fence,
+            _ => !self.shares_runner,
         })
     }
 }
@@ -35,7 +36,7 @@ impl<S: Store> Store for OwnerAndClient<S> {
         if self.is_owners(batch) {
             self.owner.commit(batch)
         } else {
-            let fence = batch.fence.filter(|_| self.shares_fence);
+            let fence = batch.fence.filter(|_| self.shares_runner);
             self.client.commit(&Batch { fence, now: batch.now, writes: batch.writes.clone() })
         }
     }
@@ -80,7 +81,7 @@ impl<S: Store> Store for OwnerAndClient<S> {
     fn take_shards(&self, fence: Fence, now: Timestamp, wanted: &ShardSet, dead: &[Uuid]) -> Result<Option<ShardSet>, StoreError> { self.client.take_shards(fence, now, wanted, dead) }
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> { self.owner.release_shards(fence, shards) }
     fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> { self.owner.deregister_runner(fence) }
-    fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) { self.client.wake_others(me, runs) }
+    fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) { if self.shares_runner { self.client.wake_others(me, runs) } else { self.owner.wake_others(me, runs) } }
     fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> { self.owner.on_wake(me, wake) }
     fn lanes_max(&self) -> usize { self.owner.lanes_max() }
 }

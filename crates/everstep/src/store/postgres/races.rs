@@ -228,7 +228,7 @@ fn an_owner_and_a_client_with_stores_of_their_own_keep_the_contract() {
         Arc::new(OwnerAndClient {
             owner,
             client,
-            shares_fence: false,
+            shares_runner: false,
         })
     });
     testing::ran_on("PostgreSQL");

@@ -143,7 +143,7 @@ fn an_owner_and_a_client_with_stores_of_their_own_keep_the_contract() {
         Arc::new(OwnerAndClient {
             owner,
             client: SqliteStore::open(&path).expect("open"),
-            shares_fence: true,
+            shares_runner: true,
         })
     });
     ran_on("SQLite");
