@@ -37,20 +37,17 @@ const ANSWERS: &[Answer] = &[Answer {
     arguments: &["approve"],
 }];
 
-/// Builds all examples, then runs each.
-pub(crate) fn run_all(root: &Path) -> Result<(), Failure> {
+/// Builds all examples, then runs each: those whose name ends with `_pg` on the database of this URL.
+pub(crate) fn run_all(root: &Path, url: &str) -> Result<(), Failure> {
     let names = names(root)?;
     if names.is_empty() {
         return Err(Failure::Found("there is no example in examples/".into()));
     }
-    cargo::succeed(cargo(
-        root,
-        &["build", "--package", "everstep-examples", "--examples"],
-    ))?;
+    build(root)?;
     let folder = env::temp_dir().join(format!("everstep-examples-{}", process::id()));
     for name in &names {
         println!("--> example {name}");
-        run_one(root, name, &folder.join(name))?;
+        run_one(root, name, &folder.join(name), url)?;
     }
     // Only what went well is cleared away: a failure leaves its files to be looked at.
     fs::remove_dir_all(&folder).map_err(|error| at(&folder, &error))
@@ -72,9 +69,19 @@ fn names(root: &Path) -> Result<Vec<String>, Failure> {
     Ok(names)
 }
 
-fn run_one(root: &Path, name: &str, folder: &Path) -> Result<(), Failure> {
+fn build(root: &Path) -> Result<(), Failure> {
+    let build = ["build", "--package", "everstep-examples", "--examples"];
+    let mut command = cargo(root, &build);
+    command.args(FEATURES);
+    cargo::succeed(command)
+}
+
+/// Every example is built with all that any of them needs.
+const FEATURES: [&str; 2] = ["--features", "everstep-examples/postgres"];
+
+fn run_one(root: &Path, name: &str, folder: &Path, url: &str) -> Result<(), Failure> {
     fs::create_dir_all(folder).map_err(|error| at(folder, &error))?;
-    let command = example(root, name, folder);
+    let command = example_on(root, name, folder, url);
     let mut running = Running::start(command, name)?;
     if let Some(answer) = ANSWERS.iter().find(|answer| answer.example == name) {
         give_answer(root, answer, folder, &mut running)?;
@@ -96,7 +103,17 @@ fn example(root: &Path, name: &str, folder: &Path) -> Command {
     let mut command = cargo(folder, &["run", "--quiet", "--manifest-path"]);
     command.arg(manifest);
     command.args(["--package", "everstep-examples", "--example", name]);
+    command.args(FEATURES);
     command.stdin(Stdio::null());
+    command
+}
+
+/// As [`example`]; one that needs a database is told which.
+fn example_on(root: &Path, name: &str, folder: &Path, url: &str) -> Command {
+    let mut command = example(root, name, folder);
+    if name.ends_with("_pg") {
+        command.args(["--", url]);
+    }
     command
 }
 
@@ -134,7 +151,7 @@ const CHECKOUT_STEPS: &[&str] = &[
 
 /// Kills the example `checkout` at random moments, lets it finish, and reads its ledger.
 pub(crate) fn kill_checkout(root: &Path) -> Result<(), Failure> {
-    let folder = kill_at_random(root, "checkout", 1_200)?;
+    let folder = kill_at_random(root, "checkout", 1_200, "")?;
     let ledger = folder.join("checkout.ledger");
     let text = fs::read_to_string(&ledger).map_err(|error| at(&ledger, &error))?;
     let orders = check_ledger(&text)
@@ -143,27 +160,29 @@ pub(crate) fn kill_checkout(root: &Path) -> Result<(), Failure> {
     fs::remove_dir_all(&folder).map_err(|error| at(&folder, &error))
 }
 
-/// Kills the example `ledger` at random moments and lets it finish: it fails by itself if a cent
-/// was lost or made.
-pub(crate) fn kill_ledger(root: &Path) -> Result<(), Failure> {
-    let folder = kill_at_random(root, "ledger", 1_000)?;
-    println!("    {KILLS} kills, and the sums are right");
-    fs::remove_dir_all(&folder).map_err(|error| at(&folder, &error))
+/// Kills the examples `ledger` and `ledger_pg` at random moments and lets them finish: they fail by
+/// themselves if a cent was lost or made.
+pub(crate) fn kill_ledger(root: &Path, url: &str) -> Result<(), Failure> {
+    for name in ["ledger", "ledger_pg"] {
+        let folder = kill_at_random(root, name, 1_000, url)?;
+        println!("    {name}: {KILLS} kills, and the sums are right");
+        fs::remove_dir_all(&folder).map_err(|error| at(&folder, &error))?;
+    }
+    Ok(())
 }
 
 /// Kills an example within so many milliseconds of its first word, again and again, then lets it
 /// finish; gives the folder that it ran in.
-fn kill_at_random(root: &Path, name: &str, within_ms: u64) -> Result<PathBuf, Failure> {
+fn kill_at_random(root: &Path, name: &str, within_ms: u64, url: &str) -> Result<PathBuf, Failure> {
     let folder = env::temp_dir().join(format!("everstep-{name}-{}", process::id()));
     fs::create_dir_all(&folder).map_err(|error| at(&folder, &error))?;
-    let build = ["build", "--package", "everstep-examples", "--examples"];
-    cargo::succeed(cargo(root, &build))?;
+    build(root)?;
     let mut random = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(1, |now| now.as_nanos() as u64 | 1);
     println!("    seed {random}");
     for _ in 0..KILLS {
-        let mut command = example(root, name, &folder);
+        let mut command = example_on(root, name, &folder, url);
         command.stdout(Stdio::piped());
         let mut running = Running::start(command, name)?;
         running.wait_for_output()?;
@@ -174,7 +193,7 @@ fn kill_at_random(root: &Path, name: &str, within_ms: u64) -> Result<PathBuf, Fa
         thread::sleep(Duration::from_millis(random % within_ms));
         // Dropping it kills it.
     }
-    let last = Running::start(example(root, name, &folder), name)?;
+    let last = Running::start(example_on(root, name, &folder, url), name)?;
     let status = last.wait()?;
     if !status.success() {
         let message = format!("`{name}` ended with {status} after {KILLS} kills");

@@ -39,7 +39,7 @@ const CHECKS: &[Check] = &[
     ),
     Check::new(
         "ledger-kill",
-        "`ledger` loses and makes no cent wherever it is killed",
+        "no ledger loses or makes a cent, wherever it is killed",
         kill_ledger,
     ),
     Check::new("docs", "the docs build, and no link in them is dead", docs),
@@ -255,7 +255,8 @@ fn doc_tests(checking: &mut Checking) -> Result<(), Failure> {
 }
 
 fn run_examples(checking: &mut Checking) -> Result<(), Failure> {
-    examples::run_all(&checking.root)
+    let url = checking.database_url()?;
+    examples::run_all(&checking.root, &url)
 }
 
 fn kill_checkout(checking: &mut Checking) -> Result<(), Failure> {
@@ -263,7 +264,8 @@ fn kill_checkout(checking: &mut Checking) -> Result<(), Failure> {
 }
 
 fn kill_ledger(checking: &mut Checking) -> Result<(), Failure> {
-    examples::kill_ledger(&checking.root)
+    let url = checking.database_url()?;
+    examples::kill_ledger(&checking.root, &url)
 }
 
 /// Modules are private and name each other in their headers, so private items are documented too.

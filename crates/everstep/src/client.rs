@@ -56,7 +56,7 @@ mod tag;
 mod transfer;
 mod view;
 mod why;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod within;
 
 pub use bulk::{Bulk, BulkError, BulkReport};
@@ -78,6 +78,8 @@ pub use schedules::{
 pub use stream::{EmittedFrom, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader};
 pub use view::{HistoryEntry, RunInfo, RunPage};
 pub use why::{Because, WaitsFor, Why};
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub use within::InTransaction;
 
 /// Starts runs and talks to them. Cheap to clone.
 #[derive(Clone)]

@@ -33,8 +33,12 @@ mod control;
 mod transaction;
 
 pub use control::{ControlRefusal, Delete, Deleted, Fork, Tagging};
-pub use transaction::Transaction;
+#[cfg(feature = "postgres")]
+pub(crate) use transaction::PostgresBody;
 #[cfg(feature = "sqlite")]
+pub(crate) use transaction::SqliteBody;
+pub use transaction::Transaction;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) use transaction::{TransactionBody, TransactionLimits};
 
 /// Many writes that become durable together.

@@ -49,7 +49,7 @@ pub(crate) mod rollback;
 pub(crate) mod send;
 pub(crate) mod sleep;
 pub(crate) mod step;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod transaction;
 pub(crate) mod wait;
 

@@ -21,6 +21,9 @@ pub struct Error {
     retry: RetryAdvice,
     /// The keys of the entries that it came from: what a retry of the run makes fresh.
     origins: Vec<Box<[u8]>>,
+    /// What PostgreSQL calls it, if it came from there.
+    #[cfg(feature = "postgres")]
+    sql_state: Option<Box<str>>,
 }
 
 /// What an error says about trying again.
@@ -163,7 +166,15 @@ impl Error {
             failure: Box::new(failure),
             retry: RetryAdvice::Never,
             origins,
+            #[cfg(feature = "postgres")]
+            sql_state: None,
         }
+    }
+
+    /// What PostgreSQL calls it, if it came from there as it is.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn sql_state(&self) -> Option<&str> {
+        self.sql_state.as_deref()
     }
 
     /// One attempt failed in a way that may be tried again.
@@ -172,6 +183,8 @@ impl Error {
             failure: Box::new(failure),
             retry: RetryAdvice::Policy,
             origins: Vec::new(),
+            #[cfg(feature = "postgres")]
+            sql_state: None,
         }
     }
 
@@ -188,6 +201,8 @@ impl Error {
             failure: Box::new(Failure::new(FailureKind::Error, message)),
             retry: RetryAdvice::Policy,
             origins: Vec::new(),
+            #[cfg(feature = "postgres")]
+            sql_state: None,
         }
     }
 }
@@ -195,6 +210,8 @@ impl Error {
 impl<E: std::error::Error + 'static> From<E> for Error {
     fn from(error: E) -> Error {
         let mut failure = Failure::new(FailureKind::Error, error.to_string());
+        #[cfg(feature = "postgres")]
+        let sql_state = sql_state(&error);
         let mut cause = error.source();
         while let Some(inner) = cause {
             failure.causes.push(inner.to_string());
@@ -204,8 +221,23 @@ impl<E: std::error::Error + 'static> From<E> for Error {
             failure: Box::new(failure),
             retry: RetryAdvice::Policy,
             origins: Vec::new(),
+            #[cfg(feature = "postgres")]
+            sql_state,
         }
     }
+}
+
+/// The state of the first error of PostgreSQL among the causes.
+#[cfg(feature = "postgres")]
+fn sql_state(error: &(dyn std::error::Error + 'static)) -> Option<Box<str>> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(told) = error.downcast_ref::<tokio_postgres::Error>() {
+            return told.code().map(|state| state.code().into());
+        }
+        next = error.source();
+    }
+    None
 }
 
 impl fmt::Display for Error {

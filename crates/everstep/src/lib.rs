@@ -54,6 +54,8 @@ mod time;
 mod token;
 
 pub use cancellation::Cancellation;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub use client::InTransaction;
 pub use client::{
     Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Cluster, Count,
     DeadLetterInfo, DeadLetterPage, DeadLetters, DeleteRun, EmittedFrom, EnqueueItem, ForkRun,
@@ -114,6 +116,10 @@ pub use store::Tx;
 pub use store::{Close, Deliver, EventRow, Filter, ItemState, QueueStats, RunStatus, Target};
 pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use token::Token;
+/// The version of tokio-postgres that everstep uses: use it from here, so that the types of
+/// [`Ctx::pg_transaction`] and of [`Client::start_in`] are yours too.
+#[cfg(feature = "postgres")]
+pub use tokio_postgres;
 pub use workflow::{
     NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
 };

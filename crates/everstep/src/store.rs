@@ -73,6 +73,10 @@ pub(crate) fn open(place: &std::path::Path, create: bool) -> Result<Arc<dyn Stor
     }
 }
 
+/// What [`Store::commit_in_pg`] gives.
+#[cfg(feature = "postgres")]
+pub type BoxFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
 /// Where runs are kept.
 pub trait Store: Send + Sync + 'static {
     /// What this is and where, for messages: ``SQLite file `app.db` ``.
@@ -101,6 +105,20 @@ pub trait Store: Send + Sync + 'static {
             store: self.describe(),
             found: "a SQLite file".to_owned(),
         })
+    }
+
+    /// As [`commit_in`](Store::commit_in), in a transaction of PostgreSQL.
+    #[cfg(feature = "postgres")]
+    fn commit_in_pg<'a>(
+        &'a self,
+        _tx: &'a tokio_postgres::Transaction<'_>,
+        _batch: Batch,
+    ) -> BoxFuture<'a, Result<Applied, StoreError>> {
+        let error = StoreError::AnotherFile {
+            store: self.describe(),
+            found: "a PostgreSQL database".to_owned(),
+        };
+        Box::pin(std::future::ready(Err(error)))
     }
 
     /// The row of one run.
@@ -953,7 +971,7 @@ pub enum StoreError {
         from: String,
     },
     /// A transaction of the caller's own is on something else.
-    #[error("the transaction is on {found}, and the runs are in {store}; open that file instead")]
+    #[error("the transaction is on {found}, and the runs are in {store}; open one there instead")]
     AnotherFile {
         /// Which store.
         store: String,

@@ -81,7 +81,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Problem> {
     let [directory, place, role, broken] = arguments else {
         return Err("a child wants a directory, a store, what it is, and what is broken".into());
     };
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .init();
     let directory = PathBuf::from(directory);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -113,12 +115,7 @@ async fn work(place: &str, bodies: &Bodies) -> Result<(), Problem> {
     std::future::pending().await
 }
 
-async fn run_engine(
-    place: &str,
-    role: &str,
-    broken: &str,
-    bodies: &Bodies,
-) -> Result<(), Problem> {
+async fn run_engine(place: &str, role: &str, broken: &str, bodies: &Bodies) -> Result<(), Problem> {
     let store = match is_url(place) {
         true => Some(Arc::new(PostgresStore::open(place)?)),
         false => None,

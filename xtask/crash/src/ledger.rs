@@ -204,7 +204,10 @@ mod tests {
 
     #[test]
     fn body_that_a_process_without_a_fence_of_its_own_starts_again_is_counted_apart() {
-        let durable = ["S\t1\trun\ta\t1\tfirm\t00\t", "S\t1\trun\tb\t1\tfirm\t11\ta"];
+        let durable = [
+            "S\t1\trun\ta\t1\tfirm\t00\t",
+            "S\t1\trun\tb\t1\tfirm\t11\ta",
+        ];
         let again = "S\t1\trun\ta\t1\tfirm\t00\t";
         let mut ledger = read(&durable);
         ledger.unfenced(1);

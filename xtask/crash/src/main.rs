@@ -101,7 +101,9 @@ fn options(arguments: &[String]) -> Result<Options, Problem> {
         (Store::Sqlite, _) => return Err("on SQLite there is one runner at a time".into()),
         (Store::Postgres, None) => 3,
         (Store::Postgres, Some(0 | 1)) => {
-            return Err("there must be another runner to take over: `--processes 2` or more".into());
+            return Err(
+                "there must be another runner to take over: `--processes 2` or more".into(),
+            );
         }
         (Store::Postgres, Some(processes)) => processes,
     };

@@ -1,26 +1,118 @@
 //! Starts and sends as part of the user's own transaction.
 
-use rusqlite::Transaction;
+use std::{ops::ControlFlow, sync::Arc};
+
 use serde::Serialize;
 
 use super::{Client, ClientError, RunHandle, SendMessage, Sent, Start, describe};
+#[cfg(feature = "postgres")]
+use crate::store::BoxFuture;
 use crate::{
     commit::{Batch, Outcome, Receipt, Write},
     ctx::send::ToTarget,
+    store::Store,
     workflow::WorkflowRef,
 };
 
+/// A transaction of your own that starts and messages can be part of: one of
+/// [`rusqlite`](crate::rusqlite), or one of `tokio_postgres`, for which every answer is a future.
+pub trait InTransaction: sealed::Sealed {
+    /// What a call gives.
+    type Answer<'a, T: 'a>
+    where
+        Self: 'a;
+
+    #[doc(hidden)]
+    fn ask<'a, T: Send + 'a>(
+        &'a self,
+        store: Arc<dyn Store>,
+        asking: Asking<'a, T>,
+    ) -> Self::Answer<'a, T>;
+}
+
+mod sealed {
+    /// What nobody else implements.
+    pub trait Sealed {}
+    #[cfg(feature = "sqlite")]
+    impl Sealed for rusqlite::Transaction<'_> {}
+    #[cfg(feature = "postgres")]
+    impl Sealed for tokio_postgres::Transaction<'_> {}
+}
+
+/// Says which batch is to be made next, from what became of the one before, until it knows its
+/// answer.
+#[doc(hidden)]
+pub struct Asking<'a, T>(Next<'a, T>);
+
+type Next<'a, T> =
+    Box<dyn FnMut(Option<Outcome>) -> Result<ControlFlow<T, Batch>, ClientError> + Send + 'a>;
+
+#[cfg(feature = "sqlite")]
+impl InTransaction for rusqlite::Transaction<'_> {
+    type Answer<'a, T: 'a>
+        = Result<T, ClientError>
+    where
+        Self: 'a;
+
+    fn ask<'a, T: Send + 'a>(
+        &'a self,
+        store: Arc<dyn Store>,
+        mut asking: Asking<'a, T>,
+    ) -> Result<T, ClientError> {
+        let mut before = None;
+        loop {
+            match asking.0(before)? {
+                ControlFlow::Break(answer) => return Ok(answer),
+                ControlFlow::Continue(batch) => {
+                    before = store.commit_in(self, &batch)?.outcomes.pop();
+                }
+            }
+        }
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl InTransaction for tokio_postgres::Transaction<'_> {
+    type Answer<'a, T: 'a>
+        = BoxFuture<'a, Result<T, ClientError>>
+    where
+        Self: 'a;
+
+    fn ask<'a, T: Send + 'a>(
+        &'a self,
+        store: Arc<dyn Store>,
+        mut asking: Asking<'a, T>,
+    ) -> BoxFuture<'a, Result<T, ClientError>> {
+        Box::pin(async move {
+            let mut before = None;
+            loop {
+                match asking.0(before)? {
+                    ControlFlow::Break(answer) => return Ok(answer),
+                    ControlFlow::Continue(batch) => {
+                        before = store.commit_in_pg(self, batch).await?.outcomes.pop();
+                    }
+                }
+            }
+        })
+    }
+}
+
 impl Client {
     /// Starts a run as part of your own transaction, on a connection of your own to the SQLite file
-    /// of the engine: the run is there when you commit, and was never there if you do not.
+    /// or the PostgreSQL database of the engine: the run is there when you commit, and was never there
+    /// if you do not.
     ///
     /// A key works as with [`start`](Client::start): the run that has it is attached to. For keys,
     /// tags and times, say `client.start(..).key(..).within(&tx)`.
     ///
     /// The engine finds the run at its next look, no later than
     /// [`safety_poll`](crate::Settings::safety_poll) after your commit; with
-    /// [`RunHandle::wake`] it looks at once. Begin your transaction as `IMMEDIATE`, or another
-    /// writer may come between what it reads and what it writes.
+    /// [`RunHandle::wake`] it looks at once.
+    ///
+    /// In a SQLite file, begin your transaction as `IMMEDIATE`, or another writer may come between
+    /// what it reads and what it writes. With a transaction of `tokio_postgres` the answer is a
+    /// future: `client.start_in(&tx, ship, 7).await?`. It must be `READ COMMITTED`, PostgreSQL's
+    /// default. Commit it soon: whoever has something for the same run waits for you.
     ///
     /// ```
     /// use everstep::{prelude::*, rusqlite::{Connection, TransactionBehavior::Immediate}};
@@ -53,14 +145,17 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`start`](Client::start), and if the transaction is on another file. Nothing is written
-    /// then, and your transaction goes on.
-    pub fn start_in<W: WorkflowRef>(
+    /// As [`start`](Client::start), and if the transaction is on another file or database. Nothing is
+    /// written then, and your transaction goes on.
+    pub fn start_in<'a, X: InTransaction, W: WorkflowRef>(
         &self,
-        tx: &Transaction<'_>,
+        tx: &'a X,
         workflow: W,
         input: W::Input,
-    ) -> Result<RunHandle<W::Output>, ClientError> {
+    ) -> X::Answer<'a, RunHandle<W::Output>>
+    where
+        W::Output: 'a,
+    {
         self.start(workflow, input).within(tx)
     }
 
@@ -71,29 +166,23 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`send`](Client::send), and if the transaction is on another file.
-    pub fn send_in<T: Serialize>(
+    /// As [`send`](Client::send), and if the transaction is on another file or database.
+    pub fn send_in<'a, X: InTransaction, T: Serialize>(
         &self,
-        tx: &Transaction<'_>,
+        tx: &'a X,
         to: impl ToTarget,
         name: &str,
         body: &T,
-    ) -> Result<Sent, ClientError> {
+    ) -> X::Answer<'a, Sent> {
         self.send(to, name, body).within(tx)
     }
 
-    fn write_in(&self, tx: &Transaction<'_>, write: Write) -> Result<Outcome, ClientError> {
-        let batch = Batch {
+    fn batch(&self, write: Write) -> Batch {
+        Batch {
             fence: None,
             now: self.shared.now(),
             writes: vec![write],
-        };
-        let applied = self.shared.store.commit_in(tx, &batch)?;
-        applied
-            .outcomes
-            .into_iter()
-            .next()
-            .ok_or(ClientError::Closed)
+        }
     }
 }
 
@@ -103,23 +192,35 @@ impl<O> Start<O> {
     /// # Errors
     ///
     /// As [`Client::start_in`].
-    pub fn within(self, tx: &Transaction<'_>) -> Result<RunHandle<O>, ClientError> {
-        let plan = self.plan()?;
-        let client = &plan.client;
-        loop {
-            let new = Box::new(plan.new_run());
-            match client.write_in(tx, Write::Start(new))? {
-                Outcome::Started(started) => {
+    pub fn within<'a, X: InTransaction>(self, tx: &'a X) -> X::Answer<'a, RunHandle<O>>
+    where
+        O: 'a,
+    {
+        let store = Arc::clone(&self.client.shared.store);
+        let mut start = Some(self);
+        let mut plan = None;
+        let next: Next<'a, RunHandle<O>> = Box::new(move |before| {
+            if let Some(start) = start.take() {
+                plan = Some(start.plan()?);
+            }
+            let plan = plan.as_ref().ok_or(ClientError::Closed)?;
+            let client = &plan.client;
+            match before {
+                Some(Outcome::Started(started)) => {
                     let mut handle = client.handle(started.id, None);
                     handle.attached = started.attached;
                     handle.input_differs = started.input_differs;
-                    return Ok(handle);
+                    Ok(ControlFlow::Break(handle))
                 }
-                // Another run has the same number: the next id is free.
-                Outcome::Refused(_) => {}
-                _ => return Err(ClientError::Closed),
+                // At the second time, another run has the same number: the next id is free.
+                None | Some(Outcome::Refused(_)) => {
+                    let new = Box::new(plan.new_run());
+                    Ok(ControlFlow::Continue(client.batch(Write::Start(new))))
+                }
+                Some(_) => Err(ClientError::Closed),
             }
-        }
+        });
+        tx.ask(store, Asking(next))
     }
 }
 
@@ -129,34 +230,47 @@ impl SendMessage {
     /// # Errors
     ///
     /// As [`Client::send_in`].
-    pub fn within(self, tx: &Transaction<'_>) -> Result<Sent, ClientError> {
-        let (client, run) = (&self.client, describe(&self.target));
-        let delivery = client.delivery(
-            self.target,
-            &self.name,
-            self.body?,
-            self.dedupe,
-            None,
-            self.if_finished,
-        )?;
-        let limit = delivery.inbox_max;
-        let Outcome::Delivered(delivered) =
-            client.write_in(tx, Write::Deliver(Box::new(delivery)))?
-        else {
-            return Err(ClientError::Closed);
-        };
-        match delivered.receipt {
-            Receipt::Delivered => Ok(Sent::Delivered),
-            Receipt::Duplicate => Ok(Sent::Duplicate),
-            Receipt::DeadLettered => Ok(Sent::DeadLettered),
-            Receipt::Published => Ok(Sent::Published),
-            Receipt::Unknown => Err(ClientError::UnknownRun { run }),
-            Receipt::Finished => Err(ClientError::Finished {
-                run,
-                status: "ended".to_owned(),
-            }),
-            Receipt::Full => Err(ClientError::InboxFull { run, limit }),
-        }
+    pub fn within<X: InTransaction>(self, tx: &X) -> X::Answer<'_, Sent> {
+        let store = Arc::clone(&self.client.shared.store);
+        let (run, mut limit) = (describe(&self.target), 0);
+        let mut message = Some(self);
+        let next: Next<'_, Sent> = Box::new(move |before| {
+            if let Some(message) = message.take() {
+                let client = &message.client;
+                let delivery = client.delivery(
+                    message.target,
+                    &message.name,
+                    message.body?,
+                    message.dedupe,
+                    None,
+                    message.if_finished,
+                )?;
+                limit = delivery.inbox_max;
+                let batch = client.batch(Write::Deliver(Box::new(delivery)));
+                return Ok(ControlFlow::Continue(batch));
+            }
+            let Some(Outcome::Delivered(delivered)) = before else {
+                return Err(ClientError::Closed);
+            };
+            sent(delivered.receipt, &run, limit).map(ControlFlow::Break)
+        });
+        tx.ask(store, Asking(next))
+    }
+}
+
+fn sent(receipt: Receipt, run: &str, limit: u64) -> Result<Sent, ClientError> {
+    let run = run.to_owned();
+    match receipt {
+        Receipt::Delivered => Ok(Sent::Delivered),
+        Receipt::Duplicate => Ok(Sent::Duplicate),
+        Receipt::DeadLettered => Ok(Sent::DeadLettered),
+        Receipt::Published => Ok(Sent::Published),
+        Receipt::Unknown => Err(ClientError::UnknownRun { run }),
+        Receipt::Finished => Err(ClientError::Finished {
+            run,
+            status: "ended".to_owned(),
+        }),
+        Receipt::Full => Err(ClientError::InboxFull { run, limit }),
     }
 }
 

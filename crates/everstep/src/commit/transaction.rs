@@ -8,7 +8,7 @@
 //! Always true: the entry that says that the body has completed is written by the store in the
 //! transaction in which the body has written, or neither is.
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 use std::time::Duration;
 use std::{
     fmt,
@@ -17,6 +17,8 @@ use std::{
 
 #[cfg(feature = "sqlite")]
 use crate::store::sqlite::Tx;
+#[cfg(feature = "postgres")]
+use crate::{commit::Applied, ctx::step::LocalBox};
 use crate::{
     commit::Put,
     error::{Error, Failure, FailureKind},
@@ -31,12 +33,29 @@ pub struct Transaction {
     inner: Arc<Inner>,
 }
 
-/// What is run: it gives its result as a payload.
+/// What is run, for the kind of store that it is written for. It gives its result as a payload.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[derive(Clone)]
+pub(crate) enum TransactionBody {
+    #[cfg(feature = "sqlite")]
+    Sqlite(SqliteBody),
+    #[cfg(feature = "postgres")]
+    Postgres(PostgresBody),
+}
+
 #[cfg(feature = "sqlite")]
-pub(crate) type TransactionBody = Arc<dyn Fn(&Tx<'_>) -> Result<Vec<u8>, Error> + Send + Sync>;
+pub(crate) type SqliteBody = Arc<dyn Fn(&Tx<'_>) -> Result<Vec<u8>, Error> + Send + Sync>;
+
+/// Its future stays on the thread that called it.
+#[cfg(feature = "postgres")]
+pub(crate) type PostgresBody = Arc<
+    dyn for<'t> Fn(&'t tokio_postgres::Transaction<'t>) -> LocalBox<'t, Result<Vec<u8>, Error>>
+        + Send
+        + Sync,
+>;
 
 /// How long everything else may be held up.
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 #[derive(Clone, Copy)]
 pub(crate) struct TransactionLimits {
     /// By this body.
@@ -49,13 +68,13 @@ struct Inner {
     /// Where the entry is written.
     key: Vec<u8>,
     /// The entry up to its payload.
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     prefix: Vec<u8>,
     /// What messages call it.
     name: String,
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     body: TransactionBody,
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     limits: TransactionLimits,
     state: Mutex<State>,
 }
@@ -66,6 +85,9 @@ struct State {
     /// The body is not to run again: it has taken the store's transaction down with it.
     #[cfg(feature = "sqlite")]
     settled: bool,
+    /// What became of its commit, if that was made before the rest of its batch.
+    #[cfg(feature = "postgres")]
+    made: Option<Applied>,
 }
 
 impl Transaction {
@@ -91,7 +113,7 @@ impl Transaction {
 
     /// The entry that was written, if it has completed and nobody has taken its answer.
     pub(crate) fn written(&self) -> Option<Put> {
-        #[cfg(feature = "sqlite")]
+        #[cfg(any(feature = "sqlite", feature = "postgres"))]
         if let Some(Ok(payload)) = &self.lock().answer {
             let value = crate::codec::append_payload(&self.inner.prefix, payload);
             let key = self.inner.key.clone();
@@ -101,7 +123,7 @@ impl Transaction {
     }
 }
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 impl Transaction {
     /// A transaction whose entry, up to its payload, is `prefix`.
     pub(crate) fn new(
@@ -123,21 +145,8 @@ impl Transaction {
         }
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.inner.name
-    }
-
     pub(crate) fn limits(&self) -> TransactionLimits {
         self.inner.limits
-    }
-
-    pub(crate) fn call(&self, tx: &Tx<'_>) -> Result<Vec<u8>, Error> {
-        (self.inner.body)(tx)
-    }
-
-    /// Whether the body is not to run any more.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.lock().settled
     }
 
     /// It has not run in this batch, so far.
@@ -150,10 +159,67 @@ impl Transaction {
         self.lock().answer = Some(answer);
     }
 
+    /// What a body says that took too long, whatever it was written for.
+    pub(crate) fn timed_out(&self) -> Error {
+        let limit = self.inner.limits.body;
+        let text = format!(
+            "the transaction was stopped after {limit:?}, and nothing else is written meanwhile; \
+             do less in it, or raise `transaction_time_max`"
+        );
+        Error::attempt_failed(Failure::new(FailureKind::TimedOut, text))
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl Transaction {
+    pub(crate) fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The body, if it is one for SQLite.
+    pub(crate) fn sqlite_body(&self) -> Option<&SqliteBody> {
+        match &self.inner.body {
+            TransactionBody::Sqlite(body) => Some(body),
+            #[cfg(feature = "postgres")]
+            TransactionBody::Postgres(_) => None,
+        }
+    }
+
+    /// Whether the body is not to run any more.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.lock().settled
+    }
+
     /// It has failed, and the batch is made again without it.
     pub(crate) fn settle(&self, error: Error) {
         let mut state = self.lock();
         (state.answer, state.settled) = (Some(Err(error)), true);
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl Transaction {
+    /// The body, if it is one for PostgreSQL.
+    pub(crate) fn postgres_body(&self) -> Option<&PostgresBody> {
+        match &self.inner.body {
+            TransactionBody::Postgres(body) => Some(body),
+            #[cfg(feature = "sqlite")]
+            TransactionBody::Sqlite(_) => None,
+        }
+    }
+
+    /// Its commit is durable, and the rest of its batch is not yet. If that fails, the batch comes
+    /// again, and this must not be made again.
+    pub(crate) fn remember_made(&self, applied: &Applied) {
+        self.lock().made = Some(applied.clone());
+    }
+
+    pub(crate) fn made(&self) -> Option<Applied> {
+        self.lock().made.clone()
+    }
+
+    pub(crate) fn forget_made(&self) {
+        self.lock().made = None;
     }
 }
 

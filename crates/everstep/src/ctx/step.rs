@@ -528,7 +528,7 @@ pub(crate) enum Work<'a> {
     /// Polls a body on the engine thread.
     Body(MakeBody<'a>),
     /// Has a body run in the commit that records it.
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     Transaction(crate::commit::TransactionBody),
 }
 
@@ -585,7 +585,7 @@ impl<'a> RawStep<'a> {
                     op.core.activate_step(op.id, ephemeral, limit);
                 }
                 Turn::Start => {
-                    #[cfg(feature = "sqlite")]
+                    #[cfg(any(feature = "sqlite", feature = "postgres"))]
                     if let Work::Transaction(body) = &self.work {
                         op.start_transaction(body.clone(), &self.options);
                         return Poll::Pending;
@@ -610,7 +610,7 @@ impl<'a> RawStep<'a> {
         #[allow(
             clippy::infallible_destructuring_match,
             irrefutable_let_patterns,
-            reason = "there is one kind of work without the SQLite store"
+            reason = "there is one kind of work without a store that has SQL"
         )]
         let Work::Body(make) = &mut self.work else {
             return;

@@ -1,5 +1,5 @@
-//! `ctx.transaction`: a step whose writes to the engine's own SQLite file are committed with its
-//! entry.
+//! `ctx.transaction` and `ctx.pg_transaction`: steps whose writes to the engine's own database are
+//! committed with their entry.
 
 use std::sync::Arc;
 
@@ -7,12 +7,15 @@ use super::{
     Ctx,
     step::{RawStep, StepCall, StepOptions, Work},
 };
+#[cfg(feature = "postgres")]
+use crate::commit::PostgresBody;
+#[cfg(feature = "sqlite")]
+use crate::store::Tx;
 use crate::{
     commit::{Transaction, TransactionBody, TransactionLimits},
     error::Result,
     history::EntryKind,
     run::core::{Core, Op},
-    store::Tx,
     workflow::Value,
 };
 
@@ -76,6 +79,7 @@ impl Ctx {
     ///
     /// As [`step`](Ctx::step); and if the store is not a SQLite file, or `body` writes to a table
     /// of everstep.
+    #[cfg(feature = "sqlite")]
     pub fn transaction<T, F>(&self, name: &str, body: F) -> StepCall<'static, T>
     where
         T: Value,
@@ -83,6 +87,73 @@ impl Ctx {
     {
         let sealer = self.sealer();
         let body = Arc::new(move |tx: &Tx<'_>| sealer.encode(&body(tx)?));
+        self.transaction_of(name, TransactionBody::Sqlite(body))
+    }
+
+    /// Runs `body` in a transaction of the engine's own PostgreSQL database and records its result:
+    /// what it writes to your own tables and the entry in the history are committed together, so it
+    /// happens **exactly once**, whatever crashes when.
+    ///
+    /// It is a step in everything else: [`retry`](StepCall::retry), [`outcome`](StepCall::outcome),
+    /// [`rollback`](StepCall::rollback), a branch of a join or a race. A body that fails leaves
+    /// nothing behind and is tried again; [`Error::fatal`](crate::Error::fatal) is not. One that
+    /// loses its connection, or is the victim of a deadlock, has not been tried at all.
+    ///
+    /// `body` runs where commits are made, on a thread of its own, with the default search path of
+    /// the role and not everstep's. Keep it short, since other commits may wait for it, and so does
+    /// whoever wants to write the same rows. It has
+    /// [`transaction_time_max`](crate::Settings::transaction_time_max), or less with
+    /// [`timeout`](StepCall::timeout); over it, the attempt has failed. It must not wait for the
+    /// engine in any way: that waits for it. It may be called again for the same attempt, so only
+    /// what it writes through the transaction counts.
+    ///
+    /// It must not begin or end a transaction in SQL (savepoints are fine) or write to everstep's
+    /// tables; a run whose body ends the transaction is paused. The version of tokio-postgres that
+    /// everstep uses is [`everstep::tokio_postgres`](crate::tokio_postgres).
+    ///
+    /// ```no_run
+    /// use everstep::prelude::*;
+    ///
+    /// #[workflow]
+    /// async fn transfer(ctx: Ctx, amount: i64) -> Result<i64> {
+    ///     ctx.pg_transaction("move", async move |tx| {
+    ///         let take = "UPDATE accounts SET cents = cents - $1 WHERE name = 'ann' RETURNING cents";
+    ///         let left = tx.query_one(take, &[&amount]).await?;
+    ///         let give = "UPDATE accounts SET cents = cents + $1 WHERE name = 'bob'";
+    ///         tx.execute(give, &[&amount]).await?;
+    ///         Ok(left.try_get(0)?)
+    ///     })
+    ///     .await
+    /// }
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = Engine::open("postgres://app@db/shop").register(transfer).start().await?;
+    /// let left = engine.client().start(transfer, 30).await?.result().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`step`](Ctx::step); and if the store is not PostgreSQL.
+    #[cfg(feature = "postgres")]
+    pub fn pg_transaction<T, F>(&self, name: &str, body: F) -> StepCall<'static, T>
+    where
+        T: Value,
+        F: AsyncFn(&tokio_postgres::Transaction<'_>) -> Result<T> + Send + Sync + 'static,
+    {
+        let given = Arc::new((self.sealer(), body));
+        let body: PostgresBody = Arc::new(move |tx| {
+            let given = Arc::clone(&given);
+            Box::pin(async move {
+                let (sealer, body) = &*given;
+                sealer.encode(&body(tx).await?)
+            })
+        });
+        self.transaction_of(name, TransactionBody::Postgres(body))
+    }
+
+    fn transaction_of<T: Value>(&self, name: &str, body: TransactionBody) -> StepCall<'static, T> {
         let claim = self.claim(EntryKind::Transaction, name);
         let mut options = self.step_options();
         options.timeout = None;

@@ -957,7 +957,7 @@ impl Data {
     /// What a commit does to others, in order; last what is left to do if its code is over.
     fn effects(&mut self, commit: &Commit) -> Vec<EffectDone> {
         for transaction in rules::transactions(commit) {
-            transaction.refuse("the memory store has none; use a SQLite file");
+            transaction.refuse("the memory store has none; use a SQLite file or PostgreSQL");
         }
         let mut done = Vec::new();
         for effect in &commit.effects {

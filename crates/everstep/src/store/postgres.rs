@@ -30,6 +30,7 @@ use self::{
     locks::Named,
     runners::Clock,
     session::{Op, Port, Session},
+    transact::Held,
     value::params,
 };
 use super::*;
@@ -63,9 +64,11 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod transact;
 mod url;
 mod value;
 mod wake;
+mod within;
 
 /// How a database is reached.
 #[derive(Clone, Debug)]
@@ -134,6 +137,9 @@ pub struct PostgresStore {
     counters: Counters,
     wakes: Arc<wake::Wakes>,
     schema_number: u32,
+    /// The server, and the name of the database as the server calls it.
+    system: String,
+    database: String,
 }
 
 #[derive(Default)]
@@ -154,15 +160,16 @@ const GOES: u32 = 50;
 /// How many connections are lost, one after another, before a batch is given back.
 const LINES: u32 = 3;
 
+/// Why a body that is not for PostgreSQL is not run.
+const SQLITE_BODY: &str = "its body is for a SQLite file, and the store is PostgreSQL";
+
 /// How long to look for the outcome of a batch before it is given back as unknown.
 const SETTLING: Duration = Duration::from_secs(60);
 
 /// What became of one go of a transaction.
 enum Attempt<T> {
-    /// It is durable, and its connection can be used again.
+    /// It is durable.
     Done(T),
-    /// It is durable, and its connection is lost.
-    Landed(T),
     /// It has had no effect and will have none.
     Undone(Trouble),
 }
@@ -223,7 +230,7 @@ impl PostgresStore {
             None => Arc::clone(&route),
         };
         let schema_number = locks::fnv(options.schema.bytes()) as u32 & 0x7fff_ffff;
-        let store = PostgresStore {
+        let mut store = PostgresStore {
             name,
             wakes: Arc::new(wake::Wakes::new(&listening)),
             route,
@@ -242,9 +249,13 @@ impl PostgresStore {
             spare_items: Mutex::default(),
             counters: Counters::default(),
             schema_number,
+            system: String::new(),
+            database: String::new(),
         };
         let conn = Conn::open(&store.route).map_err(|trouble| store.error(trouble))?;
         store.compare_identity(&conn.identity);
+        store.system = conn.identity.system.clone();
+        store.database = within::database(&conn).map_err(|trouble| store.error(trouble))?;
         let format = schema::inspect(&conn, &store.route.schema, &store.name)?;
         let is_current = format == schema::FORMAT;
         store.is_current.store(is_current, Ordering::Relaxed);
@@ -413,15 +424,17 @@ impl PostgresStore {
         change: impl Fn(&Session<'_>) -> Result<T, Trouble>,
     ) -> Result<T, StoreError> {
         self.require_current()?;
-        self.transact(|session, _| change(session))
+        self.transact(false, |session, _| change(session))
     }
 
     /// As [`transact_numbered`](Self::transact_numbered), for whoever does not need the number.
     fn transact<T>(
         &self,
+        has_bodies: bool,
         change: impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
     ) -> Result<T, StoreError> {
-        self.transact_numbered(change).map(|(value, _)| value)
+        self.transact_numbered(has_bodies, change)
+            .map(|(value, _)| value)
     }
 
     /// A transaction with a mark in its lane, so that a lost answer can be looked up. `change` may
@@ -434,6 +447,7 @@ impl PostgresStore {
     /// 4. A database that is away is the caller's to wait for.
     fn transact_numbered<T>(
         &self,
+        has_bodies: bool,
         mut change: impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
     ) -> Result<(T, Option<Revision>), StoreError> {
         self.settle_all()?;
@@ -442,27 +456,18 @@ impl PostgresStore {
         loop {
             let conn = self.take()?;
             goes += 1;
-            let trouble = match self.attempt(&conn, &mut change, before.take())? {
-                Attempt::Done(value) => {
-                    self.give_back(conn);
-                    return Ok(value);
-                }
-                Attempt::Landed(value) => return Ok(value),
+            let trouble = match self.attempt(conn, has_bodies, &mut change, before.take())? {
+                Attempt::Done(value) => return Ok(value),
                 Attempt::Undone(trouble) => trouble,
             };
             if !trouble.spares_connection() || trouble.is_of_connection() {
                 // Whatever has ended this one may have ended the others, too.
-                drop(conn);
                 self.drop_idle();
                 lines += 1;
                 if lines > LINES {
                     return Err(self.error(trouble));
                 }
                 continue;
-            }
-            match session_rollback(&conn) {
-                Ok(()) => self.give_back(conn),
-                Err(_) => drop(conn),
             }
             let is_ours = matches!(trouble.code(), Some(FENCED | CHANGED));
             if !(is_ours || trouble.is_passing()) || goes >= GOES {
@@ -476,41 +481,65 @@ impl PostgresStore {
         }
     }
 
-    /// One go of [`transact_numbered`](Self::transact_numbered).
+    /// One go of [`transact_numbered`](Self::transact_numbered). Its connection is kept if it can be used again.
     fn attempt<T>(
         &self,
-        conn: &Conn,
+        conn: Conn,
+        has_bodies: bool,
         change: &mut impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
         before: Option<Trouble>,
     ) -> Result<Attempt<(T, Option<Revision>)>, StoreError> {
-        let (mark, lost) = match conn.next_batch(now_ms()) {
+        let next = conn.next_batch(now_ms());
+        let next = next.and_then(|next| Ok((next, Held::begin(conn, has_bodies)?)));
+        let ((mark, lost), (held, begin)) = match next {
             Ok(next) => next,
             // Nothing was sent yet that could have landed.
             Err(trouble) => return Ok(Attempt::Undone(trouble)),
         };
-        let session = Session::new(conn);
-        for Op { sql, params } in conn.begin(conn::BEGIN) {
+        let session = Session::new(&held);
+        for Op { sql, params } in begin {
             session.execute(sql, params);
         }
         session.mark(mark);
         let value = match change(&session, before.as_ref()) {
             Ok(value) => value,
             // Nothing was committed: the server rolls back what it had begun.
-            Err(trouble) => return Ok(Attempt::Undone(trouble)),
-        };
-        match session.finish("COMMIT") {
-            Ok(()) => {
-                self.count(&session);
-                Ok(Attempt::Done((value, session.transaction())))
+            Err(trouble) => {
+                drop(session);
+                return Ok(self.undo(held, trouble));
             }
-            Err(trouble) if trouble.spares_connection() => Ok(Attempt::Undone(trouble)),
-            Err(trouble) => Ok(if self.settle(lost, &trouble)? {
-                Attempt::Landed((value, session.transaction()))
-            } else {
-                // It has not landed and never will: it is made again.
-                Attempt::Undone(trouble)
-            }),
+        };
+        let ended = session.finish("COMMIT");
+        if ended.is_ok() {
+            self.count(&session);
         }
+        let transaction = session.transaction();
+        drop(session);
+        match ended {
+            Ok(()) => {
+                held.end().into_iter().for_each(|it| self.give_back(it));
+                Ok(Attempt::Done((value, transaction)))
+            }
+            Err(trouble) if trouble.spares_connection() => Ok(self.undo(held, trouble)),
+            Err(trouble) => {
+                drop(held);
+                Ok(if self.settle(lost, &trouble)? {
+                    Attempt::Done((value, transaction))
+                } else {
+                    // It has not landed and never will: it is made again.
+                    Attempt::Undone(trouble)
+                })
+            }
+        }
+    }
+
+    /// Rolls back, and keeps the connection if it can be used again.
+    fn undo<T>(&self, held: Held, trouble: Trouble) -> Attempt<T> {
+        let is_usable = trouble.spares_connection() && !trouble.is_of_connection();
+        if is_usable && session_rollback(&held).is_ok() {
+            held.end().into_iter().for_each(|it| self.give_back(it));
+        }
+        Attempt::Undone(trouble)
     }
 
     fn count(&self, session: &Session<'_>) {
@@ -576,6 +605,59 @@ impl PostgresStore {
         }
     }
 
+    /// Makes a batch in one transaction.
+    fn commit_together(&self, batch: &Batch) -> Result<Applied, StoreError> {
+        let has_bodies = batch.writes.iter().any(transact::has_body);
+        let mut named = Named::of(batch);
+        let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
+        let giving_back = self.giving_back.read();
+        let _under_way = giving_back.unwrap_or_else(PoisonError::into_inner);
+        let shards = self.known_shards(batch.fence);
+        let (mut goes, mut rows) = (0, None);
+        let made = self.transact_numbered(has_bodies, |session, before| {
+            goes += 1;
+            // Not before there is a connection: what is known is forgotten after a failover. A
+            // body sees only what is locked, so nothing is left to be compared later.
+            rows = match goes {
+                1 if fenced && !has_bodies => lock(&self.known).rows_for(batch, &named),
+                _ => None,
+            };
+            match before {
+                Some(Trouble::Contended(lock)) => {
+                    named.locks.insert(*lock);
+                }
+                Some(trouble) if trouble.code() == Some(FENCED) => {
+                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                    fenced = false;
+                }
+                Some(trouble) if trouble.code() == Some(CHANGED) => lock(&self.known).was_wrong(),
+                _ => {}
+            }
+            let terms = Terms {
+                named: &named,
+                fenced,
+                shards: shards.clone(),
+                schema: self.schema_number,
+                known: &self.known,
+                is_first_go: goes == 1 && !has_bodies,
+                rows: rows.as_deref(),
+                spare_items: &self.spare_items,
+            };
+            batch::apply(session, batch, &terms)
+        })?;
+        let ((applied, learned), transaction) = made;
+        let mut known = lock(&self.known);
+        if rows.is_some() {
+            known.was_right();
+        }
+        known.learn(batch.fence, learned, transaction);
+        drop(known);
+        self.counters.batches.fetch_add(1, Ordering::Relaxed);
+        let writes = batch.writes.len() as u64;
+        self.counters.writes.fetch_add(writes, Ordering::Relaxed);
+        Ok(applied)
+    }
+
     fn clock(&self, now: Timestamp) -> Clock {
         if self.options.database_time {
             Clock::Database
@@ -593,7 +675,7 @@ impl PostgresStore {
     }
 }
 
-fn session_rollback(conn: &Conn) -> Result<(), Trouble> {
+fn session_rollback(conn: &dyn Port) -> Result<(), Trouble> {
     conn.run(vec![Op::new("ROLLBACK", Vec::new())]).map(drop)
 }
 
@@ -633,52 +715,18 @@ impl Store for PostgresStore {
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.require_current()?;
-        let mut named = Named::of(batch);
-        let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
-        let giving_back = self.giving_back.read();
-        let _under_way = giving_back.unwrap_or_else(PoisonError::into_inner);
-        let shards = self.known_shards(batch.fence);
-        let (mut goes, mut rows) = (0, None);
-        let ((applied, learned), transaction) = self.transact_numbered(|session, before| {
-            goes += 1;
-            // Not before there is a connection: what is known is forgotten after a failover.
-            rows = match goes {
-                1 if fenced => lock(&self.known).rows_for(batch, &named),
-                _ => None,
-            };
-            match before {
-                Some(Trouble::Contended(lock)) => {
-                    named.locks.insert(*lock);
-                }
-                Some(trouble) if trouble.code() == Some(FENCED) => {
-                    self.counters.refused.fetch_add(1, Ordering::Relaxed);
-                    fenced = false;
-                }
-                Some(trouble) if trouble.code() == Some(CHANGED) => lock(&self.known).was_wrong(),
-                _ => {}
-            }
-            let terms = Terms {
-                named: &named,
-                fenced,
-                shards: shards.clone(),
-                schema: self.schema_number,
-                known: &self.known,
-                is_first_go: goes == 1,
-                rows: rows.as_deref(),
-                spare_items: &self.spare_items,
-            };
-            batch::apply(session, batch, &terms)
-        })?;
-        let mut known = lock(&self.known);
-        if rows.is_some() {
-            known.was_right();
+        if batch.writes.iter().any(transact::has_body) {
+            return self.commit_with_bodies(batch);
         }
-        known.learn(batch.fence, learned, transaction);
-        drop(known);
-        self.counters.batches.fetch_add(1, Ordering::Relaxed);
-        let writes = batch.writes.len() as u64;
-        self.counters.writes.fetch_add(writes, Ordering::Relaxed);
-        Ok(applied)
+        self.commit_together(batch)
+    }
+
+    fn commit_in_pg<'a>(
+        &'a self,
+        tx: &'a tokio_postgres::Transaction<'_>,
+        batch: Batch,
+    ) -> BoxFuture<'a, Result<Applied, StoreError>> {
+        Box::pin(self.commit_within(tx, batch))
     }
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {

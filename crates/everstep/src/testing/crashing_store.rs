@@ -12,6 +12,8 @@ use std::{
 use uuid::Uuid;
 
 use super::audit::Audit;
+#[cfg(feature = "postgres")]
+use crate::store::BoxFuture;
 use crate::{
     queue::ItemId,
     run_id::{RunId, RunNo},
@@ -320,6 +322,18 @@ impl<S: Store> Store for CrashingStore<S> {
     ) -> Result<Applied, StoreError> {
         // No write of ours: it is made, or not, when the caller commits.
         self.read(|store| store.commit_in(tx, batch))
+    }
+
+    #[cfg(feature = "postgres")]
+    fn commit_in_pg<'a>(
+        &'a self,
+        tx: &'a tokio_postgres::Transaction<'_>,
+        batch: Batch,
+    ) -> BoxFuture<'a, Result<Applied, StoreError>> {
+        match self.read(|_| Ok(())) {
+            Ok(()) => self.inner.commit_in_pg(tx, batch),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
     }
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {

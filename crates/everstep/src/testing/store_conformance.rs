@@ -35,7 +35,7 @@ mod pools;
 mod queues;
 mod schedules;
 mod streams;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod transactions;
 
 /// The checks of all files.
@@ -50,7 +50,7 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
         .chain(queues::CHECKS)
         .chain(queues::limited::CHECKS)
         .chain(events::CHECKS);
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     let checks = checks.chain(transactions::CHECKS);
     checks
 }

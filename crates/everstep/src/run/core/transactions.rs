@@ -5,7 +5,7 @@
 //! commit, which may be refused. Until that is made its operation is `Committing`.
 
 use super::{Core, OpId, Phase, State};
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 use crate::{
     codec,
     history::{EntryStatus, Key},
@@ -44,7 +44,7 @@ impl State {
 impl Core {
     /// An attempt at a transaction begins: it goes into the next commit. `make` gets the key and
     /// the entry up to its payload.
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(crate) fn start_transaction(
         &self,
         id: OpId,

@@ -67,11 +67,33 @@ pub(super) struct Route {
     pub(super) patience: Duration,
 }
 
+impl Route {
+    /// What a session is set to.
+    pub(super) fn session(&self) -> Vec<Op> {
+        if self.pooled {
+            return Vec::new();
+        }
+        vec![
+            set("search_path", &quoted(&self.schema)),
+            // A host that vanishes in the middle of a transaction must not hold its locks for long.
+            set("idle_in_transaction_session_timeout", "30s"),
+            // We have a patience of our own. The server's would let a commit pass that a standby has
+            // not confirmed.
+            set("statement_timeout", "0"),
+            Op::new(
+                "SELECT set_config('synchronous_commit', 'on', false) \
+                 WHERE current_setting('synchronous_commit') IN ('off', 'local')",
+                Vec::new(),
+            ),
+        ]
+    }
+}
+
 /// A connection to the database.
 pub(super) struct Conn {
-    line: Arc<Line>,
-    statements: Arc<Mutex<HashMap<String, Statement>>>,
-    route: Arc<Route>,
+    pub(super) line: Arc<Line>,
+    pub(super) statements: Arc<Statements>,
+    pub(super) route: Arc<Route>,
     /// What it writes under.
     pub(super) lane: Lane,
     /// Which database, and which of its lives.
@@ -85,6 +107,9 @@ struct ServerSession {
     pid: i64,
     begun: i64,
 }
+
+/// Those that were prepared, by their text.
+pub(super) type Statements = Mutex<HashMap<String, Statement>>;
 
 /// Which database this is: a copy that has taken over has another timeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,20 +190,7 @@ impl Conn {
     }
 
     fn prepare_session(&mut self) -> Result<(), Trouble> {
-        let mut ops = Vec::new();
-        if !self.route.pooled {
-            ops.push(set("search_path", &quoted(&self.route.schema)));
-            // A host that vanishes in the middle of a transaction must not hold its locks for long.
-            ops.push(set("idle_in_transaction_session_timeout", "30s"));
-            // We have a patience of our own. The server's would let a commit pass that a standby has
-            // not confirmed.
-            ops.push(set("statement_timeout", "0"));
-            ops.push(Op::new(
-                "SELECT set_config('synchronous_commit', 'on', false) \
-                 WHERE current_setting('synchronous_commit') IN ('off', 'local')",
-                Vec::new(),
-            ));
-        }
+        let mut ops = self.route.session();
         ops.push(Op::new(
             format!(
                 "SELECT pg_backend_pid()::bigint, {SESSION_BEGUN}, {IDENTITY} \
@@ -305,31 +317,44 @@ impl Port for Conn {
     fn run(&self, ops: Vec<Op>) -> Result<Vec<Answer>, Trouble> {
         let line = Arc::clone(&self.line);
         let statements = Arc::clone(&self.statements);
-        let (pooled, patience) = (self.route.pooled, self.route.patience);
+        let route = Arc::clone(&self.route);
         block(async move {
-            let running = async {
-                if pooled {
-                    run_unnamed(&line.client, &ops).await
-                } else {
-                    run_prepared(&line.client, &statements, &ops).await
-                }
-            };
-            let begun = Instant::now();
-            match tokio::time::timeout(patience, running).await {
-                Ok(answers) => answers,
-                Err(_) => {
-                    line.cut();
-                    let waited = begun.elapsed().as_secs();
-                    Err(Trouble::Lost(format!("no answer after {waited} s")))
-                }
+            let answers = run(&line.client, &statements, &route, &ops).await;
+            if let Err(Trouble::Lost(_)) = answers {
+                line.cut();
             }
+            answers
         })?
+    }
+}
+
+/// Runs these, if the answers come in time.
+pub(super) async fn run(
+    client: &Client,
+    statements: &Statements,
+    route: &Route,
+    ops: &[Op],
+) -> Result<Vec<Answer>, Trouble> {
+    let running = async {
+        if route.pooled {
+            run_unnamed(client, ops).await
+        } else {
+            run_prepared(client, statements, ops).await
+        }
+    };
+    let begun = Instant::now();
+    match tokio::time::timeout(route.patience, running).await {
+        Ok(answers) => answers,
+        Err(_) => {
+            let waited = begun.elapsed().as_secs();
+            Err(Trouble::Lost(format!("no answer after {waited} s")))
+        }
     }
 }
 
 async fn run_prepared(
     client: &Client,
-    statements: &Mutex<HashMap<String, Statement>>,
+    statements: &Statements,
     ops: &[Op],
 ) -> Result<Vec<Answer>, Trouble> {
     let missing: Vec<&Op> = {
@@ -361,7 +386,7 @@ async fn run_prepared(
 }
 
 /// Without names, which a pooler would not find again on the next session.
-async fn run_unnamed(client: &Client, ops: &[Op]) -> Result<Vec<Answer>, Trouble> {
+pub(super) async fn run_unnamed(client: &Client, ops: &[Op]) -> Result<Vec<Answer>, Trouble> {
     let running = ops.iter().map(|op| async move {
         let typed = op.params.iter().map(|value| (value, value.sql_type()));
         let rows = client.query_typed_raw(&op.sql, typed).await?;

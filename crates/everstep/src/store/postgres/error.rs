@@ -16,6 +16,8 @@ pub(super) enum Trouble {
     Lost(String),
     /// A column holds what it cannot.
     Value { column: String, found: String },
+    /// The server has said so to the body of a user's transaction. The connection lives.
+    Told { code: String, text: String },
     /// Somebody else has this lock. The batch is made again, with it in its place.
     Contended(Lock),
 }
@@ -24,6 +26,8 @@ pub(super) enum Trouble {
 pub(super) const FENCED: &str = "EV001";
 /// The lane of a batch is another's, or was closed by whoever looked for the outcome of a batch.
 pub(super) const LANE_CLOSED: &str = "EV002";
+/// The body of a user's transaction has ended the transaction that it was in.
+pub(super) const ENDED: &str = "EV004";
 /// A row is not as it was remembered.
 pub(super) const CHANGED: &str = "EV003";
 
@@ -39,6 +43,7 @@ impl Trouble {
     pub(super) fn code(&self) -> Option<&str> {
         match self {
             Trouble::Sql(error) => error.code().map(SqlState::code),
+            Trouble::Told { code, .. } => Some(code),
             _ => None,
         }
     }
@@ -70,6 +75,7 @@ impl Trouble {
                 let code = self.code().unwrap_or_default();
                 !said_so && !classes.iter().any(|class| code.starts_with(class))
             }
+            Trouble::Told { .. } => !self.code().is_none_or(|code| code.starts_with("57P")),
             Trouble::Value { .. } | Trouble::Contended(_) => true,
         }
     }
@@ -98,7 +104,9 @@ impl Trouble {
             return match self {
                 Trouble::Value { .. } => StoreError::Corrupt { store, source },
                 Trouble::Contended(_) => StoreError::Busy { store, source },
-                Trouble::Sql(_) | Trouble::Lost(_) => StoreError::Io { store, source },
+                Trouble::Sql(_) | Trouble::Told { .. } | Trouble::Lost(_) => {
+                    StoreError::Io { store, source }
+                }
             };
         };
         match code {
@@ -147,6 +155,7 @@ impl fmt::Display for Trouble {
                 Some(said) => write!(f, "{} ({})", said.message(), said.code().code()),
                 None => write!(f, "{error}"),
             },
+            Trouble::Told { code, text } => write!(f, "{text} ({code})"),
             Trouble::Lost(what) => f.write_str(what),
             Trouble::Value { column, found } => {
                 write!(f, "`{column}` holds what it cannot: {found}")

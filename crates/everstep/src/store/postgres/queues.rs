@@ -304,10 +304,7 @@ pub(super) fn first_place_lost(session: &Session<'_>) -> Result<Option<Timestamp
     Ok(found.flatten())
 }
 
-pub(super) fn ended(
-    session: &Session<'_>,
-    items: &[ItemId],
-) -> Result<Vec<EndedItem>, Trouble> {
+pub(super) fn ended(session: &Session<'_>, items: &[ItemId]) -> Result<Vec<EndedItem>, Trouble> {
     let sql = "SELECT no, answer FROM queue_items WHERE no = ANY ($1)";
     let found = session.rows(sql, params![numbers(items)], |row| {
         Ok((item_id(row, 0)?, row.get::<Option<Vec<u8>>>(1)?))

@@ -16,6 +16,7 @@ use super::{
     value::{Row, Value},
 };
 use crate::{
+    commit::Transaction,
     hash::{FastMap, FastSet},
     run_id::RunNo,
 };
@@ -45,6 +46,12 @@ pub(super) trait Port {
     /// Sends these at once, in order, and waits for all answers. The first error counts; what
     /// comes after it has had no effect.
     fn run(&self, ops: Vec<Op>) -> Result<Vec<Answer>, Trouble>;
+
+    /// Runs the body of a user's transaction in this one; what became of it is in `transaction`.
+    fn call(&self, transaction: &Transaction) -> Result<(), Trouble> {
+        transaction.refuse(super::SQLITE_BODY);
+        Ok(())
+    }
 }
 
 /// A statement over arrays, one element of each for a row.
@@ -224,6 +231,17 @@ impl<'a> Session<'a> {
         let changed: u64 = answers.iter().map(|answer| answer.affected).sum();
         self.rows.set(self.rows.get() + changed);
         Ok(asked)
+    }
+
+    /// Sends what is queued.
+    pub(super) fn flush(&self) -> Result<(), Trouble> {
+        self.run(Vec::new()).map(drop)
+    }
+
+    /// Runs the body of a user's transaction; what was written before is there for it.
+    pub(super) fn call(&self, transaction: &Transaction) -> Result<(), Trouble> {
+        self.flush()?;
+        self.port.call(transaction)
     }
 
     /// Sends what is queued and then this, which ends the transaction.

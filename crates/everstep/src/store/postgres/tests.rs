@@ -10,7 +10,7 @@ mod encrypted;
 mod shards;
 
 /// An empty schema, whose leases go by the caller's clock.
-fn fresh() -> PostgresStore {
+pub(super) fn fresh() -> PostgresStore {
     let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
     let options = PostgresOptions {
         database_time: false,

@@ -24,7 +24,7 @@ use rusqlite::{
 
 use super::schema;
 use crate::{
-    commit::{Batch, Transaction, Write},
+    commit::{Batch, SqliteBody, Transaction, Write},
     error::{Error, Failure, FailureKind},
     run::panics,
     store::rules,
@@ -225,6 +225,10 @@ pub(crate) fn run(
     transaction: &Transaction,
     spent: &mut Duration,
 ) -> rusqlite::Result<()> {
+    let Some(body) = transaction.sqlite_body() else {
+        transaction.refuse("its body is for PostgreSQL, and the store is a SQLite file");
+        return Ok(());
+    };
     if transaction.is_settled() {
         return Ok(());
     }
@@ -234,7 +238,7 @@ pub(crate) fn run(
     }
     execute(conn, "SAVEPOINT everstep_transaction")?;
     let began = Instant::now();
-    let answer = call(conn, transaction);
+    let answer = call(conn, transaction, body);
     *spent += began.elapsed();
     if let Some(error) = store_failure(conn, answer.is_err()) {
         return Err(error);
@@ -258,10 +262,10 @@ fn execute(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
 }
 
 /// Calls the body under watch, and says why it has failed.
-fn call(conn: &Connection, transaction: &Transaction) -> Result<Vec<u8>, Error> {
+fn call(conn: &Connection, transaction: &Transaction, body: &SqliteBody) -> Result<Vec<u8>, Error> {
     let limit = transaction.limits().body;
     let watch = Watch::begin(limit);
-    let called = catch_unwind(AssertUnwindSafe(|| transaction.call(&Tx { conn })));
+    let called = catch_unwind(AssertUnwindSafe(|| body(&Tx { conn })));
     let watched = watch.end();
     let answer = called.unwrap_or_else(|panic| {
         let failure = Failure::new(FailureKind::Panic, panics::describe(&*panic));
@@ -280,12 +284,7 @@ fn call(conn: &Connection, transaction: &Transaction) -> Result<Vec<u8>, Error> 
         return Err(Error::fatal(text));
     }
     if stopped || Instant::now() >= deadline {
-        let text = format!(
-            "the transaction was stopped after {limit:?}, and nothing else is written meanwhile; \
-             do less in it, or raise `transaction_time_max`"
-        );
-        let failure = Failure::new(FailureKind::TimedOut, text);
-        return Err(Error::attempt_failed(failure));
+        return Err(transaction.timed_out());
     }
     if answer.is_ok() && has_broken_references(conn) {
         let text = "a deferred foreign key is violated at the end of the transaction";
@@ -335,7 +334,7 @@ mod tests {
     use super::*;
     use crate::{
         codec,
-        commit::{TransactionBody, TransactionLimits},
+        commit::{SqliteBody, TransactionBody, TransactionLimits},
         history::{Entry, EntryKind, EntryStatus, EntryValue},
         run_id::{RunId, RunIds},
         store::{
@@ -424,7 +423,8 @@ mod tests {
         }
     }
 
-    fn transaction(batch: Duration, body: TransactionBody) -> Transaction {
+    fn transaction(batch: Duration, body: SqliteBody) -> Transaction {
+        let body = TransactionBody::Sqlite(body);
         let entry = Entry {
             kind: EntryKind::Transaction,
             status: EntryStatus::Completed,
