@@ -424,10 +424,11 @@ impl PostgresStore {
         change: impl Fn(&Session<'_>) -> Result<T, Trouble>,
     ) -> Result<T, StoreError> {
         self.require_current()?;
-        self.transact(false, |session, _| change(session))
+        self.transact(|session, _| change(session))
     }
 
-    /// As [`transact_numbered`](Self::transact_numbered), for whoever does not need the number.
+    /// As [`transact_numbered`](Self::transact_numbered), without bodies, for whoever does not need
+    /// the number.
     fn transact<T>(
         &self,
         has_bodies: bool,
