@@ -431,11 +431,10 @@ impl PostgresStore {
     /// the number.
     fn transact<T>(
         &self,
-        has_bodies: bool,
         change: impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
     ) -> Result<T, StoreError> {
-        self.transact_numbered(has_bodies, change)
-            .map(|(value, _)| value)
+        let made = self.transact_numbered(false, change);
+        made.map(|(value, _)| value)
     }
 
     /// A transaction with a mark in its lane, so that a lost answer can be looked up. `change` may
