@@ -21,7 +21,7 @@ pub(crate) mod payload;
 pub(crate) mod run_file;
 pub(crate) mod tuple;
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) use entry::{append_payload, encode_payload_prefix};
 pub(crate) use entry::{
     decode_entry, encode_entry, encode_item_prefix, encode_receipt_prefix, encode_started_prefix,

@@ -460,3 +460,53 @@ async fn the_store_refuses_an_owner_that_does_not_look_at_its_clock() {
         drop(engine);
     }
 }
+
+/// An engine with this version of `pair`, and the first version of `order`: it waits for the end of
+/// the order with the key `one`, and for a message.
+fn pair(store: &Arc<dyn Store>, version: u32, log: &Log) -> EngineBuilder {
+    const PAIR: Workflow<(), u32> = Workflow::new("pair");
+    order(store, 1, "it", log).register_fn(PAIR.version(version), |ctx, ()| async move {
+        let (ended, added) = ctx
+            .join(
+                "both",
+                (ctx.finished(("order", "one")), ctx.listen::<u32>("add")),
+            )
+            .await?;
+        Ok(added + ended.output::<u32>()?.unwrap_or_default())
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_version_is_missing_for_a_while_keeps_what_it_waits_for() {
+    for (store, _dir) in stores() {
+        let log = Log::default();
+        let old = pair(&store, 1, &log).start().await.unwrap();
+        let client = old.client();
+        let one = client.start(ORDER, 5).key("one").await.unwrap();
+        let both = Workflow::<(), u32>::new("pair");
+        let both = client.start(both, ()).await.unwrap();
+        until_status(&one, RunStatus::Sleeping).await;
+        until_status(&both, RunStatus::Sleeping).await;
+        let (one, both) = (one.id(), both.id());
+        old.shutdown().await;
+        let new = pair(&store, 2, &log).start().await.unwrap();
+        let client = new.client();
+        let (one, both) = (client.run::<u32>(one), client.run::<u32>(both));
+        both.send("add", &1_u32).await.unwrap();
+        until("the reason", async || {
+            let waiting = both.info().await.unwrap().waiting;
+            let named = "a runner with workflow `pair` version 1";
+            waiting
+                .is_some_and(|it| it.starts_with(named))
+                .then_some(())
+        })
+        .await;
+        // It ends while nobody has the code of the one that waits for it.
+        one.send("add", &2_u32).await.unwrap();
+        until_status(&one, RunStatus::Completed).await;
+        let old = pair(&store, 1, &log).start().await.unwrap();
+        until_status(&both, RunStatus::Completed).await;
+        old.shutdown().await;
+        new.shutdown().await;
+    }
+}

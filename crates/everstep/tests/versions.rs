@@ -158,7 +158,7 @@ async fn without_its_version(store: Arc<dyn Store>) {
         (info.waiting.as_deref() == Some(waiting)).then_some(())
     })
     .await;
-    assert_eq!(run.status().await.unwrap(), RunStatus::Pending);
+    assert_eq!(run.status().await.unwrap(), RunStatus::Sleeping);
     new.shutdown().await;
 
     let both = with(&store, &calls, order).register_fn(newer, |_, n| async move { Ok(n) });

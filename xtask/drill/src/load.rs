@@ -53,6 +53,8 @@ pub(crate) struct Load {
     stop: Cell<bool>,
     tallies: [Cell<Tally>; 2],
     held: RefCell<Vec<Held>>,
+    /// Runs that another version has ended.
+    pub(crate) wrong_version: Cell<u64>,
     /// What was not as it should be.
     pub(crate) wrong: RefCell<Vec<String>>,
 }
@@ -67,6 +69,7 @@ impl Load {
             stop: Cell::new(false),
             tallies: Default::default(),
             held: RefCell::default(),
+            wrong_version: Cell::new(0),
             wrong: RefCell::default(),
         })
     }
@@ -142,17 +145,7 @@ impl Load {
     /// Sends at most so many of the runs of this version that wait the message that they wait for;
     /// gives them, to be seen to their end.
     pub(crate) async fn let_go(&self, version: u32, most: usize) -> Vec<Handle> {
-        let mut gone = Vec::new();
-        let mut held = self.held.borrow_mut();
-        let mut at = 0;
-        while at < held.len() && gone.len() < most {
-            if held[at].order.version == version {
-                gone.push(held.swap_remove(at));
-            } else {
-                at += 1;
-            }
-        }
-        drop(held);
+        let gone = self.take_held(version, most);
         let mut handles = Vec::new();
         for Held { run, order } in gone {
             if let Err(error) = run.send(GO, &()).await {
@@ -164,6 +157,18 @@ impl Load {
             handles.push(Handle { run, order });
         }
         handles
+    }
+
+    fn take_held(&self, version: u32, most: usize) -> Vec<Held> {
+        let (mut gone, mut kept) = (Vec::new(), Vec::new());
+        for held in self.held.take() {
+            match held.order.version == version && gone.len() < most {
+                true => gone.push(held),
+                false => kept.push(held),
+            }
+        }
+        self.held.replace(kept);
+        gone
     }
 
     /// Waits for the ends of these, and says whether each has ended as it should. Those that do not
@@ -235,7 +240,11 @@ impl Load {
                 }
                 self.count(version, |tally| tally.finished += 1);
             }
-            other => self.wrong(format!(
+            Ok(sent) => {
+                self.wrong_version.set(self.wrong_version.get() + 1);
+                self.wrong(format!("run {id} of version {version} gave {sent:?}"));
+            }
+            Err(other) => self.wrong(format!(
                 "run {id} of version {version} ({:?}) ended with {other:?}",
                 order.between
             )),

@@ -149,6 +149,6 @@ fn report(rolled: &Rolled, account: &Account, settings: &Settings, begun: Instan
             wrong.push(what.to_owned());
         }
     }
-    wrong.iter().take(20).for_each(|what| eprintln!("{what}"));
+    wrong.iter().take(60).for_each(|what| eprintln!("{what}"));
     wrong.is_empty()
 }

@@ -1,12 +1,13 @@
 //! The deploy, stage by stage. Every stage waits for what it is about, never for a time.
 
 use std::{
+    cell::RefCell,
     rc::Rc,
     time::{Duration, Instant},
 };
 
 use everstep::{Client, RunStatus};
-use everstep_drill::{Problem, ledger::Ledger};
+use everstep_drill::{Problem, ledger::Ledger, order::Sent};
 
 use crate::{
     load::{self, Load, Starts, Tally, until},
@@ -28,7 +29,7 @@ pub(crate) struct Rolled {
     pub(crate) killed: u64,
     /// Runs of version 1 that were due while nobody had it.
     pub(crate) waited_for_a_version: u64,
-    /// Runs that have another version than they were started with.
+    /// Runs that were ended by another version than they were started with.
     pub(crate) wrong_version: u64,
     /// Runs that have not ended.
     pub(crate) stuck: u64,
@@ -123,28 +124,29 @@ impl Deploy<'_> {
 
         self.say("version 1 ends its runs");
         load.starts(Starts::Two);
-        let held = load.held(1);
-        lasting.extend(load.let_go(1, held).await);
-        let client = &self.client;
+        // A start that was under way may be one more that waits.
+        let (client, last) = (&self.client, RefCell::new(Vec::new()));
         until("the runs of version 1 to end", async || {
+            let gone = load.let_go(1, usize::MAX).await;
+            last.borrow_mut().extend(gone);
             Ok(unfinished(client, Some(1)).await? == 0)
         })
         .await?;
+        lasting.extend(last.into_inner());
         self.check_runners()?;
 
         self.say("the last runner of version 1 is replaced");
         self.replace(0, 2, End::Drain).await?;
         load.progress(2, RUNS).await?;
         load.stop();
-        let held = load.held(2);
-        lasting.extend(load.let_go(2, held).await);
-        load.see_to_the_end(lasting).await;
         for driver in drivers {
             if tokio::time::timeout(load::LIMIT, driver).await.is_err() {
                 let what = "a run that the client waits for has not ended".to_owned();
                 load.wrong.borrow_mut().push(what);
             }
         }
+        lasting.extend(load.let_go(2, usize::MAX).await);
+        load.see_to_the_end(lasting).await;
         self.check_runners()
     }
 
@@ -213,7 +215,11 @@ impl Deploy<'_> {
             for info in client.list().status(status).limit(10).await?.runs {
                 let (run, version) = (info.id, info.version);
                 let waiting = info.waiting.unwrap_or_default();
-                let what = format!("run {run} of version {version} is {status}: {waiting}");
+                let why = client.run::<Sent>(run).why().await?;
+                let what = format!(
+                    "run {run} of version {version} is {status}: {waiting} (due {:?}, {why:?})",
+                    info.available_at
+                );
                 wrong.push(what);
             }
         }
@@ -224,15 +230,13 @@ impl Deploy<'_> {
         }
         let of = |workflow, version| client.count().workflow(workflow).version(version);
         let tallies = [load.tally(1), load.tally(2)];
-        let stored = [of("order", 1).await?, of("order", 2).await?];
-        let differs = |n: usize| stored[n].abs_diff(tallies[n].started);
         Ok(Rolled {
             tallies,
             children: [of("parcel", 1).await?, of("parcel", 2).await?],
             drained: self.drained,
             killed: self.killed,
             waited_for_a_version: self.waited_for_a_version,
-            wrong_version: differs(0) + differs(1),
+            wrong_version: load.wrong_version.get(),
             stuck,
             wrong,
         })

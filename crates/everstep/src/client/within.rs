@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// A transaction of your own that starts and messages can be part of: one of
-/// [`rusqlite`](crate::rusqlite), or one of `tokio_postgres`, for which every answer is a future.
+/// [`rusqlite`], or one of `tokio_postgres`, for which every answer is a future.
 pub trait InTransaction: sealed::Sealed {
     /// What a call gives.
     type Answer<'a, T: 'a>

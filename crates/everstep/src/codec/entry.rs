@@ -147,7 +147,7 @@ pub(crate) fn encode_receipt_prefix(entry: &Entry) -> Vec<u8> {
 /// # Panics
 ///
 /// If the value of `entry` is not a payload without bytes.
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) fn encode_payload_prefix(entry: &Entry) -> Vec<u8> {
     assert!(
         matches!(&entry.value, EntryValue::Payload(bytes) if bytes.is_empty()),
@@ -160,7 +160,7 @@ pub(crate) fn encode_payload_prefix(entry: &Entry) -> Vec<u8> {
 }
 
 /// The record that begins with this prefix and has this payload.
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) fn append_payload(prefix: &[u8], payload: &[u8]) -> Vec<u8> {
     let mut out = prefix.to_vec();
     Writer::new(&mut out).data(payload);

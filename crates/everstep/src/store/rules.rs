@@ -1,6 +1,6 @@
 //! The rules of the store's contract as plain functions: what a write does to the row of a run.
 //!
-//! Both the memory and the SQLite store decide with these, so they cannot come to differ. Here is
+//! All stores decide with these, so they cannot come to differ. Here is
 //! no storage: a [`Head`] goes in, a decision comes out, and the store writes it down.
 //!
 //! A batch is applied in two passes. First all commits, each checked against its row as it was

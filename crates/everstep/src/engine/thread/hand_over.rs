@@ -61,25 +61,36 @@ impl Worker {
         }
         tracing::warn!(run = %run.id, waiting, "no code for a due run is registered");
         let at = run.available_at.unwrap_or_else(|| self.env.now.get());
-        let patch = |row: &RunRow| Patch::Park {
-            status: RunStatus::Pending,
-            available_at: Some(at),
-            waiting: waiting.clone(),
-            attempts: row.attempts,
-        };
-        // A rollback is not to be begun anew, so its row keeps its status.
-        if run.status == RunStatus::RollingBack {
-            return;
-        }
         if let Ok(Some(row)) = self.shared.store.run(&Target::Id(run.id))
-            && !row.status.is_terminal()
+            && self.may_be_noted(&row)
         {
-            let mut commit = Commit::of_row(&row, patch(&row));
+            let patch = Patch::Park {
+                status: row.status,
+                available_at: Some(at),
+                waiting,
+                attempts: row.attempts,
+            };
+            let mut commit = Commit::of_row(&row, patch);
             commit.inbox_seq = Some(row.inbox_seq);
             self.out.push(Pending {
                 write: Write::Commit(Box::new(commit)),
                 reply: Reply::Nobody,
             });
+        }
+    }
+
+    /// Whether what a run waits for can be written into its row. Of a run that was in its owner's
+    /// memory the row does not know the last number, and a rollback is not to be begun anew. To be
+    /// parked as pending takes back all waits: that is how a run is tried anew as a whole. So only one
+    /// that has not begun is; one that was handed over out of a memory is pending, too, and has waits.
+    fn may_be_noted(&self, row: &RunRow) -> bool {
+        match row.status {
+            RunStatus::Sleeping => true,
+            RunStatus::Pending => {
+                let begun = self.shared.store.history(row.id.no(), None, 1);
+                begun.is_ok_and(|entries| entries.is_empty())
+            }
+            _ => false,
         }
     }
 

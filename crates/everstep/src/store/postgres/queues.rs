@@ -1,4 +1,4 @@
-//! The items of queues in SQL: rows for [`rules::queues`](crate::store::rules::queues), and what
+//! The items of queues in SQL: rows for [`rules::queues`], and what
 //! clients read.
 //!
 //! What is decided about an item is decided under the lock of its queue. An item never changes its

@@ -1,4 +1,4 @@
-//! Streams in SQL: [`rules::streams`](crate::store::rules::streams) decides, this writes and reads.
+//! Streams in SQL: [`rules::streams`] decides, this writes and reads.
 //!
 //! Whoever appends has the run's row locked, so where a stream ends is read once in a batch.
 

@@ -51,15 +51,12 @@ impl PostgresStore {
         let error = |trouble: Trouble| self.error(trouble);
         let mut guard = Guard::begin(tx).await.map_err(error)?;
         let applied = self.commit_behind(tx, batch).await;
-        guard.is_over = true;
-        let end = match applied {
-            Ok(_) => RELEASE,
-            Err(_) => ROLL_BACK_AND_RELEASE,
-        };
-        let ended = tx.batch_execute(end).await;
-        let applied = applied?;
-        ended.map_err(|lost| self.error(lost.into()))?;
-        Ok(applied)
+        if applied.is_ok() {
+            guard.release();
+        }
+        // Otherwise what was done is taken back.
+        drop(guard);
+        applied
     }
 
     /// As [`commit_within`](Self::commit_within), behind its savepoint.
@@ -240,14 +237,25 @@ impl<'t> Guard<'t> {
     }
 }
 
+impl Guard<'_> {
+    /// What was done stands. There is no point at which the caller can give up in between.
+    fn release(&mut self) {
+        self.is_over = true;
+        self.send(RELEASE);
+    }
+
+    /// The first poll sends it, ahead of everything that is sent later; nobody needs the answer.
+    fn send(&self, sql: &str) {
+        let mut sending = std::pin::pin!(self.tx.batch_execute(sql));
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let _ = sending.as_mut().poll(&mut context);
+    }
+}
+
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        if self.is_over {
-            return;
+        if !self.is_over {
+            self.send(ROLL_BACK_AND_RELEASE);
         }
-        let mut rolling_back = std::pin::pin!(self.tx.batch_execute(ROLL_BACK_AND_RELEASE));
-        // The first poll sends it, ahead of everything that is sent later; nobody needs the answer.
-        let mut context = Context::from_waker(std::task::Waker::noop());
-        let _ = rolling_back.as_mut().poll(&mut context);
     }
 }

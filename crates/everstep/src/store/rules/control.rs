@@ -103,7 +103,7 @@ pub(crate) fn fork_head(fork: &Fork, pool: PoolNo, available_at: Timestamp) -> H
 ///
 /// Texts are compared by their UTF-8 bytes, which is the order of their characters.
 #[cfg_attr(
-    not(feature = "sqlite"),
+    not(any(feature = "sqlite", feature = "postgres")),
     expect(dead_code, reason = "only SQL needs a range")
 )]
 pub(crate) fn prefix_end(prefix: &str) -> Option<String> {
