@@ -34,7 +34,7 @@ Commands:
                    with names, only those checks (`cargo xtask test --list` shows them)
   crash            kill a real process over and over, and check every promise; with
                    `--store postgres --processes 3`, runners on one server, and the server
-  bench            measure, against a bare loop that writes the same rows
+  bench            measure, against a bare loop that writes the same rows (--store postgres)
   failover         kill a primary under load, promote its standby, and check every promise
   deploy-drill     replace runners of one version by runners of the next, under load
   model            search the model of lease, fence, takeover and hand-off to its end

@@ -46,6 +46,7 @@ mod events;
 mod hub;
 mod job;
 mod keeper;
+mod lanes;
 mod lease;
 mod mailbox;
 mod owned;
@@ -422,6 +423,11 @@ impl EngineTools {
         lock(&self.shared.queue.batch_sizes)
             .take()
             .unwrap_or_default()
+    }
+
+    /// In how many lanes a batch of so many writes is made.
+    pub fn lanes_for(&self, writes: usize) -> usize {
+        lanes::lanes_for(writes, self.shared.store.lanes_max())
     }
 
     /// How many batches were committed.

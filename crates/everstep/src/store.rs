@@ -29,6 +29,8 @@ use crate::{
 };
 
 pub(crate) mod memory;
+#[cfg(all(test, any(feature = "sqlite", feature = "postgres")))]
+mod owner_and_client;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 pub(crate) mod rules;
@@ -359,6 +361,12 @@ pub trait Store: Send + Sync + 'static {
     /// Nothing that can be read depends on it, but for one thing: until then the number of a
     /// deleted run is not free, and a start under it is refused with [`Refusal::Gone`].
     fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError>;
+
+    /// How many batches it can make at the same time and gain by it: one, if a batch has to wait
+    /// for the one before. The engine never puts writes about the same run into two of them.
+    fn lanes_max(&self) -> usize {
+        1
+    }
 
     /// What is counted, for benchmarks and tests.
     fn counters(&self) -> StoreCounters {

@@ -11,7 +11,9 @@ use std::{
 
 use rusqlite::{CachedStatement, Connection};
 
-const LAYOUT: &str = "
+use crate::{Problem, postgres};
+
+pub(crate) const LAYOUT: &str = "
     PRAGMA page_size = 8192;
     PRAGMA journal_mode = WAL;
     PRAGMA synchronous = FULL;
@@ -73,40 +75,53 @@ pub(crate) const FINISH: &str = "UPDATE runs SET status = 5, updated_at = 176300
     finished_at = 1763000000001, available_at = NULL, waiting = NULL, output = zeroblob(3) \
     WHERE no = ?1 + (1763000000000 << 20)";
 
-/// A file with nothing but the rows.
-pub(crate) struct Bare(Connection);
+/// A store with nothing but the rows.
+pub(crate) enum Bare {
+    Sqlite(Connection),
+    Postgres(postgres::Bare),
+}
 
 impl Bare {
-    pub(crate) fn new(path: &Path) -> rusqlite::Result<Bare> {
-        let conn = Connection::open(path)?;
+    pub(crate) fn new(place: &Path) -> Result<Bare, Problem> {
+        if let Some(schema) = postgres::Schema::at(place) {
+            return Ok(Bare::Postgres(postgres::Bare::new(&schema)?));
+        }
+        let conn = Connection::open(place)?;
         conn.execute_batch(LAYOUT)?;
-        Ok(Bare(conn))
+        Ok(Bare::Sqlite(conn))
     }
 
     /// Executes all of these for each of the numbers from 1 to `n`, so many in a transaction as
     /// `sizes` says, again and again.
-    pub(crate) fn each(
-        &self,
-        n: u64,
-        sizes: &[u64],
-        each: &Each<'_>,
-    ) -> rusqlite::Result<Duration> {
-        let statements = each.iter().map(|sql| self.0.prepare_cached(sql));
-        let mut statements = statements.collect::<rusqlite::Result<Vec<CachedStatement<'_>>>>()?;
-        let mut sizes = sizes.iter().copied().filter(|size| *size > 0).cycle();
-        let began = Instant::now();
-        let mut done = 0;
-        while done < n {
-            let end = n.min(done + sizes.next().unwrap_or(n));
-            self.0.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-            for thing in done + 1..=end {
-                for statement in &mut statements {
-                    statement.execute([thing as i64])?;
-                }
-            }
-            self.0.prepare_cached("COMMIT")?.execute([])?;
-            done = end;
+    pub(crate) fn each(&self, n: u64, sizes: &[u64], each: &Each<'_>) -> Result<Duration, Problem> {
+        match self {
+            Bare::Sqlite(conn) => Ok(each_in_file(conn, n, sizes, each)?),
+            Bare::Postgres(bare) => bare.each(n, sizes, each),
         }
-        Ok(began.elapsed())
     }
+}
+
+fn each_in_file(
+    conn: &Connection,
+    n: u64,
+    sizes: &[u64],
+    each: &Each<'_>,
+) -> rusqlite::Result<Duration> {
+    let statements = each.iter().map(|sql| conn.prepare_cached(sql));
+    let mut statements = statements.collect::<rusqlite::Result<Vec<CachedStatement<'_>>>>()?;
+    let mut sizes = sizes.iter().copied().filter(|size| *size > 0).cycle();
+    let began = Instant::now();
+    let mut done = 0;
+    while done < n {
+        let end = n.min(done + sizes.next().unwrap_or(n));
+        conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        for thing in done + 1..=end {
+            for statement in &mut statements {
+                statement.execute([thing as i64])?;
+            }
+        }
+        conn.prepare_cached("COMMIT")?.execute([])?;
+        done = end;
+    }
+    Ok(began.elapsed())
 }

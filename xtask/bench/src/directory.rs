@@ -1,25 +1,62 @@
-//! A directory for the files of one measurement.
+//! A directory for the files of one measurement, or a server for its schemas.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-/// A directory that is removed when dropped.
-pub(crate) struct Directory(PathBuf);
+use everstep_pg::Instance;
+
+use crate::{Problem, postgres};
+
+/// The variable that says how many lanes there may be on PostgreSQL, to compare.
+const LANES: &str = "EVERSTEP_BENCH_LANES";
+
+/// Where a measurement has its stores: a directory that is removed when dropped, or a server.
+pub(crate) struct Directory {
+    path: PathBuf,
+    pub(crate) server: Option<Arc<Instance>>,
+    schemas: AtomicU64,
+}
 
 impl Directory {
-    pub(crate) fn new(base: &Path, name: &str) -> io::Result<Directory> {
+    pub(crate) fn new(
+        base: &Path,
+        name: &str,
+        server: Option<Arc<Instance>>,
+    ) -> io::Result<Directory> {
         let path = base.join(format!("bench-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path)?;
-        Ok(Directory(path))
+        if server.is_none() {
+            fs::create_dir_all(&path)?;
+        }
+        Ok(Directory {
+            path,
+            server,
+            schemas: AtomicU64::new(0),
+        })
     }
 
-    /// The path of a file in it, which is removed if it is there, with what SQLite keeps beside it.
+    /// A place for a store: the path of a file in it, which is removed if it is there, with what
+    /// SQLite keeps beside it; or the URL of a schema that is not there.
     pub(crate) fn fresh(&self, name: &str) -> PathBuf {
-        let path = self.0.join(name);
+        if let Some(server) = &self.server {
+            let n = self.schemas.fetch_add(1, Ordering::Relaxed);
+            let stem = name.trim_end_matches(".db");
+            let url = server.url();
+            let sign = if url.contains('?') { '&' } else { '?' };
+            let lanes = match std::env::var(LANES) {
+                Ok(lanes) => format!("lanes={lanes}&"),
+                Err(_) => String::new(),
+            };
+            return format!("{url}{sign}{lanes}schema=bench_{stem}_{n}").into();
+        }
+        let path = self.path.join(name);
         for ending in ["", "-wal", "-shm"] {
-            drop(fs::remove_file(self.0.join(format!("{name}{ending}"))));
+            drop(fs::remove_file(self.path.join(format!("{name}{ending}"))));
         }
         path
     }
@@ -27,14 +64,19 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
+        if self.server.is_none() {
+            drop(fs::remove_dir_all(&self.path));
+        }
     }
 }
 
-/// The size of a database, with its log.
-pub(crate) fn bytes_of(path: &Path) -> u64 {
+/// The size of a database, with its log; of a schema, with its indexes.
+pub(crate) fn bytes_of(place: &Path) -> Result<u64, Problem> {
+    if let Some(schema) = postgres::Schema::at(place) {
+        return schema.bytes();
+    }
     let size = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
-    let mut log = path.as_os_str().to_owned();
+    let mut log = place.as_os_str().to_owned();
     log.push("-wal");
-    size(path) + size(Path::new(&log))
+    Ok(size(place) + size(Path::new(&log)))
 }

@@ -1,6 +1,9 @@
 //! One measurement as one line of JSON, its fields in the order in which they were given.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{fmt::Write as _, sync::OnceLock, time::Duration};
+
+/// The store that is measured, said once before the first line.
+pub(crate) static STORE: OnceLock<&str> = OnceLock::new();
 
 /// A line under construction.
 #[must_use = "a line must be printed"]
@@ -10,7 +13,8 @@ impl Line {
     /// A line about `n` things that took this long.
     pub(crate) fn new(bench: &str, n: u64, time: Duration) -> Line {
         let seconds = time.as_secs_f64();
-        Line(format!("{{\"bench\":\"{bench}\",\"store\":\"sqlite\""))
+        let store = STORE.get().unwrap_or(&"sqlite");
+        Line(format!("{{\"bench\":\"{bench}\",\"store\":\"{store}\""))
             .count("n", n)
             .number("seconds", seconds)
             .number("per_second", n as f64 / seconds)

@@ -1,19 +1,25 @@
-//! The benchmarks of the project, run as `cargo xtask bench --json [NAME..]`.
+//! The benchmarks of the project, run as `cargo xtask bench --json [--store sqlite|postgres] [NAME..]`.
 //!
 //! Each measurement prints one line of JSON ([`mod@line`]). Where it applies, the same rows are written
 //! by a bare loop ([`raw`], [`bare`]) in the same process, and `ratio` says how close the engine comes.
 //!
 //! Every measurement has a new file in a directory of its own, which is removed at the end. Set
-//! `EVERSTEP_BENCH_DIR` to put it on another disk.
+//! `EVERSTEP_BENCH_DIR` to put it on another disk. On PostgreSQL it has new schemas on a throw-away
+//! server that waits for the disk; what it is set to is printed first, and if it could lose what it
+//! has confirmed, nothing is measured.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, sync::Arc};
+
+use everstep_pg::Instance;
 
 mod at_scale;
 mod bare;
+mod cluster;
 mod directory;
 mod line;
 mod one_run;
 mod parked;
+mod postgres;
 mod process;
 mod raw;
 mod throughput;
@@ -24,11 +30,20 @@ use directory::Directory;
 /// Why a measurement was not made.
 type Problem = Box<dyn std::error::Error + Send + Sync>;
 
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Store {
+    Sqlite,
+    Postgres,
+}
+
 /// One measurement.
 struct Bench {
     name: &'static str,
     /// Only made when it is asked for with `--large`.
     large: bool,
+    /// Where it is made.
+    stores: &'static [Store],
     run: fn(&tokio::runtime::Runtime, &Directory) -> Result<(), Problem>,
 }
 
@@ -46,9 +61,13 @@ const BENCHES: &[Bench] = &[
     bench("children", together::children),
     bench("queue", together::queue),
     bench("schedule", together::schedule),
+    on_postgres("cluster", cluster::cluster),
+    on_postgres("takeover", cluster::takeover),
+    on_postgres("remote_start", cluster::remote_start),
     Bench {
         name: "at_scale",
         large: true,
+        stores: &[Store::Sqlite, Store::Postgres],
         run: at_scale::at_scale,
     },
 ];
@@ -60,7 +79,19 @@ const fn bench(
     Bench {
         name,
         large: false,
+        stores: &[Store::Sqlite, Store::Postgres],
         run,
+    }
+}
+
+/// A measurement of several processes.
+const fn on_postgres(
+    name: &'static str,
+    run: fn(&tokio::runtime::Runtime, &Directory) -> Result<(), Problem>,
+) -> Bench {
+    Bench {
+        stores: &[Store::Postgres],
+        ..bench(name, run)
     }
 }
 
@@ -71,11 +102,28 @@ fn main() -> ExitCode {
     {
         return ended(parked::child(rest));
     }
-    let large = arguments.iter().any(|argument| argument == "--large");
-    let names: Vec<&String> = arguments
-        .iter()
-        .filter(|argument| !["--large", "--json"].contains(&argument.as_str()))
-        .collect();
+    if let [first, rest @ ..] = &arguments[..]
+        && first == cluster::CHILD
+    {
+        return ended(cluster::child(rest));
+    }
+    let (mut large, mut store, mut names) = (false, Store::Sqlite, Vec::new());
+    let mut given = arguments.iter();
+    while let Some(argument) = given.next() {
+        match argument.as_str() {
+            "--json" => {}
+            "--large" => large = true,
+            "--store" => match given.next().map(String::as_str) {
+                Some("sqlite") => store = Store::Sqlite,
+                Some("postgres") => store = Store::Postgres,
+                _ => {
+                    eprintln!("say `--store sqlite` or `--store postgres`");
+                    return ExitCode::from(2);
+                }
+            },
+            _ => names.push(argument),
+        }
+    }
     if let Some(unknown) = names
         .iter()
         .find(|name| !BENCHES.iter().any(|bench| bench.name == name.as_str()))
@@ -88,15 +136,29 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     let asked = |bench: &&Bench| match names.is_empty() {
-        true => large || !bench.large,
+        true => (large || !bench.large) && bench.stores.contains(&store),
         false => names.iter().any(|name| *name == bench.name),
+    };
+    let server = match store {
+        Store::Sqlite => None,
+        Store::Postgres => match server() {
+            Ok(server) => Some(Arc::new(server)),
+            Err(problem) => {
+                eprintln!("there is no PostgreSQL to measure: {problem}");
+                return ExitCode::FAILURE;
+            }
+        },
     };
     for bench in BENCHES.iter().filter(asked) {
         if bench.large && !large {
             eprintln!("`{}` takes long and much space: say `--large`", bench.name);
             return ExitCode::from(2);
         }
-        if let Err(problem) = measure(bench) {
+        if !bench.stores.contains(&store) {
+            eprintln!("`{}` is not measured on this store", bench.name);
+            return ExitCode::from(2);
+        }
+        if let Err(problem) = measure(bench, server.clone()) {
             eprintln!("the measurement `{}` failed: {problem}", bench.name);
             return ExitCode::FAILURE;
         }
@@ -114,10 +176,24 @@ fn ended(result: Result<(), Problem>) -> ExitCode {
     }
 }
 
-fn measure(bench: &Bench) -> Result<(), Problem> {
+/// A server for all measurements. It fails if a confirmed commit could be lost.
+fn server() -> Result<Instance, Problem> {
+    _ = line::STORE.set("postgres");
+    let server = Instance::start_new()?;
+    let settings = server.settings()?;
+    println!(
+        "{{\"bench\":\"settings\",\"store\":\"postgres\",\"fsync\":\"{}\",\
+         \"synchronous_commit\":\"{}\",\"full_page_writes\":\"{}\"}}",
+        settings.fsync, settings.synchronous_commit, settings.full_page_writes
+    );
+    settings.check()?;
+    Ok(server)
+}
+
+fn measure(bench: &Bench, server: Option<Arc<Instance>>) -> Result<(), Problem> {
     let base = std::env::var_os("EVERSTEP_BENCH_DIR")
         .map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let directory = Directory::new(&base, bench.name)?;
+    let directory = Directory::new(&base, bench.name, server)?;
     let runtime = runtime()?;
     (bench.run)(&runtime, &directory)
 }

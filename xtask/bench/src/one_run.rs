@@ -45,7 +45,7 @@ pub(crate) fn latency(
     })?;
     let rows = Rows::of_engine(&path)?;
     let raw = directory.fresh("raw.db");
-    let sizes = vec![1; 2 * RUNS as usize + 40];
+    let sizes = [vec![1; 2 * RUNS as usize + 40]];
     let written = raw::write_runs(&raw, &rows, 1, &sizes, Duration::from_secs(60))?;
     let both: Vec<Duration> = written.batches[40..]
         .chunks(2)

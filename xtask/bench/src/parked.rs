@@ -93,7 +93,7 @@ pub(crate) fn park(_: &tokio::runtime::Runtime, directory: &Directory) -> Result
     let opened = ask_child("open", &path)?;
     let each =
         |child: &Figures| child.resident.saturating_sub(nothing.resident) as f64 / PARKED as f64;
-    let bytes = bytes_of(&path).saturating_sub(bytes_of(&empty));
+    let bytes = bytes_of(&path)?.saturating_sub(bytes_of(&empty)?);
     Line::new("park", PARKED, Duration::from_secs_f64(filled.seconds))
         .number("bytes", bytes as f64 / PARKED as f64)
         .number("hot_bytes", each(&filled))

@@ -13,6 +13,8 @@ use std::{
 
 use rusqlite::{Connection, Statement, params};
 
+use crate::{Problem, postgres};
+
 const LAYOUT: &str = "
     PRAGMA page_size = 8192;
     PRAGMA journal_mode = WAL;
@@ -37,17 +39,20 @@ const LAYOUT: &str = "
 
 /// The rows of one run, as the engine wrote them.
 pub(crate) struct Rows {
-    id: Vec<u8>,
-    workflow: String,
-    pool: String,
-    input: Vec<u8>,
-    output: Vec<u8>,
-    entries: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) id: Vec<u8>,
+    pub(crate) workflow: String,
+    pub(crate) pool: String,
+    pub(crate) input: Vec<u8>,
+    pub(crate) output: Vec<u8>,
+    pub(crate) entries: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Rows {
-    /// Reads the newest completed run of an engine's file.
-    pub(crate) fn of_engine(path: &Path) -> rusqlite::Result<Rows> {
+    /// Reads the newest completed run of an engine's store.
+    pub(crate) fn of_engine(path: &Path) -> Result<Rows, Problem> {
+        if let Some(schema) = postgres::Schema::at(path) {
+            return schema.newest_rows();
+        }
         let conn = Connection::open(path)?;
         let sql = "SELECT no, id, workflow, pool, input, output FROM runs \
                    WHERE finished_at IS NOT NULL ORDER BY no DESC LIMIT 1";
@@ -70,7 +75,7 @@ impl Rows {
     }
 
     /// How many writes a run takes: its start, and one for each entry. The last also ends it.
-    fn writes(&self) -> usize {
+    pub(crate) fn writes(&self) -> usize {
         1 + self.entries.len()
     }
 }
@@ -83,42 +88,31 @@ pub(crate) struct Written {
     pub(crate) batches: Vec<Duration>,
 }
 
-/// Writes runs, `in_flight` of them at a time, in batches of these sizes, until those are used up
-/// or the time is.
+/// Writes runs, `in_flight` of them at a time, in batches of these sizes for each lane, until those
+/// are used up or the time is. A file has one lane.
 pub(crate) fn write_runs(
     path: &Path,
     rows: &Rows,
     in_flight: usize,
-    sizes: &[u32],
+    lanes: &[Vec<u32>],
     limit: Duration,
-) -> rusqlite::Result<Written> {
+) -> Result<Written, Problem> {
+    if let Some(schema) = postgres::Schema::at(path) {
+        return schema.write_runs(rows, in_flight, lanes, limit);
+    }
+    let sizes = lanes.first().map_or(&[][..], Vec::as_slice);
     let conn = Connection::open(path)?;
     conn.execute_batch(LAYOUT)?;
     let mut statements = Statements::new(&conn)?;
-    // Runs take turns, as they do in the engine: the number of each, and its next write.
-    let mut turns: VecDeque<(i64, usize)> = VecDeque::new();
-    let mut next_no = 1_763_000_000_000_i64 << 20;
-    for _ in 0..in_flight {
-        next_no += 1;
-        turns.push_back((next_no, 0));
-    }
-    let (mut runs, mut batches) = (0, Vec::with_capacity(sizes.len()));
+    let mut turns = Turns::new(0, in_flight, rows.writes());
+    let mut batches = Vec::with_capacity(sizes.len());
     let began = Instant::now();
     for size in sizes {
         let batch_began = Instant::now();
         conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         for _ in 0..*size {
-            let Some((no, write)) = turns.pop_front() else {
-                break;
-            };
+            let (no, write) = turns.next();
             statements.write(rows, no, write)?;
-            if write + 1 < rows.writes() {
-                turns.push_back((no, write + 1));
-            } else {
-                runs += 1;
-                next_no += 1;
-                turns.push_back((next_no, 0));
-            }
         }
         conn.prepare_cached("COMMIT")?.execute([])?;
         batches.push(batch_began.elapsed());
@@ -127,10 +121,47 @@ pub(crate) fn write_runs(
         }
     }
     Ok(Written {
-        runs,
+        runs: turns.done,
         time: began.elapsed(),
         batches,
     })
+}
+
+/// Runs take turns, as they do in the engine: the number of each, and its next write.
+pub(crate) struct Turns {
+    queue: VecDeque<(i64, usize)>,
+    writes: usize,
+    next_no: i64,
+    /// How many runs have had all their writes.
+    pub(crate) done: u64,
+}
+
+impl Turns {
+    /// Runs of this lane, so many at a time.
+    pub(crate) fn new(lane: usize, in_flight: usize, writes: usize) -> Turns {
+        let first = (1_763_000_000_000_i64 << 20) + 1 + ((lane as i64) << 40);
+        let next_no = first + in_flight as i64;
+        Turns {
+            queue: (first..next_no).map(|no| (no, 0)).collect(),
+            writes,
+            next_no,
+            done: 0,
+        }
+    }
+
+    /// The run whose turn it is, and which of its writes. Whoever has none left makes room for the
+    /// next.
+    pub(crate) fn next(&mut self) -> (i64, usize) {
+        let (no, write) = self.queue.pop_front().unwrap_or((self.next_no, 0));
+        if write + 1 < self.writes {
+            self.queue.push_back((no, write + 1));
+        } else {
+            self.done += 1;
+            self.queue.push_back((self.next_no, 0));
+            self.next_no += 1;
+        }
+        (no, write)
+    }
 }
 
 struct Statements<'a> {

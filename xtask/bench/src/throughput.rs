@@ -37,7 +37,10 @@ pub(crate) struct Measured {
     pub(crate) time: Duration,
     fsyncs: u64,
     rows: u64,
+    /// The sizes of its batches.
     sizes: Vec<u32>,
+    /// What of them each lane had.
+    lanes: Vec<Vec<u32>>,
     times: Vec<Duration>,
 }
 
@@ -58,7 +61,7 @@ pub(crate) fn throughput(
         let measured = runtime.block_on(measure(&path, TIME))?;
         let rows = Rows::of_engine(&path)?;
         let raw = directory.fresh("raw.db");
-        let written = raw::write_runs(&raw, &rows, IN_FLIGHT, &measured.sizes, 2 * TIME)?;
+        let written = raw::write_runs(&raw, &rows, IN_FLIGHT, &measured.lanes, 2 * TIME)?;
         bare.push(written.runs as f64 / written.time.as_secs_f64());
         here.push(measured);
     }
@@ -73,13 +76,29 @@ pub(crate) fn throughput(
         .count("fsyncs", middle.fsyncs)
         .count("rows", middle.rows)
         .count("batch_p50", u64::from(size))
+        .count("lanes", middle.lanes.len() as u64)
         .print();
     Ok(())
 }
 
-/// A closed loop through the public client: whoever has its result starts the next run.
+/// An engine that can run what is measured.
+pub(crate) fn engine(place: &Path) -> everstep::EngineBuilder {
+    Engine::open(place).register(three_steps)
+}
+
 pub(crate) async fn measure(path: &Path, time: Duration) -> Result<Measured, Problem> {
-    let engine = Engine::open(path).register(three_steps).start().await?;
+    let engine = engine(path).start().await?;
+    let measured = closed_loop(&engine, IN_FLIGHT, time).await;
+    engine.shutdown().await;
+    measured
+}
+
+/// A closed loop through the public client: whoever has its result starts the next run.
+pub(crate) async fn closed_loop(
+    engine: &Engine,
+    in_flight: usize,
+    time: Duration,
+) -> Result<Measured, Problem> {
     let client = engine.client();
     let (over, next) = (
         Arc::new(AtomicBool::new(false)),
@@ -88,7 +107,7 @@ pub(crate) async fn measure(path: &Path, time: Duration) -> Result<Measured, Pro
     let (tools, before) = (engine.shared_for_tools(), engine.store().counters());
     tools.note_batch_sizes();
     let began = Instant::now();
-    let callers: Vec<_> = (0..IN_FLIGHT)
+    let callers: Vec<_> = (0..in_flight)
         .map(|_| {
             let (client, over, next) = (client.clone(), over.clone(), next.clone());
             tokio::spawn(async move {
@@ -114,13 +133,21 @@ pub(crate) async fn measure(path: &Path, time: Duration) -> Result<Measured, Pro
     }
     let (time, after) = (began.elapsed(), engine.store().counters());
     let sizes = tools.take_batch_sizes();
-    engine.shutdown().await;
+    let mut lanes: Vec<Vec<u32>> = Vec::new();
+    for size in &sizes {
+        let parts = tools.lanes_for(*size as usize);
+        lanes.resize_with(parts.max(lanes.len()), Vec::new);
+        for lane in lanes.iter_mut().take(parts) {
+            lane.push(size.div_ceil(parts as u32));
+        }
+    }
     Ok(Measured {
         runs: times.len() as u64,
         time,
         fsyncs: after.batches - before.batches,
         rows: after.rows - before.rows,
         sizes,
+        lanes,
         times,
     })
 }

@@ -111,7 +111,7 @@ async fn publish(engine: &Engine, waiters: u64) -> Result<(Heard, Vec<u64>), Pro
     Ok((heard, sizes.map(u64::from).collect()))
 }
 
-fn bare_events(directory: &Directory, n: u64, sizes: &[u64]) -> rusqlite::Result<Duration> {
+fn bare_events(directory: &Directory, n: u64, sizes: &[u64]) -> Result<Duration, Problem> {
     let bare = Bare::new(&directory.fresh("raw.db"))?;
     let wait = "INSERT INTO waiters (no, run, key) VALUES (?1, ?1, X'026E657773')";
     bare.each(n, &[n], &[START, wait])?;
@@ -183,7 +183,7 @@ pub(crate) fn children(
     Ok(())
 }
 
-fn bare_children(directory: &Directory, n: u64, sizes: &[u64]) -> rusqlite::Result<Duration> {
+fn bare_children(directory: &Directory, n: u64, sizes: &[u64]) -> Result<Duration, Problem> {
     let bare = Bare::new(&directory.fresh("raw.db"))?;
     let link = "INSERT INTO children (run, parent, key, close) \
                 VALUES (?1 + (1763000000000 << 20), 1, X'026B6964', 1)";
@@ -298,7 +298,7 @@ async fn work_off(
     }
 }
 
-fn bare_queue(directory: &Directory, n: u64, at_once: u64) -> rusqlite::Result<Duration> {
+fn bare_queue(directory: &Directory, n: u64, at_once: u64) -> Result<Duration, Problem> {
     let bare = Bare::new(&directory.fresh("raw.db"))?;
     let put = "INSERT INTO items (no, queue, state, at, attempts, payload) \
                VALUES (?1, 'work', 0, 1763000000000, 0, zeroblob(3))";
@@ -404,7 +404,7 @@ async fn tick(engine: &Engine, n: u64, ticks: u64) -> Result<Duration, Problem> 
     Ok(began.elapsed())
 }
 
-fn bare_schedule(directory: &Directory, n: u64) -> rusqlite::Result<Duration> {
+fn bare_schedule(directory: &Directory, n: u64) -> Result<Duration, Problem> {
     let bare = Bare::new(&directory.fresh("raw.db"))?;
     let put = "INSERT INTO schedules (name, spec, input, next_at, started) \
                VALUES (?1, 'cron UTC */3 * * * * *', zeroblob(3), 1763000000000, 0)";

@@ -14,7 +14,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{claims, shared::Shared, streams::Room, workers};
+use super::{claims, lanes, shared::Shared, streams::Room, workers};
 use crate::{
     commit::{Applied, Batch, Commit, Outcome, QueueWrite, Settlement, Write},
     store::{Reaction, StoreError},
@@ -133,7 +133,7 @@ pub(crate) fn run(shared: &Shared) {
             let _committing = committing.lock().unwrap_or_else(PoisonError::into_inner);
             let rest = queued.split_off(batch_len(shared, &queued));
             let batch = std::mem::replace(&mut queued, rest);
-            commit(shared, batch);
+            lanes::commit(shared, batch);
         }
         shared.queue.in_hand.store(false, Ordering::Release);
     }
@@ -240,7 +240,7 @@ pub(crate) fn commit_here(shared: &Shared, pending: &mut Vec<Pending>) {
 }
 
 /// Makes one batch durable, however long that takes, and tells everybody.
-fn commit(shared: &Shared, pending: Vec<Pending>) {
+pub(super) fn commit(shared: &Shared, pending: Vec<Pending>) {
     let (mut batch, mut replies) = to_batch(shared, pending);
     for tries in 1.. {
         if let Some(error) = shared.stopped() {
@@ -258,7 +258,7 @@ fn commit(shared: &Shared, pending: Vec<Pending>) {
     }
 }
 
-fn to_batch(shared: &Shared, mut pending: Vec<Pending>) -> (Batch, Vec<Reply>) {
+pub(super) fn to_batch(shared: &Shared, mut pending: Vec<Pending>) -> (Batch, Vec<Reply>) {
     workers::claim_last(shared, &mut pending);
     let parts = pending
         .into_iter()
@@ -269,20 +269,20 @@ fn to_batch(shared: &Shared, mut pending: Vec<Pending>) -> (Batch, Vec<Reply>) {
     (Batch { fence, now, writes }, replies)
 }
 
-fn from_batch(batch: Batch, replies: Vec<Reply>) -> Vec<Pending> {
+pub(super) fn from_batch(batch: Batch, replies: Vec<Reply>) -> Vec<Pending> {
     let parts = batch.writes.into_iter().zip(replies);
     parts
         .map(|(write, reply)| Pending { write, reply })
         .collect()
 }
 
-fn committed(shared: &Shared, batch: Batch, replies: Vec<Reply>, applied: Applied) {
+pub(super) fn committed(shared: &Shared, batch: Batch, replies: Vec<Reply>, applied: Applied) {
     note_batch(shared, batch.writes.len());
     super::dispatch::dispatch(shared, batch, replies, applied);
 }
 
 /// Does what [`StoreError::reaction`] says; gives the batch back if it is to be tried again.
-fn react(
+pub(super) fn react(
     shared: &Shared,
     error: StoreError,
     batch: Batch,

@@ -23,9 +23,10 @@ use std::{
 use uuid::Uuid;
 
 use self::{
-    batch::{LastNumbers, Terms},
+    batch::Terms,
     conn::{Conn, Identity, Route, Unsettled},
-    error::{FENCED, Trouble},
+    error::{CHANGED, FENCED, Trouble},
+    known::{Known, Revision},
     locks::Named,
     runners::Clock,
     session::{Op, Port, Session},
@@ -44,6 +45,7 @@ mod dial;
 mod error;
 mod events;
 mod import;
+mod known;
 mod lent;
 mod letters;
 mod limits;
@@ -52,6 +54,8 @@ mod locks;
 pub(crate) mod moving;
 mod pools;
 mod queues;
+#[cfg(test)]
+mod races;
 mod reads;
 mod runners;
 mod schedules;
@@ -85,6 +89,8 @@ pub struct PostgresOptions {
     pub patience: Duration,
     /// How many connections are kept for reuse: 8 by default.
     pub kept_connections: usize,
+    /// How many transactions large batches may be made in at the same time: 4 by default.
+    pub lanes_max: usize,
     /// Whether leases go by the clock of the database, so that all machines mean the same. Set by
     /// default; tests with a clock of their own turn it off.
     pub database_time: bool,
@@ -98,6 +104,7 @@ impl Default for PostgresOptions {
             listen_url: None,
             patience: Duration::from_secs(20),
             kept_connections: 8,
+            lanes_max: 4,
             database_time: true,
         }
     }
@@ -126,7 +133,7 @@ pub struct PostgresStore {
     away: Mutex<Option<Instant>>,
     /// How far the clock of the database is ahead of ours, in milliseconds.
     ahead: AtomicI64,
-    numbers: Mutex<LastNumbers>,
+    known: Mutex<Known>,
     spare_items: Mutex<Vec<u64>>,
     counters: Counters,
     wakes: Arc<wake::Wakes>,
@@ -146,6 +153,8 @@ struct Counters {
     reads: AtomicU64,
     settled: AtomicU64,
     refused: AtomicU64,
+    /// Round trips of batches.
+    trips: AtomicU64,
 }
 
 /// How often a batch is begun again before it is given back.
@@ -239,7 +248,7 @@ impl PostgresStore {
             homes: Mutex::default(),
             away: Mutex::default(),
             ahead: AtomicI64::new(0),
-            numbers: Mutex::default(),
+            known: Mutex::default(),
             spare_items: Mutex::default(),
             counters: Counters::default(),
             schema_number,
@@ -327,7 +336,7 @@ impl PostgresStore {
             );
             self.life.fetch_add(1, Ordering::AcqRel);
             *lock(&self.held) = None;
-            *lock(&self.numbers) = LastNumbers::default();
+            *lock(&self.known) = Known::default();
             self.drop_idle();
         }
     }
@@ -419,21 +428,32 @@ impl PostgresStore {
         change: impl Fn(&Session<'_>) -> Result<T, Trouble>,
     ) -> Result<T, StoreError> {
         self.require_current()?;
-        self.transact(false, |session, _| change(session))
+        self.transact(|session, _| change(session))
+    }
+
+    /// As [`transact_numbered`](Self::transact_numbered), without bodies, for whoever does not need
+    /// the number.
+    fn transact<T>(
+        &self,
+        change: impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
+    ) -> Result<T, StoreError> {
+        let made = self.transact_numbered(false, change);
+        made.map(|(value, _)| value)
     }
 
     /// A transaction with a mark in its lane, so that a lost answer can be looked up. `change` may
-    /// be called several times; what it gives the last time counts.
+    /// be called several times; what it gives the last time counts, and comes back with the number
+    /// of the transaction, if the server has said it.
     ///
     /// 1. A connection that was kept and is dead is replaced by a new one, once.
     /// 2. What others are in the way of is made again, [`GOES`] times at most.
     /// 3. What was lost on its way is looked for, and made again if it has not landed.
     /// 4. A database that is away is the caller's to wait for.
-    fn transact<T>(
+    fn transact_numbered<T>(
         &self,
         has_bodies: bool,
         mut change: impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
-    ) -> Result<T, StoreError> {
+    ) -> Result<(T, Option<Revision>), StoreError> {
         self.settle_all()?;
         let (mut goes, mut lines) = (0, 0);
         let mut before: Option<Trouble> = None;
@@ -453,8 +473,8 @@ impl PostgresStore {
                 }
                 continue;
             }
-            let is_fenced = trouble.code() == Some(FENCED);
-            if !(is_fenced || trouble.is_passing()) || goes >= GOES {
+            let is_ours = matches!(trouble.code(), Some(FENCED | CHANGED));
+            if !(is_ours || trouble.is_passing()) || goes >= GOES {
                 return Err(self.error(trouble));
             }
             if matches!(trouble.code(), Some("40P01" | "40001")) {
@@ -465,14 +485,14 @@ impl PostgresStore {
         }
     }
 
-    /// One go of [`transact`](Self::transact). Its connection is kept if it can be used again.
+    /// One go of [`transact_numbered`](Self::transact_numbered). Its connection is kept if it can be used again.
     fn attempt<T>(
         &self,
         conn: Conn,
         has_bodies: bool,
         change: &mut impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
         before: Option<Trouble>,
-    ) -> Result<Attempt<T>, StoreError> {
+    ) -> Result<Attempt<(T, Option<Revision>)>, StoreError> {
         let next = conn.next_batch(now_ms());
         let next = next.and_then(|next| Ok((next, Held::begin(conn, has_bodies)?)));
         let ((mark, lost), (held, begin)) = match next {
@@ -484,7 +504,7 @@ impl PostgresStore {
         for Op { sql, params } in begin {
             session.execute(sql, params);
         }
-        session.execute(mark.sql, mark.params);
+        session.mark(mark);
         let value = match change(&session, before.as_ref()) {
             Ok(value) => value,
             // Nothing was committed: the server rolls back what it had begun.
@@ -495,19 +515,20 @@ impl PostgresStore {
         };
         let ended = session.finish("COMMIT");
         if ended.is_ok() {
-            self.count_rows(&session);
+            self.count(&session);
         }
+        let transaction = session.transaction();
         drop(session);
         match ended {
             Ok(()) => {
                 held.end().into_iter().for_each(|it| self.give_back(it));
-                Ok(Attempt::Done(value))
+                Ok(Attempt::Done((value, transaction)))
             }
             Err(trouble) if trouble.spares_connection() => Ok(self.undo(held, trouble)),
             Err(trouble) => {
                 drop(held);
                 Ok(if self.settle(lost, &trouble)? {
-                    Attempt::Done(value)
+                    Attempt::Done((value, transaction))
                 } else {
                     // It has not landed and never will: it is made again.
                     Attempt::Undone(trouble)
@@ -525,9 +546,10 @@ impl PostgresStore {
         Attempt::Undone(trouble)
     }
 
-    fn count_rows(&self, session: &Session<'_>) {
-        let rows = session.rows_changed();
+    fn count(&self, session: &Session<'_>) {
+        let (rows, trips) = (session.rows_changed(), session.trips());
         self.counters.rows.fetch_add(rows, Ordering::Relaxed);
+        self.counters.trips.fetch_add(trips, Ordering::Relaxed);
     }
 
     /// Whether a batch whose answer was lost has landed. Waits for the database to come back.
@@ -595,7 +617,15 @@ impl PostgresStore {
         let giving_back = self.giving_back.read();
         let _under_way = giving_back.unwrap_or_else(PoisonError::into_inner);
         let shards = self.known_shards(batch.fence);
-        let (applied, learned) = self.transact(has_bodies, |session, before| {
+        let (mut goes, mut rows) = (0, None);
+        let made = self.transact_numbered(has_bodies, |session, before| {
+            goes += 1;
+            // Not before there is a connection: what is known is forgotten after a failover. A
+            // body sees only what is locked, so nothing is left to be compared later.
+            rows = match goes {
+                1 if fenced && !has_bodies => lock(&self.known).rows_for(batch, &named),
+                _ => None,
+            };
             match before {
                 Some(Trouble::Contended(lock)) => {
                     named.locks.insert(*lock);
@@ -604,6 +634,7 @@ impl PostgresStore {
                     self.counters.refused.fetch_add(1, Ordering::Relaxed);
                     fenced = false;
                 }
+                Some(trouble) if trouble.code() == Some(CHANGED) => lock(&self.known).was_wrong(),
                 _ => {}
             }
             let terms = Terms {
@@ -611,36 +642,24 @@ impl PostgresStore {
                 fenced,
                 shards: shards.clone(),
                 schema: self.schema_number,
-                numbers: &self.numbers,
+                known: &self.known,
+                is_first_go: goes == 1 && !has_bodies,
+                rows: rows.as_deref(),
                 spare_items: &self.spare_items,
             };
             batch::apply(session, batch, &terms)
         })?;
-        self.learn(batch.fence, learned);
+        let ((applied, learned), transaction) = made;
+        let mut known = lock(&self.known);
+        if rows.is_some() {
+            known.was_right();
+        }
+        known.learn(batch.fence, learned, transaction);
+        drop(known);
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
         let writes = batch.writes.len() as u64;
         self.counters.writes.fetch_add(writes, Ordering::Relaxed);
         Ok(applied)
-    }
-
-    /// Remembers what a durable batch has said about the runs in memory.
-    fn learn(&self, fence: Option<Fence>, learned: batch::Learned) {
-        if fence.is_none() {
-            return;
-        }
-        let mut numbers = lock(&self.numbers);
-        if numbers.fence != fence {
-            *numbers = LastNumbers {
-                fence,
-                ..LastNumbers::default()
-            };
-        }
-        for (run, number) in learned {
-            match number {
-                Some(number) => _ = numbers.by_run.insert(run, number),
-                None => _ = numbers.by_run.remove(&run),
-            }
-        }
     }
 
     fn clock(&self, now: Timestamp) -> Clock {
@@ -1021,6 +1040,10 @@ impl Store for PostgresStore {
         let listening = self.wakes.listen(me, wake);
         let listening = listening.map_err(|trouble| self.error(trouble))?;
         Ok(WakeGuard::new(listening))
+    }
+
+    fn lanes_max(&self) -> usize {
+        self.options.lanes_max
     }
 
     fn counters(&self) -> StoreCounters {

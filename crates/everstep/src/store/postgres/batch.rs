@@ -14,7 +14,8 @@ use uuid::Uuid;
 use super::{
     children, columns,
     control::{self, Keyed},
-    error::{FENCED, Trouble},
+    error::{CHANGED, FENCED, Trouble},
+    known::{self, Keys, Known, KnownRow, Learned, Revision, WrittenBy},
     locks::{Lock, Named},
     queues,
     session::{Bulk, Op, Session},
@@ -22,7 +23,7 @@ use super::{
     value::{Row, Value, params},
 };
 use crate::{
-    hash::FastSet,
+    hash::{FastMap, FastSet},
     pool::PoolNo,
     run_id::{RunNo, ShardId},
     store::{
@@ -46,30 +47,22 @@ pub(super) struct Terms<'t> {
     pub(super) shards: Option<ShardSet>,
     /// The number of the schema, for advisory locks.
     pub(super) schema: u32,
-    /// What the rows of runs in memory do not say.
-    pub(super) numbers: &'t Mutex<LastNumbers>,
+    /// What is known of runs in memory.
+    pub(super) known: &'t Mutex<Known>,
+    /// Whether nothing was found to be otherwise than it is remembered.
+    pub(super) is_first_go: bool,
+    /// The rows that it names, if all of them are known and may be believed.
+    pub(super) rows: Option<&'t [KnownRow]>,
     /// Numbers for items of queues that were drawn before and not used.
     pub(super) spare_items: &'t Mutex<Vec<u64>>,
 }
-
-/// The last numbers of runs in the memory of a runner: their rows are not written with every step.
-#[derive(Debug, Default)]
-pub(super) struct LastNumbers {
-    /// Who owns the runs. Nobody else changes their numbers while this fence holds.
-    pub(super) fence: Option<Fence>,
-    /// The generation and the number.
-    pub(super) by_run: HashMap<RunNo, (u32, u64)>,
-}
-
-/// What is known once a batch is durable: see [`LastNumbers`].
-pub(super) type Learned = Vec<(RunNo, Option<(u32, u64)>)>;
 
 /// Applies a batch within a transaction, in the two passes that [`rules`] describes.
 pub(super) fn apply(
     session: &Session<'_>,
     batch: &Batch,
     terms: &Terms<'_>,
-) -> Result<(Applied, Learned), Trouble> {
+) -> Result<(Applied, Vec<(RunNo, Learned)>), Trouble> {
     let mut applier = Applier::begin(session, batch, terms)?;
     let mut outcomes = Vec::with_capacity(batch.writes.len());
     for write in &batch.writes {
@@ -136,7 +129,12 @@ pub(super) struct Applier<'a> {
     /// What is locked.
     pub(super) locks: HashSet<Lock>,
     /// The rows of runs as they are now; none if there is no such run.
-    pub(super) heads: HashMap<RunNo, Option<Head>>,
+    pub(super) heads: FastMap<RunNo, Option<Head>>,
+    /// Who has written those that were read or compared at the beginning.
+    revisions: FastMap<RunNo, Revision>,
+    /// The keys of the entries of those runs whose owner this is.
+    entries: FastMap<RunNo, Keys>,
+    is_first_go: bool,
     /// The rows of event names that are locked.
     pub(super) event_names: HashMap<String, Option<events::EventName>>,
     /// What stands under keys.
@@ -146,7 +144,7 @@ pub(super) struct Applier<'a> {
     /// The runs to be made that were asked for at the beginning.
     new_runs: HashSet<RunNo>,
     fence: Option<Fence>,
-    numbers: &'a Mutex<LastNumbers>,
+    known: &'a Mutex<Known>,
     /// The numbers of pools that were asked for.
     pub(super) pools: HashMap<String, PoolNo>,
     /// Numbers for items of queues.
@@ -165,6 +163,14 @@ static PUT: Bulk = Bulk {
           SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[]) \
           ON CONFLICT (run, generation, key) DO UPDATE SET value = excluded.value",
     unique: 3,
+};
+
+/// For keys under which there is nothing.
+static PUT_NEW: Bulk = Bulk {
+    table: "history",
+    sql: "INSERT INTO history (run, generation, key, value) \
+          SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[])",
+    unique: 0,
 };
 
 static DELETE_ENTRIES: Bulk = Bulk {
@@ -303,6 +309,13 @@ impl<'a> Applier<'a> {
         let advisory = |lock: &&Lock| matches!(lock, Lock::Event(_));
         let locks = named.locks.iter();
         lock_names(session, terms.schema, locks.clone().filter(advisory));
+        let mut applier = Applier::new(session, batch, terms, fence);
+        if let Some(rows) = terms.rows {
+            applier.assume(rows);
+            let later = locks.filter(|lock| !matches!(lock, Lock::Event(_)));
+            lock_names(session, terms.schema, later);
+            return Ok(applier);
+        }
         let mut runs = Vec::new();
         for lock in &named.locks {
             if let Lock::Run(RunNo(no)) = lock {
@@ -316,7 +329,10 @@ impl<'a> Applier<'a> {
         }
         let new_runs: Vec<i64> = named.new_runs.iter().map(|run| run.0).collect();
         let heads = Op::new(
-            format!("SELECT {HEAD} FROM runs WHERE no = ANY ($1) ORDER BY no FOR NO KEY UPDATE"),
+            format!(
+                "SELECT {HEAD}, xmin::text::bigint FROM runs WHERE no = ANY ($1) \
+                 ORDER BY no FOR NO KEY UPDATE"
+            ),
             params![runs],
         );
         let mut asked = vec![heads];
@@ -350,31 +366,14 @@ impl<'a> Applier<'a> {
         }
         let answers = session.queries(asked)?;
         let rows = |place: Option<usize>| place.and_then(|place| answers.get(place));
-        let mut applier = Applier {
-            session,
-            now: batch.now.as_millis(),
-            notices: Vec::new(),
-            closing: FastSet::default(),
-            runner: fence.map(|fence| fence.runner),
-            shards: terms.shards.clone(),
-            schema: terms.schema,
-            locks: named.locks.iter().copied().collect(),
-            heads: runs.iter().map(|no| (RunNo(*no), None)).collect(),
-            event_names: HashMap::new(),
-            keys: named.keys.iter().map(|it| (it.clone(), None)).collect(),
-            graves: HashSet::new(),
-            new_runs: named.new_runs.iter().copied().collect(),
-            fence,
-            numbers: terms.numbers,
-            pools: HashMap::new(),
-            item_numbers: Vec::new(),
-            queues: queues::Known::new(named),
-            tails: streams::Tails::default(),
-            families: children::Families::default(),
-        };
+        applier
+            .heads
+            .extend(runs.iter().map(|no| (RunNo(*no), None)));
         for row in rows(Some(0)).into_iter().flatten() {
             let head = applier.completed(read_head(row)?);
             applier.heads.insert(head.id.no(), Some(head));
+            let revision = Revision::new(row.get(13)?);
+            applier.revisions.insert(head.id.no(), revision);
         }
         for row in rows(keyed).into_iter().flatten() {
             let name = (row.get(0)?, row.get(1)?);
@@ -395,6 +394,82 @@ impl<'a> Applier<'a> {
             applier.tails.add(row)?;
         }
         Ok(applier)
+    }
+
+    /// Nothing is read yet.
+    fn new(
+        session: &'a Session<'a>,
+        batch: &Batch,
+        terms: &Terms<'a>,
+        fence: Option<Fence>,
+    ) -> Applier<'a> {
+        let named = terms.named;
+        Applier {
+            session,
+            now: batch.now.as_millis(),
+            notices: Vec::new(),
+            closing: FastSet::default(),
+            runner: fence.map(|fence| fence.runner),
+            shards: terms.shards.clone(),
+            schema: terms.schema,
+            locks: named.locks.iter().copied().collect(),
+            heads: FastMap::default(),
+            revisions: FastMap::default(),
+            entries: FastMap::default(),
+            is_first_go: terms.is_first_go,
+            event_names: HashMap::new(),
+            keys: named.keys.iter().map(|it| (it.clone(), None)).collect(),
+            graves: HashSet::new(),
+            new_runs: named.new_runs.iter().copied().collect(),
+            fence,
+            known: terms.known,
+            pools: HashMap::new(),
+            item_numbers: Vec::new(),
+            queues: queues::Known::new(named),
+            tails: streams::Tails::default(),
+            families: children::Families::default(),
+        }
+    }
+
+    /// This batch is the owner's of the run: from now on its entries are kept track of.
+    fn own(&mut self, run: RunNo) {
+        if !self.entries.contains_key(&run) {
+            let keys = match self.is_first_go {
+                true => lock(self.known).take_keys(self.fence, run),
+                false => Keys::Unknown,
+            };
+            self.entries.insert(run, keys);
+        }
+    }
+
+    /// Takes these rows as they are known. What compares them is sent before anything that is read
+    /// or written.
+    fn assume(&mut self, rows: &[KnownRow]) {
+        let (mut runs, mut revisions, mut new_runs) = (Vec::new(), Vec::new(), Vec::new());
+        for row in rows {
+            match row {
+                KnownRow::Is(head, revision) => {
+                    let run = head.id.no();
+                    runs.push(run.0);
+                    revisions.push(i64::from(revision.0));
+                    self.heads.insert(run, Some(*head));
+                    self.revisions.insert(run, *revision);
+                }
+                KnownRow::New(run) => {
+                    new_runs.push(run.0);
+                    self.heads.insert(*run, None);
+                }
+            }
+        }
+        if !runs.is_empty() {
+            let count = runs.len() as i64;
+            let params = params![runs, revisions, count, CHANGED];
+            self.session.execute(known::REQUIRE_KNOWN, params);
+        }
+        if !new_runs.is_empty() {
+            let params = params![new_runs, CHANGED];
+            self.session.execute(known::REQUIRE_NEW, params);
+        }
     }
 
     /// Whether it was asked at the beginning if the number of this run is free.
@@ -542,27 +617,35 @@ impl<'a> Applier<'a> {
         if head.status != RunStatus::Running || self.fence.is_none() {
             return head;
         }
-        let numbers = lock(self.numbers);
-        if numbers.fence == self.fence
-            && let Some((generation, number)) = numbers.by_run.get(&head.id.no())
-            && *generation == head.generation
+        let number = lock(self.known).number(self.fence, head.id.no());
+        if let Some((generation, number)) = number
+            && generation == head.generation
         {
-            (head.last_number, head.last_number_exact) = (*number, true);
+            (head.last_number, head.last_number_exact) = (number, true);
         }
         head
     }
 
     /// What is known of the runs of this batch once it is durable.
-    fn learned(&self) -> Learned {
+    fn learned(&mut self) -> Vec<(RunNo, Learned)> {
         if self.fence.is_none() {
             return Vec::new();
         }
-        let known = self.heads.iter().map(|(run, head)| {
-            let exact =
-                head.filter(|head| head.status == RunStatus::Running && head.last_number_exact);
-            (*run, exact.map(|head| (head.generation, head.last_number)))
+        let learned = self.heads.iter().map(|(run, head)| {
+            let Some(head) = head.filter(known::is_in_memory) else {
+                return (*run, Learned::Nothing);
+            };
+            let written_by = match self.revisions.get(run) {
+                _ if self.session.has_written(*run) => WrittenBy::This,
+                Some(revision) => WrittenBy::Earlier(*revision),
+                None => WrittenBy::Unknown,
+            };
+            match self.entries.remove(run) {
+                Some(keys) => (*run, Learned::Owned(head, written_by, keys)),
+                None => (*run, Learned::Touched(head, written_by)),
+            }
         });
-        known.collect()
+        learned.collect()
     }
 
     pub(super) fn remember(&mut self, run: RunNo, head: Head) {
@@ -605,6 +688,7 @@ impl<'a> Applier<'a> {
             (Verdict::Refuse(refusal), _) => return Ok(Outcome::Refused(refusal)),
             (Verdict::Accept, None) => return Ok(Outcome::Refused(Refusal::Gone)),
         };
+        self.own(commit.run);
         if head.links != 0 && effects::has_sequel(commit) {
             self.closing.insert(commit.run);
         }
@@ -630,9 +714,12 @@ impl<'a> Applier<'a> {
         }
     }
 
-    fn put(&self, run: RunNo, generation: u32, key: &[u8], value: &[u8]) {
+    fn put(&mut self, run: RunNo, generation: u32, key: &[u8], value: &[u8]) {
+        let keys = self.entries.get_mut(&run);
+        let is_new = keys.is_some_and(|keys| keys.add(generation, key));
+        let bulk = if is_new { &PUT_NEW } else { &PUT };
         self.session
-            .put(&PUT, params![run.0, generation, key, value]);
+            .put(bulk, params![run.0, generation, key, value]);
     }
 
     /// What most commits have none of.
@@ -819,6 +906,9 @@ impl<'a> Applier<'a> {
             new.parent.map(|parent| *parent.as_uuid().as_bytes()),
         ];
         self.session.put(&INSERT_RUN, row);
+        if claimed {
+            self.entries.insert(run, Keys::none());
+        }
         if let Some(key) = &new.key {
             self.put_key(run, &new.workflow, key, is_tombstone_over);
         }

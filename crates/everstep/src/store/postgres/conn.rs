@@ -247,7 +247,8 @@ impl Conn {
         let mark = Op::new(
             "WITH mark AS (UPDATE lanes SET last = $2, seen_at = $3 \
              WHERE id = $1 AND epoch = 1 RETURNING 1) \
-             SELECT everstep_require(count(*) = 1, $4) FROM mark",
+             SELECT everstep_require(count(*) = 1, $4), \
+             pg_current_xact_id()::xid::text::bigint FROM mark",
             params![self.lane.id, batch as i64, now_ms, LANE_CLOSED],
         );
         let lost = Unsettled {

@@ -8,14 +8,18 @@
 use std::{
     borrow::Cow,
     cell::{Cell, RefCell},
-    collections::HashMap,
 };
 
 use super::{
     error::Trouble,
+    known::Revision,
     value::{Row, Value},
 };
-use crate::commit::Transaction;
+use crate::{
+    commit::Transaction,
+    hash::{FastMap, FastSet},
+    run_id::RunNo,
+};
 
 /// One statement on its way.
 #[derive(Debug)]
@@ -66,13 +70,18 @@ pub(super) struct Session<'a> {
     queue: RefCell<Queue>,
     rows: Cell<u64>,
     trips: Cell<u64>,
+    /// Where in the queue the mark of the lane is.
+    mark: Cell<Option<usize>>,
+    transaction: Cell<Option<Revision>>,
+    /// The runs whose rows were written by statements over arrays.
+    runs: RefCell<FastSet<RunNo>>,
 }
 
 #[derive(Default)]
 struct Queue {
     ops: Vec<Queued>,
     /// For each row of a table, the last statement that is about it.
-    last: HashMap<(&'static str, i64), usize>,
+    last: FastMap<(&'static str, i64), usize>,
     /// Statements before this one take no more rows.
     barrier: usize,
 }
@@ -86,8 +95,9 @@ struct Many {
     bulk: &'static Bulk,
     columns: Vec<Value>,
     rows: usize,
-    /// Where each row is.
-    places: HashMap<Vec<u8>, usize>,
+    /// Where each row is. Not made before a second row with the same first column comes: most
+    /// batches have none.
+    places: Option<FastMap<Vec<u8>, usize>>,
 }
 
 impl<'a> Session<'a> {
@@ -97,7 +107,31 @@ impl<'a> Session<'a> {
             queue: RefCell::default(),
             rows: Cell::new(0),
             trips: Cell::new(0),
+            mark: Cell::new(None),
+            transaction: Cell::new(None),
+            runs: RefCell::default(),
         }
+    }
+
+    /// How many round trips there were so far.
+    pub(super) fn trips(&self) -> u64 {
+        self.trips.get()
+    }
+
+    /// The number of this transaction, once its mark is made.
+    pub(super) fn transaction(&self) -> Option<Revision> {
+        self.transaction.get()
+    }
+
+    /// Whether a statement over arrays has written the row of this run.
+    pub(super) fn has_written(&self, run: RunNo) -> bool {
+        self.runs.borrow().contains(&run)
+    }
+
+    /// Queues the mark of the lane, which says what number the transaction has.
+    pub(super) fn mark(&self, mark: Op) {
+        self.mark.set(Some(self.queue.borrow().ops.len()));
+        self.execute(mark.sql, mark.params);
     }
 
     /// How many rows were changed so far.
@@ -120,6 +154,11 @@ impl<'a> Session<'a> {
 
     /// Queues a row of a statement over arrays.
     pub(super) fn put(&self, bulk: &'static Bulk, row: Vec<Value>) {
+        if bulk.table == "runs"
+            && let Some(Value::Int(Some(run))) = row.first()
+        {
+            self.runs.borrow_mut().insert(RunNo(*run));
+        }
         self.queue.borrow_mut().put(bulk, row);
     }
 
@@ -183,6 +222,11 @@ impl<'a> Session<'a> {
         }
         self.trips.set(self.trips.get() + 1);
         let mut answers = self.port.run(all)?;
+        if let Some(mark) = self.mark.take()
+            && let Some(row) = answers.get(mark).and_then(|it| it.rows.first())
+        {
+            self.transaction.set(Some(Revision::new(row.get(1)?)));
+        }
         let asked = answers.split_off(before.min(answers.len()));
         let changed: u64 = answers.iter().map(|answer| answer.affected).sum();
         self.rows.set(self.rows.get() + changed);
@@ -213,12 +257,8 @@ impl Queue {
             _ => 0,
         };
         let about = (bulk.table, first);
-        let not_before = self
-            .last
-            .get(&about)
-            .copied()
-            .unwrap_or(0)
-            .max(self.barrier);
+        let last = self.last.get(&about).copied();
+        let not_before = last.unwrap_or(0).max(self.barrier);
         let place = self
             .ops
             .iter()
@@ -233,25 +273,35 @@ impl Queue {
                 bulk,
                 columns: Vec::new(),
                 rows: 0,
-                places: HashMap::new(),
+                places: None,
             }));
             self.ops.len() - 1
         });
         if let Some(Queued::Many(many)) = self.ops.get_mut(place) {
-            many.put(row);
+            many.put(row, last == Some(place));
         }
-        self.last.insert(about, place);
+        if last != Some(place) {
+            self.last.insert(about, place);
+        }
     }
 }
 
 impl Many {
-    fn put(&mut self, row: Vec<Value>) {
+    /// Adds a row. `is_known` says whether there is one with the same first column.
+    fn put(&mut self, row: Vec<Value>, is_known: bool) {
         let next = self.rows;
-        let place = if self.bulk.unique == 0 {
-            next
-        } else {
-            let name = name_of(row.iter().take(self.bulk.unique));
-            *self.places.entry(name).or_insert(next)
+        let unique = self.bulk.unique;
+        if is_known && unique > 0 && self.places.is_none() {
+            let columns = &self.columns[..unique.min(self.columns.len())];
+            let places = (0..next).map(|row| (name_at(columns, row), row));
+            self.places = Some(places.collect());
+        }
+        let place = match &mut self.places {
+            Some(places) => {
+                let name = name_of(row.iter().take(unique));
+                *places.entry(name).or_insert(next)
+            }
+            None => next,
         };
         if next == 0 {
             self.columns = row.into_iter().map(Value::into_column).collect();
@@ -270,16 +320,42 @@ impl Many {
 fn name_of<'v>(values: impl Iterator<Item = &'v Value>) -> Vec<u8> {
     let mut name = Vec::new();
     for value in values {
-        let bytes: &[u8] = match value {
-            Value::Int(Some(number)) => &number.to_be_bytes(),
-            Value::Text(Some(text)) => text.as_bytes(),
-            Value::Bytes(Some(bytes)) => bytes,
-            _ => &[],
-        };
-        name.extend((bytes.len() as u64).to_be_bytes());
-        name.extend(bytes);
+        match value {
+            Value::Int(Some(number)) => add_to_name(&mut name, &number.to_be_bytes()),
+            Value::Text(Some(text)) => add_to_name(&mut name, text.as_bytes()),
+            Value::Bytes(Some(bytes)) => add_to_name(&mut name, bytes),
+            _ => add_to_name(&mut name, &[]),
+        }
     }
     name
+}
+
+/// As [`name_of`], of a row that is in columns.
+fn name_at(columns: &[Value], row: usize) -> Vec<u8> {
+    let mut name = Vec::new();
+    for column in columns {
+        match column {
+            Value::Ints(column) => match column.get(row) {
+                Some(Some(number)) => add_to_name(&mut name, &number.to_be_bytes()),
+                _ => add_to_name(&mut name, &[]),
+            },
+            Value::Texts(column) => {
+                let text = column.get(row).and_then(Option::as_deref);
+                add_to_name(&mut name, text.unwrap_or_default().as_bytes());
+            }
+            Value::Blobs(column) => {
+                let bytes = column.get(row).and_then(Option::as_deref);
+                add_to_name(&mut name, bytes.unwrap_or_default());
+            }
+            _ => add_to_name(&mut name, &[]),
+        }
+    }
+    name
+}
+
+fn add_to_name(name: &mut Vec<u8>, bytes: &[u8]) {
+    name.extend((bytes.len() as u64).to_be_bytes());
+    name.extend(bytes);
 }
 
 impl Queued {

@@ -45,6 +45,13 @@ pub(super) fn parse(url: &str, mut options: PostgresOptions) -> Result<Parsed, S
         match (name, &*value) {
             ("schema", "") => return Err(wrong("`schema` is empty".to_owned())),
             ("schema", schema) => options.schema = schema.to_owned(),
+            ("lanes", number) => match number.parse() {
+                Ok(lanes @ 1..=64) => options.lanes_max = lanes,
+                _ => {
+                    let what = format!("`lanes` is `{number}`, and must be a number from 1 to 64");
+                    return Err(wrong(what));
+                }
+            },
             ("pooled", "true") => options.pooled = true,
             ("pooled", "false") => options.pooled = false,
             ("pooled", other) => {

@@ -183,13 +183,15 @@ async fn apply(
     let applying = conn::runtime()?.spawn_blocking(move || {
         let session = Session::new(&remote);
         // Nothing is remembered, since nobody here learns whether the user commits.
-        let (numbers, spare_items) = (Mutex::default(), Mutex::default());
+        let (known, spare_items) = (Mutex::default(), Mutex::default());
         let terms = Terms {
             named: &named,
             fenced: false,
             shards: None,
             schema,
-            numbers: &numbers,
+            known: &known,
+            is_first_go: false,
+            rows: None,
             spare_items: &spare_items,
         };
         let (applied, _) = batch::apply(&session, &batch, &terms)?;

@@ -5,6 +5,7 @@ use std::{path::PathBuf, sync::mpsc, thread, time::Instant};
 use super::{testing::Directory, *};
 use crate::{
     run_id::RunIds,
+    store::owner_and_client::OwnerAndClient,
     testing::{ran_on, store_conformance},
 };
 
@@ -132,12 +133,6 @@ fn sqlite_store_answers_as_the_store_in_memory_does() {
     ran_on("SQLite");
 }
 
-/// Two stores on one file, as two processes have them: an owner that commits, and a client.
-struct OwnerAndClient {
-    owner: SqliteStore,
-    client: SqliteStore,
-}
-
 #[test]
 fn an_owner_and_a_client_with_stores_of_their_own_keep_the_contract() {
     let directory = Directory::new();
@@ -148,63 +143,10 @@ fn an_owner_and_a_client_with_stores_of_their_own_keep_the_contract() {
         Arc::new(OwnerAndClient {
             owner,
             client: SqliteStore::open(&path).expect("open"),
+            shares_runner: true,
         })
     });
     ran_on("SQLite");
-}
-
-#[rustfmt::skip] // One line for each method that only passes its arguments on.
-impl Store for OwnerAndClient {
-    fn describe(&self) -> String { self.owner.describe() }
-    fn migrate(&self) -> Result<(), StoreError> { self.client.migrate() }
-    fn secret(&self) -> Result<Secret, StoreError> { self.client.secret() }
-    fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
-        let is_owners = batch.writes.iter().any(|write| matches!(write, Write::Commit(_) | Write::Emit(_)));
-        if is_owners { self.owner.commit(batch) } else { self.client.commit(batch) }
-    }
-    fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> { self.client.run(target) }
-    fn load(&self, run: RunNo) -> Result<Option<LoadedRun>, StoreError> { self.owner.load(run) }
-    fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> { self.owner.inbox(run, after) }
-    fn due(&self, now: Timestamp, shards: &ShardSet, after: Option<(Timestamp, RunNo)>, limit: usize) -> Result<Due, StoreError> { self.owner.due(now, shards, after, limit) }
-    fn live(&self, shards: &ShardSet, after: Option<RunNo>, limit: usize) -> Result<Vec<DueRun>, StoreError> { self.owner.live(shards, after, limit) }
-    fn paused(&self, shards: &ShardSet, after: Option<RunNo>, limit: usize) -> Result<Vec<PausedRun>, StoreError> { self.owner.paused(shards, after, limit) }
-    fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> { self.owner.census(now, shards) }
-    fn list(&self, filter: &Filter, after: Option<RunNo>, limit: usize) -> Result<Vec<RunRow>, StoreError> { self.client.list(filter, after, limit) }
-    fn count(&self, filter: &Filter) -> Result<u64, StoreError> { self.client.count(filter) }
-    fn find(&self, filter: &Filter, after: Option<RunNo>, limit: usize) -> Result<Vec<RunId>, StoreError> { self.client.find(filter, after, limit) }
-    fn finished_before(&self, workflow: &str, status: RunStatus, before: Timestamp, limit: usize) -> Result<Vec<(RunId, Timestamp)>, StoreError> { self.owner.finished_before(workflow, status, before, limit) }
-    fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> { self.owner.sweep(now, limit) }
-    fn history(&self, run: RunNo, after: Option<&[u8]>, limit: usize) -> Result<Vec<Put>, StoreError> { self.client.history(run, after, limit) }
-    fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> { self.client.state(run) }
-    fn stream(&self, run: RunNo, stream: &str, from: u64, limit: usize) -> Result<Option<StreamPage>, StoreError> { self.client.stream(run, stream, from, limit) }
-    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> { self.client.streams(run) }
-    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> { self.client.streams_grown(asked) }
-    fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> { self.client.finished(runs) }
-    fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> { self.client.answers(requests) }
-    fn dead_letters(&self, filter: &LetterFilter, after: u64, limit: usize) -> Result<Vec<DeadLetter>, StoreError> { self.client.dead_letters(filter, after, limit) }
-    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> { self.client.event(name) }
-    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> { self.client.events_to_tend(now) }
-    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> { self.owner.queue_item(item) }
-    fn queue_items(&self, queue: &str, state: Option<ItemState>, after: Option<ItemId>, limit: usize) -> Result<Vec<ItemRow>, StoreError> { self.client.queue_items(queue, state, after, limit) }
-    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> { self.owner.queue_stats(queue) }
-    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> { self.client.queue_outlook(queue, now) }
-    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> { self.client.first_place_lost() }
-    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> { self.owner.queue_ended(items) }
-    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> { self.client.schedule(name) }
-    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.client.schedules(after, limit) }
-    fn due_schedules(&self, now: Timestamp, after: Option<(Timestamp, &str)>, limit: usize) -> Result<DueSchedules, StoreError> { self.owner.due_schedules(now, after, limit) }
-    fn queued_schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.owner.queued_schedules(after, limit) }
-    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> { self.client.limit_places(run) }
-    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> { self.client.limits(name, limit) }
-    fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> { self.client.register_runner(runner) }
-    fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> { self.owner.heartbeat(fence, now, lease) }
-    fn pools(&self) -> Result<Vec<PoolRow>, StoreError> { self.client.pools() }
-    fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> { self.owner.runners() }
-    fn take_shards(&self, fence: Fence, now: Timestamp, wanted: &ShardSet, dead: &[Uuid]) -> Result<Option<ShardSet>, StoreError> { self.client.take_shards(fence, now, wanted, dead) }
-    fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> { self.owner.release_shards(fence, shards) }
-    fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> { self.owner.deregister_runner(fence) }
-    fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) { self.client.wake_others(me, runs) }
-    fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> { self.owner.on_wake(me, wake) }
 }
 
 #[test]

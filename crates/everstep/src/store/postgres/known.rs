@@ -1,0 +1,243 @@
+//! What the runner of this store knows of the runs in its memory, so that it need not read it.
+//!
+//! Three things. The last number of a run: its row is not written with every step, and nobody else
+//! changes it while the fence holds. The whole row, as the last batch left it, with the transaction
+//! that wrote it: a batch that names nothing but such rows is sent in one round trip, in which
+//! [`REQUIRE_KNOWN`] stands where the rows would be read. And which entries a run has, while they are
+//! few: one that is new is inserted, where to overwrite what may be there costs twice as much. If a
+//! row or an entry is another's by now, nothing of the batch is made, and it is made again the long
+//! way.
+//!
+//! Always true: what is remembered may be old, and then costs a round trip. It is never believed
+//! before the server has compared it, under the lock of the row.
+
+use std::hash::{Hash, Hasher};
+
+use super::locks::{Lock, Named};
+use crate::{
+    commit::{Batch, Fence, RunStatus},
+    hash::{FastHasher, FastMap},
+    run_id::RunNo,
+    store::rules::Head,
+};
+
+/// Locks rows of runs in their order and compares who wrote them last. The number of a transaction
+/// is that of `xmin`, as a number with a sign.
+pub(super) const REQUIRE_KNOWN: &str = "SELECT everstep_require(count(*) = $3, $4) FROM (SELECT 1 FROM \
+     unnest($1::bigint[], $2::bigint[]) AS known (no, rev) \
+     JOIN runs ON runs.no = known.no AND runs.xmin = known.rev::int4 \
+     ORDER BY runs.no FOR NO KEY UPDATE OF runs) AS held";
+
+/// That there are no such runs, and nothing is left of deleted ones.
+pub(super) const REQUIRE_NEW: &str = "SELECT everstep_require(NOT EXISTS (SELECT 1 FROM runs WHERE no = ANY ($1)) \
+     AND NOT EXISTS (SELECT 1 FROM graves WHERE run = ANY ($1)), $2)";
+
+/// The transaction that has written a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Revision(pub(super) i32);
+
+impl Revision {
+    /// From a number without a sign, as the server shows it.
+    pub(super) fn new(number: i64) -> Revision {
+        Revision(number as u32 as i32)
+    }
+}
+
+/// What is known once a batch is durable.
+pub(super) enum Learned {
+    /// The run is in memory, with this row, which was written by the batch or earlier; and the batch
+    /// was its owner's, who alone adds entries, and knows these keys.
+    Owned(Head, WrittenBy, Keys),
+    /// As before, but the batch has only sent it something.
+    Touched(Head, WrittenBy),
+    /// Nothing is to be remembered.
+    Nothing,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum WrittenBy {
+    This,
+    Earlier(Revision),
+    Unknown,
+}
+
+impl WrittenBy {
+    fn revision(self, transaction: Option<Revision>) -> Option<Revision> {
+        match self {
+            WrittenBy::This => transaction,
+            WrittenBy::Earlier(revision) => Some(revision),
+            WrittenBy::Unknown => None,
+        }
+    }
+}
+
+/// The keys of a run's entries, as far as they are few: their hashes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Keys {
+    /// It may have any.
+    #[default]
+    Unknown,
+    These(Vec<u64>),
+}
+
+/// How many keys of a run are kept.
+const KEYS_MAX: usize = 64;
+
+impl Keys {
+    /// Those of a new run.
+    pub(super) fn none() -> Keys {
+        Keys::These(Vec::new())
+    }
+
+    /// Adds a key; whether there is surely no entry under it yet.
+    pub(super) fn add(&mut self, generation: u32, key: &[u8]) -> bool {
+        let Keys::These(keys) = self else {
+            return false;
+        };
+        let mut hasher = FastHasher::default();
+        (generation, key).hash(&mut hasher);
+        let hash = hasher.finish();
+        if keys.contains(&hash) {
+            return false;
+        }
+        if keys.len() == KEYS_MAX {
+            *self = Keys::Unknown;
+            return false;
+        }
+        keys.push(hash);
+        true
+    }
+}
+
+/// How many batches go the long way after others have changed what was known.
+const REST_MAX: u32 = 32;
+
+/// The rows of runs in the memory of a runner.
+#[derive(Default)]
+pub(super) struct Known {
+    /// Who owns the runs.
+    fence: Option<Fence>,
+    runs: FastMap<RunNo, Remembered>,
+    /// How many batches are still to go the long way, and how many were the last time.
+    rest: u32,
+    last_rest: u32,
+}
+
+struct Remembered {
+    head: Head,
+    revision: Option<Revision>,
+    keys: Keys,
+}
+
+impl Known {
+    /// The generation of a run and its last number.
+    pub(super) fn number(&self, fence: Option<Fence>, run: RunNo) -> Option<(u32, u64)> {
+        let known = self.runs.get(&run).filter(|_| self.fence == fence)?;
+        Some((known.head.generation, known.head.last_number))
+    }
+
+    /// The keys of a run, to be given back with what is learned.
+    pub(super) fn take_keys(&mut self, fence: Option<Fence>, run: RunNo) -> Keys {
+        let known = self.runs.get_mut(&run).filter(|_| self.fence == fence);
+        known.map_or(Keys::Unknown, |known| std::mem::take(&mut known.keys))
+    }
+
+    /// The rows of all runs that a batch names, if nothing needs to be read before it is decided.
+    pub(super) fn rows_for(&mut self, batch: &Batch, named: &Named) -> Option<Vec<KnownRow>> {
+        if batch.fence.is_none() || batch.fence != self.fence {
+            return None;
+        }
+        if !(named.keys.is_empty() && named.streams.is_empty() && named.items == 0) {
+            return None;
+        }
+        let runs = named.locks.iter().filter_map(|lock| match lock {
+            Lock::Run(run) => Some(*run),
+            _ => None,
+        });
+        let rows = runs.map(|run| match self.runs.get(&run) {
+            Some(known) => Some(KnownRow::Is(known.head, known.revision?)),
+            None => named.new_runs.contains(&run).then_some(KnownRow::New(run)),
+        });
+        let rows: Vec<KnownRow> = rows.collect::<Option<_>>()?;
+        if self.rest > 0 {
+            self.rest -= 1;
+            return None;
+        }
+        Some(rows)
+    }
+
+    /// Others have changed what was known: it is not tried again at once.
+    pub(super) fn was_wrong(&mut self) {
+        self.last_rest = (2 * self.last_rest).clamp(1, REST_MAX);
+        self.rest = self.last_rest;
+    }
+
+    pub(super) fn was_right(&mut self) {
+        self.last_rest /= 2;
+    }
+
+    /// Remembers what a durable batch has said.
+    pub(super) fn learn(
+        &mut self,
+        fence: Option<Fence>,
+        learned: Vec<(RunNo, Learned)>,
+        transaction: Option<Revision>,
+    ) {
+        if fence.is_none() {
+            return;
+        }
+        if self.fence != fence {
+            *self = Known {
+                fence,
+                ..Known::default()
+            };
+        }
+        for (run, learned) in learned {
+            match learned {
+                Learned::Owned(head, written_by, keys) => {
+                    let mut remembered = Remembered {
+                        head,
+                        revision: written_by.revision(transaction),
+                        keys,
+                    };
+                    if let Some(before) = self.runs.get(&run) {
+                        remembered.keep_number(&before.head);
+                    }
+                    self.runs.insert(run, remembered);
+                }
+                Learned::Touched(head, written_by) => {
+                    if let Some(remembered) = self.runs.get_mut(&run) {
+                        let before = std::mem::replace(&mut remembered.head, head);
+                        remembered.keep_number(&before);
+                        remembered.revision = written_by.revision(transaction);
+                    }
+                }
+                Learned::Nothing => _ = self.runs.remove(&run),
+            }
+        }
+    }
+}
+
+impl Remembered {
+    /// Batches of two lanes may be remembered in another order than they were made in. The row then
+    /// is not the one that the server has, which is found out; but the number is in no row, and
+    /// only rises.
+    fn keep_number(&mut self, before: &Head) {
+        if before.generation == self.head.generation {
+            self.head.last_number = self.head.last_number.max(before.last_number);
+        }
+    }
+}
+
+/// What is known of a run that a batch names.
+pub(super) enum KnownRow {
+    Is(Head, Revision),
+    /// It is to be made.
+    New(RunNo),
+}
+
+/// Whether a row is worth remembering: the run is in the memory of its owner, which alone knows its
+/// last number. Of a run that waits nothing is kept here, however many there are.
+pub(super) fn is_in_memory(head: &Head) -> bool {
+    head.status == RunStatus::Running && head.last_number_exact
+}
