@@ -10,7 +10,7 @@ use std::sync::{
 };
 
 use super::{
-    Conn, LastNumbers, PostgresOptions, PostgresStore, Store, StoreError, Trouble, lock,
+    Conn, PostgresOptions, PostgresStore, Store, StoreError, Trouble, lock,
     locks::fnv,
     schema,
     session::{Op, Port},
@@ -86,12 +86,15 @@ impl PostgresStore {
             homes: Mutex::default(),
             away: Mutex::default(),
             ahead: Default::default(),
-            numbers: Mutex::new(LastNumbers::default()),
+            giving_back: Default::default(),
+            known: Mutex::default(),
             spare_items: Mutex::default(),
             counters: Default::default(),
             wakes: Arc::new(Wakes::new(&self.route)),
             schema_number: self.schema_number,
             lent: self.lent.clone(),
+            system: self.system.clone(),
+            database: self.database.clone(),
         }
     }
 }
