@@ -63,7 +63,7 @@ impl World {
     /// Notes something in one round trip; how often it was tried.
     fn note(&self, what: &'static str) -> Result<u32, StoreError> {
         let mut goes = 0;
-        self.store.transact(false, |session, _| {
+        self.store.transact(|session, _| {
             goes += 1;
             session.execute("INSERT INTO noted VALUES ($1)", params![what.to_owned()]);
             Ok(())
@@ -123,7 +123,7 @@ fn a_connection_that_is_lost_before_the_commit_is_replaced() {
         let mut goes = 0;
         let what = if again { "read" } else { "commit" };
         let World { store, proxy, .. } = &world;
-        let done = store.transact(false, |session, _| {
+        let done = store.transact(|session, _| {
             goes += 1;
             session.execute("INSERT INTO noted VALUES ($1)", params![what]);
             session.exists("SELECT 1", Vec::new())?;
@@ -177,7 +177,7 @@ fn a_commit_that_has_landed_is_acknowledged_and_not_made_again() {
     thread::scope(|scope| {
         let noting = scope.spawn(|| {
             let mut goes = 0;
-            let done = store.transact(false, |session, _| {
+            let done = store.transact(|session, _| {
                 goes += 1;
                 // As in `note`: it was prepared before, so that it takes one round trip.
                 session.execute("INSERT INTO noted VALUES ($1)", params!["it"]);
@@ -257,7 +257,7 @@ fn a_deadlock_is_made_again() {
     let mut goes = 0;
     let store = &world.store;
     store
-        .transact(false, |session, _| {
+        .transact(|session, _| {
             goes += 1;
             if goes == 2 {
                 other.receive().unwrap();
@@ -282,7 +282,7 @@ fn a_serialization_failure_is_made_again_and_not_for_ever() {
     let fail = "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$";
     for (failures, is_done) in [(3, true), (u32::MAX, false)] {
         let mut goes = 0;
-        let done = world.store.transact(false, |session, _| {
+        let done = world.store.transact(|session, _| {
             goes += 1;
             session.execute("INSERT INTO noted VALUES ('it')", Vec::new());
             if goes <= failures {
@@ -401,7 +401,7 @@ fn a_crash_of_the_server_loses_nothing_that_was_answered() {
             scope.spawn(move || {
                 let mut no = worker;
                 while !is_over.load(Ordering::Relaxed) {
-                    let noted = store.transact(false, |session, _| {
+                    let noted = store.transact(|session, _| {
                         session.execute("INSERT INTO noted VALUES ($1)", params![no]);
                         Ok(())
                     });
