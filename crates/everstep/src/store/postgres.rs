@@ -810,15 +810,15 @@ impl Store for PostgresStore {
     }
 
     fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
-        if !self.read(|session| control::is_left(session, now))? {
+        let lanes_before = now_ms() - DEAD_LANE_KEPT.as_millis() as i64;
+        if !self.read(|session| control::is_left(session, now, lanes_before))? {
             return Ok(false);
         }
         self.write(|session| {
             // Lanes of connections that were lost long ago.
             let sql = "DELETE FROM lanes WHERE id IN (SELECT id FROM lanes WHERE seen_at < $1 \
                        ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED)";
-            let day = DEAD_LANE_KEPT.as_millis() as i64;
-            session.execute(sql, params![now_ms() - day]);
+            session.execute(sql, params![lanes_before]);
             control::sweep(session, now, limit)
         })
     }
@@ -1022,6 +1022,7 @@ impl Store for PostgresStore {
         let giving_back = self.giving_back.write();
         let _given_back = giving_back.unwrap_or_else(PoisonError::into_inner);
         *lock(&self.held) = None;
+        lock(&self.known).forget(shards);
         self.write(|session| runners::release_shards(session, fence, shards))
     }
 

@@ -111,6 +111,9 @@ struct ServerSession {
 /// Those that were prepared, by their text.
 pub(super) type Statements = Mutex<HashMap<String, Statement>>;
 
+/// How many are kept. Our own are far fewer, but filters make new ones without end.
+const STATEMENTS_MAX: usize = 400;
+
 /// Which database this is: a copy that has taken over has another timeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
@@ -358,7 +361,11 @@ async fn run_prepared(
     ops: &[Op],
 ) -> Result<Vec<Answer>, Trouble> {
     let missing: Vec<&Op> = {
-        let known = lock(statements);
+        let mut known = lock(statements);
+        // Those that are used will be there again soon.
+        if known.len() > STATEMENTS_MAX {
+            known.clear();
+        }
         let mut missing: Vec<&Op> = Vec::new();
         for op in ops {
             if !known.contains_key(&*op.sql) && !missing.iter().any(|other| other.sql == op.sql) {

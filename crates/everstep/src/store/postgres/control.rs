@@ -258,10 +258,16 @@ impl Applier<'_> {
 }
 
 /// Whether deletes have left anything.
-pub(super) fn is_left(session: &Session<'_>, now: Timestamp) -> Result<bool, Trouble> {
+pub(super) fn is_left(
+    session: &Session<'_>,
+    now: Timestamp,
+    lanes_before: i64,
+) -> Result<bool, Trouble> {
     let sql = "SELECT EXISTS (SELECT 1 FROM graves) OR EXISTS (SELECT 1 FROM keys \
-               WHERE kept_until IS NOT NULL AND kept_until <= $1)";
-    let left = session.row(sql, params![now.as_millis()], |row| row.get(0))?;
+               WHERE kept_until IS NOT NULL AND kept_until <= $1) \
+               OR EXISTS (SELECT 1 FROM lanes WHERE seen_at < $2)";
+    let params = params![now.as_millis(), lanes_before];
+    let left = session.row(sql, params, |row| row.get(0))?;
     Ok(left.unwrap_or(false))
 }
 

@@ -18,7 +18,7 @@ use crate::{
     commit::{Batch, Fence, RunStatus},
     hash::{FastHasher, FastMap},
     run_id::RunNo,
-    store::rules::Head,
+    store::{ShardSet, rules::Head},
 };
 
 /// Locks rows of runs in their order and compares who wrote them last. The number of a transaction
@@ -174,6 +174,19 @@ impl Known {
 
     pub(super) fn was_right(&mut self) {
         self.last_rest /= 2;
+    }
+
+    /// Whether anything is known of a run.
+    #[cfg(test)]
+    pub(super) fn has(&self, run: RunNo) -> bool {
+        self.runs.contains_key(&run)
+    }
+
+    /// Forgets the runs in these shards. Others may have them from now on; and should they come back
+    /// under the same fence, their last number is not the one that is known here.
+    pub(super) fn forget(&mut self, shards: &ShardSet) {
+        self.runs
+            .retain(|_, known| !shards.contains(known.head.shard));
     }
 
     /// Remembers what a durable batch has said.

@@ -358,3 +358,31 @@ fn lanes_of_one_store_do_not_mislead_each_other() {
     }
     testing::ran_on("PostgreSQL");
 }
+
+#[test]
+fn what_was_known_of_a_run_is_forgotten_with_its_shard() {
+    let [one, other] = stores();
+    let all = ShardSet::of_default_pool();
+    let ids = RunIds::new(1);
+    let run = ids.next(NOW);
+    let first = register(&one, 1);
+    commit(&one, Some(first), vec![start(run)]);
+    let (outcomes, _) = commit(&one, Some(first), vec![step(run, 1)]);
+    assert!(all_committed(&outcomes), "{outcomes:?}");
+    one.release_shards(first, &all).expect("release");
+
+    let second = register(&other, 2);
+    for number in 2..=4 {
+        let (outcomes, _) = commit(&other, Some(second), vec![step(run, number)]);
+        assert!(all_committed(&outcomes), "{outcomes:?}");
+    }
+    other.release_shards(second, &all).expect("release");
+
+    // It has the shard again under the same fence. What it remembers is three steps old.
+    one.take_shards(first, NOW, &all, &[]).expect("take_shards");
+    let (outcomes, _) = commit(&one, Some(first), vec![step(run, 5)]);
+    assert!(all_committed(&outcomes), "{outcomes:?}");
+    assert!(lock(&one.known).has(run.no()));
+    one.release_shards(first, &all).expect("release");
+    assert!(!lock(&one.known).has(run.no()));
+}

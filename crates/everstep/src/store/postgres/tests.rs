@@ -8,6 +8,7 @@ use crate::{store::MemoryStore, testing, testing::store_conformance};
 mod away;
 mod encrypted;
 mod shards;
+mod upkeep;
 
 /// An empty schema, whose leases go by the caller's clock.
 pub(crate) fn fresh() -> PostgresStore {

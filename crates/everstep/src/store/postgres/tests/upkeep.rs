@@ -1,0 +1,46 @@
+//! What a store keeps for itself does not grow without end.
+
+use super::*;
+
+#[test]
+fn the_lane_of_a_connection_that_was_lost_long_ago_is_swept() {
+    let store = fresh();
+    let old = now_ms() - 2 * DEAD_LANE_KEPT.as_millis() as i64;
+    let lanes = |store: &PostgresStore| {
+        store.read(|session| {
+            let sql = "SELECT count(*) FROM lanes WHERE seen_at = $1";
+            session.row(sql, params![old], |row| row.get::<i64>(0))
+        })
+    };
+    store
+        .write(|session| {
+            let sql = "INSERT INTO lanes (id, epoch, last, seen_at) VALUES ($1, 1, 7, $2)";
+            session.execute(sql, params![Uuid::from_u128(77), old]);
+            Ok(())
+        })
+        .expect("a lane");
+    assert_eq!(lanes(&store).expect("count"), Some(1));
+    // There is nothing else to sweep.
+    let now = Timestamp::from_millis(now_ms());
+    assert!(!store.sweep(now, 10).expect("sweep"));
+    assert_eq!(lanes(&store).expect("count"), Some(0));
+    testing::ran_on("PostgreSQL");
+}
+
+#[test]
+fn a_connection_keeps_no_more_statements_than_it_needs() {
+    let store = fresh();
+    for no in 0..1_000 {
+        let answer = store.read(|session| {
+            session.row(format!("SELECT {no}::bigint"), Vec::new(), |row| {
+                row.get::<i64>(0)
+            })
+        });
+        assert_eq!(answer.expect("answer"), Some(no));
+    }
+    let sql = "SELECT count(*) FROM pg_prepared_statements";
+    let kept = store.read(|session| session.row(sql, Vec::new(), |row| row.get::<i64>(0)));
+    let kept = kept.expect("count").expect("a row");
+    assert!((1..500).contains(&kept), "{kept} statements are kept");
+    testing::ran_on("PostgreSQL");
+}
