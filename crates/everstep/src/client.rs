@@ -413,6 +413,11 @@ impl Client {
         })
     }
 
+    /// The store that it is on, in words.
+    pub fn store_name(&self) -> String {
+        self.shared.store.describe()
+    }
+
     /// Starts a run. Set what else is to be said, then await it.
     pub fn start<W: WorkflowRef>(&self, workflow: W, input: W::Input) -> Start<W::Output> {
         let key = workflow.default_key(&input);

@@ -114,7 +114,7 @@ pub use schedule::{Overlap, ScheduleSpec};
 #[cfg(feature = "sqlite")]
 pub use store::Tx;
 pub use store::{Close, Deliver, EventRow, Filter, ItemState, QueueStats, RunStatus, Target};
-pub use time::{Clock, SystemClock, Timestamp, days, hours, minutes, seconds};
+pub use time::{Clock, ParseTimestampError, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use token::Token;
 /// The version of tokio-postgres that everstep uses: use it from here, so that the types of
 /// [`Ctx::pg_transaction`] and of [`Client::start_in`] are yours too.

@@ -6,6 +6,7 @@
 use std::{
     fmt,
     ops::{Add, Sub},
+    str::FromStr,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -47,6 +48,66 @@ impl Timestamp {
         // Whatever else is wrong with the text does not come back.
         (parsed.to_string() == text).then_some(parsed)
     }
+}
+
+/// A text that is not an instant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{text}` is not an instant; write it as RFC 3339 has it: `2026-11-15T20:47:00Z`, \
+     `2026-11-15T20:47:00.250+01:00`"
+)]
+pub struct ParseTimestampError {
+    text: String,
+}
+
+/// RFC 3339: a date, a time to the second or finer, and `Z` or the distance from it. What is finer than
+/// a millisecond is cut off.
+impl FromStr for Timestamp {
+    type Err = ParseTimestampError;
+
+    fn from_str(text: &str) -> Result<Timestamp, ParseTimestampError> {
+        parse_rfc3339(text).ok_or_else(|| ParseTimestampError {
+            text: text.to_owned(),
+        })
+    }
+}
+
+fn parse_rfc3339(text: &str) -> Option<Timestamp> {
+    let (date_time, rest) = text.split_at_checked(19)?;
+    let (fraction, zone) = match rest.strip_prefix('.') {
+        Some(rest) => {
+            let end = rest.find(|digit: char| !digit.is_ascii_digit())?;
+            (
+                Some(&rest[..end]).filter(|it| !it.is_empty())?,
+                &rest[end..],
+            )
+        }
+        None => ("", rest),
+    };
+    let ms: String = fraction.chars().chain("000".chars()).take(3).collect();
+    // Whatever else is wrong with the date and the time does not come back.
+    let mut upper = date_time.to_ascii_uppercase();
+    if upper.as_bytes().get(10) == Some(&b' ') {
+        upper.replace_range(10..11, "T");
+    }
+    let local = Timestamp::parse(&format!("{upper}.{ms}Z"))?;
+    let ahead_minutes = match zone {
+        "Z" | "z" => 0,
+        _ => {
+            let (sign, digits) = match zone.split_at_checked(1)? {
+                ("+", digits) => (1, digits),
+                ("-", digits) => (-1, digits),
+                _ => return None,
+            };
+            let (hours, minutes) = digits.split_once(':')?;
+            let number = |text: &str, end: i64| {
+                let is_two = text.len() == 2 && text.bytes().all(|it| it.is_ascii_digit());
+                text.parse().ok().filter(|it: &i64| is_two && *it < end)
+            };
+            sign * (number(hours, 24)? * 60 + number(minutes, 60)?)
+        }
+    };
+    Some(Timestamp(local.0 - ahead_minutes * 60_000))
 }
 
 impl Add<Duration> for Timestamp {
@@ -196,5 +257,32 @@ mod tests {
         let t = Timestamp::from_millis(5);
         assert_eq!((t + Duration::from_micros(1)).as_millis(), 6);
         assert_eq!((t + Duration::MAX).as_millis(), i64::MAX);
+    }
+
+    #[test]
+    fn an_instant_is_read_as_rfc_3339_has_it() {
+        let ms = |text: &str| text.parse::<Timestamp>().ok().map(Timestamp::as_millis);
+        assert_eq!(ms("1970-01-01T00:00:01Z"), Some(1_000));
+        assert_eq!(ms("1970-01-01t00:00:01.25z"), Some(1_250));
+        assert_eq!(ms("1970-01-01 00:00:01.987654Z"), Some(1_987));
+        assert_eq!(ms("1970-01-01T01:30:00+01:30"), Some(0));
+        assert_eq!(ms("1969-12-31T23:00:00-01:00"), Some(0));
+        for wrong in [
+            "",
+            "now",
+            "1970-01-01",
+            "1970-01-01T00:00:01",
+            "1970-13-01T00:00:01Z",
+            "1970-02-30T00:00:01Z",
+            "1970-01-01T25:00:01Z",
+            "1970-01-01T00:00:01.Z",
+            "1970-01-01T00:00:01+1:00",
+            "1970-01-01T00:00:01+01:60",
+            "1970-01-01T00:00:01+-1:00",
+            "1970-01-01T00:00:01ZZ",
+            "ä970-01-01T00:00:01Z",
+        ] {
+            assert_eq!(ms(wrong), None, "{wrong}");
+        }
     }
 }

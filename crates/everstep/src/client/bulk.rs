@@ -39,11 +39,14 @@ impl Client {
     /// # Ok(()) }
     /// ```
     pub fn bulk(&self, filter: Filter) -> Bulk {
-        Bulk {
+        let runs = Runs {
             client: self.clone(),
             filter,
-            after: None,
             limit: u64::MAX,
+            after: None,
+        };
+        Bulk {
+            runs,
             progress: None,
         }
     }
@@ -52,11 +55,17 @@ impl Client {
 /// Many runs, and what is to be done to them.
 #[must_use = "nothing is done before an act is chosen"]
 pub struct Bulk {
+    runs: Runs,
+    progress: Option<Progress>,
+}
+
+/// Which runs are meant. It is apart from who is told of the progress, so that an act can be awaited
+/// anywhere.
+struct Runs {
     client: Client,
     filter: Filter,
-    after: Option<RunId>,
     limit: u64,
-    progress: Option<Progress>,
+    after: Option<RunId>,
 }
 
 type Progress = Box<dyn FnMut(&BulkReport) + Send>;
@@ -104,13 +113,13 @@ enum Act {
 impl Bulk {
     /// Only so many runs.
     pub fn limit(mut self, runs: u64) -> Self {
-        self.limit = runs;
+        self.runs.limit = runs;
         self
     }
 
     /// Goes on after this run: see [`BulkReport::next`].
     pub fn after(mut self, run: RunId) -> Self {
-        self.after = Some(run);
+        self.runs.after = Some(run);
         self
     }
 
@@ -127,8 +136,8 @@ impl Bulk {
     ///
     /// If the store cannot be read.
     pub async fn count(self) -> Result<u64, ClientError> {
-        let filter = self.filter;
-        self.client.read(move |store| store.count(&filter)).await
+        let Runs { client, filter, .. } = self.runs;
+        client.read(move |store| store.count(&filter)).await
     }
 
     /// Cancels them.
@@ -187,15 +196,16 @@ impl Bulk {
         self.act(Act::Delete).await
     }
 
-    async fn act(mut self, act: Act) -> Result<BulkReport, BulkError> {
+    async fn act(self, act: Act) -> Result<BulkReport, BulkError> {
+        let Bulk { runs, mut progress } = self;
         let mut report = BulkReport {
-            next: self.after,
+            next: runs.after,
             ..BulkReport::default()
         };
         loop {
-            match self.page(act, &mut report).await {
+            match runs.page(act, &mut report).await {
                 Ok(more) => {
-                    if let Some(progress) = &mut self.progress {
+                    if let Some(progress) = &mut progress {
                         progress(&report);
                     }
                     if !more {
@@ -209,7 +219,9 @@ impl Bulk {
             }
         }
     }
+}
 
+impl Runs {
     /// Deals with the next runs; whether there may be more.
     async fn page(&self, act: Act, report: &mut BulkReport) -> Result<bool, ClientError> {
         let left = self.limit.saturating_sub(report.met);

@@ -1,0 +1,166 @@
+//! What a request is answered with when it cannot be done: problem details as RFC 9457 has them.
+
+use axum::{
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use everstep::ClientError;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// A problem, as the body of an answer.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Problem")]
+pub(crate) struct Problem {
+    /// What kind of problem it is: `urn:everstep:problem:` and a word.
+    #[serde(rename = "type")]
+    kind: String,
+    /// The kind in words, the same for all of one kind.
+    title: &'static str,
+    /// The status of the answer.
+    status: u16,
+    /// What happened, to what, and what to do.
+    detail: String,
+}
+
+/// The kinds of problems.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    BadRequest,
+    Unauthorized,
+    Forbidden,
+    Csrf,
+    BadHost,
+    NotFound,
+    MethodNotAllowed,
+    Conflict,
+    Gone,
+    TooLarge,
+    MediaType,
+    Unprocessable,
+    TooManyRequests,
+    Timeout,
+    Unavailable,
+    Internal,
+}
+
+impl Kind {
+    fn parts(self) -> (StatusCode, &'static str, &'static str) {
+        use StatusCode as S;
+        match self {
+            Kind::BadRequest => (S::BAD_REQUEST, "bad_request", "The request is not valid"),
+            Kind::Unauthorized => (S::UNAUTHORIZED, "unauthorized", "A token is needed"),
+            Kind::Forbidden => (S::FORBIDDEN, "forbidden", "The token does not allow this"),
+            Kind::Csrf => (
+                S::FORBIDDEN,
+                "csrf",
+                "The request did not come from the dashboard",
+            ),
+            Kind::BadHost => (
+                S::MISDIRECTED_REQUEST,
+                "bad_host",
+                "The host is not this server",
+            ),
+            Kind::NotFound => (S::NOT_FOUND, "not_found", "There is no such thing"),
+            Kind::MethodNotAllowed => (
+                S::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "This cannot be done here",
+            ),
+            Kind::Conflict => (S::CONFLICT, "conflict", "It is not in a state for this"),
+            Kind::Gone => (S::GONE, "gone", "It is there no more"),
+            Kind::TooLarge => (S::PAYLOAD_TOO_LARGE, "payload_too_large", "It is too large"),
+            Kind::MediaType => (
+                S::UNSUPPORTED_MEDIA_TYPE,
+                "media_type",
+                "The body is not said to be JSON",
+            ),
+            Kind::Unprocessable => (
+                S::UNPROCESSABLE_ENTITY,
+                "unprocessable",
+                "The request cannot be carried out as it is",
+            ),
+            Kind::TooManyRequests => (
+                S::TOO_MANY_REQUESTS,
+                "too_many_requests",
+                "Too many tries in a short time",
+            ),
+            Kind::Timeout => (S::GATEWAY_TIMEOUT, "timeout", "It took too long"),
+            Kind::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "The store is away"),
+            Kind::Internal => (S::INTERNAL_SERVER_ERROR, "internal", "Something is broken"),
+        }
+    }
+}
+
+impl Problem {
+    pub(crate) fn new(kind: Kind, detail: impl Into<String>) -> Problem {
+        let (status, word, title) = kind.parts();
+        Problem {
+            kind: format!("urn:everstep:problem:{word}"),
+            title,
+            status: status.as_u16(),
+            detail: detail.into(),
+        }
+    }
+
+    /// Says more.
+    pub(crate) fn add(&mut self, detail: &str) {
+        self.detail.push_str(detail);
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
+        StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        // Texts and numbers have no state that could not be written.
+        let body = serde_json::to_vec(&self).unwrap_or_default();
+        let kind = [(header::CONTENT_TYPE, "application/problem+json")];
+        (self.status(), kind, body).into_response()
+    }
+}
+
+impl From<ClientError> for Problem {
+    fn from(error: ClientError) -> Problem {
+        use ClientError as E;
+        let kind = match &error {
+            E::Store(_) | E::Closed => Kind::Unavailable,
+            E::UnknownRun { .. } | E::UnknownItem { .. } | E::UnknownSchedule { .. } => {
+                Kind::NotFound
+            }
+            E::Finished { .. }
+            | E::WrongStatus { .. }
+            | E::InboxFull { .. }
+            | E::TagsFull { .. }
+            | E::Taken { .. }
+            | E::KeyUsed { .. }
+            | E::NoReply { .. } => Kind::Conflict,
+            E::OldToken { .. } => Kind::Gone,
+            E::TooLarge { .. } => Kind::TooLarge,
+            E::Name { .. }
+            | E::Encode { .. }
+            | E::MalformedToken
+            | E::ForeignToken
+            | E::Schedule { .. }
+            | E::Fork { .. } => Kind::Unprocessable,
+            _ => Kind::Internal,
+        };
+        if kind == Kind::Unavailable || kind == Kind::Internal {
+            tracing::warn!(%error, cause = ?std::error::Error::source(&error), "a request failed");
+        }
+        Problem::new(kind, full(&error))
+    }
+}
+
+/// An error with its causes.
+fn full(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
