@@ -38,6 +38,7 @@ mod api;
 mod assets;
 mod audit;
 mod extract;
+pub mod json;
 mod live;
 mod problem;
 mod redact;
