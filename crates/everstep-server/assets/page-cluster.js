@@ -1,0 +1,2 @@
+import { h } from "./dom.js";
+export const clusterPage = () => h("div.page", {}, h("h1", {}, "cluster"));
