@@ -70,14 +70,14 @@ export function bytes(n) {
 /** The end of an id, which differs from run to run, where the beginning is a time. */
 export const shortId = (id) => (id.length > 12 ? id.slice(-12) : id);
 
-/** Splits a sentence of the engine into text, `code` and times, for `sentence` in parts.js. */
+/** Splits a sentence of the engine into text, `code`, times and ids of runs, for `sentence` in parts.js. */
 export function pieces(text) {
-  const pattern = /`([^`]*)`|(\d{4}-\d\d-\d\dT[\d:.]+Z)/g;
+  const pattern = /`([^`]*)`|(\d{4}-\d\d-\d\dT[\d:.]+Z)|([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})/g;
   const found = [];
   let end = 0;
   for (const match of text.matchAll(pattern)) {
     if (match.index > end) found.push({ text: text.slice(end, match.index) });
-    found.push(match[2] ? { time: match[2] } : { code: match[1] });
+    found.push(match[3] ? { run: match[3] } : match[2] ? { time: match[2] } : { code: match[1] });
     end = match.index + match[0].length;
   }
   if (end < text.length) found.push({ text: text.slice(end) });

@@ -3,7 +3,7 @@
 
 import { h, inFrame, replace } from "./dom.js";
 import { bytes, count, duration, moment, plural } from "./format.js";
-import { isScope } from "./history.js";
+import { isScope, statusOf } from "./history.js";
 import { icon } from "./icons.js";
 import { inspect } from "./inspector.js";
 import { bind } from "./keys.js";
@@ -29,7 +29,7 @@ export function historyView(source, mode, chosen, onChoose, signal) {
   let words = "";
   let selected = chosen;
   let current = 0;
-  const timeline = new Timeline(history, () => list?.refresh(), signal);
+  const timeline = new Timeline(history, () => list.refresh(), signal);
   const aside = h("aside.inspector", { "aria-label": "The chosen entry", hidden: true });
   const status = h("p.muted.history-status", { role: "status" });
   const find = h("input", { type: "search", placeholder: "Find a step, kind or status", "aria-label": "Find in the history", oninput: () => {
@@ -57,7 +57,7 @@ export function historyView(source, mode, chosen, onChoose, signal) {
 
   function row(node, i) {
     const { entry } = node;
-    const state = entry?.status ?? (node.end === undefined ? "running" : "completed");
+    const state = statusOf(node);
     const parent = node.children.length > 0 && !words;
     return h("div.entry", {
       role: "row", tabindex: i === current ? "0" : "-1", "aria-level": node.depth + 1, "aria-rowindex": i + 2, "aria-expanded": parent ? String(history.isOpen(node)) : undefined,
@@ -68,10 +68,11 @@ export function historyView(source, mode, chosen, onChoose, signal) {
         if (event.target.closest(".twist")) toggle(node);
         else choose(node);
       },
+      ondblclick: () => timed && timeline.zoomTo(node.start, node.end ?? Date.now()),
     },
       h("span.entry-name", { role: "gridcell", title: node.location, style: { "padding-left": `${(words ? 0 : node.depth) * 16}px` } },
         parent ? h("span.twist", {}, icon(history.isOpen(node) ? "down" : "right", 12)) : h("span.twist", {}),
-        h("span.entry-sign", { class: `s-${state}` }, icon(entry ? state : "right", 13), h("span.visually-hidden", {}, word(state))),
+        h("span.entry-sign", { class: `s-${state}` }, icon(entry ? state : "branch", 13), h("span.visually-hidden", {}, word(state))),
         h("span.entry-text", { class: isScope(node) ? "is-scope" : "" }, words ? node.location : node.name),
         parent && !history.isOpen(node) && h("span.entry-count", {}, count(node.children.length)),
         entry?.child && h("a.entry-child", { href: `/runs/${encodeURIComponent(entry.child)}`, title: "Open the child run", tabindex: "-1" }, icon("link", 12), h("span.visually-hidden", {}, "Open the child run"))),

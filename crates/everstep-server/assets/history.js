@@ -148,6 +148,7 @@ function settle(node) {
   node.children.sort(inTime);
   if (node.entry) return;
   node.open = false;
+  node.failed = node.children.some(hasFailed);
   for (const child of node.children) {
     node.start = Math.min(node.start, child.start);
     node.revision = Math.max(node.revision, child.revision);
@@ -155,6 +156,17 @@ function settle(node) {
     else node.end = Math.max(node.end, child.end);
   }
   if (node.open) node.end = undefined;
+}
+
+function hasFailed({ entry, failed }) {
+  return entry ? isFailure(entry) : failed;
+}
+
+/** What a row shows as its status; a branch shows that of what is in it. */
+export function statusOf(node) {
+  if (node.entry) return node.entry.status;
+  if (node.failed) return "failed";
+  return node.end === undefined ? "running" : "completed";
 }
 
 function matches({ location, entry }, wanted) {

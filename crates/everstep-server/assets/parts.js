@@ -33,10 +33,11 @@ export function tickTimes() {
 }
 
 /** A sentence of the engine, with its names as code and its times made readable. */
-export function sentence(text) {
+export function sentence(text, { brief = false } = {}) {
   return pieces(text).map((piece) => {
     if (piece.code !== undefined) return h("code", {}, piece.code);
-    if (piece.time) return ago(piece.time);
+    if (piece.run) return brief ? shortId(piece.run) : runLink(piece.run);
+    if (piece.time) return brief ? clockTime(piece.time) : [clockTime(piece.time), " (", ago(piece.time), ")"];
     return piece.text;
   });
 }

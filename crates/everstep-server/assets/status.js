@@ -22,7 +22,7 @@ export const hasEnded = (run) => ENDED.has(run.status);
 
 /** `rolling_back` as `Rolling back`. */
 export function word(name) {
-  const text = name.replaceAll("_", " ");
+  const text = (name || "unknown").replaceAll("_", " ");
   return text[0].toUpperCase() + text.slice(1);
 }
 

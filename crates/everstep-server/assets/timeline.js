@@ -4,7 +4,7 @@
 
 import { h, inFrame, replace, setText, svg } from "./dom.js";
 import { duration, moment } from "./format.js";
-import { isFailure, isScope, isWait } from "./history.js";
+import { isFailure, isScope, isWait, statusOf } from "./history.js";
 import { icon } from "./icons.js";
 
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 15e3, 3e4, 6e4, 12e4, 3e5, 6e5, 9e5, 18e5, 36e5, 72e5, 108e5, 216e5, 432e5, 864e5, 1728e5, 6048e5, 2592e6];
@@ -65,12 +65,11 @@ export class Timeline {
     this.#show(this.#from + by, this.#to + by);
   }
 
-  /** Brings a time into view, without changing the zoom. */
-  showTime(start, end = start) {
-    if (end >= this.#from && start <= this.#to) return;
-    const width = this.#to - this.#from;
+  /** Shows just this time, with a little around it. */
+  zoomTo(start, end) {
+    const margin = Math.max(LEAST_MS, end - start) * 0.1;
     this.#fitted = false;
-    this.#show(start - width * 0.2, start + width * 0.8);
+    this.#show(start - margin, end + margin);
   }
 
   #show(from, to) {
@@ -125,7 +124,7 @@ export class Timeline {
   lane(node, now) {
     const lane = h("div.lane", {}, this.#ticks.map((left) => h("i.grid-line", { style: { left: `${left}%` } })));
     const end = node.end ?? now;
-    const status = node.entry?.status ?? (node.end === undefined ? "running" : "completed");
+    const status = statusOf(node);
     const left = clamp(this.#percent(node.start));
     const right = clamp(this.#percent(end));
     if (this.#percent(end) < 0) return lane.append(h("span.off.off-left", {}, icon("right", 10))), lane;
@@ -137,7 +136,7 @@ export class Timeline {
     if (node.entry?.wake_at && node.end === undefined) this.#due(lane, node, end);
     const text = h("span.bar-time", {}, duration(end - node.start), node.entry?.attempts > 1 && h("span.bar-attempts", {}, `${node.entry.attempts} attempts`));
     // Beside the bar where there is room, otherwise before it.
-    if (right < 84) text.style.left = `calc(${right}% + 6px)`;
+    if (right < (node.entry?.attempts > 1 ? 72 : 86)) text.style.left = `calc(${right}% + 6px)`;
     else if (left > 16) text.style.right = `calc(${100 - left}% + 6px)`;
     else {
       text.style.right = `calc(${100 - right}% + 8px)`;
