@@ -8,8 +8,6 @@ import { table } from "./parts.js";
 
 const WIDTH = 900;
 const HEIGHT = 220;
-const LEFT = 56;
-const RIGHT = 14;
 const TOP = 10;
 const BOTTOM = 26;
 
@@ -18,18 +16,18 @@ const BOTTOM = 26;
  * words. Points without a value are gaps.
  */
 export function chart({ title, note, buckets, series, format, bucketMs }) {
-  const inner = { w: WIDTH - LEFT - RIGHT, h: HEIGHT - TOP - BOTTOM };
+  const inner = { w: WIDTH, h: HEIGHT - TOP - BOTTOM };
   const most = Math.max(0, ...buckets.flatMap((bucket) => series.map(({ field }) => bucket[field] ?? 0)));
   const { top, step } = scale(most);
   const from = buckets.length > 0 ? Date.parse(buckets[0].at) : 0;
   const to = from + buckets.length * bucketMs;
-  const x = (i) => LEFT + ((i + 0.5) / Math.max(1, buckets.length)) * inner.w;
+  const x = (i) => ((i + 0.5) / Math.max(1, buckets.length)) * inner.w;
   const y = (value) => TOP + inner.h - (value / top) * inner.h;
   const heading = freshId("chart");
 
   const drawing = svg("svg.chart", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-labelledby": heading, preserveAspectRatio: "none" });
   for (let value = 0; value <= top + step / 2; value += step) {
-    drawing.append(svg("line.chart-grid", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }));
+    drawing.append(svg("line.chart-grid", { x1: 0, x2: WIDTH, y1: y(value), y2: y(value) }));
   }
   for (const one of series) drawing.append(...shapes(one, buckets, x, y, inner));
   const line = svg("line.chart-cross", { x1: 0, x2: 0, y1: TOP, y2: TOP + inner.h, visibility: "hidden" });
@@ -38,14 +36,14 @@ export function chart({ title, note, buckets, series, format, bucketMs }) {
   // Labels are HTML, so that they keep their size while the drawing stretches.
   const yLabels = h("div.chart-y", { "aria-hidden": "true" });
   for (let value = 0; value <= top + step / 2; value += step) yLabels.append(h("span", { style: { top: `${(y(value) / HEIGHT) * 100}%` } }, format(value)));
-  const xLabels = h("div.chart-x", { "aria-hidden": "true" }, timeTicks(from, to).map((time) => h("span", { style: { left: `${((LEFT + ((time - from) / Math.max(1, to - from)) * inner.w) / WIDTH) * 100}%` } }, label(time, to - from))));
+  const xLabels = h("div.chart-x", { "aria-hidden": "true" }, timeTicks(from, to).map((time) => h("span", { style: { left: `${((time - from) / Math.max(1, to - from)) * 100}%` } }, label(time, to - from))));
   const tip = h("div.chart-tip", { hidden: true });
-  const stage = h("div.chart-stage", { onpointermove: onMove, onpointerleave: leave }, drawing, yLabels, xLabels, tip);
+  const plot = h("div.chart-plot", { onpointermove: onMove, onpointerleave: leave }, drawing, xLabels, tip);
+  const stage = h("div.chart-stage", {}, yLabels, plot);
 
   function onMove(event) {
-    const box = stage.getBoundingClientRect();
-    const at = ((event.clientX - box.left) / box.width) * WIDTH;
-    const i = Math.floor(((at - LEFT) / inner.w) * buckets.length);
+    const box = plot.getBoundingClientRect();
+    const i = Math.floor(((event.clientX - box.left) / box.width) * buckets.length);
     if (i < 0 || i >= buckets.length) return leave();
     return inFrame(() => {
       line.setAttribute("x1", x(i));

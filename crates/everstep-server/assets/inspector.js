@@ -4,7 +4,7 @@ import { forkRun, resolveDeferred, sendMessage } from "./actions.js";
 import { h } from "./dom.js";
 import { bytes, duration } from "./format.js";
 import { jsonBlock } from "./json-view.js";
-import { actionButton, ago, clockTime, copyButton, elapsed, fact, runLink } from "./parts.js";
+import { actionButton, ago, clockTime, copyButton, elapsed, fact, runLink, sentence } from "./parts.js";
 import { badge, hasEnded, word } from "./status.js";
 
 export function inspect(node, run) {
@@ -41,12 +41,12 @@ function branchOf(node) {
 /** The error of a run or an entry, with its causes. */
 export function failureBlock(failure) {
   return h("section.failure", { "aria-label": "Failure" },
-    h("h3", {}, word(failure.kind)), h("p.failure-message", {}, failure.message),
-    failure.causes?.length > 0 && h("ol.causes", {}, failure.causes.map((cause) => h("li", {}, cause))),
+    h("h2.subhead", {}, word(failure.kind)), h("p.failure-message", {}, failure.message),
+    failure.causes?.length > 0 && h("ol.causes", {}, failure.causes.map((cause) => h("li", {}, sentence(cause, { brief: true })))),
     failure.details !== undefined && jsonBlock("Details", failure.details));
 }
 
 function attemptsBlock(entry) {
-  return h("section.attempts", { "aria-label": "Failed attempts" }, h("h3", {}, entry.errors.length === 1 ? "One attempt failed" : `${entry.errors.length} attempts failed`),
+  return h("section.attempts", { "aria-label": "Failed attempts" }, h("h2.subhead", {}, entry.errors.length === 1 ? "One attempt failed" : `${entry.errors.length} attempts failed`),
     h("ol", {}, entry.errors.map(({ attempt, at: when, message }) => h("li", {}, h("span.muted", {}, `Attempt ${attempt}, `, clockTime(when)), h("p", {}, message)))));
 }

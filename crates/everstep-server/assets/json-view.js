@@ -14,7 +14,7 @@ const OPEN_SIZE = 24;
 export function jsonBlock(caption, value, { open = true, hint } = {}) {
   const text = () => JSON.stringify(value, null, 2) ?? "";
   return h("section.json-block", { "aria-label": caption },
-    h("header", {}, h("h3", {}, caption), hint && h("span.muted", {}, hint), copyButton(text, `Copy ${caption.toLowerCase()}`)),
+    h("header", {}, h("h2.subhead", {}, caption), hint && h("span.muted", {}, hint), copyButton(text, `Copy ${caption.toLowerCase()}`)),
     h("div.json", { tabindex: "0", role: "group", "aria-label": `${caption} as JSON` }, branch(undefined, value, open ? 0 : OPEN_DEPTH)));
 }
 

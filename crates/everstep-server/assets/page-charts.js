@@ -43,9 +43,9 @@ function draw(buckets, { bucket }) {
       { name: "Started", field: "started", shape: "line", class: "series-started", sum: true },
       { name: "Completed", field: "completed", shape: "area", class: "series-completed", sum: true },
     ] }),
-    chart({ title: "Latency", note: "From the start of a run to its end", buckets, bucketMs: bucket, format: (ms) => duration(ms), series: [
-      { name: "Half are faster than (p50)", field: "p50_ms", shape: "area", class: "series-p50" },
-      { name: "Nineteen of twenty are faster than (p95)", field: "p95_ms", shape: "line", class: "series-p95" },
+    chart({ title: "Latency", note: "From the start of a run to its end", buckets, bucketMs: bucket, format: (ms) => (ms === 0 ? "0" : duration(ms)), series: [
+      { name: "p50, half are faster", field: "p50_ms", shape: "area", class: "series-p50" },
+      { name: "p95, 19 of 20 are faster", field: "p95_ms", shape: "line", class: "series-p95" },
     ] }),
     chart({ title: "Failures", note: `Runs ${per}`, buckets, bucketMs: bucket, format: short, series: [
       { name: "Failed", field: "failed", shape: "bars", class: "series-failed", sum: true },

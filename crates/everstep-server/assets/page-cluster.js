@@ -25,7 +25,7 @@ function show({ runners, pools }) {
   const alive = runners.filter((runner) => runner.alive).length;
   return [
     alive === 0 && h("div.banner.s-failed", { role: "alert" }, icon("warning"), h("p", {}, "No runner is alive. Runs wait until one is started.")),
-    h("section", { "aria-label": "Runners" }, h("p.muted.cluster-sum", {}, `${plural(alive, "runner")} alive of ${count(runners.length)} known`),
+    h("div", {}, h("p.muted.cluster-sum", {}, `${plural(alive, "runner")} alive of ${count(runners.length)} known`),
       table("Runners", ["Runner", "State", "Lease", "Pools", { label: "Weight", class: "num" }, { label: "Shards", class: "num" }, "Workflows"], runners.map(runnerRow))),
     h("section.section", {}, h("h2", {}, "Shards"), h("div.pools", {}, pools.map((pool) => poolMap(pool, runners)))),
   ];

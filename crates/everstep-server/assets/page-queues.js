@@ -41,7 +41,7 @@ export function queuesPage({ query, signal, onQuery, router }) {
   onQuery(show);
   show(query);
   return h("div.page", {}, pageHead("Queues and limits", { lead: "Durable work that any worker takes, and what is shared sparingly." }),
-    h("section", { "aria-label": "Queues" }, list), items, h("section.section", {}, h("h2", {}, "Limits"), limits));
+    list, items, h("section.section", {}, h("h2", {}, "Limits"), limits));
 }
 
 function itemsOf(queue, state, signal, router, reloadQueues) {

@@ -145,7 +145,7 @@ function banner(run, show) {
   if (run.failure) {
     return h("div.banner", { class: run.status === "rolling_back" ? "s-rolling_back" : "s-failed" }, icon(run.status === "rolling_back" ? "rolling_back" : "failed", 18), h("div", {},
       h("p", {}, h("strong", {}, run.status === "rolling_back" ? "It rolls back, because: " : ""), run.failure.message),
-      run.failure.causes?.length > 0 && h("p.banner-more", {}, run.failure.causes[0]),
+      run.failure.causes?.length > 0 && h("p.banner-more", {}, sentence(run.failure.causes[0], { brief: true })),
       run.failure.location && h("p.banner-more", {}, "At ", h("button.link", { type: "button", onclick: () => show("timeline", run.failure.location) }, h("code", {}, run.failure.location)), run.failure.attempts > 1 && ` after ${run.failure.attempts} attempts`)));
   }
   if (run.cancel_requested && !hasEnded(run)) return h("div.banner.s-cancelled", {}, icon("cancelled", 18), h("p", {}, "It is being cancelled."));

@@ -7,7 +7,7 @@ import { bulkAction } from "./bulk.js";
 import { formDialog } from "./dialog.js";
 import { h, replace, setText, settled } from "./dom.js";
 import { conditions, isEmpty, readFilter, toAddress, toQuery } from "./filters.js";
-import { count, plural, short, shortId } from "./format.js";
+import { count, plural, shortId } from "./format.js";
 import { icon } from "./icons.js";
 import { bind } from "./keys.js";
 import { follow } from "./live.js";
@@ -89,11 +89,11 @@ function statusChips(onChoose, signal) {
       // With Shift or Ctrl a status is added to those that are chosen.
       if (!event.shiftKey && !event.ctrlKey && !event.metaKey) return onChoose(chosen.length === 1 && chosen[0] === status ? [] : [status]);
       return onChoose(chosen.includes(status) ? chosen.filter((one) => one !== status) : [...chosen, status]);
-    } }, status && icon(status, 14), h("span", {}, label), number);
+    } }, h("span.chip-name", {}, status && icon(status, 14), label), number);
     chips.set(status, { node, number });
     return node;
   };
-  const node = h("div.chips", { role: "group", "aria-label": "Filter by status" }, chip("", "All"), STATUSES.map((status) => chip(status, word(status))));
+  const node = h("div.chips.tiles", { role: "group", "aria-label": "Filter by status" }, chip("", "All"), STATUSES.map((status) => chip(status, word(status))));
   return {
     node,
     show: ({ status }) => {
@@ -104,7 +104,7 @@ function statusChips(onChoose, signal) {
       if (signal.aborted) return;
       for (const [name, { node: one, number }] of chips) {
         const n = name ? counts[name] ?? 0 : total;
-        setText(number, short(n));
+        setText(number, count(n));
         one.title = `${count(n)} ${n === 1 ? "run" : "runs"}`;
         one.classList.toggle("is-zero", n === 0);
       }

@@ -58,7 +58,7 @@ export function copyButton(text, label = "Copy") {
 
 /** An id that can be copied; links to the run unless told otherwise. */
 export function runLink(id, text) {
-  return h("a.mono", { href: `/runs/${encodeURIComponent(id)}`, title: id }, text ?? shortId(id));
+  return h("a", { class: text ? "" : "mono", href: `/runs/${encodeURIComponent(id)}`, title: id }, text ?? shortId(id));
 }
 
 /** A button for a change. Where the session may not do it, it says why instead of doing it. */

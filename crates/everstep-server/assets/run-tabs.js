@@ -90,7 +90,7 @@ export function childrenTab(source, signal) {
   const place = h("div", {});
   const load = async (cursor) => {
     const page = await get(path("runs", source.run().id, "children"), { cursor, limit: 100 }, signal);
-    rows.append(...page.runs.map((run) => h("tr", {}, h("td", {}, badge(run.status)), h("td", {}, runLink(run.id, run.workflow), " ", h("span.key", {}, run.key ?? "")), h("td", {}, ago(run.created_at)),
+    rows.append(...page.runs.map((run) => h("tr", {}, h("td", {}, badge(run.status)), h("td", {}, h("a.name", { href: `/runs/${encodeURIComponent(run.id)}` }, run.workflow), run.key && h("p.key", {}, run.key)), h("td", {}, ago(run.created_at)),
       h("td.num", {}, duration(at(hasEnded(run) ? run.finished_at ?? run.updated_at : new Date().toISOString()) - at(run.created_at))), h("td.mono", {}, shortId(run.id)))));
     replace(more, page.next && h("button", { type: "button", onclick: () => load(page.next) }, "Load more"));
     return page;
@@ -143,7 +143,7 @@ function streamView(run, stream, signal) {
         h("button.link.stream-value", { type: "button", title: "Show all of it", onclick: () => openDialog(`Item ${item.position} of ${stream.name}`, () => h("div.dialog-body", {}, jsonBlock("Value", item.value), item.by && jsonBlock("By", item.by)), { wide: true }) }, text.length > 300 ? `${text.slice(0, 300)}…` : text));
     },
   });
-  const scrollDown = () => stick && requestAnimationFrame(() => (scroller.scrollTop = scroller.scrollHeight));
+  const scrollDown = () => stick && items.length > 0 && list.reveal(items.length - 1);
   const draw = () => {
     list.setCount(items.length);
     scrollDown();

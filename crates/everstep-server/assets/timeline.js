@@ -1,5 +1,5 @@
 // The timeline: a Gantt chart of the history, drawn to scale. Bars are placed in percent of the part
-// of time that is in view, so nothing is measured. Only visible rows are in the page. It draws; what
+// of time that is in view, so no row is ever measured. Only visible rows are in the page. It draws; what
 // a row means is in history.js, and what is chosen is told to the history view.
 
 import { h, inFrame, replace, setText, svg } from "./dom.js";
@@ -10,6 +10,8 @@ import { icon } from "./icons.js";
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 15e3, 3e4, 6e4, 12e4, 3e5, 6e5, 9e5, 18e5, 36e5, 72e5, 108e5, 216e5, 432e5, 864e5, 1728e5, 6048e5, 2592e6];
 const PARTS = 140;
 const LEAST_MS = 5;
+/** About how wide a letter of a bar's label is. */
+const LETTER = 6.4;
 
 export class Timeline {
   #history;
@@ -33,7 +35,15 @@ export class Timeline {
     this.tools = h("div.zoom", { role: "group", "aria-label": "Zoom" },
       tool("plus", "Zoom in", () => this.zoom(0.5)), tool("minus", "Zoom out", () => this.zoom(2)), tool("fit", "Fit all", () => this.fit()));
     this.#dragOverview(signal);
+    const resized = new ResizeObserver(([{ contentRect }]) => {
+      this.#width = contentRect.width || this.#width;
+      this.#changed();
+    });
+    resized.observe(this.axis);
+    signal.addEventListener("abort", () => resized.disconnect());
   }
+
+  #width = 600;
 
   #map;
   #window;
@@ -135,9 +145,10 @@ export class Timeline {
     if (node.entry) this.#attempts(lane, node, end);
     if (node.entry?.wake_at && node.end === undefined) this.#due(lane, node, end);
     const text = h("span.bar-time", {}, duration(end - node.start), node.entry?.attempts > 1 && h("span.bar-attempts", {}, `${node.entry.attempts} attempts`));
-    // Beside the bar where there is room, otherwise before it.
-    if (right < (node.entry?.attempts > 1 ? 72 : 86)) text.style.left = `calc(${right}% + 6px)`;
-    else if (left > 16) text.style.right = `calc(${100 - left}% + 6px)`;
+    // Beside the bar where there is room, otherwise before it, otherwise upon it.
+    const room = ((text.textContent.length * LETTER + 16) / this.#width) * 100;
+    if (right + room < 100) text.style.left = `calc(${right}% + 6px)`;
+    else if (left > room) text.style.right = `calc(${100 - left}% + 6px)`;
     else {
       text.style.right = `calc(${100 - right}% + 8px)`;
       text.classList.add("is-inside");

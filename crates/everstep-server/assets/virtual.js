@@ -58,6 +58,7 @@ export class VirtualList {
   /** Brings a row into view; `then(node)` gets it when it is there. */
   reveal(i, then) {
     const height = this.#rowHeight();
+    this.#resize(height);
     const top = i * height + this.#spacer.offsetTop;
     const { scrollTop, clientHeight } = this.#scroller;
     const header = this.#spacer.offsetTop;
@@ -75,8 +76,7 @@ export class VirtualList {
   #paintNow() {
     const height = this.#rowHeight();
     const { scrollTop, clientHeight } = this.#scroller;
-    const full = `${this.#count * height}px`;
-    if (this.#spacer.style.height !== full) this.#spacer.style.height = full;
+    this.#resize(height);
     const top = Math.max(0, scrollTop - this.#spacer.offsetTop);
     const first = Math.max(0, Math.floor(top / height) - OVERSCAN);
     const last = Math.min(this.#count, Math.ceil((top + clientHeight) / height) + OVERSCAN);
@@ -90,6 +90,11 @@ export class VirtualList {
     }
     for (let i = first; i < last; i += 1) this.#place(i, height, focused);
     this.#onRange?.(first, last);
+  }
+
+  #resize(height) {
+    const full = `${this.#count * height}px`;
+    if (this.#spacer.style.height !== full) this.#spacer.style.height = full;
   }
 
   #place(i, height, focused) {
