@@ -5,8 +5,7 @@ import { get, path, post, put, remove } from "./api.js";
 import { formDialog } from "./dialog.js";
 import { h } from "./dom.js";
 import { shortId } from "./format.js";
-import { hasEnded } from "./status.js";
-import { word } from "./status.js";
+import { hasEnded, word } from "./status.js";
 import { toast } from "./toast.js";
 
 const link = (id, text = "Open the run") => ({ href: `/runs/${encodeURIComponent(id)}`, text });
@@ -177,10 +176,21 @@ function parseTag(text) {
   return { name: text.slice(0, colon), value: text.slice(colon + 1) };
 }
 
-export function editTag(run, tag) {
+export function removeTag(run) {
   formDialog({
-    title: tag ? "Change a tag" : "Add a tag", submitLabel: "Set the tag", intro: naming(run),
-    fields: [{ name: "name", type: "text", label: "Name", required: true, value: tag?.name }, { name: "value", type: "text", label: "Value", required: true, value: tag?.value }],
+    title: "Remove a tag", danger: true, submitLabel: "Remove the tag", intro: naming(run),
+    fields: [{ name: "name", type: "select", label: "Tag", options: run.tags.map(({ name, value }) => ({ value: name, label: `${name}: ${value}` })) }],
+    submit: async ({ name }) => {
+      await remove(path("runs", run.id, "tags", name));
+      toast("The tag was removed", { detail: name });
+    },
+  });
+}
+
+export function editTag(run) {
+  formDialog({
+    title: "Set a tag", submitLabel: "Set the tag", intro: naming(run),
+    fields: [{ name: "name", type: "text", label: "Name", required: true }, { name: "value", type: "text", label: "Value", required: true }],
     submit: async ({ name, value }) => {
       await put(path("runs", run.id, "tags", name), { value });
       toast("The tag was set", { detail: `${name}:${value}` });

@@ -1,7 +1,7 @@
 // One run: what it is, what it waits for, what can be done, and its tabs. Follows the run live; the
 // parts of the head change only when what they show has changed, so that nothing moves under a hand.
 
-import { cancelRun, deleteRun, editTag, evictRun, forkRun, impossible, moveRun, resolveDeferred, sendMessage, simpleAction, startRun } from "./actions.js";
+import { cancelRun, deleteRun, editTag, evictRun, forkRun, impossible, moveRun, removeTag, resolveDeferred, sendMessage, simpleAction, startRun } from "./actions.js";
 import { h, replace } from "./dom.js";
 import { queryString } from "./api.js";
 import { count, shortId } from "./format.js";
@@ -103,7 +103,7 @@ function part(tag, keyOf, make) {
 }
 
 const titleKey = (run) => [run.status, run.key];
-const actionsKey = (run) => [run.status, run.cancel_requested];
+const actionsKey = (run) => [run.status, run.cancel_requested, run.tags];
 const bannerKey = (run) => [run.status, run.waiting, run.failure, run.cancel_requested];
 const factsKey = (run) => [run.version, run.generation, run.attempts, run.recoveries, run.finished_at, run.available_at, run.deadline_at, run.scheduled_at, run.parent, run.pool, run.tags];
 
@@ -130,6 +130,7 @@ function actions(run, router) {
       act("start", "Start another with this input", "plus", () => startRun({ workflow: run.workflow, input: run.input })),
       act("resolve", "Resolve a deferred", "key", () => resolveDeferred(run), { reason: hasEnded(run) ? "The run has ended." : undefined }),
       act("tags", "Set a tag", "tag", () => editTag(run)),
+      run.tags.length > 0 && act("tags", "Remove a tag", "tag", () => removeTag(run)),
       "line",
       ...["pause", "resume", "retry"].filter((name) => !main.some(({ can }) => can === name)).map((name) => act(name, { pause: "Pause", resume: "Resume", retry: "Retry" }[name], { pause: "pause", resume: "play", retry: "retry" }[name], () => simpleAction(run, name))),
       !main.includes(cancel) && cancel,

@@ -140,6 +140,7 @@ function runList(signal, router, go) {
   let fresh = [];
   let visible = [0, 0];
   let load = new AbortController();
+  let stale = true;
 
   const pill = h("button.pill", { type: "button", hidden: true, onclick: () => reload() });
   const live = h("div.pill-wrap", { role: "status", "aria-live": "polite" }, pill);
@@ -187,8 +188,9 @@ function runList(signal, router, go) {
     const mine = load.signal;
     replace(foot, h("span.muted", {}, "Loading more…"));
     try {
-      const page = await get("/runs", { ...toQuery(filter), limit: rows.length === 0 ? FIRST_PAGE : NEXT_PAGE, cursor: next }, mine);
+      const page = await get("/runs", { ...toQuery(filter), limit: stale ? FIRST_PAGE : NEXT_PAGE, cursor: next }, mine);
       if (mine.aborted) return;
+      if (stale) clear();
       for (const run of page.runs) {
         if (index.has(run.id)) continue;
         index.set(run.id, rows.length);
@@ -200,6 +202,7 @@ function runList(signal, router, go) {
     } catch (error) {
       if (error.name === "AbortError" || mine.aborted) return;
       problem = error;
+      if (stale) clear();
       if (rows.length === 0) showState();
       else replace(foot, h("span", { role: "alert" }, `${error.message}. `), h("button.link", { type: "button", onclick: loadMore }, "Try again"));
     } finally {
@@ -215,30 +218,34 @@ function runList(signal, router, go) {
     scroller.hidden = empty;
     if (!empty) return;
     if (problem) replace(state, errorState("The runs could not be loaded", problem, reload));
-    else if (loading && !problem && !loadedOnce) replace(state, skeleton(10));
+    else if (stale) replace(state, skeleton(10));
     else if (isEmpty(filter)) replace(state, emptyState("No runs yet", "Start one here, from your program, or with the command everstep start.", actionButton({ label: "Start a run", icon: "plus", can: "start", primary: true, onclick: () => startRun() })));
     else replace(state, emptyState("No run matches", "Remove a filter, or search for the beginning of a key, a whole run id, or a tag as name:value.", h("button", { type: "button", onclick: () => go(readFilter(new URLSearchParams())) }, "Clear all filters")));
   }
-
-  let loadedOnce = false;
 
   async function reload() {
     load.abort();
     load = new AbortController();
     signal.addEventListener("abort", () => load.abort(), { once: true });
-    rows = [];
-    index = new Map();
     next = undefined;
-    current = -1;
     problem = undefined;
     loading = true;
-    loadedOnce = false;
+    stale = true;
     setFresh([]);
-    scroller.scrollTop = 0;
-    if (list.count === 0) showState();
+    grid.classList.add("is-stale");
+    if (rows.length === 0) showState();
     await loadMore();
-    loadedOnce = true;
-    if (!signal.aborted) showState();
+  }
+
+  // What was there stays, greyed, until the first page of the new list has come.
+  function clear() {
+    stale = false;
+    rows = [];
+    index = new Map();
+    current = -1;
+    scroller.scrollTop = 0;
+    grid.classList.remove("is-stale");
+    list.setCount(0);
   }
 
   function setFresh(runs, more = false) {

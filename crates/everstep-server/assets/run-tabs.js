@@ -124,6 +124,7 @@ export function streamsTab(source, signal) {
   return place;
 }
 
+const TOUCH = matchMedia("(pointer: coarse)");
 const STREAM_BACK = 500;
 const STREAM_KEPT = 20_000;
 
@@ -135,7 +136,7 @@ function streamView(run, stream, signal) {
   const status = h("span.muted", { role: "status" }, "Loading…");
   const follows = h("input", { type: "checkbox", checked: true, onchange: () => { stick = follows.checked; scrollDown(); } });
   const list = new VirtualList({
-    scroller, spacer, signal, rowHeight: () => 32, key: (i) => items[i],
+    scroller, spacer, signal, rowHeight: () => (TOUCH.matches ? 44 : 32), key: (i) => items[i],
     render: (i) => {
       const item = items[i];
       const text = JSON.stringify(item.value);
