@@ -26,7 +26,16 @@ export function openDialog(title, body, { wide = false, sheet = false, onClose }
     body(close)));
   document.body.append(node);
   node.showModal();
+  firstControl(node)?.focus();
   return node;
+}
+
+// The first field; without one the button that answers, unless it destroys something.
+function firstControl(node) {
+  const field = node.querySelector("form :is(input, select, textarea)");
+  const buttons = node.querySelectorAll("form footer button");
+  const last = buttons[buttons.length - 1];
+  return field ?? (last?.classList.contains("danger") ? buttons[0] : last);
 }
 
 /**

@@ -27,7 +27,7 @@ export function duration(ms) {
   if (ms < 0) return `-${duration(-ms)}`;
   if (ms < 1) return "< 1 ms";
   if (ms < 1000) return `${Math.round(ms)} ms`;
-  if (ms < 9950) return `${(ms / 1000).toFixed(1)} s`;
+  if (ms < 9950) return `${(ms / 1000).toFixed(1).replace(".0", "")} s`;
   const rounded = Math.round(ms / 1000) * 1000;
   const first = UNITS.findIndex(([, size]) => rounded >= size);
   const [name, size] = UNITS[first];

@@ -111,14 +111,20 @@ export function historyView(source, mode, chosen, onChoose, signal) {
     aside.hidden = !node;
     if (!node || aside.dataset.shown === `${selected}|${node.revision}`) return;
     aside.dataset.shown = `${selected}|${node.revision}`;
-    replace(aside, h("button.quiet.icon-only.inspector-close", { type: "button", "aria-label": "Close the entry", onclick: () => {
-      selected = undefined;
-      aside.hidden = true;
-      delete aside.dataset.shown;
-      onChoose(undefined);
-      list.refresh();
-    } }, icon("close")), inspect(node, source.run));
-    aside.scrollTop = 0;
+    const scrolled = aside.dataset.of === selected ? aside.scrollTop : 0;
+    aside.dataset.of = selected;
+    replace(aside, h("button.quiet.icon-only.inspector-close", { type: "button", "aria-label": "Close the entry", onclick: closeChosen }, icon("close")), inspect(node, source.run));
+    aside.scrollTop = scrolled;
+  }
+
+  function closeChosen() {
+    const hadFocus = aside.contains(document.activeElement);
+    selected = undefined;
+    aside.hidden = true;
+    delete aside.dataset.shown;
+    onChoose(undefined);
+    list.refresh();
+    if (hadFocus) move(current);
   }
 
   function rebuild({ keep = false } = {}) {
@@ -185,6 +191,7 @@ export function historyView(source, mode, chosen, onChoose, signal) {
   bind("j", "Next entry", () => move(document.activeElement.closest?.(".entry") ? current + 1 : current), signal);
   bind("k", "Entry before", () => move(Math.max(0, current - 1)), signal);
   bind("Enter", "Show the entry", () => false, signal);
+  bind("Escape", undefined, () => (aside.hidden ? false : closeChosen()), signal);
   if (timed) {
     bind("+", "Zoom in", () => timeline.zoom(0.5), signal);
     bind("-", "Zoom out", () => timeline.zoom(2), signal);

@@ -18,6 +18,7 @@ import { VirtualList } from "./virtual.js";
 const FIRST_PAGE = 100;
 const NEXT_PAGE = 500;
 const REFRESH_MS = 700;
+const SAY_MS = 20_000;
 const NARROW = matchMedia("(max-width: 719px)");
 
 export function runsPage({ query, signal, router, onQuery }) {
@@ -143,7 +144,10 @@ function runList(signal, router, go) {
   let stale = true;
 
   const pill = h("button.pill", { type: "button", hidden: true, onclick: () => reload() });
-  const live = h("div.pill-wrap", { role: "status", "aria-live": "polite" }, pill);
+  // Screen readers are told of new runs now and then, not at every one.
+  const said = h("span.visually-hidden", { role: "status" });
+  let saidAt = 0;
+  const live = h("div.pill-wrap", {}, pill, said);
   const spacer = h("div.rows", { role: "rowgroup" });
   const foot = h("div.list-foot", { role: "status" });
   const head = h("div.list-head", { role: "rowgroup" }, h("div.row.row-head", { role: "row" }, ["Status", "Workflow and key", "What it is doing", "Created", "Duration", "Run"].map((name) => h("span", { role: "columnheader" }, name))));
@@ -251,7 +255,12 @@ function runList(signal, router, go) {
   function setFresh(runs, more = false) {
     fresh = runs;
     pill.hidden = fresh.length === 0;
-    if (fresh.length > 0) replace(pill, icon("up", 14), `${more ? "more than " : ""}${plural(fresh.length, "new run")}`);
+    if (fresh.length === 0) return;
+    const text = `${more ? "more than " : ""}${plural(fresh.length, "new run")}`;
+    replace(pill, icon("up", 14), text);
+    if (Date.now() - saidAt < SAY_MS) return;
+    saidAt = Date.now();
+    setText(said, text);
   }
 
   // Looks which of the runs that have come match the filter, rather than trusting their ids.

@@ -12,6 +12,8 @@ const PARTS = 140;
 const LEAST_MS = 5;
 /** About how wide a letter of a bar's label is. */
 const LETTER = 6.4;
+/** How much room a label of the axis has at least. */
+const TICK = 84;
 
 export class Timeline {
   #history;
@@ -104,7 +106,8 @@ export class Timeline {
 
   #drawAxis = () => {
     const width = this.#to - this.#from;
-    const step = STEPS.find((size) => width / size <= 8) ?? 2592e6;
+    const most = Math.max(2, Math.min(8, this.#width / TICK));
+    const step = STEPS.find((size) => width / size <= most) ?? 2592e6;
     const ticks = [];
     for (let time = Math.ceil((this.#from - this.#start) / step) * step; time <= this.#to - this.#start; time += step) {
       if (time >= 0) ticks.push(time);
