@@ -40,13 +40,13 @@ function branchOf(node) {
 
 /** The error of a run or an entry, with its causes. */
 export function failureBlock(failure) {
-  return h("section.failure", { "aria-label": "Failure" },
+  return h("div.failure", {},
     h("h2.subhead", {}, word(failure.kind)), h("p.failure-message", {}, failure.message),
     failure.causes?.length > 0 && h("ol.causes", {}, failure.causes.map((cause) => h("li", {}, sentence(cause, { brief: true })))),
     failure.details !== undefined && jsonBlock("Details", failure.details));
 }
 
 function attemptsBlock(entry) {
-  return h("section.attempts", { "aria-label": "Failed attempts" }, h("h2.subhead", {}, entry.errors.length === 1 ? "One attempt failed" : `${entry.errors.length} attempts failed`),
+  return h("div.attempts", {}, h("h2.subhead", {}, entry.errors.length === 1 ? "One attempt failed" : `${entry.errors.length} attempts failed`),
     h("ol", {}, entry.errors.map(({ attempt, at: when, message }) => h("li", {}, h("span.muted", {}, `Attempt ${attempt}, `, clockTime(when)), h("p", {}, message)))));
 }

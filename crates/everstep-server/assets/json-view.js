@@ -13,7 +13,7 @@ const OPEN_SIZE = 24;
 /** A value with a caption and a copy button. */
 export function jsonBlock(caption, value, { open = true, hint } = {}) {
   const text = () => JSON.stringify(value, null, 2) ?? "";
-  return h("section.json-block", { "aria-label": caption },
+  return h("div.json-block", {},
     h("header", {}, h("h2.subhead", {}, caption), hint && h("span.muted", {}, hint), copyButton(text, `Copy ${caption.toLowerCase()}`)),
     h("div.json", { tabindex: "0", role: "group", "aria-label": `${caption} as JSON` }, branch(undefined, value, open ? 0 : OPEN_DEPTH)));
 }

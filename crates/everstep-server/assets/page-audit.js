@@ -1,10 +1,10 @@
 // The audit log: who changed what, and what came of it. For admins.
 
 import { get } from "./api.js";
-import { h, replace } from "./dom.js";
+import { h } from "./dom.js";
 import { shortId } from "./format.js";
 import { icon } from "./icons.js";
-import { ago, clockTime, emptyState, loader, pageHead, table } from "./parts.js";
+import { ago, clockTime, emptyState, loader, pagedTable, pageHead } from "./parts.js";
 import { refusal } from "./session.js";
 import { word } from "./status.js";
 
@@ -18,16 +18,7 @@ export function auditPage({ signal }) {
   const fetchPage = (cursor) => get("/audit", { limit: PAGE, cursor }, signal);
   loader(place, signal, () => fetchPage(), (first) => {
     if (first.entries.length === 0) return emptyState("Nothing has been changed yet");
-    const body = h("tbody", {});
-    const more = h("div.load-more", {});
-    const add = (page) => {
-      body.append(...page.entries.map(row));
-      replace(more, page.next && h("button", { type: "button", onclick: async () => add(await fetchPage(page.next)) }, "Load more"));
-    };
-    add(first);
-    const wrap = table("Audit log", ["When", "Who", "What", "Target", "Detail", "Outcome"], []);
-    wrap.querySelector("tbody").replaceWith(body);
-    return [wrap, more];
+    return pagedTable("Audit log", ["When", "Who", "What", "Target", "Detail", "Outcome"], first, ({ entries }) => entries.map(row), fetchPage);
   }, "The audit log could not be loaded");
   return h("div.page", {}, head, place);
 }

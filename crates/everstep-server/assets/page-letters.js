@@ -2,10 +2,10 @@
 
 import { get, path, post, queryString, remove } from "./api.js";
 import { formDialog } from "./dialog.js";
-import { h, replace } from "./dom.js";
+import { h } from "./dom.js";
 import { icon } from "./icons.js";
 import { jsonTree } from "./json-view.js";
-import { actionButton, ago, emptyState, loader, pageHead, runLink, table } from "./parts.js";
+import { actionButton, ago, emptyState, loader, pagedTable, pageHead, runLink, toolColumn } from "./parts.js";
 import { badge } from "./status.js";
 import { toast } from "./toast.js";
 
@@ -35,16 +35,7 @@ export function lettersPage({ query, signal, router, onQuery }) {
 
 function list(first, fetchPage, reload, filtered) {
   if (first.letters.length === 0) return emptyState("No dead letters", filtered ? "None matches the filter." : "Every message has found its reader.");
-  const body = h("tbody", {});
-  const more = h("div.load-more", {});
-  const add = (page) => {
-    body.append(...page.letters.map((letter) => row(letter, reload)));
-    replace(more, page.next && h("button", { type: "button", onclick: async () => add(await fetchPage(page.next)) }, "Load more"));
-  };
-  add(first);
-  const wrap = table("Dead letters", ["Message", "For", "Body", "Why", "When", { label: h("span.visually-hidden", {}, "Actions") }], []);
-  wrap.querySelector("tbody").replaceWith(body);
-  return [wrap, more];
+  return pagedTable("Dead letters", ["Message", "For", "Body", "Why", "When", toolColumn()], first, ({ letters }) => letters.map((letter) => row(letter, reload)), fetchPage);
 }
 
 function row(letter, reload) {

@@ -6,7 +6,7 @@ import { every, h, replace } from "./dom.js";
 import { count, duration } from "./format.js";
 import { icon } from "./icons.js";
 import { jsonTree } from "./json-view.js";
-import { actionButton, ago, emptyState, loader, pageHead, table } from "./parts.js";
+import { actionButton, ago, emptyState, loader, pagedTable, pageHead, table, toolColumn } from "./parts.js";
 import { toast } from "./toast.js";
 import { word } from "./status.js";
 
@@ -46,20 +46,11 @@ export function queuesPage({ query, signal, onQuery, router }) {
 
 function itemsOf(queue, state, signal, router, reloadQueues) {
   const place = h("div", {});
-  const more = h("div.load-more", {});
-  const body = h("tbody", {});
   const fetchPage = (cursor) => get(path("queues", queue, "items"), { state, limit: 50, cursor }, signal);
-  const add = (page) => {
-    body.append(...page.items.map((item) => itemRow(queue, item, reload)));
-    replace(more, page.next && h("button", { type: "button", onclick: async () => add(await fetchPage(page.next)) }, "Load more"));
-  };
+  const columns = ["State", "Item", "Input", { label: "Priority", class: "num" }, { label: "Attempts", class: "num" }, "Put in", toolColumn()];
   const reload = loader(place, signal, () => fetchPage(), (page) => {
     if (page.items.length === 0) return emptyState(state ? `No item is ${state}` : "The queue is empty");
-    body.replaceChildren();
-    add(page);
-    const wrap = table(`Items of ${queue}`, ["State", "Item", "Input", { label: "Priority", class: "num" }, { label: "Attempts", class: "num" }, "Put in", { label: h("span.visually-hidden", {}, "Actions") }], []);
-    wrap.querySelector("tbody").replaceWith(body);
-    return [wrap, more];
+    return pagedTable(`Items of ${queue}`, columns, page, ({ items }) => items.map((item) => itemRow(queue, item, reloadAll)), fetchPage);
   }, "The items could not be loaded");
   const reloadAll = () => {
     reload();

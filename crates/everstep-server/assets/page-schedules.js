@@ -58,7 +58,7 @@ function card(schedule, reload) {
       schedule.paused ? h("span.badge.filled.s-paused", {}, icon("paused", 14), "Paused") : h("span.badge.filled.s-completed", {}, icon("clock", 14), "Active"),
       h("div.actions", {},
         schedule.paused ? actionButton({ label: "Resume", icon: "play", can, onclick: () => ask("Resume", schedule, "Its ticks start runs again.", act("resume", "The schedule goes on")) }) : actionButton({ label: "Pause", icon: "pause", can, onclick: () => ask("Pause", schedule, "It starts no runs until somebody resumes it.", act("pause", "The schedule was paused")) }),
-        actionButton({ label: "Trigger now", icon: "play", can, onclick: () => ask("Trigger", schedule, "It starts one run now, beside its ticks.", act("trigger", "A run was started")) }),
+        actionButton({ label: "Trigger now", icon: "plus", can, onclick: () => ask("Trigger", schedule, "It starts one run now, beside its ticks.", act("trigger", "A run was started")) }),
         menuButton(`More for ${schedule.name}`, "more", [
           { label: "Change", icon: "schedules", can, onclick: () => edit(schedule, reload) },
           { label: "Backfill", icon: "retry", can, onclick: () => backfill(schedule, reload) },
@@ -77,11 +77,12 @@ function card(schedule, reload) {
 
 /** The next ticks on a line, to scale. */
 function ticks(upcoming) {
-  const times = upcoming.map(at);
   const now = Date.now();
+  const times = upcoming.map(at).filter((time) => time > now);
+  if (times.length === 0) return undefined;
   const span = Math.max(1, times.at(-1) - now);
   return h("div.ticks", {}, h("span.muted", {}, "Next ticks"),
-    h("ol", {}, times.map((time, i) => h("li", { title: precisely(time), style: { left: `${Math.max(0, Math.min(100, ((time - now) / span) * 100))}%` } }, h("span.visually-hidden", {}, precisely(time)), h("i", {}), (i === 0 || i === times.length - 1) && h("span", { "aria-hidden": "true" }, clockTime(upcoming[i]))))));
+    h("ol", {}, times.map((time, i) => h("li", { title: precisely(time), style: { left: `${Math.max(0, Math.min(100, ((time - now) / span) * 100))}%` } }, h("span.visually-hidden", {}, precisely(time)), h("i", {}), (i === 0 || i === times.length - 1) && h("span", { "aria-hidden": "true" }, clockTime(new Date(time).toISOString()))))));
 }
 
 function ask(verb, schedule, text, work) {

@@ -5,7 +5,7 @@ import { freshId, h, replace, setText } from "./dom.js";
 import { at, duration, moment, pieces, precisely, relative, shortId } from "./format.js";
 import { icon } from "./icons.js";
 import { refusal } from "./session.js";
-import { toast } from "./toast.js";
+import { toast, toastProblem } from "./toast.js";
 
 /** `3 s ago`, kept current by `tickTimes`; the whole time is in the tooltip. */
 export function ago(text) {
@@ -221,5 +221,27 @@ export function table(caption, columns, rows) {
   return h("div.table-wrap", { tabindex: "0", role: "region", "aria-label": caption }, h("table", {},
     h("caption.visually-hidden", {}, caption),
     h("thead", {}, h("tr", {}, columns.map((column) => h("th", { scope: "col", class: column.class }, column.label ?? column)))),
-    h("tbody", {}, rows)));
+    rows instanceof Element ? rows : h("tbody", {}, rows)));
 }
+
+/** A table of which more is loaded on demand: `rowsOf(page)` gives rows, `fetchPage(cursor)` the next page. */
+export function pagedTable(caption, columns, first, rowsOf, fetchPage) {
+  const body = h("tbody", {});
+  const more = h("div.load-more", {});
+  const add = (page) => {
+    body.append(...rowsOf(page));
+    replace(more, page.next && h("button", { type: "button", onclick: () => load(page.next) }, "Load more"));
+  };
+  const load = async (cursor) => {
+    try {
+      add(await fetchPage(cursor));
+    } catch (error) {
+      toastProblem("The rest could not be loaded", error);
+    }
+  };
+  add(first);
+  return [table(caption, columns, body), more];
+}
+
+/** The head of a column that holds buttons. */
+export const toolColumn = () => ({ label: h("span.visually-hidden", {}, "Actions") });

@@ -5,12 +5,12 @@ import { sendMessage } from "./actions.js";
 import { address, get, path } from "./api.js";
 import { openDialog } from "./dialog.js";
 import { h, inFrame, replace } from "./dom.js";
-import { count, duration, at, plural, shortId } from "./format.js";
+import { count, plural, shortId } from "./format.js";
 import { icon } from "./icons.js";
 import { failureBlock } from "./inspector.js";
 import { jsonBlock } from "./json-view.js";
 import { follow } from "./live.js";
-import { actionButton, ago, clockTime, copyButton, emptyState, loader, runLink, sentence, table } from "./parts.js";
+import { actionButton, ago, clockTime, copyButton, elapsed, emptyState, loader, pagedTable, runLink, sentence } from "./parts.js";
 import { badge, hasEnded, word } from "./status.js";
 import { VirtualList } from "./virtual.js";
 
@@ -85,23 +85,19 @@ function waitsFor(wait) {
 
 /** The runs that it has started. */
 export function childrenTab(source, signal) {
-  const rows = h("tbody", {});
-  const more = h("div.load-more", {});
   const place = h("div", {});
-  const load = async (cursor) => {
-    const page = await get(path("runs", source.run().id, "children"), { cursor, limit: 100 }, signal);
-    rows.append(...page.runs.map((run) => h("tr", {}, h("td", {}, badge(run.status)), h("td", {}, h("a.name", { href: `/runs/${encodeURIComponent(run.id)}` }, run.workflow), run.key && h("p.key", {}, run.key)), h("td", {}, ago(run.created_at)),
-      h("td.num", {}, duration(at(hasEnded(run) ? run.finished_at ?? run.updated_at : new Date().toISOString()) - at(run.created_at))), h("td.mono", {}, shortId(run.id)))));
-    replace(more, page.next && h("button", { type: "button", onclick: () => load(page.next) }, "Load more"));
-    return page;
-  };
-  loader(place, signal, () => load(), (page) => {
+  const fetchPage = (cursor) => get(path("runs", source.run().id, "children"), { cursor, limit: 100 }, signal);
+  const columns = ["Status", "Run", "Created", { label: "Duration", class: "num" }, "Id"];
+  loader(place, signal, () => fetchPage(), (page) => {
     if (page.runs.length === 0) return emptyState("It has started no other runs");
-    const wrap = table("Children", ["Status", "Run", "Created", { label: "Duration", class: "num" }, "Id"], []);
-    wrap.querySelector("tbody").replaceWith(rows);
-    return [wrap, more];
+    return pagedTable("Children", columns, page, ({ runs }) => runs.map(childRow), fetchPage);
   }, "The children could not be loaded");
   return h("div.tab-scroll", {}, place);
+}
+
+function childRow(run) {
+  return h("tr", {}, h("td", {}, badge(run.status)), h("td", {}, h("a.name", { href: `/runs/${encodeURIComponent(run.id)}` }, run.workflow), run.key && h("p.key", {}, run.key)),
+    h("td", {}, ago(run.created_at)), h("td.num", {}, elapsed(run.created_at, hasEnded(run) ? run.finished_at ?? run.updated_at : undefined)), h("td.mono", {}, shortId(run.id)));
 }
 
 /** The streams of the run; the chosen one is followed. */
