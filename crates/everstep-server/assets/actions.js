@@ -99,8 +99,8 @@ export function resolveDeferred(run, location) {
     ],
     submit: async ({ location: where, outcome, value, error }) => {
       const body = outcome === "reject" ? { location: where, error: error ?? null } : { location: where, value: value ?? null };
-      const { resolved } = await post(path("runs", run.id, "deferreds"), body);
-      toast(resolved === "before" ? "It had been resolved before" : "The deferred was resolved");
+      const { resolved, first } = await post(path("runs", run.id, "deferreds"), body);
+      toast(resolved === "before" || first === false ? "It had been resolved before" : "The deferred was resolved");
     },
   });
 }
@@ -136,7 +136,8 @@ export function publishEvent(name, done) {
       { name: "dedupe", type: "text", label: "Dedupe key" },
       { name: "deliver", type: "select", label: "Deliver to", value: "all", options: [{ value: "all", label: "All that wait for it" }, { value: "one", label: "One that waits for it" }] },
     ],
-    submit: async ({ name: event, ...body }) => {
+    submit: async ({ name: event, deliver, ...body }) => {
+      if (deliver === "one") body.deliver = deliver;
       await post(path("events", event), body);
       toast("The event was published", { detail: event });
       done?.(event);

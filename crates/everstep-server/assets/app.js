@@ -41,6 +41,8 @@ const ROUTES = [
   { pattern: "/runs/:id", page: runPage, title: "Run", nav: "/runs", fills: true },
   { pattern: "/schedules", page: schedulesPage, title: "Schedules", nav: "/schedules" },
   { pattern: "/queues", page: queuesPage, title: "Queues and limits", nav: "/queues" },
+  { pattern: "/queues/:queue", page: queuesPage, title: "Queues and limits", nav: "/queues" },
+  { pattern: "/limits", page: queuesPage, title: "Queues and limits", nav: "/queues" },
   { pattern: "/events", page: eventsPage, title: "Events", nav: "/events" },
   { pattern: "/dead-letters", page: lettersPage, title: "Dead letters", nav: "/dead-letters" },
   { pattern: "/charts", page: chartsPage, title: "Charts", nav: "/charts" },

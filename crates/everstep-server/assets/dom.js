@@ -59,6 +59,24 @@ export function settled(ms, work) {
   };
 }
 
+/** Runs `work` at most once in `ms`, and once more if it was asked for meanwhile. */
+export function paced(ms, signal, work) {
+  let resting = false;
+  let again = false;
+  return async function run() {
+    if (signal.aborted) return;
+    if (resting) return void (again = true);
+    resting = true;
+    await work().catch(() => undefined);
+    setTimeout(() => {
+      resting = false;
+      if (!again) return;
+      again = false;
+      run();
+    }, ms);
+  };
+}
+
 let ids = 0;
 
 /** An id for a label, an error or a description to refer to. */

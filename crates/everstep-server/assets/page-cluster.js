@@ -35,9 +35,15 @@ function runnerRow(runner, i) {
   return h("tr", {},
     h("td", {}, h("span.runner-name", {}, swatch(i), h("span", {}, h("span.name", {}, runner.name), h("p.muted.mono", { title: runner.id }, runner.id.slice(-12))))),
     h("td", {}, runner.alive ? h("span.badge.s-completed", {}, icon("completed", 14), "Alive") : h("span.badge.s-failed", {}, icon("failed", 14), "Gone")),
-    h("td", {}, h("span.num", {}, `renewed ${duration(runner.lease_age_ms)} ago`), h("p.muted", {}, runner.alive ? "runs out " : "ran out ", ago(runner.lease_until))),
+    h("td", {}, runner.lease_age_ms !== undefined && h("span.num", {}, `renewed ${duration(runner.lease_age_ms)} ago`), h("p.muted", {}, runner.alive ? "runs out " : "ran out ", ago(runner.lease_until))),
     h("td", {}, runner.pools.join(", ")), h("td.num", {}, String(runner.weight)), h("td.num", {}, count(runner.shards)),
-    h("td", {}, h("details", {}, h("summary", {}, plural(runner.workflows.length, "workflow")), h("ul.versions", {}, runner.workflows.map(({ name, versions }) => h("li", {}, name, " ", h("span.muted", {}, versions.map((v) => `v${v}`).join(", "))))))));
+    h("td", {}, h("details", {}, h("summary", {}, plural(runner.workflows.length, "workflow")), h("ul.versions", {}, runner.workflows.map((workflow) => h("li", {}, workflow.name, " ", h("span.muted", {}, versions(workflow))))))));
+}
+
+/** All versions, or the newest and those whose runs it accepts. */
+function versions({ versions: all, version, from }) {
+  if (all) return all.map((v) => `v${v}`).join(", ");
+  return from < version ? `v${version}, accepts v${from} and later` : `v${version}`;
 }
 
 function swatch(i) {
@@ -45,6 +51,7 @@ function swatch(i) {
 }
 
 function poolMap(pool, runners) {
+  if (!pool.shards) return h("figure.card.pool", {}, h("figcaption", {}, h("h3", {}, pool.name), h("p.muted", {}, `${count(pool.owned)} of ${count(pool.of)} shards are owned`)), h("progress", { max: pool.of, value: pool.owned, "aria-label": `Owned shards of ${pool.name}` }));
   const owners = new Map();
   for (const owner of pool.shards) owners.set(owner, (owners.get(owner) ?? 0) + 1);
   const caption = h("p.muted.shard-said", {}, `${count(pool.owned)} of ${count(pool.of)} shards are owned`);

@@ -41,7 +41,7 @@ function list(first, fetchPage, reload, filtered) {
 function row(letter, reload) {
   return h("tr", {},
     h("td", {}, h("span.name", {}, letter.name), h("p.muted.num", {}, `no. ${letter.no}`)),
-    h("td", {}, letter.run ? [runLink(letter.run), letter.status && h("p", {}, badge(letter.status))] : letter.target?.workflow ? [letter.target.workflow, " ", h("span.key", {}, letter.target.key)] : letter.target?.run ? h("span.mono", {}, letter.target.run.slice(-12)) : h("span.muted", {}, "not known")),
+    h("td", {}, letter.run ? [runLink(letter.run), letter.status && h("p", {}, badge(letter.status))] : letter.target ? h("span.key", {}, letter.target) : h("span.muted", {}, "not known")),
     h("td.payload", {}, jsonTree(letter.body)), h("td", {}, letter.reason), h("td", {}, ago(letter.at)),
     h("td.tools", {},
       actionButton({ label: "Replay", icon: "retry", can: "dead_letters", onclick: () => replay(letter, reload) }),

@@ -14,7 +14,7 @@ const STATES = ["ready", "delayed", "claimed", "done", "dead"];
 const SIGN = { ready: "pending", delayed: "sleeping", claimed: "running", done: "completed", dead: "failed", cancelled: "cancelled" };
 const REFRESH_MS = 3000;
 
-export function queuesPage({ query, signal, onQuery, router }) {
+export function queuesPage({ params: { queue }, query, signal, onQuery, router }) {
   const list = h("div", {});
   const items = h("section.section", { "aria-label": "Items", hidden: true });
   const limits = h("div", {});
@@ -33,7 +33,7 @@ export function queuesPage({ query, signal, onQuery, router }) {
     reloadLimits();
   });
   const show = (params) => {
-    shown = params.get("queue") ?? undefined;
+    shown = params.get("queue") ?? queue;
     items.hidden = !shown;
     if (shown) replace(items, itemsOf(shown, params.get("state") ?? "", signal, router, reload));
     reload();

@@ -2,10 +2,10 @@
 // New runs do not push the list away under the reader: a pill says how many there are.
 
 import { startRun } from "./actions.js";
-import { address, get } from "./api.js";
+import { address, get, path } from "./api.js";
 import { bulkAction } from "./bulk.js";
 import { formDialog } from "./dialog.js";
-import { h, replace, setText, settled } from "./dom.js";
+import { every, h, paced, replace, setText, settled } from "./dom.js";
 import { conditions, isEmpty, readFilter, toAddress, toQuery } from "./filters.js";
 import { count, plural, shortId } from "./format.js";
 import { icon } from "./icons.js";
@@ -18,6 +18,8 @@ import { VirtualList } from "./virtual.js";
 const FIRST_PAGE = 100;
 const NEXT_PAGE = 500;
 const REFRESH_MS = 700;
+const COUNT_MS = 1000;
+const LIVE_ROWS_MS = 5000;
 const SAY_MS = 20_000;
 const NARROW = matchMedia("(max-width: 719px)");
 
@@ -38,9 +40,12 @@ export function runsPage({ query, signal, router, onQuery }) {
     runs.load(filter);
     updates?.abort();
     updates = new AbortController();
-    follow(() => address("/runs/updates", toQuery(filter)), { counts: chips.counts, changed: ({ ids }) => runs.changed(ids), reopened: runs.reopened }, AbortSignal.any([signal, updates.signal]));
-    get("/runs/counts", { ...toQuery(filter), status: undefined }, signal).then(chips.counts, () => undefined);
+    // The counts of the other statuses are wanted, too, so they are asked for without the status.
+    const counted = filter.status.length === 0 ? chips.counts : paced(COUNT_MS, signal, loadCounts);
+    follow(() => address("/runs/updates", toQuery(filter)), { counts: counted, changed: ({ ids }) => runs.changed(ids), reopened: runs.reopened }, AbortSignal.any([signal, updates.signal]));
+    loadCounts().catch(() => undefined);
   };
+  const loadCounts = async () => chips.counts(await get("/runs/counts", { ...toQuery(filter), status: undefined }, signal));
   onQuery((params) => {
     filter = readFilter(params);
     apply();
@@ -127,6 +132,22 @@ function moreFilters(filter, go) {
     ],
     submit: async (values) => go({ status: filter.status, workflow: filter.workflow, q: filter.q, ...values, tag: values.tag?.trim().split(/\s+/) ?? [] }),
   });
+}
+
+let byIds = true;
+
+/** These runs as they are now. A server that cannot give several by their ids is asked one by one. */
+async function runsById(ids, signal) {
+  if (byIds) {
+    try {
+      return (await get("/runs", { ids: ids.join(","), limit: 100 }, signal)).runs;
+    } catch (error) {
+      if (error.status !== 400) throw error;
+      byIds = false;
+    }
+  }
+  const asked = await Promise.allSettled(ids.slice(0, 40).map((id) => get(path("runs", id), undefined, signal)));
+  return asked.filter(({ status }) => status === "fulfilled").map(({ value }) => value);
 }
 
 /** The rows: loaded page by page, of which only the visible ones are in the document. */
@@ -264,7 +285,7 @@ function runList(signal, router, go) {
   }
 
   // Looks which of the runs that have come match the filter, rather than trusting their ids.
-  const countFresh = paced(1500, async () => {
+  const countFresh = paced(1500, signal, async () => {
     const page = await get("/runs", { ...toQuery(filter), limit: FIRST_PAGE }, load.signal);
     const newest = rows[0]?.id ?? "";
     const found = page.runs.filter(({ id }) => id > newest && !index.has(id));
@@ -273,34 +294,20 @@ function runList(signal, router, go) {
   });
 
   const waiting = new Set();
-  const refreshVisible = paced(REFRESH_MS, async () => {
+  const refreshVisible = paced(REFRESH_MS, signal, async () => {
     const [first, last] = visible;
     const ids = rows.slice(first, last).map(({ id }) => id).filter((id) => waiting.has(id));
     waiting.clear();
     if (ids.length === 0) return;
-    const { runs } = await get("/runs", { ids: ids.slice(0, 100).join(","), limit: 100 }, load.signal);
-    for (const run of runs) if (index.has(run.id)) rows[index.get(run.id)] = run;
+    for (const run of await runsById(ids.slice(0, 100), load.signal)) if (index.has(run.id)) rows[index.get(run.id)] = run;
     list.refresh();
   });
 
-  // Runs `work` at most once in `ms`, and once more if it was asked for meanwhile.
-  function paced(ms, work) {
-    let resting = false;
-    let again = false;
-    return async function run() {
-      if (signal.aborted) return;
-      if (resting) return void (again = true);
-      resting = true;
-      await work().catch(() => undefined);
-      setTimeout(() => {
-        resting = false;
-        if (again) {
-          again = false;
-          run();
-        }
-      }, ms);
-    };
-  }
+  // Events name the newest runs; those that are live further down are looked at now and then.
+  every(LIVE_ROWS_MS, signal, () => {
+    for (const run of rows.slice(...visible)) if (!hasEnded(run)) waiting.add(run.id);
+    if (waiting.size > 0) refreshVisible();
+  });
 
   function move(step) {
     if (rows.length === 0) return;

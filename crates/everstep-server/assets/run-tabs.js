@@ -73,14 +73,14 @@ function waitsFor(wait) {
     time: () => ["A time", place, ": ", clockTime(wait.at), " (", ago(wait.at), ")"],
     next_attempt: () => [`Attempt ${wait.attempt}`, place, ", ", ago(wait.at), ". The last one: ", wait.error],
     message: () => ["A message", place, until],
-    answer: () => [word(wait.what ?? "answer"), place, until],
+    answer: () => [word(wait.what ?? wait.to ?? "answer"), place, until],
     limit: () => ["A place under the limit ", h("code", {}, wait.key ? `${wait.name} / ${wait.key}` : wait.name), place, wait.turn && [", its turn is ", ago(wait.turn)], wait.holder && [". Longest held by ", runLink(wait.holder)]],
     run: () => ["Run ", runLink(wait.run), place],
     resume: () => ["Somebody who resumes it: ", wait.reason],
     runner: () => ["A runner: ", wait.problem],
     rollback: () => ["Its rollback, after which it is ", word(wait.ending).toLowerCase()],
   }[wait.kind];
-  return h("li", {}, icon(SIGNS[wait.kind] ?? "waiting", 14), h("span", {}, text ? text() : word(wait.kind)));
+  return h("li", {}, icon(SIGNS[wait.kind] ?? "waiting", 14), h("span", {}, text ? text() : wait.text ?? word(wait.kind)));
 }
 
 /** The runs that it has started. */

@@ -3,7 +3,7 @@
 
 import { get, post, remove, setCsrf } from "./api.js";
 
-let current = { login_required: false, can: [], store: "", version: "" };
+let current = { login_required: false, store: "", version: "" };
 
 export const session = () => current;
 
@@ -22,15 +22,20 @@ export async function logout() {
 
 const ADMIN = new Set(["delete", "bulk", "move", "evict", "audit", "tokens"]);
 
+const RANK = ["read", "operate", "admin"];
+
 /** Why the session may not do this, or nothing if it may. */
 export function refusal(action) {
-  if (!action || current.can.includes(action)) return undefined;
+  if (!action) return undefined;
   const needed = ADMIN.has(action) ? "admin" : "operate";
+  // The server's own list wins; a server that gives none goes by the role.
+  const may = current.can?.includes(action) ?? RANK.indexOf(current.role) >= RANK.indexOf(needed);
+  if (may) return undefined;
   return `This needs the role ${needed}; you have ${current.role ?? "none"}.`;
 }
 
 function keep(session) {
-  current = { ...session, can: session.can ?? [] };
+  current = session;
   setCsrf(current.csrf);
   return current;
 }
