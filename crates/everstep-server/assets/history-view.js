@@ -38,10 +38,11 @@ export function historyView(source, mode, chosen, onChoose, signal) {
     rebuild();
   } });
   const spacer = h("div.rows", { role: "rowgroup" });
+  const body = h("div.entry-body", { role: "presentation" }, timed && timeline.lines, spacer);
   const lanes = h("div.lanes-head", {}, timed && timeline.axis, timed && timeline.cursor);
   const head = h("div.list-head", { role: "rowgroup" }, h("div.entry.entry-head", { role: "row" },
     h("span", { role: "columnheader" }, "Operation"), timed ? h("span", { role: "columnheader" }, h("span.visually-hidden", {}, "Time"), lanes) : COLUMNS.map((name) => h("span", { role: "columnheader" }, name))));
-  const grid = h("div.entries", { role: "treegrid", "aria-label": timed ? "Timeline" : "History", class: timed ? "is-timed" : "is-table", onkeydown: onKey }, head, spacer);
+  const grid = h("div.entries", { role: "treegrid", "aria-label": timed ? "Timeline" : "History", class: timed ? "is-timed" : "is-table", onkeydown: onKey }, head, body);
   const scroller = h("div.scroller", {}, grid);
   const empty = h("div.list-state", { hidden: true }, emptyState("Nothing has happened yet", "Steps appear here as soon as a runner has taken the run up."));
   const list = new VirtualList({

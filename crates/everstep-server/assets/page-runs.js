@@ -55,7 +55,7 @@ export function runsPage({ query, signal, router, onQuery }) {
 
   return h("div.page.page-fills", {},
     h("header.page-head", {}, h("h1", {}, "Runs"), h("div.actions", {},
-      menuButton("Change many", "filter", Object.entries({ retry: ["Retry all that match", "retry"], resume: ["Resume all that match", "play"], pause: ["Pause all that match", "pause"], cancel: ["Cancel all that match", "stop"], cancel_with_rollback: ["Cancel and roll back all", "rolling_back"], delete: ["Delete all that match", "trash"] })
+      menuButton("Change many", "check", Object.entries({ retry: ["Retry all that match", "retry"], resume: ["Resume all that match", "play"], pause: ["Pause all that match", "pause"], cancel: ["Cancel all that match", "stop"], cancel_with_rollback: ["Cancel and roll back all", "rolling_back"], delete: ["Delete all that match", "trash"] })
         .map(([action, [label, sign]]) => ({ label, icon: sign, can: "bulk", danger: action === "delete", onclick: () => bulkAction(filter, action) }))),
       actionButton({ label: "Start a run", icon: "plus", can: "start", primary: true, id: "start-run", onclick: () => startRun({ workflow: filter.workflow }) }))),
     h("div.list-tools", {}, search.node, workflowSelect(() => filter, go, signal, onQuery), h("button", { type: "button", onclick: () => moreFilters(filter, go) }, icon("filter"), h("span", {}, "More filters"))),

@@ -30,6 +30,8 @@ export class Timeline {
     this.#history = history;
     this.#onView = onView;
     this.axis = h("div.axis", { "aria-hidden": "true" });
+    // One set of lines behind all rows, instead of one in each.
+    this.lines = h("div.grid-lines", { "aria-hidden": "true" }, h("div", {}));
     this.cursor = h("div.cursor", { hidden: true, "aria-hidden": "true" }, h("span", {}));
     this.#map = svg("svg.density", { viewBox: `0 0 ${PARTS} 28`, preserveAspectRatio: "none", "aria-hidden": "true" });
     this.#window = h("div.density-window", {});
@@ -114,6 +116,7 @@ export class Timeline {
     }
     this.#ticks = ticks.map((time) => this.#percent(this.#start + time)).filter((left) => left < 97);
     replace(this.axis, ticks.slice(0, this.#ticks.length).map((time, i) => h("span", { style: { left: `${this.#ticks[i]}%` } }, time === 0 ? moment(this.#start) : `+${duration(time)}`)));
+    replace(this.lines.firstChild, this.#ticks.map((left) => h("i", { style: { left: `${left}%` } })));
     const total = this.#end - this.#start;
     const left = Math.max(0, (this.#from - this.#start) / total);
     const right = Math.min(1, (this.#to - this.#start) / total);
@@ -135,7 +138,7 @@ export class Timeline {
 
   /** The bar of a row. */
   lane(node, now) {
-    const lane = h("div.lane", {}, this.#ticks.map((left) => h("i.grid-line", { style: { left: `${left}%` } })));
+    const lane = h("div.lane", {});
     const end = node.end ?? now;
     const status = statusOf(node);
     const left = clamp(this.#percent(node.start));

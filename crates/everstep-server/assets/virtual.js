@@ -19,7 +19,7 @@ export class VirtualList {
 
   /**
    * `render(i)` makes a row; `key(i)` is anything that is the same as long as the row looks the same;
-   * `onRange(first, last)` is told what is visible. `spacer` must be positioned.
+   * `onRange(first, last)` is told what is visible. `scroller` and `spacer` must be positioned.
    */
   constructor({ scroller, spacer, rowHeight, render, key, onRange, signal }) {
     this.#scroller = scroller;
@@ -59,9 +59,9 @@ export class VirtualList {
   reveal(i, then) {
     const height = this.#rowHeight();
     this.#resize(height);
-    const top = i * height + this.#spacer.offsetTop;
+    const header = this.#offset();
+    const top = i * height + header;
     const { scrollTop, clientHeight } = this.#scroller;
-    const header = this.#spacer.offsetTop;
     if (top < scrollTop + header) this.#scroller.scrollTop = top - header;
     else if (top + height > scrollTop + clientHeight) this.#scroller.scrollTop = top + height - clientHeight;
     this.#paintNow();
@@ -76,8 +76,8 @@ export class VirtualList {
   #paintNow() {
     const height = this.#rowHeight();
     const { scrollTop, clientHeight } = this.#scroller;
+    const top = Math.max(0, scrollTop - this.#offset());
     this.#resize(height);
-    const top = Math.max(0, scrollTop - this.#spacer.offsetTop);
     const first = Math.max(0, Math.floor(top / height) - OVERSCAN);
     const last = Math.min(this.#count, Math.ceil((top + clientHeight) / height) + OVERSCAN);
     const focused = document.activeElement;
@@ -90,6 +90,13 @@ export class VirtualList {
     }
     for (let i = first; i < last; i += 1) this.#place(i, height, focused);
     this.#onRange?.(first, last);
+  }
+
+  // Where the rows begin inside the scroller, which must be positioned.
+  #offset() {
+    let offset = 0;
+    for (let node = this.#spacer; node && node !== this.#scroller; node = node.offsetParent) offset += node.offsetTop;
+    return offset;
   }
 
   #resize(height) {
