@@ -14,6 +14,8 @@ const LEAST_MS = 5;
 const LETTER = 6.4;
 /** How much room a label of the axis has at least. */
 const TICK = 84;
+/** How wide a bar must be to show its attempts. */
+const ATTEMPTS_PX = 8;
 
 export class Timeline {
   #history;
@@ -148,7 +150,8 @@ export class Timeline {
     const shape = isScope(node) ? "bar-scope" : isWait(node) ? "bar-wait" : "bar-work";
     const bar = h("div.bar", { class: `${shape} s-${status}${node.end === undefined ? " is-open" : ""}`, style: { left: `${left}%`, width: `${Math.max(right - left, 0.05)}%` } });
     lane.append(bar);
-    if (node.entry) this.#attempts(lane, node, end);
+    // On a bar of a few pixels the ticks would hide how it ended.
+    if (node.entry && (isFailure(node.entry) || ((right - left) / 100) * this.#width >= ATTEMPTS_PX)) this.#attempts(lane, node, end);
     if (node.entry?.wake_at && node.end === undefined) this.#due(lane, node, end);
     const text = h("span.bar-time", {}, duration(end - node.start), node.entry?.attempts > 1 && h("span.bar-attempts", {}, `${node.entry.attempts} attempts`));
     // Beside the bar where there is room, otherwise before it, otherwise upon it.
