@@ -144,24 +144,24 @@ pub(crate) enum Kind {
 
 /// A body: takes its time, and writes down that it did.
 pub(crate) async fn work(step: &Step, seen: &Seen, kind: Kind) -> Result<Done> {
-    let bodies = step.get::<Bodies>();
-    bodies.started(step, seen, kind)?;
-    tokio::time::sleep(Duration::from_micros(random::any() % 20_000)).await;
+    let running = Running::start(step, seen, kind)?;
+    // Most are short. Some are not, so that there is hardly a moment without one.
+    let longest = if random::any().is_multiple_of(8) { 150_000 } else { 20_000 };
+    tokio::time::sleep(Duration::from_micros(random::any() % longest)).await;
     let value = match kind {
         Kind::Firm => random::any(),
         Kind::Ephemeral => step.location().len() as u64,
     };
-    bodies.ended(step, seen, "ok")?;
+    running.end("ok")?;
     let at = step.location().to_owned();
     Ok(Done { at, value })
 }
 
 /// A body that fails.
 pub(crate) async fn fail(step: &Step, seen: &Seen, how: &str) -> Error {
-    let bodies = step.get::<Bodies>();
-    let written = bodies.started(step, seen, Kind::Firm);
+    let running = Running::start(step, seen, Kind::Firm);
     tokio::time::sleep(Duration::from_micros(random::any() % 10_000)).await;
-    match written.and_then(|()| bodies.ended(step, seen, "failed")) {
+    match running.and_then(|running| running.end("failed")) {
         Ok(()) => Error::msg(format!("it fails {how}")),
         Err(error) => Error::from(error),
     }
@@ -176,6 +176,41 @@ pub(crate) async fn unbook(undo: Rollback, done: Done) -> Result<()> {
     tokio::time::sleep(Duration::from_micros(random::any() % 5_000)).await;
     bodies.write(&format!("V\t{run}\t{at}\n"))?;
     Ok(())
+}
+
+/// A body between its two lines. One that is dropped has ended, too, in a way.
+struct Running<'a> {
+    bodies: &'a Bodies,
+    step: &'a Step,
+    seen: &'a Seen,
+    has_ended: bool,
+}
+
+impl<'a> Running<'a> {
+    fn start(step: &'a Step, seen: &'a Seen, kind: Kind) -> io::Result<Running<'a>> {
+        let bodies = step.get::<Bodies>();
+        bodies.started(step, seen, kind)?;
+        Ok(Running {
+            bodies,
+            step,
+            seen,
+            has_ended: false,
+        })
+    }
+
+    fn end(mut self, how: &str) -> io::Result<()> {
+        self.has_ended = true;
+        self.bodies.ended(self.step, self.seen, how)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            // Whoever reads takes it for one that is still under way.
+            drop(self.bodies.ended(self.step, self.seen, "dropped"));
+        }
+    }
 }
 
 /// The ledger, as the bodies write it. Each line is one write at the end of the file, so that lines

@@ -48,6 +48,12 @@ impl Ledger {
         self.open.len() < before
     }
 
+    /// Whether a body is in flight in this process, at the end of what was read.
+    pub(crate) fn has_open(&self, process: u32) -> bool {
+        let process = process.to_string();
+        self.open.values().any(|own| *own == process)
+    }
+
     /// This process does not look whether its lease is over, so it may start bodies that others have
     /// completed: only the store keeps what they give from counting.
     pub(crate) fn unfenced(&mut self, process: u32) {
@@ -199,6 +205,16 @@ mod tests {
         assert_eq!((ledger.run_again, ledger.bodies_run), (0, 2));
         assert!(!ledger.killed(2));
         assert!(ledger.killed(1));
+        assert!(!ledger.killed(1));
+    }
+
+    #[test]
+    fn body_that_was_dropped_is_not_under_way_any_more() {
+        let mut ledger = read(&["S\t1\trun\ta\t1\tfirm\t00\t"]);
+        assert!(ledger.has_open(1) && !ledger.has_open(2));
+        ledger.line("E\t1\trun\ta\t1\tdropped");
+        assert!(!ledger.has_open(1));
+        assert_eq!(ledger.steps_completed(), 0);
         assert!(!ledger.killed(1));
     }
 

@@ -271,14 +271,17 @@ impl Shared {
         }
     }
 
-    /// Whichever fence holds, whosever it is.
+    /// Its own fence while that holds; then whichever does, whosever it is.
     fn forged_fence(&self) -> Option<Fence> {
         let runners = self.store.runners().unwrap_or_default();
-        let holder = runners.iter().max_by_key(|runner| runner.shards.len())?;
-        Some(Fence {
-            runner: holder.id,
-            epoch: holder.epoch,
-        })
+        let holders = runners.iter().filter(|runner| !runner.shards.is_empty());
+        let fences = holders.map(|holder| {
+            let (runner, epoch) = (holder.id, holder.epoch);
+            (Fence { runner, epoch }, holder.shards.len())
+        });
+        let own = self.fence();
+        let best = fences.max_by_key(|(fence, shards)| (Some(*fence) == own, *shards));
+        best.map(|(fence, _)| fence).or(own)
     }
 
     /// How this runner is entered into the store.
