@@ -146,7 +146,11 @@ pub(crate) enum Kind {
 pub(crate) async fn work(step: &Step, seen: &Seen, kind: Kind) -> Result<Done> {
     let running = Running::start(step, seen, kind)?;
     // Most are short. Some are not, so that there is hardly a moment without one.
-    let longest = if random::any().is_multiple_of(8) { 150_000 } else { 20_000 };
+    let longest = if random::any().is_multiple_of(8) {
+        150_000
+    } else {
+        20_000
+    };
     tokio::time::sleep(Duration::from_micros(random::any() % longest)).await;
     let value = match kind {
         Kind::Firm => random::any(),

@@ -40,10 +40,6 @@ const CUTS: [u64; 2] = [1, 7];
 /// Every so many kills the server crashes, the first time after half as many.
 const RESTART_EVERY: u64 = 24;
 
-/// How long a kill waits for a body that it strikes in the middle. There may be none: a runner that
-/// has just started has no runs yet.
-const BODY_LIMIT: Duration = Duration::from_secs(3);
-
 /// How long the harness waits for others to take over.
 const TAKEOVER_LIMIT: Duration = Duration::from_secs(4);
 
@@ -199,20 +195,13 @@ impl Cluster<'_, '_> {
         self.test.random.next() % self.test.options.processes
     }
 
-    /// Kills a runner in the middle of a body, if it has one soon.
+    /// Kills a runner, mostly in the middle of a body.
     async fn kill(&mut self, slot: u64) -> Result<(), Problem> {
         let Some(runner) = self.runners.remove(&slot) else {
             return Ok(());
         };
         let process = runner.process();
-        let limit = Instant::now() + BODY_LIMIT;
-        loop {
-            self.test.read_ledger()?;
-            if self.test.ledger.has_open(process) || Instant::now() > limit {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        self.test.wait_for_body(process).await?;
         drop(runner);
         self.kills += 1;
         let mid_body = self.test.killed(process)?;

@@ -39,6 +39,13 @@ const STUCK_AFTER: Duration = LEASE.saturating_mul(60);
 /// However much is achieved, it must come to an end.
 const FINISH_LIMIT: Duration = Duration::from_secs(1_800);
 
+/// How long a kill waits for a body that it strikes in the middle. There may be none: a process that
+/// has just started has no runs yet.
+const BODY_LIMIT: Duration = Duration::from_secs(3);
+
+/// One kill of so many comes at any moment, whether there is a body or not.
+const ANY_MOMENT: u64 = 10;
+
 /// Every so many kills a child is stopped and goes on beside its successor, before both are killed.
 const OVERLAP_EVERY: u64 = 12;
 
@@ -122,6 +129,7 @@ impl Test<'_> {
                 self.overlap(&running, kills).await?;
             }
             let process = running.0.id();
+            self.wait_for_body(process).await?;
             drop(running);
             kills += 1;
             let mid_body = self.killed(process)?;
@@ -268,6 +276,21 @@ impl Test<'_> {
         self.ledger.note("stopped", &[&process]);
         self.ledger.note("place", &["stopped", &process]);
         Ok(())
+    }
+
+    /// Waits until a body is under way in a process that is about to be killed, as most are.
+    pub(crate) async fn wait_for_body(&mut self, process: u32) -> Result<(), Problem> {
+        if self.random.next().is_multiple_of(ANY_MOMENT) {
+            return Ok(());
+        }
+        let limit = Instant::now() + BODY_LIMIT;
+        loop {
+            self.read_ledger()?;
+            if self.ledger.has_open(process) || Instant::now() > limit {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
     }
 
     /// A process is gone, and everything that it wrote is in the ledger. Whether it had bodies in

@@ -45,7 +45,12 @@ impl State {
     ///
     /// The look for safety comes first: whoever is busy with timers and pokes of its own would
     /// never come to it, and never find what a lost wake-up has pointed to.
-    fn woken(&mut self, now: Timestamp, timer: Option<Timestamp>, is_safety: bool) -> Option<Woken> {
+    fn woken(
+        &mut self,
+        now: Timestamp,
+        timer: Option<Timestamp>,
+        is_safety: bool,
+    ) -> Option<Woken> {
         if self.closed {
             return Some(Woken::Closed);
         }
@@ -289,7 +294,10 @@ mod tests {
         assert_eq!(state.woken(now, Some(now), true), Some(Woken::Safety));
         // What was due still is.
         let look = false;
-        assert_eq!(state.woken(now, Some(now), false), Some(Woken::Poll { look }));
+        assert_eq!(
+            state.woken(now, Some(now), false),
+            Some(Woken::Poll { look })
+        );
         assert_eq!(state.woken(now, Some(now), false), Some(Woken::Timers));
         assert_eq!(state.woken(now, None, false), None);
     }

@@ -53,7 +53,11 @@ pub(super) fn register(builder: EngineBuilder) -> EngineBuilder {
 
 /// The workflow, with the steps that write a row; the one of [`WRONG`] fails for good after it has
 /// written. The result is how many rows each has seen at its place.
-async fn moves(ctx: Ctx, n: u64, write: impl Fn(&Ctx, &'static str) -> StepCall<'static, i64>) -> Result<Vec<i64>> {
+async fn moves(
+    ctx: Ctx,
+    n: u64,
+    write: impl Fn(&Ctx, &'static str) -> StepCall<'static, i64>,
+) -> Result<Vec<i64>> {
     let trace = Trace::new(&ctx);
     // It came with the order.
     let packed: u64 = ctx.listen("packed").await?;
@@ -183,7 +187,9 @@ mod tests {
     /// One run with its order, that has ended, and rows at these places.
     fn counted(places: &[&str], orders: &[i64]) -> (u64, u64) {
         let outside = tests::outside();
-        let run: RunId = "019a0000-0000-7000-8000-000000000001".parse().expect("an id");
+        let run: RunId = "019a0000-0000-7000-8000-000000000001"
+            .parse()
+            .expect("an id");
         outside.moves.borrow_mut().push(Ended { n: 7, run });
         let mut tables = Tables::default();
         for place in places {

@@ -31,9 +31,8 @@ async fn write(tx: &tokio_postgres::Transaction<'_>, run: RunId, place: &str) ->
 #[workflow]
 pub(crate) async fn server_moves(ctx: Ctx, n: u64) -> Result<Vec<i64>> {
     let run = ctx.run_id();
-    let move_to = |ctx: &Ctx, place| {
-        ctx.pg_transaction("move", async move |tx| write(tx, run, place).await)
-    };
+    let move_to =
+        |ctx: &Ctx, place| ctx.pg_transaction("move", async move |tx| write(tx, run, place).await);
     moves(ctx, n, move_to).await
 }
 
@@ -84,7 +83,11 @@ async fn place(
         let run: RunId = row.try_get::<_, String>(0)?.parse()?;
         return Ok(Some(client.run(run)));
     }
-    let run = client.start(server_moves, n).key(key(n)).within(&tx).await?;
+    let run = client
+        .start(server_moves, n)
+        .key(key(n))
+        .within(&tx)
+        .await?;
     client.send_in(&tx, run.id(), "packed", &n).await?;
     let sql = "INSERT INTO crash_orders VALUES ($1, $2)";
     let id = run.id().to_string();
