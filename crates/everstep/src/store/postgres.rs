@@ -257,6 +257,7 @@ impl PostgresStore {
             database: String::new(),
         };
         let conn = Conn::open(&store.route).map_err(|trouble| store.error(trouble))?;
+        store.note_clock(conn.ahead);
         store.compare_identity(&conn.identity);
         store.system = conn.identity.system.clone();
         store.database = within::database(&conn).map_err(|trouble| store.error(trouble))?;
@@ -285,6 +286,7 @@ impl PostgresStore {
         match Conn::open(&self.route) {
             Ok(conn) => {
                 self.note_back();
+                self.note_clock(conn.ahead);
                 self.compare_identity(&conn.identity);
                 Ok(conn)
             }
@@ -297,6 +299,13 @@ impl PostgresStore {
                     other => other,
                 })
             }
+        }
+    }
+
+    /// What the database's clock was found to be ahead of ours.
+    fn note_clock(&self, ahead: i64) {
+        if self.options.database_time {
+            self.ahead.store(ahead, Ordering::Relaxed);
         }
     }
 
@@ -966,31 +975,23 @@ impl Store for PostgresStore {
         let (is_alive, seen) = self.write(|session| {
             let is_alive = runners::heartbeat(session, fence, clock, lease)?;
             // Behind a pooler no connection of ours is lost when the database fails over.
-            let sql = format!(
-                "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, {}",
-                conn::IDENTITY
-            );
+            let sql = format!("SELECT {}, {}", conn::CLOCK, conn::IDENTITY);
+            let asked = conn::Asked::now();
             let seen = session.row(sql, Vec::new(), |row| {
                 Ok((row.get::<i64>(0)?, Identity::read(row, 1)?))
             })?;
+            let seen = seen.map(|(at, identity)| (asked.ahead_of_us(at), identity));
             Ok((is_alive, seen))
         })?;
-        let database_now = seen.map(|(database_now, identity)| {
+        if let Some((ahead, identity)) = seen {
             self.compare_identity(&identity);
-            database_now
-        });
-        if self.options.database_time
-            && let Some(database_now) = database_now
-        {
-            let ahead = database_now - now.as_millis();
-            self.ahead.store(ahead, Ordering::Relaxed);
+            self.note_clock(ahead);
         }
         Ok(is_alive && self.is_at_home(fence))
     }
 
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
-        let ahead = self.ahead.load(Ordering::Relaxed);
-        let rows = self.read(|session| runners::list(session, ahead))?;
+        let rows = self.read(runners::list)?;
         let has_others = rows.iter().any(|row| !self.wakes.is_here(row.id));
         self.wakes.set_has_others(has_others);
         Ok(rows)
@@ -1045,6 +1046,10 @@ impl Store for PostgresStore {
 
     fn lanes_max(&self) -> usize {
         self.options.lanes_max
+    }
+
+    fn clock_ahead_ms(&self) -> i64 {
+        self.ahead.load(Ordering::Relaxed)
     }
 
     fn counters(&self) -> StoreCounters {

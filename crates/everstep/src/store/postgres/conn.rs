@@ -98,6 +98,8 @@ pub(super) struct Conn {
     pub(super) lane: Lane,
     /// Which database, and which of its lives.
     pub(super) identity: Identity,
+    /// How far its clock was ahead of ours when it was made, in milliseconds.
+    pub(super) ahead: i64,
     session: ServerSession,
 }
 
@@ -124,6 +126,25 @@ pub(super) struct Identity {
 /// Read committed whatever the role or the database has for a default: the locks of a batch rely on
 /// it.
 pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+
+/// The clock of the database, in milliseconds.
+pub(super) const CLOCK: &str = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
+
+/// When the database was asked for its time, by our clock.
+pub(super) struct Asked(i64);
+
+impl Asked {
+    pub(super) fn now() -> Asked {
+        Asked(super::now_ms())
+    }
+
+    /// How far the clock of a database that has given this answer is ahead: it has read it between the
+    /// question and now.
+    pub(super) fn ahead_of_us(self, database_ms: i64) -> i64 {
+        let Asked(before) = self;
+        database_ms - (before + (super::now_ms() - before) / 2)
+    }
+}
 
 /// The timeline of a server that cannot be written to.
 const STANDBY: &str = "standby";
@@ -186,6 +207,7 @@ impl Conn {
                 system: String::new(),
                 timeline: String::new(),
             },
+            ahead: 0,
             session: ServerSession::default(),
         };
         conn.prepare_session()?;
@@ -196,11 +218,12 @@ impl Conn {
         let mut ops = self.route.session();
         ops.push(Op::new(
             format!(
-                "SELECT pg_backend_pid()::bigint, {SESSION_BEGUN}, {IDENTITY} \
+                "SELECT pg_backend_pid()::bigint, {SESSION_BEGUN}, {IDENTITY}, {CLOCK} \
                  FROM pg_stat_activity WHERE pid = pg_backend_pid()"
             ),
             Vec::new(),
         ));
+        let asked = Asked::now();
         let answers = self.run(ops)?;
         let Some(row) = answers.last().and_then(|answer| answer.rows.first()) else {
             return Err(Trouble::Lost(
@@ -212,6 +235,7 @@ impl Conn {
             begun: row.get::<Option<i64>>(1)?.unwrap_or(0),
         };
         self.identity = Identity::read(row, 2)?;
+        self.ahead = asked.ahead_of_us(row.get(4)?);
         if self.identity.timeline == STANDBY {
             let text = "this server is a standby and takes no writes".to_owned();
             return Err(Trouble::Lost(text));

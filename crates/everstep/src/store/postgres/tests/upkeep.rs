@@ -44,3 +44,18 @@ fn a_connection_keeps_no_more_statements_than_it_needs() {
     assert!((1..500).contains(&kept), "{kept} statements are kept");
     testing::ran_on("PostgreSQL");
 }
+
+#[test]
+fn the_clock_of_the_database_is_measured_when_a_connection_is_made() {
+    let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
+    let store = PostgresStore::open(&url).expect("open");
+    // It is the same machine's.
+    let ahead = store.clock_ahead_ms();
+    assert!(ahead.abs() < 5_000, "{ahead}");
+    let asked = conn::Asked::now();
+    let ahead = asked.ahead_of_us(now_ms() + 300_000);
+    assert!((299_000..=300_000).contains(&ahead), "{ahead}");
+    // A test goes by a clock of its own.
+    assert_eq!(fresh().clock_ahead_ms(), 0);
+    testing::ran_on("PostgreSQL");
+}
