@@ -7,6 +7,8 @@ use crate::{store::MemoryStore, testing, testing::store_conformance};
 
 mod away;
 mod encrypted;
+mod left;
+mod pooled;
 mod shards;
 
 /// An empty schema, whose leases go by the caller's clock.
