@@ -155,8 +155,11 @@ pub struct CrashReport {
     pub(super) crashes: u32,
     /// How many points there are to die at, if it dies once.
     pub(super) possible: u64,
-    /// How some of them were chosen, and how many; absent if all were tried.
-    pub(super) chosen: Option<(Choice, u64)>,
+    /// How some of them were chosen, if not all were tried.
+    pub(super) choice: Option<Choice>,
+    /// How many points were not reached, since their life had fewer writes than the one without a
+    /// crash: what comes together is written together.
+    pub(super) unreached: u64,
     /// How the run ends without a crash.
     pub expected: Ending,
     /// What was different after one.
@@ -197,7 +200,7 @@ impl fmt::Display for CrashReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let n = self.differences.len();
         write!(f, "{}", self.points)?;
-        if let Some((choice, _)) = self.chosen {
+        if let Some(choice) = self.choice {
             write!(f, " of {}", self.possible)?;
             write!(f, " (chosen with {CHOICE_SEED}={})", choice.seed)?;
         }
@@ -474,7 +477,7 @@ impl CrashTest {
             None => points_of(1..=clean.writes),
         };
         report.possible = 2 * clean.writes;
-        report.chosen = self.choice.map(|choice| (choice, queue.len() as u64));
+        report.choice = self.choice;
         let mut open = FuturesUnordered::new();
         loop {
             while open.len() < self.parallel {
@@ -495,6 +498,8 @@ impl CrashTest {
                 if points.len() < self.crashes {
                     queue.extend(points_after(&points, found.writes));
                 }
+            } else {
+                report.unreached += 1;
             }
             let at: Vec<_> = points.iter().map(ToString::to_string).collect();
             self.judge(&at.join(", then "), &clean, &found, &mut report);
@@ -602,7 +607,8 @@ impl CrashReport {
             points: 0,
             crashes: 1,
             possible: 0,
-            chosen: None,
+            choice: None,
+            unreached: 0,
             expected: clean.ending.clone().unwrap_or_else(Ending::none),
             differences: Vec::new(),
         }

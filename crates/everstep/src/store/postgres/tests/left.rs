@@ -37,7 +37,9 @@ fn every_table_that_names_a_run_is_swept() {
     let names = texts::<1>(
         &fresh(),
         "SELECT table_name::text FROM information_schema.columns \
-         WHERE table_schema = current_schema() AND column_name = 'run' ORDER BY 1",
+         JOIN information_schema.tables USING (table_schema, table_name) \
+         WHERE table_schema = current_schema() AND column_name = 'run' \
+         AND table_type = 'BASE TABLE' ORDER BY 1",
     );
     assert!(names.len() > CLEARED.len(), "{names:?}");
     for [name] in &names {
