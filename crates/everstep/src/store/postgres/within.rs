@@ -8,7 +8,7 @@
 //! each other here, against the order of [`locks`](super::locks): the server ends one of them, and if it
 //! is the user's, the user is told.
 
-use std::{sync::Mutex, task::Context};
+use std::task::Context;
 
 use tokio_postgres::{Transaction, types::Type};
 

@@ -595,6 +595,11 @@ impl Random {
                     key: Some(format!("{name}/{tick}")),
                     ..self.start(now)
                 });
+                // What waits for its end should see it.
+                if !self.runs.contains(&run.id) {
+                    let place = self.below(self.runs.len() as u64) as usize;
+                    self.runs[place] = run.id;
+                }
                 ScheduleWrite::Fire(Fire {
                     name,
                     revision,
