@@ -6,7 +6,7 @@
 
 use std::sync::{
     Arc, Mutex,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use super::{
@@ -30,6 +30,9 @@ struct Schema {
     /// The session with the lock on its name.
     _holder: Conn,
 }
+
+/// The number of the next one to be tried. Those before it are this process's, or another's.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// Those that nobody has at the moment.
 static FREE: Mutex<Vec<Schema>> = Mutex::new(Vec::new());
@@ -72,6 +75,21 @@ impl PostgresStore {
         Ok(store)
     }
 
+    /// As [`lent`](Self::lent), with a secret that no other store has, as outside of tests.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(crate) fn lent_with_own_secret(url: &str) -> Result<PostgresStore, StoreError> {
+        let store = PostgresStore::lent(url)?;
+        let conn = store.take()?;
+        let draw = "UPDATE secrets SET value = sha256(gen_random_uuid()::text::bytea)";
+        conn.batch(draw.to_owned())
+            .map_err(|trouble| store.error(trouble))?;
+        store.give_back(conn);
+        Ok(store)
+    }
+
     /// The store as another process would open it: with nothing in memory but the connections.
     pub(crate) fn reborn(&self) -> PostgresStore {
         PostgresStore {
@@ -106,8 +124,8 @@ impl Schema {
         // What other versions of this program have left is of no use.
         let format = schema::MIGRATIONS.concat();
         let format = fnv(format.bytes()) as u32;
-        let mut no = 0;
         loop {
+            let no = NEXT.fetch_add(1, Ordering::Relaxed);
             let options = PostgresOptions {
                 schema: format!("everstep_kit_{format:08x}_{no}"),
                 database_time: false,
@@ -129,7 +147,6 @@ impl Schema {
                     _holder: holder,
                 });
             }
-            no += 1;
         }
     }
 
