@@ -271,7 +271,13 @@ impl Random {
             let id = self.run();
             let write = match self.below(20) {
                 16.. => Write::Queue(Box::new(self.queue_write(model, now))),
-                12 => Write::Schedule(Box::new(self.schedule_write(model, now))),
+                12 => match self.end_of_tick(model, &committed, now) {
+                    Some(commit) => {
+                        committed.push(commit.0);
+                        Write::Commit(Box::new(commit.1))
+                    }
+                    None => Write::Schedule(Box::new(self.schedule_write(model, now))),
+                },
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),

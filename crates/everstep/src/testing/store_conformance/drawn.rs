@@ -241,7 +241,7 @@ fn was_taken(outcome: &Outcome) -> bool {
 #[test]
 fn every_kind_of_write_is_drawn_and_taken() {
     let mut taken = BTreeSet::new();
-    for seed in 0..60 {
+    for seed in 0..100 {
         let store = MemoryStore::new();
         let fence = register(&store, "first", START);
         let shards = ShardSet::of_default_pool();
