@@ -213,6 +213,14 @@ impl PostgresStore {
     ///
     /// As [`open`](Self::open).
     pub fn open_with(url: &str, options: PostgresOptions) -> Result<PostgresStore, StoreError> {
+        PostgresStore::open_synced(url, options, true)
+    }
+
+    fn open_synced(
+        url: &str,
+        options: PostgresOptions,
+        synced: bool,
+    ) -> Result<PostgresStore, StoreError> {
         let url::Parsed {
             servers,
             options,
@@ -223,6 +231,7 @@ impl PostgresStore {
             schema: options.schema.clone(),
             pooled: options.pooled,
             patience: options.patience,
+            synced,
         });
         let listening = match &options.listen_url {
             Some(url) => Arc::new(Route {
@@ -627,8 +636,21 @@ impl PostgresStore {
         let _under_way = giving_back.unwrap_or_else(PoisonError::into_inner);
         let shards = self.known_shards(batch.fence);
         let (mut goes, mut rows) = (0, None);
+        let items_in_hand = Mutex::default();
         let made = self.transact_numbered(has_bodies, |session, before| {
             goes += 1;
+            // A server that gives a reason of ours has not crashed since it gave the numbers out. They
+            // are used now, so that none is left out.
+            let is_ours = before.is_some_and(|trouble| match trouble {
+                Trouble::Contended(_) => true,
+                trouble => matches!(trouble.code(), Some(FENCED | CHANGED)),
+            });
+            let mut in_hand: MutexGuard<'_, Vec<u64>> = lock(&items_in_hand);
+            match is_ours {
+                true => lock(&self.spare_items).append(&mut in_hand),
+                false => in_hand.clear(),
+            }
+            drop(in_hand);
             // Not before there is a connection: what is known is forgotten after a failover. A
             // body sees only what is locked, so nothing is left to be compared later.
             rows = match goes {
@@ -655,6 +677,7 @@ impl PostgresStore {
                 is_first_go: goes == 1 && !has_bodies,
                 rows: rows.as_deref(),
                 spare_items: &self.spare_items,
+                items_in_hand: &items_in_hand,
             };
             batch::apply(session, batch, &terms)
         })?;

@@ -55,6 +55,8 @@ pub(super) struct Terms<'t> {
     pub(super) rows: Option<&'t [KnownRow]>,
     /// Numbers for items of queues that were drawn before and not used.
     pub(super) spare_items: &'t Mutex<Vec<u64>>,
+    /// Those that this go has used or may use: the next one's, if it has to begin again.
+    pub(super) items_in_hand: &'t Mutex<Vec<u64>>,
 }
 
 /// Applies a batch within a transaction, in the two passes that [`rules`] describes.
@@ -108,6 +110,8 @@ pub(super) fn apply(
     }
     let notices = std::mem::take(&mut applier.notices);
     let learned = applier.learned();
+    let mut in_hand = lock(terms.items_in_hand);
+    in_hand.retain(|number| !applier.item_numbers.contains(number));
     lock(terms.spare_items).append(&mut applier.item_numbers);
     Ok((Applied { outcomes, notices }, learned))
 }
@@ -349,6 +353,7 @@ impl<'a> Applier<'a> {
             asked.len() - 1
         });
         let mut item_numbers = std::mem::take(&mut *lock(terms.spare_items));
+        lock(terms.items_in_hand).clone_from(&item_numbers);
         let drawn = named.items.saturating_sub(item_numbers.len());
         let items = (drawn > 0).then(|| {
             let sql = "SELECT nextval(pg_get_serial_sequence('queue_items', 'no')) \
@@ -389,6 +394,7 @@ impl<'a> Applier<'a> {
         }
         // The lowest is taken first.
         item_numbers.sort_unstable_by(|a, b| b.cmp(a));
+        lock(terms.items_in_hand).clone_from(&item_numbers);
         applier.item_numbers = item_numbers;
         for row in rows(tails).into_iter().flatten() {
             applier.tails.add(row)?;

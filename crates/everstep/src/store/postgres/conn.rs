@@ -65,6 +65,9 @@ pub(super) struct Route {
     pub(super) pooled: bool,
     /// How long an answer may take before the connection is given up.
     pub(super) patience: Duration,
+    /// Whether what is committed survives a crash of the server. Always, but for tests in which it
+    /// does not crash.
+    pub(super) synced: bool,
 }
 
 impl Route {
@@ -80,11 +83,15 @@ impl Route {
             // We have a patience of our own. The server's would let a commit pass that a standby has
             // not confirmed.
             set("statement_timeout", "0"),
-            Op::new(
-                "SELECT set_config('synchronous_commit', 'on', false) \
-                 WHERE current_setting('synchronous_commit') IN ('off', 'local')",
-                Vec::new(),
-            ),
+            if self.synced {
+                Op::new(
+                    "SELECT set_config('synchronous_commit', 'on', false) \
+                     WHERE current_setting('synchronous_commit') IN ('off', 'local')",
+                    Vec::new(),
+                )
+            } else {
+                set("synchronous_commit", "off")
+            },
         ]
     }
 }
