@@ -242,6 +242,7 @@ impl PostgresStore {
             }),
             None => Arc::clone(&route),
         };
+        url::check_schema(&options.schema, &name)?;
         let schema_number = locks::fnv(options.schema.bytes()) as u32 & 0x7fff_ffff;
         let mut store = PostgresStore {
             name,
@@ -389,8 +390,10 @@ impl PostgresStore {
     }
 
     fn give_back(&self, conn: Conn) {
+        // One that was in use while the database failed over leads to the old one.
+        let is_of_now = lock(&self.identity).as_ref() == Some(&conn.identity);
         let mut idle = lock(&self.idle);
-        if idle.len() < self.options.kept_connections && !conn.is_closed() {
+        if is_of_now && idle.len() < self.options.kept_connections && !conn.is_closed() {
             idle.push(conn);
         }
     }
@@ -635,11 +638,14 @@ impl PostgresStore {
         let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
         let giving_back = self.giving_back.read();
         let _under_way = giving_back.unwrap_or_else(PoisonError::into_inner);
-        let shards = self.known_shards(batch.fence);
         let (mut goes, mut rows) = (0, None);
         let items_in_hand = Mutex::default();
         let made = self.transact_numbered(has_bodies, |session, before| {
             goes += 1;
+            // With the connection it may have been found that this is another database than the one
+            // that the runner has registered in.
+            fenced &= batch.fence.is_none_or(|fence| self.is_at_home(fence));
+            let shards = self.known_shards(batch.fence);
             // A server that gives a reason of ours has not crashed since it gave the numbers out. They
             // are used now, so that none is left out.
             let is_ours = before.is_some_and(|trouble| match trouble {
@@ -672,7 +678,7 @@ impl PostgresStore {
             let terms = Terms {
                 named: &named,
                 fenced,
-                shards: shards.clone(),
+                shards,
                 schema: self.schema_number,
                 known: &self.known,
                 is_first_go: goes == 1 && !has_bodies,
@@ -681,8 +687,16 @@ impl PostgresStore {
                 items_in_hand: &items_in_hand,
             };
             batch::apply(session, batch, &terms)
-        })?;
-        let ((applied, learned), transaction) = made;
+        });
+        let ((applied, learned), transaction) = match made {
+            Ok(made) => made,
+            // It may have been made all the same, and then what is known is old: above all the last
+            // number, which is in no row that the server could compare.
+            Err(error) => {
+                lock(&self.known).forget_runs(named.runs());
+                return Err(error);
+            }
+        };
         let mut known = lock(&self.known);
         if rows.is_some() {
             known.was_right();

@@ -1143,6 +1143,7 @@ impl<'a> Applier<'a> {
     fn effects(&mut self, commit: &Commit) -> Result<Vec<EffectDone>, Trouble> {
         for transaction in rules::transactions(commit) {
             self.session.call(transaction)?;
+            self.look_again()?;
             if let Some(Put { key, value }) = transaction.written() {
                 self.put(commit.run, commit.generation, &key, &value);
             }
@@ -1160,9 +1161,34 @@ impl<'a> Applier<'a> {
         Ok(done)
     }
 
+    /// A body of the user's may have started runs and sent messages in this transaction: what was
+    /// read before it is read again. Numbers of entries are not in the rows, and are the owner's alone.
+    fn look_again(&mut self) -> Result<(), Trouble> {
+        let before = std::mem::take(&mut self.heads);
+        let there = before.iter().filter(|(_, head)| head.is_some());
+        let runs: Vec<RunNo> = there.map(|(run, _)| *run).collect();
+        self.lock_heads(&runs)?;
+        for (run, old) in before {
+            if let Some(old) = old
+                && let Some(Some(now)) = self.heads.get_mut(&run)
+                && now.generation == old.generation
+            {
+                now.last_number = old.last_number;
+                now.last_number_exact = old.last_number_exact;
+            }
+        }
+        self.keys.clear();
+        self.event_names.clear();
+        self.queues = queues::Known::default();
+        self.tails = streams::Tails::default();
+        self.ahead = Ahead::default();
+        Ok(())
+    }
+
     /// Removes entries of generations that are over; whether there are more.
     fn sweep(&self, limit: u32) -> Result<bool, Trouble> {
-        let sql = "SELECT run, generation FROM old_generations LIMIT 1";
+        let sql = "SELECT run, generation FROM old_generations \
+                   ORDER BY run, generation LIMIT 1 FOR UPDATE SKIP LOCKED";
         let next = self.session.row(sql, Vec::new(), |row| {
             Ok((row.get::<i64>(0)?, row.get::<u32>(1)?))
         })?;

@@ -77,9 +77,16 @@ impl Route {
             return Vec::new();
         }
         vec![
-            set("search_path", &quoted(&self.schema)),
+            set("search_path", &search_path(&self.schema)),
             // A host that vanishes in the middle of a transaction must not hold its locks for long.
             set("idle_in_transaction_session_timeout", "30s"),
+            // Nor one that waits for a lock of somebody else's when its client has hung up. Not every
+            // system can notice that.
+            Op::new(
+                "DO $$ BEGIN PERFORM set_config('client_connection_check_interval', '5s', false); \
+                 EXCEPTION WHEN OTHERS THEN NULL; END $$",
+                Vec::new(),
+            ),
             // We have a patience of our own. The server's would let a commit pass that a standby has
             // not confirmed.
             set("statement_timeout", "0"),
@@ -266,9 +273,10 @@ impl Conn {
             // longer.
             let path = "SELECT set_config('search_path', $1, true), \
                         set_config('statement_timeout', '0', true), \
+                        set_config('idle_in_transaction_session_timeout', '30s', true), \
                         CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') \
                         THEN set_config('synchronous_commit', 'on', true) END";
-            ops.push(Op::new(path, params![quoted(&self.route.schema)]));
+            ops.push(Op::new(path, params![search_path(&self.route.schema)]));
         }
         ops
     }
@@ -350,6 +358,12 @@ fn set(name: &str, value: &str) -> Op {
     Op::new("SELECT set_config($1, $2, false)", params![name, value])
 }
 
+/// Where names are looked for: in our schema. Were the temporary tables of the session not named here,
+/// they would come first, and one that a user has called like one of ours would take its place.
+pub(super) fn search_path(schema: &str) -> String {
+    format!("{}, pg_temp", quoted(schema))
+}
+
 /// A name as SQL takes it.
 pub(super) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
@@ -399,6 +413,7 @@ async fn run_prepared(
     statements: &Statements,
     ops: &[Op],
 ) -> Result<Vec<Answer>, Trouble> {
+    let named = || ops.iter().filter(|op| !is_about_transaction(&op.sql));
     let missing: Vec<&Op> = {
         let mut known = lock(statements);
         // Those that are used will be there again soon.
@@ -406,7 +421,7 @@ async fn run_prepared(
             known.clear();
         }
         let mut missing: Vec<&Op> = Vec::new();
-        for op in ops {
+        for op in named() {
             if !known.contains_key(&*op.sql) && !missing.iter().any(|other| other.sql == op.sql) {
                 missing.push(op);
             }
@@ -418,17 +433,33 @@ async fn run_prepared(
         let statement = client.prepare_typed(&op.sql, &types).await?;
         lock(statements).insert(op.sql.to_string(), statement);
     }
-    let prepared: Vec<Statement> = {
+    let prepared: Vec<Option<Statement>> = {
         let known = lock(statements);
-        let all = ops.iter().map(|op| known.get(&*op.sql).cloned());
+        let all = ops.iter().map(|op| match known.get(&*op.sql) {
+            Some(statement) => Some(Some(statement.clone())),
+            None => is_about_transaction(&op.sql).then_some(None),
+        });
         all.collect::<Option<_>>()
             .ok_or_else(|| Trouble::Lost("a prepared statement is gone".to_owned()))?
     };
     let running = ops.iter().zip(&prepared).map(|(op, statement)| async move {
-        let rows = client.query_raw(statement, &op.params).await?;
+        let rows = match statement {
+            Some(statement) => client.query_raw(statement, &op.params).await?,
+            None => {
+                let typed = op.params.iter().map(|value| (value, value.sql_type()));
+                client.query_typed_raw(&op.sql, typed).await?
+            }
+        };
         answer(rows).await
     });
     in_order(running).await
+}
+
+/// Whether a statement begins or ends a transaction. Such have no name: behind a pooler that nobody has
+/// told us of, a name might not be there, and what is sent behind it would be made without a
+/// transaction, each statement by itself.
+fn is_about_transaction(sql: &str) -> bool {
+    matches!(sql, "COMMIT" | "ROLLBACK") || sql.starts_with("BEGIN")
 }
 
 /// Without names, which a pooler would not find again on the next session.
@@ -452,7 +483,8 @@ pub(super) async fn answer(rows: tokio_postgres::RowStream) -> Result<Answer, Tr
 }
 
 /// Sends all at once: each is polled once, in order, before the first is waited for. All answers are
-/// awaited, so that the connection is in step; the first error counts.
+/// awaited, so that the connection is in step; the first error counts. Behind one that could not even
+/// be sent nothing is sent: a commit would make the rest durable without it.
 pub(super) async fn in_order<F>(running: impl Iterator<Item = F>) -> Result<Vec<Answer>, Trouble>
 where
     F: Future<Output = Result<Answer, Trouble>>,
@@ -467,9 +499,15 @@ where
     std::future::poll_fn(|context: &mut Context<'_>| {
         if is_first {
             is_first = false;
+            let mut sent = 0;
             for slot in &mut slots {
+                sent += 1;
                 poll_slot(slot, context);
+                if matches!(slot, Slot::Done(Some(Err(_)))) {
+                    break;
+                }
             }
+            slots.truncate(sent);
         }
         while next < slots.len() {
             let slot = &mut slots[next];

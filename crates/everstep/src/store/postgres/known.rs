@@ -268,6 +268,11 @@ impl Known {
             .retain(|_, known| !shards.contains(known.head.shard));
     }
 
+    /// Forgets these runs.
+    pub(super) fn forget_runs(&mut self, runs: impl Iterator<Item = RunNo>) {
+        runs.for_each(|run| _ = self.runs.remove(&run));
+    }
+
     /// Remembers what a durable batch has said.
     pub(super) fn learn(
         &mut self,

@@ -106,6 +106,14 @@ pub(super) struct Named {
 }
 
 impl Named {
+    /// The runs among the locks.
+    pub(super) fn runs(&self) -> impl Iterator<Item = RunNo> + '_ {
+        self.locks.iter().filter_map(|lock| match lock {
+            Lock::Run(run) => Some(*run),
+            _ => None,
+        })
+    }
+
     pub(super) fn of(batch: &Batch) -> Named {
         let mut named = Named::default();
         for write in &batch.writes {

@@ -70,7 +70,7 @@ impl PostgresStore {
         let mut named = Named::of(&batch);
         let mut goes = 0;
         loop {
-            set_search_path(tx, quoted(&self.options.schema))
+            set_search_path(tx, conn::search_path(&self.options.schema))
                 .await
                 .map_err(error)?;
             let trouble = match apply(tx, &batch, &named, self.schema_number).await {
