@@ -35,6 +35,7 @@ use self::{
 };
 use super::*;
 
+mod ahead;
 mod batch;
 mod children;
 mod columns;

@@ -80,6 +80,14 @@ impl Route {
             // We have a patience of our own. The server's would let a commit pass that a standby has
             // not confirmed.
             set("statement_timeout", "0"),
+            // A statement is planned once, when its tables may be empty, and the plan is kept while they
+            // grow. Everything that is asked often has an index: a plan that reads a whole table would
+            // be right only at the beginning.
+            set("enable_seqscan", "off"),
+            set("enable_hashjoin", "off"),
+            set("enable_mergejoin", "off"),
+            // It would take the price of what is turned off for a reason to compile.
+            set("jit", "off"),
             Op::new(
                 "SELECT set_config('synchronous_commit', 'on', false) \
                  WHERE current_setting('synchronous_commit') IN ('off', 'local')",
