@@ -176,9 +176,9 @@ pub(crate) async fn unbook(undo: Rollback, done: Done) -> Result<()> {
     let bodies = undo.get::<Bodies>();
     let (run, at, process) = (undo.run_id(), done.at, std::process::id());
     let attempt = undo.attempt();
-    bodies.write(&format!("U\t{process}\t{run}\t{at}\t{attempt}\n"))?;
+    bodies.write(&format!("U\t{process}\t{run}\t{at}\t{attempt}"))?;
     tokio::time::sleep(Duration::from_micros(random::any() % 5_000)).await;
-    bodies.write(&format!("V\t{run}\t{at}\n"))?;
+    bodies.write(&format!("V\t{run}\t{at}"))?;
     Ok(())
 }
 
@@ -217,8 +217,12 @@ impl Drop for Running<'_> {
     }
 }
 
+/// What a line of the ledger ends with: one that does not was torn by a kill.
+pub(crate) const END: &str = "\t;";
+
 /// The ledger, as the bodies write it. Each line is one write at the end of the file, so that lines
-/// of several processes do not mix, and a kill leaves whole lines.
+/// of several processes do not mix. A kill may leave the beginning of one; what follows begins a line
+/// of its own.
 #[derive(Clone)]
 pub(crate) struct Bodies(Arc<File>);
 
@@ -229,12 +233,12 @@ impl Bodies {
     }
 
     fn write(&self, line: &str) -> io::Result<()> {
-        (&*self.0).write_all(line.as_bytes())
+        (&*self.0).write_all(format!("\n{line}{END}\n").as_bytes())
     }
 
     /// Something that is checked at the end: what kind of thing, and its fields.
     pub(crate) fn note(&self, note: &str) -> io::Result<()> {
-        self.write(&format!("N\t{note}\n"))
+        self.write(&format!("N\t{note}"))
     }
 
     fn started(&self, step: &Step, seen: &Seen, kind: Kind) -> io::Result<()> {
@@ -247,13 +251,13 @@ impl Bodies {
         let (digest, steps) = (seen.digest, seen.steps.join(" "));
         let process = std::process::id();
         self.write(&format!(
-            "S\t{process}\t{run}\t{at}\t{attempt}\t{kind}\t{digest:016x}\t{steps}\n"
+            "S\t{process}\t{run}\t{at}\t{attempt}\t{kind}\t{digest:016x}\t{steps}"
         ))
     }
 
     fn ended(&self, step: &Step, seen: &Seen, how: &str) -> io::Result<()> {
         let (run, at, attempt) = (seen.run(step), step.location(), step.attempt());
         let process = std::process::id();
-        self.write(&format!("E\t{process}\t{run}\t{at}\t{attempt}\t{how}\n"))
+        self.write(&format!("E\t{process}\t{run}\t{at}\t{attempt}\t{how}"))
     }
 }
