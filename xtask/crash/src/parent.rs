@@ -41,10 +41,10 @@ const FINISH_LIMIT: Duration = Duration::from_secs(1_800);
 
 /// How long a kill waits for a body that it strikes in the middle. There may be none: a process that
 /// has just started has no runs yet.
-const BODY_LIMIT: Duration = Duration::from_secs(3);
+const BODY_LIMIT: Duration = Duration::from_secs(10);
 
 /// One kill of so many comes at any moment, whether there is a body or not.
-const ANY_MOMENT: u64 = 10;
+const ANY_MOMENT: u64 = 20;
 
 /// Every so many kills a child is stopped and goes on beside its successor, before both are killed.
 const OVERLAP_EVERY: u64 = 12;
