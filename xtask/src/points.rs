@@ -61,8 +61,30 @@ const PRIMITIVES: &[(&str, &[&str])] = &[
 
 const EVERY: &[&str] = &[MEMORY, SQLITE, POSTGRES];
 
-/// The points that were tried, by primitive and store.
-type Points = BTreeMap<(String, String), u64>;
+/// The points of each primitive on each store.
+type Points = BTreeMap<(String, String), Tried>;
+
+/// How many points were tried, and how many there are: more where each takes long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tried {
+    points: u64,
+    of: u64,
+}
+
+impl Tried {
+    fn add(&mut self, more: Tried) {
+        self.points += more.points;
+        self.of += more.of;
+    }
+
+    fn shown(self) -> String {
+        match self {
+            Tried { points: 0, .. } => "-".to_owned(),
+            Tried { points, of } if points == of => points.to_string(),
+            Tried { points, of } => format!("{points} of {of}"),
+        }
+    }
+}
 
 /// Makes an empty file for the points in this directory.
 pub(crate) fn begin(directory: &Path) -> Result<PathBuf, Failure> {
@@ -92,51 +114,51 @@ pub(crate) fn check(file: &Path) -> Result<(), Failure> {
 fn read(lines: &str) -> Result<Points, Failure> {
     let mut points = Points::new();
     for line in lines.lines() {
-        let mut parts = line.split('\t');
-        let (Some(primitive), Some(store), Some(Ok(tried)), None) = (
-            parts.next(),
-            parts.next(),
-            parts.next().map(str::parse::<u64>),
-            parts.next(),
-        ) else {
+        let parts: Vec<&str> = line.split('\t').collect();
+        let number = |text: &str| text.parse::<u64>().ok();
+        let read = match parts[..] {
+            [primitive, store, points, of] => number(points)
+                .zip(number(of))
+                .map(|(points, of)| (primitive, store, Tried { points, of })),
+            _ => None,
+        };
+        let Some((primitive, store, tried)) = read else {
             let message = format!("`{line}` is not a count of crash points");
             return Err(Failure::Found(message));
         };
-        *points
+        points
             .entry((primitive.to_owned(), store.to_owned()))
-            .or_default() += tried;
+            .or_default()
+            .add(tried);
     }
     Ok(points)
 }
 
-fn tried(points: &Points, primitive: &str, store: &str) -> u64 {
+fn tried(points: &Points, primitive: &str, store: &str) -> Tried {
     let key = (primitive.to_owned(), store.to_owned());
-    points.get(&key).copied().unwrap_or(0)
+    points.get(&key).copied().unwrap_or_default()
 }
 
 fn table(points: &Points) -> String {
     let mut table = format!(
-        "\n{:<18} | {MEMORY:>8} | {SQLITE:>8} | {POSTGRES} | {POWER_CUTS}\n",
+        "\n{:<18} | {MEMORY:>8} | {SQLITE:>8} | {POSTGRES:>13} | {POWER_CUTS}\n",
         "crash points of"
     );
-    let mut sums = [0; 4];
+    let mut sums = [Tried::default(); 4];
     for (primitive, _) in PRIMITIVES {
         let row =
             [MEMORY, SQLITE, POSTGRES, POWER_CUTS].map(|store| tried(points, primitive, store));
         for (sum, tried) in sums.iter_mut().zip(row) {
-            *sum += tried;
+            sum.add(tried);
         }
         table += &line(primitive, row);
     }
     table + &line("all", sums)
 }
 
-fn line(name: &str, row: [u64; 4]) -> String {
-    let [memory, sqlite, postgres, cuts] = row.map(|tried| match tried {
-        0 => "-".to_owned(),
-        tried => tried.to_string(),
-    });
-    format!("{name:<18} | {memory:>8} | {sqlite:>8} | {postgres:>10} | {cuts:>10}\n")
+fn line(name: &str, row: [Tried; 4]) -> String {
+    let [memory, sqlite, postgres, cuts] = row.map(Tried::shown);
+    format!("{name:<18} | {memory:>8} | {sqlite:>8} | {postgres:>13} | {cuts:>10}\n")
 }
 
 /// What was not tried, and what is not on the list.
@@ -145,7 +167,7 @@ fn missing(points: &Points) -> Vec<String> {
     for (primitive, stores) in PRIMITIVES {
         for store in stores
             .iter()
-            .filter(|store| tried(points, primitive, store) == 0)
+            .filter(|store| tried(points, primitive, store).points == 0)
         {
             missing.push(format!("`{primitive}` in {store}"));
         }
@@ -168,7 +190,7 @@ mod tests {
             let primitive = *primitive;
             let lines = stores
                 .iter()
-                .map(move |store| format!("{primitive}\t{store}\t3\n"));
+                .map(move |store| format!("{primitive}\t{store}\t3\t5\n"));
             lines.collect::<Vec<_>>()
         };
         PRIMITIVES.iter().flat_map(stores).collect()
@@ -193,19 +215,19 @@ mod tests {
 
     #[test]
     fn a_primitive_that_is_not_on_the_list_is_told() {
-        let points = read(&(all().concat() + "dance\tmemory\t3\n")).unwrap();
+        let points = read(&(all().concat() + "dance\tmemory\t3\t3\n")).unwrap();
         assert_eq!(missing(&points).len(), 1);
         assert!(missing(&points)[0].contains("`dance`"));
     }
 
     #[test]
     fn points_of_several_tests_are_added() {
-        let points = read("step\tmemory\t3\nstep\tmemory\t4\nstep\tSQLite\t5\n").unwrap();
-        assert_eq!(tried(&points, "step", MEMORY), 7);
-        assert!(
-            table(&points)
-                .contains("step               |        7 |        5 |          - |          -")
-        );
-        assert!(read("step memory 3").is_err());
+        let lines = "step\tmemory\t3\t3\nstep\tmemory\t4\t4\nstep\tPostgreSQL\t5\t9\n";
+        let points = read(lines).unwrap();
+        assert_eq!(tried(&points, "step", MEMORY), Tried { points: 7, of: 7 });
+        let line = "step               |        7 |        - |        5 of 9 |          -";
+        assert!(table(&points).contains(line), "{}", table(&points));
+        assert!(read("step memory 3 3").is_err());
+        assert!(read("step\tmemory\t3").is_err());
     }
 }

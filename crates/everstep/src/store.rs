@@ -368,6 +368,13 @@ pub trait Store: Send + Sync + 'static {
         1
     }
 
+    /// How far the store's own clock is ahead of this machine's, in milliseconds, as it was last seen.
+    /// What is stored goes by the store's clock, so that machines whose clocks differ agree on what is
+    /// due.
+    fn clock_ahead_ms(&self) -> i64 {
+        0
+    }
+
     /// What is counted, for benchmarks and tests.
     fn counters(&self) -> StoreCounters {
         StoreCounters::default()

@@ -10,6 +10,7 @@
 use crate::engine::{Engine, EngineBuilder};
 
 mod audit;
+mod choice;
 mod chosen;
 mod clock;
 mod crash_everywhere;

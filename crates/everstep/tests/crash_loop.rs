@@ -8,8 +8,13 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use everstep::{Engine, EngineBuilder, RunStatus, prelude::*, store::Store, testing};
-use scenario::{until, until_at_rest, until_paused};
+use everstep::{
+    Engine, EngineBuilder, RunStatus,
+    prelude::*,
+    store::Store,
+    testing::{self, VirtualClock},
+};
+use scenario::{LEASE_IS_OVER, until, until_at_rest, until_paused};
 
 const KILLER: Workflow<(), u32> = Workflow::new("killer");
 const INNOCENT: Workflow<u32, u32> = Workflow::new("innocent");
@@ -24,9 +29,10 @@ struct World {
     mended: AtomicBool,
 }
 
-fn engine(store: &Arc<dyn Store>, world: &Arc<World>) -> EngineBuilder {
+fn engine(store: &Arc<dyn Store>, clock: &Arc<VirtualClock>, world: &Arc<World>) -> EngineBuilder {
     let world = world.clone();
     Engine::on(store.clone())
+        .clock(clock.clone())
         .register_fn(KILLER, move |ctx, ()| {
             let world = world.clone();
             async move {
@@ -57,7 +63,9 @@ fn engine(store: &Arc<dyn Store>, world: &Arc<World>) -> EngineBuilder {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_kills_its_owner_is_paused_and_the_innocent_are_not() {
     let (store, world) = (testing::store(), Arc::new(World::default()));
-    let first = engine(&store, &world).start().await.unwrap();
+    let clock = VirtualClock::new();
+    let _held = clock.hold();
+    let first = engine(&store, &clock, &world).start().await.unwrap();
     let client = first.client();
     let mut innocent = Vec::new();
     for n in 0..20 {
@@ -69,11 +77,12 @@ async fn a_run_that_kills_its_owner_is_paused_and_the_innocent_are_not() {
     })
     .await;
     drop(first);
+    clock.advance(LEASE_IS_OVER);
     // The first lives are not counted yet: until it is a suspect nothing is recorded.
     let mut lives = 1;
     let last = loop {
         world.killed.store(false, Ordering::SeqCst);
-        let last = engine(&store, &world).start().await.unwrap();
+        let last = engine(&store, &clock, &world).start().await.unwrap();
         let run = last.client().run::<u32>(killer);
         let paused = until("a kill or a pause", async || {
             let paused = run.status().await.unwrap() == RunStatus::Paused;
@@ -84,6 +93,7 @@ async fn a_run_that_kills_its_owner_is_paused_and_the_innocent_are_not() {
             break last;
         }
         drop(last);
+        clock.advance(LEASE_IS_OVER);
         lives += 1;
         assert!(lives < 30, "it is never paused");
     };
@@ -102,7 +112,7 @@ async fn a_run_that_kills_its_owner_is_paused_and_the_innocent_are_not() {
     last.shutdown().await;
 
     world.mended.store(true, Ordering::SeqCst);
-    let fixed = engine(&store, &world).start().await.unwrap();
+    let fixed = engine(&store, &clock, &world).start().await.unwrap();
     let run = fixed.client().run::<u32>(killer);
     run.resume().await.unwrap();
     let ended = until_at_rest(&run).await;
@@ -116,11 +126,14 @@ async fn a_run_that_kills_its_owner_is_paused_and_the_innocent_are_not() {
 async fn progress_resets_the_count_of_recoveries() {
     const STEPS: Workflow<(), u32> = Workflow::new("steps");
     let store = testing::store();
+    let clock = VirtualClock::new();
+    let _held = clock.hold();
     let begun = Arc::new(AtomicUsize::new(0));
     let allowed = Arc::new(AtomicUsize::new(0));
     let build = || {
         let (begun, allowed) = (begun.clone(), allowed.clone());
-        Engine::on(store.clone()).register_fn(STEPS, move |ctx, ()| {
+        let engine = Engine::on(store.clone()).clock(clock.clone());
+        engine.register_fn(STEPS, move |ctx, ()| {
             let (begun, allowed) = (begun.clone(), allowed.clone());
             async move {
                 for n in 0..30 {
@@ -140,6 +153,7 @@ async fn progress_resets_the_count_of_recoveries() {
     let engine = build().start().await.unwrap();
     let id = engine.client().start(STEPS, ()).await.unwrap().id();
     drop(engine);
+    clock.advance(LEASE_IS_OVER);
     for n in 1..30 {
         // One step further in each life.
         let engine = build().start().await.unwrap();
@@ -157,6 +171,7 @@ async fn progress_resets_the_count_of_recoveries() {
         })
         .await;
         drop(engine);
+        clock.advance(LEASE_IS_OVER);
     }
     allowed.store(99, Ordering::SeqCst);
     let engine = build().start().await.unwrap();

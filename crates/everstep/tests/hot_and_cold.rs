@@ -285,6 +285,9 @@ async fn an_unknown_workflow_stays_pending_and_says_so_until_an_engine_has_it() 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_live_run_of_an_unknown_workflow_is_kept_for_an_engine_that_has_it() {
     let store = testing::store();
+    let clock = VirtualClock::new();
+    let _held = clock.hold();
+    let on_store = || Engine::on(store.clone()).clock(clock.clone());
     let work = |ctx: Ctx, n: u32| async move {
         ctx.step("first", async || Ok(())).await?;
         ctx.step("stuck", async || {
@@ -294,7 +297,7 @@ async fn a_live_run_of_an_unknown_workflow_is_kept_for_an_engine_that_has_it() {
         .await?;
         Ok(n)
     };
-    let engine = Engine::on(store.clone()).register_fn(WORK, work);
+    let engine = on_store().register_fn(WORK, work);
     let engine = engine.start().await.unwrap();
     let run = engine.client().start(WORK, 5).await.unwrap();
     until("the first step", async || {
@@ -302,7 +305,8 @@ async fn a_live_run_of_an_unknown_workflow_is_kept_for_an_engine_that_has_it() {
     })
     .await;
     drop(engine);
-    let engine = Engine::on(store.clone()).start().await.unwrap();
+    clock.advance(scenario::LEASE_IS_OVER);
+    let engine = on_store().start().await.unwrap();
     assert_eq!(engine.recovery().unknown_workflow, 1);
     let run = engine.client().run::<u32>(run.id());
     // It was in memory, and its row stays as that has left it.
@@ -311,7 +315,7 @@ async fn a_live_run_of_an_unknown_workflow_is_kept_for_an_engine_that_has_it() {
     assert!(why.contains(reason), "{why}");
     assert_eq!(run.info().await.unwrap().status, RunStatus::Running);
     engine.shutdown().await;
-    let engine = Engine::on(store).register_fn(WORK, |ctx, n| async move {
+    let engine = on_store().register_fn(WORK, |ctx, n| async move {
         let again = async || -> Result<()> { Err(Error::fatal("a completed step ran again")) };
         ctx.step("first", again).await?;
         ctx.step("stuck", async || Ok(())).await?;

@@ -412,3 +412,64 @@ async fn a_body_for_the_other_database_is_refused() {
     assert!(text.contains("its body is for a SQLite file"), "{text}");
     open.engine.shutdown().await;
 }
+
+/// Temporary tables are looked for first, unless it is said otherwise: our own rows went into them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_temporary_table_with_a_name_of_ours_is_in_nobodys_way() {
+    let open = Open::new(async |ctx: Ctx, _shop: Shop| {
+        ctx.pg_transaction("temporary", async |tx: &Transaction<'_>| {
+            tx.batch_execute(
+                "CREATE TEMP TABLE history (x text) ON COMMIT DROP; \
+                 CREATE TEMP TABLE runs (x text) ON COMMIT DROP",
+            )
+            .await?;
+            Ok(1)
+        })
+        .await?;
+        Ok(json!("done"))
+    })
+    .await;
+    let run = open.run().await;
+    assert_eq!(run.result().await.unwrap(), json!("done"));
+    open.engine.shutdown().await;
+}
+
+/// What the body has sent is in the inbox that the commit itself sends to.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_may_send_to_a_run_that_its_own_run_sends_to_at_the_same_time() {
+    const OTHER: Workflow<(), Vec<u32>> = Workflow::new("other");
+    let shop = Shop::new().await;
+    let slot: Arc<std::sync::OnceLock<(everstep::Client, everstep::RunId)>> = Arc::default();
+    let given = slot.clone();
+    let engine = Engine::on(Arc::new(shop.store()))
+        .register_fn(OTHER, async |ctx: Ctx, ()| {
+            let one: u32 = ctx.listen("number").await?;
+            let two: u32 = ctx.listen("number").await?;
+            Ok(vec![one.min(two), one.max(two)])
+        })
+        .register_fn(RUN, move |ctx: Ctx, _| {
+            let slot = given.clone();
+            async move {
+                let (client, other) = slot.get().expect("it is set").clone();
+                let sending = client.clone();
+                let body = ctx.pg_transaction("body", async move |tx: &Transaction<'_>| {
+                    sending.send_in(tx, other, "number", &1_u32).await?;
+                    Ok(())
+                });
+                ctx.join("both", (body, ctx.send(other, "number", &2_u32)))
+                    .await?;
+                Ok(json!("sent"))
+            }
+        })
+        .start()
+        .await
+        .unwrap();
+    let client = engine.client();
+    let other = client.start(OTHER, ()).await.unwrap();
+    scenario::until_status(&other, everstep::RunStatus::Sleeping).await;
+    assert!(slot.set((client.clone(), other.id())).is_ok());
+    let run = client.start(RUN, 7).await.unwrap();
+    assert_eq!(run.result().await.unwrap(), json!("sent"));
+    assert_eq!(other.result().await.unwrap(), [1, 2]);
+    engine.shutdown().await;
+}

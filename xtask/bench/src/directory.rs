@@ -19,6 +19,7 @@ const LANES: &str = "EVERSTEP_BENCH_LANES";
 /// Where a measurement has its stores: a directory that is removed when dropped, or a server.
 pub(crate) struct Directory {
     path: PathBuf,
+    name: String,
     pub(crate) server: Option<Arc<Instance>>,
     schemas: AtomicU64,
 }
@@ -35,6 +36,7 @@ impl Directory {
         }
         Ok(Directory {
             path,
+            name: name.to_owned(),
             server,
             schemas: AtomicU64::new(0),
         })
@@ -52,7 +54,9 @@ impl Directory {
                 Ok(lanes) => format!("lanes={lanes}&"),
                 Err(_) => String::new(),
             };
-            return format!("{url}{sign}{lanes}schema=bench_{stem}_{n}").into();
+            // One server has the schemas of all measurements.
+            let schema = format!("bench_{}_{stem}_{n}", self.name);
+            return format!("{url}{sign}{lanes}schema={schema}").into();
         }
         let path = self.path.join(name);
         for ending in ["", "-wal", "-shm"] {
@@ -64,10 +68,25 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        if self.server.is_none() {
-            drop(fs::remove_dir_all(&self.path));
+        match &self.server {
+            // The next measurement shall not share the machine with what the server does for tables
+            // that nobody reads any more. If it fails, they are gone with the server.
+            Some(server) => drop(drop_schemas(server, &self.name)),
+            None => drop(fs::remove_dir_all(&self.path)),
         }
     }
+}
+
+/// Each in a transaction of its own: together they have more tables than a transaction may lock.
+fn drop_schemas(server: &Instance, name: &str) -> Result<(), Problem> {
+    let mut session = server.session()?;
+    let sql = format!("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'bench_{name}_%'");
+    for row in session.query(&sql)? {
+        let schema = row.first().and_then(Option::as_deref).unwrap_or_default();
+        session.query(&format!("DROP SCHEMA \"{schema}\" CASCADE"))?;
+    }
+    session.query("CHECKPOINT")?;
+    Ok(())
 }
 
 /// The size of a database, with its log; of a schema, with its indexes.

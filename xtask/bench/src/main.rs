@@ -144,6 +144,7 @@ fn main() -> ExitCode {
         Store::Postgres => match server() {
             Ok(server) => Some(Arc::new(server)),
             Err(problem) => {
+                let problem = with_causes(&*problem);
                 eprintln!("there is no PostgreSQL to measure: {problem}");
                 return ExitCode::FAILURE;
             }
@@ -159,6 +160,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
         if let Err(problem) = measure(bench, server.clone()) {
+            let problem = with_causes(&*problem);
             eprintln!("the measurement `{}` failed: {problem}", bench.name);
             return ExitCode::FAILURE;
         }
@@ -170,10 +172,21 @@ fn ended(result: Result<(), Problem>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
-            eprintln!("{problem}");
+            eprintln!("{}", with_causes(&*problem));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error with what caused it: some say nothing themselves.
+fn with_causes(problem: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = problem.to_string();
+    let mut cause = problem.source();
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    text
 }
 
 /// A server for all measurements. It fails if a confirmed commit could be lost.

@@ -2,7 +2,8 @@
 //!
 //! As in [`crate::raw`] and [`crate::bare`] the layout is the best one known and not merely ours, and
 //! batches have the sizes that the engine made. A batch is one transaction in one round trip: a
-//! prepared statement over arrays for each table, sent with its `BEGIN` and its `COMMIT`.
+//! prepared statement over arrays for each table, sent with its `BEGIN` and its `COMMIT`. What the
+//! indexes cost that an engine needs is shown by the same loop over copies of its tables.
 
 use std::{
     path::Path,
@@ -49,8 +50,13 @@ impl Schema {
             let (client, connection) = tokio_postgres::connect(&self.url, NoTls).await?;
             // Its end is the client's, whose calls say why.
             tokio::spawn(async move { drop(connection.await) });
-            let path = format!("SET search_path = {}", self.name);
-            client.batch_execute(&path).await?;
+            // Plans are made while tables are empty: none shall read a whole table later.
+            let set = format!(
+                "SET search_path = {}; SET enable_seqscan = off; SET enable_hashjoin = off; \
+                 SET enable_mergejoin = off; SET jit = off",
+                self.name
+            );
+            client.batch_execute(&set).await?;
             Ok::<_, Problem>(client)
         })?;
         Ok((runtime, client))
@@ -61,6 +67,18 @@ impl Schema {
         let sql = format!("CREATE SCHEMA {}; {layout}; CHECKPOINT", self.name);
         runtime.block_on(client.batch_execute(&sql))?;
         Ok((runtime, client))
+    }
+
+    /// What makes tables like those of this schema in another.
+    fn layout_of_copies(&self, other: &str) -> String {
+        let copy = |table: &str, with: &str| {
+            let like = format!("LIKE {}.{table} INCLUDING ALL", self.name);
+            format!("CREATE TABLE {other}.{table} ({like}) {with}")
+        };
+        let (runs, history) = (copy("runs", "WITH (fillfactor = 70)"), copy("history", ""));
+        // It is not among what the bare loop writes.
+        let generation = format!("ALTER TABLE {other}.history ALTER generation SET DEFAULT 1");
+        format!("{runs}; {history}; {generation}")
     }
 
     /// What its tables take, with their indexes.
@@ -92,15 +110,21 @@ impl Schema {
         })
     }
 
-    /// As [`crate::raw::write_runs`]: each lane has a connection and a thread.
+    /// As [`crate::raw::write_runs`]: each lane has a connection and a thread. If the schema of an
+    /// engine is given, the tables are copies of its, with the same indexes.
     pub(crate) fn write_runs(
         &self,
+        like: Option<&Schema>,
         rows: &Rows,
         in_flight: usize,
         lanes: &[Vec<u32>],
         limit: Duration,
     ) -> Result<Written, Problem> {
-        drop(self.create(RAW_LAYOUT)?);
+        let layout = match like {
+            Some(engine) => engine.layout_of_copies(&self.name),
+            None => RAW_LAYOUT.to_owned(),
+        };
+        drop(self.create(&layout)?);
         let ready = &Barrier::new(lanes.len());
         let results: Vec<Result<Written, Problem>> = std::thread::scope(|scope| {
             let lanes = lanes.iter().enumerate().map(|(lane, sizes)| {
@@ -226,20 +250,21 @@ impl Statements {
                     "INSERT INTO runs (no, id, workflow, version, pool, shard, status, generation, \
                      created_at, updated_at, attempts, recoveries, inbox_seq, last_number, input) \
                      SELECT no, id, $4, 1, $5, no % 256, 1, 1, no >> 20, no >> 20, 1, 0, 0, 0, \
-                     input FROM unnest($1::bigint[], $2::bytea[], $3::bytea[]) AS new (no, id, input)",
+                     input FROM (SELECT unnest($1::bigint[]) AS no, unnest($2::bytea[]) AS id, \
+                     unnest($3::bytea[]) AS input) AS new",
                 )
                 .await?,
             put: client
                 .prepare(
                     "INSERT INTO history (run, key, value) \
-                     SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bytea[])",
+                     SELECT unnest($1::bigint[]), unnest($2::bytea[]), unnest($3::bytea[])",
                 )
                 .await?,
             finish: client
                 .prepare(
                     "UPDATE runs SET status = 5, updated_at = new.no >> 20, \
                      finished_at = new.no >> 20, last_number = $3, output = new.output \
-                     FROM unnest($1::bigint[], $2::bytea[]) AS new (no, output) \
+                     FROM (SELECT unnest($1::bigint[]) AS no, unnest($2::bytea[]) AS output) AS new \
                      WHERE runs.no = new.no",
                 )
                 .await?,

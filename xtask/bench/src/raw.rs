@@ -13,7 +13,7 @@ use std::{
 
 use rusqlite::{Connection, Statement, params};
 
-use crate::{Problem, postgres};
+use crate::{Directory, Problem, postgres};
 
 const LAYOUT: &str = "
     PRAGMA page_size = 8192;
@@ -88,6 +88,12 @@ pub(crate) struct Written {
     pub(crate) batches: Vec<Duration>,
 }
 
+impl Written {
+    pub(crate) fn per_second(&self) -> f64 {
+        self.runs as f64 / self.time.as_secs_f64()
+    }
+}
+
 /// Writes runs, `in_flight` of them at a time, in batches of these sizes for each lane, until those
 /// are used up or the time is. A file has one lane.
 pub(crate) fn write_runs(
@@ -98,7 +104,7 @@ pub(crate) fn write_runs(
     limit: Duration,
 ) -> Result<Written, Problem> {
     if let Some(schema) = postgres::Schema::at(path) {
-        return schema.write_runs(rows, in_flight, lanes, limit);
+        return schema.write_runs(None, rows, in_flight, lanes, limit);
     }
     let sizes = lanes.first().map_or(&[][..], Vec::as_slice);
     let conn = Connection::open(path)?;
@@ -125,6 +131,25 @@ pub(crate) fn write_runs(
         time: began.elapsed(),
         batches,
     })
+}
+
+/// As [`write_runs`], into copies of the tables of the engine at `path`; none if it is a file.
+pub(crate) fn write_indexed_runs(
+    directory: &Directory,
+    path: &Path,
+    rows: &Rows,
+    in_flight: usize,
+    lanes: &[Vec<u32>],
+    limit: Duration,
+) -> Result<Option<Written>, Problem> {
+    let Some(engine) = postgres::Schema::at(path) else {
+        return Ok(None);
+    };
+    let Some(schema) = postgres::Schema::at(&directory.fresh("copy.db")) else {
+        return Ok(None);
+    };
+    let written = schema.write_runs(Some(&engine), rows, in_flight, lanes, limit)?;
+    Ok(Some(written))
 }
 
 /// Runs take turns, as they do in the engine: the number of each, and its next write.

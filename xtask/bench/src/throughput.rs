@@ -55,24 +55,33 @@ pub(crate) fn throughput(
     runtime: &tokio::runtime::Runtime,
     directory: &Directory,
 ) -> Result<(), Problem> {
-    let (mut here, mut bare) = (Vec::new(), Vec::new());
+    let (mut here, mut bare, mut indexed) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let path = directory.fresh("engine.db");
         let measured = runtime.block_on(measure(&path, TIME))?;
         let rows = Rows::of_engine(&path)?;
         let raw = directory.fresh("raw.db");
         let written = raw::write_runs(&raw, &rows, IN_FLIGHT, &measured.lanes, 2 * TIME)?;
-        bare.push(written.runs as f64 / written.time.as_secs_f64());
+        bare.push(written.per_second());
+        let (lanes, limit) = (&measured.lanes, 2 * TIME);
+        let copied = raw::write_indexed_runs(directory, &path, &rows, IN_FLIGHT, lanes, limit)?;
+        indexed.extend(copied.map(|written| written.per_second()));
         here.push(measured);
     }
     here.sort_by(|a, b| a.per_second().total_cmp(&b.per_second()));
     let middle = &mut here[ROUNDS / 2];
     let per_second = middle.per_second();
     let size = median(&middle.sizes);
-    Line::new("throughput", middle.runs, middle.time)
+    let mut line = Line::new("throughput", middle.runs, middle.time)
         .number("steps_per_second", per_second * 3.0)
-        .raw(per_second, median(&bare))
-        .times(&mut middle.times)
+        .raw(per_second, median(&bare));
+    if !indexed.is_empty() {
+        let indexed = median(&indexed);
+        line = line
+            .number("raw_indexed_per_second", indexed)
+            .number("ratio_indexed", per_second / indexed);
+    }
+    line.times(&mut middle.times)
         .count("fsyncs", middle.fsyncs)
         .count("rows", middle.rows)
         .count("batch_p50", u64::from(size))

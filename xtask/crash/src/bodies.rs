@@ -144,24 +144,28 @@ pub(crate) enum Kind {
 
 /// A body: takes its time, and writes down that it did.
 pub(crate) async fn work(step: &Step, seen: &Seen, kind: Kind) -> Result<Done> {
-    let bodies = step.get::<Bodies>();
-    bodies.started(step, seen, kind)?;
-    tokio::time::sleep(Duration::from_micros(random::any() % 20_000)).await;
+    let running = Running::start(step, seen, kind)?;
+    // Most are short. Some are not, so that there is hardly a moment without one.
+    let longest = if random::any().is_multiple_of(8) {
+        150_000
+    } else {
+        20_000
+    };
+    tokio::time::sleep(Duration::from_micros(random::any() % longest)).await;
     let value = match kind {
         Kind::Firm => random::any(),
         Kind::Ephemeral => step.location().len() as u64,
     };
-    bodies.ended(step, seen, "ok")?;
+    running.end("ok")?;
     let at = step.location().to_owned();
     Ok(Done { at, value })
 }
 
 /// A body that fails.
 pub(crate) async fn fail(step: &Step, seen: &Seen, how: &str) -> Error {
-    let bodies = step.get::<Bodies>();
-    let written = bodies.started(step, seen, Kind::Firm);
+    let running = Running::start(step, seen, Kind::Firm);
     tokio::time::sleep(Duration::from_micros(random::any() % 10_000)).await;
-    match written.and_then(|()| bodies.ended(step, seen, "failed")) {
+    match running.and_then(|running| running.end("failed")) {
         Ok(()) => Error::msg(format!("it fails {how}")),
         Err(error) => Error::from(error),
     }
@@ -172,14 +176,53 @@ pub(crate) async fn unbook(undo: Rollback, done: Done) -> Result<()> {
     let bodies = undo.get::<Bodies>();
     let (run, at, process) = (undo.run_id(), done.at, std::process::id());
     let attempt = undo.attempt();
-    bodies.write(&format!("U\t{process}\t{run}\t{at}\t{attempt}\n"))?;
+    bodies.write(&format!("U\t{process}\t{run}\t{at}\t{attempt}"))?;
     tokio::time::sleep(Duration::from_micros(random::any() % 5_000)).await;
-    bodies.write(&format!("V\t{run}\t{at}\n"))?;
+    bodies.write(&format!("V\t{run}\t{at}"))?;
     Ok(())
 }
 
+/// A body between its two lines. One that is dropped has ended, too, in a way.
+struct Running<'a> {
+    bodies: &'a Bodies,
+    step: &'a Step,
+    seen: &'a Seen,
+    has_ended: bool,
+}
+
+impl<'a> Running<'a> {
+    fn start(step: &'a Step, seen: &'a Seen, kind: Kind) -> io::Result<Running<'a>> {
+        let bodies = step.get::<Bodies>();
+        bodies.started(step, seen, kind)?;
+        Ok(Running {
+            bodies,
+            step,
+            seen,
+            has_ended: false,
+        })
+    }
+
+    fn end(mut self, how: &str) -> io::Result<()> {
+        self.has_ended = true;
+        self.bodies.ended(self.step, self.seen, how)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            // Whoever reads takes it for one that is still under way.
+            drop(self.bodies.ended(self.step, self.seen, "dropped"));
+        }
+    }
+}
+
+/// What a line of the ledger ends with: one that does not was torn by a kill.
+pub(crate) const END: &str = "\t;";
+
 /// The ledger, as the bodies write it. Each line is one write at the end of the file, so that lines
-/// of several processes do not mix, and a kill leaves whole lines.
+/// of several processes do not mix. A kill may leave the beginning of one; what follows begins a line
+/// of its own.
 #[derive(Clone)]
 pub(crate) struct Bodies(Arc<File>);
 
@@ -190,12 +233,12 @@ impl Bodies {
     }
 
     fn write(&self, line: &str) -> io::Result<()> {
-        (&*self.0).write_all(line.as_bytes())
+        (&*self.0).write_all(format!("\n{line}{END}\n").as_bytes())
     }
 
     /// Something that is checked at the end: what kind of thing, and its fields.
     pub(crate) fn note(&self, note: &str) -> io::Result<()> {
-        self.write(&format!("N\t{note}\n"))
+        self.write(&format!("N\t{note}"))
     }
 
     fn started(&self, step: &Step, seen: &Seen, kind: Kind) -> io::Result<()> {
@@ -208,13 +251,13 @@ impl Bodies {
         let (digest, steps) = (seen.digest, seen.steps.join(" "));
         let process = std::process::id();
         self.write(&format!(
-            "S\t{process}\t{run}\t{at}\t{attempt}\t{kind}\t{digest:016x}\t{steps}\n"
+            "S\t{process}\t{run}\t{at}\t{attempt}\t{kind}\t{digest:016x}\t{steps}"
         ))
     }
 
     fn ended(&self, step: &Step, seen: &Seen, how: &str) -> io::Result<()> {
         let (run, at, attempt) = (seen.run(step), step.location(), step.attempt());
         let process = std::process::id();
-        self.write(&format!("E\t{process}\t{run}\t{at}\t{attempt}\t{how}\n"))
+        self.write(&format!("E\t{process}\t{run}\t{at}\t{attempt}\t{how}"))
     }
 }

@@ -11,6 +11,8 @@ use std::{
     path::Path,
 };
 
+use crate::bodies::END;
+
 /// What is counted, and the first example of each thing that must not be.
 #[derive(Default)]
 pub(crate) struct Ledger {
@@ -46,6 +48,12 @@ impl Ledger {
         self.open.retain(|_, own| *own != process);
         self.unfenced.remove(&process);
         self.open.len() < before
+    }
+
+    /// Whether a body is in flight in this process, at the end of what was read.
+    pub(crate) fn has_open(&self, process: u32) -> bool {
+        let process = process.to_string();
+        self.open.values().any(|own| *own == process)
     }
 
     /// This process does not look whether its lease is over, so it may start bodies that others have
@@ -85,7 +93,9 @@ impl Ledger {
         text.truncate(end.map_or(0, |end| end + 1));
         let news = String::from_utf8_lossy(&text).into_owned();
         self.read += text.len() as u64;
-        news.lines().for_each(|line| self.line(line));
+        // One without its end was torn by the kill of its process, which has done nothing since.
+        let whole = news.lines().filter_map(|line| line.strip_suffix(END));
+        whole.for_each(|line| self.line(line));
         Ok(())
     }
 
@@ -203,6 +213,16 @@ mod tests {
     }
 
     #[test]
+    fn body_that_was_dropped_is_not_under_way_any_more() {
+        let mut ledger = read(&["S\t1\trun\ta\t1\tfirm\t00\t"]);
+        assert!(ledger.has_open(1) && !ledger.has_open(2));
+        ledger.line("E\t1\trun\ta\t1\tdropped");
+        assert!(!ledger.has_open(1));
+        assert_eq!(ledger.steps_completed(), 0);
+        assert!(!ledger.killed(1));
+    }
+
+    #[test]
     fn body_that_a_process_without_a_fence_of_its_own_starts_again_is_counted_apart() {
         let durable = [
             "S\t1\trun\ta\t1\tfirm\t00\t",
@@ -218,15 +238,16 @@ mod tests {
     }
 
     #[test]
-    fn line_that_is_not_whole_yet_is_read_later() {
+    fn line_that_is_not_whole_yet_is_read_later_and_one_that_was_torn_is_not_read() {
         let path = std::env::temp_dir().join(format!("crash-ledger-{}", std::process::id()));
         let mut ledger = Ledger::default();
-        fs::write(&path, "N\tkind\tone\nN\tki").expect("a file can be written");
+        fs::write(&path, "\nN\tkind\tone\t;\n\nN\tki").expect("a file can be written");
         ledger.read_on(&path).expect("it can be read");
         assert_eq!(ledger.notes("kind").len(), 1);
-        fs::write(&path, "N\tkind\tone\nN\tkind\ttwo\n").expect("a file can be written");
+        let more = "\nN\tkind\tone\t;\n\nN\tkind\ttwo\t;\n\nN\tkind\tto\nN\tkind\tthree\t;\n";
+        fs::write(&path, more).expect("a file can be written");
         ledger.read_on(&path).expect("it can be read");
-        assert_eq!(ledger.notes("kind"), [["one"], ["two"]]);
+        assert_eq!(ledger.notes("kind"), [["one"], ["two"], ["three"]]);
         assert!(ledger.examples.is_empty());
         fs::remove_file(&path).expect("the file is there");
     }

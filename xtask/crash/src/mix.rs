@@ -73,17 +73,13 @@ pub(crate) fn register(builder: EngineBuilder, bodies: &Bodies) -> EngineBuilder
 
 /// Everything that is done from outside, until it is told to stop.
 pub(crate) async fn drive(outside: &Rc<Outside>) -> Result<Vec<JoinHandle<()>>, Problem> {
-    if outside.has_moves() {
-        moves::prepare(outside).await?;
-    }
+    moves::prepare(outside).await?;
     let mut drivers = Vec::new();
     for part in 0..4 {
         drivers.push(outside.spawn(family::drive, part));
         drivers.push(outside.spawn(lives::drive, part));
         drivers.push(outside.spawn(items::drive, part));
-        if outside.has_moves() {
-            drivers.push(outside.spawn(moves::drive, part));
-        }
+        drivers.push(outside.spawn(moves::drive, part));
         drivers.push(outside.spawn(news::drive_takers, part));
         drivers.push(outside.spawn(news::drive_hearers, part));
         drivers.push(outside.spawn(promises::drive, part));
@@ -100,9 +96,7 @@ pub(crate) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
     family::check(outside, ledger).await?;
     ticks::check(outside, ledger).await?;
     items::check(outside).await?;
-    if outside.has_moves() {
-        moves::check(outside).await?;
-    }
+    moves::check(outside).await?;
     news::check(outside);
     places::check(outside, ledger);
     tasks::check(outside, ledger)
@@ -171,28 +165,16 @@ impl Outside {
         self.wrong.borrow().clone()
     }
 
-    /// Whether the mix has transactions with tables of the user: those of a file alone.
-    fn has_moves(&self) -> bool {
-        !self.place.is_server()
-    }
-
-    /// What the line says of the mix on this store.
-    fn counts(&self) -> impl Iterator<Item = &'static (&'static str, bool)> {
-        let has_moves = self.has_moves();
-        let is_here = move |name: &str| has_moves || !name.starts_with("transactions");
-        COUNTS.iter().filter(move |(name, _)| is_here(name))
-    }
-
     /// The part of the line that is about the mix.
     pub(crate) fn line(&self) -> String {
         let field = |name| format!(",\"{name}\":{}", self.counted(name));
-        self.counts().map(|(name, _)| field(*name)).collect()
+        COUNTS.iter().map(|(name, _)| field(*name)).collect()
     }
 
     /// Whether nothing was counted that must not be, and every part had something to do.
     pub(crate) fn is_well(&self) -> bool {
         let well = |(name, zero): &(&'static str, bool)| (self.counted(name) == 0) == *zero;
-        self.counts().all(well)
+        COUNTS.iter().all(well)
             && self.counted("ticks_due") == self.counted("ticks_started")
             && self.wrong.borrow().is_empty()
     }

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 
 use crate::{
     Options, Problem, Store, bodies,
-    child::{self, Fencing, Latest, Role},
+    child::{self, Fencing, LEASE, Latest, Role},
     cluster,
     ledger::Ledger,
     mix::{self, Outside, Xor, ended, until_ok},
@@ -32,8 +32,19 @@ use crate::{
 /// How many pairs of runs are under way at a time.
 const PAIRS: u64 = 40;
 
-/// How long everything may take to finish after the last kill.
-const FINISH_LIMIT: Duration = Duration::from_secs(60);
+/// After the last kill it is given up when nothing was achieved for so long: a machine that is
+/// loaded is slow, and a run that is stuck does nothing.
+const STUCK_AFTER: Duration = LEASE.saturating_mul(60);
+
+/// However much is achieved, it must come to an end.
+const FINISH_LIMIT: Duration = Duration::from_secs(1_800);
+
+/// How long a kill waits for a body that it strikes in the middle. There may be none: a process that
+/// has just started has no runs yet.
+const BODY_LIMIT: Duration = Duration::from_secs(10);
+
+/// One kill of so many comes at any moment, whether there is a body or not.
+const ANY_MOMENT: u64 = 20;
 
 /// Every so many kills a child is stopped and goes on beside its successor, before both are killed.
 const OVERLAP_EVERY: u64 = 12;
@@ -118,6 +129,7 @@ impl Test<'_> {
                 self.overlap(&running, kills).await?;
             }
             let process = running.0.id();
+            self.wait_for_body(process).await?;
             drop(running);
             kills += 1;
             let mid_body = self.killed(process)?;
@@ -129,7 +141,7 @@ impl Test<'_> {
             self.read_histories(&outside).await?;
             running = self.start_on_file(self.engine(kills))?;
         }
-        self.finish(&outside, drivers, FINISH_LIMIT).await?;
+        self.finish(&outside, drivers).await?;
         running.check()?;
         worker.check()?;
         drop((running, worker));
@@ -151,30 +163,39 @@ impl Test<'_> {
         Ok(drivers)
     }
 
-    /// Starts nothing new, and waits for the end of everything, at most for so long.
+    /// Starts nothing new, and waits for the end of everything, or until nothing goes on any more.
     pub(crate) async fn finish(
-        &self,
+        &mut self,
         outside: &Outside,
         drivers: Vec<JoinHandle<()>>,
-        limit: Duration,
     ) -> Result<(), Problem> {
         self.known.stop.store(true, Ordering::Relaxed);
         outside.stop();
-        let finished = tokio::time::timeout(limit, async {
-            for driver in drivers {
-                driver.await?;
+        let begun = Instant::now();
+        let (mut best, mut since) = (None, Instant::now());
+        loop {
+            self.read_ledger()?;
+            let drivers_left = drivers.iter().filter(|it| !it.is_finished()).count();
+            let runs_left = mix::ask(async || not_finished(&outside.client).await).await?;
+            // Those that nobody waits for count, too.
+            if drivers_left == 0 && runs_left == 0 {
+                break;
             }
-            // Those that nobody waits for, too.
-            while not_finished(&outside.client).await? > 0 {
-                tokio::time::sleep(Duration::from_millis(50)).await;
+            let achieved = Some((self.ledger.steps_completed(), drivers_left, runs_left));
+            if achieved != best {
+                (best, since) = (achieved, Instant::now());
             }
-            Ok::<_, Problem>(())
-        });
-        // Those that did not finish are counted by `check`.
-        match finished.await {
-            Ok(finished) => finished,
-            Err(_) => Ok(()),
+            if since.elapsed() > STUCK_AFTER || begun.elapsed() > FINISH_LIMIT {
+                // What did not finish is counted by `check`.
+                eprintln!("given up: {drivers_left} drivers and {runs_left} runs are left");
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
+        for driver in drivers {
+            driver.await?;
+        }
+        Ok(())
     }
 
     /// Checks everything but the counts; how many runs there are, and how many have not ended.
@@ -255,6 +276,21 @@ impl Test<'_> {
         self.ledger.note("stopped", &[&process]);
         self.ledger.note("place", &["stopped", &process]);
         Ok(())
+    }
+
+    /// Waits until a body is under way in a process that is about to be killed, as most are.
+    pub(crate) async fn wait_for_body(&mut self, process: u32) -> Result<(), Problem> {
+        if self.random.next().is_multiple_of(ANY_MOMENT) {
+            return Ok(());
+        }
+        let limit = Instant::now() + BODY_LIMIT;
+        loop {
+            self.read_ledger()?;
+            if self.ledger.has_open(process) || Instant::now() > limit {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
     }
 
     /// A process is gone, and everything that it wrote is in the ledger. Whether it had bodies in
@@ -345,7 +381,7 @@ impl Test<'_> {
                 lock(&self.known.wrong).push(what);
             }
         }
-        not_finished(client).await
+        Ok(not_finished(client).await?)
     }
 
     /// Prints the line; whether all is well.
@@ -396,8 +432,8 @@ fn unfinished() -> impl Iterator<Item = RunStatus> {
     all.filter(|status| !status.is_terminal())
 }
 
-async fn not_finished(client: &Client) -> Result<u64, Problem> {
-    Ok(unfinished().fold(client.count(), Count::status).await?)
+async fn not_finished(client: &Client) -> Result<u64, ClientError> {
+    unfinished().fold(client.count(), Count::status).await
 }
 
 /// A child that is killed when this is dropped.

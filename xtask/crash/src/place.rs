@@ -25,10 +25,6 @@ impl Place {
         }
     }
 
-    pub(crate) fn is_server(&self) -> bool {
-        matches!(self, Place::Server(_))
-    }
-
     /// Two numbers by which the store knows a schedule: what its ticks are counted from, and when
     /// the next one is due.
     pub(crate) fn schedule_times(&self, name: &str) -> Result<(i64, i64), Problem> {

@@ -256,15 +256,24 @@ async fn unfinished(client: &Client, version: Option<u32>) -> Result<u64, Proble
     Ok(runs)
 }
 
-/// How many runs say that they wait for a runner with version 1.
+/// How many runs say that they wait for a runner with version 1, new ones and those under way.
 async fn waiting_for_version_1(client: &Client) -> Result<u64, Problem> {
-    let pending = client.list().status(RunStatus::Pending).version(1);
-    let runs = pending.limit(200).await?.runs;
     let says = |waiting: &Option<String>| {
         let waiting = waiting.as_deref().unwrap_or_default();
         waiting.contains("a runner with workflow")
     };
-    Ok(runs.iter().filter(|run| says(&run.waiting)).count() as u64)
+    let mut many = 0;
+    for status in RunStatus::ALL.into_iter().filter(|it| !it.is_terminal()) {
+        let runs = client
+            .list()
+            .status(status)
+            .version(1)
+            .limit(200)
+            .await?
+            .runs;
+        many += runs.iter().filter(|run| says(&run.waiting)).count() as u64;
+    }
+    Ok(many)
 }
 
 /// The runners make the tables; until they have, there are none to open.

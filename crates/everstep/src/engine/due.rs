@@ -40,6 +40,36 @@ struct State {
     timers_changed: bool,
 }
 
+impl State {
+    /// What there is to do now.
+    ///
+    /// The look for safety comes first: whoever is busy with timers and pokes of its own would
+    /// never come to it, and never find what a lost wake-up has pointed to.
+    fn woken(
+        &mut self,
+        now: Timestamp,
+        timer: Option<Timestamp>,
+        is_safety: bool,
+    ) -> Option<Woken> {
+        if self.closed {
+            return Some(Woken::Closed);
+        }
+        if is_safety {
+            return Some(Woken::Safety);
+        }
+        let is_due = self.next.is_some_and(|next| next <= now);
+        if is_due || self.poked {
+            self.poked = false;
+            if is_due {
+                self.next = None;
+            }
+            let look = std::mem::take(&mut self.from_outside);
+            return Some(Woken::Poll { look });
+        }
+        timer.is_some_and(|at| at <= now).then_some(Woken::Timers)
+    }
+}
+
 impl DueSignal {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -106,6 +136,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
     }
 }
 
+#[derive(Debug, PartialEq, Eq)]
 enum Woken {
     Closed,
     Timers,
@@ -117,25 +148,9 @@ enum Woken {
 fn wait(shared: &Shared, safety: Instant) -> Woken {
     let mut state = shared.due.lock();
     loop {
-        if state.closed {
-            return Woken::Closed;
-        }
-        if std::mem::take(&mut state.poked) {
-            let look = std::mem::take(&mut state.from_outside);
-            return Woken::Poll { look };
-        }
-        let now = shared.now();
-        if state.next.is_some_and(|next| next <= now) {
-            state.next = None;
-            let look = std::mem::take(&mut state.from_outside);
-            return Woken::Poll { look };
-        }
-        let timer = next_timer(shared);
-        if timer.is_some_and(|at| at <= now) {
-            return Woken::Timers;
-        }
-        if Instant::now() >= safety {
-            return Woken::Safety;
+        let (now, timer) = (shared.now(), next_timer(shared));
+        if let Some(woken) = state.woken(now, timer, Instant::now() >= safety) {
+            return woken;
         }
         let next = [state.next, timer].into_iter().flatten().min();
         state.timers_changed = false;
@@ -259,5 +274,31 @@ fn hand_out(shared: &Shared, runs: Vec<DueRun>, look: bool) {
         if !runs.is_empty() {
             shared.threads[thread].push(Event::Due { runs, look });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A wake-up that was lost is made good by the look for safety. An engine with timers that were
+    /// always due, or that poked itself all the time, never came to it.
+    #[test]
+    fn look_for_safety_is_not_put_off_by_what_is_due_all_the_time() {
+        let now = Timestamp::from_millis(1);
+        let mut state = State {
+            next: Some(now),
+            poked: true,
+            ..State::default()
+        };
+        assert_eq!(state.woken(now, Some(now), true), Some(Woken::Safety));
+        // What was due still is.
+        let look = false;
+        assert_eq!(
+            state.woken(now, Some(now), false),
+            Some(Woken::Poll { look })
+        );
+        assert_eq!(state.woken(now, Some(now), false), Some(Woken::Timers));
+        assert_eq!(state.woken(now, None, false), None);
     }
 }

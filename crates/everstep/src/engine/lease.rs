@@ -22,6 +22,7 @@ use crate::{
     run::is_mended_by_deploy,
     run_id::ShardId,
     store::{RunnerRow, ShardSet, StoreError},
+    time::Timestamp,
 };
 
 /// Stops the heartbeat, or hurries it.
@@ -171,6 +172,44 @@ fn register_again(shared: &Shared) {
     }
 }
 
+/// The runners, as one of them sees them.
+struct Seen<'a> {
+    alive: Vec<&'a RunnerRow>,
+    /// They hold shards, and their lease is over or their process is.
+    gone: Vec<&'a RunnerRow>,
+    /// Those whose process has ended: they cannot come back.
+    ///
+    /// One whose lease was over when it was read may have prolonged it since, as a process does that
+    /// was stopped and goes on. Whether it still is over is for the transaction to say that takes its
+    /// shards: if they were taken from under a lease that lasts, both would start bodies.
+    dead: Vec<Uuid>,
+}
+
+impl<'a> Seen<'a> {
+    fn of(
+        runners: &'a [RunnerRow],
+        me: Uuid,
+        now: Timestamp,
+        has_ended: impl Fn(Uuid) -> bool,
+    ) -> Seen<'a> {
+        let mut seen = Seen {
+            alive: Vec::new(),
+            gone: Vec::new(),
+            dead: Vec::new(),
+        };
+        for runner in runners {
+            let is_dead = runner.id != me && has_ended(runner.id);
+            if runner.id == me || (runner.lease_until > now && !is_dead) {
+                seen.alive.push(runner);
+            } else if !runner.shards.is_empty() {
+                seen.gone.push(runner);
+                seen.dead.extend(is_dead.then_some(runner.id));
+            }
+        }
+        seen
+    }
+}
+
 /// Takes and gives back shards until the runner has those it should have; gives the new ones,
 /// whose runs are to be taken up.
 pub(crate) fn balance(
@@ -180,19 +219,9 @@ pub(crate) fn balance(
 ) -> Result<ShardSet, StoreError> {
     let now = shared.now();
     let runners = shared.store.runners()?;
-    let alive: Vec<&RunnerRow> = runners
-        .iter()
-        .filter(|runner| {
-            runner.id == fence.runner
-                || (runner.lease_until > now && !shared.store.runner_is_dead(runner.id))
-        })
-        .collect();
-    let dead: Vec<Uuid> = runners
-        .iter()
-        .filter(|runner| !runner.shards.is_empty())
-        .filter(|runner| !alive.iter().any(|other| other.id == runner.id))
-        .map(|runner| runner.id)
-        .collect();
+    let Seen { alive, gone, dead } = Seen::of(&runners, fence.runner, now, |runner| {
+        shared.store.runner_is_dead(runner)
+    });
     let pools = shared.store.pools()?;
     shared.owned.set_pools(&pools);
     let wanted = assigned(fence.runner, &alive, &pools);
@@ -212,7 +241,7 @@ pub(crate) fn balance(
         leaving.release(shared, fence, shared.settings.heartbeat / 2)?;
     }
     let missing = wanted.iter().any(|shard| !shared.owns(shard));
-    if missing || !dead.is_empty() {
+    if missing || !gone.is_empty() {
         match shared.store.take_shards(fence, now, &wanted, &dead)? {
             Some(held) => {
                 let kept: ShardSet = held
@@ -224,8 +253,8 @@ pub(crate) fn balance(
                     .filter(|shard| !owned.contains(*shard))
                     .collect();
                 shared.set_owned(&kept);
-                let of_dead = runners.iter().filter(|runner| dead.contains(&runner.id));
-                for runner in of_dead.filter(|dead| new.iter().any(|it| dead.shards.contains(it))) {
+                let had_some = |gone: &&&RunnerRow| new.iter().any(|it| gone.shards.contains(it));
+                for runner in gone.iter().filter(had_some) {
                     tracing::info!(
                         runner = runner.name,
                         "shards of a runner that is gone are taken"
@@ -406,5 +435,50 @@ pub(crate) fn watch(shared: &Arc<Shared>, stop: &Stop) {
                 shared.hub.note_blocked(polling.run, step);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{MemoryStore, NewRunner, Store};
+
+    const LEASE: Duration = Duration::from_secs(1);
+
+    fn at(ms: i64) -> Timestamp {
+        Timestamp::from_millis(ms)
+    }
+
+    /// Two processes started the same body. One had been stopped for longer than its lease and went
+    /// on; it prolonged its lease, and then its shards were taken by one that had read before that
+    /// its lease was over.
+    #[test]
+    fn a_lease_that_was_prolonged_after_it_was_read_is_not_taken_over() {
+        let store = MemoryStore::new();
+        let register = |no: u128, now: Timestamp| {
+            let new = NewRunner::new(Uuid::from_u128(no), "host/1", now, LEASE);
+            store.register_runner(&new).expect("register")
+        };
+        let all = ShardSet::of_default_pool();
+        let stopped = register(1, at(0));
+        let take = |fence, now, dead: &[Uuid]| {
+            let held = store.take_shards(fence, now, &all, dead);
+            held.expect("take_shards").expect("its fence holds")
+        };
+        assert_eq!(take(stopped, at(0), &[]), all);
+        let other = register(2, at(2_000));
+        let runners = store.runners().expect("runners");
+        let seen = Seen::of(&runners, other.runner, at(2_000), |_| false);
+        let ids = |rows: &[&RunnerRow]| rows.iter().map(|row| row.id).collect::<Vec<_>>();
+        assert_eq!(ids(&seen.alive), [other.runner]);
+        assert_eq!(ids(&seen.gone), [stopped.runner]);
+        let goes_on = store.heartbeat(stopped, at(2_001), LEASE);
+        assert!(goes_on.expect("heartbeat"));
+        assert!(take(other, at(2_002), &seen.dead).is_empty());
+        // When nobody prolongs it, they are taken; at once if its process is known to have ended.
+        let runners = store.runners().expect("runners");
+        let seen = Seen::of(&runners, other.runner, at(2_003), |id| id == stopped.runner);
+        assert_eq!(seen.dead, [stopped.runner]);
+        assert_eq!(take(other, at(2_003), &seen.dead), all);
     }
 }

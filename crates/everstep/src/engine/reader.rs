@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
 };
@@ -14,8 +14,12 @@ use crate::store::Store;
 
 type Job = Box<dyn FnOnce(&dyn Store) + Send>;
 
-/// A few threads that read. They come when there is work, and go when there has been none.
-pub(crate) struct Reader {
+/// A few threads that read. They come when there is work, and go when there has been none for a while;
+/// without waiting once nobody can ask any more, since they keep the store open.
+pub(crate) struct Reader(Arc<Desk>);
+
+/// What the threads share.
+struct Desk {
     store: Arc<dyn Store>,
     activity: Arc<Activity>,
     state: Mutex<State>,
@@ -27,6 +31,8 @@ struct State {
     jobs: VecDeque<Job>,
     threads: usize,
     idle: usize,
+    /// Nobody can ask any more.
+    closed: bool,
 }
 
 const THREADS_MAX: usize = 4;
@@ -34,34 +40,35 @@ const IDLE_LIMIT: Duration = Duration::from_secs(10);
 
 impl Reader {
     pub(crate) fn new(store: Arc<dyn Store>, activity: Arc<Activity>) -> Arc<Reader> {
-        Arc::new(Reader {
+        Arc::new(Reader(Arc::new(Desk {
             store,
             activity,
             state: Mutex::default(),
             filled: Condvar::new(),
-        })
+        })))
     }
 
     /// Runs a job on one of the threads.
     pub(crate) fn spawn(self: &Arc<Self>, job: impl FnOnce(&dyn Store) + Send + 'static) {
-        self.activity.begin(1);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let desk = &self.0;
+        desk.activity.begin(1);
+        let mut state = desk.lock();
         state.jobs.push_back(Box::new(job));
         // One that was told of an earlier job may still count as idle.
         if state.idle >= state.jobs.len() || state.threads == THREADS_MAX {
             drop(state);
-            self.filled.notify_one();
+            desk.filled.notify_one();
             return;
         }
         state.threads += 1;
         drop(state);
-        let reader = self.clone();
+        let of_thread = Arc::clone(desk);
         let spawned = thread::Builder::new()
             .name("everstep-read".to_owned())
-            .spawn(move || reader.work());
+            .spawn(move || of_thread.work());
         if let Err(error) = spawned {
             tracing::error!(%error, "a thread cannot be started; reading in place");
-            self.work();
+            desk.work();
         }
     }
 
@@ -74,16 +81,33 @@ impl Reader {
         self.spawn(move |store| _ = sender.send(job(store)));
         receiver.await.ok()
     }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.0.lock().closed = true;
+        self.0.filled.notify_all();
+    }
+}
+
+impl Desk {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     fn work(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
                 job(&*self.store);
                 self.activity.end(1);
-                state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                state = self.lock();
                 continue;
+            }
+            if state.closed {
+                state.threads -= 1;
+                return;
             }
             state.idle += 1;
             let waited = self.filled.wait_timeout(state, IDLE_LIMIT);
@@ -94,6 +118,29 @@ impl Reader {
                 state.threads -= 1;
                 return;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::store::MemoryStore;
+
+    /// A file stayed open for ten seconds after the engine on it had been shut down.
+    #[tokio::test]
+    async fn nothing_keeps_the_store_open_once_nobody_can_ask() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let weak = Arc::downgrade(&store);
+        let reader = Reader::new(store, Arc::default());
+        assert!(reader.read(|store| store.pools().is_ok()).await.unwrap());
+        let asked = Instant::now();
+        drop(reader);
+        while weak.upgrade().is_some() {
+            assert!(asked.elapsed() < IDLE_LIMIT / 2, "the store is still open");
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }

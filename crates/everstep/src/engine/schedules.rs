@@ -1,9 +1,12 @@
 //! The chore that deals with the ticks of schedules.
 //!
 //! Every engine tries every due tick: the write that starts its run is refused for all but the
-//! first. So nobody has to own a schedule, and none waits for an owner that has died.
+//! first. So nobody has to own a schedule, and none waits for an owner that has died. Lest all try at
+//! the same moment, one of those that are alive is first, and the others come a little later.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+use uuid::Uuid;
 
 use super::{
     keeper::{self, Chore},
@@ -13,7 +16,8 @@ use crate::{
     commit::{
         Fire, FireCause, Fired, NewRun, Outcome, ScheduleOutcome, ScheduleRow, ScheduleWrite, Write,
     },
-    schedule::{self, Ticks},
+    random,
+    schedule::{self, Overlap, Ticks},
     store::StoreError,
     time::{Timestamp, minutes},
     workflow::DEFAULT_POOL,
@@ -21,6 +25,13 @@ use crate::{
 
 /// How many schedules are read at a time.
 const PAGE: usize = 500;
+
+/// How many ticks of a schedule are dealt with at a time. With one, a schedule whose interval is
+/// shorter than a commit takes would never catch up.
+const TICKS: usize = 20;
+
+/// How long others leave a tick to the one that is first, at most.
+const GRACE_MAX: Duration = Duration::from_secs(1);
 
 /// Deals with all ticks that are due, and with those that have waited for the end of a run.
 pub(super) fn deal_with_ticks(
@@ -43,6 +54,12 @@ struct Looked {
     next_at: Option<Timestamp>,
 }
 
+impl Looked {
+    fn come_back(&mut self, at: Timestamp) {
+        self.next_at = Some(self.next_at.map_or(at, |next| next.min(at)));
+    }
+}
+
 fn deal_with_due(shared: &Shared) -> Result<Looked, Arc<StoreError>> {
     let now = shared.now();
     let mut looked = Looked {
@@ -53,19 +70,22 @@ fn deal_with_due(shared: &Shared) -> Result<Looked, Arc<StoreError>> {
     loop {
         let place = after.as_ref().map(|(at, name)| (*at, name.as_str()));
         let page = shared.store.due_schedules(now, place, PAGE)?;
-        let fires = page
-            .rows
-            .iter()
-            .filter_map(|row| match tick(shared, row, now) {
-                Ok(fire) => fire,
+        let mut fires = Vec::new();
+        for row in &page.rows {
+            if let Some(later) = others_first(shared, row, now) {
+                looked.come_back(later);
+                continue;
+            }
+            match ticks_of(shared, row, now) {
+                Ok(due) => fires.extend(due),
                 Err(problem) => {
                     tracing::error!(schedule = row.name, problem, "a schedule cannot be read");
                     // Another version of the program may have written it, and may be about to come.
-                    looked.next_at = Some(now + minutes(1));
-                    None
+                    looked.come_back(now + minutes(1));
                 }
-            });
-        looked.moved |= fire_all(shared, fires.collect())?;
+            }
+        }
+        looked.moved |= fire_all(shared, fires)?;
         let is_last = page.rows.len() < PAGE;
         after = page
             .rows
@@ -73,34 +93,62 @@ fn deal_with_due(shared: &Shared) -> Result<Looked, Arc<StoreError>> {
             .next_back()
             .and_then(|row| Some((row.next_at?, row.name)));
         if is_last {
-            looked.next_at = [looked.next_at, page.next_at].into_iter().flatten().min();
+            page.next_at.into_iter().for_each(|at| looked.come_back(at));
             return Ok(looked);
         }
     }
 }
 
-/// What is to be done about the next tick of a schedule; or what is wrong with the schedule.
-fn tick(shared: &Shared, row: &ScheduleRow, now: Timestamp) -> Result<Option<Fire>, String> {
-    let Some(next_at) = row.next_at else {
-        return Ok(None);
-    };
+/// Until when another runner may deal with the tick of a schedule that is due, if one is first.
+fn others_first(shared: &Shared, row: &ScheduleRow, now: Timestamp) -> Option<Timestamp> {
+    let alive = shared.peers.alive();
+    let first = first_of(&row.name, alive.iter().map(|runner| runner.id));
+    let later = row.next_at? + shared.settings.heartbeat.min(GRACE_MAX);
+    (first.is_some() && first != shared.me && now < later).then_some(later)
+}
+
+/// The one of these runners that deals with a schedule first.
+fn first_of(schedule: &str, runners: impl Iterator<Item = Uuid>) -> Option<Uuid> {
+    let name = random::hash(0, schedule.as_bytes());
+    runners.max_by_key(|runner| (random::hash(name, runner.as_bytes()), *runner))
+}
+
+/// What is to be done about ticks of a schedule that are due; or what is wrong with the schedule.
+fn ticks_of(shared: &Shared, row: &ScheduleRow, now: Timestamp) -> Result<Vec<Fire>, String> {
     let ticks = Ticks::from_text(&row.spec, row.anchor)?;
-    let due = schedule::due(&ticks, next_at, now, row.catch_up);
-    let (missed, then) = (due.missed, due.next);
-    let cause = FireCause::Tick {
-        next_at,
-        missed,
-        tick: due.tick,
-        then,
+    let fires = causes(row, &ticks, now)
+        .into_iter()
+        .map(|(cause, tick)| Fire {
+            name: row.name.clone(),
+            revision: row.revision,
+            cause,
+            run: tick.map(|tick| Box::new(run_of_tick(shared, row, tick))),
+        });
+    Ok(fires.collect())
+}
+
+/// The ticks that are due, one after another: each is decided about by itself, and is the next one
+/// when those before it are done. Where one depends on the end of another, only the first.
+fn causes(row: &ScheduleRow, ticks: &Ticks, now: Timestamp) -> Vec<(FireCause, Option<Timestamp>)> {
+    let most = match row.overlap {
+        Overlap::Allow => TICKS,
+        Overlap::Skip | Overlap::Queue | Overlap::CancelOld => 1,
     };
-    Ok(Some(Fire {
-        name: row.name.clone(),
-        revision: row.revision,
-        cause,
-        run: due
-            .tick
-            .map(|tick| Box::new(run_of_tick(shared, row, tick))),
-    }))
+    let mut causes = Vec::new();
+    let mut next = row.next_at;
+    while let Some(next_at) = next.filter(|at| *at <= now && causes.len() < most) {
+        let due = schedule::due(ticks, next_at, now, row.catch_up);
+        let (missed, tick, then) = (due.missed, due.tick, due.next);
+        let cause = FireCause::Tick {
+            next_at,
+            missed,
+            tick,
+            then,
+        };
+        causes.push((cause, tick));
+        next = then;
+    }
+    causes
 }
 
 /// Starts the first waiting tick of every schedule whose last run has ended; whether there was one.
@@ -261,5 +309,81 @@ pub(super) fn size_of_write(write: &ScheduleWrite) -> usize {
         ScheduleWrite::Put(new) => 256 + new.input.len(),
         ScheduleWrite::Fire(fire) => 256 + fire.run.as_ref().map_or(0, |run| run.input.len()),
         _ => 64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: i64) -> Timestamp {
+        Timestamp::from_millis(ms)
+    }
+
+    /// A schedule of every second whose next tick is at second 1.
+    fn secondly(overlap: Overlap) -> (ScheduleRow, Ticks) {
+        let spec = schedule::ScheduleSpec::Every(Duration::from_secs(1));
+        let ticks = Ticks::new(&spec, at(0)).expect("an interval");
+        let row = ScheduleRow {
+            name: "secondly".to_owned(),
+            revision: 1,
+            workflow: "tick".into(),
+            version: 1,
+            input: Vec::new(),
+            tags: Vec::new(),
+            spec: String::new(),
+            anchor: at(0),
+            overlap,
+            catch_up: Duration::from_secs(3_600),
+            paused: false,
+            next_at: Some(at(1_000)),
+            queue: Vec::new(),
+            last_tick: None,
+            last_run: None,
+            started: 0,
+            skipped: 0,
+            missed: 0,
+            created_at: at(0),
+            updated_at: at(0),
+        };
+        (row, ticks)
+    }
+
+    /// Schedules of a busy cluster fell behind for good: one tick was dealt with in each commit, and
+    /// a commit took longer than their interval.
+    #[test]
+    fn ticks_that_are_owed_are_dealt_with_together_where_runs_may_overlap() {
+        let (row, ticks) = secondly(Overlap::Allow);
+        let owed = causes(&row, &ticks, at(3_500));
+        let times: Vec<_> = owed.iter().map(|(_, tick)| *tick).collect();
+        assert_eq!(times, [1_000, 2_000, 3_000].map(|ms| Some(at(ms))));
+        // Each takes up where the one before it has left off.
+        let mut next = row.next_at;
+        for (cause, _) in owed {
+            let FireCause::Tick { next_at, then, .. } = cause else {
+                unreachable!("they are ticks");
+            };
+            assert_eq!(Some(next_at), next);
+            next = then;
+        }
+        assert_eq!(next, Some(at(4_000)));
+        assert_eq!(causes(&row, &ticks, at(3_600_000)).len(), TICKS);
+        assert!(causes(&row, &ticks, at(999)).is_empty());
+        let (row, ticks) = secondly(Overlap::Skip);
+        assert_eq!(causes(&row, &ticks, at(3_500)).len(), 1);
+    }
+
+    #[test]
+    fn every_schedule_has_one_runner_that_is_first() {
+        let runners: Vec<Uuid> = (1..=3).map(Uuid::from_u128).collect();
+        let mut firsts = Vec::new();
+        for n in 0..30 {
+            let name = format!("schedule {n}");
+            let first = first_of(&name, runners.iter().copied());
+            assert_eq!(first, first_of(&name, runners.iter().rev().copied()));
+            firsts.extend(first);
+        }
+        assert!(runners.iter().all(|runner| firsts.contains(runner)));
+        assert_eq!(first_of("alone", std::iter::empty()), None);
     }
 }

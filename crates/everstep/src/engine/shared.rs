@@ -161,12 +161,13 @@ impl Shared {
         self.secret.get_or_init(|| secret)
     }
 
-    /// The time, never earlier than it was.
+    /// The time by the store's clock, never earlier than it was.
     ///
     /// After the clock was set back, time goes on at half its pace until the clock has caught up:
     /// if it stood still, a clock that was an hour ahead would hold up every timer for an hour.
     pub(crate) fn now(&self) -> Timestamp {
-        let now = self.clock.now().as_millis();
+        let ahead = self.store.clock_ahead_ms();
+        let now = self.clock.now().as_millis().saturating_add(ahead);
         let latest = self.latest.fetch_max(now, Ordering::AcqRel);
         if latest.saturating_sub(now) <= SET_BACK_MS || self.clock.as_virtual().is_some() {
             return Timestamp::from_millis(latest.max(now));
@@ -271,14 +272,17 @@ impl Shared {
         }
     }
 
-    /// Whichever fence holds, whosever it is.
+    /// Its own fence while that holds; then whichever does, whosever it is.
     fn forged_fence(&self) -> Option<Fence> {
         let runners = self.store.runners().unwrap_or_default();
-        let holder = runners.iter().max_by_key(|runner| runner.shards.len())?;
-        Some(Fence {
-            runner: holder.id,
-            epoch: holder.epoch,
-        })
+        let holders = runners.iter().filter(|runner| !runner.shards.is_empty());
+        let fences = holders.map(|holder| {
+            let (runner, epoch) = (holder.id, holder.epoch);
+            (Fence { runner, epoch }, holder.shards.len())
+        });
+        let own = self.fence();
+        let best = fences.max_by_key(|(fence, shards)| (Some(*fence) == own, *shards));
+        best.map(|(fence, _)| fence).or(own)
     }
 
     /// How this runner is entered into the store.

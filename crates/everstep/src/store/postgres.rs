@@ -35,6 +35,7 @@ use self::{
 };
 use super::*;
 
+mod ahead;
 mod batch;
 mod children;
 mod columns;
@@ -213,6 +214,14 @@ impl PostgresStore {
     ///
     /// As [`open`](Self::open).
     pub fn open_with(url: &str, options: PostgresOptions) -> Result<PostgresStore, StoreError> {
+        PostgresStore::open_synced(url, options, true)
+    }
+
+    fn open_synced(
+        url: &str,
+        options: PostgresOptions,
+        synced: bool,
+    ) -> Result<PostgresStore, StoreError> {
         let url::Parsed {
             servers,
             options,
@@ -223,6 +232,7 @@ impl PostgresStore {
             schema: options.schema.clone(),
             pooled: options.pooled,
             patience: options.patience,
+            synced,
         });
         let listening = match &options.listen_url {
             Some(url) => Arc::new(Route {
@@ -232,6 +242,7 @@ impl PostgresStore {
             }),
             None => Arc::clone(&route),
         };
+        url::check_schema(&options.schema, &name)?;
         let schema_number = locks::fnv(options.schema.bytes()) as u32 & 0x7fff_ffff;
         let mut store = PostgresStore {
             name,
@@ -257,6 +268,7 @@ impl PostgresStore {
             database: String::new(),
         };
         let conn = Conn::open(&store.route).map_err(|trouble| store.error(trouble))?;
+        store.note_clock(conn.ahead);
         store.compare_identity(&conn.identity);
         store.system = conn.identity.system.clone();
         store.database = within::database(&conn).map_err(|trouble| store.error(trouble))?;
@@ -285,6 +297,7 @@ impl PostgresStore {
         match Conn::open(&self.route) {
             Ok(conn) => {
                 self.note_back();
+                self.note_clock(conn.ahead);
                 self.compare_identity(&conn.identity);
                 Ok(conn)
             }
@@ -297,6 +310,13 @@ impl PostgresStore {
                     other => other,
                 })
             }
+        }
+    }
+
+    /// What the database's clock was found to be ahead of ours.
+    fn note_clock(&self, ahead: i64) {
+        if self.options.database_time {
+            self.ahead.store(ahead, Ordering::Relaxed);
         }
     }
 
@@ -370,8 +390,10 @@ impl PostgresStore {
     }
 
     fn give_back(&self, conn: Conn) {
+        // One that was in use while the database failed over leads to the old one.
+        let is_of_now = lock(&self.identity).as_ref() == Some(&conn.identity);
         let mut idle = lock(&self.idle);
-        if idle.len() < self.options.kept_connections && !conn.is_closed() {
+        if is_of_now && idle.len() < self.options.kept_connections && !conn.is_closed() {
             idle.push(conn);
         }
     }
@@ -616,10 +638,26 @@ impl PostgresStore {
         let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
         let giving_back = self.giving_back.read();
         let _under_way = giving_back.unwrap_or_else(PoisonError::into_inner);
-        let shards = self.known_shards(batch.fence);
         let (mut goes, mut rows) = (0, None);
+        let items_in_hand = Mutex::default();
         let made = self.transact_numbered(has_bodies, |session, before| {
             goes += 1;
+            // With the connection it may have been found that this is another database than the one
+            // that the runner has registered in.
+            fenced &= batch.fence.is_none_or(|fence| self.is_at_home(fence));
+            let shards = self.known_shards(batch.fence);
+            // A server that gives a reason of ours has not crashed since it gave the numbers out. They
+            // are used now, so that none is left out.
+            let is_ours = before.is_some_and(|trouble| match trouble {
+                Trouble::Contended(_) => true,
+                trouble => matches!(trouble.code(), Some(FENCED | CHANGED)),
+            });
+            let mut in_hand: MutexGuard<'_, Vec<u64>> = lock(&items_in_hand);
+            match is_ours {
+                true => lock(&self.spare_items).append(&mut in_hand),
+                false => in_hand.clear(),
+            }
+            drop(in_hand);
             // Not before there is a connection: what is known is forgotten after a failover. A
             // body sees only what is locked, so nothing is left to be compared later.
             rows = match goes {
@@ -640,16 +678,25 @@ impl PostgresStore {
             let terms = Terms {
                 named: &named,
                 fenced,
-                shards: shards.clone(),
+                shards,
                 schema: self.schema_number,
                 known: &self.known,
                 is_first_go: goes == 1 && !has_bodies,
                 rows: rows.as_deref(),
                 spare_items: &self.spare_items,
+                items_in_hand: &items_in_hand,
             };
             batch::apply(session, batch, &terms)
-        })?;
-        let ((applied, learned), transaction) = made;
+        });
+        let ((applied, learned), transaction) = match made {
+            Ok(made) => made,
+            // It may have been made all the same, and then what is known is old: above all the last
+            // number, which is in no row that the server could compare.
+            Err(error) => {
+                lock(&self.known).forget_runs(named.runs());
+                return Err(error);
+            }
+        };
         let mut known = lock(&self.known);
         if rows.is_some() {
             known.was_right();
@@ -966,31 +1013,23 @@ impl Store for PostgresStore {
         let (is_alive, seen) = self.write(|session| {
             let is_alive = runners::heartbeat(session, fence, clock, lease)?;
             // Behind a pooler no connection of ours is lost when the database fails over.
-            let sql = format!(
-                "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, {}",
-                conn::IDENTITY
-            );
+            let sql = format!("SELECT {}, {}", conn::CLOCK, conn::IDENTITY);
+            let asked = conn::Asked::now();
             let seen = session.row(sql, Vec::new(), |row| {
                 Ok((row.get::<i64>(0)?, Identity::read(row, 1)?))
             })?;
+            let seen = seen.map(|(at, identity)| (asked.ahead_of_us(at), identity));
             Ok((is_alive, seen))
         })?;
-        let database_now = seen.map(|(database_now, identity)| {
+        if let Some((ahead, identity)) = seen {
             self.compare_identity(&identity);
-            database_now
-        });
-        if self.options.database_time
-            && let Some(database_now) = database_now
-        {
-            let ahead = database_now - now.as_millis();
-            self.ahead.store(ahead, Ordering::Relaxed);
+            self.note_clock(ahead);
         }
         Ok(is_alive && self.is_at_home(fence))
     }
 
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
-        let ahead = self.ahead.load(Ordering::Relaxed);
-        let rows = self.read(|session| runners::list(session, ahead))?;
+        let rows = self.read(runners::list)?;
         let has_others = rows.iter().any(|row| !self.wakes.is_here(row.id));
         self.wakes.set_has_others(has_others);
         Ok(rows)
@@ -1045,6 +1084,10 @@ impl Store for PostgresStore {
 
     fn lanes_max(&self) -> usize {
         self.options.lanes_max
+    }
+
+    fn clock_ahead_ms(&self) -> i64 {
+        self.ahead.load(Ordering::Relaxed)
     }
 
     fn counters(&self) -> StoreCounters {

@@ -74,7 +74,7 @@ pub fn store() -> Arc<dyn Store> {
         #[cfg(feature = "postgres")]
         Chosen::Postgres(url) => {
             ran_on("PostgreSQL");
-            match crate::store::PostgresStore::lent(&url) {
+            match crate::store::PostgresStore::lent_with_own_secret(&url) {
                 Ok(store) => Arc::new(store),
                 Err(error) => panic!("no schema for a test: {error:?}"),
             }

@@ -18,7 +18,11 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use tokio::sync::oneshot;
 
-use super::{CrashPoint, CrashingStore, Hold, Ledger, VirtualClock, audit::Audit};
+use super::{
+    CrashPoint, CrashingStore, Hold, Ledger, VirtualClock,
+    audit::Audit,
+    choice::{CHOICE_SEED, Choice},
+};
 use crate::{
     client::{Client, ClientError, Resolved, RunError, RunHandle},
     commit::Deliver,
@@ -88,8 +92,8 @@ pub struct CrashTest {
     pub(super) crashes: usize,
     downtime: Duration,
     parallel: usize,
-    /// How many writes are died at, where a point takes long; all of them otherwise.
-    pub(super) writes_most: u64,
+    /// Which writes are died at, where a point takes long; all of them otherwise.
+    pub(super) choice: Option<Choice>,
     /// What the points of this test are counted for.
     pub(super) primitives: &'static [&'static str],
     #[cfg(feature = "sqlite")]
@@ -147,6 +151,15 @@ enum Action {
 pub struct CrashReport {
     /// How often the store died.
     pub points: u64,
+    /// How often it was to die in one test.
+    pub(super) crashes: u32,
+    /// How many points there are to die at, if it dies once.
+    pub(super) possible: u64,
+    /// How some of them were chosen, if not all were tried.
+    pub(super) choice: Option<Choice>,
+    /// How many points were not reached, since their life had fewer writes than the one without a
+    /// crash: what comes together is written together.
+    pub(super) unreached: u64,
     /// How the run ends without a crash.
     pub expected: Ending,
     /// What was different after one.
@@ -186,7 +199,12 @@ pub struct Difference {
 impl fmt::Display for CrashReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let n = self.differences.len();
-        writeln!(f, "{} crash points, {n} differences", self.points)?;
+        write!(f, "{}", self.points)?;
+        if let Some(choice) = self.choice {
+            write!(f, " of {}", self.possible)?;
+            write!(f, " (chosen with {CHOICE_SEED}={})", choice.seed)?;
+        }
+        writeln!(f, " crash points, {n} differences")?;
         for difference in self.differences.iter().take(10) {
             writeln!(f, "- dead {}: {}", difference.at, difference.what)?;
         }
@@ -246,7 +264,7 @@ impl CrashTest {
             crashes: 1,
             downtime: Duration::ZERO,
             parallel: 8,
-            writes_most: u64::MAX,
+            choice: None,
             primitives: &[],
             #[cfg(feature = "sqlite")]
             power_cuts: false,
@@ -454,7 +472,12 @@ impl CrashTest {
         if !report.differences.is_empty() {
             return report;
         }
-        let mut queue = first_points(clean.writes, self.writes_most);
+        let mut queue = match self.choice {
+            Some(choice) => points_of(choice.of(clean.writes)),
+            None => points_of(1..=clean.writes),
+        };
+        report.possible = 2 * clean.writes;
+        report.choice = self.choice;
         let mut open = FuturesUnordered::new();
         loop {
             while open.len() < self.parallel {
@@ -475,6 +498,8 @@ impl CrashTest {
                 if points.len() < self.crashes {
                     queue.extend(points_after(&points, found.writes));
                 }
+            } else {
+                report.unreached += 1;
             }
             let at: Vec<_> = points.iter().map(ToString::to_string).collect();
             self.judge(&at.join(", then "), &clean, &found, &mut report);
@@ -562,12 +587,11 @@ pub(super) async fn within_limit<T>(
     }
 }
 
-/// All points to die at in a life with so many writes, or those of at most `most` writes from the first
-/// to the last.
-fn first_points(writes: u64, most: u64) -> VecDeque<Vec<CrashPoint>> {
-    let is_kept = |n: &u64| writes <= most || (n - 1) * most / writes != n * most / writes;
-    let kept = (1..=writes).filter(is_kept);
-    let both = kept.flat_map(|n| [CrashPoint::Before(n), CrashPoint::After(n)]);
+/// Before and after each of these writes.
+fn points_of(writes: impl IntoIterator<Item = u64>) -> VecDeque<Vec<CrashPoint>> {
+    let both = writes
+        .into_iter()
+        .flat_map(|n| [CrashPoint::Before(n), CrashPoint::After(n)]);
     both.map(|point| vec![point]).collect()
 }
 
@@ -581,6 +605,10 @@ impl CrashReport {
     pub(super) fn of(clean: &Found) -> CrashReport {
         CrashReport {
             points: 0,
+            crashes: 1,
+            possible: 0,
+            choice: None,
+            unreached: 0,
             expected: clean.ending.clone().unwrap_or_else(Ending::none),
             differences: Vec::new(),
         }
@@ -921,18 +949,4 @@ async fn read_streams(run: &RunHandle<Json>) -> Result<BTreeMap<String, Vec<Json
         }
     }
     Ok(streams)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn few_points_are_spread_from_the_first_write_to_the_last() {
-        assert_eq!(first_points(3, u64::MAX).len(), 6);
-        let few = first_points(100, 4);
-        let writes: Vec<_> = few.iter().map(|points| points[0]).collect();
-        let expected = [25, 50, 75, 100].map(|n| [CrashPoint::Before(n), CrashPoint::After(n)]);
-        assert_eq!(writes, expected.concat());
-    }
 }

@@ -1,11 +1,14 @@
 //! How many crash points were tried, for each primitive and store: what `cargo xtask test` prints.
 //!
 //! A test of ours that says what it is [`of`](CrashTest::of) is made on every store there is (on
-//! PostgreSQL when [`Chosen`] says so, and then nowhere else), and writes a line for each primitive and store into the file that [`POINTS_FILE`] names, if it names
-//! one: the primitive, the store and the number of points, with tabs between.
+//! PostgreSQL when [`Chosen`] says so, and then nowhere else), and writes a line for each primitive and
+//! store into the file that [`POINTS_FILE`] names, if it names one: the primitive, the store, how many
+//! points were tried and how many there are, with tabs between.
 
 use std::{fs::OpenOptions, io::Write};
 
+#[cfg(feature = "postgres")]
+use super::choice::Choice;
 use super::{
     chosen::Chosen,
     crash_everywhere::{CrashReport, CrashTest},
@@ -14,7 +17,8 @@ use super::{
 /// The variable that names the file.
 const POINTS_FILE: &str = "EVERSTEP_CRASH_POINTS";
 
-/// At how many writes a test dies on PostgreSQL, where each point takes some tenths of a second.
+/// At how many writes a test dies on PostgreSQL, before and after each: a point takes some tenths of a
+/// second there.
 #[cfg(feature = "postgres")]
 const WRITES_ON_POSTGRES: u64 = 8;
 
@@ -56,18 +60,25 @@ impl Where {
 }
 
 impl CrashReport {
-    /// Whether there were more points than this; where a test has one crash at a time and few of
-    /// those, whether there were some.
+    /// Whether there were more points than this.
+    ///
+    /// In the passes on a file and in a database a test of ours crashes once at a time, and in a
+    /// database at some points only. There the question is whether there would be more points than
+    /// this with as many crashes as it asks for, at all of them; and what was chosen must have been
+    /// tried, but for a few points at the end that a life may not have.
     #[doc(hidden)]
     pub fn has_more_than(&self, points: u64) -> bool {
-        match Chosen::from_env() {
-            Chosen::Memory => self.points > points,
-            #[allow(
-                unreachable_patterns,
-                reason = "without features there is no other store"
-            )]
-            _ => self.points > points.min(5),
+        if Chosen::from_env() == Chosen::Memory {
+            return self.points > points;
         }
+        let chosen = self.points + self.unreached;
+        let all_chosen = match self.choice {
+            None => chosen >= self.possible,
+            Some(choice) => chosen >= self.possible.min(2 * choice.most),
+        };
+        // A few at the end may not be reached.
+        let most_reached = self.points > 3 * self.unreached;
+        all_chosen && most_reached && self.possible.saturating_pow(self.crashes) > points
     }
 }
 
@@ -82,7 +93,13 @@ impl CrashTest {
 
     /// Makes the test on the stores that it is for; gives the report of the first.
     pub(super) async fn on_each_store(self) -> CrashReport {
-        let test = self.on_chosen();
+        let crashes = self.crashes as u32;
+        let report = self.on_chosen().reported().await;
+        CrashReport { crashes, ..report }
+    }
+
+    async fn reported(self) -> CrashReport {
+        let test = self;
         #[cfg(feature = "sqlite")]
         if test.power_cuts {
             let report = super::power_cut::report(&test).await;
@@ -118,7 +135,7 @@ impl CrashTest {
             #[cfg(feature = "postgres")]
             Chosen::Postgres(url) => {
                 let mut test = self.on_postgres(url).crashes(1);
-                test.writes_most = WRITES_ON_POSTGRES;
+                test.choice = Some(Choice::at_most(WRITES_ON_POSTGRES));
                 test
             }
         }
@@ -133,19 +150,23 @@ impl CrashTest {
             difference.at = format!("on a file, {}", difference.at);
         }
         CrashReport {
-            points: in_memory.points,
-            expected: in_memory.expected,
             differences: on_file.differences,
+            ..in_memory
         }
     }
 
     fn noted(&self, stores: Where, report: CrashReport) -> CrashReport {
         super::ran_on(stores.store());
         if let Some(path) = std::env::var_os(POINTS_FILE) {
+            let (store, tried) = (stores.name(), report.points);
+            let all = match report.choice {
+                Some(_) => report.possible.max(tried),
+                None => tried,
+            };
             let lines: String = self
                 .primitives
                 .iter()
-                .map(|primitive| format!("{primitive}\t{}\t{}\n", stores.name(), report.points))
+                .map(|primitive| format!("{primitive}\t{store}\t{tried}\t{all}\n"))
                 .collect();
             // One write, so that the lines of test programs that run at once do not mix.
             let written = OpenOptions::new()

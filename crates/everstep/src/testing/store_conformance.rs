@@ -32,6 +32,8 @@ mod control;
 mod deferreds;
 #[cfg(all(test, feature = "sqlite", feature = "postgres"))]
 mod differential;
+#[cfg(test)]
+mod drawn;
 mod events;
 mod import;
 mod pools;
@@ -160,6 +162,9 @@ struct Random {
     subscribed: Vec<Vec<u8>>,
 }
 
+/// The queues, and the one that most is about first.
+const QUEUES: [&str; 2] = ["thumbs", "mails"];
+
 /// How many ids requests have here.
 const REQUESTS: u64 = 30;
 
@@ -175,9 +180,8 @@ struct Readings {
     failed: Vec<RunRow>,
     finished: Vec<(RunNo, Option<Finished>)>,
     dead_letters: Vec<DeadLetter>,
-    items: Vec<ItemRow>,
-    queue: QueueStats,
-    outlook: QueueOutlook,
+    queues: Vec<QueueReadings>,
+    items: Vec<Option<ItemRow>>,
     events: Vec<Option<EventRow>>,
     to_tend: bool,
     streams: Vec<Vec<(StreamExtent, Option<StreamPage>)>>,
@@ -194,6 +198,38 @@ struct Readings {
     found: Vec<RunId>,
     tagged: u64,
     over: Vec<(RunId, Timestamp)>,
+    unread: Vec<Vec<InboxRow>>,
+    pages: Vec<Vec<Put>>,
+    listed: Vec<Vec<RunRow>>,
+    grown: Vec<usize>,
+    letters: Vec<DeadLetter>,
+    schedule: Option<ScheduleRow>,
+    keyed: Vec<Option<RunRow>>,
+}
+
+/// What can be read about one queue.
+#[derive(Debug, PartialEq)]
+struct QueueReadings {
+    items: Vec<ItemRow>,
+    claimed: Vec<ItemRow>,
+    stats: QueueStats,
+    outlook: QueueOutlook,
+}
+
+impl QueueReadings {
+    fn of(store: &dyn Store, queue: &str, now: Timestamp) -> QueueReadings {
+        let after = Some(crate::queue::ItemId(3));
+        QueueReadings {
+            items: store
+                .queue_items(queue, None, None, 1_000)
+                .expect("queue_items"),
+            claimed: store
+                .queue_items(queue, Some(ItemState::Claimed), after, 3)
+                .expect("queue_items"),
+            stats: store.queue_stats(queue).expect("queue_stats"),
+            outlook: store.queue_outlook(queue, now).expect("queue_outlook"),
+        }
+    }
 }
 
 impl Random {
@@ -234,8 +270,14 @@ impl Random {
         for _ in 0..self.below(6) {
             let id = self.run();
             let write = match self.below(20) {
-                16.. => Write::Queue(Box::new(self.queue_write(now))),
-                12 => Write::Schedule(Box::new(self.schedule_write(model, now))),
+                16.. => Write::Queue(Box::new(self.queue_write(model, now))),
+                12 => match self.end_of_tick(model, &committed, now) {
+                    Some(commit) => {
+                        committed.push(commit.0);
+                        Write::Commit(Box::new(commit.1))
+                    }
+                    None => Write::Schedule(Box::new(self.schedule_write(model, now))),
+                },
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
@@ -261,10 +303,14 @@ impl Random {
         Batch { fence, now, writes }
     }
 
+    fn queue(&mut self) -> String {
+        QUEUES[usize::from(self.one_in(4))].to_owned()
+    }
+
     fn new_item(&mut self, now: Timestamp) -> NewItem {
         let delay = Duration::from_millis(self.below(20));
         NewItem {
-            queue: "thumbs".to_owned(),
+            queue: self.queue(),
             payload: vec![self.below(256) as u8],
             priority: self.below(3) as i32 - 1,
             available_at: self.one_in(3).then(|| now + delay),
@@ -273,8 +319,14 @@ impl Random {
         }
     }
 
-    fn queue_write(&mut self, now: Timestamp) -> QueueWrite {
-        let item = crate::queue::ItemId(1 + self.below(60));
+    fn queue_write(&mut self, model: &dyn Store, now: Timestamp) -> QueueWrite {
+        let queue = self.queue();
+        let items = model.queue_items(&queue, None, None, 100);
+        let items = items.expect("queue_items");
+        let item = match items.get(self.below(items.len() as u64 + 1) as usize) {
+            Some(item) => item.id,
+            None => crate::queue::ItemId(1 + self.below(60)),
+        };
         let claim = Uuid::from_u128(u128::from(self.below(2)));
         let later = now + Duration::from_millis(self.below(30));
         if self.one_in(12) {
@@ -283,7 +335,7 @@ impl Random {
         match self.below(8) {
             0 | 1 => QueueWrite::Enqueue(self.new_item(now)),
             2 | 3 => QueueWrite::Claim(ClaimItems {
-                queue: "thumbs".to_owned(),
+                queue,
                 claim,
                 max: self.below(4) as usize,
                 attempts_max: 2,
@@ -333,8 +385,11 @@ impl Random {
         } else {
             self.ids.next(now)
         };
-        if self.runs.len() < 12 {
-            self.runs.push(id);
+        // The runs that most is about: later ones take the place of earlier ones now and then.
+        match self.below(24) as usize {
+            _ if self.runs.len() < 12 => self.runs.push(id),
+            place @ ..12 => self.runs[place] = id,
+            _ => {}
         }
         let delay = Duration::from_millis(self.below(50));
         NewRun {
@@ -344,8 +399,12 @@ impl Random {
             key: self.one_in(3).then(|| self.below(4).to_string()),
             pool: if self.one_in(5) { "gpu" } else { "default" }.into(),
             available_at: self.one_in(4).then(|| now + delay),
-            deadline_at: None,
-            tags: Vec::new(),
+            deadline_at: self.one_in(6).then(|| now + 10 * delay),
+            tags: if self.one_in(6) {
+                vec![("1".to_owned(), self.below(2).to_string())]
+            } else {
+                Vec::new()
+            },
             input: vec![self.below(2) as u8],
             parent: None,
             claim: !self.one_in(3),
@@ -457,16 +516,74 @@ impl Random {
 
     fn commit(&mut self, model: &dyn Store, id: RunId, now: Timestamp) -> Commit {
         let row = Random::row(model, id);
+        let is_running = row
+            .as_ref()
+            .is_some_and(|row| row.status == RunStatus::Running);
         let (base, inbox_seq, generation) = row.map_or((0, 0, 1), |row| {
             (row.last_number, row.inbox_seq, row.generation)
         });
-        let base = base + u64::from(self.one_in(12));
+        // With several runners it is open how exactly a store knows the last number of a run in its
+        // owner's memory, and so whether it sees that one is left out.
+        let leaves_out = self.one_in(12) && !(is_running && self.tape.is_some());
+        let base = base + u64::from(leaves_out);
         let numbers = self.below(3);
         let results_only = self.one_in(4);
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));
+        Commit {
+            run: id.no(),
+            generation: generation + u32::from(self.one_in(20)),
+            inbox_seq: self.one_in(2).then_some(seen),
+            results_only,
+            last_number: base + numbers,
+            numbers,
+            deletes: if self.one_in(4) {
+                vec![self.range()]
+            } else {
+                Vec::new()
+            },
+            puts: (0..self.below(4)).map(|_| self.put()).collect(),
+            consumed: if self.one_in(3) {
+                vec![1 + self.below(8)]
+            } else {
+                Vec::new()
+            },
+            state: if self.one_in(5) {
+                vec![("s".to_owned(), vec![1])]
+            } else {
+                Vec::new()
+            },
+            effects: self.effects(now),
+            patch: if results_only {
+                Patch::Keep
+            } else {
+                self.patch(seen, now)
+            },
+        }
+    }
+
+    /// A few, each of an operation of its own, as an owner has them.
+    fn effects(&mut self, now: Timestamp) -> Vec<Effect> {
+        let count = match self.below(8) {
+            0..6 => 1,
+            more => more - 4,
+        };
+        let mut effects: Vec<Effect> = Vec::new();
+        for _ in 0..count {
+            let Some(effect) = self.effect(now) else {
+                continue;
+            };
+            let key = operation(&effect);
+            if key.is_none() || effects.iter().all(|before| operation(before) != key) {
+                effects.push(effect);
+            }
+        }
+        effects
+    }
+
+    fn effect(&mut self, now: Timestamp) -> Option<Effect> {
         let receiver = self.run();
-        let effect = match self.below(22) {
+        match self.below(23) {
             19 => Some(Effect::StartChild(Box::new(self.child(now)))),
             20 => Some(Effect::Watch {
                 target: self.target(receiver),
@@ -518,40 +635,14 @@ impl Random {
                 key: vec![10, self.below(2) as u8],
             }),
             13 | 15 => Some(self.acquire()),
+            22 => Some(Effect::Abandon {
+                kind: InboxKind::LimitGrant,
+                key: vec![self.below(3) as u8],
+            }),
             14 => Some(Effect::Release {
                 key: vec![self.below(3) as u8],
             }),
             _ => None,
-        };
-        Commit {
-            run: id.no(),
-            generation: generation + u32::from(self.one_in(20)),
-            inbox_seq: self.one_in(2).then_some(seen),
-            results_only,
-            last_number: base + numbers,
-            numbers,
-            deletes: if self.one_in(4) {
-                vec![self.range()]
-            } else {
-                Vec::new()
-            },
-            puts: (0..self.below(4)).map(|_| self.put()).collect(),
-            consumed: if self.one_in(3) {
-                vec![1 + self.below(8)]
-            } else {
-                Vec::new()
-            },
-            state: if self.one_in(5) {
-                vec![("s".to_owned(), vec![1])]
-            } else {
-                Vec::new()
-            },
-            effects: effect.into_iter().collect(),
-            patch: if results_only {
-                Patch::Keep
-            } else {
-                self.patch(seen, now)
-            },
         }
     }
 
@@ -670,11 +761,57 @@ impl Random {
                 waiting: "its next attempt".to_owned(),
                 attempts: 2,
             },
+            9 if self.one_in(2) => Patch::RollBack {
+                ending: RunStatus::Cancelled,
+                error: None,
+            },
             9 => roll_back(),
             10 => pause(),
-            _ if self.one_in(2) => finish(RunStatus::Cancelled),
-            _ => finish(RunStatus::Failed),
+            _ => match self.below(3) {
+                0 => finish(RunStatus::Failed),
+                1 => finish(RunStatus::Cancelled),
+                _ => finish(RunStatus::Completed),
+            },
         }
+    }
+
+    /// One for each way to choose runs.
+    fn filters(&self, now: Timestamp) -> [Filter; 6] {
+        let earlier = now - Duration::from_millis(20);
+        let all = Filter::default;
+        [
+            Filter {
+                statuses: vec![
+                    RunStatus::Running,
+                    RunStatus::Sleeping,
+                    RunStatus::Completed,
+                ],
+                workflow: Some("checkout".to_owned()),
+                ..all()
+            },
+            Filter {
+                tags: vec![("1".to_owned(), "0".to_owned())],
+                ..all()
+            },
+            Filter {
+                created_from: Some(earlier),
+                created_before: Some(now),
+                ..all()
+            },
+            Filter {
+                version: Some(2),
+                ..all()
+            },
+            Filter {
+                key_prefix: Some("x/".to_owned()),
+                ..all()
+            },
+            Filter {
+                finished_from: Some(earlier),
+                finished_before: Some(now),
+                ..all()
+            },
+        ]
     }
 
     fn read(&self, store: &dyn Store, now: Timestamp) -> Readings {
@@ -692,16 +829,20 @@ impl Random {
             .collect();
         let items: Vec<_> = (1..60).map(crate::queue::ItemId).collect();
         let loaded = nos.iter().map(|no| {
-            let mut run = store.load(*no).expect("load");
-            // It may be a lower bound then.
-            if let Some(run) = run
-                .as_mut()
-                .filter(|run| run.row.status == RunStatus::Running)
-            {
-                run.row.last_number = 0;
-            }
-            run
+            let run = store.load(*no).expect("load");
+            run.map(|run| LoadedRun {
+                row: comparable(run.row),
+                ..run
+            })
         });
+        let grown: Vec<_> = nos
+            .iter()
+            .flat_map(|no| [(*no, "a".to_owned(), 1), (*no, "b".to_owned(), 0)])
+            .collect();
+        let hello = LetterFilter {
+            name: Some("hello".to_owned()),
+            ..LetterFilter::default()
+        };
         // Everything, or one pool.
         let pools: Vec<PoolNo> = match now.as_millis() % 4 {
             3 => (0..3).map(PoolNo).collect(),
@@ -724,11 +865,15 @@ impl Random {
             dead_letters: store
                 .dead_letters(&LetterFilter::default(), 0, 1_000)
                 .expect("dead_letters"),
-            items: store
-                .queue_items("thumbs", None, None, 1_000)
-                .expect("queue_items"),
-            queue: store.queue_stats("thumbs").expect("queue_stats"),
-            outlook: store.queue_outlook("thumbs", now).expect("queue_outlook"),
+            queues: QUEUES
+                .iter()
+                .map(|queue| QueueReadings::of(store, queue, now))
+                .collect(),
+            items: items
+                .iter()
+                .step_by(7)
+                .map(|item| store.queue_item(*item).expect("queue_item"))
+                .collect(),
             events: ["e0", "e1"]
                 .iter()
                 .map(|name| store.event(name).expect("event"))
@@ -752,6 +897,67 @@ impl Random {
             over: store
                 .finished_before("checkout", RunStatus::Failed, now, 100)
                 .expect("finished_before"),
+            unread: nos
+                .iter()
+                .map(|no| store.inbox(*no, 1).expect("inbox"))
+                .collect(),
+            pages: nos
+                .iter()
+                .map(|no| store.history(*no, Some(&[1]), 2).expect("history"))
+                .collect(),
+            listed: self
+                .filters(now)
+                .iter()
+                .map(|filter| list(store, filter))
+                .collect(),
+            grown: store.streams_grown(&grown).expect("streams_grown"),
+            letters: store.dead_letters(&hello, 2, 3).expect("dead_letters"),
+            schedule: store.schedule("x").expect("schedule"),
+            keyed: (0..4)
+                .map(|key| store.run(&of_key(key)).expect("run"))
+                .map(|row| row.map(comparable))
+                .collect(),
+        }
+    }
+}
+
+/// The row without what the contract leaves open: while a run is in its owner's memory, its last number
+/// may be a lower bound.
+fn comparable(mut row: RunRow) -> RunRow {
+    if row.status == RunStatus::Running {
+        row.last_number = 0;
+    }
+    row
+}
+
+fn list(store: &dyn Store, filter: &Filter) -> Vec<RunRow> {
+    let rows = store.list(filter, None, 5).expect("list");
+    rows.into_iter().map(comparable).collect()
+}
+
+fn of_key(key: u64) -> Target {
+    Target::Key {
+        workflow: "checkout".to_owned(),
+        key: key.to_string(),
+    }
+}
+
+/// The key of the operation that an effect is about, if it is about one.
+fn operation(effect: &Effect) -> Option<&[u8]> {
+    match effect {
+        Effect::Send { key, .. }
+        | Effect::Publish { key, .. }
+        | Effect::Took { key }
+        | Effect::Watch { key, .. }
+        | Effect::Release { key }
+        | Effect::Abandon { key, .. }
+        | Effect::Enqueue { key, .. } => Some(key),
+        Effect::Subscribe(subscription) => Some(&subscription.key),
+        Effect::AwaitDeferred(wait) => Some(&wait.key),
+        Effect::StartChild(child) => Some(&child.key),
+        Effect::Acquire(acquire) => Some(&acquire.key),
+        Effect::Reply { .. } | Effect::Emit(_) | Effect::Transaction(_) | Effect::Tag { .. } => {
+            None
         }
     }
 }

@@ -15,6 +15,10 @@ use everstep::{RunHandle, RunInfo, RunStatus};
 /// How long anything here may take before a test gives up. Far longer than it ever does.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
+/// Longer than the lease of an engine whose settings say nothing about it: where a store cannot tell that
+/// a process has died, the next one takes over after this.
+pub(crate) const LEASE_IS_OVER: Duration = Duration::from_secs(11);
+
 /// Asks again and again until there is an answer.
 ///
 /// # Panics

@@ -12,12 +12,13 @@ use std::{
 use uuid::Uuid;
 
 use super::{
+    ahead::Ahead,
     children, columns,
     control::{self, Keyed},
     error::{CHANGED, FENCED, Trouble},
     known::{self, Keys, Known, KnownRow, Learned, Revision, WrittenBy},
     locks::{Lock, Named},
-    queues,
+    queues, schedules,
     session::{Bulk, Op, Session},
     streams,
     value::{Row, Value, params},
@@ -55,6 +56,8 @@ pub(super) struct Terms<'t> {
     pub(super) rows: Option<&'t [KnownRow]>,
     /// Numbers for items of queues that were drawn before and not used.
     pub(super) spare_items: &'t Mutex<Vec<u64>>,
+    /// Those that this go has used or may use: the next one's, if it has to begin again.
+    pub(super) items_in_hand: &'t Mutex<Vec<u64>>,
 }
 
 /// Applies a batch within a transaction, in the two passes that [`rules`] describes.
@@ -64,6 +67,7 @@ pub(super) fn apply(
     terms: &Terms<'_>,
 ) -> Result<(Applied, Vec<(RunNo, Learned)>), Trouble> {
     let mut applier = Applier::begin(session, batch, terms)?;
+    applier.look_ahead(batch)?;
     let mut outcomes = Vec::with_capacity(batch.writes.len());
     for write in &batch.writes {
         outcomes.push(match write {
@@ -108,6 +112,8 @@ pub(super) fn apply(
     }
     let notices = std::mem::take(&mut applier.notices);
     let learned = applier.learned();
+    let mut in_hand = lock(terms.items_in_hand);
+    in_hand.retain(|number| !applier.item_numbers.contains(number));
     lock(terms.spare_items).append(&mut applier.item_numbers);
     Ok((Applied { outcomes, notices }, learned))
 }
@@ -152,6 +158,9 @@ pub(super) struct Applier<'a> {
     pub(super) queues: queues::Known,
     pub(super) tails: streams::Tails,
     pub(super) families: children::Families,
+    pub(super) ahead: Ahead,
+    /// Rows of schedules that were read and not yet asked for.
+    pub(super) schedules: HashMap<String, Option<ScheduleRow>>,
 }
 
 pub(super) const HEAD: &str = "no, id, status, ending, generation, available_at, attempts, inbox_seq, \
@@ -160,8 +169,8 @@ pub(super) const HEAD: &str = "no, id, status, ending, generation, available_at,
 static PUT: Bulk = Bulk {
     table: "history",
     sql: "INSERT INTO history (run, generation, key, value) \
-          SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[]) \
-          ON CONFLICT (run, generation, key) DO UPDATE SET value = excluded.value",
+          SELECT unnest($1::bigint[]), unnest($2::bigint[]), unnest($3::bytea[]), \
+          unnest($4::bytea[]) ON CONFLICT (run, generation, key) DO UPDATE SET value = excluded.value",
     unique: 3,
 };
 
@@ -169,7 +178,8 @@ static PUT: Bulk = Bulk {
 static PUT_NEW: Bulk = Bulk {
     table: "history",
     sql: "INSERT INTO history (run, generation, key, value) \
-          SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[])",
+          SELECT unnest($1::bigint[]), unnest($2::bigint[]), unnest($3::bytea[]), \
+          unnest($4::bytea[])",
     unique: 0,
 };
 
@@ -187,11 +197,13 @@ static INSERT_RUN: Bulk = Bulk {
           available_at, deadline_at, created_at, updated_at, attempts, recoveries, inbox_seq, \
           last_number, tags, input, parent) \
           SELECT no, id, workflow, version, key, pool, shard, status, 1, available_at, \
-          deadline_at, now, now, 1, 0, 0, 0, tags, input, parent FROM unnest($1::bigint[], \
-          $2::bytea[], $3::text[], $4::bigint[], $5::text[], $6::text[], $7::bigint[], \
-          $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::text[], $13::bytea[], \
-          $14::bytea[]) AS new (no, id, workflow, version, key, pool, shard, status, \
-          available_at, deadline_at, now, tags, input, parent) ORDER BY no",
+          deadline_at, now, now, 1, 0, 0, 0, tags, input, parent FROM (SELECT \
+          unnest($1::bigint[]) AS no, unnest($2::bytea[]) AS id, unnest($3::text[]) AS workflow, \
+          unnest($4::bigint[]) AS version, unnest($5::text[]) AS key, unnest($6::text[]) AS pool, \
+          unnest($7::bigint[]) AS shard, unnest($8::bigint[]) AS status, \
+          unnest($9::bigint[]) AS available_at, unnest($10::bigint[]) AS deadline_at, \
+          unnest($11::bigint[]) AS now, unnest($12::text[]) AS tags, \
+          unnest($13::bytea[]) AS input, unnest($14::bytea[]) AS parent) AS new",
     unique: 1,
 };
 
@@ -200,8 +212,9 @@ static FINISH: Bulk = Bulk {
     sql: "UPDATE runs SET status = new.status, ending = NULL, available_at = NULL, \
           updated_at = new.now, finished_at = new.now, last_number = new.last_number, \
           waiting = NULL, output = new.output, error = new.error \
-          FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], \
-          $6::bytea[]) AS new (no, status, now, last_number, output, error) \
+          FROM (SELECT unnest($1::bigint[]) AS no, unnest($2::bigint[]) AS status, \
+          unnest($3::bigint[]) AS now, unnest($4::bigint[]) AS last_number, \
+          unnest($5::bytea[]) AS output, unnest($6::bytea[]) AS error) AS new \
           WHERE runs.no = new.no",
     unique: 1,
 };
@@ -260,6 +273,14 @@ pub(super) static PUT_INBOX: Bulk = Bulk {
     unique: 2,
 };
 
+/// Nobody answers them any more.
+static END_REQUESTS: Bulk = Bulk {
+    table: "requests",
+    sql: "UPDATE requests SET state = 2 FROM (SELECT unnest($1::bigint[]) AS run) AS ended \
+          WHERE requests.run = ended.run AND state = 0",
+    unique: 1,
+};
+
 static CONSUME: Bulk = Bulk {
     table: "inbox",
     sql: "DELETE FROM inbox USING unnest($1::bigint[], $2::bigint[]) AS gone (r, s) \
@@ -311,7 +332,7 @@ impl<'a> Applier<'a> {
         lock_names(session, terms.schema, locks.clone().filter(advisory));
         let mut applier = Applier::new(session, batch, terms, fence);
         if let Some(rows) = terms.rows {
-            applier.assume(rows);
+            applier.assume(batch, rows);
             let later = locks.filter(|lock| !matches!(lock, Lock::Event(_)));
             lock_names(session, terms.schema, later);
             return Ok(applier);
@@ -349,6 +370,7 @@ impl<'a> Applier<'a> {
             asked.len() - 1
         });
         let mut item_numbers = std::mem::take(&mut *lock(terms.spare_items));
+        lock(terms.items_in_hand).clone_from(&item_numbers);
         let drawn = named.items.saturating_sub(item_numbers.len());
         let items = (drawn > 0).then(|| {
             let sql = "SELECT nextval(pg_get_serial_sequence('queue_items', 'no')) \
@@ -364,6 +386,10 @@ impl<'a> Applier<'a> {
         if let Some(op) = names_op(terms.schema, later) {
             asked.push(op);
         }
+        let schedules = (!named.schedules.is_empty()).then(|| {
+            asked.push(schedules::op_ahead(named.schedules.iter().cloned()));
+            asked.len() - 1
+        });
         let answers = session.queries(asked)?;
         let rows = |place: Option<usize>| place.and_then(|place| answers.get(place));
         applier
@@ -389,9 +415,13 @@ impl<'a> Applier<'a> {
         }
         // The lowest is taken first.
         item_numbers.sort_unstable_by(|a, b| b.cmp(a));
+        lock(terms.items_in_hand).clone_from(&item_numbers);
         applier.item_numbers = item_numbers;
         for row in rows(tails).into_iter().flatten() {
             applier.tails.add(row)?;
+        }
+        if let Some(rows) = rows(schedules) {
+            applier.add_schedules(named.schedules.iter().cloned(), rows)?;
         }
         Ok(applier)
     }
@@ -428,6 +458,8 @@ impl<'a> Applier<'a> {
             queues: queues::Known::new(named),
             tails: streams::Tails::default(),
             families: children::Families::default(),
+            ahead: Ahead::default(),
+            schedules: HashMap::new(),
         }
     }
 
@@ -444,14 +476,20 @@ impl<'a> Applier<'a> {
 
     /// Takes these rows as they are known. What compares them is sent before anything that is read
     /// or written.
-    fn assume(&mut self, rows: &[KnownRow]) {
-        let (mut runs, mut revisions, mut new_runs) = (Vec::new(), Vec::new(), Vec::new());
+    fn assume(&mut self, batch: &Batch, rows: &[KnownRow]) {
+        let mut held = known::Compared::default();
+        let mut seen = known::Compared::default();
+        let mut new_runs = Vec::new();
+        let growing = known::growing(batch, rows);
         for row in rows {
             match row {
                 KnownRow::Is(head, revision) => {
                     let run = head.id.no();
-                    runs.push(run.0);
-                    revisions.push(i64::from(revision.0));
+                    let compared = match growing.contains(&run) {
+                        true => &mut seen,
+                        false => &mut held,
+                    };
+                    compared.add(run, *revision);
                     self.heads.insert(run, Some(*head));
                     self.revisions.insert(run, *revision);
                 }
@@ -461,10 +499,10 @@ impl<'a> Applier<'a> {
                 }
             }
         }
-        if !runs.is_empty() {
-            let count = runs.len() as i64;
-            let params = params![runs, revisions, count, CHANGED];
-            self.session.execute(known::REQUIRE_KNOWN, params);
+        for (compared, sql) in [(held, known::REQUIRE_HELD), (seen, known::REQUIRE_SEEN)] {
+            if let Some(params) = compared.into_params() {
+                self.session.execute(sql, params);
+            }
         }
         if !new_runs.is_empty() {
             let params = params![new_runs, CHANGED];
@@ -513,6 +551,9 @@ impl<'a> Applier<'a> {
             return Err(Trouble::Contended(lock));
         }
         self.locks.insert(lock);
+        if matches!(lock, Lock::Event(_)) {
+            self.ahead.forget_events();
+        }
         Ok(())
     }
 
@@ -547,6 +588,7 @@ impl<'a> Applier<'a> {
             }
         }
         self.locks.extend(locks);
+        self.ahead.forget_events();
         Ok(answers)
     }
 
@@ -725,8 +767,7 @@ impl<'a> Applier<'a> {
     /// What most commits have none of.
     fn write_extras(&mut self, commit: &Commit) -> Result<(), Trouble> {
         for seq in &commit.consumed {
-            self.session
-                .put(&CONSUME, params![commit.run.0, *seq as i64]);
+            self.consume(commit.run, *seq);
         }
         self.write_state(commit.run, &commit.state);
         for (name, value) in rules::tags(commit) {
@@ -746,6 +787,25 @@ impl<'a> Applier<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Removes a row from the inbox of a run.
+    fn consume(&mut self, run: RunNo, seq: u64) {
+        self.session.put(&CONSUME, params![run.0, seq as i64]);
+        self.ahead.consumed(run, seq);
+    }
+
+    /// Removes what is wanted from the inbox of a run, if it is known what is there.
+    pub(super) fn take_known(
+        &mut self,
+        run: RunNo,
+        is_wanted: impl FnMut(&InboxRow) -> bool,
+    ) -> Option<Vec<InboxRow>> {
+        let taken = self.ahead.take_inbox(run, is_wanted)?;
+        for row in &taken {
+            self.consume(run, row.seq);
+        }
+        Some(taken)
     }
 
     pub(super) fn write_state(&self, run: RunNo, state: &[(String, Vec<u8>)]) {
@@ -822,10 +882,7 @@ impl<'a> Applier<'a> {
             return;
         }
         self.bury_inbox(head.id);
-        self.execute(
-            "UPDATE requests SET state = 2 WHERE run = $1 AND state = 0",
-            params![run],
-        );
+        self.session.put(&END_REQUESTS, params![run]);
     }
 
     /// Writes everything of the row that decisions are made from, and why it waits.
@@ -1086,6 +1143,7 @@ impl<'a> Applier<'a> {
     fn effects(&mut self, commit: &Commit) -> Result<Vec<EffectDone>, Trouble> {
         for transaction in rules::transactions(commit) {
             self.session.call(transaction)?;
+            self.look_again()?;
             if let Some(Put { key, value }) = transaction.written() {
                 self.put(commit.run, commit.generation, &key, &value);
             }
@@ -1103,9 +1161,34 @@ impl<'a> Applier<'a> {
         Ok(done)
     }
 
+    /// A body of the user's may have started runs and sent messages in this transaction: what was
+    /// read before it is read again. Numbers of entries are not in the rows, and are the owner's alone.
+    fn look_again(&mut self) -> Result<(), Trouble> {
+        let before = std::mem::take(&mut self.heads);
+        let there = before.iter().filter(|(_, head)| head.is_some());
+        let runs: Vec<RunNo> = there.map(|(run, _)| *run).collect();
+        self.lock_heads(&runs)?;
+        for (run, old) in before {
+            if let Some(old) = old
+                && let Some(Some(now)) = self.heads.get_mut(&run)
+                && now.generation == old.generation
+            {
+                now.last_number = old.last_number;
+                now.last_number_exact = old.last_number_exact;
+            }
+        }
+        self.keys.clear();
+        self.event_names.clear();
+        self.queues = queues::Known::default();
+        self.tails = streams::Tails::default();
+        self.ahead = Ahead::default();
+        Ok(())
+    }
+
     /// Removes entries of generations that are over; whether there are more.
     fn sweep(&self, limit: u32) -> Result<bool, Trouble> {
-        let sql = "SELECT run, generation FROM old_generations LIMIT 1";
+        let sql = "SELECT run, generation FROM old_generations \
+                   ORDER BY run, generation LIMIT 1 FOR UPDATE SKIP LOCKED";
         let next = self.session.row(sql, Vec::new(), |row| {
             Ok((row.get::<i64>(0)?, row.get::<u32>(1)?))
         })?;
@@ -1155,6 +1238,7 @@ impl Tables for Applier<'_> {
             on_end,
         ];
         self.session.put(&PUT_INBOX, params);
+        self.ahead.arrived(run, row);
         let available_at = head.available_at.map(Timestamp::as_millis);
         let row = params![run.0, seq, available_at, self.now];
         self.session.put(&WRITE_INBOX_SEQ, row);
@@ -1172,6 +1256,9 @@ impl Tables for Applier<'_> {
     }
 
     fn take_all_answers(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Trouble> {
+        if let Some(taken) = self.take_known(run, |row| row.kind != InboxKind::Message) {
+            return Ok(taken);
+        }
         let sql = format!(
             "WITH taken AS (DELETE FROM inbox WHERE run = $1 AND kind <> 0 RETURNING *) \
              SELECT {} FROM taken ORDER BY seq",
@@ -1181,6 +1268,9 @@ impl Tables for Applier<'_> {
     }
 
     fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, Trouble> {
+        if let Some(taken) = self.take_known(run, |row| row.wait.as_deref() == Some(wait)) {
+            return Ok(taken);
+        }
         let sql = format!(
             "WITH taken AS (DELETE FROM inbox WHERE run = $1 AND wait = $2 RETURNING *) \
              SELECT {} FROM taken ORDER BY seq",

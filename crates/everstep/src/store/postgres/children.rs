@@ -70,6 +70,10 @@ static REMOVE_CHILD: Bulk = Bulk {
     unique: 1,
 };
 
+/// Who waits for the end of these runs.
+pub(super) const WATCHERS: &str =
+    "SELECT run, waiter, generation, key FROM watchers WHERE run = ANY ($1)";
+
 const CHILD: &str = "run, parent, generation, key, close, awaited";
 
 /// How many children are locked together, before it is known which of them matter.
@@ -130,10 +134,17 @@ impl ChildTables for Applier<'_> {
     fn add_watcher(&mut self, run: RunNo, waiter: &Waiter) -> Result<(), Trouble> {
         self.order_watches(waiter.run, Watches::Added);
         self.session.put(&ADD_WATCHER, watcher(run, waiter));
+        self.ahead.forget_watchers(run);
         Ok(())
     }
 
     fn take_watchers(&mut self, run: RunNo) -> Result<Vec<Waiter>, Trouble> {
+        if let Some(waiters) = self.ahead.take_watchers(run) {
+            for waiter in &waiters {
+                self.session.put(&REMOVE_WATCHER, watcher(run, waiter));
+            }
+            return Ok(waiters);
+        }
         let sql = "SELECT waiter, generation, key FROM watchers WHERE run = $1";
         let read = |row: &Row| waiter(row, 0);
         let mut waiters = self.session.rows(sql, params![run.0], read)?;
@@ -161,6 +172,7 @@ impl ChildTables for Applier<'_> {
 
     fn remove_watches(&mut self, waiter: &Waiter) -> Result<(), Trouble> {
         self.order_watches(waiter.run, Watches::Removed);
+        self.ahead.forget_watches(waiter.run);
         let Waiter {
             run,
             generation,
@@ -173,6 +185,7 @@ impl ChildTables for Applier<'_> {
 
     fn remove_watches_of_run(&mut self, run: RunNo) -> Result<(), Trouble> {
         self.order_watches(run, Watches::Removed);
+        self.ahead.forget_watches(run);
         self.session.put(&REMOVE_WATCHES_OF_RUN, params![run.0]);
         Ok(())
     }
@@ -230,7 +243,7 @@ fn watcher(run: RunNo, waiter: &Waiter) -> Vec<super::value::Value> {
 }
 
 /// An operation that waits: its run, generation and key.
-fn waiter(row: &Row, column: usize) -> Result<Waiter, Trouble> {
+pub(super) fn waiter(row: &Row, column: usize) -> Result<Waiter, Trouble> {
     Ok(Waiter {
         run: row.get(column).map(RunNo)?,
         generation: row.get(column + 1)?,

@@ -65,6 +65,9 @@ pub(super) struct Route {
     pub(super) pooled: bool,
     /// How long an answer may take before the connection is given up.
     pub(super) patience: Duration,
+    /// Whether what is committed survives a crash of the server. Always, but for tests in which it
+    /// does not crash.
+    pub(super) synced: bool,
 }
 
 impl Route {
@@ -74,17 +77,36 @@ impl Route {
             return Vec::new();
         }
         vec![
-            set("search_path", &quoted(&self.schema)),
+            set("search_path", &search_path(&self.schema)),
             // A host that vanishes in the middle of a transaction must not hold its locks for long.
             set("idle_in_transaction_session_timeout", "30s"),
+            // Nor one that waits for a lock of somebody else's when its client has hung up. Not every
+            // system can notice that.
+            Op::new(
+                "DO $$ BEGIN PERFORM set_config('client_connection_check_interval', '5s', false); \
+                 EXCEPTION WHEN OTHERS THEN NULL; END $$",
+                Vec::new(),
+            ),
             // We have a patience of our own. The server's would let a commit pass that a standby has
             // not confirmed.
             set("statement_timeout", "0"),
-            Op::new(
-                "SELECT set_config('synchronous_commit', 'on', false) \
-                 WHERE current_setting('synchronous_commit') IN ('off', 'local')",
-                Vec::new(),
-            ),
+            // A statement is planned once, when its tables may be empty, and the plan is kept while they
+            // grow. Everything that is asked often has an index: a plan that reads a whole table would
+            // be right only at the beginning.
+            set("enable_seqscan", "off"),
+            set("enable_hashjoin", "off"),
+            set("enable_mergejoin", "off"),
+            // It would take the price of what is turned off for a reason to compile.
+            set("jit", "off"),
+            if self.synced {
+                Op::new(
+                    "SELECT set_config('synchronous_commit', 'on', false) \
+                     WHERE current_setting('synchronous_commit') IN ('off', 'local')",
+                    Vec::new(),
+                )
+            } else {
+                set("synchronous_commit", "off")
+            },
         ]
     }
 }
@@ -98,6 +120,8 @@ pub(super) struct Conn {
     pub(super) lane: Lane,
     /// Which database, and which of its lives.
     pub(super) identity: Identity,
+    /// How far its clock was ahead of ours when it was made, in milliseconds.
+    pub(super) ahead: i64,
     session: ServerSession,
 }
 
@@ -124,6 +148,25 @@ pub(super) struct Identity {
 /// Read committed whatever the role or the database has for a default: the locks of a batch rely on
 /// it.
 pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+
+/// The clock of the database, in milliseconds.
+pub(super) const CLOCK: &str = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
+
+/// When the database was asked for its time, by our clock.
+pub(super) struct Asked(i64);
+
+impl Asked {
+    pub(super) fn now() -> Asked {
+        Asked(super::now_ms())
+    }
+
+    /// How far the clock of a database that has given this answer is ahead: it has read it between the
+    /// question and now.
+    pub(super) fn ahead_of_us(self, database_ms: i64) -> i64 {
+        let Asked(before) = self;
+        database_ms - (before + (super::now_ms() - before) / 2)
+    }
+}
 
 /// The timeline of a server that cannot be written to.
 const STANDBY: &str = "standby";
@@ -186,6 +229,7 @@ impl Conn {
                 system: String::new(),
                 timeline: String::new(),
             },
+            ahead: 0,
             session: ServerSession::default(),
         };
         conn.prepare_session()?;
@@ -196,11 +240,12 @@ impl Conn {
         let mut ops = self.route.session();
         ops.push(Op::new(
             format!(
-                "SELECT pg_backend_pid()::bigint, {SESSION_BEGUN}, {IDENTITY} \
+                "SELECT pg_backend_pid()::bigint, {SESSION_BEGUN}, {IDENTITY}, {CLOCK} \
                  FROM pg_stat_activity WHERE pid = pg_backend_pid()"
             ),
             Vec::new(),
         ));
+        let asked = Asked::now();
         let answers = self.run(ops)?;
         let Some(row) = answers.last().and_then(|answer| answer.rows.first()) else {
             return Err(Trouble::Lost(
@@ -212,6 +257,7 @@ impl Conn {
             begun: row.get::<Option<i64>>(1)?.unwrap_or(0),
         };
         self.identity = Identity::read(row, 2)?;
+        self.ahead = asked.ahead_of_us(row.get(4)?);
         if self.identity.timeline == STANDBY {
             let text = "this server is a standby and takes no writes".to_owned();
             return Err(Trouble::Lost(text));
@@ -227,9 +273,10 @@ impl Conn {
             // longer.
             let path = "SELECT set_config('search_path', $1, true), \
                         set_config('statement_timeout', '0', true), \
+                        set_config('idle_in_transaction_session_timeout', '30s', true), \
                         CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') \
                         THEN set_config('synchronous_commit', 'on', true) END";
-            ops.push(Op::new(path, params![quoted(&self.route.schema)]));
+            ops.push(Op::new(path, params![search_path(&self.route.schema)]));
         }
         ops
     }
@@ -311,6 +358,12 @@ fn set(name: &str, value: &str) -> Op {
     Op::new("SELECT set_config($1, $2, false)", params![name, value])
 }
 
+/// Where names are looked for: in our schema. Were the temporary tables of the session not named here,
+/// they would come first, and one that a user has called like one of ours would take its place.
+pub(super) fn search_path(schema: &str) -> String {
+    format!("{}, pg_temp", quoted(schema))
+}
+
 /// A name as SQL takes it.
 pub(super) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
@@ -360,6 +413,7 @@ async fn run_prepared(
     statements: &Statements,
     ops: &[Op],
 ) -> Result<Vec<Answer>, Trouble> {
+    let named = || ops.iter().filter(|op| !is_about_transaction(&op.sql));
     let missing: Vec<&Op> = {
         let mut known = lock(statements);
         // Those that are used will be there again soon.
@@ -367,7 +421,7 @@ async fn run_prepared(
             known.clear();
         }
         let mut missing: Vec<&Op> = Vec::new();
-        for op in ops {
+        for op in named() {
             if !known.contains_key(&*op.sql) && !missing.iter().any(|other| other.sql == op.sql) {
                 missing.push(op);
             }
@@ -379,17 +433,33 @@ async fn run_prepared(
         let statement = client.prepare_typed(&op.sql, &types).await?;
         lock(statements).insert(op.sql.to_string(), statement);
     }
-    let prepared: Vec<Statement> = {
+    let prepared: Vec<Option<Statement>> = {
         let known = lock(statements);
-        let all = ops.iter().map(|op| known.get(&*op.sql).cloned());
+        let all = ops.iter().map(|op| match known.get(&*op.sql) {
+            Some(statement) => Some(Some(statement.clone())),
+            None => is_about_transaction(&op.sql).then_some(None),
+        });
         all.collect::<Option<_>>()
             .ok_or_else(|| Trouble::Lost("a prepared statement is gone".to_owned()))?
     };
     let running = ops.iter().zip(&prepared).map(|(op, statement)| async move {
-        let rows = client.query_raw(statement, &op.params).await?;
+        let rows = match statement {
+            Some(statement) => client.query_raw(statement, &op.params).await?,
+            None => {
+                let typed = op.params.iter().map(|value| (value, value.sql_type()));
+                client.query_typed_raw(&op.sql, typed).await?
+            }
+        };
         answer(rows).await
     });
     in_order(running).await
+}
+
+/// Whether a statement begins or ends a transaction. Such have no name: behind a pooler that nobody has
+/// told us of, a name might not be there, and what is sent behind it would be made without a
+/// transaction, each statement by itself.
+fn is_about_transaction(sql: &str) -> bool {
+    matches!(sql, "COMMIT" | "ROLLBACK") || sql.starts_with("BEGIN")
 }
 
 /// Without names, which a pooler would not find again on the next session.
@@ -413,7 +483,8 @@ pub(super) async fn answer(rows: tokio_postgres::RowStream) -> Result<Answer, Tr
 }
 
 /// Sends all at once: each is polled once, in order, before the first is waited for. All answers are
-/// awaited, so that the connection is in step; the first error counts.
+/// awaited, so that the connection is in step; the first error counts. Behind one that could not even
+/// be sent nothing is sent: a commit would make the rest durable without it.
 pub(super) async fn in_order<F>(running: impl Iterator<Item = F>) -> Result<Vec<Answer>, Trouble>
 where
     F: Future<Output = Result<Answer, Trouble>>,
@@ -428,9 +499,15 @@ where
     std::future::poll_fn(|context: &mut Context<'_>| {
         if is_first {
             is_first = false;
+            let mut sent = 0;
             for slot in &mut slots {
+                sent += 1;
                 poll_slot(slot, context);
+                if matches!(slot, Slot::Done(Some(Err(_)))) {
+                    break;
+                }
             }
+            slots.truncate(sent);
         }
         while next < slots.len() {
             let slot = &mut slots[next];

@@ -13,7 +13,7 @@ use super::{
     columns::{self, number, optional_number},
     error::Trouble,
     locks::Lock,
-    session::{Bulk, Session},
+    session::{Bulk, Op, Session},
     value::{Row, Value, params},
 };
 use crate::{
@@ -88,6 +88,31 @@ static PUT_CURSOR: Bulk = Bulk {
     unique: 3,
 };
 
+static DELETE_CURSORS: Bulk = Bulk {
+    table: "event_cursors",
+    sql: "DELETE FROM event_cursors WHERE run = ANY ($1)",
+    unique: 1,
+};
+
+/// What [`Ahead`](super::ahead::Ahead) reads for these runs: their waits, their cursors, and the
+/// events that they were given.
+pub(super) fn ops_ahead(runs: &[i64]) -> [Op; 3] {
+    let waits = format!(
+        "SELECT {WAITER} FROM event_waiters WHERE run = ANY ($1) ORDER BY run, generation, wait"
+    );
+    let cursors = "SELECT run, name, matching, seq FROM event_cursors WHERE run = ANY ($1)";
+    let events = format!(
+        "SELECT {EVENT}, events.name FROM (SELECT DISTINCT name, given FROM event_waiters \
+         WHERE run = ANY ($1) AND given IS NOT NULL) AS waits \
+         JOIN events ON events.name = waits.name AND events.seq = waits.given"
+    );
+    [
+        Op::new(waits, params![runs.to_vec()]),
+        Op::new(cursors, params![runs.to_vec()]),
+        Op::new(events, params![runs.to_vec()]),
+    ]
+}
+
 fn event_name(row: &Row, first: usize) -> Result<EventName, Trouble> {
     Ok(EventName {
         last_seq: number(row, first)?,
@@ -97,7 +122,7 @@ fn event_name(row: &Row, first: usize) -> Result<EventName, Trouble> {
     })
 }
 
-fn event(row: &Row) -> Result<StoredEvent, Trouble> {
+pub(super) fn event(row: &Row) -> Result<StoredEvent, Trouble> {
     Ok(StoredEvent {
         seq: number(row, 0)?,
         key: row.get(1)?,
@@ -114,7 +139,7 @@ fn event(row: &Row) -> Result<StoredEvent, Trouble> {
     })
 }
 
-fn waiter(row: &Row) -> Result<EventWaiter, Trouble> {
+pub(super) fn waiter(row: &Row) -> Result<EventWaiter, Trouble> {
     Ok(EventWaiter {
         name: row.get(0)?,
         no: number(row, 1)?,
@@ -195,6 +220,7 @@ impl Applier<'_> {
         let locked = locks.iter().zip(&numbers);
         let locked = locked.filter(|(_, number)| ours.contains(number));
         self.locks.extend(locked.map(|(lock, _)| *lock));
+        self.ahead.forget_events();
         Ok(())
     }
 
@@ -279,10 +305,14 @@ impl EventTables for Applier<'_> {
             event.told.map(sql),
         ];
         self.session.put(&INSERT_EVENT, params);
+        self.ahead.forget_event(name, event.seq);
         Ok(())
     }
 
     fn stored_event(&mut self, name: &str, seq: u64) -> Result<Option<StoredEvent>, Trouble> {
+        if let Some(known) = self.ahead.event(name, seq) {
+            return Ok(known);
+        }
         let statement = format!("SELECT {EVENT} FROM events WHERE name = $1 AND seq = $2");
         self.session.row(statement, params![name, sql(seq)], event)
     }
@@ -291,11 +321,13 @@ impl EventTables for Applier<'_> {
         let (given_to, told) = (event.given_to.map(sql), event.told.map(sql));
         let params = params![sql(event.seq), name, given_to, told];
         self.session.put(&WRITE_EVENT, params);
+        self.ahead.forget_event(name, event.seq);
         Ok(())
     }
 
     fn delete_event(&mut self, name: &str, seq: u64) -> Result<(), Trouble> {
         self.session.put(&DELETE_EVENT, params![sql(seq), name]);
+        self.ahead.forget_event(name, seq);
         Ok(())
     }
 
@@ -386,6 +418,7 @@ impl EventTables for Applier<'_> {
         ];
         // A statement of its own: an operation may have been removed under another number before.
         self.execute(statement, params);
+        self.ahead.forget_waits(waiter.waiter.run);
         Ok(())
     }
 
@@ -418,8 +451,13 @@ impl EventTables for Applier<'_> {
         let statement = format!(
             "SELECT {WAITER} FROM event_waiters WHERE run = $1 AND generation = $2 AND wait = $3"
         );
-        let params = params![of.run.0, of.generation, of.key];
-        let found = self.session.row(statement, params, waiter)?;
+        let found = match self.ahead.waits(of.run) {
+            Some(waits) => waits.iter().find(|it| it.waiter == *of).cloned(),
+            None => {
+                let params = params![of.run.0, of.generation, of.key];
+                self.session.row(statement, params, waiter)?
+            }
+        };
         if let Some(waiter) = &found {
             self.lock_ungiven(waiter)?;
         }
@@ -429,7 +467,10 @@ impl EventTables for Applier<'_> {
     fn waiters_of_run(&mut self, run: RunNo) -> Result<Vec<EventWaiter>, Trouble> {
         let statement =
             format!("SELECT {WAITER} FROM event_waiters WHERE run = $1 ORDER BY generation, wait");
-        let found = self.session.rows(statement, params![run.0], waiter)?;
+        let found = match self.ahead.waits(run) {
+            Some(waits) => waits.to_vec(),
+            None => self.session.rows(statement, params![run.0], waiter)?,
+        };
         for waiter in &found {
             self.lock_ungiven(waiter)?;
         }
@@ -439,19 +480,25 @@ impl EventTables for Applier<'_> {
     fn write_given(&mut self, waiter: &EventWaiter, seq: u64) -> Result<(), Trouble> {
         let params = params![sql(waiter.no), waiter.name, sql(seq)];
         self.session.put(&WRITE_GIVEN, params);
+        self.ahead.forget_waits(waiter.waiter.run);
         Ok(())
     }
 
     fn delete_waiter(&mut self, waiter: &EventWaiter) -> Result<(), Trouble> {
         let params = params![sql(waiter.no), waiter.name];
         self.session.put(&DELETE_WAITER, params);
+        self.ahead.waited(waiter);
         Ok(())
     }
 
     fn cursor(&mut self, run: RunNo, name: &str, matching: Option<&str>) -> Result<u64, Trouble> {
+        let key = matching.unwrap_or_default();
+        if let Some(known) = self.ahead.cursor(run, name, key) {
+            return Ok(known);
+        }
         let statement = "SELECT seq FROM event_cursors \
                          WHERE run = $1 AND name = $2 AND matching = $3";
-        let params = params![run.0, name, matching.unwrap_or_default()];
+        let params = params![run.0, name, key];
         let found = self.session.row(statement, params, |row| number(row, 0))?;
         Ok(found.unwrap_or(0))
     }
@@ -464,13 +511,16 @@ impl EventTables for Applier<'_> {
         seq: u64,
     ) -> Result<(), Trouble> {
         // A key is never empty.
-        let params = params![run.0, name, matching.unwrap_or_default(), sql(seq)];
-        self.session.put(&PUT_CURSOR, params);
+        let key = matching.unwrap_or_default();
+        self.session
+            .put(&PUT_CURSOR, params![run.0, name, key, sql(seq)]);
+        self.ahead.set_cursor(run, name, key, seq);
         Ok(())
     }
 
     fn delete_cursors(&mut self, run: RunNo) -> Result<(), Trouble> {
-        self.execute("DELETE FROM event_cursors WHERE run = $1", params![run.0]);
+        self.session.put(&DELETE_CURSORS, params![run.0]);
+        self.ahead.forget_cursors(run);
         Ok(())
     }
 
@@ -505,6 +555,9 @@ impl EventTables for Applier<'_> {
     }
 
     fn take_fallbacks(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Trouble> {
+        if let Some(taken) = self.take_known(run, |row| row.on_end.is_some()) {
+            return Ok(taken);
+        }
         let statement = format!(
             "WITH taken AS (DELETE FROM inbox WHERE run = $1 AND on_end IS NOT NULL RETURNING *) \
              SELECT {} FROM taken ORDER BY seq",

@@ -3,34 +3,113 @@
 //! Three things. The last number of a run: its row is not written with every step, and nobody else
 //! changes it while the fence holds. The whole row, as the last batch left it, with the transaction
 //! that wrote it: a batch that names nothing but such rows is sent in one round trip, in which
-//! [`REQUIRE_KNOWN`] stands where the rows would be read. And which entries a run has, while they are
+//! [`REQUIRE_HELD`] or [`REQUIRE_SEEN`] stands where the rows would be read. And which entries a run has, while they are
 //! few: one that is new is inserted, where to overwrite what may be there costs twice as much. If a
 //! row or an entry is another's by now, nothing of the batch is made, and it is made again the long
 //! way.
 //!
-//! Always true: what is remembered may be old, and then costs a round trip. It is never believed
-//! before the server has compared it, under the lock of the row.
+//! Always true:
+//! - What is remembered may be old, and then costs a round trip. It is never believed before the
+//!   server has compared it.
+//! - A row that the batch writes, or that others could miss something of, is compared under its lock.
+//!   Where a run only gets more entries, it is not locked: nobody but its owner reads them while it is
+//!   live, so whoever changes the row meanwhile might as well have come after the batch.
 
 use std::hash::{Hash, Hasher};
 
-use super::locks::{Lock, Named};
+use super::{
+    error::CHANGED,
+    locks::{Lock, Named},
+    value::{Value, params},
+};
 use crate::{
-    commit::{Batch, Fence, RunStatus},
-    hash::{FastHasher, FastMap},
+    commit::{Batch, Commit, Fence, Patch, RunStatus, Write},
+    hash::{FastHasher, FastMap, FastSet},
     run_id::RunNo,
-    store::{ShardSet, rules::Head},
+    store::{
+        ShardSet,
+        rules::{Head, effects},
+    },
 };
 
 /// Locks rows of runs in their order and compares who wrote them last. The number of a transaction
 /// is that of `xmin`, as a number with a sign.
-pub(super) const REQUIRE_KNOWN: &str = "SELECT everstep_require(count(*) = $3, $4) FROM (SELECT 1 FROM \
-     unnest($1::bigint[], $2::bigint[]) AS known (no, rev) \
+pub(super) const REQUIRE_HELD: &str = "SELECT everstep_require(count(*) = $3, $4) FROM (SELECT 1 FROM \
+     (SELECT unnest($1::bigint[]) AS no, unnest($2::bigint[]) AS rev) AS known \
      JOIN runs ON runs.no = known.no AND runs.xmin = known.rev::int4 \
      ORDER BY runs.no FOR NO KEY UPDATE OF runs) AS held";
+
+/// As [`REQUIRE_HELD`], without the locks.
+pub(super) const REQUIRE_SEEN: &str = "SELECT everstep_require(count(*) = $3, $4) FROM \
+     (SELECT unnest($1::bigint[]) AS no, unnest($2::bigint[]) AS rev) AS known \
+     JOIN runs ON runs.no = known.no AND runs.xmin = known.rev::int4";
 
 /// That there are no such runs, and nothing is left of deleted ones.
 pub(super) const REQUIRE_NEW: &str = "SELECT everstep_require(NOT EXISTS (SELECT 1 FROM runs WHERE no = ANY ($1)) \
      AND NOT EXISTS (SELECT 1 FROM graves WHERE run = ANY ($1)), $2)";
+
+/// Runs and who wrote their rows, for the server to compare.
+#[derive(Default)]
+pub(super) struct Compared {
+    runs: Vec<i64>,
+    revisions: Vec<i64>,
+}
+
+impl Compared {
+    pub(super) fn add(&mut self, run: RunNo, revision: Revision) {
+        self.runs.push(run.0);
+        self.revisions.push(i64::from(revision.0));
+    }
+
+    /// The parameters of [`REQUIRE_HELD`] or [`REQUIRE_SEEN`], if there are any.
+    pub(super) fn into_params(self) -> Option<Vec<Value>> {
+        let count = self.runs.len() as i64;
+        (count > 0).then(|| params![self.runs, self.revisions, count, CHANGED])
+    }
+}
+
+/// The runs of a batch that only get more entries, if nothing in it can reach a run that it does not
+/// name.
+pub(super) fn growing(batch: &Batch, rows: &[KnownRow]) -> FastSet<RunNo> {
+    let linked = rows.iter().filter_map(|row| match row {
+        KnownRow::Is(head, _) if head.links != 0 => Some(head.id.no()),
+        _ => None,
+    });
+    let linked: FastSet<RunNo> = linked.collect();
+    let stays_at_home = batch.writes.iter().all(|write| match write {
+        Write::Start(_) => true,
+        Write::Commit(commit) => {
+            commit.effects.is_empty()
+                && !(effects::has_sequel(commit) && linked.contains(&commit.run))
+        }
+        _ => false,
+    });
+    if !stays_at_home {
+        return FastSet::default();
+    }
+    let commits = || {
+        batch.writes.iter().filter_map(|write| match write {
+            Write::Commit(commit) => Some(commit),
+            _ => None,
+        })
+    };
+    let growing = commits().filter(|commit| only_grows(commit));
+    let mut growing: FastSet<RunNo> = growing.map(|commit| commit.run).collect();
+    for commit in commits().filter(|commit| !only_grows(commit)) {
+        growing.remove(&commit.run);
+    }
+    growing
+}
+
+/// Whether a commit does nothing but add entries, while the run is running.
+fn only_grows(commit: &Commit) -> bool {
+    commit.patch == Patch::Keep
+        && commit.inbox_seq.is_none()
+        && commit.deletes.is_empty()
+        && commit.consumed.is_empty()
+        && commit.state.is_empty()
+        && commit.effects.is_empty()
+}
 
 /// The transaction that has written a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,6 +268,11 @@ impl Known {
             .retain(|_, known| !shards.contains(known.head.shard));
     }
 
+    /// Forgets these runs.
+    pub(super) fn forget_runs(&mut self, runs: impl Iterator<Item = RunNo>) {
+        runs.for_each(|run| _ = self.runs.remove(&run));
+    }
+
     /// Remembers what a durable batch has said.
     pub(super) fn learn(
         &mut self,
@@ -253,4 +337,87 @@ pub(super) enum KnownRow {
 /// last number. Of a run that waits nothing is kept here, however many there are.
 pub(super) fn is_in_memory(head: &Head) -> bool {
     head.status == RunStatus::Running && head.last_number_exact
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        commit::{Delivery, OnEnd, Put, Target},
+        pool::PoolNo,
+        run_id::{RunId, RunIds},
+        store::rules::tables::links,
+        time::Timestamp,
+    };
+
+    fn step_of(run: RunId) -> Commit {
+        Commit {
+            run: run.no(),
+            generation: 1,
+            inbox_seq: None,
+            results_only: false,
+            last_number: 1,
+            numbers: 1,
+            deletes: Vec::new(),
+            puts: vec![Put {
+                key: vec![2],
+                value: vec![3],
+            }],
+            consumed: Vec::new(),
+            state: Vec::new(),
+            effects: Vec::new(),
+            patch: Patch::Keep,
+        }
+    }
+
+    fn end_of(run: RunId) -> Commit {
+        Commit {
+            patch: Patch::Finish {
+                status: RunStatus::Completed,
+                output: None,
+                error: None,
+            },
+            ..step_of(run)
+        }
+    }
+
+    fn batch_of(writes: Vec<Write>) -> Batch {
+        Batch {
+            writes,
+            ..Batch::default()
+        }
+    }
+
+    #[test]
+    fn a_run_that_only_gets_entries_is_not_locked() {
+        let (ids, now) = (RunIds::new(1), Timestamp::from_millis(1_800_000_000_000));
+        let (first, second) = (ids.next(now), ids.next(now));
+        let known = |run, links| {
+            let head = Head::new(run, PoolNo::DEFAULT, None);
+            KnownRow::Is(Head { links, ..head }, Revision(7))
+        };
+        let step = |run| Write::Commit(Box::new(step_of(run)));
+        let end = |run| Write::Commit(Box::new(end_of(run)));
+        let rows = [known(first, 0), known(second, 0)];
+        let growing_in = |writes| growing(&batch_of(writes), &rows);
+        let only_first: FastSet<RunNo> = [first.no()].into_iter().collect();
+        assert_eq!(growing_in(vec![step(first), end(second)]), only_first);
+        // Its end writes the row.
+        let both = vec![step(first), step(second), end(second)];
+        assert_eq!(growing_in(both), only_first);
+        // Where it may be sent something by the same batch, it is locked like all others.
+        let delivery = Write::Deliver(Box::new(Delivery {
+            target: Target::Id(second),
+            name: "news".to_owned(),
+            body: Vec::new(),
+            dedupe: None,
+            request: None,
+            inbox_max: 9,
+            on_end: OnEnd::Error,
+        }));
+        assert!(growing_in(vec![step(first), delivery]).is_empty());
+        let rows = [known(first, 0), known(second, links::WATCHED)];
+        let batch = batch_of(vec![step(first), end(second)]);
+        assert!(growing(&batch, &rows).is_empty());
+    }
 }

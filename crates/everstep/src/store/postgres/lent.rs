@@ -6,7 +6,7 @@
 
 use std::sync::{
     Arc, Mutex,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use super::{
@@ -31,6 +31,9 @@ struct Schema {
     _holder: Conn,
 }
 
+/// The number of the next one to be tried. Those before it are this process's, or another's.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
 /// Those that nobody has at the moment.
 static FREE: Mutex<Vec<Schema>> = Mutex::new(Vec::new());
 
@@ -47,7 +50,8 @@ impl Drop for Lent {
 
 impl PostgresStore {
     /// An empty store for a test, in a schema of the database of this URL that no other test has.
-    /// Leases go by the caller's clock, and the secret is known.
+    /// Leases go by the caller's clock, the secret is known, and a crash of the server loses the last
+    /// commits.
     ///
     /// # Errors
     ///
@@ -68,6 +72,21 @@ impl PostgresStore {
         let store = first.map(PostgresStore::reborn);
         let mut store = store.expect("it is taken only when it is dropped");
         store.lent = Some(lent);
+        Ok(store)
+    }
+
+    /// As [`lent`](Self::lent), with a secret that no other store has, as outside of tests.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(crate) fn lent_with_own_secret(url: &str) -> Result<PostgresStore, StoreError> {
+        let store = PostgresStore::lent(url)?;
+        let conn = store.take()?;
+        let draw = "UPDATE secrets SET value = sha256(gen_random_uuid()::text::bytea)";
+        conn.batch(draw.to_owned())
+            .map_err(|trouble| store.error(trouble))?;
+        store.give_back(conn);
         Ok(store)
     }
 
@@ -105,15 +124,16 @@ impl Schema {
         // What other versions of this program have left is of no use.
         let format = schema::MIGRATIONS.concat();
         let format = fnv(format.bytes()) as u32;
-        let mut no = 0;
         loop {
+            let no = NEXT.fetch_add(1, Ordering::Relaxed);
             let options = PostgresOptions {
                 schema: format!("everstep_kit_{format:08x}_{no}"),
                 database_time: false,
                 ..PostgresOptions::default()
             };
             let number = fnv(options.schema.bytes()) as i64;
-            let first = PostgresStore::open_with(url, options)?;
+            // A commit that waits for the disk takes most of the time of a test.
+            let first = PostgresStore::open_synced(url, options, false)?;
             let holder = first.take()?;
             let is_ours = try_lock(&holder, number).map_err(|trouble| first.error(trouble))?;
             if is_ours {
@@ -127,7 +147,6 @@ impl Schema {
                     _holder: holder,
                 });
             }
-            no += 1;
         }
     }
 

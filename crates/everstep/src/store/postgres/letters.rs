@@ -8,13 +8,26 @@ use super::{
     columns,
     error::Trouble,
     locks::Lock,
-    session::Session,
+    session::{Bulk, Session},
     value::{Row, params},
 };
 use crate::{
     commit::{DeadLetter, Delivered, Delivery, LetterFilter, Target},
     run_id::{RunId, RunNo},
     store::rules::{self, letters::LetterTables},
+};
+
+/// Not sorted by run: numbers rise in the order in which runs have ended.
+static BURY_INBOX: Bulk = Bulk {
+    table: "inbox",
+    sql: "WITH unread AS (DELETE FROM inbox USING (SELECT unnest($1::bigint[]) AS ended, \
+          unnest($2::text[]) AS reason, unnest($3::bigint[]) AS at, unnest($4::text[]) AS target, \
+          generate_subscripts($1::bigint[], 1) AS place) AS gone \
+          WHERE run = ended AND kind = 0 AND on_end IS NULL \
+          RETURNING run, name, body, reason, at, target, place, seq) \
+          INSERT INTO dead_letters (run, name, body, reason, at, target) \
+          SELECT run, name, body, reason, at, target FROM unread ORDER BY place, seq",
+    unique: 0,
 };
 
 /// What [`letter`] reads.
@@ -107,13 +120,9 @@ impl Applier<'_> {
     /// The unread messages of a run that has ended become dead letters; those that become events
     /// instead, and what was for one operation alone, wait until the run is closed.
     pub(super) fn bury_inbox(&self, id: RunId) {
-        let sql = "WITH unread AS (DELETE FROM inbox \
-                   WHERE run = $1 AND kind = 0 AND on_end IS NULL RETURNING *) \
-                   INSERT INTO dead_letters (run, name, body, reason, at, target) \
-                   SELECT run, name, body, $2, $3, $4 FROM unread ORDER BY seq";
         let target = target_json(&Target::Id(id));
-        let params = params![id.no().0, rules::LEFT_UNREAD, self.now, target];
-        self.execute(sql, params);
+        let row = params![id.no().0, rules::LEFT_UNREAD, self.now, target];
+        self.session.put(&BURY_INBOX, row);
     }
 }
 

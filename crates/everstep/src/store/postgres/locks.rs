@@ -99,11 +99,21 @@ pub(super) struct Named {
     pub(super) dedupes: BTreeSet<(String, String)>,
     /// Items of queues that something is done to.
     pub(super) queue_items: BTreeSet<ItemId>,
+    /// Schedules that something is done to.
+    pub(super) schedules: BTreeSet<String>,
     /// Streams that are appended to.
     pub(super) streams: BTreeSet<(RunNo, String)>,
 }
 
 impl Named {
+    /// The runs among the locks.
+    pub(super) fn runs(&self) -> impl Iterator<Item = RunNo> + '_ {
+        self.locks.iter().filter_map(|lock| match lock {
+            Lock::Run(run) => Some(*run),
+            _ => None,
+        })
+    }
+
     pub(super) fn of(batch: &Batch) -> Named {
         let mut named = Named::default();
         for write in &batch.writes {
@@ -246,8 +256,14 @@ impl Named {
             ScheduleWrite::Pause { name }
             | ScheduleWrite::Resume { name, .. }
             | ScheduleWrite::Delete { name } => name,
-            ScheduleWrite::Fire(fire) => &fire.name,
+            ScheduleWrite::Fire(fire) => {
+                if let Some(new) = &fire.run {
+                    self.add_new(new);
+                }
+                &fire.name
+            }
         };
         self.locks.insert(Lock::schedule(name));
+        self.schedules.insert(name.clone());
     }
 }

@@ -55,6 +55,7 @@ impl Destination {
             schema: options.schema,
             pooled: options.pooled,
             patience: options.patience,
+            synced: true,
         });
         let conn = Conn::open(&route).map_err(|trouble| trouble.into_store_error(&name))?;
         Ok(Destination { name, route, conn })

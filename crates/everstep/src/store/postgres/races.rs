@@ -386,3 +386,32 @@ fn what_was_known_of_a_run_is_forgotten_with_its_shard() {
     one.release_shards(first, &all).expect("release");
     assert!(!lock(&one.known).has(run.no()));
 }
+
+/// A batch whose outcome was not found out in time may have landed all the same. The number that was
+/// known from before refused every later step of the run then, and its body ran again each time.
+#[test]
+fn what_was_known_of_a_run_is_forgotten_when_its_batch_has_failed() {
+    let [store, other] = stores();
+    let fence = register(&store, 1);
+    let run = RunIds::new(1).next(NOW);
+    commit(&store, Some(fence), vec![start(run)]);
+    commit(&store, Some(fence), vec![step(run, 1)]);
+    assert!(lock(&store.known).has(run.no()));
+    let hidden = |from: &str, to: &str| {
+        other.write(|session| {
+            session.execute(format!("ALTER TABLE {from} RENAME TO {to}"), Vec::new());
+            Ok(())
+        })
+    };
+    hidden("history", "hidden").expect("rename");
+    let failed = store.commit(&batch(Some(fence), vec![step(run, 2)]));
+    assert!(failed.is_err(), "{failed:?}");
+    assert!(!lock(&store.known).has(run.no()));
+    hidden("hidden", "history").expect("rename");
+    // As if it had landed.
+    let (outcomes, _) = commit(&other, Some(fence), vec![step(run, 2)]);
+    assert!(all_committed(&outcomes), "{outcomes:?}");
+    let (outcomes, _) = commit(&store, Some(fence), vec![step(run, 3)]);
+    assert!(all_committed(&outcomes), "{outcomes:?}");
+    testing::ran_on("PostgreSQL");
+}

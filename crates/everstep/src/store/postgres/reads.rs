@@ -98,29 +98,36 @@ pub(super) fn due(
     if shards.is_empty() {
         return Ok(Due::default());
     }
+    let pools: Vec<i64> = shards.pools().map(|pool| pool.0.into()).collect();
     let shards = shard_numbers(shards);
     let (after_at, after_no) =
         after.map_or((i64::MIN, i64::MIN), |(at, RunNo(no))| (at.as_millis(), no));
-    let next = "SELECT available_at FROM runs WHERE available_at IS NOT NULL \
-                AND available_at > $1 AND shard = ANY ($2) ORDER BY available_at LIMIT 1";
+    let next = "SELECT min(next.at) FROM unnest($3::bigint[]) AS pool (no) CROSS JOIN LATERAL \
+                (SELECT available_at AS at FROM runs WHERE (shard >> 8) = pool.no \
+                AND available_at IS NOT NULL AND available_at > $1 AND shard = ANY ($2) \
+                ORDER BY available_at LIMIT 1) AS next";
     let due = format!(
-        "SELECT {} FROM runs WHERE available_at IS NOT NULL AND available_at <= $1 \
-         AND (available_at, no) > ($3, $4) AND shard = ANY ($2) \
-         ORDER BY available_at, no LIMIT $5",
+        "SELECT {} FROM unnest($6::bigint[]) AS asked (number) CROSS JOIN LATERAL \
+         (SELECT * FROM runs WHERE (shard >> 8) = asked.number AND available_at IS NOT NULL \
+         AND available_at <= $1 AND (available_at, no) > ($3, $4) AND shard = ANY ($2) \
+         ORDER BY available_at, no LIMIT $5) AS runs ORDER BY available_at, no LIMIT $5",
         columns::DUE_RUN
     );
     let now = now.as_millis();
     let limit = columns::limit(limit);
     let answers = session.queries(vec![
-        Op::new(next, params![now, shards]),
-        Op::new(due, params![now, shards, after_at, after_no, limit]),
+        Op::new(next, params![now, shards, pools]),
+        Op::new(due, params![now, shards, after_at, after_no, limit, pools]),
     ])?;
     let [next, due] = &answers[..] else {
         return Err(Trouble::Lost("an answer is missing".to_owned()));
     };
     Ok(Due {
         runs: due.iter().map(columns::due_run).collect::<Result<_, _>>()?,
-        next_at: next.first().map(|row| columns::time(row, 0)).transpose()?,
+        next_at: match next.first() {
+            Some(row) => columns::optional_time(row, 0)?,
+            None => None,
+        },
     })
 }
 
@@ -355,7 +362,7 @@ pub(super) fn answers(
     let ids = requests.iter().map(|id| Some(id.as_bytes().to_vec()));
     let sql = "SELECT asked.id, state, body FROM unnest($1::bytea[]) WITH ORDINALITY \
                AS asked (id, place) LEFT JOIN requests ON requests.id = asked.id \
-               AND requests.run NOT IN (SELECT run FROM graves) \
+               AND NOT EXISTS (SELECT 1 FROM graves WHERE graves.run = requests.run) \
                WHERE state IS NULL OR state > 0 ORDER BY asked.place";
     let params = vec![Value::Blobs(ids.collect())];
     session.rows(sql, params, |row| {

@@ -251,23 +251,22 @@ pub(super) fn deregister(session: &Session<'_>, fence: Fence) -> Result<(), Trou
     Ok(())
 }
 
-/// The runners, with their leases in the caller's time: `ahead` is how far the database's clock is
-/// ahead of it.
-pub(super) fn list(session: &Session<'_>, ahead: i64) -> Result<Vec<RunnerRow>, Trouble> {
+/// The runners, with their leases in the database's time.
+pub(super) fn list(session: &Session<'_>) -> Result<Vec<RunnerRow>, Trouble> {
     let sql = "SELECT id, epoch, name, lease_until, workflows, pools, weight, \
                ARRAY(SELECT shard FROM shards WHERE runner = runners.id) \
                FROM runners ORDER BY id";
-    session.rows(sql, Vec::new(), |row| runner_row(row, ahead))
+    session.rows(sql, Vec::new(), runner_row)
 }
 
-fn runner_row(row: &Row, ahead: i64) -> Result<RunnerRow, Trouble> {
+fn runner_row(row: &Row) -> Result<RunnerRow, Trouble> {
     let shards: Vec<i64> = row.get(7)?;
     let workflows: Vec<ServesJson> = columns::from_json(&row.get::<String>(4)?)?;
     Ok(RunnerRow {
         id: Uuid::from_bytes(row.get(0)?),
         epoch: columns::number(row, 1)?,
         name: row.get(2)?,
-        lease_until: Timestamp::from_millis(row.get::<i64>(3)? - ahead),
+        lease_until: Timestamp::from_millis(row.get::<i64>(3)?),
         shards: shards.into_iter().map(|it| ShardId(it as u32)).collect(),
         workflows: workflows.into_iter().map(serves).collect(),
         pools: columns::from_json(&row.get::<String>(5)?)?,

@@ -7,7 +7,7 @@ use super::{
     columns,
     error::Trouble,
     locks::Lock,
-    session::{Op, Session},
+    session::{Bulk, Op, Session},
     value::{Row, Value, params},
 };
 use crate::{
@@ -23,6 +23,26 @@ use crate::{
 const ROW: &str = "name, revision, workflow, version, input, tags, spec, anchor, overlap, \
     catch_up, paused, next_at, queue, last_tick, last_run, started, skipped, missed, created_at, \
     updated_at";
+
+/// The columns are those of [`ROW`].
+static PUT_SCHEDULE: Bulk = Bulk {
+    table: "schedules",
+    sql: "INSERT INTO schedules (name, revision, workflow, version, input, tags, spec, anchor, \
+          overlap, catch_up, paused, next_at, queue, last_tick, last_run, started, skipped, missed, \
+          created_at, updated_at) SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], \
+          $4::bigint[], $5::bytea[], $6::text[], $7::text[], $8::bigint[], $9::bigint[], \
+          $10::bigint[], $11::bigint[], $12::bigint[], $13::text[], $14::bigint[], $15::bytea[], \
+          $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[]) \
+          ON CONFLICT (name) DO UPDATE SET \
+          revision = excluded.revision, workflow = excluded.workflow, version = excluded.version, \
+          input = excluded.input, tags = excluded.tags, spec = excluded.spec, \
+          anchor = excluded.anchor, overlap = excluded.overlap, catch_up = excluded.catch_up, \
+          paused = excluded.paused, next_at = excluded.next_at, queue = excluded.queue, \
+          last_tick = excluded.last_tick, last_run = excluded.last_run, \
+          started = excluded.started, skipped = excluded.skipped, missed = excluded.missed, \
+          created_at = excluded.created_at, updated_at = excluded.updated_at",
+    unique: 1,
+};
 
 pub(super) fn read_one(session: &Session<'_>, name: &str) -> Result<Option<ScheduleRow>, Trouble> {
     let sql = format!("SELECT {ROW} FROM schedules WHERE name = $1");
@@ -132,7 +152,28 @@ fn catch_up(row: &ScheduleRow) -> i64 {
     columns::limit(row.catch_up.as_millis())
 }
 
+/// Reads all of these, to be asked behind their locks.
+pub(super) fn op_ahead(names: impl Iterator<Item = String>) -> Op {
+    let names = Value::Texts(names.map(Some).collect());
+    let sql = format!("SELECT {ROW} FROM schedules WHERE name = ANY ($1)");
+    Op::new(sql, vec![names])
+}
+
 impl Applier<'_> {
+    /// Keeps the rows of schedules that were asked for, each until the rules ask for it.
+    pub(super) fn add_schedules(
+        &mut self,
+        names: impl Iterator<Item = String>,
+        rows: &[Row],
+    ) -> Result<(), Trouble> {
+        self.schedules.extend(names.map(|name| (name, None)));
+        for found in rows {
+            let found = row(found)?;
+            self.schedules.insert(found.name.clone(), Some(found));
+        }
+        Ok(())
+    }
+
     pub(super) fn write_about_schedule(
         &mut self,
         write: &ScheduleWrite,
@@ -144,22 +185,13 @@ impl Applier<'_> {
 impl ScheduleTables for Applier<'_> {
     fn schedule(&mut self, name: &str) -> Result<Option<ScheduleRow>, Trouble> {
         self.lock(Lock::schedule(name))?;
-        read_one(self.session, name)
+        match self.schedules.remove(name) {
+            Some(known) => Ok(known),
+            None => read_one(self.session, name),
+        }
     }
 
     fn write_schedule(&mut self, row: &ScheduleRow) -> Result<(), Trouble> {
-        let sql = format!(
-            "INSERT INTO schedules ({ROW}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
-             $12, $13, $14, $15, $16, $17, $18, $19, $20) ON CONFLICT (name) DO UPDATE SET \
-             revision = excluded.revision, workflow = excluded.workflow, \
-             version = excluded.version, input = excluded.input, tags = excluded.tags, \
-             spec = excluded.spec, anchor = excluded.anchor, overlap = excluded.overlap, \
-             catch_up = excluded.catch_up, paused = excluded.paused, \
-             next_at = excluded.next_at, queue = excluded.queue, \
-             last_tick = excluded.last_tick, last_run = excluded.last_run, \
-             started = excluded.started, skipped = excluded.skipped, missed = excluded.missed, \
-             created_at = excluded.created_at, updated_at = excluded.updated_at"
-        );
         let tags = (!row.tags.is_empty()).then(|| columns::to_json(&row.tags));
         let ticks = row
             .queue
@@ -188,12 +220,14 @@ impl ScheduleTables for Applier<'_> {
             row.created_at.as_millis(),
             row.updated_at.as_millis(),
         ];
-        self.execute(sql, params);
+        self.session.put(&PUT_SCHEDULE, params);
+        self.schedules.remove(&row.name);
         Ok(())
     }
 
     fn delete_schedule(&mut self, name: &str) -> Result<(), Trouble> {
         self.execute("DELETE FROM schedules WHERE name = $1", params![name]);
+        self.schedules.remove(name);
         Ok(())
     }
 

@@ -13,7 +13,8 @@ use crate::store::{Cause, StoreError};
 
 /// What leads from each format to the next: the first one makes format 1 of an empty schema. Entries
 /// are never changed once released, only added.
-pub(super) const MIGRATIONS: &[&str] = &[include_str!("format_1.sql")];
+pub(super) const MIGRATIONS: &[&str] =
+    &[include_str!("format_1.sql"), include_str!("format_2.sql")];
 
 /// The format that this program reads and writes.
 pub(super) const FORMAT: u32 = MIGRATIONS.len() as u32;
@@ -66,9 +67,11 @@ pub(super) fn mark(conn: &Conn, schema: &str) -> Result<Option<Mark>, Trouble> {
 /// The format of a schema, and whether a move was ever made to it.
 pub(super) fn look(conn: &Conn, schema: &str, store: &str) -> Result<(u32, bool), StoreError> {
     let error = |trouble: Trouble| trouble.into_store_error(store);
-    let sql = "SELECT table_name::text FROM information_schema.tables WHERE table_schema = $1 \
-               ORDER BY table_name = 'everstep_format' DESC, table_name = 'everstep_move' DESC, \
-               table_name LIMIT 2";
+    // Not the information schema: it hides what this role has no rights on.
+    let sql = "SELECT relname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace \
+               WHERE nspname = $1 AND relkind IN ('r', 'p', 'v', 'm', 'f') \
+               ORDER BY relname = 'everstep_format' DESC, relname = 'everstep_move' DESC, \
+               relname LIMIT 2";
     let answers = conn
         .run(vec![Op::new(sql, params![schema])])
         .map_err(error)?;
@@ -182,7 +185,7 @@ pub(super) fn migrate_in_transaction(
             runner,
         });
     }
-    conn.batch(format!("SET LOCAL search_path TO {name}"))
+    conn.batch(format!("SET LOCAL search_path TO {name}, pg_temp"))
         .map_err(error)?;
     for migration in migrations.iter().skip(found as usize) {
         conn.batch((*migration).to_owned()).map_err(error)?;

@@ -314,6 +314,20 @@ impl Many {
             self.rows += 1;
         }
     }
+
+    /// Rows that are named by a number are sent in its order, which is the order of locks: two who
+    /// insert or change the same ones do not wait for each other.
+    fn into_op(mut self) -> Op {
+        if self.bulk.unique == 1
+            && let Some(Value::Ints(numbers)) = self.columns.first()
+            && !numbers.is_sorted()
+        {
+            let mut order: Vec<usize> = (0..numbers.len()).collect();
+            order.sort_by_key(|row| numbers[*row]);
+            self.columns.iter_mut().for_each(|it| it.reorder(&order));
+        }
+        Op::new(self.bulk.sql, self.columns)
+    }
 }
 
 /// The columns that name a row, as bytes.
@@ -362,7 +376,7 @@ impl Queued {
     fn into_op(self) -> Op {
         match self {
             Queued::One(op) => op,
-            Queued::Many(many) => Op::new(many.bulk.sql, many.columns),
+            Queued::Many(many) => many.into_op(),
         }
     }
 }

@@ -25,7 +25,7 @@ use tokio_postgres::IsolationLevel;
 
 use super::{
     PostgresStore,
-    conn::{self, Conn, Route, quoted},
+    conn::{self, Conn, Route, search_path},
     error::{ENDED, Trouble},
     session::{Answer, Op, Port},
 };
@@ -257,8 +257,11 @@ async fn attempt(
     let limit = transaction.limits().body;
     let savepoint = within(route, tx.savepoint(SAVEPOINT)).await?;
     // A statement that is under way when the time is over ends by itself.
+    // And its statements are planned as in any other session.
     let set = format!(
-        "SET LOCAL search_path TO DEFAULT; SET LOCAL statement_timeout TO {}",
+        "SET LOCAL search_path TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT; \
+         SET LOCAL enable_hashjoin TO DEFAULT; SET LOCAL enable_mergejoin TO DEFAULT; \
+         SET LOCAL jit TO DEFAULT; SET LOCAL statement_timeout TO {}",
         limit.as_millis().max(1)
     );
     within(route, savepoint.batch_execute(&set)).await?;
@@ -294,11 +297,18 @@ async fn attempt(
         }
     };
     within(route, savepoint.commit()).await.map_err(ended)?;
-    let set = format!(
-        "SET LOCAL search_path TO {}; SET LOCAL statement_timeout TO DEFAULT; \
-         SET LOCAL role TO DEFAULT",
-        quoted(&route.schema)
+    // Whatever it has set, what comes next is ours, and durable.
+    let path = search_path(&route.schema);
+    let mut set = format!(
+        "SET LOCAL role TO DEFAULT; SET LOCAL search_path TO {path}; \
+         SET LOCAL statement_timeout TO 0; SET LOCAL enable_seqscan TO off; \
+         SET LOCAL enable_hashjoin TO off; SET LOCAL enable_mergejoin TO off; \
+         SET LOCAL jit TO off"
     );
+    if route.synced {
+        set += "; SELECT set_config('synchronous_commit', 'on', true) \
+                WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+    }
     within(route, tx.batch_execute(&set)).await?;
     Ok(Ok(payload))
 }

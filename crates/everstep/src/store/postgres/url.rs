@@ -116,6 +116,26 @@ pub(super) fn parse(url: &str, mut options: PostgresOptions) -> Result<Parsed, S
     })
 }
 
+/// A name of a schema that the server takes as it is.
+pub(super) fn check_schema(schema: &str, store: &str) -> Result<(), StoreError> {
+    let problem = if schema.is_empty() {
+        "`schema` is empty".to_owned()
+    } else if schema.len() > NAME_MAX {
+        format!("the schema `{schema}` has more than {NAME_MAX} bytes; give it a shorter name")
+    } else if schema.starts_with("pg_") {
+        format!("the schema `{schema}` begins with `pg_`, which PostgreSQL keeps for itself")
+    } else {
+        return Ok(());
+    };
+    Err(StoreError::CannotOpen {
+        store: store.to_owned(),
+        source: problem.into(),
+    })
+}
+
+/// How many bytes a name may have. The server cuts off the rest without a word.
+const NAME_MAX: usize = 63;
+
 /// Resolves `%41` and the like; `None` if it is not written so.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());

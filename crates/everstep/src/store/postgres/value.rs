@@ -59,6 +59,22 @@ impl Value {
     }
 }
 
+impl Value {
+    /// The rows of a column in this order, each of them once.
+    pub(super) fn reorder(&mut self, order: &[usize]) {
+        fn take<T: Default>(column: &mut [T], order: &[usize]) -> Vec<T> {
+            let next = order.iter().map(|row| std::mem::take(&mut column[*row]));
+            next.collect()
+        }
+        match self {
+            Value::Ints(column) => *column = take(column, order),
+            Value::Texts(column) => *column = take(column, order),
+            Value::Blobs(column) => *column = take(column, order),
+            Value::Int(_) | Value::Text(_) | Value::Bytes(_) => {}
+        }
+    }
+}
+
 impl ToSql for Value {
     fn to_sql(
         &self,
@@ -361,5 +377,13 @@ mod tests {
             assert!(!stored.contains('\0'));
             assert_eq!(restored(stored), *text);
         }
+    }
+
+    #[test]
+    fn a_column_is_put_into_another_order() {
+        let mut column = Value::Texts(vec![Some("b".into()), None, Some("a".into())]);
+        column.reorder(&[2, 0, 1]);
+        let wanted = vec![Some("a".into()), Some("b".into()), None];
+        assert_eq!(column, Value::Texts(wanted));
     }
 }

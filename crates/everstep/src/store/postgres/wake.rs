@@ -102,7 +102,8 @@ impl Wakes {
         runner: Uuid,
         wake: WakeFn,
     ) -> Result<Listening, Trouble> {
-        if !self.is_listening.swap(true, Ordering::Relaxed) {
+        // A pooler would hand the session, and our wake-ups with it, to somebody else.
+        if !self.route.pooled && !self.is_listening.swap(true, Ordering::Relaxed) {
             // Before anything is asked for: from then on nothing is missed.
             let weak = Arc::downgrade(self);
             let of_task = weak.clone();

@@ -8,7 +8,7 @@
 //! each other here, against the order of [`locks`](super::locks): the server ends one of them, and if it
 //! is the user's, the user is told.
 
-use std::{sync::Mutex, task::Context};
+use std::task::Context;
 
 use tokio_postgres::{Transaction, types::Type};
 
@@ -70,7 +70,7 @@ impl PostgresStore {
         let mut named = Named::of(&batch);
         let mut goes = 0;
         loop {
-            set_search_path(tx, quoted(&self.options.schema))
+            set_search_path(tx, conn::search_path(&self.options.schema))
                 .await
                 .map_err(error)?;
             let trouble = match apply(tx, &batch, &named, self.schema_number).await {
@@ -183,7 +183,7 @@ async fn apply(
     let applying = conn::runtime()?.spawn_blocking(move || {
         let session = Session::new(&remote);
         // Nothing is remembered, since nobody here learns whether the user commits.
-        let (known, spare_items) = (Mutex::default(), Mutex::default());
+        let (known, spare_items, items_in_hand) = Default::default();
         let terms = Terms {
             named: &named,
             fenced: false,
@@ -193,6 +193,7 @@ async fn apply(
             is_first_go: false,
             rows: None,
             spare_items: &spare_items,
+            items_in_hand: &items_in_hand,
         };
         let (applied, _) = batch::apply(&session, &batch, &terms)?;
         session.flush()?;

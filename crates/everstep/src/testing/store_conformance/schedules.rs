@@ -549,6 +549,31 @@ fn schedules_need_no_fence(world: &World) {
 }
 
 impl Random {
+    /// Ends the run that a queued tick waits for, if there is one and no commit of it yet.
+    pub(super) fn end_of_tick(
+        &mut self,
+        model: &dyn Store,
+        committed: &[RunId],
+        now: Timestamp,
+    ) -> Option<(RunId, Commit)> {
+        if !self.one_in(3) {
+            return None;
+        }
+        let rows = model.queued_schedules(None, 10).expect("queued_schedules");
+        let place = self.below(rows.len() as u64 + 1) as usize;
+        let id = rows.get(place)?.last_run?;
+        if committed.contains(&id) {
+            return None;
+        }
+        let commit = Commit {
+            results_only: false,
+            inbox_seq: None,
+            patch: finish(RunStatus::Completed),
+            ..self.commit(model, id, now)
+        };
+        Some((id, commit))
+    }
+
     /// Something about one of three schedules, that often fits what is stored.
     pub(super) fn schedule_write(&mut self, model: &dyn Store, now: Timestamp) -> ScheduleWrite {
         let name = ["x", "y", "z"][self.below(3) as usize].to_owned();
@@ -595,6 +620,11 @@ impl Random {
                     key: Some(format!("{name}/{tick}")),
                     ..self.start(now)
                 });
+                // What waits for its end should see it.
+                if !self.runs.contains(&run.id) {
+                    let place = self.below(self.runs.len() as u64) as usize;
+                    self.runs[place] = run.id;
+                }
                 ScheduleWrite::Fire(Fire {
                     name,
                     revision,

@@ -17,8 +17,8 @@ use super::*;
 /// How long to wait for what must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One server for the tests of this file that leave it running.
-fn server() -> &'static Instance {
+/// One server for the tests that leave it running.
+pub(super) fn server() -> &'static Instance {
     static SERVER: OnceLock<Instance> = OnceLock::new();
     SERVER.get_or_init(|| Instance::start_new().unwrap_or_else(|error| panic!("{error}")))
 }
@@ -536,23 +536,6 @@ fn listeners_are_woken_when_their_connection_was_lost() {
     elsewhere.runners().unwrap();
     elsewhere.wake_others(Some(other), &[RunNo(8)]);
     assert_eq!(woken.recv_timeout(PATIENCE), Ok(vec![RunNo(8)]));
-}
-
-#[test]
-fn a_pooler_in_between_is_enough_for_everything_but_listening() {
-    let pooler = everstep_pg::Pgbouncer::start_before(server()).unwrap();
-    for seed in [11, 12] {
-        let options = PostgresOptions {
-            schema: fresh_schema(),
-            pooled: true,
-            listen_url: Some(server().url()),
-            database_time: false,
-            ..PostgresOptions::default()
-        };
-        let url = pooler.url_for("postgres");
-        let store = PostgresStore::open_with(&url, options).unwrap();
-        store_conformance::compare(&MemoryStore::new(), &store, seed);
-    }
 }
 
 /// The table in ARCHITECTURE.md.

@@ -44,3 +44,74 @@ fn a_connection_keeps_no_more_statements_than_it_needs() {
     assert!((1..500).contains(&kept), "{kept} statements are kept");
     testing::ran_on("PostgreSQL");
 }
+
+#[test]
+fn the_clock_of_the_database_is_measured_when_a_connection_is_made() {
+    let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
+    let store = PostgresStore::open(&url).expect("open");
+    // It is the same machine's.
+    let ahead = store.clock_ahead_ms();
+    assert!(ahead.abs() < 5_000, "{ahead}");
+    let asked = conn::Asked::now();
+    let ahead = asked.ahead_of_us(now_ms() + 300_000);
+    assert!((299_000..=300_000).contains(&ahead), "{ahead}");
+    // A test goes by a clock of its own.
+    assert_eq!(fresh().clock_ahead_ms(), 0);
+    testing::ran_on("PostgreSQL");
+}
+
+#[test]
+fn a_schema_of_the_first_format_is_migrated_and_finds_what_is_due() {
+    let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
+    let options = PostgresOptions {
+        database_time: false,
+        ..PostgresOptions::default()
+    };
+    let store = PostgresStore::open_with(&url, options).expect("open");
+    let conn = store.take().expect("a connection");
+    let first = &schema::MIGRATIONS[..1];
+    schema::migrate(&conn, &store.route.schema, &store.name, first).expect("format 1");
+    let format = |conn: &Conn| schema::inspect(conn, &store.route.schema, &store.name);
+    assert_eq!(format(&conn).expect("format"), 1);
+    conn.batch(
+        "INSERT INTO runs (no, id, workflow, version, pool, shard, status, generation, \
+         available_at, created_at, updated_at, attempts, recoveries, inbox_seq, last_number, input) \
+         VALUES (5, decode('000000000005700080000000000000aa', 'hex'), 'w', 1, 'default', 3, 0, 1, \
+         10, 1, 1, 1, 0, 0, 0, '\\x00')"
+            .to_owned(),
+    )
+    .expect("a run");
+    store.give_back(conn);
+    store.migrate().expect("migrate");
+    let conn = store.take().expect("a connection");
+    assert_eq!(format(&conn).expect("format"), schema::FORMAT);
+    store.give_back(conn);
+    let all = ShardSet::of_default_pool();
+    let due = store
+        .due(Timestamp::from_millis(20), &all, None, 10)
+        .expect("due");
+    assert_eq!(due.runs.len(), 1, "{due:?}");
+    assert_eq!(due.next_at, None);
+    let due = store
+        .due(Timestamp::from_millis(9), &all, None, 10)
+        .expect("due");
+    assert_eq!(due.next_at, Some(Timestamp::from_millis(10)));
+    testing::ran_on("PostgreSQL");
+}
+
+#[test]
+fn a_name_that_the_server_would_change_is_refused() {
+    let url = everstep_pg::database_url().unwrap_or_else(|error| panic!("{error}"));
+    for schema in ["s".repeat(64), "pg_mine".to_owned(), String::new()] {
+        let options = PostgresOptions {
+            schema: schema.clone(),
+            ..PostgresOptions::default()
+        };
+        let opened = PostgresStore::open_with(&url, options);
+        assert!(
+            matches!(opened, Err(StoreError::CannotOpen { .. })),
+            "{schema}: {opened:?}"
+        );
+    }
+    testing::ran_on("PostgreSQL");
+}
