@@ -80,6 +80,7 @@ mod tests {
             workflow: "order".to_owned(),
             version: *version,
             accepts: *version..=*version,
+            pool: "default".to_owned(),
         };
         let id =
             Uuid::from_u128(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c834_u128.wrapping_mul(no + 1));
