@@ -812,6 +812,8 @@ pub struct Serves {
     pub version: u32,
     /// The versions of runs that this code may run.
     pub accepts: RangeInclusive<u32>,
+    /// The pool that its runs are in, unless a start says otherwise.
+    pub pool: String,
 }
 
 impl Serves {

@@ -1,11 +1,11 @@
 //! The lease: how a runner says that it is alive, and which shards it owns.
 //!
 //! Each runner computes for itself which shards it should have, by rendezvous hashing over the
-//! runners that are alive. It takes what is free, and gives back what it should not have once none
-//! of those runs is in its memory any more.
+//! runners that are alive. It takes what is free, and gives back what it should not have
+//! ([`super::leaving`]).
 
 use std::{
-    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
+    sync::{Arc, Condvar, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::{
     assign::assigned,
+    leaving::Leaving,
     mailbox::Event,
     poller::{self, Poller},
     shared::Shared,
@@ -20,7 +21,6 @@ use super::{
 use crate::{
     commit::Fence,
     run::is_mended_by_deploy,
-    run_id::ShardId,
     store::{RunnerRow, ShardSet, StoreError},
     time::Timestamp,
 };
@@ -144,9 +144,13 @@ fn look_around(shared: &Arc<Shared>, leaving: &mut Leaving) {
     let Some(fence) = shared.fence().filter(|_| !shared.leaving()) else {
         return;
     };
-    let taken = balance(shared, fence, leaving).and_then(|taken| match taken.is_empty() {
-        true => Ok(0),
-        false => take_up(shared, &taken),
+    let taken = balance(shared, fence, leaving).and_then(|taken| {
+        taken.iter().for_each(|shard| leaving.unread.insert(shard));
+        if !leaving.unread.is_empty() {
+            take_up(shared, &leaving.unread)?;
+            leaving.unread = ShardSet::EMPTY;
+        }
+        Ok(())
     });
     if let Err(error) = taken {
         shared.complain(&error, "shards cannot be balanced");
@@ -165,7 +169,10 @@ fn register_again(shared: &Shared) {
     // Whoever has found the loss may have done so beside a balance, which knew nothing of it.
     shared.set_owned(&ShardSet::EMPTY);
     match shared.store.register_runner(&runner) {
-        Ok(fence) => shared.set_lease(fence, begun + shared.settings.lease),
+        Ok(fence) => {
+            shared.set_lease(fence, begun + shared.settings.lease);
+            shared.store.wake_others(Some(me), &[]);
+        }
         // There is nothing to come back for.
         Err(error @ StoreError::Moved { .. }) => shared.stop(error),
         Err(error) => shared.complain(&error, "the runner cannot register again"),
@@ -223,31 +230,23 @@ pub(crate) fn balance(
         shared.store.runner_is_dead(runner)
     });
     let pools = shared.store.pools()?;
-    shared.owned.set_pools(&pools);
-    let wanted = assigned(fence.runner, &alive, &pools);
+    let vacant = leaving.vacant.look(shared, &alive, &pools)?;
+    shared.owned.set_pools(&pools, &vacant);
+    let wanted = assigned(fence.runner, &alive, &pools, &vacant);
     let peers = alive.iter().map(|runner| (*runner).clone()).collect();
     if shared.peers.set(peers) {
         for thread in &shared.threads {
             thread.push(Event::Peers);
         }
     }
+    leaving.take_back(shared, &wanted);
     let owned = shared.owned();
-    let excess: ShardSet = owned
-        .iter()
-        .filter(|shard| !wanted.contains(*shard))
-        .collect();
-    if !excess.is_empty() {
-        leaving.give_back(shared, &excess);
-        leaving.release(shared, fence, shared.settings.heartbeat / 2)?;
-    }
+    leaving.give_back(shared, fence, &owned, &wanted)?;
     let missing = wanted.iter().any(|shard| !shared.owns(shard));
     if missing || !gone.is_empty() {
         match shared.store.take_shards(fence, now, &wanted, &dead)? {
             Some(held) => {
-                let kept: ShardSet = held
-                    .iter()
-                    .filter(|shard| !excess.contains(*shard) && !leaving.has(*shard))
-                    .collect();
+                let kept: ShardSet = held.iter().filter(|shard| !leaving.has(*shard)).collect();
                 let new: ShardSet = kept
                     .iter()
                     .filter(|shard| !owned.contains(*shard))
@@ -267,81 +266,6 @@ pub(crate) fn balance(
         }
     }
     Ok(ShardSet::EMPTY)
-}
-
-/// Shards that are given back, each as soon as none of its runs is in memory.
-///
-/// A body may take as long as it likes, and its shard cannot move before it has ended. Neither the
-/// heartbeat nor the other shards wait for it.
-pub(crate) struct Leaving {
-    /// Not taken in any more, and some run of it may be in memory.
-    busy: ShardSet,
-    /// Out of memory, and still ours in the store.
-    freed: ShardSet,
-    told: mpsc::Sender<ShardSet>,
-    news: mpsc::Receiver<ShardSet>,
-}
-
-impl Default for Leaving {
-    fn default() -> Leaving {
-        let (told, news) = mpsc::channel();
-        let (busy, freed) = (ShardSet::EMPTY, ShardSet::EMPTY);
-        Leaving {
-            busy,
-            freed,
-            told,
-            news,
-        }
-    }
-}
-
-impl Leaving {
-    fn has(&self, shard: ShardId) -> bool {
-        self.busy.contains(shard) || self.freed.contains(shard)
-    }
-
-    /// From now on nothing new of these shards is taken in.
-    fn give_back(&mut self, shared: &Shared, shards: &ShardSet) {
-        let owned = shared.owned();
-        let kept = owned.iter().filter(|shard| !shards.contains(*shard));
-        shared.set_owned(&kept.collect());
-        for (index, thread) in shared.threads.iter().enumerate() {
-            let its = shards
-                .iter()
-                .filter(|s| shared.thread_of(s.index()) == index);
-            let its: ShardSet = its.collect();
-            if !its.is_empty() {
-                thread.push(Event::Release(its, self.told.clone()));
-            }
-        }
-        shards.iter().for_each(|shard| self.busy.insert(shard));
-    }
-
-    /// Releases what has left memory; waits at most this long for the rest.
-    fn release(
-        &mut self,
-        shared: &Shared,
-        fence: Fence,
-        limit: Duration,
-    ) -> Result<(), StoreError> {
-        let until = Instant::now() + limit;
-        while !self.busy.is_empty() {
-            let left = until.saturating_duration_since(Instant::now());
-            let Ok(freed) = self.news.recv_timeout(left) else {
-                break;
-            };
-            for shard in freed.iter() {
-                self.busy.remove(shard);
-                self.freed.insert(shard);
-            }
-        }
-        if !self.freed.is_empty() {
-            shared.store.release_shards(fence, &self.freed)?;
-            self.freed = ShardSet::EMPTY;
-            shared.store.wake_others(shared.me, &[]);
-        }
-        Ok(())
-    }
 }
 
 /// How many runs of a new shard are read at a time.

@@ -1,9 +1,12 @@
 //! How others reach an engine thread: a list of events and a waker.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicI64, AtomicU64, Ordering},
-    mpsc,
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+        mpsc,
+    },
+    time::Duration,
 };
 
 use futures_util::task::AtomicWaker;
@@ -52,8 +55,13 @@ pub(crate) enum Event {
     Reconsider(Vec<RunNo>),
     /// One of them was read from the store.
     Reconsidered(Result<Option<Box<LoadedRun>>, StoreError>),
-    /// These shards are given up: their runs must leave memory. Each is named once they have.
-    Release(ShardSet, mpsc::Sender<ShardSet>),
+    /// Which of these shards have a body that has been in flight for longer than this. Answered with
+    /// both.
+    LongBodies(ShardSet, Duration, mpsc::Sender<(ShardSet, ShardSet)>),
+    /// Shards are given up: their runs must leave memory.
+    Release(Release),
+    /// These shards stay after all.
+    Keep(ShardSet),
     /// This run should leave memory. Answered with whether it has.
     Evict(RunNo, oneshot::Sender<bool>),
     /// How many runs are in memory.
@@ -62,8 +70,19 @@ pub(crate) enum Event {
     Drain(oneshot::Sender<()>),
     /// The shards were lost: everything is dropped, and nothing more is written.
     Lost,
+    /// A run that nobody could run was read: its row, and whether its history is empty.
+    Unserved(Box<RunRow>, bool),
     /// Other runners are alive than before, or serve something else.
     Peers,
+}
+
+/// Shards whose runs must leave memory. Each is named once they have, with the number.
+pub(crate) struct Release {
+    pub(crate) shards: ShardSet,
+    pub(crate) number: u64,
+    /// Bodies are dropped; otherwise they may end.
+    pub(crate) forced: bool,
+    pub(crate) told: mpsc::Sender<(u64, ShardSet)>,
 }
 
 /// What an engine thread has in memory.

@@ -22,7 +22,7 @@ use super::{
     lease::Stop,
     mailbox::{Event, Mailbox},
     owned::Owned,
-    peers::Peers,
+    peers::{self, Peers},
     poller::Poller,
     settings::Sabotage,
     streams::Emitting,
@@ -34,7 +34,7 @@ use crate::{
     run_id::{RunId, RunIds, RunNo, ShardId},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
     time::{Clock, Timestamp},
-    workflow::Registry,
+    workflow::{DEFAULT_POOL, Registry},
 };
 
 pub(crate) struct Shared {
@@ -364,6 +364,14 @@ impl Shared {
             store: self.store.describe(),
         });
         self.hub.stop(&closed);
+    }
+
+    /// The pool of new runs of this workflow: as its code says, which may be another runner's.
+    pub(crate) fn home_of(&self, workflow: &str, version: u32) -> Arc<str> {
+        let here = self.registry.find(workflow, version);
+        let here = here.map(|code| code.options.pool.clone());
+        here.or_else(|| peers::home(workflow, version, &self.peers.alive()))
+            .unwrap_or_else(|| Arc::from(DEFAULT_POOL))
     }
 
     /// Whether this process takes a new run into memory at once, since it owns it and has its code;

@@ -16,15 +16,16 @@ use std::{
     collections::{BinaryHeap, VecDeque},
     future::poll_fn,
     rc::Rc,
-    sync::{Arc, PoisonError, atomic::AtomicBool, atomic::Ordering, mpsc},
+    sync::{Arc, PoisonError, atomic::AtomicBool, atomic::Ordering},
     task::{Context, Poll},
+    time::Instant,
 };
 
 use tokio::sync::oneshot;
 
 use super::{
     committer::{self, Ack, Answer, Pending, Reply},
-    mailbox::{Event, Mailbox, Polling, ThreadCensus},
+    mailbox::{Event, Mailbox, Polling, Release, ThreadCensus},
     reader::Reader,
     services::Services,
     shared::Shared,
@@ -39,6 +40,7 @@ use crate::{
     time::Timestamp,
 };
 
+mod give_back;
 mod hand_over;
 mod reconsider;
 
@@ -57,6 +59,8 @@ struct Task {
     /// Set while it is parked: its place in the order of parking, and its size.
     hot: Option<(u64, usize)>,
     bodies: usize,
+    /// Since when there has always been a body.
+    busy_since: Option<Instant>,
     /// It is resumed or cancelled, perhaps while it is about to leave: its row is read once it has.
     come_back: bool,
     /// Held while it is a suspect.
@@ -86,9 +90,8 @@ pub(crate) struct Worker {
     moving: usize,
     /// Due runs that found no room.
     turned_away: bool,
-    /// Due runs that nobody could run when they were last looked at, with the reason that was
-    /// written.
-    unserved: FastMap<RunNo, (DueRun, String)>,
+    /// Due runs that nobody could run when they were last looked at.
+    unserved: FastMap<RunNo, hand_over::Unserved>,
     /// Runs that were in somebody's memory and wait for room; suspects among them come last, and
     /// a few at a time.
     held: VecDeque<RunNo>,
@@ -97,7 +100,7 @@ pub(crate) struct Worker {
     /// Paused runs that are tried against the code that is here, one after another. The first one
     /// is being read.
     to_reconsider: VecDeque<RunNo>,
-    releasing: Vec<(ShardSet, mpsc::Sender<ShardSet>)>,
+    releasing: Vec<Release>,
     draining: Option<oneshot::Sender<()>>,
     drained: bool,
 }
@@ -273,7 +276,12 @@ impl Worker {
             Event::Loaded(run, loaded) => self.loaded(run, loaded),
             Event::Reconsider(runs) => self.reconsider(runs),
             Event::Reconsidered(loaded) => self.reconsidered(loaded),
-            Event::Release(shards, done) => self.release(shards, done),
+            Event::LongBodies(shards, limit, answer) => {
+                let long = self.long_bodies(&shards, limit);
+                _ = answer.send((shards, long));
+            }
+            Event::Release(release) => self.release(release),
+            Event::Keep(shards) => self.keep(&shards),
             Event::Evict(run, done) => {
                 let evicted = self
                     .by_no
@@ -298,6 +306,7 @@ impl Worker {
             }
             Event::Drain(done) => self.drain(done),
             Event::Peers => self.peers_changed(),
+            Event::Unserved(row, is_new) => self.unserved_read(&row, is_new),
             Event::Lost => self.drop_everything(),
         }
     }
@@ -350,6 +359,7 @@ impl Worker {
             armed: None,
             hot: None,
             bodies: 0,
+            busy_since: None,
             come_back: false,
             pass: None,
         };
@@ -434,6 +444,9 @@ impl Worker {
         }
         let bodies = task.run.bodies();
         let before = std::mem::replace(&mut task.bodies, bodies);
+        if (before == 0) != (bodies == 0) {
+            task.busy_since = (bodies > 0).then(Instant::now);
+        }
         *self
             .mailbox
             .polling
@@ -868,6 +881,7 @@ impl Worker {
         match (code.is_some(), cancel) {
             // To end it takes no code.
             (false, Some(cancel)) if !cancel.rollback => return self.cancel_without_code(row),
+            (false, None) if self.is_over_without_code(&loaded) => return,
             _ if !self.belongs_here(&hand_over::due_run(row)) => return,
             _ => {}
         }
@@ -923,20 +937,6 @@ impl Worker {
         });
     }
 
-    /// Gives up shards, each once none of its runs is in memory.
-    fn release(&mut self, shards: ShardSet, done: mpsc::Sender<ShardSet>) {
-        let slots: Vec<u32> = self.slots_of(&shards);
-        for slot in slots {
-            if !self.evict(slot) {
-                if let Some(Some(task)) = self.tasks.get_mut(slot as usize) {
-                    task.run.drain(false);
-                }
-                self.queue(slot);
-            }
-        }
-        self.releasing.push((shards, done));
-    }
-
     fn slots_of(&self, shards: &ShardSet) -> Vec<u32> {
         let of = |shard: ShardId| shards.contains(shard);
         self.by_no
@@ -976,43 +976,7 @@ impl Worker {
                 _ = done.send(());
             }
         }
-        if self.releasing.is_empty() {
-            return;
-        }
-        let busy: ShardSet = self.tasks.iter().flatten().map(|t| t.shard).collect();
-        self.releasing.retain_mut(|(shards, done)| {
-            let (kept, freed): (Vec<_>, Vec<_>) = shards.iter().partition(|s| busy.contains(*s));
-            *shards = kept.into_iter().collect();
-            if !freed.is_empty() {
-                _ = done.send(freed.into_iter().collect());
-            }
-            !shards.is_empty()
-        });
-    }
-
-    /// Drops runs that were told to drain and have nothing in flight: whoever owns them next goes
-    /// on from what is stored.
-    fn drop_idle(&mut self) {
-        let all = self.draining.is_some();
-        let leaving: Vec<u32> = self
-            .by_no
-            .values()
-            .copied()
-            .filter(|slot| {
-                let Some(task) = self.tasks[*slot as usize].as_ref() else {
-                    return false;
-                };
-                let meant = all
-                    || self
-                        .releasing
-                        .iter()
-                        .any(|(shards, _)| shards.contains(task.shard));
-                meant && !task.queued && task.bodies == 0 && !task.run.in_flight()
-            })
-            .collect();
-        for slot in leaving {
-            self.remove(slot);
-        }
+        self.answer_releases();
     }
 
     /// The shards were lost, or the engine has stopped: memory is worth nothing any more.

@@ -1797,6 +1797,23 @@ impl Core {
         }
     }
 
+    /// Bodies may start again. Those that were about to when they no longer might are nowhere named.
+    pub(crate) fn go_on(&self) {
+        let waiting = {
+            let mut st = self.state.borrow_mut();
+            st.draining = false;
+            let may_start = |op: &OpState| match op.phase {
+                Phase::WantStart { barrier } => barrier <= st.durable,
+                _ => false,
+            };
+            let waiting = st.ops.iter().filter(|(_, op)| may_start(op));
+            waiting.map(|(id, _)| id).collect::<Vec<OpId>>()
+        };
+        for id in waiting {
+            self.wake(id);
+        }
+    }
+
     /// Names the bodies that were woken while nobody polls their operations.
     pub(crate) fn note_lagging(&self) {
         let mut st = self.state.borrow_mut();

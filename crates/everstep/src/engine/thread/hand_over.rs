@@ -6,12 +6,15 @@
 
 use std::sync::Arc;
 
-use super::{Pending, Reply, Worker};
+use super::{Event, Pending, Reply, Worker};
 use crate::{
+    codec::encode_failure,
     commit::{Commit, HandOver, Patch, RunStatus, Target, Write},
     engine::peers::{self, Place},
+    error::{Failure, FailureKind},
     pool::Overflow,
-    store::{DueRun, RunRow},
+    store::{DueRun, LoadedRun, RunRow},
+    time::Timestamp,
 };
 
 impl Worker {
@@ -53,50 +56,120 @@ impl Worker {
         if Overflow::parse(inside).is_some() {
             waiting.push_str(&format!(" (it is in the overflow pool `{inside}`)"));
         }
-        let before = self
-            .unserved
-            .insert(run.id.no(), (run.clone(), waiting.clone()));
-        if before.is_some_and(|(_, before)| before == waiting) {
+        let no = run.id.no();
+        if let Some(known) = self.unserved.get_mut(&no)
+            && known.waiting == waiting
+        {
+            let over = known.deadline_at.is_some_and(|at| at <= self.env.now.get());
+            if over {
+                // Only once: to be ended takes that nothing of it has begun, which is looked at then.
+                known.deadline_at = None;
+                self.load(no);
+            }
+            return;
+        }
+        let is_full = self.unserved.len() >= UNSERVED_MAX && !self.unserved.contains_key(&no);
+        if is_full && matches!(run.status, RunStatus::Pending | RunStatus::Sleeping) {
+            // The store counts it as due, so it is found again.
             return;
         }
         tracing::warn!(run = %run.id, waiting, "no code for a due run is registered");
-        let at = run.available_at.unwrap_or_else(|| self.env.now.get());
-        if let Ok(Some(row)) = self.shared.store.run(&Target::Id(run.id))
-            && self.may_be_noted(&row)
-        {
-            let patch = Patch::Park {
-                status: row.status,
-                available_at: Some(at),
-                waiting,
-                attempts: row.attempts,
-            };
-            let mut commit = Commit::of_row(&row, patch);
-            commit.inbox_seq = Some(row.inbox_seq);
-            self.out.push(Pending {
-                write: Write::Commit(Box::new(commit)),
-                reply: Reply::Nobody,
-            });
-        }
+        let unserved = Unserved {
+            run: run.clone(),
+            waiting,
+            deadline_at: None,
+        };
+        self.unserved.insert(no, unserved);
+        let (id, mailbox) = (run.id, self.mailbox.clone());
+        self.reader.spawn(move |store| {
+            if let Ok(Some(row)) = store.run(&Target::Id(id))
+                && let Ok(entries) = store.history(no, None, 1)
+            {
+                mailbox.push(Event::Unserved(Box::new(row), entries.is_empty()));
+            }
+        });
     }
 
-    /// Whether what a run waits for can be written into its row. Of a run that was in its owner's
-    /// memory the row does not know the last number, and a rollback is not to be begun anew. To be
-    /// parked as pending takes back all waits: that is how a run is tried anew as a whole. So only one
-    /// that has not begun is; one that was handed over out of a memory is pending, too, and has waits.
-    fn may_be_noted(&self, row: &RunRow) -> bool {
-        match row.status {
-            RunStatus::Sleeping => true,
-            RunStatus::Pending => {
-                let begun = self.shared.store.history(row.id.no(), None, 1);
-                begun.is_ok_and(|entries| entries.is_empty())
-            }
-            _ => false,
+    /// A run that nobody could run was read: what it waits for is written into its row, if it can be.
+    ///
+    /// Of a run that was in its owner's memory the row does not know the last number, and a rollback
+    /// is not to be begun anew. To be parked as pending takes back all waits: that is how a run is
+    /// tried anew as a whole. So only one that has not begun is; one that was handed over out of a
+    /// memory is pending, too, and has waits.
+    pub(super) fn unserved_read(&mut self, row: &RunRow, is_new: bool) {
+        let no = row.id.no();
+        let is_here = self.by_no.contains_key(&no) || self.loading.contains_key(&no);
+        if is_here || !self.shared.owns(row.shard) {
+            return;
         }
+        let Some(known) = self.unserved.get_mut(&no) else {
+            return;
+        };
+        let may_be_noted = match row.status {
+            RunStatus::Sleeping => true,
+            RunStatus::Pending => is_new,
+            _ => false,
+        };
+        if !may_be_noted {
+            return;
+        }
+        let now = self.env.now.get();
+        known.deadline_at = row.deadline_at.filter(|_| is_new);
+        if let Some(at) = known.deadline_at {
+            self.shared.due.note(at);
+        }
+        let patch = Patch::Park {
+            status: row.status,
+            available_at: Some(known.run.available_at.unwrap_or(now)),
+            waiting: known.waiting.clone(),
+            attempts: row.attempts,
+        };
+        let mut commit = Commit::of_row(row, patch);
+        commit.inbox_seq = Some(row.inbox_seq);
+        self.out.push(Pending {
+            write: Write::Commit(Box::new(commit)),
+            reply: Reply::Nobody,
+        });
+    }
+
+    /// Ends a run whose deadline has passed before anything of it has begun: that takes no code.
+    /// Whether it was one.
+    pub(super) fn is_over_without_code(&mut self, loaded: &LoadedRun) -> bool {
+        let row = &loaded.row;
+        let passed = row.deadline_at.filter(|at| *at <= self.env.now.get());
+        let is_new = row.status == RunStatus::Pending && loaded.history.is_empty();
+        let Some(deadline) = passed.filter(|_| is_new) else {
+            return false;
+        };
+        let failure = Failure::new(
+            FailureKind::Deadline,
+            format!(
+                "the deadline of the run, {deadline}, has passed while no runner with workflow \
+                 `{}` version {} was there",
+                row.workflow, row.version
+            ),
+        );
+        let (output, error) = (None, Some(encode_failure(&failure)));
+        let status = RunStatus::Failed;
+        let patch = Patch::Finish {
+            status,
+            output,
+            error,
+        };
+        self.unserved.remove(&row.id.no());
+        self.out.push(Pending {
+            write: Write::Commit(Box::new(Commit::of_row(row, patch))),
+            reply: Reply::Nobody,
+        });
+        true
     }
 
     /// Other runners are alive than before: some may have the code that runs wait for.
     pub(super) fn peers_changed(&mut self) {
-        let waiting: Vec<DueRun> = self.unserved.values().map(|(run, _)| run.clone()).collect();
+        if self.unserved.len() >= UNSERVED_MAX {
+            self.shared.due.poke(false);
+        }
+        let waiting: Vec<DueRun> = self.unserved.values().map(|it| it.run.clone()).collect();
         for run in waiting {
             let no = run.id.no();
             if !self.shared.owns(run.shard) || self.by_no.contains_key(&no) {
@@ -106,6 +179,18 @@ impl Worker {
             }
         }
     }
+}
+
+/// How many due runs that nobody could run are remembered, so that each says what it waits for.
+const UNSERVED_MAX: usize = 10_000;
+
+/// A due run that nobody could run when it was last looked at.
+pub(super) struct Unserved {
+    run: DueRun,
+    /// The reason that was written.
+    waiting: String,
+    /// When it ends by itself, if that takes no code.
+    deadline_at: Option<Timestamp>,
 }
 
 /// A run as the due poll would show it.

@@ -30,13 +30,9 @@ pub(crate) fn register(
                (id, epoch, name, lease_until, workflows, address, pools, weight) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
     let lease_until = (runner.now + runner.lease).as_millis();
-    let workflows: Vec<_> = runner
-        .workflows
-        .iter()
-        .map(rules::pools::serves_json)
-        .collect();
-    let workflows = columns::to_json(&workflows);
-    let pools = columns::to_json(&runner.pools);
+    let said = rules::pools::Said::by(runner);
+    let workflows = columns::to_json(&said.workflows);
+    let pools = columns::to_json(&said.pools);
     conn.execute(
         sql,
         params![

@@ -172,6 +172,14 @@ fn runners_publish_pools_and_weight(world: &World) {
     let runner = NewRunner {
         pools: vec!["gpu".to_owned(), "default".to_owned()],
         weight: 3,
+        workflows: vec![
+            serves(),
+            Serves {
+                workflow: "a/b@c".to_owned(),
+                pool: "gpu".to_owned(),
+                ..serves()
+            },
+        ],
         ..NewRunner::new(Uuid::from_name("second"), "second", START, LEASE)
     };
     world.store.register_runner(&runner).expect("register");
@@ -186,6 +194,7 @@ fn runners_publish_pools_and_weight(world: &World) {
         (&row("second").pools, row("second").weight),
         (&runner.pools, 3)
     );
+    assert_eq!(row("second").workflows, runner.workflows);
     assert!(first.serves("checkout", 1) && first.serves("checkout", 2));
     assert!(!first.serves("checkout", 3) && !first.serves("other", 1));
 }
