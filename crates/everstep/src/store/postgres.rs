@@ -613,7 +613,7 @@ impl PostgresStore {
     fn commit_together(&self, batch: &Batch) -> Result<Applied, StoreError> {
         let has_bodies = batch.writes.iter().any(transact::has_body);
         let mut named = Named::of(batch);
-        let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
+        let mut fenced = true;
         let giving_back = self.giving_back.read();
         let _under_way = giving_back.unwrap_or_else(PoisonError::into_inner);
         let shards = self.known_shards(batch.fence);
@@ -621,7 +621,9 @@ impl PostgresStore {
         let made = self.transact_numbered(has_bodies, |session, before| {
             goes += 1;
             // Not before there is a connection: what is known is forgotten after a failover. A
-            // body sees only what is locked, so nothing is left to be compared later.
+            // body sees only what is locked, so nothing is left to be compared later. The same goes
+            // for the fence, which the new server has, too.
+            fenced = fenced && batch.fence.is_none_or(|fence| self.is_at_home(fence));
             rows = match goes {
                 1 if fenced && !has_bodies => lock(&self.known).rows_for(batch, &named),
                 _ => None,
@@ -667,6 +669,16 @@ impl PostgresStore {
             Clock::Database
         } else {
             Clock::Caller(now)
+        }
+    }
+
+    /// Takes note of how far the clock of the database is ahead of the caller's: leases go by it.
+    fn note_clock(&self, now: Timestamp, database_now: Option<i64>) {
+        if self.options.database_time
+            && let Some(database_now) = database_now
+        {
+            let ahead = database_now - now.as_millis();
+            self.ahead.store(ahead, Ordering::Relaxed);
         }
     }
 
@@ -955,7 +967,11 @@ impl Store for PostgresStore {
         let clock = self.clock(runner.now);
         // A failover in between makes it register once more, which does no harm.
         let life = self.life.load(Ordering::Acquire);
-        let fence = self.write(|session| runners::register(session, runner, clock))?;
+        let (fence, database_now) = self.write(|session| {
+            let fence = runners::register(session, runner, clock)?;
+            Ok((fence, runners::database_now(session)?))
+        })?;
+        self.note_clock(runner.now, database_now);
         lock(&self.homes).insert(fence.runner, (fence, life));
         *lock(&self.held) = None;
         Ok(fence)
@@ -979,12 +995,7 @@ impl Store for PostgresStore {
             self.compare_identity(&identity);
             database_now
         });
-        if self.options.database_time
-            && let Some(database_now) = database_now
-        {
-            let ahead = database_now - now.as_millis();
-            self.ahead.store(ahead, Ordering::Relaxed);
-        }
+        self.note_clock(now, database_now);
         Ok(is_alive && self.is_at_home(fence))
     }
 

@@ -386,3 +386,43 @@ fn what_was_known_of_a_run_is_forgotten_with_its_shard() {
     one.release_shards(first, &all).expect("release");
     assert!(!lock(&one.known).has(run.no()));
 }
+
+/// The new server has the row of the runner, too. That it is another is known only once there is a
+/// connection to it.
+#[test]
+fn the_first_batch_after_a_failover_is_refused() {
+    let [store] = stores();
+    let fence = Some(register(&store, 1));
+    let id = RunIds::new(1).next(NOW);
+    commit(&store, fence, vec![start(id)]);
+    assert!(all_committed(&commit(&store, fence, vec![step(id, 1)]).0));
+    // As if all that was before had been on another server.
+    if let Some(identity) = lock(&store.identity).as_mut() {
+        identity.timeline.push_str(" of another");
+    }
+    store.drop_idle();
+    let (outcomes, _) = commit(&store, fence, vec![step(id, 2)]);
+    assert!(
+        matches!(outcomes[..], [Outcome::Refused(Refusal::Fenced)]),
+        "{outcomes:?}"
+    );
+    let fence = Some(register(&store, 1));
+    assert!(all_committed(&commit(&store, fence, vec![step(id, 2)]).0));
+}
+
+#[test]
+fn a_runner_knows_how_far_its_clock_is_behind_when_it_has_registered() {
+    let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
+    let store = PostgresStore::open(&url).expect("open");
+    store.migrate().expect("migrate");
+    let now = Timestamp::from(SystemTime::now()) - Duration::from_secs(7_200);
+    let runner = NewRunner::new(Uuid::from_u128(1), "host/1", now, LEASE);
+    store.register_runner(&runner).expect("register_runner");
+    let until = store.runners().expect("runners")[0].lease_until;
+    let lease = until.since(now);
+    let minute = Duration::from_secs(60);
+    assert!(
+        lease > LEASE - minute && lease < LEASE + minute,
+        "{lease:?}"
+    );
+}
