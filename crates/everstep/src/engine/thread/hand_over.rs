@@ -6,11 +6,12 @@
 
 use std::sync::Arc;
 
-use super::{Pending, Reply, Worker};
+use super::{Pending, Reply, Settled, Worker};
 use crate::{
     commit::{Commit, HandOver, Patch, RunStatus, Target, Write},
     engine::peers::{self, Place},
     pool::Overflow,
+    run_id::RunNo,
     store::{DueRun, RunRow},
 };
 
@@ -39,12 +40,35 @@ impl Worker {
             pool = &*pool,
             "a run is handed over to runners that can run it"
         );
-        self.unserved.remove(&run.id.no());
-        let run = run.id.no();
-        self.out.push(Pending {
-            write: Write::HandOver(Box::new(HandOver { run, pool })),
-            reply: Reply::Nobody,
-        });
+        let no = run.id.no();
+        // Until it is known to be handed over, nobody else would look for it.
+        self.unserved.insert(no, (run.clone(), String::new()));
+        let write = Write::HandOver(Box::new(HandOver { run: no, pool }));
+        let thread = self.index;
+        let reply = Reply::Owner { thread, run: no };
+        let epoch = self.shared.epoch();
+        self.out.push(Pending::under(epoch, write, reply));
+    }
+
+    /// What became of the write about a run that is not in memory here.
+    pub(super) fn settled(&mut self, run: RunNo, how: Settled) {
+        match how {
+            // If it was refused, another has it, or it has ended.
+            Settled::Answered => {
+                let unserved = self.unserved.get(&run);
+                if unserved.is_some_and(|(_, waiting)| waiting.is_empty()) {
+                    self.unserved.remove(&run);
+                }
+            }
+            // The store may not count it as due: it is read, and what is missing is done again.
+            Settled::Unknown => {
+                self.held.push_back(run);
+                self.admit_held();
+            }
+            // The reason was told. It is tried again when other runners come, and by the next owner:
+            // at once it would fail again.
+            Settled::Rejected => {}
+        }
     }
 
     /// Nobody could run it: it stays as it is, and its row says why.
@@ -61,6 +85,7 @@ impl Worker {
         }
         tracing::warn!(run = %run.id, waiting, "no code for a due run is registered");
         let at = run.available_at.unwrap_or_else(|| self.env.now.get());
+        let epoch = self.shared.epoch();
         if let Ok(Some(row)) = self.shared.store.run(&Target::Id(run.id))
             && self.may_be_noted(&row)
         {
@@ -72,10 +97,8 @@ impl Worker {
             };
             let mut commit = Commit::of_row(&row, patch);
             commit.inbox_seq = Some(row.inbox_seq);
-            self.out.push(Pending {
-                write: Write::Commit(Box::new(commit)),
-                reply: Reply::Nobody,
-            });
+            let write = Write::Commit(Box::new(commit));
+            self.out.push(Pending::under(epoch, write, Reply::Nobody));
         }
     }
 
