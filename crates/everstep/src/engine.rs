@@ -44,6 +44,8 @@ mod counters;
 mod dispatch;
 mod due;
 mod events;
+#[cfg(test)]
+mod fixture;
 mod hub;
 mod job;
 mod keeper;
@@ -773,6 +775,7 @@ impl StartParts {
         // Counted before any of them moves.
         let report = recovery_report(&shared)?;
         lease::take_up(&shared, &taken)?;
+        shared.lease_stop.begin();
         for spec in self.work {
             Workers::open(
                 &shared,

@@ -85,7 +85,8 @@ impl Leaving {
             return Ok(());
         }
         let held = long_bodies(shared, &excess);
-        self.begin(shared, &minus(&excess, |shard| held.contains(shard)), false);
+        let free = minus(&excess, |shard| held.contains(shard));
+        self.begin(shared, fence, &free, false);
         let is_due = |shard: ShardId| {
             let since = self.excess_since.get(&shard);
             since.is_some_and(|since| since.elapsed() >= shared.settings.shutdown_limit)
@@ -94,7 +95,7 @@ impl Leaving {
         if !overdue.is_empty() {
             let shards = overdue.len();
             tracing::warn!(shards, "bodies hold up shards of others; they are dropped");
-            self.begin(shared, &overdue, true);
+            self.begin(shared, fence, &overdue, true);
         }
         self.release(shared, fence, shared.settings.heartbeat / 2)
     }
@@ -109,11 +110,11 @@ impl Leaving {
     }
 
     /// From now on nothing new of these shards is taken in.
-    fn begin(&mut self, shared: &Shared, shards: &ShardSet, forced: bool) {
-        if shards.is_empty() {
+    fn begin(&mut self, shared: &Shared, fence: Fence, shards: &ShardSet, forced: bool) {
+        let kept = minus(&shared.owned(), |shard| shards.contains(shard));
+        if shards.is_empty() || !shared.set_owned_if(fence, &kept) {
             return;
         }
-        shared.set_owned(&minus(&shared.owned(), |shard| shards.contains(shard)));
         self.number += 1;
         let (number, at) = (self.number, Instant::now());
         tell_threads(shared, shards, |shards| {
@@ -132,7 +133,7 @@ impl Leaving {
 
     /// Keeps shards that are wanted again, and those that a body holds up after all: its end may be
     /// far away.
-    pub(super) fn take_back(&mut self, shared: &Shared, wanted: &ShardSet) {
+    pub(super) fn take_back(&mut self, shared: &Shared, fence: Fence, wanted: &ShardSet) {
         let patience = shared.settings.heartbeat * 2;
         let is_stuck = |given: &Given| !given.forced && given.at.elapsed() >= patience;
         let busy = self.busy.iter();
@@ -151,7 +152,8 @@ impl Leaving {
         // What has left memory before the threads hear of it is read again after they have.
         tell_threads(shared, &back, Event::Keep);
         let owned = shared.owned();
-        shared.set_owned(&owned.iter().chain(back.iter()).collect());
+        // If the lease is lost, so is everything here.
+        shared.set_owned_if(fence, &owned.iter().chain(back.iter()).collect());
     }
 
     /// Releases what has left memory; waits at most this long for the rest.

@@ -12,7 +12,10 @@ use std::{
 use futures_util::task::AtomicWaker;
 use tokio::sync::oneshot;
 
-use super::{activity::Activity, committer::Ack};
+use super::{
+    activity::Activity,
+    committer::{Ack, Settled},
+};
 use crate::{
     commit::{Control, InboxRow, NewRun},
     run::{core::OpId, wakers::WakeSink},
@@ -26,7 +29,12 @@ pub(crate) enum Event {
     /// Answers to commits of its runs.
     Acks(Vec<Ack>),
     /// A run that was just created and is now in its hands.
-    Started(Box<NewRun>, Timestamp),
+    Started {
+        new: Box<NewRun>,
+        at: Timestamp,
+        /// Of the lease that it was claimed under.
+        epoch: u64,
+    },
     /// A message was delivered to a run.
     Message(RunNo, Box<InboxRow>),
     /// A run was cancelled, paused or resumed.
@@ -49,12 +57,18 @@ pub(crate) enum Event {
     Due { runs: Vec<DueRun>, look: bool },
     /// Runs of shards that were just taken, which were in somebody's memory.
     Recovered(Vec<DueRun>),
-    /// A run was read from the store.
-    Loaded(RunNo, Result<Option<Box<LoadedRun>>, StoreError>),
+    /// A run was read from the store, by the read with this number.
+    Loaded {
+        run: RunNo,
+        ticket: u64,
+        loaded: Result<Option<Box<LoadedRun>>, StoreError>,
+    },
+    /// What became of a write about a run that is not in memory.
+    Settled(RunNo, Settled),
     /// Paused runs of shards that were just taken, which the code that is here may mend.
     Reconsider(Vec<RunNo>),
     /// One of them was read from the store.
-    Reconsidered(Result<Option<Box<LoadedRun>>, StoreError>),
+    Reconsidered(RunNo, Result<Option<Box<LoadedRun>>, StoreError>),
     /// Which of these shards have a body that has been in flight for longer than this. Answered with
     /// both.
     LongBodies(ShardSet, Duration, mpsc::Sender<(ShardSet, ShardSet)>),

@@ -21,6 +21,8 @@ pub(crate) struct Owned(RwLock<State>);
 
 struct State {
     shards: ShardSet,
+    /// How often the shards were set: while this is the same, no run has moved away and come back.
+    era: u64,
     /// Pools are never renamed or removed, so what is known stays true.
     pools: HashMap<Arc<str>, PoolNo>,
     /// Those of them that nobody serves and no run is in.
@@ -39,6 +41,7 @@ impl Default for Owned {
     fn default() -> Owned {
         Owned(RwLock::new(State {
             shards: ShardSet::EMPTY,
+            era: 0,
             pools: HashMap::from([(Arc::from(DEFAULT_POOL), PoolNo::DEFAULT)]),
             vacant: HashSet::new(),
         }))
@@ -87,7 +90,15 @@ impl Owned {
     }
 
     pub(crate) fn set_shards(&self, shards: &ShardSet) {
-        self.write().shards = shards.clone();
+        let mut state = self.write();
+        state.shards = shards.clone();
+        state.era += 1;
+    }
+
+    /// A number that is another after each change of what is here: what was read before it may be
+    /// out of date, though the shard of it is here, or here again.
+    pub(crate) fn era(&self) -> u64 {
+        self.read().era
     }
 
     /// Takes note of the pools that there are, and which of them are vacant.

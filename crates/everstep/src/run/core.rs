@@ -70,6 +70,8 @@ pub(crate) struct Env {
     pub(crate) owner: Option<Arc<Shared>>,
     /// Where ids come from without an owner.
     pub(crate) ids: RunIds,
+    /// The epoch of the lease under which the run that is polled was taken into memory.
+    pub(crate) epoch: Cell<u64>,
     /// A body did not start because the lease was over.
     pub(crate) stalled: Cell<bool>,
     /// What tokens are made with.

@@ -635,7 +635,7 @@ impl PostgresStore {
     fn commit_together(&self, batch: &Batch) -> Result<Applied, StoreError> {
         let has_bodies = batch.writes.iter().any(transact::has_body);
         let mut named = Named::of(batch);
-        let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
+        let mut fenced = true;
         let giving_back = self.giving_back.read();
         let _under_way = giving_back.unwrap_or_else(PoisonError::into_inner);
         let (mut goes, mut rows) = (0, None);
@@ -659,7 +659,9 @@ impl PostgresStore {
             }
             drop(in_hand);
             // Not before there is a connection: what is known is forgotten after a failover. A
-            // body sees only what is locked, so nothing is left to be compared later.
+            // body sees only what is locked, so nothing is left to be compared later. The same goes
+            // for the fence, which the new server has, too.
+            fenced = fenced && batch.fence.is_none_or(|fence| self.is_at_home(fence));
             rows = match goes {
                 1 if fenced && !has_bodies => lock(&self.known).rows_for(batch, &named),
                 _ => None,

@@ -6,13 +6,14 @@
 
 use std::sync::Arc;
 
-use super::{Event, Pending, Reply, Worker};
+use super::{Event, Pending, Reply, Settled, Worker};
 use crate::{
     codec::encode_failure,
     commit::{Commit, HandOver, Patch, RunStatus, Target, Write},
     engine::peers::{self, Place},
     error::{Failure, FailureKind},
     pool::Overflow,
+    run_id::RunNo,
     store::{DueRun, LoadedRun, RunRow},
     time::Timestamp,
 };
@@ -42,12 +43,41 @@ impl Worker {
             pool = &*pool,
             "a run is handed over to runners that can run it"
         );
-        self.unserved.remove(&run.id.no());
-        let run = run.id.no();
-        self.out.push(Pending {
-            write: Write::HandOver(Box::new(HandOver { run, pool })),
-            reply: Reply::Nobody,
-        });
+        let no = run.id.no();
+        // Until it is known to be handed over, nobody else would look for it.
+        let epoch = self.shared.epoch();
+        let unserved = Unserved {
+            run: run.clone(),
+            waiting: String::new(),
+            deadline_at: None,
+            epoch,
+        };
+        self.unserved.insert(no, unserved);
+        let write = Write::HandOver(Box::new(HandOver { run: no, pool }));
+        let thread = self.index;
+        let reply = Reply::Owner { thread, run: no };
+        self.out.push(Pending::under(epoch, write, reply));
+    }
+
+    /// What became of the write about a run that is not in memory here.
+    pub(super) fn settled(&mut self, run: RunNo, how: Settled) {
+        match how {
+            // If it was refused, another has it, or it has ended.
+            Settled::Answered => {
+                let unserved = self.unserved.get(&run);
+                if unserved.is_some_and(|it| it.waiting.is_empty()) {
+                    self.unserved.remove(&run);
+                }
+            }
+            // The store may not count it as due: it is read, and what is missing is done again.
+            Settled::Unknown => {
+                self.held.push_back(run);
+                self.admit_held();
+            }
+            // The reason was told. It is tried again when other runners come, and by the next owner:
+            // at once it would fail again.
+            Settled::Rejected => {}
+        }
     }
 
     /// Nobody could run it: it stays as it is, and its row says why.
@@ -78,6 +108,7 @@ impl Worker {
             run: run.clone(),
             waiting,
             deadline_at: None,
+            epoch: self.shared.epoch(),
         };
         self.unserved.insert(no, unserved);
         let (id, mailbox) = (run.id, self.mailbox.clone());
@@ -126,15 +157,14 @@ impl Worker {
         };
         let mut commit = Commit::of_row(row, patch);
         commit.inbox_seq = Some(row.inbox_seq);
-        self.out.push(Pending {
-            write: Write::Commit(Box::new(commit)),
-            reply: Reply::Nobody,
-        });
+        let write = Write::Commit(Box::new(commit));
+        let pending = Pending::under(known.epoch, write, Reply::Nobody);
+        self.out.push(pending);
     }
 
     /// Ends a run whose deadline has passed before anything of it has begun: that takes no code.
     /// Whether it was one.
-    pub(super) fn is_over_without_code(&mut self, loaded: &LoadedRun) -> bool {
+    pub(super) fn is_over_without_code(&mut self, loaded: &LoadedRun, epoch: u64) -> bool {
         let row = &loaded.row;
         let passed = row.deadline_at.filter(|at| *at <= self.env.now.get());
         let is_new = row.status == RunStatus::Pending && loaded.history.is_empty();
@@ -156,11 +186,11 @@ impl Worker {
             output,
             error,
         };
-        self.unserved.remove(&row.id.no());
-        self.out.push(Pending {
-            write: Write::Commit(Box::new(Commit::of_row(row, patch))),
-            reply: Reply::Nobody,
-        });
+        let (thread, run) = (self.index, row.id.no());
+        self.unserved.remove(&run);
+        let write = Write::Commit(Box::new(Commit::of_row(row, patch)));
+        let reply = Reply::Owner { thread, run };
+        self.out.push(Pending::under(epoch, write, reply));
         true
     }
 
@@ -187,10 +217,12 @@ const UNSERVED_MAX: usize = 10_000;
 /// A due run that nobody could run when it was last looked at.
 pub(super) struct Unserved {
     run: DueRun,
-    /// The reason that was written.
+    /// The reason that was written; none while it is being handed over.
     waiting: String,
     /// When it ends by itself, if that takes no code.
     deadline_at: Option<Timestamp>,
+    /// The lease under which it was looked at.
+    epoch: u64,
 }
 
 /// A run as the due poll would show it.

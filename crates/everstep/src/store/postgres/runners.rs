@@ -163,17 +163,14 @@ pub(super) fn take_shards(
         return Ok(None);
     }
     // Shards of runners whose row is gone are free.
-    session.execute(
-        "DELETE FROM shards WHERE shard = ANY ($1) AND runner NOT IN (SELECT id FROM runners)",
-        params![numbers(wanted)],
-    );
+    let sql = "WITH freed AS (DELETE FROM shards WHERE shard = ANY ($1) \
+               AND runner NOT IN (SELECT id FROM runners) RETURNING shard) \
+               UPDATE runs SET recoveries = recoveries + 1 \
+               WHERE status IN (1, 3) AND shard IN (SELECT shard FROM freed)";
+    session.execute(sql, params![numbers(wanted)]);
     let sql = "INSERT INTO shards (shard, runner) SELECT number, $1 FROM unnest($2::bigint[]) \
-               AS number ORDER BY number ON CONFLICT DO NOTHING RETURNING shard";
-    let params = params![fence.runner, numbers(wanted)];
-    let taken = session.rows(sql, params, |row| row.get::<i64>(0))?;
-    let sql = "UPDATE runs SET recoveries = recoveries + 1 \
-               WHERE status IN (1, 3) AND shard = ANY ($1)";
-    session.execute(sql, params![taken]);
+               AS number ORDER BY number ON CONFLICT DO NOTHING";
+    session.execute(sql, params![fence.runner, numbers(wanted)]);
     columns::shards_of(session, fence.runner).map(Some)
 }
 
@@ -215,7 +212,10 @@ fn free_shards_of(
     let gone: Vec<_> = gone.map(|(id, ..)| bytes(id)).collect();
     let sql = "UPDATE runners SET epoch = nextval('epochs') WHERE id = ANY ($1)";
     session.execute(sql, vec![Value::Blobs(gone.clone())]);
-    let sql = "DELETE FROM shards WHERE runner = ANY ($1)";
+    // All that they held, whoever takes it: what was given back in good order does not count.
+    let sql = "WITH freed AS (DELETE FROM shards WHERE runner = ANY ($1) RETURNING shard) \
+               UPDATE runs SET recoveries = recoveries + 1 \
+               WHERE status IN (1, 3) AND shard IN (SELECT shard FROM freed)";
     session.execute(sql, vec![Value::Blobs(gone)]);
     Ok(true)
 }

@@ -7,7 +7,6 @@ use uuid::Uuid;
 
 use super::{batch::fence_holds, columns, pools};
 use crate::{
-    run_id::ShardId,
     store::{Fence, NewRunner, ShardSet, memory::DEAD_RUNNER_KEPT, rules},
     time::Timestamp,
 };
@@ -85,21 +84,13 @@ pub(crate) fn take_shards(
     let list = columns::to_json(&wanted.iter().map(|shard| shard.0).collect::<Vec<_>>());
     oust_expired(conn, fence.runner, now, &list, dead)?;
     let sql = "INSERT INTO shards (shard, runner) SELECT value, ?1 FROM json_each(?2) WHERE TRUE \
-               ON CONFLICT DO NOTHING RETURNING shard";
-    let mut statement = conn.prepare(sql)?;
-    let taken = statement.query_map(params![fence.runner.as_bytes(), list], |row| {
-        row.get(0).map(ShardId)
-    })?;
-    let taken = taken.collect::<rusqlite::Result<ShardSet>>()?;
-    let list = columns::to_json(&taken.iter().map(|shard| shard.0).collect::<Vec<_>>());
-    let sql = "UPDATE runs SET recoveries = recoveries + 1 WHERE no IN ( \
-               SELECT no FROM runs INDEXED BY live WHERE status IN (1, 3) \
-               AND shard IN (SELECT value FROM json_each(?1)))";
-    conn.execute(sql, [list])?;
+               ON CONFLICT DO NOTHING";
+    conn.execute(sql, params![fence.runner.as_bytes(), list])?;
     columns::shards_of(conn, fence.runner).map(Some)
 }
 
-/// Frees all shards of those holders of wanted shards whose lease is over, or who are dead.
+/// Frees all shards of those holders of wanted shards whose lease is over, or who are dead, and
+/// counts a recovery on the runs that they had in memory.
 fn oust_expired(
     conn: &Connection,
     me: Uuid,
@@ -122,6 +113,10 @@ fn oust_expired(
             "UPDATE runners SET epoch = ?2 WHERE id = ?1",
             params![runner, epoch],
         )?;
+        let sql = "UPDATE runs SET recoveries = recoveries + 1 WHERE no IN ( \
+                   SELECT no FROM runs INDEXED BY live WHERE status IN (1, 3) \
+                   AND shard IN (SELECT shard FROM shards WHERE runner = ?1))";
+        conn.execute(sql, [runner])?;
         conn.execute("DELETE FROM shards WHERE runner = ?1", [runner])?;
     }
     Ok(())
