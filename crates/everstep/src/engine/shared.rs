@@ -62,6 +62,9 @@ pub(crate) struct Shared {
     /// When the lease ends, in nanoseconds since `begun`: looked at before every run is driven, so
     /// without a lock. 0 while there is none.
     lease_ends: AtomicU64,
+    /// The same by the machine's calendar, in milliseconds: the other clock stands still while the
+    /// machine sleeps.
+    lease_ends_at: AtomicI64,
     /// The epoch of the lease, without a lock; [`NO_LEASE`] while there is none. Changed only while
     /// the lease is locked.
     lease_epoch: AtomicU64,
@@ -107,6 +110,11 @@ struct Lease {
     valid_until: Instant,
 }
 
+/// The machine's calendar. Only for leases, which go by real time whatever clock the engine has.
+fn wall_ms() -> i64 {
+    Timestamp::from(std::time::SystemTime::now()).as_millis()
+}
+
 impl Shared {
     pub(crate) fn new(
         settings: Arc<Settings>,
@@ -138,6 +146,7 @@ impl Shared {
             lease_stop: Arc::default(),
             lease: Mutex::new(None),
             lease_ends: AtomicU64::new(0),
+            lease_ends_at: AtomicI64::new(0),
             lease_epoch: AtomicU64::new(NO_LEASE),
             begun: Instant::now(),
             stopped: OnceLock::new(),
@@ -236,9 +245,14 @@ impl Shared {
         self.lease_epoch.store(lease.fence.epoch, Ordering::Release);
         let ends = lease.valid_until.saturating_duration_since(self.begun);
         let ends = u64::try_from(ends.as_nanos()).unwrap_or(u64::MAX);
+        let left = lease.valid_until.saturating_duration_since(Instant::now());
+        let left = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
+        let at = self
+            .lease_ends_at
+            .swap(wall_ms().saturating_add(left), Ordering::AcqRel);
         // Looked at after the swap: whoever has found it over until then is woken.
         let before = self.lease_ends.swap(ends, Ordering::AcqRel);
-        let was_over = before <= self.nanos();
+        let was_over = before <= self.nanos() || at <= wall_ms();
         drop(slot);
         self.counters.lease_lasts();
         if was_over {
@@ -249,10 +263,13 @@ impl Shared {
         }
     }
 
-    /// Whether the lease has not ended yet, by this machine's monotonic clock. A process that was
-    /// stopped for longer may have a successor, and must start no body before it knows.
+    /// Whether the lease has not ended yet, by either clock of this machine. A process that was
+    /// stopped for longer, or whose machine has slept, may have a successor, and must start no body
+    /// before it knows.
     pub(crate) fn lease_lasts(&self) -> bool {
-        self.nanos() < self.lease_ends.load(Ordering::Acquire)
+        let lasts = self.nanos() < self.lease_ends.load(Ordering::Acquire)
+            && wall_ms() < self.lease_ends_at.load(Ordering::Acquire);
+        lasts
             || matches!(
                 self.settings.sabotage,
                 Some(Sabotage::NoFence | Sabotage::NoSelfFencing)
@@ -355,6 +372,7 @@ impl Shared {
             *lease = None;
             self.lease_epoch.store(NO_LEASE, Ordering::Release);
             self.lease_ends.store(0, Ordering::Release);
+            self.lease_ends_at.store(0, Ordering::Release);
             self.owned.set_shards(&ShardSet::EMPTY);
         }
         tracing::error!("the lease of this runner is over; its runs are dropped from memory");
@@ -518,5 +536,19 @@ mod tests {
         shared.prolong(fence, Instant::now() + shared.settings.lease);
         let events = shared.threads[0].take();
         assert!(matches!(events[..], [Event::Timer]));
+    }
+
+    /// The clock that counts nanoseconds stands still while a machine sleeps; its lease does not.
+    #[test]
+    fn a_lease_is_over_when_the_machine_has_slept_past_it() {
+        let (_, shared) = fixture::shared();
+        let fence = fixture::enter(&shared);
+        assert!(shared.lease_lasts());
+        shared.threads[0].take();
+        shared.lease_ends_at.store(wall_ms() - 1, Ordering::Release);
+        assert!(!shared.lease_lasts());
+        shared.prolong(fence, Instant::now() + shared.settings.lease);
+        assert!(shared.lease_lasts());
+        assert!(matches!(shared.threads[0].take()[..], [Event::Timer]));
     }
 }
