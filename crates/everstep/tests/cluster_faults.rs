@@ -82,13 +82,16 @@ async fn deserted(
         let run = client.start(ORDER, 1).deadline_after(deadline);
         let run = run.await.unwrap();
         let begun = std::time::Instant::now();
-        // Some are in shards that are for the idler, and stay at home.
-        while begun.elapsed() < Duration::from_millis(100) {
-            if row(store, run.id()).shard.pool() != PoolNo::DEFAULT {
-                deserted.push(run);
-                break;
-            }
+        let is_moved = || row(store, run.id()).shard.pool() != PoolNo::DEFAULT;
+        while begun.elapsed() < Duration::from_millis(100) && !is_moved() {
             tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        if is_moved() {
+            deserted.push(run);
+        } else {
+            // Some are in shards that are for the idler, and stay at home: they would be handed over
+            // when the next runner comes.
+            run.cancel().await.unwrap();
         }
     }
     store.deregister_runner(idler).unwrap();
