@@ -129,6 +129,8 @@ impl Schema {
             let options = PostgresOptions {
                 schema: format!("everstep_kit_{format:08x}_{no}"),
                 database_time: false,
+                // Many tests at once, each with a few schemas, share one server.
+                kept_connections: 2,
                 ..PostgresOptions::default()
             };
             let number = fnv(options.schema.bytes()) as i64;
