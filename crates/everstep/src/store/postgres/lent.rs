@@ -118,8 +118,8 @@ impl PostgresStore {
 
 /// So many are made without a thought; then it is waited for a while whether one comes back. Each has
 /// a few connections, and those of a store that has died go only when its threads have noticed.
-const ENOUGH: usize = 40;
-const PATIENCE: Duration = Duration::from_secs(5);
+const ENOUGH: usize = 100;
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Schema {
     /// One that was given back.
