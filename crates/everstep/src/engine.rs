@@ -867,17 +867,29 @@ fn sign_off(shared: &Shared, fence: Option<Fence>) {
     }
 }
 
-/// How long a shutdown waits for the engine's threads to end after they have dropped everything.
-const JOIN_MAX: Duration = Duration::from_secs(3);
+/// How long a shutdown waits for a body that blocks its thread, after everything else was dropped.
+const BLOCKED_MAX: Duration = Duration::from_secs(3);
+
+/// How long it waits for a store that is slow. A runner that does not sign off counts as alive until
+/// its lease is over, and others hand runs to it.
+const JOIN_MAX: Duration = Duration::from_secs(60);
 
 /// Waits until all threads have ended. One that a body blocks cannot be ended: it is left alone, and
 /// so is the lease, since the body goes on. Whether all have.
 fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) -> bool {
-    let until = Instant::now() + JOIN_MAX;
+    let begun = Instant::now();
     let mut pause = Duration::from_micros(100);
     while !threads.iter().all(JoinHandle::is_finished) {
-        if Instant::now() >= until {
-            warn_of_blocked(shared);
+        let waited = begun.elapsed();
+        if waited >= BLOCKED_MAX {
+            let blocking = blocking(shared);
+            if !blocking.is_empty() {
+                warn_of_blocked(&blocking);
+                return false;
+            }
+        }
+        if waited >= JOIN_MAX {
+            tracing::warn!("the store does not answer; the runner cannot sign off");
             return false;
         }
         std::thread::sleep(pause);
@@ -887,7 +899,8 @@ fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) -> bool {
     true
 }
 
-fn warn_of_blocked(shared: &Shared) {
+/// The runs, with their steps, that engine threads are polling.
+fn blocking(shared: &Shared) -> Vec<String> {
     let blocking = shared.threads.iter().filter_map(|thread| {
         let polling = lock(&thread.polling).clone()?;
         let step = polling.step.map(|key| crate::history::keys::describe(&key));
@@ -895,9 +908,12 @@ fn warn_of_blocked(shared: &Shared) {
         let (run, workflow) = (polling.run, polling.workflow);
         Some(format!("run {run} of `{workflow}`, at {step}"))
     });
-    let blocking = blocking.collect::<Vec<_>>().join("; ");
+    blocking.collect()
+}
+
+fn warn_of_blocked(blocking: &[String]) {
     tracing::warn!(
-        blocking,
+        blocking = blocking.join("; "),
         "the engine has shut down, but a thread of it has not ended: a body blocks it, and goes on; \
          its shards are free when the lease is over. Use `ctx.blocking` for work that blocks"
     );

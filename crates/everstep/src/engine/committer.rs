@@ -94,6 +94,8 @@ pub(crate) enum Answer {
 pub(crate) enum Settled {
     /// The store has answered.
     Answered,
+    /// It was refused, since a message had arrived in between.
+    Overtaken,
     /// It is not known whether it was made.
     Unknown,
     /// The store cannot take it.

@@ -176,7 +176,11 @@ impl Round<'_> {
                 self.acks[thread].push(Ack { slot, run, answer });
             }
             Reply::Owner { thread, run } => {
-                self.events[thread].push(Event::Settled(run, Settled::Answered));
+                let how = match outcome {
+                    Outcome::Refused(Refusal::InboxMoved(_)) => Settled::Overtaken,
+                    _ => Settled::Answered,
+                };
+                self.events[thread].push(Event::Settled(run, how));
             }
             Reply::Caller(caller) => _ = caller.send(Ok(outcome)),
             Reply::Emitter(_) | Reply::Nobody => {}

@@ -9,7 +9,9 @@ use uuid::Uuid;
 
 use super::{Settings, shared::Shared};
 use crate::{
-    commit::{Batch, Commit, Fence, NewRun, Outcome, Patch, Put, RunStatus, Write},
+    commit::{
+        Batch, Commit, Delivery, Fence, NewRun, OnEnd, Outcome, Patch, Put, RunStatus, Target, Write,
+    },
     ctx::Ctx,
     run_id::{RunId, RunIds},
     store::{MemoryStore, NewRunner, ShardSet, Store, StoreError},
@@ -82,12 +84,21 @@ fn one(store: &TestStore, fence: Fence, write: Write) -> Outcome {
 
 /// A run in the memory of the runner with this fence.
 pub(super) fn start(store: &TestStore, fence: Fence) -> RunId {
+    create(store, fence, 1, true)
+}
+
+/// A run that nobody has code for.
+pub(super) fn start_unserved(store: &TestStore, fence: Fence) -> RunId {
+    create(store, fence, 2, false)
+}
+
+fn create(store: &TestStore, fence: Fence, version: u32, claim: bool) -> RunId {
     let ids = RunIds::new(crate::random::entropy());
     let id = ids.next(SystemClock.now());
     let new = NewRun {
         id,
         workflow: "w".into(),
-        version: 1,
+        version,
         key: None,
         pool: "default".into(),
         available_at: None,
@@ -95,10 +106,10 @@ pub(super) fn start(store: &TestStore, fence: Fence) -> RunId {
         tags: Vec::new(),
         input: Vec::new(),
         parent: None,
-        claim: true,
+        claim,
     };
     match one(store, fence, Write::Start(Box::new(new))) {
-        Outcome::Started(started) => assert!(started.claimed),
+        Outcome::Started(started) => assert_eq!(started.claimed, claim),
         other => panic!("it was not started: {other:?}"),
     }
     id
@@ -123,6 +134,21 @@ pub(super) fn step(run: RunId, number: u64) -> Commit {
         effects: Vec::new(),
         patch: Patch::Keep,
     }
+}
+
+/// A message to the run.
+pub(super) fn send(store: &TestStore, fence: Fence, run: RunId) {
+    let delivery = Delivery {
+        target: Target::Id(run),
+        name: "go".to_owned(),
+        body: Vec::new(),
+        dedupe: None,
+        request: None,
+        inbox_max: 10,
+        on_end: OnEnd::Error,
+    };
+    let outcome = one(store, fence, Write::Deliver(Box::new(delivery)));
+    assert!(matches!(outcome, Outcome::Delivered(_)), "{outcome:?}");
 }
 
 /// Ends a run.

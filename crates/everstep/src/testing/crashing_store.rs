@@ -202,7 +202,7 @@ impl<S: Store> CrashingStore<S> {
     }
 
     /// The next call of this method fails, before it has done anything: one of `commit`, `finished`,
-    /// `live`, `load` and `paused`.
+    /// `live`, `load`, `paused` and `run`.
     #[doc(hidden)]
     pub fn fail_next(
         &self,
@@ -365,6 +365,7 @@ impl<S: Store> Store for CrashingStore<S> {
     }
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
+        self.called("run")?;
         self.read(|store| store.run(target))
     }
 

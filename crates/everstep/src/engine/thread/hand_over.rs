@@ -14,7 +14,7 @@ use crate::{
     error::{Failure, FailureKind},
     pool::Overflow,
     run_id::RunNo,
-    store::{DueRun, LoadedRun, RunRow},
+    store::{DueRun, LoadedRun, RunRow, StoreError},
     time::Timestamp,
 };
 
@@ -69,15 +69,23 @@ impl Worker {
                     self.unserved.remove(&run);
                 }
             }
-            // The store may not count it as due: it is read, and what is missing is done again.
-            Settled::Unknown => {
-                self.held.push_back(run);
-                self.admit_held();
-            }
+            Settled::Unknown | Settled::Overtaken => self.look_again(run),
             // The reason was told. It is tried again when other runners come, and by the next owner:
             // at once it would fail again.
             Settled::Rejected => {}
         }
+    }
+
+    /// What was to be done about a run that nobody could run was not: it is read, and what is missing
+    /// is done again. The store may not count it as due.
+    pub(super) fn look_again(&mut self, run: RunNo) {
+        let Some(known) = self.unserved.get_mut(&run) else {
+            return;
+        };
+        // It is not in its row.
+        known.waiting.clear();
+        self.held.push_back(run);
+        self.admit_held();
     }
 
     /// Nobody could run it: it stays as it is, and its row says why.
@@ -113,10 +121,14 @@ impl Worker {
         self.unserved.insert(no, unserved);
         let (id, mailbox) = (run.id, self.mailbox.clone());
         self.reader.spawn(move |store| {
-            if let Ok(Some(row)) = store.run(&Target::Id(id))
-                && let Ok(entries) = store.history(no, None, 1)
-            {
-                mailbox.push(Event::Unserved(Box::new(row), entries.is_empty()));
+            let read = || match store.run(&Target::Id(id))? {
+                Some(row) => Ok(Some((row, store.history(no, None, 1)?.is_empty()))),
+                None => Ok::<_, StoreError>(None),
+            };
+            match read() {
+                Ok(Some((row, is_new))) => mailbox.push(Event::Unserved(Box::new(row), is_new)),
+                Ok(None) => {}
+                Err(_) => mailbox.push(Event::Settled(no, Settled::Unknown)),
             }
         });
     }
@@ -158,8 +170,9 @@ impl Worker {
         let mut commit = Commit::of_row(row, patch);
         commit.inbox_seq = Some(row.inbox_seq);
         let write = Write::Commit(Box::new(commit));
-        let pending = Pending::under(known.epoch, write, Reply::Nobody);
-        self.out.push(pending);
+        let (thread, run) = (self.index, no);
+        let reply = Reply::Owner { thread, run };
+        self.out.push(Pending::under(known.epoch, write, reply));
     }
 
     /// Ends a run whose deadline has passed before anything of it has begun: that takes no code.

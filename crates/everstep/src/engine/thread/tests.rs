@@ -201,6 +201,49 @@ fn a_hand_over_is_remembered_until_the_store_has_answered() {
     assert_eq!(left, [1, 0]);
 }
 
+/// A run said never what it waits for if the store failed once, or a message came, while that was
+/// looked up and written.
+#[test]
+fn a_run_without_code_says_so_whatever_comes_in_between() {
+    let trouble: [fn(&Bench, RunId, Fence); 3] = [
+        |bench, _, _| bench.store.fail_next("run", fixture::away),
+        |bench, _, _| bench.store.fail_next("commit", fixture::unknown),
+        |bench, run, fence| fixture::send(&bench.store, fence, run),
+    ];
+    for (at, make_trouble) in trouble.into_iter().enumerate() {
+        let mut bench = Bench::new();
+        let fence = bench.begin();
+        let run = fixture::start_unserved(&bench.store, fence);
+        let due = bench.due(run);
+        if at == 0 {
+            make_trouble(&bench, run, fence);
+        }
+        bench.worker.due(due, false);
+        let until = Instant::now() + std::time::Duration::from_secs(60);
+        let mut is_made = at == 0;
+        loop {
+            let loaded = bench.store.load(run.no()).expect("load");
+            if let Some(waiting) = loaded.expect("it is there").row.waiting {
+                assert!(waiting.contains("version 2"), "{waiting}");
+                break;
+            }
+            assert!(Instant::now() < until, "it is not told after trouble {at}");
+            bench.worker.env.now.set(bench.shared.now());
+            for event in bench.shared.threads[0].take() {
+                bench.worker.handle(event);
+            }
+            let writes = std::mem::take(&mut bench.worker.out);
+            if !writes.is_empty() {
+                if !std::mem::replace(&mut is_made, true) {
+                    make_trouble(&bench, run, fence);
+                }
+                committer::commit(&bench.shared, writes);
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
 /// The commit that pauses a run whose other commits the store does not take.
 #[test]
 fn a_run_is_read_again_when_it_is_not_known_whether_it_was_paused() {
