@@ -714,13 +714,8 @@ impl Client {
             return Err(ClientError::Closed);
         }
         let (sender, receiver) = oneshot::channel();
-        self.shared.queue.push(
-            &self.shared,
-            Pending {
-                write,
-                reply: Reply::Caller(sender),
-            },
-        );
+        let pending = Pending::new(write, Reply::Caller(sender));
+        self.shared.queue.push(&self.shared, pending);
         receiver
             .await
             .map_err(|_| ClientError::Closed)?
@@ -741,7 +736,7 @@ impl Client {
             let (sender, answer) = oneshot::channel();
             answers.push(answer);
             let reply = Reply::Caller(sender);
-            Pending { write, reply }
+            Pending::new(write, reply)
         });
         let mut pending = pending.collect();
         self.shared.queue.push_all(&self.shared, &mut pending);

@@ -21,6 +21,7 @@ use uuid::Uuid;
 use crate::{
     client::{Client, ClientError, Worker},
     codec::hook::Codec,
+    commit::Fence,
     ctx::Ctx,
     error::Result as UserResult,
     queue::Queue,
@@ -43,11 +44,14 @@ mod counters;
 mod dispatch;
 mod due;
 mod events;
+#[cfg(test)]
+mod fixture;
 mod hub;
 mod job;
 mod keeper;
 mod lanes;
 mod lease;
+mod leaving;
 mod mailbox;
 mod owned;
 mod peers;
@@ -62,6 +66,7 @@ mod shared;
 mod streams;
 mod suspects;
 mod thread;
+mod vacant;
 mod workers;
 
 pub(crate) use activity::Activity;
@@ -174,6 +179,12 @@ pub enum StartError {
     /// A pool that it is to serve cannot be used.
     #[error("a pool to serve has a bad name")]
     Pool(#[source] NameError),
+    /// Its weight is not one.
+    #[error("the weight of a runner is from 1 to {max}, and {weight} was given", max = assign::WEIGHT_MAX)]
+    Weight {
+        /// What was given.
+        weight: u32,
+    },
     /// The store cannot be used.
     #[error("the engine cannot start on its store")]
     Store(#[source] Arc<StoreError>),
@@ -288,6 +299,9 @@ impl Engine {
 
     /// Stops in good order: takes no new work, lets bodies that are in flight end (up to
     /// `shutdown_limit`), writes what they gave, gives its shards back.
+    ///
+    /// A body that blocks its thread cannot be dropped. It is waited for a few seconds longer, then
+    /// it is named in a warning and left alone; its shards are free when the lease is over.
     pub async fn shutdown(self) {
         // Nothing is taken any more; what is held is given back once it is out of memory.
         self.shared.begin_leaving();
@@ -339,11 +353,8 @@ impl Engine {
         let joiner = std::thread::Builder::new()
             .name("everstep-join".to_owned())
             .spawn(move || {
-                threads.into_iter().for_each(|thread| _ = thread.join());
-                if let Some(fence) = fence
-                    && let Err(error) = shared.store.deregister_runner(fence)
-                {
-                    tracing::warn!(%error, "the runner could not sign off; its lease will end");
+                if join_all(&shared, threads) {
+                    sign_off(&shared, fence);
                 }
                 // Only now: a runner that nobody can wake is taken for dead, and then it cannot
                 // sign off.
@@ -597,7 +608,8 @@ impl EngineBuilder {
     }
 
     /// How many shards this runner has against others of its pools, 1 if this is not said: one with
-    /// 2 gets twice as many. From 1 to 64.
+    /// 2 gets twice as many. From 1 to 64; [`start`](EngineBuilder::start) refuses others. One that
+    /// should have no runs is a [`Client`], or serves a pool of its own.
     pub fn weight(mut self, weight: u32) -> Self {
         self.settings.weight = weight;
         self
@@ -632,6 +644,10 @@ impl EngineBuilder {
     pub async fn start(self) -> Result<Engine, StartError> {
         if let Some(problem) = self.problem {
             return Err(problem);
+        }
+        let weight = self.settings.weight;
+        if !(1..=assign::WEIGHT_MAX).contains(&weight) {
+            return Err(StartError::Weight { weight });
         }
         panics::install_hook();
         let current = tokio::runtime::Handle::try_current().ok();
@@ -715,6 +731,8 @@ impl StartParts {
         let fence = store.register_runner(&shared.as_runner(me))?;
         shared.set_lease(fence, begun + shared.settings.lease);
         let guard = listen_for_wakes(&shared, me)?;
+        // Some of their shards are for this one.
+        store.wake_others(Some(me), &[]);
         let mut handles = Vec::new();
         let stop = shared.lease_stop.clone();
         let leaving = Arc::new(Leaving {
@@ -753,10 +771,11 @@ impl StartParts {
             wake_guard: Mutex::new(Some(guard)),
             runtime: self.runtime.clone(),
         };
-        let taken = lease::balance(&shared, fence, &mut lease::Leaving::default())?;
+        let taken = lease::balance(&shared, fence, &mut leaving::Leaving::default())?;
         // Counted before any of them moves.
         let report = recovery_report(&shared)?;
         lease::take_up(&shared, &taken)?;
+        shared.lease_stop.begin();
         for spec in self.work {
             Workers::open(
                 &shared,
@@ -833,12 +852,71 @@ impl Leaving {
         shared.due.close();
         shared.keeper.close();
         shared.queue.close();
-        if let Some(fence) = shared.fence()
-            && let Err(error) = shared.store.deregister_runner(fence)
-        {
+        sign_off(shared, shared.fence());
+    }
+}
+
+/// The runner is gone: its shards are free, and the others are told to look.
+fn sign_off(shared: &Shared, fence: Option<Fence>) {
+    let Some(fence) = fence else { return };
+    match shared.store.deregister_runner(fence) {
+        Ok(()) => shared.store.wake_others(shared.me, &[]),
+        Err(error) => {
             tracing::warn!(%error, "the runner could not sign off; its lease will end");
         }
     }
+}
+
+/// How long a shutdown waits for a body that blocks its thread, after everything else was dropped.
+const BLOCKED_MAX: Duration = Duration::from_secs(3);
+
+/// How long it waits for a store that is slow. A runner that does not sign off counts as alive until
+/// its lease is over, and others hand runs to it.
+const JOIN_MAX: Duration = Duration::from_secs(60);
+
+/// Waits until all threads have ended. One that a body blocks cannot be ended: it is left alone, and
+/// so is the lease, since the body goes on. Whether all have.
+fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) -> bool {
+    let begun = Instant::now();
+    let mut pause = Duration::from_micros(100);
+    while !threads.iter().all(JoinHandle::is_finished) {
+        let waited = begun.elapsed();
+        if waited >= BLOCKED_MAX {
+            let blocking = blocking(shared);
+            if !blocking.is_empty() {
+                warn_of_blocked(&blocking);
+                return false;
+            }
+        }
+        if waited >= JOIN_MAX {
+            tracing::warn!("the store does not answer; the runner cannot sign off");
+            return false;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(10));
+    }
+    threads.into_iter().for_each(|thread| _ = thread.join());
+    true
+}
+
+/// The runs, with their steps, that engine threads are polling.
+fn blocking(shared: &Shared) -> Vec<String> {
+    let blocking = shared.threads.iter().filter_map(|thread| {
+        let polling = lock(&thread.polling).clone()?;
+        let step = polling.step.map(|key| crate::history::keys::describe(&key));
+        let step = step.as_deref().unwrap_or("the workflow's own code");
+        let (run, workflow) = (polling.run, polling.workflow);
+        Some(format!("run {run} of `{workflow}`, at {step}"))
+    });
+    blocking.collect()
+}
+
+fn warn_of_blocked(blocking: &[String]) {
+    tracing::warn!(
+        blocking = blocking.join("; "),
+        "the engine has shut down, but a thread of it has not ended: a body blocks it, and goes on; \
+         its shards are free when the lease is over. Use `ctx.blocking` for work that blocks"
+    );
 }
 
 /// The thread that commits.

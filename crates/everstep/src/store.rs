@@ -300,10 +300,11 @@ pub trait Store: Send + Sync + 'static {
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError>;
 
     /// Takes for this runner those of the wanted shards that nobody holds, or whose holder's lease
-    /// is over at `now` or is named in `dead`; all shards of such a holder become free and its epoch is raised, so that
-    /// none of its batches can commit from then on. Counts a recovery on every run of the taken
-    /// shards that is `Running` or `RollingBack`. Answers with all shards that the runner holds
-    /// after it, or `None` if the fence no longer holds.
+    /// is over at `now` or is named in `dead`; all shards of such a holder become free and its epoch
+    /// is raised, so that none of its batches can commit from then on. Counts a recovery on every
+    /// run of those shards that is `Running` or `RollingBack`, and on none of a shard that was given
+    /// back. Answers with all shards that the runner holds after it, or `None` if the fence no
+    /// longer holds.
     fn take_shards(
         &self,
         fence: Fence,
@@ -812,6 +813,8 @@ pub struct Serves {
     pub version: u32,
     /// The versions of runs that this code may run.
     pub accepts: RangeInclusive<u32>,
+    /// The pool that its runs are in, unless a start says otherwise.
+    pub pool: String,
 }
 
 impl Serves {

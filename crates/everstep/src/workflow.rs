@@ -325,6 +325,7 @@ impl Definition {
             workflow: self.name.to_string(),
             version: self.version,
             accepts,
+            pool: self.options.pool.to_string(),
         }
     }
 

@@ -14,12 +14,12 @@ use std::{
 };
 
 use everstep::{
-    EngineBuilder, EntryKind, OnFailure, RunHandle, RunStatus, WorkflowOptions,
+    EngineBuilder, EntryKind, OnFailure, RunHandle, RunInfo, RunStatus, WorkflowOptions,
     prelude::*,
     store::Store,
     testing::{self, VirtualClock},
 };
-use scenario::{until, until_paused};
+use scenario::{until, until_info, until_paused};
 
 const ORDER: Workflow<u32, u32> = Workflow::new("order");
 
@@ -150,11 +150,8 @@ async fn without_its_version(store: Arc<dyn Store>) {
     let run = new.client().run::<u32>(run.id());
     run.send("go", &1_u32).await.unwrap();
     let waiting = "a runner with workflow `order` version 1; started runners serve 2";
-    until("the reason", async || {
-        let info = run.info().await.unwrap();
-        (info.waiting.as_deref() == Some(waiting)).then_some(())
-    })
-    .await;
+    let is_told = |info: &RunInfo| info.waiting.as_deref() == Some(waiting);
+    until_info(&run, "the reason", is_told).await;
     assert_eq!(run.status().await.unwrap(), RunStatus::Sleeping);
     new.shutdown().await;
 

@@ -43,7 +43,7 @@ const TAIL_LINES: usize = 30;
 
 const CONFIGURATION: &str = "
 listen_addresses = '127.0.0.1'
-max_connections = 200
+max_connections = 1000
 fsync = on
 synchronous_commit = on
 full_page_writes = on

@@ -11,9 +11,10 @@ use crate::{
         Fire, FireCause, Fired, NewSchedule, Outcome, ScheduleOutcome, ScheduleRow, ScheduleWrite,
         Write,
     },
-    engine::schedules::{run_of_tick, run_of_trigger},
+    engine::schedules::{home_among, run_of_tick, run_of_trigger},
     run_id::RunId,
     schedule::{Overlap, ScheduleSpec, Ticks},
+    store::Store,
     time::{Timestamp, hours},
     workflow::WorkflowRef,
 };
@@ -464,7 +465,8 @@ impl ScheduleHandle {
         loop {
             let row = self.row().await?;
             let tick = self.client.shared.now();
-            let run = run_of_trigger(&self.client.shared, &row, tick);
+            let home = self.home(&row).await?;
+            let run = run_of_trigger(&self.client.shared, &row, tick, home);
             let fire = Fire {
                 name: row.name,
                 revision: row.revision,
@@ -547,10 +549,23 @@ impl ScheduleHandle {
         Ok(found)
     }
 
+    /// The pool of its runs, which another process may have to say.
+    async fn home(&self, row: &ScheduleRow) -> Result<Arc<str>, ClientError> {
+        let (shared, row) = (self.client.shared.clone(), row.clone());
+        let read = move |store: &dyn Store| {
+            let now = shared.now();
+            let mut runners = store.runners()?;
+            runners.retain(|runner| runner.lease_until > now);
+            Ok(home_among(&shared, store, &row, &runners))
+        };
+        self.client.read(read).await
+    }
+
     /// Whether it was there already.
     async fn start_tick(&self, row: &ScheduleRow, tick: Timestamp) -> Result<bool, ClientError> {
+        let home = self.home(row).await?;
         loop {
-            let new = run_of_tick(&self.client.shared, row, tick);
+            let new = run_of_tick(&self.client.shared, row, tick, home.clone());
             match self.client.write(Write::Start(Box::new(new))).await? {
                 Outcome::Started(started) => return Ok(started.attached),
                 // Another process has made a run with the same number: the next id is free.

@@ -28,7 +28,7 @@ use crate::{
     run::core::{Core, Turn},
     run_id::RunId,
     time::Timestamp,
-    workflow::{DEFAULT_POOL, Value, WorkflowRef, check_name},
+    workflow::{DEFAULT_POOL, Value, WorkflowRef, check_name, check_pool},
 };
 
 impl Ctx {
@@ -69,6 +69,7 @@ impl Ctx {
             workflow: workflow.name().to_owned(),
             version: workflow.version(),
             key,
+            pool: None,
             deadline: None,
             tags: Vec::new(),
             input,
@@ -107,6 +108,7 @@ struct Plan {
     workflow: String,
     version: u32,
     key: Option<String>,
+    pool: Option<String>,
     deadline: Option<Until>,
     tags: Vec<(String, String)>,
     input: Vec<u8>,
@@ -118,6 +120,9 @@ impl Plan {
         let tags = self.tags.iter().flat_map(|(name, value)| [name, value]);
         for name in self.key.iter().chain(tags) {
             check_name(name).map_err(Error::fatal)?;
+        }
+        if let Some(pool) = &self.pool {
+            check_pool(pool).map_err(Error::fatal)?;
         }
         Ok(())
     }
@@ -140,12 +145,14 @@ impl Plan {
         let close = self
             .close
             .unwrap_or(if awaited { Close::Cancel } else { Close::Leave });
+        let home = || owner.map(|owner| owner.home_of(&self.workflow, self.version));
+        let pool = self.pool.map(Into::into).or_else(home);
         let new = NewRun {
             id: core.env.new_run_id(),
             workflow: self.workflow.into(),
             version: self.version,
             key: self.key,
-            pool: options.map_or_else(|| DEFAULT_POOL.into(), |options| options.pool.clone()),
+            pool: pool.unwrap_or_else(|| DEFAULT_POOL.into()),
             available_at: None,
             deadline_at: [deadline, core.facts.deadline_at]
                 .into_iter()
@@ -194,6 +201,13 @@ impl<O: Value> Child<O> {
     /// The version of the workflow, if another than the reference says.
     pub fn version(self, version: u32) -> Self {
         self.set(|plan| plan.version = version)
+    }
+
+    /// The pool whose runners run it, if another than its workflow says. A runner that does not have
+    /// the workflow's code asks those that do; if none of them is alive, it takes `default` unless
+    /// this is said.
+    pub fn pool(self, pool: impl Into<String>) -> Self {
+        self.set(|plan| plan.pool = Some(pool.into()))
     }
 
     /// It fails if it has not ended by this instant.

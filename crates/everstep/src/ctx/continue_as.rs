@@ -66,8 +66,7 @@ impl Ctx {
         input: &I,
     ) -> ContinueAs<O> {
         let owner = self.core().env.owner.as_ref();
-        let definition = owner.and_then(|owner| owner.registry.find(&workflow, version));
-        let pool = definition.map(|definition| definition.options.pool.clone());
+        let pool = owner.map(|owner| owner.home_of(&workflow, version));
         let what = || "the input of the next generation".to_owned();
         let encoded = encode(self.core(), input, Whose::Others, what);
         let claim = match &encoded {

@@ -146,6 +146,8 @@ impl Step {
 pub(crate) struct Emitter {
     /// None in tests that drive a run by hand.
     shared: Option<Arc<Shared>>,
+    /// Of the lease that the run is in memory under.
+    epoch: u64,
     settings: Arc<Settings>,
     sealer: Sealer,
     names: Arc<StreamNames>,
@@ -157,10 +159,10 @@ pub(crate) struct Emitter {
 impl Emitter {
     pub(crate) fn new(core: &Core, key: &[u8], attempt: u32) -> Emitter {
         let shared = core.env.owner.clone();
-        let epoch = shared.as_ref().and_then(|shared| shared.fence());
-        let epoch = epoch.map_or(0, |fence| fence.epoch);
+        let epoch = core.env.epoch.get();
         Emitter {
             shared,
+            epoch,
             settings: core.env.settings.clone(),
             sealer: Sealer::of(core),
             names: core.stream_names(),
@@ -195,7 +197,8 @@ impl Emitter {
         };
         let write = Write::Emit(Box::new(emission));
         let reply = Reply::Emitter(room);
-        shared.queue.push(shared, Pending { write, reply });
+        let pending = Pending::under(self.epoch, write, reply);
+        shared.queue.push(shared, pending);
     }
 }
 

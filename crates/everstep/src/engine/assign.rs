@@ -4,10 +4,12 @@
 //! So a runner that comes takes shards only for itself, one that goes leaves only its own, and the
 //! shares are as the weights. Whole numbers only: two machines must not differ in a last bit.
 
+use std::collections::HashSet;
+
 use uuid::Uuid;
 
 use crate::{
-    pool::{Overflow, PoolRow},
+    pool::{Overflow, PoolNo, PoolRow},
     random,
     run_id::ShardId,
     store::{RunnerRow, ShardSet},
@@ -16,15 +18,17 @@ use crate::{
 /// The greatest weight; a greater one counts as this.
 pub(crate) const WEIGHT_MAX: u32 = 64;
 
-/// The shards of all these pools that this runner should have among those that are alive.
-pub(crate) fn assigned(me: Uuid, alive: &[&RunnerRow], pools: &[PoolRow]) -> ShardSet {
+/// The shards of all these pools that this runner should have among those that are alive. Nobody has
+/// those of a pool that is `vacant`.
+pub(crate) fn assigned(
+    me: Uuid,
+    alive: &[&RunnerRow],
+    pools: &[PoolRow],
+    vacant: &HashSet<PoolNo>,
+) -> ShardSet {
     let mut shards = ShardSet::EMPTY;
-    for pool in pools {
-        let candidates: Vec<&RunnerRow> = alive
-            .iter()
-            .copied()
-            .filter(|runner| may_own(runner, &pool.name))
-            .collect();
+    for pool in pools.iter().filter(|pool| !vacant.contains(&pool.no)) {
+        let candidates = candidates(alive, &pool.name);
         if !candidates.iter().any(|runner| runner.id == me) {
             continue;
         }
@@ -45,6 +49,20 @@ pub(crate) fn may_own(runner: &RunnerRow, pool: &str) -> bool {
             serves_pool(overflow.home) && runner.serves(overflow.workflow, overflow.version)
         }
         None => serves_pool(pool),
+    }
+}
+
+/// Those who own the shards of a pool among them. Runs of an overflow pool whose code nobody has can
+/// still be cancelled, and their time can be over: that is for the runners of their home.
+fn candidates<'a>(alive: &[&'a RunnerRow], pool: &str) -> Vec<&'a RunnerRow> {
+    let able = alive.iter().copied().filter(|row| may_own(row, pool));
+    let able: Vec<&RunnerRow> = able.collect();
+    match Overflow::parse(pool) {
+        Some(overflow) if able.is_empty() => {
+            let of_home = |row: &&RunnerRow| may_own(row, overflow.home);
+            alive.iter().copied().filter(of_home).collect()
+        }
+        _ => able,
     }
 }
 
@@ -69,10 +87,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        pool::PoolNo,
         store::{MemoryStore, NewRunner, Serves, Store},
         time::Timestamp,
     };
+
+    /// In these tests the pool with this number has no runs.
+    const VACANT: PoolNo = PoolNo(77);
 
     fn runner(no: u128, pools: &[&str], weight: u32, versions: &[u32]) -> RunnerRow {
         let store = MemoryStore::new();
@@ -80,6 +100,7 @@ mod tests {
             workflow: "order".to_owned(),
             version: *version,
             accepts: *version..=*version,
+            pool: "default".to_owned(),
         };
         let id =
             Uuid::from_u128(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c834_u128.wrapping_mul(no + 1));
@@ -104,7 +125,8 @@ mod tests {
 
     fn shares(alive: &[RunnerRow], pools: &[PoolRow]) -> Vec<ShardSet> {
         let refs: Vec<&RunnerRow> = alive.iter().collect();
-        let share = |runner: &RunnerRow| assigned(runner.id, &refs, pools);
+        let vacant = HashSet::from([VACANT]);
+        let share = |runner: &RunnerRow| assigned(runner.id, &refs, pools, &vacant);
         alive.iter().map(share).collect()
     }
 
@@ -165,8 +187,27 @@ mod tests {
             runner(2, &["default"], 1, &[2]),
             runner(3, &["gpu"], 1, &[1]),
         ];
-        let shares = shares(&alive, &pools(&["default@order/1", "gpu@order/2"]));
+        let shares = shares(&alive, &pools(&["default@order/1"]));
         assert_eq!(shares[0], ShardSet::of_pools([PoolNo(0)]));
         assert!(shares[1].is_empty() && shares[2].is_empty());
+    }
+
+    /// Runs in a pool of which nobody had the code were nobody's: they could not be cancelled.
+    #[test]
+    fn an_overflow_pool_without_code_belongs_to_its_home() {
+        let alive = [
+            runner(1, &["default"], 1, &[1]),
+            runner(2, &["default"], 1, &[]),
+            runner(3, &["gpu"], 1, &[2]),
+        ];
+        let of_none = pools(&["default@order/2"]);
+        let shares_of_none = shares(&alive, &of_none);
+        assert_eq!(shares_of_none[0].len() + shares_of_none[1].len(), 256);
+        assert!(shares_of_none[1].len() > 60 && shares_of_none[2].is_empty());
+        // Unless there is nothing in it.
+        let no = VACANT;
+        let vacant = of_none.into_iter().map(|row| PoolRow { no, ..row });
+        let shares = shares(&alive, &vacant.collect::<Vec<_>>());
+        assert!(shares.iter().all(ShardSet::is_empty));
     }
 }

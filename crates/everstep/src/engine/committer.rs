@@ -14,22 +14,57 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{claims, lanes, shared::Shared, streams::Room, workers};
+use super::{claims, lanes, settings::Sabotage, shared::Shared, streams::Room, workers};
 use crate::{
-    commit::{Applied, Batch, Commit, Outcome, QueueWrite, Settlement, Write},
+    commit::{Applied, Batch, Commit, Fence, Outcome, QueueWrite, Refusal, Settlement, Write},
+    run_id::RunNo,
     store::{Reaction, StoreError},
 };
 
 /// A write, and who wants to know what became of it.
 pub(crate) struct Pending {
     pub(crate) write: Write,
+    pub(crate) sender: Sender,
+}
+
+impl Pending {
+    /// A write that anybody may make.
+    pub(crate) fn new(write: Write, reply: Reply) -> Pending {
+        Pending::under(NO_EPOCH, write, reply)
+    }
+
+    /// A write of the owner of a run, which had it under the lease with this epoch.
+    pub(crate) fn under(epoch: u64, write: Write, reply: Reply) -> Pending {
+        let sender = Sender { reply, epoch };
+        Pending { write, sender }
+    }
+}
+
+/// Where a write comes from.
+pub(crate) struct Sender {
     pub(crate) reply: Reply,
+    /// The epoch of the lease under which its run was taken into memory, if the write depends on
+    /// that: it is never sent under another. What was done under a lease that was lost is not
+    /// current, though the shard may have come back since.
+    epoch: u64,
+}
+
+/// Of a write that depends on no lease.
+const NO_EPOCH: u64 = 0;
+
+impl Sender {
+    fn is_stale(&self, fence: Option<Fence>) -> bool {
+        self.epoch != NO_EPOCH && fence.is_none_or(|fence| fence.epoch != self.epoch)
+    }
 }
 
 /// Who wants to know what became of a write.
 pub(crate) enum Reply {
     /// A run in the memory of an engine thread.
     Run { thread: usize, slot: u32, run: u64 },
+    /// An engine thread that does not have the run in memory, and must see to it that the write is
+    /// made: the store does not count the run as due.
+    Owner { thread: usize, run: RunNo },
     /// A caller that waits.
     Caller(oneshot::Sender<Result<Outcome, Arc<StoreError>>>),
     /// A body that emits: its room is given back.
@@ -52,6 +87,19 @@ pub(crate) enum Answer {
     Rejected(Arc<StoreError>),
     /// It is not known whether it was made.
     Unknown,
+}
+
+/// What became of a write about a run that is not in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// The store has answered.
+    Answered,
+    /// It was refused, since a message had arrived in between.
+    Overtaken,
+    /// It is not known whether it was made.
+    Unknown,
+    /// The store cannot take it.
+    Rejected,
 }
 
 /// The queue in front of the committer.
@@ -223,17 +271,21 @@ pub(crate) fn commit_here(shared: &Shared, pending: &mut Vec<Pending>) {
         return;
     }
     shared.activity.begin(pending.len());
-    let (batch, replies) = to_batch(shared, std::mem::take(pending));
+    let (batch, senders) = to_batch(shared, std::mem::take(pending));
+    let (batch, senders) = refuse_stale(shared, batch, senders);
+    if senders.is_empty() {
+        return;
+    }
     match shared.store.commit(&batch) {
-        Ok(applied) => committed(shared, batch, replies, applied),
+        Ok(applied) => committed(shared, batch, senders, applied),
         Err(error) if error.reaction() == Reaction::Retry => {
             // To wait is the committer's business.
             shared.activity.end(batch.writes.len());
-            *pending = from_batch(batch, replies);
+            *pending = from_batch(batch, senders);
         }
         Err(error) => {
-            if let Some((batch, replies)) = react(shared, error, batch, replies, 0) {
-                commit(shared, from_batch(batch, replies));
+            if let Some((batch, senders)) = react(shared, error, batch, senders, 0) {
+                commit(shared, from_batch(batch, senders));
             }
         }
     }
@@ -241,44 +293,81 @@ pub(crate) fn commit_here(shared: &Shared, pending: &mut Vec<Pending>) {
 
 /// Makes one batch durable, however long that takes, and tells everybody.
 pub(super) fn commit(shared: &Shared, pending: Vec<Pending>) {
-    let (mut batch, mut replies) = to_batch(shared, pending);
+    let (mut batch, mut senders) = to_batch(shared, pending);
     for tries in 1.. {
         if let Some(error) = shared.stopped() {
-            return dispatch_error(shared, batch, replies, &error);
+            return dispatch_error(shared, batch, senders, &error);
         }
         batch.fence = shared.fence_for_commit();
         batch.now = shared.now();
+        // Again each time: the lease may have been lost, and another begun, since the last one.
+        (batch, senders) = refuse_stale(shared, batch, senders);
+        if senders.is_empty() {
+            return;
+        }
         match shared.store.commit(&batch) {
-            Ok(applied) => return committed(shared, batch, replies, applied),
-            Err(error) => match react(shared, error, batch, replies, tries) {
-                Some(again) => (batch, replies) = again,
+            Ok(applied) => return committed(shared, batch, senders, applied),
+            Err(error) => match react(shared, error, batch, senders, tries) {
+                Some(again) => (batch, senders) = again,
                 None => return,
             },
         }
     }
 }
 
-pub(super) fn to_batch(shared: &Shared, mut pending: Vec<Pending>) -> (Batch, Vec<Reply>) {
+pub(super) fn to_batch(shared: &Shared, mut pending: Vec<Pending>) -> (Batch, Vec<Sender>) {
     workers::claim_last(shared, &mut pending);
     let parts = pending
         .into_iter()
-        .map(|pending| (pending.write, pending.reply));
-    let (mut writes, replies): (Vec<_>, Vec<_>) = parts.unzip();
+        .map(|pending| (pending.write, pending.sender));
+    let (mut writes, senders): (Vec<_>, Vec<_>) = parts.unzip();
     claims::take(shared, &mut writes);
     let (fence, now) = (shared.fence_for_commit(), shared.now());
-    (Batch { fence, now, writes }, replies)
+    (Batch { fence, now, writes }, senders)
 }
 
-pub(super) fn from_batch(batch: Batch, replies: Vec<Reply>) -> Vec<Pending> {
-    let parts = batch.writes.into_iter().zip(replies);
+pub(super) fn from_batch(batch: Batch, senders: Vec<Sender>) -> Vec<Pending> {
+    let parts = batch.writes.into_iter().zip(senders);
     parts
-        .map(|(write, reply)| Pending { write, reply })
+        .map(|(write, sender)| Pending { write, sender })
         .collect()
 }
 
-pub(super) fn committed(shared: &Shared, batch: Batch, replies: Vec<Reply>, applied: Applied) {
+/// Refuses what was done under another lease than the one that the batch is sent under; gives the
+/// rest, of which nothing may be left.
+pub(super) fn refuse_stale(
+    shared: &Shared,
+    mut batch: Batch,
+    senders: Vec<Sender>,
+) -> (Batch, Vec<Sender>) {
+    let fence = batch.fence;
+    let is_sound = !senders.iter().any(|sender| sender.is_stale(fence));
+    if is_sound || shared.settings.sabotage == Some(Sabotage::NoFence) {
+        return (batch, senders);
+    }
+    let writes = std::mem::take(&mut batch.writes);
+    let parts = writes.into_iter().zip(senders);
+    let (stale, rest): (Vec<_>, Vec<_>) = parts.partition(|(_, sender)| sender.is_stale(fence));
+    let (writes, stale): (Vec<_>, Vec<_>) = stale.into_iter().unzip();
+    let refused = Batch {
+        fence: None,
+        now: batch.now,
+        writes,
+    };
+    let outcomes = stale.iter().map(|_| Outcome::Refused(Refusal::Fenced));
+    let applied = Applied {
+        outcomes: outcomes.collect(),
+        notices: Vec::new(),
+    };
+    super::dispatch::dispatch(shared, refused, stale, applied);
+    let (writes, senders) = rest.into_iter().unzip();
+    batch.writes = writes;
+    (batch, senders)
+}
+
+pub(super) fn committed(shared: &Shared, batch: Batch, senders: Vec<Sender>, applied: Applied) {
     note_batch(shared, batch.writes.len());
-    super::dispatch::dispatch(shared, batch, replies, applied);
+    super::dispatch::dispatch(shared, batch, senders, applied);
 }
 
 /// Does what [`StoreError::reaction`] says; gives the batch back if it is to be tried again.
@@ -286,9 +375,9 @@ pub(super) fn react(
     shared: &Shared,
     error: StoreError,
     batch: Batch,
-    replies: Vec<Reply>,
+    senders: Vec<Sender>,
     tries: u32,
-) -> Option<(Batch, Vec<Reply>)> {
+) -> Option<(Batch, Vec<Sender>)> {
     match error.reaction() {
         Reaction::Retry => {
             report_retry(&error, tries);
@@ -299,20 +388,20 @@ pub(super) fn react(
             } else {
                 std::thread::sleep(retry_delay(shared, tries));
             }
-            return Some((batch, replies));
+            return Some((batch, senders));
         }
-        Reaction::Bisect if batch.writes.len() > 1 => bisect(shared, batch, replies),
+        Reaction::Bisect if batch.writes.len() > 1 => bisect(shared, batch, senders),
         Reaction::Bisect => {
             tracing::error!(%error, "a write cannot be made");
-            dispatch_error(shared, batch, replies, &Arc::new(error));
+            dispatch_error(shared, batch, senders, &Arc::new(error));
         }
         Reaction::Reload => {
             tracing::warn!(%error, "the outcome of a commit is not known");
-            dispatch_error(shared, batch, replies, &Arc::new(error));
+            dispatch_error(shared, batch, senders, &Arc::new(error));
         }
         Reaction::Stop => {
             shared.stop(error);
-            return Some((batch, replies));
+            return Some((batch, senders));
         }
     }
     None
@@ -346,18 +435,18 @@ fn retry_delay(shared: &Shared, tries: u32) -> Duration {
 }
 
 /// Each half alone, to find the write that cannot be made.
-fn bisect(shared: &Shared, batch: Batch, replies: Vec<Reply>) {
-    let mut first = from_batch(batch, replies);
+fn bisect(shared: &Shared, batch: Batch, senders: Vec<Sender>) {
+    let mut first = from_batch(batch, senders);
     let second = first.split_off(first.len() / 2);
     commit(shared, first);
     commit(shared, second);
 }
 
 /// Nothing of the batch is known to have happened: everybody is told so.
-fn dispatch_error(shared: &Shared, batch: Batch, replies: Vec<Reply>, error: &Arc<StoreError>) {
-    for reply in replies {
+fn dispatch_error(shared: &Shared, batch: Batch, senders: Vec<Sender>, error: &Arc<StoreError>) {
+    for sender in senders {
         let error = error.clone();
-        match reply {
+        match sender.reply {
             Reply::Caller(caller) => _ = caller.send(Err(error)),
             Reply::Run { thread, slot, run } => {
                 let answer = match error.reaction() {
@@ -369,6 +458,13 @@ fn dispatch_error(shared: &Shared, batch: Batch, replies: Vec<Reply>, error: &Ar
                     run,
                     answer,
                 }]));
+            }
+            Reply::Owner { thread, run } => {
+                let how = match error.reaction() {
+                    Reaction::Bisect => Settled::Rejected,
+                    _ => Settled::Unknown,
+                };
+                shared.threads[thread].push(super::mailbox::Event::Settled(run, how));
             }
             Reply::Emitter(_) | Reply::Nobody => {}
         }
@@ -389,4 +485,89 @@ pub(crate) fn lease_margin(lease: Duration) -> Duration {
 /// Whether the lease lasts long enough for one more batch.
 pub(crate) fn lease_holds(valid_until: Instant, lease: Duration) -> bool {
     Instant::now() + lease_margin(lease) < valid_until
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        engine::{fixture, mailbox::Event},
+        store::{ShardSet, Store},
+    };
+
+    fn outcomes(shared: &Shared) -> Vec<Outcome> {
+        let acks = shared.threads[0].take().into_iter().filter_map(|event| {
+            let Event::Acks(acks) = event else {
+                return None;
+            };
+            Some(acks)
+        });
+        let outcomes = acks.flatten().map(|ack| match ack.answer {
+            Answer::Outcome(outcome, _) => outcome,
+            _ => panic!("the store has answered"),
+        });
+        outcomes.collect()
+    }
+
+    fn begin_anew(shared: &Shared, old: Fence) -> Fence {
+        shared.lose_if(old);
+        let new = fixture::enter(shared);
+        let all = ShardSet::of_default_pool();
+        let held = shared.store.take_shards(new, shared.now(), &all, &[]);
+        assert_eq!(held.expect("take_shards"), Some(all));
+        new
+    }
+
+    /// Between the lease that was lost and the one that was begun, another owner may have gone on
+    /// with the run; the number of its last entry is not in its row, so the store cannot tell.
+    #[test]
+    fn a_commit_from_before_a_lost_lease_is_not_made_under_the_next_one() {
+        let (store, shared) = fixture::shared();
+        let old = begin_anew(&shared, fixture::enter(&shared));
+        let run = fixture::start(&store, old);
+        let reply = || Reply::Run {
+            thread: 0,
+            slot: 0,
+            run: 1,
+        };
+        let pending = |fence: Fence| {
+            let write = Write::Commit(Box::new(fixture::step(run, 1)));
+            Pending::under(fence.epoch, write, reply())
+        };
+        let new = begin_anew(&shared, old);
+        commit(&shared, vec![pending(old)]);
+        let fenced = vec![Outcome::Refused(Refusal::Fenced)];
+        assert_eq!(outcomes(&shared), fenced);
+        commit_here(&shared, &mut vec![pending(old)]);
+        assert_eq!(outcomes(&shared), fenced);
+        lanes::commit(&shared, vec![pending(old)]);
+        assert_eq!(outcomes(&shared), fenced);
+        assert!(
+            store
+                .history(run.no(), None, 9)
+                .expect("history")
+                .is_empty()
+        );
+        // Lost between two tries, with another write beside it that depends on nobody.
+        let (again, told) = (shared.clone(), Arc::new(Mutex::new(None)));
+        let tell = told.clone();
+        store.fail_next("commit", move || {
+            *tell.lock().expect("lock") = Some(begin_anew(&again, new));
+            fixture::away()
+        });
+        let control = Write::TendEvents { limit: 1 };
+        commit(&shared, vec![pending(new), Pending::new(control, reply())]);
+        let answers = outcomes(&shared);
+        assert_eq!(answers[..1], fenced);
+        assert!(matches!(answers[1..], [Outcome::Tended(_)]));
+        assert!(
+            store
+                .history(run.no(), None, 9)
+                .expect("history")
+                .is_empty()
+        );
+        let newest = told.lock().expect("lock").expect("it was called");
+        commit(&shared, vec![pending(newest)]);
+        assert!(matches!(outcomes(&shared)[..], [Outcome::Committed(_)]));
+    }
 }

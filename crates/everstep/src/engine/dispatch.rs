@@ -4,17 +4,17 @@ use uuid::Uuid;
 
 use super::{
     claims,
-    committer::{Ack, Answer, Reply},
+    committer::{Ack, Answer, Reply, Sender, Settled},
     keeper::Chore,
     mailbox::Event,
-    shared::Shared,
+    shared::{NO_LEASE, Shared},
     workers,
 };
 use crate::{
     commit::{
         AfterEnqueue, Applied, Batch, Commit, Control, Controlled, Deleted, Delivered, Delivery,
-        Effect, EffectDone, Imported, LetterDone, Notice, Outcome, Patch, Published, Refusal,
-        Write,
+        Effect, EffectDone, Imported, LetterDone, NewRun, Notice, Outcome, Patch, Published,
+        Refusal, Write,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -25,6 +25,8 @@ use crate::{
 struct Round<'a> {
     shared: &'a Shared,
     now: Timestamp,
+    /// The lease that the batch was made under, if there was one.
+    epoch: u64,
     acks: Vec<Vec<Ack>>,
     /// What each engine thread is told, in one go.
     events: Vec<Vec<Event>>,
@@ -37,13 +39,14 @@ struct Round<'a> {
     claims: Vec<Uuid>,
 }
 
-pub(super) fn dispatch(shared: &Shared, mut batch: Batch, replies: Vec<Reply>, applied: Applied) {
+pub(super) fn dispatch(shared: &Shared, mut batch: Batch, senders: Vec<Sender>, applied: Applied) {
     let Applied { outcomes, notices } = applied;
     let n = batch.writes.len();
     debug_assert_eq!(n, outcomes.len(), "a store answers every write");
     let mut round = Round {
         shared,
         now: batch.now,
+        epoch: batch.fence.map_or(NO_LEASE, |fence| fence.epoch),
         acks: shared.threads.iter().map(|_| Vec::new()).collect(),
         events: shared.threads.iter().map(|_| Vec::new()).collect(),
         elsewhere: Vec::new(),
@@ -69,8 +72,8 @@ pub(super) fn dispatch(shared: &Shared, mut batch: Batch, replies: Vec<Reply>, a
     for notice in queues {
         round.notice(notice);
     }
-    for ((write, reply), outcome) in batch.writes.into_iter().zip(replies).zip(outcomes) {
-        round.tell(write, reply, outcome);
+    for ((write, sender), outcome) in batch.writes.into_iter().zip(senders).zip(outcomes) {
+        round.tell(write, sender.reply, outcome);
     }
     for notice in notices {
         round.notice(notice);
@@ -106,7 +109,7 @@ impl Round<'_> {
                     self.shared.release();
                 }
                 if started.claimed {
-                    self.tell_owner(new.id, Event::Started(new, self.now));
+                    self.started(new);
                 } else if !started.attached {
                     self.due(started.id, started.available_at);
                 }
@@ -172,9 +175,22 @@ impl Round<'_> {
                 let answer = Answer::Outcome(outcome, back);
                 self.acks[thread].push(Ack { slot, run, answer });
             }
+            Reply::Owner { thread, run } => {
+                let how = match outcome {
+                    Outcome::Refused(Refusal::InboxMoved(_)) => Settled::Overtaken,
+                    _ => Settled::Answered,
+                };
+                self.events[thread].push(Event::Settled(run, how));
+            }
             Reply::Caller(caller) => _ = caller.send(Ok(outcome)),
             Reply::Emitter(_) | Reply::Nobody => {}
         }
+    }
+
+    /// A run was created, and is in the hands of this process.
+    fn started(&mut self, new: Box<NewRun>) {
+        let (id, at, epoch) = (new.id, self.now, self.epoch);
+        self.tell_owner(id, Event::Started { new, at, epoch });
     }
 
     /// Tells the engine thread that has the run, if it is here.
@@ -242,9 +258,7 @@ impl Round<'_> {
                 }
             }
             Notice::Control { run, control } => self.controlled(run, control),
-            Notice::Claimed(new) => {
-                self.tell_owner(new.id, Event::Started(new, self.now));
-            }
+            Notice::Claimed(new) => self.started(new),
             Notice::Due { run, at } => self.due(run, Some(at)),
             Notice::Queue { queue } => {
                 self.queues = true;

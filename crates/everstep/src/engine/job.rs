@@ -182,10 +182,8 @@ pub(crate) type Answering =
 /// Hands a write about a queue to the committer.
 pub(crate) fn write(shared: &Shared, write: QueueWrite) -> Answering {
     let (sender, answer) = oneshot::channel();
-    let pending = Pending {
-        write: Write::Queue(Box::new(write)),
-        reply: Reply::Caller(sender),
-    };
+    let write = Write::Queue(Box::new(write));
+    let pending = Pending::new(write, Reply::Caller(sender));
     shared.queue.push(shared, pending);
     answer
 }

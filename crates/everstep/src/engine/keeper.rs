@@ -278,7 +278,7 @@ fn wait(shared: &Shared, safety: &mut Instant) -> Option<usize> {
 pub(crate) fn write(shared: &Shared, write: Write) -> Result<Outcome, Arc<StoreError>> {
     let (sender, answer) = oneshot::channel();
     let reply = Reply::Caller(sender);
-    shared.queue.push(shared, Pending { write, reply });
+    shared.queue.push(shared, Pending::new(write, reply));
     answer.blocking_recv().unwrap_or_else(|_| {
         let store = shared.store.describe();
         Err(Arc::new(StoreError::Closed { store }))
@@ -296,7 +296,7 @@ pub(crate) fn write_all(
         let (sender, answer) = oneshot::channel();
         answers.push(answer);
         let reply = Reply::Caller(sender);
-        Pending { write, reply }
+        Pending::new(write, reply)
     });
     shared.queue.push_all(shared, &mut pending.collect());
     let closed = || StoreError::Closed {

@@ -7,7 +7,7 @@
 //! queued before it; and they are answered together, as one batch is.
 
 use super::{
-    committer::{self, Pending, Reply},
+    committer::{self, Pending, Sender},
     shared::Shared,
 };
 use crate::{
@@ -26,8 +26,9 @@ pub(super) fn commit(shared: &Shared, pending: Vec<Pending>) {
     if lanes == 1 || shared.stopped().is_some() || !is_about_runs() {
         return committer::commit(shared, pending);
     }
-    let (batch, replies) = committer::to_batch(shared, pending);
-    let parts = split(batch, replies, lanes);
+    let (batch, senders) = committer::to_batch(shared, pending);
+    let (batch, senders) = committer::refuse_stale(shared, batch, senders);
+    let parts = split(batch, senders, lanes);
     let results = commit_all(shared, &parts);
     let (mut made, mut failed) = (Part::default(), Vec::new());
     let mut all = Applied::default();
@@ -37,20 +38,20 @@ pub(super) fn commit(shared: &Shared, pending: Vec<Pending>) {
                 made.batch.fence = part.batch.fence;
                 made.batch.now = part.batch.now;
                 made.batch.writes.extend(part.batch.writes);
-                made.replies.extend(part.replies);
+                made.senders.extend(part.senders);
                 all.outcomes.extend(applied.outcomes);
                 all.notices.extend(applied.notices);
             }
             Err(error) => failed.push((part, error)),
         }
     }
-    if !made.replies.is_empty() {
-        committer::committed(shared, made.batch, made.replies, all);
+    if !made.senders.is_empty() {
+        committer::committed(shared, made.batch, made.senders, all);
     }
     for (part, error) in failed {
-        let again = committer::react(shared, error, part.batch, part.replies, 1);
-        if let Some((batch, replies)) = again {
-            committer::commit(shared, committer::from_batch(batch, replies));
+        let again = committer::react(shared, error, part.batch, part.senders, 1);
+        if let Some((batch, senders)) = again {
+            committer::commit(shared, committer::from_batch(batch, senders));
         }
     }
 }
@@ -78,18 +79,18 @@ fn run_of(write: &Write) -> Option<RunNo> {
 #[derive(Default)]
 struct Part {
     batch: Batch,
-    replies: Vec<Reply>,
+    senders: Vec<Sender>,
 }
 
-fn split(batch: Batch, replies: Vec<Reply>, lanes: usize) -> Vec<Part> {
+fn split(batch: Batch, senders: Vec<Sender>, lanes: usize) -> Vec<Part> {
     let mut parts: Vec<Part> = (0..lanes).map(|_| Part::default()).collect();
-    for (write, reply) in batch.writes.into_iter().zip(replies) {
+    for (write, sender) in batch.writes.into_iter().zip(senders) {
         let run = run_of(&write).map_or(0, |run| run.0.unsigned_abs() as usize);
         let part = &mut parts[run % lanes];
         part.batch.writes.push(write);
-        part.replies.push(reply);
+        part.senders.push(sender);
     }
-    parts.retain(|part| !part.replies.is_empty());
+    parts.retain(|part| !part.senders.is_empty());
     for part in &mut parts {
         (part.batch.fence, part.batch.now) = (batch.fence, batch.now);
     }
@@ -116,6 +117,7 @@ fn commit_all(shared: &Shared, parts: &[Part]) -> Vec<Result<Applied, StoreError
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::committer::Reply;
 
     #[test]
     fn a_lane_is_opened_when_a_batch_is_large_enough() {
@@ -148,8 +150,12 @@ mod tests {
             now,
             writes: (0..500).map(emission).collect(),
         };
-        let replies = (0..500).map(|_| Reply::Nobody).collect();
-        let parts = split(batch, replies, 3);
+        let sender = |_| {
+            let pending = Pending::new(Write::TendEvents { limit: 1 }, Reply::Nobody);
+            pending.sender
+        };
+        let senders = (0..500).map(sender).collect();
+        let parts = split(batch, senders, 3);
         assert_eq!(parts.len(), 3);
         let mut seen = std::collections::HashMap::new();
         for (lane, part) in parts.iter().enumerate() {

@@ -1,11 +1,11 @@
 //! The lease: how a runner says that it is alive, and which shards it owns.
 //!
 //! Each runner computes for itself which shards it should have, by rendezvous hashing over the
-//! runners that are alive. It takes what is free, and gives back what it should not have once none
-//! of those runs is in its memory any more.
+//! runners that are alive. It takes what is free, and gives back what it should not have
+//! ([`super::leaving`]).
 
 use std::{
-    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
+    sync::{Arc, Condvar, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::{
     assign::assigned,
+    leaving::Leaving,
     mailbox::Event,
     poller::{self, Poller},
     shared::Shared,
@@ -20,7 +21,6 @@ use super::{
 use crate::{
     commit::Fence,
     run::is_mended_by_deploy,
-    run_id::ShardId,
     store::{RunnerRow, ShardSet, StoreError},
     time::Timestamp,
 };
@@ -37,6 +37,8 @@ struct Told {
     stopped: bool,
     /// Shards may be free, or of a pool that was not there before.
     poked: bool,
+    /// The start has taken its shards: until then it alone looks who has which.
+    started: bool,
 }
 
 impl Stop {
@@ -47,6 +49,11 @@ impl Stop {
     pub(crate) fn stop(&self) {
         self.lock().stopped = true;
         self.changed.notify_all();
+    }
+
+    /// From now on the shards are kept as they should be.
+    pub(crate) fn begin(&self) {
+        self.lock().started = true;
     }
 
     /// Asks for a look at who has which shards.
@@ -86,26 +93,49 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
     let heartbeat = shared.settings.heartbeat;
     let mut beats = 0u64;
     let mut leaving = Leaving::default();
+    let mut coming = ShardSet::EMPTY;
     let mut next = Instant::now() + heartbeat;
     let mut balanced = Instant::now();
+    let mut poked = false;
     loop {
         // However often it is poked, it looks no more often than twice in a beat.
         let told = stop.wait_for_beat(next, balanced + heartbeat / 2);
         if told.stopped {
             return;
         }
+        poked |= told.poked;
         if Instant::now() >= next {
             next = Instant::now() + heartbeat;
             beats += 1;
             if !beat(shared, &mut leaving) {
                 continue;
             }
+            take_up_rest(shared, &mut coming);
+        }
+        if !told.started {
+            continue;
         }
         // Others are looked for at every second beat: an idle engine asks little.
-        if (beats.is_multiple_of(2) && balanced + heartbeat <= Instant::now()) || told.poked {
+        if (beats.is_multiple_of(2) && balanced + heartbeat <= Instant::now()) || poked {
+            poked = false;
             balanced = Instant::now();
-            look_around(shared, &mut leaving);
+            look_around(shared, &mut leaving, &mut coming);
         }
+    }
+}
+
+/// Takes up the runs of shards that have come here, as far as that is not done. What fails is tried
+/// again at the next beat: most runs in memory are in no list of the store but this one, and their
+/// shard may never move again.
+fn take_up_rest(shared: &Shared, coming: &mut ShardSet) {
+    // Those that have left since are another's.
+    *coming = coming.iter().filter(|shard| shared.owns(*shard)).collect();
+    if coming.is_empty() {
+        return;
+    }
+    match take_up(shared, coming) {
+        Ok(()) => *coming = ShardSet::EMPTY,
+        Err(error) => shared.complain(&error, "the runs of new shards cannot be taken up"),
     }
 }
 
@@ -123,9 +153,9 @@ fn beat(shared: &Arc<Shared>, leaving: &mut Leaving) -> bool {
         .store
         .heartbeat(fence, shared.now(), shared.settings.lease)
     {
-        Ok(true) => shared.set_lease(fence, begun + shared.settings.lease),
+        Ok(true) => shared.prolong(fence, begun + shared.settings.lease),
         Ok(false) => {
-            shared.lose();
+            shared.lose_if(fence);
             return false;
         }
         Err(error) => {
@@ -140,17 +170,18 @@ fn beat(shared: &Arc<Shared>, leaving: &mut Leaving) -> bool {
 }
 
 /// Looks who else is alive, and takes and gives back shards accordingly.
-fn look_around(shared: &Arc<Shared>, leaving: &mut Leaving) {
+fn look_around(shared: &Arc<Shared>, leaving: &mut Leaving, coming: &mut ShardSet) {
     let Some(fence) = shared.fence().filter(|_| !shared.leaving()) else {
         return;
     };
-    let taken = balance(shared, fence, leaving).and_then(|taken| match taken.is_empty() {
-        true => Ok(0),
-        false => take_up(shared, &taken),
-    });
-    if let Err(error) = taken {
-        shared.complain(&error, "shards cannot be balanced");
+    match balance(shared, fence, leaving) {
+        Ok(new) => new.iter().for_each(|shard| coming.insert(shard)),
+        Err(error) => shared.complain(&error, "shards cannot be balanced"),
     }
+    // What was to be given back, and stays.
+    let back = std::mem::replace(&mut leaving.unread, ShardSet::EMPTY);
+    back.iter().for_each(|shard| coming.insert(shard));
+    take_up_rest(shared, coming);
     if shared.owned.is_partial() {
         // They may have moved away from under somebody who waits.
         Poller::ensure(shared);
@@ -162,10 +193,13 @@ fn register_again(shared: &Shared) {
     let Some(me) = shared.me else { return };
     let runner = shared.as_runner(me);
     let begun = Instant::now();
-    // Whoever has found the loss may have done so beside a balance, which knew nothing of it.
-    shared.set_owned(&ShardSet::EMPTY);
+    // Nothing that was taken in before may be there when the shards come back.
+    shared.drop_runs();
     match shared.store.register_runner(&runner) {
-        Ok(fence) => shared.set_lease(fence, begun + shared.settings.lease),
+        Ok(fence) => {
+            shared.set_lease(fence, begun + shared.settings.lease);
+            shared.store.wake_others(Some(me), &[]);
+        }
         // There is nothing to come back for.
         Err(error @ StoreError::Moved { .. }) => shared.stop(error),
         Err(error) => shared.complain(&error, "the runner cannot register again"),
@@ -223,36 +257,30 @@ pub(crate) fn balance(
         shared.store.runner_is_dead(runner)
     });
     let pools = shared.store.pools()?;
-    shared.owned.set_pools(&pools);
-    let wanted = assigned(fence.runner, &alive, &pools);
+    let vacant = leaving.vacant.look(shared, &alive, &pools)?;
+    shared.owned.set_pools(&pools, &vacant);
+    let wanted = assigned(fence.runner, &alive, &pools, &vacant);
     let peers = alive.iter().map(|runner| (*runner).clone()).collect();
     if shared.peers.set(peers) {
         for thread in &shared.threads {
             thread.push(Event::Peers);
         }
     }
+    leaving.take_back(shared, fence, &wanted);
     let owned = shared.owned();
-    let excess: ShardSet = owned
-        .iter()
-        .filter(|shard| !wanted.contains(*shard))
-        .collect();
-    if !excess.is_empty() {
-        leaving.give_back(shared, &excess);
-        leaving.release(shared, fence, shared.settings.heartbeat / 2)?;
-    }
+    leaving.give_back(shared, fence, &owned, &wanted)?;
     let missing = wanted.iter().any(|shard| !shared.owns(shard));
     if missing || !gone.is_empty() {
         match shared.store.take_shards(fence, now, &wanted, &dead)? {
             Some(held) => {
-                let kept: ShardSet = held
-                    .iter()
-                    .filter(|shard| !excess.contains(*shard) && !leaving.has(*shard))
-                    .collect();
+                let kept: ShardSet = held.iter().filter(|shard| !leaving.has(*shard)).collect();
                 let new: ShardSet = kept
                     .iter()
                     .filter(|shard| !owned.contains(*shard))
                     .collect();
-                shared.set_owned(&kept);
+                if !shared.set_owned_if(fence, &kept) {
+                    return Ok(ShardSet::EMPTY);
+                }
                 let had_some = |gone: &&&RunnerRow| new.iter().any(|it| gone.shards.contains(it));
                 for runner in gone.iter().filter(had_some) {
                     tracing::info!(
@@ -263,99 +291,24 @@ pub(crate) fn balance(
                 }
                 return Ok(new);
             }
-            None => shared.lose(),
+            None => shared.lose_if(fence),
         }
     }
     Ok(ShardSet::EMPTY)
-}
-
-/// Shards that are given back, each as soon as none of its runs is in memory.
-///
-/// A body may take as long as it likes, and its shard cannot move before it has ended. Neither the
-/// heartbeat nor the other shards wait for it.
-pub(crate) struct Leaving {
-    /// Not taken in any more, and some run of it may be in memory.
-    busy: ShardSet,
-    /// Out of memory, and still ours in the store.
-    freed: ShardSet,
-    told: mpsc::Sender<ShardSet>,
-    news: mpsc::Receiver<ShardSet>,
-}
-
-impl Default for Leaving {
-    fn default() -> Leaving {
-        let (told, news) = mpsc::channel();
-        let (busy, freed) = (ShardSet::EMPTY, ShardSet::EMPTY);
-        Leaving {
-            busy,
-            freed,
-            told,
-            news,
-        }
-    }
-}
-
-impl Leaving {
-    fn has(&self, shard: ShardId) -> bool {
-        self.busy.contains(shard) || self.freed.contains(shard)
-    }
-
-    /// From now on nothing new of these shards is taken in.
-    fn give_back(&mut self, shared: &Shared, shards: &ShardSet) {
-        let owned = shared.owned();
-        let kept = owned.iter().filter(|shard| !shards.contains(*shard));
-        shared.set_owned(&kept.collect());
-        for (index, thread) in shared.threads.iter().enumerate() {
-            let its = shards
-                .iter()
-                .filter(|s| shared.thread_of(s.index()) == index);
-            let its: ShardSet = its.collect();
-            if !its.is_empty() {
-                thread.push(Event::Release(its, self.told.clone()));
-            }
-        }
-        shards.iter().for_each(|shard| self.busy.insert(shard));
-    }
-
-    /// Releases what has left memory; waits at most this long for the rest.
-    fn release(
-        &mut self,
-        shared: &Shared,
-        fence: Fence,
-        limit: Duration,
-    ) -> Result<(), StoreError> {
-        let until = Instant::now() + limit;
-        while !self.busy.is_empty() {
-            let left = until.saturating_duration_since(Instant::now());
-            let Ok(freed) = self.news.recv_timeout(left) else {
-                break;
-            };
-            for shard in freed.iter() {
-                self.busy.remove(shard);
-                self.freed.insert(shard);
-            }
-        }
-        if !self.freed.is_empty() {
-            shared.store.release_shards(fence, &self.freed)?;
-            self.freed = ShardSet::EMPTY;
-            shared.store.wake_others(shared.me, &[]);
-        }
-        Ok(())
-    }
 }
 
 /// How many runs of a new shard are read at a time.
 const PAGE: usize = 1_000;
 
 /// Takes up the runs of shards that were somebody else's, or nobody's.
-pub(crate) fn take_up(shared: &Shared, shards: &ShardSet) -> Result<u64, StoreError> {
-    poller::ask_about(shared, shards);
-    let (mut after, mut found) = (None, 0);
+///
+/// May be done again: what is in memory already is left alone.
+pub(crate) fn take_up(shared: &Shared, shards: &ShardSet) -> Result<(), StoreError> {
+    let mut after = None;
     loop {
         let page = shared.store.live(shards, after, PAGE)?;
         after = page.last().map(|run| run.id.no());
         let full = page.len() == PAGE;
-        found += page.len() as u64;
         let mut by_thread: Vec<Vec<_>> = shared.threads.iter().map(|_| Vec::new()).collect();
         for run in page {
             by_thread[shared.thread_of(run.id.shard_index())].push(run);
@@ -367,8 +320,8 @@ pub(crate) fn take_up(shared: &Shared, shards: &ShardSet) -> Result<u64, StoreEr
         }
         if !full {
             shared.due.poke(false);
-            reconsider(shared, shards)?;
-            return Ok(found);
+            poller::ask_about(shared, shards)?;
+            return reconsider(shared, shards);
         }
     }
 }
@@ -441,7 +394,80 @@ pub(crate) fn watch(shared: &Arc<Shared>, stop: &Stop) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{MemoryStore, NewRunner, Store};
+    use crate::{
+        engine::fixture,
+        store::{MemoryStore, NewRunner, Store},
+    };
+
+    /// A database that was restarted while shards were taken: their runs were never looked for again.
+    #[test]
+    fn runs_that_could_not_be_taken_up_are_taken_up_later() {
+        for method in ["live", "paused", "finished"] {
+            let (store, shared) = fixture::shared();
+            let first = fixture::enter_raw(&store, 9);
+            let run = fixture::start(&store, first);
+            let ended = fixture::start(&store, first);
+            fixture::finish(&store, first, ended);
+            store.deregister_runner(first).expect("deregister");
+            fixture::enter(&shared);
+            let mut waiting = shared.hub.await_end(ended);
+            store.fail_next(method, fixture::away);
+            let (mut leaving, mut coming) = (Leaving::default(), ShardSet::EMPTY);
+            look_around(&shared, &mut leaving, &mut coming);
+            assert_eq!(shared.owned(), ShardSet::of_default_pool());
+            assert_eq!(coming, shared.owned(), "{method}");
+            let before = shared.threads[0].take();
+            if method == "live" {
+                let recovered = |event: &Event| matches!(event, Event::Recovered(_));
+                assert!(!before.iter().any(recovered));
+            }
+            take_up_rest(&shared, &mut coming);
+            assert!(coming.is_empty(), "{method}");
+            let recovered = shared.threads[0].take().into_iter().any(|event| {
+                matches!(event, Event::Recovered(runs) if runs.iter().any(|it| it.id == run))
+            });
+            assert!(recovered, "{method}");
+            assert!(waiting.try_recv().is_ok(), "{method}");
+            // Nothing is left to be done.
+            take_up_rest(&shared, &mut coming);
+            assert!(shared.threads[0].take().is_empty());
+        }
+    }
+
+    #[test]
+    fn shards_that_have_left_again_are_not_taken_up() {
+        let (store, shared) = fixture::shared();
+        let fence = fixture::enter(&shared);
+        let mut coming = ShardSet::of_default_pool();
+        assert!(shared.set_owned_if(fence, &ShardSet::EMPTY));
+        store.fail_next("live", || unreachable!("nobody asks"));
+        take_up_rest(&shared, &mut coming);
+        assert!(coming.is_empty());
+    }
+
+    /// Before its start was over, an engine balanced on two threads, each with its own idea of what
+    /// was being given back.
+    #[test]
+    fn nobody_else_looks_around_before_the_start_has_taken_its_shards() {
+        let (_, shared) = fixture::shared_with(|settings| {
+            settings.heartbeat = Duration::from_millis(2);
+        });
+        fixture::enter(&shared);
+        let stop = Arc::new(Stop::default());
+        stop.poke();
+        let (lease, told) = (shared.clone(), stop.clone());
+        let thread = std::thread::spawn(move || run(&lease, &told));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(shared.owned().is_empty());
+        stop.begin();
+        let until = Instant::now() + Duration::from_secs(60);
+        while shared.owned().is_empty() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!shared.owned().is_empty());
+        stop.stop();
+        thread.join().expect("it ends");
+    }
 
     const LEASE: Duration = Duration::from_secs(1);
 

@@ -1,15 +1,21 @@
 //! How others reach an engine thread: a list of events and a waker.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicI64, AtomicU64, Ordering},
-    mpsc,
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+        mpsc,
+    },
+    time::Duration,
 };
 
 use futures_util::task::AtomicWaker;
 use tokio::sync::oneshot;
 
-use super::{activity::Activity, committer::Ack};
+use super::{
+    activity::Activity,
+    committer::{Ack, Settled},
+};
 use crate::{
     commit::{Control, InboxRow, NewRun},
     run::{core::OpId, wakers::WakeSink},
@@ -23,7 +29,12 @@ pub(crate) enum Event {
     /// Answers to commits of its runs.
     Acks(Vec<Ack>),
     /// A run that was just created and is now in its hands.
-    Started(Box<NewRun>, Timestamp),
+    Started {
+        new: Box<NewRun>,
+        at: Timestamp,
+        /// Of the lease that it was claimed under.
+        epoch: u64,
+    },
     /// A message was delivered to a run.
     Message(RunNo, Box<InboxRow>),
     /// A run was cancelled, paused or resumed.
@@ -46,14 +57,25 @@ pub(crate) enum Event {
     Due { runs: Vec<DueRun>, look: bool },
     /// Runs of shards that were just taken, which were in somebody's memory.
     Recovered(Vec<DueRun>),
-    /// A run was read from the store.
-    Loaded(RunNo, Result<Option<Box<LoadedRun>>, StoreError>),
+    /// A run was read from the store, by the read with this number.
+    Loaded {
+        run: RunNo,
+        ticket: u64,
+        loaded: Result<Option<Box<LoadedRun>>, StoreError>,
+    },
+    /// What became of a write about a run that is not in memory.
+    Settled(RunNo, Settled),
     /// Paused runs of shards that were just taken, which the code that is here may mend.
     Reconsider(Vec<RunNo>),
     /// One of them was read from the store.
-    Reconsidered(Result<Option<Box<LoadedRun>>, StoreError>),
-    /// These shards are given up: their runs must leave memory. Each is named once they have.
-    Release(ShardSet, mpsc::Sender<ShardSet>),
+    Reconsidered(RunNo, Result<Option<Box<LoadedRun>>, StoreError>),
+    /// Which of these shards have a body that has been in flight for longer than this. Answered with
+    /// both.
+    LongBodies(ShardSet, Duration, mpsc::Sender<(ShardSet, ShardSet)>),
+    /// Shards are given up: their runs must leave memory.
+    Release(Release),
+    /// These shards stay after all.
+    Keep(ShardSet),
     /// This run should leave memory. Answered with whether it has.
     Evict(RunNo, oneshot::Sender<bool>),
     /// How many runs are in memory.
@@ -62,8 +84,19 @@ pub(crate) enum Event {
     Drain(oneshot::Sender<()>),
     /// The shards were lost: everything is dropped, and nothing more is written.
     Lost,
+    /// A run that nobody could run was read: its row, and whether its history is empty.
+    Unserved(Box<RunRow>, bool),
     /// Other runners are alive than before, or serve something else.
     Peers,
+}
+
+/// Shards whose runs must leave memory. Each is named once they have, with the number.
+pub(crate) struct Release {
+    pub(crate) shards: ShardSet,
+    pub(crate) number: u64,
+    /// Bodies are dropped; otherwise they may end.
+    pub(crate) forced: bool,
+    pub(crate) told: mpsc::Sender<(u64, ShardSet)>,
 }
 
 /// What an engine thread has in memory.

@@ -5,7 +5,7 @@
 //! is: its shard is one of as many as there are pools.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
@@ -21,15 +21,29 @@ pub(crate) struct Owned(RwLock<State>);
 
 struct State {
     shards: ShardSet,
+    /// How often the shards were set: while this is the same, no run has moved away and come back.
+    era: u64,
     /// Pools are never renamed or removed, so what is known stays true.
     pools: HashMap<Arc<str>, PoolNo>,
+    /// Those of them that nobody serves and no run is in.
+    vacant: HashSet<PoolNo>,
+}
+
+impl State {
+    /// The pools that a run can be in.
+    fn used(&self) -> impl Iterator<Item = PoolNo> + '_ {
+        let pools = self.pools.values().copied();
+        pools.filter(|pool| !self.vacant.contains(pool))
+    }
 }
 
 impl Default for Owned {
     fn default() -> Owned {
         Owned(RwLock::new(State {
             shards: ShardSet::EMPTY,
+            era: 0,
             pools: HashMap::from([(Arc::from(DEFAULT_POOL), PoolNo::DEFAULT)]),
+            vacant: HashSet::new(),
         }))
     }
 }
@@ -49,8 +63,8 @@ impl Owned {
     /// Whether every shard that this run can be in is here.
     pub(crate) fn surely_has(&self, run: RunId) -> bool {
         let state = self.read();
-        let mut pools = state.pools.values();
-        pools.all(|pool| state.shards.contains(run.shard_in(*pool)))
+        let mut pools = state.used();
+        pools.all(|pool| state.shards.contains(run.shard_in(pool)))
     }
 
     /// The shard of a run of this pool, if the pool is known and the shard is here.
@@ -76,19 +90,29 @@ impl Owned {
     }
 
     pub(crate) fn set_shards(&self, shards: &ShardSet) {
-        self.write().shards = shards.clone();
+        let mut state = self.write();
+        state.shards = shards.clone();
+        state.era += 1;
     }
 
-    /// Takes note of the pools that there are.
-    pub(crate) fn set_pools(&self, pools: &[PoolRow]) {
+    /// A number that is another after each change of what is here: what was read before it may be
+    /// out of date, though the shard of it is here, or here again.
+    pub(crate) fn era(&self) -> u64 {
+        self.read().era
+    }
+
+    /// Takes note of the pools that there are, and which of them are vacant.
+    pub(crate) fn set_pools(&self, pools: &[PoolRow], vacant: &HashSet<PoolNo>) {
         let pools = pools.iter().map(|row| (Arc::clone(&row.name), row.no));
-        self.write().pools.extend(pools);
+        let mut state = self.write();
+        state.pools.extend(pools);
+        state.vacant.clone_from(vacant);
     }
 
     /// Whether there is a pool of which some shard is not here.
     pub(crate) fn is_partial(&self) -> bool {
         let state = self.read();
-        let all = ShardSet::of_pools(state.pools.values().copied());
+        let all = ShardSet::of_pools(state.used());
         state.shards != all
     }
 

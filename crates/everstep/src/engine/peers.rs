@@ -40,9 +40,16 @@ pub(crate) enum Place {
 
 /// Decides about a run. `is_served` says whether its owner has the code.
 pub(crate) fn place_of(run: &DueRun, inside: &str, is_served: bool, alive: &[RunnerRow]) -> Place {
-    let home = Overflow::parse(inside).map_or(inside, |overflow| overflow.home);
-    if *home != *run.pool {
-        // It has continued as a workflow of another pool.
+    let is_its_own = match Overflow::parse(inside) {
+        Some(pool) => {
+            let code = (pool.workflow, pool.version);
+            pool.home == &*run.pool && code == (&run.workflow, run.version)
+        }
+        None => inside == &*run.pool,
+    };
+    if !is_its_own {
+        // It has continued, as a workflow of another pool or as another version. The owners of an
+        // overflow pool are those with the code that the pool is for.
         return Place::In(Arc::clone(&run.pool));
     }
     if is_served {
@@ -60,6 +67,15 @@ pub(crate) fn place_of(run: &DueRun, inside: &str, is_served: bool, alive: &[Run
     } else {
         Place::Nowhere
     }
+}
+
+/// The pool that runs of this workflow are in unless something else is said, as those say who have
+/// its code. Versions may differ during a deploy: the newest counts.
+pub(crate) fn home(workflow: &str, version: u32, runners: &[RunnerRow]) -> Option<Arc<str>> {
+    let served = runners.iter().flat_map(|runner| &runner.workflows);
+    let able = served.filter(|serves| serves.accepts(workflow, version));
+    let newest = able.max_by_key(|serves| (serves.version, &serves.pool));
+    newest.map(|serves| Arc::from(serves.pool.as_str()))
 }
 
 /// What a run waits for that nobody could run, in words.
@@ -93,6 +109,38 @@ pub(crate) fn served(workflow: &str, pool: &str, alive: &[RunnerRow]) -> String 
         false => {
             let ranges: Vec<String> = ranges.iter().map(text).collect();
             format!("; started runners serve {}", ranges.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        commit::RunStatus,
+        run_id::{RunId, ShardId},
+    };
+
+    /// A run that had continued as another version inside an overflow pool stayed there, and was
+    /// nobody's once nobody had the code that the pool was for.
+    #[test]
+    fn a_run_that_continues_as_another_version_goes_home() {
+        let run = DueRun {
+            id: RunId::nobody(),
+            shard: ShardId(0),
+            available_at: None,
+            status: RunStatus::Pending,
+            workflow: "loop".into(),
+            version: 2,
+            pool: "default".into(),
+        };
+        let home = Place::In("default".into());
+        for inside in ["default@loop/1", "default@other/2", "gpu@loop/2", "gpu"] {
+            assert_eq!(place_of(&run, inside, true, &[]), home, "{inside}");
+        }
+        for inside in ["default", "default@loop/2"] {
+            assert_eq!(place_of(&run, inside, true, &[]), Place::Here, "{inside}");
+            assert_eq!(place_of(&run, inside, false, &[]), Place::Nowhere);
         }
     }
 }

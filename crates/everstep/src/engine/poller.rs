@@ -102,7 +102,11 @@ fn run(shared: &Shared) {
                 }
             }
         };
-        if ask(shared, &questions) {
+        let (answered, asked) = ask(shared, &questions);
+        if let Err(error) = asked {
+            shared.complain(&error, "results, replies and streams cannot be read");
+        }
+        if answered {
             pause = PAUSE_MIN;
         }
     }
@@ -118,12 +122,13 @@ struct Questions {
 }
 
 /// Asks once for what is waited for in shards that have just come to this process: what ended
-/// before that was told to another one.
-pub(crate) fn ask_about(shared: &Shared, shards: &ShardSet) {
+/// before that was told to another one. Asked again if that fails, since nobody else asks for them.
+pub(crate) fn ask_about(shared: &Shared, shards: &ShardSet) -> Result<(), StoreError> {
     let indexes: HashSet<u8> = shards.iter().map(|shard| shard.index()).collect();
     let questions = questions_where(shared, |run| indexes.contains(&run.shard_index()));
-    if let Some(questions) = questions {
-        ask(shared, &questions);
+    match questions {
+        Some(questions) => ask(shared, &questions).1,
+        None => Ok(()),
     }
 }
 
@@ -150,11 +155,11 @@ fn questions_where(shared: &Shared, meant: impl Fn(RunId) -> bool) -> Option<Que
     })
 }
 
-/// One round of questions; whether anything was answered.
+/// One round of questions: whether anything was answered, and what could not be asked.
 ///
 /// Ends are asked for before answers and told after them: a run that has ended by the first question
 /// has given its answers by the second, so nobody is told of an end instead of an answer.
-fn ask(shared: &Shared, questions: &Questions) -> bool {
+fn ask(shared: &Shared, questions: &Questions) -> (bool, Result<(), StoreError>) {
     let ends = match questions.runs.is_empty() {
         true => Ok(Vec::new()),
         false => shared.store.finished(&questions.runs),
@@ -167,7 +172,7 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
         true => Ok(Vec::new()),
         false => shared.store.queue_ended(&questions.items),
     };
-    let mut answered = false;
+    let (mut answered, mut asked) = (false, Ok(()));
     match items {
         Ok(items) => {
             for (item, answer) in items {
@@ -175,7 +180,7 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
                 shared.hub.item_ended(item, answer);
             }
         }
-        Err(error) => shared.complain(&error, "items cannot be read"),
+        Err(error) => asked = Err(error),
     }
     match (ends, answers) {
         (Ok(ends), Ok(answers)) => {
@@ -196,16 +201,11 @@ fn ask(shared: &Shared, questions: &Questions) -> bool {
             }
         }
         (Err(error @ StoreError::Moved { .. }), _) => shared.hub.stop(&Arc::new(error)),
-        (Err(error), _) | (_, Err(error)) => {
-            shared.complain(&error, "results and replies cannot be read");
-        }
+        (Err(error), _) | (_, Err(error)) => asked = Err(error),
     }
     match tell_followers(shared, &questions.followers) {
-        Ok(told) => answered || told,
-        Err(error) => {
-            shared.complain(&error, "streams cannot be read");
-            answered
-        }
+        Ok(told) => (answered || told, asked),
+        Err(error) => (answered, Err(error)),
     }
 }
 

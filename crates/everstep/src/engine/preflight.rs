@@ -151,6 +151,7 @@ impl EngineBuilder {
                 mailbox: None,
                 owner: None,
                 ids: RunIds::new(0),
+                epoch: Cell::new(0),
                 stalled: Cell::new(false),
                 secret,
             });

@@ -1,8 +1,9 @@
 //! The chore that deals with the ticks of schedules.
 //!
 //! Every engine tries every due tick: the write that starts its run is refused for all but the
-//! first. So nobody has to own a schedule, and none waits for an owner that has died. Lest all try at
-//! the same moment, one of those that are alive is first, and the others come a little later.
+//! first. So nobody has to own a schedule, and none waits for an owner that has died. Those who have
+//! the workflow's code come before the rest, since they know what its runs are to be like; and lest
+//! all try at the same moment, one of them is first, and the others come a little later.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,15 +11,17 @@ use uuid::Uuid;
 
 use super::{
     keeper::{self, Chore},
+    peers,
     shared::Shared,
 };
 use crate::{
     commit::{
-        Fire, FireCause, Fired, NewRun, Outcome, ScheduleOutcome, ScheduleRow, ScheduleWrite, Write,
+        Fire, FireCause, Fired, NewRun, Outcome, ScheduleOutcome, ScheduleRow, ScheduleWrite,
+        Target, Write,
     },
     random,
     schedule::{self, Overlap, Ticks},
-    store::StoreError,
+    store::{RunnerRow, Store, StoreError},
     time::{Timestamp, minutes},
     workflow::DEFAULT_POOL,
 };
@@ -40,9 +43,10 @@ pub(super) fn deal_with_ticks(
 ) -> Result<Option<Timestamp>, Arc<StoreError>> {
     loop {
         let due = deal_with_due(shared)?;
-        let moved = due.moved | deal_with_queued(shared)?;
-        if !moved || shared.keeper.is_closed() {
-            return Ok(due.next_at);
+        let queued = deal_with_queued(shared)?;
+        if !(due.moved || queued.moved) || shared.keeper.is_closed() {
+            let next = [due.next_at, queued.next_at].into_iter().flatten();
+            return Ok(next.min());
         }
     }
 }
@@ -99,12 +103,31 @@ fn deal_with_due(shared: &Shared) -> Result<Looked, Arc<StoreError>> {
     }
 }
 
-/// Until when another runner may deal with the tick of a schedule that is due, if one is first.
+/// Until when others may deal with the tick of a schedule that is due, if it is theirs.
+///
+/// It is for those who have the workflow's code, and know what its runs are to be like, while any of
+/// them is alive; else for anybody. One of them is first.
 fn others_first(shared: &Shared, row: &ScheduleRow, now: Timestamp) -> Option<Timestamp> {
     let alive = shared.peers.alive();
-    let first = first_of(&row.name, alive.iter().map(|runner| runner.id));
-    let later = row.next_at? + shared.settings.heartbeat.min(GRACE_MAX);
-    (first.is_some() && first != shared.me && now < later).then_some(later)
+    let me = shared.me?;
+    let able = able(row, &alive);
+    let grace = shared.settings.heartbeat.min(GRACE_MAX);
+    if !able.is_empty() && !able.contains(&me) {
+        return Some(now + grace);
+    }
+    let all = alive.iter().map(|runner| runner.id).collect();
+    let candidates: Vec<Uuid> = if able.is_empty() { all } else { able };
+    let first = first_of(&row.name, candidates.into_iter());
+    let later = row.next_at? + grace;
+    (first.is_some() && first != Some(me) && now < later).then_some(later)
+}
+
+/// Those who have the code for the runs of a schedule.
+fn able(row: &ScheduleRow, alive: &[RunnerRow]) -> Vec<Uuid> {
+    let able = alive
+        .iter()
+        .filter(|runner| runner.serves(&row.workflow, row.version));
+    able.map(|runner| runner.id).collect()
 }
 
 /// The one of these runners that deals with a schedule first.
@@ -116,13 +139,14 @@ fn first_of(schedule: &str, runners: impl Iterator<Item = Uuid>) -> Option<Uuid>
 /// What is to be done about ticks of a schedule that are due; or what is wrong with the schedule.
 fn ticks_of(shared: &Shared, row: &ScheduleRow, now: Timestamp) -> Result<Vec<Fire>, String> {
     let ticks = Ticks::from_text(&row.spec, row.anchor)?;
+    let home = home(shared, row);
     let fires = causes(row, &ticks, now)
         .into_iter()
         .map(|(cause, tick)| Fire {
             name: row.name.clone(),
             revision: row.revision,
             cause,
-            run: tick.map(|tick| Box::new(run_of_tick(shared, row, tick))),
+            run: tick.map(|tick| Box::new(run_of_tick(shared, row, tick, home.clone()))),
         });
     Ok(fires.collect())
 }
@@ -151,8 +175,13 @@ fn causes(row: &ScheduleRow, ticks: &Ticks, now: Timestamp) -> Vec<(FireCause, O
     causes
 }
 
-/// Starts the first waiting tick of every schedule whose last run has ended; whether there was one.
-fn deal_with_queued(shared: &Shared) -> Result<bool, Arc<StoreError>> {
+/// Starts the first waiting tick of every schedule whose last run has ended.
+fn deal_with_queued(shared: &Shared) -> Result<Looked, Arc<StoreError>> {
+    let now = shared.now();
+    let mut looked = Looked {
+        moved: false,
+        next_at: None,
+    };
     let mut queued = Vec::new();
     loop {
         let after = queued.last().map(|row: &ScheduleRow| row.name.as_str());
@@ -170,29 +199,39 @@ fn deal_with_queued(shared: &Shared) -> Result<bool, Arc<StoreError>> {
         .keeper
         .watch(Chore::Schedules, last_runs.iter().copied());
     if queued.is_empty() {
-        return Ok(false);
+        return Ok(looked);
     }
     let ended = shared.store.finished(&last_runs)?;
     let has_ended = |row: &ScheduleRow| match row.last_run {
         Some(run) => ended.iter().any(|(no, _)| *no == run.no()),
         None => true,
     };
-    let fires = queued
+    let alive = shared.peers.alive();
+    let is_theirs = |row: &ScheduleRow| {
+        let able = able(row, &alive);
+        !able.is_empty() && shared.me.is_some_and(|me| !able.contains(&me))
+    };
+    let (theirs, ours): (Vec<_>, Vec<_>) = queued
         .iter()
         .filter(|row| has_ended(row))
-        .filter_map(|row| {
-            let tick = *row.queue.first()?;
-            Some(Fire {
-                name: row.name.clone(),
-                revision: row.revision,
-                cause: FireCause::Queued { tick },
-                run: Some(Box::new(match tick.is_trigger {
-                    true => run_of_trigger(shared, row, tick.at),
-                    false => run_of_tick(shared, row, tick.at),
-                })),
-            })
-        });
-    fire_all(shared, fires.collect())
+        .partition(|row| is_theirs(row));
+    if !theirs.is_empty() {
+        looked.come_back(now + GRACE_MAX);
+    }
+    let fires = ours.into_iter().filter_map(|row| {
+        let tick = *row.queue.first()?;
+        Some(Fire {
+            name: row.name.clone(),
+            revision: row.revision,
+            cause: FireCause::Queued { tick },
+            run: Some(Box::new(match tick.is_trigger {
+                true => run_of_trigger(shared, row, tick.at, home(shared, row)),
+                false => run_of_tick(shared, row, tick.at, home(shared, row)),
+            })),
+        })
+    });
+    looked.moved = fire_all(shared, fires.collect())?;
+    Ok(looked)
 }
 
 /// Writes these, in batches with whatever else is written; whether there were any.
@@ -233,20 +272,55 @@ fn report(schedule: &str, cause: FireCause, outcome: &Outcome) {
 }
 
 /// The run of a tick. There is one, whoever starts it.
-pub(crate) fn run_of_tick(shared: &Shared, row: &ScheduleRow, tick: Timestamp) -> NewRun {
-    let mut new = run_of(shared, row);
+pub(crate) fn run_of_tick(
+    shared: &Shared,
+    row: &ScheduleRow,
+    tick: Timestamp,
+    home: Arc<str>,
+) -> NewRun {
+    let mut new = run_of(shared, row, home);
     new.key = Some(schedule::run_key(&row.name, tick));
     new
 }
 
 /// A run that somebody has asked for. Two at the same instant are two.
-pub(crate) fn run_of_trigger(shared: &Shared, row: &ScheduleRow, tick: Timestamp) -> NewRun {
-    let mut new = run_of(shared, row);
+pub(crate) fn run_of_trigger(
+    shared: &Shared,
+    row: &ScheduleRow,
+    tick: Timestamp,
+    home: Arc<str>,
+) -> NewRun {
+    let mut new = run_of(shared, row, home);
     new.key = Some(format!("{}/{}", schedule::run_key(&row.name, tick), new.id));
     new
 }
 
-fn run_of(shared: &Shared, row: &ScheduleRow) -> NewRun {
+/// The pool of the runs of a schedule, as the keeper knows it.
+fn home(shared: &Shared, row: &ScheduleRow) -> Arc<str> {
+    let alive = shared.peers.alive();
+    home_among(shared, &*shared.store, row, &alive)
+}
+
+/// The pool of the runs of a schedule: as the workflow's code says, here or elsewhere. If nobody has
+/// it, that of the last run.
+pub(crate) fn home_among(
+    shared: &Shared,
+    store: &dyn Store,
+    row: &ScheduleRow,
+    runners: &[RunnerRow],
+) -> Arc<str> {
+    let here = shared.registry.find(&row.workflow, row.version);
+    let here = here.map(|code| code.options.pool.clone());
+    let said = || peers::home(&row.workflow, row.version, runners);
+    let last = || {
+        let run = store.run(&Target::Id(row.last_run?)).ok()??;
+        Some(run.pool)
+    };
+    let home = here.or_else(said).or_else(last);
+    home.unwrap_or_else(|| Arc::from(DEFAULT_POOL))
+}
+
+fn run_of(shared: &Shared, row: &ScheduleRow, pool: Arc<str>) -> NewRun {
     let now = shared.now();
     let definition = shared.registry.find(&row.workflow, row.version);
     let options = definition.map(|definition| &definition.options);
@@ -263,7 +337,7 @@ fn run_of(shared: &Shared, row: &ScheduleRow) -> NewRun {
         workflow: row.workflow.clone(),
         version: row.version,
         key: None,
-        pool: options.map_or_else(|| Arc::from(DEFAULT_POOL), |options| options.pool.clone()),
+        pool,
         available_at: None,
         deadline_at: options
             .and_then(|options| options.deadline)

@@ -22,7 +22,7 @@ use super::{
     lease::Stop,
     mailbox::{Event, Mailbox},
     owned::Owned,
-    peers::Peers,
+    peers::{self, Peers},
     poller::Poller,
     settings::Sabotage,
     streams::Emitting,
@@ -34,7 +34,7 @@ use crate::{
     run_id::{RunId, RunIds, RunNo, ShardId},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
     time::{Clock, Timestamp},
-    workflow::Registry,
+    workflow::{DEFAULT_POOL, Registry},
 };
 
 pub(crate) struct Shared {
@@ -59,10 +59,16 @@ pub(crate) struct Shared {
     /// Wakes and ends the threads that keep the lease.
     pub(crate) lease_stop: Arc<Stop>,
     lease: Mutex<Option<Lease>>,
-    /// When the lease ends, in nanoseconds since `epoch`: looked at before every run is driven, so
+    /// When the lease ends, in nanoseconds since `begun`: looked at before every run is driven, so
     /// without a lock. 0 while there is none.
     lease_ends: AtomicU64,
-    epoch: Instant,
+    /// The same by the machine's calendar, in milliseconds: the other clock stands still while the
+    /// machine sleeps.
+    lease_ends_at: AtomicI64,
+    /// The epoch of the lease, without a lock; [`NO_LEASE`] while there is none. Changed only while
+    /// the lease is locked.
+    lease_epoch: AtomicU64,
+    begun: Instant,
     stopped: OnceLock<Arc<StoreError>>,
     closing: AtomicBool,
     closing_since: OnceLock<Instant>,
@@ -94,11 +100,19 @@ struct SlowTime {
     gave: i64,
 }
 
+/// Stands for the epoch of a lease where there is none: no fence has it.
+pub(crate) const NO_LEASE: u64 = u64::MAX;
+
 /// What a runner holds, and until when.
 #[derive(Clone, Copy)]
 struct Lease {
     fence: Fence,
     valid_until: Instant,
+}
+
+/// The machine's calendar. Only for leases, which go by real time whatever clock the engine has.
+fn wall_ms() -> i64 {
+    Timestamp::from(std::time::SystemTime::now()).as_millis()
 }
 
 impl Shared {
@@ -132,7 +146,9 @@ impl Shared {
             lease_stop: Arc::default(),
             lease: Mutex::new(None),
             lease_ends: AtomicU64::new(0),
-            epoch: Instant::now(),
+            lease_ends_at: AtomicI64::new(0),
+            lease_epoch: AtomicU64::new(NO_LEASE),
+            begun: Instant::now(),
             stopped: OnceLock::new(),
             closing: AtomicBool::new(false),
             closing_since: OnceLock::new(),
@@ -190,8 +206,15 @@ impl Shared {
         self.owned.shards()
     }
 
-    pub(crate) fn set_owned(&self, shards: &ShardSet) {
-        self.owned.set_shards(shards);
+    /// Sets what is owned under this fence; whether it is still ours. If it is not, the shards were
+    /// lost since the caller has found them.
+    pub(crate) fn set_owned_if(&self, fence: Fence, shards: &ShardSet) -> bool {
+        let lease = self.lock_lease();
+        let is_ours = lease.is_some_and(|lease| lease.fence == fence);
+        if is_ours {
+            self.owned.set_shards(shards);
+        }
+        is_ours
     }
 
     /// The engine thread that owns the runs of shards with this index: a run stays with it when it
@@ -204,12 +227,33 @@ impl Shared {
         &self.threads[self.thread_of(run.shard_index())]
     }
 
+    /// Begins a lease.
     pub(crate) fn set_lease(&self, fence: Fence, valid_until: Instant) {
-        *self.lock_lease() = Some(Lease { fence, valid_until });
-        let was_over = !self.lease_lasts();
-        let ends = valid_until.saturating_duration_since(self.epoch).as_nanos();
-        let ends = u64::try_from(ends).unwrap_or(u64::MAX);
-        self.lease_ends.store(ends, Ordering::Release);
+        self.put_lease(self.lock_lease(), Lease { fence, valid_until });
+    }
+
+    /// Prolongs the lease, unless it was lost since the caller has asked: another may have begun.
+    pub(crate) fn prolong(&self, fence: Fence, valid_until: Instant) {
+        let lease = self.lock_lease();
+        if lease.is_some_and(|lease| lease.fence == fence) {
+            self.put_lease(lease, Lease { fence, valid_until });
+        }
+    }
+
+    fn put_lease(&self, mut slot: std::sync::MutexGuard<'_, Option<Lease>>, lease: Lease) {
+        *slot = Some(lease);
+        self.lease_epoch.store(lease.fence.epoch, Ordering::Release);
+        let ends = lease.valid_until.saturating_duration_since(self.begun);
+        let ends = u64::try_from(ends.as_nanos()).unwrap_or(u64::MAX);
+        let left = lease.valid_until.saturating_duration_since(Instant::now());
+        let left = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
+        let at = self
+            .lease_ends_at
+            .swap(wall_ms().saturating_add(left), Ordering::AcqRel);
+        // Looked at after the swap: whoever has found it over until then is woken.
+        let before = self.lease_ends.swap(ends, Ordering::AcqRel);
+        let was_over = before <= self.nanos() || at <= wall_ms();
+        drop(slot);
         self.counters.lease_lasts();
         if was_over {
             // The threads hold still while it is over.
@@ -219,15 +263,31 @@ impl Shared {
         }
     }
 
-    /// Whether the lease has not ended yet, by this machine's monotonic clock. A process that was
-    /// stopped for longer may have a successor, and must start no body before it knows.
+    /// Whether the lease has not ended yet, by either clock of this machine. A process that was
+    /// stopped for longer, or whose machine has slept, may have a successor, and must start no body
+    /// before it knows.
     pub(crate) fn lease_lasts(&self) -> bool {
-        let now = u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        now < self.lease_ends.load(Ordering::Acquire)
+        let lasts = self.nanos() < self.lease_ends.load(Ordering::Acquire)
+            && wall_ms() < self.lease_ends_at.load(Ordering::Acquire);
+        lasts
             || matches!(
                 self.settings.sabotage,
                 Some(Sabotage::NoFence | Sabotage::NoSelfFencing)
             )
+    }
+
+    fn nanos(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The epoch of the lease; [`NO_LEASE`] if there is none.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.lease_epoch.load(Ordering::Acquire)
+    }
+
+    /// Whether what was begun under the lease with this epoch is current.
+    pub(crate) fn is_current(&self, epoch: u64) -> bool {
+        epoch == self.epoch() || self.settings.sabotage == Some(Sabotage::NoFence)
     }
 
     pub(crate) fn fence(&self) -> Option<Fence> {
@@ -259,12 +319,12 @@ impl Shared {
             .heartbeat(lease.fence, self.now(), self.settings.lease)
         {
             Ok(true) => {
-                self.set_lease(lease.fence, begun + self.settings.lease);
+                self.prolong(lease.fence, begun + self.settings.lease);
                 Some(lease.fence)
             }
             Ok(false) => {
                 self.counters.lease_is_over();
-                self.lose();
+                self.lose_if(lease.fence);
                 None
             }
             // The batch will say the same, and be tried again.
@@ -298,15 +358,29 @@ impl Shared {
         }
     }
 
-    /// Another runner has taken over: nothing may be written any more.
-    pub(crate) fn lose(&self) {
+    /// Another runner has taken over from the one with this fence: nothing may be written any more.
+    /// Nothing happens if that was known already, though this runner may have begun anew since.
+    pub(crate) fn lose_if(&self, fence: Fence) {
         if self.settings.sabotage == Some(Sabotage::NoFence) {
             return;
         }
+        {
+            let mut lease = self.lock_lease();
+            if lease.is_none_or(|lease| lease.fence != fence) {
+                return;
+            }
+            *lease = None;
+            self.lease_epoch.store(NO_LEASE, Ordering::Release);
+            self.lease_ends.store(0, Ordering::Release);
+            self.lease_ends_at.store(0, Ordering::Release);
+            self.owned.set_shards(&ShardSet::EMPTY);
+        }
         tracing::error!("the lease of this runner is over; its runs are dropped from memory");
-        *self.lock_lease() = None;
-        self.lease_ends.store(0, Ordering::Release);
-        self.set_owned(&ShardSet::EMPTY);
+        self.drop_runs();
+    }
+
+    /// Has everything in memory dropped.
+    pub(crate) fn drop_runs(&self) {
         for thread in &self.threads {
             thread.push(Event::Lost);
         }
@@ -319,9 +393,7 @@ impl Shared {
             .unwrap_or_default();
         tracing::error!(%error, cause, "the engine stops");
         if self.stopped.set(Arc::new(error)).is_ok() {
-            for thread in &self.threads {
-                thread.push(Event::Lost);
-            }
+            self.drop_runs();
             if let Some(error) = self.stopped() {
                 self.hub.stop(&error);
             }
@@ -364,6 +436,14 @@ impl Shared {
             store: self.store.describe(),
         });
         self.hub.stop(&closed);
+    }
+
+    /// The pool of new runs of this workflow: as its code says, which may be another runner's.
+    pub(crate) fn home_of(&self, workflow: &str, version: u32) -> Arc<str> {
+        let here = self.registry.find(workflow, version);
+        let here = here.map(|code| code.options.pool.clone());
+        here.or_else(|| peers::home(workflow, version, &self.peers.alive()))
+            .unwrap_or_else(|| Arc::from(DEFAULT_POOL))
     }
 
     /// Whether this process takes a new run into memory at once, since it owns it and has its code;
@@ -415,4 +495,60 @@ fn runner_name() -> String {
     let host = host.trim();
     let host = if host.is_empty() { "localhost" } else { host };
     format!("{host}/{}", std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::fixture;
+
+    /// The committer found the loss of a lease after the lease thread had begun another.
+    #[test]
+    fn what_is_found_late_about_an_old_lease_does_not_touch_the_new_one() {
+        let (_, shared) = fixture::shared();
+        let old = fixture::enter(&shared);
+        let all = ShardSet::of_default_pool();
+        assert!(shared.set_owned_if(old, &all));
+        shared.lose_if(old);
+        assert!(shared.owned().is_empty() && !shared.lease_lasts());
+        assert_eq!((shared.fence(), shared.epoch()), (None, NO_LEASE));
+        // A balance that was under way.
+        assert!(!shared.set_owned_if(old, &all));
+        assert!(shared.owned().is_empty());
+        let new = fixture::enter(&shared);
+        assert!(shared.set_owned_if(new, &all));
+        shared.lose_if(old);
+        shared.prolong(old, Instant::now());
+        assert!(!shared.set_owned_if(old, &ShardSet::EMPTY));
+        assert_eq!((shared.fence(), shared.owned()), (Some(new), all));
+        assert!(shared.lease_lasts());
+    }
+
+    #[test]
+    fn threads_are_woken_when_a_lease_lasts_again_and_not_at_every_beat() {
+        let (_, shared) = fixture::shared();
+        let fence = fixture::enter(&shared);
+        shared.threads[0].take();
+        shared.prolong(fence, Instant::now() + shared.settings.lease);
+        assert!(shared.threads[0].take().is_empty());
+        shared.prolong(fence, Instant::now());
+        shared.threads[0].take();
+        shared.prolong(fence, Instant::now() + shared.settings.lease);
+        let events = shared.threads[0].take();
+        assert!(matches!(events[..], [Event::Timer]));
+    }
+
+    /// The clock that counts nanoseconds stands still while a machine sleeps; its lease does not.
+    #[test]
+    fn a_lease_is_over_when_the_machine_has_slept_past_it() {
+        let (_, shared) = fixture::shared();
+        let fence = fixture::enter(&shared);
+        assert!(shared.lease_lasts());
+        shared.threads[0].take();
+        shared.lease_ends_at.store(wall_ms() - 1, Ordering::Release);
+        assert!(!shared.lease_lasts());
+        shared.prolong(fence, Instant::now() + shared.settings.lease);
+        assert!(shared.lease_lasts());
+        assert!(matches!(shared.threads[0].take()[..], [Event::Timer]));
+    }
 }

@@ -16,15 +16,16 @@ use std::{
     collections::{BinaryHeap, VecDeque},
     future::poll_fn,
     rc::Rc,
-    sync::{Arc, PoisonError, atomic::AtomicBool, atomic::Ordering, mpsc},
+    sync::{Arc, PoisonError, atomic::AtomicBool, atomic::Ordering},
     task::{Context, Poll},
+    time::Instant,
 };
 
 use tokio::sync::oneshot;
 
 use super::{
-    committer::{self, Ack, Answer, Pending, Reply},
-    mailbox::{Event, Mailbox, Polling, ThreadCensus},
+    committer::{self, Ack, Answer, Pending, Reply, Settled},
+    mailbox::{Event, Mailbox, Polling, Release, ThreadCensus},
     reader::Reader,
     services::Services,
     shared::Shared,
@@ -39,8 +40,11 @@ use crate::{
     time::Timestamp,
 };
 
+mod give_back;
 mod hand_over;
 mod reconsider;
+#[cfg(test)]
+mod tests;
 
 /// A run in memory.
 struct Task {
@@ -48,6 +52,9 @@ struct Task {
     /// Identifies it in this process: never reused.
     token: u64,
     id: RunId,
+    /// The epoch of the lease under which it was read, or claimed: nothing of it is written, and no
+    /// body of it is started, under another.
+    epoch: u64,
     /// Where it is while it is in memory.
     shard: ShardId,
     /// Whether it is in the list of runs to drive.
@@ -57,6 +64,8 @@ struct Task {
     /// Set while it is parked: its place in the order of parking, and its size.
     hot: Option<(u64, usize)>,
     bodies: usize,
+    /// Since when there has always been a body.
+    busy_since: Option<Instant>,
     /// It is resumed or cancelled, perhaps while it is about to leave: its row is read once it has.
     come_back: bool,
     /// Held while it is a suspect.
@@ -79,6 +88,7 @@ pub(crate) struct Worker {
     timers: BinaryHeap<Reverse<(Timestamp, u32, u64)>>,
     out: Vec<Pending>,
     next_token: u64,
+    next_ticket: u64,
     /// Parked runs in the order in which they were parked.
     cooling: VecDeque<(u32, u64, u64)>,
     hot_bytes: usize,
@@ -87,8 +97,8 @@ pub(crate) struct Worker {
     /// Due runs that found no room.
     turned_away: bool,
     /// Due runs that nobody could run when they were last looked at, with the reason that was
-    /// written.
-    unserved: FastMap<RunNo, (DueRun, String)>,
+    /// written; without one, they are being handed over.
+    unserved: FastMap<RunNo, hand_over::Unserved>,
     /// Runs that were in somebody's memory and wait for room; suspects among them come last, and
     /// a few at a time.
     held: VecDeque<RunNo>,
@@ -97,13 +107,20 @@ pub(crate) struct Worker {
     /// Paused runs that are tried against the code that is here, one after another. The first one
     /// is being read.
     to_reconsider: VecDeque<RunNo>,
-    releasing: Vec<(ShardSet, mpsc::Sender<ShardSet>)>,
+    releasing: Vec<Release>,
     draining: Option<oneshot::Sender<()>>,
     drained: bool,
 }
 
 #[derive(Default)]
 struct Loading {
+    /// Which read it is that counts. One that was begun before the run has left and come back is
+    /// out of date.
+    ticket: u64,
+    /// When that read was begun: see [`Owned::era`](super::owned::Owned::era).
+    era: u64,
+    /// The epoch of the lease then.
+    epoch: u64,
     messages: Vec<InboxRow>,
     /// Something else has happened to it: its row must be looked at again.
     look: bool,
@@ -137,6 +154,7 @@ impl Worker {
             mailbox: Some(mailbox.clone()),
             owner: Some(shared.clone()),
             ids: RunIds::new(0),
+            epoch: Cell::new(0),
             stalled: Cell::new(false),
             secret: shared
                 .known_secret()
@@ -157,6 +175,7 @@ impl Worker {
             timers: BinaryHeap::new(),
             out: Vec::new(),
             next_token: 1,
+            next_ticket: 1,
             cooling: VecDeque::new(),
             hot_bytes: 0,
             parkings: 0,
@@ -247,7 +266,7 @@ impl Worker {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Acks(acks) => acks.into_iter().for_each(|ack| self.acked(ack)),
-            Event::Started(new, at) => self.started(*new, at),
+            Event::Started { new, at, epoch } => self.started(*new, at, epoch),
             Event::Message(run, row) => self.message(run, *row),
             Event::Control(run, control) => self.control(run, control),
             Event::Look(run) => self.look(run),
@@ -270,10 +289,20 @@ impl Worker {
                 self.held.extend(runs.into_iter().map(|run| run.id.no()));
                 self.admit_held();
             }
-            Event::Loaded(run, loaded) => self.loaded(run, loaded),
+            Event::Loaded {
+                run,
+                ticket,
+                loaded,
+            } => self.loaded(run, ticket, loaded),
+            Event::Settled(run, how) => self.settled(run, how),
             Event::Reconsider(runs) => self.reconsider(runs),
-            Event::Reconsidered(loaded) => self.reconsidered(loaded),
-            Event::Release(shards, done) => self.release(shards, done),
+            Event::Reconsidered(run, loaded) => self.reconsidered(run, loaded),
+            Event::LongBodies(shards, limit, answer) => {
+                let long = self.long_bodies(&shards, limit);
+                _ = answer.send((shards, long));
+            }
+            Event::Release(release) => self.release(release),
+            Event::Keep(shards) => self.keep(&shards),
             Event::Evict(run, done) => {
                 let evicted = self
                     .by_no
@@ -298,6 +327,7 @@ impl Worker {
             }
             Event::Drain(done) => self.drain(done),
             Event::Peers => self.peers_changed(),
+            Event::Unserved(row, is_new) => self.unserved_read(&row, is_new),
             Event::Lost => self.drop_everything(),
         }
     }
@@ -316,7 +346,7 @@ impl Worker {
     }
 
     /// Takes a run into memory.
-    fn insert(&mut self, seed: RunSeed, shard: ShardId) -> Option<u32> {
+    fn insert(&mut self, seed: RunSeed, shard: ShardId, epoch: u64) -> Option<u32> {
         let id = seed.facts.id;
         let definition = self
             .shared
@@ -345,11 +375,13 @@ impl Worker {
             run,
             token,
             id,
+            epoch,
             shard,
             queued: false,
             armed: None,
             hot: None,
             bodies: 0,
+            busy_since: None,
             come_back: false,
             pass: None,
         };
@@ -411,6 +443,11 @@ impl Worker {
             return;
         };
         task.queued = false;
+        if !self.shared.is_current(task.epoch) {
+            // The shards were lost, and the event that says so is on its way: a body that is begun
+            // now would run beside that of another owner.
+            return self.remove(slot);
+        }
         if let Some((_, bytes)) = task.hot.take() {
             self.hot_bytes -= bytes;
             self.started_moving();
@@ -427,6 +464,7 @@ impl Worker {
             workflow: task.run.core.facts.workflow.clone(),
             step: None,
         });
+        self.env.epoch.set(task.epoch);
         task.run.drive();
         let sent = task.run.next_commit();
         if task.pass.is_some() && !task.run.core.state.borrow().suspect {
@@ -434,6 +472,9 @@ impl Worker {
         }
         let bodies = task.run.bodies();
         let before = std::mem::replace(&mut task.bodies, bodies);
+        if (before == 0) != (bodies == 0) {
+            task.busy_since = (bodies > 0).then(Instant::now);
+        }
         *self
             .mailbox
             .polling
@@ -451,7 +492,7 @@ impl Worker {
                     run: task.token,
                 };
                 let write = Write::Commit(Box::new(sent.commit));
-                self.out.push(Pending { write, reply });
+                self.out.push(Pending::under(task.epoch, write, reply));
             }
             None if task.run.is_parked() => self.keep_hot(slot),
             None => {}
@@ -583,11 +624,11 @@ impl Worker {
                 let commit = task
                     .run
                     .pause_commit(format!("the store cannot take it: {reason}"));
-                let reply = Reply::Nobody;
-                self.out.push(Pending {
-                    write: Write::Commit(Box::new(commit)),
-                    reply,
-                });
+                let write = Write::Commit(Box::new(commit));
+                let (epoch, run) = (task.epoch, id.no());
+                let thread = self.index;
+                let reply = Reply::Owner { thread, run };
+                self.out.push(Pending::under(epoch, write, reply));
                 Next::Drop
             }
         };
@@ -601,16 +642,19 @@ impl Worker {
         }
     }
 
-    fn started(&mut self, new: crate::commit::NewRun, at: Timestamp) {
+    fn started(&mut self, new: crate::commit::NewRun, at: Timestamp, epoch: u64) {
         let id = new.id;
         let shard = self.shared.owned.home(id, &new.pool);
         // A shard that was given back or lost since the start was written: its next owner finds
-        // the run among those that were in somebody's memory. Two must not have it.
-        let Some(shard) = shard.filter(|_| !self.by_no.contains_key(&id.no())) else {
+        // the run among those that were in somebody's memory. Two must not have it. The next owner
+        // may be this process again.
+        let is_ours = self.shared.is_current(epoch) && !self.by_no.contains_key(&id.no());
+        let Some(shard) = shard.filter(|_| is_ours) else {
             return self.shared.release();
         };
         // Its place was taken by whoever has claimed it.
-        if self.insert(RunSeed::claimed(new, at), shard).is_none() {
+        let seed = RunSeed::claimed(new, at);
+        if self.insert(seed, shard, epoch).is_none() {
             self.shared.release();
             // It was claimed for code that is here; only a lost registration could lead here.
             tracing::error!(run = %id, "a run was claimed for a workflow that is not registered");
@@ -787,7 +831,7 @@ impl Worker {
             };
             self.suspects.pop_front();
             self.loading.entry(run).or_default().pass = Some(pass);
-            self.read_run(run);
+            self.read(run);
         }
     }
 
@@ -801,10 +845,19 @@ impl Worker {
             return;
         }
         self.loading.insert(run, Loading::default());
-        self.read_run(run);
+        self.read(run);
     }
 
-    fn read_run(&self, run: RunNo) {
+    /// Reads a run that is waited for; an earlier read of it does not count any more.
+    fn read(&mut self, run: RunNo) {
+        let Some(loading) = self.loading.get_mut(&run) else {
+            return;
+        };
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        loading.ticket = ticket;
+        // Before anything is read.
+        (loading.era, loading.epoch) = (self.shared.owned.era(), self.shared.epoch());
         let mailbox = self.mailbox.clone();
         let pause = self.shared.settings.store_retry * 2;
         self.reader.spawn(move |store| {
@@ -813,11 +866,29 @@ impl Worker {
                 // The thread that asked will ask again at once.
                 std::thread::sleep(pause);
             }
-            mailbox.push(Event::Loaded(run, loaded));
+            mailbox.push(Event::Loaded {
+                run,
+                ticket,
+                loaded,
+            });
         });
     }
 
-    fn loaded(&mut self, run: RunNo, loaded: Result<Option<Box<LoadedRun>>, StoreError>) {
+    fn loaded(
+        &mut self,
+        run: RunNo,
+        ticket: u64,
+        loaded: Result<Option<Box<LoadedRun>>, StoreError>,
+    ) {
+        match self.loading.get(&run) {
+            Some(loading) if loading.ticket == ticket => {
+                // Shards have moved meanwhile, perhaps its own, to another owner and back.
+                if loading.era != self.shared.owned.era() {
+                    return self.read(run);
+                }
+            }
+            _ => return,
+        }
         let Some(loading) = self.loading.remove(&run) else {
             return;
         };
@@ -854,7 +925,7 @@ impl Worker {
             if loading.look {
                 self.load(run);
             } else if loaded.inbox.iter().any(InboxRow::is_grant) {
-                self.put_away(row);
+                self.put_away(row, loading.epoch);
             }
             return;
         }
@@ -867,7 +938,10 @@ impl Worker {
         let code = self.shared.registry.find(&row.workflow, row.version);
         match (code.is_some(), cancel) {
             // To end it takes no code.
-            (false, Some(cancel)) if !cancel.rollback => return self.cancel_without_code(row),
+            (false, Some(cancel)) if !cancel.rollback => {
+                return self.cancel_without_code(row, loading.epoch);
+            }
+            (false, None) if self.is_over_without_code(&loaded, loading.epoch) => return,
             _ if !self.belongs_here(&hand_over::due_run(row)) => return,
             _ => {}
         }
@@ -876,7 +950,7 @@ impl Worker {
             return;
         }
         let shard = row.shard;
-        let Some(slot) = self.insert(RunSeed::from(loaded), shard) else {
+        let Some(slot) = self.insert(RunSeed::from(loaded), shard, loading.epoch) else {
             return;
         };
         self.shared.moving.fetch_add(1, Ordering::AcqRel);
@@ -896,18 +970,16 @@ impl Worker {
     }
 
     /// A run that was paused while it was in nobody's memory gives back what it holds.
-    fn put_away(&mut self, row: &RunRow) {
+    fn put_away(&mut self, row: &RunRow, epoch: u64) {
         let commit = Commit {
             results_only: true,
             ..Commit::of_row(row, Patch::Keep)
         };
-        self.out.push(Pending {
-            write: Write::Commit(Box::new(commit)),
-            reply: Reply::Nobody,
-        });
+        let write = Write::Commit(Box::new(commit));
+        self.out.push(Pending::under(epoch, write, Reply::Nobody));
     }
 
-    fn cancel_without_code(&mut self, row: &RunRow) {
+    fn cancel_without_code(&mut self, row: &RunRow, epoch: u64) {
         let (output, error) = (None, None);
         let status = RunStatus::Cancelled;
         let patch = Patch::Finish {
@@ -917,24 +989,9 @@ impl Worker {
         };
         let commit = Commit::of_row(row, patch);
         let write = Write::Commit(Box::new(commit));
-        self.out.push(Pending {
-            write,
-            reply: Reply::Nobody,
-        });
-    }
-
-    /// Gives up shards, each once none of its runs is in memory.
-    fn release(&mut self, shards: ShardSet, done: mpsc::Sender<ShardSet>) {
-        let slots: Vec<u32> = self.slots_of(&shards);
-        for slot in slots {
-            if !self.evict(slot) {
-                if let Some(Some(task)) = self.tasks.get_mut(slot as usize) {
-                    task.run.drain(false);
-                }
-                self.queue(slot);
-            }
-        }
-        self.releasing.push((shards, done));
+        let (thread, run) = (self.index, row.id.no());
+        let reply = Reply::Owner { thread, run };
+        self.out.push(Pending::under(epoch, write, reply));
     }
 
     fn slots_of(&self, shards: &ShardSet) -> Vec<u32> {
@@ -976,43 +1033,7 @@ impl Worker {
                 _ = done.send(());
             }
         }
-        if self.releasing.is_empty() {
-            return;
-        }
-        let busy: ShardSet = self.tasks.iter().flatten().map(|t| t.shard).collect();
-        self.releasing.retain_mut(|(shards, done)| {
-            let (kept, freed): (Vec<_>, Vec<_>) = shards.iter().partition(|s| busy.contains(*s));
-            *shards = kept.into_iter().collect();
-            if !freed.is_empty() {
-                _ = done.send(freed.into_iter().collect());
-            }
-            !shards.is_empty()
-        });
-    }
-
-    /// Drops runs that were told to drain and have nothing in flight: whoever owns them next goes
-    /// on from what is stored.
-    fn drop_idle(&mut self) {
-        let all = self.draining.is_some();
-        let leaving: Vec<u32> = self
-            .by_no
-            .values()
-            .copied()
-            .filter(|slot| {
-                let Some(task) = self.tasks[*slot as usize].as_ref() else {
-                    return false;
-                };
-                let meant = all
-                    || self
-                        .releasing
-                        .iter()
-                        .any(|(shards, _)| shards.contains(task.shard));
-                meant && !task.queued && task.bodies == 0 && !task.run.in_flight()
-            })
-            .collect();
-        for slot in leaving {
-            self.remove(slot);
-        }
+        self.answer_releases();
     }
 
     /// The shards were lost, or the engine has stopped: memory is worth nothing any more.

@@ -70,6 +70,8 @@ pub(crate) struct Env {
     pub(crate) owner: Option<Arc<Shared>>,
     /// Where ids come from without an owner.
     pub(crate) ids: RunIds,
+    /// The epoch of the lease under which the run that is polled was taken into memory.
+    pub(crate) epoch: Cell<u64>,
     /// A body did not start because the lease was over.
     pub(crate) stalled: Cell<bool>,
     /// What tokens are made with.
@@ -1793,6 +1795,23 @@ impl Core {
             ready
         };
         for id in ready {
+            self.wake(id);
+        }
+    }
+
+    /// Bodies may start again. Those that were about to when they no longer might are nowhere named.
+    pub(crate) fn go_on(&self) {
+        let waiting = {
+            let mut st = self.state.borrow_mut();
+            st.draining = false;
+            let may_start = |op: &OpState| match op.phase {
+                Phase::WantStart { barrier } => barrier <= st.durable,
+                _ => false,
+            };
+            let waiting = st.ops.iter().filter(|(_, op)| may_start(op));
+            waiting.map(|(id, _)| id).collect::<Vec<OpId>>()
+        };
+        for id in waiting {
             self.wake(id);
         }
     }

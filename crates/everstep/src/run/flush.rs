@@ -155,6 +155,13 @@ impl Run {
         (st.draining, st.leaving) = (true, self.flush.results_only);
     }
 
+    /// Bodies may start again after all, unless it was paused.
+    pub(crate) fn go_on(&mut self) {
+        if !self.flush.results_only {
+            self.core.go_on();
+        }
+    }
+
     /// Whether it was paused from outside, and leaves memory once its bodies have ended.
     pub(crate) fn is_leaving(&self) -> bool {
         self.flush.results_only

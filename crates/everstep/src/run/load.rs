@@ -33,6 +33,8 @@ pub(crate) struct RunSeed {
     ending: Option<RunStatus>,
     error: Option<Vec<u8>>,
     recoveries: u32,
+    /// Its row counts it as due, since something has come for it.
+    is_due: bool,
     parked: Option<(Option<Timestamp>, String)>,
     last_number: u64,
     inbox_seq: u64,
@@ -62,6 +64,7 @@ impl From<LoadedRun> for RunSeed {
             ending: row.ending,
             error: row.error,
             recoveries: row.recoveries,
+            is_due: row.available_at.is_some(),
             parked,
             last_number: row.last_number,
             inbox_seq: row.inbox_seq,
@@ -98,6 +101,7 @@ impl RunSeed {
             ending: None,
             error: None,
             recoveries: 0,
+            is_due: false,
             parked: None,
             last_number: 0,
             inbox_seq: 0,
@@ -254,7 +258,10 @@ impl Run {
 fn row_view(seed: &RunSeed) -> Option<RowView> {
     match (&seed.parked, seed.status) {
         (Some((at, waiting)), _) => Some(RowView::Parked(*at, waiting.clone())),
-        (None, RunStatus::Running) if seed.recoveries == 0 => Some(RowView::Running),
+        (None, RunStatus::Running) if seed.recoveries == 0 => {
+            // Otherwise the next commit puts it right.
+            (!seed.is_due).then_some(RowView::Running)
+        }
         (None, RunStatus::Running | RunStatus::RollingBack) if seed.recoveries > 0 => {
             Some(RowView::Recovered)
         }

@@ -1095,17 +1095,11 @@ impl Data {
         let taken = free.collect::<ShardSet>();
         self.shards
             .extend(taken.iter().map(|shard| (shard, fence.runner)));
-        let lost = self
-            .runs
-            .values()
-            .filter(|run| run.is_live() && taken.contains(run.head.shard));
-        for no in lost.map(|run| run.head.id.no()).collect::<Vec<_>>() {
-            self.change(no, |run| run.recoveries += 1);
-        }
         Some(self.held_by(fence.runner))
     }
 
-    /// Frees all shards of those holders of wanted shards whose lease is over, or who are dead.
+    /// Frees all shards of those holders of wanted shards whose lease is over, or who are dead, and
+    /// counts a recovery on the runs that they had in memory.
     fn oust_expired(&mut self, me: Uuid, now: Timestamp, wanted: &ShardSet, dead: &[Uuid]) {
         let holders = wanted
             .iter()
@@ -1123,7 +1117,15 @@ impl Data {
             if let Some(row) = self.runners.get_mut(&holder) {
                 row.epoch = epoch;
             }
+            let freed = self.held_by(holder);
             self.shards.retain(|_, other| *other != holder);
+            let lost = self
+                .runs
+                .values()
+                .filter(|run| run.is_live() && freed.contains(run.head.shard));
+            for no in lost.map(|run| run.head.id.no()).collect::<Vec<_>>() {
+                self.change(no, |run| run.recoveries += 1);
+            }
         }
     }
 }

@@ -635,7 +635,7 @@ impl PostgresStore {
     fn commit_together(&self, batch: &Batch) -> Result<Applied, StoreError> {
         let has_bodies = batch.writes.iter().any(transact::has_body);
         let mut named = Named::of(batch);
-        let mut fenced = batch.fence.is_none_or(|fence| self.is_at_home(fence));
+        let mut fenced = true;
         let giving_back = self.giving_back.read();
         let _under_way = giving_back.unwrap_or_else(PoisonError::into_inner);
         let (mut goes, mut rows) = (0, None);
@@ -643,7 +643,7 @@ impl PostgresStore {
         let made = self.transact_numbered(has_bodies, |session, before| {
             goes += 1;
             // With the connection it may have been found that this is another database than the one
-            // that the runner has registered in.
+            // that the runner has registered in; its row may be there all the same, as a copy.
             fenced &= batch.fence.is_none_or(|fence| self.is_at_home(fence));
             let shards = self.known_shards(batch.fence);
             // A server that gives a reason of ours has not crashed since it gave the numbers out. They
@@ -1018,12 +1018,13 @@ impl Store for PostgresStore {
             let seen = session.row(sql, Vec::new(), |row| {
                 Ok((row.get::<i64>(0)?, Identity::read(row, 1)?))
             })?;
-            let seen = seen.map(|(at, identity)| (asked.ahead_of_us(at), identity));
+            let seen = seen.map(|(at, identity)| (asked.ahead_if_quick(at), identity));
             Ok((is_alive, seen))
         })?;
         if let Some((ahead, identity)) = seen {
             self.compare_identity(&identity);
-            self.note_clock(ahead);
+            // Where it had to wait for something, nobody knows at which end of the wait it was asked.
+            ahead.into_iter().for_each(|ahead| self.note_clock(ahead));
         }
         Ok(is_alive && self.is_at_home(fence))
     }

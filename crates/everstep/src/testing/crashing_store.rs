@@ -92,11 +92,16 @@ pub struct CrashingStore<S> {
     meddling: Mutex<Option<Meddle<S>>>,
     /// What happens to it just after.
     meddling_after: Mutex<Option<Meddle<S>>>,
+    /// Calls that fail, by the names of their methods.
+    failing: Mutex<Vec<(&'static str, Failing)>>,
 }
 
 /// What is done to the store underneath before or after a write, by its number; whether that is
 /// all.
 type Meddle<S> = Box<dyn FnMut(u64, &S) -> bool + Send>;
+
+/// Says how a call fails, after whatever else is to happen before it does.
+type Failing = Box<dyn FnOnce() -> StoreError + Send>;
 
 type OnDeath = Box<dyn FnOnce() + Send>;
 
@@ -151,6 +156,7 @@ impl<S: Store> CrashingStore<S> {
             on_death: Mutex::default(),
             meddling: Mutex::new(None),
             meddling_after: Mutex::new(None),
+            failing: Mutex::default(),
         }
     }
 
@@ -193,6 +199,27 @@ impl<S: Store> CrashingStore<S> {
         if slot.as_mut().is_some_and(|meddle| meddle(n, &self.inner)) {
             *slot = None;
         }
+    }
+
+    /// The next call of this method fails, before it has done anything: one of `commit`, `finished`,
+    /// `live`, `load`, `paused` and `run`.
+    #[doc(hidden)]
+    pub fn fail_next(
+        &self,
+        method: &'static str,
+        failing: impl FnOnce() -> StoreError + Send + 'static,
+    ) {
+        lock(&self.failing).push((method, Box::new(failing)));
+    }
+
+    fn called(&self, method: &'static str) -> Result<(), StoreError> {
+        let mut failing = lock(&self.failing);
+        let Some(at) = failing.iter().position(|(other, _)| *other == method) else {
+            return Ok(());
+        };
+        let (_, fail) = failing.remove(at);
+        drop(failing);
+        Err(fail())
     }
 
     /// Calls this at the instant of death, before anybody else learns of it.
@@ -304,6 +331,7 @@ impl<S: Store> Store for CrashingStore<S> {
     }
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
+        self.called("commit")?;
         self.write(|store, state| {
             state.commits += 1;
             let applied = store.commit(batch)?;
@@ -337,10 +365,12 @@ impl<S: Store> Store for CrashingStore<S> {
     }
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
+        self.called("run")?;
         self.read(|store| store.run(target))
     }
 
     fn load(&self, run: RunNo) -> Result<Option<LoadedRun>, StoreError> {
+        self.called("load")?;
         self.read(|store| store.load(run))
     }
 
@@ -364,6 +394,7 @@ impl<S: Store> Store for CrashingStore<S> {
         after: Option<RunNo>,
         limit: usize,
     ) -> Result<Vec<DueRun>, StoreError> {
+        self.called("live")?;
         self.read(|store| store.live(shards, after, limit))
     }
 
@@ -373,6 +404,7 @@ impl<S: Store> Store for CrashingStore<S> {
         after: Option<RunNo>,
         limit: usize,
     ) -> Result<Vec<PausedRun>, StoreError> {
+        self.called("paused")?;
         self.read(|store| store.paused(shards, after, limit))
     }
 
@@ -450,6 +482,7 @@ impl<S: Store> Store for CrashingStore<S> {
     }
 
     fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
+        self.called("finished")?;
         self.read(|store| store.finished(runs))
     }
 

@@ -995,6 +995,7 @@ const CHECKS: &[(&str, Check)] = checks![
     a_takeover_frees_all_shards_and_counts_recoveries,
     a_live_holder_keeps_its_shards,
     released_shards_belong_to_nobody,
+    a_shard_that_was_given_back_counts_no_recovery,
     a_runner_that_deregisters_frees_everything,
     a_runner_that_returns_gets_a_fresh_epoch,
     a_heartbeat_prolongs_the_lease,
@@ -1264,6 +1265,7 @@ fn serves() -> Serves {
         workflow: "checkout".to_owned(),
         version: 2,
         accepts: 1..=2,
+        pool: crate::workflow::DEFAULT_POOL.to_owned(),
     }
 }
 
@@ -2020,8 +2022,8 @@ fn a_takeover_frees_all_shards_and_counts_recoveries(world: &World) {
     assert_eq!(world.row(parked).recoveries, 0);
     assert_eq!(
         world.row(other).recoveries,
-        0,
-        "its shard was freed, not taken"
+        1,
+        "its owner is lost, whoever takes its shard"
     );
     let runners = world.store.runners().expect("runners");
     let held_by = |name| {
@@ -2079,6 +2081,20 @@ fn released_shards_belong_to_nobody(world: &World) {
         }
     };
     world.accept(commit(id));
+}
+
+fn a_shard_that_was_given_back_counts_no_recovery(world: &World) {
+    let (id, all) = (world.running(), ShardSet::of_default_pool());
+    let given_back = world.store.release_shards(world.fence, &all);
+    given_back.expect("release");
+    let second = register(&*world.store, "second", START);
+    let take = |fence| world.store.take_shards(fence, START, &all, &[]);
+    assert_eq!(take(second).expect("take"), Some(all.clone()));
+    assert_eq!(world.row(id).recoveries, 0);
+    let signed_off = world.store.deregister_runner(second);
+    signed_off.expect("deregister");
+    assert_eq!(take(world.fence).expect("take"), Some(all.clone()));
+    assert_eq!(world.row(id).recoveries, 0);
 }
 
 fn a_runner_that_deregisters_frees_everything(world: &World) {

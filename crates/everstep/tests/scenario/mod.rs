@@ -41,13 +41,30 @@ pub(crate) async fn until<T, F: Future<Output = Option<T>>>(what: &str, ask: imp
     }
 }
 
-/// Waits until the run has this status, and gives what is stored about it.
-pub(crate) async fn until_status<O>(run: &RunHandle<O>, status: RunStatus) -> RunInfo {
-    until(&format!("run {} to be {status}", run.id()), async || {
+/// Waits until what is stored about a run is as it should be, and gives it.
+///
+/// # Panics
+///
+/// If it is not within [`LIMIT`], with what is stored instead.
+pub(crate) async fn until_info<O>(
+    run: &RunHandle<O>,
+    what: &str,
+    is_so: impl Fn(&RunInfo) -> bool,
+) -> RunInfo {
+    let begun = Instant::now();
+    until(what, async || {
         let info = run.info().await.unwrap();
-        (info.status == status).then_some(info)
+        let is_late = begun.elapsed() > LIMIT * 9 / 10;
+        assert!(!is_late || is_so(&info), "waited too long for {what}: {info:#?}");
+        is_so(&info).then_some(info)
     })
     .await
+}
+
+/// Waits until the run has this status, and gives what is stored about it.
+pub(crate) async fn until_status<O>(run: &RunHandle<O>, status: RunStatus) -> RunInfo {
+    let what = format!("run {} to be {status}", run.id());
+    until_info(run, &what, |info| info.status == status).await
 }
 
 /// Waits until the run is paused, and gives the reason.

@@ -1,7 +1,7 @@
 //! Transactions: rows of the user's own table are there once for each that completed, and a run is
 //! started and sent a message with the order it is for, or none of them is there.
 //!
-//! What is the same in a file and on a server is here; how the tables are written to is in [`file`]
+//! What is the same in a file and on a server is here; how the tables are written to is in [`mod@file`]
 //! and [`server`].
 
 use std::{collections::BTreeMap, rc::Rc, time::Duration};

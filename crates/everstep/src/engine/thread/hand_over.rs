@@ -6,12 +6,16 @@
 
 use std::sync::Arc;
 
-use super::{Pending, Reply, Worker};
+use super::{Event, Pending, Reply, Settled, Worker};
 use crate::{
+    codec::encode_failure,
     commit::{Commit, HandOver, Patch, RunStatus, Target, Write},
     engine::peers::{self, Place},
+    error::{Failure, FailureKind},
     pool::Overflow,
-    store::{DueRun, RunRow},
+    run_id::RunNo,
+    store::{DueRun, LoadedRun, RunRow, StoreError},
+    time::Timestamp,
 };
 
 impl Worker {
@@ -39,12 +43,49 @@ impl Worker {
             pool = &*pool,
             "a run is handed over to runners that can run it"
         );
-        self.unserved.remove(&run.id.no());
-        let run = run.id.no();
-        self.out.push(Pending {
-            write: Write::HandOver(Box::new(HandOver { run, pool })),
-            reply: Reply::Nobody,
-        });
+        let no = run.id.no();
+        // Until it is known to be handed over, nobody else would look for it.
+        let epoch = self.shared.epoch();
+        let unserved = Unserved {
+            run: run.clone(),
+            waiting: String::new(),
+            deadline_at: None,
+            epoch,
+        };
+        self.unserved.insert(no, unserved);
+        let write = Write::HandOver(Box::new(HandOver { run: no, pool }));
+        let thread = self.index;
+        let reply = Reply::Owner { thread, run: no };
+        self.out.push(Pending::under(epoch, write, reply));
+    }
+
+    /// What became of the write about a run that is not in memory here.
+    pub(super) fn settled(&mut self, run: RunNo, how: Settled) {
+        match how {
+            // If it was refused, another has it, or it has ended.
+            Settled::Answered => {
+                let unserved = self.unserved.get(&run);
+                if unserved.is_some_and(|it| it.waiting.is_empty()) {
+                    self.unserved.remove(&run);
+                }
+            }
+            Settled::Unknown | Settled::Overtaken => self.look_again(run),
+            // The reason was told. It is tried again when other runners come, and by the next owner:
+            // at once it would fail again.
+            Settled::Rejected => {}
+        }
+    }
+
+    /// What was to be done about a run that nobody could run was not: it is read, and what is missing
+    /// is done again. The store may not count it as due.
+    pub(super) fn look_again(&mut self, run: RunNo) {
+        let Some(known) = self.unserved.get_mut(&run) else {
+            return;
+        };
+        // It is not in its row.
+        known.waiting.clear();
+        self.held.push_back(run);
+        self.admit_held();
     }
 
     /// Nobody could run it: it stays as it is, and its row says why.
@@ -53,50 +94,125 @@ impl Worker {
         if Overflow::parse(inside).is_some() {
             waiting.push_str(&format!(" (it is in the overflow pool `{inside}`)"));
         }
-        let before = self
-            .unserved
-            .insert(run.id.no(), (run.clone(), waiting.clone()));
-        if before.is_some_and(|(_, before)| before == waiting) {
+        let no = run.id.no();
+        if let Some(known) = self.unserved.get_mut(&no)
+            && known.waiting == waiting
+        {
+            let over = known.deadline_at.is_some_and(|at| at <= self.env.now.get());
+            if over {
+                // Only once: to be ended takes that nothing of it has begun, which is looked at then.
+                known.deadline_at = None;
+                self.load(no);
+            }
+            return;
+        }
+        let is_full = self.unserved.len() >= UNSERVED_MAX && !self.unserved.contains_key(&no);
+        if is_full && matches!(run.status, RunStatus::Pending | RunStatus::Sleeping) {
+            // The store counts it as due, so it is found again.
             return;
         }
         tracing::warn!(run = %run.id, waiting, "no code for a due run is registered");
-        let at = run.available_at.unwrap_or_else(|| self.env.now.get());
-        if let Ok(Some(row)) = self.shared.store.run(&Target::Id(run.id))
-            && self.may_be_noted(&row)
-        {
-            let patch = Patch::Park {
-                status: row.status,
-                available_at: Some(at),
-                waiting,
-                attempts: row.attempts,
+        let unserved = Unserved {
+            run: run.clone(),
+            waiting,
+            deadline_at: None,
+            epoch: self.shared.epoch(),
+        };
+        self.unserved.insert(no, unserved);
+        let (id, mailbox) = (run.id, self.mailbox.clone());
+        self.reader.spawn(move |store| {
+            let read = || match store.run(&Target::Id(id))? {
+                Some(row) => Ok(Some((row, store.history(no, None, 1)?.is_empty()))),
+                None => Ok::<_, StoreError>(None),
             };
-            let mut commit = Commit::of_row(&row, patch);
-            commit.inbox_seq = Some(row.inbox_seq);
-            self.out.push(Pending {
-                write: Write::Commit(Box::new(commit)),
-                reply: Reply::Nobody,
-            });
-        }
+            match read() {
+                Ok(Some((row, is_new))) => mailbox.push(Event::Unserved(Box::new(row), is_new)),
+                Ok(None) => {}
+                Err(_) => mailbox.push(Event::Settled(no, Settled::Unknown)),
+            }
+        });
     }
 
-    /// Whether what a run waits for can be written into its row. Of a run that was in its owner's
-    /// memory the row does not know the last number, and a rollback is not to be begun anew. To be
-    /// parked as pending takes back all waits: that is how a run is tried anew as a whole. So only one
-    /// that has not begun is; one that was handed over out of a memory is pending, too, and has waits.
-    fn may_be_noted(&self, row: &RunRow) -> bool {
-        match row.status {
-            RunStatus::Sleeping => true,
-            RunStatus::Pending => {
-                let begun = self.shared.store.history(row.id.no(), None, 1);
-                begun.is_ok_and(|entries| entries.is_empty())
-            }
-            _ => false,
+    /// A run that nobody could run was read: what it waits for is written into its row, if it can be.
+    ///
+    /// Of a run that was in its owner's memory the row does not know the last number, and a rollback
+    /// is not to be begun anew. To be parked as pending takes back all waits: that is how a run is
+    /// tried anew as a whole. So only one that has not begun is; one that was handed over out of a
+    /// memory is pending, too, and has waits.
+    pub(super) fn unserved_read(&mut self, row: &RunRow, is_new: bool) {
+        let no = row.id.no();
+        let is_here = self.by_no.contains_key(&no) || self.loading.contains_key(&no);
+        if is_here || !self.shared.owns(row.shard) {
+            return;
         }
+        let Some(known) = self.unserved.get_mut(&no) else {
+            return;
+        };
+        let may_be_noted = match row.status {
+            RunStatus::Sleeping => true,
+            RunStatus::Pending => is_new,
+            _ => false,
+        };
+        if !may_be_noted {
+            return;
+        }
+        let now = self.env.now.get();
+        known.deadline_at = row.deadline_at.filter(|_| is_new);
+        if let Some(at) = known.deadline_at {
+            self.shared.due.note(at);
+        }
+        let patch = Patch::Park {
+            status: row.status,
+            available_at: Some(known.run.available_at.unwrap_or(now)),
+            waiting: known.waiting.clone(),
+            attempts: row.attempts,
+        };
+        let mut commit = Commit::of_row(row, patch);
+        commit.inbox_seq = Some(row.inbox_seq);
+        let write = Write::Commit(Box::new(commit));
+        let (thread, run) = (self.index, no);
+        let reply = Reply::Owner { thread, run };
+        self.out.push(Pending::under(known.epoch, write, reply));
+    }
+
+    /// Ends a run whose deadline has passed before anything of it has begun: that takes no code.
+    /// Whether it was one.
+    pub(super) fn is_over_without_code(&mut self, loaded: &LoadedRun, epoch: u64) -> bool {
+        let row = &loaded.row;
+        let passed = row.deadline_at.filter(|at| *at <= self.env.now.get());
+        let is_new = row.status == RunStatus::Pending && loaded.history.is_empty();
+        let Some(deadline) = passed.filter(|_| is_new) else {
+            return false;
+        };
+        let failure = Failure::new(
+            FailureKind::Deadline,
+            format!(
+                "the deadline of the run, {deadline}, has passed while no runner with workflow \
+                 `{}` version {} was there",
+                row.workflow, row.version
+            ),
+        );
+        let (output, error) = (None, Some(encode_failure(&failure)));
+        let status = RunStatus::Failed;
+        let patch = Patch::Finish {
+            status,
+            output,
+            error,
+        };
+        let (thread, run) = (self.index, row.id.no());
+        self.unserved.remove(&run);
+        let write = Write::Commit(Box::new(Commit::of_row(row, patch)));
+        let reply = Reply::Owner { thread, run };
+        self.out.push(Pending::under(epoch, write, reply));
+        true
     }
 
     /// Other runners are alive than before: some may have the code that runs wait for.
     pub(super) fn peers_changed(&mut self) {
-        let waiting: Vec<DueRun> = self.unserved.values().map(|(run, _)| run.clone()).collect();
+        if self.unserved.len() >= UNSERVED_MAX {
+            self.shared.due.poke(false);
+        }
+        let waiting: Vec<DueRun> = self.unserved.values().map(|it| it.run.clone()).collect();
         for run in waiting {
             let no = run.id.no();
             if !self.shared.owns(run.shard) || self.by_no.contains_key(&no) {
@@ -106,6 +222,20 @@ impl Worker {
             }
         }
     }
+}
+
+/// How many due runs that nobody could run are remembered, so that each says what it waits for.
+const UNSERVED_MAX: usize = 10_000;
+
+/// A due run that nobody could run when it was last looked at.
+pub(super) struct Unserved {
+    run: DueRun,
+    /// The reason that was written; none while it is being handed over.
+    waiting: String,
+    /// When it ends by itself, if that takes no code.
+    deadline_at: Option<Timestamp>,
+    /// The lease under which it was looked at.
+    epoch: u64,
 }
 
 /// A run as the due poll would show it.

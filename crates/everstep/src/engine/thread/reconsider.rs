@@ -12,7 +12,7 @@ use crate::{
         trial::{self, Verdict},
     },
     run_id::RunNo,
-    store::{LoadedRun, RunRow, StoreError},
+    store::{LoadedRun, Reaction, RunRow, StoreError},
 };
 
 impl Worker {
@@ -30,17 +30,34 @@ impl Worker {
             return;
         };
         let mailbox = self.mailbox.clone();
+        let pause = self.shared.settings.store_retry * 2;
         self.reader.spawn(move |store| {
             let loaded = store.load(run).map(|loaded| loaded.map(Box::new));
-            mailbox.push(super::Event::Reconsidered(loaded));
+            if loaded.is_err() {
+                // The thread that asked will ask again at once.
+                std::thread::sleep(pause);
+            }
+            mailbox.push(super::Event::Reconsidered(run, loaded));
         });
     }
 
-    pub(super) fn reconsidered(&mut self, loaded: Result<Option<Box<LoadedRun>>, StoreError>) {
+    pub(super) fn reconsidered(
+        &mut self,
+        run: RunNo,
+        loaded: Result<Option<Box<LoadedRun>>, StoreError>,
+    ) {
+        if self.to_reconsider.front() != Some(&run) {
+            // The shards were lost since it was read.
+            return;
+        }
         self.to_reconsider.pop_front();
         match loaded {
             Ok(Some(loaded)) => self.try_again(*loaded),
             Ok(None) => {}
+            Err(error) if error.reaction() == Reaction::Retry && self.draining.is_none() => {
+                self.shared.complain(&error, "a paused run cannot be read");
+                self.to_reconsider.push_back(run);
+            }
             Err(error) => {
                 tracing::warn!(%error, "a paused run cannot be read; resume it by hand");
             }
@@ -62,10 +79,8 @@ impl Worker {
         match trial::try_run(loaded, code.clone(), self.env.clone()) {
             Verdict::Fits(_) => {
                 tracing::info!(run = %id, reason, "the run fits the code again and goes on");
-                self.out.push(Pending {
-                    write: Write::Control(Target::Id(id), Control::Resume),
-                    reply: Reply::Nobody,
-                });
+                let write = Write::Control(Target::Id(id), Control::Resume);
+                self.out.push(Pending::new(write, Reply::Nobody));
             }
             Verdict::Differs(now) => {
                 tracing::warn!(run = %id, reason = now, "the run stays paused");

@@ -156,6 +156,7 @@ fn env(now: Timestamp) -> Rc<Env> {
         mailbox: None,
         owner: None,
         ids: crate::run_id::RunIds::new(1),
+        epoch: Cell::new(0),
         stalled: Cell::new(false),
         secret: crate::store::Secret::new([1; 32]),
     })

@@ -152,6 +152,9 @@ pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 /// The clock of the database, in milliseconds.
 pub(super) const CLOCK: &str = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 
+/// How long an answer may take for the time in it to be believed.
+const QUICK_MS: i64 = 500;
+
 /// When the database was asked for its time, by our clock.
 pub(super) struct Asked(i64);
 
@@ -160,11 +163,23 @@ impl Asked {
         Asked(super::now_ms())
     }
 
+    #[cfg(test)]
+    pub(super) fn at(ms: i64) -> Asked {
+        Asked(ms)
+    }
+
     /// How far the clock of a database that has given this answer is ahead: it has read it between the
     /// question and now.
     pub(super) fn ahead_of_us(self, database_ms: i64) -> i64 {
         let Asked(before) = self;
         database_ms - (before + (super::now_ms() - before) / 2)
+    }
+
+    /// As [`ahead_of_us`](Self::ahead_of_us), if the answer has come at once: it is wrong by up to half
+    /// the time that it took.
+    pub(super) fn ahead_if_quick(self, database_ms: i64) -> Option<i64> {
+        let took = super::now_ms() - self.0;
+        (took <= QUICK_MS).then(|| self.ahead_of_us(database_ms))
     }
 }
 

@@ -3,14 +3,16 @@
 //! Three things. The last number of a run: its row is not written with every step, and nobody else
 //! changes it while the fence holds. The whole row, as the last batch left it, with the transaction
 //! that wrote it: a batch that names nothing but such rows is sent in one round trip, in which
-//! [`REQUIRE_HELD`] or [`REQUIRE_SEEN`] stands where the rows would be read. And which entries a run has, while they are
-//! few: one that is new is inserted, where to overwrite what may be there costs twice as much. If a
-//! row or an entry is another's by now, nothing of the batch is made, and it is made again the long
-//! way.
+//! [`REQUIRE_HELD`] or [`REQUIRE_SEEN`] stands where the rows would be read. And which entries a run
+//! has, while they are few: one that is new is inserted, where to overwrite what may be there costs
+//! twice as much. If a row or an entry is another's by now, nothing of the batch is made, and it is
+//! made again the long way.
 //!
 //! Always true:
-//! - What is remembered may be old, and then costs a round trip. It is never believed before the
+//! - A row that is remembered may be old, and then costs a round trip. It is never believed before the
 //!   server has compared it.
+//! - The last number is in no row, so the server cannot compare it. It is forgotten with the shard of
+//!   its run, with the fence, and with any batch about the run whose end is not known.
 //! - A row that the batch writes, or that others could miss something of, is compared under its lock.
 //!   Where a run only gets more entries, it is not locked: nobody but its owner reads them while it is
 //!   live, so whoever changes the row meanwhile might as well have come after the batch.

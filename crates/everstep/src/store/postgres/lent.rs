@@ -4,9 +4,12 @@
 //! test asks for one, in the database until the next process does. Which process has one is said by an
 //! advisory lock on its name, which ends with the process.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -57,12 +60,7 @@ impl PostgresStore {
     ///
     /// As [`PostgresStore::open`] and [`Store::migrate`].
     pub(crate) fn lent(url: &str) -> Result<PostgresStore, StoreError> {
-        let free = {
-            let mut free = lock(&FREE);
-            let place = free.iter().position(|schema| schema.url == url);
-            place.map(|place| free.swap_remove(place))
-        };
-        let schema = match free {
+        let schema = match Schema::that_is_free(url) {
             Some(schema) => schema,
             None => Schema::find_or_make(url)?,
         };
@@ -118,7 +116,28 @@ impl PostgresStore {
     }
 }
 
+/// So many are made without a thought; then it is waited for a while whether one comes back. Each has
+/// a few connections, and those of a store that has died go only when its threads have noticed.
+const ENOUGH: usize = 100;
+const PATIENCE: Duration = Duration::from_secs(1);
+
 impl Schema {
+    /// One that was given back.
+    fn that_is_free(url: &str) -> Option<Schema> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let mut free = lock(&FREE);
+            if let Some(place) = free.iter().position(|schema| schema.url == url) {
+                return Some(free.swap_remove(place));
+            }
+            drop(free);
+            if NEXT.load(Ordering::Relaxed) < ENOUGH || Instant::now() > until {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// The first that no process has.
     fn find_or_make(url: &str) -> Result<Schema, StoreError> {
         // What other versions of this program have left is of no use.
@@ -129,6 +148,8 @@ impl Schema {
             let options = PostgresOptions {
                 schema: format!("everstep_kit_{format:08x}_{no}"),
                 database_time: false,
+                // Many tests at once, each with a few schemas, share one server.
+                kept_connections: 2,
                 ..PostgresOptions::default()
             };
             let number = fnv(options.schema.bytes()) as i64;

@@ -415,3 +415,26 @@ fn what_was_known_of_a_run_is_forgotten_when_its_batch_has_failed() {
     assert!(all_committed(&outcomes), "{outcomes:?}");
     testing::ran_on("PostgreSQL");
 }
+
+/// The new server has the row of the runner, too. That it is another is known only once there is a
+/// connection to it.
+#[test]
+fn the_first_batch_after_a_failover_is_refused() {
+    let [store] = stores();
+    let fence = Some(register(&store, 1));
+    let id = RunIds::new(1).next(NOW);
+    commit(&store, fence, vec![start(id)]);
+    assert!(all_committed(&commit(&store, fence, vec![step(id, 1)]).0));
+    // As if all that was before had been on another server.
+    if let Some(identity) = lock(&store.identity).as_mut() {
+        identity.timeline.push_str(" of another");
+    }
+    store.drop_idle();
+    let (outcomes, _) = commit(&store, fence, vec![step(id, 2)]);
+    assert!(
+        matches!(outcomes[..], [Outcome::Refused(Refusal::Fenced)]),
+        "{outcomes:?}"
+    );
+    let fence = Some(register(&store, 1));
+    assert!(all_committed(&commit(&store, fence, vec![step(id, 2)]).0));
+}

@@ -18,11 +18,7 @@ use super::{
 };
 use crate::{
     run_id::ShardId,
-    store::{
-        Fence, NewRunner, RunnerRow, ShardSet,
-        memory::DEAD_RUNNER_KEPT,
-        rules::pools::{ServesJson, serves, serves_json},
-    },
+    store::{Fence, NewRunner, RunnerRow, ShardSet, memory::DEAD_RUNNER_KEPT, rules::pools::Said},
     time::Timestamp,
 };
 
@@ -72,9 +68,9 @@ pub(super) fn register(
          lease_until = excluded.lease_until, workflows = excluded.workflows, \
          pools = excluded.pools, weight = excluded.weight RETURNING epoch"
     );
-    let workflows: Vec<_> = runner.workflows.iter().map(serves_json).collect();
-    let workflows = columns::to_json(&workflows);
-    let pools = columns::to_json(&runner.pools);
+    let said = Said::by(runner);
+    let workflows = columns::to_json(&said.workflows);
+    let pools = columns::to_json(&said.pools);
     let lease = millis(runner.lease);
     let params = params![
         runner.id,
@@ -167,17 +163,14 @@ pub(super) fn take_shards(
         return Ok(None);
     }
     // Shards of runners whose row is gone are free.
-    session.execute(
-        "DELETE FROM shards WHERE shard = ANY ($1) AND runner NOT IN (SELECT id FROM runners)",
-        params![numbers(wanted)],
-    );
+    let sql = "WITH freed AS (DELETE FROM shards WHERE shard = ANY ($1) \
+               AND runner NOT IN (SELECT id FROM runners) RETURNING shard) \
+               UPDATE runs SET recoveries = recoveries + 1 \
+               WHERE status IN (1, 3) AND shard IN (SELECT shard FROM freed)";
+    session.execute(sql, params![numbers(wanted)]);
     let sql = "INSERT INTO shards (shard, runner) SELECT number, $1 FROM unnest($2::bigint[]) \
-               AS number ORDER BY number ON CONFLICT DO NOTHING RETURNING shard";
-    let params = params![fence.runner, numbers(wanted)];
-    let taken = session.rows(sql, params, |row| row.get::<i64>(0))?;
-    let sql = "UPDATE runs SET recoveries = recoveries + 1 \
-               WHERE status IN (1, 3) AND shard = ANY ($1)";
-    session.execute(sql, params![taken]);
+               AS number ORDER BY number ON CONFLICT DO NOTHING";
+    session.execute(sql, params![fence.runner, numbers(wanted)]);
     columns::shards_of(session, fence.runner).map(Some)
 }
 
@@ -219,7 +212,10 @@ fn free_shards_of(
     let gone: Vec<_> = gone.map(|(id, ..)| bytes(id)).collect();
     let sql = "UPDATE runners SET epoch = nextval('epochs') WHERE id = ANY ($1)";
     session.execute(sql, vec![Value::Blobs(gone.clone())]);
-    let sql = "DELETE FROM shards WHERE runner = ANY ($1)";
+    // All that they held, whoever takes it: what was given back in good order does not count.
+    let sql = "WITH freed AS (DELETE FROM shards WHERE runner = ANY ($1) RETURNING shard) \
+               UPDATE runs SET recoveries = recoveries + 1 \
+               WHERE status IN (1, 3) AND shard IN (SELECT shard FROM freed)";
     session.execute(sql, vec![Value::Blobs(gone)]);
     Ok(true)
 }
@@ -261,15 +257,19 @@ pub(super) fn list(session: &Session<'_>) -> Result<Vec<RunnerRow>, Trouble> {
 
 fn runner_row(row: &Row) -> Result<RunnerRow, Trouble> {
     let shards: Vec<i64> = row.get(7)?;
-    let workflows: Vec<ServesJson> = columns::from_json(&row.get::<String>(4)?)?;
+    let said = Said {
+        workflows: columns::from_json(&row.get::<String>(4)?)?,
+        pools: columns::from_json(&row.get::<String>(5)?)?,
+    };
+    let (workflows, pools) = said.read();
     Ok(RunnerRow {
         id: Uuid::from_bytes(row.get(0)?),
         epoch: columns::number(row, 1)?,
         name: row.get(2)?,
         lease_until: Timestamp::from_millis(row.get::<i64>(3)?),
         shards: shards.into_iter().map(|it| ShardId(it as u32)).collect(),
-        workflows: workflows.into_iter().map(serves).collect(),
-        pools: columns::from_json(&row.get::<String>(5)?)?,
+        workflows,
+        pools,
         weight: row.get(6)?,
     })
 }

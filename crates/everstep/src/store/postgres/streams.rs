@@ -257,7 +257,8 @@ pub(super) fn grown(
     }
     let sql = "SELECT place - 1 FROM unnest($1::bigint[], $2::text[], $3::bigint[]) \
                WITH ORDINALITY AS asked (r, s, p, place) WHERE EXISTS (SELECT 1 FROM streams \
-               WHERE run = r AND stream = s AND pos >= p) ORDER BY place";
+               WHERE run = r AND stream = s AND pos >= p) \
+               AND NOT EXISTS (SELECT 1 FROM graves WHERE graves.run = r) ORDER BY place";
     let params = vec![Value::Ints(runs), Value::Texts(names), Value::Ints(from)];
     session.rows(sql, params, |row| Ok(columns::number(row, 0)? as usize))
 }

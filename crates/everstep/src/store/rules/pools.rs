@@ -7,6 +7,12 @@ use crate::{
     run_id::ShardId,
     time::Timestamp,
 };
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+use crate::{
+    pool::Overflow,
+    store::{NewRunner, Serves},
+    workflow::DEFAULT_POOL,
+};
 
 /// The rows of pools and shards, within one batch.
 pub(crate) trait Pools: Tables {
@@ -62,22 +68,64 @@ fn leave(head: &mut Head, to: ShardId, now: Timestamp) {
     }
 }
 
-/// What a runner serves, as it is stored.
+/// What a runner says about its code and its pools, as it is stored.
+///
+/// The pool of a workflow's runs came later than the rest, and stands among the pools, where whoever
+/// does not know of it passes it over: as the name of an overflow pool, which nobody serves by name.
+/// It is left out if it is the default one.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) struct Said {
+    pub(crate) workflows: Vec<ServesJson>,
+    pub(crate) pools: Vec<String>,
+}
+
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) type ServesJson = (String, u32, u32, u32);
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) fn serves_json(serves: &crate::store::Serves) -> ServesJson {
-    let accepts = &serves.accepts;
-    let workflow = serves.workflow.clone();
-    (workflow, serves.version, *accepts.start(), *accepts.end())
-}
+impl Said {
+    pub(crate) fn by(runner: &NewRunner) -> Said {
+        let workflow = |serves: &Serves| {
+            let accepts = &serves.accepts;
+            let workflow = serves.workflow.clone();
+            (workflow, serves.version, *accepts.start(), *accepts.end())
+        };
+        let elsewhere = runner.workflows.iter();
+        let elsewhere = elsewhere.filter(|serves| serves.pool != DEFAULT_POOL);
+        let home = |serves: &Serves| {
+            Overflow {
+                home: &serves.pool,
+                workflow: &serves.workflow,
+                version: serves.version,
+            }
+            .to_string()
+        };
+        Said {
+            workflows: runner.workflows.iter().map(workflow).collect(),
+            pools: runner
+                .pools
+                .iter()
+                .cloned()
+                .chain(elsewhere.map(home))
+                .collect(),
+        }
+    }
 
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) fn serves((workflow, version, first, last): ServesJson) -> crate::store::Serves {
-    crate::store::Serves {
-        workflow,
-        version,
-        accepts: first..=last,
+    /// The workflows and the pools.
+    pub(crate) fn read(self) -> (Vec<Serves>, Vec<String>) {
+        let is_home = |pool: &String| Overflow::parse(pool).is_some();
+        let (homes, pools): (Vec<_>, Vec<_>) = self.pools.into_iter().partition(is_home);
+        let homes: Vec<Overflow<'_>> = homes.iter().filter_map(|it| Overflow::parse(it)).collect();
+        let serves = |(workflow, version, first, last): ServesJson| {
+            let is_its = |it: &&Overflow<'_>| (it.workflow, it.version) == (&*workflow, version);
+            let home = homes.iter().find(is_its).map_or(DEFAULT_POOL, |it| it.home);
+            Serves {
+                pool: home.to_owned(),
+                workflow,
+                version,
+                accepts: first..=last,
+            }
+        };
+        (self.workflows.into_iter().map(serves).collect(), pools)
     }
 }

@@ -402,19 +402,19 @@ pub(crate) fn runners(conn: &Connection) -> rusqlite::Result<Vec<RunnerRow>> {
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
         let id = Uuid::from_bytes(row.get(0)?);
+        let said = rules::pools::Said {
+            workflows: columns::from_json(&row.get::<_, String>(4)?)?,
+            pools: columns::from_json(&row.get::<_, String>(5)?)?,
+        };
+        let (workflows, pools) = said.read();
         Ok(RunnerRow {
             id,
             epoch: row.get::<_, i64>(1)? as u64,
             name: row.get(2)?,
             lease_until: columns::time(row, 3)?,
             shards: columns::shards_of(conn, id)?,
-            workflows: columns::from_json::<Vec<rules::pools::ServesJson>>(
-                &row.get::<_, String>(4)?,
-            )?
-            .into_iter()
-            .map(rules::pools::serves)
-            .collect(),
-            pools: columns::from_json(&row.get::<_, String>(5)?)?,
+            workflows,
+            pools,
             weight: row.get(6)?,
         })
     })?;

@@ -7,7 +7,6 @@ use uuid::Uuid;
 
 use super::{batch::fence_holds, columns, pools};
 use crate::{
-    run_id::ShardId,
     store::{Fence, NewRunner, ShardSet, memory::DEAD_RUNNER_KEPT, rules},
     time::Timestamp,
 };
@@ -30,13 +29,9 @@ pub(crate) fn register(
                (id, epoch, name, lease_until, workflows, address, pools, weight) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
     let lease_until = (runner.now + runner.lease).as_millis();
-    let workflows: Vec<_> = runner
-        .workflows
-        .iter()
-        .map(rules::pools::serves_json)
-        .collect();
-    let workflows = columns::to_json(&workflows);
-    let pools = columns::to_json(&runner.pools);
+    let said = rules::pools::Said::by(runner);
+    let workflows = columns::to_json(&said.workflows);
+    let pools = columns::to_json(&said.pools);
     conn.execute(
         sql,
         params![
@@ -89,21 +84,13 @@ pub(crate) fn take_shards(
     let list = columns::to_json(&wanted.iter().map(|shard| shard.0).collect::<Vec<_>>());
     oust_expired(conn, fence.runner, now, &list, dead)?;
     let sql = "INSERT INTO shards (shard, runner) SELECT value, ?1 FROM json_each(?2) WHERE TRUE \
-               ON CONFLICT DO NOTHING RETURNING shard";
-    let mut statement = conn.prepare(sql)?;
-    let taken = statement.query_map(params![fence.runner.as_bytes(), list], |row| {
-        row.get(0).map(ShardId)
-    })?;
-    let taken = taken.collect::<rusqlite::Result<ShardSet>>()?;
-    let list = columns::to_json(&taken.iter().map(|shard| shard.0).collect::<Vec<_>>());
-    let sql = "UPDATE runs SET recoveries = recoveries + 1 WHERE no IN ( \
-               SELECT no FROM runs INDEXED BY live WHERE status IN (1, 3) \
-               AND shard IN (SELECT value FROM json_each(?1)))";
-    conn.execute(sql, [list])?;
+               ON CONFLICT DO NOTHING";
+    conn.execute(sql, params![fence.runner.as_bytes(), list])?;
     columns::shards_of(conn, fence.runner).map(Some)
 }
 
-/// Frees all shards of those holders of wanted shards whose lease is over, or who are dead.
+/// Frees all shards of those holders of wanted shards whose lease is over, or who are dead, and
+/// counts a recovery on the runs that they had in memory.
 fn oust_expired(
     conn: &Connection,
     me: Uuid,
@@ -126,6 +113,10 @@ fn oust_expired(
             "UPDATE runners SET epoch = ?2 WHERE id = ?1",
             params![runner, epoch],
         )?;
+        let sql = "UPDATE runs SET recoveries = recoveries + 1 WHERE no IN ( \
+                   SELECT no FROM runs INDEXED BY live WHERE status IN (1, 3) \
+                   AND shard IN (SELECT shard FROM shards WHERE runner = ?1))";
+        conn.execute(sql, [runner])?;
         conn.execute("DELETE FROM shards WHERE runner = ?1", [runner])?;
     }
     Ok(())

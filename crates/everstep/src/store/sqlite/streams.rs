@@ -172,7 +172,8 @@ pub(super) fn grown(
         .map(|(run, stream, from)| (run.0, stream, i64::try_from(*from).unwrap_or(i64::MAX)))
         .collect::<Vec<_>>();
     let sql = "SELECT key FROM json_each(?1) WHERE EXISTS (SELECT 1 FROM streams \
-               WHERE run = value ->> 0 AND stream = value ->> 1 AND pos >= value ->> 2)";
+               WHERE run = value ->> 0 AND stream = value ->> 1 AND pos >= value ->> 2) \
+               AND NOT EXISTS (SELECT 1 FROM graves WHERE graves.run = value ->> 0)";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([columns::to_json(&asked)], |row| {
         Ok(row.get::<_, i64>(0)? as usize)

@@ -20,7 +20,7 @@ pub(super) const CHECKS: &[(&str, Check)] = checks![
     a_run_that_has_moved_or_ended_is_not_handed_over,
     an_imported_run_is_in_its_home_pool,
     a_fork_is_in_its_pool,
-    only_runs_in_memory_of_taken_shards_are_recovered,
+    only_runs_in_the_memory_of_a_lost_owner_are_recovered,
 ];
 
 const GPU: PoolNo = PoolNo(1);
@@ -172,6 +172,14 @@ fn runners_publish_pools_and_weight(world: &World) {
     let runner = NewRunner {
         pools: vec!["gpu".to_owned(), "default".to_owned()],
         weight: 3,
+        workflows: vec![
+            serves(),
+            Serves {
+                workflow: "a/b@c".to_owned(),
+                pool: "gpu".to_owned(),
+                ..serves()
+            },
+        ],
         ..NewRunner::new(Uuid::from_name("second"), "second", START, LEASE)
     };
     world.store.register_runner(&runner).expect("register");
@@ -186,6 +194,7 @@ fn runners_publish_pools_and_weight(world: &World) {
         (&row("second").pools, row("second").weight),
         (&runner.pools, 3)
     );
+    assert_eq!(row("second").workflows, runner.workflows);
     assert!(first.serves("checkout", 1) && first.serves("checkout", 2));
     assert!(!first.serves("checkout", 3) && !first.serves("other", 1));
 }
@@ -376,14 +385,24 @@ fn a_fork_is_in_its_pool(world: &World) {
     assert_eq!(world.due_in(10, GPU), [id]);
 }
 
-fn only_runs_in_memory_of_taken_shards_are_recovered(world: &World) {
+fn only_runs_in_the_memory_of_a_lost_owner_are_recovered(world: &World) {
     world.start(world.new_run_of("gpu"));
-    world.take_shards(world.fence, &ShardSet::of_pools([GPU]));
-    let on_gpu = world.start(world.new_run_of("gpu"));
-    assert!(on_gpu.claimed);
+    let other = register(&*world.store, "other", START);
+    world.take_shards(other, &ShardSet::of_pools([GPU]));
+    let new = world.new_run_of("gpu");
+    let on_gpu = new.id;
+    let batch = Batch {
+        fence: Some(other),
+        now: at(1),
+        writes: vec![Write::Start(Box::new(new))],
+    };
+    let outcomes = world.store.commit(&batch).expect("commit").outcomes;
+    assert!(matches!(&outcomes[..], [Outcome::Started(started)] if started.claimed));
     let at_home = world.running();
+    let lives_on = world.store.heartbeat(world.fence, at(1_000), LEASE);
+    assert!(lives_on.expect("heartbeat"));
     let (_, held) = take_over(world, &ShardSet::of_pools([GPU]));
     assert_eq!(held, ShardSet::of_pools([GPU]));
     let recoveries = |id| world.row(id).recoveries;
-    assert_eq!((recoveries(on_gpu.id), recoveries(at_home)), (1, 0));
+    assert_eq!((recoveries(on_gpu), recoveries(at_home)), (1, 0));
 }

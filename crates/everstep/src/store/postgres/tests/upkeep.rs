@@ -115,3 +115,12 @@ fn a_name_that_the_server_would_change_is_refused() {
     }
     testing::ran_on("PostgreSQL");
 }
+
+/// A heartbeat that had to wait for a lock put all clocks wrong by half of the wait.
+#[test]
+fn the_time_in_an_answer_that_was_long_under_way_is_not_believed() {
+    let quick = conn::Asked::now();
+    assert!(quick.ahead_if_quick(now_ms()).is_some());
+    let slow = conn::Asked::at(now_ms() - 4_000);
+    assert_eq!(slow.ahead_if_quick(now_ms()), None);
+}

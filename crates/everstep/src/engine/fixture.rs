@@ -1,0 +1,183 @@
+//! What unit tests of an engine's threads need: what the threads share, without the threads.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use uuid::Uuid;
+
+use super::{Settings, shared::Shared};
+use crate::{
+    commit::{
+        Batch, Commit, Delivery, Fence, NewRun, OnEnd, Outcome, Patch, Put, RunStatus, Target, Write,
+    },
+    ctx::Ctx,
+    run_id::{RunId, RunIds},
+    store::{MemoryStore, NewRunner, ShardSet, Store, StoreError},
+    testing::CrashingStore,
+    time::{Clock, SystemClock},
+    workflow::{Definition, Registry, WorkflowOptions},
+};
+
+pub(super) type TestStore = CrashingStore<MemoryStore>;
+
+/// What the threads of an engine with one thread share. It is in the store by [`enter`].
+pub(super) fn shared() -> (Arc<TestStore>, Arc<Shared>) {
+    shared_with(|_| {})
+}
+
+pub(super) fn shared_with(change: impl FnOnce(&mut Settings)) -> (Arc<TestStore>, Arc<Shared>) {
+    let mut registry = Registry::default();
+    let code = |_: Ctx, (): ()| async { Ok(()) };
+    let definition = Definition::new("w", 1, WorkflowOptions::new(), code);
+    registry.insert(definition).expect("its name is good");
+    let mut settings = Settings {
+        store_retry: Duration::from_millis(1),
+        lease: Duration::from_secs(3_600),
+        ..Settings::default()
+    };
+    change(&mut settings);
+    let store = Arc::new(CrashingStore::counting(MemoryStore::new()));
+    let shared = Shared::new(
+        Arc::new(settings),
+        store.clone(),
+        Arc::new(registry),
+        Arc::new(SystemClock),
+        1,
+        Some(Uuid::from_u128(1)),
+    );
+    shared.set_secret(store.secret().expect("secret"));
+    (store, Arc::new(shared))
+}
+
+/// Enters the runner, again if it was before.
+pub(super) fn enter(shared: &Shared) -> Fence {
+    let me = shared.me.expect("it is a runner");
+    let fence = shared.store.register_runner(&shared.as_runner(me));
+    let fence = fence.expect("register_runner");
+    shared.set_lease(fence, Instant::now() + shared.settings.lease);
+    fence
+}
+
+/// Enters a runner without an engine, which takes all shards that are free.
+pub(super) fn enter_raw(store: &TestStore, id: u128) -> Fence {
+    let now = SystemClock.now();
+    let lease = Duration::from_secs(3_600);
+    let new = NewRunner::new(Uuid::from_u128(id), "raw", now, lease);
+    let fence = store.register_runner(&new).expect("register_runner");
+    let all = ShardSet::of_default_pool();
+    let held = store.take_shards(fence, now, &all, &[]);
+    assert!(held.expect("take_shards").is_some());
+    fence
+}
+
+fn one(store: &TestStore, fence: Fence, write: Write) -> Outcome {
+    let batch = Batch {
+        fence: Some(fence),
+        now: SystemClock.now(),
+        writes: vec![write],
+    };
+    let mut applied = store.commit(&batch).expect("commit");
+    applied.outcomes.remove(0)
+}
+
+/// A run in the memory of the runner with this fence.
+pub(super) fn start(store: &TestStore, fence: Fence) -> RunId {
+    create(store, fence, 1, true)
+}
+
+/// A run that nobody has code for.
+pub(super) fn start_unserved(store: &TestStore, fence: Fence) -> RunId {
+    create(store, fence, 2, false)
+}
+
+fn create(store: &TestStore, fence: Fence, version: u32, claim: bool) -> RunId {
+    let ids = RunIds::new(crate::random::entropy());
+    let id = ids.next(SystemClock.now());
+    let new = NewRun {
+        id,
+        workflow: "w".into(),
+        version,
+        key: None,
+        pool: "default".into(),
+        available_at: None,
+        deadline_at: None,
+        tags: Vec::new(),
+        input: Vec::new(),
+        parent: None,
+        claim,
+    };
+    match one(store, fence, Write::Start(Box::new(new))) {
+        Outcome::Started(started) => assert_eq!(started.claimed, claim),
+        other => panic!("it was not started: {other:?}"),
+    }
+    id
+}
+
+/// A commit with the entry of this number.
+pub(super) fn step(run: RunId, number: u64) -> Commit {
+    Commit {
+        run: run.no(),
+        generation: 1,
+        inbox_seq: None,
+        results_only: false,
+        last_number: number,
+        numbers: 1,
+        deletes: Vec::new(),
+        puts: vec![Put {
+            key: number.to_be_bytes().to_vec(),
+            value: vec![7; 20],
+        }],
+        consumed: Vec::new(),
+        state: Vec::new(),
+        effects: Vec::new(),
+        patch: Patch::Keep,
+    }
+}
+
+/// A message to the run.
+pub(super) fn send(store: &TestStore, fence: Fence, run: RunId) {
+    let delivery = Delivery {
+        target: Target::Id(run),
+        name: "go".to_owned(),
+        body: Vec::new(),
+        dedupe: None,
+        request: None,
+        inbox_max: 10,
+        on_end: OnEnd::Error,
+    };
+    let outcome = one(store, fence, Write::Deliver(Box::new(delivery)));
+    assert!(matches!(outcome, Outcome::Delivered(_)), "{outcome:?}");
+}
+
+/// Ends a run.
+pub(super) fn finish(store: &TestStore, fence: Fence, run: RunId) {
+    let patch = Patch::Finish {
+        status: RunStatus::Completed,
+        output: None,
+        error: None,
+    };
+    let commit = Commit {
+        patch,
+        ..step(run, 1)
+    };
+    let outcome = one(store, fence, Write::Commit(Box::new(commit)));
+    assert!(matches!(outcome, Outcome::Committed(_)));
+}
+
+/// The error of a database that will be back.
+pub(super) fn away() -> StoreError {
+    StoreError::Io {
+        store: "the test's store".to_owned(),
+        source: "it is away".into(),
+    }
+}
+
+/// The error of a commit that may have been made.
+pub(super) fn unknown() -> StoreError {
+    StoreError::UnknownOutcome {
+        store: "the test's store".to_owned(),
+        source: "it did not say".into(),
+    }
+}

@@ -1,0 +1,90 @@
+//! Shards that are given back: their runs leave memory, and whoever owns them next goes on from
+//! what is stored.
+
+use std::time::Duration;
+
+use super::{Task, Worker};
+use crate::{engine::mailbox::Release, run_id::ShardId, store::ShardSet};
+
+impl Worker {
+    /// Those of these shards that have a body which has been in flight for longer than this.
+    pub(super) fn long_bodies(&self, shards: &ShardSet, limit: Duration) -> ShardSet {
+        let is_long = |task: &&Task| {
+            let since = task.busy_since.filter(|_| shards.contains(task.shard));
+            since.is_some_and(|since| since.elapsed() > limit)
+        };
+        let long = self.tasks.iter().flatten().filter(is_long);
+        long.map(|task| task.shard).collect()
+    }
+
+    /// Gives up shards, each once none of its runs is in memory.
+    pub(super) fn release(&mut self, release: Release) {
+        for slot in self.slots_of(&release.shards) {
+            if !self.evict(slot) {
+                if let Some(Some(task)) = self.tasks.get_mut(slot as usize) {
+                    task.run.drain(false);
+                }
+                self.queue(slot);
+            }
+        }
+        self.releasing.push(release);
+    }
+
+    /// These shards are not given up after all: what is still in memory of them goes on. What has
+    /// left it is read again by whoever says so.
+    pub(super) fn keep(&mut self, shards: &ShardSet) {
+        for release in &mut self.releasing {
+            shards.iter().for_each(|shard| release.shards.remove(shard));
+        }
+        self.releasing.retain(|release| !release.shards.is_empty());
+        if self.draining.is_some() || self.drained {
+            return;
+        }
+        for slot in self.slots_of(shards) {
+            if let Some(Some(task)) = self.tasks.get_mut(slot as usize) {
+                task.run.go_on();
+            }
+            self.queue(slot);
+        }
+    }
+
+    /// Names the shards of which nothing is in memory any more.
+    pub(super) fn answer_releases(&mut self) {
+        if self.releasing.is_empty() {
+            return;
+        }
+        let busy: ShardSet = self.tasks.iter().flatten().map(|t| t.shard).collect();
+        self.releasing.retain_mut(|release| {
+            let is_busy = |shard: &ShardId| busy.contains(*shard);
+            let (kept, freed): (Vec<_>, Vec<_>) = release.shards.iter().partition(is_busy);
+            release.shards = kept.into_iter().collect();
+            if !freed.is_empty() {
+                let freed = freed.into_iter().collect();
+                _ = release.told.send((release.number, freed));
+            }
+            !release.shards.is_empty()
+        });
+    }
+
+    /// Drops runs that were told to drain and have nothing in flight.
+    pub(super) fn drop_idle(&mut self) {
+        let all = self.draining.is_some();
+        let may_leave = |task: &Task| {
+            let releases = self.releasing.iter();
+            let mut its = releases.filter(|release| release.shards.contains(task.shard));
+            let first = its.next();
+            let forced = first.is_some_and(|it| it.forced) || its.any(|it| it.forced);
+            let is_meant = all || first.is_some();
+            // What a body has given is in a commit, and that is waited for.
+            is_meant && !task.run.in_flight() && (forced || (!task.queued && task.bodies == 0))
+        };
+        let slots = self.by_no.values().copied();
+        let leaving = slots.filter(|slot| {
+            let task = self.tasks[*slot as usize].as_ref();
+            task.is_some_and(may_leave)
+        });
+        for slot in leaving.collect::<Vec<u32>>() {
+            self.remove(slot);
+        }
+    }
+}
