@@ -10,7 +10,8 @@ use uuid::Uuid;
 use super::{Settings, shared::Shared};
 use crate::{
     commit::{
-        Batch, Commit, Delivery, Fence, NewRun, OnEnd, Outcome, Patch, Put, RunStatus, Target, Write,
+        Batch, Commit, Delivery, Fence, NewRun, OnEnd, Outcome, Patch, Put, RunStatus, Target,
+        Write,
     },
     ctx::Ctx,
     run_id::{RunId, RunIds},

@@ -55,7 +55,10 @@ pub(crate) async fn until_info<O>(
     until(what, async || {
         let info = run.info().await.unwrap();
         let is_late = begun.elapsed() > LIMIT * 9 / 10;
-        assert!(!is_late || is_so(&info), "waited too long for {what}: {info:#?}");
+        assert!(
+            !is_late || is_so(&info),
+            "waited too long for {what}: {info:#?}"
+        );
         is_so(&info).then_some(info)
     })
     .await
