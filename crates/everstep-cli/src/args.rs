@@ -6,10 +6,7 @@ use clap::Args;
 use everstep::{Client, Filter, RunHandle, RunId, RunStatus, Target, Timestamp};
 use serde_json::Value as Json;
 
-use crate::{
-    Exit,
-    trouble::Trouble,
-};
+use crate::{Exit, trouble::Trouble};
 
 /// A shell.
 #[derive(Debug, Args)]
@@ -178,7 +175,8 @@ impl std::str::FromStr for Span {
         let end = text
             .find(|it: char| !it.is_ascii_digit())
             .unwrap_or(text.len());
-        let wrong = || format!("`{text}` is no length of time; write `250ms`, `90s`, `15m`, `2h` or `3d`");
+        let wrong =
+            || format!("`{text}` is no length of time; write `250ms`, `90s`, `15m`, `2h` or `3d`");
         let number: u64 = text[..end].parse().map_err(|_| wrong())?;
         let ms = match &text[end..] {
             "ms" => 1,
@@ -203,10 +201,16 @@ pub(crate) fn json(text: &str) -> Result<Json, Trouble> {
     let usage = |text: String| Trouble::new(Exit::Usage, text);
     let (text, from) = if text == "-" {
         let read = std::io::read_to_string(std::io::stdin());
-        (read.map_err(|error| usage(format!("standard input: {error}")))?, "standard input")
+        (
+            read.map_err(|error| usage(format!("standard input: {error}")))?,
+            "standard input",
+        )
     } else if let Some(path) = text.strip_prefix('@') {
         let read = std::fs::read_to_string(path);
-        (read.map_err(|error| usage(format!("{path}: {error}")))?, path)
+        (
+            read.map_err(|error| usage(format!("{path}: {error}")))?,
+            path,
+        )
     } else {
         (text.to_owned(), "the argument")
     };

@@ -48,8 +48,16 @@ pub(crate) async fn publish(client: &Client, said: Publish) -> Outcome {
             json!({"duplicate": false, "told": told, "spreading": spreading, "kept": kept}),
             format!(
                 "{told} were told{}{}",
-                if spreading { ", more are being told" } else { "" },
-                if kept { ", and it is kept for those who wait later" } else { "" },
+                if spreading {
+                    ", more are being told"
+                } else {
+                    ""
+                },
+                if kept {
+                    ", and it is kept for those who wait later"
+                } else {
+                    ""
+                },
             ),
         ),
         _ => (
@@ -125,13 +133,21 @@ pub(crate) async fn schedules(client: &Client, command: Schedules) -> Outcome {
         }
         Schedules::Pause(Named { name }) => {
             let changed = client.schedule_named(name).pause().await?;
-            let text = if changed { "paused" } else { "it was paused before" };
+            let text = if changed {
+                "paused"
+            } else {
+                "it was paused before"
+            };
             say(&json!({"changed": changed}), text);
             Ok(Exit::Done)
         }
         Schedules::Resume(Named { name }) => {
             let changed = client.schedule_named(name).resume().await?;
-            let text = if changed { "resumed" } else { "it was not paused" };
+            let text = if changed {
+                "resumed"
+            } else {
+                "it was not paused"
+            };
             say(&json!({"changed": changed}), text);
             Ok(Exit::Done)
         }
@@ -143,7 +159,10 @@ pub(crate) async fn schedules(client: &Client, command: Schedules) -> Outcome {
                 }
                 _ => (None, "queued until the last run has ended".to_owned()),
             };
-            say(&json!({"run": run.map(|it| it.to_string()), "outcome": text}), &text);
+            say(
+                &json!({"run": run.map(|it| it.to_string()), "outcome": text}),
+                &text,
+            );
             Ok(Exit::Done)
         }
         Schedules::Backfill(said) => {
@@ -153,7 +172,10 @@ pub(crate) async fn schedules(client: &Client, command: Schedules) -> Outcome {
                 "{} runs started, {} ticks had one already",
                 filled.started, filled.present
             );
-            say(&json!({"started": filled.started, "present": filled.present}), &text);
+            say(
+                &json!({"started": filled.started, "present": filled.present}),
+                &text,
+            );
             Ok(Exit::Done)
         }
         Schedules::Delete(Deleted { name, yes }) => {
@@ -190,10 +212,15 @@ async fn list_schedules(client: &Client) -> Result<String, Trouble> {
         let schedules: Vec<_> = schedules.into_iter().map(json::schedule).collect();
         return Ok(format!("{:#}\n", json!({"schedules": schedules})));
     }
-    let mut table = Table::new(["NAME", "WORKFLOW", "WHEN", "NEXT", "LAST RUN", "STARTED", "SKIPPED", "MISSED"]);
+    let mut table = Table::new([
+        "NAME", "WORKFLOW", "WHEN", "NEXT", "LAST RUN", "STARTED", "SKIPPED", "MISSED",
+    ]);
     for schedule in schedules {
         let when_said = match &schedule.spec {
-            Some(everstep::ScheduleSpec::Cron { expression, time_zone }) => {
+            Some(everstep::ScheduleSpec::Cron {
+                expression,
+                time_zone,
+            }) => {
                 format!("{expression} ({time_zone})")
             }
             Some(everstep::ScheduleSpec::Every(every)) => format!("every {}", span(*every)),
@@ -209,7 +236,10 @@ async fn list_schedules(client: &Client) -> Result<String, Trouble> {
             schedule.workflow.into(),
             when_said.into(),
             next.into(),
-            dim(schedule.last_run.map(|it| it.to_string()).unwrap_or_default()),
+            dim(schedule
+                .last_run
+                .map(|it| it.to_string())
+                .unwrap_or_default()),
             schedule.started.to_string().into(),
             schedule.skipped.to_string().into(),
             schedule.missed.to_string().into(),
@@ -272,7 +302,9 @@ pub(crate) async fn queues(client: &Client, command: Queues) -> Outcome {
                 print_json(&json!({"items": items}));
                 return Ok(Exit::Done);
             }
-            let mut table = Table::new(["ITEM", "STATE", "PRIORITY", "ATTEMPTS", "PUT", "INPUT", "ERROR"]);
+            let mut table = Table::new([
+                "ITEM", "STATE", "PRIORITY", "ATTEMPTS", "PUT", "INPUT", "ERROR",
+            ]);
             for item in items {
                 table.row([
                     item.id.to_string().into(),
@@ -280,7 +312,10 @@ pub(crate) async fn queues(client: &Client, command: Queues) -> Outcome {
                     item.priority.to_string().into(),
                     item.attempts.to_string().into(),
                     dim(when(item.created_at)),
-                    item.input.map(|it| it.to_string()).unwrap_or_default().into(),
+                    item.input
+                        .map(|it| it.to_string())
+                        .unwrap_or_default()
+                        .into(),
                     item.error.map(|it| it.message).unwrap_or_default().into(),
                 ]);
             }
@@ -288,20 +323,36 @@ pub(crate) async fn queues(client: &Client, command: Queues) -> Outcome {
         }
         Queues::Replay(said) => {
             for item in said.items {
-                let replayed = client.queue_item::<serde_json::Value>(item).replay().await?;
-                say(&json!({"item": item.to_string(), "replayed": replayed}), &format!(
-                    "{item}: {}",
-                    if replayed { "is tried again" } else { "was not dead" }
-                ));
+                let replayed = client
+                    .queue_item::<serde_json::Value>(item)
+                    .replay()
+                    .await?;
+                say(
+                    &json!({"item": item.to_string(), "replayed": replayed}),
+                    &format!(
+                        "{item}: {}",
+                        if replayed {
+                            "is tried again"
+                        } else {
+                            "was not dead"
+                        }
+                    ),
+                );
             }
         }
         Queues::Drop(said) => {
             for item in said.items {
-                let dropped = client.queue_item::<serde_json::Value>(item).drop_dead().await?;
-                say(&json!({"item": item.to_string(), "dropped": dropped}), &format!(
-                    "{item}: {}",
-                    if dropped { "is gone" } else { "was not dead" }
-                ));
+                let dropped = client
+                    .queue_item::<serde_json::Value>(item)
+                    .drop_dead()
+                    .await?;
+                say(
+                    &json!({"item": item.to_string(), "dropped": dropped}),
+                    &format!(
+                        "{item}: {}",
+                        if dropped { "is gone" } else { "was not dead" }
+                    ),
+                );
             }
         }
     }
@@ -337,12 +388,24 @@ pub(crate) async fn limits(client: &Client) -> Outcome {
         print_json(&json!({"limits": limits}));
         return Ok(Exit::Done);
     }
-    let mut table = Table::new(["LIMIT", "KEY", "PLACES", "RATE", "IN USE", "WAITING", "NEXT FREE"]);
+    let mut table = Table::new([
+        "LIMIT",
+        "KEY",
+        "PLACES",
+        "RATE",
+        "IN USE",
+        "WAITING",
+        "NEXT FREE",
+    ]);
     for limit in limits {
         table.row([
             limit.name.into(),
             limit.key.unwrap_or_default().into(),
-            limit.concurrency.map(|it| it.to_string()).unwrap_or_default().into(),
+            limit
+                .concurrency
+                .map(|it| it.to_string())
+                .unwrap_or_default()
+                .into(),
             limit
                 .rate
                 .map(|(count, per)| format!("{count} per {}", span(per)))
@@ -401,7 +464,11 @@ pub(crate) async fn letters(client: &Client, command: Letters) -> Outcome {
             for letter in page.letters {
                 table.row([
                     letter.no.to_string().into(),
-                    letter.run.map(|it| it.to_string()).unwrap_or_default().into(),
+                    letter
+                        .run
+                        .map(|it| it.to_string())
+                        .unwrap_or_default()
+                        .into(),
                     letter.name.into(),
                     dim(when(letter.at)),
                     letter.reason.into(),
@@ -423,15 +490,25 @@ pub(crate) async fn letters(client: &Client, command: Letters) -> Outcome {
                 if !ok {
                     exit = Exit::Conflict;
                 }
-                say(&json!({"no": no, "done": ok, "outcome": text}), &format!("{no}: {text}"));
+                say(
+                    &json!({"no": no, "done": ok, "outcome": text}),
+                    &format!("{no}: {text}"),
+                );
             }
             Ok(exit)
         }
         Letters::Drop(said) => {
             for no in said.letters {
                 let dropped = client.drop_dead_letter(no).await?;
-                let text = if dropped { "gone" } else { "there is no such letter" };
-                say(&json!({"no": no, "dropped": dropped}), &format!("{no}: {text}"));
+                let text = if dropped {
+                    "gone"
+                } else {
+                    "there is no such letter"
+                };
+                say(
+                    &json!({"no": no, "dropped": dropped}),
+                    &format!("{no}: {text}"),
+                );
             }
             Ok(Exit::Done)
         }
@@ -547,7 +624,10 @@ pub(crate) async fn migrate(said: Migrate) -> Outcome {
         .map_err(Trouble::of)?;
     say(
         &json!({"from": moved.from, "to": moved.to, "rows": moved.rows}),
-        &format!("{} rows are in {}; {} is closed", moved.rows, moved.to, moved.from),
+        &format!(
+            "{} rows are in {}; {} is closed",
+            moved.rows, moved.to, moved.from
+        ),
     );
     Ok(Exit::Done)
 }

@@ -8,8 +8,7 @@ use everstep_server::Server;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Exit,
-    output,
+    Exit, output,
     serve::until_signal,
     trouble::{Outcome, Trouble},
 };
@@ -54,7 +53,9 @@ async fn checkout(ctx: Ctx, order: Order) -> everstep::Result<String> {
         .step("charge card", async move || {
             tokio::time::sleep(Duration::from_millis(500)).await;
             if id % 5 == 3 {
-                return Err(Error::rollback(format!("the card for {amount} was declined")));
+                return Err(Error::rollback(format!(
+                    "the card for {amount} was declined"
+                )));
             }
             Ok(format!("payment-{id}"))
         })
@@ -137,7 +138,8 @@ pub(crate) async fn run(said: Demo) -> Outcome {
     let (file, _directory) = match said.file {
         Some(file) => (file, None),
         None => {
-            let directory = std::env::temp_dir().join(format!("everstep-demo-{}", std::process::id()));
+            let directory =
+                std::env::temp_dir().join(format!("everstep-demo-{}", std::process::id()));
             std::fs::create_dir_all(&directory).map_err(Trouble::of)?;
             (directory.join("demo.db"), Some(Removed(directory)))
         }
@@ -160,8 +162,14 @@ pub(crate) async fn run(said: Demo) -> Outcome {
         .await?;
     let server = Server::new(client.clone());
     let listening = server.listen(&said.listen).await.map_err(Trouble::of)?;
-    output::note(&format!("the dashboard is at http://{}", listening.address()));
-    output::note(&format!("the store is {}; Ctrl-C ends the demo", file.display()));
+    output::note(&format!(
+        "the dashboard is at http://{}",
+        listening.address()
+    ));
+    output::note(&format!(
+        "the store is {}; Ctrl-C ends the demo",
+        file.display()
+    ));
     let busy = tokio::spawn(keep_busy(client));
     let end = said.seconds.map(Duration::from_secs);
     let until = async move {
@@ -217,7 +225,10 @@ async fn one_more(
             start.tag("customer", customer).await?;
         }
         2 => {
-            let run = client.start(approval, order).tag("customer", customer).await?;
+            let run = client
+                .start(approval, order)
+                .tag("customer", customer)
+                .await?;
             if n % 4 == 0 {
                 run.send("verdict", &(n % 8 != 0)).await?;
             } else if n % 12 == 2 {

@@ -39,7 +39,12 @@ type Make = Box<dyn FnOnce(PathBuf) -> EngineBuilder>;
 
 /// Look at durable runs, operate them, and serve the dashboard.
 #[derive(Debug, Parser)]
-#[command(name = "everstep", version, propagate_version = true, max_term_width = 100)]
+#[command(
+    name = "everstep",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
 struct Args {
     /// A SQLite file, or the URL of a PostgreSQL database.
     #[arg(long, global = true, env = "EVERSTEP_DB", value_name = "FILE|URL")]

@@ -179,7 +179,9 @@ pub(crate) async fn run(client: &Client, command: Runs) -> Outcome {
         }
         Runs::Count(count) => {
             let watch = count.watch;
-            watch.run(async || counts(client, &count.which).await).await?;
+            watch
+                .run(async || counts(client, &count.which).await)
+                .await?;
             Ok(Exit::Done)
         }
         Runs::Show(show) => {
@@ -224,7 +226,15 @@ async fn list(client: &Client, list: &List) -> Result<String, Trouble> {
         let runs: Vec<_> = runs.into_iter().map(json::run_summary).collect();
         return Ok(format!("{:#}\n", json!({"runs": runs})));
     }
-    let mut table = Table::new(["ID", "WORKFLOW", "STATUS", "KEY", "STARTED", "TOOK", "WAITS FOR"]);
+    let mut table = Table::new([
+        "ID",
+        "WORKFLOW",
+        "STATUS",
+        "KEY",
+        "STARTED",
+        "TOOK",
+        "WAITS FOR",
+    ]);
     for run in runs {
         let took = took(&run);
         table.row([
@@ -299,18 +309,33 @@ async fn show(run: &RunHandle) -> Result<String, Trouble> {
     fact("status", Some(info.status.to_string()));
     fact("waits for", info.waiting.clone());
     fact("due", info.available_at.map(when));
-    fact("started", Some(format!("{} ({})", info.created_at, when(info.created_at))));
-    fact("ended", info.finished_at.map(|at| format!("{at} ({})", when(at))));
+    fact(
+        "started",
+        Some(format!("{} ({})", info.created_at, when(info.created_at))),
+    );
+    fact(
+        "ended",
+        info.finished_at.map(|at| format!("{at} ({})", when(at))),
+    );
     fact("took", Some(took(&info)));
     fact("deadline", info.deadline_at.map(when));
-    fact("attempts", (info.attempts > 1).then(|| info.attempts.to_string()));
-    fact("recoveries", (info.recoveries > 0).then(|| info.recoveries.to_string()));
+    fact(
+        "attempts",
+        (info.attempts > 1).then(|| info.attempts.to_string()),
+    );
+    fact(
+        "recoveries",
+        (info.recoveries > 0).then(|| info.recoveries.to_string()),
+    );
     fact("parent", info.parent.map(|parent| parent.to_string()));
     for (name, value) in &info.tags {
         fact("tag", Some(format!("{name}:{value}")));
     }
     fact("input", Some(short(&info.input.to_string(), 400)));
-    fact("output", info.output.as_ref().map(|it| short(&it.to_string(), 400)));
+    fact(
+        "output",
+        info.output.as_ref().map(|it| short(&it.to_string(), 400)),
+    );
     fact("failure", info.failure.as_ref().map(|it| it.full()));
     let mut text = facts.text("");
     if !history.is_empty() {
@@ -436,7 +461,8 @@ impl Act {
 async fn change(client: &Client, many: Many, act: Act) -> Outcome {
     match (many.runs.is_empty(), many.which.is_everything()) {
         (true, true) => {
-            let text = "say which runs: by id, as `workflow/key`, or by --status, --workflow, --tag ..";
+            let text =
+                "say which runs: by id, as `workflow/key`, or by --status, --workflow, --tag ..";
             Err(Trouble::new(Exit::Usage, text))
         }
         (false, false) => {
@@ -562,7 +588,10 @@ pub(crate) async fn why(client: &Client, one: One) -> Outcome {
     }
     if !why.cycle.is_empty() {
         let runs: Vec<String> = why.cycle.iter().map(ToString::to_string).collect();
-        print(&format!("they wait for each other: {}\n", runs.join(" -> ")));
+        print(&format!(
+            "they wait for each other: {}\n",
+            runs.join(" -> ")
+        ));
     }
     Ok(Exit::Done)
 }
@@ -678,7 +707,12 @@ pub(crate) fn preflight(found: &Preflight) -> Outcome {
              not here\n",
             found.checked, found.ok, found.divergent_count, found.unknown_count
         ));
-        for misfit in found.divergent.iter().chain(&found.unknown_workflow).take(50) {
+        for misfit in found
+            .divergent
+            .iter()
+            .chain(&found.unknown_workflow)
+            .take(50)
+        {
             print(&format!(
                 "{}  {} v{}  {}\n",
                 misfit.run,

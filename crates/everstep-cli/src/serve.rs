@@ -7,8 +7,7 @@ use everstep::Client;
 use everstep_server::{Role, Server, Token};
 
 use crate::{
-    Exit,
-    output,
+    Exit, output,
     trouble::{Outcome, Trouble},
 };
 
