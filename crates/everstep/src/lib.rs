@@ -58,11 +58,12 @@ pub use cancellation::Cancellation;
 pub use client::InTransaction;
 pub use client::{
     Audit, AuditEntry, AuditNew, AuditPage, Backfilled, Because, Bulk, BulkError, BulkReport,
-    Cancel, Client, ClientError, Cluster, Count, DeadLetterInfo, DeadLetterPage, DeadLetters,
-    DeleteRun, EmittedFrom, EnqueueItem, ForkRun, HistoryEntry, HistoryPage, ItemError, ItemHandle,
-    ItemInfo, LimitInfo, List, PoolInfo, PublishEvent, PublishedEvent, ReadHistory, ReplayLetter,
-    Replayed, ReplayedAll, Resolved, Resolver, RunError, RunHandle, RunInfo, RunPage, RunnerInfo,
-    Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Settle,
+    Cancel, Checked, Client, ClientError, Cluster, Count, DeadLetterInfo, DeadLetterPage,
+    DeadLetters, DeleteRun, Doctor, DoctorReport, EmittedFrom, EnqueueItem, Finding, ForkRun,
+    HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo, List, PoolInfo,
+    PublishEvent, PublishedEvent, ReadHistory, RepairError, Repaired, ReplayLetter, Replayed,
+    ReplayedAll, Resolved, Resolver, RunError, RunHandle, RunInfo, RunPage, RunnerInfo, Schedule,
+    ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Settle, Severity,
     Start, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader, TokenInfo, TokenSecret,
     Tokens, Triggered, WaitsFor, Why, Worker,
 };
@@ -115,8 +116,8 @@ pub use schedule::{Overlap, ScheduleSpec};
 #[cfg(feature = "sqlite")]
 pub use store::Tx;
 pub use store::{
-    Close, Deliver, EventRow, Filter, ItemState, ParseRoleError, QueueStats, Role, RunStatus,
-    Target,
+    Check, Close, Deliver, EventRow, Filter, ItemState, ParseRoleError, QueueStats, Role,
+    RunStatus, Target,
 };
 pub use time::{Clock, ParseTimestampError, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use token::Token;

@@ -28,6 +28,7 @@ use crate::{
     time::Timestamp,
 };
 
+pub(crate) mod doctor;
 pub(crate) mod memory;
 mod operators;
 #[cfg(all(test, any(feature = "sqlite", feature = "postgres")))]
@@ -38,6 +39,7 @@ pub(crate) mod rules;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 
+pub use doctor::{Ask, Cell, CellKind, Check, Facts, FoundRow, Mend, PlaceFact, RunFacts};
 pub use memory::MemoryStore;
 pub use operators::{ApiTokenRow, AuditRow, NewAudit, ParseRoleError, Role};
 #[cfg(feature = "postgres")]
@@ -394,6 +396,20 @@ pub trait Store: Send + Sync + 'static {
 
     /// The tokens of the HTTP API, by name.
     fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError>;
+
+    /// Raw facts for [`Client::doctor`](crate::Client::doctor), in one snapshot. A store that has no
+    /// tables to be looked at has none.
+    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
+        let _ = ask;
+        Ok(Facts::Nothing)
+    }
+
+    /// Mends something that was found in such facts, in a transaction of its own, if it is still so;
+    /// how many rows were changed.
+    fn mend(&self, mend: &Mend) -> Result<u64, StoreError> {
+        let _ = mend;
+        Ok(0)
+    }
 
     /// How many batches it can make at the same time and gain by it: one, if a batch has to wait
     /// for the one before. The engine never puts writes about the same run into two of them.

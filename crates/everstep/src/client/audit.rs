@@ -25,7 +25,7 @@ impl Client {
     /// # async fn cancel(client: Client, run: RunId) -> Result<(), everstep::ClientError> {
     /// let audit = client.audit();
     /// let no = audit.begin(AuditNew::new("ada", "cancel").target(run)).await?;
-    /// let cancelled = client.run(run).cancel().await;
+    /// let cancelled = client.run::<()>(run).cancel().await;
     /// let outcome = cancelled.as_ref().map_or_else(ToString::to_string, |_| "done".to_owned());
     /// audit.end(no, outcome).await?;
     /// # Ok(()) }

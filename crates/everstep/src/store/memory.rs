@@ -34,6 +34,7 @@ use super::{
 
 mod control;
 mod deferreds;
+mod doctor;
 mod events;
 mod import;
 mod operators;
@@ -590,6 +591,10 @@ impl Store for MemoryStore {
 
     fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError> {
         Ok(self.read().operators.tokens())
+    }
+
+    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
+        Ok(self.read().examine(ask))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

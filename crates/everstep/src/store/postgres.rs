@@ -43,6 +43,7 @@ mod conn;
 mod control;
 mod deferreds;
 mod dial;
+mod doctor;
 mod error;
 mod events;
 mod import;
@@ -1042,6 +1043,14 @@ impl Store for PostgresStore {
 
     fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError> {
         self.read(operators::api_tokens)
+    }
+
+    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
+        self.read(|session| doctor::examine(session, ask))
+    }
+
+    fn mend(&self, mend: &Mend) -> Result<u64, StoreError> {
+        self.write(|session| doctor::mend(session, mend))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

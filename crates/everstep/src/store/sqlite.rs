@@ -30,6 +30,7 @@ mod children;
 mod columns;
 mod control;
 mod deferreds;
+mod doctor;
 mod error;
 mod events;
 mod file;
@@ -558,6 +559,16 @@ impl Store for SqliteStore {
 
     fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError> {
         self.read(operators::api_tokens)
+    }
+
+    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
+        self.read(|conn| doctor::examine(conn, ask))
+    }
+
+    fn mend(&self, mend: &Mend) -> Result<u64, StoreError> {
+        self.require_current()?;
+        self.writer()
+            .transaction(&self.file, |conn, memory| doctor::mend(conn, memory, mend))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

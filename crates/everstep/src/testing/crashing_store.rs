@@ -18,11 +18,12 @@ use crate::{
     queue::ItemId,
     run_id::{RunId, RunNo},
     store::{
-        Answer, ApiTokenRow, Applied, AuditRow, Batch, Census, DeadLetter, Due, DueRun,
-        DueSchedules, EventRow, Fence, Filter, Finished, InboxRow, ItemRow, ItemState,
-        LetterFilter, LimitPlace, LimitRow, LoadedRun, NewAudit, NewRunner, PausedRun, PoolRow,
-        Put, QueueOutlook, QueueStats, RunRow, RunStatus, RunnerRow, ScheduleRow, Secret, ShardSet,
-        Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target, WakeFn, WakeGuard,
+        Answer, ApiTokenRow, Applied, Ask, AuditRow, Batch, Census, DeadLetter, Due, DueRun,
+        DueSchedules, EventRow, Facts, Fence, Filter, Finished, InboxRow, ItemRow, ItemState,
+        LetterFilter, LimitPlace, LimitRow, LoadedRun, Mend, NewAudit, NewRunner, PausedRun,
+        PoolRow, Put, QueueOutlook, QueueStats, RunRow, RunStatus, RunnerRow, ScheduleRow, Secret,
+        ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target, WakeFn,
+        WakeGuard,
     },
     time::Timestamp,
 };
@@ -610,6 +611,14 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError> {
         self.read(Store::api_tokens)
+    }
+
+    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
+        self.read(|store| store.examine(ask))
+    }
+
+    fn mend(&self, mend: &Mend) -> Result<u64, StoreError> {
+        self.read(|store| store.mend(mend))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
