@@ -359,7 +359,7 @@ const REPAIRABLE: &[Case] = &[
         Check::Schedules,
     ),
     (
-        "UPDATE runs SET available_at = NULL WHERE workflow = 'sleeper'",
+        "UPDATE runs SET status = 2, available_at = NULL WHERE workflow = 'sleeper'",
         "sleeps, and nothing will ever wake it",
         Check::Wake,
     ),
@@ -520,6 +520,9 @@ async fn nothing_is_found_while_work_goes_on() {
             assert_eq!(words(&report), [] as [String; 0]);
             looked += report.checked.runs;
             if go == 1 {
+                for reader in &readers {
+                    until_status(reader, RunStatus::Sleeping).await;
+                }
                 client.publish(NEWS, &1).await.unwrap();
             }
         }
