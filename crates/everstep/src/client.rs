@@ -39,15 +39,18 @@ use crate::{
 };
 
 mod bulk;
+mod children;
 mod cluster;
 mod deferred;
 mod delete;
 mod events;
 mod fork;
 mod history;
+mod inbox;
 mod letters;
 mod limits;
 mod list;
+mod overview;
 mod queues;
 mod retry;
 mod schedules;
@@ -60,17 +63,20 @@ mod why;
 mod within;
 
 pub use bulk::{Bulk, BulkError, BulkReport};
+pub use children::Children;
 pub use cluster::{Cluster, PoolInfo, RunnerInfo};
 pub use deferred::{Resolved, Resolver, Settle};
 pub use delete::DeleteRun;
 pub use events::{PublishEvent, PublishedEvent};
 pub use fork::ForkRun;
 pub use history::{HistoryPage, ReadHistory};
+pub use inbox::UnreadMessage;
 pub use letters::{
     DeadLetterInfo, DeadLetterPage, DeadLetters, ReplayLetter, Replayed, ReplayedAll,
 };
 pub use limits::LimitInfo;
 pub use list::{Count, List};
+pub use overview::{QueueInfo, StatsBucket, Tally};
 pub use queues::{EnqueueItem, ItemError, ItemHandle, ItemInfo, Worker};
 pub use schedules::{
     Backfilled, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, Triggered,

@@ -57,13 +57,14 @@ pub use cancellation::Cancellation;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub use client::InTransaction;
 pub use client::{
-    Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Cluster, Count,
-    DeadLetterInfo, DeadLetterPage, DeadLetters, DeleteRun, EmittedFrom, EnqueueItem, ForkRun,
-    HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo, List, PoolInfo,
-    PublishEvent, PublishedEvent, ReadHistory, ReplayLetter, Replayed, ReplayedAll, Resolved,
-    Resolver, RunError, RunHandle, RunInfo, RunPage, RunnerInfo, Schedule, ScheduleHandle,
-    ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Settle, Start, StateWatch,
-    StreamInfo, StreamItem, StreamPage, StreamReader, Triggered, WaitsFor, Why, Worker,
+    Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Children, Client, ClientError,
+    Cluster, Count, DeadLetterInfo, DeadLetterPage, DeadLetters, DeleteRun, EmittedFrom,
+    EnqueueItem, ForkRun, HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo,
+    List, PoolInfo, PublishEvent, PublishedEvent, QueueInfo, ReadHistory, ReplayLetter, Replayed,
+    ReplayedAll, Resolved, Resolver, RunError, RunHandle, RunInfo, RunPage, RunnerInfo, Schedule,
+    ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Settle, Start,
+    StateWatch, StatsBucket, StreamInfo, StreamItem, StreamPage, StreamReader, Tally, Triggered,
+    UnreadMessage, WaitsFor, Why, Worker,
 };
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
@@ -113,7 +114,10 @@ pub use rusqlite;
 pub use schedule::{Overlap, ScheduleSpec};
 #[cfg(feature = "sqlite")]
 pub use store::Tx;
-pub use store::{Close, Deliver, EventRow, Filter, ItemState, QueueStats, RunStatus, Target};
+pub use store::{
+    Close, Deliver, EventRow, Filter, InboxKind, ItemState, QueueStats, RunStatus, StatusCounts,
+    Target,
+};
 pub use time::{Clock, ParseTimestampError, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use token::Token;
 /// The version of tokio-postgres that everstep uses: use it from here, so that the types of

@@ -68,6 +68,17 @@ impl RunId {
         RunNo(ms << COUNTER_BITS | counter)
     }
 
+    /// The least number of an id that is made at this instant or later.
+    pub(crate) fn first_no(at: Timestamp) -> RunNo {
+        let ms = at.as_millis().clamp(0, (1 << MS_BITS) - 1);
+        RunNo(ms << COUNTER_BITS)
+    }
+
+    /// When the id of the run with this number was made.
+    pub(crate) fn started_at(run: RunNo) -> Timestamp {
+        Timestamp::from_millis(run.0 >> COUNTER_BITS)
+    }
+
     /// An id that no run has.
     pub(crate) fn nobody() -> RunId {
         RunId::from_parts(0, 0, 0)
@@ -207,7 +218,10 @@ mod tests {
         let id = RunIds::new(1).next(Timestamp::from_millis(1_763_239_620_123));
         assert_eq!(id.as_uuid().get_version_num(), 7);
         assert_eq!(id.to_string().parse::<RunId>().expect("its own text"), id);
-        assert_eq!(id.no().0 >> 20, 1_763_239_620_123);
+        let at = Timestamp::from_millis(1_763_239_620_123);
+        assert_eq!(RunId::started_at(id.no()), at);
+        assert!(RunId::first_no(at) <= id.no());
+        assert!(RunId::first_no(Timestamp::from_millis(1_763_239_620_124)) > id.no());
         assert!("018c".parse::<RunId>().is_err());
     }
 }

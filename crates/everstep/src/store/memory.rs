@@ -36,6 +36,7 @@ mod control;
 mod deferreds;
 mod events;
 mod import;
+mod overview;
 mod pools;
 mod queues;
 mod schedules;
@@ -243,6 +244,10 @@ impl Store for MemoryStore {
         }))
     }
 
+    fn children(&self, parent: RunNo) -> Result<Vec<RunId>, StoreError> {
+        Ok(self.read().live_children(parent))
+    }
+
     fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
         Ok(self
             .read()
@@ -394,6 +399,23 @@ impl Store for MemoryStore {
             .values()
             .filter(|run| run.matches(filter))
             .count() as u64)
+    }
+
+    fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError> {
+        Ok(self.read().count_by_status(filter))
+    }
+
+    fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError> {
+        Ok(self.read().stats(range))
+    }
+
+    fn queues(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+        most: u64,
+    ) -> Result<Vec<QueueRow>, StoreError> {
+        Ok(self.read().queues.overview(after, limit, most))
     }
 
     fn history(
@@ -1216,7 +1238,8 @@ impl Run {
     }
 
     fn matches(&self, filter: &Filter) -> bool {
-        (filter.statuses.is_empty() || filter.statuses.contains(&self.head.status))
+        (filter.ids.is_empty() || filter.ids.contains(&self.head.id))
+            && (filter.statuses.is_empty() || filter.statuses.contains(&self.head.status))
             && filter
                 .workflow
                 .as_ref()

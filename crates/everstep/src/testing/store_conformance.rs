@@ -36,6 +36,7 @@ mod differential;
 mod drawn;
 mod events;
 mod import;
+mod overview;
 mod pools;
 mod queues;
 mod schedules;
@@ -50,6 +51,7 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = checks
         .chain(children::CHECKS)
         .chain(pools::CHECKS)
+        .chain(overview::CHECKS)
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)
         .chain(queues::CHECKS)
