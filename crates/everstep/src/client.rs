@@ -51,6 +51,7 @@ mod letters;
 mod limits;
 mod list;
 mod overview;
+mod placing;
 mod queues;
 mod retry;
 mod schedules;
@@ -77,6 +78,7 @@ pub use letters::{
 pub use limits::LimitInfo;
 pub use list::{Count, List};
 pub use overview::{QueueInfo, StatsBucket, Tally};
+pub use placing::{Evicted, Moved};
 pub use queues::{EnqueueItem, ItemError, ItemHandle, ItemInfo, Worker};
 pub use schedules::{
     Backfilled, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, Triggered,

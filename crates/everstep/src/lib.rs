@@ -59,12 +59,12 @@ pub use client::InTransaction;
 pub use client::{
     Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Children, Client, ClientError,
     Cluster, Count, DeadLetterInfo, DeadLetterPage, DeadLetters, DeleteRun, EmittedFrom,
-    EnqueueItem, ForkRun, HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo,
-    List, PoolInfo, PublishEvent, PublishedEvent, QueueInfo, ReadHistory, ReplayLetter, Replayed,
-    ReplayedAll, Resolved, Resolver, RunError, RunHandle, RunInfo, RunPage, RunnerInfo, Schedule,
-    ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Settle, Start,
-    StateWatch, StatsBucket, StreamInfo, StreamItem, StreamPage, StreamReader, Tally, Triggered,
-    UnreadMessage, WaitsFor, Why, Worker,
+    EnqueueItem, Evicted, ForkRun, HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo,
+    LimitInfo, List, Moved, PoolInfo, PublishEvent, PublishedEvent, QueueInfo, ReadHistory,
+    ReplayLetter, Replayed, ReplayedAll, Resolved, Resolver, RunError, RunHandle, RunInfo, RunPage,
+    RunnerInfo, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent,
+    Settle, Start, StateWatch, StatsBucket, StreamInfo, StreamItem, StreamPage, StreamReader,
+    Tally, Triggered, UnreadMessage, WaitsFor, Why, Worker,
 };
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{

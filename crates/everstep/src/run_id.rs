@@ -22,6 +22,19 @@ pub struct RunId(Uuid);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunNo(pub i64);
 
+impl RunNo {
+    /// What others are woken with so that they take the run out of their memory. A number is never
+    /// negative, so whoever does not know of it finds no run.
+    pub(crate) fn cold_hint(self) -> RunNo {
+        RunNo(!self.0)
+    }
+
+    /// The run, if this is such a hint.
+    pub(crate) fn hinted_cold(self) -> Option<RunNo> {
+        (self.0 < 0).then_some(RunNo(!self.0))
+    }
+}
+
 /// One of the parts that the runs of a pool are divided into; a runner owns whole shards. One
 /// integer for each pool and index: 256 times the number of the pool, and the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,6 +82,7 @@ impl RunId {
     }
 
     /// The least number of an id that is made at this instant or later.
+    #[cfg(any(test, feature = "sqlite", feature = "postgres"))]
     pub(crate) fn first_no(at: Timestamp) -> RunNo {
         let ms = at.as_millis().clamp(0, (1 << MS_BITS) - 1);
         RunNo(ms << COUNTER_BITS)

@@ -743,6 +743,10 @@ impl Data {
                 let Ok(outcome) = rules::pools::hand_over(self, what);
                 outcome
             }
+            (Write::Rehome(what), _) => {
+                let Ok(outcome) = rules::pools::rehome(self, what);
+                outcome
+            }
         });
         Applied {
             outcomes: outcomes.collect(),

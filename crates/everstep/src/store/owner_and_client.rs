@@ -21,6 +21,7 @@ impl<S: Store> OwnerAndClient<S> {
             | Write::Resolve(_)
             | Write::Publish(_)
             | Write::Tag(_)
+            | Write::Rehome(_)
             | Write::Letter(_) => false,
             _ => !self.shares_runner,
         })

@@ -39,6 +39,7 @@ mod import;
 mod overview;
 mod pools;
 mod queues;
+mod rehome;
 mod schedules;
 mod streams;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -52,6 +53,7 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
         .chain(children::CHECKS)
         .chain(pools::CHECKS)
         .chain(overview::CHECKS)
+        .chain(rehome::CHECKS)
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)
         .chain(queues::CHECKS)
