@@ -285,6 +285,12 @@ impl Failure {
         payload::from_slice(bytes).ok()
     }
 
+    /// The value that was attached to the error, whatever its type, as JSON.
+    pub fn details_json(&self) -> Option<serde_json::Value> {
+        let (_, bytes) = self.details.as_ref()?;
+        payload::to_json(bytes).ok()
+    }
+
     /// The message with its causes, on one line.
     pub fn full(&self) -> String {
         let mut text = self.message.clone();
