@@ -21,6 +21,7 @@ mod crash;
 mod deploy_drill;
 mod examples;
 mod failover;
+mod fuzz_api;
 mod model;
 mod points;
 mod stores;
@@ -37,6 +38,7 @@ Commands:
   bench            measure, against a bare loop that writes the same rows (--store postgres)
   failover         kill a primary under load, promote its standby, and check every promise
   deploy-drill     replace runners of one version by runners of the next, under load
+  fuzz-api         fuzz the HTTP API on seeded data (`--seconds 120`, `--seed`)
   model            search the model of lease, fence, takeover and hand-off to its end
 
 Options:
@@ -77,6 +79,7 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         "bench" => bench::run(rest),
         "failover" => failover::run(rest),
         "deploy-drill" => deploy_drill::run(rest),
+        "fuzz-api" => fuzz_api::run(rest),
         "model" => model::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");

@@ -78,7 +78,7 @@ fn parse_token(line: &str) -> Result<Token, String> {
     else {
         return Err("write `role name token`".to_owned());
     };
-    let role: Role = role.parse()?;
+    let role = role.parse::<Role>().map_err(|error| error.to_string())?;
     if let Some(hash) = token.strip_prefix("sha256:") {
         let hash = parse_hash(hash).ok_or("a hash is 64 hexadecimal digits")?;
         return Ok(Token::hashed(name, role, hash));

@@ -1,21 +1,30 @@
 //! The operations, in the order of the document.
 
-use axum::{Extension, Json as Answer, Router, extract::State, routing::get};
-use everstep::RunId;
+use std::time::Duration;
+
+use axum::{Extension, Json as Answer, Router, extract::State};
+use everstep::{Role, RunId};
 use serde_json::Value as Json;
 
 use crate::{
     App,
     problem::{Kind, Problem},
-    table::Table,
+    table::{Table, Verb::Get},
 };
 
 mod around;
 mod events;
+mod messages;
+mod operators;
+mod overview;
 mod queues;
+mod run;
 mod runs;
 mod schedules;
 mod session;
+
+/// How long a request may ask to wait.
+const WAIT_MAX_MS: u64 = 30_000;
 
 /// What an operation gives.
 type Answered<T> = Result<Answer<T>, Problem>;
@@ -23,20 +32,21 @@ type Answered<T> = Result<Answer<T>, Problem>;
 /// The routes of all operations, and the document that says so.
 pub(crate) fn routes(app: &App) -> (Router<App>, Json) {
     let mut table = Table::new(app.clone());
+    session::add(&mut table);
     runs::add(&mut table);
+    run::add(&mut table);
+    messages::add(&mut table);
     events::add(&mut table);
     schedules::add(&mut table);
     queues::add(&mut table);
     around::add(&mut table);
+    overview::add(&mut table);
+    operators::add(&mut table);
+    let name = ("get_document", "This document");
+    table
+        .add(Get, "/openapi.json", None::<Role>, name, document)
+        .answers::<Json>(200, "What can be asked, and what is answered.");
     table.finish()
-}
-
-/// What does not go through the table's guard: whoever is nobody yet must be able to ask.
-pub(crate) fn open_routes() -> Router<App> {
-    let session = get(session::get)
-        .post(session::log_in)
-        .delete(session::log_out);
-    Router::new().route(&format!("{}/session", crate::table::BASE), session)
 }
 
 /// How many on a page.
@@ -59,6 +69,17 @@ fn run_cursor(cursor: Option<&str>) -> Result<Option<RunId>, Problem> {
         })
     });
     parsed.transpose()
+}
+
+/// How long a request that says so may wait for something to happen. It ends before the request
+/// itself would.
+fn wait(app: &App, field: &str, ms: u64) -> Result<Duration, Problem> {
+    if ms > WAIT_MAX_MS {
+        return Err(bad(format!(
+            "`{field}` is {ms}, and may be {WAIT_MAX_MS}; ask again for more"
+        )));
+    }
+    Ok(Duration::from_millis(ms).min(app.limits.request * 4 / 5))
 }
 
 fn bad(detail: impl Into<String>) -> Problem {

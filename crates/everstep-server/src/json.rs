@@ -10,11 +10,12 @@ use serde_json::Value as Json;
 use crate::{
     redact::Redaction,
     shapes::{
-        around::{
-            ClusterShape, EventShape, Letter, LimitShape, QueueItem, QueueShape, ScheduleShape,
-        },
+        around::{EventShape, Letter, LimitShape},
+        cluster::ClusterShape,
         history::Entry,
+        queues::{QueueItem, QueueShape},
         run::RunDetail,
+        schedules::ScheduleShape,
         why::WhyShape,
     },
 };

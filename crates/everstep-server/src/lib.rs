@@ -13,8 +13,19 @@
 //!
 //! Or inside of your own axum app: [`Server::router`] is a `Router` that can be nested or merged.
 //!
-//! Without a token only this machine is served, and everybody on it may do everything. With
-//! [tokens](Server::token) everybody needs one, and may do what its [`Role`] says.
+//! ```
+//! # async fn example(engine: everstep::Engine) {
+//! let operate = everstep_server::Server::new(engine.client()).router();
+//! let app: axum::Router = axum::Router::new().nest("/ops", operate);
+//! # }
+//! ```
+//!
+//! The dashboard is then there, too, but finds its files only at the root: `merge` it for that.
+//!
+//! Without a token only this machine is served, and everybody on it may do everything. With tokens,
+//! [given here](Server::token) or [made in the store](everstep::Client::tokens), everybody needs one,
+//! and may do what its [`Role`] says. Every change is written into the
+//! [audit log](everstep::Client::audit) before it is made, and its outcome after.
 
 use std::{
     io,
@@ -32,7 +43,7 @@ use axum::{
     routing::get,
 };
 use everstep::Client;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 
 mod api;
 mod assets;
@@ -40,14 +51,16 @@ mod audit;
 mod extract;
 pub mod json;
 mod live;
+mod once;
 mod problem;
 mod redact;
 mod security;
 mod shapes;
 mod table;
 
+pub use everstep::Role;
 pub use redact::BadPattern;
-pub use security::{Role, Token};
+pub use security::Token;
 
 /// What is not taken, or given up.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +78,9 @@ struct Inner {
     security: security::Security,
     limits: Limits,
     audit: audit::Audit,
+    keys: once::Keys,
+    /// Whether the server ends: what is told while it happens ends then, too.
+    closing: watch::Sender<bool>,
 }
 
 /// A handle on it.
@@ -116,8 +132,8 @@ impl Server {
         }
     }
 
-    /// Lets whoever has this token do what its role says. With the first token nobody can do anything
-    /// without one.
+    /// Lets whoever has this token do what its role says, besides those with a token of the store
+    /// ([`Client::tokens`]). With the first token, here or there, nobody can do anything without one.
     pub fn token(mut self, token: Token) -> Server {
         self.tokens.push(token);
         self
@@ -156,24 +172,35 @@ impl Server {
         self
     }
 
+    /// The OpenAPI 3.1 document of the API, as it is served.
+    pub fn document(&self) -> serde_json::Value {
+        let (_, app) = self.clone().routes(false, true);
+        api::routes(&app).1
+    }
+
     /// The routes, to be served by your own axum app. Whoever reaches it may do everything unless there
     /// is a token: guard it, or add one. Names are not refused here; that is your app's.
     pub fn router(self) -> Router {
-        self.routes(false, false)
+        self.routes(false, false).0
     }
 
-    fn routes(self, checks_host: bool, loopback_only: bool) -> Router {
+    fn routes(self, checks_host: bool, loopback_only: bool) -> (Router, App) {
         let app = App(Arc::new(Inner {
-            client: self.client,
             redaction: self.redaction,
-            security: security::Security::new(self.tokens, self.hosts, loopback_only),
+            security: security::Security::new(
+                self.client.clone(),
+                self.tokens,
+                self.hosts,
+                loopback_only,
+            ),
             limits: self.limits,
-            audit: audit::Audit,
+            audit: audit::Audit::new(self.client.clone()),
+            client: self.client,
+            keys: once::Keys::default(),
+            closing: watch::Sender::new(false),
         }));
         let (operations, document) = api::routes(&app);
         let mut router = operations
-            .merge(api::open_routes())
-            .route(&format!("{}/openapi.json", table::BASE), get(api::document))
             .route("/healthz", get(healthy))
             .route("/readyz", get(ready))
             .merge(assets::routes())
@@ -189,9 +216,10 @@ impl Server {
             };
             router = router.layer(middleware::from_fn(check));
         }
-        router
+        let router = router
             .layer(middleware::from_fn(security::headers))
-            .with_state(app)
+            .with_state(app.clone());
+        (router, app)
     }
 
     /// Listens at this address.
@@ -203,16 +231,28 @@ impl Server {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let is_local = is_loopback(address.ip());
-        if !is_local && self.tokens.is_empty() {
+        let has_token = !self.tokens.is_empty()
+            || !self
+                .client
+                .tokens()
+                .list()
+                .await
+                .map_err(io::Error::other)?
+                .is_empty();
+        if !is_local && !has_token {
             let text = format!(
                 "{address} can be reached from other machines, and nobody needs a token; add a \
                  token, or listen at 127.0.0.1"
             );
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
-        let loopback_only = is_local;
+        let (router, app) = self.routes(true, is_local);
+        if has_token {
+            app.security.close();
+        }
         Ok(Listening {
-            router: self.routes(true, loopback_only),
+            router,
+            app,
             listener,
             address,
         })
@@ -248,13 +288,24 @@ async fn ready(State(app): State<App>) -> Response {
     }
 }
 
+/// How long requests that are under way may still take when the server ends.
+const LAST_ANSWERS: Duration = Duration::from_secs(10);
+
 /// A server that listens, and answers when it is run.
-#[derive(Debug)]
 #[must_use = "nothing is answered before `run`"]
 pub struct Listening {
     router: Router,
+    app: App,
     listener: TcpListener,
     address: SocketAddr,
+}
+
+impl std::fmt::Debug for Listening {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listening")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Listening {
@@ -263,7 +314,8 @@ impl Listening {
         self.address
     }
 
-    /// Answers until `until` is there, then ends what is under way.
+    /// Answers until `until` is there. Then what is told while it happens ends, and requests that are
+    /// under way have ten seconds to be answered.
     ///
     /// # Errors
     ///
@@ -272,8 +324,18 @@ impl Listening {
         let service = self
             .router
             .into_make_service_with_connect_info::<SocketAddr>();
-        axum::serve(self.listener, service)
-            .with_graceful_shutdown(until)
-            .await
+        let (app, mut closing) = (self.app.clone(), self.app.closing.subscribe());
+        let serve = axum::serve(self.listener, service).with_graceful_shutdown(async move {
+            until.await;
+            app.closing.send_replace(true);
+        });
+        tokio::select! {
+            ended = serve => ended,
+            () = async {
+                // The sender is in `self.app`.
+                let _ = closing.wait_for(|closing| *closing).await;
+                tokio::time::sleep(LAST_ANSWERS).await;
+            } => Ok(()),
+        }
     }
 }

@@ -1,18 +1,23 @@
 //! What is told while it happens, as server-sent events.
 //!
-//! One task looks for each client that listens, at most twice a second, and says only what is new. It
-//! ends with its client.
+//! One task looks for each client that listens, at most twice a second and for a tenth of its time, and
+//! says only what is new. It ends with its client, with the server, and with the client of the store.
 
-use std::{collections::HashMap, convert::Infallible, time::Duration};
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    time::{Duration, Instant},
+};
 
 use axum::response::{
-    IntoResponse,
+    IntoResponse, Response,
     sse::{Event, KeepAlive, Sse},
 };
-use everstep::{Client, ClientError, Filter, RunHandle, RunStatus};
+use everstep::{Client, ClientError, Filter, RunHandle, RunInfo, RunStatus, Timestamp};
 use futures_util::{Stream, stream};
 use serde::Serialize;
-use tokio::sync::mpsc;
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
 
 use crate::{
     App,
@@ -23,7 +28,11 @@ use crate::{
     },
 };
 
-/// How often somebody who listens is told something at most.
+mod history;
+
+use history::Follower;
+
+/// How long it is waited at least between two looks.
 const PACE: Duration = Duration::from_millis(500);
 
 /// After how long a line is sent that says nothing, so that nobody takes the connection for dead.
@@ -37,23 +46,22 @@ const CHANGED_MAX: usize = 100;
 
 /// How many runs there are of each status.
 pub(crate) async fn counts(client: &Client, filter: Filter) -> Result<Counts, ClientError> {
-    let mut counts = Counts::default();
-    let asked = !filter.statuses.is_empty();
-    for status in RunStatus::ALL {
-        if asked && !filter.statuses.contains(&status) {
-            continue;
-        }
-        let mut one = filter.clone();
-        one.statuses = vec![status];
-        let count = client.count().filter(one).await?;
-        *counts.counts.of(status) = count;
-        counts.total += count;
+    let found = client.count_by_status(filter).await?;
+    let mut counts = Counts {
+        total: found.total(),
+        ..Counts::default()
+    };
+    for (status, count) in found.iter() {
+        *counts.counts.of(status) += count;
     }
     Ok(counts)
 }
 
 /// Where a task says what it has seen.
-struct Listener(mpsc::Sender<Event>);
+struct Listener {
+    sender: mpsc::Sender<Event>,
+    closing: watch::Receiver<bool>,
+}
 
 impl Listener {
     /// Says it; `None` when nobody listens any more.
@@ -63,16 +71,55 @@ impl Listener {
     }
 
     async fn send(&self, event: Event) -> Option<()> {
-        self.0.send(event).await.ok()
+        tokio::select! {
+            sent = self.sender.send(event) => sent.ok(),
+            () = self.over() => None,
+        }
+    }
+
+    /// Until nobody listens any more, or the server ends.
+    async fn over(&self) {
+        let mut closing = self.closing.clone();
+        tokio::select! {
+            () = self.sender.closed() => {}
+            // The sender is there for as long as the server.
+            _ = closing.wait_for(|closing| *closing) => {}
+        }
+    }
+
+    /// Waits, unless nobody listens any more: longer after a look that took long, so that no
+    /// listener has the store busy for more than a tenth of the time.
+    async fn pace(&self, looked: Instant) -> Option<()> {
+        self.rest(PACE.max(looked.elapsed() * 9)).await
+    }
+
+    async fn rest(&self, rest: Duration) -> Option<()> {
+        tokio::select! {
+            () = tokio::time::sleep(rest) => Some(()),
+            () = self.over() => None,
+        }
+    }
+
+    /// Says that the store could not be read, and waits before it is tried again; `None` if it will
+    /// never be.
+    async fn trouble(&self, error: ClientError) -> Option<()> {
+        if matches!(error, ClientError::Closed) {
+            return None;
+        }
+        self.tell("trouble", &Problem::from(error)).await?;
+        self.rest(4 * PACE).await
     }
 }
 
 fn listening<F: Future<Output = Option<()>> + Send + 'static>(
+    app: &App,
     look: impl FnOnce(Listener) -> F,
-) -> impl IntoResponse {
+) -> Response {
     let (sender, receiver) = mpsc::channel(AHEAD);
-    tokio::spawn(look(Listener(sender)));
-    Sse::new(events(receiver)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
+    let closing = app.closing.subscribe();
+    tokio::spawn(look(Listener { sender, closing }));
+    let alive = KeepAlive::new().interval(KEEP_ALIVE);
+    Sse::new(events(receiver)).keep_alive(alive).into_response()
 }
 
 fn events(receiver: mpsc::Receiver<Event>) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -82,112 +129,155 @@ fn events(receiver: mpsc::Receiver<Event>) -> impl Stream<Item = Result<Event, I
     })
 }
 
+/// What of a run changes when anything of it does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mark {
+    status: RunStatus,
+    generation: u32,
+    updated_at: Timestamp,
+    waiting: Option<String>,
+}
+
+impl Mark {
+    fn of(info: &RunInfo) -> Mark {
+        Mark {
+            status: info.status,
+            generation: info.generation,
+            updated_at: info.updated_at,
+            waiting: info.waiting.clone(),
+        }
+    }
+}
+
+/// The newest runs, by id: ids sort by the time of their start.
+type Newest = BTreeMap<String, Mark>;
+
+/// Which runs are not as they were: those that are new or changed, and those that met the filter
+/// and do so no more.
+fn changed<'a>(before: &'a Newest, now: &'a Newest) -> Vec<&'a String> {
+    let changed = now
+        .iter()
+        .filter(|(id, mark)| before.get(*id) != Some(*mark));
+    let mut ids: Vec<&String> = changed.map(|(id, _)| id).collect();
+    // What is older than all of a full page has only been pushed out of it.
+    let oldest = match now.len() {
+        CHANGED_MAX => now.keys().next(),
+        _ => None,
+    };
+    let gone = before.keys().filter(|id| !now.contains_key(*id));
+    ids.extend(gone.filter(|id| oldest.is_none_or(|oldest| *id > oldest)));
+    ids
+}
+
 /// Tells how many runs there are, and which of the newest have changed.
-pub(crate) fn runs(app: App, filter: Filter) -> impl IntoResponse {
-    listening(move |listener| async move {
+pub(crate) fn runs(app: App, filter: Filter) -> Response {
+    let client = app.client.clone();
+    listening(&app, move |listener| async move {
         let mut counted: Option<Counts> = None;
-        let mut seen: HashMap<String, (String, u32)> = HashMap::new();
+        let mut seen: Option<Newest> = None;
         loop {
-            match counts(&app.client, filter.clone()).await {
-                Ok(now) if counted.as_ref() != Some(&now) => {
-                    listener.tell("counts", &now).await?;
-                    counted = Some(now);
+            let looked = Instant::now();
+            let now = match counts(&client, filter.clone()).await {
+                Ok(now) => now,
+                Err(error) => {
+                    listener.trouble(error).await?;
+                    continue;
                 }
-                Ok(_) => {}
-                Err(error) => trouble(&listener, error).await?,
+            };
+            if counted.as_ref() != Some(&now) {
+                listener.tell("counts", &now).await?;
+                counted = Some(now);
             }
-            let newest = app.client.list().filter(filter.clone()).limit(CHANGED_MAX);
-            if let Ok(page) = newest.await {
-                let now: HashMap<String, (String, u32)> = page
-                    .runs
-                    .iter()
-                    .map(|it| {
-                        (
-                            it.id.to_string(),
-                            (it.updated_at.to_string(), it.generation),
-                        )
-                    })
-                    .collect();
-                let is_first = seen.is_empty();
-                let changed = now.iter().filter(|(id, at)| seen.get(*id) != Some(*at));
-                let ids: Vec<&String> = changed.map(|(id, _)| id).collect();
-                if !ids.is_empty() && !is_first {
-                    listener
-                        .tell("changed", &serde_json::json!({"ids": ids}))
-                        .await?;
+            let newest = client.list().filter(filter.clone()).limit(CHANGED_MAX);
+            let page = match newest.await {
+                Ok(page) => page,
+                Err(error) => {
+                    listener.trouble(error).await?;
+                    continue;
                 }
-                seen = now;
+            };
+            let marks = page.runs.iter().map(|it| (it.id.to_string(), Mark::of(it)));
+            let now: Newest = marks.collect();
+            if let Some(before) = &seen {
+                let ids = changed(before, &now);
+                if !ids.is_empty() {
+                    listener.tell("changed", &json!({"ids": ids})).await?;
+                }
             }
-            pace(&listener, PACE).await?;
+            seen = Some(now);
+            listener.pace(looked).await?;
         }
     })
 }
 
-/// Waits, unless nobody listens any more.
-async fn pace(listener: &Listener, pace: Duration) -> Option<()> {
-    tokio::select! {
-        () = tokio::time::sleep(pace) => Some(()),
-        () = listener.0.closed() => None,
-    }
-}
-
-async fn trouble(listener: &Listener, error: ClientError) -> Option<()> {
-    listener.tell("trouble", &Problem::from(error)).await
-}
-
 /// Tells of a run and its history, as they change.
-pub(crate) fn run(app: App, run: RunHandle) -> impl IntoResponse {
-    listening(move |listener| async move {
+pub(crate) fn run(app: App, run: RunHandle) -> Response {
+    let redaction = app.redaction.clone();
+    listening(&app, move |listener| async move {
         let mut told: Option<serde_json::Value> = None;
-        let mut entries: HashMap<String, Entry> = HashMap::new();
+        let mut follower = Follower::new(run.clone());
         loop {
+            let looked = Instant::now();
             let info = match run.info().await {
                 Ok(info) => info,
                 Err(ClientError::UnknownRun { .. }) => {
-                    listener.tell("gone", &serde_json::json!({})).await?;
+                    listener.tell("gone", &json!({})).await?;
                     return None;
                 }
                 Err(error) => {
-                    trouble(&listener, error).await?;
-                    pace(&listener, 4 * PACE).await?;
+                    listener.trouble(error).await?;
                     continue;
                 }
             };
+            let mark = Mark::of(&info);
             let has_ended = info.status.is_terminal();
-            let detail = RunDetail::new(info, &app.redaction);
+            let detail = RunDetail::new(info, &redaction);
             let now = serde_json::to_value(&detail).unwrap_or_default();
             if told.as_ref() != Some(&now) {
                 listener.tell("run", &now).await?;
                 told = Some(now);
             }
-            if let Ok(history) = run.history().await {
-                let all = history.into_iter().map(|it| Entry::new(it, &app.redaction));
-                let new = all.filter(|it| entries.get(&it.location) != Some(it));
-                let new: Vec<Entry> = new.collect();
-                if !new.is_empty() {
-                    let data = serde_json::json!({"entries": new});
-                    listener.tell("history", &data).await?;
-                    entries.extend(new.into_iter().map(|it| (it.location.clone(), it)));
+            let mut look = follower.look(mark, has_ended);
+            loop {
+                match look.next().await {
+                    Ok(Some(new)) => {
+                        let new = new.into_iter().map(|it| Entry::new(it, &redaction));
+                        let entries: Vec<Entry> = new.collect();
+                        listener
+                            .tell("history", &json!({"entries": entries}))
+                            .await?;
+                    }
+                    Ok(None) => break,
+                    // It is seen as the run itself is asked for.
+                    Err(ClientError::UnknownRun { .. }) => break,
+                    Err(error) => {
+                        listener.trouble(error).await?;
+                        break;
+                    }
                 }
             }
             // What has ended changes only if it is tried again.
-            pace(&listener, if has_ended { 4 * PACE } else { PACE }).await?;
+            if has_ended {
+                listener.rest(3 * PACE).await?;
+            }
+            listener.pace(looked).await?;
         }
     })
 }
 
 /// Tells the items of a stream, as they come.
-pub(crate) fn stream(app: App, run: RunHandle, name: String, from: u64) -> impl IntoResponse {
-    listening(move |listener| async move {
+pub(crate) fn stream(app: App, run: RunHandle, name: String, from: u64) -> Response {
+    let redaction = app.redaction.clone();
+    listening(&app, move |listener| async move {
         let mut reader = run.stream_json(&name).from(from);
         loop {
             let next = tokio::select! {
                 next = reader.next() => next,
-                () = listener.0.closed() => return None,
+                () = listener.over() => return None,
             };
             match next {
                 Ok(Some(item)) => {
-                    let item = Item::new(item, &app.redaction);
+                    let item = Item::new(item, &redaction);
                     let data = serde_json::to_string(&item).unwrap_or_default();
                     let event = Event::default()
                         .event("item")
@@ -196,14 +286,48 @@ pub(crate) fn stream(app: App, run: RunHandle, name: String, from: u64) -> impl 
                     listener.send(event).await?;
                 }
                 Ok(None) => {
-                    listener.tell("end", &serde_json::json!({})).await?;
+                    listener.tell("end", &json!({})).await?;
                     return None;
                 }
                 Err(error) => {
-                    trouble(&listener, error).await?;
+                    // The browser opens it again, and says what it saw last.
+                    listener.trouble(error).await?;
                     return None;
                 }
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn newest(runs: impl IntoIterator<Item = (usize, u32)>) -> Newest {
+        let runs = runs.into_iter().map(|(no, generation)| {
+            let mark = Mark {
+                status: RunStatus::Running,
+                generation,
+                updated_at: Timestamp::from_millis(0),
+                waiting: None,
+            };
+            (format!("{no:05}"), mark)
+        });
+        runs.collect()
+    }
+
+    #[test]
+    fn new_changed_and_gone_runs_are_named_and_no_others() {
+        let before = newest([(1, 1), (2, 1), (3, 1)]);
+        let now = newest([(1, 1), (3, 2), (4, 1)]);
+        assert_eq!(changed(&before, &now), ["00003", "00004", "00002"]);
+        assert!(changed(&now, &now).is_empty());
+    }
+
+    #[test]
+    fn runs_that_newer_ones_have_pushed_out_have_not_changed() {
+        let before = newest((0..CHANGED_MAX).map(|no| (no, 1)));
+        let now = newest((2..CHANGED_MAX + 2).map(|no| (no, 1)));
+        assert_eq!(changed(&before, &now), ["00100", "00101"]);
+    }
 }

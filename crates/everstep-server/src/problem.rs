@@ -21,7 +21,17 @@ pub(crate) struct Problem {
     status: u16,
     /// What happened, to what, and what to do.
     detail: String,
+    /// The run that it is about, if it is about one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run: Option<String>,
+    /// What to do, if it can be said apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<&'static str>,
 }
+
+/// What kind of problem an answer is, for the audit log.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome(pub(crate) String);
 
 /// The kinds of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,12 +110,26 @@ impl Problem {
             title,
             status: status.as_u16(),
             detail: detail.into(),
+            run: None,
+            hint: None,
         }
+    }
+
+    /// Says which run it is about.
+    pub(crate) fn about(mut self, run: impl ToString) -> Problem {
+        self.run = Some(run.to_string());
+        self
     }
 
     /// Says more.
     pub(crate) fn add(&mut self, detail: &str) {
         self.detail.push_str(detail);
+    }
+
+    /// The word of its kind.
+    pub(crate) fn word(&self) -> String {
+        let word = self.kind.rsplit(':').next();
+        word.unwrap_or_default().to_owned()
     }
 
     pub(crate) fn status(&self) -> StatusCode {
@@ -118,7 +142,9 @@ impl IntoResponse for Problem {
         // Texts and numbers have no state that could not be written.
         let body = serde_json::to_vec(&self).unwrap_or_default();
         let kind = [(header::CONTENT_TYPE, "application/problem+json")];
-        (self.status(), kind, body).into_response()
+        let mut response = (self.status(), kind, body).into_response();
+        response.extensions_mut().insert(Outcome(self.word()));
+        response
     }
 }
 
@@ -135,6 +161,7 @@ impl From<ClientError> for Problem {
             | E::InboxFull { .. }
             | E::TagsFull { .. }
             | E::Taken { .. }
+            | E::TokenTaken { .. }
             | E::KeyUsed { .. }
             | E::NoReply { .. } => Kind::Conflict,
             E::OldToken { .. } => Kind::Gone,
@@ -150,7 +177,30 @@ impl From<ClientError> for Problem {
         if kind == Kind::Unavailable || kind == Kind::Internal {
             tracing::warn!(%error, cause = ?std::error::Error::source(&error), "a request failed");
         }
-        Problem::new(kind, full(&error))
+        let mut problem = Problem::new(kind, full(&error));
+        problem.run = run_of(&error);
+        if let E::WrongStatus { hint, .. } = error {
+            problem.hint = Some(hint);
+        }
+        problem
+    }
+}
+
+/// The run that an error is about.
+fn run_of(error: &ClientError) -> Option<String> {
+    use ClientError as E;
+    match error {
+        E::UnknownRun { run }
+        | E::Finished { run, .. }
+        | E::InboxFull { run, .. }
+        | E::NoReply { run }
+        | E::WrongStatus { run, .. }
+        | E::OldToken { run, .. }
+        | E::Taken { run, .. } => Some(run.clone()),
+        E::KeyUsed { run, .. } | E::Fork { run, .. } | E::TagsFull { run, .. } => {
+            Some(run.to_string())
+        }
+        _ => None,
     }
 }
 

@@ -3,7 +3,8 @@
 //! A request is looked at in this order: its host (so that no name of somebody else's leads here), where
 //! it was made (so that no page of somebody else's can change anything), who makes it (a token, or a
 //! session that a token has opened), and whether their role allows it. What changes something is
-//! written into the audit log with its outcome, whether it was allowed or not.
+//! written into the audit log before it is done, and again with its outcome, whether it was allowed
+//! or not.
 //!
 //! Never: a token or the id of a session in a log, in a store or compared byte by byte until the first
 //! difference.
@@ -11,22 +12,27 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use axum::{
+    body::Bytes,
     extract::{ConnectInfo, Request},
-    http::{HeaderMap, HeaderName, HeaderValue, header},
+    http::{HeaderMap, HeaderName, HeaderValue, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use everstep::{Client, Role, Timestamp, TokenInfo};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::{
-    App,
-    problem::{Kind, Problem},
+    App, audit, once,
+    problem::{Kind, Outcome, Problem},
     table::Verb,
 };
 
@@ -39,6 +45,9 @@ pub(crate) const CSRF: HeaderName = HeaderName::from_static("x-everstep-csrf");
 /// How long a session lasts.
 const SESSION: Duration = Duration::from_secs(12 * 3_600);
 
+/// For how long the tokens of the store are taken to be what they were.
+const KNOWN_FOR: Duration = Duration::from_secs(1);
+
 /// How many sessions there may be. The oldest ends for the next.
 const SESSIONS_MAX: usize = 1_000;
 
@@ -47,37 +56,32 @@ const TRIES: u32 = 10;
 const TRIES_OF_ALL: u32 = 200;
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// What somebody may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
-    /// See everything but the audit log.
-    Read,
-    /// Besides, change single runs, start them, send messages, and change schedules and queues.
-    Operate,
-    /// Everything: delete, change many runs at once, read the audit log.
-    Admin,
-}
-
-impl Role {
-    /// The word for it.
-    pub const fn word(self) -> &'static str {
-        match self {
-            Role::Read => "read",
-            Role::Operate => "operate",
-            Role::Admin => "admin",
-        }
+/// The acts that a role is enough for, by the names that the dashboard knows.
+pub(crate) fn acts(role: Role) -> Vec<&'static str> {
+    let operate = [
+        "start",
+        "send",
+        "cancel",
+        "pause",
+        "resume",
+        "retry",
+        "fork",
+        "resolve",
+        "publish",
+        "tags",
+        "schedules",
+        "queues",
+        "dead_letters",
+    ];
+    let admin = ["delete", "bulk", "audit", "tokens"];
+    let mut acts = Vec::new();
+    if role >= Role::Operate {
+        acts.extend(operate);
     }
-}
-
-impl std::str::FromStr for Role {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Role, String> {
-        [Role::Read, Role::Operate, Role::Admin]
-            .into_iter()
-            .find(|role| role.word() == word)
-            .ok_or_else(|| format!("`{word}` is no role; these are: read, operate, admin"))
+    if role >= Role::Admin {
+        acts.extend(admin);
     }
+    acts
 }
 
 /// A token, of which only the hash is known here.
@@ -118,6 +122,8 @@ pub(crate) struct Who {
 
 struct Session {
     token: String,
+    /// When the token was made, if it is one of the store's.
+    stored: Option<Timestamp>,
     role: Role,
     csrf: String,
     until: Instant,
@@ -125,12 +131,18 @@ struct Session {
 
 /// What is checked, and against what.
 pub(crate) struct Security {
-    /// Without any, everybody is an admin.
-    pub(crate) tokens: Vec<Token>,
+    client: Client,
+    /// The tokens that were given to the server.
+    tokens: Vec<Token>,
+    /// Those of the store, and when they were read.
+    stored: Mutex<Option<(Instant, Arc<Vec<TokenInfo>>)>>,
+    /// Whether everybody needs a token. Once it is so it stays so: whoever revokes the last one does
+    /// not open the server to everybody.
+    is_closed: AtomicBool,
     /// Names under which this server is reached, besides addresses and `localhost`.
-    pub(crate) hosts: Vec<String>,
+    hosts: Vec<String>,
     /// Whether only this machine is served.
-    pub(crate) loopback_only: bool,
+    loopback_only: bool,
     sessions: Mutex<HashMap<[u8; 32], Session>>,
     tries: Mutex<Tries>,
 }
@@ -146,10 +158,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whose a token is.
+struct Found {
+    name: String,
+    role: Role,
+    stored: Option<Timestamp>,
+}
+
 impl Security {
-    pub(crate) fn new(tokens: Vec<Token>, hosts: Vec<String>, loopback_only: bool) -> Security {
+    pub(crate) fn new(
+        client: Client,
+        tokens: Vec<Token>,
+        hosts: Vec<String>,
+        loopback_only: bool,
+    ) -> Security {
         Security {
+            client,
+            is_closed: AtomicBool::new(!tokens.is_empty()),
             tokens,
+            stored: Mutex::default(),
             hosts,
             loopback_only,
             sessions: Mutex::default(),
@@ -157,13 +184,42 @@ impl Security {
         }
     }
 
-    /// Whether a token is needed.
-    pub(crate) fn needs_token(&self) -> bool {
-        !self.tokens.is_empty()
+    /// The tokens of the store, as they were a moment ago.
+    async fn stored(&self) -> Result<Arc<Vec<TokenInfo>>, Problem> {
+        if let Some((at, tokens)) = &*lock(&self.stored)
+            && at.elapsed() < KNOWN_FOR
+        {
+            return Ok(tokens.clone());
+        }
+        let tokens = Arc::new(self.client.tokens().list().await?);
+        *lock(&self.stored) = Some((Instant::now(), tokens.clone()));
+        Ok(tokens)
+    }
+
+    /// Lets nobody in without a token from now on, even if there is none.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Reads the tokens of the store again, since they were changed here.
+    pub(crate) fn forget_stored(&self) {
+        *lock(&self.stored) = None;
+    }
+
+    /// Whether a token is needed: there is one.
+    pub(crate) async fn needs_token(&self) -> Result<bool, Problem> {
+        if self.is_closed.load(Ordering::Acquire) {
+            return Ok(true);
+        }
+        let is_closed = !self.stored().await?.is_empty();
+        if is_closed {
+            self.close();
+        }
+        Ok(is_closed)
     }
 
     /// Looks for a token without telling by the time it takes how much of it was right.
-    fn token(&self, text: &str) -> Option<&Token> {
+    async fn token(&self, text: &str) -> Result<Option<Found>, Problem> {
         let hash = hash(text);
         let mut found = None;
         for token in &self.tokens {
@@ -171,43 +227,74 @@ impl Security {
                 found = Some(token);
             }
         }
-        found
+        if let Some(token) = found {
+            return Ok(Some(Found {
+                name: token.name.clone(),
+                role: token.role,
+                stored: None,
+            }));
+        }
+        let stored = self.client.tokens().check(text).await?;
+        Ok(stored.map(|token| Found {
+            name: token.name,
+            role: token.role,
+            stored: Some(token.created_at),
+        }))
     }
 
     /// Who makes a request with these headers, if that is known.
-    pub(crate) fn who(&self, headers: &HeaderMap) -> Option<Who> {
-        if !self.needs_token() {
-            return Some(Who {
+    pub(crate) async fn who(&self, headers: &HeaderMap) -> Result<Option<Who>, Problem> {
+        if !self.needs_token().await? {
+            return Ok(Some(Who {
                 name: None,
                 role: Role::Admin,
                 csrf: None,
-            });
+            }));
         }
         if let Some(text) = bearer(headers) {
-            let token = self.token(text)?;
-            return Some(Who {
-                name: Some(token.name.clone()),
+            let token = self.token(text).await?;
+            return Ok(token.map(|token| Who {
+                name: Some(token.name),
                 role: token.role,
                 csrf: None,
-            });
+            }));
         }
-        let id = cookie(headers)?;
+        let Some(id) = cookie(headers).map(hash) else {
+            return Ok(None);
+        };
+        let Some((who, stored)) = self.session(&id) else {
+            return Ok(None);
+        };
+        // A session ends with its token.
+        if let Some(made_at) = stored {
+            let tokens = self.stored().await?;
+            let mut same = tokens.iter().filter(|it| it.created_at == made_at);
+            if !same.any(|it| Some(&it.name) == who.name.as_ref() && it.role == who.role) {
+                lock(&self.sessions).remove(&id);
+                return Ok(None);
+            }
+        }
+        Ok(Some(who))
+    }
+
+    /// Whose session this is, and when its token was made if it is one of the store's.
+    fn session(&self, id: &[u8; 32]) -> Option<(Who, Option<Timestamp>)> {
         let mut sessions = lock(&self.sessions);
-        let id = hash(id);
-        let session = sessions.get(&id)?;
+        let session = sessions.get(id)?;
         if session.until < Instant::now() {
-            sessions.remove(&id);
+            sessions.remove(id);
             return None;
         }
-        Some(Who {
+        let who = Who {
             name: Some(session.token.clone()),
             role: session.role,
             csrf: Some(session.csrf.clone()),
-        })
+        };
+        Some((who, session.stored))
     }
 
     /// Opens a session: its cookie, and who it is.
-    pub(crate) fn log_in(
+    pub(crate) async fn log_in(
         &self,
         text: &str,
         from: Option<IpAddr>,
@@ -217,7 +304,7 @@ impl Security {
             let detail = "too many tries to log in; wait a minute";
             return Err(Problem::new(Kind::TooManyRequests, detail));
         }
-        let Some(token) = self.token(text) else {
+        let Some(token) = self.token(text).await? else {
             return Err(Problem::new(Kind::Unauthorized, "there is no such token"));
         };
         let (id, csrf) = (random_text()?, random_text()?);
@@ -232,6 +319,7 @@ impl Security {
         }
         let session = Session {
             token: token.name.clone(),
+            stored: token.stored,
             role: token.role,
             csrf: csrf.clone(),
             until: now + SESSION,
@@ -245,7 +333,7 @@ impl Security {
         let cookie = HeaderValue::try_from(cookie)
             .map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
         let who = Who {
-            name: Some(token.name.clone()),
+            name: Some(token.name),
             role: token.role,
             csrf: Some(csrf),
         };
@@ -269,14 +357,16 @@ impl Security {
                 ..Tries::default()
             };
         }
+        if tries.of_all >= TRIES_OF_ALL {
+            return false;
+        }
         tries.of_all += 1;
-        let of_all = tries.of_all;
         let own = from.map_or(0, |from| {
             let own = tries.by_address.entry(from).or_default();
             *own += 1;
             *own
         });
-        own <= TRIES && of_all <= TRIES_OF_ALL
+        own <= TRIES
     }
 
     /// A name of somebody else's must not lead here: a page of theirs would then be ours to the
@@ -358,65 +448,152 @@ pub(crate) fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
     Ok(())
 }
 
+/// An operation, as far as it has to be known here.
+#[derive(Clone, Copy)]
+pub(crate) struct Guarded {
+    pub(crate) verb: Verb,
+    /// Its path, with names in braces.
+    pub(crate) path: &'static str,
+    pub(crate) name: &'static str,
+    /// What it needs, if it needs anything.
+    pub(crate) role: Option<Role>,
+}
+
+impl Guarded {
+    /// Whether it changes something that is not the caller's own session.
+    fn is_change(self) -> bool {
+        self.role.is_some() && self.verb != Verb::Get
+    }
+}
+
 /// Lets a request through to its operation, if it may.
 pub(crate) async fn guarded(
     app: App,
-    role: Role,
-    name: &'static str,
-    verb: Verb,
-    mut request: Request,
+    operation: Guarded,
+    request: Request,
     next: Next,
 ) -> Response {
-    let who = match admitted(&app, role, verb, &request) {
-        Ok(who) => who,
-        Err(problem) => return problem.into_response(),
-    };
-    let target = request.uri().path().to_owned();
-    request.extensions_mut().insert(who.clone());
-    let limit = app.limits.request;
-    let response = match tokio::time::timeout(limit, next.run(request)).await {
+    match carried_out(&app, operation, request, next).await {
         Ok(response) => response,
-        Err(_) => {
-            let detail = format!(
-                "no answer after {} s; what was to be changed may have been",
-                limit.as_secs()
-            );
-            Problem::new(Kind::Timeout, detail).into_response()
-        }
-    };
-    if verb != Verb::Get {
-        app.audit.note(&who, name, &target, response.status());
+        Err(problem) => problem.into_response(),
     }
-    response
 }
 
-fn admitted(app: &App, role: Role, verb: Verb, request: &Request) -> Result<Who, Problem> {
-    let headers = request.headers();
-    if verb != Verb::Get {
+async fn carried_out(
+    app: &App,
+    operation: Guarded,
+    request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    let deadline = Instant::now() + app.limits.request;
+    let (parts, body) = request.into_parts();
+    let who = app.security.who(&parts.headers).await?;
+    let refused = admitted(operation, &parts.headers, who.as_ref()).err();
+    let body = match refused {
+        None if operation.verb != Verb::Get => before(deadline, app, read(app, body)).await??,
+        // Nothing is read of what is refused.
+        _ => Bytes::new(),
+    };
+    let target = audit::target(operation.path, parts.uri.path());
+    let detail = audit::detail(operation.name, parts.uri.query(), &body);
+    let begun = match &who {
+        Some(who) if operation.is_change() => {
+            let begun = app.audit.begin(who, operation.name, target, detail);
+            Some(begun.await?)
+        }
+        _ => None,
+    };
+    let response = match refused {
+        Some(problem) => Err(problem),
+        None => answered(app, operation, (parts, body, who), deadline, next).await,
+    };
+    let response = response.unwrap_or_else(IntoResponse::into_response);
+    if let Some(begun) = begun {
+        let outcome = response.extensions().get::<Outcome>();
+        let outcome = outcome.map_or("done", |outcome| outcome.0.as_str());
+        app.audit.end(begun, outcome).await;
+    }
+    Ok(response)
+}
+
+/// The answer of the operation itself.
+async fn answered(
+    app: &App,
+    operation: Guarded,
+    (parts, body, who): (Parts, Bytes, Option<Who>),
+    deadline: Instant,
+    next: Next,
+) -> Result<Response, Problem> {
+    let remember = match operation.verb {
+        Verb::Post => once::checked(app, &parts, &body)?,
+        _ => None,
+    };
+    let mut request = Request::from_parts(parts, body.into());
+    if let Some(who) = who {
+        request.extensions_mut().insert(who);
+    }
+    let response = before(deadline, app, next.run(request)).await?;
+    if let Some(remember) = remember
+        && response.status().is_success()
+    {
+        remember.keep(app);
+    }
+    Ok(response)
+}
+
+/// The body of a request, if it is not too large.
+async fn read(app: &App, body: axum::body::Body) -> Result<Bytes, Problem> {
+    let limit = app.limits.body;
+    axum::body::to_bytes(body, limit).await.map_err(|error| {
+        let detail = format!("the body could not be read, or has more than {limit} bytes: {error}");
+        Problem::new(Kind::TooLarge, detail)
+    })
+}
+
+/// What it gives, if it does so in time.
+async fn before<T>(
+    deadline: Instant,
+    app: &App,
+    work: impl Future<Output = T>,
+) -> Result<T, Problem> {
+    let answer = tokio::time::timeout_at(deadline.into(), work).await;
+    answer.map_err(|_| {
+        let detail = format!(
+            "no answer after {} s; what was to be changed may have been",
+            app.limits.request.as_secs_f64()
+        );
+        Problem::new(Kind::Timeout, detail)
+    })
+}
+
+/// Whether a request may be made.
+fn admitted(operation: Guarded, headers: &HeaderMap, who: Option<&Who>) -> Result<(), Problem> {
+    let is_read = operation.verb == Verb::Get;
+    if !is_read {
         check_origin(headers)?;
     }
-    let Some(who) = app.security.who(headers) else {
+    let Some(role) = operation.role else {
+        return Ok(());
+    };
+    let Some(who) = who else {
         let detail = "send a token as `Authorization: Bearer ..`, or log in";
         return Err(Problem::new(Kind::Unauthorized, detail));
     };
     if who.role < role {
         let detail = format!(
-            "this needs the role `{}`, and this token has `{}`",
-            role.word(),
-            who.role.word()
+            "this needs the role `{role}`, and this token has `{}`",
+            who.role
         );
         return Err(Problem::new(Kind::Forbidden, detail));
     }
-    if verb != Verb::Get
-        && let Some(wanted) = &who.csrf
-    {
+    if !is_read && let Some(wanted) = &who.csrf {
         let sent = headers.get(CSRF).map(HeaderValue::as_bytes).unwrap_or(&[]);
         if !bool::from(sent.ct_eq(wanted.as_bytes())) {
             let detail = "send the `csrf` of the session as `x-everstep-csrf`";
             return Err(Problem::new(Kind::Csrf, detail));
         }
     }
-    Ok(who)
+    Ok(())
 }
 
 /// The address that a request comes from, if the server was told.
@@ -461,6 +638,12 @@ pub(crate) async fn headers(request: Request, next: Next) -> Response {
 mod tests {
     use super::*;
 
+    /// A client on an empty store.
+    fn nobody() -> Client {
+        let store = Arc::new(everstep::store::MemoryStore::new());
+        Client::on(store).expect("a client")
+    }
+
     fn with(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
         let pairs = pairs.iter().map(|(name, value)| {
             let name = HeaderName::from_static(name);
@@ -471,7 +654,12 @@ mod tests {
 
     #[test]
     fn an_address_may_try_ten_times_a_minute_and_others_still_can() {
-        let security = Security::new(vec![Token::new("a", Role::Read, "x")], Vec::new(), false);
+        let security = Security::new(
+            nobody(),
+            vec![Token::new("a", Role::Read, "x")],
+            Vec::new(),
+            false,
+        );
         let (one, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let now = Instant::now();
         for _ in 0..TRIES {
@@ -484,8 +672,9 @@ mod tests {
 
     #[test]
     fn a_name_of_somebody_else_is_not_answered() {
-        let local = Security::new(Vec::new(), Vec::new(), true);
-        let open = Security::new(Vec::new(), vec!["ops.example.com".to_owned()], false);
+        let local = Security::new(nobody(), Vec::new(), Vec::new(), true);
+        let hosts = vec!["ops.example.com".to_owned()];
+        let open = Security::new(nobody(), Vec::new(), hosts, false);
         for (host, is_local, is_open) in [
             ("localhost:8080", true, true),
             ("127.0.0.1:8080", true, true),
@@ -512,29 +701,5 @@ mod tests {
         assert!(check_origin(&with(&[("host", "localhost:1"), ("origin", "null")])).is_err());
         assert!(check_origin(&with(&[("sec-fetch-site", "cross-site")])).is_err());
         assert!(check_origin(&with(&[("sec-fetch-site", "same-origin")])).is_ok());
-    }
-
-    #[test]
-    fn a_session_is_who_has_opened_it_until_it_ends() {
-        let tokens = vec![
-            Token::new("reader", Role::Read, "r"),
-            Token::new("boss", Role::Admin, "b"),
-        ];
-        let security = Security::new(tokens, Vec::new(), false);
-        assert!(security.who(&HeaderMap::new()).is_none());
-        assert!(security.log_in("wrong", None, false).is_err());
-        let (cookie, who) = security.log_in("b", None, true).expect("log in");
-        let cookie = cookie.to_str().expect("text");
-        for part in ["HttpOnly", "SameSite=Strict", "Secure"] {
-            assert!(cookie.contains(part), "{cookie}");
-        }
-        let pair = cookie.split(';').next().expect("a pair").to_owned();
-        let mut headers = HeaderMap::new();
-        headers.insert(header::COOKIE, HeaderValue::try_from(pair).expect("value"));
-        assert_eq!(security.who(&headers), Some(who));
-        security.log_out(&headers);
-        assert!(security.who(&headers).is_none());
-        let by_token = security.who(&with(&[("authorization", "Bearer r")]));
-        assert_eq!(by_token.map(|who| who.role), Some(Role::Read));
     }
 }

@@ -8,8 +8,14 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 pub(crate) mod around;
+pub(crate) mod cluster;
 pub(crate) mod history;
+pub(crate) mod operators;
+pub(crate) mod overview;
+pub(crate) mod queues;
 pub(crate) mod run;
+pub(crate) mod schedules;
+pub(crate) mod session;
 pub(crate) mod why;
 
 /// An instant, as RFC 3339 in UTC with milliseconds.

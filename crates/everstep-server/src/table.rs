@@ -10,13 +10,14 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{MethodRouter, delete, get, post, put},
 };
+use everstep::Role;
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value as Json, json};
 
 use crate::{
     App,
     problem::Problem,
-    security::{self, Role},
+    security::{self, Guarded},
 };
 
 /// Where all operations are.
@@ -70,6 +71,8 @@ pub(crate) struct Operation<'t> {
     path: &'static str,
     said: Map<String, Json>,
     parameters: Vec<Json>,
+    /// The statuses of the problems that are likely.
+    problems: Vec<u16>,
 }
 
 impl Table {
@@ -85,12 +88,13 @@ impl Table {
         }
     }
 
-    /// An operation that needs this role. Its name is that of its handler in the document.
+    /// An operation that needs this role, or none at all. Its name is that of its handler in the
+    /// document.
     pub(crate) fn add<H, T>(
         &mut self,
         verb: Verb,
         path: &'static str,
-        role: Role,
+        role: impl Into<Option<Role>>,
         (name, summary): (&'static str, &'static str),
         handler: H,
     ) -> Operation<'_>
@@ -98,12 +102,19 @@ impl Table {
         H: Handler<T, App>,
         T: 'static,
     {
+        let role = role.into();
         let app = self.app.clone();
+        let operation = Guarded {
+            verb,
+            path,
+            name,
+            role,
+        };
         let guard = move |request: Request, next: Next| {
             let app = app.clone();
-            async move { security::guarded(app, role, name, verb, request, next).await }
+            async move { security::guarded(app, operation, request, next).await }
         };
-        let route = verb.route(handler).layer(middleware::from_fn(guard));
+        let route = verb.route(handler).route_layer(middleware::from_fn(guard));
         let full = format!("{BASE}{path}");
         self.router = std::mem::take(&mut self.router).route(&full, route);
         let tag = path.split('/').nth(1).unwrap_or("everstep");
@@ -111,23 +122,34 @@ impl Table {
         said.insert("operationId".to_owned(), json!(name));
         said.insert("summary".to_owned(), json!(summary));
         said.insert("tags".to_owned(), json!([tag]));
-        said.insert("x-role".to_owned(), json!(role.word()));
-        let problem = json!({
-            "description": "What happened, to what, and what to do.",
-            "content": {"application/problem+json": {"schema": self.schema_of::<Problem>()}},
-        });
-        said.insert("responses".to_owned(), json!({"default": problem}));
-        let in_path = path.split('/').filter_map(|part| {
+        said.insert("x-role".to_owned(), json!(role.map(Role::as_str)));
+        said.insert("responses".to_owned(), json!({}));
+        if role.is_none() {
+            said.insert("security".to_owned(), json!([]));
+        }
+        let names = path.split('/').filter_map(|part| {
             let name = part.strip_prefix('{')?.strip_suffix('}')?;
             Some(json!({
-                "name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}
+                "name": name, "in": "path", "required": true, "schema": path_schema(name)
             }))
         });
+        let parameters: Vec<Json> = names.collect();
+        let mut problems = vec![400, 503, 504];
+        if role.is_some() {
+            problems.extend([401, 403]);
+        }
+        if !parameters.is_empty() {
+            problems.push(404);
+        }
+        if verb != Verb::Get {
+            problems.extend([403, 409]);
+        }
         Operation {
             verb,
             path,
             said,
-            parameters: in_path.collect(),
+            parameters,
+            problems,
             table: self,
         }
     }
@@ -138,7 +160,9 @@ impl Table {
 
     /// The routes, and the document.
     pub(crate) fn finish(mut self) -> (Router<App>, Json) {
-        let schemas = self.schemas.take_definitions(true);
+        let problem = self.schema_of::<Problem>();
+        let mut schemas = self.schemas.take_definitions(true);
+        schemas.values_mut().for_each(bound_numbers);
         let document = json!({
             "openapi": "3.1.0",
             "info": {
@@ -152,6 +176,12 @@ impl Table {
             "paths": self.paths,
             "components": {
                 "schemas": schemas,
+                "responses": {
+                    "Problem": {
+                        "description": "What happened, to what, and what to do.",
+                        "content": {"application/problem+json": {"schema": problem}},
+                    },
+                },
                 "securitySchemes": {
                     "bearer": {"type": "http", "scheme": "bearer"},
                     "cookie": {"type": "apiKey", "in": "cookie", "name": security::COOKIE},
@@ -171,17 +201,21 @@ impl Operation<'_> {
             .map(|names| names.iter().filter_map(Json::as_str).collect())
             .unwrap_or_default();
         for (name, schema) in whole["properties"].as_object().into_iter().flatten() {
-            let is_list = schema["type"] == "array";
+            let mut schema = in_query(schema);
+            bound_numbers(&mut schema);
             let mut parameter = json!({
                 "name": name, "in": "query", "required": required.contains(&name.as_str()),
-                "schema": schema,
             });
-            if let Some(said) = schema["description"].as_str() {
-                parameter["description"] = json!(said);
+            if let Some(said) = schema
+                .as_object_mut()
+                .and_then(|it| it.remove("description"))
+            {
+                parameter["description"] = said;
             }
-            if is_list {
+            if schema["type"] == "array" {
                 parameter["explode"] = json!(true);
             }
+            parameter["schema"] = schema;
             self.parameters.push(parameter);
         }
         self
@@ -189,9 +223,16 @@ impl Operation<'_> {
 
     /// The body that it takes.
     pub(crate) fn body<T: JsonSchema>(mut self) -> Self {
+        let whole = self.table.schemas.root_schema_for::<T>().to_value();
+        // An empty body is an empty object.
+        let is_required = whole["required"]
+            .as_array()
+            .is_some_and(|it| !it.is_empty());
         let schema = self.table.schema_of::<T>();
-        let body = json!({"required": true, "content": {"application/json": {"schema": schema}}});
+        let content = json!({"application/json": {"schema": schema}});
+        let body = json!({"required": is_required, "content": content});
         self.said.insert("requestBody".to_owned(), body);
+        self.problems.extend([413, 415, 422]);
         self
     }
 
@@ -202,6 +243,12 @@ impl Operation<'_> {
             "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"},
             "description": "However often it is sent with the same key, it happens once.",
         }));
+        self
+    }
+
+    /// That this problem is likely, too.
+    pub(crate) fn problem(mut self, status: u16) -> Self {
+        self.problems.push(status);
         self
     }
 
@@ -237,12 +284,78 @@ impl Operation<'_> {
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
         let mut said = std::mem::take(&mut self.said);
+        let problem = json!({"$ref": "#/components/responses/Problem"});
+        for status in &self.problems {
+            let answers = &mut said["responses"];
+            if answers[status.to_string()].is_null() {
+                answers[status.to_string()] = problem.clone();
+            }
+        }
+        said["responses"]["default"] = problem;
         if !self.parameters.is_empty() {
             said.insert("parameters".to_owned(), json!(self.parameters));
         }
         let path = format!("{BASE}{}", self.path);
         let of_path = self.table.paths.entry(path).or_default();
         of_path.insert(self.verb.word().to_owned(), Json::Object(said));
+    }
+}
+
+/// What may stand for a name in a path.
+fn path_schema(name: &str) -> Json {
+    match name {
+        "run" => json!({"type": "string", "format": "uuid"}),
+        "item" | "no" => json!({"type": "integer", "minimum": 0, "maximum": i64::MAX}),
+        _ => json!({"type": "string", "minLength": 1}),
+    }
+}
+
+/// The schema of a field as that of a parameter, which is there or not, but never `null`.
+fn in_query(schema: &Json) -> Json {
+    let mut schema = schema.clone();
+    let is_null = |it: &Json| *it == json!({"type": "null"});
+    let Some(fields) = schema.as_object_mut() else {
+        return schema;
+    };
+    if fields.get("default").is_some_and(Json::is_null) {
+        fields.remove("default");
+    }
+    if let Some(Json::Array(kinds)) = fields.get_mut("type") {
+        kinds.retain(|kind| kind != "null");
+        if let [one] = kinds.as_slice() {
+            let one = one.clone();
+            fields.insert("type".to_owned(), one);
+        }
+    }
+    if let Some(Json::Array(any)) = fields.get("anyOf") {
+        let rest: Vec<&Json> = any.iter().filter(|it| !is_null(it)).collect();
+        if let [one] = rest.as_slice() {
+            let one = one.as_object().cloned().unwrap_or_default();
+            fields.remove("anyOf");
+            fields.extend(one);
+        }
+    }
+    schema
+}
+
+/// Says how large numbers can be: a format is only a remark.
+fn bound_numbers(schema: &mut Json) {
+    match schema {
+        Json::Object(fields) => {
+            let (min, max) = match fields.get("format").and_then(Json::as_str) {
+                Some("uint32") => (json!(0), json!(u32::MAX)),
+                Some("uint64" | "uint") => (json!(0), json!(u64::MAX)),
+                Some("int32") => (json!(i32::MIN), json!(i32::MAX)),
+                _ => (Json::Null, Json::Null),
+            };
+            if !max.is_null() {
+                fields.entry("minimum").or_insert(min);
+                fields.entry("maximum").or_insert(max);
+            }
+            fields.values_mut().for_each(bound_numbers);
+        }
+        Json::Array(items) => items.iter_mut().for_each(bound_numbers),
+        _ => {}
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::{Json as Answer, extract::State, http::StatusCode};
+use everstep::Role::{Operate, Read};
 use everstep::{Replayed, Target};
 
 use super::{Answered, bad, missing, page_size};
@@ -10,10 +11,11 @@ use crate::{
     App,
     extract::{Body, Names, Query, run_id},
     problem::{Kind, Problem},
-    security::Role::{Operate, Read},
-    shapes::around::{
-        ClusterShape, Letter, LetterList, LetterQuery, LimitList, LimitShape, ReplayShape, Ticked,
-        WorkflowList, WorkflowShape,
+    shapes::{
+        around::{
+            Letter, LetterList, LetterQuery, LimitList, LimitShape, ReplayShape, ReplayedShape,
+        },
+        cluster::{ClusterShape, WorkflowList, WorkflowShape},
     },
     table::{
         Table,
@@ -50,7 +52,7 @@ pub(super) fn add(table: &mut Table) {
             replay,
         )
         .body::<ReplayShape>()
-        .answers::<Ticked>(200, "What became of it.");
+        .answers::<ReplayedShape>(200, "What became of it.");
     table
         .add(
             Delete,
@@ -115,7 +117,7 @@ async fn replay(
     State(app): State<App>,
     Names(no): Names<String>,
     Body(said): Body<ReplayShape>,
-) -> Answered<Ticked> {
+) -> Answered<ReplayedShape> {
     let no = number(&no)?;
     let mut replay = app.client.replay_dead_letter(no);
     replay = match (said.to, said.event) {
@@ -125,13 +127,13 @@ async fn replay(
         (None, None) => replay,
     };
     match replay.await? {
-        Replayed::Delivered { run } => Ok(Answer(Ticked {
+        Replayed::Delivered { run } => Ok(Answer(ReplayedShape {
             run: Some(run.to_string()),
-            outcome: "it is in the inbox of this run".to_owned(),
+            told: None,
         })),
-        Replayed::Published { told } => Ok(Answer(Ticked {
+        Replayed::Published { told } => Ok(Answer(ReplayedShape {
             run: None,
-            outcome: format!("it was published, and {told} were told"),
+            told: Some(told),
         })),
         Replayed::Refused { reason } => Err(Problem::new(Kind::Conflict, reason)),
         _ => Err(missing(format!("there is no dead letter {no}"))),

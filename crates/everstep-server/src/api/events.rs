@@ -1,18 +1,15 @@
 //! Events.
 
-use axum::{
-    Json as Answer,
-    extract::State,
-    http::{HeaderMap, StatusCode},
-    response::IntoResponse,
-};
+use axum::{Json as Answer, extract::State, http::StatusCode, response::IntoResponse};
 
-use super::{Answered, bad, missing, runs};
+use everstep::Role::{Operate, Read};
+
+use super::{Answered, missing};
 use crate::{
     App,
     extract::{Body, Names},
+    once::Once,
     problem::Problem,
-    security::Role::{Operate, Read},
     shapes::{
         around::{EventShape, PublishShape, PublishedShape},
         millis,
@@ -59,15 +56,10 @@ async fn get(State(app): State<App>, Names(event): Names<String>) -> Answered<Ev
 async fn publish(
     State(app): State<App>,
     Names(event): Names<String>,
-    headers: HeaderMap,
+    once: Once,
     Body(said): Body<PublishShape>,
 ) -> Result<impl IntoResponse, Problem> {
-    let dedupe = match (runs::once(&headers)?, said.dedupe) {
-        (Some(_), Some(_)) => {
-            return Err(bad("say either `dedupe` or the header `idempotency-key`"));
-        }
-        (once, dedupe) => once.or(dedupe),
-    };
+    let dedupe = once.or(said.dedupe, "dedupe")?;
     let mut publish = app.client.publish_json(&event, &said.body);
     if let Some(key) = said.key {
         publish = publish.key(key);
@@ -77,6 +69,9 @@ async fn publish(
     }
     if let Some(ms) = said.retain_ms {
         publish = publish.retain(millis(ms));
+    }
+    if let Some(deliver) = said.deliver {
+        publish = publish.delivery(deliver.into());
     }
     let published = PublishedShape::from(publish.await?);
     Ok((StatusCode::ACCEPTED, Answer(published)))

@@ -1,23 +1,19 @@
 //! Queues.
 
-use axum::{
-    Json as Answer,
-    extract::State,
-    http::{HeaderMap, StatusCode},
-    response::IntoResponse,
-};
+use axum::{Json as Answer, extract::State, http::StatusCode, response::IntoResponse};
+use everstep::Role::{Operate, Read};
 use everstep::{ItemHandle, ItemId};
 use serde_json::Value as Json;
 
-use super::{Answered, bad, page_size, runs};
+use super::{Answered, bad, page_size};
 use crate::{
     App,
     extract::{Body, Names, Query},
+    once::Once,
     problem::Problem,
-    security::Role::{Operate, Read},
     shapes::{
-        around::{Changed, ItemPut, ItemQuery, PutItem, QueueItem, QueueItems, QueueShape},
         millis,
+        queues::{Changed, ItemPut, ItemQuery, PutItem, QueueItem, QueueItems, QueueShape},
     },
     table::{
         Table,
@@ -143,15 +139,10 @@ async fn found(app: &App, (queue, item): (String, String)) -> Result<ItemHandle<
 async fn put(
     State(app): State<App>,
     Names(queue): Names<String>,
-    headers: HeaderMap,
+    once: Once,
     Body(said): Body<PutItem>,
 ) -> Result<impl IntoResponse, Problem> {
-    let dedupe = match (runs::once(&headers)?, said.dedupe) {
-        (Some(_), Some(_)) => {
-            return Err(bad("say either `dedupe` or the header `idempotency-key`"));
-        }
-        (once, dedupe) => once.or(dedupe),
-    };
+    let dedupe = once.or(said.dedupe, "dedupe")?;
     let mut put = app.client.enqueue_json(&queue, &said.input);
     if let Some(priority) = said.priority {
         put = put.priority(priority);

@@ -1,14 +1,13 @@
-//! Runs.
-
-use std::time::Duration;
+//! Runs: lists of them, new ones, and many at once.
 
 use axum::{
     Json as Answer,
     extract::State,
-    http::{HeaderMap, StatusCode},
-    response::IntoResponse,
+    http::StatusCode,
+    response::{IntoResponse, Response},
 };
-use everstep::{ClientError, Filter, IfFinished, Resolved, RunHandle, Sent, Target};
+use everstep::Role::{Admin, Operate, Read};
+use everstep::{ClientError, Filter, RunHandle, RunId, Target};
 use serde::Deserialize;
 
 use super::{Answered, bad, missing, page_size, run_cursor};
@@ -16,30 +15,23 @@ use crate::{
     App,
     extract::{Body, Names, Query, run_id},
     live,
-    problem::{Kind, Problem},
-    security::Role::{Admin, Operate, Read},
+    once::{self, Once},
+    problem::Problem,
     shapes::{
-        Tag, Time,
-        history::{
-            Answer as AnswerShape, Entry, FollowQuery, History, IfFinishedShape, Item, Items,
-            MessageShape, PageQuery, RejectShape, RequestShape, ResolveShape, SentShape,
-            SettleShape, Settled, State as StateShape, StreamList, StreamQuery, StreamShape,
-        },
-        millis,
+        Tag, Time, millis,
         run::{
-            BulkAction, BulkDone, BulkShape, CancelRun, Counts, FailureShape, ForkShape, NewRun,
-            RunDetail, RunFilter, RunList, RunQuery, RunResult, RunSummary, StartRun, Started,
+            BulkAction, BulkDone, BulkShape, Counts, RunDetail, RunFilter, RunList, RunQuery,
+            StartRun, Started,
         },
-        why::WhyShape,
     },
     table::{
         Table,
-        Verb::{Delete, Get, Post, Put},
+        Verb::{Delete, Get, Post},
     },
 };
 
-/// How long a request may wait for something to happen.
-const WAIT_MAX: Duration = Duration::from_secs(25);
+/// How many runs can be asked for by their ids.
+const IDS_MAX: usize = 100;
 
 pub(super) fn add(table: &mut Table) {
     table
@@ -113,220 +105,15 @@ pub(super) fn add(table: &mut Table) {
         )
         .query::<DeleteQuery>()
         .answers_nothing(204, "It is deleted.");
-    table
-        .add(
-            Get,
-            "/runs/{run}/result",
-            Read,
-            ("get_result", "What a run gave, if it has ended"),
-            result,
-        )
-        .query::<WaitQuery>()
-        .answers::<RunResult>(200, "It has ended.")
-        .answers::<RunResult>(202, "It has not ended yet.");
-    table
-        .add(
-            Get,
-            "/runs/{run}/updates",
-            Read,
-            ("watch_run", "A run and its history, as they change"),
-            watch,
-        )
-        .streams("Events `run`, `history` and `gone`.");
-    table
-        .add(
-            Get,
-            "/runs/{run}/history",
-            Read,
-            ("get_history", "What a run has done"),
-            history,
-        )
-        .query::<PageQuery>()
-        .answers::<History>(200, "A page of its operations.");
-    table
-        .add(
-            Get,
-            "/runs/{run}/why",
-            Read,
-            ("why", "Why a run does not go on"),
-            why,
-        )
-        .answers::<WhyShape>(200, "What it waits for.");
-    table
-        .add(
-            Get,
-            "/runs/{run}/state",
-            Read,
-            ("get_state", "What a run shows of itself"),
-            state,
-        )
-        .answers::<StateShape>(200, "By key.");
-    table
-        .add(
-            Get,
-            "/runs/{run}/streams",
-            Read,
-            ("list_streams", "The streams of a run"),
-            streams,
-        )
-        .answers::<StreamList>(200, "By name.");
-    table
-        .add(
-            Get,
-            "/runs/{run}/streams/{stream}",
-            Read,
-            ("read_stream", "A part of a stream"),
-            stream,
-        )
-        .query::<StreamQuery>()
-        .answers::<Items>(200, "The items.");
-    table
-        .add(
-            Get,
-            "/runs/{run}/streams/{stream}/follow",
-            Read,
-            ("follow_stream", "A stream, as it grows"),
-            follow,
-        )
-        .query::<FollowQuery>()
-        .streams("Events `item` and `end`.");
-    table
-        .add(
-            Post,
-            "/runs/{run}/cancel",
-            Operate,
-            ("cancel_run", "Cancels a run"),
-            cancel,
-        )
-        .body::<CancelRun>()
-        .answers::<RunSummary>(200, "The run.");
-    table
-        .add(
-            Post,
-            "/runs/{run}/pause",
-            Operate,
-            ("pause_run", "Lets a run rest"),
-            pause,
-        )
-        .answers::<RunSummary>(200, "The run.");
-    table
-        .add(
-            Post,
-            "/runs/{run}/resume",
-            Operate,
-            ("resume_run", "Lets a paused run go on"),
-            resume,
-        )
-        .answers::<RunSummary>(200, "The run.");
-    table
-        .add(
-            Post,
-            "/runs/{run}/retry",
-            Operate,
-            ("retry_run", "Tries a failed run again from where it failed"),
-            retry,
-        )
-        .answers::<RunSummary>(200, "The run.");
-    table
-        .add(
-            Post,
-            "/runs/{run}/fork",
-            Operate,
-            (
-                "fork_run",
-                "Starts a new run with a part of this one's history",
-            ),
-            fork,
-        )
-        .body::<ForkShape>()
-        .answers::<NewRun>(201, "The new run.");
-    table
-        .add(
-            Post,
-            "/runs/{run}/messages",
-            Operate,
-            ("send_message", "Sends a message to a run"),
-            send,
-        )
-        .body::<MessageShape>()
-        .once()
-        .answers::<SentShape>(202, "What became of it.");
-    table
-        .add(
-            Post,
-            "/runs/{run}/requests",
-            Operate,
-            ("ask_run", "Asks a run, and waits for its answer"),
-            request,
-        )
-        .body::<RequestShape>()
-        .answers::<AnswerShape>(200, "The answer.");
-    table
-        .add(
-            Post,
-            "/runs/{run}/deferreds",
-            Operate,
-            (
-                "settle_deferred",
-                "Gives a deferred of a run its value, or an error",
-            ),
-            settle,
-        )
-        .body::<SettleShape>()
-        .answers::<Settled>(200, "What became of it.");
-    table
-        .add(
-            Put,
-            "/runs/{run}/tags/{name}",
-            Operate,
-            ("tag_run", "Sets a tag of a run"),
-            tag,
-        )
-        .body::<TagValue>()
-        .answers_nothing(204, "It is set.");
-    table
-        .add(
-            Delete,
-            "/runs/{run}/tags/{name}",
-            Operate,
-            ("untag_run", "Removes a tag of a run"),
-            untag,
-        )
-        .answers_nothing(204, "It is not there.");
-    table
-        .add(
-            Post,
-            "/tokens/{token}/resolve",
-            Operate,
-            ("resolve_token", "Gives the deferred of a token its value"),
-            resolve,
-        )
-        .body::<ResolveShape>()
-        .answers::<Settled>(200, "What became of it.");
-    table
-        .add(
-            Post,
-            "/tokens/{token}/reject",
-            Operate,
-            ("reject_token", "Gives the deferred of a token an error"),
-            reject,
-        )
-        .body::<RejectShape>()
-        .answers::<Settled>(200, "What became of it.");
 }
 
 /// The run with this id.
-async fn handle(app: &App, run: &str) -> Result<RunHandle, Problem> {
+pub(super) async fn handle(app: &App, run: &str) -> Result<RunHandle, Problem> {
     let found = app.client.get(Target::Id(run_id(run)?)).await?;
     found.ok_or_else(|| {
         let run = run.to_owned();
         ClientError::UnknownRun { run }.into()
     })
-}
-
-async fn summary(app: &App, run: &RunHandle) -> Answered<RunSummary> {
-    let info = run.info().await?;
-    Ok(Answer(RunDetail::new(info, &app.redaction).summary))
 }
 
 pub(crate) fn filter(said: RunFilter) -> Result<Filter, Problem> {
@@ -337,6 +124,12 @@ async fn list(State(app): State<App>, Query(query): Query<RunQuery>) -> Answered
     let limit = page_size(query.limit)?;
     let cursor = run_cursor(query.cursor.as_deref())?;
     let mut said = query.filter();
+    if let Some(ids) = &query.ids {
+        if !said.is_empty() || query.q.is_some() || cursor.is_some() {
+            return Err(bad("`ids` goes with no other filter"));
+        }
+        return these(&app, ids).await;
+    }
     if let Some(sought) = query
         .q
         .as_deref()
@@ -354,6 +147,11 @@ async fn list(State(app): State<App>, Query(query): Query<RunQuery>) -> Answered
             Some((name, value)) if !name.is_empty() && !value.is_empty() => {
                 said.tag.push(sought.to_owned());
             }
+            _ if said.key_prefix.is_some() => {
+                return Err(bad(
+                    "say either `key_prefix` or the beginning of a key as `q`",
+                ));
+            }
             _ => said.key_prefix = Some(sought.to_owned()),
         }
     }
@@ -364,6 +162,24 @@ async fn list(State(app): State<App>, Query(query): Query<RunQuery>) -> Answered
     Ok(Answer(RunList::new(list.await?, &app.redaction)))
 }
 
+/// These runs as they are now; those that are gone are left out.
+async fn these(app: &App, ids: &str) -> Answered<RunList> {
+    let ids = ids.split(',').filter(|id| !id.is_empty()).map(run_id);
+    let ids = ids.collect::<Result<Vec<RunId>, Problem>>()?;
+    if ids.len() > IDS_MAX {
+        return Err(bad(format!(
+            "`ids` names {} runs, and may name {IDS_MAX}",
+            ids.len()
+        )));
+    }
+    if ids.is_empty() {
+        return Ok(Answer(RunList::of(Vec::new(), None, &app.redaction)));
+    }
+    let filter = ids.into_iter().fold(Filter::new(), Filter::id);
+    let page = app.client.list().filter(filter).limit(IDS_MAX).await?;
+    Ok(Answer(RunList::new(page, &app.redaction)))
+}
+
 async fn counts(State(app): State<App>, Query(said): Query<RunFilter>) -> Answered<Counts> {
     Ok(Answer(live::counts(&app.client, filter(said)?).await?))
 }
@@ -371,37 +187,17 @@ async fn counts(State(app): State<App>, Query(said): Query<RunFilter>) -> Answer
 async fn updates(
     State(app): State<App>,
     Query(said): Query<RunFilter>,
-) -> Result<impl IntoResponse, Problem> {
+) -> Result<Response, Problem> {
     Ok(live::runs(app, filter(said)?))
-}
-
-/// The key under which something happens once, if the request says one.
-pub(super) fn once(headers: &HeaderMap) -> Result<Option<String>, Problem> {
-    let Some(key) = headers.get("idempotency-key") else {
-        return Ok(None);
-    };
-    let key = key
-        .to_str()
-        .ok()
-        .filter(|key| !key.is_empty() && key.len() <= 200);
-    match key {
-        Some(key) => Ok(Some(format!("http/{key}"))),
-        None => Err(bad(
-            "`idempotency-key` must be 1 to 200 printable characters",
-        )),
-    }
 }
 
 async fn start(
     State(app): State<App>,
-    headers: HeaderMap,
+    once: Once,
     Body(said): Body<StartRun>,
 ) -> Result<impl IntoResponse, Problem> {
-    let header_key = once(&headers)?;
-    let is_once = header_key.is_some();
-    if is_once && said.key.is_some() {
-        return Err(bad("say either `key` or the header `idempotency-key`"));
-    }
+    let is_once = once.is_said();
+    let key = once.or(said.key, "key")?;
     let version = match said.version {
         Some(version) => Some(version),
         None => newest(&app, &said.workflow).await?,
@@ -410,7 +206,7 @@ async fn start(
     if let Some(version) = version {
         start = start.version(version);
     }
-    if let Some(key) = header_key.or(said.key) {
+    if let Some(key) = key {
         start = start.key(key);
     }
     start = match (said.at, said.delay_ms) {
@@ -430,11 +226,7 @@ async fn start(
     }
     let run = start.await?;
     if is_once && run.input_differs() {
-        let detail = format!(
-            "this `idempotency-key` was used for run {} with another input; use a new key",
-            run.id()
-        );
-        return Err(Problem::new(Kind::Conflict, detail));
+        return Err(once::used().about(run.id()));
     }
     let started = Started {
         id: run.id().to_string(),
@@ -531,294 +323,5 @@ async fn delete(
         delete = delete.forget_key();
     }
     delete.await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-/// How long to wait.
-#[derive(Debug, Default, Deserialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-struct WaitQuery {
-    /// How long to wait for it to end, at most 25 s; not at all if it is not said.
-    wait_ms: u64,
-}
-
-async fn result(
-    State(app): State<App>,
-    Names(run): Names<String>,
-    Query(query): Query<WaitQuery>,
-) -> Result<impl IntoResponse, Problem> {
-    let run = handle(&app, &run).await?;
-    let limit = millis(query.wait_ms).min(WAIT_MAX);
-    if !limit.is_zero() {
-        // Whether it has ended or not is seen below.
-        let _ = tokio::time::timeout(limit, run.result_json()).await;
-    }
-    let info = run.info().await?;
-    let has_ended = info.status.is_terminal();
-    let failure = info.failure;
-    let result = RunResult {
-        status: info.status.into(),
-        output: info.output.map(|output| app.redaction.json(output)),
-        failure: failure.map(|it| FailureShape::new(it, &app.redaction)),
-    };
-    let status = match has_ended {
-        true => StatusCode::OK,
-        false => StatusCode::ACCEPTED,
-    };
-    Ok((status, Answer(result)))
-}
-
-async fn watch(
-    State(app): State<App>,
-    Names(run): Names<String>,
-) -> Result<impl IntoResponse, Problem> {
-    let run = handle(&app, &run).await?;
-    Ok(live::run(app, run))
-}
-
-async fn history(
-    State(app): State<App>,
-    Names(run): Names<String>,
-    Query(query): Query<PageQuery>,
-) -> Answered<History> {
-    let limit = page_size(query.limit)?;
-    let run = handle(&app, &run).await?;
-    let mut read = run.history().limit(limit);
-    if let Some(cursor) = query.cursor {
-        read = read.after(cursor);
-    }
-    let page = read.page().await?;
-    let entries = page.entries.into_iter();
-    Ok(Answer(History {
-        entries: entries.map(|it| Entry::new(it, &app.redaction)).collect(),
-        next: page.next,
-    }))
-}
-
-async fn why(State(app): State<App>, Names(run): Names<String>) -> Answered<WhyShape> {
-    let why = handle(&app, &run).await?.why().await?;
-    Ok(Answer(WhyShape::new(why, &app.redaction)))
-}
-
-async fn state(State(app): State<App>, Names(run): Names<String>) -> Answered<StateShape> {
-    let state = handle(&app, &run).await?.state_json().await?;
-    let state = state.into_iter();
-    Ok(Answer(StateShape {
-        state: state
-            .map(|(key, it)| (key, app.redaction.json(it)))
-            .collect(),
-    }))
-}
-
-async fn streams(State(app): State<App>, Names(run): Names<String>) -> Answered<StreamList> {
-    let streams = handle(&app, &run).await?.streams().await?;
-    Ok(Answer(StreamList {
-        streams: streams.into_iter().map(StreamShape::from).collect(),
-    }))
-}
-
-async fn stream(
-    State(app): State<App>,
-    Names((run, stream)): Names<(String, String)>,
-    Query(query): Query<StreamQuery>,
-) -> Answered<Items> {
-    let limit = page_size(query.limit)?;
-    let run = handle(&app, &run).await?;
-    let page = run.stream_page_json(&stream, query.from, limit).await?;
-    let items = page.items.into_iter();
-    let items: Vec<Item> = items.map(|it| Item::new(it, &app.redaction)).collect();
-    let next = items.last().map_or(query.from, |last| last.position + 1);
-    Ok(Answer(Items { items, next }))
-}
-
-async fn follow(
-    State(app): State<App>,
-    Names((run, stream)): Names<(String, String)>,
-    headers: HeaderMap,
-    Query(query): Query<FollowQuery>,
-) -> Result<impl IntoResponse, Problem> {
-    let run = handle(&app, &run).await?;
-    // A browser that was cut off says what it saw last.
-    let last = headers.get("last-event-id").and_then(|it| it.to_str().ok());
-    let last = last.and_then(|it| it.parse::<u64>().ok());
-    let from = last.map_or(query.from, |last| last.saturating_add(1));
-    Ok(live::stream(app, run, stream, from))
-}
-
-async fn cancel(
-    State(app): State<App>,
-    Names(run): Names<String>,
-    Body(said): Body<CancelRun>,
-) -> Answered<RunSummary> {
-    let run = handle(&app, &run).await?;
-    let mut cancel = run.cancel();
-    if said.rollback {
-        cancel = cancel.with_rollback();
-    }
-    cancel.await?;
-    summary(&app, &run).await
-}
-
-async fn pause(State(app): State<App>, Names(run): Names<String>) -> Answered<RunSummary> {
-    let run = handle(&app, &run).await?;
-    run.pause().await?;
-    summary(&app, &run).await
-}
-
-async fn resume(State(app): State<App>, Names(run): Names<String>) -> Answered<RunSummary> {
-    let run = handle(&app, &run).await?;
-    run.resume().await?;
-    summary(&app, &run).await
-}
-
-async fn retry(State(app): State<App>, Names(run): Names<String>) -> Answered<RunSummary> {
-    let run = handle(&app, &run).await?;
-    run.retry().await?;
-    summary(&app, &run).await
-}
-
-async fn fork(
-    State(app): State<App>,
-    Names(run): Names<String>,
-    Body(said): Body<ForkShape>,
-) -> Result<impl IntoResponse, Problem> {
-    let mut fork = handle(&app, &run).await?.fork();
-    if let Some(from) = said.from {
-        fork = fork.from(from);
-    }
-    if let Some(input) = said.input {
-        fork = fork.input(&input)?;
-    }
-    for result in said.results {
-        fork = fork.result(result.location, &result.value)?;
-    }
-    if let Some(key) = said.key {
-        fork = fork.key(key);
-    }
-    if let Some(version) = said.version {
-        fork = fork.version(version);
-    }
-    for Tag { name, value } in said.tags {
-        fork = fork.tag(name, value);
-    }
-    let new = fork.start().await?;
-    Ok((StatusCode::CREATED, Answer(NewRun::from(new.id()))))
-}
-
-async fn send(
-    State(app): State<App>,
-    Names(run): Names<String>,
-    headers: HeaderMap,
-    Body(said): Body<MessageShape>,
-) -> Result<impl IntoResponse, Problem> {
-    let dedupe = match (once(&headers)?, said.dedupe) {
-        (Some(_), Some(_)) => {
-            return Err(bad("say either `dedupe` or the header `idempotency-key`"));
-        }
-        (once, dedupe) => once.or(dedupe),
-    };
-    let run = handle(&app, &run).await?;
-    let mut send = run.send(&said.name, &said.body);
-    if let Some(dedupe) = dedupe {
-        send = send.dedupe(dedupe);
-    }
-    if let IfFinishedShape::DeadLetter = said.if_finished {
-        send = send.if_finished(IfFinished::DeadLetter);
-    }
-    let sent = match send.await? {
-        Sent::Delivered => "delivered",
-        Sent::Duplicate => "duplicate",
-        Sent::DeadLettered => "dead_lettered",
-        Sent::Published => "published",
-    };
-    Ok((StatusCode::ACCEPTED, Answer(SentShape { sent })))
-}
-
-async fn request(
-    State(app): State<App>,
-    Names(run): Names<String>,
-    Body(said): Body<RequestShape>,
-) -> Answered<AnswerShape> {
-    let run = handle(&app, &run).await?;
-    let limit = said.timeout_ms.map_or(Duration::from_secs(10), millis);
-    let asked = run.request_json(&said.name, &said.body);
-    let answer = tokio::time::timeout(limit.min(WAIT_MAX), asked).await;
-    let answer = answer.map_err(|_| {
-        let detail = format!(
-            "run {} has not answered `{}` in time; the message is in its inbox",
-            run.id(),
-            said.name
-        );
-        Problem::new(Kind::Timeout, detail)
-    })??;
-    let answer = app.redaction.json(answer);
-    Ok(Answer(AnswerShape { answer }))
-}
-
-fn settled(resolved: Resolved) -> Answer<Settled> {
-    Answer(match resolved {
-        Resolved::First => Settled {
-            first: true,
-            settled_at: None,
-        },
-        Resolved::Already { at } => Settled {
-            first: false,
-            settled_at: Some(at.into()),
-        },
-    })
-}
-
-async fn settle(
-    State(app): State<App>,
-    Names(run): Names<String>,
-    Body(said): Body<SettleShape>,
-) -> Answered<Settled> {
-    let run = handle(&app, &run).await?;
-    let settle = match (said.value, said.error) {
-        (Some(value), None) => run.resolve_json(said.location, &value),
-        (None, Some(error)) => run.reject_json(said.location, &error),
-        _ => return Err(bad("say either `value` or `error`")),
-    };
-    Ok(settled(settle.await?))
-}
-
-async fn resolve(
-    State(app): State<App>,
-    Names(token): Names<String>,
-    Body(said): Body<ResolveShape>,
-) -> Answered<Settled> {
-    Ok(settled(app.client.resolve_json(token, &said.value).await?))
-}
-
-async fn reject(
-    State(app): State<App>,
-    Names(token): Names<String>,
-    Body(said): Body<RejectShape>,
-) -> Answered<Settled> {
-    Ok(settled(app.client.reject_json(token, &said.error).await?))
-}
-
-/// The value of a tag.
-#[derive(Debug, Deserialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct TagValue {
-    /// The value.
-    value: String,
-}
-
-async fn tag(
-    State(app): State<App>,
-    Names((run, name)): Names<(String, String)>,
-    Body(said): Body<TagValue>,
-) -> Result<StatusCode, Problem> {
-    handle(&app, &run).await?.tag(&name, &said.value).await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-async fn untag(
-    State(app): State<App>,
-    Names((run, name)): Names<(String, String)>,
-) -> Result<StatusCode, Problem> {
-    handle(&app, &run).await?.untag(&name).await?;
     Ok(StatusCode::NO_CONTENT)
 }

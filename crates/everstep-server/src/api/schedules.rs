@@ -1,6 +1,7 @@
 //! Schedules.
 
 use axum::{Json as Answer, extract::State, http::StatusCode};
+use everstep::Role::{Admin, Operate, Read};
 use everstep::Triggered;
 
 use super::{Answered, bad, page_size};
@@ -8,12 +9,11 @@ use crate::{
     App,
     extract::{Body, Names, Query},
     problem::Problem,
-    security::Role::{Admin, Operate, Read},
     shapes::{
         Tag,
-        around::{Backfill, Changed, PutSchedule, ScheduleList, ScheduleShape, Ticked},
         history::PageQuery,
         millis,
+        schedules::{Backfill, Backfilled, PutSchedule, ScheduleList, ScheduleShape, Ticked},
     },
     table::{
         Table,
@@ -71,7 +71,7 @@ pub(super) fn add(table: &mut Table) {
             ("pause_schedule", "Lets a schedule rest"),
             pause,
         )
-        .answers::<Changed>(200, "Whether it was awake.");
+        .answers::<ScheduleShape>(200, "The schedule.");
     table
         .add(
             Post,
@@ -80,7 +80,7 @@ pub(super) fn add(table: &mut Table) {
             ("resume_schedule", "Lets a paused schedule go on"),
             resume,
         )
-        .answers::<Changed>(200, "Whether it was at rest.");
+        .answers::<ScheduleShape>(200, "The schedule.");
     table
         .add(
             Post,
@@ -102,7 +102,7 @@ pub(super) fn add(table: &mut Table) {
             backfill,
         )
         .body::<Backfill>()
-        .answers::<Ticked>(200, "What they have started.");
+        .answers::<Backfilled>(200, "What they have started.");
 }
 
 async fn list(State(app): State<App>, Query(query): Query<PageQuery>) -> Answered<ScheduleList> {
@@ -166,29 +166,36 @@ async fn delete(State(app): State<App>, Names(name): Names<String>) -> Result<St
     Err(everstep::ClientError::UnknownSchedule { schedule: name }.into())
 }
 
-async fn pause(State(app): State<App>, Names(name): Names<String>) -> Answered<Changed> {
-    let changed = app.client.schedule_named(name).pause().await?;
-    Ok(Answer(Changed { changed }))
+async fn pause(State(app): State<App>, Names(name): Names<String>) -> Answered<ScheduleShape> {
+    let schedule = app.client.schedule_named(name);
+    schedule.pause().await?;
+    let info = schedule.info().await?;
+    Ok(Answer(ScheduleShape::new(info, &app.redaction)))
 }
 
-async fn resume(State(app): State<App>, Names(name): Names<String>) -> Answered<Changed> {
-    let changed = app.client.schedule_named(name).resume().await?;
-    Ok(Answer(Changed { changed }))
+async fn resume(State(app): State<App>, Names(name): Names<String>) -> Answered<ScheduleShape> {
+    let schedule = app.client.schedule_named(name);
+    schedule.resume().await?;
+    let info = schedule.info().await?;
+    Ok(Answer(ScheduleShape::new(info, &app.redaction)))
 }
 
 async fn trigger(State(app): State<App>, Names(name): Names<String>) -> Answered<Ticked> {
     let ticked = match app.client.schedule_named(name).trigger().await? {
         Triggered::Started(run) => Ticked {
             run: Some(run.id().to_string()),
-            outcome: "a run was started".to_owned(),
+            skipped_by: None,
+            outcome: "a run was started",
         },
         Triggered::Skipped { by } => Ticked {
-            run: by.map(|run| run.to_string()),
-            outcome: "none was started, because the last run has not ended".to_owned(),
+            run: None,
+            skipped_by: by.map(|run| run.to_string()),
+            outcome: "none was started, because the last run has not ended",
         },
         _ => Ticked {
             run: None,
-            outcome: "one will be started when the last run has ended".to_owned(),
+            skipped_by: None,
+            outcome: "one will be started when the last run has ended",
         },
     };
     Ok(Answer(ticked))
@@ -198,14 +205,14 @@ async fn backfill(
     State(app): State<App>,
     Names(name): Names<String>,
     Body(said): Body<Backfill>,
-) -> Answered<Ticked> {
-    let schedule = app.client.schedule_named(name);
-    let filled = schedule.backfill(said.from.0..said.to.0).await?;
-    Ok(Answer(Ticked {
-        run: None,
-        outcome: format!(
-            "{} runs were started, {} ticks had one already",
-            filled.started, filled.present
-        ),
+) -> Answered<Backfilled> {
+    let (from, to) = (said.from.0, said.to.0);
+    if from > to {
+        return Err(bad("`from` is after `to`"));
+    }
+    let filled = app.client.schedule_named(name).backfill(from..to).await?;
+    Ok(Answer(Backfilled {
+        started: filled.started,
+        present: filled.present,
     }))
 }

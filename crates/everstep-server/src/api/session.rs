@@ -7,69 +7,83 @@ use axum::{
     response::IntoResponse,
 };
 
+use everstep::Role;
+
 use super::Answered;
 use crate::{
     App,
     extract::Body,
     problem::Problem,
     security::{self, Who},
-    shapes::around::{Login, Session},
+    shapes::session::{Login, Session},
+    table::{
+        Table,
+        Verb::{Delete, Get, Post},
+    },
 };
 
-fn session(app: &App, who: Option<Who>) -> Session {
+/// Whoever is nobody yet must be able to ask: these need no role.
+pub(super) fn add(table: &mut Table) {
+    let name = ("get_session", "Who is asking, and what they may do");
+    table
+        .add(Get, "/session", None::<Role>, name, get)
+        .answers::<Session>(200, "Who is asking.");
+    let name = ("log_in", "Opens a session with a token");
+    table
+        .add(Post, "/session", None::<Role>, name, log_in)
+        .body::<Login>()
+        .problem(401)
+        .problem(429)
+        .answers::<Session>(200, "The session, and its cookie.");
+    let name = ("log_out", "Ends the session");
+    table
+        .add(Delete, "/session", None::<Role>, name, log_out)
+        .answers_nothing(204, "There is none any more.");
+}
+
+async fn session(app: &App, who: Option<Who>) -> Answered<Session> {
     let (name, role, csrf) = match who {
-        Some(who) => (who.name, Some(who.role.word()), who.csrf),
+        Some(who) => (who.name, Some(who.role), who.csrf),
         None => (None, None, None),
     };
-    Session {
+    Ok(Answer(Session {
         name,
-        role,
+        role: role.map(Role::as_str),
+        can: role.map(security::acts).unwrap_or_default(),
         csrf,
-        login_required: app.security.needs_token(),
+        login_required: app.security.needs_token().await?,
         store: app.client.store_name(),
         version: env!("CARGO_PKG_VERSION"),
-    }
+    }))
 }
 
 /// Who is asking, and what they may do.
-pub(crate) async fn get(State(app): State<App>, headers: HeaderMap) -> Answered<Session> {
-    let who = app.security.who(&headers);
-    Ok(Answer(session(&app, who)))
+async fn get(State(app): State<App>, headers: HeaderMap) -> Answered<Session> {
+    let who = app.security.who(&headers).await?;
+    session(&app, who).await
 }
 
 /// Logs in with a token.
-pub(crate) async fn log_in(
-    State(app): State<App>,
-    request: Request,
-) -> Result<impl IntoResponse, Problem> {
+async fn log_in(State(app): State<App>, request: Request) -> Result<impl IntoResponse, Problem> {
     let from = security::peer(request.extensions());
-    security::check_origin(request.headers())?;
     let is_secure = request
         .headers()
         .get("x-forwarded-proto")
         .is_some_and(|it| it == "https");
     let Body(Login { token }) = Body::from_request(request, &app).await?;
-    let logged_in = app.security.log_in(&token, from, is_secure);
-    let status = match &logged_in {
-        Ok(_) => StatusCode::OK,
-        Err(problem) => problem.status(),
+    let logged_in = app.security.log_in(&token, from, is_secure).await;
+    let (name, outcome) = match &logged_in {
+        Ok((_, who)) => (who.name.as_deref(), "done".to_owned()),
+        Err(problem) => (None, problem.word()),
     };
-    let name = logged_in
-        .as_ref()
-        .ok()
-        .and_then(|(_, who)| who.name.clone());
-    app.audit.note_login(name.as_deref(), from, status);
+    app.audit.note_login(name, from, &outcome).await;
     let (cookie, who) = logged_in?;
-    let session = Answer(session(&app, Some(who)));
+    let session = session(&app, Some(who)).await?;
     Ok(([(header::SET_COOKIE, cookie)], session))
 }
 
 /// Logs out.
-pub(crate) async fn log_out(
-    State(app): State<App>,
-    headers: HeaderMap,
-) -> Result<impl IntoResponse, Problem> {
-    security::check_origin(&headers)?;
+async fn log_out(State(app): State<App>, headers: HeaderMap) -> impl IntoResponse {
     let cookie = app.security.log_out(&headers);
-    Ok((StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]))
+    (StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)])
 }

@@ -41,6 +41,9 @@ pub(crate) struct Entry {
     /// Why it failed for good.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) failure: Option<FailureShape>,
+    /// The run that it has started or waits for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) child: Option<String>,
     /// How many bytes it takes in the store.
     pub(crate) size: usize,
 }
@@ -83,6 +86,7 @@ impl Entry {
             errors: errors.map(|it| Attempt::new(it, redaction)).collect(),
             value: entry.value.map(|value| redaction.json(value)),
             failure: failure.map(|it| FailureShape::new(it, redaction)),
+            child: entry.child.map(|run| run.to_string()),
             size: entry.size,
         }
     }
@@ -240,12 +244,14 @@ pub(crate) struct MessageShape {
 }
 
 /// What becomes of a message whose run has ended.
-#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum IfFinishedShape {
     /// The sender is told so.
     #[default]
     Error,
+    /// It is dropped.
+    Drop,
     /// It becomes a dead letter.
     DeadLetter,
 }
@@ -253,7 +259,7 @@ pub(crate) enum IfFinishedShape {
 /// What became of a message.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct SentShape {
-    /// `delivered`, `duplicate`, `dead_lettered` or `published`.
+    /// `delivered`, `duplicate`, `dead_lettered` or `dropped`.
     pub(crate) sent: &'static str,
 }
 
@@ -267,7 +273,7 @@ pub(crate) struct RequestShape {
     #[serde(default)]
     pub(crate) body: Json,
     /// How long to wait, 10 s if it is not said.
-    #[schemars(range(min = 1, max = 30_000))]
+    #[schemars(range(max = 30_000))]
     pub(crate) timeout_ms: Option<u64>,
 }
 
@@ -318,9 +324,19 @@ pub(crate) struct RejectShape {
 /// What became of a value for a deferred.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Settled {
-    /// Whether it is the first one, and counts.
-    pub(crate) first: bool,
+    /// Whether it is the first one and counts, or came after another.
+    pub(crate) resolved: ResolvedShape,
     /// When it was settled before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) settled_at: Option<Time>,
+}
+
+/// When a deferred was settled.
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ResolvedShape {
+    /// By this.
+    Now,
+    /// By another before it, which counts.
+    Before,
 }

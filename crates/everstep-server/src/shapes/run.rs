@@ -1,6 +1,6 @@
 //! Runs.
 
-use everstep::{BulkReport, Failure, Filter, RunId, RunInfo, RunPage, RunStatus};
+use everstep::{BulkReport, Failure, FailureKind, Filter, RunId, RunInfo, RunPage, RunStatus};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::Value as Json;
@@ -53,12 +53,24 @@ pub(crate) struct FailureShape {
     pub(crate) location: Option<String>,
     /// How often it was tried.
     pub(crate) attempts: u32,
+    /// What the code has attached to the error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) details: Option<Json>,
+}
+
+/// The word for a kind of failure.
+fn failure_kind(kind: FailureKind) -> String {
+    match kind {
+        FailureKind::TimedOut => "timed_out".to_owned(),
+        other => format!("{other:?}").to_lowercase(),
+    }
 }
 
 impl FailureShape {
     pub(crate) fn new(failure: Failure, redaction: &Redaction) -> FailureShape {
         FailureShape {
-            kind: format!("{:?}", failure.kind).to_lowercase(),
+            kind: failure_kind(failure.kind),
+            details: failure.details_json().map(|it| redaction.json(it)),
             message: redaction.text(failure.message),
             causes: failure
                 .causes
@@ -240,6 +252,8 @@ pub(crate) struct RunQuery {
     pub(crate) finished_from: Option<Time>,
     /// Ended before this time.
     pub(crate) finished_before: Option<Time>,
+    /// These runs, separated by commas, at most 100; without any other filter.
+    pub(crate) ids: Option<String>,
     /// A run id, or the beginning of a key, or a tag as `name:value`.
     pub(crate) q: Option<String>,
     /// How many on a page, 50 if it is not said.
@@ -247,6 +261,22 @@ pub(crate) struct RunQuery {
     pub(crate) limit: Option<usize>,
     /// Where to go on: `next` of the page before.
     pub(crate) cursor: Option<String>,
+}
+
+impl RunFilter {
+    /// Whether it says nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        let is_said = [
+            self.workflow.is_some(),
+            self.version.is_some(),
+            self.key_prefix.is_some(),
+            self.created_from.is_some(),
+            self.created_before.is_some(),
+            self.finished_from.is_some(),
+            self.finished_before.is_some(),
+        ];
+        self.status.is_empty() && self.tag.is_empty() && !is_said.contains(&true)
+    }
 }
 
 impl RunQuery {

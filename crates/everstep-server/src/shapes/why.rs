@@ -65,7 +65,7 @@ pub(crate) enum WaitsForShape {
     },
     /// An event, the value of a deferred, a queue item.
     Answer {
-        to: String,
+        what: String,
         location: String,
         #[serde(skip_serializing_if = "Option::is_none")]
         until: Option<Time>,
@@ -144,11 +144,11 @@ fn waits(waits_for: WaitsFor, redaction: &Redaction) -> WaitsForShape {
             until: until.map(Time),
         },
         WaitsFor::Answer {
-            kind: to,
+            kind: what,
             location,
             until,
         } => WaitsForShape::Answer {
-            to: kind(to),
+            what: kind(what),
             location,
             until: until.map(Time),
         },

@@ -1,0 +1,390 @@
+//! One run: what it has done, and what can be done to it.
+
+use axum::{
+    Json as Answer,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+};
+use everstep::Role::{Operate, Read};
+use everstep::RunHandle;
+use serde::Deserialize;
+
+use super::{Answered, page_size, runs::handle, wait};
+use crate::{
+    App,
+    extract::{Body, Names, Query},
+    live,
+    problem::Problem,
+    shapes::{
+        Tag,
+        history::{
+            Entry, FollowQuery, History, Item, Items, PageQuery, State as StateShape, StreamList,
+            StreamQuery, StreamShape,
+        },
+        run::{CancelRun, FailureShape, ForkShape, NewRun, RunDetail, RunResult, RunSummary},
+        why::WhyShape,
+    },
+    table::{
+        Table,
+        Verb::{Delete, Get, Post, Put},
+    },
+};
+
+pub(super) fn add(table: &mut Table) {
+    add_reads(table);
+    add_changes(table);
+}
+
+fn add_reads(table: &mut Table) {
+    table
+        .add(
+            Get,
+            "/runs/{run}/result",
+            Read,
+            ("get_result", "What a run gave, if it has ended"),
+            result,
+        )
+        .query::<WaitQuery>()
+        .answers::<RunResult>(200, "It has ended.")
+        .answers::<RunResult>(202, "It has not ended yet.");
+    table
+        .add(
+            Get,
+            "/runs/{run}/updates",
+            Read,
+            ("watch_run", "A run and its history, as they change"),
+            watch,
+        )
+        .streams("Events `run`, `history` and `gone`.");
+    table
+        .add(
+            Get,
+            "/runs/{run}/history",
+            Read,
+            ("get_history", "What a run has done"),
+            history,
+        )
+        .query::<PageQuery>()
+        .answers::<History>(200, "A page of its operations.");
+    table
+        .add(
+            Get,
+            "/runs/{run}/why",
+            Read,
+            ("why", "Why a run does not go on"),
+            why,
+        )
+        .answers::<WhyShape>(200, "What it waits for.");
+    table
+        .add(
+            Get,
+            "/runs/{run}/state",
+            Read,
+            ("get_state", "What a run shows of itself"),
+            state,
+        )
+        .answers::<StateShape>(200, "By key.");
+    table
+        .add(
+            Get,
+            "/runs/{run}/streams",
+            Read,
+            ("list_streams", "The streams of a run"),
+            streams,
+        )
+        .answers::<StreamList>(200, "By name.");
+    table
+        .add(
+            Get,
+            "/runs/{run}/streams/{stream}",
+            Read,
+            ("read_stream", "A part of a stream"),
+            stream,
+        )
+        .query::<StreamQuery>()
+        .answers::<Items>(200, "The items.");
+    table
+        .add(
+            Get,
+            "/runs/{run}/streams/{stream}/follow",
+            Read,
+            ("follow_stream", "A stream, as it grows"),
+            follow,
+        )
+        .query::<FollowQuery>()
+        .streams("Events `item` and `end`.");
+}
+
+fn add_changes(table: &mut Table) {
+    table
+        .add(
+            Post,
+            "/runs/{run}/cancel",
+            Operate,
+            ("cancel_run", "Cancels a run"),
+            cancel,
+        )
+        .body::<CancelRun>()
+        .answers::<RunSummary>(200, "The run.");
+    table
+        .add(
+            Post,
+            "/runs/{run}/pause",
+            Operate,
+            ("pause_run", "Lets a run rest"),
+            pause,
+        )
+        .answers::<RunSummary>(200, "The run.");
+    table
+        .add(
+            Post,
+            "/runs/{run}/resume",
+            Operate,
+            ("resume_run", "Lets a paused run go on"),
+            resume,
+        )
+        .answers::<RunSummary>(200, "The run.");
+    table
+        .add(
+            Post,
+            "/runs/{run}/retry",
+            Operate,
+            ("retry_run", "Tries a failed run again from where it failed"),
+            retry,
+        )
+        .answers::<RunSummary>(200, "The run.");
+    table
+        .add(
+            Post,
+            "/runs/{run}/fork",
+            Operate,
+            (
+                "fork_run",
+                "Starts a new run with a part of this one's history",
+            ),
+            fork,
+        )
+        .body::<ForkShape>()
+        .answers::<NewRun>(201, "The new run.");
+    table
+        .add(
+            Put,
+            "/runs/{run}/tags/{name}",
+            Operate,
+            ("tag_run", "Sets a tag of a run"),
+            tag,
+        )
+        .body::<TagValue>()
+        .answers_nothing(204, "It is set.");
+    table
+        .add(
+            Delete,
+            "/runs/{run}/tags/{name}",
+            Operate,
+            ("untag_run", "Removes a tag of a run"),
+            untag,
+        )
+        .answers_nothing(204, "It is not there.");
+}
+
+async fn summary(app: &App, run: &RunHandle) -> Answered<RunSummary> {
+    let info = run.info().await?;
+    Ok(Answer(RunDetail::new(info, &app.redaction).summary))
+}
+
+/// How long to wait.
+#[derive(Debug, Default, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+struct WaitQuery {
+    /// How long to wait for it to end; not at all if it is not said.
+    #[schemars(range(max = 30_000))]
+    wait_ms: u64,
+}
+
+async fn result(
+    State(app): State<App>,
+    Names(run): Names<String>,
+    Query(query): Query<WaitQuery>,
+) -> Result<impl IntoResponse, Problem> {
+    let run = handle(&app, &run).await?;
+    let limit = wait(&app, "wait_ms", query.wait_ms)?;
+    if !limit.is_zero() {
+        // Whether it has ended or not is seen below.
+        let _ = tokio::time::timeout(limit, run.result_json()).await;
+    }
+    let info = run.info().await?;
+    let has_ended = info.status.is_terminal();
+    let failure = info.failure;
+    let result = RunResult {
+        status: info.status.into(),
+        output: info.output.map(|output| app.redaction.json(output)),
+        failure: failure.map(|it| FailureShape::new(it, &app.redaction)),
+    };
+    let status = match has_ended {
+        true => StatusCode::OK,
+        false => StatusCode::ACCEPTED,
+    };
+    Ok((status, Answer(result)))
+}
+
+async fn watch(State(app): State<App>, Names(run): Names<String>) -> Result<Response, Problem> {
+    let run = handle(&app, &run).await?;
+    Ok(live::run(app, run))
+}
+
+async fn history(
+    State(app): State<App>,
+    Names(run): Names<String>,
+    Query(query): Query<PageQuery>,
+) -> Answered<History> {
+    let limit = page_size(query.limit)?;
+    let run = handle(&app, &run).await?;
+    let mut read = run.history().limit(limit);
+    if let Some(cursor) = query.cursor {
+        read = read.after(cursor);
+    }
+    let page = read.page().await?;
+    let entries = page.entries.into_iter();
+    Ok(Answer(History {
+        entries: entries.map(|it| Entry::new(it, &app.redaction)).collect(),
+        next: page.next,
+    }))
+}
+
+async fn why(State(app): State<App>, Names(run): Names<String>) -> Answered<WhyShape> {
+    let why = handle(&app, &run).await?.why().await?;
+    Ok(Answer(WhyShape::new(why, &app.redaction)))
+}
+
+async fn state(State(app): State<App>, Names(run): Names<String>) -> Answered<StateShape> {
+    let state = handle(&app, &run).await?.state_json().await?;
+    let state = state.into_iter();
+    Ok(Answer(StateShape {
+        state: state
+            .map(|(key, it)| (key, app.redaction.json(it)))
+            .collect(),
+    }))
+}
+
+async fn streams(State(app): State<App>, Names(run): Names<String>) -> Answered<StreamList> {
+    let streams = handle(&app, &run).await?.streams().await?;
+    Ok(Answer(StreamList {
+        streams: streams.into_iter().map(StreamShape::from).collect(),
+    }))
+}
+
+async fn stream(
+    State(app): State<App>,
+    Names((run, stream)): Names<(String, String)>,
+    Query(query): Query<StreamQuery>,
+) -> Answered<Items> {
+    let limit = page_size(query.limit)?;
+    let run = handle(&app, &run).await?;
+    let page = run.stream_page_json(&stream, query.from, limit).await?;
+    let items = page.items.into_iter();
+    let items: Vec<Item> = items.map(|it| Item::new(it, &app.redaction)).collect();
+    Ok(Answer(Items {
+        items,
+        next: page.next,
+    }))
+}
+
+async fn follow(
+    State(app): State<App>,
+    Names((run, stream)): Names<(String, String)>,
+    headers: HeaderMap,
+    Query(query): Query<FollowQuery>,
+) -> Result<Response, Problem> {
+    let run = handle(&app, &run).await?;
+    // A browser that was cut off says what it saw last.
+    let last = headers.get("last-event-id").and_then(|it| it.to_str().ok());
+    let last = last.and_then(|it| it.parse::<u64>().ok());
+    let from = last.map_or(query.from, |last| last.saturating_add(1));
+    Ok(live::stream(app, run, stream, from))
+}
+
+async fn cancel(
+    State(app): State<App>,
+    Names(run): Names<String>,
+    Body(said): Body<CancelRun>,
+) -> Answered<RunSummary> {
+    let run = handle(&app, &run).await?;
+    let mut cancel = run.cancel();
+    if said.rollback {
+        cancel = cancel.with_rollback();
+    }
+    cancel.await?;
+    summary(&app, &run).await
+}
+
+async fn pause(State(app): State<App>, Names(run): Names<String>) -> Answered<RunSummary> {
+    let run = handle(&app, &run).await?;
+    run.pause().await?;
+    summary(&app, &run).await
+}
+
+async fn resume(State(app): State<App>, Names(run): Names<String>) -> Answered<RunSummary> {
+    let run = handle(&app, &run).await?;
+    run.resume().await?;
+    summary(&app, &run).await
+}
+
+async fn retry(State(app): State<App>, Names(run): Names<String>) -> Answered<RunSummary> {
+    let run = handle(&app, &run).await?;
+    run.retry().await?;
+    summary(&app, &run).await
+}
+
+async fn fork(
+    State(app): State<App>,
+    Names(run): Names<String>,
+    Body(said): Body<ForkShape>,
+) -> Result<impl IntoResponse, Problem> {
+    let mut fork = handle(&app, &run).await?.fork();
+    if let Some(from) = said.from {
+        fork = fork.from(from);
+    }
+    if let Some(input) = said.input {
+        fork = fork.input(&input)?;
+    }
+    for result in said.results {
+        fork = fork.result(result.location, &result.value)?;
+    }
+    if let Some(key) = said.key {
+        fork = fork.key(key);
+    }
+    if let Some(version) = said.version {
+        fork = fork.version(version);
+    }
+    for Tag { name, value } in said.tags {
+        fork = fork.tag(name, value);
+    }
+    let new = fork.start().await?;
+    Ok((StatusCode::CREATED, Answer(NewRun::from(new.id()))))
+}
+
+/// The value of a tag.
+#[derive(Debug, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct TagValue {
+    /// The value.
+    value: String,
+}
+
+async fn tag(
+    State(app): State<App>,
+    Names((run, name)): Names<(String, String)>,
+    Body(said): Body<TagValue>,
+) -> Result<StatusCode, Problem> {
+    handle(&app, &run).await?.tag(&name, &said.value).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn untag(
+    State(app): State<App>,
+    Names((run, name)): Names<(String, String)>,
+) -> Result<StatusCode, Problem> {
+    handle(&app, &run).await?.untag(&name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,75 @@
+//! Schemathesis: installed where it is missing, and run.
+
+use std::path::{Path, PathBuf};
+
+use tokio::process::Command;
+
+use crate::Problem;
+
+/// The version that is installed.
+const VERSION: &str = "4";
+
+/// What is checked of each answer.
+const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,\
+                      response_headers_conformance,response_schema_conformance";
+
+/// The program, which is installed into an environment of its own if it is not there.
+pub(crate) async fn installed(directory: &Path) -> Result<PathBuf, Problem> {
+    let own = directory.join("schemathesis");
+    let program = own.join("bin/schemathesis");
+    if program.exists() {
+        return Ok(program);
+    }
+    println!("installing schemathesis into {}", own.display());
+    let mut venv = Command::new("python3");
+    venv.args(["-m", "venv"]).arg(&own);
+    succeed(venv, "Python with its module `venv` is needed").await?;
+    let mut pip = Command::new(own.join("bin/pip"));
+    pip.args(["install", "--quiet", "--disable-pip-version-check"]);
+    pip.arg(format!("schemathesis=={VERSION}.*"));
+    succeed(
+        pip,
+        "schemathesis is needed, and comes from the Python Package Index",
+    )
+    .await?;
+    Ok(program)
+}
+
+async fn succeed(mut command: Command, hint: &str) -> Result<(), Problem> {
+    let status = command.status().await;
+    let status = status.map_err(|error| format!("{hint}: {error}"))?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(format!("{hint}: it ended with {status}").into()),
+    }
+}
+
+/// A run of it.
+pub(crate) struct Run<'r> {
+    pub(crate) document: &'r Path,
+    pub(crate) url: &'r str,
+    pub(crate) token: &'r str,
+    pub(crate) seconds: u64,
+    pub(crate) seed: u64,
+}
+
+impl Run<'_> {
+    /// Makes it: whether it has found nothing.
+    pub(crate) async fn made(&self, program: &Path) -> Result<bool, Problem> {
+        let mut command = Command::new(program);
+        command
+            .arg("run")
+            .arg(self.document)
+            .args(["--url", self.url])
+            .args(["--header", &format!("Authorization: Bearer {}", self.token)])
+            .args(["--checks", CHECKS])
+            .args(["--max-time", &self.seconds.to_string()])
+            .args(["--seed", &self.seed.to_string()])
+            .args(["--request-timeout", "10"])
+            .args(["--phases", "examples,coverage,fuzzing"])
+            .args(["--suppress-health-check", "all"])
+            .arg("--continue-on-failure")
+            .arg("--generation-database=none");
+        Ok(command.status().await?.success())
+    }
+}
