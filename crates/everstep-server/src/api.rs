@@ -17,6 +17,7 @@ mod events;
 mod messages;
 mod operators;
 mod overview;
+mod placing;
 mod queues;
 mod run;
 mod runs;
@@ -36,6 +37,7 @@ pub(crate) fn routes(app: &App) -> (Router<App>, Json) {
     runs::add(&mut table);
     run::add(&mut table);
     messages::add(&mut table);
+    placing::add(&mut table);
     events::add(&mut table);
     schedules::add(&mut table);
     queues::add(&mut table);

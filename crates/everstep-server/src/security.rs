@@ -73,7 +73,7 @@ pub(crate) fn acts(role: Role) -> Vec<&'static str> {
         "queues",
         "dead_letters",
     ];
-    let admin = ["delete", "bulk", "audit", "tokens"];
+    let admin = ["delete", "bulk", "move", "evict", "audit", "tokens"];
     let mut acts = Vec::new();
     if role >= Role::Operate {
         acts.extend(operate);

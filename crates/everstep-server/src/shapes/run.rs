@@ -127,6 +127,8 @@ pub(crate) struct RunSummary {
     /// The run that started it, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) parent: Option<String>,
+    /// The pool whose runners run it.
+    pub(crate) pool: String,
     /// What it can be found by.
     pub(crate) tags: Vec<Tag>,
     /// Why it failed.
@@ -169,6 +171,7 @@ impl RunDetail {
                 cancel_requested: info.cancel_requested,
                 generation: info.generation,
                 parent: info.parent.map(|parent| parent.to_string()),
+                pool: info.pool,
                 tags: tags(info.tags),
                 failure: info
                     .failure

@@ -497,3 +497,27 @@ async fn unread_messages_children_queues_and_charts_are_shown() {
     );
     world.end().await;
 }
+
+#[tokio::test]
+async fn a_run_is_moved_to_another_pool_and_taken_out_of_memory() {
+    let world = World::new().await;
+    let id = world.start("patient", json!(null)).await;
+    world
+        .until(&format!("/runs/{id}"), |it| it["status"] == "sleeping")
+        .await;
+    let evicted = world.done(&format!("/runs/{id}/evict"), json!({})).await;
+    assert!(
+        ["done", "soon"].contains(&text(&evicted["outcome"]).as_str()),
+        "{evicted}"
+    );
+    world
+        .done(&format!("/runs/{id}/move"), json!({"pool": "elsewhere"}))
+        .await;
+    world
+        .until(&format!("/runs/{id}"), |it| it["pool"] == "elsewhere")
+        .await;
+    let path = format!("/runs/{id}/move");
+    let (status, _) = world.post(&path, json!({"pool": ""})).await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+    world.end().await;
+}
