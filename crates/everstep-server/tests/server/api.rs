@@ -277,6 +277,8 @@ async fn a_question_is_answered_a_deferred_settled_and_a_message_dropped() {
         })
         .await;
     let token = text(&state["state"]["token"]);
+    // At rest, so that it cannot end between the two.
+    world.done(&format!("/runs/{run}/pause"), json!({})).await;
     let path = format!("/tokens/{token}/resolve");
     assert_eq!(
         world.done(&path, json!({"value": 5})).await,
@@ -284,6 +286,7 @@ async fn a_question_is_answered_a_deferred_settled_and_a_message_dropped() {
     );
     let again = world.done(&path, json!({"value": 6})).await;
     assert_eq!(again["resolved"], json!("before"));
+    world.done(&format!("/runs/{run}/resume"), json!({})).await;
     assert_eq!(world.ended(&run).await["output"], json!({"id": 7}));
     assert_eq!(
         world

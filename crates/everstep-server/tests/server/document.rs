@@ -181,7 +181,12 @@ async fn checked(
     let operation = operation_of(document, &method, path);
     if let Some(body) = &body {
         let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
-        let met = schemas.check(schema, body);
+        // What takes no body does not look at one.
+        let met = if schema.is_null() {
+            Ok(())
+        } else {
+            schemas.check(schema, body)
+        };
         assert_eq!(met, Ok(()), "{method} {path}: the body that is sent");
     }
     let response = world
