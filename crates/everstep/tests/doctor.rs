@@ -117,7 +117,17 @@ async fn break_it(place: &Place, sql: &str) {
         Place::File(directory) => {
             let file = directory.path().join("app.db");
             let conn = everstep::rusqlite::Connection::open(file).unwrap();
-            conn.execute_batch(&literal("x'", "'")).unwrap();
+            let sql = literal("x'", "'");
+            // Those who had the file open close it in their own time.
+            scenario::until("the file to be free", async || {
+                let done = conn.execute_batch(&sql);
+                let is_busy = done
+                    .as_ref()
+                    .is_err_and(|error| error.to_string().contains("locked"));
+                assert!(done.is_ok() || is_busy, "{sql}: {done:?}");
+                done.ok()
+            })
+            .await;
         }
         #[cfg(feature = "postgres")]
         Place::Database(url) => {
