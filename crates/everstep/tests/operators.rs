@@ -121,7 +121,7 @@ async fn a_move_to_postgresql_takes_the_audit_log_and_the_tokens_along() {
     drop(client);
     let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
     everstep::migrate(&file, &url).await.unwrap();
-    let client = Client::open(&url).unwrap();
+    let client = Client::open(&url).await.unwrap();
     assert_eq!(client.audit().list(None, 9).await.unwrap().entries, before);
     let known = client
         .tokens()

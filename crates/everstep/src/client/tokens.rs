@@ -12,7 +12,6 @@ use super::{Client, ClientError, named};
 use crate::{
     store::{ApiTokenRow, Role},
     time::Timestamp,
-    token::to_base64,
 };
 
 /// What a token begins with, so that people and scanners for secrets know it when they see one.
@@ -80,7 +79,8 @@ impl TokenSecret {
             what: "a token".to_owned(),
             problem: format!("the system gives no random numbers: {error}"),
         })?;
-        Ok(TokenSecret(format!("{PREFIX}{}", to_base64(&bytes))))
+        let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(TokenSecret(format!("{PREFIX}{digits}")))
     }
 }
 
@@ -227,7 +227,7 @@ mod tests {
         let one = TokenSecret::draw().expect("random numbers");
         let other = TokenSecret::draw().expect("random numbers");
         assert_ne!(one, other);
-        assert_eq!(one.as_str().len(), PREFIX.len() + 43);
+        assert_eq!(one.as_str().len(), PREFIX.len() + 64);
         assert_eq!(format!("{one:?}"), "TokenSecret(..)");
     }
 }
