@@ -36,8 +36,8 @@ async fn child(ctx: Ctx, n: u32) -> Result<u32> {
     Ok(n)
 }
 
-async fn engine(place: &Place, clock: &VirtualClock) -> Engine {
-    let engine = place.engine().clock(clock.clone());
+async fn engine(place: &Place) -> Engine {
+    let engine = place.engine().clock(VirtualClock::new());
     let engine = engine.register_fn(PARENT, parent).register_fn(CHILD, child);
     engine.start().await.unwrap()
 }
@@ -49,7 +49,7 @@ async fn until_waiting<O>(run: &RunHandle<O>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_children_of_a_run_are_listed_newest_first() {
     on_each_store(async |place| {
-        let engine = engine(place, &VirtualClock::new()).await;
+        let engine = engine(place).await;
         let client = engine.client();
         // One that is there before with the key of the second: it is nobody's child.
         let other = client.start(CHILD, 8).key("second").await.unwrap();
@@ -102,7 +102,7 @@ async fn the_children_of_a_run_are_listed_newest_first() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unread_messages_can_be_looked_at_and_are_read_all_the_same() {
     on_each_store(async |place| {
-        let engine = engine(place, &VirtualClock::new()).await;
+        let engine = engine(place).await;
         let run = engine.client().start(CHILD, 1_000).await.unwrap();
         until_waiting(&run).await;
         run.send("later", &"first").await.unwrap();
@@ -136,8 +136,7 @@ async fn unread_messages_can_be_looked_at_and_are_read_all_the_same() {
 #[tokio::test(flavor = "multi_thread")]
 async fn all_queues_are_listed_with_their_counts() {
     on_each_store(async |place| {
-        let clock = VirtualClock::new();
-        let engine = engine(place, &clock).await;
+        let engine = engine(place).await;
         let client: Client = engine.client();
         assert!(client.queues().await.unwrap().is_empty());
         for n in 0..3 {
@@ -186,8 +185,7 @@ async fn all_queues_are_listed_with_their_counts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_are_counted_by_status_and_shown_over_time() {
     on_each_store(async |place| {
-        let clock = VirtualClock::new();
-        let engine = engine(place, &clock).await;
+        let engine = engine(place).await;
         let client = engine.client();
         let first = client.start(CHILD, 1).await.unwrap();
         first.result().await.unwrap();

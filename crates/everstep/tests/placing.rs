@@ -196,6 +196,7 @@ async fn moves_between_two(place: &Place, from_outside: bool, in_a_body: bool) {
     }
     let (id, store) = (run.id(), place.store());
     until("it to be in the other pool", async || {
+        client.run::<u32>(id).move_to("gpu").await.unwrap();
         let row = store.run(&everstep::Target::Id(id)).unwrap().unwrap();
         (row.shard.pool().0 != 0).then_some(())
     })

@@ -37,7 +37,8 @@ pub enum Moved {
     /// It is there.
     Done,
     /// Its owner was told. It moves once nothing of it is in flight; if it is paused, when it is
-    /// resumed.
+    /// resumed. The word may be lost: it then moves when it is next read, or when this is called
+    /// again.
     Soon,
     /// It was there already.
     Already,
@@ -124,7 +125,11 @@ impl<O> RunHandle<O> {
                 self.client.shared.store.wake_others(None, &[id.no()]);
                 Ok(Moved::Done)
             }
-            Some(Place::Owned) => Ok(Moved::Soon),
+            Some(Place::Owned) => {
+                // The word that the write has sent may have been lost. The owner may be this process.
+                self.client.shared.store.wake_others(None, &[id.no()]);
+                Ok(Moved::Soon)
+            }
             None => Err(unknown()),
         }
     }
