@@ -66,6 +66,7 @@ mod shared;
 mod streams;
 mod suspects;
 mod thread;
+mod unstarted;
 mod vacant;
 mod workers;
 

@@ -43,6 +43,7 @@ mod conn;
 mod control;
 mod deferreds;
 mod dial;
+mod drop;
 mod error;
 mod events;
 mod import;
