@@ -38,10 +38,12 @@ use crate::{
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name, check_pool},
 };
 
+mod audit;
 mod bulk;
 mod cluster;
 mod deferred;
 mod delete;
+mod doctor;
 mod events;
 mod fork;
 mod history;
@@ -53,16 +55,19 @@ mod retry;
 mod schedules;
 mod stream;
 mod tag;
+mod tokens;
 mod transfer;
 mod view;
 mod why;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod within;
 
+pub use audit::{Audit, AuditEntry, AuditNew, AuditPage};
 pub use bulk::{Bulk, BulkError, BulkReport};
 pub use cluster::{Cluster, PoolInfo, RunnerInfo};
 pub use deferred::{Resolved, Resolver, Settle};
 pub use delete::DeleteRun;
+pub use doctor::{Checked, Doctor, DoctorReport, Finding, RepairError, Repaired, Severity};
 pub use events::{PublishEvent, PublishedEvent};
 pub use fork::ForkRun;
 pub use history::{HistoryPage, ReadHistory};
@@ -76,6 +81,7 @@ pub use schedules::{
     Backfilled, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, Triggered,
 };
 pub use stream::{EmittedFrom, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader};
+pub use tokens::{TokenInfo, TokenSecret, Tokens};
 pub use view::{HistoryEntry, RunInfo, RunPage};
 pub use why::{Because, WaitsFor, Why};
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -222,6 +228,12 @@ pub enum ClientError {
         generation: u32,
         /// The generation that the run is in.
         current: u32,
+    },
+    /// There is a token of this name.
+    #[error("there is a token `{name}` already; revoke it first, or give another name")]
+    TokenTaken {
+        /// The name.
+        name: String,
     },
     /// There is no such schedule.
     #[error("there is no schedule `{schedule}`; it may have been deleted")]

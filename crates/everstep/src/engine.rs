@@ -37,6 +37,7 @@ use crate::{
 
 mod activity;
 mod assign;
+mod audit;
 mod claims;
 mod committer;
 mod complaints;

@@ -57,13 +57,15 @@ pub use cancellation::Cancellation;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub use client::InTransaction;
 pub use client::{
-    Backfilled, Because, Bulk, BulkError, BulkReport, Cancel, Client, ClientError, Cluster, Count,
-    DeadLetterInfo, DeadLetterPage, DeadLetters, DeleteRun, EmittedFrom, EnqueueItem, ForkRun,
+    Audit, AuditEntry, AuditNew, AuditPage, Backfilled, Because, Bulk, BulkError, BulkReport,
+    Cancel, Checked, Client, ClientError, Cluster, Count, DeadLetterInfo, DeadLetterPage,
+    DeadLetters, DeleteRun, Doctor, DoctorReport, EmittedFrom, EnqueueItem, Finding, ForkRun,
     HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo, List, PoolInfo,
-    PublishEvent, PublishedEvent, ReadHistory, ReplayLetter, Replayed, ReplayedAll, Resolved,
-    Resolver, RunError, RunHandle, RunInfo, RunPage, RunnerInfo, Schedule, ScheduleHandle,
-    ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Settle, Start, StateWatch,
-    StreamInfo, StreamItem, StreamPage, StreamReader, Triggered, WaitsFor, Why, Worker,
+    PublishEvent, PublishedEvent, ReadHistory, RepairError, Repaired, ReplayLetter, Replayed,
+    ReplayedAll, Resolved, Resolver, RunError, RunHandle, RunInfo, RunPage, RunnerInfo, Schedule,
+    ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Settle, Severity,
+    Start, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader, TokenInfo, TokenSecret,
+    Tokens, Triggered, WaitsFor, Why, Worker,
 };
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
@@ -113,7 +115,10 @@ pub use rusqlite;
 pub use schedule::{Overlap, ScheduleSpec};
 #[cfg(feature = "sqlite")]
 pub use store::Tx;
-pub use store::{Close, Deliver, EventRow, Filter, ItemState, QueueStats, RunStatus, Target};
+pub use store::{
+    Check, Close, Deliver, EventRow, Filter, ItemState, ParseRoleError, QueueStats, Role,
+    RunStatus, Target,
+};
 pub use time::{Clock, ParseTimestampError, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use token::Token;
 /// The version of tokio-postgres that everstep uses: use it from here, so that the types of

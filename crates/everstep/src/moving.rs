@@ -90,12 +90,14 @@ impl Page {
 pub(crate) struct Numbers {
     pub(crate) queue_items: i64,
     pub(crate) dead_letters: i64,
+    pub(crate) audit: i64,
     pub(crate) epoch: i64,
 }
 
 /// Moves everything from the SQLite file at `from` to the PostgreSQL database `to`
 /// (`postgres://user:password@host/database?schema=name`): runs that are live, asleep or done, queues,
-/// schedules, events, limits, and the secret that tokens are made with. Await it.
+/// schedules, events, limits, the secret that tokens are made with, the audit log and the tokens of the
+/// HTTP API. Await it.
 ///
 /// Stop the engines on the file first. While it is moved, writes of clients in other processes wait
 /// or are answered with [`StoreError::Busy`]; afterwards the file says where it went. Then start

@@ -28,7 +28,9 @@ use crate::{
     time::Timestamp,
 };
 
+pub(crate) mod doctor;
 pub(crate) mod memory;
+mod operators;
 #[cfg(all(test, any(feature = "sqlite", feature = "postgres")))]
 mod owner_and_client;
 #[cfg(feature = "postgres")]
@@ -37,7 +39,9 @@ pub(crate) mod rules;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 
+pub use doctor::{Ask, Cell, CellKind, Check, Facts, FoundRow, Mend, PlaceFact, RunFacts};
 pub use memory::MemoryStore;
+pub use operators::{ApiTokenRow, AuditRow, NewAudit, ParseRoleError, Role};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresOptions, PostgresStore};
 #[cfg(feature = "sqlite")]
@@ -362,6 +366,50 @@ pub trait Store: Send + Sync + 'static {
     /// Nothing that can be read depends on it, but for one thing: until then the number of a
     /// deleted run is not free, and a start under it is refused with [`Refusal::Gone`].
     fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError>;
+
+    /// Adds an entry to the audit log; its number, once it is durable.
+    fn begin_audit(&self, begun: &NewAudit) -> Result<u64, StoreError>;
+
+    /// Notes what became of what an entry is about. `false` if there is no such entry, or it has an
+    /// outcome already, which stays.
+    fn end_audit(&self, no: u64, outcome: &str) -> Result<bool, StoreError>;
+
+    /// Entries of the audit log, newest first, before the given number, at most `limit`.
+    fn audits(&self, before: Option<u64>, limit: usize) -> Result<Vec<AuditRow>, StoreError>;
+
+    /// Removes entries that were begun before `before`, the oldest first, at most `limit`; when the
+    /// oldest that is left was begun.
+    fn delete_audits(
+        &self,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Option<Timestamp>, StoreError>;
+
+    /// Adds a token of the HTTP API. `false` if there is one of this name: it stays as it is.
+    fn add_api_token(&self, token: &ApiTokenRow) -> Result<bool, StoreError>;
+
+    /// Removes the token of this name; `false` if there is none.
+    fn remove_api_token(&self, name: &str) -> Result<bool, StoreError>;
+
+    /// Notes that the token of this name was used, unless it was used later, too.
+    fn note_api_token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError>;
+
+    /// The tokens of the HTTP API, by name.
+    fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError>;
+
+    /// Raw facts for [`Client::doctor`](crate::Client::doctor), in one snapshot. A store that has no
+    /// tables to be looked at has none.
+    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
+        let _ = ask;
+        Ok(Facts::Nothing)
+    }
+
+    /// Mends something that was found in such facts, in a transaction of its own, if it is still so;
+    /// how many rows were changed.
+    fn mend(&self, mend: &Mend) -> Result<u64, StoreError> {
+        let _ = mend;
+        Ok(0)
+    }
 
     /// How many batches it can make at the same time and gain by it: one, if a batch has to wait
     /// for the one before. The engine never puts writes about the same run into two of them.

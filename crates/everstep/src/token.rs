@@ -176,7 +176,7 @@ fn first<const N: usize>(bytes: &[u8]) -> [u8; N] {
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /// Base64 with the alphabet for URLs. A token has a multiple of three bytes, so nothing is padded.
-fn to_base64(bytes: &[u8]) -> String {
+pub(crate) fn to_base64(bytes: &[u8]) -> String {
     debug_assert_eq!(bytes.len() % 3, 0, "nothing is padded");
     let letter = |bits: u32| char::from(ALPHABET[(bits & 63) as usize]);
     let mut text = String::with_capacity(bytes.len() / 3 * 4);

@@ -872,6 +872,46 @@ impl Store for Saying {
         self.store.limits(name, limit)
     }
 
+    fn begin_audit(&self, begun: &everstep::store::NewAudit) -> Result<u64, StoreError> {
+        self.store.begin_audit(begun)
+    }
+
+    fn end_audit(&self, no: u64, outcome: &str) -> Result<bool, StoreError> {
+        self.store.end_audit(no, outcome)
+    }
+
+    fn audits(
+        &self,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<everstep::store::AuditRow>, StoreError> {
+        self.store.audits(before, limit)
+    }
+
+    fn delete_audits(
+        &self,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Option<Timestamp>, StoreError> {
+        self.store.delete_audits(before, limit)
+    }
+
+    fn add_api_token(&self, token: &everstep::store::ApiTokenRow) -> Result<bool, StoreError> {
+        self.store.add_api_token(token)
+    }
+
+    fn remove_api_token(&self, name: &str) -> Result<bool, StoreError> {
+        self.store.remove_api_token(name)
+    }
+
+    fn note_api_token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> {
+        self.store.note_api_token_used(name, at)
+    }
+
+    fn api_tokens(&self) -> Result<Vec<everstep::store::ApiTokenRow>, StoreError> {
+        self.store.api_tokens()
+    }
+
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         self.store.register_runner(runner)
     }

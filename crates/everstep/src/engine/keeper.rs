@@ -20,6 +20,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
+    audit,
     committer::{Pending, Reply},
     retention, schedules,
     shared::Shared,
@@ -46,6 +47,8 @@ pub(crate) enum Chore {
     Sweep,
     /// Takes the places of items whose workers are lost.
     Places,
+    /// Removes entries of the audit log that were kept for as long as they should.
+    Audit,
 }
 
 impl Chore {
@@ -57,6 +60,7 @@ impl Chore {
             Chore::Retention => "runs that were kept long enough cannot be deleted",
             Chore::Sweep => "what deleted runs have left cannot be removed",
             Chore::Places => "the places of lost workers cannot be taken",
+            Chore::Audit => "old entries of the audit log cannot be removed",
         }
     }
 }
@@ -65,13 +69,14 @@ impl Chore {
 type Work = fn(&Shared, Timestamp) -> Result<Option<Timestamp>, Arc<StoreError>>;
 
 /// All chores.
-const CHORES: [(Chore, Work); 6] = [
+const CHORES: [(Chore, Work); 7] = [
     (Chore::Events, super::events::tend),
     (Chore::Generations, sweep),
     (Chore::Schedules, schedules::deal_with_ticks),
     (Chore::Retention, retention::delete_expired),
     (Chore::Sweep, retention::sweep),
     (Chore::Places, super::workers::take_lost_places),
+    (Chore::Audit, audit::delete_expired),
 ];
 
 /// How many entries are removed at a time, so that nobody waits for long behind it.

@@ -71,6 +71,8 @@ pub struct Settings {
     pub batch_bytes_max: usize,
     /// How long runs that have ended are kept, unless their workflow says something else: for ever.
     pub retention: Retention,
+    /// How long entries of the audit log are kept: 365 days.
+    pub audit_kept: Duration,
     /// How long the key of a deleted run is kept: a start with it is refused meanwhile, so that one
     /// that comes late does not do everything once more. 7 days.
     pub key_tombstone: Duration,
@@ -129,6 +131,7 @@ impl Default for Settings {
             batch_commits_max: 2_000,
             batch_bytes_max: 8 << 20,
             retention: Retention::new(),
+            audit_kept: Duration::from_secs(365 * 86_400),
             key_tombstone: Duration::from_secs(7 * 86_400),
             seed: None,
             codecs: Codecs::default(),

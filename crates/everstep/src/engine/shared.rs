@@ -84,6 +84,8 @@ pub(crate) struct Shared {
     pub(crate) emitting: Emitting,
     /// When retention can have something to do next, in milliseconds.
     pub(crate) retention_due: AtomicI64,
+    /// Before this there is nothing to look for in the audit log, in milliseconds.
+    pub(crate) audit_due: AtomicI64,
     /// Read once: by an engine at its start, by a client when it first needs it.
     secret: OnceLock<Secret>,
 }
@@ -162,6 +164,7 @@ impl Shared {
             complaints: Complaints::default(),
             emitting: Emitting::new(settings.emit_bytes_max),
             retention_due: AtomicI64::new(i64::MIN),
+            audit_due: AtomicI64::new(i64::MIN),
             secret: OnceLock::new(),
             settings,
         }

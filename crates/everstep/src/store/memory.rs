@@ -34,8 +34,10 @@ use super::{
 
 mod control;
 mod deferreds;
+mod doctor;
 mod events;
 mod import;
+mod operators;
 mod pools;
 mod queues;
 mod schedules;
@@ -107,6 +109,7 @@ struct Data {
     claimer: Option<Uuid>,
     children: Children,
     limits: Limits,
+    operators: operators::Operators,
 }
 
 #[derive(Clone)]
@@ -548,6 +551,50 @@ impl Store for MemoryStore {
 
     fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
         Ok(self.read().pools.rows())
+    }
+
+    fn begin_audit(&self, begun: &NewAudit) -> Result<u64, StoreError> {
+        Ok(self.write(|data| data.operators.begin_audit(begun)))
+    }
+
+    fn end_audit(&self, no: u64, outcome: &str) -> Result<bool, StoreError> {
+        Ok(self.write(|data| data.operators.end_audit(no, outcome)))
+    }
+
+    fn audits(&self, before: Option<u64>, limit: usize) -> Result<Vec<AuditRow>, StoreError> {
+        Ok(self.read().operators.audits(before, limit))
+    }
+
+    fn delete_audits(
+        &self,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Option<Timestamp>, StoreError> {
+        Ok(self.write(|data| {
+            data.operators.delete_audits(before, limit);
+            data.operators.oldest_audit()
+        }))
+    }
+
+    fn add_api_token(&self, token: &ApiTokenRow) -> Result<bool, StoreError> {
+        Ok(self.write(|data| data.operators.add_token(token)))
+    }
+
+    fn remove_api_token(&self, name: &str) -> Result<bool, StoreError> {
+        Ok(self.write(|data| data.operators.remove_token(name)))
+    }
+
+    fn note_api_token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> {
+        self.write(|data| data.operators.note_token_used(name, at));
+        Ok(())
+    }
+
+    fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError> {
+        Ok(self.read().operators.tokens())
+    }
+
+    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
+        Ok(self.read().examine(ask))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -74,6 +74,14 @@ impl<S: Store> Store for OwnerAndClient<S> {
     fn queued_schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> { self.owner.queued_schedules(after, limit) }
     fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> { self.client.limit_places(run) }
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> { self.client.limits(name, limit) }
+    fn begin_audit(&self, begun: &NewAudit) -> Result<u64, StoreError> { self.client.begin_audit(begun) }
+    fn end_audit(&self, no: u64, outcome: &str) -> Result<bool, StoreError> { self.owner.end_audit(no, outcome) }
+    fn audits(&self, before: Option<u64>, limit: usize) -> Result<Vec<AuditRow>, StoreError> { self.client.audits(before, limit) }
+    fn delete_audits(&self, before: Timestamp, limit: usize) -> Result<Option<Timestamp>, StoreError> { self.owner.delete_audits(before, limit) }
+    fn add_api_token(&self, token: &ApiTokenRow) -> Result<bool, StoreError> { self.client.add_api_token(token) }
+    fn remove_api_token(&self, name: &str) -> Result<bool, StoreError> { self.client.remove_api_token(name) }
+    fn note_api_token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> { self.owner.note_api_token_used(name, at) }
+    fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError> { self.owner.api_tokens() }
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> { self.client.register_runner(runner) }
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> { self.owner.heartbeat(fence, now, lease) }
     fn pools(&self) -> Result<Vec<PoolRow>, StoreError> { self.client.pools() }

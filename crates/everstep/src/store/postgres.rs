@@ -43,6 +43,7 @@ mod conn;
 mod control;
 mod deferreds;
 mod dial;
+mod doctor;
 mod drop;
 mod error;
 mod events;
@@ -54,6 +55,7 @@ mod limits;
 mod locks;
 #[cfg(feature = "sqlite")]
 pub(crate) mod moving;
+mod operators;
 mod pools;
 mod queues;
 #[cfg(test)]
@@ -996,6 +998,60 @@ impl Store for PostgresStore {
 
     fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
         self.read(pools::list)
+    }
+
+    fn begin_audit(&self, begun: &NewAudit) -> Result<u64, StoreError> {
+        self.write(|session| operators::begin_audit(session, begun))
+    }
+
+    fn end_audit(&self, no: u64, outcome: &str) -> Result<bool, StoreError> {
+        self.write(|session| operators::end_audit(session, no, outcome))
+    }
+
+    fn audits(&self, before: Option<u64>, limit: usize) -> Result<Vec<AuditRow>, StoreError> {
+        self.read(|session| operators::audits(session, before, limit))
+    }
+
+    fn delete_audits(
+        &self,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Option<Timestamp>, StoreError> {
+        let oldest = self.read(operators::oldest_audit)?;
+        if oldest.is_none_or(|oldest| oldest >= before) {
+            return Ok(oldest);
+        }
+        self.write(|session| {
+            operators::delete_audits(session, before, limit)?;
+            operators::oldest_audit(session)
+        })
+    }
+
+    fn add_api_token(&self, token: &ApiTokenRow) -> Result<bool, StoreError> {
+        self.write(|session| operators::add_api_token(session, token))
+    }
+
+    fn remove_api_token(&self, name: &str) -> Result<bool, StoreError> {
+        self.write(|session| operators::remove_api_token(session, name))
+    }
+
+    fn note_api_token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> {
+        self.write(|session| {
+            operators::note_api_token_used(session, name, at);
+            Ok(())
+        })
+    }
+
+    fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError> {
+        self.read(operators::api_tokens)
+    }
+
+    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
+        self.read(|session| doctor::examine(session, ask))
+    }
+
+    fn mend(&self, mend: &Mend) -> Result<u64, StoreError> {
+        self.write(|session| doctor::mend(session, mend))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

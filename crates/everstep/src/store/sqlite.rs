@@ -30,6 +30,7 @@ mod children;
 mod columns;
 mod control;
 mod deferreds;
+mod doctor;
 mod error;
 mod events;
 mod file;
@@ -38,6 +39,7 @@ mod limits;
 mod moved;
 #[cfg(feature = "postgres")]
 pub(crate) mod moving;
+mod operators;
 mod pools;
 mod queues;
 mod reads;
@@ -213,6 +215,16 @@ impl SqliteStore {
         self.require_current()?;
         self.counters.reads.fetch_add(1, Ordering::Relaxed);
         self.file.read(query)
+    }
+
+    /// Changes something that the writer remembers nothing of.
+    fn change<T>(
+        &self,
+        change: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        self.require_current()?;
+        self.writer()
+            .transaction(&self.file, |conn, _| change(conn))
     }
 
     /// Changes something about runners or shards.
@@ -503,6 +515,60 @@ impl Store for SqliteStore {
 
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
         self.read(|conn| limits::list(conn, name, limit))
+    }
+
+    fn begin_audit(&self, begun: &NewAudit) -> Result<u64, StoreError> {
+        self.change(|conn| operators::begin_audit(conn, begun))
+    }
+
+    fn end_audit(&self, no: u64, outcome: &str) -> Result<bool, StoreError> {
+        self.change(|conn| operators::end_audit(conn, no, outcome))
+    }
+
+    fn audits(&self, before: Option<u64>, limit: usize) -> Result<Vec<AuditRow>, StoreError> {
+        self.read(|conn| operators::audits(conn, before, limit))
+    }
+
+    fn delete_audits(
+        &self,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Option<Timestamp>, StoreError> {
+        // Seldom anything, and to look does not hold up the writer.
+        let oldest = self.read(operators::oldest_audit)?;
+        if oldest.is_none_or(|oldest| oldest >= before) {
+            return Ok(oldest);
+        }
+        self.change(|conn| {
+            operators::delete_audits(conn, before, limit)?;
+            operators::oldest_audit(conn)
+        })
+    }
+
+    fn add_api_token(&self, token: &ApiTokenRow) -> Result<bool, StoreError> {
+        self.change(|conn| operators::add_api_token(conn, token))
+    }
+
+    fn remove_api_token(&self, name: &str) -> Result<bool, StoreError> {
+        self.change(|conn| operators::remove_api_token(conn, name))
+    }
+
+    fn note_api_token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> {
+        self.change(|conn| operators::note_api_token_used(conn, name, at))
+    }
+
+    fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError> {
+        self.read(operators::api_tokens)
+    }
+
+    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
+        self.read(|conn| doctor::examine(conn, ask))
+    }
+
+    fn mend(&self, mend: &Mend) -> Result<u64, StoreError> {
+        self.require_current()?;
+        self.writer()
+            .transaction(&self.file, |conn, memory| doctor::mend(conn, memory, mend))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

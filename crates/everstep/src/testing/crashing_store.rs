@@ -18,11 +18,12 @@ use crate::{
     queue::ItemId,
     run_id::{RunId, RunNo},
     store::{
-        Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
-        Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LimitPlace, LimitRow,
-        LoadedRun, NewRunner, PausedRun, PoolRow, Put, QueueOutlook, QueueStats, RunRow, RunStatus,
-        RunnerRow, ScheduleRow, Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent,
-        StreamPage, Target, WakeFn, WakeGuard,
+        Answer, ApiTokenRow, Applied, Ask, AuditRow, Batch, Census, DeadLetter, Due, DueRun,
+        DueSchedules, EventRow, Facts, Fence, Filter, Finished, InboxRow, ItemRow, ItemState,
+        LetterFilter, LimitPlace, LimitRow, LoadedRun, Mend, NewAudit, NewRunner, PausedRun,
+        PoolRow, Put, QueueOutlook, QueueStats, RunRow, RunStatus, RunnerRow, ScheduleRow, Secret,
+        ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target, WakeFn,
+        WakeGuard,
     },
     time::Timestamp,
 };
@@ -572,6 +573,52 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
         self.read(|store| store.limits(name, limit))
+    }
+
+    /// No point to die at, and neither are the other changes that are made for operators: no run
+    /// depends on them.
+    fn begin_audit(&self, begun: &NewAudit) -> Result<u64, StoreError> {
+        self.read(|store| store.begin_audit(begun))
+    }
+
+    fn end_audit(&self, no: u64, outcome: &str) -> Result<bool, StoreError> {
+        self.read(|store| store.end_audit(no, outcome))
+    }
+
+    fn audits(&self, before: Option<u64>, limit: usize) -> Result<Vec<AuditRow>, StoreError> {
+        self.read(|store| store.audits(before, limit))
+    }
+
+    fn delete_audits(
+        &self,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Option<Timestamp>, StoreError> {
+        self.read(|store| store.delete_audits(before, limit))
+    }
+
+    fn add_api_token(&self, token: &ApiTokenRow) -> Result<bool, StoreError> {
+        self.read(|store| store.add_api_token(token))
+    }
+
+    fn remove_api_token(&self, name: &str) -> Result<bool, StoreError> {
+        self.read(|store| store.remove_api_token(name))
+    }
+
+    fn note_api_token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> {
+        self.read(|store| store.note_api_token_used(name, at))
+    }
+
+    fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError> {
+        self.read(Store::api_tokens)
+    }
+
+    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
+        self.read(|store| store.examine(ask))
+    }
+
+    fn mend(&self, mend: &Mend) -> Result<u64, StoreError> {
+        self.read(|store| store.mend(mend))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

@@ -36,6 +36,7 @@ mod differential;
 mod drawn;
 mod events;
 mod import;
+mod operators;
 mod pools;
 mod queues;
 mod schedules;
@@ -49,6 +50,7 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = checks.chain(control::CHECKS).chain(deferreds::CHECKS);
     let checks = checks
         .chain(children::CHECKS)
+        .chain(operators::CHECKS)
         .chain(pools::CHECKS)
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)

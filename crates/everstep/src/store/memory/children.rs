@@ -21,7 +21,7 @@ use crate::{
 /// The rows.
 #[derive(Clone, Default)]
 pub(super) struct Children {
-    watchers: BTreeSet<(RunNo, Waiter)>,
+    pub(super) watchers: BTreeSet<(RunNo, Waiter)>,
     children: BTreeMap<RunNo, ChildRow>,
 }
 

@@ -19,7 +19,7 @@ use crate::{
 pub(super) struct Deferreds {
     pub(super) secret: Secret,
     settled: BTreeMap<Place, SettledRow>,
-    waits: BTreeSet<(Place, Vec<u8>)>,
+    pub(super) waits: BTreeSet<(Place, Vec<u8>)>,
 }
 
 impl Default for Deferreds {

@@ -28,7 +28,7 @@ pub(super) struct Events {
     waiters: BTreeMap<(String, u64), EventWaiter>,
     /// Those who wait and were given nothing.
     waiting: BTreeSet<(String, Option<String>, u64)>,
-    by_operation: BTreeMap<Waiter, (String, u64)>,
+    pub(super) by_operation: BTreeMap<Waiter, (String, u64)>,
     cursors: BTreeMap<(RunNo, String, Option<String>), u64>,
     dedupes: HashMap<(String, String), Timestamp>,
 }

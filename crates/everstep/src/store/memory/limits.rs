@@ -18,7 +18,7 @@ use crate::{
 #[derive(Clone, Default)]
 pub(super) struct Limits {
     limits: BTreeMap<(String, String), LimitRow>,
-    places: BTreeMap<Waiter, Place>,
+    pub(super) places: BTreeMap<Waiter, Place>,
     /// The places that are waited for, in order.
     line: BTreeMap<(String, String, u64), Waiter>,
 }

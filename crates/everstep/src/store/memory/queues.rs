@@ -31,7 +31,7 @@ pub(super) struct Queues {
     /// All others, by state and time.
     timed: BTreeSet<(Arc<str>, ItemState, Timestamp, ItemId)>,
     dedupes: HashMap<(Arc<str>, String), ItemId>,
-    waits: BTreeMap<Waiter, (ItemId, bool)>,
+    pub(super) waits: BTreeMap<Waiter, (ItemId, bool)>,
     waited: BTreeSet<(ItemId, Waiter)>,
 }
 

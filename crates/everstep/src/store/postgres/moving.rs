@@ -202,6 +202,10 @@ impl Destination {
                 "SELECT setval(pg_get_serial_sequence('dead_letters', 'no'), $1, $2 = 1)",
                 numbers.dead_letters,
             ),
+            set(
+                "SELECT setval(pg_get_serial_sequence('audit', 'no'), $1, $2 = 1)",
+                numbers.audit,
+            ),
             set("SELECT setval('epochs', $1, $2 = 1)", numbers.epoch),
         ];
         self.run(ops).map(drop)

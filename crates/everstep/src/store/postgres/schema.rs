@@ -13,8 +13,11 @@ use crate::store::{Cause, StoreError};
 
 /// What leads from each format to the next: the first one makes format 1 of an empty schema. Entries
 /// are never changed once released, only added.
-pub(super) const MIGRATIONS: &[&str] =
-    &[include_str!("format_1.sql"), include_str!("format_2.sql")];
+pub(super) const MIGRATIONS: &[&str] = &[
+    include_str!("format_1.sql"),
+    include_str!("format_2.sql"),
+    include_str!("format_3.sql"),
+];
 
 /// The format that this program reads and writes.
 pub(super) const FORMAT: u32 = MIGRATIONS.len() as u32;

@@ -7,6 +7,7 @@ use crate::{store::MemoryStore, testing, testing::store_conformance};
 
 mod away;
 mod encrypted;
+mod formats;
 mod left;
 mod pooled;
 mod shards;

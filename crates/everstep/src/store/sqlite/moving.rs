@@ -228,6 +228,7 @@ impl Source {
             Ok(Numbers {
                 queue_items: given("queue_items")?,
                 dead_letters: given("dead_letters")?,
+                audit: given("audit")?,
                 epoch,
             })
         };

@@ -30,6 +30,7 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("format_deferreds.sql"),
     include_str!("format_limits.sql"),
     include_str!("format_pools.sql"),
+    include_str!("format_operators.sql"),
 ];
 
 /// The format that this program reads and writes.

@@ -1,0 +1,158 @@
+//! The audit log and the tokens of the HTTP API in SQL.
+
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::{columns, error::bad_value};
+use crate::{
+    store::{ApiTokenRow, AuditRow, NewAudit},
+    time::Timestamp,
+};
+
+pub(super) fn begin_audit(conn: &Connection, new: &NewAudit) -> rusqlite::Result<u64> {
+    let sql = "INSERT INTO audit (at, who, action, target, detail) VALUES (?1, ?2, ?3, ?4, ?5)";
+    let at = new.at.as_millis();
+    let params = params![at, new.who, new.action, new.target, new.detail];
+    conn.prepare_cached(sql)?.execute(params)?;
+    Ok(conn.last_insert_rowid() as u64)
+}
+
+pub(super) fn end_audit(conn: &Connection, no: u64, outcome: &str) -> rusqlite::Result<bool> {
+    let sql = "UPDATE audit SET outcome = ?2 WHERE no = ?1 AND outcome IS NULL";
+    let changed = conn
+        .prepare_cached(sql)?
+        .execute(params![no as i64, outcome])?;
+    Ok(changed > 0)
+}
+
+pub(super) fn audits(
+    conn: &Connection,
+    before: Option<u64>,
+    limit: usize,
+) -> rusqlite::Result<Vec<AuditRow>> {
+    let sql = "SELECT no, at, who, action, target, detail, outcome FROM audit WHERE no < ?1 \
+               ORDER BY no DESC LIMIT ?2";
+    let before = before.map_or(i64::MAX, |no| i64::try_from(no).unwrap_or(i64::MAX));
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map(params![before, columns::limit(limit)], audit)?;
+    rows.collect()
+}
+
+fn audit(row: &Row<'_>) -> rusqlite::Result<AuditRow> {
+    Ok(AuditRow {
+        no: row.get::<_, i64>(0)? as u64,
+        begun: NewAudit {
+            at: columns::time(row, 1)?,
+            who: row.get(2)?,
+            action: row.get(3)?,
+            target: row.get(4)?,
+            detail: row.get(5)?,
+        },
+        outcome: row.get(6)?,
+    })
+}
+
+pub(super) fn oldest_audit(conn: &Connection) -> rusqlite::Result<Option<Timestamp>> {
+    let sql = "SELECT at FROM audit ORDER BY at LIMIT 1";
+    let mut statement = conn.prepare_cached(sql)?;
+    statement
+        .query_row([], |row| columns::time(row, 0))
+        .optional()
+}
+
+pub(super) fn delete_audits(
+    conn: &Connection,
+    before: Timestamp,
+    limit: usize,
+) -> rusqlite::Result<()> {
+    let sql = "DELETE FROM audit WHERE no IN \
+               (SELECT no FROM audit WHERE at < ?1 ORDER BY at, no LIMIT ?2)";
+    let params = params![before.as_millis(), columns::limit(limit)];
+    conn.prepare_cached(sql)?.execute(params).map(drop)
+}
+
+pub(super) fn add_api_token(conn: &Connection, token: &ApiTokenRow) -> rusqlite::Result<bool> {
+    let sql = "INSERT OR IGNORE INTO api_tokens (name, role, hash, created_at, last_used_at) \
+               VALUES (?1, ?2, ?3, ?4, ?5)";
+    let params = params![
+        token.name,
+        token.role.as_str(),
+        token.hash,
+        token.created_at.as_millis(),
+        token.last_used_at.map(Timestamp::as_millis),
+    ];
+    Ok(conn.prepare_cached(sql)?.execute(params)? > 0)
+}
+
+pub(super) fn remove_api_token(conn: &Connection, name: &str) -> rusqlite::Result<bool> {
+    let sql = "DELETE FROM api_tokens WHERE name = ?1";
+    Ok(conn.prepare_cached(sql)?.execute([name])? > 0)
+}
+
+pub(super) fn note_api_token_used(
+    conn: &Connection,
+    name: &str,
+    at: Timestamp,
+) -> rusqlite::Result<()> {
+    let sql = "UPDATE api_tokens SET last_used_at = ?2 \
+               WHERE name = ?1 AND (last_used_at IS NULL OR last_used_at < ?2)";
+    let params = params![name, at.as_millis()];
+    conn.prepare_cached(sql)?.execute(params).map(drop)
+}
+
+pub(super) fn api_tokens(conn: &Connection) -> rusqlite::Result<Vec<ApiTokenRow>> {
+    let sql = "SELECT name, role, hash, created_at, last_used_at FROM api_tokens ORDER BY name";
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        let role: String = row.get(1)?;
+        Ok(ApiTokenRow {
+            name: row.get(0)?,
+            role: role.parse().map_err(|_| bad_value("role", role))?,
+            hash: row.get(2)?,
+            created_at: columns::time(row, 3)?,
+            last_used_at: columns::optional_time(row, 4)?,
+        })
+    })?;
+    rows.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::store::{Role, SqliteStore, Store, sqlite::testing::Directory};
+
+    #[test]
+    fn a_file_of_format_1_gets_an_audit_log_and_tokens() {
+        let directory = Directory::new();
+        let path = directory.path("app.db");
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/format_1.sqlite");
+        std::fs::copy(fixture, &path).expect("the fixture");
+        let conn = Connection::open(&path).expect("connect");
+        conn.execute("UPDATE runners SET lease_until = 0", [])
+            .expect("its lease is over");
+        drop(conn);
+        let store = SqliteStore::open(&path).expect("open");
+        store.migrate().expect("migrate");
+        let begun = NewAudit {
+            at: Timestamp::from_millis(5),
+            who: "ada".to_owned(),
+            action: "cancel".to_owned(),
+            target: "run".to_owned(),
+            detail: String::new(),
+        };
+        let no = store.begin_audit(&begun).expect("begin");
+        let outcome = None;
+        let row = AuditRow { no, begun, outcome };
+        assert_eq!(store.audits(None, 9).expect("audits"), [row]);
+        let token = ApiTokenRow {
+            name: "ci".to_owned(),
+            role: Role::Admin,
+            hash: [7; 32],
+            created_at: Timestamp::from_millis(6),
+            last_used_at: None,
+        };
+        assert!(store.add_api_token(&token).expect("add"));
+        assert_eq!(store.api_tokens().expect("api_tokens"), [token]);
+    }
+}

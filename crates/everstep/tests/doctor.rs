@@ -1,0 +1,575 @@
+//! The doctor: each thing that must be true is broken by hand, found, and mended where that is safe;
+//! and nothing is found while work goes on.
+#![allow(clippy::unwrap_used)]
+#![cfg(any(feature = "sqlite", feature = "postgres"))]
+
+mod scenario;
+mod stores;
+
+use everstep::{Check, Client, DoctorReport, Limit, RepairError, RunId, RunStatus, prelude::*};
+use scenario::until_status;
+use stores::{Place, on_each_store};
+
+const SLEEPER: Workflow<u32, u32> = Workflow::new("sleeper");
+const READER: Workflow<u32, u32> = Workflow::new("reader");
+const LISTENER: Workflow<u32, u32> = Workflow::new("listener");
+const QUICK: Workflow<u32, u32> = Workflow::new("quick");
+const FAMILY: Workflow<u32, u32> = Workflow::new("family");
+const NEWS: Event<u32> = Event::new("news");
+const TWO: Limit = Limit::new("two").concurrency(2);
+
+fn with_workflows(place: &Place) -> everstep::EngineBuilder {
+    place
+        .engine()
+        .register_fn(SLEEPER, |ctx, n: u32| async move {
+            ctx.step("evening", async || Ok(())).await?;
+            ctx.sleep("night", hours(u64::from(n))).await?;
+            Ok(n)
+        })
+        .register_fn(READER, |ctx, n: u32| async move {
+            let news: u32 = ctx.event(NEWS).await?;
+            Ok(n + news)
+        })
+        .register_fn(LISTENER, |ctx, n: u32| async move {
+            let more: u32 = ctx.listen("more").await?;
+            Ok(n + more)
+        })
+        .register_fn(QUICK, |ctx, n: u32| async move {
+            for step in 0..3 {
+                let body = async || {
+                    tokio::task::yield_now().await;
+                    Ok(())
+                };
+                ctx.step(format!("step {step}"), body).limit(TWO).await?;
+                ctx.sleep(format!("nap {step}"), std::time::Duration::from_millis(5))
+                    .await?;
+            }
+            ctx.set_state("done", &true)?;
+            Ok(n)
+        })
+        .register_fn(FAMILY, |ctx, n: u32| async move {
+            let first: u32 = ctx.child(QUICK, n).await?;
+            let second: u32 = ctx.child(QUICK, n).await?;
+            Ok(first + second)
+        })
+}
+
+/// The runs of a store that is at rest.
+struct Runs {
+    sleeper: RunId,
+    reader: RunId,
+}
+
+/// Fills a store with runs that sleep, wait and have ended, and leaves it.
+async fn fill(place: &Place) -> Runs {
+    let engine = with_workflows(place).start().await.unwrap();
+    let client = engine.client();
+    let sleeper = client.start(SLEEPER, 5).key("night").await.unwrap();
+    let reader = client.start(READER, 1).await.unwrap();
+    let listener = client.start(LISTENER, 1).await.unwrap();
+    let quick = client
+        .start(QUICK, 1)
+        .key("once")
+        .tag("a", "b")
+        .await
+        .unwrap();
+    quick.result().await.unwrap();
+    let schedule = client.schedule("hourly", QUICK, 1).every(hours(1));
+    schedule.await.unwrap();
+    for run in [&sleeper, &reader, &listener] {
+        until_status(run, RunStatus::Sleeping).await;
+    }
+    // It waits for another message, so this one stays unread.
+    sleeper.send("unread", &1).await.unwrap();
+    until_status(&sleeper, RunStatus::Sleeping).await;
+    let (sleeper, reader) = (sleeper.id(), reader.id());
+    engine.shutdown().await;
+    Runs { sleeper, reader }
+}
+
+fn client(place: &Place) -> Option<Client> {
+    match place {
+        Place::Memory(_) => None,
+        #[cfg(feature = "sqlite")]
+        Place::File(directory) => Some(Client::open(directory.path().join("app.db")).unwrap()),
+        #[cfg(feature = "postgres")]
+        Place::Database(url) => Some(Client::open(url).unwrap()),
+    }
+}
+
+/// Changes the tables behind the back of everybody. `{b:00}` is the byte 0.
+async fn break_it(place: &Place, sql: &str) {
+    let literal = |before: &str, after: &str| {
+        let mut text = String::new();
+        for (no, part) in sql.split("{b:").enumerate() {
+            match part.split_once('}').filter(|_| no > 0) {
+                Some((hex, rest)) => text += &format!("{before}{hex}{after}{rest}"),
+                None => text += part,
+            }
+        }
+        text
+    };
+    match place {
+        Place::Memory(_) => unreachable!("it has no tables"),
+        #[cfg(feature = "sqlite")]
+        Place::File(directory) => {
+            let file = directory.path().join("app.db");
+            let conn = everstep::rusqlite::Connection::open(file).unwrap();
+            conn.execute_batch(&literal("x'", "'")).unwrap();
+        }
+        #[cfg(feature = "postgres")]
+        Place::Database(url) => {
+            let (base, schema) = url.split_once("?schema=").unwrap();
+            let schema = schema.split('&').next().unwrap();
+            let connected =
+                everstep::tokio_postgres::connect(base, everstep::tokio_postgres::NoTls);
+            let (client, connection) = connected.await.unwrap();
+            tokio::spawn(connection);
+            let path = format!("SET search_path TO \"{schema}\"; ");
+            let sql = path + &literal("'\\x", "'::bytea");
+            client.batch_execute(&sql).await.unwrap();
+        }
+    }
+}
+
+async fn look(client: &Client) -> DoctorReport {
+    client.doctor().await.unwrap()
+}
+
+fn words(report: &DoctorReport) -> Vec<String> {
+    let findings = report.findings.iter();
+    findings
+        .map(|it| format!("{}: {}", it.check, it.what))
+        .collect()
+}
+
+/// Repairs until there is nothing left that can be, and gives what is.
+async fn repair(client: &Client) -> DoctorReport {
+    let directory = tempfile::tempdir().unwrap();
+    for go in 0..4 {
+        let report = look(client).await;
+        if !report.findings.iter().any(|it| it.repairable) {
+            return report;
+        }
+        let backup = directory.path().join(format!("{go}.jsonl"));
+        let repaired = client.repair(&report, &backup).await.unwrap();
+        assert!(!repaired.mended.is_empty(), "{:?}", words(&report));
+        let text = std::fs::read_to_string(&backup).unwrap();
+        assert_eq!(text.lines().count(), repaired.saved + 1, "{text}");
+        assert!(repaired.saved > 0, "what is changed is in the backup");
+    }
+    panic!("it is never done: {:?}", words(&look(client).await));
+}
+
+/// What is broken, what the doctor says then, and what it is about.
+type Case = (&'static str, &'static str, Check);
+
+const REPAIRABLE: &[Case] = &[
+    (
+        "INSERT INTO history (run, generation, key, value) VALUES (77, 1, {b:1502}, {b:00})",
+        "an entry of the history of run number 77, which does not exist, is left",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO inbox (run, seq, name, body, sent_at) VALUES (77, 4, 'x', {b:00}, 0)",
+        "message 4 of run number 77, which does not exist, is left",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO dedupes (run, key) VALUES (77, 'k')",
+        "the dedupe key `k` of run number 77",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO requests (id, run, state) VALUES ({b:01}, 77, 1)",
+        "a request of run number 77",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO state (run, key, value) VALUES (77, 'progress', {b:00})",
+        "the state `progress` of run number 77",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO tags (name, value, run) VALUES ('colour', 'blue', 77)",
+        "the tag `colour` of run number 77",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO dead_letters (run, name, body, reason, at) VALUES (77, 'n', {b:00}, '', 0)",
+        "of run number 77, which does not exist, is left",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO streams (run, stream, pos, at, generation, body) \
+         VALUES (77, 's', 3, 0, 1, {b:00})",
+        "item 3 of the stream `s` of run number 77",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO event_cursors (run, name, matching, seq) VALUES (77, 'news', '', 1)",
+        "the place in the events `news` of run number 77",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO deferreds (run, generation, tag, body, at) VALUES (77, 1, {b:01}, {b:00}, 0)",
+        "the value of a deferred of run number 77",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO requests (id, run, state) SELECT {b:02}, no, 0 FROM runs WHERE status = 5",
+        "whoever sent it waits for ever",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO inbox (run, seq, name, body, sent_at) SELECT no, inbox_seq, 'x', {b:00}, 0 \
+         FROM runs WHERE status = 5",
+        "which has ended and will not read it",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO history (run, generation, key, value) \
+         SELECT no, generation - 1, {b:1502}, {b:00} FROM runs WHERE status = 5",
+        "and that generation is over",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO event_waiters (name, no, run, generation, wait, after, floor) \
+         SELECT 'news', 900, no, generation, {b:01}, 0, 0 FROM runs WHERE status = 5",
+        "that run does not wait for it any more",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO watchers (run, waiter, generation, key) \
+         SELECT no, 77, 1, {b:01} FROM runs WHERE workflow = 'sleeper'",
+        "the wait for the end of another run of run number 77 is left",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO deferred_waits (run, generation, tag, key) \
+         SELECT no, generation + 1, {b:01}, {b:02} FROM runs WHERE workflow = 'sleeper'",
+        "the wait for a deferred of run",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO queue_waits (run, generation, key, item, cancels) VALUES (77, 1, {b:01}, 5, 0)",
+        "the wait for a queue item of run number 77",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO limit_places (run, generation, operation, name, key, arrival, given) \
+         VALUES (77, 1, {b:01}, 'l', '', 1, 1)",
+        "a place under a limit of run number 77",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO limits (name, key, held, waiting, arrivals, turn_us) VALUES ('q', '', 1, 0, 1, 0); \
+         INSERT INTO limit_places (run, generation, operation, name, key, arrival, given) \
+         VALUES (-2, 0, {b:3939}, 'q', '', 1, 1)",
+        "a queue item has a place under a limit, and nobody works on it",
+        Check::Limits,
+    ),
+    (
+        "INSERT INTO children (run, parent, generation, key, close, awaited) \
+         SELECT no, 77, 1, {b:01}, 0, 0 FROM runs WHERE status = 5",
+        "is held to be the live child of another run",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO graves (run) SELECT no FROM runs WHERE workflow = 'sleeper'",
+        "is marked as deleted, and is there",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO old_generations (run, generation) SELECT no, generation FROM runs \
+         WHERE workflow = 'sleeper'",
+        "is marked as over, and is the current one",
+        Check::Sequences,
+    ),
+    (
+        "INSERT INTO keys (workflow, key, run) VALUES ('sleeper', 'lost', 77)",
+        "the key `lost` of workflow `sleeper` leads to run number 77",
+        Check::Orphans,
+    ),
+    (
+        "DELETE FROM keys WHERE key = 'night'",
+        "was started with a key that does not lead to it",
+        Check::Orphans,
+    ),
+    (
+        "INSERT INTO event_names (name, last_seq, last_waiter, kept, dropped) \
+         VALUES ('n', 1, 5, 0, 0); INSERT INTO events (name, seq, body, published_at, expires_at, \
+         one, given_to) VALUES ('n', 1, {b:00}, 0, 9999999999999, 1, 5)",
+        "event 1 of `n` is with somebody who does not wait for it any more",
+        Check::Events,
+    ),
+    (
+        "UPDATE event_names SET kept = 9, last_waiter = 0",
+        "the counts of the events `news` are not those of its rows",
+        Check::Events,
+    ),
+    (
+        "INSERT INTO limits (name, key, held, waiting, arrivals, turn_us) VALUES ('l', '', 3, 1, 3, 0)",
+        "the limit `l` (key ``) counts other places than there are",
+        Check::Limits,
+    ),
+    (
+        "INSERT INTO shards (shard, runner) VALUES (3, {b:0102})",
+        "shard 3 is held by a runner that does not exist",
+        Check::Shards,
+    ),
+    (
+        "UPDATE runs SET shard = shard + 1792, pool = 'lost' WHERE workflow = 'sleeper'",
+        "is in a shard of a pool that does not exist: nobody takes it up",
+        Check::Shards,
+    ),
+    (
+        "UPDATE runs SET shard = (shard + 1) % 256 WHERE status = 5",
+        "and its id belongs to shard",
+        Check::Shards,
+    ),
+    (
+        "UPDATE runs SET status = 0, available_at = NULL WHERE workflow = 'sleeper'",
+        "is pending and has no time at which it is taken up",
+        Check::Wake,
+    ),
+    (
+        "UPDATE runs SET available_at = 5 WHERE status = 5",
+        "has ended, and is due all the same",
+        Check::Wake,
+    ),
+    (
+        "UPDATE runs SET finished_at = NULL WHERE status = 5",
+        "retention never deletes it",
+        Check::Sequences,
+    ),
+    (
+        "UPDATE runs SET inbox_seq = 0 WHERE workflow = 'sleeper'",
+        "it does not see them",
+        Check::Sequences,
+    ),
+    (
+        "UPDATE runs SET last_number = 0 WHERE workflow = 'sleeper'",
+        "and its row says that the last one is 0",
+        Check::Sequences,
+    ),
+    (
+        "UPDATE schedules SET next_at = NULL",
+        "schedule `hourly` is not paused and has no next tick",
+        Check::Schedules,
+    ),
+    (
+        "UPDATE runs SET available_at = NULL WHERE workflow = 'sleeper'",
+        "sleeps, and nothing will ever wake it",
+        Check::Wake,
+    ),
+    (
+        "DELETE FROM event_waiters",
+        "waits for an event at `news`, and is not registered for it",
+        Check::Wake,
+    ),
+];
+
+const NOT_REPAIRABLE: &[Case] = &[
+    (
+        "UPDATE history SET value = {b:ffff} WHERE run IN (SELECT no FROM runs \
+         WHERE workflow = 'sleeper')",
+        "its entry `evening` cannot be read",
+        Check::Formats,
+    ),
+    (
+        "UPDATE runs SET output = {b:ff} WHERE status = 5",
+        "its output cannot be read",
+        Check::Formats,
+    ),
+    (
+        "UPDATE runs SET error = {b:ff} WHERE status = 5",
+        "its failure cannot be read",
+        Check::Formats,
+    ),
+    (
+        "UPDATE runs SET status = 9 WHERE status = 5",
+        "has a status or a generation that cannot be",
+        Check::Formats,
+    ),
+    (
+        "INSERT INTO history (run, generation, key, value) \
+         SELECT no, generation + 1, {b:1502}, {b:00} FROM runs WHERE status = 5",
+        "which it has not come to",
+        Check::Sequences,
+    ),
+    (
+        "INSERT INTO watchers (run, waiter, generation, key) SELECT ended.no, waits.no, 1, {b:01} \
+         FROM runs AS ended, runs AS waits WHERE ended.status = 5 AND waits.workflow = 'sleeper'",
+        "which has ended or does not exist, and was not told",
+        Check::Wake,
+    ),
+    (
+        "INSERT INTO queue_waits (run, generation, key, item, cancels) \
+         SELECT no, generation, {b:01}, 99, 0 FROM runs WHERE workflow = 'sleeper'",
+        "waits for a queue item that does not exist",
+        Check::Wake,
+    ),
+    (
+        "UPDATE schedules SET spec = 'often'",
+        "schedule `hourly` cannot be read",
+        Check::Formats,
+    ),
+    (
+        "INSERT INTO api_tokens (name, role, hash, created_at) VALUES ('t', 'god', {b:00}, 0)",
+        "the token `t` cannot be read",
+        Check::Formats,
+    ),
+    (
+        "DELETE FROM secrets",
+        "the secret that tokens of deferreds are made with is lost",
+        Check::Integrity,
+    ),
+    (
+        "UPDATE runs SET shard = (shard + 1) % 256 WHERE workflow = 'sleeper'",
+        "pause it, and repair it then",
+        Check::Shards,
+    ),
+];
+
+fn find<'a>(report: &'a DoctorReport, case: &Case) -> &'a everstep::Finding {
+    let (sql, said, check) = case;
+    let found = report
+        .findings
+        .iter()
+        .find(|it| it.check == *check && it.what.contains(said));
+    found.unwrap_or_else(|| panic!("after `{sql}`: {:#?}", words(report)))
+}
+
+#[tokio::test]
+async fn what_is_broken_is_found_and_mended_and_then_nothing_is_found() {
+    on_each_store(async |place| {
+        fill(place).await;
+        let Some(client) = client(place) else { return };
+        assert_eq!(words(&look(&client).await), [] as [String; 0]);
+        for case in REPAIRABLE {
+            break_it(place, case.0).await;
+            let report = look(&client).await;
+            assert!(find(&report, case).repairable, "{}", case.0);
+            let left = repair(&client).await;
+            assert_eq!(words(&left), [] as [String; 0], "after `{}`", case.0);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_mended_safely_is_found_and_left() {
+    for case in NOT_REPAIRABLE {
+        on_each_store(async |place| {
+            if client(place).is_none() {
+                return;
+            }
+            fill(place).await;
+            let client = client(place).unwrap();
+            break_it(place, case.0).await;
+            let report = look(&client).await;
+            assert!(!find(&report, case).repairable, "{}", case.0);
+            // Whatever else follows from it may be mended; this stays.
+            let left = repair(&client).await;
+            find(&left, case);
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn runs_that_were_mended_go_on() {
+    on_each_store(async |place| {
+        let runs = fill(place).await;
+        let Some(client) = client(place) else { return };
+        let lost = "DELETE FROM event_waiters; \
+                    UPDATE runs SET available_at = NULL WHERE workflow = 'sleeper'";
+        break_it(place, lost).await;
+        assert_eq!(words(&repair(&client).await), [] as [String; 0]);
+        let engine = with_workflows(place).start().await.unwrap();
+        let client = engine.client();
+        let sleeper = client.run::<u32>(runs.sleeper);
+        until_status(&sleeper, RunStatus::Sleeping).await;
+        let row = sleeper.info().await.unwrap();
+        assert!(row.available_at.is_some(), "it has its time again");
+        let reader = client.run::<u32>(runs.reader);
+        until_status(&reader, RunStatus::Sleeping).await;
+        client.publish(NEWS, &41).await.unwrap();
+        assert_eq!(reader.result().await.unwrap(), 42);
+        engine.shutdown().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn nothing_is_found_while_work_goes_on() {
+    on_each_store(async |place| {
+        let engine = with_workflows(place).start().await.unwrap();
+        let client = engine.client();
+        let mut runs = Vec::new();
+        let mut readers = Vec::new();
+        for n in 0..10 {
+            runs.push(client.start(QUICK, n).await.unwrap());
+            runs.push(client.start(FAMILY, n).await.unwrap());
+            readers.push(client.start(READER, n).await.unwrap());
+        }
+        let mut looked = 0;
+        for go in 0..4 {
+            let report = look(&client).await;
+            assert_eq!(words(&report), [] as [String; 0]);
+            looked += report.checked.runs;
+            if go == 1 {
+                client.publish(NEWS, &1).await.unwrap();
+            }
+        }
+        assert!(looked > 0);
+        for run in runs.iter().chain(&readers) {
+            run.result().await.unwrap();
+        }
+        assert_eq!(words(&look(&client).await), [] as [String; 0]);
+        engine.shutdown().await;
+    })
+    .await;
+}
+
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn a_file_in_another_journal_mode_is_found() {
+    let place = Place::File(tempfile::tempdir().unwrap());
+    fill(&place).await;
+    break_it(&place, "PRAGMA journal_mode = DELETE").await;
+    let report = look(&client(&place).unwrap()).await;
+    find(
+        &report,
+        &(
+            "",
+            "the journal mode of the file is `delete`",
+            Check::Integrity,
+        ),
+    );
+    everstep::testing::ran_on("SQLite");
+}
+
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn a_backup_is_never_written_over_and_nothing_is_mended_without_one() {
+    let place = Place::File(tempfile::tempdir().unwrap());
+    fill(&place).await;
+    let client = client(&place).unwrap();
+    break_it(&place, "INSERT INTO dedupes (run, key) VALUES (77, 'k')").await;
+    let report = look(&client).await;
+    let directory = tempfile::tempdir().unwrap();
+    let taken = directory.path().join("taken.jsonl");
+    std::fs::write(&taken, "mine").unwrap();
+    let refused = client.repair(&report, &taken).await.unwrap_err();
+    assert!(matches!(refused, RepairError::Backup { .. }), "{refused}");
+    assert_eq!(std::fs::read_to_string(&taken).unwrap(), "mine");
+    assert_eq!(look(&client).await.findings.len(), 1, "nothing was mended");
+    let backup = directory.path().join("backup.jsonl");
+    client.repair(&report, &backup).await.unwrap();
+    let text = std::fs::read_to_string(&backup).unwrap();
+    assert!(text.contains(r#""table":"dedupes""#), "{text}");
+    assert!(text.contains(r#""key":"k""#), "{text}");
+    everstep::testing::ran_on("SQLite");
+}
