@@ -40,6 +40,7 @@ use crate::{
 
 mod audit;
 mod bulk;
+mod children;
 mod cluster;
 mod deferred;
 mod delete;
@@ -47,9 +48,12 @@ mod doctor;
 mod events;
 mod fork;
 mod history;
+mod inbox;
 mod letters;
 mod limits;
 mod list;
+mod overview;
+mod placing;
 mod queues;
 mod retry;
 mod schedules;
@@ -64,6 +68,7 @@ mod within;
 
 pub use audit::{Audit, AuditEntry, AuditNew, AuditPage};
 pub use bulk::{Bulk, BulkError, BulkReport};
+pub use children::Children;
 pub use cluster::{Cluster, PoolInfo, RunnerInfo};
 pub use deferred::{Resolved, Resolver, Settle};
 pub use delete::DeleteRun;
@@ -71,11 +76,14 @@ pub use doctor::{Checked, Doctor, DoctorReport, Finding, RepairError, Repaired, 
 pub use events::{PublishEvent, PublishedEvent};
 pub use fork::ForkRun;
 pub use history::{HistoryPage, ReadHistory};
+pub use inbox::UnreadMessage;
 pub use letters::{
     DeadLetterInfo, DeadLetterPage, DeadLetters, ReplayLetter, Replayed, ReplayedAll,
 };
 pub use limits::LimitInfo;
 pub use list::{Count, List};
+pub use overview::{QueueInfo, StatsBucket, Tally};
+pub use placing::{Evicted, Moved};
 pub use queues::{EnqueueItem, ItemError, ItemHandle, ItemInfo, Worker};
 pub use schedules::{
     Backfilled, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, Triggered,

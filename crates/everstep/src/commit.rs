@@ -109,6 +109,21 @@ pub enum Write {
     /// Moves a run to another pool. Answered by [`Outcome::Committed`], and by [`Notice::Due`] if
     /// it is due.
     HandOver(Box<HandOver>),
+    /// Gives a run another home pool. Answered by [`Outcome::Controlled`].
+    Rehome(Box<Rehome>),
+}
+
+/// A run whose home is another pool from now on. Anybody may say so.
+///
+/// It stays in its shard: where it is, its owner finds that it does not belong there, and hands it
+/// over ([`HandOver`]) once it is out of its memory. So nobody takes it up while another has it. A run
+/// that sleeps is due at once, so that its owner looks at it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rehome {
+    /// The run.
+    pub target: Target,
+    /// The name of the pool.
+    pub pool: Arc<str>,
 }
 
 /// A run that its owner cannot run: it moves to the shard with the same index of another pool, and

@@ -76,7 +76,7 @@ pub(crate) use committer::{Pending, Reply};
 pub use counters::EngineCounters;
 pub use job::Job;
 pub(crate) use job::{Handler, handler};
-pub(crate) use mailbox::Mailbox;
+pub(crate) use mailbox::{Leaves, Mailbox};
 pub(crate) use peers::served;
 pub(crate) use poller::Poller;
 pub use preflight::{Misfit, Preflight};
@@ -967,7 +967,10 @@ fn listen_for_wakes(shared: &Arc<Shared>, me: Uuid) -> Result<crate::store::Wake
             let Some(shared) = weak.upgrade() else { return };
             for run in runs {
                 for thread in &shared.threads {
-                    thread.push(Event::Look(*run));
+                    thread.push(match run.hinted_cold() {
+                        Some(run) => Event::MakeCold(run, None),
+                        None => Event::Look(*run),
+                    });
                 }
             }
             shared.due.poke(true);

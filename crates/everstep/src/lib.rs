@@ -58,14 +58,15 @@ pub use cancellation::Cancellation;
 pub use client::InTransaction;
 pub use client::{
     Audit, AuditEntry, AuditNew, AuditPage, Backfilled, Because, Bulk, BulkError, BulkReport,
-    Cancel, Checked, Client, ClientError, Cluster, Count, DeadLetterInfo, DeadLetterPage,
-    DeadLetters, DeleteRun, Doctor, DoctorReport, EmittedFrom, EnqueueItem, Finding, ForkRun,
-    HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo, List, PoolInfo,
-    PublishEvent, PublishedEvent, ReadHistory, RepairError, Repaired, ReplayLetter, Replayed,
-    ReplayedAll, Resolved, Resolver, RunError, RunHandle, RunInfo, RunPage, RunnerInfo, Schedule,
-    ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent, Settle, Severity,
-    Start, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader, TokenInfo, TokenSecret,
-    Tokens, Triggered, WaitsFor, Why, Worker,
+    Cancel, Checked, Children, Client, ClientError, Cluster, Count, DeadLetterInfo, DeadLetterPage,
+    DeadLetters, DeleteRun, Doctor, DoctorReport, EmittedFrom, EnqueueItem, Evicted, Finding,
+    ForkRun, HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo, List, Moved,
+    PoolInfo, PublishEvent, PublishedEvent, QueueInfo, ReadHistory, RepairError, Repaired,
+    ReplayLetter, Replayed, ReplayedAll, Resolved, Resolver, RunError, RunHandle, RunInfo, RunPage,
+    RunnerInfo, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent,
+    Settle, Severity, Start, StateWatch, StatsBucket, StreamInfo, StreamItem, StreamPage,
+    StreamReader, Tally, TokenInfo, TokenSecret, Tokens, Triggered, UnreadMessage, WaitsFor, Why,
+    Worker,
 };
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
@@ -116,8 +117,8 @@ pub use schedule::{Overlap, ScheduleSpec};
 #[cfg(feature = "sqlite")]
 pub use store::Tx;
 pub use store::{
-    Check, Close, Deliver, EventRow, Filter, ItemState, ParseRoleError, QueueStats, Role,
-    RunStatus, Target,
+    Check, Close, Deliver, EventRow, Filter, InboxKind, ItemState, ParseRoleError, QueueStats,
+    Role, RunStatus, StatusCounts, Target,
 };
 pub use time::{Clock, ParseTimestampError, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use token::Token;

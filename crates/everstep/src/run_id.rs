@@ -22,6 +22,19 @@ pub struct RunId(Uuid);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunNo(pub i64);
 
+impl RunNo {
+    /// What others are woken with so that they take the run out of their memory. A number is never
+    /// negative, so whoever does not know of it finds no run.
+    pub(crate) fn cold_hint(self) -> RunNo {
+        RunNo(!self.0)
+    }
+
+    /// The run, if this is such a hint.
+    pub(crate) fn hinted_cold(self) -> Option<RunNo> {
+        (self.0 < 0).then_some(RunNo(!self.0))
+    }
+}
+
 /// One of the parts that the runs of a pool are divided into; a runner owns whole shards. One
 /// integer for each pool and index: 256 times the number of the pool, and the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,6 +79,18 @@ impl RunId {
         let ms = (bits >> 80) as i64 & ((1 << MS_BITS) - 1);
         let counter = ((bits >> 64) as i64 & 0xfff) << 8 | (bits >> 54) as i64 & 0xff;
         RunNo(ms << COUNTER_BITS | counter)
+    }
+
+    /// The least number of an id that is made at this instant or later.
+    #[cfg(any(test, feature = "sqlite", feature = "postgres"))]
+    pub(crate) fn first_no(at: Timestamp) -> RunNo {
+        let ms = at.as_millis().clamp(0, (1 << MS_BITS) - 1);
+        RunNo(ms << COUNTER_BITS)
+    }
+
+    /// When the id of the run with this number was made.
+    pub(crate) fn started_at(run: RunNo) -> Timestamp {
+        Timestamp::from_millis(run.0 >> COUNTER_BITS)
     }
 
     /// An id that no run has.
@@ -207,7 +232,10 @@ mod tests {
         let id = RunIds::new(1).next(Timestamp::from_millis(1_763_239_620_123));
         assert_eq!(id.as_uuid().get_version_num(), 7);
         assert_eq!(id.to_string().parse::<RunId>().expect("its own text"), id);
-        assert_eq!(id.no().0 >> 20, 1_763_239_620_123);
+        let at = Timestamp::from_millis(1_763_239_620_123);
+        assert_eq!(RunId::started_at(id.no()), at);
+        assert!(RunId::first_no(at) <= id.no());
+        assert!(RunId::first_no(Timestamp::from_millis(1_763_239_620_124)) > id.no());
         assert!("018c".parse::<RunId>().is_err());
     }
 }

@@ -31,6 +31,7 @@ use crate::{
 pub(crate) mod doctor;
 pub(crate) mod memory;
 mod operators;
+mod overview;
 #[cfg(all(test, any(feature = "sqlite", feature = "postgres")))]
 mod owner_and_client;
 #[cfg(feature = "postgres")]
@@ -42,6 +43,7 @@ pub(crate) mod sqlite;
 pub use doctor::{Ask, Cell, CellKind, Check, Facts, FoundRow, Mend, PlaceFact, RunFacts};
 pub use memory::MemoryStore;
 pub use operators::{ApiTokenRow, AuditRow, NewAudit, ParseRoleError, Role};
+pub use overview::*;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresOptions, PostgresStore};
 #[cfg(feature = "sqlite")]
@@ -134,6 +136,13 @@ pub trait Store: Send + Sync + 'static {
     /// The unread messages after `after`, in order.
     fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError>;
 
+    /// The first of them, at most `limit`.
+    fn unread(&self, run: RunNo, after: u64, limit: usize) -> Result<Vec<InboxRow>, StoreError> {
+        let mut rows = self.inbox(run, after)?;
+        rows.truncate(limit);
+        Ok(rows)
+    }
+
     /// Runs with `available_at <= now` in these shards, ordered by (`available_at`, number), after
     /// the given place, at most `limit`; and when the next one after `now` is due.
     fn due(
@@ -178,6 +187,12 @@ pub trait Store: Send + Sync + 'static {
     /// How many runs match.
     fn count(&self, filter: &Filter) -> Result<u64, StoreError>;
 
+    /// How many runs match, by status; those of a status that the filter leaves out are not counted.
+    fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError>;
+
+    /// What has happened in each part of this time.
+    fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError>;
+
     /// Entries of a run's current generation in key order, after the given key, at most `limit`.
     fn history(
         &self,
@@ -198,6 +213,10 @@ pub trait Store: Send + Sync + 'static {
         from: u64,
         limit: usize,
     ) -> Result<Option<StreamPage>, StoreError>;
+
+    /// The runs that this one has started and that have not ended, oldest first, whichever of its
+    /// generations it was.
+    fn children(&self, parent: RunNo) -> Result<Vec<RunId>, StoreError>;
 
     /// The streams of a run, by name.
     fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError>;
@@ -243,6 +262,15 @@ pub trait Store: Send + Sync + 'static {
 
     /// How a queue stands.
     fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError>;
+
+    /// The queues that have items by name, after the given one, at most `limit`. No more than `most`
+    /// items of a state are counted, so that it is cheap however long the queues are.
+    fn queues(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+        most: u64,
+    ) -> Result<Vec<QueueRow>, StoreError>;
 
     /// Whether a claim would get an item, and when next. Cheap, however long the queue is.
     fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError>;
@@ -816,6 +844,8 @@ pub struct Filter {
     pub finished_from: Option<Timestamp>,
     /// Ended before this instant.
     pub finished_before: Option<Timestamp>,
+    /// One of these runs; any if empty.
+    pub ids: Vec<RunId>,
 }
 
 /// A runner to be entered.

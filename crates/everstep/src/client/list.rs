@@ -19,6 +19,12 @@ impl Filter {
         self
     }
 
+    /// Only this run; call it again for more.
+    pub fn id(mut self, run: RunId) -> Filter {
+        self.ids.push(run);
+        self
+    }
+
     /// Only runs of this workflow.
     pub fn workflow(mut self, name: impl Into<String>) -> Filter {
         self.workflow = Some(name.into());
@@ -80,6 +86,12 @@ macro_rules! filters {
             /// Only runs in this status; call it again for more.
             pub fn status(mut self, status: RunStatus) -> Self {
                 self.filter = self.filter.status(status);
+                self
+            }
+
+            /// Only this run; call it again for more.
+            pub fn id(mut self, run: RunId) -> Self {
+                self.filter = self.filter.id(run);
                 self
             }
 

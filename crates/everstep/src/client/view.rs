@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use super::ClientError;
+use super::{ClientError, children};
 use crate::{
     codec::{
         self,
@@ -10,7 +10,7 @@ use crate::{
         hook::Codecs,
         payload,
     },
-    commit::{Put, Receipt, RunStatus},
+    commit::{InboxKind, Put, Receipt, RunStatus},
     error::Failure,
     history::{AttemptError, EntryKind, EntryStatus, EntryValue, keys},
     run_id::RunId,
@@ -56,6 +56,8 @@ pub struct RunInfo {
     pub generation: u32,
     /// The run that started it, if one did.
     pub parent: Option<RunId>,
+    /// Its home pool: the one whose runners run it.
+    pub pool: String,
     /// What it can be found by.
     pub tags: Vec<(String, String)>,
     /// The input as JSON.
@@ -91,6 +93,7 @@ impl RunInfo {
             cancel_requested: row.cancel_requested.is_some(),
             generation: row.generation,
             parent: row.parent,
+            pool: row.pool.to_string(),
             tags: row.tags,
             input: reader.json(&row.input),
             output: row.output.as_deref().map(|bytes| reader.json(bytes)),
@@ -189,6 +192,23 @@ pub struct HistoryEntry {
     pub failure: Option<Failure>,
     /// How many bytes it takes in the store, without its key.
     pub size: usize,
+    /// The run that it has started, or attached to, if it is a child.
+    pub child: Option<RunId>,
+}
+
+/// The body of something that was not read, for people.
+pub(super) fn unread_body(
+    kind: InboxKind,
+    body: &[u8],
+    reader: &PayloadReader<'_>,
+) -> Option<Json> {
+    let kind = match kind {
+        InboxKind::Message => return Some(reader.json(body)),
+        InboxKind::RunEnded => EntryKind::Finished,
+        _ => EntryKind::Deferred,
+    };
+    let (value, failure) = answered(kind, body, reader);
+    value.or_else(|| failure.map(|failure| Json::String(failure.full())))
 }
 
 /// What an operation was answered, for people.
@@ -229,6 +249,7 @@ pub(super) fn entries(
             what: format!("the entry of `{location}` of run {run}"),
             problem: error.to_string(),
         })?;
+        let child = children::child_of(&entry);
         let (value, failure) = match entry.value {
             EntryValue::None => (None, None),
             EntryValue::Payload(bytes) => (Some(reader.json(&bytes)), None),
@@ -260,6 +281,7 @@ pub(super) fn entries(
             value,
             failure,
             size: put.value.len(),
+            child,
         });
     }
     Ok(list)

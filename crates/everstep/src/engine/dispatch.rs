@@ -165,6 +165,12 @@ impl Round<'_> {
                 self.shared.counters.handed_over();
                 self.new_pool |= !self.shared.owned.knows(&what.pool);
             }
+            (Write::Rehome(what), Outcome::Controlled(Controlled::Done { run })) => {
+                self.new_pool |= !self.shared.owned.knows(&what.pool);
+                if self.may_own(*run) {
+                    self.tell_owner(*run, Event::Rehomed(run.no()));
+                }
+            }
             (Write::Emit(emission), Outcome::Emitted) => {
                 self.shared.hub.followers.notify(emission.run);
             }

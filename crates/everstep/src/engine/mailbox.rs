@@ -78,6 +78,11 @@ pub(crate) enum Event {
     Keep(ShardSet),
     /// This run should leave memory. Answered with whether it has.
     Evict(RunNo, oneshot::Sender<bool>),
+    /// This run should leave memory, at once or as soon as it waits. Answered with which, if somebody
+    /// asks.
+    MakeCold(RunNo, Option<oneshot::Sender<Leaves>>),
+    /// This run has got another home pool.
+    Rehomed(RunNo),
     /// How many runs are in memory.
     Census(oneshot::Sender<ThreadCensus>),
     /// No body starts any more; answered when nothing is in flight.
@@ -88,6 +93,17 @@ pub(crate) enum Event {
     Unserved(Box<RunRow>, bool),
     /// Other runners are alive than before, or serve something else.
     Peers,
+}
+
+/// When a run leaves memory that was told to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaves {
+    /// It has left.
+    Now,
+    /// When it next waits.
+    Soon,
+    /// It was not there.
+    NotHere,
 }
 
 /// Shards whose runs must leave memory. Each is named once they have, with the number.

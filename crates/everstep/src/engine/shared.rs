@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{
@@ -20,7 +21,7 @@ use super::{
     hub::Hub,
     keeper::Keeper,
     lease::Stop,
-    mailbox::{Event, Mailbox},
+    mailbox::{Event, Leaves, Mailbox},
     owned::Owned,
     peers::{self, Peers},
     poller::Poller,
@@ -228,6 +229,17 @@ impl Shared {
 
     pub(crate) fn mailbox_of(&self, run: RunId) -> &Mailbox {
         &self.threads[self.thread_of(run.shard_index())]
+    }
+
+    /// Takes a run out of memory, if it is in that of this process; `None` if there is no engine.
+    pub(crate) async fn make_cold(&self, run: RunId) -> Option<Leaves> {
+        if self.threads.is_empty() {
+            return None;
+        }
+        let (answer, leaves) = oneshot::channel();
+        let event = Event::MakeCold(run.no(), Some(answer));
+        self.mailbox_of(run).push(event);
+        leaves.await.ok()
     }
 
     /// Begins a lease.

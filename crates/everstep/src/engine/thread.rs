@@ -40,6 +40,7 @@ use crate::{
     time::Timestamp,
 };
 
+mod away;
 mod give_back;
 mod hand_over;
 mod reconsider;
@@ -70,6 +71,8 @@ struct Task {
     come_back: bool,
     /// Held while it is a suspect.
     pass: Option<Pass>,
+    /// Whether it is to leave memory, and why.
+    leaving: Option<away::Leaving>,
 }
 
 /// The state of one engine thread.
@@ -311,6 +314,13 @@ impl Worker {
                     .is_some_and(|slot| self.evict(slot));
                 _ = done.send(evicted);
             }
+            Event::MakeCold(run, answer) => {
+                let leaves = self.make_cold(run);
+                if let Some(answer) = answer {
+                    _ = answer.send(leaves);
+                }
+            }
+            Event::Rehomed(run) => self.rehomed(run),
             Event::Census(answer) => {
                 let hot = self
                     .tasks
@@ -384,6 +394,7 @@ impl Worker {
             busy_since: None,
             come_back: false,
             pass: None,
+            leaving: None,
         };
         self.tasks[slot as usize] = Some(task);
         self.by_no.insert(id.no(), slot);
@@ -494,6 +505,7 @@ impl Worker {
                 let write = Write::Commit(Box::new(sent.commit));
                 self.out.push(Pending::under(task.epoch, write, reply));
             }
+            None if task.leaving.is_some() => self.leave_if_idle(slot),
             None if task.run.is_parked() => self.keep_hot(slot),
             None => {}
         }
@@ -772,6 +784,13 @@ impl Worker {
         if !news.is_empty() {
             task.run.deliver(news);
         }
+        let goes_on = row.status != RunStatus::Paused && row.cancel_requested.is_none();
+        if goes_on && self.has_moved_away(&hand_over::due_run(&row)) {
+            return self.leave_for_home(slot);
+        }
+        let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
+            return;
+        };
         if row.status == RunStatus::Paused {
             task.run.drain(true);
         } else if let Some(cancel) = row.cancel_requested {
@@ -927,6 +946,11 @@ impl Worker {
             } else if loaded.inbox.iter().any(InboxRow::is_grant) {
                 self.put_away(row, loading.epoch);
             }
+            return;
+        }
+        // To be cancelled takes no home.
+        if cancel.is_none() && self.has_moved_away(&hand_over::due_run(row)) {
+            self.belongs_here(&hand_over::due_run(row));
             return;
         }
         let later = row.available_at.filter(|at| *at > self.env.now.get());

@@ -38,6 +38,7 @@ mod doctor;
 mod events;
 mod import;
 mod operators;
+mod overview;
 mod pools;
 mod queues;
 mod schedules;
@@ -246,6 +247,10 @@ impl Store for MemoryStore {
         }))
     }
 
+    fn children(&self, parent: RunNo) -> Result<Vec<RunId>, StoreError> {
+        Ok(self.read().live_children(parent))
+    }
+
     fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
         Ok(self
             .read()
@@ -397,6 +402,23 @@ impl Store for MemoryStore {
             .values()
             .filter(|run| run.matches(filter))
             .count() as u64)
+    }
+
+    fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError> {
+        Ok(self.read().count_by_status(filter))
+    }
+
+    fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError> {
+        Ok(self.read().stats(range))
+    }
+
+    fn queues(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+        most: u64,
+    ) -> Result<Vec<QueueRow>, StoreError> {
+        Ok(self.read().queues.overview(after, limit, most))
     }
 
     fn history(
@@ -766,6 +788,10 @@ impl Data {
             (Write::Fork(fork), _) => self.fork(fork, batch.now),
             (Write::HandOver(what), _) => {
                 let Ok(outcome) = rules::pools::hand_over(self, what);
+                outcome
+            }
+            (Write::Rehome(what), _) => {
+                let Ok(outcome) = rules::pools::rehome(self, what);
                 outcome
             }
         });
@@ -1263,7 +1289,8 @@ impl Run {
     }
 
     fn matches(&self, filter: &Filter) -> bool {
-        (filter.statuses.is_empty() || filter.statuses.contains(&self.head.status))
+        (filter.ids.is_empty() || filter.ids.contains(&self.head.id))
+            && (filter.statuses.is_empty() || filter.statuses.contains(&self.head.status))
             && filter
                 .workflow
                 .as_ref()

@@ -21,6 +21,7 @@ impl<S: Store> OwnerAndClient<S> {
             | Write::Resolve(_)
             | Write::Publish(_)
             | Write::Tag(_)
+            | Write::Rehome(_)
             | Write::Letter(_) => false,
             _ => !self.shares_runner,
         })
@@ -49,6 +50,11 @@ impl<S: Store> Store for OwnerAndClient<S> {
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> { self.owner.census(now, shards) }
     fn list(&self, filter: &Filter, after: Option<RunNo>, limit: usize) -> Result<Vec<RunRow>, StoreError> { self.client.list(filter, after, limit) }
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> { self.client.count(filter) }
+    fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError> { self.client.count_by_status(filter) }
+    fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError> { self.client.stats(range) }
+    fn queues(&self, after: Option<&str>, limit: usize, most: u64) -> Result<Vec<QueueRow>, StoreError> { self.client.queues(after, limit, most) }
+    fn children(&self, parent: RunNo) -> Result<Vec<RunId>, StoreError> { self.client.children(parent) }
+    fn unread(&self, run: RunNo, after: u64, limit: usize) -> Result<Vec<InboxRow>, StoreError> { self.client.unread(run, after, limit) }
     fn find(&self, filter: &Filter, after: Option<RunNo>, limit: usize) -> Result<Vec<RunId>, StoreError> { self.client.find(filter, after, limit) }
     fn finished_before(&self, workflow: &str, status: RunStatus, before: Timestamp, limit: usize) -> Result<Vec<(RunId, Timestamp)>, StoreError> { self.owner.finished_before(workflow, status, before, limit) }
     fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> { self.owner.sweep(now, limit) }

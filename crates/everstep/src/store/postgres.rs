@@ -56,6 +56,7 @@ mod locks;
 #[cfg(feature = "sqlite")]
 pub(crate) mod moving;
 mod operators;
+mod overview;
 mod pools;
 mod queues;
 #[cfg(test)]
@@ -791,6 +792,14 @@ impl Store for PostgresStore {
         self.read(|session| reads::load(session, run))
     }
 
+    fn children(&self, parent: RunNo) -> Result<Vec<RunId>, StoreError> {
+        self.read(|session| overview::live_children(session, parent))
+    }
+
+    fn unread(&self, run: RunNo, after: u64, limit: usize) -> Result<Vec<InboxRow>, StoreError> {
+        self.read(|session| overview::unread(session, run, after, limit))
+    }
+
     fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
         self.read(|session| columns::inbox_after(session, run, after))
     }
@@ -846,7 +855,24 @@ impl Store for PostgresStore {
     }
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
-        self.read(|session| reads::count(session, filter))
+        self.read(|session| overview::count(session, filter))
+    }
+
+    fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError> {
+        self.read(|session| overview::count_by_status(session, filter))
+    }
+
+    fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError> {
+        self.read(|session| overview::stats(session, range))
+    }
+
+    fn queues(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+        most: u64,
+    ) -> Result<Vec<QueueRow>, StoreError> {
+        self.read(|session| overview::queues(session, after, limit, most))
     }
 
     fn finished_before(

@@ -16,6 +16,7 @@ pub(crate) mod effects;
 pub(crate) mod events;
 pub(crate) mod letters;
 pub(crate) mod limits;
+pub(crate) mod overview;
 pub(crate) mod pools;
 pub(crate) mod queues;
 pub(crate) mod streams;

@@ -40,6 +40,7 @@ mod moved;
 #[cfg(feature = "postgres")]
 pub(crate) mod moving;
 mod operators;
+mod overview;
 mod pools;
 mod queues;
 mod reads;
@@ -316,6 +317,14 @@ impl Store for SqliteStore {
         self.read(|conn| reads::load(conn, run))
     }
 
+    fn children(&self, parent: RunNo) -> Result<Vec<RunId>, StoreError> {
+        self.read(|conn| children::live_children(conn, parent))
+    }
+
+    fn unread(&self, run: RunNo, after: u64, limit: usize) -> Result<Vec<InboxRow>, StoreError> {
+        self.read(|conn| overview::unread(conn, run, after, limit))
+    }
+
     fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
         self.read(|conn| columns::inbox_after(conn, run, after))
     }
@@ -391,7 +400,24 @@ impl Store for SqliteStore {
     }
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
-        self.read(|conn| reads::count(conn, filter))
+        self.read(|conn| overview::count(conn, filter))
+    }
+
+    fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError> {
+        self.read(|conn| overview::count_by_status(conn, filter))
+    }
+
+    fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError> {
+        self.read(|conn| overview::stats(conn, range))
+    }
+
+    fn queues(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+        most: u64,
+    ) -> Result<Vec<QueueRow>, StoreError> {
+        self.read(|conn| overview::queues(conn, after, limit, most))
     }
 
     fn history(

@@ -21,9 +21,9 @@ use crate::{
         Answer, ApiTokenRow, Applied, Ask, AuditRow, Batch, Census, DeadLetter, Due, DueRun,
         DueSchedules, EventRow, Facts, Fence, Filter, Finished, InboxRow, ItemRow, ItemState,
         LetterFilter, LimitPlace, LimitRow, LoadedRun, Mend, NewAudit, NewRunner, PausedRun,
-        PoolRow, Put, QueueOutlook, QueueStats, RunRow, RunStatus, RunnerRow, ScheduleRow, Secret,
-        ShardSet, Store, StoreCounters, StoreError, StreamExtent, StreamPage, Target, WakeFn,
-        WakeGuard,
+        PoolRow, Put, QueueOutlook, QueueRow, QueueStats, RunRow, RunStatus, RunnerRow,
+        ScheduleRow, Secret, ShardSet, StatsRange, StatsRow, StatusCounts, Store, StoreCounters,
+        StoreError, StreamExtent, StreamPage, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -449,6 +449,31 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
         self.read(|store| store.count(filter))
+    }
+
+    fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError> {
+        self.read(|store| store.count_by_status(filter))
+    }
+
+    fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError> {
+        self.read(|store| store.stats(range))
+    }
+
+    fn queues(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+        most: u64,
+    ) -> Result<Vec<QueueRow>, StoreError> {
+        self.read(|store| store.queues(after, limit, most))
+    }
+
+    fn children(&self, parent: RunNo) -> Result<Vec<RunId>, StoreError> {
+        self.read(|store| store.children(parent))
+    }
+
+    fn unread(&self, run: RunNo, after: u64, limit: usize) -> Result<Vec<InboxRow>, StoreError> {
+        self.read(|store| store.unread(run, after, limit))
     }
 
     fn history(

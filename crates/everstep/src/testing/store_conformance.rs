@@ -37,8 +37,10 @@ mod drawn;
 mod events;
 mod import;
 mod operators;
+mod overview;
 mod pools;
 mod queues;
+mod rehome;
 mod schedules;
 mod streams;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -52,6 +54,8 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
         .chain(children::CHECKS)
         .chain(operators::CHECKS)
         .chain(pools::CHECKS)
+        .chain(overview::CHECKS)
+        .chain(rehome::CHECKS)
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)
         .chain(queues::CHECKS)

@@ -8,7 +8,7 @@ use std::{
 use super::Data;
 use crate::{
     commit::{NewRun, Outcome},
-    run_id::RunNo,
+    run_id::{RunId, RunNo},
     store::{
         Finished,
         rules::{
@@ -23,6 +23,15 @@ use crate::{
 pub(super) struct Children {
     pub(super) watchers: BTreeSet<(RunNo, Waiter)>,
     children: BTreeMap<RunNo, ChildRow>,
+}
+
+impl Data {
+    pub(super) fn live_children(&self, parent: RunNo) -> Vec<RunId> {
+        let all = self.children.children.values();
+        let of_parent = all.filter(|child| child.parent.run == parent);
+        let runs = of_parent.filter_map(|child| self.runs.get(&child.run));
+        runs.map(|run| run.head.id).collect()
+    }
 }
 
 impl ChildTables for Data {

@@ -5,7 +5,7 @@ use std::{convert::Infallible, sync::Arc};
 use super::Data;
 use crate::{
     pool::{PoolNo, PoolRow},
-    run_id::ShardId,
+    run_id::{RunNo, ShardId},
     store::rules::{Head, pools::Pools},
     workflow::DEFAULT_POOL,
 };
@@ -48,6 +48,18 @@ impl Pools for Data {
     fn owns(&mut self, shard: ShardId) -> Result<bool, Infallible> {
         let holder = self.shards.get(&shard);
         Ok(holder.is_some() && holder == self.claimer.as_ref())
+    }
+
+    fn write_home(&mut self, run: RunNo, pool: &str) -> Result<bool, Infallible> {
+        let now = self.now;
+        let changed = self.change(run, |run| {
+            let is_new = *run.pool != *pool;
+            if is_new {
+                (run.pool, run.updated_at) = (Arc::from(pool), now);
+            }
+            is_new
+        });
+        Ok(changed == Some(true))
     }
 
     fn write_shard(&mut self, head: &Head) -> Result<(), Infallible> {

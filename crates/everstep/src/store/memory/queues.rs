@@ -137,6 +137,11 @@ impl Queues {
         wanted.take(limit).map(|item| item.row()).collect()
     }
 
+    /// The queues of all items, each as often as it has some.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.items.values().map(|item| &*item.queue)
+    }
+
     pub(super) fn stats(&self, queue: &str) -> QueueStats {
         let mut stats = QueueStats::default();
         for item in self.items.values().filter(|item| *item.queue == *queue) {

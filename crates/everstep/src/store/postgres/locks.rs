@@ -132,6 +132,7 @@ impl Named {
             Write::Tag(tagging) => self.add_target(&tagging.target),
             Write::Reopen(reopen) => self.add_run(reopen.run),
             Write::HandOver(what) => self.add_run(what.run),
+            Write::Rehome(what) => self.add_target(&what.target),
             Write::Emit(emission) => {
                 self.add_run(emission.run);
                 for emit in &emission.items {

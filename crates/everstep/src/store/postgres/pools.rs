@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     pool::{PoolNo, PoolRow},
-    run_id::ShardId,
+    run_id::{RunNo, ShardId},
     store::rules::{Head, pools::Pools},
     time::Timestamp,
     workflow::DEFAULT_POOL,
@@ -56,6 +56,16 @@ impl Pools for Applier<'_> {
 
     fn owns(&mut self, shard: ShardId) -> Result<bool, Trouble> {
         self.owns_shard(shard)
+    }
+
+    fn write_home(&mut self, run: RunNo, pool: &str) -> Result<bool, Trouble> {
+        let sql = "SELECT 1 FROM runs WHERE no = $1 AND pool <> $2";
+        if !self.session.exists(sql, params![run.0, pool])? {
+            return Ok(false);
+        }
+        let sql = "UPDATE runs SET pool = $2, updated_at = $3 WHERE no = $1";
+        self.execute(sql, params![run.0, pool, self.now]);
+        Ok(true)
     }
 
     fn write_shard(&mut self, head: &Head) -> Result<(), Trouble> {

@@ -204,7 +204,7 @@ fn wait(row: &Row) -> Result<Wait, Trouble> {
 
 /// The condition for this state, as a text: a parameter would hide from the planner which partial
 /// index holds its rows.
-const fn in_state(state: ItemState) -> &'static str {
+pub(super) const fn in_state(state: ItemState) -> &'static str {
     match state {
         ItemState::Ready => "state = 0",
         ItemState::Delayed => "state = 1",

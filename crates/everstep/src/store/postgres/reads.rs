@@ -244,6 +244,19 @@ pub(super) fn count(session: &Session<'_>, filter: &Filter) -> Result<u64, Troub
     Ok(count.unwrap_or(0))
 }
 
+/// How many match of each status. Looks at every run that the rest of the filter leaves.
+pub(super) fn count_by_status(
+    session: &Session<'_>,
+    filter: &Filter,
+) -> Result<Vec<(RunStatus, u64)>, Trouble> {
+    let condition = condition(filter);
+    let terms = condition.terms.join(" AND ");
+    let sql = format!("SELECT status, count(*) FROM runs WHERE {terms} GROUP BY 1");
+    session.rows(sql, condition.params, |row| {
+        Ok((columns::status(row, 0)?, columns::number(row, 1)?))
+    })
+}
+
 /// A filter as SQL. Everything that a user has written is a parameter.
 struct Condition {
     terms: Vec<String>,
@@ -273,6 +286,17 @@ fn condition(filter: &Filter) -> Condition {
         terms: vec!["TRUE".to_owned()],
         params: Vec::new(),
     };
+    if !filter.ids.is_empty() {
+        let numbers = filter.ids.iter().map(|id| Some(id.no().0)).collect();
+        let numbers = condition.param(Value::Ints(numbers));
+        let ids = filter
+            .ids
+            .iter()
+            .map(|id| Some(id.as_uuid().as_bytes().to_vec()));
+        let ids = condition.param(Value::Blobs(ids.collect()));
+        condition.terms.push(format!("no = ANY ({numbers})"));
+        condition.terms.push(format!("id = ANY ({ids})"));
+    }
     if !filter.statuses.is_empty() {
         let codes = filter
             .statuses

@@ -164,7 +164,9 @@ impl Wakes {
         }
         let runs = runs.split(',').filter(|run| !run.is_empty());
         let runs: Option<Vec<RunNo>> = runs
-            .map(|run| i64::from_str_radix(run, 16).ok().map(RunNo))
+            // As it is written: without a sign.
+            .map(|run| u64::from_str_radix(run, 16).ok())
+            .map(|run| run.map(|run| RunNo(run as i64)))
             .collect();
         self.tell(None, &runs.unwrap_or_default());
     }

@@ -2,9 +2,9 @@
 
 use super::{Head, forget_number, make_due, tables::Tables};
 use crate::{
-    commit::{HandOver, Notice, Outcome, Refusal, RunStatus},
+    commit::{Controlled, HandOver, Notice, Outcome, Refusal, Rehome, RunStatus},
     pool::PoolNo,
-    run_id::ShardId,
+    run_id::{RunNo, ShardId},
     time::Timestamp,
 };
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -22,6 +22,9 @@ pub(crate) trait Pools: Tables {
 
     /// Whether the runner that writes the batch has this shard, and its fence holds.
     fn owns(&mut self, shard: ShardId) -> Result<bool, Self::Error>;
+
+    /// Writes down the home pool of a run; `false` if it was so already.
+    fn write_home(&mut self, run: RunNo, pool: &str) -> Result<bool, Self::Error>;
 
     /// Writes the shard of a run that has moved, with the status, the time and the number that are
     /// in `head`.
@@ -51,6 +54,30 @@ pub(crate) fn hand_over<T: Pools>(tables: &mut T, what: &HandOver) -> Result<Out
         tables.notice(Notice::Due { run, at });
     }
     Ok(Outcome::Committed(Vec::new()))
+}
+
+/// Gives a run another home. See [`Rehome`].
+pub(crate) fn rehome<T: Pools>(tables: &mut T, what: &Rehome) -> Result<Outcome, T::Error> {
+    let Some(mut head) = tables.find(&what.target)? else {
+        return Ok(Outcome::Controlled(Controlled::Unknown));
+    };
+    let (run, status) = (head.id, head.status);
+    if status.is_terminal() {
+        return Ok(Outcome::Controlled(Controlled::Finished { run, status }));
+    }
+    let pool = tables.pool_no(&what.pool)?;
+    if !tables.write_home(run.no(), &what.pool)? {
+        return Ok(Outcome::Controlled(Controlled::Already { run, status }));
+    }
+    // One that is due anyway, or moves, is looked at anyway.
+    if status == RunStatus::Sleeping && head.shard.pool() != pool {
+        let now = tables.now();
+        make_due(&mut head, now);
+        tables.write_shard(&head)?;
+        let at = now;
+        tables.notice(Notice::Due { run, at });
+    }
+    Ok(Outcome::Controlled(Controlled::Done { run }))
 }
 
 /// A run as it leaves for another shard: what was in its owner's memory is in nobody's now.

@@ -77,6 +77,7 @@ pub(crate) fn apply(
             Write::Tag(tagging) => applier.tag(tagging)?,
             Write::Fork(fork) => applier.fork(fork)?,
             Write::HandOver(what) => rules::pools::hand_over(&mut applier, what)?,
+            Write::Rehome(what) => rules::pools::rehome(&mut applier, what)?,
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)

@@ -1,11 +1,11 @@
 //! Children and those who wait for the end of a run, in SQL.
 
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::{batch::Applier, columns, error::bad_value};
 use crate::{
     commit::{Close, NewRun, Outcome},
-    run_id::RunNo,
+    run_id::{RunId, RunNo},
     store::{
         Finished,
         rules::{
@@ -14,6 +14,15 @@ use crate::{
         },
     },
 };
+
+/// The children of a run that have not ended.
+pub(crate) fn live_children(conn: &Connection, parent: RunNo) -> rusqlite::Result<Vec<RunId>> {
+    let sql = "SELECT runs.id FROM children JOIN runs ON runs.no = children.run \
+               WHERE children.parent = ?1 ORDER BY children.run";
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([parent.0], |row| columns::run_id(row, 0))?;
+    rows.collect()
+}
 
 impl ChildTables for Applier<'_> {
     fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {

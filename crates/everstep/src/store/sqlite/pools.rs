@@ -5,7 +5,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::batch::{Applier, last_number};
 use crate::{
     pool::{PoolNo, PoolRow},
-    run_id::ShardId,
+    run_id::{RunNo, ShardId},
     store::rules::{Head, pools::Pools},
     time::Timestamp,
 };
@@ -44,6 +44,12 @@ impl Pools for Applier<'_> {
 
     fn owns(&mut self, shard: ShardId) -> rusqlite::Result<bool> {
         self.owns_shard(shard)
+    }
+
+    fn write_home(&mut self, run: RunNo, pool: &str) -> rusqlite::Result<bool> {
+        let sql = "UPDATE runs SET pool = ?2, updated_at = ?3 WHERE no = ?1 AND pool <> ?2";
+        let changed = self.execute(sql, params![run.0, pool, self.now])?;
+        Ok(changed > 0)
     }
 
     fn write_shard(&mut self, head: &Head) -> rusqlite::Result<()> {

@@ -68,7 +68,7 @@ fn item_row(row: &Row<'_>) -> rusqlite::Result<ItemRow> {
 
 /// The condition for this state, as a text that shows SQLite which partial index holds its rows: the
 /// index's own condition must stand in the query word for word.
-const fn in_state(state: ItemState) -> &'static str {
+pub(super) const fn in_state(state: ItemState) -> &'static str {
     match state {
         ItemState::Ready => "state = 0",
         ItemState::Delayed => "state = 1 AND state IN (1, 2, 3)",

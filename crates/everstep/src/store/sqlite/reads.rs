@@ -255,10 +255,35 @@ pub(crate) fn count(conn: &Connection, filter: &Filter) -> rusqlite::Result<u64>
         .map(|count| count as u64)
 }
 
+/// How many match of each status. Looks at every run that the rest of the filter leaves.
+pub(crate) fn count_by_status(
+    conn: &Connection,
+    filter: &Filter,
+    mut count: impl FnMut(RunStatus, u64),
+) -> rusqlite::Result<()> {
+    let (condition, params) = condition(filter);
+    let sql = format!("SELECT status, count(*) FROM runs WHERE {condition} GROUP BY 1");
+    let mut statement = conn.prepare(&sql)?;
+    let mut rows = statement.query(rusqlite::params_from_iter(params))?;
+    while let Some(row) = rows.next()? {
+        count(columns::status(row, 0)?, row.get::<_, i64>(1)? as u64);
+    }
+    Ok(())
+}
+
 /// The filter as SQL. Everything that a user has written is a parameter.
 fn condition(filter: &Filter) -> (String, Vec<Box<dyn ToSql>>) {
     let mut terms = vec!["TRUE".to_owned()];
     let mut params = Vec::<Box<dyn ToSql>>::new();
+    if !filter.ids.is_empty() {
+        let numbers: Vec<i64> = filter.ids.iter().map(|id| id.no().0).collect();
+        let ids = filter.ids.iter().map(|id| id.as_uuid().simple());
+        let ids: Vec<String> = ids.map(|id| id.to_string()).collect();
+        terms.push("no IN (SELECT value FROM json_each(?))".to_owned());
+        terms.push("lower(hex(id)) IN (SELECT value FROM json_each(?))".to_owned());
+        params.push(Box::new(columns::to_json(&numbers)));
+        params.push(Box::new(columns::to_json(&ids)));
+    }
     if !filter.statuses.is_empty() {
         let codes = filter
             .statuses

@@ -107,6 +107,7 @@ fn kinds(write: &Write) -> Vec<&'static str> {
         Write::Tag(_) => "tag from outside",
         Write::Fork(_) => "fork",
         Write::HandOver(_) => "hand over",
+        Write::Rehome(_) => "rehome",
     };
     vec![kind]
 }

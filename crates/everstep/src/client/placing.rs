@@ -1,0 +1,202 @@
+//! Where a run is: in whose memory, and in which pool.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::{ClientError, RunHandle};
+use crate::{
+    commit::{Batch, Controlled, HandOver, Outcome, Rehome, Target, Write},
+    engine::Leaves,
+    random,
+    run_id::RunId,
+    store::{NewRunner, RunRow, ShardSet, Store, StoreError},
+    time::Timestamp,
+    workflow::check_pool,
+};
+
+/// What became of a run that was to leave memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Evicted {
+    /// It was parked in the memory of this process, and is not any more.
+    Done,
+    /// It moves in the memory of this process, and leaves when it next waits.
+    Soon,
+    /// The process that owns it was told. If it is parked there it leaves at once, if it moves when it
+    /// next waits. The word may be lost; nothing depends on it.
+    Told,
+    /// It is in nobody's memory: it has ended, or nobody owns it.
+    Cold,
+}
+
+/// What became of a run that was moved to another pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Moved {
+    /// It is there.
+    Done,
+    /// Its owner was told. It moves once nothing of it is in flight; if it is paused, when it is
+    /// resumed.
+    Soon,
+    /// It was there already.
+    Already,
+}
+
+/// For how long a shard is held that nobody owns, at most.
+const HELD: Duration = Duration::from_secs(10);
+
+impl<O> RunHandle<O> {
+    /// Takes the run out of the memory of whoever owns it. It comes back by replay when it is due, or
+    /// when something happens to it. Nothing of it is stopped and nothing is lost.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such run.
+    pub async fn evict(&self) -> Result<Evicted, ClientError> {
+        let row = self.row().await?;
+        if row.status.is_terminal() {
+            return Ok(Evicted::Cold);
+        }
+        let shared = &self.client.shared;
+        match shared.make_cold(self.id).await {
+            Some(Leaves::Now) => return Ok(Evicted::Done),
+            Some(Leaves::Soon) => return Ok(Evicted::Soon),
+            Some(Leaves::NotHere) | None => {}
+        }
+        let (now, me) = (shared.now(), shared.me);
+        let owner = self
+            .client
+            .read(move |store| owner(store, &row, now))
+            .await?;
+        if owner.is_none_or(|owner| Some(owner) == me) {
+            return Ok(Evicted::Cold);
+        }
+        shared.wake_others(&[self.id.no().cold_hint()]);
+        Ok(Evicted::Told)
+    }
+
+    /// Moves the run to another pool, whose runners go on with it. It stays there until it continues
+    /// as a new run, which belongs to the pool of its workflow.
+    ///
+    /// A run that somebody owns is handed over by its owner once nothing of it is in flight: no body is
+    /// stopped, none is run again because of it, and no two processes ever have it. A run whose pool
+    /// nobody serves moves at once. A pool need not be served: the run then waits for a runner.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such run, it has ended, or the pool has a name that cannot be used.
+    pub async fn move_to(&self, pool: &str) -> Result<Moved, ClientError> {
+        check_pool(pool).map_err(|error| ClientError::Name {
+            what: "the pool".to_owned(),
+            problem: error.to_string(),
+        })?;
+        let rehome = Rehome {
+            target: Target::Id(self.id),
+            pool: pool.into(),
+        };
+        let unknown = || ClientError::UnknownRun {
+            run: self.id.to_string(),
+        };
+        let is_new = match self.client.write(Write::Rehome(Box::new(rehome))).await? {
+            Outcome::Controlled(Controlled::Done { .. }) => true,
+            Outcome::Controlled(Controlled::Already { .. }) => false,
+            Outcome::Controlled(Controlled::Finished { run, status }) => {
+                return Err(ClientError::Finished {
+                    run: run.to_string(),
+                    status: status.to_string(),
+                });
+            }
+            Outcome::Controlled(Controlled::Unknown) => return Err(unknown()),
+            _ => return Err(ClientError::Closed),
+        };
+        let (id, pool, now) = (self.id, pool.to_owned(), self.client.shared.now());
+        let moved = self
+            .client
+            .read(move |store| move_if_unowned(store, id, &pool, now))
+            .await?;
+        match moved {
+            Some(Place::Inside) if !is_new => Ok(Moved::Already),
+            Some(Place::Inside) => Ok(Moved::Done),
+            Some(Place::Handed) => {
+                // Whoever serves the pool finds it there.
+                self.client.shared.due.poke(false);
+                self.client.shared.store.wake_others(None, &[id.no()]);
+                Ok(Moved::Done)
+            }
+            Some(Place::Owned) => Ok(Moved::Soon),
+            None => Err(unknown()),
+        }
+    }
+}
+
+/// Where a run is that has got another home.
+enum Place {
+    /// There.
+    Inside,
+    /// There, from now on.
+    Handed,
+    /// With an owner, who hands it over.
+    Owned,
+}
+
+/// The runner that owns a run, if its lease lasts.
+fn owner(store: &dyn Store, row: &RunRow, now: Timestamp) -> Result<Option<Uuid>, StoreError> {
+    let runners = store.runners()?;
+    let mut alive = runners.iter().filter(|runner| runner.lease_until > now);
+    let owner = alive.find(|runner| runner.shards.contains(row.shard));
+    Ok(owner.map(|runner| runner.id))
+}
+
+/// Moves a run to its new home if nobody owns it: by being its owner for as long as that takes. `None`
+/// if there is no such run.
+fn move_if_unowned(
+    store: &dyn Store,
+    run: RunId,
+    pool: &str,
+    now: Timestamp,
+) -> Result<Option<Place>, StoreError> {
+    let Some(row) = store.run(&Target::Id(run))? else {
+        return Ok(None);
+    };
+    let pools = store.pools()?;
+    let inside = pools.iter().find(|row_of| row_of.no == row.shard.pool());
+    if inside.is_some_and(|inside| *inside.name == *pool) {
+        return Ok(Some(Place::Inside));
+    }
+    if owner(store, &row, now)?.is_some() {
+        return Ok(Some(Place::Owned));
+    }
+    let id = Uuid::from_u64_pair(random::entropy(), random::entropy());
+    let mover = NewRunner {
+        pools: Vec::new(),
+        ..NewRunner::new(id, format!("the move of run {run}"), now, HELD)
+    };
+    let fence = store.register_runner(&mover)?;
+    let shard = ShardSet::from_iter([row.shard]);
+    // Whether it is free is decided by the store, in the transaction that takes it.
+    let held = store.take_shards(fence, now, &shard, &[]);
+    let handed = held.and_then(|held| {
+        if held.is_none_or(|held| !held.contains(row.shard)) {
+            return Ok(Place::Owned);
+        }
+        let what = HandOver {
+            run: run.no(),
+            pool: pool.into(),
+        };
+        let applied = store.commit(&Batch {
+            fence: Some(fence),
+            now,
+            writes: vec![Write::HandOver(Box::new(what))],
+        })?;
+        Ok(match applied.outcomes.first() {
+            Some(Outcome::Committed(_)) => Place::Handed,
+            _ => Place::Owned,
+        })
+    });
+    // If this fails, its lease runs out before long.
+    let left = store.deregister_runner(fence);
+    let handed = handed?;
+    left?;
+    Ok(Some(handed))
+}
