@@ -15,9 +15,11 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use everstep::{Client, EngineBuilder};
 
 mod args;
+mod audit;
 mod bench;
 mod cluster;
 mod demo;
+mod doctor;
 mod letters;
 mod messages;
 mod output;
@@ -28,6 +30,7 @@ mod runs;
 mod schedules;
 mod serve;
 mod start;
+mod tokens;
 mod transfer;
 mod trouble;
 
@@ -94,6 +97,13 @@ enum Command {
     DeadLetters(letters::Letters),
     /// Show the processes that run things, and how they share the work.
     Cluster(output::Watch),
+    /// Look whether everything in the store is as it must be, and mend it.
+    Doctor(doctor::Doctor),
+    /// Show who has changed what over the HTTP API.
+    Audit(audit::Audit),
+    /// List, make and take back the tokens of the HTTP API.
+    #[command(subcommand)]
+    Tokens(tokens::Tokens),
     /// Write runs with their history into files.
     Export(transfer::Export),
     /// Take up runs from files.
@@ -202,6 +212,9 @@ async fn act(
         Command::Limits => cluster::limits(&here.client().await?).await,
         Command::DeadLetters(said) => letters::run(&here.client().await?, said).await,
         Command::Cluster(watch) => cluster::run(&here.client().await?, watch).await,
+        Command::Doctor(said) => doctor::run(&here.client().await?, said).await,
+        Command::Audit(said) => audit::run(&here.client().await?, said).await,
+        Command::Tokens(said) => tokens::run(&here.client().await?, said).await,
         Command::Export(said) => transfer::export(&here.client().await?, said).await,
         Command::Import(said) => transfer::import(&here.client().await?, said).await,
         Command::Migrate(said) => transfer::migrate(said).await,

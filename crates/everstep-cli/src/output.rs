@@ -239,6 +239,13 @@ pub(crate) fn red(text: &str) -> String {
     coloured(text, Some("31"))
 }
 
+/// A cell of alarm.
+pub(crate) fn alarm(text: impl Into<String>) -> Cell {
+    let text = plain(&text.into());
+    let colour = Some("31");
+    Cell { text, colour }
+}
+
 pub(crate) fn dim(text: impl Into<String>) -> Cell {
     let text = plain(&text.into());
     let colour = Some("2");

@@ -14,6 +14,8 @@ use crate::{
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Queues {
+    /// List the queues that have items.
+    List(Watch),
     /// How many items a queue has in each state.
     Show(Named),
     /// List items of a queue.
@@ -85,6 +87,7 @@ pub(crate) struct These {
 
 pub(crate) async fn run(client: &Client, command: Queues) -> Outcome {
     match command {
+        Queues::List(watch) => watch.run(async || list(client).await).await,
         Queues::Show(Named { queue, watch }) => {
             watch.run(async || show(client, &queue).await).await
         }
@@ -118,6 +121,46 @@ pub(crate) async fn run(client: &Client, command: Queues) -> Outcome {
             .await
         }
     }
+}
+
+async fn list(client: &Client) -> Result<Shown, Trouble> {
+    let queues = client.queues().await?;
+    if is_json() {
+        let queues = queues.iter().map(|it| {
+            let mut json = json!({
+                "name": it.name, "ready": it.ready.number, "delayed": it.delayed.number,
+                "claimed": it.claimed.number, "done": it.done.number, "dead": it.dead.number,
+            });
+            if let Some(at) = it.oldest_ready {
+                json["oldest_ready"] = json!(at.to_string());
+            }
+            json
+        });
+        let queues: Vec<Json> = queues.collect();
+        return Ok(Shown::Json(json!({"queues": queues})));
+    }
+    let head = [
+        "QUEUE",
+        "READY",
+        "DELAYED",
+        "CLAIMED",
+        "DONE",
+        "DEAD",
+        "OLDEST READY",
+    ];
+    let mut table = Table::new(head);
+    for queue in queues {
+        table.row([
+            queue.name.into(),
+            queue.ready.to_string().into(),
+            queue.delayed.to_string().into(),
+            queue.claimed.to_string().into(),
+            queue.done.to_string().into(),
+            queue.dead.to_string().into(),
+            queue.oldest_ready.map(when).unwrap_or_default().into(),
+        ]);
+    }
+    Ok(Shown::Text(table.text("no queue has items")))
 }
 
 async fn show(client: &Client, queue: &str) -> Result<Shown, Trouble> {

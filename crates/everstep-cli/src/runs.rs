@@ -14,6 +14,7 @@ use crate::{
 mod change;
 mod follow;
 mod fork;
+mod place;
 mod show;
 
 pub(crate) use follow::ended;
@@ -40,6 +41,10 @@ pub(crate) enum Runs {
     Delete(change::Many),
     /// Start a new run with a part of this one's history.
     Fork(fork::Fork),
+    /// Move a run to another pool, whose runners go on with it.
+    Move(place::Move),
+    /// Take a run out of the memory of its owner; it comes back by replay.
+    Evict(One),
 }
 
 /// A run.
@@ -96,6 +101,8 @@ pub(crate) async fn run(client: &Client, command: Runs) -> Outcome {
         Runs::Retry(many) => change::run(client, many, Act::Retry).await,
         Runs::Delete(many) => change::run(client, many, Act::Delete).await,
         Runs::Fork(fork) => fork::run(client, fork).await,
+        Runs::Move(said) => place::go(client, said).await,
+        Runs::Evict(one) => place::evict(client, one).await,
     }
 }
 
@@ -161,24 +168,21 @@ fn took(run: &RunInfo) -> String {
 }
 
 async fn counts(client: &Client, which: &Which) -> Result<Shown, Trouble> {
+    let counts = client.count_by_status(which.filter()).await?;
+    let is_meant = |status: &RunStatus| which.status.is_empty() || which.status.contains(status);
+    let meant = counts.iter().filter(|(status, _)| is_meant(status));
+    if is_json() {
+        let counted: serde_json::Map<_, _> = meant
+            .map(|(status, count)| (status.to_string(), json!(count)))
+            .collect();
+        let json = json!({"counts": counted, "total": counts.total()});
+        return Ok(Shown::Json(json));
+    }
     let mut table = Table::new(["STATUS", "RUNS"]);
-    let mut all = serde_json::Map::new();
-    let mut total = 0;
-    for status in RunStatus::ALL {
-        if !which.status.is_empty() && !which.status.contains(&status) {
-            continue;
-        }
-        let mut filter = which.filter();
-        filter.statuses = vec![status];
-        let count = client.count().filter(filter).await?;
-        total += count;
-        all.insert(status.to_string(), json!(count));
+    for (status, count) in meant {
         table.row([output::status(status), count.to_string().into()]);
     }
-    if is_json() {
-        return Ok(Shown::Json(json!({"counts": all, "total": total})));
-    }
-    table.row([dim("total"), total.to_string().into()]);
+    table.row([dim("total"), counts.total().to_string().into()]);
     Ok(Shown::Text(table.text("no runs")))
 }
 

@@ -121,6 +121,7 @@ impl From<ClientError> for Trouble {
             | E::KeyUsed { .. }
             | E::Fork { .. }
             | E::OldToken { .. }
+            | E::TokenTaken { .. }
             | E::ForeignToken => Exit::Conflict,
             E::MalformedToken | E::Name { .. } | E::Schedule { .. } | E::TooLarge { .. } => {
                 Exit::Usage

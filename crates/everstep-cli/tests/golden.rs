@@ -50,6 +50,21 @@ fn runs_go_into_files_and_come_back() {
 }
 
 #[test]
+fn operators_have_what_they_need() {
+    plays("operators.txt");
+}
+
+#[test]
+fn doctor_finds_and_mends() {
+    plays("doctor.txt");
+}
+
+#[test]
+fn tokens_are_made_and_taken_back() {
+    plays("tokens.txt");
+}
+
+#[test]
 fn every_command_explains_itself() {
     plays("help.txt");
 }

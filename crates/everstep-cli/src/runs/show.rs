@@ -1,14 +1,14 @@
 //! `runs show`: a run with what it has done.
 
 use clap::Args;
-use everstep::{Client, EntryStatus, HistoryEntry, RunHandle, RunInfo};
+use everstep::{Client, EntryStatus, HistoryEntry, RunHandle, RunInfo, UnreadMessage};
 use everstep_server::json;
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use super::{took, workflow};
 use crate::{
     args::RunRef,
-    output::{Shown, Table, Watch, dim, is_json, short, span, when},
+    output::{self, Shown, Table, Watch, dim, is_json, short, span, when},
     trouble::{Outcome, Trouble},
 };
 
@@ -25,15 +25,34 @@ pub(super) async fn run(client: &Client, said: Show) -> Outcome {
     said.watch.run(async || show(&run).await).await
 }
 
+/// How many children and unread messages are shown at most.
+const MANY: usize = 100;
+
+fn message(it: &UnreadMessage) -> Json {
+    let mut json = json!({
+        "seq": it.seq, "name": it.name, "sent_at": it.sent_at.to_string(),
+    });
+    if let Some(body) = &it.body {
+        json["body"] = body.clone();
+    }
+    json
+}
+
 async fn show(run: &RunHandle) -> Result<Shown, Trouble> {
     let info = run.info().await?;
     let history = run.history().await?;
     let state = run.state_json().await?;
+    let children = run.children().limit(MANY).await?.runs;
+    let unread = run.inbox(MANY).await?;
     if is_json() {
         let entries: Vec<_> = history.into_iter().map(json::entry).collect();
         let mut shown = json::run(info);
         shown["history"] = json!(entries);
         shown["state"] = json!(state);
+        let children: Vec<_> = children.into_iter().map(json::run_summary).collect();
+        shown["children"] = json!(children);
+        let unread: Vec<_> = unread.iter().map(message).collect();
+        shown["messages"] = json!(unread);
         return Ok(Shown::Json(shown));
     }
     let mut facts = facts(&info);
@@ -45,6 +64,32 @@ async fn show(run: &RunHandle) -> Result<Shown, Trouble> {
     if !history.is_empty() {
         text += "\n";
         text += &steps(&history).text("");
+    }
+    if !children.is_empty() {
+        let mut table = Table::new(["CHILD", "WORKFLOW", "STATUS", "STARTED"]);
+        for child in children {
+            table.row([
+                child.id.to_string().into(),
+                workflow(&child).into(),
+                output::status(child.status),
+                dim(when(child.created_at)),
+            ]);
+        }
+        text += "\n";
+        text += &table.text("");
+    }
+    if !unread.is_empty() {
+        let mut table = Table::new(["UNREAD", "SENT", "BODY"]);
+        for message in unread {
+            let body = message.body.map(|it| it.to_string()).unwrap_or_default();
+            table.row([
+                message.name.into(),
+                dim(when(message.sent_at)),
+                short(&body, 80).into(),
+            ]);
+        }
+        text += "\n";
+        text += &table.text("");
     }
     Ok(Shown::Text(text))
 }
@@ -73,6 +118,8 @@ fn facts(info: &RunInfo) -> Table {
     fact("attempts", many(info.attempts, 1));
     fact("recoveries", many(info.recoveries, 0));
     fact("generation", many(info.generation, 1));
+    let pool = Some(&info.pool).filter(|pool| *pool != "default");
+    fact("pool", pool.cloned());
     fact("parent", info.parent.map(|parent| parent.to_string()));
     for (name, value) in &info.tags {
         fact("tag", Some(format!("{name}:{value}")));

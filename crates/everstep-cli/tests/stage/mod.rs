@@ -12,6 +12,8 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
+use everstep::tokio_postgres;
+
 /// A store of a test's own.
 pub(crate) struct Place {
     /// What `--db` is given.
@@ -40,6 +42,21 @@ impl Place {
 
     pub(crate) fn is_postgres(&self) -> bool {
         self.db.starts_with("postgres://")
+    }
+
+    /// Changes the store behind everybody's back.
+    pub(crate) async fn execute(&self, sql: &str) {
+        let Some((url, schema)) = self.db.split_once("?schema=") else {
+            let file = everstep::rusqlite::Connection::open(&self.db).unwrap();
+            file.execute_batch(sql).unwrap();
+            return;
+        };
+        let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        let sql = format!("SET search_path TO {schema}; {sql}");
+        client.batch_execute(&sql).await.unwrap();
     }
 
     pub(crate) fn file(&self, name: &str) -> PathBuf {

@@ -11,6 +11,8 @@ const VERDICT: Deferred<bool> = Deferred::new("verdict");
 const PAID: Event<u64> = Event::new("paid");
 const MAIL: Queue<String, String> = Queue::new("mail").attempts(1);
 
+const ORPHAN: &str = "INSERT INTO dedupes (run, key) VALUES (77, 'k')";
+
 #[workflow]
 async fn greet(ctx: Ctx, name: String) -> Result<String> {
     ctx.step("greet", async || Ok(format!("hello {name}")))
@@ -92,6 +94,7 @@ impl<'a> Seed<'a> {
     /// - `wait <word> <status>`: waits until a run has this status.
     /// - `pause <word>`, `cancel <word>`.
     /// - `token <word>`: lets `[token]` stand for the token of a run.
+    /// - `break`: leaves a row that belongs to no run.
     /// - `put <input> <state>`: puts an item into the queue, and waits until it has this state.
     pub(crate) fn act(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
@@ -110,6 +113,7 @@ impl<'a> Seed<'a> {
                     let token = self.run(word).state::<Token>("token").await.unwrap();
                     self.words.add("token", token.unwrap().as_str());
                 }
+                ["break"] => self.place.execute(ORPHAN).await,
                 ["put", input, state] => self.put(input, state).await,
                 _ => panic!("there is no act `{line}`"),
             }

@@ -48,6 +48,7 @@ impl Words {
             told = told.replace(&id, &format!("[new-{}]", self.new));
         }
         let told = replaced(&told, time_at, "[time]");
+        let told = replaced(&told, secret_at, "[secret]");
         let lines = told.lines().map(without_spans);
         lines.map(|line| line + "\n").collect()
     }
@@ -97,6 +98,14 @@ fn time_at(text: &str) -> Option<usize> {
     let rest = &text[SHAPE.len()..];
     let part = rest.find(|it: char| !it.is_ascii_digit() && it != '.')?;
     (fits && rest[part..].starts_with('Z')).then_some(SHAPE.len() + part + 1)
+}
+
+/// How long the token of the API is with which this begins.
+fn secret_at(text: &str) -> Option<usize> {
+    let rest = text.strip_prefix("evs_")?;
+    let is_part = |it: char| it.is_ascii_alphanumeric() || it == '-' || it == '_';
+    let end = rest.find(|it| !is_part(it)).unwrap_or(rest.len());
+    (end == 43).then_some("evs_".len() + end)
 }
 
 /// Lengths of time as `[span]`, and columns two spaces apart, because spans have several widths.
