@@ -8,7 +8,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -20,6 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Demo {
     child: Child,
+    _out: BufReader<ChildStdout>,
     address: String,
 }
 
@@ -31,10 +32,15 @@ impl Demo {
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
         let out = child.stdout.take().unwrap();
-        BufReader::new(out).read_line(&mut line).unwrap();
+        let mut out = BufReader::new(out);
+        out.read_line(&mut line).unwrap();
         let said = line.strip_prefix("the dashboard is at http://");
         let address = said.unwrap_or_else(|| panic!("{line}")).trim().to_owned();
-        Demo { child, address }
+        Demo {
+            child,
+            _out: out,
+            address,
+        }
     }
 
     fn get(&self, path: &str) -> String {

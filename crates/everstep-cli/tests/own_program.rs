@@ -7,7 +7,7 @@ mod stage;
 
 use std::{
     io::{BufRead, BufReader},
-    process::{Child, Command, Output, Stdio},
+    process::{Child, ChildStderr, Command, Output, Stdio},
 };
 
 use everstep::prelude::*;
@@ -79,18 +79,20 @@ fn told(place: &Place, arguments: &[&str]) -> (String, String, i32) {
 }
 
 /// A worker that has begun; it is ended with a signal.
-struct Worker(Child);
+struct Worker(Child, BufReader<ChildStderr>);
 
 impl Worker {
     fn start(place: &Place) -> Worker {
         let mut command = my_app(place, &["worker"]);
-        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
         let mut line = String::new();
         let errors = child.stderr.take().unwrap();
         let mut errors = BufReader::new(errors);
         errors.read_line(&mut line).unwrap();
         assert!(line.starts_with("working on "), "{line}");
-        Worker(child)
+        // Whoever writes to nobody fails.
+        Worker(child, errors)
     }
 
     fn end(mut self) -> i32 {

@@ -70,7 +70,7 @@ fn output_of(seed: &mut Seed<'_>, command: &str) -> String {
     let mut said = seed.words.told(&String::from_utf8_lossy(&output.stdout));
     let errors = seed.words.told(&String::from_utf8_lossy(&output.stderr));
     for line in errors.lines() {
-        let _ = writeln!(said, "! {line}").is_ok();
+        let _ = writeln!(said, "! {line}");
     }
     match output.status.code() {
         Some(0) => {}

@@ -56,8 +56,8 @@ impl Words {
 
 fn find_id(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
-    let ids = (0..bytes.len().saturating_sub(35)).map(|at| &bytes[at..at + 36]);
-    let found = ids.into_iter().find(|id| {
+    let mut ids = (0..bytes.len().saturating_sub(35)).map(|at| &bytes[at..at + 36]);
+    let found = ids.find(|id| {
         id.iter().enumerate().all(|(at, byte)| match at {
             8 | 13 | 18 | 23 => *byte == b'-',
             _ => byte.is_ascii_hexdigit() && !byte.is_ascii_uppercase(),
