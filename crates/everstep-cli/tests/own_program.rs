@@ -79,7 +79,10 @@ fn told(place: &Place, arguments: &[&str]) -> (String, String, i32) {
 }
 
 /// A worker that has begun; it is ended with a signal.
-struct Worker(Child, BufReader<ChildStderr>);
+struct Worker {
+    child: Child,
+    _errors: BufReader<ChildStderr>,
+}
 
 impl Worker {
     fn start(place: &Place) -> Worker {
@@ -92,14 +95,17 @@ impl Worker {
         errors.read_line(&mut line).unwrap();
         assert!(line.starts_with("working on "), "{line}");
         // Whoever writes to nobody fails.
-        Worker(child, errors)
+        Worker {
+            child,
+            _errors: errors,
+        }
     }
 
     fn end(mut self) -> i32 {
-        let id = self.0.id().to_string();
+        let id = self.child.id().to_string();
         let killed = Command::new("kill").args(["-TERM", &id]).status();
         assert!(killed.unwrap().success());
-        self.0.wait().unwrap().code().unwrap()
+        self.child.wait().unwrap().code().unwrap()
     }
 }
 
