@@ -108,11 +108,14 @@ fn example(root: &Path, name: &str, folder: &Path) -> Command {
     command
 }
 
-/// As [`example`]; one that needs a database is told which.
+/// As [`example`]; one that needs a database is told which, and one that has commands is given one
+/// that comes to an end.
 fn example_on(root: &Path, name: &str, folder: &Path, url: &str) -> Command {
     let mut command = example(root, name, folder);
     if name.ends_with("_pg") {
         command.args(["--", url]);
+    } else if name == "cli" {
+        command.args(["--", "bench", "--runs", "40"]);
     }
     command
 }

@@ -18,7 +18,9 @@ pub(crate) struct Completions {
 
 pub(crate) fn completions(args: Completions, mut command: clap::Command) -> Exit {
     let name = command.get_name().to_owned();
-    clap_complete::generate(args.shell, &mut command, name, &mut std::io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command, name, &mut script);
+    crate::output::print(&String::from_utf8_lossy(&script));
     Exit::Done
 }
 
@@ -38,7 +40,7 @@ impl std::str::FromStr for RunRef {
                 let (workflow, key) = (workflow.to_owned(), key.to_owned());
                 Ok(RunRef(Target::Key { workflow, key }))
             }
-            _ => Err("give the id of a run, or `workflow/key`".to_owned()),
+            _ => Err("it is no run id; give one, or `workflow/key`".to_owned()),
         }
     }
 }
@@ -56,7 +58,8 @@ impl RunRef {
     pub(crate) async fn find(&self, client: &Client) -> Result<RunHandle, Trouble> {
         let found = client.get(self.0.clone()).await?;
         found.ok_or_else(|| {
-            let text = format!("there is no run {self}; it may have been deleted");
+            let text =
+                format!("there is no run {self}; it may have been deleted, or is in another store");
             Trouble::new(Exit::NotFound, text)
         })
     }
@@ -90,6 +93,12 @@ pub(crate) struct Which {
     /// Started before this time.
     #[arg(long, value_name = "TIME")]
     pub(crate) until: Option<Moment>,
+    /// Ended at this time or later.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) ended_since: Option<Moment>,
+    /// Ended before this time.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) ended_until: Option<Moment>,
 }
 
 impl Which {
@@ -101,6 +110,8 @@ impl Which {
             && self.tag.is_empty()
             && self.since.is_none()
             && self.until.is_none()
+            && self.ended_since.is_none()
+            && self.ended_until.is_none()
     }
 
     pub(crate) fn filter(&self) -> Filter {
@@ -125,6 +136,12 @@ impl Which {
         }
         if let Some(Moment(at)) = self.until {
             filter = filter.created_before(at);
+        }
+        if let Some(Moment(at)) = self.ended_since {
+            filter = filter.finished_from(at);
+        }
+        if let Some(Moment(at)) = self.ended_until {
+            filter = filter.finished_before(at);
         }
         filter
     }

@@ -1,41 +1,42 @@
-//! The `everstep` command, and the same for a program of one's own.
+//! The `everstep` command, and the same for a program of one's own: [`EngineCli`].
 //!
-//! ```no_run
-//! use everstep::prelude::*;
-//! use everstep_cli::Cli as _;
+//! What a script can rely on:
 //!
-//! #[workflow]
-//! async fn greet(ctx: Ctx, name: String) -> Result<String> {
-//!     ctx.step("greet", async || Ok(format!("hello {name}"))).await
-//! }
-//!
-//! fn main() -> std::process::ExitCode {
-//!     // `my-app worker`, `my-app start greet '"ada"'`, `my-app runs list`, `my-app preflight`, ..
-//!     everstep_cli::with(|place| Engine::open(place).register(greet))
-//! }
-//! ```
-//!
-//! What a script can rely on: with `--json` the same shapes as the HTTP API, one document on standard
-//! output, and nothing else there; the [exit codes](Exit).
+//! - With `--json` there is one document on standard output, in the shapes of the HTTP API, and nothing
+//!   else; what goes on and on (`--watch`, `runs watch`) is one document per line. An error is a document
+//!   on standard error.
+//! - The [exit codes](Exit).
+//! - Nothing is asked where nobody can answer: what would be asked is refused then, unless there is
+//!   `--yes`. Colours and bars of progress are for terminals only; `NO_COLOR` and `--color` are obeyed.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use everstep::{Client, EngineBuilder};
 
 mod args;
-mod around;
+mod audit;
+mod bench;
+mod cluster;
 mod demo;
+mod doctor;
+mod letters;
+mod messages;
 mod output;
+mod own;
+mod progress;
+mod queues;
 mod runs;
+mod schedules;
 mod serve;
+mod start;
+mod tokens;
+mod transfer;
 mod trouble;
 
+pub use own::EngineCli;
 pub use trouble::Exit;
 use trouble::{Outcome, Trouble};
-
-/// How a program makes its engine at the place that it is told.
-type Make = Box<dyn FnOnce(PathBuf) -> EngineBuilder>;
 
 /// Look at durable runs, operate them, and serve the dashboard.
 #[derive(Debug, Parser)]
@@ -43,11 +44,19 @@ type Make = Box<dyn FnOnce(PathBuf) -> EngineBuilder>;
     name = "everstep",
     version,
     propagate_version = true,
-    max_term_width = 100
+    max_term_width = 100,
+    after_help = "Exit codes: 0 done, 1 failed or found something, 2 wrong usage, 3 not found, \
+                  4 refused in this state or without --yes, 5 the store cannot be reached."
 )]
 struct Args {
     /// A SQLite file, or the URL of a PostgreSQL database.
-    #[arg(long, global = true, env = "EVERSTEP_DB", value_name = "FILE|URL")]
+    #[arg(
+        long,
+        global = true,
+        env = "EVERSTEP_DB",
+        hide_env_values = true,
+        value_name = "FILE|URL"
+    )]
     db: Option<PathBuf>,
     /// Print JSON.
     #[arg(long, global = true)]
@@ -61,44 +70,52 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run lively samples with a dashboard, in a file that is removed at the end.
+    Demo(demo::Demo),
     /// List, show and change runs.
     #[command(subcommand)]
     Runs(runs::Runs),
     /// Say why a run does not go on.
     Why(runs::One),
     /// Start a run.
-    Start(runs::Start),
+    Start(start::Start),
     /// Send a message to a run.
-    Send(runs::Send),
+    Send(messages::Send),
     /// Give the deferred of a token its value.
-    Resolve(runs::Resolve),
+    Resolve(messages::Resolve),
     /// Publish an event.
-    Publish(around::Publish),
+    Publish(messages::Publish),
     /// List and change schedules.
-    #[command(subcommand)]
-    Schedules(around::Schedules),
+    Schedules(schedules::Schedules),
     /// Look at a queue and its items.
     #[command(subcommand)]
-    Queues(around::Queues),
+    Queues(queues::Queues),
     /// List the limits that are in use.
     Limits,
     /// List, send again and forget messages that nobody could be given.
     #[command(subcommand)]
-    DeadLetters(around::Letters),
+    DeadLetters(letters::Letters),
     /// Show the processes that run things, and how they share the work.
     Cluster(output::Watch),
-    /// Write a run with its history into a file.
-    Export(around::Export),
-    /// Take up a run from a file.
-    Import(around::Import),
+    /// Look whether everything in the store is as it must be, and mend it.
+    Doctor(doctor::Doctor),
+    /// Show who has changed what over the HTTP API.
+    Audit(audit::Audit),
+    /// List, make and take back the tokens of the HTTP API.
+    #[command(subcommand)]
+    Tokens(tokens::Tokens),
+    /// Write runs with their history into files.
+    Export(transfer::Export),
+    /// Take up runs from files.
+    Import(transfer::Import),
     /// Move everything from a SQLite file to a PostgreSQL database.
-    Migrate(around::Migrate),
+    Migrate(transfer::Migrate),
     /// Serve the HTTP API and the dashboard.
     Serve(serve::Serve),
-    /// Run lively samples with a dashboard, in a file that is removed at the end.
-    Demo(demo::Demo),
+    /// Measure the engine on this kind of store, in a file or schema of its own.
+    Bench(bench::Bench),
     /// Run the workflows of this program.
-    Worker,
+    Worker(own::Worker),
     /// Try every live run against the code of this program, and change nothing.
     Preflight,
     /// Print a script that completes commands in a shell.
@@ -106,97 +123,162 @@ enum Command {
 }
 
 /// The `everstep` command. It has no workflows of its own.
-pub fn main() -> ExitCode {
-    run(None)
-}
-
-/// The same commands for a program with workflows, besides `worker`, `start` and `preflight`.
-pub fn with(make: impl FnOnce(PathBuf) -> EngineBuilder + 'static) -> ExitCode {
-    run(Some(Box::new(make)))
-}
-
-fn run(make: Option<Make>) -> ExitCode {
-    let mut command = Args::command();
-    if make.is_none() {
-        // They make no sense without code.
-        for name in ["worker", "preflight"] {
-            command = command.mut_subcommand(name, |it| it.hide(true));
+pub fn main() -> Exit {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(run(std::env::args_os(), None)),
+        Err(error) => {
+            output::note(&format!("error: no runtime can be made: {error}"));
+            Exit::Failed
         }
     }
-    let args = match Args::from_arg_matches(&command.get_matches()) {
+}
+
+/// Does what the arguments say, with the engine of a program or without one.
+async fn run<I>(arguments: I, engine: Option<EngineBuilder>) -> Exit
+where
+    I: IntoIterator,
+    I::Item: Into<OsString> + Clone,
+{
+    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let command = command(engine.as_ref().and(arguments.first()));
+    let matches = command.clone().get_matches_from(&arguments);
+    let args = match Args::from_arg_matches(&matches) {
         Ok(args) => args,
         Err(error) => error.exit(),
     };
     output::set(args.color, args.json);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build();
-    let done = match runtime {
-        Ok(runtime) => runtime.block_on(command_of(args, make)),
-        Err(error) => Err(Trouble::new(Exit::Failed, format!("no runtime: {error}"))),
-    };
-    match done {
-        Ok(exit) => exit.into(),
+    log();
+    // What the environment says is where the user's own data is: no place for samples.
+    let is_said = matches.value_source("db") == Some(clap::parser::ValueSource::CommandLine);
+    match act(args, is_said, engine, command).await {
+        Ok(exit) => exit,
         Err(trouble) => {
             trouble.print();
-            trouble.exit().into()
+            trouble.exit()
         }
     }
 }
 
-async fn command_of(args: Args, make: Option<Make>) -> Outcome {
-    let place = args.db.clone();
-    let open = async || open(place.clone()).await;
+/// The commands of a program of this name, or those of `everstep` itself.
+fn command(own: Option<&OsString>) -> clap::Command {
+    let command = Args::command();
+    let Some(program) = own else {
+        // They make no sense without code.
+        return command
+            .mut_subcommand("worker", |it| it.hide(true))
+            .mut_subcommand("preflight", |it| it.hide(true));
+    };
+    let name = PathBuf::from(program);
+    let name = name.file_stem().unwrap_or(program).to_string_lossy();
+    command
+        .name(name.into_owned())
+        .about("Run the workflows of this program, look at their runs, and operate them.")
+}
+
+/// What the engine has to say goes to standard error; `EVERSTEP_LOG` says how much of it.
+fn log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("EVERSTEP_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    // A program of one's own may have set up its own before.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .try_init();
+}
+
+async fn act(
+    args: Args,
+    db_is_said: bool,
+    engine: Option<EngineBuilder>,
+    command: clap::Command,
+) -> Outcome {
+    let here = Here::new(args.db, engine);
     match args.command {
-        Command::Runs(command) => runs::run(&open().await?, command).await,
-        Command::Why(one) => runs::why(&open().await?, one).await,
-        Command::Start(start) => runs::start(&open().await?, start).await,
-        Command::Send(send) => runs::send(&open().await?, send).await,
-        Command::Resolve(resolve) => runs::resolve(&open().await?, resolve).await,
-        Command::Publish(publish) => around::publish(&open().await?, publish).await,
-        Command::Schedules(command) => around::schedules(&open().await?, command).await,
-        Command::Queues(command) => around::queues(&open().await?, command).await,
-        Command::Limits => around::limits(&open().await?).await,
-        Command::DeadLetters(command) => around::letters(&open().await?, command).await,
-        Command::Cluster(watch) => around::cluster(&open().await?, watch).await,
-        Command::Export(export) => around::export(&open().await?, export).await,
-        Command::Import(import) => around::import(&open().await?, import).await,
-        Command::Migrate(migrate) => around::migrate(migrate).await,
-        Command::Serve(serve) => serve::run(open().await?, serve).await,
-        Command::Demo(demo) => demo::run(demo).await,
-        Command::Worker => worker(engine(args.db, make)?).await,
-        Command::Preflight => preflight(engine(args.db, make)?).await,
-        Command::Completions(shell) => Ok(args::completions(shell, Args::command())),
+        Command::Demo(demo) => demo::run(demo, here.db.filter(|_| db_is_said)).await,
+        Command::Runs(said) => runs::run(&here.client().await?, said).await,
+        Command::Why(one) => runs::why(&here.client().await?, one).await,
+        Command::Start(said) => {
+            let known = here.engine.as_ref().map(EngineBuilder::workflows);
+            start::run(&here.client().await?, said, known.as_deref()).await
+        }
+        Command::Send(said) => messages::send(&here.client().await?, said).await,
+        Command::Resolve(said) => messages::resolve(&here.client().await?, said).await,
+        Command::Publish(said) => messages::publish(&here.client().await?, said).await,
+        Command::Schedules(said) => schedules::run(&here.client().await?, said).await,
+        Command::Queues(said) => queues::run(&here.client().await?, said).await,
+        Command::Limits => cluster::limits(&here.client().await?).await,
+        Command::DeadLetters(said) => letters::run(&here.client().await?, said).await,
+        Command::Cluster(watch) => cluster::run(&here.client().await?, watch).await,
+        Command::Doctor(said) => doctor::run(&here.client().await?, said).await,
+        Command::Audit(said) => audit::run(&here.client().await?, said).await,
+        Command::Tokens(said) => tokens::run(&here.client().await?, said).await,
+        Command::Export(said) => transfer::export(&here.client().await?, said).await,
+        Command::Import(said) => transfer::import(&here.client().await?, said).await,
+        Command::Migrate(said) => transfer::migrate(said).await,
+        Command::Serve(said) => serve::run(here.client().await?, said).await,
+        Command::Bench(said) => bench::run(here.db, said).await,
+        Command::Worker(said) => own::worker(here.engine()?, said).await,
+        Command::Preflight => own::preflight(here.engine()?).await,
+        Command::Completions(shell) => Ok(args::completions(shell, command)),
     }
 }
 
-fn place(db: Option<PathBuf>) -> Result<PathBuf, Trouble> {
-    db.ok_or_else(|| {
-        let text = "say which store: `--db app.db`, `--db postgres://..`, or set EVERSTEP_DB";
-        Trouble::new(Exit::Usage, text)
-    })
+/// The store that is meant, and the engine of the program if it has one.
+struct Here {
+    db: Option<PathBuf>,
+    engine: Option<EngineBuilder>,
 }
 
-async fn open(db: Option<PathBuf>) -> Result<Client, Trouble> {
-    Ok(Client::open(place(db)?).await?)
+impl Here {
+    fn new(db: Option<PathBuf>, engine: Option<EngineBuilder>) -> Here {
+        let engine = engine.map(|engine| match &db {
+            Some(db) => engine.at(db),
+            None => engine,
+        });
+        Here { db, engine }
+    }
+
+    async fn client(&self) -> Result<Client, Trouble> {
+        match (&self.engine, &self.db) {
+            (Some(engine), _) => {
+                let opened = engine.client().await;
+                opened.map_err(|error| {
+                    Trouble::from(error).hint("if it was never used, `worker` makes it")
+                })
+            }
+            (None, Some(db)) => Ok(Client::open(db).await?),
+            (None, None) => Err(Trouble::usage(
+                "say which store: `--db app.db`, `--db postgres://..`, or set EVERSTEP_DB",
+            )),
+        }
+    }
+
+    fn engine(self) -> Result<EngineBuilder, Trouble> {
+        self.engine.ok_or_else(|| {
+            Trouble::usage(
+                "`everstep` has no workflows; call this in a program of your own that has them, see \
+                 `everstep_cli::EngineCli`",
+            )
+        })
+    }
 }
 
-fn engine(db: Option<PathBuf>, make: Option<Make>) -> Result<EngineBuilder, Trouble> {
-    let make = make.ok_or_else(|| {
-        let text = "this program has no workflows; run it in your own, see `everstep_cli::with`";
-        Trouble::new(Exit::Usage, text)
-    })?;
-    Ok(make(place(db)?))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-async fn worker(engine: EngineBuilder) -> Outcome {
-    let engine = engine.start().await.map_err(Trouble::of)?;
-    output::note("running; Ctrl-C ends it in good order");
-    engine.shutdown_on_signal().await.map_err(Trouble::of)?;
-    Ok(Exit::Done)
-}
+    #[test]
+    fn commands_do_not_contradict_each_other() {
+        command(None).debug_assert();
+        command(Some(&OsString::from("/bin/my-app"))).debug_assert();
+    }
 
-async fn preflight(engine: EngineBuilder) -> Outcome {
-    let preflight = engine.preflight().await.map_err(Trouble::of)?;
-    runs::preflight(&preflight)
+    #[test]
+    fn own_program_is_called_by_its_name() {
+        let command = command(Some(&OsString::from("/bin/my-app")));
+        assert_eq!(command.get_name(), "my-app");
+    }
 }

@@ -1,7 +1,7 @@
 //! The `everstep` command.
 
-use std::process::ExitCode;
+use everstep_cli::Exit;
 
-fn main() -> ExitCode {
+fn main() -> Exit {
     everstep_cli::main()
 }

@@ -1,11 +1,11 @@
 //! What is printed: tables for people, JSON for programs.
 //!
-//! Tables go by what they know of the terminal; data of users is printed without control characters, so
-//! that nothing in it can move the cursor or change a colour.
+//! Data of users is printed without control characters, so that nothing in it can move the cursor or
+//! change a colour.
 
 use std::{
     fmt::Write as _,
-    io::{IsTerminal, Write as _},
+    io::{ErrorKind, IsTerminal, Write as _},
     sync::OnceLock,
     time::Duration,
 };
@@ -14,7 +14,11 @@ use clap::{Args, ValueEnum};
 use everstep::{RunStatus, Timestamp};
 use serde_json::Value as Json;
 
-use crate::args::{Span, now};
+use crate::{
+    Exit,
+    args::{Span, now},
+    trouble::Trouble,
+};
 
 /// When colours are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -36,18 +40,21 @@ static MANNER: OnceLock<Manner> = OnceLock::new();
 
 /// Says once how everything is printed.
 pub(crate) fn set(colour: Colour, json: bool) {
-    let colours = match colour {
-        Colour::Always => true,
-        Colour::Never => false,
-        Colour::Auto => {
-            let is_forbidden = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
-            std::io::stdout().is_terminal() && !is_forbidden
+    let no_color = std::env::var_os("NO_COLOR");
+    let is_forbidden = no_color.is_some_and(|it| !it.is_empty());
+    let is_seen = std::io::stdout().is_terminal();
+    let colours = colour.is_used(is_forbidden, is_seen) && !json;
+    let _ = MANNER.set(Manner { colours, json });
+}
+
+impl Colour {
+    fn is_used(self, is_forbidden: bool, is_seen: bool) -> bool {
+        match self {
+            Colour::Always => true,
+            Colour::Never => false,
+            Colour::Auto => is_seen && !is_forbidden,
         }
-    };
-    let _ = MANNER.set(Manner {
-        colours: colours && !json,
-        json,
-    });
+    }
 }
 
 /// Whether JSON is asked for.
@@ -59,52 +66,83 @@ fn has_colours() -> bool {
     MANNER.get().is_some_and(|manner| manner.colours)
 }
 
-/// Prints to standard output. Whoever reads may have stopped, as `head` does: then there is nobody to
-/// tell.
+/// Prints to standard output. Whoever reads may have stopped, as `head` does: then this ends too, as
+/// programs do that a signal tells of it.
 pub(crate) fn print(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes());
-    let _ = out.flush();
-}
-
-/// Prints a document of JSON.
-pub(crate) fn print_json(json: &Json) {
-    let text = serde_json::to_string_pretty(json).unwrap_or_default();
-    print(&format!("{text}\n"));
+    let printed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if printed.is_err_and(|error| error.kind() == ErrorKind::BrokenPipe) {
+        std::process::exit(i32::from(Exit::Done.code()));
+    }
 }
 
 /// Says something to people, beside what is printed.
 pub(crate) fn note(text: &str) {
-    eprintln!("{text}");
+    eprintln!("{}", plain(text));
+}
+
+/// What a command shows: a document for programs, or a text for people.
+pub(crate) enum Shown {
+    Json(Json),
+    Text(String),
+}
+
+impl Shown {
+    /// Prints it, a document in several lines.
+    pub(crate) fn print(&self) {
+        match self {
+            Shown::Json(json) => print(&format!("{json:#}\n")),
+            Shown::Text(text) => print(text),
+        }
+    }
+
+    /// Prints one of many, a document in one line.
+    pub(crate) fn print_one_of_many(&self) {
+        match self {
+            Shown::Json(json) => print(&format!("{json}\n")),
+            Shown::Text(text) => print(text),
+        }
+    }
+}
+
+/// Prints a document, or a line of text in its place.
+pub(crate) fn say(json: Json, text: &str) {
+    said(json, text).print();
+}
+
+/// The same, to be printed later.
+pub(crate) fn said(json: Json, text: &str) -> Shown {
+    match is_json() {
+        true => Shown::Json(json),
+        false => Shown::Text(format!("{}\n", plain(text))),
+    }
 }
 
 /// Whether something is printed again and again.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Watch {
     /// Print it again whenever this time has passed, 1s if none is said.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s")]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "1s")]
     watch: Option<Span>,
 }
 
 impl Watch {
-    /// Prints what `look` gives, as often as is asked for.
-    pub(crate) async fn run<E>(
+    /// Prints what `look` gives, as often as is asked for. JSON is then one document per line.
+    pub(crate) async fn run(
         self,
-        mut look: impl AsyncFnMut() -> Result<String, E>,
-    ) -> Result<(), E> {
+        mut look: impl AsyncFnMut() -> Result<Shown, Trouble>,
+    ) -> Result<Exit, Trouble> {
         let Some(Span(pace)) = self.watch else {
-            print(&look().await?);
-            return Ok(());
+            look().await?.print();
+            return Ok(Exit::Done);
         };
         let pace = pace.max(Duration::from_millis(100));
         loop {
-            let text = look().await?;
-            let clears = std::io::stdout().is_terminal() && !is_json();
-            print(&if clears {
-                format!("\x1b[2J\x1b[H{text}")
-            } else {
-                text
-            });
+            let shown = look().await?;
+            if std::io::stdout().is_terminal() && !is_json() {
+                print("\x1b[2J\x1b[H");
+            }
+            shown.print_one_of_many();
             tokio::time::sleep(pace).await;
         }
     }
@@ -174,20 +212,38 @@ impl Table {
 }
 
 fn line(text: &mut String, row: &[Cell], widths: &[usize]) {
-    let last = row.len().saturating_sub(1);
-    for (at, (cell, width)) in row.iter().zip(widths).enumerate() {
-        let pad = if at == last {
-            0
-        } else {
-            width - cell.text.chars().count() + 2
-        };
-        let _ = match cell.colour.filter(|_| has_colours()) {
-            Some(colour) => write!(text, "\x1b[{colour}m{}\x1b[0m", cell.text),
-            None => write!(text, "{}", cell.text),
-        };
-        text.extend(std::iter::repeat_n(' ', pad));
+    // What is empty at the end needs no room.
+    let used = row.iter().rposition(|cell| !cell.text.is_empty());
+    let used = used.map_or(0, |at| at + 1);
+    for (at, (cell, width)) in row.iter().zip(widths).take(used).enumerate() {
+        text.push_str(&coloured(&cell.text, cell.colour));
+        if at + 1 < used {
+            let pad = width - cell.text.chars().count() + 2;
+            text.extend(std::iter::repeat_n(' ', pad));
+        }
     }
     text.push('\n');
+}
+
+fn coloured(text: &str, colour: Option<&'static str>) -> String {
+    let mut done = String::new();
+    let _ = match colour.filter(|_| has_colours() && !text.is_empty()) {
+        Some(colour) => write!(done, "\x1b[{colour}m{text}\x1b[0m"),
+        None => write!(done, "{text}"),
+    };
+    done
+}
+
+/// A word of alarm.
+pub(crate) fn red(text: &str) -> String {
+    coloured(text, Some("31"))
+}
+
+/// A cell of alarm.
+pub(crate) fn alarm(text: impl Into<String>) -> Cell {
+    let text = plain(&text.into());
+    let colour = Some("31");
+    Cell { text, colour }
 }
 
 pub(crate) fn dim(text: impl Into<String>) -> Cell {
@@ -237,54 +293,37 @@ pub(crate) fn span(span: Duration) -> String {
     }
 }
 
-/// A bar of progress on standard error, if somebody looks.
-pub(crate) struct Progress {
-    is_seen: bool,
-    what: &'static str,
+/// As much of a text as fits.
+pub(crate) fn short(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    let cut: String = text.chars().take(most - 1).collect();
+    cut + "…"
 }
 
-impl Progress {
-    pub(crate) fn new(what: &'static str) -> Progress {
-        Progress {
-            is_seen: std::io::stderr().is_terminal(),
-            what,
-        }
+/// Asks before something that cannot be taken back, unless somebody has said `--yes`.
+///
+/// # Errors
+///
+/// If the answer is no, or nobody can be asked.
+pub(crate) fn confirm(question: &str, yes: bool) -> Result<(), Trouble> {
+    if yes {
+        return Ok(());
     }
-
-    pub(crate) fn is(&self, done: u64, total: Option<u64>) {
-        if !self.is_seen {
-            return;
-        }
-        let text = match total.filter(|total| *total > 0) {
-            Some(total) => {
-                let share = (done.min(total) * 30 / total) as usize;
-                let bar: String = "█".repeat(share) + &"░".repeat(30 - share);
-                format!("{bar} {done}/{total}")
-            }
-            None => done.to_string(),
-        };
-        eprint!("\r\x1b[2K{} {text}", self.what);
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if self.is_seen {
-            eprint!("\r\x1b[2K");
-        }
-    }
-}
-
-/// Asks before something that cannot be taken back. Without a terminal the answer is no.
-pub(crate) fn confirmed(question: &str) -> bool {
+    let refused = |text: String| Err(Trouble::new(Exit::Conflict, text));
     if !std::io::stdin().is_terminal() {
-        note("this needs `--yes` where nobody can be asked");
-        return false;
+        return refused(format!(
+            "{question} Nobody can be asked here, so nothing was changed; add `--yes` to do it"
+        ));
     }
-    eprint!("{question} [y/N] ");
+    eprint!("{} [y/N] ", plain(question));
     let mut answer = String::new();
     let read = std::io::stdin().read_line(&mut answer);
-    read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+    if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
+        return Ok(());
+    }
+    refused("nothing was changed".to_owned())
 }
 
 #[cfg(test)]
@@ -297,11 +336,22 @@ mod tests {
     }
 
     #[test]
+    fn colours_are_for_terminals_whose_owner_has_not_forbidden_them() {
+        assert!(Colour::Auto.is_used(false, true));
+        assert!(!Colour::Auto.is_used(true, true));
+        assert!(!Colour::Auto.is_used(false, false));
+        assert!(Colour::Always.is_used(true, false));
+        assert!(!Colour::Never.is_used(false, true));
+    }
+
+    #[test]
     fn columns_are_as_wide_as_what_is_in_them() {
         let mut table = Table::new(["ID", "NAME"]);
         table.row(["1".into(), "Zoë".into()]);
         table.row(["12345".into(), "x".into()]);
-        assert_eq!(table.text("none"), "ID     NAME\n1      Zoë\n12345  x\n");
+        table.row(["6".into(), "".into()]);
+        let text = "ID     NAME\n1      Zoë\n12345  x\n6\n";
+        assert_eq!(table.text("none"), text);
         assert_eq!(Table::new(["ID"]).text("none"), "none\n");
     }
 
@@ -313,5 +363,11 @@ mod tests {
         assert_eq!(said(1_550), "1.5s");
         assert_eq!(said(151_000), "2m 31s");
         assert_eq!(said(90_061_000), "1d 1h");
+    }
+
+    #[test]
+    fn long_text_is_cut_where_a_letter_ends() {
+        assert_eq!(short("Zoë", 3), "Zoë");
+        assert_eq!(short("Zoës", 3), "Zo…");
     }
 }

@@ -1,10 +1,15 @@
 //! `serve`: the HTTP API and the dashboard.
 
-use std::path::PathBuf;
+use std::{
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::Args;
 use everstep::Client;
-use everstep_server::{Role, Server, Token};
+use everstep_server::{Listening, Role, Server, Token};
+use serde_json::json;
 
 use crate::{
     Exit, output,
@@ -29,31 +34,95 @@ pub(crate) struct Serve {
 }
 
 pub(crate) async fn run(client: Client, said: Serve) -> Outcome {
-    let mut server = Server::new(client);
-    if let Some(path) = &said.tokens {
-        for token in read_tokens(path)? {
-            server = server.token(token);
-        }
-    }
+    let mut server = with_tokens(Server::new(client), said.tokens.as_deref())?;
     for host in said.host {
         server = server.host(host);
     }
-    let server = server.redact(said.redact).map_err(Trouble::of)?;
-    let listening = server.listen(&said.listen).await.map_err(Trouble::of)?;
-    output::note(&format!("http://{}", listening.address()));
-    listening.run(until_signal()).await.map_err(Trouble::of)?;
+    let server = server
+        .redact(said.redact)
+        .map_err(|error| Trouble::usage(error.to_string()))?;
+    until_signal(server, &said.listen).await
+}
+
+/// Serves what this client sees, until a signal comes.
+pub(crate) async fn until_signal_at(
+    client: Client,
+    address: &str,
+    tokens: Option<&Path>,
+) -> Outcome {
+    let server = with_tokens(Server::new(client), tokens)?;
+    until_signal(server, address).await
+}
+
+fn with_tokens(mut server: Server, file: Option<&Path>) -> Result<Server, Trouble> {
+    if let Some(file) = file {
+        for token in read_tokens(file)? {
+            server = server.token(token);
+        }
+    }
+    Ok(server)
+}
+
+/// Serves until a signal comes. The address is printed as soon as it can be asked.
+pub(crate) async fn until_signal(server: Server, address: &str) -> Outcome {
+    let listening = listen(server, address).await?;
+    let address = format!("http://{}", listening.address());
+    let text = format!("the API and the dashboard are at {address}");
+    output::said(json!({"address": address}), &text).print_one_of_many();
+    until(listening, signal()).await
+}
+
+/// How long those who are being answered may take when it ends.
+const LAST_ANSWERS: Duration = Duration::from_secs(3);
+
+/// Answers until `end` is there; then those who follow something live are cut off after a while.
+pub(crate) async fn until(listening: Listening, end: impl Future<Output = ()>) -> Outcome {
+    let (ending, ended) = tokio::sync::oneshot::channel::<()>();
+    let mut serving = tokio::spawn(listening.run(async { _ = ended.await }));
+    let served = tokio::select! {
+        served = &mut serving => Some(served),
+        () = end => None,
+    };
+    let served = match served {
+        Some(served) => served,
+        None => {
+            drop(ending);
+            match tokio::time::timeout(LAST_ANSWERS, &mut serving).await {
+                Ok(served) => served,
+                Err(_) => {
+                    serving.abort();
+                    return Ok(Exit::Done);
+                }
+            }
+        }
+    };
+    served.map_err(Trouble::of)?.map_err(Trouble::of)?;
     Ok(Exit::Done)
 }
 
+pub(crate) async fn listen(server: Server, address: &str) -> Result<Listening, Trouble> {
+    server.listen(address).await.map_err(|error| {
+        let (exit, hint) = match error.kind() {
+            ErrorKind::PermissionDenied => (Exit::Conflict, ""),
+            ErrorKind::AddrInUse => (
+                Exit::Conflict,
+                "; say another one, port 0 is any that is free",
+            ),
+            _ => (Exit::Usage, "; write it as `127.0.0.1:7878`"),
+        };
+        Trouble::new(exit, format!("cannot listen at {address}: {error}{hint}"))
+    })
+}
+
 /// Ends with the first signal that asks for it.
-pub(crate) async fn until_signal() {
+pub(crate) async fn signal() {
     if let Err(error) = everstep::shutdown_signal().await {
         output::note(&format!("signals cannot be waited for: {error}"));
         std::future::pending::<()>().await;
     }
 }
 
-fn read_tokens(path: &PathBuf) -> Result<Vec<Token>, Trouble> {
+fn read_tokens(path: &Path) -> Result<Vec<Token>, Trouble> {
     let wrong = |text: String| Trouble::new(Exit::Usage, format!("{}: {text}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
     let mut tokens = Vec::new();

@@ -1,32 +1,59 @@
 //! What went wrong, and the code that the process ends with.
 
-use std::process::ExitCode;
+use std::process::{ExitCode, Termination};
 
-use everstep::ClientError;
+use everstep::{ClientError, MigrateError, RunError, StartError, store::StoreError};
+use serde_json::json;
 
-/// The codes that a process ends with.
+use crate::output;
+
+/// The codes that a process ends with. Scripts can rely on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "give it back from `main`"]
 pub enum Exit {
-    /// It is done.
+    /// 0: it is done.
     Done = 0,
-    /// It could not be done.
+    /// 1: it could not be done; or what was looked for was found: the run that was watched has failed,
+    /// a preflight or the doctor has found something.
     Failed = 1,
-    /// The command is wrong.
+    /// 2: the command is wrong.
     Usage = 2,
-    /// There is no such run, schedule, item or letter.
+    /// 3: there is no such run, schedule, item or letter.
     NotFound = 3,
-    /// It is there, and not in a state for this.
+    /// 4: it is there and not in a state for this, or nobody has said `--yes`.
     Conflict = 4,
-    /// The store cannot be reached.
+    /// 5: the store cannot be reached or is no everstep database.
     Unavailable = 5,
-    /// The run that was watched has failed or was cancelled; or a preflight or a doctor has found
-    /// something.
-    Bad = 10,
+}
+
+impl Exit {
+    /// The number.
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// As it is called in JSON.
+    fn word(self) -> &'static str {
+        match self {
+            Exit::Done => "done",
+            Exit::Failed => "failed",
+            Exit::Usage => "usage",
+            Exit::NotFound => "not_found",
+            Exit::Conflict => "conflict",
+            Exit::Unavailable => "unavailable",
+        }
+    }
 }
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> ExitCode {
-        ExitCode::from(exit as u8)
+        ExitCode::from(exit.code())
+    }
+}
+
+impl Termination for Exit {
+    fn report(self) -> ExitCode {
+        self.into()
     }
 }
 
@@ -46,6 +73,11 @@ impl Trouble {
         Trouble { exit, text }
     }
 
+    /// The command is wrong.
+    pub(crate) fn usage(text: impl Into<String>) -> Trouble {
+        Trouble::new(Exit::Usage, text)
+    }
+
     pub(crate) fn of(error: impl std::error::Error) -> Trouble {
         Trouble::new(Exit::Failed, full(&error))
     }
@@ -54,8 +86,22 @@ impl Trouble {
         self.exit
     }
 
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Says also what to do.
+    pub(crate) fn hint(mut self, hint: &str) -> Trouble {
+        self.text = format!("{}; {hint}", self.text);
+        self
+    }
+
     pub(crate) fn print(&self) {
-        eprintln!("error: {}", self.text);
+        if output::is_json() {
+            eprintln!("{}", json!({"error": self.text, "exit": self.exit.word()}));
+        } else {
+            eprintln!("{} {}", output::red("error:"), output::plain(&self.text));
+        }
     }
 }
 
@@ -73,7 +119,50 @@ impl From<ClientError> for Trouble {
             | E::TagsFull { .. }
             | E::Taken { .. }
             | E::KeyUsed { .. }
-            | E::OldToken { .. } => Exit::Conflict,
+            | E::Fork { .. }
+            | E::OldToken { .. }
+            | E::TokenTaken { .. }
+            | E::ForeignToken => Exit::Conflict,
+            E::MalformedToken | E::Name { .. } | E::Schedule { .. } | E::TooLarge { .. } => {
+                Exit::Usage
+            }
+            _ => Exit::Failed,
+        };
+        Trouble::new(exit, full(&error))
+    }
+}
+
+impl From<RunError> for Trouble {
+    fn from(error: RunError) -> Trouble {
+        match error {
+            RunError::Client(error) => error.into(),
+            other => Trouble::of(other),
+        }
+    }
+}
+
+impl From<StartError> for Trouble {
+    fn from(error: StartError) -> Trouble {
+        let exit = match &error {
+            StartError::Store(_) => Exit::Unavailable,
+            _ => Exit::Failed,
+        };
+        Trouble::new(exit, full(&error))
+    }
+}
+
+impl From<StoreError> for Trouble {
+    fn from(error: StoreError) -> Trouble {
+        Trouble::new(Exit::Unavailable, full(&error))
+    }
+}
+
+impl From<MigrateError> for Trouble {
+    fn from(error: MigrateError) -> Trouble {
+        let exit = match &error {
+            MigrateError::Store(_) => Exit::Unavailable,
+            MigrateError::Unsupported { .. } => Exit::Usage,
+            MigrateError::InUse { .. } | MigrateError::NotEmpty { .. } => Exit::Conflict,
             _ => Exit::Failed,
         };
         Trouble::new(exit, full(&error))

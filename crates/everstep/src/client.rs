@@ -383,6 +383,11 @@ impl Client {
         self
     }
 
+    /// Reads and writes payloads as an engine with these does.
+    pub(crate) fn use_codecs(&mut self, codecs: Codecs) {
+        self.codecs = codecs;
+    }
+
     /// A client without an engine, on a SQLite file or a PostgreSQL database (`postgres://..`) that an
     /// engine has made.
     ///

@@ -67,6 +67,7 @@ mod shared;
 mod streams;
 mod suspects;
 mod thread;
+mod unstarted;
 mod vacant;
 mod workers;
 

@@ -44,6 +44,7 @@ mod control;
 mod deferreds;
 mod dial;
 mod doctor;
+mod drop;
 mod error;
 mod events;
 mod import;

@@ -1,0 +1,183 @@
+//! Changes of runs, one by one or all that have something in common.
+
+use clap::Args;
+use everstep::{BulkReport, Client, Filter, RunHandle};
+use serde_json::json;
+
+use crate::{
+    Exit,
+    args::{RunRef, Which},
+    output::{self, confirm, is_json, note, plain},
+    progress::Progress,
+    trouble::{Outcome, Trouble},
+};
+
+/// Runs by name, or by what they have in common.
+#[derive(Debug, Args)]
+pub(crate) struct Many {
+    /// Their ids, or `workflow/key`.
+    runs: Vec<RunRef>,
+    #[command(flatten)]
+    which: Which,
+    /// Do not ask.
+    #[arg(long, short)]
+    yes: bool,
+    /// Only say how many runs are meant.
+    #[arg(long, conflicts_with = "runs")]
+    dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Cancel {
+    #[command(flatten)]
+    pub(super) many: Many,
+    /// Undo what they have done.
+    #[arg(long)]
+    pub(super) rollback: bool,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Act {
+    Cancel,
+    CancelWithRollback,
+    Pause,
+    Resume,
+    Retry,
+    Delete,
+}
+
+impl Act {
+    /// What is asked for, and what is done then.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Act::Cancel => ("Cancel", "cancelled"),
+            Act::CancelWithRollback => ("Cancel and undo", "cancelled and undone"),
+            Act::Pause => ("Pause", "paused"),
+            Act::Resume => ("Resume", "resumed"),
+            Act::Retry => ("Retry", "tried again"),
+            Act::Delete => ("Delete", "deleted"),
+        }
+    }
+
+    async fn to(self, run: &RunHandle) -> Result<(), Trouble> {
+        match self {
+            Act::Cancel => _ = run.cancel().await?,
+            Act::CancelWithRollback => _ = run.cancel().with_rollback().await?,
+            Act::Pause => run.pause().await?,
+            Act::Resume => run.resume().await?,
+            Act::Retry => run.retry().await?,
+            Act::Delete => _ = run.delete().await?,
+        }
+        Ok(())
+    }
+}
+
+pub(super) async fn run(client: &Client, many: Many, act: Act) -> Outcome {
+    match (many.runs.is_empty(), many.which.is_everything()) {
+        (true, true) => Err(Trouble::usage(
+            "say which runs: by id, as `workflow/key`, or by --status, --workflow, --tag ..",
+        )),
+        (false, false) => Err(Trouble::usage(
+            "say either which runs by name, or what they have in common, not both",
+        )),
+        (false, true) => change_each(client, many, act).await,
+        (true, false) => change_all(client, many, act).await,
+    }
+}
+
+/// Does it to each, whatever becomes of the others, and ends with the first trouble.
+async fn change_each(client: &Client, many: Many, act: Act) -> Outcome {
+    let (verb, done) = act.words();
+    if matches!(act, Act::Delete) {
+        let question = match &many.runs[..] {
+            [one] => format!("{verb} run {one} with its history?"),
+            all => format!("{verb} {} runs with their history?", all.len()),
+        };
+        confirm(&question, many.yes)?;
+    }
+    let (mut changed, mut failed) = (Vec::new(), Vec::new());
+    let mut exit = Exit::Done;
+    for named in &many.runs {
+        let tried = async {
+            let run = named.find(client).await?;
+            act.to(&run).await?;
+            Ok::<_, Trouble>(run.id().to_string())
+        };
+        match tried.await {
+            Ok(id) if is_json() => changed.push(id),
+            Ok(id) => output::print(&format!("{id} {done}\n")),
+            Err(trouble) => {
+                if exit == Exit::Done {
+                    exit = trouble.exit();
+                }
+                match is_json() {
+                    true => failed.push(json!({"run": named.to_string(), "error": trouble.text()})),
+                    false => trouble.print(),
+                }
+            }
+        }
+    }
+    if is_json() {
+        output::say(json!({"done": changed, "failed": failed}), "");
+    }
+    Ok(exit)
+}
+
+async fn change_all(client: &Client, many: Many, act: Act) -> Outcome {
+    let filter: Filter = many.which.filter();
+    let met = client.bulk(filter.clone()).count().await?;
+    let (verb, done) = act.words();
+    if many.dry_run {
+        output::say(json!({"met": met}), &format!("{met} runs are meant"));
+        return Ok(Exit::Done);
+    }
+    confirm(&format!("{verb} {met} runs?"), many.yes)?;
+    let progress = Progress::of(met, verb);
+    let bulk = client
+        .bulk(filter)
+        .on_progress(move |report: &BulkReport| progress.is(report.met));
+    let report = match act {
+        Act::Cancel => bulk.cancel().await,
+        Act::CancelWithRollback => bulk.cancel_with_rollback().await,
+        Act::Pause => bulk.pause().await,
+        Act::Resume => bulk.resume().await,
+        Act::Retry => bulk.retry().await,
+        Act::Delete => bulk.delete().await,
+    };
+    let report = report.map_err(Trouble::of)?;
+    tell(&report, done);
+    Ok(match report.refused {
+        0 => Exit::Done,
+        _ => Exit::Conflict,
+    })
+}
+
+fn tell(report: &BulkReport, done: &str) {
+    let reasons = report.reasons.iter();
+    if is_json() {
+        let reasons: Vec<_> = reasons
+            .map(|(run, reason)| json!({"run": run.to_string(), "reason": reason}))
+            .collect();
+        let json = json!({
+            "met": report.met, "done": report.done, "already": report.already,
+            "finished": report.finished, "refused": report.refused, "gone": report.gone,
+            "reasons": reasons,
+        });
+        return output::say(json, "");
+    }
+    let mut text = format!("{} of {} {done}", report.done, report.met);
+    for (number, what) in [
+        (report.already, "were so already"),
+        (report.finished, "had ended"),
+        (report.refused, "refused"),
+        (report.gone, "were gone"),
+    ] {
+        if number > 0 {
+            text += &format!(", {number} {what}");
+        }
+    }
+    output::print(&format!("{text}\n"));
+    for (run, reason) in reasons.take(20) {
+        note(&format!("{run}: {}", plain(reason)));
+    }
+}
