@@ -113,7 +113,9 @@ pub use rusqlite;
 pub use schedule::{Overlap, ScheduleSpec};
 #[cfg(feature = "sqlite")]
 pub use store::Tx;
-pub use store::{Close, Deliver, EventRow, Filter, ItemState, QueueStats, RunStatus, Target};
+pub use store::{
+    Close, Deliver, EventRow, Filter, ItemState, QueueStats, RunStatus, Tally, Target,
+};
 pub use time::{Clock, ParseTimestampError, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use token::Token;
 /// The version of tokio-postgres that everstep uses: use it from here, so that the types of

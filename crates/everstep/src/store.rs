@@ -174,6 +174,10 @@ pub trait Store: Send + Sync + 'static {
     /// How many runs match.
     fn count(&self, filter: &Filter) -> Result<u64, StoreError>;
 
+    /// How many runs of each workflow have each status, where there is one, in any order. May take
+    /// its time with many runs: whoever asks often keeps the answer for a while.
+    fn tally(&self) -> Result<Vec<Tally>, StoreError>;
+
     /// Entries of a run's current generation in key order, after the given key, at most `limit`.
     fn history(
         &self,
@@ -399,6 +403,17 @@ impl fmt::Debug for WakeGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("WakeGuard")
     }
+}
+
+/// How many runs of one workflow have one status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tally {
+    /// The workflow's name.
+    pub workflow: Arc<str>,
+    /// The status.
+    pub status: RunStatus,
+    /// How many runs.
+    pub runs: u64,
 }
 
 /// How often a store was asked.

@@ -846,6 +846,10 @@ impl Store for PostgresStore {
         self.read(|session| reads::count(session, filter))
     }
 
+    fn tally(&self) -> Result<Vec<Tally>, StoreError> {
+        self.read(reads::tally)
+    }
+
     fn finished_before(
         &self,
         workflow: &str,

@@ -382,6 +382,10 @@ impl Store for SqliteStore {
         self.read(|conn| reads::count(conn, filter))
     }
 
+    fn tally(&self) -> Result<Vec<Tally>, StoreError> {
+        self.read(reads::tally)
+    }
+
     fn history(
         &self,
         run: RunNo,

@@ -22,7 +22,7 @@ use crate::{
         Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LimitPlace, LimitRow,
         LoadedRun, NewRunner, PausedRun, PoolRow, Put, QueueOutlook, QueueStats, RunRow, RunStatus,
         RunnerRow, ScheduleRow, Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent,
-        StreamPage, Target, WakeFn, WakeGuard,
+        StreamPage, Tally, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -448,6 +448,10 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
         self.read(|store| store.count(filter))
+    }
+
+    fn tally(&self) -> Result<Vec<Tally>, StoreError> {
+        self.read(|store| store.tally())
     }
 
     fn history(

@@ -40,6 +40,7 @@ mod pools;
 mod queues;
 mod schedules;
 mod streams;
+mod tally;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod transactions;
 
@@ -52,6 +53,7 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
         .chain(pools::CHECKS)
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)
+        .chain(tally::CHECKS)
         .chain(queues::CHECKS)
         .chain(queues::limited::CHECKS)
         .chain(events::CHECKS);

@@ -244,6 +244,18 @@ pub(super) fn count(session: &Session<'_>, filter: &Filter) -> Result<u64, Troub
     Ok(count.unwrap_or(0))
 }
 
+/// How many runs of each workflow have each status.
+pub(super) fn tally(session: &Session<'_>) -> Result<Vec<Tally>, Trouble> {
+    let sql = "SELECT workflow, status, count(*) FROM runs GROUP BY workflow, status";
+    session.rows(sql, Vec::new(), |row| {
+        Ok(Tally {
+            workflow: row.get::<String>(0)?.into(),
+            status: columns::status(row, 1)?,
+            runs: columns::number(row, 2)?,
+        })
+    })
+}
+
 /// A filter as SQL. Everything that a user has written is a parameter.
 struct Condition {
     terms: Vec<String>,
