@@ -26,7 +26,7 @@ use std::{
 
 use axum::{
     Extension, Router,
-    extract::{DefaultBodyLimit, Request, State},
+    extract::{DefaultBodyLimit, Request},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::get,
@@ -38,8 +38,10 @@ mod api;
 mod assets;
 mod audit;
 mod extract;
+mod health;
 pub mod json;
 mod live;
+mod metrics;
 mod problem;
 mod redact;
 mod security;
@@ -65,6 +67,7 @@ struct Inner {
     security: security::Security,
     limits: Limits,
     audit: audit::Audit,
+    metrics: metrics::Kept,
 }
 
 /// A handle on it.
@@ -169,13 +172,14 @@ impl Server {
             security: security::Security::new(self.tokens, self.hosts, loopback_only),
             limits: self.limits,
             audit: audit::Audit,
+            metrics: metrics::Kept::default(),
         }));
         let (operations, document) = api::routes(&app);
         let mut router = operations
             .merge(api::open_routes())
             .route(&format!("{}/openapi.json", table::BASE), get(api::document))
-            .route("/healthz", get(healthy))
-            .route("/readyz", get(ready))
+            .merge(health::routes())
+            .merge(metrics::routes(&app))
             .merge(assets::routes())
             .fallback(table::nowhere)
             .method_not_allowed_fallback(table::no_such_verb)
@@ -227,24 +231,6 @@ async fn host_checked(app: &App, request: Request, next: Next) -> Response {
     match app.security.check_host(request.headers()) {
         Ok(()) => next.run(request).await,
         Err(problem) => problem.into_response(),
-    }
-}
-
-/// The process is there.
-async fn healthy() -> &'static str {
-    "ok\n"
-}
-
-/// The store answers.
-async fn ready(State(app): State<App>) -> Response {
-    let asked = tokio::time::timeout(Duration::from_secs(5), app.client.cluster());
-    match asked.await {
-        Ok(Ok(_)) => "ok\n".into_response(),
-        Ok(Err(error)) => problem::Problem::from(error).into_response(),
-        Err(_) => {
-            let detail = "the store has not answered within 5 s";
-            problem::Problem::new(problem::Kind::Unavailable, detail).into_response()
-        }
     }
 }
 
