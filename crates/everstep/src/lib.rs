@@ -115,7 +115,7 @@ pub use schedule::{Overlap, ScheduleSpec};
 #[cfg(feature = "sqlite")]
 pub use store::Tx;
 pub use store::{
-    Close, Deliver, EventRow, Filter, ItemState, QueueStats, RunStatus, Tally, Target,
+    Close, Deliver, EventRow, Filter, ItemState, QueueStats, RunStatus, WorkflowCount, Target,
 };
 pub use time::{Clock, ParseTimestampError, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use token::Token;

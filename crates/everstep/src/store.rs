@@ -176,7 +176,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// How many runs of each workflow have each status, where there is one, in any order. May take
     /// its time with many runs: whoever asks often keeps the answer for a while.
-    fn tally(&self) -> Result<Vec<Tally>, StoreError>;
+    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError>;
 
     /// Entries of a run's current generation in key order, after the given key, at most `limit`.
     fn history(
@@ -407,7 +407,7 @@ impl fmt::Debug for WakeGuard {
 
 /// How many runs of one workflow have one status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tally {
+pub struct WorkflowCount {
     /// The workflow's name.
     pub workflow: Arc<str>,
     /// The status.

@@ -733,7 +733,7 @@ impl Store for Saying {
         self.store.list(filter, after, limit)
     }
 
-    fn tally(&self) -> Result<Vec<everstep::Tally>, StoreError> {
+    fn tally(&self) -> Result<Vec<everstep::WorkflowCount>, StoreError> {
         self.store.tally()
     }
 

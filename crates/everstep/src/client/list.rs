@@ -6,7 +6,7 @@ use super::{Boxed, Client, ClientError, RunPage};
 use crate::{
     commit::RunStatus,
     run_id::RunId,
-    store::{Filter, Tally},
+    store::{Filter, WorkflowCount},
     time::Timestamp,
 };
 
@@ -158,7 +158,7 @@ impl Client {
     /// # Errors
     ///
     /// If the store cannot be read.
-    pub async fn tally(&self) -> Result<Vec<Tally>, ClientError> {
+    pub async fn tally(&self) -> Result<Vec<WorkflowCount>, ClientError> {
         let mut tallies = self.read(|store| store.tally()).await?;
         tallies.sort_by(|a, b| (&a.workflow, a.status).cmp(&(&b.workflow, b.status)));
         Ok(tallies)

@@ -396,13 +396,13 @@ impl Store for MemoryStore {
             .count() as u64)
     }
 
-    fn tally(&self) -> Result<Vec<Tally>, StoreError> {
+    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> {
         let mut counts = HashMap::<(Arc<str>, RunStatus), u64>::new();
         for run in self.read().runs.values() {
             let of = (run.workflow.clone(), run.head.status);
             *counts.entry(of).or_default() += 1;
         }
-        let tallies = counts.into_iter().map(|((workflow, status), runs)| Tally {
+        let tallies = counts.into_iter().map(|((workflow, status), runs)| WorkflowCount {
             workflow,
             status,
             runs,

@@ -49,7 +49,7 @@ impl<S: Store> Store for OwnerAndClient<S> {
     fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> { self.owner.census(now, shards) }
     fn list(&self, filter: &Filter, after: Option<RunNo>, limit: usize) -> Result<Vec<RunRow>, StoreError> { self.client.list(filter, after, limit) }
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> { self.client.count(filter) }
-    fn tally(&self) -> Result<Vec<Tally>, StoreError> { self.client.tally() }
+    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> { self.client.tally() }
     fn find(&self, filter: &Filter, after: Option<RunNo>, limit: usize) -> Result<Vec<RunId>, StoreError> { self.client.find(filter, after, limit) }
     fn finished_before(&self, workflow: &str, status: RunStatus, before: Timestamp, limit: usize) -> Result<Vec<(RunId, Timestamp)>, StoreError> { self.owner.finished_before(workflow, status, before, limit) }
     fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> { self.owner.sweep(now, limit) }

@@ -846,7 +846,7 @@ impl Store for PostgresStore {
         self.read(|session| reads::count(session, filter))
     }
 
-    fn tally(&self) -> Result<Vec<Tally>, StoreError> {
+    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> {
         self.read(reads::tally)
     }
 

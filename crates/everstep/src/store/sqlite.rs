@@ -382,7 +382,7 @@ impl Store for SqliteStore {
         self.read(|conn| reads::count(conn, filter))
     }
 
-    fn tally(&self) -> Result<Vec<Tally>, StoreError> {
+    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> {
         self.read(reads::tally)
     }
 

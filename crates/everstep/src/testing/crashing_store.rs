@@ -22,7 +22,7 @@ use crate::{
         Filter, Finished, InboxRow, ItemRow, ItemState, LetterFilter, LimitPlace, LimitRow,
         LoadedRun, NewRunner, PausedRun, PoolRow, Put, QueueOutlook, QueueStats, RunRow, RunStatus,
         RunnerRow, ScheduleRow, Secret, ShardSet, Store, StoreCounters, StoreError, StreamExtent,
-        StreamPage, Tally, Target, WakeFn, WakeGuard,
+        StreamPage, WorkflowCount, Target, WakeFn, WakeGuard,
     },
     time::Timestamp,
 };
@@ -450,7 +450,7 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(|store| store.count(filter))
     }
 
-    fn tally(&self) -> Result<Vec<Tally>, StoreError> {
+    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> {
         self.read(|store| store.tally())
     }
 

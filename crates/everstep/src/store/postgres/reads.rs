@@ -245,10 +245,10 @@ pub(super) fn count(session: &Session<'_>, filter: &Filter) -> Result<u64, Troub
 }
 
 /// How many runs of each workflow have each status.
-pub(super) fn tally(session: &Session<'_>) -> Result<Vec<Tally>, Trouble> {
+pub(super) fn tally(session: &Session<'_>) -> Result<Vec<WorkflowCount>, Trouble> {
     let sql = "SELECT workflow, status, count(*) FROM runs GROUP BY workflow, status";
     session.rows(sql, Vec::new(), |row| {
-        Ok(Tally {
+        Ok(WorkflowCount {
             workflow: row.get::<String>(0)?.into(),
             status: columns::status(row, 1)?,
             runs: columns::number(row, 2)?,

@@ -257,7 +257,7 @@ pub(crate) fn count(conn: &Connection, filter: &Filter) -> rusqlite::Result<u64>
 
 /// How many runs of each workflow have each status. Finished ones are counted in their index alone;
 /// those that have not ended are found by theirs, so that no other row is read.
-pub(crate) fn tally(conn: &Connection) -> rusqlite::Result<Vec<Tally>> {
+pub(crate) fn tally(conn: &Connection) -> rusqlite::Result<Vec<WorkflowCount>> {
     let sql = "
         SELECT workflow, status, count(*) FROM runs
         WHERE finished_at IS NOT NULL GROUP BY workflow, status
@@ -270,7 +270,7 @@ pub(crate) fn tally(conn: &Connection) -> rusqlite::Result<Vec<Tally>> {
         ) GROUP BY workflow, status";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
-        Ok(Tally {
+        Ok(WorkflowCount {
             workflow: row.get::<_, String>(0)?.into(),
             status: columns::status(row, 1)?,
             runs: row.get::<_, i64>(2)? as u64,
