@@ -37,7 +37,7 @@ use std::{
 
 use axum::{
     Extension, Router,
-    extract::{DefaultBodyLimit, Request, State},
+    extract::{DefaultBodyLimit, Request},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::get,
@@ -49,8 +49,10 @@ mod api;
 mod assets;
 mod audit;
 mod extract;
+mod health;
 pub mod json;
 mod live;
+mod metrics;
 mod once;
 mod problem;
 mod redact;
@@ -81,6 +83,7 @@ struct Inner {
     keys: once::Keys,
     /// Whether the server ends: what is told while it happens ends then, too.
     closing: watch::Sender<bool>,
+    metrics: metrics::Kept,
 }
 
 /// A handle on it.
@@ -198,11 +201,12 @@ impl Server {
             client: self.client,
             keys: once::Keys::default(),
             closing: watch::Sender::new(false),
+            metrics: metrics::Kept::default(),
         }));
         let (operations, document) = api::routes(&app);
         let mut router = operations
-            .route("/healthz", get(healthy))
-            .route("/readyz", get(ready))
+            .merge(health::routes())
+            .merge(metrics::routes(&app))
             .merge(assets::routes())
             .fallback(table::nowhere)
             .method_not_allowed_fallback(table::no_such_verb)
@@ -267,24 +271,6 @@ async fn host_checked(app: &App, request: Request, next: Next) -> Response {
     match app.security.check_host(request.headers()) {
         Ok(()) => next.run(request).await,
         Err(problem) => problem.into_response(),
-    }
-}
-
-/// The process is there.
-async fn healthy() -> &'static str {
-    "ok\n"
-}
-
-/// The store answers.
-async fn ready(State(app): State<App>) -> Response {
-    let asked = tokio::time::timeout(Duration::from_secs(5), app.client.cluster());
-    match asked.await {
-        Ok(Ok(_)) => "ok\n".into_response(),
-        Ok(Err(error)) => problem::Problem::from(error).into_response(),
-        Err(_) => {
-            let detail = "the store has not answered within 5 s";
-            problem::Problem::new(problem::Kind::Unavailable, detail).into_response()
-        }
     }
 }
 

@@ -34,6 +34,7 @@ use crate::{
     event::IfFinished,
     run_id::RunId,
     store::{Answer, Finished, RunRow, Store, StoreError},
+    telemetry::EngineMonitor,
     time::{SystemClock, Timestamp},
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name, check_pool},
 };
@@ -372,6 +373,12 @@ impl Client {
             reader,
             _own: None,
         }
+    }
+
+    /// The engine that this client belongs to; none of a client that was opened by itself.
+    pub fn engine(&self) -> Option<EngineMonitor> {
+        let has_engine = !self.shared.threads.is_empty();
+        has_engine.then(|| EngineMonitor::new(self.shared.clone()))
     }
 
     /// Compresses or encrypts what is stored of the values of users, as the engine on the same store

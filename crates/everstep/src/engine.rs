@@ -28,6 +28,7 @@ use crate::{
     run::panics,
     run_id::RunId,
     store::{MemoryStore, ShardSet, Store, StoreError},
+    telemetry::{EngineMetrics, EngineMonitor},
     time::{Clock, SystemClock},
     workflow::{
         Definition, NameError, RegisterError, Registry, Value, Workflow, WorkflowFn,
@@ -297,6 +298,17 @@ impl Engine {
     /// What this engine has lived through: takeovers, lost leases, refused commits.
     pub fn counters(&self) -> EngineCounters {
         self.shared.counters.read()
+    }
+
+    /// The numbers of this engine since its start: what its steps took, how large its batches were, how
+    /// late it was, what it has in memory. Cheap: nothing is asked of the store or of other threads.
+    pub fn metrics(&self) -> EngineMetrics {
+        self.monitor().metrics()
+    }
+
+    /// What probes and scrapes ask; it outlives the engine.
+    pub fn monitor(&self) -> EngineMonitor {
+        EngineMonitor::new(self.shared.clone())
     }
 
     /// Stops in good order: takes no new work, lets bodies that are in flight end (up to

@@ -49,6 +49,7 @@ mod random;
 mod retention;
 mod retry;
 mod run_id;
+pub mod telemetry;
 pub mod testing;
 mod time;
 mod token;
@@ -118,7 +119,7 @@ pub use schedule::{Overlap, ScheduleSpec};
 pub use store::Tx;
 pub use store::{
     Check, Close, Deliver, EventRow, Filter, InboxKind, ItemState, ParseRoleError, QueueStats,
-    Role, RunStatus, StatusCounts, Target,
+    Role, RunStatus, StatusCounts, Target, WorkflowCount,
 };
 pub use time::{Clock, ParseTimestampError, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use token::Token;

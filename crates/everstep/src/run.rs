@@ -274,6 +274,7 @@ impl Run {
             core.root.take_woken();
             let polled = {
                 let _polling = wakers::polling(core.root.run());
+                let _entered = core.telemetry.get().map(|it| it.span.enter());
                 let mut cx = Context::from_waker(&self.waker);
                 catch_unwind(AssertUnwindSafe(|| root.as_mut().poll(&mut cx)))
             };

@@ -192,6 +192,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// What has happened in each part of this time.
     fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError>;
+    /// How many runs of each workflow have each status, where there is one, in any order. May take
+    /// its time with many runs: whoever asks often keeps the answer for a while.
+    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError>;
 
     /// Entries of a run's current generation in key order, after the given key, at most `limit`.
     fn history(
@@ -475,6 +478,17 @@ impl fmt::Debug for WakeGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("WakeGuard")
     }
+}
+
+/// How many runs of one workflow have one status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkflowCount {
+    /// The workflow's name.
+    pub workflow: Arc<str>,
+    /// The status.
+    pub status: RunStatus,
+    /// How many runs.
+    pub runs: u64,
 }
 
 /// How often a store was asked.

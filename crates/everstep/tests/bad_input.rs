@@ -733,6 +733,10 @@ impl Store for Saying {
         self.store.list(filter, after, limit)
     }
 
+    fn tally(&self) -> Result<Vec<everstep::WorkflowCount>, StoreError> {
+        self.store.tally()
+    }
+
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
         self.store.count(filter)
     }

@@ -3,7 +3,12 @@
 use std::future::IntoFuture;
 
 use super::{Boxed, Client, ClientError, RunPage};
-use crate::{commit::RunStatus, run_id::RunId, store::Filter, time::Timestamp};
+use crate::{
+    commit::RunStatus,
+    run_id::RunId,
+    store::{Filter, WorkflowCount},
+    time::Timestamp,
+};
 
 /// What a filter is made of. Workflow, status and end are found by an index, tags and (together
 /// with the workflow) keys, too; the rest is looked at run by run.
@@ -157,6 +162,18 @@ impl Client {
             after: None,
             limit: 100,
         }
+    }
+
+    /// How many runs of each workflow have each status, by name. Cheap while there are few; with a
+    /// million runs it takes up to a second, so keep the answer for a while.
+    ///
+    /// # Errors
+    ///
+    /// If the store cannot be read.
+    pub async fn tally(&self) -> Result<Vec<WorkflowCount>, ClientError> {
+        let mut tallies = self.read(|store| store.tally()).await?;
+        tallies.sort_by(|a, b| (&a.workflow, a.status).cmp(&(&b.workflow, b.status)));
+        Ok(tallies)
     }
 
     /// How many runs there are. Set filters, then await it.

@@ -43,6 +43,25 @@ pub(crate) enum TransactionBody {
     Postgres(PostgresBody),
 }
 
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+impl TransactionBody {
+    /// The same; what it logs is below this span.
+    pub(crate) fn within(self, span: &tracing::Span) -> TransactionBody {
+        let span = span.clone();
+        match self {
+            #[cfg(feature = "sqlite")]
+            TransactionBody::Sqlite(body) => {
+                TransactionBody::Sqlite(Arc::new(move |tx| span.in_scope(|| body(tx))))
+            }
+            #[cfg(feature = "postgres")]
+            TransactionBody::Postgres(body) => TransactionBody::Postgres(Arc::new(move |tx| {
+                use tracing::Instrument;
+                Box::pin(body(tx).instrument(span.clone()))
+            })),
+        }
+    }
+}
+
 #[cfg(feature = "sqlite")]
 pub(crate) type SqliteBody = Arc<dyn Fn(&Tx<'_>) -> Result<Vec<u8>, Error> + Send + Sync>;
 

@@ -15,6 +15,8 @@ use std::{
     time::Duration,
 };
 
+use tracing::Instrument;
+
 use super::{
     Claim, Ctx, decode,
     emit::Emitter,
@@ -33,6 +35,7 @@ use crate::{
         panics, wakers,
     },
     run_id::RunId,
+    telemetry::Watch,
     workflow::Value,
 };
 
@@ -196,7 +199,8 @@ impl Ctx {
             name,
             Box::new(move |attempt| {
                 let (body, sealer, step) = (body.clone(), sealer.clone(), attempt.step());
-                let work = move || sealer.encode(&body(step)?);
+                let span = tracing::Span::current();
+                let work = move || span.in_scope(|| sealer.encode(&body(step)?));
                 match &runtime {
                     Some(runtime) => Box::pin(joined(runtime.spawn_blocking(work))),
                     None => Box::pin(async move { work() }),
@@ -222,6 +226,7 @@ impl Ctx {
                 let work = body(attempt.step());
                 let sealer = sealer.clone();
                 let work = async move { sealer.encode(&work.await?) };
+                let work = work.instrument(tracing::Span::current());
                 match &runtime {
                     Some(runtime) => Box::pin(joined(AbortOnDrop(runtime.spawn(work)))),
                     None => Box::pin(work),
@@ -540,6 +545,7 @@ pub(crate) struct RawStep<'a> {
     body: Option<LocalBox<'a, Result<Vec<u8>>>>,
     waker: Option<Waker>,
     cancellation: Option<Cancellation>,
+    watch: Option<Watch>,
 }
 
 impl<'a> RawStep<'a> {
@@ -551,6 +557,7 @@ impl<'a> RawStep<'a> {
             body: None,
             waker: None,
             cancellation: None,
+            watch: None,
         }
     }
 
@@ -616,6 +623,12 @@ impl<'a> RawStep<'a> {
             return;
         };
         let attempt = op.core.start_body(op.id, self.options.timeout);
+        let kind = match op.core.state.borrow().ops.get(op.id) {
+            Some(op) => op.kind,
+            None => return,
+        };
+        self.watch = Watch::begin(&op.core, &key, kind, attempt);
+        let _entered = self.watch.as_ref().and_then(Watch::enter);
         tracing::trace!(run = %op.core.facts.id, attempt, "a body starts");
         self.cancellation = None;
         let mut attempt = Attempt {
@@ -640,6 +653,7 @@ impl<'a> RawStep<'a> {
         };
         let polled = {
             let _body = wakers::in_body();
+            let _entered = self.watch.as_ref().and_then(Watch::enter);
             let mut cx = Context::from_waker(waker);
             catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(&mut cx)))
         };
@@ -669,10 +683,21 @@ impl<'a> RawStep<'a> {
         let Ok(op) = &self.claim else {
             return Poll::Pending;
         };
-        match op
+        let watch = self.watch.take();
+        let bytes_max = op.core.env.settings.payload_bytes_max;
+        let is_sure = matches!(&result, Ok(bytes) if bytes.len() <= bytes_max);
+        let ready = op
             .core
-            .finish_body(op.id, result, &self.options.retry, first)
-        {
+            .finish_body(op.id, result, &self.options.retry, first);
+        if let Some(watch) = watch {
+            // Asked for only where the result does not say it.
+            let status = match is_sure {
+                true => Some(EntryStatus::Completed),
+                false => op.core.status_of(op.id),
+            };
+            watch.end(&op.core, status.unwrap_or(EntryStatus::Failed));
+        }
+        match ready {
             true => Poll::Ready(()),
             false => Poll::Pending,
         }

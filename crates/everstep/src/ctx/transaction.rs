@@ -173,8 +173,12 @@ impl Op {
             batch,
         };
         self.core
-            .start_transaction(self.id, options.retry, |key, prefix| {
+            .start_transaction(self.id, options.retry, |key, prefix, span| {
                 let name = Core::location(key);
+                let body = match span {
+                    Some(span) => body.within(span),
+                    None => body,
+                };
                 Transaction::new(key.to_vec(), prefix, name, body, limits)
             });
     }

@@ -276,7 +276,7 @@ pub(crate) fn commit_here(shared: &Shared, pending: &mut Vec<Pending>) {
     if senders.is_empty() {
         return;
     }
-    match shared.store.commit(&batch) {
+    match store_commit(shared, &batch) {
         Ok(applied) => committed(shared, batch, senders, applied),
         Err(error) if error.reaction() == Reaction::Retry => {
             // To wait is the committer's business.
@@ -305,7 +305,7 @@ pub(super) fn commit(shared: &Shared, pending: Vec<Pending>) {
         if senders.is_empty() {
             return;
         }
-        match shared.store.commit(&batch) {
+        match store_commit(shared, &batch) {
             Ok(applied) => return committed(shared, batch, senders, applied),
             Err(error) => match react(shared, error, batch, senders, tries) {
                 Some(again) => (batch, senders) = again,
@@ -313,6 +313,16 @@ pub(super) fn commit(shared: &Shared, pending: Vec<Pending>) {
             },
         }
     }
+}
+
+/// Has the store make a batch durable, and notes how long that took.
+pub(super) fn store_commit(shared: &Shared, batch: &Batch) -> Result<Applied, StoreError> {
+    let begun = Instant::now();
+    let applied = shared.store.commit(batch);
+    if applied.is_ok() {
+        shared.metrics.batch_took(begun.elapsed());
+    }
+    applied
 }
 
 pub(super) fn to_batch(shared: &Shared, mut pending: Vec<Pending>) -> (Batch, Vec<Sender>) {
@@ -409,6 +419,7 @@ pub(super) fn react(
 
 fn note_batch(shared: &Shared, writes: usize) {
     shared.queue.batches.fetch_add(1, Ordering::Relaxed);
+    shared.metrics.batch_made(writes);
     if let Ok(mut sizes) = shared.queue.batch_sizes.try_lock()
         && let Some(sizes) = sizes.as_mut()
     {

@@ -102,10 +102,12 @@ fn commit_all(shared: &Shared, parts: &[Part]) -> Vec<Result<Applied, StoreError
     std::thread::scope(|scope| {
         let others = parts.iter().skip(1);
         let others: Vec<_> = others
-            .map(|part| scope.spawn(|| shared.store.commit(&part.batch)))
+            .map(|part| scope.spawn(|| committer::store_commit(shared, &part.batch)))
             .collect();
         let first = parts.iter().take(1);
-        let mut results: Vec<_> = first.map(|part| shared.store.commit(&part.batch)).collect();
+        let mut results: Vec<_> = first
+            .map(|part| committer::store_commit(shared, &part.batch))
+            .collect();
         for other in others {
             let result = other.join();
             results.push(result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));

@@ -34,6 +34,7 @@ use crate::{
     commit::{Fence, NewRun},
     run_id::{RunId, RunIds, RunNo, ShardId},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
+    telemetry::Metrics,
     time::{Clock, Timestamp},
     workflow::{DEFAULT_POOL, Registry},
 };
@@ -57,6 +58,7 @@ pub(crate) struct Shared {
     pub(crate) owned: Owned,
     pub(crate) peers: Peers,
     pub(crate) counters: Counters,
+    pub(crate) metrics: Metrics,
     /// Wakes and ends the threads that keep the lease.
     pub(crate) lease_stop: Arc<Stop>,
     lease: Mutex<Option<Lease>>,
@@ -146,6 +148,7 @@ impl Shared {
             owned: Owned::default(),
             peers: Peers::default(),
             counters: Counters::default(),
+            metrics: Metrics::new(threads),
             lease_stop: Arc::default(),
             lease: Mutex::new(None),
             lease_ends: AtomicU64::new(0),

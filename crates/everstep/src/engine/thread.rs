@@ -37,6 +37,7 @@ use crate::{
     run::{Next, Run, RunSeed, core::Env},
     run_id::{RunId, RunIds, RunNo, ShardId},
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
+    telemetry::{RunTelemetry, ThreadCells, run_span},
     time::Timestamp,
 };
 
@@ -73,6 +74,18 @@ struct Task {
     pass: Option<Pass>,
     /// Whether it is to leave memory, and why.
     leaving: Option<away::Leaving>,
+    /// How it has ended, once the commit that is on its way is made.
+    ending: Option<RunStatus>,
+}
+
+impl Task {
+    /// Its last commit is made: if that was its end, everybody may know.
+    fn tell_end(&mut self) {
+        if let (Some(status), Some(told)) = (self.ending.take(), self.run.core.telemetry.get()) {
+            told.cells.run_ended(status);
+            told.span.record("status", status.as_str());
+        }
+    }
 }
 
 /// The state of one engine thread.
@@ -113,6 +126,7 @@ pub(crate) struct Worker {
     releasing: Vec<Release>,
     draining: Option<oneshot::Sender<()>>,
     drained: bool,
+    cells: Arc<ThreadCells>,
 }
 
 #[derive(Default)]
@@ -166,6 +180,7 @@ impl Worker {
         });
         Worker {
             index,
+            cells: shared.metrics.threads[index].clone(),
             mailbox,
             reader,
             env,
@@ -235,6 +250,8 @@ impl Worker {
         self.cool_down();
         self.finish_waits();
         self.arm_thread();
+        let hot = self.by_no.len().saturating_sub(self.moving);
+        self.cells.in_memory(self.moving, hot, self.hot_bytes);
         self.mailbox.done(n);
         self.mailbox.turn.fetch_add(1, Ordering::Release);
         if gone {
@@ -365,6 +382,10 @@ impl Worker {
         let definition = definition.clone();
         let token = self.next_token * self.shared.threads.len() as u64 + self.index as u64 + 1;
         self.next_token += 1;
+        let told = RunTelemetry {
+            span: run_span(&seed),
+            cells: self.cells.of_workflow(&seed.facts.workflow),
+        };
         let run = Run::new(
             seed,
             definition,
@@ -377,6 +398,7 @@ impl Worker {
             u32::try_from(self.tasks.len() - 1).expect("fewer than 4 billion runs in memory")
         });
         run.core.root.set_slot(slot);
+        _ = run.core.telemetry.set(told);
         let mut run = run;
         if self.draining.is_some() || self.drained {
             run.drain(false);
@@ -395,6 +417,7 @@ impl Worker {
             come_back: false,
             pass: None,
             leaving: None,
+            ending: None,
         };
         self.tasks[slot as usize] = Some(task);
         self.by_no.insert(id.no(), slot);
@@ -497,6 +520,10 @@ impl Worker {
         };
         match sent {
             Some(sent) => {
+                task.ending = match &sent.commit.patch {
+                    Patch::Finish { status, .. } => Some(*status),
+                    _ => None,
+                };
                 let reply = Reply::Run {
                     thread: self.index,
                     slot,
@@ -538,6 +565,7 @@ impl Worker {
                 if let Some(task) = self.task(slot, token) {
                     task.armed = None;
                 }
+                self.cells.taken_up(now.since(at));
                 self.queue(slot);
             }
         }
@@ -581,6 +609,7 @@ impl Worker {
                 .and_then(|task| task.hot)
                 .map(|hot| hot.0);
             if still == Some(stamp) {
+                self.cells.cooled();
                 self.remove_parked(slot);
             }
         }
@@ -622,7 +651,10 @@ impl Worker {
         };
         let (id, come_back) = (task.id, task.come_back);
         let next = match ack.answer {
-            Answer::Outcome(Outcome::Committed(delivered), _) => task.run.committed(&delivered),
+            Answer::Outcome(Outcome::Committed(delivered), _) => {
+                task.tell_end();
+                task.run.committed(&delivered)
+            }
             Answer::Outcome(Outcome::Refused(refusal), Some(commit)) => {
                 tracing::debug!(run = %id, ?refusal, "a commit was refused");
                 task.run.refused(refusal, *commit)
@@ -973,10 +1005,15 @@ impl Worker {
             self.suspects.push_back((run, RunSeed::deaths(&loaded)));
             return;
         }
-        let shard = row.shard;
+        let (shard, due_at) = (row.shard, row.available_at);
         let Some(slot) = self.insert(RunSeed::from(loaded), shard, loading.epoch) else {
             return;
         };
+        self.cells.loaded();
+        let now = self.env.now.get();
+        if let Some(at) = due_at.filter(|at| *at <= now) {
+            self.cells.taken_up(now.since(at));
+        }
         self.shared.moving.fetch_add(1, Ordering::AcqRel);
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;

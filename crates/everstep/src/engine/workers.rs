@@ -29,6 +29,7 @@ use std::{
 };
 
 use tokio::{runtime::Handle, sync::oneshot, task::AbortHandle};
+use tracing::Instrument;
 use uuid::Uuid;
 
 use super::{
@@ -50,6 +51,7 @@ use crate::{
     random,
     retry::Retry,
     store::StoreError,
+    telemetry::ItemSpan,
     time::Timestamp,
 };
 
@@ -634,7 +636,9 @@ async fn handle(at_desk: AtDesk, beginning: Beginning, job: Job, item: ClaimedIt
     let (shared, station) = (at_desk.shared.clone(), at_desk.station.clone());
     let spec = &station.spec;
     let payload = item.payload.clone();
-    let mut attempt = pin!(job::attempt(&spec.handler, job.clone(), payload));
+    let told = ItemSpan::begin(&spec.queue, item.item, item.attempt);
+    let attempt = job::attempt(&spec.handler, job.clone(), payload);
+    let mut attempt = pin!(attempt.instrument(told.span().clone()));
     let mut beginning = Some(beginning);
     let result = poll_fn(|cx| {
         let polled = attempt.as_mut().poll(cx);
@@ -662,6 +666,12 @@ async fn handle(at_desk: AtDesk, beginning: Beginning, job: Job, item: ClaimedIt
             job::settlement(result, &item, &spec.policy, now, max, &station.codecs)
         }
     };
+    told.end(match &settlement {
+        Settlement::Done(_) => "completed",
+        Settlement::Retry { .. } => "retried",
+        Settlement::Failed(_) => "failed",
+        Settlement::Release => "released",
+    });
     let settle = Settle {
         item: item.item,
         claim: at_desk.claim,

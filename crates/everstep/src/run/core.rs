@@ -9,7 +9,7 @@
 //! code while the state is borrowed, except to decode a value.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     cmp::Reverse,
     collections::{BTreeSet, BinaryHeap, HashSet, VecDeque},
     rc::Rc,
@@ -47,6 +47,7 @@ use crate::{
     random,
     retry::Retry,
     run_id::{RunId, RunIds},
+    telemetry::RunTelemetry,
     time::Timestamp,
     token::Secret,
 };
@@ -154,6 +155,8 @@ pub(crate) struct Core {
     pub(crate) env: Rc<Env>,
     pub(crate) root: Arc<RootWaker>,
     pub(crate) state: RefCell<State>,
+    /// What is told about it; nothing of a run that is only tried, or driven by hand.
+    pub(crate) telemetry: OnceCell<RunTelemetry>,
 }
 
 /// An open operation.
@@ -601,6 +604,20 @@ impl Core {
 
     pub(crate) fn halt(&self, halt: Halt) {
         self.state.borrow_mut().first_halt(halt);
+    }
+
+    /// Something that was sent at this time was taken from the inbox.
+    pub(super) fn note_taken(&self, sent_at: Timestamp) {
+        if let Some(telemetry) = self.telemetry.get() {
+            telemetry.cells.message_taken(self.now().since(sent_at));
+        }
+    }
+
+    /// What the entry of an operation says.
+    pub(crate) fn status_of(&self, id: OpId) -> Option<EntryStatus> {
+        let st = self.state.borrow();
+        let slot = st.history.get(&st.ops.get(id)?.key)?;
+        Some(slot.entry.status)
     }
 
     /// What to call this place in messages.
@@ -1191,6 +1208,9 @@ impl Core {
         }
         let Some(spec) = op.listen.take() else { return };
         let messages = st.inbox.take(&spec.names, spec.batch);
+        for message in &messages {
+            self.note_taken(message.sent_at);
+        }
         let key = op.key.clone();
         if st.history.get(&key).is_none() {
             let entry = op.entry();

@@ -28,6 +28,7 @@ use crate::{
 /// What a run is made from.
 pub(crate) struct RunSeed {
     pub(crate) facts: RunFacts,
+    pub(crate) key: Option<String>,
     pub(crate) input: Vec<u8>,
     status: RunStatus,
     ending: Option<RunStatus>,
@@ -59,6 +60,7 @@ impl From<LoadedRun> for RunSeed {
                 created_at: row.created_at,
                 deadline_at: row.deadline_at,
             },
+            key: row.key,
             input: row.input,
             status: row.status,
             ending: row.ending,
@@ -83,6 +85,16 @@ impl RunSeed {
         decoded.map(|entry| entry.deaths).max().unwrap_or(0)
     }
 
+    /// How often it was taken over from a process that died, since it last moved.
+    pub(crate) fn recoveries(&self) -> u32 {
+        self.recoveries
+    }
+
+    /// How many entries its history has.
+    pub(crate) fn entries(&self) -> usize {
+        self.history.len()
+    }
+
     /// A run that was just created and claimed: nothing of it needs to be read.
     pub(crate) fn claimed(new: NewRun, created_at: Timestamp) -> RunSeed {
         RunSeed {
@@ -96,6 +108,7 @@ impl RunSeed {
                 created_at,
                 deadline_at: new.deadline_at,
             },
+            key: new.key,
             input: new.input,
             status: RunStatus::Running,
             ending: None,
@@ -182,6 +195,7 @@ impl Run {
             env,
             root,
             state: std::cell::RefCell::new(st),
+            telemetry: std::cell::OnceCell::new(),
         });
         core.deliver(seed.inbox);
         core.state.borrow_mut().inbox.set_seen(seed.inbox_seq);

@@ -88,6 +88,7 @@ impl Core {
             return;
         };
         st.consumed.push(row.seq);
+        self.note_taken(row.sent_at);
         let Some(slot) = st.history.get_mut(&key) else {
             return;
         };

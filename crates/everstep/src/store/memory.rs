@@ -421,6 +421,22 @@ impl Store for MemoryStore {
         Ok(self.read().queues.overview(after, limit, most))
     }
 
+    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> {
+        let mut counts = HashMap::<(Arc<str>, RunStatus), u64>::new();
+        for run in self.read().runs.values() {
+            let of = (run.workflow.clone(), run.head.status);
+            *counts.entry(of).or_default() += 1;
+        }
+        let tallies = counts
+            .into_iter()
+            .map(|((workflow, status), runs)| WorkflowCount {
+                workflow,
+                status,
+                runs,
+            });
+        Ok(tallies.collect())
+    }
+
     fn history(
         &self,
         run: RunNo,

@@ -55,6 +55,7 @@ impl<S: Store> Store for OwnerAndClient<S> {
     fn queues(&self, after: Option<&str>, limit: usize, most: u64) -> Result<Vec<QueueRow>, StoreError> { self.client.queues(after, limit, most) }
     fn children(&self, parent: RunNo) -> Result<Vec<RunId>, StoreError> { self.client.children(parent) }
     fn unread(&self, run: RunNo, after: u64, limit: usize) -> Result<Vec<InboxRow>, StoreError> { self.client.unread(run, after, limit) }
+    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> { self.client.tally() }
     fn find(&self, filter: &Filter, after: Option<RunNo>, limit: usize) -> Result<Vec<RunId>, StoreError> { self.client.find(filter, after, limit) }
     fn finished_before(&self, workflow: &str, status: RunStatus, before: Timestamp, limit: usize) -> Result<Vec<(RunId, Timestamp)>, StoreError> { self.owner.finished_before(workflow, status, before, limit) }
     fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> { self.owner.sweep(now, limit) }

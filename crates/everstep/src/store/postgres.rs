@@ -875,6 +875,10 @@ impl Store for PostgresStore {
         self.read(|session| overview::queues(session, after, limit, most))
     }
 
+    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> {
+        self.read(reads::tally)
+    }
+
     fn finished_before(
         &self,
         workflow: &str,

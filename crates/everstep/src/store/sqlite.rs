@@ -420,6 +420,10 @@ impl Store for SqliteStore {
         self.read(|conn| overview::queues(conn, after, limit, most))
     }
 
+    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> {
+        self.read(reads::tally)
+    }
+
     fn history(
         &self,
         run: RunNo,

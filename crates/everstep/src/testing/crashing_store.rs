@@ -23,7 +23,7 @@ use crate::{
         LetterFilter, LimitPlace, LimitRow, LoadedRun, Mend, NewAudit, NewRunner, PausedRun,
         PoolRow, Put, QueueOutlook, QueueRow, QueueStats, RunRow, RunStatus, RunnerRow,
         ScheduleRow, Secret, ShardSet, StatsRange, StatsRow, StatusCounts, Store, StoreCounters,
-        StoreError, StreamExtent, StreamPage, Target, WakeFn, WakeGuard,
+        StoreError, StreamExtent, StreamPage, Target, WakeFn, WakeGuard, WorkflowCount,
     },
     time::Timestamp,
 };
@@ -474,6 +474,10 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn unread(&self, run: RunNo, after: u64, limit: usize) -> Result<Vec<InboxRow>, StoreError> {
         self.read(|store| store.unread(run, after, limit))
+    }
+
+    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> {
+        self.read(|store| store.tally())
     }
 
     fn history(

@@ -43,6 +43,7 @@ mod queues;
 mod rehome;
 mod schedules;
 mod streams;
+mod tally;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod transactions;
 
@@ -58,6 +59,7 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
         .chain(rehome::CHECKS)
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)
+        .chain(tally::CHECKS)
         .chain(queues::CHECKS)
         .chain(queues::limited::CHECKS)
         .chain(events::CHECKS);

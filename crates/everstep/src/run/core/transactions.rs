@@ -6,14 +6,12 @@
 
 use super::{Core, OpId, Phase, State};
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
-use crate::{
-    codec,
-    history::{EntryStatus, Key},
-};
+use crate::{codec, history::Key};
 use crate::{
     commit::{Effect, Transaction},
-    history::{Entry, EntryValue},
+    history::{Entry, EntryStatus, EntryValue},
     retry::Retry,
+    telemetry::Watch,
 };
 
 /// A transaction that is on its way.
@@ -24,6 +22,7 @@ pub(crate) struct PendingTransaction {
     entry: Entry,
     work: Transaction,
     retry: Retry,
+    watch: Option<Watch>,
 }
 
 impl PendingTransaction {
@@ -49,7 +48,7 @@ impl Core {
         &self,
         id: OpId,
         retry: Retry,
-        make: impl FnOnce(&Key, Vec<u8>) -> Transaction,
+        make: impl FnOnce(&Key, Vec<u8>, Option<&tracing::Span>) -> Transaction,
     ) {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
@@ -65,22 +64,33 @@ impl Core {
         entry.wake_at = None;
         entry.value = EntryValue::Payload(Vec::new());
         let key = op.key.clone();
-        let work = make(&key, codec::encode_payload_prefix(&entry));
+        let watch = Watch::begin(self, &key, op.kind, entry.attempts);
+        let span = watch.as_ref().and_then(Watch::span);
+        let work = make(&key, codec::encode_payload_prefix(&entry), span);
         st.transactions.push(PendingTransaction {
             id,
             key,
             entry,
             work,
             retry,
+            watch,
         });
     }
 
     /// The commit with this transaction was made: whatever became of it.
-    pub(crate) fn transaction_done(&self, pending: PendingTransaction) {
+    pub(crate) fn transaction_done(&self, mut pending: PendingTransaction) {
         match pending.work.take_answer() {
-            Some(Ok(payload)) => self.transaction_completed(pending, payload),
+            Some(Ok(payload)) => {
+                if let Some(watch) = pending.watch.take() {
+                    watch.end(self, EntryStatus::Completed);
+                }
+                self.transaction_completed(pending, payload);
+            }
             Some(Err(error)) => {
                 self.finish_body(pending.id, Err(error), &pending.retry, true);
+                if let (Some(watch), Some(status)) = (pending.watch, self.status_of(pending.id)) {
+                    watch.end(self, status);
+                }
             }
             // Its turn comes with the next commit.
             None => self.state.borrow_mut().transactions.push(pending),

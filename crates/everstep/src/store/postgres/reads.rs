@@ -257,6 +257,18 @@ pub(super) fn count_by_status(
     })
 }
 
+/// How many runs of each workflow have each status.
+pub(super) fn tally(session: &Session<'_>) -> Result<Vec<WorkflowCount>, Trouble> {
+    let sql = "SELECT workflow, status, count(*) FROM runs GROUP BY workflow, status";
+    session.rows(sql, Vec::new(), |row| {
+        Ok(WorkflowCount {
+            workflow: row.get::<String>(0)?.into(),
+            status: columns::status(row, 1)?,
+            runs: columns::number(row, 2)?,
+        })
+    })
+}
+
 /// A filter as SQL. Everything that a user has written is a parameter.
 struct Condition {
     terms: Vec<String>,

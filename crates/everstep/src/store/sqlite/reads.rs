@@ -271,6 +271,30 @@ pub(crate) fn count_by_status(
     Ok(())
 }
 
+/// How many runs of each workflow have each status. Finished ones are counted in their index alone;
+/// those that have not ended are found by theirs, so that no other row is read.
+pub(crate) fn tally(conn: &Connection) -> rusqlite::Result<Vec<WorkflowCount>> {
+    let sql = "
+        SELECT workflow, status, count(*) FROM runs
+        WHERE finished_at IS NOT NULL GROUP BY workflow, status
+        UNION ALL
+        SELECT workflow, status, count(*) FROM runs
+        WHERE finished_at IS NULL AND no IN (
+            SELECT no FROM runs WHERE available_at IS NOT NULL
+            UNION SELECT no FROM runs WHERE status IN (1, 3)
+            UNION SELECT no FROM runs WHERE status IN (2, 4) AND available_at IS NULL
+        ) GROUP BY workflow, status";
+    let mut statement = conn.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        Ok(WorkflowCount {
+            workflow: row.get::<_, String>(0)?.into(),
+            status: columns::status(row, 1)?,
+            runs: row.get::<_, i64>(2)? as u64,
+        })
+    })?;
+    rows.collect()
+}
+
 /// The filter as SQL. Everything that a user has written is a parameter.
 fn condition(filter: &Filter) -> (String, Vec<Box<dyn ToSql>>) {
     let mut terms = vec!["TRUE".to_owned()];

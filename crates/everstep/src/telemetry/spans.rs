@@ -1,0 +1,143 @@
+//! The spans, whose names and fields [`crate::telemetry`] promises.
+
+use std::time::{Duration, Instant};
+
+use tracing::{Span, field::Empty, span::Entered};
+
+use crate::{
+    history::{EntryKind, EntryStatus},
+    queue::ItemId,
+    run::{RunSeed, core::Core},
+};
+
+/// The span of a run that comes into memory.
+pub(crate) fn run_span(seed: &RunSeed) -> Span {
+    let facts = &seed.facts;
+    tracing::info_span!(
+        target: "everstep",
+        parent: None,
+        "everstep.run",
+        run = %facts.id,
+        workflow = &*facts.workflow,
+        version = facts.version,
+        key = seed.key.as_deref(),
+        generation = facts.generation,
+        attempt = facts.attempts,
+        recovered = seed.recoveries(),
+        replayed = seed.entries(),
+        status = Empty,
+    )
+}
+
+/// An attempt at a body that is under way. One that is dropped without an end was given up.
+pub(crate) struct Watch {
+    begun: Instant,
+    /// Only where somebody listens.
+    span: Option<Box<Span>>,
+}
+
+impl Watch {
+    /// Nothing is made of a run that is only tried.
+    pub(crate) fn begin(core: &Core, key: &[u8], kind: EntryKind, attempt: u32) -> Option<Watch> {
+        let parent = &core.telemetry.get()?.span;
+        let span = tracing::info_span!(
+            target: "everstep",
+            parent: parent,
+            "everstep.step",
+            run = %core.facts.id,
+            workflow = &*core.facts.workflow,
+            step = Core::location(key),
+            kind = kind_word(kind),
+            attempt,
+            outcome = Empty,
+            duration_ms = Empty,
+        );
+        Some(Watch {
+            begun: Instant::now(),
+            span: (!span.is_disabled()).then(|| Box::new(span)),
+        })
+    }
+
+    /// Until the guard is dropped, what is logged is below the span.
+    pub(crate) fn enter(&self) -> Option<Entered<'_>> {
+        Some(self.span.as_ref()?.enter())
+    }
+
+    /// The span, if there is one.
+    pub(crate) fn span(&self) -> Option<&Span> {
+        self.span.as_deref()
+    }
+
+    /// The attempt has ended, and its entry says this.
+    pub(crate) fn end(mut self, core: &Core, status: EntryStatus) {
+        let took = self.begun.elapsed();
+        if let Some(telemetry) = core.telemetry.get() {
+            telemetry.cells.attempt_ended(status, took);
+        }
+        if let Some(span) = self.span.take() {
+            record(&span, outcome_word(status), took);
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if let Some(span) = self.span.take() {
+            record(&span, "dropped", self.begun.elapsed());
+        }
+    }
+}
+
+fn record(span: &Span, outcome: &str, took: Duration) {
+    span.record("outcome", outcome);
+    span.record("duration_ms", took.as_secs_f64() * 1_000.0);
+}
+
+fn kind_word(kind: EntryKind) -> &'static str {
+    match kind {
+        EntryKind::Rollback => "rollback",
+        EntryKind::Transaction => "transaction",
+        _ => "step",
+    }
+}
+
+fn outcome_word(status: EntryStatus) -> &'static str {
+    match status {
+        EntryStatus::Completed => "completed",
+        EntryStatus::Waiting => "retried",
+        EntryStatus::Exhausted => "exhausted",
+        EntryStatus::TimedOut => "timed_out",
+        _ => "failed",
+    }
+}
+
+/// The span of an attempt at an item of a queue.
+pub(crate) struct ItemSpan {
+    span: Span,
+    begun: Instant,
+}
+
+impl ItemSpan {
+    pub(crate) fn begin(queue: &str, item: ItemId, attempt: u32) -> ItemSpan {
+        let span = tracing::info_span!(
+            target: "everstep",
+            parent: None,
+            "everstep.item",
+            queue,
+            item = item.0,
+            attempt,
+            outcome = Empty,
+            duration_ms = Empty,
+        );
+        let begun = Instant::now();
+        ItemSpan { span, begun }
+    }
+
+    pub(crate) fn span(&self) -> &Span {
+        &self.span
+    }
+
+    pub(crate) fn end(self, outcome: &str) {
+        record(&self.span, outcome, self.begun.elapsed());
+    }
+}
