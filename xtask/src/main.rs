@@ -23,6 +23,7 @@ mod examples;
 mod failover;
 mod model;
 mod points;
+mod programs;
 mod stores;
 mod test;
 
