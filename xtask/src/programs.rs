@@ -140,8 +140,13 @@ pub(crate) fn libraries(root: &Path) -> OsString {
 }
 
 /// Runs the programs, in their order, several at once, and counts their tests. All are run, whether or
-/// not some fail.
-pub(crate) fn run_all(runs: Vec<Run>, outputs: &Path, tests: &mut Tests) -> Result<(), Failure> {
+/// not some fail. What they say goes to `shown`, and to a file each in `outputs`.
+pub(crate) fn run_all(
+    runs: Vec<Run>,
+    outputs: &Path,
+    shown: impl Write + Send,
+    tests: &mut Tests,
+) -> Result<(), Failure> {
     let is_in_the_way = |error: io::Error| {
         let place = outputs.display();
         Failure::Found(format!("{place}: {error}"))
@@ -150,7 +155,7 @@ pub(crate) fn run_all(runs: Vec<Run>, outputs: &Path, tests: &mut Tests) -> Resu
     // One more than there are processors: one of them waits most of the time.
     let at_once = thread::available_parallelism().map_or(2, usize::from) + 1;
     let left = Mutex::new(runs.into_iter().enumerate());
-    let ended = Mutex::new((Tests::default(), Vec::new()));
+    let ended = Mutex::new((shown, Tests::default(), Vec::new()));
     thread::scope(|scope| {
         for _ in 0..at_once {
             scope.spawn(|| {
@@ -162,17 +167,17 @@ pub(crate) fn run_all(runs: Vec<Run>, outputs: &Path, tests: &mut Tests) -> Resu
                     let output = outputs.join(format!("{number}.txt"));
                     let how = one(&mut run, &output);
                     let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
-                    let (tests, failed) = &mut *ended;
-                    *tests += show(&run.title, &output);
+                    let (shown, tests, failed) = &mut *ended;
+                    *tests += show(&run.title, &output, shown);
                     if let Err(why) = how {
-                        println!("==> {}: {why}", run.title);
+                        _ = writeln!(shown, "==> {}: {why}", run.title);
                         failed.push(format!("{}: {why}", run.title));
                     }
                 }
             });
         }
     });
-    let (counted, failed) = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (_, counted, failed) = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
     *tests += counted;
     match failed.is_empty() {
         true => Ok(()),
@@ -210,12 +215,11 @@ fn wait(mut child: Child, limit: Duration) -> Result<ExitStatus, String> {
     }
 }
 
-/// Prints what a program has said, and counts its tests.
-fn show(title: &str, output: &Path) -> Tests {
+/// Shows what a program has said, and counts its tests.
+fn show(title: &str, output: &Path, shown: &mut impl Write) -> Tests {
     let said = fs::read(output).unwrap_or_default();
     let said = String::from_utf8_lossy(&said);
-    let mut stdout = io::stdout().lock();
-    _ = writeln!(stdout, "\n    {title}\n{}", said.trim_end());
+    _ = writeln!(shown, "\n    {title}\n{}", said.trim_end());
     let mut tests = Tests::default();
     for line in said.lines() {
         tests += counted(line).unwrap_or_default();
@@ -265,8 +269,8 @@ mod tests {
         let good = shell(&result(3, 0));
         let bad = shell(&format!("{}; exit 7", result(1, 2)));
         let last = shell(&result(4, 0));
-        let mut tests = Tests::default();
-        let ended = run_all(vec![good, bad, last], &outputs, &mut tests);
+        let (mut tests, mut shown) = (Tests::default(), Vec::new());
+        let ended = run_all(vec![good, bad, last], &outputs, &mut shown, &mut tests);
         _ = fs::remove_dir_all(&outputs);
         let sum = Tests {
             passed: 8,
@@ -278,6 +282,9 @@ mod tests {
         };
         assert!(why.contains("exit 7"), "{why}");
         assert!(why.contains("exit status: 7"), "{why}");
+        let shown = String::from_utf8(shown).unwrap();
+        let results = shown.lines().filter(|line| line.starts_with("test result"));
+        assert_eq!(results.count(), 3, "{shown}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: what is asked of every change.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -277,7 +277,8 @@ fn tests(checking: &mut Checking) -> Result<(), Failure> {
     fs::create_dir_all(&files)
         .map_err(|error| Failure::Found(format!("{}: {error}", files.display())))?;
     let runs = runs(&checking.root, &programs, &noted, &files)?;
-    let ended = programs::run_all(runs, &target.join("output-of-tests"), &mut checking.tests);
+    let outputs = target.join("output-of-tests");
+    let ended = programs::run_all(runs, &outputs, io::stdout(), &mut checking.tests);
     _ = fs::remove_dir_all(&files);
     ended?;
     if checking.tests.passed == 0 {
