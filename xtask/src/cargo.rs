@@ -93,12 +93,12 @@ pub(crate) fn shown(command: &Command) -> String {
     text + "`"
 }
 
-fn no_start(command: &Command, error: &std::io::Error) -> Failure {
+pub(crate) fn no_start(command: &Command, error: &std::io::Error) -> Failure {
     Failure::Found(format!("{} could not be started: {error}", shown(command)))
 }
 
 /// Reads `test result: ok. 3 passed; 0 failed; ..`, the line that ends each test program.
-fn counted(line: &str) -> Option<Tests> {
+pub(crate) fn counted(line: &str) -> Option<Tests> {
     let (_, counts) = line
         .trim()
         .strip_prefix("test result: ")?

@@ -24,6 +24,7 @@ mod failover;
 mod fuzz_api;
 mod model;
 mod points;
+mod programs;
 mod stores;
 mod test;
 

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: what is asked of every change.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -11,7 +11,9 @@ use everstep_pg::DATABASE_URL;
 use crate::{
     Failure, architecture,
     cargo::{self, Tests, cargo},
-    examples, points, root,
+    examples, points,
+    programs::{self, Program, Run},
+    root,
     stores::{self, Database},
 };
 
@@ -86,6 +88,19 @@ const CRASHING: &[&str] = &["crash_primitives", "queues_crash"];
 const PASSES: &[(&str, &[&[&str]])] = &[
     ("sqlite", &[ON_ANY_STORE]),
     ("postgres", &[ON_ANY_STORE, CRASHING]),
+];
+
+/// The programs that take longest, with their stores. What is missing here only makes it all longer.
+const LONGEST: &[(&str, Option<&str>)] = &[
+    ("everstep", None),
+    ("crash_primitives", Some("postgres")),
+    ("crash_primitives", None),
+    ("deferreds", Some("postgres")),
+    ("deferreds", None),
+    ("everstep-model", None),
+    ("queues_crash", Some("postgres")),
+    ("events", Some("postgres")),
+    ("queues_crash", None),
 ];
 
 /// The variable that names the store of a pass.
@@ -255,14 +270,20 @@ fn tests(checking: &mut Checking) -> Result<(), Failure> {
         stores: stores::begin(&target)?,
         database: checking.database_url()?,
     };
-    run_tests(checking, &noted, None)?;
+    let programs = programs::build(&checking.root)?;
+    println!("    {} test programs are built", programs.len());
+    // Stores are still open when a test program ends, so their files are removed here.
+    let files = target.join("files-of-tests");
+    fs::create_dir_all(&files)
+        .map_err(|error| Failure::Found(format!("{}: {error}", files.display())))?;
+    let runs = runs(&checking.root, &programs, &noted, &files)?;
+    let outputs = target.join("output-of-tests");
+    let ended = programs::run_all(runs, &outputs, io::stdout(), &mut checking.tests);
+    _ = fs::remove_dir_all(&files);
+    ended?;
     if checking.tests.passed == 0 {
-        let why = "cargo reported no tests; has the form of its output changed?";
+        let why = "no test was counted; has the form of their output changed?";
         return Err(Failure::Found(why.into()));
-    }
-    for (store, programs) in PASSES {
-        println!("\n    on {store}, what can be made on any store");
-        run_tests(checking, &noted, Some((store, &programs.concat())))?;
     }
     let manifest = library_manifest(&checking.root)?;
     let features: Vec<&str> = optional_features(&manifest).collect();
@@ -277,39 +298,50 @@ struct Noted {
     database: String,
 }
 
-/// All tests, or these programs on this store. The whole workspace is named each time, or other
-/// features would be chosen for what all of it depends on, and that built anew.
-fn run_tests(
-    checking: &mut Checking,
+/// All programs in memory, and those of the later passes on their stores: the longest first, so that
+/// none of them is left alone in the end.
+fn runs(
+    root: &Path,
+    programs: &[Program],
     noted: &Noted,
-    pass: Option<(&str, &[&str])>,
-) -> Result<(), Failure> {
-    // All failures at once are worth more here than an early end.
-    let mut arguments = vec!["test", "--workspace", "--all-features", "--no-fail-fast"];
-    match pass {
-        None => arguments.push("--tests"),
-        Some((_, programs)) => {
-            arguments.extend(programs.iter().flat_map(|program| ["--test", *program]));
+    files: &Path,
+) -> Result<Vec<Run>, Failure> {
+    let libraries = programs::libraries(root);
+    let mut all: Vec<(&str, Option<&str>, Run)> = Vec::new();
+    for program in programs {
+        let run = program.run("", &libraries);
+        all.push((&program.name, None, run));
+    }
+    for (store, names) in PASSES {
+        for name in names.concat() {
+            let found = programs.iter().find(|program| program.name == name);
+            let program = found.ok_or_else(|| {
+                Failure::Found(format!(
+                    "there is no test program `{name}` to run on {store}"
+                ))
+            })?;
+            let mut run = program.run(&format!("on {store}"), &libraries);
+            run.env(STORE, store);
+            run.env("TMPDIR", files);
             // Power is cut under files alone, which the first pass has done.
-            arguments.extend(["--", "--skip", "power_cut"]);
+            run.arguments(&["--skip", "power_cut"]);
+            all.push((&program.name, Some(store), run));
         }
     }
-    let mut tests = cargo(&checking.root, &arguments);
-    tests.env(points::POINTS_FILE, &noted.points);
-    tests.env(stores::STORES_FILE, &noted.stores);
-    tests.env(DATABASE_URL, &noted.database);
-    tests.env_remove(STORE);
-    let Some((store, _)) = pass else {
-        return cargo::succeed_counting(tests, &mut checking.tests);
+    for (_, store, run) in &mut all {
+        run.env(points::POINTS_FILE, &noted.points);
+        run.env(stores::STORES_FILE, &noted.stores);
+        run.env(DATABASE_URL, &noted.database);
+        if store.is_none() {
+            run.env_remove(STORE);
+        }
+    }
+    let place = |name: &str, store: Option<&str>| {
+        let place = LONGEST.iter().position(|long| *long == (name, store));
+        place.unwrap_or(LONGEST.len())
     };
-    // Stores are still open when a test program ends, so their files are removed here.
-    let files = cargo::target_directory(&checking.root).join("files-of-tests");
-    fs::create_dir_all(&files)
-        .map_err(|error| Failure::Found(format!("{}: {error}", files.display())))?;
-    tests.env(STORE, store).env("TMPDIR", &files);
-    let ended = cargo::succeed_counting(tests, &mut checking.tests);
-    _ = fs::remove_dir_all(&files);
-    ended
+    all.sort_by_key(|(name, store, _)| place(name, *store));
+    Ok(all.into_iter().map(|(_, _, run)| run).collect())
 }
 
 fn doc_tests(checking: &mut Checking) -> Result<(), Failure> {

@@ -634,8 +634,8 @@ pub struct EmittedBy {
     pub step: Vec<u8>,
     /// The attempt, from 1.
     pub attempt: u32,
-    /// In which life of the run in an owner's memory the body ran; a later one has a greater
-    /// number. A body that runs again after a crash has the same attempt and another life.
+    /// In which life of the run in an owner's memory the body ran; no other has the same number. A
+    /// body that runs again after a crash has the same attempt and another life.
     pub life: u64,
 }
 

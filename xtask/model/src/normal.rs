@@ -34,12 +34,14 @@ fn epochs_of(state: &mut State, no: RunnerNo) -> impl Iterator<Item = &mut u8> {
         .map(|beat| &mut beat.fence);
     let runner = &mut state.runners[no.index()];
     let busy = runner.busy.iter_mut().flatten();
+    let queued = runner.queued.iter_mut().flatten();
     row.chain(owners.map(|owner| &mut owner.epoch))
         .chain(batches.map(|batch| &mut batch.fence))
         .chain(take)
         .chain(beat)
         .chain(runner.fence.iter_mut())
         .chain(busy.map(|busy| &mut busy.fence))
+        .chain(queued.map(|queued| &mut queued.fence))
 }
 
 fn rank_epochs(state: &mut State, no: RunnerNo) {
@@ -68,6 +70,12 @@ fn count_from_stored(state: &mut State) {
         for runner in &mut state.runners {
             if let Some(held) = &mut runner.held[shard.index()] {
                 *held = held.wrapping_sub(version);
+            }
+            if let Some(read) = &mut runner.reads[shard.index()] {
+                read.version = read.version.wrapping_sub(version);
+            }
+            if let Some(queued) = &mut runner.queued[shard.index()] {
+                queued.base = queued.base.wrapping_sub(version);
             }
             if let Some(busy) = &mut runner.busy[shard.index()] {
                 busy.base = busy.base.wrapping_sub(version);

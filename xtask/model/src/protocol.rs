@@ -9,8 +9,8 @@
 use std::fmt;
 
 use crate::state::{
-    Batch, Beat, Busy, Kind, LaneRow, Left, Owner, Process, RUNNERS, Row, Runner, RunnerNo, SHARDS,
-    ShardNo, State, Take, Wrong,
+    Batch, Beat, Busy, Kind, LaneRow, Left, Owner, Process, Queued, RUNNERS, Read, Row, Runner,
+    RunnerNo, SHARDS, ShardNo, State, Take, Wrong,
 };
 
 /// How long a lease is, in ticks.
@@ -49,6 +49,10 @@ pub(crate) enum Break {
     Settle,
     /// An owner writes on past its lease.
     SelfFencing,
+    /// What was read is taken in, whatever has become of the shard meanwhile.
+    ReadCheck,
+    /// A commit is sent under the lease of the moment, not under the one that it was made under.
+    QueueCheck,
 }
 
 /// One thing that happens.
@@ -59,6 +63,9 @@ pub(crate) enum Step {
     Heartbeat(RunnerNo),
     SendHeartbeat(RunnerNo),
     ReceiveHeartbeat(RunnerNo),
+    Read(RunnerNo, ShardNo),
+    TakeIn(RunnerNo, ShardNo),
+    MakeCommit(RunnerNo, ShardNo),
     SendCommit(RunnerNo, ShardNo),
     SendRelease(RunnerNo, ShardNo),
     Begin(Batch),
@@ -97,6 +104,7 @@ impl Protocol {
             let runner = RunnerNo(shard.0);
             self.register(&mut state, runner);
             give(&mut state, shard, runner, 1);
+            state.runners[runner.index()].held[shard.index()] = Some(0);
         }
         state
     }
@@ -146,6 +154,9 @@ impl Protocol {
                 send_heartbeat(state, runner, self.clock(state, runner));
             }
             Step::ReceiveHeartbeat(runner) => self.receive_heartbeat(state, runner),
+            Step::Read(runner, shard) => read(state, runner, shard),
+            Step::TakeIn(runner, shard) => self.take_in(state, runner, shard),
+            Step::MakeCommit(runner, shard) => make_commit(state, runner, shard),
             Step::SendCommit(runner, shard) => self.send_commit(state, runner, shard),
             Step::SendRelease(runner, shard) => self.send_release(state, runner, shard),
             Step::Begin(batch) => self.begin(state, batch),
@@ -274,7 +285,9 @@ impl Protocol {
                 steps.push(Step::SendHeartbeat(no));
             }
         }
-        let idle = runner.busy.iter().all(Option::is_none) && state.takes[no.index()].is_none();
+        let idle = runner.busy.iter().all(Option::is_none)
+            && runner.queued.iter().all(Option::is_none)
+            && state.takes[no.index()].is_none();
         if state.left.moves > 0 && idle {
             steps.push(Step::Leave(no));
         }
@@ -316,14 +329,28 @@ impl Protocol {
         if state.shards[shard.index()].is_none() && !is_leaving {
             steps.push(Step::TakeFree(no, shard));
         }
-        if runner.held[shard.index()].is_none() {
-            return;
+        let (held, read) = (runner.held[shard.index()], runner.reads[shard.index()]);
+        if read.is_some() {
+            steps.push(Step::TakeIn(no, shard));
+        } else if runner.owned[shard.index()] && held.is_none() {
+            steps.push(Step::Read(no, shard));
         }
+        let queued = runner.queued[shard.index()];
         let lasts = self.clock(state, no) < runner.valid_until;
-        if busy.is_none() && state.left.commits > 0 && (lasts || !self.fences_itself()) {
-            steps.push(Step::SendCommit(no, shard));
+        match queued {
+            Some(_) if busy.is_none() && (lasts || !self.fences_itself()) => {
+                steps.push(Step::SendCommit(no, shard));
+            }
+            None if busy.is_none() && held.is_some() && state.left.commits > 0 => {
+                steps.push(Step::MakeCommit(no, shard));
+            }
+            _ => {}
         }
-        if (busy.is_none() || self.breaks(Break::ReleaseEarly)) && state.left.moves > 0 {
+        let is_empty = busy.is_none() && queued.is_none();
+        if runner.owned[shard.index()]
+            && (is_empty || self.breaks(Break::ReleaseEarly))
+            && state.left.moves > 0
+        {
             steps.push(Step::SendRelease(no, shard));
         }
     }
@@ -395,12 +422,29 @@ impl Protocol {
         }
     }
 
-    fn send_commit(&self, state: &mut State, no: RunnerNo, shard: ShardNo) {
-        let runner = state.runner(no);
-        let (Some(fence), Some(base)) = (runner.fence, runner.held[shard.index()]) else {
+    /// What was read comes into memory, unless the shard was another's at any time since: what it has
+    /// done there is not in it.
+    fn take_in(&self, state: &mut State, no: RunnerNo, shard: ShardNo) {
+        let runner = &mut state.runners[no.index()];
+        let Some(read) = runner.reads[shard.index()].take() else {
             return;
         };
-        state.left.commits -= 1;
+        let is_good = read.current || self.breaks(Break::ReadCheck);
+        if is_good && runner.owned[shard.index()] && runner.held[shard.index()].is_none() {
+            runner.held[shard.index()] = Some(read.version);
+        }
+    }
+
+    /// A commit that was made under another lease is dropped: its run is in memory no more.
+    fn send_commit(&self, state: &mut State, no: RunnerNo, shard: ShardNo) {
+        let runner = &mut state.runners[no.index()];
+        let queued = runner.queued[shard.index()].take();
+        let (Some(fence), Some(Queued { fence: made, base })) = (runner.fence, queued) else {
+            return;
+        };
+        if made != fence && !self.breaks(Break::QueueCheck) {
+            return;
+        }
         if self.self_fencing && self.ahead == 0 && !state.fence_holds(no, fence) {
             state.wrong = Some(Wrong::SentTooLate);
         }
@@ -411,12 +455,11 @@ impl Protocol {
     /// so that an unknown outcome of it is settled too: one that came late, after the runner has
     /// taken the shard again, would free it under its owner.
     fn send_release(&self, state: &mut State, no: RunnerNo, shard: ShardNo) {
+        let base = state.versions[shard.index()];
         let runner = &mut state.runners[no.index()];
-        let (Some(fence), Some(base)) = (runner.fence, runner.held[shard.index()]) else {
-            return;
-        };
+        let Some(fence) = runner.fence else { return };
         state.left.moves -= 1;
-        runner.held[shard.index()] = None;
+        runner.let_go(shard);
         if !self.breaks(Break::ReleaseEarly) {
             send(state, no, shard, Kind::Release, fence, base);
         } else if state.fence_holds(no, fence) {
@@ -574,15 +617,29 @@ fn acknowledge(runner: &mut Runner, shard: ShardNo, busy: Busy) {
     }
 }
 
-/// The shard is this runner's, and so is what the store says of its run at this moment. To read it
-/// later could only show something newer.
+/// Reads the run of a shard that is the runner's.
+fn read(state: &mut State, no: RunnerNo, shard: ShardNo) {
+    let version = state.versions[shard.index()];
+    let current = true;
+    state.runners[no.index()].reads[shard.index()] = Some(Read { version, current });
+}
+
+/// A run in memory has something to commit.
+fn make_commit(state: &mut State, no: RunnerNo, shard: ShardNo) {
+    let runner = &mut state.runners[no.index()];
+    if let (Some(fence), Some(base)) = (runner.fence, runner.held[shard.index()]) {
+        runner.queued[shard.index()] = Some(Queued { fence, base });
+        state.left.commits -= 1;
+    }
+}
+
+/// The shard is this runner's; its run is read after this.
 fn give(state: &mut State, shard: ShardNo, no: RunnerNo, epoch: u8) {
     let owner = Owner { runner: no, epoch };
     state.shards[shard.index()] = Some(owner);
-    let version = state.versions[shard.index()];
     let runner = &mut state.runners[no.index()];
     if runner.is_alive() && runner.fence == Some(epoch) {
-        runner.held[shard.index()] = Some(version);
+        runner.owned[shard.index()] = true;
     }
 }
 
@@ -680,7 +737,7 @@ fn crash(state: &mut State, no: RunnerNo) {
 }
 
 impl Break {
-    pub(crate) const ALL: [Break; 8] = [
+    pub(crate) const ALL: [Break; 10] = [
         Break::Fence,
         Break::TakeoverWait,
         Break::TakeoverCheck,
@@ -689,6 +746,8 @@ impl Break {
         Break::ReleaseEarly,
         Break::Settle,
         Break::SelfFencing,
+        Break::ReadCheck,
+        Break::QueueCheck,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -701,6 +760,8 @@ impl Break {
             Break::ReleaseEarly => "release-early",
             Break::Settle => "settle",
             Break::SelfFencing => "self-fencing",
+            Break::ReadCheck => "read-check",
+            Break::QueueCheck => "queue-check",
         }
     }
 }
@@ -713,7 +774,10 @@ impl fmt::Display for Step {
             Step::Heartbeat(r) => write!(f, "{r} has its heartbeat"),
             Step::SendHeartbeat(r) => write!(f, "{r} sends a heartbeat, which is held up"),
             Step::ReceiveHeartbeat(r) => write!(f, "the late heartbeat of {r} arrives"),
-            Step::SendCommit(r, s) => write!(f, "{r} sends a commit to {s}"),
+            Step::Read(r, s) => write!(f, "{r} reads the run of {s}"),
+            Step::TakeIn(r, s) => write!(f, "what {r} has read of {s} arrives"),
+            Step::MakeCommit(r, s) => write!(f, "{r} makes a commit to {s}"),
+            Step::SendCommit(r, s) => write!(f, "{r} comes to its commit to {s}"),
             Step::SendRelease(r, s) => write!(f, "{r} gives {s} back"),
             Step::Begin(batch) => write!(f, "the store looks at {batch}"),
             Step::Commit(batch) => write!(f, "the store commits {batch}"),

@@ -92,10 +92,17 @@ impl Variant {
             _ => Variant::OWN_CLOCKS,
         };
         // Small bounds suffice, and let the way to what goes wrong be found at once.
+        let (faults, moves, commits) = match part {
+            Break::ReleaseEarly => (2, 1, 1),
+            Break::TakeoverOrder => (2, 0, 0),
+            // A shard that leaves while it is read, and comes back.
+            Break::ReadCheck => (0, 3, 2),
+            _ => (2, 0, 1),
+        };
         let left = Left {
-            faults: 2,
-            moves: u8::from(part == Break::ReleaseEarly),
-            commits: u8::from(part != Break::TakeoverOrder),
+            faults,
+            moves,
+            commits,
         };
         let protocol = Protocol {
             left,
@@ -255,6 +262,19 @@ impl Model for Protocol {
                 RunnerNo::all().any(|no| {
                     let paused = state.runner(no).process == Process::Paused;
                     paused && ShardNo::all().any(|shard| believes_wrongly(state, no, shard))
+                })
+            }),
+            Property::sometimes("what was read comes too late", |_, state: &State| {
+                let mut reads = state.runners.iter().flat_map(|runner| runner.reads);
+                reads.any(|read| read.is_some_and(|read| !read.current))
+            }),
+            Property::sometimes("a commit has outlived its lease", |_, state: &State| {
+                RunnerNo::all().any(|no| {
+                    let runner = state.runner(no);
+                    let mut queued = runner.queued.iter().flatten();
+                    runner
+                        .fence
+                        .is_some_and(|fence| queued.any(|it| it.fence != fence))
                 })
             }),
             Property::sometimes("an unknown outcome has landed", |_, state: &State| {

@@ -138,10 +138,32 @@ pub(crate) struct Runner {
     pub(crate) fence: Option<u8>,
     /// Until when it has its lease, by its own clock.
     pub(crate) valid_until: u8,
-    /// The shards that it has, as far as it knows, with the version of the run in memory.
+    /// The shards that it has, as far as it knows.
+    pub(crate) owned: [bool; SHARDS],
+    /// The run of each shard, on its way from the store into memory.
+    pub(crate) reads: [Option<Read>; SHARDS],
+    /// The version of the run of each shard that is in memory.
     pub(crate) held: [Option<u8>; SHARDS],
+    /// The commit of each run that is made and not sent yet.
+    pub(crate) queued: [Option<Queued>; SHARDS],
     /// What each lane waits for.
     pub(crate) busy: [Option<Busy>; SHARDS],
+}
+
+/// A run that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Read {
+    pub(crate) version: u8,
+    /// The shard has been the reader's ever since.
+    pub(crate) current: bool,
+}
+
+/// A commit that waits for its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Queued {
+    /// The epoch of the runner when it was made.
+    pub(crate) fence: u8,
+    pub(crate) base: u8,
 }
 
 /// The batch that a lane has sent and has no answer for.
@@ -261,7 +283,10 @@ impl Runner {
         process: Process::Runs,
         fence: None,
         valid_until: 0,
+        owned: [false; SHARDS],
+        reads: [None; SHARDS],
         held: [None; SHARDS],
+        queued: [None; SHARDS],
         busy: [None; SHARDS],
     };
 
@@ -274,11 +299,21 @@ impl Runner {
         matches!(self.process, Process::Runs | Process::Paused)
     }
 
-    /// It has learnt that another has taken over: everything is dropped from memory.
+    /// It has learnt that another has taken over: everything is dropped from memory. What is on its
+    /// way, into memory or out of it, is not.
     pub(crate) fn lose(&mut self) {
         self.fence = None;
         self.valid_until = 0;
-        self.held = [None; SHARDS];
+        ShardNo::all().for_each(|shard| self.let_go(shard));
+    }
+
+    /// The shard is no longer its own.
+    pub(crate) fn let_go(&mut self, shard: ShardNo) {
+        self.owned[shard.index()] = false;
+        self.held[shard.index()] = None;
+        if let Some(read) = &mut self.reads[shard.index()] {
+            read.current = false;
+        }
     }
 }
 

@@ -55,8 +55,8 @@ pub struct EmittedFrom {
     pub location: String,
     /// Which attempt of it, from 1.
     pub attempt: u32,
-    /// Tells a body from one that ran again after its process died, which has the same attempt. A
-    /// later one has a greater number.
+    /// Tells a body from one that ran again after its process died, which has the same attempt: no
+    /// other has this number. Which came later is told by the positions of their items.
     pub life: u64,
 }
 

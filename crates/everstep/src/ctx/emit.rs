@@ -171,7 +171,8 @@ impl Emitter {
             by: EmittedBy {
                 step: key.to_vec(),
                 attempt,
-                // Epochs rise from owner to owner, and the number of the run in memory within one.
+                // No two owners have one epoch, and no two runs in the memory of one the same number.
+                // They do not rise: a shard may go to a runner that has registered before.
                 life: epoch << 32 | core.root.run() & u64::from(u32::MAX),
             },
         }

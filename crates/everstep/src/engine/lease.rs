@@ -281,8 +281,8 @@ pub(crate) fn balance(
                 if !shared.set_owned_if(fence, &kept) {
                     return Ok(ShardSet::EMPTY);
                 }
-                let had_some = |gone: &&&RunnerRow| new.iter().any(|it| gone.shards.contains(it));
-                for runner in gone.iter().filter(had_some) {
+                let seen = runners.iter().filter(|runner| runner.id != fence.runner);
+                for runner in seen.filter(|it| was_ousted(it, &new, &dead, shared.now())) {
                     tracing::info!(
                         runner = runner.name,
                         "shards of a runner that is gone are taken"
@@ -295,6 +295,15 @@ pub(crate) fn balance(
         }
     }
     Ok(ShardSet::EMPTY)
+}
+
+/// Whether these new shards were taken from this runner, which had not given them back.
+///
+/// Its lease may have been over only for the transaction that took them, which goes by the store's
+/// own time and comes after who is alive was read.
+fn was_ousted(runner: &RunnerRow, new: &ShardSet, dead: &[Uuid], now: Timestamp) -> bool {
+    let is_gone = runner.lease_until <= now || dead.contains(&runner.id);
+    is_gone && new.iter().any(|shard| runner.shards.contains(shard))
 }
 
 /// How many runs of a new shard are read at a time.
@@ -398,6 +407,24 @@ mod tests {
         engine::fixture,
         store::{MemoryStore, NewRunner, Store},
     };
+
+    /// A lease that was over between the look and the taking was not counted as a takeover.
+    #[test]
+    fn a_lease_that_ends_while_shards_are_taken_is_taken_over() {
+        let (store, shared) = fixture::shared();
+        fixture::enter_raw(&store, 9);
+        let runner = store.runners().expect("runners").remove(0);
+        let (some, until) = (ShardSet::of_default_pool(), runner.lease_until);
+        let before = shared.now();
+        assert!(before < until);
+        assert!(
+            !was_ousted(&runner, &some, &[], before),
+            "it gave them back"
+        );
+        assert!(was_ousted(&runner, &some, &[], until));
+        assert!(was_ousted(&runner, &some, &[runner.id], before));
+        assert!(!was_ousted(&runner, &ShardSet::EMPTY, &[], until));
+    }
 
     /// A database that was restarted while shards were taken: their runs were never looked for again.
     #[test]

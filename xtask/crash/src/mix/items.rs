@@ -1,8 +1,8 @@
 //! Streams: what the code gives out is there once and in order; what bodies give out is tagged.
 
-use std::{rc::Rc, time::Duration};
+use std::{collections::HashSet, rc::Rc, time::Duration};
 
-use everstep::{EmittedFrom, EngineBuilder, RunHandle, StreamItem, prelude::*};
+use everstep::{EngineBuilder, RunHandle, StreamItem, prelude::*};
 
 use super::{Outside, ask, pause};
 use crate::{Problem, bodies::Trace, random};
@@ -89,27 +89,41 @@ fn expect_told<O>(outside: &Outside, run: &RunHandle<O>, items: &[StreamItem<u64
     outside.broken(if lost { "items_lost" } else { "items_twice" }, what);
 }
 
-/// Each body that spoke has said a beginning of what there is to say, the last one all of it.
 fn expect_said<O>(outside: &Outside, run: &RunHandle<O>, items: &[StreamItem<u64>], step: &str) {
-    let mut bodies: Vec<(&EmittedFrom, Vec<u64>)> = Vec::new();
-    for item in items {
-        let Some(by) = item.by.as_ref().filter(|by| by.location == step) else {
-            continue;
-        };
+    let of_step = items.iter().filter_map(|item| {
+        let by = item.by.as_ref().filter(|by| by.location == step)?;
+        Some(((by.attempt, by.life), item.value))
+    });
+    let said: Vec<(Body, u64)> = of_step.collect();
+    if let Some(promise) = broken_promise(&said) {
+        let id = run.id();
+        outside.broken(promise, format!("run {id}: `{step}` said {said:?}"));
+    }
+}
+
+/// The attempt of a body, and its life.
+type Body = (u32, u64);
+
+/// Each body that spoke has said a beginning of what there is to say, the last one all of it; and none
+/// spoke again after another had begun.
+fn broken_promise(said: &[(Body, u64)]) -> Option<&'static str> {
+    let mut bodies: Vec<(Body, Vec<u64>)> = Vec::new();
+    for (body, value) in said {
         match bodies.last_mut() {
-            Some((last, said)) if *last == by => said.push(item.value),
-            _ => bodies.push((by, vec![item.value])),
+            Some((last, said)) if last == body => said.push(*value),
+            _ => bodies.push((*body, vec![*value])),
         }
     }
-    let what = || format!("run {}: `{step}` said {bodies:?}", run.id());
     let all: Vec<u64> = (0..SAID).collect();
     if bodies.last().is_none_or(|(_, said)| *said != all) {
-        outside.broken("items_lost", what());
+        return Some("items_lost");
     }
-    let rises = bodies.is_sorted_by(|(a, _), (b, _)| (a.attempt, a.life) < (b.attempt, b.life));
-    if !rises || bodies.iter().any(|(_, said)| !all.starts_with(said)) {
-        outside.broken("items_twice", what());
-    }
+    let attempts_rise = bodies.is_sorted_by_key(|((attempt, _), _)| *attempt);
+    let different: HashSet<Body> = bodies.iter().map(|(body, _)| *body).collect();
+    let is_beginning = |(_, said): &(Body, Vec<u64>)| all.starts_with(said);
+    let is_kept =
+        attempts_rise && different.len() == bodies.len() && bodies.iter().all(is_beginning);
+    (!is_kept).then_some("items_twice")
 }
 
 pub(super) async fn check(outside: &Outside) -> Result<(), Problem> {
@@ -126,4 +140,42 @@ pub(super) async fn check(outside: &Outside) -> Result<(), Problem> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(bodies: &[(Body, std::ops::Range<u64>)]) -> Vec<(Body, u64)> {
+        let items = |(body, values): &(Body, std::ops::Range<u64>)| {
+            let body = *body;
+            values.clone().map(move |value| (body, value))
+        };
+        bodies.iter().flat_map(items).collect()
+    }
+
+    #[test]
+    fn a_body_that_is_begun_again_anywhere_breaks_nothing() {
+        // The last owner has registered before the one that was killed.
+        let all = said(&[((1, 7), 0..1), ((1, 4), 0..2), ((2, 5), 0..SAID)]);
+        assert_eq!(broken_promise(&all), None);
+    }
+
+    #[test]
+    fn a_body_that_speaks_after_another_has_begun_is_found() {
+        let bodies = [((1, 7), 0..2), ((1, 8), 0..1), ((1, 7), 2..SAID)];
+        assert_eq!(broken_promise(&said(&bodies)), Some("items_lost"));
+        let late = [
+            ((1, 7), 0..1),
+            ((1, 8), 0..1),
+            ((1, 7), 0..1),
+            ((2, 9), 0..SAID),
+        ];
+        assert_eq!(broken_promise(&said(&late)), Some("items_twice"));
+        let older = [((2, 7), 0..1), ((1, 8), 0..SAID)];
+        assert_eq!(broken_promise(&said(&older)), Some("items_twice"));
+        let torn = [((1, 7), 1..2), ((1, 8), 0..SAID)];
+        assert_eq!(broken_promise(&said(&torn)), Some("items_twice"));
+        assert_eq!(broken_promise(&said(&[((1, 7), 0..2)])), Some("items_lost"));
+    }
 }

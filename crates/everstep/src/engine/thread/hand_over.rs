@@ -76,14 +76,13 @@ impl Worker {
         }
     }
 
-    /// What was to be done about a run that nobody could run was not: it is read, and what is missing
-    /// is done again. The store may not count it as due.
+    /// What was to be done about a run that is not in memory may not be done: it is read, and what is
+    /// missing is done again. The store may not count it as due.
     pub(super) fn look_again(&mut self, run: RunNo) {
-        let Some(known) = self.unserved.get_mut(&run) else {
-            return;
-        };
-        // It is not in its row.
-        known.waiting.clear();
+        if let Some(known) = self.unserved.get_mut(&run) {
+            // It is not in its row.
+            known.waiting.clear();
+        }
         self.held.push_back(run);
         self.admit_held();
     }
