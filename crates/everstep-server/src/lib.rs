@@ -40,7 +40,6 @@ use axum::{
     extract::{DefaultBodyLimit, Request},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::get,
 };
 use everstep::Client;
 use tokio::{net::TcpListener, sync::watch};

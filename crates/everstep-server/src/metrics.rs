@@ -19,12 +19,16 @@ use axum::{
     routing::get,
 };
 use everstep::{
-    ClientError, RunStatus,
+    ClientError, Role, RunStatus,
     telemetry::{EngineMetrics, EngineMonitor},
 };
 use tokio::sync::Mutex;
 
-use crate::{App, security, table::Verb};
+use crate::{
+    App,
+    security::{self, Guarded},
+    table::Verb,
+};
 
 mod exposition;
 
@@ -90,12 +94,18 @@ fn kept_for(took: Duration) -> Duration {
 }
 
 /// Whoever may read runs may read numbers about them.
+const OPERATION: Guarded = Guarded {
+    verb: Verb::Get,
+    path: "/metrics",
+    name: "get_metrics",
+    role: Some(Role::Read),
+};
+
 pub(crate) fn routes(app: &App) -> Router<App> {
     let app = app.clone();
     let guard = move |request: Request, next: Next| {
         let app = app.clone();
-        let (role, name) = (security::Role::Read, "get_metrics");
-        async move { security::guarded(app, role, name, Verb::Get, request, next).await }
+        async move { security::guarded(app, OPERATION, request, next).await }
     };
     let route = get(metrics).layer(middleware::from_fn(guard));
     Router::new().route("/metrics", route)

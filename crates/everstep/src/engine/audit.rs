@@ -42,7 +42,7 @@ mod tests {
     use super::*;
     use crate::{
         engine::fixture,
-        store::{NewAudit, Store},
+        store::NewAudit,
     };
 
     #[test]
