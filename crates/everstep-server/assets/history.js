@@ -52,7 +52,7 @@ export class History {
       let node = nodes.get(location);
       if (node) return node;
       const slash = location.lastIndexOf("/");
-      node = { location, name: location.slice(slash + 1), children: [], start: Infinity, end: 0, revision: 0, ...this.#records.get(location) };
+      node = { location, ...named(location.slice(slash + 1)), children: [], start: Infinity, end: 0, revision: 0, ...this.#records.get(location) };
       nodes.set(location, node);
       if (slash < 0) {
         node.depth = 0;
@@ -134,6 +134,18 @@ export class History {
     }
     return parts;
   }
+}
+
+/** What a segment of a location stands for: `name` as it is shown, `plain` as the code has it. */
+function named(segment) {
+  const [escaped, ordinal] = segment.split("#");
+  let plain = escaped === "%" ? "" : escaped;
+  try {
+    plain = decodeURIComponent(plain);
+  } catch {
+    // It is shown as it is.
+  }
+  return { plain, name: ordinal ? `${plain} #${ordinal}` : plain };
 }
 
 export const isScope = (node) => !node.entry || SCOPES.has(node.entry.kind);

@@ -118,7 +118,7 @@ function actions(run, router) {
   const cancel = act("cancel", "Cancel", "stop", () => cancelRun(run), { danger: true });
   const main = {
     failed: [act("retry", "Retry", "retry", () => simpleAction(run, "retry"), { primary: true })],
-    cancelled: [act("retry", "Retry", "retry", () => simpleAction(run, "retry"))],
+    cancelled: [act("fork", "Fork", "fork", () => forkRun(run))],
     paused: [act("resume", "Resume", "play", () => simpleAction(run, "resume"), { primary: true }), cancel],
     completed: [],
   }[run.status] ?? [act("pause", "Pause", "pause", () => simpleAction(run, "pause")), cancel];
