@@ -1,6 +1,10 @@
 //! Workflows with something of everything in them.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use everstep::{Deferred, Limit, Overlap, prelude::*};
 use serde::{Deserialize, Serialize};
@@ -127,17 +131,22 @@ pub(crate) async fn import(ctx: Ctx, rows: u64) -> everstep::Result<u64> {
     .await
 }
 
-/// Fails for good, but for the second try.
+/// The invoices that somebody has tried to send.
+static TRIED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+/// Cannot send its invoice until it is tried again.
 #[workflow]
 pub(crate) async fn invoice(ctx: Ctx, no: u64) -> everstep::Result<String> {
     ctx.step("number", async move || Ok(format!("2026-{no}")))
         .await?;
-    let attempt = ctx.run_attempt();
-    ctx.step("send", async move || match attempt {
-        1 => Err(Error::fatal(
-            "the mail server does not know the address `nobody@example.org`",
-        )),
-        _ => Ok(format!("invoice 2026-{no} was sent")),
+    ctx.step("send", async move || {
+        let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
+        match tried.insert(no) {
+            true => Err(Error::fatal(
+                "the mail server does not know the address `nobody@example.org`",
+            )),
+            false => Ok(format!("invoice 2026-{no} was sent")),
+        }
     })
     .await
 }
