@@ -107,8 +107,8 @@ pub(crate) async fn run_is_cancelled_and_rolled_back(bench: &Bench) -> Result<()
     page.confirm("The run is rolling back").await?;
     page.until_text(".run-title .badge", "Cancelled").await?;
     world.until_status(&id, RunStatus::Cancelled).await?;
-    let history = run.history().limit(1_000).await?;
-    let undone = history.entries.iter();
+    let history = run.history().await?;
+    let undone = history.iter();
     let undone = undone.filter(|entry| entry.kind == everstep::EntryKind::Rollback);
     match undone.count() {
         2 => Ok(()),

@@ -70,7 +70,7 @@ pub(crate) async fn checkout(ctx: Ctx, order: Order) -> everstep::Result<String>
             branch("pack", async |ctx: Ctx| {
                 ctx.step("pick", async || {
                     moment(90).await;
-                    Ok("shelf 4")
+                    Ok(4)
                 })
                 .await?;
                 ctx.step("wrap", async || {
