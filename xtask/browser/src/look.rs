@@ -6,7 +6,7 @@ use crate::{
     Bench, Problem, axe,
     axe::Asked,
     driver::Shape,
-    page::Page,
+    page::{Page, words},
     pages::{self, Shown},
 };
 
@@ -16,7 +16,7 @@ const NOT_FOUND: &str = "status of 404";
 const UNAUTHORIZED: &str = "status of 401";
 
 /// On every page, in both themes and both widths: nothing in the console, nothing that axe-core finds,
-/// and a picture.
+/// nothing out of a finger's reach, and a picture.
 pub(crate) async fn every_page_is_shown_without_complaint(bench: &Bench) -> Result<(), Problem> {
     fs::create_dir_all(&bench.pictures)?;
     let phone = bench.driver.page(Shape::Phone, &bench.world.open).await?;
@@ -49,11 +49,24 @@ async fn look(
     shape: Shape,
     shown: &Shown,
 ) -> Result<Vec<String>, Problem> {
+    let began = std::time::Instant::now();
     page.theme("light").await?;
     page.go(&shown.address).await?;
+    eprintln!(
+        "{} {} loaded {:?}",
+        shape.name(),
+        shown.name,
+        began.elapsed()
+    );
     page.until(&format!("the page `{}`", shown.name), shown.ready)
         .await?;
     settled(page).await?;
+    eprintln!(
+        "{} {} ready {:?}",
+        shape.name(),
+        shown.name,
+        began.elapsed()
+    );
     let mut wrong = Vec::new();
     for (theme, asked) in [("light", Asked::Everything), ("dark", Asked::Contrast)] {
         page.theme(theme).await?;
@@ -63,9 +76,19 @@ async fn look(
             bench.pictures.join(format!("{name}.png")),
             page.picture().await?,
         )?;
+        eprintln!(
+            "{} {} pictured {:?}",
+            shape.name(),
+            shown.name,
+            began.elapsed()
+        );
         for found in axe::findings(page, &bench.axe, asked).await? {
             wrong.push(format!("{name}: {found}"));
         }
+    }
+    if shape == Shape::Phone {
+        let beyond = out_of_reach(page).await?.into_iter();
+        wrong.extend(beyond.map(|one| format!("{} on a phone: {one}", shown.name)));
     }
     for line in page.console().await? {
         let is_expected = match shown.name {
@@ -86,19 +109,10 @@ async fn settled(page: &Page) -> Result<(), Problem> {
          Promise.allSettled(document.getAnimations().filter((one) => one.effect?.getTiming().iterations !== Infinity) \
              .map((one) => one.finished)).then(() => done(true))))";
     page.run_async(drawn, vec![]).await?;
-    page.until_gone(".skeleton").await
-}
-
-/// Nothing is cut off at the side of a phone, and what is to be touched is large enough.
-pub(crate) async fn nothing_on_any_page_is_out_of_reach(bench: &Bench) -> Result<(), Problem> {
-    let phone = bench.driver.page(Shape::Phone, &bench.world.open).await?;
-    let wrong = out_of_reach(bench, &phone).await;
-    phone.close().await;
-    let wrong = wrong?;
-    match wrong.is_empty() {
-        true => Ok(()),
-        false => Err(wrong.join("\n").into()),
-    }
+    let loaded =
+        "![...document.querySelectorAll('.skeleton')].some((one) => one.getClientRects().length)";
+    page.until("that all of it is loaded", loaded).await?;
+    Ok(())
 }
 
 /// What reaches beyond the right edge, unless something around it scrolls, and what is too low for a
@@ -120,16 +134,7 @@ const BEYOND: &str = "const main = document.querySelector('main'); \
     return [...page, ...wide.slice(0, 4).map((one) => `beyond the edge: ${name(one)}`), \
         ...low.slice(0, 4).map((one) => `too low for a finger: ${name(one)} ${one.textContent.slice(0, 20)}`)];";
 
-async fn out_of_reach(bench: &Bench, page: &Page) -> Result<Vec<String>, Problem> {
-    let mut wrong = Vec::new();
-    for shown in pages::all(&bench.world) {
-        page.go(&shown.address).await?;
-        page.until(&format!("the page `{}`", shown.name), shown.ready)
-            .await?;
-        let found = page.run(BEYOND, vec![]).await?;
-        for one in found.as_array().into_iter().flatten() {
-            wrong.push(format!("{}: {one}", shown.name));
-        }
-    }
-    Ok(wrong)
+async fn out_of_reach(page: &Page) -> Result<Vec<String>, Problem> {
+    let found = page.run(BEYOND, vec![]).await?;
+    Ok(found.as_array().into_iter().flatten().map(words).collect())
 }

@@ -62,7 +62,6 @@ macro_rules! tests {
 
 tests! {
     every_page_is_shown_without_complaint: look::every_page_is_shown_without_complaint,
-    nothing_on_any_page_is_out_of_reach: look::nothing_on_any_page_is_out_of_reach,
     list_follows_what_happens: live::list_follows_what_happens,
     run_follows_what_happens: live::run_follows_what_happens,
     stream_follows_what_happens: live::stream_follows_what_happens,

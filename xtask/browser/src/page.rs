@@ -127,7 +127,7 @@ impl Page {
     /// What was expected, and what was there instead.
     async fn unlike(&self, what: &str, why: &str) -> Problem {
         let shown = "location.href + '\\n' + \
-             (document.querySelector('dialog[open]') ?? document.body).innerText.slice(0, 1500)";
+             (document.querySelector('dialog[open]') ?? document.body).innerText.slice(0, 1200)";
         let shown = self.value(shown).await;
         let shown = shown.map_or_else(|error| error.to_string(), |text| words(&text));
         let logs = self.console().await.unwrap_or_default().join("\n");

@@ -55,6 +55,8 @@ pub(crate) struct Shown {
     pub(crate) emitting: String,
     /// Is full of what must stay text.
     pub(crate) payload: String,
+    /// Has a message that must stay text.
+    pub(crate) unread: String,
 }
 
 /// A server that answers.
@@ -182,7 +184,8 @@ async fn fill(client: &Client) -> Result<Shown, Problem> {
         .key(PAYLOAD)
         .tag("text", PAYLOAD)
         .await?;
-    payload.send(PAYLOAD, &json!({ PAYLOAD: PAYLOAD })).await?;
+    let unread = client.start(approval, json!(PAYLOAD)).await?;
+    unread.send(PAYLOAD, &json!({ PAYLOAD: PAYLOAD })).await?;
     for no in 0..3 {
         let failed = client.start(invoice, no).await?;
         // That it fails is what it is for.
@@ -222,6 +225,7 @@ async fn fill(client: &Client) -> Result<Shown, Problem> {
         waiting: waiting.id().to_string(),
         emitting: emitting.id().to_string(),
         payload: payload.id().to_string(),
+        unread: unread.id().to_string(),
     })
 }
 

@@ -19,7 +19,7 @@ pub(crate) async fn what_users_write_stays_text(bench: &Bench) -> Result<(), Pro
         (tab("history"), ".entry-body .entry"),
         (tab("data"), ".failure-message"),
         (tab("data"), ".json-block"),
-        (tab("messages"), ".message"),
+        (format!("/runs/{}?tab=messages", shown.unread), ".message"),
         (tab("streams"), ".stream-item"),
         (tab("raw"), ".raw-line"),
     ];
