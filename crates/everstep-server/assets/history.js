@@ -23,7 +23,8 @@ export class History {
   put(entries) {
     for (const entry of entries) {
       this.#revision += 1;
-      const start = at(entry.started_at ?? entry.created_at);
+      // With several attempts, `started_at` is the last one's.
+      const start = at(entry.errors.length > 0 ? entry.created_at : entry.started_at ?? entry.created_at);
       const end = entry.completed_at ? at(entry.completed_at) : undefined;
       this.#records.set(entry.location, { entry, start, end, revision: this.#revision });
     }
