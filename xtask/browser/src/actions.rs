@@ -137,22 +137,21 @@ pub(crate) async fn run_is_retried(bench: &Bench) -> Result<(), Problem> {
 
 pub(crate) async fn run_is_forked_from_a_step(bench: &Bench) -> Result<(), Problem> {
     let (page, world) = (&bench.page, &bench.world);
-    open(page, &world.shown.failed, "Failed").await?;
-    page.click(".entry-body .entry[data-location=ship]").await?;
+    open(page, &world.shown.done, "Completed").await?;
+    page.click(".entry-body .entry[data-location='cool off']")
+        .await?;
     page.press(".inspect", "Fork from this step").await?;
     page.dialog("Fork from this step").await?;
-    let from = "document.querySelector('dialog[open] input[name=from]').value === 'ship'";
+    let from = "document.querySelector('dialog[open] input[name=from]').value === 'cool off'";
     page.until("the step in the dialog", from).await?;
-    page.fill("Use this result for the step", "null").await?;
-    page.fill("Key", "fork of order 13").await?;
+    page.fill("Key", "fork of order 2").await?;
     page.confirm("The fork has started").await?;
-    let fork = world.client.get(("checkout", "fork of order 13")).await?;
+    let fork = world.client.get(("checkout", "fork of order 2")).await?;
     let fork = fork.ok_or("there is no fork")?.id().to_string();
-    world.until_status(&fork, RunStatus::Sleeping).await?;
+    world.until_status(&fork, RunStatus::Completed).await?;
     page.press(".toast", "Open the fork").await?;
     page.until_at(&format!("/runs/{fork}")).await?;
-    page.until_text(".entry-body .entry", "parcel arrived")
-        .await
+    page.until_text(".run-title .badge", "Completed").await
 }
 
 pub(crate) async fn message_is_sent(bench: &Bench) -> Result<(), Problem> {

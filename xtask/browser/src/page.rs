@@ -18,6 +18,8 @@ use crate::{Problem, driver::Extra};
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 /// How often is looked.
 const LOOK: Duration = Duration::from_millis(40);
+/// What one look counts for at most: a machine that stood still for a minute has not waited.
+const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// What finds a button or link by the beginning of its name, inside of the last match of a selector.
 const FIND_NAMED: &str = "const [scope, name] = arguments; \
@@ -110,13 +112,15 @@ impl Page {
         what: &str,
         look: impl AsyncFn() -> Result<Option<T>, Problem>,
     ) -> Result<T, Problem> {
-        let began = Instant::now();
+        let mut waited = Duration::ZERO;
         loop {
+            let began = Instant::now();
             let looked = look().await;
             if let Ok(Some(found)) = looked {
                 return Ok(found);
             }
-            if began.elapsed() > LIMIT {
+            waited += LOOK + began.elapsed().min(LOOK_MAX);
+            if waited > LIMIT {
                 let error = looked.err().map(|error| format!(" ({error})"));
                 return Err(self.unlike(what, &error.unwrap_or_default()).await);
             }
@@ -312,13 +316,15 @@ where
     T: std::fmt::Debug,
     F: Future<Output = Result<T, Problem>>,
 {
-    let began = Instant::now();
+    let mut waited = Duration::ZERO;
     loop {
+        let began = Instant::now();
         let value = ask().await?;
         if is_right(&value) {
             return Ok(value);
         }
-        if began.elapsed() > LIMIT {
+        waited += LOOK + began.elapsed().min(LOOK_MAX);
+        if waited > LIMIT {
             return Err(format!("expected {what} within {LIMIT:?}; it is {value:?}").into());
         }
         tokio::time::sleep(LOOK).await;
