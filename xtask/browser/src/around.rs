@@ -215,7 +215,7 @@ pub(crate) async fn changes_are_in_the_audit_log(bench: &Bench) -> Result<(), Pr
     page.keys("ga").await?;
     page.until_at("/audit").await?;
     let row = format!(
-        "[...document.querySelectorAll('tbody tr')].some((one) => one.textContent.includes('cancel') \
+        "[...document.querySelectorAll('tbody tr')].some((one) => one.textContent.includes('Cancel run') \
          && one.innerHTML.includes('{id}'))"
     );
     page.until("the cancel in the audit log", &row).await?;
