@@ -26,7 +26,7 @@ pub(crate) async fn list_of_a_hundred_thousand_runs_stays_small(
     let page = &bench.page.at(&address);
     let looked = look_at_many(page).await;
     // Its events would end with the server, and that would be in the console.
-    page.go("/nowhere").await?;
+    bench.page.go("/cluster").await?;
     serving.end().await;
     looked
 }
