@@ -4,9 +4,10 @@
 //! same. [`crash`] and [`mod@bench`] show what the engine promises and what it costs; [`model`] shows
 //! that the protocol between runners holds.
 //!
-//! Always true: no command needs anything but a Rust toolchain and PostgreSQL, which is installed
-//! from Debian's package where it is not found and may be. A tool that is installed by hand is used
-//! where it is found, and is said to be missing where it is not.
+//! Always true: no command needs anything but a Rust toolchain and PostgreSQL, and the [`browser`]
+//! Chromium and npm. PostgreSQL and Chromium are installed from Debian's packages where they are not
+//! found and may be. A tool that is installed by hand is used where it is found, and is said to be
+//! missing where it is not.
 
 use std::{
     env,
@@ -16,6 +17,7 @@ use std::{
 
 mod architecture;
 mod bench;
+mod browser;
 mod cargo;
 mod crash;
 mod deploy_drill;
@@ -40,6 +42,8 @@ Commands:
   failover         kill a primary under load, promote its standby, and check every promise
   deploy-drill     replace runners of one version by runners of the next, under load
   fuzz-api         fuzz the HTTP API on seeded data (`--seconds 120`, `--seed`)
+  browser          look at and use the dashboard in headless Chromium; pictures are in
+                   `target/screenshots` (with words, only the tests with these in their names)
   model            search the model of lease, fence, takeover and hand-off to its end
 
 Options:
@@ -81,6 +85,7 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         "failover" => failover::run(rest),
         "deploy-drill" => deploy_drill::run(rest),
         "fuzz-api" => fuzz_api::run(rest),
+        "browser" => browser::run(rest),
         "model" => model::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");

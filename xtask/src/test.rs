@@ -9,7 +9,7 @@ use std::{
 use everstep_pg::DATABASE_URL;
 
 use crate::{
-    Failure, architecture,
+    Failure, architecture, browser,
     cargo::{self, Tests, cargo},
     examples, points,
     programs::{self, Program, Run},
@@ -34,6 +34,11 @@ const CHECKS: &[Check] = &[
     ),
     Check::new("doc-tests", "the code in the docs runs", doc_tests),
     Check::new("examples", "every example runs to its end", run_examples),
+    Check::new(
+        "browser",
+        "the dashboard works in a real browser",
+        use_browser,
+    ),
     Check::new(
         "checkout-kill",
         "`checkout` goes on wherever it is killed",
@@ -362,6 +367,10 @@ fn doc_tests(checking: &mut Checking) -> Result<(), Failure> {
 fn run_examples(checking: &mut Checking) -> Result<(), Failure> {
     let url = checking.database_url()?;
     examples::run_all(&checking.root, &url)
+}
+
+fn use_browser(checking: &mut Checking) -> Result<(), Failure> {
+    cargo::succeed_counting(browser::tests(&[]), &mut checking.tests)
 }
 
 fn kill_checkout(checking: &mut Checking) -> Result<(), Failure> {

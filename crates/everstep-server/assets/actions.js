@@ -18,7 +18,7 @@ export function impossible(run, action) {
     case "cancel": return ended ? `The run has ended as ${word(run.status).toLowerCase()}.` : run.cancel_requested ? "The run is being cancelled already." : undefined;
     case "pause": return ended ? "The run has ended." : run.status === "paused" ? "The run is paused already." : undefined;
     case "resume": return run.status === "paused" ? undefined : "Only a paused run can be resumed.";
-    case "retry": return run.status === "failed" || run.status === "cancelled" ? undefined : "Only a run that failed or was cancelled can be retried.";
+    case "retry": return run.status === "failed" ? undefined : "Only a run that failed can be retried. Fork it instead.";
     case "send": return undefined;
     case "delete": return ended ? undefined : "Only a run that has ended can be deleted. Cancel it first.";
     default: return undefined;
@@ -28,7 +28,7 @@ export function impossible(run, action) {
 export function cancelRun(run) {
   formDialog({
     title: "Cancel this run?", danger: true, submitLabel: "Cancel the run",
-    intro: [naming(run), h("p", {}, "Steps that are running are told to stop. This cannot be taken back, but a cancelled run can be retried.")],
+    intro: [naming(run), h("p", {}, "Steps that are running are told to stop. This cannot be taken back; to go on later, fork it from one of its steps.")],
     fields: [{ name: "rollback", type: "choice", label: "What it has done so far", value: "keep", options: [
       { value: "keep", label: "Leave it", hint: "No compensation runs." },
       { value: "undo", label: "Roll it back", hint: "The rollbacks of its completed steps run, newest first." },

@@ -5,6 +5,7 @@ import { whenUnauthorized } from "./api.js";
 import { startRun } from "./actions.js";
 import { openDialog } from "./dialog.js";
 import { h, replace, setText } from "./dom.js";
+import { shortStore } from "./format.js";
 import { icon, logo } from "./icons.js";
 import { bind, bound, listen, setShortcuts, shortcutsOn } from "./keys.js";
 import { connection } from "./live.js";
@@ -68,7 +69,7 @@ function frame() {
   const rail = h("nav.rail", { "aria-label": "Main" },
     h("a.brand", { href: "/runs", "aria-label": "Everstep, to the runs" }, logo(), h("span", {}, "Everstep")),
     navLinks(),
-    h("div.rail-foot", {}, hint, h("p.store", { title: `Everstep ${who.version}` }, who.store), who.name && h("p.who", {}, `${who.name}, ${who.role}`),
+    h("div.rail-foot", {}, hint, h("p.store", { title: `${who.store}, Everstep ${who.version}` }, shortStore(who.store)), who.name && h("p.who", {}, `${who.name}, ${who.role}`),
       h("div.rail-tools", {}, themeButton(), helpButton(), who.login_required && logoutButton())));
   const bar = h("header.topbar", {},
     h("a.brand", { href: "/runs", "aria-label": "Everstep, to the runs" }, logo(), h("span", {}, "Everstep")),
@@ -82,7 +83,7 @@ function openMenu() {
     const list = h("nav", { "aria-label": "Pages", onclick: (event) => event.target.closest("a") && close() }, navLinks());
     markNav(list);
     const who = session();
-    return h("div.dialog-body", {}, list, h("div.rail-tools", {}, themeButton(), helpButton(), who.login_required && logoutButton()), h("p.muted", {}, `${who.store}. ${who.name ?? ""} ${who.role ?? ""}`));
+    return h("div.dialog-body", {}, list, h("div.rail-tools", {}, themeButton(), helpButton(), who.login_required && logoutButton()), h("p.muted", {}, [shortStore(who.store), who.name, who.role].filter(Boolean).join(", ")));
   }, { sheet: true });
 }
 

@@ -23,7 +23,6 @@ const ACTIONS = {
 };
 
 export function bulkAction(filter, action) {
-  if (filter.q) return void toast("Clear the search first", { kind: "info", detail: "Many runs are changed by filters (status, workflow, key, tags, times), not by the search box." });
   const { verb, danger, text } = ACTIONS[action];
   const body = h("div.dialog-body", {}, h("p", { role: "status" }, "Counting the runs…"));
   const footer = h("footer", {});

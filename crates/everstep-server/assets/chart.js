@@ -90,7 +90,9 @@ function shapes({ field, shape, class: name }, buckets, x, y, inner) {
     last = x(i).toFixed(1);
   }
   if (begun) area += `L${last} ${y(0)}Z`;
-  const line = svg("path", { class: `chart-line ${name}`, d: path });
+  // A value without neighbours is a line of no length; it is shown as a dot.
+  const lone = buckets.flatMap((bucket, i) => (bucket[field] !== undefined && buckets[i - 1]?.[field] === undefined && buckets[i + 1]?.[field] === undefined ? [`M${x(i).toFixed(1)} ${y(bucket[field]).toFixed(1)}h0.01`] : []));
+  const line = svg("g", {}, svg("path", { class: `chart-line ${name}`, d: path }), lone.length > 0 && svg("path", { class: `chart-line chart-dot ${name}`, d: lone.join("") }));
   return shape === "area" ? [svg("path", { class: `chart-area ${name}`, d: area }), line] : [line];
 }
 

@@ -89,3 +89,8 @@ export function toField(time) {
   const date = new Date(time - new Date(time).getTimezoneOffset() * 60_000);
   return date.toISOString().slice(0, 19);
 }
+
+/** A store in few letters: its kind, and the last part of where it is. */
+export function shortStore(text) {
+  return text.replace(/ file/, "").replace(/`([^`]*)`/, (_, place) => place.split("/").at(-1));
+}

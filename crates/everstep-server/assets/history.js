@@ -23,7 +23,8 @@ export class History {
   put(entries) {
     for (const entry of entries) {
       this.#revision += 1;
-      const start = at(entry.started_at ?? entry.created_at);
+      // With several attempts, `started_at` is the last one's.
+      const start = at(entry.errors.length > 0 ? entry.created_at : entry.started_at ?? entry.created_at);
       const end = entry.completed_at ? at(entry.completed_at) : undefined;
       this.#records.set(entry.location, { entry, start, end, revision: this.#revision });
     }
@@ -52,7 +53,7 @@ export class History {
       let node = nodes.get(location);
       if (node) return node;
       const slash = location.lastIndexOf("/");
-      node = { location, name: location.slice(slash + 1), children: [], start: Infinity, end: 0, revision: 0, ...this.#records.get(location) };
+      node = { location, ...named(location.slice(slash + 1)), children: [], start: Infinity, end: 0, revision: 0, ...this.#records.get(location) };
       nodes.set(location, node);
       if (slash < 0) {
         node.depth = 0;
@@ -134,6 +135,18 @@ export class History {
     }
     return parts;
   }
+}
+
+/** What a segment of a location stands for: `name` as it is shown, `plain` as the code has it. */
+function named(segment) {
+  const [escaped, ordinal] = segment.split("#");
+  let plain = escaped === "%" ? "" : escaped;
+  try {
+    plain = decodeURIComponent(plain);
+  } catch {
+    // It is shown as it is.
+  }
+  return { plain, name: ordinal ? `${plain} #${ordinal}` : plain };
 }
 
 export const isScope = (node) => !node.entry || SCOPES.has(node.entry.kind);

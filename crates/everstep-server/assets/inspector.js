@@ -15,7 +15,7 @@ export function inspect(node, run) {
     h("div.inspect-title", {}, h("code.location", {}, entry.location), copyButton(entry.location, "Copy the location")),
     h("p.inspect-kind", {}, badge(entry.status), h("span.muted", {}, word(entry.kind))),
     h("div.actions", {},
-      waits && entry.kind === "listen" && actionButton({ label: "Send a message", icon: "send", can: "send", onclick: () => sendMessage(run(), node.name) }),
+      waits && entry.kind === "listen" && actionButton({ label: "Send a message", icon: "send", can: "send", onclick: () => sendMessage(run(), node.plain) }),
       waits && entry.kind === "deferred" && actionButton({ label: "Resolve", icon: "key", can: "resolve", reason: hasEnded(run()) ? "The run has ended." : undefined, onclick: () => resolveDeferred(run(), entry.location) }),
       entry.child && h("a.button", { href: `/runs/${encodeURIComponent(entry.child)}` }, "Open the child run"),
       actionButton({ label: "Fork from this step", icon: "fork", can: "fork", onclick: () => forkRun(run(), entry.location) })),

@@ -118,7 +118,7 @@ function actions(run, router) {
   const cancel = act("cancel", "Cancel", "stop", () => cancelRun(run), { danger: true });
   const main = {
     failed: [act("retry", "Retry", "retry", () => simpleAction(run, "retry"), { primary: true })],
-    cancelled: [act("retry", "Retry", "retry", () => simpleAction(run, "retry"))],
+    cancelled: [act("fork", "Fork", "fork", () => forkRun(run))],
     paused: [act("resume", "Resume", "play", () => simpleAction(run, "resume"), { primary: true }), cancel],
     completed: [],
   }[run.status] ?? [act("pause", "Pause", "pause", () => simpleAction(run, "pause")), cancel];
@@ -168,7 +168,7 @@ function facts(run) {
     run.pool && fact("Pool", run.pool),
     run.parent && fact("Started by", runLink(run.parent)),
     run.scheduled_at && fact("Scheduled for", ago(run.scheduled_at)),
-    run.available_at && !hasEnded(run) && fact("Due", ago(run.available_at)),
+    run.available_at && !hasEnded(run) && Date.parse(run.available_at) > Date.now() && fact("Due", ago(run.available_at)),
     run.deadline_at && fact("Deadline", ago(run.deadline_at)),
     run.tags.length > 0 && fact("Tags", h("span.tags", {}, run.tags.map(({ name, value }) => h("a.tag", { href: `/runs${queryString({ tag: `${name}:${value}` })}`, title: "Runs with this tag" }, h("span.tag-name", {}, name), value)))),
   ];

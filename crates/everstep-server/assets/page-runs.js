@@ -204,6 +204,7 @@ function runList(signal, router, go) {
   function doing(run) {
     if (run.failure) return h("span.doing-failure", { title: run.failure.message }, run.failure.message);
     if (run.waiting && !hasEnded(run)) return h("span.doing-wait", { title: run.waiting }, sentence(run.waiting, { brief: true }));
+    if (run.status === "pending" && run.available_at && Date.parse(run.available_at) > Date.now()) return h("span.doing-wait", {}, "starts ", ago(run.available_at));
     return h("span.tags", {}, run.tags.slice(0, 3).map(({ name, value }) => h("span.tag", { title: `${name}: ${value}` }, h("span.tag-name", {}, name), value)));
   }
 

@@ -8,10 +8,19 @@ function match(pattern, pathname) {
   if (wanted.length !== given.length) return undefined;
   const params = {};
   for (const [i, part] of wanted.entries()) {
-    if (part.startsWith(":")) params[part.slice(1)] = decodeURIComponent(given[i]);
+    if (part.startsWith(":")) params[part.slice(1)] = decoded(given[i]);
     else if (part !== given[i]) return undefined;
   }
   return params;
+}
+
+// An address may hold a percent sign that escapes nothing.
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 export class Router {

@@ -39,7 +39,7 @@ export function messagesTab(source, signal) {
   const reload = loader(place, signal, () => get(path("runs", source.run().id, "messages"), undefined, signal), ({ messages }) => {
     if (messages.length === 0) return emptyState("No message waits to be read", "Those that the run has read are in its history.");
     return h("div.stack", {}, messages.map((message) => h("div.message", {},
-      jsonBlock(message.name, message.body, { hint: h("span", {}, `${word(message.kind)} ${message.seq}, `, ago(message.sent_at)) }))));
+      jsonBlock(message.name || word(message.kind), message.body ?? null, { hint: h("span", {}, `${word(message.kind)} ${message.seq}, `, ago(message.sent_at), message.location && [", for ", h("code", {}, message.location)]) }))));
   }, "The messages could not be loaded");
   source.onRun(reload, signal);
   return h("div.tab-scroll", {}, h("div.section-head", {}, h("p.muted", {}, "Unread, oldest first."), actionButton({ label: "Send a message", icon: "send", can: "send", onclick: () => sendMessage(source.run()) })), place);

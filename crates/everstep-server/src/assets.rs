@@ -7,7 +7,7 @@
 use axum::{
     Router,
     extract::Path,
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -51,6 +51,20 @@ async fn index(headers: HeaderMap) -> Response {
 
 async fn asset(Path(name): Path<String>, headers: HeaderMap) -> Response {
     serve(&name, &headers)
+}
+
+/// The page for an address that no page has, which says so; for browsers alone, as others are told by
+/// the API.
+pub(crate) fn lost(method: &Method, path: &str, headers: &HeaderMap) -> Option<Response> {
+    let accepted = headers.get(header::ACCEPT).map(HeaderValue::as_bytes);
+    let is_browser = accepted.is_some_and(|kinds| kinds.starts_with(b"text/html"));
+    let is_page = !["/api/", "/assets/"].iter().any(|it| path.starts_with(it));
+    if method != Method::GET || !is_browser || !is_page {
+        return None;
+    }
+    let mut response = serve("index.html", &HeaderMap::new());
+    *response.status_mut() = StatusCode::NOT_FOUND;
+    Some(response)
 }
 
 fn serve(name: &str, headers: &HeaderMap) -> Response {

@@ -361,10 +361,11 @@ fn bound_numbers(schema: &mut Json) {
 
 /// What there is no route for.
 pub(crate) async fn nowhere(request: Request) -> Response {
-    let detail = format!(
-        "there is nothing at `{}`; `{BASE}/openapi.json` says what there is",
-        request.uri().path()
-    );
+    let (method, path) = (request.method(), request.uri().path());
+    if let Some(page) = crate::assets::lost(method, path, request.headers()) {
+        return page;
+    }
+    let detail = format!("there is nothing at `{path}`; `{BASE}/openapi.json` says what there is",);
     Problem::new(crate::problem::Kind::NotFound, detail).into_response()
 }
 

@@ -123,37 +123,12 @@ pub(crate) fn filter(said: RunFilter) -> Result<Filter, Problem> {
 async fn list(State(app): State<App>, Query(query): Query<RunQuery>) -> Answered<RunList> {
     let limit = page_size(query.limit)?;
     let cursor = run_cursor(query.cursor.as_deref())?;
-    let mut said = query.filter();
+    let said = query.filter();
     if let Some(ids) = &query.ids {
-        if !said.is_empty() || query.q.is_some() || cursor.is_some() {
+        if !said.is_empty() || cursor.is_some() {
             return Err(bad("`ids` goes with no other filter"));
         }
         return these(&app, ids).await;
-    }
-    if let Some(sought) = query
-        .q
-        .as_deref()
-        .map(str::trim)
-        .filter(|it| !it.is_empty())
-    {
-        if let Ok(run) = sought.parse() {
-            let runs = match app.client.get(Target::Id(run)).await? {
-                Some(run) => vec![run.info().await?],
-                None => Vec::new(),
-            };
-            return Ok(Answer(RunList::of(runs, None, &app.redaction)));
-        }
-        match sought.split_once(':') {
-            Some((name, value)) if !name.is_empty() && !value.is_empty() => {
-                said.tag.push(sought.to_owned());
-            }
-            _ if said.key_prefix.is_some() => {
-                return Err(bad(
-                    "say either `key_prefix` or the beginning of a key as `q`",
-                ));
-            }
-            _ => said.key_prefix = Some(sought.to_owned()),
-        }
     }
     let mut list = app.client.list().filter(filter(said)?).limit(limit);
     if let Some(cursor) = cursor {

@@ -229,6 +229,8 @@ pub(crate) struct RunFilter {
     pub(crate) finished_from: Option<Time>,
     /// Ended before this time.
     pub(crate) finished_before: Option<Time>,
+    /// A run id, or the beginning of a key, or a tag as `name:value`.
+    pub(crate) q: Option<String>,
 }
 
 /// `RunFilter` with a page, as a query.
@@ -277,6 +279,7 @@ impl RunFilter {
             self.created_before.is_some(),
             self.finished_from.is_some(),
             self.finished_before.is_some(),
+            self.q.is_some(),
         ];
         self.status.is_empty() && self.tag.is_empty() && !is_said.contains(&true)
     }
@@ -294,6 +297,7 @@ impl RunQuery {
             created_before: self.created_before,
             finished_from: self.finished_from,
             finished_before: self.finished_before,
+            q: self.q.clone(),
         }
     }
 }
@@ -301,8 +305,23 @@ impl RunQuery {
 impl TryFrom<RunFilter> for Filter {
     type Error = String;
 
-    fn try_from(said: RunFilter) -> Result<Filter, String> {
+    fn try_from(mut said: RunFilter) -> Result<Filter, String> {
         let mut filter = Filter::new();
+        let sought = said.q.take().unwrap_or_default();
+        let sought = sought.trim();
+        if let Ok(run) = sought.parse() {
+            filter = filter.id(run);
+        } else if let Some((name, value)) = sought.split_once(':')
+            && !name.is_empty()
+            && !value.is_empty()
+        {
+            filter = filter.tag(name, value);
+        } else if !sought.is_empty() {
+            if said.key_prefix.is_some() {
+                return Err("say either `key_prefix` or the beginning of a key as `q`".to_owned());
+            }
+            said.key_prefix = Some(sought.to_owned());
+        }
         for status in said.status {
             filter = filter.status(status);
         }

@@ -5,6 +5,7 @@ mod api;
 mod document;
 mod live;
 mod once;
+mod pages;
 mod schema;
 mod security;
 mod world;
