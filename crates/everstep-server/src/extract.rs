@@ -44,7 +44,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             let kind = kind.split(';').next().unwrap_or_default().trim();
             kind.eq_ignore_ascii_case("application/json")
         });
-        if !is_json && !(said.is_none() && bytes.is_empty()) {
+        let is_absent = said.is_none() && bytes.is_empty();
+        if !is_json && !is_absent {
             let detail = "send the body as JSON, with `content-type: application/json`";
             return Err(Problem::new(Kind::MediaType, detail));
         }

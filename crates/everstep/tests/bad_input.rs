@@ -20,8 +20,9 @@ use everstep::{
     store::{
         Answer, Applied, Batch, Census, DeadLetter, Due, DueRun, DueSchedules, EventRow, Fence,
         Filter, Finished, InboxRow, LetterFilter, LimitPlace, LimitRow, LoadedRun, MemoryStore,
-        NewRunner, PoolRow, Put, RunRow, RunnerRow, ScheduleRow, ShardSet, SqliteOptions,
-        SqliteStore, Store, StoreError, StreamExtent, StreamPage, WakeFn, WakeGuard, Write,
+        NewRunner, PoolRow, Put, QueueRow, RunRow, RunnerRow, ScheduleRow, ShardSet, SqliteOptions,
+        SqliteStore, StatsRange, StatsRow, StatusCounts, Store, StoreError, StreamExtent,
+        StreamPage, WakeFn, WakeGuard, Write,
     },
 };
 use scenario::{until, until_at_rest, until_paused};
@@ -739,6 +740,27 @@ impl Store for Saying {
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
         self.store.count(filter)
+    }
+
+    fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError> {
+        self.store.count_by_status(filter)
+    }
+
+    fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError> {
+        self.store.stats(range)
+    }
+
+    fn queues(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+        most: u64,
+    ) -> Result<Vec<QueueRow>, StoreError> {
+        self.store.queues(after, limit, most)
+    }
+
+    fn children(&self, parent: everstep::RunNo) -> Result<Vec<RunId>, StoreError> {
+        self.store.children(parent)
     }
 
     fn history(

@@ -85,7 +85,7 @@ async fn visit(client: &Client, n: u64, later: &mut Plans) -> Result<(), ClientE
         6 => _ = client.start(samples::fetch, n / 10).await?,
         7 => {
             let run = client.start(samples::report, 2 + n / 10 % 3).await?;
-            if n / 10 % 3 == 0 {
+            if (n / 10).is_multiple_of(3) {
                 plan(2, Later::Cancel(run.id()));
             }
         }

@@ -66,7 +66,7 @@ impl Act {
             Act::Pause => run.pause().await?,
             Act::Resume => run.resume().await?,
             Act::Retry => run.retry().await?,
-            Act::Delete => _ = run.delete().await?,
+            Act::Delete => run.delete().await?,
         }
         Ok(())
     }

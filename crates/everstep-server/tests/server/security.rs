@@ -432,7 +432,7 @@ async fn what_is_redacted_is_seen_nowhere() {
             !said["failure"]["message"].to_string().contains(SECRET),
             "{said}"
         );
-        if path != "" {
+        if !path.is_empty() {
             seen.push(said.to_string());
         }
     }

@@ -40,10 +40,7 @@ pub(crate) fn delete_expired(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        engine::fixture,
-        store::NewAudit,
-    };
+    use crate::{engine::fixture, store::NewAudit};
 
     #[test]
     fn entries_of_the_audit_log_are_kept_for_a_year() {

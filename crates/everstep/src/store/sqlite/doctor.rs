@@ -166,11 +166,10 @@ fn run_id(bytes: &[u8]) -> Option<RunId> {
 /// Rows as JSON, one line each; bytes as PostgreSQL writes them.
 fn saved(conn: &Connection, table: &str, sql: &str, row: &[Cell]) -> rusqlite::Result<Vec<String>> {
     let mut statement = conn.prepare(sql)?;
-    let names: Vec<String> = statement
-        .column_names()
-        .into_iter()
-        .map(str::to_owned)
-        .collect();
+    let name = |place| statement.column_name(place).map(str::to_owned);
+    let names: Vec<String> = (0..statement.column_count())
+        .map(name)
+        .collect::<rusqlite::Result<_>>()?;
     let lines = statement.query_map(params_from_iter(row), |row| {
         let mut columns = Map::new();
         for (place, name) in names.iter().enumerate() {
