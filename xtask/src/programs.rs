@@ -23,6 +23,9 @@ use crate::{
 /// How long one program may take: far longer than any does, so that one that hangs is named.
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
+/// How many programs are run at once, at most.
+const AT_ONCE_MAX: usize = 4;
+
 /// One program that cargo has built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Program {
@@ -152,8 +155,10 @@ pub(crate) fn run_all(
         Failure::Found(format!("{place}: {error}"))
     };
     fs::create_dir_all(outputs).map_err(is_in_the_way)?;
-    // One more than there are processors: one of them waits most of the time.
+    // One more than there are processors: one of them waits most of the time. Each has as many threads
+    // as there are processors itself, and a database has only so many connections.
     let at_once = thread::available_parallelism().map_or(2, usize::from) + 1;
+    let at_once = at_once.min(AT_ONCE_MAX);
     let left = Mutex::new(runs.into_iter().enumerate());
     let ended = Mutex::new((shown, Tests::default(), Vec::new()));
     thread::scope(|scope| {

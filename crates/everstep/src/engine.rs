@@ -315,7 +315,8 @@ impl Engine {
     /// `shutdown_limit`), writes what they gave, gives its shards back.
     ///
     /// A body that blocks its thread cannot be dropped. It is waited for a few seconds longer, then
-    /// it is named in a warning and left alone; its shards are free when the lease is over.
+    /// it is named in a warning and left alone; its shards are free when the lease is over. A store
+    /// that does not answer is waited for until the lease is over, for 30 seconds at most.
     pub async fn shutdown(self) {
         // Nothing is taken any more; what is held is given back once it is out of memory.
         self.shared.begin_leaving();
@@ -884,9 +885,9 @@ fn sign_off(shared: &Shared, fence: Option<Fence>) {
 /// How long a shutdown waits for a body that blocks its thread, after everything else was dropped.
 const BLOCKED_MAX: Duration = Duration::from_secs(3);
 
-/// How long it waits for a store that is slow. A runner that does not sign off counts as alive until
-/// its lease is over, and others hand runs to it.
-const JOIN_MAX: Duration = Duration::from_secs(60);
+/// How long it waits for a store that is slow, at most. A runner that does not sign off counts as alive
+/// until its lease is over, and others hand runs to it; after that there is nothing to sign off.
+const JOIN_MAX: Duration = Duration::from_secs(30);
 
 /// Waits until all threads have ended. One that a body blocks cannot be ended: it is left alone, and
 /// so is the lease, since the body goes on. Whether all have.
@@ -902,8 +903,15 @@ fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) -> bool {
                 return false;
             }
         }
-        if waited >= JOIN_MAX {
-            tracing::warn!("the store does not answer; the runner cannot sign off");
+        if waited >= JOIN_MAX || (waited >= BLOCKED_MAX && !shared.lease_lasts()) {
+            let threads = threads.iter().filter(|thread| !thread.is_finished());
+            let names = threads.filter_map(|thread| thread.thread().name());
+            let threads = names.collect::<Vec<_>>().join(", ");
+            tracing::warn!(
+                threads,
+                "the engine has shut down, but some of its threads have not ended: the store does \
+                 not answer them. Its shards are free when the lease is over"
+            );
             return false;
         }
         std::thread::sleep(pause);

@@ -91,6 +91,8 @@ pub(crate) enum Event {
     Lost,
     /// A run that nobody could run was read: its row, and whether its history is empty.
     Unserved(Box<RunRow>, bool),
+    /// A run that nobody could run could not be read.
+    Unread(RunNo),
     /// Other runners are alive than before, or serve something else.
     Peers,
 }
@@ -188,6 +190,11 @@ impl Mailbox {
 
     pub(crate) fn done(&self, events: usize) {
         self.activity.end(events);
+    }
+
+    /// Code of a user's is run from now on, or none any more.
+    pub(crate) fn set_polling(&self, polling: Option<Polling>) {
+        *self.polling.lock().unwrap_or_else(PoisonError::into_inner) = polling;
     }
 
     pub(crate) fn set_next_timer(&self, at: Option<Timestamp>) {

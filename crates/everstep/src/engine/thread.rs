@@ -16,7 +16,7 @@ use std::{
     collections::{BinaryHeap, VecDeque},
     future::poll_fn,
     rc::Rc,
-    sync::{Arc, PoisonError, atomic::AtomicBool, atomic::Ordering},
+    sync::{Arc, atomic::AtomicBool, atomic::Ordering},
     task::{Context, Poll},
     time::Instant,
 };
@@ -354,6 +354,7 @@ impl Worker {
             }
             Event::Drain(done) => self.drain(done),
             Event::Peers => self.peers_changed(),
+            Event::Unread(run) => self.look_again(run),
             Event::Unserved(row, is_new) => self.unserved_read(&row, is_new),
             Event::Lost => self.drop_everything(),
         }
@@ -438,8 +439,14 @@ impl Worker {
             None => self.stopped_moving(),
         }
         self.free.push(slot);
-        // Last: dropping user code may wake and panic.
+        // Last: dropping user code may wake, panic, and block.
+        self.mailbox.set_polling(Some(Polling {
+            run: task.id,
+            workflow: task.run.core.facts.workflow.clone(),
+            step: None,
+        }));
         let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(task)));
+        self.mailbox.set_polling(None);
         if dropped.is_err() {
             tracing::error!("a workflow panicked while it was dropped from memory");
         }
@@ -489,15 +496,12 @@ impl Worker {
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;
         };
-        *self
-            .mailbox
-            .polling
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(Polling {
+        let polling = Polling {
             run: task.id,
             workflow: task.run.core.facts.workflow.clone(),
             step: None,
-        });
+        };
+        self.mailbox.set_polling(Some(polling));
         self.env.epoch.set(task.epoch);
         task.run.drive();
         let sent = task.run.next_commit();
@@ -509,11 +513,7 @@ impl Worker {
         if (before == 0) != (bodies == 0) {
             task.busy_since = (bodies > 0).then(Instant::now);
         }
-        *self
-            .mailbox
-            .polling
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = None;
+        self.mailbox.set_polling(None);
         self.note_bodies(before, bodies);
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;

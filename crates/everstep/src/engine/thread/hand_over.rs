@@ -49,6 +49,7 @@ impl Worker {
         let unserved = Unserved {
             run: run.clone(),
             waiting: String::new(),
+            notes: self.unserved.get(&no).map_or(0, |it| it.notes),
             deadline_at: None,
             epoch,
         };
@@ -61,7 +62,15 @@ impl Worker {
 
     /// What became of the write about a run that is not in memory here.
     pub(super) fn settled(&mut self, run: RunNo, how: Settled) {
+        let known = self.unserved.get_mut(&run);
+        // Answers come in the order of the writes, and notes are before a hand-over.
+        let is_note = known.is_some_and(|known| {
+            let is_note = known.notes > 0;
+            known.notes = known.notes.saturating_sub(1);
+            is_note
+        });
         match how {
+            Settled::Answered if is_note => {}
             // If it was refused, another has it, or it has ended.
             Settled::Answered => {
                 let unserved = self.unserved.get(&run);
@@ -79,6 +88,10 @@ impl Worker {
     /// What was to be done about a run that is not in memory may not be done: it is read, and what is
     /// missing is done again. The store may not count it as due.
     pub(super) fn look_again(&mut self, run: RunNo) {
+        if self.shared.stopped().is_some() {
+            // Nothing is written any more: it would come back here for ever.
+            return;
+        }
         if let Some(known) = self.unserved.get_mut(&run) {
             // It is not in its row.
             known.waiting.clear();
@@ -114,11 +127,13 @@ impl Worker {
         let unserved = Unserved {
             run: run.clone(),
             waiting,
+            notes: self.unserved.get(&no).map_or(0, |it| it.notes),
             deadline_at: None,
             epoch: self.shared.epoch(),
         };
         self.unserved.insert(no, unserved);
         let (id, mailbox) = (run.id, self.mailbox.clone());
+        let pause = self.shared.settings.store_retry * 2;
         self.reader.spawn(move |store| {
             let read = || match store.run(&Target::Id(id))? {
                 Some(row) => Ok(Some((row, store.history(no, None, 1)?.is_empty()))),
@@ -127,7 +142,11 @@ impl Worker {
             match read() {
                 Ok(Some((row, is_new))) => mailbox.push(Event::Unserved(Box::new(row), is_new)),
                 Ok(None) => {}
-                Err(_) => mailbox.push(Event::Settled(no, Settled::Unknown)),
+                Err(error) => {
+                    tracing::warn!(run = %id, %error, "a run cannot be read; trying again");
+                    std::thread::sleep(pause);
+                    mailbox.push(Event::Unread(no));
+                }
             }
         });
     }
@@ -148,6 +167,8 @@ impl Worker {
             return;
         };
         let may_be_noted = match row.status {
+            // It is being handed over, or looked at again.
+            _ if known.waiting.is_empty() => false,
             RunStatus::Sleeping => true,
             RunStatus::Pending => is_new,
             _ => false,
@@ -169,6 +190,7 @@ impl Worker {
         let mut commit = Commit::of_row(row, patch);
         commit.inbox_seq = Some(row.inbox_seq);
         let write = Write::Commit(Box::new(commit));
+        known.notes += 1;
         let (thread, run) = (self.index, no);
         let reply = Reply::Owner { thread, run };
         self.out.push(Pending::under(known.epoch, write, reply));
@@ -231,6 +253,8 @@ pub(super) struct Unserved {
     run: DueRun,
     /// The reason that was written; none while it is being handed over.
     waiting: String,
+    /// How many writes of the reason are on their way.
+    notes: u32,
     /// When it ends by itself, if that takes no code.
     deadline_at: Option<Timestamp>,
     /// The lease under which it was looked at.

@@ -244,6 +244,53 @@ fn a_run_without_code_says_so_whatever_comes_in_between() {
     }
 }
 
+/// An engine that has stopped looked again and again at a run that it could not write about.
+#[test]
+fn a_stopped_engine_does_not_look_again() {
+    let mut bench = Bench::new();
+    let fence = bench.begin();
+    let run = fixture::start_unserved(&bench.store, fence);
+    let due = bench.due(run);
+    bench.worker.due(due, false);
+    bench.shared.stop(StoreError::Closed {
+        store: "the test's store".to_owned(),
+    });
+    bench
+        .worker
+        .handle(Event::Settled(run.no(), Settled::Unknown));
+    assert!(bench.worker.loading.is_empty());
+    assert!(bench.worker.held.is_empty());
+}
+
+/// A note and a hand-over were on their way; the answer to the first was taken for that to the second.
+#[test]
+fn the_answer_to_a_note_does_not_forget_a_hand_over() {
+    let mut bench = Bench::new();
+    let fence = bench.begin();
+    let run = fixture::start_unserved(&bench.store, fence);
+    let due = bench.due(run);
+    bench.worker.due(due.clone(), false);
+    let until = Instant::now() + std::time::Duration::from_secs(60);
+    while bench.worker.out.is_empty() {
+        assert!(Instant::now() < until, "it is not noted");
+        for event in bench.shared.threads[0].take() {
+            bench.worker.handle(event);
+        }
+        std::thread::yield_now();
+    }
+    let elsewhere = DueRun {
+        pool: "gpu".into(),
+        ..due
+    };
+    bench.worker.due(elsewhere, false);
+    let events = [Settled::Answered, Settled::Rejected, Settled::Answered];
+    let left = events.map(|how| {
+        bench.worker.handle(Event::Settled(run.no(), how));
+        bench.worker.unserved.len()
+    });
+    assert_eq!(left, [1, 1, 0]);
+}
+
 /// The commit that pauses a run whose other commits the store does not take.
 #[test]
 fn a_run_is_read_again_when_it_is_not_known_whether_it_was_paused() {
