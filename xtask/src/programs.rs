@@ -60,7 +60,10 @@ pub(crate) fn build(root: &Path) -> Result<Vec<Program>, Failure> {
         return Err(Failure::Found(format!("{what} ended with {status}")));
     }
     let messages = String::from_utf8_lossy(&output.stdout);
-    let programs: Vec<Program> = messages.lines().filter_map(program).collect();
+    let programs: Vec<Program> = messages
+        .lines()
+        .filter_map(program)
+        .collect::<Result<_, _>>()?;
     match programs.is_empty() {
         true => Err(Failure::Found(
             "cargo named no test programs; has the form of its messages changed?".into(),
@@ -70,15 +73,21 @@ pub(crate) fn build(root: &Path) -> Result<Vec<Program>, Failure> {
 }
 
 /// Reads what cargo says of one thing that it has built. Only test programs are of interest.
-fn program(message: &str) -> Option<Program> {
+fn program(message: &str) -> Option<Result<Program, Failure>> {
     if !message.starts_with(r#"{"reason":"compiler-artifact""#) {
         return None;
     }
     let (_, profile) = message.split_once(r#""profile":{"#)?;
     let (profile, _) = profile.split_once('}')?;
-    if !profile.contains(r#""test":true"#) {
+    if !profile.contains(r#""test":true"#) || message.contains(r#""executable":null"#) {
         return None;
     }
+    // One that is left out would be missed by nobody.
+    let unread = || Failure::Found(format!("cargo names a test program, but how? {message}"));
+    Some(read(message).ok_or_else(unread))
+}
+
+fn read(message: &str) -> Option<Program> {
     let executable = PathBuf::from(text(message, "executable")?);
     let manifest = PathBuf::from(text(message, "manifest_path")?);
     let (_, target) = message.split_once(r#""target":"#)?;
@@ -106,7 +115,7 @@ impl Program {
             command.env("CARGO_PKG_NAME", name);
         }
         command.env("LD_LIBRARY_PATH", libraries);
-        let title = format!("{} {title}", self.name);
+        let title = format!("{} {title}", self.name).trim_end().to_owned();
         Run { title, command }
     }
 }
@@ -245,7 +254,16 @@ mod tests {
             executable: "/t/versions-1".into(),
             package: "/a/b".into(),
         };
-        assert_eq!(program(BUILT), Some(read));
+        let Some(Ok(found)) = program(BUILT) else {
+            panic!("it is not read");
+        };
+        assert_eq!(found, read);
+    }
+
+    #[test]
+    fn a_test_program_that_cannot_be_read_is_not_left_out() {
+        let odd = BUILT.replace("/t/versions-1", r"/t\\\\/versions-1");
+        assert!(matches!(program(&odd), Some(Err(Failure::Found(_)))));
     }
 
     #[test]
@@ -254,7 +272,7 @@ mod tests {
         let plain = BUILT.replace(profile, r#""overflow_checks":true,"test":false"#);
         let library = BUILT.replace(r#""executable":"/t/versions-1""#, r#""executable":null"#);
         for message in [plain, library, String::new()] {
-            assert_eq!(program(&message), None, "{message}");
+            assert!(program(&message).is_none(), "{message}");
         }
     }
 
