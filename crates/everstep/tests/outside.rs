@@ -584,6 +584,7 @@ async fn a_rolled_back_step_is_run_again_by_a_fork() {
                         Ok(())
                     })
                     .await?;
+                ctx.step("pack", async || Ok(1)).await?;
                 if fails.load(Ordering::SeqCst) == 1 {
                     return Err(Error::fatal("made by the code"));
                 }
@@ -599,7 +600,11 @@ async fn a_rolled_back_step_is_run_again_by_a_fork() {
     let error = run.retry().await.unwrap_err();
     assert!(error.to_string().contains("then `fork` it"), "{error}");
     fails.store(0, Ordering::SeqCst);
-    let fork = run.fork().from("hold").start().await.unwrap();
+    // It would be recorded before the code, which holds again first, has come to it.
+    let later = run.fork().from("pack").result("pack", &2).unwrap();
+    let error = later.start().await.unwrap_err().to_string();
+    assert!(error.contains("a step before `pack` was rolled"), "{error}");
+    let fork = run.fork().from("pack").start().await.unwrap();
     assert_eq!(fork.result().await.unwrap(), 5);
     assert_eq!((ledger.count("hold"), ledger.count("undo")), (2, 1));
     engine.shutdown().await;

@@ -46,7 +46,6 @@ pub(crate) struct FailureShape {
     /// In words.
     pub(crate) message: String,
     /// What caused it, the nearest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) causes: Vec<String>,
     /// The step.
     #[serde(skip_serializing_if = "Option::is_none")]

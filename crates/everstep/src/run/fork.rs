@@ -107,6 +107,8 @@ pub(crate) enum ForkProblem {
     NoSuchStep(String),
     /// This location was reached after the place of the fork.
     AfterTheFork(String),
+    /// This location was reached after a step that was rolled back, which is run again.
+    AfterARollback(String),
     /// What is at this location has no result that could be another.
     NoResult(String),
     /// The history cannot be read.
@@ -132,9 +134,9 @@ pub(crate) fn fork(
         return Ok(Forked::default());
     }
     let edited = edited(&entries, results, now)?;
-    load::make_fresh(&mut entries, &origins, 0);
+    let fresh = load::make_fresh(&mut entries, &origins, 0);
     entries.retain(|_, entry| stands_in_another_run(entry));
-    put_in(&mut entries, edited, &origins)?;
+    put_in(&mut entries, edited, &origins, fresh.lowest)?;
     let last_number = entries.values().filter_map(|entry| entry.number).max();
     let last_number = last_number.unwrap_or(0);
     let row = &loaded.row;
@@ -230,10 +232,13 @@ fn edited(
     results.iter().map(edit).collect()
 }
 
+/// Puts the results in. Numbers from `lowest` on do not stand, so the code makes nothing that was born
+/// after them before it has gone on by itself.
 fn put_in(
     entries: &mut FastMap<Key, Entry>,
     edited: Vec<(Location, Entry)>,
     origins: &Origins,
+    lowest: u64,
 ) -> Result<(), ForkProblem> {
     for (location, mut entry) in edited {
         let key = location.as_key();
@@ -242,7 +247,8 @@ fn put_in(
         let begins = origins.keys.iter().any(|fresh| fresh == key);
         match entries.get(key) {
             Some(kept) => entry.number = kept.number,
-            None if begins => entry.number = None,
+            None if begins && entry.born < lowest => entry.number = None,
+            None if begins => return Err(ForkProblem::AfterARollback(location.to_string())),
             None => return Err(ForkProblem::AfterTheFork(location.to_string())),
         }
         entries.insert(Key::from(key), entry);

@@ -444,7 +444,7 @@ pub(super) struct Rewrite {
     puts: Vec<Put>,
     deletes: Vec<KeyRange>,
     /// The lowest number that does not stand.
-    lowest: u64,
+    pub(super) lowest: u64,
 }
 
 /// Makes a history fit to be tried again: what failed, and what was compensated, is made fresh.
