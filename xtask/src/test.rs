@@ -9,7 +9,7 @@ use std::{
 use everstep_pg::DATABASE_URL;
 
 use crate::{
-    Failure, architecture, browser,
+    Failure, architecture,
     cargo::{self, Tests, cargo},
     examples, points,
     programs::{self, Program, Run},
@@ -29,16 +29,11 @@ const CHECKS: &[Check] = &[
     ),
     Check::new(
         "tests",
-        "all tests pass on every store, and every primitive was crashed on each",
+        "all tests pass on every store and in a browser, and every primitive was crashed on each",
         tests,
     ),
     Check::new("doc-tests", "the code in the docs runs", doc_tests),
     Check::new("examples", "every example runs to its end", run_examples),
-    Check::new(
-        "browser",
-        "the dashboard works in a real browser",
-        use_browser,
-    ),
     Check::new(
         "checkout-kill",
         "`checkout` goes on wherever it is killed",
@@ -98,6 +93,7 @@ const PASSES: &[(&str, &[&[&str]])] = &[
 /// The programs that take longest, with their stores. What is missing here only makes it all longer.
 const LONGEST: &[(&str, Option<&str>)] = &[
     ("everstep", None),
+    ("browser", None),
     ("crash_primitives", Some("postgres")),
     ("crash_primitives", None),
     ("deferreds", Some("postgres")),
@@ -367,10 +363,6 @@ fn doc_tests(checking: &mut Checking) -> Result<(), Failure> {
 fn run_examples(checking: &mut Checking) -> Result<(), Failure> {
     let url = checking.database_url()?;
     examples::run_all(&checking.root, &url)
-}
-
-fn use_browser(checking: &mut Checking) -> Result<(), Failure> {
-    cargo::succeed_counting(browser::tests(&[]), &mut checking.tests)
 }
 
 fn kill_checkout(checking: &mut Checking) -> Result<(), Failure> {

@@ -1,6 +1,7 @@
 // Follows server-sent events, and comes back after an interruption. Says through `connection` whether
-// the page is live; never renders. A hidden page lets go of its connection after a while, because
-// browsers allow only a few per server, and takes it up again when it is seen.
+// the page is live; never renders. A hidden page lets go of its connection after a while, and one that
+// was left for another lets go at once, because browsers allow only a few per server and keep pages to
+// go back to. It is taken up again when the page is seen.
 
 import { get } from "./api.js";
 
@@ -74,13 +75,20 @@ export function follow(url, handlers, signal) {
     close();
     connection.set(me, undefined);
     document.removeEventListener("visibilitychange", onVisibility);
+    removeEventListener("pagehide", close);
+    removeEventListener("pageshow", onShown);
   };
   const onVisibility = () => {
     clearTimeout(hiddenTimer);
     if (document.hidden) hiddenTimer = setTimeout(close, HIDDEN_MS);
     else if (!source) open();
   };
+  const onShown = (event) => {
+    if (event.persisted && !source) open();
+  };
   document.addEventListener("visibilitychange", onVisibility);
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", onShown);
   signal.addEventListener("abort", end);
   open();
 }

@@ -87,10 +87,10 @@ impl Listener {
         }
     }
 
-    /// Waits, unless nobody listens any more: longer after a look that took long, so that no
-    /// listener has the store busy for more than a tenth of the time.
-    async fn pace(&self, looked: Instant) -> Option<()> {
-        self.rest(PACE.max(looked.elapsed() * 9)).await
+    /// Waits for at least this long, unless nobody listens any more: longer after a look that took
+    /// long, so that no listener has the store busy for more than a tenth of the time.
+    async fn pace(&self, looked: Instant, least: Duration) -> Option<()> {
+        self.rest(least.max(looked.elapsed() * 9)).await
     }
 
     async fn rest(&self, rest: Duration) -> Option<()> {
@@ -205,7 +205,7 @@ pub(crate) fn runs(app: App, filter: Filter) -> Response {
                 }
             }
             seen = Some(now);
-            listener.pace(looked).await?;
+            listener.pace(looked, PACE).await?;
         }
     })
 }
@@ -257,10 +257,8 @@ pub(crate) fn run(app: App, run: RunHandle) -> Response {
                 }
             }
             // What has ended changes only if it is tried again.
-            if has_ended {
-                listener.rest(3 * PACE).await?;
-            }
-            listener.pace(looked).await?;
+            let least = if has_ended { 4 * PACE } else { PACE };
+            listener.pace(looked, least).await?;
         }
     })
 }

@@ -188,7 +188,9 @@ async fn moves_between_two(place: &Place, from_outside: bool, in_a_body: bool) {
         false => first.client(),
     };
     let moved = client.run::<u32>(run.id()).move_to("gpu").await.unwrap();
-    assert_eq!(moved, Moved::Soon);
+    // Its owner may have been quicker than the one who asks whether it has gone.
+    let is_done = moved == Moved::Done && !in_a_body;
+    assert!(moved == Moved::Soon || is_done, "{moved:?}");
     assert_eq!(run.info().await.unwrap().pool, "gpu");
     if in_a_body {
         gate.add_permits(1);

@@ -21,9 +21,10 @@ pub(crate) async fn installed(directory: &Path) -> Result<PathBuf, Problem> {
         return Ok(program);
     }
     println!("installing schemathesis into {}", own.display());
-    let mut venv = Command::new("python3");
+    let python = everstep_pg::find_or_install("python3 -m venv", &["python3-venv"], python)?;
+    let mut venv = Command::new(python);
     venv.args(["-m", "venv"]).arg(&own);
-    succeed(venv, "Python with its module `venv` is needed").await?;
+    succeed(venv, "an environment for schemathesis could not be made").await?;
     let mut pip = Command::new(own.join("bin/pip"));
     pip.args(["install", "--quiet", "--disable-pip-version-check"]);
     pip.arg(format!("schemathesis=={VERSION}.*"));
@@ -33,6 +34,14 @@ pub(crate) async fn installed(directory: &Path) -> Result<PathBuf, Problem> {
     )
     .await?;
     Ok(program)
+}
+
+/// Python, if it can make environments: Debian has the part that does in a package of its own.
+fn python() -> Option<PathBuf> {
+    let python = everstep_pg::on_path("python3")?;
+    let mut asked = std::process::Command::new(&python);
+    let answer = asked.args(["-c", "import venv, ensurepip"]).output();
+    answer.is_ok_and(|it| it.status.success()).then_some(python)
 }
 
 async fn succeed(mut command: Command, hint: &str) -> Result<(), Problem> {

@@ -6,6 +6,7 @@
 //! - [`Pgbouncer`] pools transactions in front of an instance.
 //! - [`Proxy`] holds back bytes and drops connections in front of an instance.
 //! - [`Session`] is the smallest client that can ask a server something.
+//! - [`find_or_install`] is how all of them come onto the machine, and other programs that tests need.
 //! - [`database_url`] is what the tests of a process connect to, and [`fresh_url`] a schema in there for
 //!   one of them.
 //!
@@ -14,6 +15,7 @@
 
 mod account;
 mod binaries;
+mod debian;
 mod directory;
 mod error;
 mod instance;
@@ -24,6 +26,7 @@ mod settings;
 mod shared;
 mod standby;
 
+pub use debian::{find_or_install, on_path};
 pub use error::{Error, shown};
 pub use instance::{Instance, Shutdown};
 pub use pgbouncer::Pgbouncer;

@@ -1,11 +1,12 @@
 //! Where Chromium, its driver and axe-core are, and how they come onto the machine if they are not.
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     process::Stdio,
 };
 
+use everstep_pg::{find_or_install, on_path};
 use tokio::process::Command;
 
 use crate::Problem;
@@ -26,26 +27,8 @@ pub(crate) struct Browser {
 }
 
 /// Finds them, or installs Debian's.
-pub(crate) async fn browser() -> Result<Browser, Problem> {
-    if let Some(browser) = find_browser() {
-        return Ok(browser);
-    }
-    println!("installing Debian's packages `{}`", PACKAGES.join(" "));
-    let hint = format!(
-        "chromium and chromedriver are needed: install them with `apt-get install {}` as root, or \
-         put them on the PATH",
-        PACKAGES.join(" ")
-    );
-    // Without lists there is nothing to install from; with old ones there may be.
-    let update = apt_get(&["update"]).await;
-    let install = ["install", "-y", "--no-install-recommends"];
-    apt_get(&[&install[..], &PACKAGES[..]].concat())
-        .await
-        .map_err(|error| {
-            let update = update.err().unwrap_or_default();
-            format!("{hint} (it was tried: {update}{error})")
-        })?;
-    find_browser().ok_or_else(|| format!("{hint} (they were, and are still not found)").into())
+pub(crate) fn browser() -> Result<Browser, Problem> {
+    Ok(find_or_install("chromedriver", &PACKAGES, find_browser)?)
 }
 
 fn find_browser() -> Option<Browser> {
@@ -56,25 +39,8 @@ fn find_browser() -> Option<Browser> {
 }
 
 fn find(program: &str) -> Option<PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let directories = env::split_paths(&path).chain(PLACES.map(PathBuf::from));
-    let files = directories.map(|directory| directory.join(program));
-    files.into_iter().find(|file| file.is_file())
-}
-
-async fn apt_get(arguments: &[&str]) -> Result<(), String> {
-    let output = Command::new("apt-get")
-        .args(["-q", "-o", "DPkg::Lock::Timeout=300"])
-        .args(arguments)
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .stdin(Stdio::null())
-        .output()
-        .await
-        .map_err(|error| format!("apt-get could not be started: {error}; "))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
-    }
+    let known = PLACES.iter().map(|place| Path::new(place).join(program));
+    on_path(program).or_else(|| known.into_iter().find(|file| file.is_file()))
 }
 
 /// The text of axe-core, which npm brings into `directory` if it is not there.
@@ -84,9 +50,7 @@ pub(crate) async fn axe_core(directory: &Path) -> Result<String, Problem> {
     if !file.exists() {
         println!("fetching axe-core {AXE_CORE} into {}", own.display());
         fs::create_dir_all(&own)?;
-        let npm = find("npm").ok_or(
-            "axe-core comes from npm, which is not on the PATH: install it (Debian's package `npm`)",
-        )?;
+        let npm = find_or_install("npm", &["npm"], || find("npm"))?;
         let package = format!("axe-core@{AXE_CORE}");
         let mut pack = Command::new(npm);
         pack.args(["pack", "--silent", &package]).current_dir(&own);

@@ -63,6 +63,7 @@ macro_rules! tests {
 tests! {
     every_page_is_shown_without_complaint: look::every_page_is_shown_without_complaint,
     list_follows_what_happens: live::list_follows_what_happens,
+    page_that_one_comes_back_to_is_live: live::page_that_one_comes_back_to_is_live,
     run_follows_what_happens: live::run_follows_what_happens,
     stream_follows_what_happens: live::stream_follows_what_happens,
     search_and_filters_find_runs: live::search_and_filters_find_runs,
@@ -93,7 +94,7 @@ tests! {
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let (directory, names) = match options(&arguments) {
+    let (directory, names) = match directory().and_then(|it| Ok((it, chosen(&arguments)?))) {
         Ok(options) => options,
         Err(problem) => {
             eprintln!("{problem}\nusage: cargo xtask browser [NAME..]");
@@ -116,34 +117,32 @@ fn main() -> ExitCode {
     }
 }
 
-/// Where to put things, and the tests whose names contain one of the words.
-fn options(arguments: &[String]) -> Result<(PathBuf, Vec<&'static str>), Problem> {
-    let mut directory = PathBuf::from("target");
-    let mut words = Vec::new();
-    let mut arguments = arguments.iter();
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--directory" => {
-                let given = arguments.next().ok_or("`--directory` needs a value")?;
-                directory = given.into();
-            }
-            option if option.starts_with('-') => {
-                return Err(format!("`{option}` is not an option").into());
-            }
-            word => words.push(word),
-        }
+/// The directory that cargo builds in, where what is fetched and the pictures go: it has put this
+/// program there, and a mark.
+fn directory() -> Result<PathBuf, Problem> {
+    let program = std::env::current_exe()?;
+    let mut above = program.ancestors().skip(1);
+    let built = above.find(|directory| directory.join("CACHEDIR.TAG").exists());
+    let built = built.ok_or_else(|| format!("{} is not where cargo builds", program.display()))?;
+    Ok(built.to_owned())
+}
+
+/// The tests whose names contain one of the words.
+fn chosen(words: &[String]) -> Result<Vec<&'static str>, Problem> {
+    if let Some(option) = words.iter().find(|word| word.starts_with('-')) {
+        return Err(format!("`{option}` is not an option").into());
     }
     let wanted = |name: &&str| words.is_empty() || words.iter().any(|word| name.contains(word));
     let names: Vec<&'static str> = NAMES.iter().copied().filter(wanted).collect();
     if names.is_empty() {
         return Err(format!("no test has a name with {words:?} in it").into());
     }
-    Ok((directory, names))
+    Ok(names)
 }
 
 /// Makes the tests: how many failed.
 async fn all(directory: &std::path::Path, names: &[&str]) -> Result<usize, Problem> {
-    let browser = programs::browser().await?;
+    let browser = programs::browser()?;
     let axe = programs::axe_core(directory).await?;
     let driver = Driver::start(browser).await?;
     let world = World::new(directory).await?;

@@ -47,6 +47,30 @@ pub(crate) async fn list_follows_what_happens(bench: &Bench) -> Result<(), Probl
     Ok(())
 }
 
+/// Browsers keep a page that was left as it was, and its connections with it if it lets them.
+pub(crate) async fn page_that_one_comes_back_to_is_live(bench: &Bench) -> Result<(), Problem> {
+    let (page, client) = (&bench.page, &bench.world.client);
+    // More than a browser opens connections to one server.
+    for _ in 0..8 {
+        page.go("/runs?workflow=checkout").await?;
+        page.until_text(".connection", "Live").await?;
+    }
+    page.go("/schedules").await?;
+    page.until(
+        "schedules",
+        "document.querySelectorAll('.schedule').length > 2",
+    )
+    .await?;
+    page.run("history.back()", vec![]).await?;
+    page.until("a count", &format!("{} > 5", tile(""))).await?;
+    page.until_text(".connection", "Live").await?;
+    let before = page.value(&tile("")).await?.as_u64().unwrap_or(0);
+    client.start(checkout, order(105)).key("order-105").await?;
+    let more = format!("{} > {before}", tile(""));
+    page.until("a higher count", &more).await?;
+    Ok(())
+}
+
 pub(crate) async fn run_follows_what_happens(bench: &Bench) -> Result<(), Problem> {
     let (page, client) = (&bench.page, &bench.world.client);
     let run = client.start(checkout, order(103)).key("order-103").await?;
