@@ -603,7 +603,10 @@ async fn a_rolled_back_step_is_run_again_by_a_fork() {
     // It would be recorded before the code, which holds again first, has come to it.
     let later = run.fork().from("pack").result("pack", &2).unwrap();
     let error = later.start().await.unwrap_err().to_string();
-    assert!(error.contains("a step before `pack` was rolled"), "{error}");
+    assert!(
+        error.contains("`pack` was begun after a step that"),
+        "{error}"
+    );
     let fork = run.fork().from("pack").start().await.unwrap();
     assert_eq!(fork.result().await.unwrap(), 5);
     assert_eq!((ledger.count("hold"), ledger.count("undo")), (2, 1));

@@ -22,7 +22,15 @@ const TOLD_FOR: Duration = Duration::from_millis(100);
 
 /// How often each operation has answered with which status.
 #[derive(Clone, Default)]
-pub(crate) struct Counts(Arc<Mutex<BTreeMap<(String, String), BTreeMap<u16, u64>>>>);
+pub(crate) struct Counts(Arc<Mutex<BTreeMap<(String, String), Answers>>>);
+
+/// The answers of an operation.
+#[derive(Clone, Debug, Default)]
+struct Answers {
+    by_status: BTreeMap<u16, u64>,
+    /// What the last refusals with each status have said.
+    said: BTreeMap<u16, String>,
+}
 
 impl Counts {
     /// The app, with what it answers counted.
@@ -39,16 +47,18 @@ impl Counts {
         let path = request.extensions().get::<MatchedPath>();
         let path = path.map(|path| path.as_str().to_owned());
         let verb = request.method().as_str().to_lowercase();
-        let response = next.run(request).await;
+        let (response, said) = heard(cut(next.run(request).await)).await;
         if let Some(path) = path {
+            let status = response.status().as_u16();
             let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let answers = counts.entry((path, verb)).or_default();
-            *answers.entry(response.status().as_u16()).or_default() += 1;
+            *answers.by_status.entry(status).or_default() += 1;
+            answers.said.extend(said.map(|said| (status, said)));
         }
-        cut(response)
+        response
     }
 
-    fn of(&self, path: &str, verb: &str) -> BTreeMap<u16, u64> {
+    fn of(&self, path: &str, verb: &str) -> Answers {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (path.to_owned(), verb.to_owned());
         counts.get(&key).cloned().unwrap_or_default()
@@ -59,13 +69,17 @@ impl Counts {
         let mut wrong = Vec::new();
         for (path, verb) in operations(document) {
             let answers = self.of(&path, &verb);
-            if !answers.keys().any(|status| (200..300).contains(status)) {
-                wrong.push(format!("{verb} {path} has never succeeded: {answers:?}"));
+            let Answers { by_status, said } = &answers;
+            if !by_status.keys().any(|status| (200..300).contains(status)) {
+                wrong.push(format!(
+                    "{verb} {path} has never succeeded: {by_status:?}; {said:#?}"
+                ));
             }
-            for (status, count) in &answers {
-                if *status >= 500 {
-                    wrong.push(format!("{verb} {path} has answered {status} {count} times"));
-                }
+            for (status, count) in by_status.range(500..) {
+                let said = said.get(status);
+                wrong.push(format!(
+                    "{verb} {path} has answered {status} {count} times: {said:?}"
+                ));
             }
         }
         wrong
@@ -76,7 +90,7 @@ impl Counts {
         let (mut operations_count, mut requests, mut succeeded) = (0, 0, 0);
         for (path, verb) in operations(document) {
             operations_count += 1;
-            for (status, count) in self.of(&path, &verb) {
+            for (status, count) in self.of(&path, &verb).by_status {
                 requests += count;
                 if status < 300 {
                     succeeded += count;
@@ -95,6 +109,18 @@ fn operations(document: &Json) -> Vec<(String, String)> {
         verbs.map(|(verb, _)| (path.clone(), verb.clone()))
     });
     all.collect()
+}
+
+/// What a refusal says.
+async fn heard(response: Response) -> (Response, Option<String>) {
+    if response.status().as_u16() < 400 {
+        return (response, None);
+    }
+    let (parts, body) = response.into_parts();
+    let body = axum::body::to_bytes(body, usize::MAX).await;
+    let body = body.unwrap_or_default();
+    let said = String::from_utf8_lossy(&body).into_owned();
+    (Response::from_parts(parts, Body::from(body)), Some(said))
 }
 
 /// An answer that goes on, but for a moment only.

@@ -11,6 +11,7 @@ pub(crate) fn offering(mut document: Json, seeded: &Seeded) -> Json {
     for (_, verbs) in paths {
         for (_, operation) in verbs.as_object_mut().into_iter().flatten() {
             offer_parameters(operation, seeded);
+            offer_body(operation);
         }
     }
     offer_fields(&mut document["components"]["schemas"], seeded);
@@ -22,8 +23,11 @@ fn offer_parameters(operation: &mut Json, seeded: &Seeded) {
         .as_str()
         .unwrap_or_default()
         .to_owned();
-    let parameters = operation["parameters"].as_array_mut().into_iter().flatten();
-    for parameter in parameters {
+    // To index it would make one where there is none.
+    let parameters = operation.get_mut("parameters");
+    let parameters = parameters.and_then(Json::as_array_mut);
+    let nobody = json!("0198c0de-0000-7000-8000-000000000000");
+    for parameter in parameters.into_iter().flatten() {
         let place = parameter["in"].as_str().unwrap_or_default();
         let offered = match (
             name.as_str(),
@@ -33,11 +37,13 @@ fn offer_parameters(operation: &mut Json, seeded: &Seeded) {
             ("delete_run", "path", "run") => json!(seeded.ended),
             ("retry_run", "path", "run") => json!(seeded.failed),
             ("resume_run", "path", "run") => json!(seeded.paused),
-            ("cancel_run" | "pause_run" | "send_message", "path", "run") => json!(seeded.live),
-            ("ask_run", "path", "run") => json!(seeded.oracles),
+            ("cancel_run", "path", "run") => json!(seeded.live),
+            ("pause_run", "path", "run") => json!(seeded.pausable),
+            ("ask_run" | "send_message" | "move_run", "path", "run") => json!(seeded.oracles),
             ("settle_deferred", "path", "run") => json!(seeded.waiting),
             (_, "path", "run") => json!(seeded.kept),
             ("revoke_token", "path", "token") => json!(seeded.token_names),
+            ("reject_token", "path", "token") => json!(seeded.rejectable),
             (_, "path", "token") => json!(seeded.tokens),
             (_, _, "workflow") => json!(seed_workflows()),
             (_, "path", "key") => json!(["k0", "k1"]),
@@ -47,8 +53,14 @@ fn offer_parameters(operation: &mut Json, seeded: &Seeded) {
             (_, "path", "schedule") => json!(seeded.schedules),
             (_, "path", "queue") => json!(["mails"]),
             (_, "path", "item") => json!(seeded.items),
+            ("drop_dead_letter", "path", "no") => json!(seeded.dropped),
             (_, "path", "no") => json!(seeded.letters),
             (_, "query", "status") => json!(["completed", "failed,cancelled"]),
+            (_, "header", "idempotency-key") => {
+                // One that was used for something else is refused, and few are tried if all may be.
+                parameter["schema"] = json!({"type": "string", "pattern": "^[0-9a-f]{12}$"});
+                continue;
+            }
             (_, "query", "tag") => {
                 let many =
                     json!({"type": "array", "items": {"enum": ["customer:ada", "customer:bob"]}});
@@ -60,8 +72,36 @@ fn offer_parameters(operation: &mut Json, seeded: &Seeded) {
             }
             _ => continue,
         };
-        offer(&mut parameter["schema"], &offered);
+        match (place, offered.as_array()) {
+            // A run id that is made up is hardly ever one that could be.
+            ("path", Some(ids)) if parameter["name"] == "run" => {
+                let known = ids.iter().chain([&nobody]).collect::<Vec<_>>();
+                parameter["schema"] = json!({"enum": known});
+                parameter["example"] = ids.first().cloned().unwrap_or_default();
+            }
+            (_, ids) => {
+                if let Some(first) = ids.and_then(|ids| ids.first()).filter(|_| place == "path") {
+                    parameter["example"] = first.clone();
+                }
+                offer(&mut parameter["schema"], &offered);
+            }
+        }
     }
+}
+
+/// A body with which the operation succeeds, for those that hardly one that is made up fits.
+fn offer_body(operation: &mut Json) {
+    let example = match operation["operationId"].as_str().unwrap_or_default() {
+        "ask_run" => json!({"name": "question", "body": "why?"}),
+        "settle_deferred" => json!({"location": "review", "value": "good"}),
+        "put_schedule" => json!({"workflow": "greet", "cron": "0 3 * * *"}),
+        "start_run" => json!({"workflow": "greet", "input": "you"}),
+        "send_message" => json!({"name": "note"}),
+        "move_run" => json!({"pool": "elsewhere"}),
+        "replay_dead_letter" => json!({"event": "paid"}),
+        _ => return,
+    };
+    operation["requestBody"]["content"]["application/json"]["example"] = example;
 }
 
 /// What is asked for, or one of these.
@@ -87,14 +127,13 @@ fn offer_fields(schemas: &mut Json, seeded: &Seeded) {
         ("MessageShape", "name", json!(["note", "question"])),
         ("RequestShape", "name", json!(["question"])),
         ("SettleShape", "location", json!(["review"])),
-        ("ReplayShape", "to", json!(seeded.live)),
-        ("ReplayShape", "event", json!(["paid"])),
+        ("ReplayShape", "to", json!(seeded.oracles)),
+        ("MoveRun", "pool", json!(["default", "elsewhere"])),
         ("ForkShape", "from", json!(["charge"])),
     ] {
         let schema = &mut schemas[shape]["properties"][field];
-        if !schema.is_null() {
-            offer(schema, &offered);
-        }
+        assert!(!schema.is_null(), "{shape} has no field `{field}`");
+        offer(schema, &offered);
     }
     // Whoever guesses is let in no more for a while, and whoever changes everything leaves nothing.
     schemas["Login"]["properties"]["token"] = json!({"enum": [crate::TOKEN]});

@@ -1,9 +1,9 @@
 //! The HTTP API, fuzzed: `cargo xtask fuzz-api`.
 //!
 //! A server on [seeded](seed) data is described by its own document, in which the names of what was
-//! seeded are [offered](document) for parameters and fields. Schemathesis makes requests of it, as an
-//! admin and for a bounded time; nothing may be answered with a status of 500 or more, or otherwise
-//! than the document says. The server [counts](count) what it has answered, and every operation must
+//! seeded are [offered](document) for parameters and fields. A validator reads it, and schemathesis
+//! makes requests of it, as an admin and for a bounded time; nothing may be answered with a status of
+//! 500 or more, or otherwise than the document says. The server [counts](count) what it has answered, and every operation must
 //! have succeeded at least once.
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
@@ -81,7 +81,7 @@ fn options(arguments: &[String]) -> Result<Options, Problem> {
 
 /// Fuzzes it: what was wrong.
 async fn fuzz(options: &Options) -> Result<Vec<String>, Problem> {
-    let program = schemathesis::installed(&options.directory).await?;
+    let programs = schemathesis::installed(&options.directory).await?;
     let seeded = seed::seeded().await?;
     let server = everstep_server::Server::new(seeded.engine.client())
         .token(everstep_server::Token::new(
@@ -97,6 +97,9 @@ async fn fuzz(options: &Options) -> Result<Vec<String>, Problem> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);
     let serving = tokio::spawn(axum::serve(listener, app).into_future());
+    let path = options.directory.join("openapi.json");
+    std::fs::write(&path, serde_json::to_vec_pretty(&whole)?)?;
+    let is_valid = programs.is_valid(&path).await?;
     let path = options.directory.join("fuzz-api.json");
     let offered = document::offering(whole.clone(), &seeded);
     std::fs::write(&path, serde_json::to_vec_pretty(&offered)?)?;
@@ -107,11 +110,14 @@ async fn fuzz(options: &Options) -> Result<Vec<String>, Problem> {
         seconds: options.seconds,
         seed: options.seed,
     };
-    let has_passed = run.made(&program).await?;
+    let has_passed = run.made(&programs).await?;
     serving.abort();
     seeded.engine.shutdown().await;
     let mut wrong = counts.wrong(&whole);
     println!("{}", counts.line(&whole));
+    if !is_valid {
+        wrong.push("the document is not a valid one: see above".to_owned());
+    }
     if !has_passed {
         wrong.push("schemathesis has found something: see above".to_owned());
     }

@@ -1,4 +1,4 @@
-//! Schemathesis: installed where it is missing, and run.
+//! Schemathesis, and what says whether a document is one: installed where they are missing, and run.
 
 use std::path::{Path, PathBuf};
 
@@ -6,19 +6,28 @@ use tokio::process::Command;
 
 use crate::Problem;
 
-/// The version that is installed.
-const VERSION: &str = "4";
+/// What is installed.
+const PACKAGES: [&str; 2] = ["schemathesis==4.*", "openapi-spec-validator==0.*"];
 
 /// What is checked of each answer.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,\
                       response_headers_conformance,response_schema_conformance";
 
-/// The program, which is installed into an environment of its own if it is not there.
-pub(crate) async fn installed(directory: &Path) -> Result<PathBuf, Problem> {
+/// The programs.
+pub(crate) struct Programs {
+    schemathesis: PathBuf,
+    validator: PathBuf,
+}
+
+/// The programs, which are installed into an environment of their own if they are not there.
+pub(crate) async fn installed(directory: &Path) -> Result<Programs, Problem> {
     let own = directory.join("schemathesis");
-    let program = own.join("bin/schemathesis");
-    if program.exists() {
-        return Ok(program);
+    let programs = Programs {
+        schemathesis: own.join("bin/schemathesis"),
+        validator: own.join("bin/openapi-spec-validator"),
+    };
+    if programs.schemathesis.exists() && programs.validator.exists() {
+        return Ok(programs);
     }
     println!("installing schemathesis into {}", own.display());
     let python = everstep_pg::find_or_install("python3 -m venv", &["python3-venv"], python)?;
@@ -27,13 +36,22 @@ pub(crate) async fn installed(directory: &Path) -> Result<PathBuf, Problem> {
     succeed(venv, "an environment for schemathesis could not be made").await?;
     let mut pip = Command::new(own.join("bin/pip"));
     pip.args(["install", "--quiet", "--disable-pip-version-check"]);
-    pip.arg(format!("schemathesis=={VERSION}.*"));
+    pip.args(PACKAGES);
     succeed(
         pip,
         "schemathesis is needed, and comes from the Python Package Index",
     )
     .await?;
-    Ok(program)
+    Ok(programs)
+}
+
+impl Programs {
+    /// Whether a file is a valid document of OpenAPI 3.1. If not, it has been said why.
+    pub(crate) async fn is_valid(&self, document: &Path) -> Result<bool, Problem> {
+        let mut command = Command::new(&self.validator);
+        command.args(["--schema", "3.1"]).arg(document);
+        Ok(command.status().await?.success())
+    }
 }
 
 /// Python, if it can make environments: Debian has the part that does in a package of its own.
@@ -64,8 +82,8 @@ pub(crate) struct Run<'r> {
 
 impl Run<'_> {
     /// Makes it: whether it has found nothing.
-    pub(crate) async fn made(&self, program: &Path) -> Result<bool, Problem> {
-        let mut command = Command::new(program);
+    pub(crate) async fn made(&self, programs: &Programs) -> Result<bool, Problem> {
+        let mut command = Command::new(&programs.schemathesis);
         command
             .arg("run")
             .arg(self.document)

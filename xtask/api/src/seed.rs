@@ -60,16 +60,20 @@ pub(crate) struct Seeded {
     /// Runs that nobody deletes.
     pub(crate) kept: Vec<String>,
     pub(crate) live: Vec<String>,
+    pub(crate) pausable: Vec<String>,
     pub(crate) oracles: Vec<String>,
     pub(crate) waiting: Vec<String>,
     pub(crate) paused: Vec<String>,
     pub(crate) ended: Vec<String>,
     pub(crate) failed: Vec<String>,
     pub(crate) tokens: Vec<String>,
+    pub(crate) rejectable: Vec<String>,
     pub(crate) token_names: Vec<String>,
     pub(crate) schedules: Vec<String>,
     pub(crate) items: Vec<u64>,
     pub(crate) letters: Vec<u64>,
+    /// Letters that may be dropped.
+    pub(crate) dropped: Vec<u64>,
 }
 
 /// An engine in memory, and what is in it.
@@ -87,16 +91,19 @@ pub(crate) async fn seeded() -> Result<Seeded, Problem> {
         engine,
         kept: Vec::new(),
         live: Vec::new(),
+        pausable: Vec::new(),
         oracles: Vec::new(),
         waiting: Vec::new(),
         paused: Vec::new(),
         ended: Vec::new(),
         failed: Vec::new(),
         tokens: Vec::new(),
+        rejectable: Vec::new(),
         token_names: Vec::new(),
         schedules: Vec::new(),
         items: Vec::new(),
         letters: Vec::new(),
+        dropped: Vec::new(),
     };
     for no in 0..EACH {
         seed_runs(&client, no, &mut seeded).await?;
@@ -114,7 +121,10 @@ pub(crate) async fn seeded() -> Result<Seeded, Problem> {
     }
     client.publish_json("paid", &json!(1)).await?;
     for letter in client.dead_letters().limit(1_000).await?.letters {
-        seeded.letters.push(letter.no);
+        match letter.no % 2 {
+            0 => seeded.letters.push(letter.no),
+            _ => seeded.dropped.push(letter.no),
+        }
     }
     Ok(seeded)
 }
@@ -151,14 +161,20 @@ async fn seed_runs(client: &Client, no: usize, seeded: &mut Seeded) -> Result<()
     let paused = client.start(oracle, json!(null)).await?;
     paused.pause().await?;
     seeded.paused.push(paused.id().to_string());
-    let live = client.start(oracle, json!(null)).await?;
-    seeded.live.push(live.id().to_string());
+    for runs in [&mut seeded.live, &mut seeded.pausable] {
+        let live = client.start(oracle, json!(null)).await?;
+        runs.push(live.id().to_string());
+    }
     let waiting = client
         .start(secretive, json!({"no": no}))
         .key(format!("k{no}"))
         .await?;
-    seeded.tokens.push(token_of(&waiting).await?);
-    seeded.waiting.push(waiting.id().to_string());
+    // Each deferred is settled in one way only.
+    match no % 3 {
+        0 => seeded.tokens.push(token_of(&waiting).await?),
+        1 => seeded.rejectable.push(token_of(&waiting).await?),
+        _ => seeded.waiting.push(waiting.id().to_string()),
+    }
     let whole = client.start(parent, ()).await?;
     whole.result().await?;
     for run in [ended.id(), keyed.id(), waiting.id(), whole.id()] {

@@ -9,7 +9,7 @@ use crate::{
     App,
     extract::{Body, Names},
     once::Once,
-    problem::{Kind, Problem},
+    problem::Problem,
     shapes::history::{
         Answer as AnswerShape, IfFinishedShape, MessageShape, RejectShape, RequestShape,
         ResolveShape, ResolvedShape, SentShape, SettleShape, Settled,
@@ -38,7 +38,12 @@ pub(super) fn add(table: &mut Table) {
             request,
         )
         .body::<RequestShape>()
-        .answers::<AnswerShape>(200, "The answer.");
+        .answers::<AnswerShape>(200, "The answer.")
+        .answers::<AnswerShape>(
+            202,
+            "It has not answered in time. The question stays in its inbox; to ask again would put it \
+             there twice.",
+        );
     table
         .add(
             Post,
@@ -110,21 +115,16 @@ async fn request(
     State(app): State<App>,
     Names(run): Names<String>,
     Body(said): Body<RequestShape>,
-) -> Answered<AnswerShape> {
+) -> Result<(StatusCode, Answer<AnswerShape>), Problem> {
     let run = handle(&app, &run).await?;
     let limit = wait(&app, "timeout_ms", said.timeout_ms.unwrap_or(10_000))?;
     let asked = run.request_json(&said.name, &said.body);
-    let answer = tokio::time::timeout(limit, asked).await;
-    let answer = answer.map_err(|_| {
-        let detail = format!(
-            "run {} has not answered `{}` in time; the message is in its inbox",
-            run.id(),
-            said.name
-        );
-        Problem::new(Kind::Timeout, detail).about(run.id())
-    })??;
-    let answer = app.redaction.json(answer);
-    Ok(Answer(AnswerShape { answer }))
+    let Ok(answer) = tokio::time::timeout(limit, asked).await else {
+        let answer = None;
+        return Ok((StatusCode::ACCEPTED, Answer(AnswerShape { answer })));
+    };
+    let answer = Some(app.redaction.json(answer?));
+    Ok((StatusCode::OK, Answer(AnswerShape { answer })))
 }
 
 fn settled(resolved: Resolved) -> Answer<Settled> {

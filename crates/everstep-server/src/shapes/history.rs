@@ -280,13 +280,15 @@ pub(crate) struct RequestShape {
 /// What it answered.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Answer {
-    /// The answer.
-    pub(crate) answer: Json,
+    /// The answer; absent if there was none in time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) answer: Option<Json>,
 }
 
 /// How a deferred is settled: with a value, or with an error.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend("oneOf" = [{"required": ["value"]}, {"required": ["error"]}]))]
 pub(crate) struct SettleShape {
     /// The operation that waits.
     pub(crate) location: String,

@@ -143,6 +143,7 @@ pub(crate) struct ScheduleList {
 /// A schedule as it is to be.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend("oneOf" = [{"required": ["cron"]}, {"required": ["every_ms"]}]))]
 pub(crate) struct PutSchedule {
     /// What it starts.
     pub(crate) workflow: String,

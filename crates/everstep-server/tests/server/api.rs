@@ -246,6 +246,12 @@ async fn a_question_is_answered_a_deferred_settled_and_a_message_dropped() {
         .done(&format!("/runs/{oracle}/requests"), ask.clone())
         .await;
     assert_eq!(answer["answer"]["asked"], json!("why"));
+    let unheard = json!({"name": "nobody listens to this", "timeout_ms": 1});
+    let silent = world.start("oracle", json!(null)).await;
+    let (status, answer) = world
+        .post(&format!("/runs/{silent}/requests"), unheard)
+        .await;
+    assert_eq!((status, answer), (StatusCode::ACCEPTED, json!({})));
     world.ended(&oracle).await;
     let (status, _) = world
         .post(&format!("/runs/{oracle}/requests"), ask.clone())

@@ -104,8 +104,7 @@ impl<O> ForkRun<O> {
     }
 
     /// Another result for a step that is taken over, or for the step that the fork begins with:
-    /// that is then not run again. What comes after a step that was rolled back is not taken over,
-    /// and can be given none.
+    /// that is then not run again. What was begun after a step that is run again can be given none.
     ///
     /// # Errors
     ///
@@ -280,9 +279,9 @@ fn explain(problem: ForkProblem) -> String {
             "`{location}` was begun after the step that it is forked from, so it has no result to \
              be replaced; fork from a later step, or let it run"
         ),
-        ForkProblem::AfterARollback(location) => format!(
-            "a step before `{location}` was rolled back and is run again, and all that came after \
-             it with it, so `{location}` cannot be given a result; let it run"
+        ForkProblem::AfterAnother(location) => format!(
+            "`{location}` was begun after a step that is run again (because it was rolled back, or \
+             is a part of what is forked from), so it cannot be given a result; let it run"
         ),
         ForkProblem::NoResult(location) => format!(
             "what is at `{location}` has no result that could be replaced; give the results of \

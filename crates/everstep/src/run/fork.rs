@@ -107,8 +107,9 @@ pub(crate) enum ForkProblem {
     NoSuchStep(String),
     /// This location was reached after the place of the fork.
     AfterTheFork(String),
-    /// This location was reached after a step that was rolled back, which is run again.
-    AfterARollback(String),
+    /// This location was reached after a step that is run again: it was rolled back, or is a part of
+    /// what is forked from.
+    AfterAnother(String),
     /// What is at this location has no result that could be another.
     NoResult(String),
     /// The history cannot be read.
@@ -248,7 +249,7 @@ fn put_in(
         match entries.get(key) {
             Some(kept) => entry.number = kept.number,
             None if begins && entry.born < lowest => entry.number = None,
-            None if begins => return Err(ForkProblem::AfterARollback(location.to_string())),
+            None if begins => return Err(ForkProblem::AfterAnother(location.to_string())),
             None => return Err(ForkProblem::AfterTheFork(location.to_string())),
         }
         entries.insert(Key::from(key), entry);
