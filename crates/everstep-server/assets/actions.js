@@ -99,8 +99,8 @@ export function resolveDeferred(run, location) {
     ],
     submit: async ({ location: where, outcome, value, error }) => {
       const body = outcome === "reject" ? { location: where, error: error ?? null } : { location: where, value: value ?? null };
-      const { resolved, first } = await post(path("runs", run.id, "deferreds"), body);
-      toast(resolved === "before" || first === false ? "It had been resolved before" : "The deferred was resolved");
+      const { resolved } = await post(path("runs", run.id, "deferreds"), body);
+      toast(resolved === "before" ? "It had been resolved before" : "The deferred was resolved");
     },
   });
 }
@@ -111,9 +111,10 @@ export function resolveToken() {
     intro: h("p", {}, "Whoever holds the token of a deferred may resolve it. The first answer wins."),
     fields: [{ name: "token", type: "text", label: "Token", required: true }, ...outcomeFields()],
     submit: async ({ token, outcome, value, error }) => {
-      if (outcome === "reject") await post(path("tokens", token, "reject"), { error: error ?? null });
-      else await post(path("tokens", token, "resolve"), { value: value ?? null });
-      toast("The token was resolved");
+      const { resolved } = outcome === "reject"
+        ? await post(path("tokens", token, "reject"), { error: error ?? null })
+        : await post(path("tokens", token, "resolve"), { value: value ?? null });
+      toast(resolved === "before" ? "It had been resolved before" : "The token was resolved");
     },
   });
 }
@@ -204,8 +205,9 @@ export function moveRun(run) {
     title: "Move this run to another pool", submitLabel: "Move the run", intro: naming(run),
     fields: [{ name: "pool", type: "text", label: "Pool", required: true, hint: "Runners of that pool take it up from where it is." }],
     submit: async ({ pool }) => {
-      await post(path("runs", run.id, "move"), { pool });
-      toast("The run was moved", { detail: pool });
+      const { outcome } = await post(path("runs", run.id, "move"), { pool });
+      const said = { soon: "The run moves as soon as nothing of it is under way", already: "The run was in that pool already" };
+      toast(said[outcome] ?? "The run was moved", { detail: pool });
     },
   });
 }
@@ -213,10 +215,11 @@ export function moveRun(run) {
 export function evictRun(run) {
   formDialog({
     title: "Evict this run from memory?", submitLabel: "Evict the run",
-    intro: [naming(run), h("p", {}, "Its runner drops it and loads it again from the store when it is due. Nothing is lost; a body that is running runs again.")],
+    intro: [naming(run), h("p", {}, "Its runner drops it and loads it again from the store when it is due. Nothing of it is stopped and nothing is lost.")],
     submit: async () => {
-      await post(path("runs", run.id, "evict"));
-      toast("The run was evicted");
+      const { outcome } = await post(path("runs", run.id, "evict"));
+      const said = { soon: "The run leaves memory when it next waits", told: "Its runner was told to let go of it", already: "The run was in nobody's memory" };
+      toast(said[outcome] ?? "The run was evicted");
     },
   });
 }

@@ -1,5 +1,7 @@
 // Talks to the HTTP API. Knows addresses, the CSRF header and problem details; never touches the page.
 
+import { parse } from "./exact-json.js";
+
 const BASE = "/api/v1";
 
 /** What the server answered instead of a result. `message` is for people. */
@@ -27,7 +29,7 @@ export function whenUnauthorized(work) {
 }
 
 export const get = (path, query, signal) => call("GET", path, { query, signal });
-export const post = (path, body, headers) => call("POST", path, { body: body ?? {}, headers });
+export const post = (path, body, headers) => call("POST", path, { body, headers });
 export const put = (path, body) => call("PUT", path, { body });
 export const remove = (path, query) => call("DELETE", path, { query });
 
@@ -71,5 +73,5 @@ async function call(method, where, { query, body, headers, signal }) {
 
 async function readJson(response) {
   const text = await response.text();
-  return text ? JSON.parse(text) : undefined;
+  return text ? parse(text) : undefined;
 }

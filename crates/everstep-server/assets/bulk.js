@@ -4,7 +4,7 @@
 import { post } from "./api.js";
 import { openDialog } from "./dialog.js";
 import { h, replace } from "./dom.js";
-import { describe, toQuery } from "./filters.js";
+import { describe, toBody } from "./filters.js";
 import { count, plural } from "./format.js";
 import { icon } from "./icons.js";
 import { runLink } from "./parts.js";
@@ -47,7 +47,7 @@ export function bulkAction(filter, action) {
 }
 
 async function countRuns(filter, action) {
-  const { met } = await post("/runs/bulk", { filter: toQuery(filter), action, dry_run: true });
+  const { met } = await post("/runs/bulk", { filter: toBody(filter), action, dry_run: true });
   return met;
 }
 
@@ -61,7 +61,7 @@ async function work(filter, action, met, body, footer, stop, close) {
   try {
     let cursor;
     do {
-      const part = await post("/runs/bulk", { filter: toQuery(filter), action, limit: PART, cursor });
+      const part = await post("/runs/bulk", { filter: toBody(filter), action, limit: PART, cursor });
       for (const name of ["met", "done", "already", "finished", "refused", "gone"]) total[name] += part[name] ?? 0;
       total.reasons.push(...(part.reasons ?? []).slice(0, REASONS_SHOWN - total.reasons.length));
       bar.value = total.met;

@@ -18,12 +18,18 @@ export function readFilter(params) {
   return filter;
 }
 
-/** As parameters of the API, and as the `filter` of a bulk action. */
+/** As parameters of the API. */
 export function toQuery(filter) {
   const query = { ...filter, status: filter.status.join(",") };
   if (!query.status) delete query.status;
   if (query.tag.length === 0) delete query.tag;
   return query;
+}
+
+/** As the `filter` of a bulk action, where a number is one. */
+export function toBody(filter) {
+  const query = toQuery(filter);
+  return query.version === undefined ? query : { ...query, version: Number(query.version) };
 }
 
 /** For the address bar. */

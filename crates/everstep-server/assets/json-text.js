@@ -2,6 +2,8 @@
 // Engines word and place their errors differently (some do not place them at all), so the text is
 // scanned here; what passes is then parsed by the engine. Never touches the page.
 
+import { parse } from "./exact-json.js";
+
 /** `{ value }` or `{ error, line, column, position }`. */
 export function readJson(text) {
   const scan = new Scanner(text);
@@ -10,7 +12,7 @@ export function readJson(text) {
     scan.value();
     scan.space();
     if (scan.at < text.length) scan.fail("there is something after the end of the value");
-    return { value: JSON.parse(text) };
+    return { value: parse(text) };
   } catch (error) {
     const at = Math.min(scan.at, text.length);
     const before = text.slice(0, at);

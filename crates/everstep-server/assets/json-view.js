@@ -2,6 +2,7 @@
 // lists and strings are shown in parts, so a value of any size stays cheap. Values are only ever text.
 
 import { h } from "./dom.js";
+import { isExact } from "./exact-json.js";
 import { copyButton } from "./parts.js";
 import { count } from "./format.js";
 
@@ -24,7 +25,7 @@ export function jsonTree(value) {
 }
 
 function branch(name, value, depth) {
-  if (value === null || typeof value !== "object") return h("div.json-row", {}, label(name), leaf(value));
+  if (value === null || typeof value !== "object" || isExact(value)) return h("div.json-row", {}, label(name), leaf(value));
   const isList = Array.isArray(value);
   const entries = isList ? value : Object.keys(value);
   const [open, close] = isList ? "[]" : "{}";
@@ -68,6 +69,7 @@ function label(name) {
 function leaf(value) {
   if (value === null) return h("span.json-null", {}, "null");
   if (typeof value === "string") return string(value);
+  if (isExact(value)) return h("span.json-number", {}, value.rawJSON);
   return h("span", { class: `json-${typeof value}` }, String(value));
 }
 

@@ -4,6 +4,7 @@
 // go back to. It is taken up again when the page is seen.
 
 import { get } from "./api.js";
+import { parse } from "./exact-json.js";
 
 const HIDDEN_MS = 20_000;
 const RETRY_MS = [500, 1000, 2000, 4000, 8000, 15_000];
@@ -60,7 +61,7 @@ export function follow(url, handlers, signal) {
     for (const [name, handle] of Object.entries(handlers)) {
       if (name === "reopened") continue;
       source.addEventListener(name, (event) => {
-        if (handle(JSON.parse(event.data || "null"), event.lastEventId) === false) end();
+        if (handle(parse(event.data || "null"), event.lastEventId) === false) end();
       });
     }
   };

@@ -67,8 +67,8 @@ function itemsOf(queue, state, signal, router, reloadQueues) {
 function itemRow(queue, item, reload) {
   const can = "queues";
   const act = (action, title, text, label, message, danger) => () => formDialog({ title, danger, submitLabel: label, intro: h("p", {}, text), submit: async () => {
-    await post(path("queues", queue, "items", item.id, action));
-    toast(message);
+    const answer = await post(path("queues", queue, "items", item.id, action));
+    toast(answer?.changed === false ? "Nothing was changed: somebody was quicker" : message);
     reload();
   } });
   return h("tr", {},

@@ -45,7 +45,8 @@ function card(schedule, reload) {
   const act = (action, message) => async () => {
     try {
       const answer = await post(path("schedules", schedule.name, action));
-      toast(message, answer?.run ? { link: { href: `/runs/${answer.run}`, text: "Open the run" } } : {});
+      const none = action === "trigger" && !answer?.run && answer?.outcome;
+      toast(none ? none[0].toUpperCase() + none.slice(1) : message, answer?.run ? { link: { href: `/runs/${answer.run}`, text: "Open the run" } } : {});
       reload();
     } catch (error) {
       toastProblem(`The schedule ${schedule.name} was not changed`, error);
@@ -62,7 +63,7 @@ function card(schedule, reload) {
         menuButton(`More for ${schedule.name}`, "more", [
           { label: "Change", icon: "schedules", can, onclick: () => edit(schedule, reload) },
           { label: "Backfill", icon: "retry", can, onclick: () => backfill(schedule, reload) },
-          { label: "Delete", icon: "trash", can, danger: true, onclick: () => drop(schedule, reload) },
+          { label: "Delete", icon: "trash", can: "delete", danger: true, onclick: () => drop(schedule, reload) },
         ], { iconOnly: true }))),
     h("dl.facts", {},
       fact("When", schedule.cron ? h("span", {}, h("code", {}, schedule.cron), " ", schedule.time_zone ?? "UTC") : `every ${duration(schedule.every_ms)}`),
@@ -131,6 +132,8 @@ async function edit(schedule, reload) {
       if (Boolean(body.cron) === Boolean(every_seconds)) throw new Error("give either a cron expression or an interval");
       if (every_seconds) body.every_ms = Math.round(every_seconds * 1000);
       const kept = schedule && { catch_up_ms: schedule.catch_up_ms, paused: schedule.paused, version: schedule.version, tags: schedule.tags };
+      // What was hidden by the server is not written back as it is shown: without an input the old one stays.
+      if (schedule && JSON.stringify(body.input) === JSON.stringify(schedule.input)) delete body.input;
       await put(path("schedules", name), { ...kept, ...body });
       toast(schedule ? "The schedule was changed" : "The schedule was created", { detail: name });
       reload();

@@ -52,6 +52,27 @@ pub(crate) async fn run_is_started(bench: &Bench) -> Result<(), Problem> {
     page.confirm("The key is taken").await
 }
 
+/// A number that a browser cannot hold is shown, and started again with, as it is.
+pub(crate) async fn large_numbers_stay_as_they_are(bench: &Bench) -> Result<(), Problem> {
+    let (page, world) = (&bench.page, &bench.world);
+    let input = json!({"order": 9_007_199_254_740_993_u64});
+    let run = world.client.start(approval, input.clone()).await?;
+    page.go(&format!("/runs/{}?tab=data", run.id())).await?;
+    page.until_text(".json-block .json-number", "9007199254740993")
+        .await?;
+    page.press(".run-actions", "More").await?;
+    page.press(".menu", "Start another with this input").await?;
+    page.dialog("Start a run").await?;
+    page.fill("Key", "a large number").await?;
+    page.confirm("The run has started").await?;
+    let found = world.client.get(("approval", "a large number")).await?;
+    let info = found.ok_or("there is no such run")?.info().await?;
+    match info.input == input {
+        true => Ok(()),
+        false => Err(format!("it was started with {:?}", info.input).into()),
+    }
+}
+
 pub(crate) async fn run_is_paused_and_resumed(bench: &Bench) -> Result<(), Problem> {
     let (page, world) = (&bench.page, &bench.world);
     let run = world

@@ -177,7 +177,7 @@ pub(crate) async fn many_runs_are_changed_at_once(bench: &Bench) -> Result<(), P
         start.tag("batch", "chairs").await?;
     }
     let chairs = |status| client.count().tag("batch", "chairs").status(status);
-    page.go("/runs?tag=batch%3Achairs").await?;
+    page.go("/runs?tag=batch%3Achairs&version=1").await?;
     page.until(
         "seven rows",
         "document.querySelectorAll('.rows .row').length === 7",

@@ -71,6 +71,7 @@ tests! {
     list_and_dialogs_work_by_keyboard: keyboard::list_and_dialogs_work_by_keyboard,
     history_works_by_keyboard: keyboard::history_works_by_keyboard,
     run_is_started: actions::run_is_started,
+    large_numbers_stay_as_they_are: actions::large_numbers_stay_as_they_are,
     run_is_paused_and_resumed: actions::run_is_paused_and_resumed,
     run_is_cancelled: actions::run_is_cancelled,
     run_is_cancelled_and_rolled_back: actions::run_is_cancelled_and_rolled_back,
