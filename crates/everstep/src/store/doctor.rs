@@ -448,8 +448,9 @@ pub(crate) const RULES: &[Rule] = &[
         key: &[("workflow", Text), ("key", Text)],
         others: "run",
         run: "run",
+        // A run that has continued as another workflow keeps the key of the one it began as.
         broken: "t.run >= 0 AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.no = t.run \
-                 AND runs.workflow = t.workflow AND runs.key = t.key)",
+                 AND runs.key = t.key)",
         remedy: Remedy::Delete,
         what: "the key `{2}` of workflow `{1}` leads to {run}, which does not exist or was not \
                started with it: a start with this key would get nothing",
@@ -458,9 +459,10 @@ pub(crate) const RULES: &[Rule] = &[
         check: Check::Orphans,
         table: "runs",
         key: &[("no", Int)],
-        others: "workflow, key",
+        others: "workflow, key, generation",
         run: "no",
-        broken: "t.key IS NOT NULL AND NOT EXISTS (SELECT 1 FROM keys \
+        // Later generations may be of another workflow, and do not say which the key belongs to.
+        broken: "t.key IS NOT NULL AND t.generation = 1 AND NOT EXISTS (SELECT 1 FROM keys \
                  WHERE keys.workflow = t.workflow AND keys.key = t.key)",
         remedy: Remedy::PutBack("INTO keys (workflow, key, run) SELECT t.workflow, t.key, t.no"),
         what: "{run} was started with a key that does not lead to it: a second start with that \
