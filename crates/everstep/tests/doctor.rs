@@ -10,7 +10,9 @@ use std::{sync::Arc, time::Duration};
 
 use everstep::{
     Check, Client, Deliver, DoctorReport, Limit, RepairError, Repaired, RunId, RunStatus,
+    Timestamp,
     prelude::*,
+    store::{Batch, Mend, Outcome, Store, Write},
 };
 use scenario::until_status;
 use stores::{Place, on_each_store};
@@ -60,7 +62,7 @@ fn with_workflows(place: &Place) -> everstep::EngineBuilder {
         })
         .register_fn(GROWING, |ctx, n: u32| async move {
             ctx.step("childhood", async || Ok(())).await?;
-            ctx.continue_with(QUICK, n).await
+            ctx.continue_with(LISTENER, n).await
         })
         .register_fn(WORKER, |ctx, n: u32| async move {
             let job: u32 = ctx.event(JOB).await?;
@@ -86,6 +88,7 @@ async fn fill(place: &Place) -> Runs {
     let sleeper = client.start(SLEEPER, 5).key("night").await.unwrap();
     let reader = client.start(READER, 1).await.unwrap();
     let listener = client.start(LISTENER, 1).await.unwrap();
+    let grown = client.start(GROWING, 1).key("grown").await.unwrap();
     let quick = client
         .start(QUICK, 1)
         .key("once")
@@ -95,7 +98,11 @@ async fn fill(place: &Place) -> Runs {
     quick.result().await.unwrap();
     let schedule = client.schedule("hourly", QUICK, 1).every(hours(1));
     schedule.await.unwrap();
-    for run in [&sleeper, &reader, &listener] {
+    scenario::until_info(&grown, "it to be a listener", |info| {
+        info.workflow == "listener"
+    })
+    .await;
+    for run in [&sleeper, &reader, &listener, &grown] {
         until_status(run, RunStatus::Sleeping).await;
     }
     // It waits for another message, so this one stays unread.
@@ -115,6 +122,23 @@ async fn client(place: &Place) -> Option<Client> {
         }
         #[cfg(feature = "postgres")]
         Place::Database(url) => Some(Client::open(url).await.unwrap()),
+    }
+}
+
+/// The store itself.
+fn raw_store(place: &Place) -> Option<Arc<dyn Store>> {
+    match place {
+        Place::Memory(_) => None,
+        #[cfg(feature = "sqlite")]
+        Place::File(directory) => {
+            let file = directory.path().join("app.db");
+            Some(Arc::new(everstep::store::SqliteStore::open(file).unwrap()))
+        }
+        #[cfg(feature = "postgres")]
+        Place::Database(url) => {
+            let store = everstep::store::PostgresStore::open(url).unwrap();
+            Some(Arc::new(store))
+        }
     }
 }
 
@@ -453,6 +477,11 @@ const NOT_REPAIRABLE: &[Case] = &[
         Check::Formats,
     ),
     (
+        "DELETE FROM keys WHERE key = 'grown'",
+        "was started with a key that does not lead to it any more, and has continued since",
+        Check::Orphans,
+    ),
+    (
         "DELETE FROM secrets",
         "the secret that tokens of deferreds are made with is lost",
         Check::Integrity,
@@ -565,6 +594,7 @@ async fn nothing_is_found_while_work_goes_on() {
             }
         }
         assert!(looked > 0);
+        grown.send("more", &1).await.unwrap();
         for run in runs.iter().chain(&readers).chain([&grown]) {
             run.result().await.unwrap();
         }
@@ -667,6 +697,7 @@ async fn an_event_that_comes_back_is_counted_and_given_to_whoever_waits() {
         let worker = client.start(WORKER, 2).await.unwrap();
         until_status(&worker, RunStatus::Sleeping).await;
         mend().await;
+        until_status(&worker, RunStatus::Completed).await;
         assert_eq!(worker.result().await.unwrap(), 43);
         // Another one is published.
         lose().await;
@@ -715,6 +746,7 @@ async fn a_run_in_line_for_a_limit_that_was_mended_goes_on() {
             assert_eq!(report.findings.len(), 1, "{:?}", words(&report));
             let repaired = repair_once(&client, &report).await;
             assert_eq!(repaired.mended.len(), 1, "{before}{after}");
+            until_status(&run, RunStatus::Completed).await;
             assert_eq!(run.result().await.unwrap(), 7);
             assert_eq!(words(&look(&client).await), [] as [String; 0]);
         }
@@ -780,6 +812,62 @@ async fn what_is_no_longer_so_is_left_alone() {
     .await;
 }
 
+/// What may change between the look and the mend is compared in the transaction that mends.
+#[tokio::test]
+async fn a_mend_is_made_only_if_everything_is_as_it_was_seen() {
+    on_each_store(async |place| {
+        let runs = fill(place).await;
+        let Some(client) = client(place).await else {
+            return;
+        };
+        let store = raw_store(place).unwrap();
+        let mend = async |mend: Mend| {
+            let store = Arc::clone(&store);
+            let batch = Batch {
+                fence: None,
+                now: Timestamp::from_millis(1_800_000_000_000),
+                writes: vec![Write::Mend(Box::new(mend))],
+            };
+            let applied = tokio::task::spawn_blocking(move || store.commit(&batch));
+            match applied.await.unwrap().unwrap().outcomes[..] {
+                [Outcome::Mended(rows)] => rows,
+                ref other => panic!("a mend was answered with {other:?}"),
+            }
+        };
+        let run = runs.reader.no();
+        let history = {
+            let store = Arc::clone(&store);
+            tokio::task::spawn_blocking(move || store.history(run, None, 10).unwrap())
+        };
+        let [entry] = &history.await.unwrap()[..] else {
+            panic!("it has one entry");
+        };
+        let remove = |value: &[u8]| Mend::RemoveEntry {
+            run,
+            key: entry.key.clone(),
+            value: value.to_vec(),
+        };
+        break_it(
+            place,
+            "CREATE TABLE put_away AS SELECT * FROM event_waiters",
+        )
+        .await;
+        break_it(place, "DELETE FROM event_waiters").await;
+        assert_eq!(mend(remove(&entry.value)).await, 0, "it is not paused");
+        client.run::<u32>(runs.reader).pause().await.unwrap();
+        assert_eq!(mend(remove(b"another")).await, 0, "it is another entry");
+        break_it(place, "INSERT INTO event_waiters SELECT * FROM put_away").await;
+        assert_eq!(mend(remove(&entry.value)).await, 0, "it is registered");
+        break_it(place, "DELETE FROM event_waiters").await;
+        assert_eq!(mend(remove(&entry.value)).await, 1);
+        let (from, to) = (7_777, 3);
+        assert_eq!(mend(Mend::Shard { run, from, to }).await, 0);
+        let last_number = 77;
+        assert_eq!(mend(Mend::ForgetNumber { run, last_number }).await, 0);
+    })
+    .await;
+}
+
 /// A repair locked whole tables, and waited for everybody who had written to one of them.
 #[cfg(feature = "postgres")]
 #[tokio::test]
@@ -810,7 +898,8 @@ async fn a_repair_waits_for_nobody_who_is_at_something_else_and_gives_way_to_oth
          UPDATE runs SET updated_at = updated_at WHERE workflow = 'sleeper'"
     );
     other.batch_execute(&sql).await.unwrap();
-    let repaired = repair_once(&client, &report).await;
+    let repaired = tokio::time::timeout(scenario::LIMIT, repair_once(&client, &report));
+    let repaired = repaired.await.expect("it waits for nobody for long");
     assert_eq!(repaired.mended.len(), 2, "{:?}", repaired.left);
     let said = &repaired.left[0].what;
     assert!(said.contains("others were at it all the time"), "{said}");

@@ -483,6 +483,25 @@ pub(crate) const RULES: &[Rule] = &[
         what: "{run} was started with a key that does not lead to it: a second start with that \
                key would do everything once more",
     },
+    Rule {
+        check: Check::Orphans,
+        table: "runs",
+        key: &[("no", Int)],
+        others: "workflow, key, generation",
+        run: "no",
+        // Nearly all have it under their workflow; the others are looked for under each that has keys.
+        broken: "t.key IS NOT NULL AND t.generation > 1 AND NOT EXISTS (SELECT 1 FROM keys \
+                 WHERE keys.workflow = t.workflow AND keys.key = t.key AND keys.run = t.no) \
+                 AND NOT EXISTS (SELECT 1 FROM keys WHERE keys.key = t.key AND keys.run = t.no \
+                 AND keys.workflow IN (WITH RECURSIVE names (workflow) AS (SELECT min(workflow) \
+                 FROM keys UNION ALL SELECT (SELECT min(other.workflow) FROM keys AS other \
+                 WHERE other.workflow > names.workflow) FROM names \
+                 WHERE names.workflow IS NOT NULL) SELECT workflow FROM names))",
+        remedy: Remedy::None,
+        what: "{run} was started with a key that does not lead to it any more, and has continued \
+               since, perhaps as another workflow: before anybody starts it again with that key, \
+               look for it by its id",
+    },
     stale_wait!(
         "event_waiters",
         &[("name", Text), ("no", Int)],
