@@ -14,6 +14,11 @@ use everstep::{
     prelude::*,
     store::{Batch, Mend, Outcome, Store, Write},
 };
+#[cfg(feature = "sqlite")]
+use everstep::{
+    store::{SqliteStore, StoreError},
+    testing::CrashingStore,
+};
 use scenario::until_status;
 use stores::{Place, on_each_store};
 use tokio::sync::Semaphore;
@@ -132,7 +137,7 @@ fn raw_store(place: &Place) -> Option<Arc<dyn Store>> {
         #[cfg(feature = "sqlite")]
         Place::File(directory) => {
             let file = directory.path().join("app.db");
-            Some(Arc::new(everstep::store::SqliteStore::open(file).unwrap()))
+            Some(Arc::new(SqliteStore::open(file).unwrap()))
         }
         #[cfg(feature = "postgres")]
         Place::Database(url) => {
@@ -866,6 +871,60 @@ async fn a_mend_is_made_only_if_everything_is_as_it_was_seen() {
         assert_eq!(mend(Mend::ForgetNumber { run, last_number }).await, 0);
     })
     .await;
+}
+
+/// A run was paused to be loaded anew, the store failed, and the run stood still with nobody knowing.
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn a_run_that_was_paused_by_a_repair_goes_on_or_is_named() {
+    let place = Place::File(tempfile::tempdir().unwrap());
+    let runs = fill(&place).await;
+    let Place::File(directory) = &place else {
+        unreachable!()
+    };
+    break_it(&place, "DELETE FROM event_waiters").await;
+    // The entry cannot be removed; then the run cannot be resumed at once, and then not at all.
+    for failures in [1, 2, 3] {
+        let store = SqliteStore::open(directory.path().join("app.db")).unwrap();
+        let itself: Arc<std::sync::OnceLock<Arc<CrashingStore<SqliteStore>>>> = Arc::default();
+        let after_pause = Arc::clone(&itself);
+        let store = CrashingStore::counting(store).meddle_after(move |_| {
+            let store = after_pause.get().unwrap();
+            for _ in 0..failures {
+                store.fail_next("commit", || StoreError::UnknownOutcome {
+                    store: "the test's store".to_owned(),
+                    source: "it is away".into(),
+                });
+            }
+            true
+        });
+        let store = Arc::new(store);
+        itself.set(Arc::clone(&store)).ok().unwrap();
+        let client = Client::on(store).unwrap();
+        let report = look(&client).await;
+        let kept = tempfile::tempdir().unwrap();
+        let backup = kept.path().join("backup.jsonl");
+        let error = client.repair(&report, backup).await.unwrap_err();
+        let status = client.run::<u32>(runs.reader).status().await.unwrap();
+        match failures {
+            3 => {
+                let run = runs.reader.to_string();
+                let is_named =
+                    matches!(&error, RepairError::Paused { what, .. } if what.contains(&run));
+                assert!(is_named, "{error}");
+                assert_eq!(status, RunStatus::Paused);
+            }
+            _ => {
+                assert!(matches!(error, RepairError::Client(_)), "{error}");
+                assert_ne!(status, RunStatus::Paused);
+                // As it was before.
+                let back =
+                    "UPDATE runs SET status = 2, available_at = NULL WHERE workflow = 'reader'";
+                break_it(&place, back).await;
+            }
+        }
+    }
+    everstep::testing::ran_on("SQLite");
 }
 
 /// A repair locked whole tables, and waited for everybody who had written to one of them.

@@ -172,13 +172,13 @@ impl Client {
         run: RunId,
         entries: Vec<(Vec<u8>, Vec<u8>)>,
     ) -> Result<bool, RepairError> {
-        match self.control(run, Control::Pause).await {
-            Ok(Controlled::Done { .. }) => {}
+        let removed = match self.control(run, Control::Pause).await {
+            Ok(Controlled::Done { .. }) => self.remove_entries(run.no(), entries).await,
             // It has ended, is gone, is being cancelled or was paused: then it has moved.
             Ok(_) | Err(ClientError::UnknownRun { .. }) => return Ok(false),
+            Err(error) if may_have_landed(&error) => Err(error),
             Err(error) => return Err(error.into()),
-        }
-        let removed = self.remove_entries(run.no(), entries).await;
+        };
         let handle = self.run::<()>(run);
         let resumed = match handle.resume().await {
             // A second time, since it would stand still for ever.
@@ -213,20 +213,28 @@ impl Client {
     /// stays so.
     async fn set_going(&self, name: String) -> Result<bool, RepairError> {
         let schedule = self.schedule_named(name.clone());
-        match schedule.pause().await {
-            Ok(true) => {}
+        let paused = match schedule.pause().await {
+            Ok(true) => Ok(()),
             Ok(false) => return Ok(false),
+            Err(error) if may_have_landed(&error) => Err(error),
             Err(error) => return Err(error.into()),
-        }
+        };
         let resumed = match schedule.resume().await {
             Err(ClientError::Store(_)) => schedule.resume().await,
             resumed => resumed,
         };
-        resumed.map_err(|source| RepairError::Paused {
+        let resumed = resumed.map_err(|source| RepairError::Paused {
             what: format!("schedule `{name}`"),
             source,
-        })
+        })?;
+        paused?;
+        Ok(resumed)
     }
+}
+
+/// Whether a write that has failed may have been made all the same.
+fn may_have_landed(error: &ClientError) -> bool {
+    matches!(error, ClientError::Store(error) if matches!(**error, StoreError::UnknownOutcome { .. }))
 }
 
 /// Whether others were in the way, and only that.
