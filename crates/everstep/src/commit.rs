@@ -111,6 +111,10 @@ pub enum Write {
     HandOver(Box<HandOver>),
     /// Gives a run another home pool. Answered by [`Outcome::Controlled`].
     Rehome(Box<Rehome>),
+    /// Mends something that was found in the facts of a store, if it is still so. In a batch of its
+    /// own: what is damaged may not let itself be mended, and takes the batch down. Answered by
+    /// [`Outcome::Mended`].
+    Mend(Box<crate::store::doctor::Mend>),
 }
 
 /// A run whose home is another pool from now on. Anybody may say so.
@@ -723,6 +727,8 @@ pub enum Outcome {
     Tended(Tended),
     /// What became of dead letters.
     Letter(LetterDone),
+    /// How many rows were mended: none if it was no longer so.
+    Mended(u64),
 }
 
 /// What became of an effect.

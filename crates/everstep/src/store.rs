@@ -428,18 +428,11 @@ pub trait Store: Send + Sync + 'static {
     /// The tokens of the HTTP API, by name.
     fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError>;
 
-    /// Raw facts for [`Client::doctor`](crate::Client::doctor), in one snapshot. A store that has no
-    /// tables to be looked at has none.
+    /// Raw facts for [`Client::doctor`](crate::Client::doctor), in one snapshot. What is wrong in them is
+    /// mended by a [`Write::Mend`]. A store that has no tables to be looked at has none.
     fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
         let _ = ask;
         Ok(Facts::Nothing)
-    }
-
-    /// Mends something that was found in such facts, in a transaction of its own, if it is still so;
-    /// how many rows were changed.
-    fn mend(&self, mend: &Mend) -> Result<u64, StoreError> {
-        let _ = mend;
-        Ok(0)
     }
 
     /// How many batches it can make at the same time and gain by it: one, if a batch has to wait

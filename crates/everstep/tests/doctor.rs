@@ -6,17 +6,35 @@
 mod scenario;
 mod stores;
 
-use everstep::{Check, Client, DoctorReport, Limit, RepairError, RunId, RunStatus, prelude::*};
+use std::{sync::Arc, time::Duration};
+
+use everstep::{
+    Check, Client, Deliver, DoctorReport, Limit, RepairError, Repaired, RunId, RunStatus,
+    Timestamp,
+    prelude::*,
+    store::{Batch, Mend, Outcome, Store, Write},
+};
+#[cfg(feature = "sqlite")]
+use everstep::{
+    store::{SqliteStore, StoreError},
+    testing::CrashingStore,
+};
 use scenario::until_status;
 use stores::{Place, on_each_store};
+use tokio::sync::Semaphore;
 
 const SLEEPER: Workflow<u32, u32> = Workflow::new("sleeper");
 const READER: Workflow<u32, u32> = Workflow::new("reader");
 const LISTENER: Workflow<u32, u32> = Workflow::new("listener");
 const QUICK: Workflow<u32, u32> = Workflow::new("quick");
 const FAMILY: Workflow<u32, u32> = Workflow::new("family");
+const GROWING: Workflow<u32, u32> = Workflow::new("growing");
+const WORKER: Workflow<u32, u32> = Workflow::new("worker");
+const RACER: Workflow<u32, u32> = Workflow::new("racer");
 const NEWS: Event<u32> = Event::new("news");
+const JOB: Event<u32> = Event::new("job").delivery(Deliver::One);
 const TWO: Limit = Limit::new("two").concurrency(2);
+const ONE: Limit = Limit::new("one").concurrency(1);
 
 fn with_workflows(place: &Place) -> everstep::EngineBuilder {
     place
@@ -47,6 +65,14 @@ fn with_workflows(place: &Place) -> everstep::EngineBuilder {
             ctx.set_state("done", &true)?;
             Ok(n)
         })
+        .register_fn(GROWING, |ctx, n: u32| async move {
+            ctx.step("childhood", async || Ok(())).await?;
+            ctx.continue_with(LISTENER, n).await
+        })
+        .register_fn(WORKER, |ctx, n: u32| async move {
+            let job: u32 = ctx.event(JOB).await?;
+            Ok(n + job)
+        })
         .register_fn(FAMILY, |ctx, n: u32| async move {
             let first: u32 = ctx.child(QUICK, n).await?;
             let second: u32 = ctx.child(QUICK, n).await?;
@@ -67,6 +93,7 @@ async fn fill(place: &Place) -> Runs {
     let sleeper = client.start(SLEEPER, 5).key("night").await.unwrap();
     let reader = client.start(READER, 1).await.unwrap();
     let listener = client.start(LISTENER, 1).await.unwrap();
+    let grown = client.start(GROWING, 1).key("grown").await.unwrap();
     let quick = client
         .start(QUICK, 1)
         .key("once")
@@ -76,7 +103,11 @@ async fn fill(place: &Place) -> Runs {
     quick.result().await.unwrap();
     let schedule = client.schedule("hourly", QUICK, 1).every(hours(1));
     schedule.await.unwrap();
-    for run in [&sleeper, &reader, &listener] {
+    scenario::until_info(&grown, "it to be a listener", |info| {
+        info.workflow == "listener"
+    })
+    .await;
+    for run in [&sleeper, &reader, &listener, &grown] {
         until_status(run, RunStatus::Sleeping).await;
     }
     // It waits for another message, so this one stays unread.
@@ -96,6 +127,23 @@ async fn client(place: &Place) -> Option<Client> {
         }
         #[cfg(feature = "postgres")]
         Place::Database(url) => Some(Client::open(url).await.unwrap()),
+    }
+}
+
+/// The store itself.
+fn raw_store(place: &Place) -> Option<Arc<dyn Store>> {
+    match place {
+        Place::Memory(_) => None,
+        #[cfg(feature = "sqlite")]
+        Place::File(directory) => {
+            let file = directory.path().join("app.db");
+            Some(Arc::new(SqliteStore::open(file).unwrap()))
+        }
+        #[cfg(feature = "postgres")]
+        Place::Database(url) => {
+            let store = everstep::store::PostgresStore::open(url).unwrap();
+            Some(Arc::new(store))
+        }
     }
 }
 
@@ -434,6 +482,11 @@ const NOT_REPAIRABLE: &[Case] = &[
         Check::Formats,
     ),
     (
+        "DELETE FROM keys WHERE key = 'grown'",
+        "was started with a key that does not lead to it any more, and has continued since",
+        Check::Orphans,
+    ),
+    (
         "DELETE FROM secrets",
         "the secret that tokens of deferreds are made with is lost",
         Check::Integrity,
@@ -532,6 +585,7 @@ async fn nothing_is_found_while_work_goes_on() {
             runs.push(client.start(FAMILY, n).await.unwrap());
             readers.push(client.start(READER, n).await.unwrap());
         }
+        let grown = client.start(GROWING, 1).key("grown").await.unwrap();
         let mut looked = 0;
         for go in 0..4 {
             let report = look(&client).await;
@@ -545,13 +599,395 @@ async fn nothing_is_found_while_work_goes_on() {
             }
         }
         assert!(looked > 0);
-        for run in runs.iter().chain(&readers) {
+        grown.send("more", &1).await.unwrap();
+        for run in runs.iter().chain(&readers).chain([&grown]) {
             run.result().await.unwrap();
         }
+        assert_eq!(words(&look(&client).await), [] as [String; 0]);
+        // Its key is still that of the workflow that it began as.
+        let again = client.start(GROWING, 1).key("grown").await.unwrap();
+        assert_eq!(again.id(), grown.id());
+        engine.shutdown().await;
+    })
+    .await;
+}
+
+/// Repairs what was found, once.
+async fn repair_once(client: &Client, report: &DoctorReport) -> Repaired {
+    let directory = tempfile::tempdir().unwrap();
+    let backup = directory.path().join("backup.jsonl");
+    client.repair(report, backup).await.unwrap()
+}
+
+/// A step in line for a place that has lost a race keeps an entry which says that it waits, and was
+/// taken for one that nobody would ever let in.
+#[tokio::test]
+async fn a_step_that_lost_a_race_in_line_for_a_limit_is_not_missed() {
+    on_each_store(async |place| {
+        let gate = Arc::new(Semaphore::new(0));
+        let held = Arc::clone(&gate);
+        let engine = place
+            .engine()
+            .register_fn(QUICK, move |ctx, n: u32| {
+                let held = Arc::clone(&held);
+                async move {
+                    let body = async || {
+                        held.acquire().await?.forget();
+                        Ok(())
+                    };
+                    ctx.step("hold", body).limit(ONE).await?;
+                    Ok(n)
+                }
+            })
+            .register_fn(RACER, |ctx, n: u32| async move {
+                let work = ctx.step("work", async || Ok(n)).limit(ONE);
+                let patience = ctx.sleep("patience", Duration::from_millis(1));
+                ctx.race("either", (work, patience)).await?;
+                let more: u32 = ctx.listen("more").await?;
+                Ok(n + more)
+            });
+        let engine = engine.start().await.unwrap();
+        let client = engine.client();
+        let holder = client.start(QUICK, 1).await.unwrap();
+        scenario::until("the place to be taken", async || {
+            let limits = client.limits().await.unwrap();
+            limits.iter().any(|it| it.in_use == 1).then_some(())
+        })
+        .await;
+        let racer = client.start(RACER, 1).await.unwrap();
+        scenario::until_info(&racer, "the race to be lost", |info| {
+            let waiting = info.waiting.as_deref().unwrap_or_default();
+            info.status == RunStatus::Sleeping && waiting.contains("`more`")
+        })
+        .await;
+        assert_eq!(words(&look(&client).await), [] as [String; 0]);
+        gate.add_permits(1);
+        racer.send("more", &2).await.unwrap();
+        assert_eq!(racer.result().await.unwrap(), 3);
+        holder.result().await.unwrap();
+        engine.shutdown().await;
+    })
+    .await;
+}
+
+/// An event that was taken from somebody who is not there was counted by nobody, and given to nobody
+/// who waited already: the next who asked for it took the count below nothing.
+#[tokio::test]
+async fn an_event_that_comes_back_is_counted_and_given_to_whoever_waits() {
+    on_each_store(async |place| {
+        let engine = with_workflows(place).start().await.unwrap();
+        let client = engine.client();
+        if matches!(place, Place::Memory(_)) {
+            return engine.shutdown().await;
+        }
+        let lose = async || {
+            client.publish(JOB, &41).await.unwrap();
+            let sql = "UPDATE events SET given_to = 900 WHERE name = 'job'; \
+                       UPDATE event_names SET kept = 0, last_waiter = 900 WHERE name = 'job'";
+            break_it(place, sql).await;
+        };
+        let mend = async || {
+            let report = look(&client).await;
+            assert_eq!(report.findings.len(), 1, "{:?}", words(&report));
+            assert_eq!(repair_once(&client, &report).await.mended.len(), 1);
+            assert_eq!(words(&look(&client).await), [] as [String; 0]);
+        };
+        // Somebody asks for it afterwards.
+        lose().await;
+        mend().await;
+        let worker = client.start(WORKER, 1).await.unwrap();
+        assert_eq!(worker.result().await.unwrap(), 42);
+        // Somebody waits for it already.
+        lose().await;
+        let worker = client.start(WORKER, 2).await.unwrap();
+        until_status(&worker, RunStatus::Sleeping).await;
+        mend().await;
+        until_status(&worker, RunStatus::Completed).await;
+        assert_eq!(worker.result().await.unwrap(), 43);
+        // Another one is published.
+        lose().await;
+        mend().await;
+        client.publish(JOB, &1).await.unwrap();
         assert_eq!(words(&look(&client).await), [] as [String; 0]);
         engine.shutdown().await;
     })
     .await;
+}
+
+/// The places under a limit were counted, and whoever waited for one went on waiting.
+#[tokio::test]
+async fn a_run_in_line_for_a_limit_that_was_mended_goes_on() {
+    const LIMIT_ROW: &str = "INSERT INTO limits (name, key, concurrency, held, waiting, arrivals, \
+                             turn_us) VALUES ('one', '', 1, 1, 0, 1, 0); ";
+    const PLACE_ROW: &str = "INSERT INTO limit_places (run, generation, operation, name, key, \
+                             arrival, given) VALUES (77, 1, {b:01}, 'one', '', 1, 1)";
+    let with_place = format!("{LIMIT_ROW}{PLACE_ROW}");
+    let cases = [
+        // A place of a run that is not there.
+        (&*with_place, ""),
+        // A place that is counted and is not there.
+        (LIMIT_ROW, ""),
+        // Room that nobody was told of.
+        (LIMIT_ROW, "UPDATE limits SET held = 0 WHERE name = 'one'"),
+    ];
+    on_each_store(async |place| {
+        let engine = place.engine();
+        let engine = engine.register_fn(RACER, |ctx, n: u32| async move {
+            ctx.step("work", async || Ok(n)).limit(ONE).await
+        });
+        let engine = engine.start().await.unwrap();
+        let client = engine.client();
+        if matches!(place, Place::Memory(_)) {
+            return engine.shutdown().await;
+        }
+        for (before, after) in cases {
+            break_it(place, before).await;
+            let run = client.start(RACER, 7).await.unwrap();
+            until_status(&run, RunStatus::Sleeping).await;
+            if !after.is_empty() {
+                break_it(place, after).await;
+            }
+            let report = look(&client).await;
+            assert_eq!(report.findings.len(), 1, "{:?}", words(&report));
+            let repaired = repair_once(&client, &report).await;
+            assert_eq!(repaired.mended.len(), 1, "{before}{after}");
+            until_status(&run, RunStatus::Completed).await;
+            assert_eq!(run.result().await.unwrap(), 7);
+            assert_eq!(words(&look(&client).await), [] as [String; 0]);
+        }
+        engine.shutdown().await;
+    })
+    .await;
+}
+
+/// A repair went by what the doctor had seen: it resumed runs that somebody had paused meanwhile, and
+/// changed what had been mended in another way.
+#[tokio::test]
+async fn what_is_no_longer_so_is_left_alone() {
+    const PUT_AWAY: &str = "CREATE TABLE put_away AS SELECT * FROM ";
+    let waiters = format!("{PUT_AWAY} event_waiters; DELETE FROM event_waiters");
+    let schedules = format!("{PUT_AWAY} schedules; UPDATE schedules SET next_at = NULL");
+    let put_back = |table| {
+        format!(
+            "DELETE FROM {table}; INSERT INTO {table} SELECT * FROM put_away; DROP TABLE put_away"
+        )
+    };
+    let cases = [
+        (&*waiters, put_back("event_waiters")),
+        (&*schedules, put_back("schedules")),
+        (
+            "UPDATE runs SET shard = (shard + 1) % 256 WHERE status = 5",
+            "UPDATE runs SET shard = (shard + 255) % 256 WHERE status = 5".to_owned(),
+        ),
+        (
+            "UPDATE runs SET last_number = last_number - 1 WHERE workflow = 'sleeper'",
+            "UPDATE runs SET last_number = last_number + 1 WHERE workflow = 'sleeper'".to_owned(),
+        ),
+    ];
+    on_each_store(async |place| {
+        let runs = fill(place).await;
+        let Some(client) = client(place).await else {
+            return;
+        };
+        for (sql, back) in &cases {
+            break_it(place, sql).await;
+            let report = look(&client).await;
+            assert_eq!(report.findings.len(), 1, "{:?}", words(&report));
+            break_it(place, back).await;
+            let repaired = repair_once(&client, &report).await;
+            assert!(repaired.mended.is_empty(), "after `{sql}`");
+            assert_eq!(repaired.left, report.findings);
+            assert_eq!(words(&look(&client).await), [] as [String; 0], "{sql}");
+        }
+        // It is in another shard than the one that was seen.
+        let wrong = "UPDATE runs SET shard = (shard + 1) % 256 WHERE status = 5";
+        break_it(place, wrong).await;
+        let report = look(&client).await;
+        break_it(place, wrong).await;
+        assert!(repair_once(&client, &report).await.mended.is_empty());
+        repair(&client, look(&client).await).await;
+        // Somebody has paused the run.
+        break_it(place, "DELETE FROM event_waiters").await;
+        let report = look(&client).await;
+        let reader = client.run::<u32>(runs.reader);
+        reader.pause().await.unwrap();
+        assert!(repair_once(&client, &report).await.mended.is_empty());
+        assert_eq!(reader.status().await.unwrap(), RunStatus::Paused);
+    })
+    .await;
+}
+
+/// What may change between the look and the mend is compared in the transaction that mends.
+#[tokio::test]
+async fn a_mend_is_made_only_if_everything_is_as_it_was_seen() {
+    on_each_store(async |place| {
+        let runs = fill(place).await;
+        let Some(client) = client(place).await else {
+            return;
+        };
+        let store = raw_store(place).unwrap();
+        let mend = async |mend: Mend| {
+            let store = Arc::clone(&store);
+            let batch = Batch {
+                fence: None,
+                now: Timestamp::from_millis(1_800_000_000_000),
+                writes: vec![Write::Mend(Box::new(mend))],
+            };
+            let applied = tokio::task::spawn_blocking(move || store.commit(&batch));
+            match applied.await.unwrap().unwrap().outcomes[..] {
+                [Outcome::Mended(rows)] => rows,
+                ref other => panic!("a mend was answered with {other:?}"),
+            }
+        };
+        let run = runs.reader.no();
+        let history = {
+            let store = Arc::clone(&store);
+            tokio::task::spawn_blocking(move || store.history(run, None, 10).unwrap())
+        };
+        let [entry] = &history.await.unwrap()[..] else {
+            panic!("it has one entry");
+        };
+        let remove = |value: &[u8]| Mend::RemoveEntry {
+            run,
+            key: entry.key.clone(),
+            value: value.to_vec(),
+        };
+        break_it(
+            place,
+            "CREATE TABLE put_away AS SELECT * FROM event_waiters",
+        )
+        .await;
+        break_it(place, "DELETE FROM event_waiters").await;
+        assert_eq!(mend(remove(&entry.value)).await, 0, "it is not paused");
+        client.run::<u32>(runs.reader).pause().await.unwrap();
+        assert_eq!(mend(remove(b"another")).await, 0, "it is another entry");
+        break_it(place, "INSERT INTO event_waiters SELECT * FROM put_away").await;
+        assert_eq!(mend(remove(&entry.value)).await, 0, "it is registered");
+        break_it(place, "DELETE FROM event_waiters").await;
+        assert_eq!(mend(remove(&entry.value)).await, 1);
+        let (from, to) = (7_777, 3);
+        assert_eq!(mend(Mend::Shard { run, from, to }).await, 0);
+        let last_number = 77;
+        assert_eq!(mend(Mend::ForgetNumber { run, last_number }).await, 0);
+    })
+    .await;
+}
+
+/// A run was paused to be loaded anew, the store failed, and the run stood still with nobody knowing.
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn a_run_that_was_paused_by_a_repair_goes_on_or_is_named() {
+    let place = Place::File(tempfile::tempdir().unwrap());
+    let runs = fill(&place).await;
+    let Place::File(directory) = &place else {
+        unreachable!()
+    };
+    break_it(&place, "DELETE FROM event_waiters").await;
+    // The entry cannot be removed; then the run cannot be resumed at once, and then not at all.
+    for failures in [1, 2, 3] {
+        let store = SqliteStore::open(directory.path().join("app.db")).unwrap();
+        let itself: Arc<std::sync::OnceLock<Arc<CrashingStore<SqliteStore>>>> = Arc::default();
+        let after_pause = Arc::clone(&itself);
+        let store = CrashingStore::counting(store).meddle_after(move |_| {
+            let store = after_pause.get().unwrap();
+            for _ in 0..failures {
+                store.fail_next("commit", || StoreError::UnknownOutcome {
+                    store: "the test's store".to_owned(),
+                    source: "it is away".into(),
+                });
+            }
+            true
+        });
+        let store = Arc::new(store);
+        itself.set(Arc::clone(&store)).ok().unwrap();
+        let client = Client::on(store).unwrap();
+        let report = look(&client).await;
+        let kept = tempfile::tempdir().unwrap();
+        let backup = kept.path().join("backup.jsonl");
+        let error = client.repair(&report, backup).await.unwrap_err();
+        let status = client.run::<u32>(runs.reader).status().await.unwrap();
+        match failures {
+            3 => {
+                let run = runs.reader.to_string();
+                let is_named =
+                    matches!(&error, RepairError::Paused { what, .. } if what.contains(&run));
+                assert!(is_named, "{error}");
+                assert_eq!(status, RunStatus::Paused);
+            }
+            _ => {
+                assert!(matches!(error, RepairError::Client(_)), "{error}");
+                assert_ne!(status, RunStatus::Paused);
+                // As it was before.
+                let back =
+                    "UPDATE runs SET status = 2, available_at = NULL WHERE workflow = 'reader'";
+                break_it(&place, back).await;
+            }
+        }
+    }
+    everstep::testing::ran_on("SQLite");
+}
+
+/// A repair locked whole tables, and waited for everybody who had written to one of them.
+#[cfg(feature = "postgres")]
+#[tokio::test]
+async fn a_repair_waits_for_nobody_who_is_at_something_else_and_gives_way_to_others() {
+    let place = Place::Database(everstep_pg::fresh_url().unwrap());
+    fill(&place).await;
+    let client = client(&place).await.unwrap();
+    let rows = "INSERT INTO limits (name, key, held, waiting, arrivals, turn_us) \
+                VALUES ('a', '', 3, 0, 3, 0), ('b', '', 0, 0, 0, 9223372036854775807); \
+                UPDATE event_names SET kept = 9; \
+                UPDATE runs SET inbox_seq = 0 WHERE workflow = 'sleeper'";
+    break_it(&place, rows).await;
+    let report = look(&client).await;
+    assert_eq!(report.findings.len(), 3, "{:?}", words(&report));
+    let Place::Database(url) = &place else {
+        unreachable!()
+    };
+    let (base, schema) = url.split_once("?schema=").unwrap();
+    let schema = schema.split('&').next().unwrap();
+    let connected = everstep::tokio_postgres::connect(base, everstep::tokio_postgres::NoTls);
+    let (other, connection) = connected.await.unwrap();
+    tokio::spawn(connection);
+    let sql = format!(
+        "SET search_path TO \"{schema}\"; BEGIN; \
+         UPDATE limits SET arrivals = 1 WHERE name = 'b'; \
+         INSERT INTO events (name, seq, body, published_at, expires_at, one) \
+         VALUES ('other', 1, '', 0, 0, 1); \
+         UPDATE runs SET updated_at = updated_at WHERE workflow = 'sleeper'"
+    );
+    other.batch_execute(&sql).await.unwrap();
+    let repaired = tokio::time::timeout(scenario::LIMIT, repair_once(&client, &report));
+    let repaired = repaired.await.expect("it waits for nobody for long");
+    assert_eq!(repaired.mended.len(), 2, "{:?}", repaired.left);
+    let said = &repaired.left[0].what;
+    assert!(said.contains("others were at it all the time"), "{said}");
+    other.batch_execute("ROLLBACK").await.unwrap();
+    let left = repair(&client, look(&client).await).await;
+    assert_eq!(words(&left), [] as [String; 0]);
+    everstep::testing::ran_on("PostgreSQL");
+}
+
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn no_more_is_reported_of_runs_than_can_be_read() {
+    let place = Place::File(tempfile::tempdir().unwrap());
+    fill(&place).await;
+    let columns = "workflow, version, pool, shard, status, generation, created_at, updated_at, \
+                   finished_at, attempts, recoveries, inbox_seq, input";
+    let sql = format!(
+        "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 2500) \
+         INSERT INTO runs (no, id, {columns}) SELECT n, randomblob(15), {columns} FROM numbers, runs \
+         WHERE runs.status = 5"
+    );
+    break_it(&place, &sql).await;
+    let report = look(&client(&place).await.unwrap()).await;
+    let unreadable = report.findings.iter();
+    let unreadable = unreadable.filter(|it| it.what.contains("an id that is not its own"));
+    let count = unreadable.count();
+    assert!((1_000..1_200).contains(&count), "{count}");
+    assert!(report.has_more);
+    everstep::testing::ran_on("SQLite");
 }
 
 #[cfg(feature = "sqlite")]
@@ -589,6 +1025,12 @@ async fn a_backup_is_never_written_over_and_nothing_is_mended_without_one() {
     assert_eq!(look(&client).await.findings.len(), 1, "nothing was mended");
     let backup = directory.path().join("backup.jsonl");
     client.repair(&report, &backup).await.unwrap();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = std::fs::metadata(&backup).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "payloads are in it");
+    }
     let text = std::fs::read_to_string(&backup).unwrap();
     assert!(text.contains(r#""table":"dedupes""#), "{text}");
     assert!(text.contains(r#""key":"k""#), "{text}");

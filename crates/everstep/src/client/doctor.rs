@@ -29,8 +29,8 @@ pub use repair::{RepairError, Repaired};
 const PAGE_ROWS: usize = 5_000;
 const PAGE_RUNS: usize = 100;
 
-/// How many findings there are of one rule at most: where there are more, these are enough to begin
-/// with.
+/// How many findings there are at most of one rule, and of what is found in runs: where there are
+/// more, these are enough to begin with. (A page that is begun is finished.)
 const FINDINGS_MAX: usize = 1_000;
 
 /// How long is waited before the second look.
@@ -150,15 +150,20 @@ pub(super) enum Cure {
         rule: usize,
         row: Vec<Cell>,
     },
-    /// The run is paused, these entries are removed, and it is resumed: it is then loaded anew.
+    /// The run is paused, these entries (keys and values) are removed, and it is resumed: it is then
+    /// loaded anew.
     LoadAnew {
         run: RunId,
-        entries: Vec<Vec<u8>>,
+        entries: Vec<(Vec<u8>, Vec<u8>)>,
     },
-    ForgetNumber(RunNo),
+    ForgetNumber {
+        run: RunNo,
+        last_number: i64,
+    },
     Shard {
         run: RunNo,
-        shard: i64,
+        from: i64,
+        to: i64,
     },
     /// The schedule is paused and resumed.
     Schedule(String),
@@ -228,7 +233,7 @@ impl Doctor {
             tokio::time::sleep(SECOND_LOOK).await;
             let seen = report.findings.split_off(certain);
             for finding in seen {
-                if self.is_still_so(&finding).await? {
+                if self.client.is_still_so(&finding).await? {
                     report.findings.push(finding);
                 }
             }
@@ -277,6 +282,7 @@ impl Doctor {
     ) -> Result<(), ClientError> {
         let mut after = None;
         let mut left = max;
+        let mut count = 0;
         while left > 0 {
             let codecs = self.client.codecs.clone();
             let now = self.client.shared.now();
@@ -298,7 +304,12 @@ impl Doctor {
             report.checked.runs += page.runs as u64;
             report.checked.entries += page.entries;
             report.checked.without_owner += page.without_owner;
+            count += page.findings.len();
             report.findings.extend(page.findings);
+            if count >= FINDINGS_MAX {
+                report.has_more = true;
+                return Ok(());
+            }
         }
         Ok(())
     }
@@ -331,13 +342,15 @@ impl Doctor {
             report.findings.extend(findings);
         }
     }
+}
 
+impl Client {
+    /// The second look, at one finding.
     async fn is_still_so(&self, finding: &Finding) -> Result<bool, ClientError> {
-        let codecs = self.client.codecs.clone();
-        let now = self.client.shared.now();
+        let codecs = self.codecs.clone();
+        let now = self.shared.now();
         let finding = finding.clone();
-        self.client
-            .read(move |store| is_still_so(store, &codecs, &finding, now))
+        self.read(move |store| is_still_so(store, &codecs, &finding, now))
             .await
     }
 }

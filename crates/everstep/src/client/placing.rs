@@ -8,6 +8,7 @@ use super::{ClientError, RunHandle};
 use crate::{
     commit::{Batch, Controlled, HandOver, Outcome, Rehome, Target, Write},
     engine::Leaves,
+    pool::Overflow,
     random,
     run_id::RunId,
     store::{NewRunner, RunRow, ShardSet, Store, StoreError},
@@ -153,6 +154,18 @@ fn owner(store: &dyn Store, row: &RunRow, now: Timestamp) -> Result<Option<Uuid>
     Ok(owner.map(|runner| runner.id))
 }
 
+/// Whether a run whose home is `pool` stays where it is: there, or in the overflow of it for the code
+/// that the run needs.
+fn belongs_in(row: &RunRow, inside: &str, pool: &str) -> bool {
+    match Overflow::parse(inside) {
+        Some(overflow) => {
+            let code = (overflow.workflow, overflow.version);
+            overflow.home == pool && code == (&*row.workflow, row.version)
+        }
+        None => inside == pool,
+    }
+}
+
 /// Moves a run to its new home if nobody owns it: by being its owner for as long as that takes. `None`
 /// if there is no such run.
 fn move_if_unowned(
@@ -166,7 +179,7 @@ fn move_if_unowned(
     };
     let pools = store.pools()?;
     let inside = pools.iter().find(|row_of| row_of.no == row.shard.pool());
-    if inside.is_some_and(|inside| *inside.name == *pool) {
+    if inside.is_some_and(|inside| belongs_in(&row, &inside.name, pool)) {
         return Ok(Some(Place::Inside));
     }
     if owner(store, &row, now)?.is_some() {
@@ -204,4 +217,65 @@ fn move_if_unowned(
     let handed = handed?;
     left?;
     Ok(Some(handed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        commit::NewRun,
+        run_id::RunIds,
+        store::{MemoryStore, PoolNo},
+    };
+
+    const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+
+    /// A run that an older version has overflown from its home was told to move there, again and
+    /// again: its owner keeps it, since it belongs where it is.
+    #[test]
+    fn a_run_in_the_overflow_of_its_home_is_at_home() {
+        let store = MemoryStore::new();
+        let id = RunIds::new(1).next(NOW);
+        let new = NewRun {
+            id,
+            workflow: "checkout".into(),
+            version: 1,
+            key: None,
+            pool: "default".into(),
+            available_at: None,
+            deadline_at: None,
+            tags: Vec::new(),
+            input: Vec::new(),
+            parent: None,
+            claim: false,
+        };
+        let overflow = "default@checkout/1";
+        let runner = NewRunner {
+            pools: vec!["default".to_owned(), overflow.to_owned()],
+            ..NewRunner::new(Uuid::from_u128(1), "host/1", NOW, HELD)
+        };
+        let fence = store.register_runner(&runner).expect("register_runner");
+        let shards = ShardSet::of_pools([PoolNo(0), PoolNo(1)]);
+        let held = store.take_shards(fence, NOW, &shards, &[]);
+        assert!(held.expect("take_shards").is_some());
+        let hand_over = HandOver {
+            run: id.no(),
+            pool: overflow.into(),
+        };
+        for write in [
+            Write::Start(Box::new(new)),
+            Write::HandOver(Box::new(hand_over)),
+        ] {
+            let batch = Batch {
+                fence: Some(fence),
+                now: NOW,
+                writes: vec![write],
+            };
+            let applied = store.commit(&batch).expect("commit");
+            assert!(!matches!(applied.outcomes[0], Outcome::Refused(_)));
+        }
+        let place = |pool| move_if_unowned(&store, id, pool, NOW).expect("a store in memory");
+        assert!(matches!(place("default"), Some(Place::Inside)));
+        assert!(matches!(place("gpu"), Some(Place::Owned)));
+    }
 }

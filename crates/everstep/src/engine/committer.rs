@@ -238,7 +238,7 @@ fn size_of_write(write: &Write) -> usize {
         }
         Write::Delete(_) => 1_024,
         Write::Tag(_) => 128,
-        Write::HandOver(_) | Write::Rehome(_) => 128,
+        Write::HandOver(_) | Write::Rehome(_) | Write::Mend(_) => 128,
         Write::Fork(fork) => {
             let entries = fork.history.iter();
             let puts = entries.map(|put| put.key.len() + put.value.len());

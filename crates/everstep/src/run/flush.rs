@@ -162,6 +162,12 @@ impl Run {
         }
     }
 
+    /// Whether no body starts any more.
+    #[cfg(test)]
+    pub(crate) fn is_draining(&self) -> bool {
+        self.core.state.borrow().draining
+    }
+
     /// Whether it was paused from outside, and leaves memory once its bodies have ended.
     pub(crate) fn is_leaving(&self) -> bool {
         self.flush.results_only

@@ -8,7 +8,6 @@
 use crate::{
     commit::{InboxKind, RunStatus},
     run_id::{RunId, RunNo},
-    time::Timestamp,
 };
 
 /// A value of a row, as far as rows are named by it.
@@ -166,7 +165,8 @@ pub struct RunFacts {
     pub registered: Vec<(InboxKind, Vec<u8>)>,
 }
 
-/// A change that mends something. It is made only if what it mends is still so.
+/// A change that mends something: see [`Write::Mend`](crate::commit::Write::Mend). It is made only if
+/// what it mends is still so.
 #[derive(Clone, Debug)]
 pub enum Mend {
     /// What the rule says for its rows.
@@ -175,25 +175,32 @@ pub enum Mend {
         rule: usize,
         /// The row.
         row: Vec<Cell>,
-        /// The time of the change.
-        now: Timestamp,
     },
     /// Removes an entry of the history of a run that is paused, so that its operation registers
-    /// again.
+    /// again. Not if it is registered or answered.
     RemoveEntry {
         /// The run.
         run: RunNo,
         /// The key of the entry.
         key: Vec<u8>,
+        /// The entry as it was seen.
+        value: Vec<u8>,
     },
     /// The row of a run no longer says what its last number is: its owner finds it in the history.
-    ForgetNumber(RunNo),
-    /// Puts a run that is in nobody's memory into this shard.
+    ForgetNumber {
+        /// The run.
+        run: RunNo,
+        /// The number as it was seen.
+        last_number: i64,
+    },
+    /// Puts a run that is in nobody's memory into another shard.
     Shard {
         /// The run.
         run: RunNo,
-        /// The shard.
-        shard: i64,
+        /// The shard as it was seen.
+        from: i64,
+        /// The shard that it belongs to.
+        to: i64,
     },
 }
 
@@ -263,11 +270,16 @@ pub(crate) struct Rule {
 pub(crate) enum Remedy {
     /// It is removed.
     Delete,
-    /// Columns are set to something else: `{now}` is the time. The tables are those that must not
-    /// change meanwhile.
-    Set(&'static str, &'static str),
+    /// Columns are set to something else: `{now}` is the time.
+    Set(&'static str),
     /// A row of another table is put back: what stands between `INSERT` and `FROM`.
     PutBack(&'static str),
+    /// An event is offered to those who wait, by the rules of events.
+    TakeBack,
+    /// A place under a limit is removed, and others are let in by the rules of limits.
+    Vacate,
+    /// The places under a limit are counted, and whoever there is room for is let in.
+    Recount,
     /// Nothing that is safe.
     None,
 }
@@ -315,6 +327,9 @@ macro_rules! orphan {
 /// A wait of a run that is not there, has ended, or has gone on as another generation.
 macro_rules! stale_wait {
     ($table:literal, $key:expr, $run:literal, $what:literal) => {
+        stale_wait!($table, $key, $run, $what, Remedy::Delete)
+    };
+    ($table:literal, $key:expr, $run:literal, $what:literal, $remedy:expr) => {
         Rule {
             check: Check::Orphans,
             table: $table,
@@ -330,7 +345,7 @@ macro_rules! stale_wait {
                 $run,
                 " >= 0"
             ),
-            remedy: Remedy::Delete,
+            remedy: $remedy,
             what: concat!(
                 $what,
                 " of {run} is left, and that run does not wait for it any more"
@@ -439,7 +454,7 @@ pub(crate) const RULES: &[Rule] = &[
         run: "run",
         broken: "t.state = 0 AND EXISTS (SELECT 1 FROM runs WHERE runs.no = t.run \
                  AND runs.status IN (5, 6, 7))",
-        remedy: Remedy::Set("state = 2", ""),
+        remedy: Remedy::Set("state = 2"),
         what: "a request to {run} is open, and that run has ended: whoever sent it waits for ever",
     },
     Rule {
@@ -448,8 +463,9 @@ pub(crate) const RULES: &[Rule] = &[
         key: &[("workflow", Text), ("key", Text)],
         others: "run",
         run: "run",
+        // A run that has continued as another workflow keeps the key of the one it began as.
         broken: "t.run >= 0 AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.no = t.run \
-                 AND runs.workflow = t.workflow AND runs.key = t.key)",
+                 AND runs.key = t.key)",
         remedy: Remedy::Delete,
         what: "the key `{2}` of workflow `{1}` leads to {run}, which does not exist or was not \
                started with it: a start with this key would get nothing",
@@ -458,13 +474,33 @@ pub(crate) const RULES: &[Rule] = &[
         check: Check::Orphans,
         table: "runs",
         key: &[("no", Int)],
-        others: "workflow, key",
+        others: "workflow, key, generation",
         run: "no",
-        broken: "t.key IS NOT NULL AND NOT EXISTS (SELECT 1 FROM keys \
+        // Later generations may be of another workflow, and do not say which the key belongs to.
+        broken: "t.key IS NOT NULL AND t.generation = 1 AND NOT EXISTS (SELECT 1 FROM keys \
                  WHERE keys.workflow = t.workflow AND keys.key = t.key)",
         remedy: Remedy::PutBack("INTO keys (workflow, key, run) SELECT t.workflow, t.key, t.no"),
         what: "{run} was started with a key that does not lead to it: a second start with that \
                key would do everything once more",
+    },
+    Rule {
+        check: Check::Orphans,
+        table: "runs",
+        key: &[("no", Int)],
+        others: "workflow, key, generation",
+        run: "no",
+        // Nearly all have it under their workflow; the others are looked for under each that has keys.
+        broken: "t.key IS NOT NULL AND t.generation > 1 AND NOT EXISTS (SELECT 1 FROM keys \
+                 WHERE keys.workflow = t.workflow AND keys.key = t.key AND keys.run = t.no) \
+                 AND NOT EXISTS (SELECT 1 FROM keys WHERE keys.key = t.key AND keys.run = t.no \
+                 AND keys.workflow IN (WITH RECURSIVE names (workflow) AS (SELECT min(workflow) \
+                 FROM keys UNION ALL SELECT (SELECT min(other.workflow) FROM keys AS other \
+                 WHERE other.workflow > names.workflow) FROM names \
+                 WHERE names.workflow IS NOT NULL) SELECT workflow FROM names))",
+        remedy: Remedy::None,
+        what: "{run} was started with a key that does not lead to it any more, and has continued \
+               since, perhaps as another workflow: before anybody starts it again with that key, \
+               look for it by its id",
     },
     stale_wait!(
         "event_waiters",
@@ -504,7 +540,8 @@ pub(crate) const RULES: &[Rule] = &[
         "limit_places",
         &[("run", Int), ("generation", Int), ("operation", Bytes)],
         "run",
-        "a place under a limit"
+        "a place under a limit",
+        Remedy::Vacate
     ),
     Rule {
         check: Check::Limits,
@@ -514,7 +551,7 @@ pub(crate) const RULES: &[Rule] = &[
         run: "",
         broken: "t.run = -2 AND NOT EXISTS (SELECT 1 FROM queue_items AS item \
                  WHERE item.state = 2 AND item.no = {item})",
-        remedy: Remedy::Delete,
+        remedy: Remedy::Vacate,
         what: "a queue item has a place under a limit, and nobody works on it",
     },
     Rule {
@@ -525,7 +562,7 @@ pub(crate) const RULES: &[Rule] = &[
         run: "run",
         broken: "NOT EXISTS (SELECT 1 FROM limits WHERE limits.name = t.name \
                  AND limits.key = t.key)",
-        remedy: Remedy::Delete,
+        remedy: Remedy::Vacate,
         what: "{run} has or awaits a place under a limit that does not exist",
     },
     Rule {
@@ -575,7 +612,7 @@ pub(crate) const RULES: &[Rule] = &[
         run: "",
         broken: "t.given_to IS NOT NULL AND NOT EXISTS (SELECT 1 FROM event_waiters AS waiter \
                  WHERE waiter.name = t.name AND waiter.no = t.given_to)",
-        remedy: Remedy::Set("given_to = NULL", "events, event_waiters"),
+        remedy: Remedy::TakeBack,
         what: "event {2} of `{1}` is with somebody who does not wait for it any more: nobody gets it",
     },
     Rule {
@@ -598,7 +635,6 @@ pub(crate) const RULES: &[Rule] = &[
              t.last_waiter < (SELECT coalesce(max(no), 0) FROM event_waiters AS waiter WHERE \
              waiter.name = t.name) THEN (SELECT max(no) FROM event_waiters AS waiter \
              WHERE waiter.name = t.name) ELSE t.last_waiter END",
-            "event_names, events, event_waiters",
         ),
         what: "the counts of the events `{1}` are not those of its rows",
     },
@@ -612,14 +648,20 @@ pub(crate) const RULES: &[Rule] = &[
                  AND place.key = t.key AND place.given = 1) \
                  OR t.waiting <> (SELECT count(*) FROM limit_places AS place \
                  WHERE place.name = t.name AND place.key = t.key AND place.given = 0)",
-        remedy: Remedy::Set(
-            "held = (SELECT count(*) FROM limit_places AS place WHERE place.name = t.name \
-             AND place.key = t.key AND place.given = 1), waiting = (SELECT count(*) \
-             FROM limit_places AS place WHERE place.name = t.name AND place.key = t.key \
-             AND place.given = 0)",
-            "limits, limit_places",
-        ),
+        remedy: Remedy::Recount,
         what: "the limit `{1}` (key `{2}`) counts other places than there are",
+    },
+    Rule {
+        check: Check::Limits,
+        table: "limits",
+        key: &[("name", Text), ("key", Text)],
+        others: "held, waiting, concurrency",
+        run: "",
+        // A rate holds nobody up: its turns are given in advance.
+        broken: "t.waiting > 0 AND (t.concurrency IS NULL OR t.held < t.concurrency)",
+        remedy: Remedy::Recount,
+        what: "runs wait for a place under the limit `{1}` (key `{2}`), and there is room: nobody \
+               lets them in",
     },
     Rule {
         check: Check::Shards,
@@ -671,7 +713,7 @@ pub(crate) const RULES: &[Rule] = &[
         others: "status, available_at",
         run: "no",
         broken: "t.status = 0 AND t.available_at IS NULL",
-        remedy: Remedy::Set("available_at = {now}", ""),
+        remedy: Remedy::Set("available_at = {now}"),
         what: "{run} is pending and has no time at which it is taken up",
     },
     Rule {
@@ -681,7 +723,7 @@ pub(crate) const RULES: &[Rule] = &[
         others: "status, available_at",
         run: "no",
         broken: "t.status IN (5, 6, 7) AND t.available_at IS NOT NULL",
-        remedy: Remedy::Set("available_at = NULL", ""),
+        remedy: Remedy::Set("available_at = NULL"),
         what: "{run} has ended, and is due all the same: its owner takes it up again and again",
     },
     Rule {
@@ -691,7 +733,7 @@ pub(crate) const RULES: &[Rule] = &[
         others: "status, finished_at",
         run: "no",
         broken: "t.status IN (5, 6, 7) AND t.finished_at IS NULL",
-        remedy: Remedy::Set("finished_at = updated_at", ""),
+        remedy: Remedy::Set("finished_at = updated_at"),
         what: "{run} has ended, and the row does not say when: retention never deletes it",
     },
     Rule {
@@ -704,7 +746,6 @@ pub(crate) const RULES: &[Rule] = &[
         remedy: Remedy::Set(
             "inbox_seq = (SELECT max(seq) FROM inbox WHERE inbox.run = t.no), available_at = CASE \
              WHEN t.status IN (0, 1, 2) THEN {now} ELSE t.available_at END",
-            "runs, inbox",
         ),
         what: "{run} has messages with higher numbers than it was ever sent: it does not see them",
     },
@@ -837,24 +878,37 @@ pub(crate) mod sql {
         )
     }
 
-    /// What mends a row, and the tables that must not change meanwhile; nothing if nothing does.
-    pub(crate) fn mend(rule: &Rule, now_ms: i64, item: &str) -> Option<(String, &'static str)> {
+    /// What mends a row; nothing if nothing does, or if it takes more than a statement.
+    pub(crate) fn mend(rule: &Rule, now_ms: i64, item: &str) -> Option<String> {
         let broken = this_broken(rule, item);
         let table = rule.table;
         Some(match rule.remedy {
-            Remedy::Delete => (format!("DELETE FROM {table} AS t WHERE {broken}"), ""),
-            Remedy::Set(columns, locked) => {
+            Remedy::Delete => format!("DELETE FROM {table} AS t WHERE {broken}"),
+            Remedy::Set(columns) => {
                 let columns = columns.replace("{now}", &now_ms.to_string());
-                let sql = format!("UPDATE {table} AS t SET {columns} WHERE {broken}");
-                (sql, locked)
+                format!("UPDATE {table} AS t SET {columns} WHERE {broken}")
             }
-            Remedy::PutBack(into) => (
-                format!("INSERT {into} FROM {table} AS t WHERE {broken}"),
-                "",
-            ),
-            Remedy::None => return None,
+            Remedy::PutBack(into) => format!("INSERT {into} FROM {table} AS t WHERE {broken}"),
+            Remedy::TakeBack | Remedy::Vacate | Remedy::Recount | Remedy::None => return None,
         })
     }
+
+    /// What removes an entry: the run, its key, and its value as it was seen.
+    pub(crate) const REMOVE_ENTRY: &str = "DELETE FROM history AS t WHERE t.run = $1 \
+        AND t.key = $2 AND t.value = $3 \
+        AND EXISTS (SELECT 1 FROM runs WHERE no = t.run AND generation = t.generation \
+        AND status = 4) \
+        AND NOT EXISTS (SELECT 1 FROM event_waiters AS wait WHERE wait.run = t.run \
+        AND wait.generation = t.generation AND wait.wait = t.key) \
+        AND NOT EXISTS (SELECT 1 FROM deferred_waits AS wait WHERE wait.run = t.run \
+        AND wait.generation = t.generation AND wait.key = t.key) \
+        AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = t.run AND inbox.wait = t.key)";
+
+    pub(crate) const FORGET_NUMBER: &str = "UPDATE runs SET last_number = NULL WHERE no = $1 \
+        AND last_number = $2 AND status NOT IN (1, 3)";
+
+    pub(crate) const SHARD: &str = "UPDATE runs SET shard = $3 WHERE no = $1 AND shard = $2 \
+        AND status NOT IN (1, 2, 3)";
 }
 
 #[cfg(test)]

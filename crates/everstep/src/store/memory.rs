@@ -806,6 +806,8 @@ impl Data {
                 let Ok(outcome) = rules::pools::hand_over(self, what);
                 outcome
             }
+            // It has no tables that could come to differ.
+            (Write::Mend(_), _) => Outcome::Mended(0),
             (Write::Rehome(what), _) => {
                 let Ok(outcome) = rules::pools::rehome(self, what);
                 outcome

@@ -1080,10 +1080,6 @@ impl Store for PostgresStore {
         self.read(|session| doctor::examine(session, ask))
     }
 
-    fn mend(&self, mend: &Mend) -> Result<u64, StoreError> {
-        self.write(|session| doctor::mend(session, mend))
-    }
-
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         self.require_current()?;
         let clock = self.clock(runner.now);

@@ -595,12 +595,6 @@ impl Store for SqliteStore {
         self.read(|conn| doctor::examine(conn, ask))
     }
 
-    fn mend(&self, mend: &Mend) -> Result<u64, StoreError> {
-        self.require_current()?;
-        self.writer()
-            .transaction(&self.file, |conn, memory| doctor::mend(conn, memory, mend))
-    }
-
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         #[cfg(unix)]
         let address = self.wakes.address_of(runner.id);

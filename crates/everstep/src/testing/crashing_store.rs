@@ -20,10 +20,10 @@ use crate::{
     store::{
         Answer, ApiTokenRow, Applied, Ask, AuditRow, Batch, Census, DeadLetter, Due, DueRun,
         DueSchedules, EventRow, Facts, Fence, Filter, Finished, InboxRow, ItemRow, ItemState,
-        LetterFilter, LimitPlace, LimitRow, LoadedRun, Mend, NewAudit, NewRunner, PausedRun,
-        PoolRow, Put, QueueOutlook, QueueRow, QueueStats, RunRow, RunStatus, RunnerRow,
-        ScheduleRow, Secret, ShardSet, StatsRange, StatsRow, StatusCounts, Store, StoreCounters,
-        StoreError, StreamExtent, StreamPage, Target, WakeFn, WakeGuard, WorkflowCount,
+        LetterFilter, LimitPlace, LimitRow, LoadedRun, NewAudit, NewRunner, PausedRun, PoolRow,
+        Put, QueueOutlook, QueueRow, QueueStats, RunRow, RunStatus, RunnerRow, ScheduleRow, Secret,
+        ShardSet, StatsRange, StatsRow, StatusCounts, Store, StoreCounters, StoreError,
+        StreamExtent, StreamPage, Target, WakeFn, WakeGuard, WorkflowCount,
     },
     time::Timestamp,
 };
@@ -644,10 +644,6 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
         self.read(|store| store.examine(ask))
-    }
-
-    fn mend(&self, mend: &Mend) -> Result<u64, StoreError> {
-        self.read(|store| store.mend(mend))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

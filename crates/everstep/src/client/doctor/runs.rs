@@ -74,8 +74,16 @@ struct Seen {
     last_number: Option<u64>,
     /// What is wrong with what is stored, in words.
     unreadable: Vec<String>,
-    /// Operations that wait, with their keys.
-    waits: Vec<(Vec<u8>, Entry)>,
+    /// Operations that wait.
+    waits: Vec<Wait>,
+}
+
+/// An operation that waits.
+struct Wait {
+    key: Vec<u8>,
+    entry: Entry,
+    /// The entry as it is stored.
+    value: Vec<u8>,
 }
 
 /// Reads a run, page by page; nothing if it is gone, or moves all the time.
@@ -151,7 +159,11 @@ impl Seen {
             self.cannot_read(key, &problem);
         }
         if is_forward && entry.status == EntryStatus::Waiting {
-            self.waits.push((key.to_vec(), entry));
+            self.waits.push(Wait {
+                key: key.to_vec(),
+                entry,
+                value: value.to_vec(),
+            });
         }
     }
 
@@ -213,7 +225,8 @@ fn judge(mut seen: Seen) -> Vec<Finding> {
         let cure = match is_put_away || is_over {
             true => Cure::Shard {
                 run: facts.no,
-                shard: facts.shard.div_euclid(i64::from(SHARDS)) * i64::from(SHARDS) + index,
+                from: facts.shard,
+                to: facts.shard.div_euclid(i64::from(SHARDS)) * i64::from(SHARDS) + index,
             },
             false => Cure::None,
         };
@@ -237,7 +250,10 @@ fn judge(mut seen: Seen) -> Vec<Finding> {
         );
         let cure = match facts.status {
             Some(RunStatus::RollingBack) => Cure::None,
-            _ => Cure::ForgetNumber(facts.no),
+            _ => Cure::ForgetNumber {
+                run: facts.no,
+                last_number: stored,
+            },
         };
         say(Check::Sequences, what, cure);
     }
@@ -256,7 +272,8 @@ fn no_reason(seen: &Seen, id: RunId) -> Vec<(String, Cure)> {
     }
     let mut lost = Vec::new();
     let mut has_reason = facts.available_at.is_some() || seen.is_registered(keys::START);
-    for (key, entry) in &seen.waits {
+    for wait in &seen.waits {
+        let Wait { key, entry, value } = wait;
         let location = keys::describe(key);
         let in_line = entry.wake_at.is_none()
             && matches!(entry.kind, EntryKind::Step | EntryKind::Transaction);
@@ -266,8 +283,15 @@ fn no_reason(seen: &Seen, id: RunId) -> Vec<(String, Cure)> {
         };
         match awaited {
             Some(_) if seen.is_registered(key) => has_reason = true,
+            // It has lost a race and left the line, which its entry does not say.
+            Some(_) if in_line && is_given_up(facts, &location) => {}
             Some(kind) => {
-                let (words, entries) = remedy(kind, key, in_line);
+                let (words, asks_again) = remedy(kind, in_line);
+                let entries = match asks_again {
+                    AsksAgain::ByItself => Some(Vec::new()),
+                    AsksAgain::WithoutEntry => Some(vec![(key.clone(), value.clone())]),
+                    AsksAgain::Never => None,
+                };
                 let cure = match entries {
                     Some(entries) => Cure::LoadAnew { run: id, entries },
                     None => Cure::None,
@@ -296,19 +320,26 @@ fn no_reason(seen: &Seen, id: RunId) -> Vec<(String, Cure)> {
     lost
 }
 
-/// What is waited for, in words, and the entries that have to go so that it is asked for again;
-/// nothing if that would do something twice.
-fn remedy(kind: InboxKind, key: &[u8], in_line: bool) -> (&'static str, Option<Vec<Vec<u8>>>) {
-    let asked_again = || Some(vec![key.to_vec()]);
+/// When an operation asks again for what it waits for.
+enum AsksAgain {
+    /// Whenever its run is loaded.
+    ByItself,
+    /// When its run is loaded and its entry is not there.
+    WithoutEntry,
+    /// It would do something twice.
+    Never,
+}
+
+/// What is waited for, in words, and when it is asked for again.
+fn remedy(kind: InboxKind, in_line: bool) -> (&'static str, AsksAgain) {
     match kind {
-        InboxKind::Message => ("a message", Some(Vec::new())),
-        InboxKind::Event => ("an event", asked_again()),
-        InboxKind::Deferred => ("the value of a deferred", asked_again()),
-        // A step in line asks when its run is loaded.
-        InboxKind::LimitGrant if in_line => ("a place under a limit", Some(Vec::new())),
-        InboxKind::LimitGrant => ("its turn under a limit", asked_again()),
-        InboxKind::RunEnded => ("the end of another run", None),
-        InboxKind::QueueResult => ("a queue item", None),
+        InboxKind::Message => ("a message", AsksAgain::ByItself),
+        InboxKind::Event => ("an event", AsksAgain::WithoutEntry),
+        InboxKind::Deferred => ("the value of a deferred", AsksAgain::WithoutEntry),
+        InboxKind::LimitGrant if in_line => ("a place under a limit", AsksAgain::ByItself),
+        InboxKind::LimitGrant => ("its turn under a limit", AsksAgain::WithoutEntry),
+        InboxKind::RunEnded => ("the end of another run", AsksAgain::Never),
+        InboxKind::QueueResult => ("a queue item", AsksAgain::Never),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Task, Worker};
+use super::{Task, Worker, away::Leaving};
 use crate::{engine::mailbox::Release, run_id::ShardId, store::ShardSet};
 
 impl Worker {
@@ -41,7 +41,10 @@ impl Worker {
             return;
         }
         for slot in self.slots_of(shards) {
-            if let Some(Some(task)) = self.tasks.get_mut(slot as usize) {
+            if let Some(Some(task)) = self.tasks.get_mut(slot as usize)
+                // What belongs to another pool leaves all the same.
+                && task.leaving != Some(Leaving::ForHome)
+            {
                 task.run.go_on();
             }
             self.queue(slot);

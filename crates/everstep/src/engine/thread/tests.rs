@@ -119,6 +119,29 @@ fn a_read_from_before_a_shard_has_left_and_come_back_is_made_again() {
     assert_eq!(bench.epoch_of(run), Some(fence.epoch));
 }
 
+/// A shard that was about to leave stays. What leaves it for another pool does not stay with it.
+#[test]
+fn a_run_that_leaves_for_its_home_starts_no_body_though_its_shard_stays() {
+    for is_leaving in [true, false] {
+        let mut bench = Bench::new();
+        let fence = bench.begin();
+        let run = fixture::start(&bench.store, fence);
+        bench.recover(run);
+        let loaded = bench.next_read();
+        bench.worker.handle(loaded);
+        let slot = bench.worker.by_no[&run.no()];
+        if is_leaving {
+            bench.worker.leave_for_home(slot);
+        }
+        let task = bench.worker.tasks[slot as usize].as_mut();
+        task.expect("it is in memory").run.drain(false);
+        bench.worker.keep(&ShardSet::of_default_pool());
+        let task = bench.worker.tasks[slot as usize].as_ref();
+        let is_draining = task.expect("it is in memory").run.is_draining();
+        assert_eq!(is_draining, is_leaving);
+    }
+}
+
 #[test]
 fn a_run_in_memory_is_not_driven_under_the_next_lease() {
     let mut bench = Bench::new();

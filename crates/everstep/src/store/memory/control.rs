@@ -14,6 +14,15 @@ impl Data {
             return refused;
         }
         let key = run.key.clone().map(|key| (Arc::clone(&run.workflow), key));
+        // What has continued may have begun as another workflow.
+        let key = key.and_then(|key| match self.keys.get(&key) {
+            Some(found) if *found == no => Some(key),
+            _ => {
+                let mut keys = self.keys.iter();
+                let mine = keys.find(|((_, other), run)| *other == key.1 && **run == no);
+                mine.map(|(key, _)| key.clone())
+            }
+        });
         if let Some(at) = run.head.available_at {
             self.due.remove(&(at, no));
         }

@@ -78,6 +78,14 @@ impl Data {
 }
 
 impl LimitTables for Data {
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    fn count_places(&mut self, name: &str, key: &str) -> Result<(u64, u64), Infallible> {
+        let places = self.limits.places.values();
+        let places = places.filter(|place| place.limit == name && place.limit_key == key);
+        let (given, awaited): (Vec<_>, Vec<_>) = places.partition(|place| place.given);
+        Ok((given.len() as u64, awaited.len() as u64))
+    }
+
     fn limit(&mut self, name: &str, key: &str) -> Result<Option<LimitRow>, Infallible> {
         let key = (name.to_owned(), key.to_owned());
         Ok(self.limits.limits.get(&key).cloned())

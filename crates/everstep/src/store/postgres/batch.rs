@@ -103,6 +103,7 @@ pub(super) fn apply(
             Write::Fork(fork) => applier.fork(fork)?,
             Write::HandOver(what) => rules::pools::hand_over(&mut applier, what)?,
             Write::Rehome(what) => rules::pools::rehome(&mut applier, what)?,
+            Write::Mend(mend) => Outcome::Mended(applier.mend(mend)?),
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)
@@ -319,6 +320,10 @@ impl<'a> Applier<'a> {
         terms: &Terms<'a>,
     ) -> Result<Applier<'a>, Trouble> {
         let fence = batch.fence.filter(|_| terms.fenced);
+        if batch.writes.iter().any(|it| matches!(it, Write::Mend(_))) {
+            // A repair gives way: it is made again when nobody else is at it.
+            session.execute("SET LOCAL lock_timeout = '2s'", Vec::new());
+        }
         if let Some(fence) = fence {
             // Written so that no row is an error: what is sent behind it must not be made.
             session.execute(

@@ -137,7 +137,7 @@ impl Applier<'_> {
             return Ok(refused);
         }
         if let Some(key) = &leaving.key {
-            self.bury_key(&head, &leaving.workflow, key, delete);
+            self.bury_key(&head, &leaving.workflow, key, delete)?;
         }
         for (name, value) in &leaving.tags {
             self.delete_tag(no, name, value);
@@ -162,26 +162,51 @@ impl Applier<'_> {
         })
     }
 
-    fn bury_key(&mut self, head: &Head, workflow: &str, key: &str, delete: &Delete) {
-        let name = (workflow.to_owned(), key.to_owned());
-        let Some(tombstone) = Tombstone::of(head.id, delete, self.now()) else {
-            let sql = "DELETE FROM keys WHERE workflow = $1 AND key = $2";
-            self.execute(sql, params![workflow, key]);
-            self.keys.insert(name, None);
-            return;
+    /// Removes the key of a run, or leaves a tombstone under it. The key of another run stays.
+    fn bury_key(
+        &mut self,
+        head: &Head,
+        workflow: &str,
+        key: &str,
+        delete: &Delete,
+    ) -> Result<(), Trouble> {
+        let no = head.id.no().0;
+        // What has continued may have begun as another workflow.
+        let begun_as = match head.generation {
+            1 => Some(workflow.to_owned()),
+            _ => {
+                let found = self
+                    .session
+                    .row(rules::WORKFLOW_OF_KEY, params![key, no], |row| row.get(0));
+                found?
+            }
         };
-        let sql = "UPDATE keys SET run = $3, deleted_id = $4, deleted_at = $5, kept_until = $6 \
-                   WHERE workflow = $1 AND key = $2";
-        let params = params![
-            workflow,
-            key,
-            NO_RUN,
-            head.id.as_uuid(),
-            tombstone.deleted_at.as_millis(),
-            tombstone.kept_until.as_millis(),
-        ];
-        self.execute(sql, params);
-        self.keys.insert(name, Some(Keyed::Deleted(tombstone)));
+        let Some(workflow) = begun_as else {
+            return Ok(());
+        };
+        match Tombstone::of(head.id, delete, self.now()) {
+            None => {
+                let sql = "DELETE FROM keys WHERE workflow = $1 AND key = $2 AND run = $3";
+                self.execute(sql, params![workflow, key, no]);
+            }
+            Some(tombstone) => {
+                let sql = "UPDATE keys SET run = $4, deleted_id = $5, deleted_at = $6, \
+                           kept_until = $7 WHERE workflow = $1 AND key = $2 AND run = $3";
+                let params = params![
+                    workflow,
+                    key,
+                    no,
+                    NO_RUN,
+                    head.id.as_uuid(),
+                    tombstone.deleted_at.as_millis(),
+                    tombstone.kept_until.as_millis(),
+                ];
+                self.execute(sql, params);
+            }
+        }
+        // It is read again if it is asked for.
+        self.keys.remove(&(workflow, key.to_owned()));
+        Ok(())
     }
 
     pub(super) fn tag(&mut self, tagging: &Tagging) -> Result<Outcome, Trouble> {

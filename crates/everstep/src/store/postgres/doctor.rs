@@ -3,6 +3,7 @@
 use uuid::Uuid;
 
 use super::{
+    batch::Applier,
     columns,
     error::Trouble,
     session::Session,
@@ -15,6 +16,7 @@ use crate::{
         doctor::{
             Ask, Cell, CellKind, Facts, FoundRow, Mend, PlaceFact, RULES, Rule, RunFacts, sql,
         },
+        rules::mends,
     },
 };
 
@@ -240,35 +242,40 @@ fn run_facts(session: &Session<'_>, run: RunNo) -> Result<Option<RunFacts>, Trou
     Ok(Some(facts))
 }
 
-/// Mends something, if it is still so; how many rows were changed.
-pub(super) fn mend(session: &Session<'_>, mend: &Mend) -> Result<u64, Trouble> {
-    let changed = match mend {
-        Mend::Row { rule, row, now } => {
-            let Some((sql, locked)) = sql::mend(&RULES[*rule], now.as_millis(), ITEM) else {
-                return Ok(0);
-            };
-            // What is counted must not change while it is.
-            if !locked.is_empty() {
-                let lock = format!("LOCK TABLE {locked} IN SHARE ROW EXCLUSIVE MODE");
-                session.execute(lock, Vec::new());
+impl Applier<'_> {
+    /// Mends something, if it is still so; how many rows were changed. What it is about was locked at
+    /// the beginning of the batch, or is locked by the rules, so nothing is counted while it changes.
+    pub(super) fn mend(&mut self, mend: &Mend) -> Result<u64, Trouble> {
+        let changed = match mend {
+            Mend::Row { rule, row } => return self.mend_row(&RULES[*rule], row),
+            Mend::RemoveEntry { run, key, value } => {
+                let params = params![run.0, key.clone(), value.clone()];
+                self.session.execute_now(sql::REMOVE_ENTRY, params)?
             }
-            session.execute_now(sql, values(row))?
+            Mend::ForgetNumber { run, last_number } => {
+                let params = params![run.0, *last_number];
+                self.session.execute_now(sql::FORGET_NUMBER, params)?
+            }
+            Mend::Shard { run, from, to } => {
+                let params = params![run.0, *from, *to];
+                self.session.execute_now(sql::SHARD, params)?
+            }
+        };
+        Ok(changed as u64)
+    }
+
+    fn mend_row(&mut self, rule: &Rule, row: &[Cell]) -> Result<u64, Trouble> {
+        if let Some(sql) = sql::mend(rule, self.now, ITEM) {
+            let changed = self.session.execute_now(sql, values(row))?;
+            return Ok(changed as u64);
         }
-        Mend::RemoveEntry { run, key } => {
-            let sql = "DELETE FROM history WHERE run = $1 AND key = $2 AND generation = \
-                       (SELECT generation FROM runs WHERE no = $1 AND status = 4)";
-            session.execute_now(sql, params![run.0, key.clone()])?
+        mends::lock(self, rule.remedy, row)?;
+        let broken = sql::is_broken(rule, ITEM);
+        if !self.session.exists(broken, values(row))? {
+            return Ok(0);
         }
-        Mend::ForgetNumber(run) => {
-            let sql = "UPDATE runs SET last_number = NULL WHERE no = $1 AND status NOT IN (1, 3)";
-            session.execute_now(sql, params![run.0])?
-        }
-        Mend::Shard { run, shard } => {
-            let sql = "UPDATE runs SET shard = $2 WHERE no = $1 AND status NOT IN (1, 2, 3)";
-            session.execute_now(sql, params![run.0, *shard])?
-        }
-    };
-    Ok(changed as u64)
+        mends::mend(self, rule.remedy, row).map(u64::from)
+    }
 }
 
 #[cfg(test)]

@@ -29,6 +29,15 @@ const LIMIT: &str = "name, key, concurrency, rate_count, rate_ms, burst, held, w
 const PLACE: &str = "name, key, run, generation, operation, arrival, given";
 
 impl LimitTables for Applier<'_> {
+    fn count_places(&mut self, name: &str, key: &str) -> Result<(u64, u64), Trouble> {
+        let sql = "SELECT count(*) FILTER (WHERE given = 1), count(*) FILTER (WHERE given = 0) \
+                   FROM limit_places WHERE name = $1 AND key = $2";
+        let counts = self.session.row(sql, params![name, key], |row| {
+            Ok((columns::number(row, 0)?, columns::number(row, 1)?))
+        });
+        Ok(counts?.unwrap_or_default())
+    }
+
     fn limit(&mut self, name: &str, key: &str) -> Result<Option<LimitRow>, Trouble> {
         self.lock(Lock::limit(name, key))?;
         let sql = format!("SELECT {LIMIT} FROM limits WHERE name = $1 AND key = $2");

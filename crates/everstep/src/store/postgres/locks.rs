@@ -15,6 +15,7 @@ use crate::{
     },
     queue::ItemId,
     run_id::RunNo,
+    store::doctor::{Cell, Mend, RULES},
 };
 
 /// Something that is decided about under a lock. Their order is the order of locking.
@@ -160,6 +161,7 @@ impl Named {
                 }
             }
             Write::Letter(write) => self.add_letters(write),
+            Write::Mend(mend) => self.add_mend(mend),
             // These look for themselves.
             Write::TendEvents { .. } | Write::Sweep(_) => {}
         }
@@ -239,6 +241,28 @@ impl Named {
         self.locks.insert(Lock::queue(&new.queue));
         if let Some(key) = &new.dedupe {
             self.dedupes.insert((new.queue.clone(), key.clone()));
+        }
+    }
+
+    /// What it finds out later (the limit of a place) is only tried, as always.
+    fn add_mend(&mut self, mend: &Mend) {
+        let (rule, row) = match mend {
+            Mend::Row { rule, row } => (&RULES[*rule], row),
+            Mend::RemoveEntry { run, .. }
+            | Mend::ForgetNumber { run, .. }
+            | Mend::Shard { run, .. } => return self.add_run(*run),
+        };
+        match (rule.table, &**row) {
+            ("events" | "event_names" | "event_waiters", [Cell::Text(name), ..]) => {
+                self.locks.insert(Lock::event(name));
+            }
+            ("limits", [Cell::Text(name), Cell::Text(key)]) => {
+                self.locks.insert(Lock::limit(name, key));
+            }
+            (_, [Cell::Int(no @ 0..), ..]) if rule.run == rule.key[0].0 => {
+                self.add_run(RunNo(*no));
+            }
+            _ => {}
         }
     }
 

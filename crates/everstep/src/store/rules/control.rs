@@ -61,6 +61,15 @@ impl Tombstone {
     }
 }
 
+/// The workflow under which a run has its key, for runs that have continued and may be of another
+/// workflow now: one look for each workflow that has keys. Parameters are the key and the number of the run.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) const WORKFLOW_OF_KEY: &str = "WITH RECURSIVE names (workflow) AS \
+    (SELECT min(workflow) FROM keys UNION ALL SELECT (SELECT min(workflow) FROM keys \
+    WHERE keys.workflow > names.workflow) FROM names WHERE names.workflow IS NOT NULL) \
+    SELECT keys.workflow FROM names JOIN keys ON keys.workflow = names.workflow \
+    WHERE keys.key = $1 AND keys.run = $2";
+
 /// What became of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tagged {

@@ -224,7 +224,7 @@ fn make_room<T: EventTables>(
             break;
         };
         tables.delete_event(name, oldest.seq)?;
-        row.kept -= 1;
+        row.kept = row.kept.saturating_sub(1);
         // One whose time was over is not missed.
         dropped += u64::from(oldest.expires_at > now);
     }
@@ -347,7 +347,7 @@ pub(crate) fn subscribe<T: EventTables>(
     {
         event.given_to = Some(waiter.no);
         tables.write_event(name, &event)?;
-        row.kept -= 1;
+        row.kept = row.kept.saturating_sub(1);
     }
     tables.write_event_name(name, &row)
 }
@@ -400,19 +400,47 @@ fn give_back<T: EventTables>(tables: &mut T, waiter: &EventWaiter) -> Result<(),
         return Ok(());
     };
     let name = &*waiter.name;
-    let mut row = tables.event_name(name)?.unwrap_or_default();
-    let event = tables.stored_event(name, seq)?;
-    let Some(mut event) = event.filter(|event| event.deliver == Deliver::One) else {
+    tables.event_name(name)?;
+    match tables.stored_event(name, seq)? {
+        Some(event) if event.deliver == Deliver::One => offer(tables, name, event),
         // The cursor of the run has not moved: its next wait is handed it again.
-        return Ok(());
+        _ => Ok(()),
+    }
+}
+
+/// An event that was with a waiter goes to the next one, or back to its place.
+fn offer<T: EventTables>(
+    tables: &mut T,
+    name: &str,
+    mut event: StoredEvent,
+) -> Result<(), T::Error> {
+    event.given_to = match event.deliver {
+        Deliver::One => give_oldest(tables, name, &event)?,
+        Deliver::Broadcast => None,
     };
-    event.given_to = give_oldest(tables, name, &event)?;
     tables.write_event(name, &event)?;
     if event.given_to.is_none() {
+        let mut row = tables.event_name(name)?.unwrap_or_default();
         row.kept += 1;
+        row.last_seq = row.last_seq.max(event.seq);
         tables.write_event_name(name, &row)?;
     }
     Ok(())
+}
+
+/// An event is with a waiter that is not there: it is offered to the others. `false` if there is no
+/// such event.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) fn take_back<T: EventTables>(
+    tables: &mut T,
+    name: &str,
+    seq: u64,
+) -> Result<bool, T::Error> {
+    tables.event_name(name)?;
+    match tables.stored_event(name, seq)? {
+        Some(event) if event.given_to.is_some() => offer(tables, name, event).map(|()| true),
+        _ => Ok(false),
+    }
 }
 
 /// The code of a run is over: it waits for nothing, and what it leaves unread may become events.

@@ -58,6 +58,10 @@ pub(crate) trait LimitTables: Tables {
     fn first_in_line(&mut self, name: &str, key: &str) -> Result<Option<Place>, Self::Error>;
 
     fn places_of(&mut self, run: crate::run_id::RunNo) -> Result<Vec<Place>, Self::Error>;
+
+    /// How many places are given under this key, and how many are waited for.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    fn count_places(&mut self, name: &str, key: &str) -> Result<(u64, u64), Self::Error>;
 }
 
 /// An operation asks for a place, or for its turn alone.
@@ -79,8 +83,12 @@ pub(crate) fn acquire<T: LimitTables>(
     if !acquire.holds {
         let mut row = row_of(tables, limit, limit_key, *rule)?;
         let at = next_turn(&mut row, tables.now());
-        tables.put_limit(&row)?;
-        return tell(tables, &of, &row.name, at).map(drop);
+        tell(tables, &of, &row.name, at)?;
+        // Another rule counts for those in line, too.
+        return match row.waiting {
+            0 => tables.put_limit(&row),
+            _ => move_line(tables, row),
+        };
     }
     if let Some(place) = tables.place(&of)? {
         if place.limit == *limit && place.limit_key == *limit_key {
@@ -124,6 +132,32 @@ pub(crate) fn release<T: LimitTables>(tables: &mut T, of: &Waiter) -> Result<(),
     };
     *count = count.saturating_sub(1);
     move_line(tables, row)
+}
+
+/// A place that nobody uses is removed, and those who wait for it are let in; `false` if there is none.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) fn vacate<T: LimitTables>(tables: &mut T, of: &Waiter) -> Result<bool, T::Error> {
+    let Some(place) = tables.place(of)? else {
+        return Ok(false);
+    };
+    tables.remove_place(of)?;
+    recount(tables, &place.limit, &place.limit_key)?;
+    Ok(true)
+}
+
+/// Counts the places anew, and lets in whom there is room for; `false` if there is no such limit.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) fn recount<T: LimitTables>(
+    tables: &mut T,
+    name: &str,
+    key: &str,
+) -> Result<bool, T::Error> {
+    let Some(mut row) = tables.limit(name, key)? else {
+        return Ok(false);
+    };
+    (row.held, row.waiting) = tables.count_places(name, key)?;
+    move_line(tables, row)?;
+    Ok(true)
 }
 
 /// A run gives back everything.

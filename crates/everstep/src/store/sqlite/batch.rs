@@ -78,6 +78,7 @@ pub(crate) fn apply(
             Write::Fork(fork) => applier.fork(fork)?,
             Write::HandOver(what) => rules::pools::hand_over(&mut applier, what)?,
             Write::Rehome(what) => rules::pools::rehome(&mut applier, what)?,
+            Write::Mend(mend) => Outcome::Mended(applier.mend(mend)?),
             Write::Commit(commit) => match outcome {
                 Outcome::Committed(_) if applier.has_effects(commit) => {
                     Outcome::Committed(applier.effects(commit)?)

@@ -125,6 +125,7 @@ impl Applier<'_> {
         })
     }
 
+    /// Removes the key of a run, or leaves a tombstone under it. The key of another run stays.
     fn bury_key(
         &self,
         head: &Head,
@@ -132,16 +133,30 @@ impl Applier<'_> {
         key: &str,
         delete: &Delete,
     ) -> rusqlite::Result<()> {
-        let Some(tombstone) = Tombstone::of(head.id, delete, self.now()) else {
-            let sql = "DELETE FROM keys WHERE workflow = ?1 AND key = ?2";
-            return self.execute(sql, params![workflow, key]).map(drop);
+        let no = head.id.no().0;
+        // What has continued may have begun as another workflow.
+        let begun_as = match head.generation {
+            1 => Some(workflow.to_owned()),
+            _ => {
+                let mut statement = self.conn.prepare_cached(rules::WORKFLOW_OF_KEY)?;
+                let found = statement.query_row(params![key, no], |row| row.get(0));
+                found.optional()?
+            }
         };
-        let sql = "UPDATE keys SET run = ?3, deleted_id = ?4, deleted_at = ?5, kept_until = ?6 \
-                   WHERE workflow = ?1 AND key = ?2";
+        let Some(workflow) = begun_as else {
+            return Ok(());
+        };
+        let Some(tombstone) = Tombstone::of(head.id, delete, self.now()) else {
+            let sql = "DELETE FROM keys WHERE workflow = ?1 AND key = ?2 AND run = ?3";
+            return self.execute(sql, params![workflow, key, no]).map(drop);
+        };
+        let sql = "UPDATE keys SET run = ?4, deleted_id = ?5, deleted_at = ?6, kept_until = ?7 \
+                   WHERE workflow = ?1 AND key = ?2 AND run = ?3";
         let id = head.id.as_uuid();
         let params = params![
             workflow,
             key,
+            no,
             NO_RUN,
             id.as_bytes(),
             tombstone.deleted_at.as_millis(),

@@ -7,7 +7,7 @@ use rusqlite::{
 use serde_json::{Map, Value as Json};
 use uuid::Uuid;
 
-use super::{columns, writer::Memory};
+use super::{batch::Applier, columns};
 use crate::{
     run_id::{RunId, RunNo},
     store::{
@@ -15,6 +15,7 @@ use crate::{
         doctor::{
             Ask, Cell, CellKind, Facts, FoundRow, Mend, PlaceFact, RULES, Rule, RunFacts, sql,
         },
+        rules::mends,
     },
 };
 
@@ -244,39 +245,48 @@ fn run_facts(conn: &Connection, run: RunNo) -> rusqlite::Result<Option<RunFacts>
     Ok(Some(facts))
 }
 
-/// Mends something, if it is still so; how many rows were changed.
-pub(super) fn mend(conn: &Connection, memory: &mut Memory, mend: &Mend) -> rusqlite::Result<u64> {
-    // The writer must not go by what the rows were.
-    (memory.shards, memory.swept) = (None, None);
-    let changed = match mend {
-        Mend::Row { rule, row, now } => {
-            let rule = &RULES[*rule];
-            let Some((sql, _)) = sql::mend(rule, now.as_millis(), ITEM) else {
-                return Ok(0);
-            };
-            if let ("runs", Some(Cell::Int(no))) = (rule.table, row.first()) {
-                memory.forget(RunNo(*no));
+impl Applier<'_> {
+    /// Mends something, if it is still so; how many rows were changed.
+    pub(super) fn mend(&mut self, mend: &Mend) -> rusqlite::Result<u64> {
+        // The writer must not go by what the rows were.
+        (self.memory.shards, self.memory.swept) = (None, None);
+        let changed = match mend {
+            Mend::Row { rule, row } => return self.mend_row(&RULES[*rule], row),
+            Mend::RemoveEntry { run, key, value } => {
+                self.memory.forget(*run);
+                let sql = own(sql::REMOVE_ENTRY.to_owned());
+                self.execute(&sql, params![run.0, key, value])?
             }
-            conn.execute(&own(sql), params_from_iter(row))?
+            Mend::ForgetNumber { run, last_number } => {
+                self.memory.forget(*run);
+                let sql = own(sql::FORGET_NUMBER.to_owned());
+                self.execute(&sql, params![run.0, last_number])?
+            }
+            Mend::Shard { run, from, to } => {
+                self.memory.forget(*run);
+                let sql = own(sql::SHARD.to_owned());
+                self.execute(&sql, params![run.0, from, to])?
+            }
+        };
+        Ok(changed as u64)
+    }
+
+    fn mend_row(&mut self, rule: &Rule, row: &[Cell]) -> rusqlite::Result<u64> {
+        if let Some(sql) = sql::mend(rule, self.now, ITEM) {
+            if let ("runs", Some(Cell::Int(no))) = (rule.table, row.first()) {
+                self.memory.forget(RunNo(*no));
+            }
+            let changed = self.execute(&own(sql), params_from_iter(row))?;
+            return Ok(changed as u64);
         }
-        Mend::RemoveEntry { run, key } => {
-            memory.forget(*run);
-            let sql = "DELETE FROM history WHERE run = ?1 AND key = ?2 AND generation = \
-                       (SELECT generation FROM runs WHERE no = ?1 AND status = 4)";
-            conn.execute(sql, params![run.0, key])?
+        mends::lock(self, rule.remedy, row)?;
+        let broken = own(sql::is_broken(rule, ITEM));
+        let mut statement = self.conn.prepare_cached(&broken)?;
+        if !statement.exists(params_from_iter(row))? {
+            return Ok(0);
         }
-        Mend::ForgetNumber(run) => {
-            memory.forget(*run);
-            let sql = "UPDATE runs SET last_number = NULL WHERE no = ?1 AND status NOT IN (1, 3)";
-            conn.execute(sql, [run.0])?
-        }
-        Mend::Shard { run, shard } => {
-            memory.forget(*run);
-            let sql = "UPDATE runs SET shard = ?2 WHERE no = ?1 AND status NOT IN (1, 2, 3)";
-            conn.execute(sql, params![run.0, shard])?
-        }
-    };
-    Ok(changed as u64)
+        mends::mend(self, rule.remedy, row).map(u64::from)
+    }
 }
 
 impl ToSql for Cell {

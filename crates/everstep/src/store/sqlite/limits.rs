@@ -20,6 +20,15 @@ const LIMIT: &str = "name, key, concurrency, rate_count, rate_ms, burst, held, w
 const PLACE: &str = "name, key, run, generation, operation, arrival, given";
 
 impl LimitTables for Applier<'_> {
+    fn count_places(&mut self, name: &str, key: &str) -> rusqlite::Result<(u64, u64)> {
+        let sql = "SELECT coalesce(sum(given = 1), 0), coalesce(sum(given = 0), 0) \
+                   FROM limit_places WHERE name = ?1 AND key = ?2";
+        let mut statement = self.conn.prepare_cached(sql)?;
+        statement.query_row([name, key], |row| {
+            Ok((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u64))
+        })
+    }
+
     fn limit(&mut self, name: &str, key: &str) -> rusqlite::Result<Option<LimitRow>> {
         let sql = format!("SELECT {LIMIT} FROM limits WHERE name = ?1 AND key = ?2");
         let mut statement = self.conn.prepare_cached(&sql)?;

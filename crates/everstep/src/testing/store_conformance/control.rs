@@ -11,6 +11,7 @@ pub(super) const CHECKS: &[(&str, Check)] = checks![
     a_run_that_ended_too_recently_is_not_deleted,
     the_key_of_a_deleted_run_is_kept_for_its_window,
     a_key_that_is_not_kept_is_free_at_once,
+    a_run_that_continued_as_another_workflow_leaves_with_its_own_key,
     dead_letters_of_others_keep_their_numbers,
     a_tag_is_replaced_and_removed_by_name,
     a_commit_sets_tags_of_its_run,
@@ -237,6 +238,69 @@ fn the_key_of_a_deleted_run_is_kept_for_its_window(world: &World) {
     world.sweep(1_000);
     let found = world.store.run(&by_key).expect("run").expect("a run");
     assert_eq!(found.id, started.id, "a key in use is not swept");
+}
+
+/// A key stands under the workflow that its run began as. A delete looked for it under the workflow
+/// that the run was last, so it removed another run's key and left its own leading to nothing.
+fn a_run_that_continued_as_another_workflow_leaves_with_its_own_key(world: &World) {
+    let keyed = |workflow: &str| NewRun {
+        workflow: workflow.into(),
+        key: Some("k".to_owned()),
+        ..world.new_run()
+    };
+    let by_key = |workflow: &str| {
+        let target = Target::Key {
+            workflow: workflow.to_owned(),
+            key: "k".to_owned(),
+        };
+        let found = world.store.run(&target).expect("run");
+        found.map(|row| row.id)
+    };
+    let other = world.start(keyed("refund")).id;
+    for kept_until in [None, Some(at(100))] {
+        let id = world.start(keyed("checkout")).id;
+        world.accept(Commit {
+            patch: Patch::Continue {
+                workflow: "refund".into(),
+                version: 1,
+                pool: "default".into(),
+                input: Vec::new(),
+            },
+            ..commit(id)
+        });
+        world.accept(Commit {
+            generation: 2,
+            patch: finish(RunStatus::Completed),
+            ..commit(id)
+        });
+        assert_eq!(by_key("checkout"), Some(id));
+        let delete = Delete {
+            key_kept_until: kept_until,
+            ..delete(id)
+        };
+        assert_eq!(world.delete(5, delete), Deleted::Done { run: id });
+        assert_eq!(by_key("checkout"), None, "its key has gone with it");
+        assert_eq!(by_key("refund"), Some(other), "the key of another stays");
+        let again = world.one(6, Write::Start(Box::new(keyed("checkout"))));
+        match kept_until {
+            None => {
+                let Outcome::Started(started) = again else {
+                    panic!("its key is free: {again:?}");
+                };
+                assert!(!started.attached);
+                world.finish(started.id);
+                world.delete(7, self::delete(started.id));
+            }
+            Some(kept_until) => assert_eq!(
+                again,
+                Outcome::Refused(Refusal::KeyUsed {
+                    run: id,
+                    deleted_at: at(5),
+                    kept_until,
+                })
+            ),
+        }
+    }
 }
 
 fn a_key_that_is_not_kept_is_free_at_once(world: &World) {
