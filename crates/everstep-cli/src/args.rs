@@ -147,6 +147,33 @@ impl Which {
     }
 }
 
+impl Which {
+    /// As the HTTP API has it in the body of a bulk change.
+    pub(crate) fn json(&self) -> Json {
+        let joined: Vec<String> = self.status.iter().map(ToString::to_string).collect();
+        let pairs = self.tag.iter();
+        let tags: Vec<Json> = pairs
+            .map(|Pair(name, value)| format!("{name}:{value}").into())
+            .collect();
+        let moment = |at: Option<Moment>| at.map(|Moment(at)| at.to_string().into());
+        let fields = [
+            ("status", (!joined.is_empty()).then(|| joined.join(",").into())),
+            ("workflow", self.workflow.clone().map(Json::from)),
+            ("version", self.version.map(Json::from)),
+            ("key_prefix", self.key.clone().map(Json::from)),
+            ("tag", (!tags.is_empty()).then(|| tags.into())),
+            ("created_from", moment(self.since)),
+            ("created_before", moment(self.until)),
+            ("finished_from", moment(self.ended_since)),
+            ("finished_before", moment(self.ended_until)),
+        ];
+        let said = fields.into_iter();
+        said.filter_map(|(name, value)| Some((name.to_owned(), value?)))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
+    }
+}
+
 /// A name and a value, as `name:value`.
 #[derive(Clone, Debug)]
 pub(crate) struct Pair(pub(crate) String, pub(crate) String);

@@ -9,6 +9,7 @@ use serde_json::{Value as Json, json};
 use crate::{
     Exit,
     args::now,
+    audit::Change,
     output::{self, Shown, Table, confirm, is_json},
     trouble::{Outcome, Trouble},
 };
@@ -42,12 +43,16 @@ pub(crate) async fn run(client: &Client, said: Doctor) -> Outcome {
         let at = now().as_millis();
         PathBuf::from(format!("everstep-before-repair-{at}.jsonl"))
     });
-    let repaired = client.repair(&report, backup.clone()).await;
-    let repaired = repaired.map_err(|error| match error {
-        RepairError::Client(error) => error.into(),
-        other => Trouble::of(other),
-    })?;
-    let backup = backup.display().to_string();
+    let file = backup.display().to_string();
+    let change = Change::new("repair", "").detail(format!("{mendable} findings, backup {file}"));
+    let repaired = change.made(client, async || {
+        let repaired = client.repair(&report, backup).await;
+        repaired.map_err(|error| match error {
+            RepairError::Client(error) => error.into(),
+            other => Trouble::of(other),
+        })
+    });
+    let (repaired, backup) = (repaired.await?, file);
     shown(&report, Some((&repaired, &backup))).print();
     Ok(exit(repaired.left.is_empty()))
 }

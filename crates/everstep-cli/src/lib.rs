@@ -99,7 +99,7 @@ enum Command {
     Cluster(output::Watch),
     /// Look whether everything in the store is as it must be, and mend it.
     Doctor(doctor::Doctor),
-    /// Show who has changed what over the HTTP API.
+    /// Show who has changed what, here and over the HTTP API.
     Audit(audit::Audit),
     /// List, make and take back the tokens of the HTTP API.
     #[command(subcommand)]

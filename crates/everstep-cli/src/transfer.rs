@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::{
     Exit,
     args::{RunRef, Which},
+    audit::Change,
     output::{self, confirm, is_json, say},
     progress::Progress,
     trouble::{Outcome, Trouble},
@@ -101,7 +102,9 @@ pub(crate) async fn import(client: &Client, said: Import) -> Outcome {
     for file in &said.files {
         let taken = async {
             let bytes = std::fs::read(file).map_err(|error| file_trouble(file, &error))?;
-            Ok::<_, Trouble>(client.import(bytes).await?.id().to_string())
+            let change = Change::new("import_run", file.display());
+            let run = change.made(client, async || Ok(client.import(bytes).await?));
+            Ok::<_, Trouble>(run.await?.id().to_string())
         };
         match taken.await {
             Ok(id) if is_json() => imported.push(id),
@@ -153,6 +156,10 @@ pub(crate) async fn migrate(said: Migrate) -> Outcome {
         })
         .await?;
     let (from, to, rows) = (moved.from, moved.to, moved.rows);
+    // The log has moved too, and the file is closed: where everything is now, it is said who did it.
+    let client = Client::open(&said.to).await?;
+    let change = Change::new("migrate", &to).detail(format!("from {from}, {rows} rows"));
+    change.made(&client, async || Ok(())).await?;
     let text = format!("{rows} rows are in {to}; {from} is closed");
     say(json!({"from": from, "to": to, "rows": rows}), &text);
     Ok(Exit::Done)

@@ -32,8 +32,8 @@ impl Exit {
         self as u8
     }
 
-    /// As it is called in JSON.
-    fn word(self) -> &'static str {
+    /// As it is called in JSON and in the audit log.
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Exit::Done => "done",
             Exit::Failed => "failed",
