@@ -157,7 +157,10 @@ impl Which {
             .collect();
         let moment = |at: Option<Moment>| at.map(|Moment(at)| at.to_string().into());
         let fields = [
-            ("status", (!joined.is_empty()).then(|| joined.join(",").into())),
+            (
+                "status",
+                (!joined.is_empty()).then(|| joined.join(",").into()),
+            ),
             ("workflow", self.workflow.clone().map(Json::from)),
             ("version", self.version.map(Json::from)),
             ("key_prefix", self.key.clone().map(Json::from)),

@@ -60,11 +60,9 @@ pub(crate) async fn run(client: &Client, command: Letters) -> Outcome {
         Letters::Replay(said) => replay(client, said).await,
         Letters::Drop(Named { no }) => {
             let change = Change::new("drop_dead_letter", no);
-            let dropped = change.made(client, async || {
-                match client.drop_dead_letter(no).await? {
-                    true => Ok(()),
-                    false => Err(unknown(no)),
-                }
+            let dropped = change.made(client, async || match client.drop_dead_letter(no).await? {
+                true => Ok(()),
+                false => Err(unknown(no)),
             });
             dropped.await?;
             say(json!({"dropped": no}), "it is gone");

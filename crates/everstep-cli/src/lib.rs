@@ -43,7 +43,6 @@ use trouble::{Outcome, Trouble};
 #[command(
     name = "everstep",
     version,
-    propagate_version = true,
     max_term_width = 100,
     after_help = "Exit codes: 0 done, 1 failed or found something, 2 wrong usage, 3 not found, \
                   4 refused in this state or without --yes, 5 the store cannot be reached."

@@ -260,7 +260,11 @@ impl Doing {
 async fn each(
     client: &Client,
     said: These,
-    Doing { action, done, wrong }: Doing,
+    Doing {
+        action,
+        done,
+        wrong,
+    }: Doing,
     act: impl AsyncFn(&Client, ItemId) -> Result<bool, everstep::ClientError>,
 ) -> Outcome {
     let mut exit = Exit::Done;

@@ -103,6 +103,11 @@ pub(crate) async fn until(listening: Listening, end: impl Future<Output = ()>) -
 pub(crate) async fn listen(server: Server, address: &str) -> Result<Listening, Trouble> {
     server.listen(address).await.map_err(|error| {
         let (exit, hint) = match error.kind() {
+            // It is not the system that refuses, but the server.
+            ErrorKind::PermissionDenied if error.raw_os_error().is_none() => (
+                Exit::Conflict,
+                "; `tokens create` makes one, `--tokens` reads them from a file",
+            ),
             ErrorKind::PermissionDenied => (Exit::Conflict, ""),
             ErrorKind::AddrInUse => (
                 Exit::Conflict,

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used)]
 
+#[cfg(unix)]
+pub(crate) mod process;
 pub(crate) mod script;
 pub(crate) mod seed;
 pub(crate) mod words;

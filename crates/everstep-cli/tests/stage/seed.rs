@@ -94,6 +94,8 @@ impl<'a> Seed<'a> {
     /// - `wait <word> <status>`: waits until a run has this status.
     /// - `pause <word>`, `cancel <word>`.
     /// - `token <word>`: lets `[token]` stand for the token of a run.
+    /// - `file <name>`: makes a SQLite file with a run that has ended and one that sleeps.
+    /// - `postgres`: lets `[postgres]` stand for the URL of an empty schema, and `[schema]` for its name.
     /// - `break`: leaves a row that belongs to no run.
     /// - `put <input> <state>`: puts an item into the queue, and waits until it has this state.
     pub(crate) fn act(&mut self, line: &str) {
@@ -112,6 +114,13 @@ impl<'a> Seed<'a> {
                 ["token", word] => {
                     let token = self.run(word).state::<Token>("token").await.unwrap();
                     self.words.add("token", token.unwrap().as_str());
+                }
+                ["file", name] => self.make_file(name).await,
+                ["postgres"] => {
+                    let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
+                    let (_, schema) = url.split_once("?schema=").expect("a schema of its own");
+                    self.words.add("schema", schema);
+                    self.words.add("postgres", url);
                 }
                 ["break"] => self.place.execute(ORPHAN).await,
                 ["put", input, state] => self.put(input, state).await,
@@ -144,6 +153,26 @@ impl<'a> Seed<'a> {
             self.words.add("runner", runner.name);
         }
         self.engine = Some(engine);
+    }
+
+    async fn make_file(&mut self, name: &str) {
+        let engine = Engine::open(self.place.file(name))
+            .register(greet)
+            .register(nap)
+            .start()
+            .await
+            .unwrap();
+        let client = engine.client();
+        let done = client.start(greet, "ada".to_owned()).key("old-1");
+        let done = done.await.unwrap();
+        done.result().await.unwrap();
+        self.words.add("old", done.id().to_string());
+        let asleep = client.start(nap, 3).key("old-2").await.unwrap();
+        while asleep.status().await.unwrap() != RunStatus::Sleeping {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        self.words.add("old-asleep", asleep.id().to_string());
+        engine.shutdown().await;
     }
 
     async fn stop_engine(&mut self) {
