@@ -24,6 +24,21 @@ pub(crate) fn completions(args: Completions, mut command: clap::Command) -> Exit
     Exit::Done
 }
 
+/// Whether this can be the name of a store. A URL of something else is no file either.
+pub(crate) fn check_store(db: &std::path::Path) -> Result<(), Trouble> {
+    let text = db.to_string_lossy();
+    match text.split_once("://") {
+        // What comes after it may be a password.
+        Some((scheme, _)) if !matches!(scheme, "postgres" | "postgresql") => {
+            Err(Trouble::usage(format!(
+                "a URL that begins with `{scheme}://` names no store; give a SQLite file, or \
+                 `postgres://user@host/database`"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A run, by its id or as `workflow/key`.
 #[derive(Clone, Debug)]
 pub(crate) struct RunRef(Target);

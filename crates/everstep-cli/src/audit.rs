@@ -43,10 +43,10 @@ impl Change {
         act: impl AsyncFnOnce() -> Result<T, Trouble>,
     ) -> Result<T, Trouble> {
         let audit = client.audit();
-        let no = audit.begin(self.0).await.map_err(|error| {
-            let hint = "it cannot be written into the audit log, so nothing was changed";
-            Trouble::from(error).hint(hint)
-        })?;
+        let no = audit
+            .begin(self.0)
+            .await
+            .map_err(|error| Trouble::from(error).hint("nothing was changed"))?;
         let done = act().await;
         let exit = match &done {
             Ok(done) => exit(done),
@@ -131,7 +131,7 @@ async fn list(client: &Client, said: &Audit) -> Result<Shown, Trouble> {
             short(&entry.detail, 80).into(),
         ]);
     }
-    Ok(Shown::Text(table.text("nothing was changed")))
+    Ok(Shown::Text(table.text("no changes are noted")))
 }
 
 fn json(entry: &AuditEntry) -> Json {

@@ -9,7 +9,7 @@ use crate::{
     Exit,
     args::RunRef,
     audit::Change,
-    output::{Shown, Table, dim, is_json, say, short, when},
+    output::{Shown, Table, dim, is_json, many, say, short, when},
     trouble::{Outcome, Trouble},
 };
 
@@ -131,7 +131,10 @@ async fn replay(client: &Client, said: Replay) -> Outcome {
             say(json!({"delivered": run}), &format!("delivered to {run}"));
         }
         Replayed::Published { told } => {
-            let text = format!("published; {told} waits were told");
+            let text = match told {
+                0 => "published; nobody waits for it yet".to_owned(),
+                told => format!("published; {} told", many(told, "wait")),
+            };
             say(json!({"published": true, "told": told}), &text);
         }
         Replayed::Refused { reason } => {

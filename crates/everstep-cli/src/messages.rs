@@ -8,7 +8,7 @@ use crate::{
     Exit,
     args::{RunRef, json as parse_json},
     audit::Change,
-    output::{say, when},
+    output::{many, say, when},
     trouble::Outcome,
 };
 
@@ -161,8 +161,7 @@ pub(crate) async fn publish(client: &Client, said: Publish) -> Outcome {
 fn published(told: u64, spreading: bool, kept: bool) -> String {
     let mut text = match told {
         0 => "published; nobody waits for it yet".to_owned(),
-        1 => "published; 1 wait was told".to_owned(),
-        told => format!("published; {told} waits were told"),
+        told => format!("published; {} told", many(told, "wait")),
     };
     if spreading {
         text += ", and more are being told";

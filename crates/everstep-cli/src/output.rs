@@ -293,6 +293,14 @@ pub(crate) fn span(span: Duration) -> String {
     }
 }
 
+/// So many of something: `1 run`, `2 runs`.
+pub(crate) fn many(number: u64, what: &str) -> String {
+    match number {
+        1 => format!("1 {what}"),
+        number => format!("{number} {what}s"),
+    }
+}
+
 /// As much of a text as fits.
 pub(crate) fn short(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
@@ -363,6 +371,13 @@ mod tests {
         assert_eq!(said(1_550), "1.5s");
         assert_eq!(said(151_000), "2m 31s");
         assert_eq!(said(90_061_000), "1d 1h");
+    }
+
+    #[test]
+    fn one_is_not_many() {
+        assert_eq!(many(0, "run"), "0 runs");
+        assert_eq!(many(1, "run"), "1 run");
+        assert_eq!(many(2, "run"), "2 runs");
     }
 
     #[test]

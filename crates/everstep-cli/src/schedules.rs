@@ -9,7 +9,7 @@ use crate::{
     Exit,
     args::{Moment, Pair, Span, json as parse_json},
     audit::Change,
-    output::{Shown, Table, Watch, confirm, dim, is_json, plain, say, span, when},
+    output::{Shown, Table, Watch, confirm, dim, is_json, many, plain, say, span, when},
     trouble::{Outcome, Trouble},
 };
 
@@ -153,7 +153,11 @@ pub(crate) async fn run(client: &Client, said: Schedules) -> Outcome {
             let filled = change.made(client, async || Ok(schedule.backfill(time).await?));
             let filled = filled.await?;
             let (started, present) = (filled.started, filled.present);
-            let text = format!("{started} runs started, {present} ticks had one already");
+            let text = format!(
+                "{} started, {} had one already",
+                many(started as u64, "run"),
+                many(present as u64, "tick")
+            );
             say(json!({"started": started, "present": present}), &text);
         }
         Command::Delete(Deleted { name, yes }) => {
@@ -234,9 +238,22 @@ async fn trigger(client: &Client, name: String) -> Outcome {
             (None, "queued", text.to_owned())
         }
     };
-    let run = run.map(|it| it.to_string());
-    say(json!({"run": run, "outcome": outcome}), &text);
+    let mut json = json!({"outcome": outcome});
+    if let Some(run) = run {
+        json["run"] = json!(run.to_string());
+    }
+    say(json, &text);
     Ok(Exit::Done)
+}
+
+/// As `--overlap` has it.
+fn overlap(overlap: Overlap) -> &'static str {
+    match overlap {
+        Overlap::Queue => "queue",
+        Overlap::Allow => "allow",
+        Overlap::CancelOld => "cancel-old",
+        _ => "skip",
+    }
 }
 
 fn spec(schedule: &ScheduleInfo) -> String {
@@ -267,7 +284,7 @@ fn show(schedule: ScheduleInfo) {
     fact("workflow", schedule.workflow.clone());
     fact("when", spec(&schedule));
     fact("next", next(&schedule));
-    fact("overlap", format!("{:?}", schedule.overlap).to_lowercase());
+    fact("overlap", overlap(schedule.overlap).to_owned());
     fact("input", schedule.input.to_string());
     for (name, value) in &schedule.tags {
         fact("tag", format!("{name}:{value}"));

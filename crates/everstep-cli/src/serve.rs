@@ -23,7 +23,12 @@ pub(crate) struct Serve {
     listen: String,
     /// A file with one token in each line, as `role name token`; roles are read, operate and admin.
     /// Instead of the token there may be its hash, as `sha256:..`.
-    #[arg(long, value_name = "FILE", env = "EVERSTEP_TOKENS")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "EVERSTEP_TOKENS",
+        hide_env_values = true
+    )]
     tokens: Option<PathBuf>,
     /// A name under which the server is reached; may be said several times.
     #[arg(long, value_name = "NAME")]

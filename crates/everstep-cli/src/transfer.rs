@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use everstep::{Client, MigrateProgress, RunHandle, RunId};
+use everstep::{Client, ClientError, MigrateProgress, RunHandle, RunId};
 use serde_json::json;
 
 use crate::{
     Exit,
     args::{RunRef, Which},
     audit::Change,
-    output::{self, confirm, is_json, say},
+    output::{self, confirm, is_json, many, say},
     progress::Progress,
     trouble::{Outcome, Trouble},
 };
@@ -82,7 +82,7 @@ async fn export_many(client: &Client, which: &Which, directory: &Path) -> Outcom
     progress.end();
     say(
         json!({"runs": runs, "bytes": bytes}),
-        &format!("{runs} runs, {bytes} bytes"),
+        &format!("{}, {bytes} bytes", many(runs, "run")),
     );
     Ok(Exit::Done)
 }
@@ -103,7 +103,16 @@ pub(crate) async fn import(client: &Client, said: Import) -> Outcome {
         let taken = async {
             let bytes = std::fs::read(file).map_err(|error| file_trouble(file, &error))?;
             let change = Change::new("import_run", file.display());
-            let run = change.made(client, async || Ok(client.import(bytes).await?));
+            let run = change.made(client, async || {
+                let taken = client.import(bytes).await;
+                taken.map_err(|error| match error {
+                    ClientError::Decode { problem, .. } => {
+                        let text = format!("{}: {problem}; nothing was changed", file.display());
+                        Trouble::new(Exit::Failed, text)
+                    }
+                    other => other.into(),
+                })
+            });
             Ok::<_, Trouble>(run.await?.id().to_string())
         };
         match taken.await {
@@ -157,10 +166,16 @@ pub(crate) async fn migrate(said: Migrate) -> Outcome {
         .await?;
     let (from, to, rows) = (moved.from, moved.to, moved.rows);
     // The log has moved too, and the file is closed: where everything is now, it is said who did it.
-    let client = Client::open(&said.to).await?;
-    let change = Change::new("migrate", &to).detail(format!("from {from}, {rows} rows"));
-    change.made(&client, async || Ok(())).await?;
-    let text = format!("{rows} rows are in {to}; {from} is closed");
+    if rows > 0 {
+        let client = Client::open(&said.to).await?;
+        let detail = format!("from {from}, {}", many(rows, "row"));
+        let change = Change::new("migrate", &to).detail(detail);
+        change.made(&client, async || Ok(())).await?;
+    }
+    let text = match rows {
+        0 => format!("everything is in {to} already; {from} is closed"),
+        rows => format!("{} moved to {to}; {from} is closed", many(rows, "row")),
+    };
     say(json!({"from": from, "to": to, "rows": rows}), &text);
     Ok(Exit::Done)
 }

@@ -8,7 +8,7 @@ use crate::{
     Exit,
     args::{RunRef, Which},
     audit::Change,
-    output::{self, confirm, is_json, note, plain},
+    output::{self, confirm, is_json, many as so_many, note, plain},
     progress::Progress,
     trouble::{Outcome, Trouble},
 };
@@ -52,7 +52,7 @@ impl Act {
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Act::Cancel => ("Cancel", "cancelled"),
-            Act::CancelWithRollback => ("Cancel and undo", "cancelled and undone"),
+            Act::CancelWithRollback => ("Cancel and undo", "cancelled with rollback"),
             Act::Pause => ("Pause", "paused"),
             Act::Resume => ("Resume", "resumed"),
             Act::Retry => ("Retry", "tried again"),
@@ -149,10 +149,11 @@ async fn change_all(client: &Client, many: Many, act: Act) -> Outcome {
     let met = client.bulk(filter.clone()).count().await?;
     let (verb, done) = act.words();
     if many.dry_run {
-        output::say(json!({"met": met}), &format!("{met} runs are meant"));
+        let text = format!("{} would be {done}", so_many(met, "run"));
+        output::say(json!({"met": met}), &text);
         return Ok(Exit::Done);
     }
-    confirm(&format!("{verb} {met} runs?"), many.yes)?;
+    confirm(&format!("{verb} {}?", so_many(met, "run")), many.yes)?;
     let progress = Progress::of(met, verb);
     let bulk = client
         .bulk(filter)

@@ -40,7 +40,7 @@ fn message(it: &UnreadMessage) -> Json {
 
 async fn show(run: &RunHandle) -> Result<Shown, Trouble> {
     let info = run.info().await?;
-    let history = run.history().await?;
+    let mut history = run.history().await?;
     let state = run.state_json().await?;
     let children = run.children().limit(MANY).await?.runs;
     let unread = run.inbox(MANY).await?;
@@ -63,7 +63,8 @@ async fn show(run: &RunHandle) -> Result<Shown, Trouble> {
     let mut text = facts.text("");
     if !history.is_empty() {
         text += "\n";
-        text += &steps(&history).text("");
+        in_order(&mut history);
+        text += &steps(&history, !info.status.is_terminal()).text("");
     }
     if !children.is_empty() {
         let mut table = Table::new(["CHILD", "WORKFLOW", "STATUS", "STARTED"]);
@@ -131,7 +132,15 @@ fn facts(info: &RunInfo) -> Table {
     facts
 }
 
-fn steps(history: &[HistoryEntry]) -> Table {
+/// As it has happened. What has no number has not ended.
+pub(super) fn in_order(history: &mut [HistoryEntry]) {
+    history.sort_by_key(|entry| {
+        let number = entry.number.unwrap_or(u64::MAX);
+        (number, entry.created_at, entry.location.clone())
+    });
+}
+
+fn steps(history: &[HistoryEntry], is_live: bool) -> Table {
     let mut table = Table::new(["STEP", "KIND", "STATUS", "ATTEMPTS", "TOOK", "GAVE"]);
     for entry in history {
         let took = match (entry.started_at, entry.completed_at) {
@@ -142,7 +151,10 @@ fn steps(history: &[HistoryEntry]) -> Table {
             (_, Some(failure), _) => failure.message.clone(),
             (Some(value), _, _) => value.to_string(),
             (None, None, Some(error)) => error.message.clone(),
-            (None, None, None) => entry.wake_at.map(when).unwrap_or_default(),
+            (None, None, None) => {
+                let wakes = entry.wake_at.filter(|_| is_live);
+                wakes.map(when).unwrap_or_default()
+            }
         };
         table.row([
             entry.location.clone().into(),
