@@ -95,6 +95,7 @@ impl<'a> Seed<'a> {
     /// - `pause <word>`, `cancel <word>`.
     /// - `token <word>`: lets `[token]` stand for the token of a run.
     /// - `file <name>`: makes a SQLite file with a run that has ended and one that sleeps.
+    /// - `foreign <name>`: makes a SQLite file of somebody else's. `text <name>`: makes one of text.
     /// - `postgres`: lets `[postgres]` stand for the URL of an empty schema, and `[schema]` for its name.
     /// - `break`: leaves a row that belongs to no run.
     /// - `put <input> <state>`: puts an item into the queue, and waits until it has this state.
@@ -116,6 +117,13 @@ impl<'a> Seed<'a> {
                     self.words.add("token", token.unwrap().as_str());
                 }
                 ["file", name] => self.make_file(name).await,
+                ["foreign", name] => {
+                    let file = everstep::rusqlite::Connection::open(self.place.file(name));
+                    file.unwrap()
+                        .execute_batch("CREATE TABLE users (name)")
+                        .unwrap();
+                }
+                ["text", name] => std::fs::write(self.place.file(name), "some words\n").unwrap(),
                 ["postgres"] => {
                     let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
                     let (_, schema) = url.split_once("?schema=").expect("a schema of its own");

@@ -49,6 +49,7 @@ impl Words {
         }
         let told = replaced(&told, time_at, "[time]");
         let told = replaced(&told, secret_at, "[secret]");
+        let told = replaced(&told, port_at, "0.0.0.0:[port]");
         let lines = told.lines().map(without_spans);
         lines.map(|line| line + "\n").collect()
     }
@@ -105,7 +106,18 @@ fn secret_at(text: &str) -> Option<usize> {
     let rest = text.strip_prefix("evs_")?;
     let is_part = |it: char| it.is_ascii_alphanumeric() || it == '-' || it == '_';
     let end = rest.find(|it| !is_part(it)).unwrap_or(rest.len());
-    (end == 43).then_some("evs_".len() + end)
+    (end == 64).then_some("evs_".len() + end)
+}
+
+/// How long the address is with which this begins, if the system has chosen its port.
+fn port_at(text: &str) -> Option<usize> {
+    let rest = text
+        .strip_prefix("0.0.0.0:")
+        .filter(|it| !it.starts_with('0'))?;
+    let end = rest
+        .find(|it: char| !it.is_ascii_digit())
+        .unwrap_or(rest.len());
+    (end > 0).then_some("0.0.0.0:".len() + end)
 }
 
 /// Lengths of time as `[span]`, and columns two spaces apart, because spans have several widths.
@@ -114,9 +126,8 @@ fn without_spans(line: &str) -> String {
     let (indent, line) = line.split_at(indented);
     let mut words: Vec<String> = Vec::new();
     for word in line.split(' ') {
-        let is_span = is_span(word.trim_matches(['(', ')', ',', ';']));
-        let said = match is_span {
-            true => word.replace(word.trim_matches(['(', ')', ',', ';']), "[span]"),
+        let said = match is_span(bare(word)) {
+            true => word.replace(bare(word), "[span]"),
             false => word.to_owned(),
         };
         let again =
@@ -130,6 +141,16 @@ fn without_spans(line: &str) -> String {
         }
     }
     format!("{indent}{}", words.join(" ").trim_end())
+}
+
+/// A word without what is around it: brackets, and colours.
+fn bare(word: &str) -> &str {
+    let word = word.trim_matches(['(', ')', ',', ';']);
+    let word = match word.split_once('m') {
+        Some((colour, rest)) if colour.starts_with('\x1b') => rest,
+        _ => word,
+    };
+    word.split('\x1b').next().unwrap_or(word)
 }
 
 /// Whether it is `<1ms`, `250ms`, `1.5s`, `2m`, ..
