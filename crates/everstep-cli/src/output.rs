@@ -286,7 +286,10 @@ pub(crate) fn span(span: Duration) -> String {
     match s {
         0 if ms < 1 => "<1ms".to_owned(),
         0 => format!("{ms}ms"),
-        1..60 => format!("{}.{}s", s, ms % 1_000 / 100),
+        1..60 => match ms % 1_000 / 100 {
+            0 => format!("{s}s"),
+            tenths => format!("{s}.{tenths}s"),
+        },
         60..3_600 => format!("{}m {}s", s / 60, s % 60),
         3_600..86_400 => format!("{}h {}m", s / 3_600, s / 60 % 60),
         _ => format!("{}d {}h", s / 86_400, s / 3_600 % 24),
@@ -369,6 +372,7 @@ mod tests {
         assert_eq!(said(0), "<1ms");
         assert_eq!(said(250), "250ms");
         assert_eq!(said(1_550), "1.5s");
+        assert_eq!(said(2_000), "2s");
         assert_eq!(said(151_000), "2m 31s");
         assert_eq!(said(90_061_000), "1d 1h");
     }

@@ -1,5 +1,7 @@
 //! `runs show`: a run with what it has done.
 
+use std::collections::HashMap;
+
 use clap::Args;
 use everstep::{Client, EntryStatus, HistoryEntry, RunHandle, RunInfo, UnreadMessage};
 use everstep_server::json;
@@ -132,12 +134,28 @@ fn facts(info: &RunInfo) -> Table {
     facts
 }
 
-/// As it has happened. What has no number has not ended.
+/// As it has happened, with everything after what it is a part of. What has no number has not ended.
 pub(super) fn in_order(history: &mut [HistoryEntry]) {
-    history.sort_by_key(|entry| {
-        let number = entry.number.unwrap_or(u64::MAX);
-        (number, entry.created_at, entry.location.clone())
-    });
+    // The first that has ended in each.
+    let mut first: HashMap<&str, u64> = HashMap::new();
+    for entry in &*history {
+        let Some(number) = entry.number else { continue };
+        let mut location = Some(&*entry.location);
+        while let Some(part) = location {
+            let first = first.entry(part).or_insert(number);
+            *first = number.min(*first);
+            location = part.rsplit_once('/').map(|(outer, _)| outer);
+        }
+    }
+    let of = |entry: &HistoryEntry| first.get(&*entry.location).copied();
+    let numbers: Vec<_> = history.iter().map(of).collect();
+    let place = |(entry, number): (&HistoryEntry, Option<u64>)| {
+        let depth = entry.location.matches('/').count();
+        let place = (number.unwrap_or(u64::MAX), depth, entry.created_at);
+        (entry.location.clone(), place)
+    };
+    let places: HashMap<String, _> = history.iter().zip(numbers).map(place).collect();
+    history.sort_by_key(|entry| places.get(&entry.location).copied());
 }
 
 fn steps(history: &[HistoryEntry], is_live: bool) -> Table {
@@ -152,7 +170,8 @@ fn steps(history: &[HistoryEntry], is_live: bool) -> Table {
             (Some(value), _, _) => value.to_string(),
             (None, None, Some(error)) => error.message.clone(),
             (None, None, None) => {
-                let wakes = entry.wake_at.filter(|_| is_live);
+                let waits = is_live && entry.status == EntryStatus::Waiting;
+                let wakes = entry.wake_at.filter(|_| waits);
                 wakes.map(when).unwrap_or_default()
             }
         };

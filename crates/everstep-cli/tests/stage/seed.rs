@@ -54,6 +54,19 @@ async fn invoice(ctx: Ctx, (): ()) -> Result<u64> {
 }
 
 #[workflow]
+async fn tour(ctx: Ctx, stops: u64) -> Result<String> {
+    ctx.step("pack", async || Ok(())).await?;
+    ctx.repeat("drive", 1, async |ctx, stop: u64| {
+        ctx.step("look around", async move || Ok(stop)).await?;
+        if stop < stops {
+            return Ok(ControlFlow::Continue(stop + 1));
+        }
+        ctx.listen::<String>("home").await.map(ControlFlow::Break)
+    })
+    .await
+}
+
+#[workflow]
 async fn parent(ctx: Ctx, (): ()) -> Result<String> {
     ctx.child(listen, ()).await
 }
@@ -151,6 +164,7 @@ impl<'a> Seed<'a> {
             .register(ask)
             .register(invoice)
             .register(parent)
+            .register(tour)
             .work(MAIL, 1, deliver)
             .start()
             .await

@@ -50,6 +50,7 @@ impl Words {
         let told = replaced(&told, time_at, "[time]");
         let told = replaced(&told, secret_at, "[secret]");
         let told = replaced(&told, port_at, "0.0.0.0:[port]");
+        let told = without_sizes(told);
         let lines = told.lines().map(without_spans);
         lines.map(|line| line + "\n").collect()
     }
@@ -107,6 +108,29 @@ fn secret_at(text: &str) -> Option<usize> {
     let is_part = |it: char| it.is_ascii_alphanumeric() || it == '-' || it == '_';
     let end = rest.find(|it| !is_part(it)).unwrap_or(rest.len());
     (end == 64).then_some("evs_".len() + end)
+}
+
+/// Sizes in bytes as `[n]`: a time takes more bytes or fewer.
+fn without_sizes(text: String) -> String {
+    let digits = |text: &str| {
+        text.len()
+            - text
+                .trim_start_matches(|it: char| it.is_ascii_digit())
+                .len()
+    };
+    let mut text = text;
+    for name in ["\"size\": ", "\"size\":", "\"bytes\": "] {
+        let length_at = |text: &str| {
+            let found = text.strip_prefix(name).map(digits);
+            found.filter(|it| *it > 0).map(|it| name.len() + it)
+        };
+        text = replaced(&text, length_at, &format!("{name}[n]"));
+    }
+    let length_at = |text: &str| {
+        let found = digits(text);
+        (found > 0 && text[found..].starts_with(" bytes")).then_some(found)
+    };
+    replaced(&text, length_at, "[n]")
 }
 
 /// How long the address is with which this begins, if the system has chosen its port.
@@ -172,6 +196,10 @@ mod tests {
                     01a1e31b-1d59-7590-8241-3c1d14f48fde since 2026-11-16T06:25:33.123Z (1.5s ago)";
         let told = "[done]  [span]  x\n[new-1] since [time] ([span] ago)\n";
         assert_eq!(words.told(text), told);
+        assert_eq!(
+            words.told("a: 165 bytes, \"size\": 85"),
+            "a: [n] bytes, \"size\": [n]\n"
+        );
         let id = words.spelled_out("[new-1]");
         assert_eq!(id, "01a1e31b-1d59-7590-8241-3c1d14f48fde");
     }
