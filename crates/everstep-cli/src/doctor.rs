@@ -97,12 +97,12 @@ fn shown(report: &DoctorReport, repaired: Option<(&Repaired, &str)>) -> Shown {
     };
     text += &format!(
         "{found}; looked at {} with {} entries, {} and the rows of all tables\n",
-        many(checked.runs as u64, "run"),
+        many(checked.runs, "run"),
         checked.entries,
-        many(checked.schedules as u64, "schedule")
+        many(checked.schedules, "schedule")
     );
     if checked.without_owner > 0 {
-        let runs = many(checked.without_owner as u64, "run");
+        let runs = many(checked.without_owner, "run");
         text += &format!("{runs} without a runner: none that is alive holds the shard\n");
     }
     if let Some((repaired, backup)) = repaired {

@@ -155,8 +155,8 @@ pub(crate) async fn run(client: &Client, said: Schedules) -> Outcome {
             let (started, present) = (filled.started, filled.present);
             let text = format!(
                 "{} started, {} had one already",
-                many(started as u64, "run"),
-                many(present as u64, "tick")
+                many(started, "run"),
+                many(present, "tick")
             );
             say(json!({"started": started, "present": present}), &text);
         }
