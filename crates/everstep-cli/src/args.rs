@@ -24,6 +24,21 @@ pub(crate) fn completions(args: Completions, mut command: clap::Command) -> Exit
     Exit::Done
 }
 
+/// Whether this can be the name of a store. A URL of something else is no file either.
+pub(crate) fn check_store(db: &std::path::Path) -> Result<(), Trouble> {
+    let text = db.to_string_lossy();
+    match text.split_once("://") {
+        // What comes after it may be a password.
+        Some((scheme, _)) if !matches!(scheme, "postgres" | "postgresql") => {
+            Err(Trouble::usage(format!(
+                "a URL that begins with `{scheme}://` names no store; give a SQLite file, or \
+                 `postgres://user@host/database`"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A run, by its id or as `workflow/key`.
 #[derive(Clone, Debug)]
 pub(crate) struct RunRef(Target);
@@ -144,6 +159,36 @@ impl Which {
             filter = filter.finished_before(at);
         }
         filter
+    }
+}
+
+impl Which {
+    /// As the HTTP API has it in the body of a bulk change.
+    pub(crate) fn json(&self) -> Json {
+        let joined: Vec<String> = self.status.iter().map(ToString::to_string).collect();
+        let pairs = self.tag.iter();
+        let tags: Vec<Json> = pairs
+            .map(|Pair(name, value)| format!("{name}:{value}").into())
+            .collect();
+        let moment = |at: Option<Moment>| at.map(|Moment(at)| at.to_string().into());
+        let fields = [
+            (
+                "status",
+                (!joined.is_empty()).then(|| joined.join(",").into()),
+            ),
+            ("workflow", self.workflow.clone().map(Json::from)),
+            ("version", self.version.map(Json::from)),
+            ("key_prefix", self.key.clone().map(Json::from)),
+            ("tag", (!tags.is_empty()).then(|| tags.into())),
+            ("created_from", moment(self.since)),
+            ("created_before", moment(self.until)),
+            ("finished_from", moment(self.ended_since)),
+            ("finished_before", moment(self.ended_until)),
+        ];
+        let said = fields.into_iter();
+        said.filter_map(|(name, value)| Some((name.to_owned(), value?)))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
     }
 }
 

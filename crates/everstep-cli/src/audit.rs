@@ -1,13 +1,86 @@
-//! `audit`: who has changed what.
+//! `audit`: who has changed what; and the notes of what the commands here change.
+//!
+//! Actions are called as the operations of the HTTP API are, so that one search finds both. Nothing of
+//! payloads is written.
 
 use clap::Args;
-use everstep::{AuditEntry, Client};
+use everstep::{AuditEntry, AuditNew, Client};
 use serde_json::{Value as Json, json};
 
 use crate::{
-    output::{Shown, Table, Watch, dim, is_json, short, when},
+    Exit,
+    output::{self, Shown, Table, Watch, dim, is_json, short, when},
     trouble::{Outcome, Trouble},
 };
+
+/// Something that is about to be changed.
+pub(crate) struct Change(AuditNew);
+
+impl Change {
+    pub(crate) fn new(action: &str, target: impl ToString) -> Change {
+        Change(AuditNew::new(who(), action).target(target))
+    }
+
+    /// What else there is to say.
+    pub(crate) fn detail(self, detail: impl Into<String>) -> Change {
+        Change(self.0.detail(detail))
+    }
+
+    /// Makes it, noted before and with its outcome afterwards. What cannot be noted is not done.
+    pub(crate) async fn made<T>(
+        self,
+        client: &Client,
+        act: impl AsyncFnOnce() -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
+        self.made_with(client, |_| Exit::Done, act).await
+    }
+
+    /// The same for something of whose outcome there is more to tell.
+    pub(crate) async fn made_with<T>(
+        self,
+        client: &Client,
+        exit: impl FnOnce(&T) -> Exit,
+        act: impl AsyncFnOnce() -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
+        let audit = client.audit();
+        let no = audit
+            .begin(self.0)
+            .await
+            .map_err(|error| Trouble::from(error).hint("nothing was changed"))?;
+        let done = act().await;
+        let exit = match &done {
+            Ok(done) => exit(done),
+            Err(trouble) => trouble.exit(),
+        };
+        if let Err(error) = audit.end(no, exit.word()).await {
+            output::note(&format!(
+                "what became of it is not in the audit log: {error}"
+            ));
+        }
+        done
+    }
+}
+
+/// Who calls this: `cli:` and the user's name as the environment has it. It is for people who ask
+/// themselves who it was, and no proof: whoever can open the store can write anything into it.
+pub(crate) fn who() -> String {
+    let said = |name| std::env::var(name).ok().filter(|it| !it.is_empty());
+    let named = ["USER", "LOGNAME", "USERNAME"].into_iter().find_map(said);
+    format!("cli:{}", named.unwrap_or_else(user_number))
+}
+
+/// The user where the environment has no name, as in a container.
+#[cfg(target_os = "linux")]
+fn user_number() -> String {
+    use std::os::unix::fs::MetadataExt as _;
+    let own = std::fs::metadata("/proc/self");
+    own.map_or_else(|_| "unknown".to_owned(), |own| format!("uid-{}", own.uid()))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn user_number() -> String {
+    "unknown".to_owned()
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct Audit {
@@ -58,7 +131,7 @@ async fn list(client: &Client, said: &Audit) -> Result<Shown, Trouble> {
             short(&entry.detail, 80).into(),
         ]);
     }
-    Ok(Shown::Text(table.text("nothing was changed")))
+    Ok(Shown::Text(table.text("no changes are noted")))
 }
 
 fn json(entry: &AuditEntry) -> Json {

@@ -9,7 +9,8 @@ use serde_json::{Value as Json, json};
 use crate::{
     Exit,
     args::now,
-    output::{self, Shown, Table, confirm, is_json},
+    audit::Change,
+    output::{self, Shown, Table, confirm, is_json, many},
     trouble::{Outcome, Trouble},
 };
 
@@ -32,22 +33,27 @@ pub(crate) struct Doctor {
 
 pub(crate) async fn run(client: &Client, said: Doctor) -> Outcome {
     let report = client.doctor().ended_runs(said.ended_runs).await?;
-    let mendable = report.findings.iter().filter(|it| it.repairable).count();
+    let mendable = report.findings.iter().filter(|it| it.repairable).count() as u64;
     if !said.repair || mendable == 0 {
         shown(&report, None).print();
         return Ok(exit(report.findings.is_empty()));
     }
-    confirm(&format!("Mend {mendable} findings?"), said.yes)?;
+    let findings = many(mendable, "finding");
+    confirm(&format!("Mend {findings}?"), said.yes)?;
     let backup = said.backup.unwrap_or_else(|| {
         let at = now().as_millis();
         PathBuf::from(format!("everstep-before-repair-{at}.jsonl"))
     });
-    let repaired = client.repair(&report, backup.clone()).await;
-    let repaired = repaired.map_err(|error| match error {
-        RepairError::Client(error) => error.into(),
-        other => Trouble::of(other),
-    })?;
-    let backup = backup.display().to_string();
+    let file = backup.display().to_string();
+    let change = Change::new("repair", "").detail(format!("{findings}, backup {file}"));
+    let repaired = change.made(client, async || {
+        let repaired = client.repair(&report, backup).await;
+        repaired.map_err(|error| match error {
+            RepairError::Client(error) => error.into(),
+            other => Trouble::of(other),
+        })
+    });
+    let (repaired, backup) = (repaired.await?, file);
     shown(&report, Some((&repaired, &backup))).print();
     Ok(exit(repaired.left.is_empty()))
 }
@@ -87,23 +93,24 @@ fn shown(report: &DoctorReport, repaired: Option<(&Repaired, &str)>) -> Shown {
     let checked = &report.checked;
     let found = match report.findings.len() {
         0 => "all is well".to_owned(),
-        1 => "1 finding".to_owned(),
-        more => format!("{more} findings"),
+        more => many(more as u64, "finding"),
     };
     text += &format!(
-        "{found}; looked at {} runs with {} entries, {} schedules and the rows of all tables\n",
-        checked.runs, checked.entries, checked.schedules
+        "{found}; looked at {} with {} entries, {} and the rows of all tables\n",
+        many(checked.runs, "run"),
+        checked.entries,
+        many(checked.schedules, "schedule")
     );
     if checked.without_owner > 0 {
-        let runs = checked.without_owner;
-        text += &format!("{runs} runs wait for a runner: none that is alive holds their shard\n");
+        let runs = many(checked.without_owner, "run");
+        text += &format!("{runs} without a runner: none that is alive holds the shard\n");
     }
     if let Some((repaired, backup)) = repaired {
         text += &format!(
-            "{} mended, {} left; {} rows are saved in {backup}\n",
+            "{} mended, {} left; {} saved in {backup}\n",
             repaired.mended.len(),
             repaired.left.len(),
-            repaired.saved
+            many(repaired.saved as u64, "row")
         );
     }
     Shown::Text(text)

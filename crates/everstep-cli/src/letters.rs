@@ -8,7 +8,8 @@ use serde_json::json;
 use crate::{
     Exit,
     args::RunRef,
-    output::{Shown, Table, dim, is_json, say, short, when},
+    audit::Change,
+    output::{Shown, Table, dim, is_json, many, say, short, when},
     trouble::{Outcome, Trouble},
 };
 
@@ -58,9 +59,12 @@ pub(crate) async fn run(client: &Client, command: Letters) -> Outcome {
         Letters::List(said) => list(client, said).await,
         Letters::Replay(said) => replay(client, said).await,
         Letters::Drop(Named { no }) => {
-            if !client.drop_dead_letter(no).await? {
-                return Err(unknown(no));
-            }
+            let change = Change::new("drop_dead_letter", no);
+            let dropped = change.made(client, async || match client.drop_dead_letter(no).await? {
+                true => Ok(()),
+                false => Err(unknown(no)),
+            });
+            dropped.await?;
             say(json!({"dropped": no}), "it is gone");
             Ok(Exit::Done)
         }
@@ -105,19 +109,32 @@ async fn list(client: &Client, said: List) -> Outcome {
 async fn replay(client: &Client, said: Replay) -> Outcome {
     let no = said.no;
     let mut letter = client.replay_dead_letter(no);
+    let mut detail = String::new();
     if let Some(run) = said.to {
+        detail = format!("to {run}");
         letter = letter.to(run.target());
     }
     if let Some(event) = said.as_event {
+        detail = format!("as event {event}");
         letter = letter.as_event(event);
     }
-    match letter.await? {
+    let exit_of = |replayed: &Replayed| match replayed {
+        Replayed::Delivered { .. } | Replayed::Published { .. } => Exit::Done,
+        Replayed::Refused { .. } => Exit::Conflict,
+        _ => Exit::NotFound,
+    };
+    let change = Change::new("replay_dead_letter", no).detail(detail);
+    let replayed = change.made_with(client, exit_of, async || Ok(letter.await?));
+    match replayed.await? {
         Replayed::Delivered { run } => {
             let run = run.to_string();
             say(json!({"delivered": run}), &format!("delivered to {run}"));
         }
         Replayed::Published { told } => {
-            let text = format!("published; {told} waits were told");
+            let text = match told {
+                0 => "published; nobody waits for it yet".to_owned(),
+                told => format!("published; {} told", many(told, "wait")),
+            };
             say(json!({"published": true, "told": told}), &text);
         }
         Replayed::Refused { reason } => {

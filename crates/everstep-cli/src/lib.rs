@@ -43,7 +43,6 @@ use trouble::{Outcome, Trouble};
 #[command(
     name = "everstep",
     version,
-    propagate_version = true,
     max_term_width = 100,
     after_help = "Exit codes: 0 done, 1 failed or found something, 2 wrong usage, 3 not found, \
                   4 refused in this state or without --yes, 5 the store cannot be reached."
@@ -55,14 +54,16 @@ struct Args {
         global = true,
         env = "EVERSTEP_DB",
         hide_env_values = true,
-        value_name = "FILE|URL"
+        value_name = "FILE|URL",
+        help_heading = "Everywhere"
     )]
     db: Option<PathBuf>,
     /// Print JSON.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Everywhere")]
     json: bool,
     /// When to use colours.
-    #[arg(long, global = true, value_enum, default_value_t = output::Colour::Auto)]
+    #[arg(long, global = true, value_enum, default_value_t = output::Colour::Auto,
+        help_heading = "Everywhere")]
     color: output::Colour,
     #[command(subcommand)]
     command: Command,
@@ -87,7 +88,7 @@ enum Command {
     Publish(messages::Publish),
     /// List and change schedules.
     Schedules(schedules::Schedules),
-    /// Look at a queue and its items.
+    /// Look at queues and their items, and change them.
     #[command(subcommand)]
     Queues(queues::Queues),
     /// List the limits that are in use.
@@ -99,7 +100,7 @@ enum Command {
     Cluster(output::Watch),
     /// Look whether everything in the store is as it must be, and mend it.
     Doctor(doctor::Doctor),
-    /// Show who has changed what over the HTTP API.
+    /// Show who has changed what, here and over the HTTP API.
     Audit(audit::Audit),
     /// List, make and take back the tokens of the HTTP API.
     #[command(subcommand)]
@@ -150,7 +151,11 @@ where
         Err(error) => error.exit(),
     };
     output::set(args.color, args.json);
-    log();
+    // Much of what the demo shows fails on purpose.
+    log(match args.command {
+        Command::Demo(_) => "error",
+        _ => "warn",
+    });
     // What the environment says is where the user's own data is: no place for samples.
     let is_said = matches.value_source("db") == Some(clap::parser::ValueSource::CommandLine);
     match act(args, is_said, engine, command).await {
@@ -179,9 +184,9 @@ fn command(own: Option<&OsString>) -> clap::Command {
 }
 
 /// What the engine has to say goes to standard error; `EVERSTEP_LOG` says how much of it.
-fn log() {
+fn log(unless_said: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("EVERSTEP_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(unless_said));
     // A program of one's own may have set up its own before.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -195,6 +200,9 @@ async fn act(
     engine: Option<EngineBuilder>,
     command: clap::Command,
 ) -> Outcome {
+    if let Some(db) = &args.db {
+        args::check_store(db)?;
+    }
     let here = Here::new(args.db, engine);
     match args.command {
         Command::Demo(demo) => demo::run(demo, here.db.filter(|_| db_is_said)).await,

@@ -7,7 +7,8 @@ use serde_json::json;
 use crate::{
     Exit,
     args::{RunRef, json as parse_json},
-    output::{say, when},
+    audit::Change,
+    output::{many, say, when},
     trouble::Outcome,
 };
 
@@ -46,7 +47,9 @@ pub(crate) async fn send(client: &Client, said: Send) -> Outcome {
     if let Ended::DeadLetter = said.if_finished {
         send = send.if_finished(IfFinished::DeadLetter);
     }
-    let (sent, text) = match send.await? {
+    let change = Change::new("send_message", &said.run).detail(&said.name);
+    let sent = change.made(client, async || Ok(send.await?));
+    let (sent, text) = match sent.await? {
         Sent::Delivered => ("delivered", "delivered"),
         Sent::Duplicate => (
             "duplicate",
@@ -76,15 +79,28 @@ pub(crate) struct Resolve {
 
 pub(crate) async fn resolve(client: &Client, said: Resolve) -> Outcome {
     let value = parse_json(&said.value)?;
-    let (settled, word) = match said.reject {
-        false => (client.resolve_json(said.token, &value).await?, "resolved"),
-        true => (client.reject_json(said.token, &value).await?, "rejected"),
+    let (action, word) = match said.reject {
+        false => ("resolve_token", "resolved"),
+        true => ("reject_token", "rejected"),
     };
-    let (word, text, exit) = match settled {
-        Resolved::First => (word, word.to_owned(), Exit::Done),
+    let exit_of = |settled: &Resolved| match settled {
+        Resolved::First => Exit::Done,
+        Resolved::Already { .. } => Exit::Conflict,
+    };
+    let change = Change::new(action, &said.token);
+    let settled = change.made_with(client, exit_of, async || {
+        Ok(match said.reject {
+            false => client.resolve_json(said.token, &value).await?,
+            true => client.reject_json(said.token, &value).await?,
+        })
+    });
+    let settled = settled.await?;
+    let exit = exit_of(&settled);
+    let (word, text) = match settled {
+        Resolved::First => (word, word.to_owned()),
         Resolved::Already { at } => {
             let text = format!("it was settled before, {}; nothing was changed", when(at));
-            ("before", text, Exit::Conflict)
+            ("before", text)
         }
     };
     say(json!({"resolved": word}), &text);
@@ -121,7 +137,9 @@ pub(crate) async fn publish(client: &Client, said: Publish) -> Outcome {
     if said.to_one {
         publish = publish.delivery(Deliver::One);
     }
-    let (json, text) = match publish.await? {
+    let change = Change::new("publish_event", &said.event);
+    let published_event = change.made(client, async || Ok(publish.await?));
+    let (json, text) = match published_event.await? {
         PublishedEvent::Published {
             told,
             spreading,
@@ -143,8 +161,7 @@ pub(crate) async fn publish(client: &Client, said: Publish) -> Outcome {
 fn published(told: u64, spreading: bool, kept: bool) -> String {
     let mut text = match told {
         0 => "published; nobody waits for it yet".to_owned(),
-        1 => "published; 1 wait was told".to_owned(),
-        told => format!("published; {told} waits were told"),
+        told => format!("published; {} told", many(told, "wait")),
     };
     if spreading {
         text += ", and more are being told";

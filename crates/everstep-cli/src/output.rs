@@ -286,10 +286,21 @@ pub(crate) fn span(span: Duration) -> String {
     match s {
         0 if ms < 1 => "<1ms".to_owned(),
         0 => format!("{ms}ms"),
-        1..60 => format!("{}.{}s", s, ms % 1_000 / 100),
+        1..60 => match ms % 1_000 / 100 {
+            0 => format!("{s}s"),
+            tenths => format!("{s}.{tenths}s"),
+        },
         60..3_600 => format!("{}m {}s", s / 60, s % 60),
         3_600..86_400 => format!("{}h {}m", s / 3_600, s / 60 % 60),
         _ => format!("{}d {}h", s / 86_400, s / 3_600 % 24),
+    }
+}
+
+/// So many of something: `1 run`, `2 runs`.
+pub(crate) fn many(number: u64, what: &str) -> String {
+    match number {
+        1 => format!("1 {what}"),
+        number => format!("{number} {what}s"),
     }
 }
 
@@ -361,8 +372,16 @@ mod tests {
         assert_eq!(said(0), "<1ms");
         assert_eq!(said(250), "250ms");
         assert_eq!(said(1_550), "1.5s");
+        assert_eq!(said(2_000), "2s");
         assert_eq!(said(151_000), "2m 31s");
         assert_eq!(said(90_061_000), "1d 1h");
+    }
+
+    #[test]
+    fn one_is_not_many() {
+        assert_eq!(many(0, "run"), "0 runs");
+        assert_eq!(many(1, "run"), "1 run");
+        assert_eq!(many(2, "run"), "2 runs");
     }
 
     #[test]

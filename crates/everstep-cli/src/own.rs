@@ -66,6 +66,7 @@ pub(crate) struct Worker {
         long,
         value_name = "FILE",
         env = "EVERSTEP_TOKENS",
+        hide_env_values = true,
         requires = "listen"
     )]
     tokens: Option<PathBuf>,

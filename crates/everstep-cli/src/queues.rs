@@ -8,6 +8,7 @@ use serde_json::{Value as Json, json};
 use crate::{
     Exit,
     args::{Span, json as parse_json},
+    audit::Change,
     output::{Shown, Table, Watch, dim, is_json, say, short, when},
     trouble::{Outcome, Trouble},
 };
@@ -95,29 +96,24 @@ pub(crate) async fn run(client: &Client, command: Queues) -> Outcome {
         Queues::Put(said) => put(client, said).await,
         Queues::Cancel(said) => {
             let wrong = "it is worked on, or has ended";
-            each(client, said, "taken back", wrong, async |client, item| {
+            let doing = Doing::new("cancel_item", "taken back", wrong);
+            each(client, said, doing, async |client, item| {
                 client.queue_item::<Json>(item).cancel().await
             })
             .await
         }
         Queues::Replay(said) => {
-            each(
-                client,
-                said,
-                "tried again",
-                "it is not dead",
-                async |client, item| client.queue_item::<Json>(item).replay().await,
-            )
+            let doing = Doing::new("replay_item", "tried again", "it is not dead");
+            each(client, said, doing, async |client, item| {
+                client.queue_item::<Json>(item).replay().await
+            })
             .await
         }
         Queues::Drop(said) => {
-            each(
-                client,
-                said,
-                "gone",
-                "it is not dead",
-                async |client, item| client.queue_item::<Json>(item).drop_dead().await,
-            )
+            let doing = Doing::new("drop_item", "gone", "it is not dead");
+            each(client, said, doing, async |client, item| {
+                client.queue_item::<Json>(item).drop_dead().await
+            })
             .await
         }
     }
@@ -234,36 +230,63 @@ async fn put(client: &Client, said: Put) -> Outcome {
     if let Some(dedupe) = said.dedupe {
         item = item.dedupe(dedupe);
     }
-    let item = item.await?;
+    let change = Change::new("put_item", &said.queue);
+    let item = change.made(client, async || Ok(item.await?)).await?;
     let id = item.id().to_string();
     say(json!({"id": id, "attached": item.attached()}), &id);
     Ok(Exit::Done)
+}
+
+/// What is done to items, in words.
+struct Doing {
+    /// As the audit log calls it.
+    action: &'static str,
+    done: &'static str,
+    /// Why it was not done.
+    wrong: &'static str,
+}
+
+impl Doing {
+    fn new(action: &'static str, done: &'static str, wrong: &'static str) -> Doing {
+        Doing {
+            action,
+            done,
+            wrong,
+        }
+    }
 }
 
 /// Does something to each item, whatever becomes of the others.
 async fn each(
     client: &Client,
     said: These,
-    done: &str,
-    wrong: &str,
+    Doing {
+        action,
+        done,
+        wrong,
+    }: Doing,
     act: impl AsyncFn(&Client, ItemId) -> Result<bool, everstep::ClientError>,
 ) -> Outcome {
     let mut exit = Exit::Done;
     let mut all = Vec::new();
     for item in said.items {
-        let worse = match act(client, item).await {
-            Ok(true) => {
+        let change = Change::new(action, item);
+        let changed = change.made(client, async || match act(client, item).await? {
+            true => Ok(()),
+            false => {
+                let text = format!("item {item} was not changed: {wrong}");
+                Err(Trouble::new(Exit::Conflict, text))
+            }
+        });
+        let worse = match changed.await {
+            Ok(()) => {
                 if !is_json() {
                     say(Json::Null, &format!("{item}: {done}"));
                 }
                 all.push(json!({"item": item.to_string(), "done": true}));
                 continue;
             }
-            Ok(false) => {
-                let text = format!("item {item} was not changed: {wrong}");
-                Trouble::new(Exit::Conflict, text)
-            }
-            Err(error) => error.into(),
+            Err(trouble) => trouble,
         };
         if exit == Exit::Done {
             exit = worse.exit();

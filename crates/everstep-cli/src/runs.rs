@@ -207,11 +207,13 @@ pub(crate) async fn why(client: &Client, one: One) -> Outcome {
         Shown::Json(json::why(why)).print();
         return Ok(crate::Exit::Done);
     }
-    let mut text = format!("{}\n", output::plain(&why.sentence));
+    let mut text = match &why.chain[..] {
+        // The whole sentence has all of them in it, which is hard to read.
+        [first, _, ..] => format!("{}\n", output::plain(&first.sentence)),
+        _ => format!("{}\n", output::plain(&why.sentence)),
+    };
     for because in why.chain.iter().skip(1) {
-        let (run, workflow) = (because.run, output::plain(&because.workflow));
-        let sentence = output::plain(&because.sentence);
-        text += &format!("  {run} ({workflow}): {sentence}\n");
+        text += &format!("  {}\n", output::plain(&because.sentence));
     }
     if !why.cycle.is_empty() {
         let runs: Vec<String> = why.cycle.iter().map(ToString::to_string).collect();

@@ -8,7 +8,8 @@ use serde_json::json;
 use crate::{
     Exit,
     args::{Moment, Pair, Span, json as parse_json},
-    output::{Shown, Table, Watch, confirm, dim, is_json, plain, say, span, when},
+    audit::Change,
+    output::{Shown, Table, Watch, confirm, dim, is_json, many, plain, say, span, when},
     trouble::{Outcome, Trouble},
 };
 
@@ -120,7 +121,10 @@ pub(crate) async fn run(client: &Client, said: Schedules) -> Outcome {
         Command::Show(Named { name }) => show(client.schedule_named(name).info().await?),
         Command::Set(set) => return self::set(client, set).await,
         Command::Pause(Named { name }) => {
-            let changed = client.schedule_named(name).pause().await?;
+            let change = Change::new("pause_schedule", &name);
+            let schedule = client.schedule_named(name);
+            let changed = change.made(client, async || Ok(schedule.pause().await?));
+            let changed = changed.await?;
             let text = if changed {
                 "paused"
             } else {
@@ -129,7 +133,10 @@ pub(crate) async fn run(client: &Client, said: Schedules) -> Outcome {
             say(json!({"changed": changed}), text);
         }
         Command::Resume(Named { name }) => {
-            let changed = client.schedule_named(name).resume().await?;
+            let change = Change::new("resume_schedule", &name);
+            let schedule = client.schedule_named(name);
+            let changed = change.made(client, async || Ok(schedule.resume().await?));
+            let changed = changed.await?;
             let text = if changed {
                 "resumed"
             } else {
@@ -139,18 +146,31 @@ pub(crate) async fn run(client: &Client, said: Schedules) -> Outcome {
         }
         Command::Trigger(Named { name }) => return trigger(client, name).await,
         Command::Backfill(said) => {
+            let time = said.from.0..said.to.0;
+            let detail = json!({"from": time.start.to_string(), "to": time.end.to_string()});
+            let change = Change::new("backfill_schedule", &said.name).detail(detail.to_string());
             let schedule = client.schedule_named(said.name);
-            let filled = schedule.backfill(said.from.0..said.to.0).await?;
+            let filled = change.made(client, async || Ok(schedule.backfill(time).await?));
+            let filled = filled.await?;
             let (started, present) = (filled.started, filled.present);
-            let text = format!("{started} runs started, {present} ticks had one already");
+            let text = format!(
+                "{} started, {} had one already",
+                many(started, "run"),
+                many(present, "tick")
+            );
             say(json!({"started": started, "present": present}), &text);
         }
         Command::Delete(Deleted { name, yes }) => {
             confirm(&format!("Delete schedule `{name}`?"), yes)?;
-            if !client.schedule_named(name.clone()).delete().await? {
+            let change = Change::new("delete_schedule", &name);
+            let deleted = change.made(client, async || {
+                if client.schedule_named(name.clone()).delete().await? {
+                    return Ok(());
+                }
                 let text = format!("there is no schedule `{name}`; it may have been deleted");
-                return Err(Trouble::new(Exit::NotFound, text));
-            }
+                Err(Trouble::new(Exit::NotFound, text))
+            });
+            deleted.await?;
             say(json!({"deleted": name}), "deleted");
         }
     }
@@ -159,6 +179,7 @@ pub(crate) async fn run(client: &Client, said: Schedules) -> Outcome {
 
 async fn set(client: &Client, said: Set) -> Outcome {
     let input = parse_json(&said.input)?;
+    let change = Change::new("put_schedule", &said.name).detail(&said.workflow);
     let mut schedule = client.schedule_json(said.name, &said.workflow, &input);
     if let Some(cron) = said.cron {
         schedule = schedule.cron(cron);
@@ -189,7 +210,7 @@ async fn set(client: &Client, said: Set) -> Outcome {
     if said.paused {
         schedule = schedule.paused();
     }
-    let set = schedule.await?;
+    let set = change.made(client, async || Ok(schedule.await?)).await?;
     let text = match (set.created(), set.replaced()) {
         (true, _) => "made",
         (false, true) => "changed",
@@ -203,7 +224,10 @@ async fn set(client: &Client, said: Set) -> Outcome {
 }
 
 async fn trigger(client: &Client, name: String) -> Outcome {
-    let (run, outcome, text) = match client.schedule_named(name).trigger().await? {
+    let change = Change::new("trigger_schedule", &name);
+    let schedule = client.schedule_named(name);
+    let triggered = change.made(client, async || Ok(schedule.trigger().await?));
+    let (run, outcome, text) = match triggered.await? {
         Triggered::Started(run) => (Some(run.id()), "started", format!("started {}", run.id())),
         Triggered::Skipped { by } => {
             let text = "skipped, because the last run has not ended";
@@ -214,9 +238,22 @@ async fn trigger(client: &Client, name: String) -> Outcome {
             (None, "queued", text.to_owned())
         }
     };
-    let run = run.map(|it| it.to_string());
-    say(json!({"run": run, "outcome": outcome}), &text);
+    let mut json = json!({"outcome": outcome});
+    if let Some(run) = run {
+        json["run"] = json!(run.to_string());
+    }
+    say(json, &text);
     Ok(Exit::Done)
+}
+
+/// As `--overlap` has it.
+fn overlap(overlap: Overlap) -> &'static str {
+    match overlap {
+        Overlap::Queue => "queue",
+        Overlap::Allow => "allow",
+        Overlap::CancelOld => "cancel-old",
+        _ => "skip",
+    }
 }
 
 fn spec(schedule: &ScheduleInfo) -> String {
@@ -247,7 +284,7 @@ fn show(schedule: ScheduleInfo) {
     fact("workflow", schedule.workflow.clone());
     fact("when", spec(&schedule));
     fact("next", next(&schedule));
-    fact("overlap", format!("{:?}", schedule.overlap).to_lowercase());
+    fact("overlap", overlap(schedule.overlap).to_owned());
     fact("input", schedule.input.to_string());
     for (name, value) in &schedule.tags {
         fact("tag", format!("{name}:{value}"));

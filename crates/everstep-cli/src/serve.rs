@@ -23,7 +23,12 @@ pub(crate) struct Serve {
     listen: String,
     /// A file with one token in each line, as `role name token`; roles are read, operate and admin.
     /// Instead of the token there may be its hash, as `sha256:..`.
-    #[arg(long, value_name = "FILE", env = "EVERSTEP_TOKENS")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "EVERSTEP_TOKENS",
+        hide_env_values = true
+    )]
     tokens: Option<PathBuf>,
     /// A name under which the server is reached; may be said several times.
     #[arg(long, value_name = "NAME")]
@@ -103,6 +108,11 @@ pub(crate) async fn until(listening: Listening, end: impl Future<Output = ()>) -
 pub(crate) async fn listen(server: Server, address: &str) -> Result<Listening, Trouble> {
     server.listen(address).await.map_err(|error| {
         let (exit, hint) = match error.kind() {
+            // It is not the system that refuses, but the server.
+            ErrorKind::PermissionDenied if error.raw_os_error().is_none() => (
+                Exit::Conflict,
+                "; `tokens create` makes one, `--tokens` reads them from a file",
+            ),
             ErrorKind::PermissionDenied => (Exit::Conflict, ""),
             ErrorKind::AddrInUse => (
                 Exit::Conflict,

@@ -6,6 +6,7 @@ use everstep::Client;
 use crate::{
     Exit,
     args::{Moment, Pair, Span, json},
+    audit::Change,
     output,
     runs::{ended, print_id},
     trouble::{Outcome, Trouble},
@@ -52,6 +53,10 @@ pub(crate) async fn run(client: &Client, said: Start, known: Option<&[(String, u
         (None, None) => newest_served(client, &said.workflow).await?,
         (version, Some(known)) => Some(version.unwrap_or(newest_known(known, &said.workflow)?)),
     };
+    let change = Change::new("start_run", "").detail(match &said.key {
+        Some(key) => format!("{}/{key}", said.workflow),
+        None => said.workflow.clone(),
+    });
     let mut start = client.start_json(&said.workflow, &input);
     if let Some(version) = version {
         start = start.version(version);
@@ -74,7 +79,7 @@ pub(crate) async fn run(client: &Client, said: Start, known: Option<&[(String, u
     for Pair(name, value) in said.tag {
         start = start.tag(name, value);
     }
-    let run = start.await?;
+    let run = change.made(client, async || Ok(start.await?)).await?;
     if !said.wait {
         print_id(&run);
         return Ok(Exit::Done);

@@ -6,6 +6,7 @@ use serde_json::{Value as Json, json};
 
 use crate::{
     Exit,
+    audit::Change,
     output::{Shown, Table, confirm, dim, is_json, note, plain, say, when},
     trouble::{Outcome, Trouble},
 };
@@ -43,7 +44,9 @@ pub(crate) async fn run(client: &Client, command: Tokens) -> Outcome {
     match command {
         Tokens::List => list(tokens.list().await?).print(),
         Tokens::Create(Create { name, role }) => {
-            let (info, secret) = tokens.create(name, role).await?;
+            let change = Change::new("create_token", &name).detail(role.to_string());
+            let created = change.made(client, async || Ok(tokens.create(name, role).await?));
+            let (info, secret) = created.await?;
             let mut json = json(&info);
             json["token"] = json!(secret.as_str());
             note("keep it safe: it is shown only now");
@@ -51,10 +54,15 @@ pub(crate) async fn run(client: &Client, command: Tokens) -> Outcome {
         }
         Tokens::Revoke(Revoke { name, yes }) => {
             confirm(&format!("Take the token `{name}` back?"), yes)?;
-            if !tokens.revoke(&name).await? {
+            let change = Change::new("revoke_token", &name);
+            let revoked = change.made(client, async || {
+                if tokens.revoke(&name).await? {
+                    return Ok(());
+                }
                 let text = format!("there is no token `{}`; it may be revoked", plain(&name));
-                return Err(Trouble::new(Exit::NotFound, text));
-            }
+                Err(Trouble::new(Exit::NotFound, text))
+            });
+            revoked.await?;
             say(json!({"revoked": name}), "it allows nothing any more");
         }
     }

@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use everstep::{Client, MigrateProgress, RunHandle, RunId};
+use everstep::{Client, ClientError, MigrateProgress, RunHandle, RunId};
 use serde_json::json;
 
 use crate::{
     Exit,
     args::{RunRef, Which},
-    output::{self, confirm, is_json, say},
+    audit::Change,
+    output::{self, confirm, is_json, many, say},
     progress::Progress,
     trouble::{Outcome, Trouble},
 };
@@ -81,7 +82,7 @@ async fn export_many(client: &Client, which: &Which, directory: &Path) -> Outcom
     progress.end();
     say(
         json!({"runs": runs, "bytes": bytes}),
-        &format!("{runs} runs, {bytes} bytes"),
+        &format!("{}, {bytes} bytes", many(runs, "run")),
     );
     Ok(Exit::Done)
 }
@@ -101,7 +102,18 @@ pub(crate) async fn import(client: &Client, said: Import) -> Outcome {
     for file in &said.files {
         let taken = async {
             let bytes = std::fs::read(file).map_err(|error| file_trouble(file, &error))?;
-            Ok::<_, Trouble>(client.import(bytes).await?.id().to_string())
+            let change = Change::new("import_run", file.display());
+            let run = change.made(client, async || {
+                let taken = client.import(bytes).await;
+                taken.map_err(|error| match error {
+                    ClientError::Decode { problem, .. } => {
+                        let text = format!("{}: {problem}; nothing was changed", file.display());
+                        Trouble::new(Exit::Failed, text)
+                    }
+                    other => other.into(),
+                })
+            });
+            Ok::<_, Trouble>(run.await?.id().to_string())
         };
         match taken.await {
             Ok(id) if is_json() => imported.push(id),
@@ -153,7 +165,17 @@ pub(crate) async fn migrate(said: Migrate) -> Outcome {
         })
         .await?;
     let (from, to, rows) = (moved.from, moved.to, moved.rows);
-    let text = format!("{rows} rows are in {to}; {from} is closed");
+    // The log has moved too, and the file is closed: where everything is now, it is said who did it.
+    if rows > 0 {
+        let client = Client::open(&said.to).await?;
+        let detail = format!("from {from}, {}", many(rows, "row"));
+        let change = Change::new("migrate", &to).detail(detail);
+        change.made(&client, async || Ok(())).await?;
+    }
+    let text = match rows {
+        0 => format!("everything is in {to} already; {from} is closed"),
+        rows => format!("{} moved to {to}; {from} is closed", many(rows, "row")),
+    };
     say(json!({"from": from, "to": to, "rows": rows}), &text);
     Ok(Exit::Done)
 }

@@ -32,8 +32,8 @@ impl Exit {
         self as u8
     }
 
-    /// As it is called in JSON.
-    fn word(self) -> &'static str {
+    /// As it is called in JSON and in the audit log.
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Exit::Done => "done",
             Exit::Failed => "failed",
@@ -78,6 +78,24 @@ impl Trouble {
         Trouble::new(Exit::Usage, text)
     }
 
+    /// The store cannot be used. An engine would try again; a command does not.
+    fn away(error: &StoreError) -> Trouble {
+        let (store, source, what) = match error {
+            StoreError::Io { store, source } => {
+                let what = "cannot be read or written; check its name, and whether it is up";
+                (store, source, what)
+            }
+            StoreError::Busy { store, source } => {
+                let what = "is busy: another process holds its write lock; try again";
+                (store, source, what)
+            }
+            StoreError::CannotOpen { store, source } => (store, source, "cannot be opened"),
+            _ => return Trouble::new(Exit::Unavailable, full(error)),
+        };
+        let cause = full(&**source);
+        Trouble::new(Exit::Unavailable, format!("{store} {what}: {cause}"))
+    }
+
     pub(crate) fn of(error: impl std::error::Error) -> Trouble {
         Trouble::new(Exit::Failed, full(&error))
     }
@@ -108,8 +126,11 @@ impl Trouble {
 impl From<ClientError> for Trouble {
     fn from(error: ClientError) -> Trouble {
         use ClientError as E;
+        if let E::Store(error) = &error {
+            return Trouble::away(error);
+        }
         let exit = match &error {
-            E::Store(_) | E::Closed => Exit::Unavailable,
+            E::Closed => Exit::Unavailable,
             E::UnknownRun { .. } | E::UnknownItem { .. } | E::UnknownSchedule { .. } => {
                 Exit::NotFound
             }
@@ -144,7 +165,7 @@ impl From<RunError> for Trouble {
 impl From<StartError> for Trouble {
     fn from(error: StartError) -> Trouble {
         let exit = match &error {
-            StartError::Store(_) => Exit::Unavailable,
+            StartError::Store(error) => return Trouble::away(error),
             _ => Exit::Failed,
         };
         Trouble::new(exit, full(&error))
@@ -153,14 +174,14 @@ impl From<StartError> for Trouble {
 
 impl From<StoreError> for Trouble {
     fn from(error: StoreError) -> Trouble {
-        Trouble::new(Exit::Unavailable, full(&error))
+        Trouble::away(&error)
     }
 }
 
 impl From<MigrateError> for Trouble {
     fn from(error: MigrateError) -> Trouble {
         let exit = match &error {
-            MigrateError::Store(_) => Exit::Unavailable,
+            MigrateError::Store(error) => return Trouble::away(error),
             MigrateError::Unsupported { .. } => Exit::Usage,
             MigrateError::InUse { .. } | MigrateError::NotEmpty { .. } => Exit::Conflict,
             _ => Exit::Failed,

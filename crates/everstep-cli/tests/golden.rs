@@ -50,6 +50,21 @@ fn runs_go_into_files_and_come_back() {
 }
 
 #[test]
+fn everything_moves_to_postgres() {
+    plays("migrate.txt");
+}
+
+#[test]
+fn changes_are_in_the_audit_log() {
+    plays("audit.txt");
+}
+
+#[test]
+fn completions_are_made_for_each_shell() {
+    plays("completions.txt");
+}
+
+#[test]
 fn operators_have_what_they_need() {
     plays("operators.txt");
 }

@@ -88,6 +88,13 @@ pub(crate) fn detail(action: &str, query: Option<&str>, body: &[u8]) -> String {
     }
 }
 
+/// Whether it only asks what a change would be made to.
+pub(crate) fn is_dry_run(action: &str, body: &[u8]) -> bool {
+    // A body that names the field twice is refused by the operation, whichever of them is seen here.
+    action == "change_runs"
+        && serde_json::from_slice::<Json>(body).is_ok_and(|said| said["dry_run"] == true)
+}
+
 /// What a change is made to: the names in its path.
 pub(crate) fn target(template: &str, path: &str) -> String {
     let skipped = path
@@ -136,6 +143,15 @@ mod tests {
         ] {
             assert_eq!(target(template, path), wanted);
         }
+    }
+
+    #[test]
+    fn only_a_bulk_change_can_be_a_dry_run() {
+        assert!(is_dry_run("change_runs", br#"{"dry_run": true}"#));
+        assert!(!is_dry_run("change_runs", br#"{"dry_run": false}"#));
+        assert!(!is_dry_run("change_runs", b"{}"));
+        assert!(!is_dry_run("change_runs", b""));
+        assert!(!is_dry_run("start_run", br#"{"dry_run": true}"#));
     }
 
     #[test]

@@ -497,7 +497,7 @@ async fn carried_out(
     let target = audit::target(operation.path, parts.uri.path());
     let detail = audit::detail(operation.name, parts.uri.query(), &body);
     let begun = match &who {
-        Some(who) if operation.is_change() => {
+        Some(who) if operation.is_change() && !audit::is_dry_run(operation.name, &body) => {
             let begun = app.audit.begin(who, operation.name, target, detail);
             Some(begun.await?)
         }

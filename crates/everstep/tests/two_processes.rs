@@ -141,6 +141,12 @@ async fn be_the_second_process(path: &str) {
                 let sent = client.as_ref().unwrap().send(run, "add", &add).await;
                 format!("{:?}", sent.unwrap())
             }
+            ["pause_and_resume", run] => {
+                let run = client.as_ref().unwrap().run::<u32>(run.parse().unwrap());
+                run.pause().await.unwrap();
+                run.resume().await.unwrap();
+                "resumed".to_owned()
+            }
             ["start", n] => {
                 let start = client.as_ref().unwrap().start(WAIT, n.parse().unwrap());
                 start.await.unwrap().id().to_string()
@@ -222,6 +228,28 @@ async fn a_run_started_by_a_process_without_an_engine_is_taken_up_at_once() {
         until_status(&handle, RunStatus::Sleeping).await;
         second.ask(&format!("send {run} 1"));
         assert_eq!(second.ask(&format!("result {run}")), "8");
+        engine.shutdown().await;
+    })
+    .await;
+}
+
+/// Seen with two commands one after the other: the run was in its owner's memory, at rest, when it was
+/// paused, and the owner looked only when it had been resumed. Then there was nothing for it to do, and
+/// the run stayed pending in the store until it had to leave memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_another_process_pauses_and_resumes_at_once_is_at_rest_again() {
+    let test = "a_run_that_another_process_pauses_and_resumes_at_once_is_at_rest_again";
+    two_processes(test, async |path, ledger, mut second| {
+        let engine = engine(path, ledger).start().await.unwrap();
+        second.ask("client");
+        let run = engine.client().start(WAIT, 7).await.unwrap();
+        until_status(&run, RunStatus::Sleeping).await;
+        for _ in 0..10 {
+            second.ask(&format!("pause_and_resume {}", run.id()));
+            until_status(&run, RunStatus::Sleeping).await;
+        }
+        second.ask(&format!("send {} 1", run.id()));
+        assert_eq!(run.result().await.unwrap(), 8);
         engine.shutdown().await;
     })
     .await;

@@ -144,15 +144,19 @@ pub(super) async fn fetch(ctx: Ctx, n: u64) -> Result<u64> {
 /// Has children, and waits for all of them.
 #[workflow]
 pub(super) async fn report(ctx: Ctx, parts: u64) -> Result<Vec<String>> {
-    let children = (0..parts).map(|part| ctx.child(parcel, part + 1));
-    ctx.join("parts", children.collect::<Vec<_>>()).await
+    ctx.map("parts", 1..=parts, async |ctx, part| {
+        ctx.child(parcel, part).await
+    })
+    .await
 }
 
 /// Has a queue do its work.
 #[workflow]
 pub(super) async fn album(ctx: Ctx, names: Vec<String>) -> Result<Vec<String>> {
-    let thumbs = names.iter().map(|name| ctx.enqueue(THUMBS, name));
-    ctx.join("thumbs", thumbs.collect::<Vec<_>>()).await
+    ctx.map("pictures", names, async |ctx, name| {
+        ctx.enqueue(THUMBS, &name).await
+    })
+    .await
 }
 
 async fn thumbnail(job: Job, name: String) -> Result<String> {

@@ -7,7 +7,8 @@ use serde_json::json;
 use crate::{
     Exit,
     args::{RunRef, Which},
-    output::{self, confirm, is_json, note, plain},
+    audit::Change,
+    output::{self, confirm, is_json, many as so_many, note, plain},
     progress::Progress,
     trouble::{Outcome, Trouble},
 };
@@ -51,7 +52,7 @@ impl Act {
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Act::Cancel => ("Cancel", "cancelled"),
-            Act::CancelWithRollback => ("Cancel and undo", "cancelled and undone"),
+            Act::CancelWithRollback => ("Cancel and undo", "cancelled with rollback"),
             Act::Pause => ("Pause", "paused"),
             Act::Resume => ("Resume", "resumed"),
             Act::Retry => ("Retry", "tried again"),
@@ -59,7 +60,27 @@ impl Act {
         }
     }
 
-    async fn to(self, run: &RunHandle) -> Result<(), Trouble> {
+    /// As the audit log and the HTTP API call it, for one run and for many.
+    fn actions(self) -> (&'static str, &'static str) {
+        match self {
+            Act::Cancel => ("cancel_run", "cancel"),
+            Act::CancelWithRollback => ("cancel_run", "cancel_with_rollback"),
+            Act::Pause => ("pause_run", "pause"),
+            Act::Resume => ("resume_run", "resume"),
+            Act::Retry => ("retry_run", "retry"),
+            Act::Delete => ("delete_run", "delete"),
+        }
+    }
+
+    async fn to(self, client: &Client, run: &RunHandle) -> Result<(), Trouble> {
+        let mut change = Change::new(self.actions().0, run.id());
+        if let Act::CancelWithRollback = self {
+            change = change.detail(json!({"rollback": true}).to_string());
+        }
+        change.made(client, async || self.done_to(run).await).await
+    }
+
+    async fn done_to(self, run: &RunHandle) -> Result<(), Trouble> {
         match self {
             Act::Cancel => _ = run.cancel().await?,
             Act::CancelWithRollback => _ = run.cancel().with_rollback().await?,
@@ -100,7 +121,7 @@ async fn change_each(client: &Client, many: Many, act: Act) -> Outcome {
     for named in &many.runs {
         let tried = async {
             let run = named.find(client).await?;
-            act.to(&run).await?;
+            act.to(client, &run).await?;
             Ok::<_, Trouble>(run.id().to_string())
         };
         match tried.await {
@@ -128,28 +149,38 @@ async fn change_all(client: &Client, many: Many, act: Act) -> Outcome {
     let met = client.bulk(filter.clone()).count().await?;
     let (verb, done) = act.words();
     if many.dry_run {
-        output::say(json!({"met": met}), &format!("{met} runs are meant"));
+        let text = format!("{} would be {done}", so_many(met, "run"));
+        output::say(json!({"met": met}), &text);
         return Ok(Exit::Done);
     }
-    confirm(&format!("{verb} {met} runs?"), many.yes)?;
+    confirm(&format!("{verb} {}?", so_many(met, "run")), many.yes)?;
     let progress = Progress::of(met, verb);
     let bulk = client
         .bulk(filter)
         .on_progress(move |report: &BulkReport| progress.is(report.met));
-    let report = match act {
-        Act::Cancel => bulk.cancel().await,
-        Act::CancelWithRollback => bulk.cancel_with_rollback().await,
-        Act::Pause => bulk.pause().await,
-        Act::Resume => bulk.resume().await,
-        Act::Retry => bulk.retry().await,
-        Act::Delete => bulk.delete().await,
-    };
-    let report = report.map_err(Trouble::of)?;
+    let detail = json!({"action": act.actions().1, "filter": many.which.json()});
+    let change = Change::new("change_runs", "").detail(detail.to_string());
+    let report = change.made_with(client, exit_of, async || {
+        let report = match act {
+            Act::Cancel => bulk.cancel().await,
+            Act::CancelWithRollback => bulk.cancel_with_rollback().await,
+            Act::Pause => bulk.pause().await,
+            Act::Resume => bulk.resume().await,
+            Act::Retry => bulk.retry().await,
+            Act::Delete => bulk.delete().await,
+        };
+        report.map_err(Trouble::of)
+    });
+    let report = report.await?;
     tell(&report, done);
-    Ok(match report.refused {
+    Ok(exit_of(&report))
+}
+
+fn exit_of(report: &BulkReport) -> Exit {
+    match report.refused {
         0 => Exit::Done,
         _ => Exit::Conflict,
-    })
+    }
 }
 
 fn tell(report: &BulkReport, done: &str) {

@@ -6,7 +6,7 @@ use everstep::{EntryStatus, RunHandle, RunInfo, RunStatus};
 use everstep_server::json;
 use serde_json::json;
 
-use super::show::status_word;
+use super::show::{in_order, status_word};
 use crate::{
     Exit,
     args::now,
@@ -45,7 +45,9 @@ pub(super) async fn run(run: RunHandle) -> Outcome {
 type Seen = HashMap<String, (EntryStatus, u32)>;
 
 async fn tell_history(run: &RunHandle, seen: &mut Seen) -> Result<(), Trouble> {
-    for entry in run.history().await? {
+    let mut history = run.history().await?;
+    in_order(&mut history);
+    for entry in history {
         let state = (entry.status, entry.attempts);
         if seen.insert(entry.location.clone(), state) == Some(state) {
             continue;
@@ -59,7 +61,10 @@ async fn tell_history(run: &RunHandle, seen: &mut Seen) -> Result<(), Trouble> {
             _ => String::new(),
         };
         let (location, status) = (&entry.location, status_word(entry.status));
-        let line = plain(&format!("{}  {location}  {status}{why}", now()));
+        let failed_at = entry.errors.last().map(|error| error.at);
+        let at = entry.completed_at.or(failed_at).or(entry.started_at);
+        let at = at.unwrap_or(entry.created_at);
+        let line = plain(&format!("{at}  {location}  {status}{why}"));
         Shown::Text(format!("{line}\n")).print_one_of_many();
     }
     Ok(())

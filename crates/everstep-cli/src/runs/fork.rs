@@ -7,6 +7,7 @@ use super::print_id;
 use crate::{
     Exit,
     args::{Pair, RunRef, json},
+    audit::Change,
     trouble::{Outcome, Trouble},
 };
 
@@ -35,8 +36,11 @@ pub(crate) struct Fork {
 }
 
 pub(super) async fn run(client: &Client, said: Fork) -> Outcome {
-    let mut fork = said.run.find(client).await?.fork();
+    let run = said.run.find(client).await?;
+    let mut change = Change::new("fork_run", run.id());
+    let mut fork = run.fork();
     if let Some(from) = said.from {
+        change = change.detail(format!("from {from}"));
         fork = fork.from(from);
     }
     if let Some(input) = said.input {
@@ -57,6 +61,7 @@ pub(super) async fn run(client: &Client, said: Fork) -> Outcome {
     for Pair(name, value) in said.tag {
         fork = fork.tag(name, value);
     }
-    print_id(&fork.start().await?);
+    let forked = change.made(client, async || Ok(fork.start().await?));
+    print_id(&forked.await?);
     Ok(Exit::Done)
 }

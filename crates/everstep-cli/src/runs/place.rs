@@ -5,7 +5,7 @@ use everstep::{Client, Evicted, Moved};
 use serde_json::json;
 
 use super::One;
-use crate::{Exit, args::RunRef, output::say, trouble::Outcome};
+use crate::{Exit, args::RunRef, audit::Change, output::say, trouble::Outcome};
 
 #[derive(Debug, Args)]
 pub(crate) struct Move {
@@ -17,7 +17,9 @@ pub(crate) struct Move {
 
 pub(super) async fn go(client: &Client, said: Move) -> Outcome {
     let run = said.run.find(client).await?;
-    let (word, text) = match run.move_to(&said.pool).await? {
+    let change = Change::new("move_run", run.id()).detail(json!({"pool": said.pool}).to_string());
+    let moved = change.made(client, async || Ok(run.move_to(&said.pool).await?));
+    let (word, text) = match moved.await? {
         Moved::Done => ("done", "moved"),
         Moved::Already => ("already", "it is there already"),
         _ => (
@@ -31,7 +33,9 @@ pub(super) async fn go(client: &Client, said: Move) -> Outcome {
 
 pub(super) async fn evict(client: &Client, said: One) -> Outcome {
     let run = said.run.find(client).await?;
-    let (word, text) = match run.evict().await? {
+    let change = Change::new("evict_run", run.id());
+    let evicted = change.made(client, async || Ok(run.evict().await?));
+    let (word, text) = match evicted.await? {
         Evicted::Done => ("done", "it is out of memory"),
         Evicted::Cold => ("cold", "it is in nobody's memory"),
         Evicted::Soon => ("soon", "it leaves memory when it next waits"),

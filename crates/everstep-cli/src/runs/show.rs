@@ -1,5 +1,7 @@
 //! `runs show`: a run with what it has done.
 
+use std::collections::HashMap;
+
 use clap::Args;
 use everstep::{Client, EntryStatus, HistoryEntry, RunHandle, RunInfo, UnreadMessage};
 use everstep_server::json;
@@ -40,7 +42,7 @@ fn message(it: &UnreadMessage) -> Json {
 
 async fn show(run: &RunHandle) -> Result<Shown, Trouble> {
     let info = run.info().await?;
-    let history = run.history().await?;
+    let mut history = run.history().await?;
     let state = run.state_json().await?;
     let children = run.children().limit(MANY).await?.runs;
     let unread = run.inbox(MANY).await?;
@@ -63,7 +65,8 @@ async fn show(run: &RunHandle) -> Result<Shown, Trouble> {
     let mut text = facts.text("");
     if !history.is_empty() {
         text += "\n";
-        text += &steps(&history).text("");
+        in_order(&mut history);
+        text += &steps(&history, !info.status.is_terminal()).text("");
     }
     if !children.is_empty() {
         let mut table = Table::new(["CHILD", "WORKFLOW", "STATUS", "STARTED"]);
@@ -131,7 +134,31 @@ fn facts(info: &RunInfo) -> Table {
     facts
 }
 
-fn steps(history: &[HistoryEntry]) -> Table {
+/// As it has happened, with everything after what it is a part of. What has no number has not ended.
+pub(super) fn in_order(history: &mut [HistoryEntry]) {
+    // The first that has ended in each.
+    let mut first: HashMap<&str, u64> = HashMap::new();
+    for entry in &*history {
+        let Some(number) = entry.number else { continue };
+        let mut location = Some(&*entry.location);
+        while let Some(part) = location {
+            let first = first.entry(part).or_insert(number);
+            *first = number.min(*first);
+            location = part.rsplit_once('/').map(|(outer, _)| outer);
+        }
+    }
+    let of = |entry: &HistoryEntry| first.get(&*entry.location).copied();
+    let numbers: Vec<_> = history.iter().map(of).collect();
+    let place = |(entry, number): (&HistoryEntry, Option<u64>)| {
+        let depth = entry.location.matches('/').count();
+        let place = (number.unwrap_or(u64::MAX), depth, entry.created_at);
+        (entry.location.clone(), place)
+    };
+    let places: HashMap<String, _> = history.iter().zip(numbers).map(place).collect();
+    history.sort_by_key(|entry| places.get(&entry.location).copied());
+}
+
+fn steps(history: &[HistoryEntry], is_live: bool) -> Table {
     let mut table = Table::new(["STEP", "KIND", "STATUS", "ATTEMPTS", "TOOK", "GAVE"]);
     for entry in history {
         let took = match (entry.started_at, entry.completed_at) {
@@ -142,7 +169,11 @@ fn steps(history: &[HistoryEntry]) -> Table {
             (_, Some(failure), _) => failure.message.clone(),
             (Some(value), _, _) => value.to_string(),
             (None, None, Some(error)) => error.message.clone(),
-            (None, None, None) => entry.wake_at.map(when).unwrap_or_default(),
+            (None, None, None) => {
+                let waits = is_live && entry.status == EntryStatus::Waiting;
+                let wakes = entry.wake_at.filter(|_| waits);
+                wakes.map(when).unwrap_or_default()
+            }
         };
         table.row([
             entry.location.clone().into(),

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used)]
 
+#[cfg(unix)]
+pub(crate) mod process;
 pub(crate) mod script;
 pub(crate) mod seed;
 pub(crate) mod words;
@@ -92,5 +94,6 @@ pub(crate) fn plain(command: &mut Command) {
     ] {
         command.env_remove(name);
     }
-    command.stdin(Stdio::null());
+    // The name by which the audit log knows who it was.
+    command.env("USER", "night-shift").stdin(Stdio::null());
 }

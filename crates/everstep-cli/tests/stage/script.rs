@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Lines after a command are what it prints; those after `!` go to standard error; `?` is the exit code
-//! if it is not 0. A line that begins with `%` is an act of the test itself, see [`super::seed`]. One file
+//! if it is not 0. Of a command that ends with `| head 3` only so many lines are kept. A line that begins
+//! with `%` is an act of the test itself, see [`super::seed`]; lines after `##` are for readers. One file
 //! holds for both stores. `EVERSTEP_GOLDEN=update` writes the files anew, from SQLite.
 
 use std::{fmt::Write as _, path::PathBuf};
@@ -55,7 +56,7 @@ fn play(place: &Place, golden: &str) -> String {
         } else if let Some(command) = line.strip_prefix("$ everstep") {
             let _ = write!(said, "\n{line}\n");
             said += &output_of(&mut seed, command);
-        } else if line.starts_with('#') {
+        } else if line.starts_with("## ") {
             let _ = writeln!(said, "{line}");
         }
     }
@@ -66,8 +67,14 @@ fn play(place: &Place, golden: &str) -> String {
 
 fn output_of(seed: &mut Seed<'_>, command: &str) -> String {
     let command = seed.words.spelled_out(command);
-    let output = seed.place.everstep(&arguments(&command));
-    let mut said = seed.words.told(&String::from_utf8_lossy(&output.stdout));
+    let (command, most) = match command.split_once(" | head ") {
+        Some((command, most)) => (command, most.parse().unwrap()),
+        None => (&*command, usize::MAX),
+    };
+    let output = seed.place.everstep(&arguments(command));
+    let out = String::from_utf8_lossy(&output.stdout);
+    let out: String = out.split_inclusive('\n').take(most).collect();
+    let mut said = seed.words.told(&out);
     let errors = seed.words.told(&String::from_utf8_lossy(&output.stderr));
     for line in errors.lines() {
         let _ = writeln!(said, "! {line}");

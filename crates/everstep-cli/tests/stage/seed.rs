@@ -54,6 +54,19 @@ async fn invoice(ctx: Ctx, (): ()) -> Result<u64> {
 }
 
 #[workflow]
+async fn tour(ctx: Ctx, stops: u64) -> Result<String> {
+    ctx.step("pack", async || Ok(())).await?;
+    ctx.repeat("drive", 1, async |ctx, stop: u64| {
+        ctx.step("look around", async move || Ok(stop)).await?;
+        if stop < stops {
+            return Ok(ControlFlow::Continue(stop + 1));
+        }
+        ctx.listen::<String>("home").await.map(ControlFlow::Break)
+    })
+    .await
+}
+
+#[workflow]
 async fn parent(ctx: Ctx, (): ()) -> Result<String> {
     ctx.child(listen, ()).await
 }
@@ -94,6 +107,9 @@ impl<'a> Seed<'a> {
     /// - `wait <word> <status>`: waits until a run has this status.
     /// - `pause <word>`, `cancel <word>`.
     /// - `token <word>`: lets `[token]` stand for the token of a run.
+    /// - `file <name>`: makes a SQLite file with a run that has ended and one that sleeps.
+    /// - `foreign <name>`: makes a SQLite file of somebody else's. `text <name>`: makes one of text.
+    /// - `postgres`: lets `[postgres]` stand for the URL of an empty schema, and `[schema]` for its name.
     /// - `break`: leaves a row that belongs to no run.
     /// - `put <input> <state>`: puts an item into the queue, and waits until it has this state.
     pub(crate) fn act(&mut self, line: &str) {
@@ -112,6 +128,20 @@ impl<'a> Seed<'a> {
                 ["token", word] => {
                     let token = self.run(word).state::<Token>("token").await.unwrap();
                     self.words.add("token", token.unwrap().as_str());
+                }
+                ["file", name] => self.make_file(name).await,
+                ["foreign", name] => {
+                    let file = everstep::rusqlite::Connection::open(self.place.file(name));
+                    file.unwrap()
+                        .execute_batch("CREATE TABLE users (name)")
+                        .unwrap();
+                }
+                ["text", name] => std::fs::write(self.place.file(name), "some words\n").unwrap(),
+                ["postgres"] => {
+                    let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
+                    let (_, schema) = url.split_once("?schema=").expect("a schema of its own");
+                    self.words.add("schema", schema);
+                    self.words.add("postgres", url);
                 }
                 ["break"] => self.place.execute(ORPHAN).await,
                 ["put", input, state] => self.put(input, state).await,
@@ -134,6 +164,7 @@ impl<'a> Seed<'a> {
             .register(ask)
             .register(invoice)
             .register(parent)
+            .register(tour)
             .work(MAIL, 1, deliver)
             .start()
             .await
@@ -144,6 +175,26 @@ impl<'a> Seed<'a> {
             self.words.add("runner", runner.name);
         }
         self.engine = Some(engine);
+    }
+
+    async fn make_file(&mut self, name: &str) {
+        let engine = Engine::open(self.place.file(name))
+            .register(greet)
+            .register(nap)
+            .start()
+            .await
+            .unwrap();
+        let client = engine.client();
+        let done = client.start(greet, "ada".to_owned()).key("old-1");
+        let done = done.await.unwrap();
+        done.result().await.unwrap();
+        self.words.add("old", done.id().to_string());
+        let asleep = client.start(nap, 3).key("old-2").await.unwrap();
+        while asleep.status().await.unwrap() != RunStatus::Sleeping {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        self.words.add("old-asleep", asleep.id().to_string());
+        engine.shutdown().await;
     }
 
     async fn stop_engine(&mut self) {

@@ -49,6 +49,8 @@ impl Words {
         }
         let told = replaced(&told, time_at, "[time]");
         let told = replaced(&told, secret_at, "[secret]");
+        let told = replaced(&told, port_at, "0.0.0.0:[port]");
+        let told = without_sizes(told);
         let lines = told.lines().map(without_spans);
         lines.map(|line| line + "\n").collect()
     }
@@ -105,7 +107,41 @@ fn secret_at(text: &str) -> Option<usize> {
     let rest = text.strip_prefix("evs_")?;
     let is_part = |it: char| it.is_ascii_alphanumeric() || it == '-' || it == '_';
     let end = rest.find(|it| !is_part(it)).unwrap_or(rest.len());
-    (end == 43).then_some("evs_".len() + end)
+    (end == 64).then_some("evs_".len() + end)
+}
+
+/// Sizes in bytes as `[n]`: a time takes more bytes or fewer.
+fn without_sizes(text: String) -> String {
+    let digits = |text: &str| {
+        text.len()
+            - text
+                .trim_start_matches(|it: char| it.is_ascii_digit())
+                .len()
+    };
+    let mut text = text;
+    for name in ["\"size\": ", "\"size\":", "\"bytes\": "] {
+        let length_at = |text: &str| {
+            let found = text.strip_prefix(name).map(digits);
+            found.filter(|it| *it > 0).map(|it| name.len() + it)
+        };
+        text = replaced(&text, length_at, &format!("{name}[n]"));
+    }
+    let length_at = |text: &str| {
+        let found = digits(text);
+        (found > 0 && text[found..].starts_with(" bytes")).then_some(found)
+    };
+    replaced(&text, length_at, "[n]")
+}
+
+/// How long the address is with which this begins, if the system has chosen its port.
+fn port_at(text: &str) -> Option<usize> {
+    let rest = text
+        .strip_prefix("0.0.0.0:")
+        .filter(|it| !it.starts_with('0'))?;
+    let end = rest
+        .find(|it: char| !it.is_ascii_digit())
+        .unwrap_or(rest.len());
+    (end > 0).then_some("0.0.0.0:".len() + end)
 }
 
 /// Lengths of time as `[span]`, and columns two spaces apart, because spans have several widths.
@@ -114,9 +150,8 @@ fn without_spans(line: &str) -> String {
     let (indent, line) = line.split_at(indented);
     let mut words: Vec<String> = Vec::new();
     for word in line.split(' ') {
-        let is_span = is_span(word.trim_matches(['(', ')', ',', ';']));
-        let said = match is_span {
-            true => word.replace(word.trim_matches(['(', ')', ',', ';']), "[span]"),
+        let said = match is_span(bare(word)) {
+            true => word.replace(bare(word), "[span]"),
             false => word.to_owned(),
         };
         let again =
@@ -130,6 +165,16 @@ fn without_spans(line: &str) -> String {
         }
     }
     format!("{indent}{}", words.join(" ").trim_end())
+}
+
+/// A word without what is around it: brackets, and colours.
+fn bare(word: &str) -> &str {
+    let word = word.trim_matches(['(', ')', ',', ';']);
+    let word = match word.split_once('m') {
+        Some((colour, rest)) if colour.starts_with('\x1b') => rest,
+        _ => word,
+    };
+    word.split('\x1b').next().unwrap_or(word)
 }
 
 /// Whether it is `<1ms`, `250ms`, `1.5s`, `2m`, ..
@@ -151,6 +196,10 @@ mod tests {
                     01a1e31b-1d59-7590-8241-3c1d14f48fde since 2026-11-16T06:25:33.123Z (1.5s ago)";
         let told = "[done]  [span]  x\n[new-1] since [time] ([span] ago)\n";
         assert_eq!(words.told(text), told);
+        assert_eq!(
+            words.told("a: 165 bytes, \"size\": 85"),
+            "a: [n] bytes, \"size\": [n]\n"
+        );
         let id = words.spelled_out("[new-1]");
         assert_eq!(id, "01a1e31b-1d59-7590-8241-3c1d14f48fde");
     }

@@ -218,6 +218,13 @@ async fn runs_are_found_page_by_page_and_by_what_they_have() {
     assert_eq!(world.done("/runs/bulk", dry).await["met"], json!(2));
     assert_eq!(world.done("/runs/bulk", bulk).await["done"], json!(2));
     assert_eq!(world.get("/runs/counts").await["total"], json!(3));
+    // What was only asked about is no change.
+    let log = world.get("/audit").await;
+    let entries = log["entries"].as_array().unwrap().iter();
+    let bulk = entries.filter(|it| it["action"] == json!("change_runs"));
+    let details: Vec<_> = bulk.map(|it| text(&it["detail"])).collect();
+    assert_eq!(details.len(), 1, "{details:?}");
+    assert!(!details[0].contains("dry_run"), "{details:?}");
     world.end().await;
 }
 

@@ -809,6 +809,13 @@ impl Worker {
             self.remove(slot);
             return self.load(run);
         }
+        let is_due = row.available_at.is_some_and(|at| at <= self.env.now.get());
+        if row.status == RunStatus::Pending && is_due && task.hot.is_some() {
+            // It was put to rest here, and the store has it as one that begins: somebody has paused and
+            // resumed it before this look. Nobody else would put its row right, so it is read anew.
+            self.remove_parked(slot);
+            return self.load(run);
+        }
         let news: Vec<_> = inbox
             .into_iter()
             .filter(|message| message.seq > task.run.inbox_seen())

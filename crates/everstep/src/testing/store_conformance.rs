@@ -69,8 +69,9 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
 }
 
 use import::{
-    an_import_beside_its_id_or_key_changes_nothing, an_imported_run_has_everything_it_had,
-    an_imported_run_that_was_in_memory_is_due, paused_runs_are_paged_by_number,
+    a_deleted_run_comes_back_by_an_import, an_import_beside_its_id_or_key_changes_nothing,
+    an_imported_run_has_everything_it_had, an_imported_run_that_was_in_memory_is_due,
+    paused_runs_are_paged_by_number,
 };
 
 /// Runs every check on a fresh, empty store from `make`, several at a time.
@@ -1063,6 +1064,7 @@ const CHECKS: &[(&str, Check)] = checks![
     an_imported_run_has_everything_it_had,
     an_imported_run_that_was_in_memory_is_due,
     an_import_beside_its_id_or_key_changes_nothing,
+    a_deleted_run_comes_back_by_an_import,
     paused_runs_are_paged_by_number,
     a_place_that_is_free_is_given_at_once,
     a_place_that_is_given_back_is_the_next_ones_in_the_same_batch,

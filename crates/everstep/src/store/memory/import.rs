@@ -12,7 +12,8 @@ impl Data {
     pub(super) fn import(&mut self, imported: &ImportedRun, now: Timestamp) -> Outcome {
         let row = &imported.row;
         let no = row.id.no();
-        if self.runs.contains_key(&no) {
+        // What a deleted run of this number has left will be swept, and nothing else must be.
+        if self.runs.contains_key(&no) || self.graves.contains(&no) {
             return Outcome::Imported(Imported::IdTaken);
         }
         let key = row.key.clone().map(|key| (Arc::clone(&row.workflow), key));
@@ -21,7 +22,10 @@ impl Data {
         }
         let head = rules::import(row, self.pools.no(&row.pool), now);
         let available_at = head.available_at;
-        key.map(|key| self.keys.insert(key, no));
+        if let Some(key) = key {
+            self.tombstones.remove(&key);
+            self.keys.insert(key, no);
+        }
         available_at.map(|at| self.due.insert((at, no)));
         let run = Run {
             head,

@@ -13,14 +13,16 @@ impl Applier<'_> {
     pub(super) fn import(&mut self, imported: &ImportedRun) -> rusqlite::Result<Outcome> {
         let row = &imported.row;
         let no = row.id.no();
-        if self.head(no)?.is_some() {
+        // What a deleted run of this number has left will be swept, and nothing else must be.
+        if self.head(no)?.is_some() || self.is_grave(no)? {
             return Ok(Outcome::Imported(Imported::IdTaken));
         }
         if let Some(key) = &row.key {
             if let Some(run) = find_key(self.conn, &row.workflow, key)? {
                 return Ok(Outcome::Imported(Imported::KeyTaken { run }));
             }
-            let sql = "INSERT INTO keys (workflow, key, run) VALUES (?1, ?2, ?3)";
+            // In the place of a key that is kept of a deleted run.
+            let sql = "INSERT OR REPLACE INTO keys (workflow, key, run) VALUES (?1, ?2, ?3)";
             self.execute(sql, params![&*row.workflow, key, no.0])?;
         }
         let pool = self.pool_no(&row.pool)?;
