@@ -16,6 +16,8 @@ pub(crate) mod effects;
 pub(crate) mod events;
 pub(crate) mod letters;
 pub(crate) mod limits;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod listing;
 pub(crate) mod overview;
 pub(crate) mod pools;
 pub(crate) mod queues;
