@@ -83,6 +83,7 @@ struct Inner {
     /// Whether the server ends: what is told while it happens ends then, too.
     closing: watch::Sender<bool>,
     metrics: metrics::Kept,
+    counter: live::Counter,
 }
 
 /// A handle on it.
@@ -197,6 +198,7 @@ impl Server {
             ),
             limits: self.limits,
             audit: audit::Audit::new(self.client.clone()),
+            counter: live::Counter::new(self.client.clone()),
             client: self.client,
             keys: once::Keys::default(),
             closing: watch::Sender::new(false),

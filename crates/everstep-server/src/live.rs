@@ -13,7 +13,7 @@ use axum::response::{
     IntoResponse, Response,
     sse::{Event, KeepAlive, Sse},
 };
-use everstep::{Client, ClientError, Filter, RunHandle, RunInfo, RunStatus, Timestamp};
+use everstep::{ClientError, Filter, RunHandle, RunInfo, RunStatus, Timestamp};
 use futures_util::{Stream, stream};
 use serde::Serialize;
 use serde_json::json;
@@ -28,8 +28,10 @@ use crate::{
     },
 };
 
+mod counter;
 mod history;
 
+pub(crate) use counter::Counter;
 use history::Follower;
 
 /// How long it is waited at least between two looks.
@@ -43,19 +45,6 @@ const AHEAD: usize = 16;
 
 /// How many runs are named in one event.
 const CHANGED_MAX: usize = 100;
-
-/// How many runs there are of each status.
-pub(crate) async fn counts(client: &Client, filter: Filter) -> Result<Counts, ClientError> {
-    let found = client.count_by_status(filter).await?;
-    let mut counts = Counts {
-        total: found.total(),
-        ..Counts::default()
-    };
-    for (status, count) in found.iter() {
-        *counts.counts.of(status) += count;
-    }
-    Ok(counts)
-}
 
 /// Where a task says what it has seen.
 struct Listener {
@@ -171,13 +160,13 @@ fn changed<'a>(before: &'a Newest, now: &'a Newest) -> Vec<&'a String> {
 
 /// Tells how many runs there are, and which of the newest have changed.
 pub(crate) fn runs(app: App, filter: Filter) -> Response {
-    let client = app.client.clone();
+    let (client, counter) = (app.client.clone(), app.counter.clone());
     listening(&app, move |listener| async move {
         let mut counted: Option<Counts> = None;
         let mut seen: Option<Newest> = None;
         loop {
             let looked = Instant::now();
-            let now = match counts(&client, filter.clone()).await {
+            let now = match counter.count(&filter).await {
                 Ok(now) => now,
                 Err(error) => {
                     listener.trouble(error).await?;

@@ -12,16 +12,20 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 use everstep_pg::Instance;
 
+mod api;
 mod at_scale;
 mod bare;
 mod cluster;
 mod directory;
+mod http;
 mod line;
+mod list_at_scale;
 mod one_run;
 mod parked;
 mod postgres;
 mod process;
 mod raw;
+mod seed;
 mod throughput;
 mod together;
 
@@ -61,6 +65,8 @@ const BENCHES: &[Bench] = &[
     bench("children", together::children),
     bench("queue", together::queue),
     bench("schedule", together::schedule),
+    bench("api", api::api),
+    bench("list_at_scale", list_at_scale::list_at_scale),
     on_postgres("cluster", cluster::cluster),
     on_postgres("takeover", cluster::takeover),
     on_postgres("remote_start", cluster::remote_start),

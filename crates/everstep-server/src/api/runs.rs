@@ -156,7 +156,7 @@ async fn these(app: &App, ids: &str) -> Answered<RunList> {
 }
 
 async fn counts(State(app): State<App>, Query(said): Query<RunFilter>) -> Answered<Counts> {
-    Ok(Answer(live::counts(&app.client, filter(said)?).await?))
+    Ok(Answer(app.counter.count(&filter(said)?).await?))
 }
 
 async fn updates(

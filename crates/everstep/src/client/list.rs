@@ -10,8 +10,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// What a filter is made of. Workflow, status and end are found by an index, tags and (together
-/// with the workflow) keys, too; the rest is looked at run by run.
+/// What a filter is made of. Ids, tags, keys, workflow, status and end are found by an index; when a run
+/// was started and its version are looked at run by run.
 impl Filter {
     /// All runs.
     pub fn new() -> Filter {

@@ -15,7 +15,7 @@ impl Filter {
         self.statuses.is_empty() || self.statuses.contains(&status)
     }
 
-    /// Whether what matches can be counted by the indexes over statuses and workflows.
+    /// Whether what matches can be counted by the indexes over statuses, workflows and ends.
     #[cfg_attr(
         not(any(feature = "sqlite", feature = "postgres")),
         expect(dead_code, reason = "there is an index only in a database")
@@ -24,6 +24,8 @@ impl Filter {
         let rest = Filter {
             statuses: Vec::new(),
             workflow: None,
+            finished_from: None,
+            finished_before: None,
             ..self.clone()
         };
         rest == Filter::default()

@@ -52,6 +52,7 @@ mod known;
 mod lent;
 mod letters;
 mod limits;
+mod listing;
 mod locks;
 #[cfg(feature = "sqlite")]
 pub(crate) mod moving;
@@ -842,7 +843,7 @@ impl Store for PostgresStore {
         after: Option<RunNo>,
         limit: usize,
     ) -> Result<Vec<RunRow>, StoreError> {
-        self.read(|session| reads::list(session, filter, after, limit))
+        self.read(|session| listing::list(session, filter, after, limit))
     }
 
     fn find(
@@ -851,7 +852,7 @@ impl Store for PostgresStore {
         after: Option<RunNo>,
         limit: usize,
     ) -> Result<Vec<RunId>, StoreError> {
-        self.read(|session| reads::find(session, filter, after, limit))
+        self.read(|session| listing::find(session, filter, after, limit))
     }
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {

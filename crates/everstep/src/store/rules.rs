@@ -17,6 +17,8 @@ pub(crate) mod events;
 pub(crate) mod letters;
 pub(crate) mod limits;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod listing;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) mod mends;
 pub(crate) mod overview;
 pub(crate) mod pools;

@@ -36,6 +36,7 @@ mod events;
 mod file;
 mod letters;
 mod limits;
+mod listing;
 mod moved;
 #[cfg(feature = "postgres")]
 pub(crate) mod moving;
@@ -367,7 +368,7 @@ impl Store for SqliteStore {
         after: Option<RunNo>,
         limit: usize,
     ) -> Result<Vec<RunRow>, StoreError> {
-        self.read(|conn| reads::list(conn, filter, after, limit))
+        self.read(|conn| listing::list(conn, filter, after, limit))
     }
 
     fn find(
@@ -376,7 +377,7 @@ impl Store for SqliteStore {
         after: Option<RunNo>,
         limit: usize,
     ) -> Result<Vec<RunId>, StoreError> {
-        self.read(|conn| reads::find(conn, filter, after, limit))
+        self.read(|conn| listing::find(conn, filter, after, limit))
     }
 
     fn finished_before(

@@ -36,6 +36,7 @@ mod differential;
 mod drawn;
 mod events;
 mod import;
+mod listing;
 mod operators;
 mod overview;
 mod pools;
@@ -53,6 +54,7 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = checks.chain(control::CHECKS).chain(deferreds::CHECKS);
     let checks = checks
         .chain(children::CHECKS)
+        .chain(listing::CHECKS)
         .chain(operators::CHECKS)
         .chain(pools::CHECKS)
         .chain(overview::CHECKS)

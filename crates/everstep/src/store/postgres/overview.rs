@@ -18,6 +18,7 @@ use crate::{
         Filter, QueueRow, STATS_SAMPLE, StatsRange, StatsRow, StatusCounts,
         rules::overview::{Durations, duration_ms},
     },
+    time::Timestamp,
 };
 
 pub(super) fn unread(
@@ -145,46 +146,70 @@ fn count_by_index(
         workflows.clear();
     }
     let ended = "SELECT ended.code, (SELECT count(*) FROM runs WHERE workflow = asked.workflow \
-                 AND status = ended.code AND finished_at IS NOT NULL) \
+                 AND status = ended.code AND finished_at IS NOT NULL \
+                 AND finished_at >= $2 AND finished_at < $3) \
                  FROM unnest($1::text[]) AS asked (workflow) \
                  CROSS JOIN (VALUES (5::bigint), (6), (7)) AS ended (code)";
-    // Every run that has not ended is in exactly one of these.
-    let parts = [
-        "status IN (1, 3)",
-        "available_at IS NOT NULL AND status IN (0, 2, 4)",
-        "status IN (2, 4) AND available_at IS NULL",
-    ];
+    let from = filter.finished_from.map_or(i64::MIN, Timestamp::as_millis);
+    let before = filter
+        .finished_before
+        .map_or(i64::MAX, Timestamp::as_millis);
     let mut params = vec![Value::Texts(workflows)];
-    let of_workflow = match &filter.workflow {
-        Some(workflow) => {
-            params.push(Value::Text(Some(workflow.clone())));
-            " AND workflow = $2"
-        }
-        None => "",
-    };
-    let parts = parts.map(|condition| {
-        format!("SELECT status, count(*) FROM runs WHERE {condition}{of_workflow} GROUP BY 1")
-    });
-    let sql = format!("{ended} UNION ALL {}", parts.join(" UNION ALL "));
-    session.rows(sql, params, |row| {
+    params.extend([from, before].map(|at| Value::Int(Some(at))));
+    let mut parts = vec![ended.to_owned()];
+    if filter.finished_from.is_none() && filter.finished_before.is_none() {
+        let of_workflow = match &filter.workflow {
+            Some(workflow) => {
+                params.push(Value::Text(Some(workflow.clone())));
+                " AND workflow = $4"
+            }
+            None => "",
+        };
+        parts.extend(LIVE.map(|(_, condition)| {
+            format!("SELECT status, count(*) FROM runs WHERE {condition}{of_workflow} GROUP BY 1")
+        }));
+    }
+    session.rows(parts.join(" UNION ALL "), params, |row| {
         Ok((columns::status(row, 0)?, columns::number(row, 1)?))
     })
 }
 
-const ENDED: [RunStatus; 3] = [
+/// Every run that has not ended is in exactly one of these: the statuses of what is in an index, and
+/// how it is asked for.
+pub(super) const LIVE: [(&[u8], &str); 3] = [
+    (&[1, 3], "status IN (1, 3)"),
+    (
+        &[0, 2, 4],
+        "available_at IS NOT NULL AND status IN (0, 2, 4)",
+    ),
+    (&[2, 4], "status IN (2, 4) AND available_at IS NULL"),
+];
+
+pub(super) const ENDED: [RunStatus; 3] = [
     RunStatus::Completed,
     RunStatus::Failed,
     RunStatus::Cancelled,
 ];
 
 /// The workflows of which a run has ended: one look into the index for each.
-fn workflows(session: &Session<'_>) -> Result<Vec<Option<String>>, Trouble> {
-    let sql = "WITH RECURSIVE names (workflow) AS ((SELECT workflow FROM runs \
-               WHERE finished_at IS NOT NULL ORDER BY workflow LIMIT 1) UNION ALL \
-               SELECT (SELECT workflow FROM runs WHERE finished_at IS NOT NULL \
-               AND workflow > names.workflow ORDER BY workflow LIMIT 1) \
-               FROM names WHERE names.workflow IS NOT NULL) \
-               SELECT workflow FROM names WHERE workflow IS NOT NULL";
+pub(super) fn workflows(session: &Session<'_>) -> Result<Vec<Option<String>>, Trouble> {
+    names(session, "runs", "finished_at IS NOT NULL")
+}
+
+/// The workflows in a table: one look into an index of it for each.
+pub(super) fn names(
+    session: &Session<'_>,
+    table: &str,
+    condition: &str,
+) -> Result<Vec<Option<String>>, Trouble> {
+    let sql = format!(
+        "WITH RECURSIVE names (workflow) AS ((SELECT workflow FROM {table} \
+         WHERE {condition} ORDER BY workflow LIMIT 1) UNION ALL \
+         SELECT (SELECT workflow FROM {table} WHERE {condition} \
+         AND workflow > names.workflow ORDER BY workflow LIMIT 1) \
+         FROM names WHERE names.workflow IS NOT NULL) \
+         SELECT workflow FROM names WHERE workflow IS NOT NULL"
+    );
     session.rows(sql, Vec::new(), |row| row.get::<String>(0).map(Some))
 }
 

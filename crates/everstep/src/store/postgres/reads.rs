@@ -5,11 +5,12 @@ use uuid::Uuid;
 use super::{
     columns, control,
     error::Trouble,
+    listing, overview,
     session::{Op, Session},
     value::{Row, Value, params},
 };
 use crate::{
-    run_id::{RunId, RunNo},
+    run_id::RunNo,
     store::{rules, *},
     time::Timestamp,
 };
@@ -200,44 +201,8 @@ pub(super) fn census(
     Ok(census)
 }
 
-pub(super) fn list(
-    session: &Session<'_>,
-    filter: &Filter,
-    after: Option<RunNo>,
-    limit: usize,
-) -> Result<Vec<RunRow>, Trouble> {
-    let (sql, params) = listing(columns::RUN_ROW, filter, after, limit);
-    session.rows(sql, params, columns::run_row)
-}
-
-pub(super) fn find(
-    session: &Session<'_>,
-    filter: &Filter,
-    after: Option<RunNo>,
-    limit: usize,
-) -> Result<Vec<RunId>, Trouble> {
-    let (sql, params) = listing("id", filter, after, limit);
-    session.rows(sql, params, |row| columns::run_id(row, 0))
-}
-
-fn listing(
-    columns: &str,
-    filter: &Filter,
-    after: Option<RunNo>,
-    limit: usize,
-) -> (String, Vec<Value>) {
-    let mut condition = condition(filter);
-    let before = condition.param(Value::Int(Some(after.map_or(i64::MAX, |no| no.0))));
-    let limit = condition.param(Value::Int(Some(columns::limit(limit))));
-    let terms = condition.terms.join(" AND ");
-    let sql = format!(
-        "SELECT {columns} FROM runs WHERE {terms} AND no < {before} ORDER BY no DESC LIMIT {limit}"
-    );
-    (sql, condition.params)
-}
-
 pub(super) fn count(session: &Session<'_>, filter: &Filter) -> Result<u64, Trouble> {
-    let condition = condition(filter);
+    let condition = narrowed(session, filter)?;
     let terms = condition.terms.join(" AND ");
     let sql = format!("SELECT count(*) FROM runs WHERE {terms}");
     let count = session.row(sql, condition.params, |row| columns::number(row, 0))?;
@@ -249,7 +214,7 @@ pub(super) fn count_by_status(
     session: &Session<'_>,
     filter: &Filter,
 ) -> Result<Vec<(RunStatus, u64)>, Trouble> {
-    let condition = condition(filter);
+    let condition = narrowed(session, filter)?;
     let terms = condition.terms.join(" AND ");
     let sql = format!("SELECT status, count(*) FROM runs WHERE {terms} GROUP BY 1");
     session.rows(sql, condition.params, |row| {
@@ -257,10 +222,25 @@ pub(super) fn count_by_status(
     })
 }
 
-/// How many runs of each workflow have each status.
+/// How many runs of each workflow have each status. Those that have ended are counted in their index
+/// alone; the others are found by theirs, so that no other row is read.
 pub(super) fn tally(session: &Session<'_>) -> Result<Vec<WorkflowCount>, Trouble> {
-    let sql = "SELECT workflow, status, count(*) FROM runs GROUP BY workflow, status";
-    session.rows(sql, Vec::new(), |row| {
+    let workflows = Value::Texts(overview::workflows(session)?);
+    let ended = "SELECT asked.workflow COLLATE \"C\" AS workflow, ended.code AS status, \
+                 (SELECT count(*) FROM runs \
+                 WHERE workflow = asked.workflow AND status = ended.code \
+                 AND finished_at IS NOT NULL) AS runs \
+                 FROM unnest($1::text[]) AS asked (workflow) \
+                 CROSS JOIN (VALUES (5::bigint), (6), (7)) AS ended (code)";
+    let live = overview::LIVE.map(|(_, condition)| {
+        format!("SELECT workflow, status, count(*) FROM runs WHERE {condition} GROUP BY 1, 2")
+    });
+    let sql = format!(
+        "SELECT workflow, status, sum(runs)::bigint FROM ({ended} UNION ALL {}) AS counted \
+         GROUP BY 1, 2 HAVING sum(runs) > 0",
+        live.join(" UNION ALL ")
+    );
+    session.rows(sql, vec![workflows], |row| {
         Ok(WorkflowCount {
             workflow: row.get::<String>(0)?.into(),
             status: columns::status(row, 1)?,
@@ -270,18 +250,19 @@ pub(super) fn tally(session: &Session<'_>) -> Result<Vec<WorkflowCount>, Trouble
 }
 
 /// A filter as SQL. Everything that a user has written is a parameter.
-struct Condition {
-    terms: Vec<String>,
-    params: Vec<Value>,
+#[derive(Default)]
+pub(super) struct Condition {
+    pub(super) terms: Vec<String>,
+    pub(super) params: Vec<Value>,
 }
 
 impl Condition {
-    fn param(&mut self, value: Value) -> String {
+    pub(super) fn param(&mut self, value: Value) -> String {
         self.params.push(value);
         format!("${}", self.params.len())
     }
 
-    fn text(&mut self, value: &str) -> String {
+    pub(super) fn text(&mut self, value: &str) -> String {
         self.param(Value::Text(Some(value.to_owned())))
     }
 
@@ -293,11 +274,35 @@ impl Condition {
     }
 }
 
-fn condition(filter: &Filter) -> Condition {
-    let mut condition = Condition {
-        terms: vec!["TRUE".to_owned()],
-        params: Vec::new(),
-    };
+/// The filter for all runs that match: tables that lead to them come first, and as arrays, because the
+/// planner would look there for each run of all.
+fn narrowed(session: &Session<'_>, filter: &Filter) -> Result<Condition, Trouble> {
+    let mut rest = filter.clone();
+    let mut condition = Condition::default();
+    if rest.key_prefix.take().is_some() {
+        let (sql, of_keys) = listing::by_key(session, filter)?;
+        condition = of_keys;
+        condition.terms.push(format!("no = ANY (ARRAY({sql}))"));
+    }
+    for (name, value) in rest.tags.drain(..) {
+        let (name, value) = (condition.text(&name), condition.text(&value));
+        condition.terms.push(format!(
+            "no = ANY (ARRAY(SELECT run FROM tags WHERE name = {name} AND value = {value}))"
+        ));
+    }
+    restrict(&mut condition, &rest);
+    Ok(condition)
+}
+
+/// The filter about the row of a run.
+pub(super) fn condition(filter: &Filter) -> Condition {
+    let mut condition = Condition::default();
+    restrict(&mut condition, filter);
+    condition
+}
+
+fn restrict(condition: &mut Condition, filter: &Filter) {
+    condition.terms.push("TRUE".to_owned());
     if !filter.ids.is_empty() {
         let numbers = filter.ids.iter().map(|id| Some(id.no().0)).collect();
         let numbers = condition.param(Value::Ints(numbers));
@@ -324,7 +329,8 @@ fn condition(filter: &Filter) -> Condition {
     for (name, value) in &filter.tags {
         let (name, value) = (condition.text(name), condition.text(value));
         condition.terms.push(format!(
-            "no IN (SELECT run FROM tags WHERE name = {name} AND value = {value})"
+            "EXISTS (SELECT 1 FROM tags WHERE name = {name} AND value = {value} AND run = runs.no \
+             OFFSET 0)"
         ));
     }
     condition.time("created_at >=", filter.created_from);
@@ -334,31 +340,15 @@ fn condition(filter: &Filter) -> Condition {
         condition.terms.push(format!("version = {version}"));
     }
     if let Some(prefix) = &filter.key_prefix {
-        key_prefix(filter, prefix, &mut condition);
+        let from = condition.text(prefix);
+        condition.terms.push(format!("key >= {from}"));
+        if let Some(end) = rules::prefix_end(prefix) {
+            let end = condition.text(&end);
+            condition.terms.push(format!("key < {end}"));
+        }
     }
     condition.time("finished_at >=", filter.finished_from);
     condition.time("finished_at <", filter.finished_before);
-    condition
-}
-
-/// A range of keys; of one workflow, the table of keys has it in order.
-fn key_prefix(filter: &Filter, prefix: &str, condition: &mut Condition) {
-    let from = condition.text(prefix);
-    let range = match rules::prefix_end(prefix) {
-        Some(end) => {
-            let end = condition.text(&end);
-            format!("key >= {from} AND key < {end}")
-        }
-        None => format!("key >= {from}"),
-    };
-    let term = match &filter.workflow {
-        Some(workflow) => {
-            let workflow = condition.text(workflow);
-            format!("no IN (SELECT run FROM keys WHERE workflow = {workflow} AND {range})")
-        }
-        None => range,
-    };
-    condition.terms.push(term);
 }
 
 pub(super) fn state(session: &Session<'_>, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, Trouble> {

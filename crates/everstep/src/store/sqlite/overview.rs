@@ -130,31 +130,33 @@ pub(crate) fn count_by_status(
         return Ok(counts);
     }
     let sql = "SELECT count(*) FROM runs INDEXED BY finished \
-               WHERE workflow = ?1 AND status = ?2 AND finished_at IS NOT NULL";
+               WHERE workflow = ?1 AND status = ?2 AND finished_at IS NOT NULL \
+               AND finished_at >= ?3 AND finished_at < ?4";
     let mut ended = conn.prepare_cached(sql)?;
+    let from = filter.finished_from.map_or(i64::MIN, Timestamp::as_millis);
+    let before = filter
+        .finished_before
+        .map_or(i64::MAX, Timestamp::as_millis);
     let workflows = match &filter.workflow {
         Some(workflow) => vec![workflow.clone()],
         None => workflows(conn)?,
     };
     for workflow in workflows {
         for status in ENDED.into_iter().filter(|status| filter.wants(*status)) {
-            let params = params![workflow, status.code()];
+            let params = params![workflow, status.code(), from, before];
             let number = ended.query_row(params, |row| row.get::<_, i64>(0))?;
             counts.add(status, number as u64);
         }
     }
-    // Every run that has not ended is in exactly one of these.
-    let parts = [
-        ("live", "status IN (1, 3)"),
-        ("due", "available_at IS NOT NULL AND status IN (0, 2, 4)"),
-        ("idle", "status IN (2, 4) AND available_at IS NULL"),
-    ];
+    if filter.finished_from.is_some() || filter.finished_before.is_some() {
+        return Ok(counts);
+    }
     let (of_workflow, params) = match &filter.workflow {
         // Only then is the row itself looked at.
         Some(workflow) => (" AND workflow = ?1", vec![workflow]),
         None => ("", Vec::new()),
     };
-    for (index, condition) in parts {
+    for (index, _, condition) in LIVE {
         let sql = format!(
             "SELECT status, count(*) FROM runs INDEXED BY {index} \
              WHERE {condition}{of_workflow} GROUP BY 1"
@@ -171,16 +173,33 @@ pub(crate) fn count_by_status(
     Ok(counts)
 }
 
-const ENDED: [RunStatus; 3] = [
+/// Every run that has not ended is in exactly one of these: an index, the statuses of what is in it,
+/// and how it is asked for.
+pub(super) const LIVE: [(&str, &[u8], &str); 3] = [
+    ("live", &[1, 3], "status IN (1, 3)"),
+    (
+        "due",
+        &[0, 2, 4],
+        "available_at IS NOT NULL AND status IN (0, 2, 4)",
+    ),
+    ("idle", &[2, 4], "status IN (2, 4) AND available_at IS NULL"),
+];
+
+pub(super) const ENDED: [RunStatus; 3] = [
     RunStatus::Completed,
     RunStatus::Failed,
     RunStatus::Cancelled,
 ];
 
 /// The workflows of which a run has ended: one look into the index for each.
-fn workflows(conn: &Connection) -> rusqlite::Result<Vec<String>> {
+pub(super) fn workflows(conn: &Connection) -> rusqlite::Result<Vec<String>> {
     let sql = "SELECT workflow FROM runs INDEXED BY finished \
                WHERE finished_at IS NOT NULL AND workflow > ?1 ORDER BY workflow LIMIT 1";
+    names(conn, sql)
+}
+
+/// All names, by a query for the first one after another.
+pub(super) fn names(conn: &Connection, sql: &str) -> rusqlite::Result<Vec<String>> {
     let mut statement = conn.prepare_cached(sql)?;
     let mut names: Vec<String> = Vec::new();
     loop {

@@ -3,9 +3,9 @@
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use uuid::Uuid;
 
-use super::{batch::find_key, columns};
+use super::{batch::find_key, columns, listing};
 use crate::{
-    run_id::{RunId, RunNo, ShardId},
+    run_id::{RunNo, ShardId},
     store::{rules, *},
     time::Timestamp,
 };
@@ -212,43 +212,8 @@ pub(crate) fn census(
     Ok(census)
 }
 
-pub(crate) fn list(
-    conn: &Connection,
-    filter: &Filter,
-    after: Option<RunNo>,
-    limit: usize,
-) -> rusqlite::Result<Vec<RunRow>> {
-    let (condition, mut params) = condition(filter);
-    let (before, limit) = (after.map_or(i64::MAX, |no| no.0), columns::limit(limit));
-    let sql = format!(
-        "SELECT {} FROM runs WHERE {condition} AND no < ? ORDER BY no DESC LIMIT ?",
-        columns::RUN_ROW
-    );
-    params.extend([Box::new(before) as Box<dyn ToSql>, Box::new(limit)]);
-    let mut statement = conn.prepare(&sql)?;
-    let rows = statement.query_map(rusqlite::params_from_iter(params), columns::run_row)?;
-    rows.collect()
-}
-
-pub(crate) fn find(
-    conn: &Connection,
-    filter: &Filter,
-    after: Option<RunNo>,
-    limit: usize,
-) -> rusqlite::Result<Vec<RunId>> {
-    let (condition, mut params) = condition(filter);
-    let (before, limit) = (after.map_or(i64::MAX, |no| no.0), columns::limit(limit));
-    let sql = format!("SELECT id FROM runs WHERE {condition} AND no < ? ORDER BY no DESC LIMIT ?");
-    params.extend([Box::new(before) as Box<dyn ToSql>, Box::new(limit)]);
-    let mut statement = conn.prepare(&sql)?;
-    let rows = statement.query_map(rusqlite::params_from_iter(params), |row| {
-        columns::run_id(row, 0)
-    })?;
-    rows.collect()
-}
-
 pub(crate) fn count(conn: &Connection, filter: &Filter) -> rusqlite::Result<u64> {
-    let (condition, params) = condition(filter);
+    let (condition, params) = narrowed(conn, filter)?;
     let sql = format!("SELECT count(*) FROM runs WHERE {condition}");
     let params = rusqlite::params_from_iter(params);
     conn.query_row(&sql, params, |row| row.get::<_, i64>(0))
@@ -261,7 +226,7 @@ pub(crate) fn count_by_status(
     filter: &Filter,
     mut count: impl FnMut(RunStatus, u64),
 ) -> rusqlite::Result<()> {
-    let (condition, params) = condition(filter);
+    let (condition, params) = narrowed(conn, filter)?;
     let sql = format!("SELECT status, count(*) FROM runs WHERE {condition} GROUP BY 1");
     let mut statement = conn.prepare(&sql)?;
     let mut rows = statement.query(rusqlite::params_from_iter(params))?;
@@ -295,10 +260,32 @@ pub(crate) fn tally(conn: &Connection) -> rusqlite::Result<Vec<WorkflowCount>> {
     rows.collect()
 }
 
-/// The filter as SQL. Everything that a user has written is a parameter.
-fn condition(filter: &Filter) -> (String, Vec<Box<dyn ToSql>>) {
+/// What goes into a statement.
+pub(super) type Params = Vec<Box<dyn ToSql>>;
+
+/// The filter as SQL for all runs that match: tables that lead to them come first.
+fn narrowed(conn: &Connection, filter: &Filter) -> rusqlite::Result<(String, Params)> {
+    let (mut rest, mut terms, mut params) = (filter.clone(), Vec::new(), Params::new());
+    for (name, value) in rest.tags.drain(..) {
+        terms.push("no IN (SELECT run FROM tags WHERE name = ? AND value = ?)".to_owned());
+        params.push(Box::new(name));
+        params.push(Box::new(value));
+    }
+    if rest.key_prefix.take().is_some() {
+        let (sql, of_keys) = listing::by_key(conn, filter)?;
+        terms.push(format!("no IN ({sql})"));
+        params.extend(of_keys);
+    }
+    let (condition, of_rest) = condition(&rest);
+    terms.push(condition);
+    params.extend(of_rest);
+    Ok((terms.join(" AND "), params))
+}
+
+/// The filter as SQL about the row of a run. Everything that a user has written is a parameter.
+pub(super) fn condition(filter: &Filter) -> (String, Params) {
     let mut terms = vec!["TRUE".to_owned()];
-    let mut params = Vec::<Box<dyn ToSql>>::new();
+    let mut params = Params::new();
     if !filter.ids.is_empty() {
         let numbers: Vec<i64> = filter.ids.iter().map(|id| id.no().0).collect();
         let ids = filter.ids.iter().map(|id| id.as_uuid().simple());
@@ -323,11 +310,11 @@ fn condition(filter: &Filter) -> (String, Vec<Box<dyn ToSql>>) {
         params.push(Box::new(workflow.clone()));
     }
     for (name, value) in &filter.tags {
-        terms.push("no IN (SELECT run FROM tags WHERE name = ? AND value = ?)".to_owned());
-        params.extend([
-            Box::new(name.clone()) as Box<dyn ToSql>,
-            Box::new(value.clone()),
-        ]);
+        terms.push(
+            "EXISTS (SELECT 1 FROM tags WHERE name = ? AND value = ? AND run = runs.no)".to_owned(),
+        );
+        params.push(Box::new(name.clone()));
+        params.push(Box::new(value.clone()));
     }
     if let Some(from) = filter.created_from {
         terms.push("created_at >= ?".to_owned());
@@ -342,7 +329,12 @@ fn condition(filter: &Filter) -> (String, Vec<Box<dyn ToSql>>) {
         params.push(Box::new(version));
     }
     if let Some(prefix) = &filter.key_prefix {
-        key_prefix(filter, prefix, &mut terms, &mut params);
+        terms.push("key >= ?".to_owned());
+        params.push(Box::new(prefix.clone()));
+        if let Some(end) = rules::prefix_end(prefix) {
+            terms.push("key < ?".to_owned());
+            params.push(Box::new(end));
+        }
     }
     if let Some(from) = filter.finished_from {
         terms.push("finished_at >= ?".to_owned());
@@ -353,33 +345,6 @@ fn condition(filter: &Filter) -> (String, Vec<Box<dyn ToSql>>) {
         params.push(Box::new(before.as_millis()));
     }
     (terms.join(" AND "), params)
-}
-
-/// A range of keys; of one workflow, the table of keys has it in order.
-fn key_prefix(
-    filter: &Filter,
-    prefix: &str,
-    terms: &mut Vec<String>,
-    params: &mut Vec<Box<dyn ToSql>>,
-) {
-    let end = rules::prefix_end(prefix);
-    let range = if end.is_some() {
-        "key >= ? AND key < ?"
-    } else {
-        "key >= ?"
-    };
-    if let Some(workflow) = &filter.workflow {
-        terms.push(format!(
-            "no IN (SELECT run FROM keys WHERE workflow = ? AND {range})"
-        ));
-        params.push(Box::new(workflow.clone()));
-    } else {
-        terms.push(range.to_owned());
-    }
-    params.push(Box::new(prefix.to_owned()));
-    if let Some(end) = end {
-        params.push(Box::new(end));
-    }
 }
 
 pub(crate) fn state(conn: &Connection, run: RunNo) -> rusqlite::Result<Vec<(String, Vec<u8>)>> {
