@@ -21,6 +21,7 @@ mod cluster;
 mod demo;
 mod doctor;
 mod letters;
+mod log;
 mod messages;
 mod output;
 mod own;
@@ -151,20 +152,18 @@ where
         Err(error) => error.exit(),
     };
     output::set(args.color, args.json);
-    // Much of what the demo shows fails on purpose.
-    log(match args.command {
-        Command::Demo(_) => "error",
-        _ => "warn",
-    });
+    let log = log::Log::start(&args.command, command.get_name());
     // What the environment says is where the user's own data is: no place for samples.
     let is_said = matches.value_source("db") == Some(clap::parser::ValueSource::CommandLine);
-    match act(args, is_said, engine, command).await {
+    let exit = match act(args, is_said, engine, command).await {
         Ok(exit) => exit,
         Err(trouble) => {
             trouble.print();
             trouble.exit()
         }
-    }
+    };
+    log.end();
+    exit
 }
 
 /// The commands of a program of this name, or those of `everstep` itself.
@@ -181,17 +180,6 @@ fn command(own: Option<&OsString>) -> clap::Command {
     command
         .name(name.into_owned())
         .about("Run the workflows of this program, look at their runs, and operate them.")
-}
-
-/// What the engine has to say goes to standard error; `EVERSTEP_LOG` says how much of it.
-fn log(unless_said: &str) {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("EVERSTEP_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(unless_said));
-    // A program of one's own may have set up its own before.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .try_init();
 }
 
 async fn act(

@@ -58,6 +58,7 @@ mod redact;
 mod security;
 mod shapes;
 mod table;
+mod traced;
 
 pub use everstep::Role;
 pub use redact::BadPattern;
@@ -222,6 +223,7 @@ impl Server {
             router = router.layer(middleware::from_fn(check));
         }
         let router = router
+            .layer(middleware::from_fn(traced::traced))
             .layer(middleware::from_fn(security::headers))
             .with_state(app.clone());
         (router, app)

@@ -34,7 +34,7 @@ use crate::{
     event::IfFinished,
     run_id::RunId,
     store::{Answer, Finished, RunRow, Store, StoreError},
-    telemetry::EngineMonitor,
+    telemetry::{EngineMonitor, trace},
     time::{SystemClock, Timestamp},
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name, check_pool},
 };
@@ -1081,6 +1081,7 @@ impl<O> Start<O> {
             begin: self.begin,
             deadline,
             tags,
+            trace: trace::current(),
             input,
             plain,
             is_known: definition.is_some(),
@@ -1143,6 +1144,7 @@ struct Plan {
     begin: Begin,
     deadline: Option<Deadline>,
     tags: Vec<(String, String)>,
+    trace: Option<String>,
     input: Vec<u8>,
     /// The input before a codec has sealed it.
     plain: Option<Vec<u8>>,
@@ -1173,6 +1175,7 @@ impl Plan {
             available_at: begin,
             deadline_at,
             tags: self.tags.clone(),
+            trace: self.trace.clone(),
             input: self.input.clone(),
             parent: None,
             claim: false,

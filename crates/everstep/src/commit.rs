@@ -193,6 +193,9 @@ pub struct NewRun {
     pub deadline_at: Option<Timestamp>,
     /// What it can be found by.
     pub tags: Vec<(String, String)>,
+    /// The trace that it belongs to: a W3C `traceparent`, and after a space its `tracestate` if there
+    /// is one. A store keeps the text as it is.
+    pub trace: Option<String>,
     /// The input, as a payload.
     pub input: Vec<u8>,
     /// The run that starts it, if one does.

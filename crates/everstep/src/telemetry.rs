@@ -41,6 +41,20 @@
 //! | `outcome` | `completed`, `retried`, `failed`, or `released` (the worker was stopped) |
 //! | `duration_ms` | how long it took |
 //!
+//! # Traces
+//!
+//! Where a tracing system has been named with [`set_propagator`], the trace of whoever starts a run is
+//! kept with the run: its spans are in that trace, in whatever process and however much later it goes
+//! on, and so are those of the runs that it starts and of the items that it puts into queues. The same
+//! holds for a client that puts an item into a queue. A tick of a schedule has no starter, so its run is
+//! a trace of its own, as is one that is started outside of any; the run of a fork, a trigger or a
+//! backfill is in the trace of who asked for it. What continues as new stays in its trace. The file that
+//! a run is exported to does not say which trace it was in.
+//!
+//! With the feature `otel` that system is OpenTelemetry: `otel::Otlp` sends the spans to a collector. The
+//! HTTP API gives a request with the header `traceparent` a span `everstep.request` (`method`, `path`) in
+//! that trace; a server of your own does the same with [`TraceContext::adopt`].
+//!
 //! # Numbers
 //!
 //! [`Engine::metrics`](crate::Engine::metrics) gives all of them at once, as [`EngineMetrics`].
@@ -48,7 +62,10 @@
 mod histogram;
 mod metrics;
 mod monitor;
+#[cfg(feature = "otel")]
+pub mod otel;
 mod spans;
+pub(crate) mod trace;
 
 use std::sync::Arc;
 
@@ -57,6 +74,7 @@ pub use metrics::{AttemptOutcome, EngineMetrics, WorkflowMetrics};
 pub(crate) use metrics::{Metrics, ThreadCells, WorkflowCells};
 pub use monitor::{EngineMonitor, NotReady};
 pub(crate) use spans::{ItemSpan, Watch, run_span};
+pub use trace::{Propagator, TraceContext, set_propagator};
 
 /// What is told about one run while it is in memory.
 pub(crate) struct RunTelemetry {

@@ -12,6 +12,7 @@ use crate::{
     run::fork::{ForkProblem, Forked, fork},
     run_id::RunId,
     store::{LoadedRun, Store, StoreError},
+    telemetry::trace,
 };
 
 /// The tag by which a fork says what it is a fork of.
@@ -206,6 +207,7 @@ impl<O> ForkRun<O> {
                 available_at: None,
                 deadline_at: None,
                 tags,
+                trace: trace::current(),
                 input,
                 parent: None,
                 claim: false,

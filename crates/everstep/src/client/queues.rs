@@ -25,6 +25,7 @@ use crate::{
     engine::{Job, Poller, Shared, Spec, Station, Workers, handler},
     error::{Failure, Result as UserResult},
     queue::{ItemId, KEEP_DEFAULT, Queue},
+    telemetry::trace,
     time::Timestamp,
     workflow::Value,
 };
@@ -97,6 +98,7 @@ impl Client {
                 available_at: None,
                 dedupe: None,
                 keep,
+                trace: None,
             }),
             delay: None,
             output: PhantomData,
@@ -291,6 +293,7 @@ impl<O> EnqueueItem<O> {
         if let Some(delay) = self.delay {
             item.available_at = Some(self.client.shared.now() + delay);
         }
+        item.trace = trace::current();
         match self.client.write_queue(QueueWrite::Enqueue(item)).await? {
             QueueDone::Enqueued(enqueued) => {
                 let mut handle = self.client.queue_item(enqueued.item);

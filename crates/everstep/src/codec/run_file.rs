@@ -189,6 +189,7 @@ fn read_row(reader: &mut Reader<'_>) -> Result<RunRow, DecodeError> {
             .map(|rollback| CancelRequest { rollback }),
         waiting: reader.optional(text)?,
         tags: reader.list(|reader| Ok((text(reader)?, text(reader)?)))?,
+        trace: None,
         parent: reader.optional(read_id)?,
         resume_at: None,
         input: data(reader)?,

@@ -57,6 +57,8 @@ pub struct NewItem {
     pub dedupe: Option<String>,
     /// How long its result is kept after its end; it is removed at its end if zero.
     pub keep: Duration,
+    /// The trace that it belongs to, as [`NewRun::trace`](super::NewRun::trace) has it.
+    pub trace: Option<String>,
 }
 
 /// The item that was put in, or found.
@@ -117,6 +119,8 @@ pub struct ClaimedItem {
     pub attempt: u32,
     /// The input, as a payload.
     pub payload: Vec<u8>,
+    /// The trace that it belongs to.
+    pub trace: Option<String>,
     /// When it was put in.
     pub created_at: Timestamp,
     /// Until when it belongs to the worker.

@@ -27,6 +27,7 @@ use crate::{
     history::{Entry, EntryKind, EntryValue, Key, Location},
     run::core::{Core, Turn},
     run_id::RunId,
+    telemetry::trace,
     time::Timestamp,
     workflow::{DEFAULT_POOL, Value, WorkflowRef, check_name, check_pool},
 };
@@ -159,6 +160,7 @@ impl Plan {
                 .flatten()
                 .min(),
             tags,
+            trace: trace::current_in(&core.facts),
             input: self.input,
             parent: Some(core.facts.id),
             claim: false,

@@ -22,6 +22,7 @@ use crate::{
         Halt,
         core::{Core, Turn},
     },
+    telemetry::trace,
     time::Timestamp,
     workflow::{Value, check_name},
 };
@@ -37,9 +38,10 @@ pub(crate) struct RawEnqueue {
 
 impl RawEnqueue {
     /// The item as it is put in by an operation that becomes active now.
-    fn take_item(&mut self, now: Timestamp) -> Option<NewItem> {
+    fn take_item(&mut self, core: &Core) -> Option<NewItem> {
         let mut item = self.item.take()?;
-        item.available_at = self.begin.map(|begin| begin.from(now));
+        item.available_at = self.begin.map(|begin| begin.from(core.now()));
+        item.trace = trace::current_in(&core.facts);
         Some(item)
     }
 
@@ -53,7 +55,7 @@ impl RawEnqueue {
             Turn::Activate => {
                 let (now, leave) = (core.now(), self.leave);
                 let until = until.map(|until| until.from(now));
-                let item = self.take_item(now);
+                let item = self.take_item(&core);
                 let register = |key: &Key, _: &Entry| {
                     item.map(|item| Effect::Enqueue {
                         item,
@@ -162,6 +164,7 @@ impl Ctx {
                     available_at: None,
                     dedupe: None,
                     keep: Duration::ZERO,
+                    trace: None,
                 };
                 (self.claim(EntryKind::Enqueue, queue.name()), Some(item))
             }
@@ -308,7 +311,7 @@ impl Future for EnqueueDetached {
         let (core, id) = (op.core.clone(), op.id);
         match core.turn(id, cx.waker()) {
             Turn::Activate => {
-                if let Some(item) = raw.take_item(core.now()) {
+                if let Some(item) = raw.take_item(&core) {
                     core.activate_send(id, |key, mut entry| {
                         entry.value = EntryValue::Item(ItemId(0));
                         Effect::Enqueue {

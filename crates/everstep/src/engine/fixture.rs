@@ -105,6 +105,7 @@ fn create(store: &TestStore, fence: Fence, version: u32, claim: bool) -> RunId {
         available_at: None,
         deadline_at: None,
         tags: Vec::new(),
+        trace: None,
         input: Vec::new(),
         parent: None,
         claim,

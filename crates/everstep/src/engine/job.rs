@@ -264,6 +264,7 @@ mod tests {
             item: ItemId(7),
             attempt,
             payload: Vec::new(),
+            trace: None,
             created_at: NOW,
             until: NOW,
         };

@@ -22,6 +22,7 @@ use crate::{
     random,
     schedule::{self, Overlap, Ticks},
     store::{RunnerRow, Store, StoreError},
+    telemetry::trace,
     time::{Timestamp, minutes},
     workflow::DEFAULT_POOL,
 };
@@ -343,6 +344,8 @@ fn run_of(shared: &Shared, row: &ScheduleRow, pool: Arc<str>) -> NewRun {
             .and_then(|options| options.deadline)
             .map(|limit| now + limit),
         tags,
+        // Of who triggers it, or asks for what was missed. A tick has nobody.
+        trace: trace::current(),
         input: row.input.clone(),
         parent: None,
         claim: false,

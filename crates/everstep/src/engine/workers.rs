@@ -636,7 +636,7 @@ async fn handle(at_desk: AtDesk, beginning: Beginning, job: Job, item: ClaimedIt
     let (shared, station) = (at_desk.shared.clone(), at_desk.station.clone());
     let spec = &station.spec;
     let payload = item.payload.clone();
-    let told = ItemSpan::begin(&spec.queue, item.item, item.attempt);
+    let told = ItemSpan::begin(&spec.queue, &item);
     let attempt = job::attempt(&spec.handler, job.clone(), payload);
     let mut attempt = pin!(attempt.instrument(told.span().clone()));
     let mut beginning = Some(beginning);

@@ -147,6 +147,8 @@ pub(crate) struct RunFacts {
     pub(crate) deadline_at: Option<Timestamp>,
     /// The tick that has started it, if it was a schedule.
     pub(crate) scheduled_at: Option<Timestamp>,
+    /// The trace that it belongs to, as it is stored.
+    pub(crate) trace: Option<String>,
 }
 
 /// Shared by the driver of a run and its workflow code.

@@ -248,7 +248,8 @@ impl Check {
     }
 }
 
-/// A rule about the rows of a table.
+/// A rule about the rows of a table. The store in memory has no tables, and uses what is not about them.
+#[cfg_attr(not(any(feature = "sqlite", feature = "postgres")), expect(dead_code))]
 pub(crate) struct Rule {
     pub(crate) check: Check,
     pub(crate) table: &'static str,
@@ -267,6 +268,7 @@ pub(crate) struct Rule {
 
 /// How a row that breaks a rule is mended.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(any(feature = "sqlite", feature = "postgres")), expect(dead_code))]
 pub(crate) enum Remedy {
     /// It is removed.
     Delete,

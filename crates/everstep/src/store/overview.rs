@@ -11,6 +11,7 @@ use crate::{
 
 impl Filter {
     /// Whether runs of this status may match.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(crate) fn wants(&self, status: RunStatus) -> bool {
         self.statuses.is_empty() || self.statuses.contains(&status)
     }

@@ -4,16 +4,17 @@ use std::time::{Duration, Instant};
 
 use tracing::{Span, field::Empty, span::Entered};
 
+use super::trace;
 use crate::{
+    commit::ClaimedItem,
     history::{EntryKind, EntryStatus},
-    queue::ItemId,
     run::{RunSeed, core::Core},
 };
 
 /// The span of a run that comes into memory.
 pub(crate) fn run_span(seed: &RunSeed) -> Span {
     let facts = &seed.facts;
-    tracing::info_span!(
+    let span = tracing::info_span!(
         target: "everstep",
         parent: None,
         "everstep.run",
@@ -26,7 +27,9 @@ pub(crate) fn run_span(seed: &RunSeed) -> Span {
         recovered = seed.recoveries(),
         replayed = seed.entries(),
         status = Empty,
-    )
+    );
+    trace::adopt_stored(&span, facts.trace.as_deref());
+    span
 }
 
 /// An attempt at a body that is under way. One that is dropped without an end was given up.
@@ -64,6 +67,7 @@ impl Watch {
     }
 
     /// The span, if there is one.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(crate) fn span(&self) -> Option<&Span> {
         self.span.as_deref()
     }
@@ -118,17 +122,18 @@ pub(crate) struct ItemSpan {
 }
 
 impl ItemSpan {
-    pub(crate) fn begin(queue: &str, item: ItemId, attempt: u32) -> ItemSpan {
+    pub(crate) fn begin(queue: &str, item: &ClaimedItem) -> ItemSpan {
         let span = tracing::info_span!(
             target: "everstep",
             parent: None,
             "everstep.item",
             queue,
-            item = item.0,
-            attempt,
+            item = item.item.0,
+            attempt = item.attempt,
             outcome = Empty,
             duration_ms = Empty,
         );
+        trace::adopt_stored(&span, item.trace.as_deref());
         let begun = Instant::now();
         ItemSpan { span, begun }
     }

@@ -45,6 +45,7 @@ mod rehome;
 mod schedules;
 mod streams;
 mod tally;
+mod traces;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod transactions;
 
@@ -62,6 +63,7 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
         .chain(schedules::CHECKS)
         .chain(streams::CHECKS)
         .chain(tally::CHECKS)
+        .chain(traces::CHECKS)
         .chain(queues::CHECKS)
         .chain(queues::limited::CHECKS)
         .chain(events::CHECKS);
@@ -320,13 +322,15 @@ impl Random {
 
     fn new_item(&mut self, now: Timestamp) -> NewItem {
         let delay = Duration::from_millis(self.below(20));
+        let (queue, payload) = (self.queue(), self.below(256) as u8);
         NewItem {
-            queue: self.queue(),
-            payload: vec![self.below(256) as u8],
+            queue,
+            payload: vec![payload],
             priority: self.below(3) as i32 - 1,
             available_at: self.one_in(3).then(|| now + delay),
             dedupe: self.one_in(3).then(|| self.below(4).to_string()),
             keep: Duration::from_millis(10 * self.below(3)),
+            trace: trace_of(u64::from(payload)),
         }
     }
 
@@ -416,6 +420,7 @@ impl Random {
             } else {
                 Vec::new()
             },
+            trace: trace_of(id.no().0.unsigned_abs()),
             input: vec![self.below(2) as u8],
             parent: None,
             claim: !self.one_in(3),
@@ -704,6 +709,7 @@ impl Random {
                 last_number: self.below(3),
                 waiting: None,
                 tags: Vec::new(),
+                trace: new.trace,
                 parent: None,
                 resume_at: None,
                 input: new.input,
@@ -946,6 +952,11 @@ fn list(store: &dyn Store, filter: &Filter) -> Vec<RunRow> {
     rows.into_iter().map(comparable).collect()
 }
 
+/// The trace of every third, which says which one it is.
+fn trace_of(n: u64) -> Option<String> {
+    n.is_multiple_of(3).then(|| format!("trace {n}"))
+}
+
 fn of_key(key: u64) -> Target {
     Target::Key {
         workflow: "checkout".to_owned(),
@@ -1121,6 +1132,7 @@ impl World {
             available_at: None,
             deadline_at: None,
             tags: Vec::new(),
+            trace: None,
             input: b"input".to_vec(),
             parent: None,
             claim: true,

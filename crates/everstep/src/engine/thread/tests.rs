@@ -178,6 +178,7 @@ fn a_run_that_was_claimed_under_an_old_lease_is_left_to_who_takes_it_up() {
             available_at: None,
             deadline_at: None,
             tags: Vec::new(),
+            trace: None,
             input: Vec::new(),
             parent: None,
             claim: true,

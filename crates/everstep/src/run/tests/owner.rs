@@ -186,6 +186,7 @@ impl Owner {
             available_at: None,
             deadline_at: None,
             tags: Vec::new(),
+            trace: None,
             input: payload::to_vec(&()).unwrap(),
             parent: None,
             claim: true,

@@ -40,6 +40,7 @@ impl Data {
             recoveries: 0,
             waiting: row.waiting.clone(),
             tags: row.tags.clone(),
+            trace: None,
             parent: row.parent,
             input: row.input.clone(),
             output: row.output.clone(),

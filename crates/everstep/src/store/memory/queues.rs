@@ -14,7 +14,7 @@ use crate::{
     run_id::RunNo,
     store::{
         rules::{
-            queues::{HOLDERS, ItemHead, ItemNews, QueueTables, Wait, item_of},
+            queues::{HOLDERS, ItemHead, ItemNews, QueueTables, ReadyItem, Wait, item_of},
             tables::Waiter,
         },
         *,
@@ -42,6 +42,7 @@ struct Item {
     priority: i32,
     dedupe: Option<String>,
     payload: Vec<u8>,
+    trace: Option<String>,
     error: Option<Vec<u8>>,
     answer: Option<Vec<u8>>,
 }
@@ -222,6 +223,7 @@ impl QueueTables for Data {
             priority: new.priority,
             dedupe: new.dedupe.clone(),
             payload: new.payload.clone(),
+            trace: new.trace.clone(),
             error: None,
             answer: None,
         };
@@ -283,15 +285,14 @@ impl QueueTables for Data {
         Ok(())
     }
 
-    fn ready_items(
-        &mut self,
-        queue: &str,
-        limit: usize,
-    ) -> Result<Vec<(ItemHead, Vec<u8>)>, Infallible> {
+    fn ready_items(&mut self, queue: &str, limit: usize) -> Result<Vec<ReadyItem>, Infallible> {
         let items = self.queues.ready(queue).take(limit);
-        Ok(items
-            .map(|item| (item.head.clone(), item.payload.clone()))
-            .collect())
+        let ready = items.map(|item| ReadyItem {
+            head: item.head.clone(),
+            payload: item.payload.clone(),
+            trace: item.trace.clone(),
+        });
+        Ok(ready.collect())
     }
 
     fn timed_items(

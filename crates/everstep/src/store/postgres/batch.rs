@@ -197,15 +197,16 @@ static INSERT_RUN: Bulk = Bulk {
     table: "runs",
     sql: "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, generation, \
           available_at, deadline_at, created_at, updated_at, attempts, recoveries, inbox_seq, \
-          last_number, tags, input, parent) \
+          last_number, tags, input, parent, trace) \
           SELECT no, id, workflow, version, key, pool, shard, status, 1, available_at, \
-          deadline_at, now, now, 1, 0, 0, 0, tags, input, parent FROM (SELECT \
+          deadline_at, now, now, 1, 0, 0, 0, tags, input, parent, trace FROM (SELECT \
           unnest($1::bigint[]) AS no, unnest($2::bytea[]) AS id, unnest($3::text[]) AS workflow, \
           unnest($4::bigint[]) AS version, unnest($5::text[]) AS key, unnest($6::text[]) AS pool, \
           unnest($7::bigint[]) AS shard, unnest($8::bigint[]) AS status, \
           unnest($9::bigint[]) AS available_at, unnest($10::bigint[]) AS deadline_at, \
           unnest($11::bigint[]) AS now, unnest($12::text[]) AS tags, \
-          unnest($13::bytea[]) AS input, unnest($14::bytea[]) AS parent) AS new",
+          unnest($13::bytea[]) AS input, unnest($14::bytea[]) AS parent, \
+          unnest($15::text[]) AS trace) AS new",
     unique: 1,
 };
 
@@ -967,6 +968,7 @@ impl<'a> Applier<'a> {
             tags,
             new.input,
             new.parent.map(|parent| *parent.as_uuid().as_bytes()),
+            new.trace,
         ];
         self.session.put(&INSERT_RUN, row);
         if claimed {

@@ -21,7 +21,7 @@ use crate::{
 pub(super) const RUN_ROW: &str = "no, id, workflow, version, key, pool, shard, status, ending, \
     generation, available_at, deadline_at, created_at, updated_at, finished_at, attempts, \
     recoveries, inbox_seq, cancel_requested, last_number, waiting, tags, input, output, error, \
-    parent, resume_at";
+    parent, resume_at, trace";
 
 /// The columns that [`due_run`] reads.
 pub(super) const DUE_RUN: &str = "id, shard, available_at, status, workflow, version, pool";
@@ -57,6 +57,7 @@ pub(super) fn run_row(row: &Row) -> Result<RunRow, Trouble> {
         last_number: row.get::<Option<i64>>(19)?.unwrap_or(0) as u64,
         waiting: row.get(20)?,
         tags: tags(row, 21)?,
+        trace: row.get(27)?,
         parent: optional_run_id(row, 25)?,
         input: row.get(22)?,
         output: row.get(23)?,

@@ -26,7 +26,7 @@ use crate::{
     run_id::RunNo,
     store::{
         rules::{
-            queues::{HOLDERS, ItemHead, ItemNews, QueueTables, Wait},
+            queues::{HOLDERS, ItemHead, ItemNews, QueueTables, ReadyItem, Wait},
             tables::Waiter,
         },
         *,
@@ -47,10 +47,10 @@ const WAIT: &str = "run, generation, key, item, cancels";
 static INSERT_ITEM: Bulk = Bulk {
     table: "queue_items",
     sql: "INSERT INTO queue_items (no, queue, state, rank, at, attempts, keep_ms, dedupe, \
-          created_at, payload) SELECT no, queue, state, rank, at, 0, keep_ms, dedupe, now, \
-          payload FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], \
-          $5::bigint[], $6::bigint[], $7::text[], $8::bigint[], $9::bytea[]) AS new (no, queue, \
-          state, rank, at, keep_ms, dedupe, now, payload)",
+          created_at, payload, trace) SELECT no, queue, state, rank, at, 0, keep_ms, dedupe, now, \
+          payload, trace FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], \
+          $5::bigint[], $6::bigint[], $7::text[], $8::bigint[], $9::bytea[], $10::text[]) \
+          AS new (no, queue, state, rank, at, keep_ms, dedupe, now, payload, trace)",
     unique: 1,
 };
 
@@ -555,6 +555,7 @@ impl QueueTables for Applier<'_> {
             new.dedupe,
             self.now,
             new.payload,
+            new.trace,
         ];
         self.session.put(&INSERT_ITEM, row);
         self.queues.ahead = None;
@@ -618,19 +619,19 @@ impl QueueTables for Applier<'_> {
         Ok(())
     }
 
-    fn ready_items(
-        &mut self,
-        queue: &str,
-        limit: usize,
-    ) -> Result<Vec<(ItemHead, Vec<u8>)>, Trouble> {
+    fn ready_items(&mut self, queue: &str, limit: usize) -> Result<Vec<ReadyItem>, Trouble> {
         self.lock(Lock::queue(queue))?;
         let sql = format!(
-            "SELECT {HEAD}, payload FROM queue_items WHERE queue = $1 AND state = 0 \
+            "SELECT {HEAD}, payload, trace FROM queue_items WHERE queue = $1 AND state = 0 \
              ORDER BY rank, at, no LIMIT $2"
         );
         self.session
             .rows(sql, params![queue, columns::limit(limit)], |row| {
-                Ok((head(row)?, row.get(8)?))
+                Ok(ReadyItem {
+                    head: head(row)?,
+                    payload: row.get(8)?,
+                    trace: row.get(9)?,
+                })
             })
     }
 

@@ -52,6 +52,7 @@ fn start(id: RunId) -> Write {
         available_at: None,
         deadline_at: None,
         tags: Vec::new(),
+        trace: None,
         input: vec![1],
         parent: None,
         claim: true,

@@ -472,6 +472,7 @@ mod tests {
                 available_at: None,
                 deadline_at: None,
                 tags: Vec::new(),
+                trace: None,
                 input: Vec::new(),
                 parent: None,
                 claim: true,

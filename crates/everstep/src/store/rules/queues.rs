@@ -54,6 +54,13 @@ pub(crate) struct ItemNews<'a> {
     pub(crate) answer: Option<&'a [u8]>,
 }
 
+/// An item that can be claimed, with what its worker gets.
+pub(crate) struct ReadyItem {
+    pub(crate) head: ItemHead,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) trace: Option<String>,
+}
+
 /// An operation that waits for an item.
 pub(crate) struct Wait {
     pub(crate) waiter: Waiter,
@@ -88,12 +95,8 @@ pub(crate) trait QueueTables: LimitTables {
 
     fn delete_item(&mut self, item: ItemId) -> Result<(), Self::Error>;
 
-    /// Ready items in the order in which they are claimed, with their payloads.
-    fn ready_items(
-        &mut self,
-        queue: &str,
-        limit: usize,
-    ) -> Result<Vec<(ItemHead, Vec<u8>)>, Self::Error>;
+    /// Ready items in the order in which they are claimed, with what their workers get.
+    fn ready_items(&mut self, queue: &str, limit: usize) -> Result<Vec<ReadyItem>, Self::Error>;
 
     /// Items in this state (delayed, claimed or done) whose time is not after `until`, by time.
     fn timed_items(
@@ -224,7 +227,8 @@ fn claim<T: QueueTables>(tables: &mut T, wanted: &ClaimItems) -> Result<Claimed,
     let now = tables.now();
     let mut items = Vec::new();
     let mut room_at = None;
-    for (mut head, payload) in tables.ready_items(&wanted.queue, wanted.max)? {
+    for ready in tables.ready_items(&wanted.queue, wanted.max)? {
+        let mut head = ready.head;
         if let Some(limit) = &wanted.limit
             && let limits::Claimed::Later(at) = limits::claim(tables, limit, &holder(head.id))?
         {
@@ -239,7 +243,8 @@ fn claim<T: QueueTables>(tables: &mut T, wanted: &ClaimItems) -> Result<Claimed,
         items.push(ClaimedItem {
             item: head.id,
             attempt: head.attempts,
-            payload,
+            payload: ready.payload,
+            trace: ready.trace,
             created_at: head.created_at,
             until: head.at,
         });

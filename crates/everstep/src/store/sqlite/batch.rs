@@ -131,9 +131,9 @@ impl<'a> Applier<'a> {
             insert_run: conn.prepare_cached(
                 "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, generation, \
                  available_at, deadline_at, created_at, updated_at, attempts, recoveries, \
-                 inbox_seq, last_number, tags, input, parent) \
+                 inbox_seq, last_number, tags, input, parent, trace) \
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 1, ?9, ?10, ?11, ?11, 1, 0, 0, 0, ?12, \
-                 ?13, ?14) ON CONFLICT DO NOTHING",
+                 ?13, ?14, ?15) ON CONFLICT DO NOTHING",
             )?,
             put: conn.prepare_cached(
                 "INSERT INTO history (run, generation, key, value) VALUES (?1, ?2, ?3, ?4) \
@@ -433,6 +433,7 @@ impl<'a> Applier<'a> {
             tags,
             new.input,
             new.parent.map(|parent| *parent.as_uuid().as_bytes()),
+            new.trace,
         ])?;
         if is_new == 0 {
             return self.attach(run, new, false);

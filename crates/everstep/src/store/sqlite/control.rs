@@ -421,6 +421,7 @@ mod tests {
             available_at: None,
             deadline_at: None,
             tags: Vec::new(),
+            trace: None,
             input: Vec::new(),
             parent: None,
             claim: false,

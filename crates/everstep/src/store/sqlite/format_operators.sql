@@ -1,3 +1,8 @@
+-- The trace that a run or an item belongs to: a W3C traceparent, and after a space its tracestate if
+-- there is one.
+ALTER TABLE runs ADD COLUMN trace TEXT;
+ALTER TABLE queue_items ADD COLUMN trace TEXT;
+
 -- For those who operate the store. An entry is written before what it is about is done, and its
 -- outcome after: one without an outcome tells that nobody knows what became of it.
 CREATE TABLE audit (

@@ -12,7 +12,7 @@ use crate::{
     run_id::RunNo,
     store::{
         rules::{
-            queues::{HOLDERS, ItemHead, ItemNews, QueueTables, Wait},
+            queues::{HOLDERS, ItemHead, ItemNews, QueueTables, ReadyItem, Wait},
             tables::Waiter,
         },
         *,
@@ -190,8 +190,8 @@ impl QueueTables for Applier<'_> {
         at: Timestamp,
     ) -> rusqlite::Result<ItemId> {
         let sql = "INSERT INTO queue_items \
-                   (queue, state, rank, at, attempts, keep_ms, dedupe, created_at, payload) \
-                   VALUES (?1, ?2, ?3, ?4, 0, ?5, ?6, ?7, ?8)";
+                   (queue, state, rank, at, attempts, keep_ms, dedupe, created_at, payload, \
+                   trace) VALUES (?1, ?2, ?3, ?4, 0, ?5, ?6, ?7, ?8, ?9)";
         let (rank, keep) = (
             -i64::from(new.priority),
             columns::limit(new.keep.as_millis()),
@@ -207,7 +207,8 @@ impl QueueTables for Applier<'_> {
                 keep,
                 new.dedupe,
                 self.now,
-                new.payload
+                new.payload,
+                new.trace,
             ],
         )?;
         Ok(ItemId(self.conn.last_insert_rowid() as u64))
@@ -256,18 +257,18 @@ impl QueueTables for Applier<'_> {
             .map(drop)
     }
 
-    fn ready_items(
-        &mut self,
-        queue: &str,
-        limit: usize,
-    ) -> rusqlite::Result<Vec<(ItemHead, Vec<u8>)>> {
+    fn ready_items(&mut self, queue: &str, limit: usize) -> rusqlite::Result<Vec<ReadyItem>> {
         let sql = format!(
-            "SELECT {HEAD}, payload FROM queue_items INDEXED BY queue_ready \
+            "SELECT {HEAD}, payload, trace FROM queue_items INDEXED BY queue_ready \
              WHERE queue = ?1 AND state = 0 ORDER BY rank, at, no LIMIT ?2"
         );
         let mut statement = self.conn.prepare_cached(&sql)?;
         let rows = statement.query_map(params![queue, columns::limit(limit)], |row| {
-            Ok((head(row)?, row.get(8)?))
+            Ok(ReadyItem {
+                head: head(row)?,
+                payload: row.get(8)?,
+                trace: row.get(9)?,
+            })
         })?;
         rows.collect()
     }

@@ -45,6 +45,7 @@ fn new_run(id: RunId) -> NewRun {
         available_at: None,
         deadline_at: None,
         tags: Vec::new(),
+        trace: None,
         input: b"input".to_vec(),
         parent: None,
         claim: true,
@@ -712,6 +713,7 @@ fn a_file_of_format_1_can_be_opened() {
     };
     let row = store.run(&key).expect("run").expect("the run with the key");
     assert_eq!((row.id, row.status), (completed, RunStatus::Completed));
+    assert_eq!(row.trace, None);
     assert_eq!(
         (row.output, row.input),
         (Some(b"output".to_vec()), b"input".to_vec())

@@ -391,7 +391,7 @@ fn a_run_has_a_bound_of_tags(world: &World) {
     ));
 }
 
-fn fork_of(new: NewRun) -> Fork {
+pub(super) fn fork_of(new: NewRun) -> Fork {
     Fork {
         new,
         history: vec![put("b", "2"), put("a", "1")],

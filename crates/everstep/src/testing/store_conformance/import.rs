@@ -33,6 +33,7 @@ fn other(world: &World, status: RunStatus) -> ImportedRun {
             last_number: 6,
             waiting: Some("words".to_owned()),
             tags: vec![("team".to_owned(), "tea".to_owned())],
+            trace: None,
             parent: None,
             resume_at: None,
             input: vec![1],

@@ -102,6 +102,7 @@ fn put_in(world: &World, queue: &str, priority: i32, available_at: Option<Timest
         available_at,
         dedupe: None,
         keep: Duration::ZERO,
+        trace: None,
     };
     world.one(0, Write::Queue(Box::new(QueueWrite::Enqueue(item))));
 }
@@ -151,6 +152,7 @@ fn the_oldest_ready_item_may_be_of_any_priority(world: &World) {
             available_at: None,
             dedupe: None,
             keep: Duration::ZERO,
+            trace: None,
         };
         world.one(now, Write::Queue(Box::new(QueueWrite::Enqueue(item))));
     };

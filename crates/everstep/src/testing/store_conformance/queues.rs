@@ -48,6 +48,7 @@ fn item(payload: u8) -> NewItem {
         available_at: None,
         dedupe: None,
         keep: KEEP,
+        trace: None,
     }
 }
 

@@ -127,6 +127,7 @@ fn fill(store: &PostgresStore, id: RunId) {
         available_at: None,
         deadline_at: None,
         tags: Vec::new(),
+        trace: None,
         input: Vec::new(),
         parent: None,
         claim: false,
