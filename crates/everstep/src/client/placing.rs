@@ -247,6 +247,7 @@ mod tests {
             tags: Vec::new(),
             input: Vec::new(),
             parent: None,
+            trace: None,
             claim: false,
         };
         let overflow = "default@checkout/1";

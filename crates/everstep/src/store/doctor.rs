@@ -165,7 +165,7 @@ pub struct RunFacts {
     pub registered: Vec<(InboxKind, Vec<u8>)>,
 }
 
-/// A change that mends something: see [`Write::Mend`](crate::commit::Write::Mend). It is made only if
+/// A change that mends something: see [`Write::Mend`](super::Write::Mend). It is made only if
 /// what it mends is still so.
 #[derive(Clone, Debug)]
 pub enum Mend {
