@@ -130,7 +130,7 @@ pub(crate) async fn seeded() -> Result<Seeded, Problem> {
 }
 
 async fn seed_runs(client: &Client, no: usize, seeded: &mut Seeded) -> Result<(), Problem> {
-    let customer = if no % 2 == 0 { "ada" } else { "bob" };
+    let customer = if no.is_multiple_of(2) { "ada" } else { "bob" };
     let ended = client
         .start(greet, json!(no))
         .key(format!("k{no}"))
