@@ -48,6 +48,7 @@ mod api;
 mod assets;
 mod audit;
 mod extract;
+mod guard;
 mod health;
 pub mod json;
 mod live;
@@ -58,6 +59,7 @@ mod redact;
 mod security;
 mod shapes;
 mod table;
+mod tries;
 
 pub use everstep::Role;
 pub use redact::BadPattern;

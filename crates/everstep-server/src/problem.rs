@@ -49,6 +49,8 @@ pub(crate) enum Kind {
     MediaType,
     Unprocessable,
     TooManyRequests,
+    /// The body of a request did not come in time.
+    SlowBody,
     Timeout,
     Unavailable,
     Internal,
@@ -95,6 +97,11 @@ impl Kind {
                 "too_many_requests",
                 "Too many tries in a short time",
             ),
+            Kind::SlowBody => (
+                S::REQUEST_TIMEOUT,
+                "timeout",
+                "The request did not come in time",
+            ),
             Kind::Timeout => (S::GATEWAY_TIMEOUT, "timeout", "It took too long"),
             Kind::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "The store is away"),
             Kind::Internal => (S::INTERNAL_SERVER_ERROR, "internal", "Something is broken"),
@@ -124,6 +131,20 @@ impl Problem {
     /// Says more.
     pub(crate) fn add(&mut self, detail: &str) {
         self.detail.push_str(detail);
+    }
+
+    /// Whether it is of this kind.
+    pub(crate) fn is(&self, kind: Kind) -> bool {
+        let (status, word, _) = kind.parts();
+        self.status == status.as_u16() && self.word() == word
+    }
+
+    /// The kind of what is not the fault of whoever asks.
+    pub(crate) fn kind_if_broken(&self) -> Kind {
+        match self.is(Kind::Unavailable) {
+            true => Kind::Unavailable,
+            false => Kind::Internal,
+        }
     }
 
     /// The word of its kind.

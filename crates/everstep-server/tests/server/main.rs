@@ -2,10 +2,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod api;
+mod audit;
 mod document;
 mod live;
+mod login;
 mod once;
 mod pages;
 mod schema;
 mod security;
+mod strict;
 mod world;
