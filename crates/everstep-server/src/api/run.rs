@@ -228,9 +228,13 @@ async fn result(
     Ok((status, Answer(result)))
 }
 
-async fn watch(State(app): State<App>, Names(run): Names<String>) -> Result<Response, Problem> {
+async fn watch(
+    State(app): State<App>,
+    Names(run): Names<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
     let run = handle(&app, &run).await?;
-    Ok(live::run(app, run))
+    Ok(live::run(app, headers, run))
 }
 
 async fn history(
@@ -301,7 +305,7 @@ async fn follow(
     let last = headers.get("last-event-id").and_then(|it| it.to_str().ok());
     let last = last.and_then(|it| it.parse::<u64>().ok());
     let from = last.map_or(query.from, |last| last.saturating_add(1));
-    Ok(live::stream(app, run, stream, from))
+    Ok(live::stream(app, headers, run, (stream, from)))
 }
 
 async fn cancel(

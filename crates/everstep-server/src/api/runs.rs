@@ -3,7 +3,7 @@
 use axum::{
     Json as Answer,
     extract::State,
-    http::StatusCode,
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
 use everstep::Role::{Admin, Operate, Read};
@@ -161,9 +161,10 @@ async fn counts(State(app): State<App>, Query(said): Query<RunFilter>) -> Answer
 
 async fn updates(
     State(app): State<App>,
+    headers: HeaderMap,
     Query(said): Query<RunFilter>,
 ) -> Result<Response, Problem> {
-    Ok(live::runs(app, filter(said)?))
+    Ok(live::runs(app, headers, filter(said)?))
 }
 
 async fn start(

@@ -10,5 +10,6 @@ mod once;
 mod pages;
 mod schema;
 mod security;
+mod sockets;
 mod strict;
 mod world;
