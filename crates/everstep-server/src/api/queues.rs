@@ -143,6 +143,7 @@ async fn put(
     Body(said): Body<PutItem>,
 ) -> Result<impl IntoResponse, Problem> {
     let dedupe = once.or(said.dedupe, "dedupe")?;
+    app.redaction.check_sent("`input`", &said.input)?;
     let mut put = app.client.enqueue_json(&queue, &said.input);
     if let Some(priority) = said.priority {
         put = put.priority(priority);

@@ -9,6 +9,7 @@ use axum::{
 use everstep::Role::{Operate, Read};
 use everstep::RunHandle;
 use serde::Deserialize;
+use serde_json::Value as Json;
 
 use super::{Answered, page_size, runs::handle, wait};
 use crate::{
@@ -263,12 +264,16 @@ async fn why(State(app): State<App>, Names(run): Names<String>) -> Answered<WhyS
 
 async fn state(State(app): State<App>, Names(run): Names<String>) -> Answered<StateShape> {
     let state = handle(&app, &run).await?.state_json().await?;
-    let state = state.into_iter();
-    Ok(Answer(StateShape {
-        state: state
-            .map(|(key, it)| (key, app.redaction.json(it)))
-            .collect(),
-    }))
+    // A pattern may begin at a value, or at the key that it is shown under.
+    let values = state
+        .into_iter()
+        .map(|(key, it)| (key, app.redaction.json(it)));
+    let shown = app.redaction.json(values.collect());
+    let state = match shown {
+        Json::Object(state) => state.into_iter().collect(),
+        _ => Default::default(),
+    };
+    Ok(Answer(StateShape { state }))
 }
 
 async fn streams(State(app): State<App>, Names(run): Names<String>) -> Answered<StreamList> {
@@ -350,9 +355,12 @@ async fn fork(
         fork = fork.from(from);
     }
     if let Some(input) = said.input {
+        app.redaction.check_sent("`input`", &input)?;
         fork = fork.input(&input)?;
     }
     for result in said.results {
+        let what = format!("the result of `{}`", result.location);
+        app.redaction.check_sent(&what, &result.value)?;
         fork = fork.result(result.location, &result.value)?;
     }
     if let Some(key) = said.key {

@@ -178,6 +178,7 @@ async fn start(
         Some(version) => Some(version),
         None => newest(&app, &said.workflow).await?,
     };
+    app.redaction.check_sent("`input`", &said.input)?;
     let mut start = app.client.start_json(&said.workflow, &said.input);
     if let Some(version) = version {
         start = start.version(version);

@@ -2,7 +2,8 @@
 
 use axum::{Json as Answer, extract::State, http::StatusCode};
 use everstep::Role::{Admin, Operate, Read};
-use everstep::Triggered;
+use everstep::{ClientError, Triggered};
+use serde_json::Value as Json;
 
 use super::{Answered, bad, page_size};
 use crate::{
@@ -130,7 +131,18 @@ async fn put(
     Names(name): Names<String>,
     Body(said): Body<PutSchedule>,
 ) -> Answered<ScheduleShape> {
-    let mut schedule = app.client.schedule_json(name, &said.workflow, &said.input);
+    let input = match said.input {
+        Some(input) => {
+            app.redaction.check_sent("`input`", &input)?;
+            input
+        }
+        None => match app.client.schedule_named(name.clone()).info().await {
+            Ok(info) => info.input,
+            Err(ClientError::UnknownSchedule { .. }) => Json::Null,
+            Err(error) => return Err(error.into()),
+        },
+    };
+    let mut schedule = app.client.schedule_json(name, &said.workflow, &input);
     schedule = match (said.cron, said.every_ms) {
         (Some(cron), None) => schedule.cron(cron),
         (None, Some(ms)) => schedule.every(millis(ms)),
@@ -163,7 +175,7 @@ async fn delete(State(app): State<App>, Names(name): Names<String>) -> Result<St
     if schedule.delete().await? {
         return Ok(StatusCode::NO_CONTENT);
     }
-    Err(everstep::ClientError::UnknownSchedule { schedule: name }.into())
+    Err(ClientError::UnknownSchedule { schedule: name }.into())
 }
 
 async fn pause(State(app): State<App>, Names(name): Names<String>) -> Answered<ScheduleShape> {

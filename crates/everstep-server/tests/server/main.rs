@@ -3,6 +3,7 @@
 
 mod api;
 mod audit;
+mod changes;
 mod document;
 mod live;
 mod login;

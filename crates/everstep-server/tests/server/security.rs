@@ -395,6 +395,26 @@ async fn what_is_redacted_is_seen_nowhere() {
     }
     seen.push(streamed(&world, &format!("{run}/updates"), "event: history").await);
     seen.push(streamed(&world, &format!("{run}/streams/said/follow"), "event: item").await);
+    // What a run shows under a key that a pattern leads to.
+    assert_eq!(state["state"]["password"], json!("[redacted]"));
+    // What waits to be read, and the children of a run: one fails with a text.
+    let note = json!({"name": "note", "body": {"password": SECRET}});
+    world.done(&format!("{run}/messages"), note).await;
+    let unread = world.get(&format!("{run}/messages")).await;
+    assert_eq!(
+        unread["messages"][0]["body"]["password"],
+        json!("[redacted]")
+    );
+    seen.push(unread.to_string());
+    let careless = format!("the password is {SECRET}");
+    let parent = world.start("careless", json!(careless)).await;
+    world.ended(&parent).await;
+    let children = world.get(&format!("/runs/{parent}/children")).await;
+    assert_eq!(
+        children["runs"][0]["failure"]["message"],
+        json!("[redacted]")
+    );
+    seen.push(children.to_string());
     // What was sent and could not be delivered, what was put into a queue, what a schedule starts,
     // what was answered, and what a run failed with.
     let oracle = world.start("oracle", json!(null)).await;
