@@ -4,9 +4,11 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use everstep::ClientError;
+use everstep::{BulkError, ClientError};
 use schemars::JsonSchema;
 use serde::Serialize;
+
+use crate::shapes::run::BulkDone;
 
 /// A problem, as the body of an answer.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -27,11 +29,22 @@ pub(crate) struct Problem {
     /// What to do, if it can be said apart.
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<&'static str>,
+    /// What was done until it stopped, if it is about many runs: `next` is the `cursor` to go on with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    report: Option<Box<BulkDone>>,
 }
 
-/// What kind of problem an answer is, for the audit log.
+/// What became of a request, for the audit log: a word for the kind of a problem, or `done`, and
+/// perhaps more after a colon.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome(pub(crate) String);
+
+impl Outcome {
+    /// Done, and more to be said about it.
+    pub(crate) fn with(more: impl std::fmt::Display) -> Outcome {
+        Outcome(format!("done: {more}"))
+    }
+}
 
 /// The kinds of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,6 +132,7 @@ impl Problem {
             detail: detail.into(),
             run: None,
             hint: None,
+            report: None,
         }
     }
 
@@ -126,11 +140,6 @@ impl Problem {
     pub(crate) fn about(mut self, run: impl ToString) -> Problem {
         self.run = Some(run.to_string());
         self
-    }
-
-    /// Says more.
-    pub(crate) fn add(&mut self, detail: &str) {
-        self.detail.push_str(detail);
     }
 
     /// Whether it is of this kind.
@@ -164,7 +173,11 @@ impl IntoResponse for Problem {
         let body = serde_json::to_vec(&self).unwrap_or_default();
         let kind = [(header::CONTENT_TYPE, "application/problem+json")];
         let mut response = (self.status(), kind, body).into_response();
-        response.extensions_mut().insert(Outcome(self.word()));
+        let outcome = match &self.report {
+            Some(report) => format!("{}: {}", self.word(), report.in_words()),
+            None => self.word(),
+        };
+        response.extensions_mut().insert(Outcome(outcome));
         response
     }
 }
@@ -207,6 +220,22 @@ impl From<ClientError> for Problem {
     }
 }
 
+impl From<BulkError> for Problem {
+    fn from(error: BulkError) -> Problem {
+        let BulkError { report, source } = error;
+        let report = BulkDone::from(*report);
+        let mut problem = Problem::from(source);
+        let on = match &report.next {
+            Some(next) => format!("send it again with `cursor` as `{next}` to go on"),
+            None => "send it again".to_owned(),
+        };
+        let text = format!("; it stopped after {} runs; {on}", report.met);
+        problem.detail.push_str(&text);
+        problem.report = Some(Box::new(report));
+        problem
+    }
+}
+
 /// The run that an error is about.
 fn run_of(error: &ClientError) -> Option<String> {
     use ClientError as E;
@@ -234,4 +263,40 @@ fn full(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep::{BulkReport, RunId};
+
+    use super::*;
+
+    #[test]
+    fn what_stopped_half_way_says_what_was_done_and_where_to_go_on() {
+        let run: RunId = "01a1e31b-1d59-7590-8241-3c1d14f48fdd"
+            .parse()
+            .expect("an id");
+        let mut report = BulkReport::default();
+        (report.met, report.done, report.next) = (500, 498, Some(run));
+        let error = BulkError {
+            report: Box::new(report),
+            source: ClientError::Closed,
+        };
+        let problem = Problem::from(error);
+        let said = serde_json::to_value(&problem).expect("JSON");
+        assert_eq!(said["status"], 503);
+        assert_eq!(
+            (&said["report"]["done"], &said["report"]["met"]),
+            (&498.into(), &500.into())
+        );
+        assert_eq!(said["report"]["next"], run.to_string());
+        let detail = said["detail"].as_str().expect("a text");
+        assert!(
+            detail.contains(&run.to_string()) && !detail.contains(".after("),
+            "{detail}"
+        );
+        let response = problem.into_response();
+        let outcome = response.extensions().get::<Outcome>().expect("an outcome");
+        assert_eq!(outcome.0, "unavailable: 500 met, 498 done");
+    }
 }

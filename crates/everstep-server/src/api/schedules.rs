@@ -1,6 +1,6 @@
 //! Schedules.
 
-use axum::{Json as Answer, extract::State, http::StatusCode};
+use axum::{Extension, Json as Answer, extract::State, http::StatusCode};
 use everstep::Role::{Admin, Operate, Read};
 use everstep::{ClientError, Triggered};
 use serde_json::Value as Json;
@@ -9,7 +9,7 @@ use super::{Answered, bad, page_size};
 use crate::{
     App,
     extract::{Body, Names, Query},
-    problem::Problem,
+    problem::{Outcome, Problem},
     shapes::{
         Tag,
         history::PageQuery,
@@ -192,7 +192,10 @@ async fn resume(State(app): State<App>, Names(name): Names<String>) -> Answered<
     Ok(Answer(ScheduleShape::new(info, &app.redaction)))
 }
 
-async fn trigger(State(app): State<App>, Names(name): Names<String>) -> Answered<Ticked> {
+async fn trigger(
+    State(app): State<App>,
+    Names(name): Names<String>,
+) -> Result<(Extension<Outcome>, Answer<Ticked>), Problem> {
     let ticked = match app.client.schedule_named(name).trigger().await? {
         Triggered::Started(run) => Ticked {
             run: Some(run.id().to_string()),
@@ -210,7 +213,11 @@ async fn trigger(State(app): State<App>, Names(name): Names<String>) -> Answered
             outcome: "one will be started when the last run has ended",
         },
     };
-    Ok(Answer(ticked))
+    let outcome = match &ticked.run {
+        Some(run) => format!("run {run}"),
+        None => ticked.outcome.to_owned(),
+    };
+    Ok((Extension(Outcome::with(outcome)), Answer(ticked)))
 }
 
 async fn backfill(

@@ -127,7 +127,7 @@ async fn the_audit_log_says_who_has_changed_what_and_what_became_of_it() {
             who,
             "start_run".into(),
             "".into(),
-            "secretive".into(),
+            format!("secretive; run {id}"),
             "done".into(),
         ],
     ];

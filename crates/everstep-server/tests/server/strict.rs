@@ -97,7 +97,13 @@ async fn what_cannot_be_done_once_takes_no_key() {
         );
     }
     takes.sort_unstable();
-    let expected = ["publish_event", "put_item", "send_message", "start_run"];
+    let expected = [
+        "fork_run",
+        "publish_event",
+        "put_item",
+        "send_message",
+        "start_run",
+    ];
     assert_eq!(takes, expected);
     world.end().await;
 }
