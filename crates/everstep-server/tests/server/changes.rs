@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::http::{Method, StatusCode};
 use serde_json::json;
 
-use crate::world::{World, text};
+use crate::world::{UNDO, World, text};
 
 /// It was answered as done, with the run as it was.
 #[tokio::test]
@@ -30,6 +30,19 @@ async fn a_run_that_cannot_be_cancelled_any_more_says_why() {
     assert_eq!(status, StatusCode::CONFLICT, "{problem}");
     let detail = text(&problem["detail"]);
     assert!(detail.contains("cancel"), "{detail}");
+
+    let rolling = world.start("regretful", json!(null)).await;
+    let run = format!("/runs/{rolling}");
+    world.until(&run, |it| it["status"] == "sleeping").await;
+    let path = format!("{run}/cancel");
+    world.done(&path, json!({"rollback": true})).await;
+    world.until(&run, |it| it["status"] == "rolling_back").await;
+    let (status, problem) = world.post(&path, json!({})).await;
+    assert_eq!(status, StatusCode::CONFLICT, "{problem}");
+    let detail = text(&problem["detail"]);
+    assert!(detail.contains("rolling back already"), "{detail}");
+    UNDO.notify_one();
+    world.until(&run, |it| it["status"] == "cancelled").await;
     world.end().await;
 }
 

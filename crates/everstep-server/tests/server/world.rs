@@ -90,6 +90,21 @@ async fn long(ctx: Ctx, steps: u32) -> everstep::Result<()> {
     ctx.step("a last one", async || Ok(())).await
 }
 
+/// Lets the one run that is `regretful` be undone.
+pub(crate) static UNDO: tokio::sync::Notify = tokio::sync::Notify::const_new();
+
+/// Does something that is undone when it is let.
+#[workflow]
+async fn regretful(ctx: Ctx) -> everstep::Result<()> {
+    ctx.step("book", async || Ok(()))
+        .rollback(async |_, ()| {
+            UNDO.notified().await;
+            Ok(())
+        })
+        .await?;
+    ctx.listen("go").await
+}
+
 /// Does so many steps that give much.
 #[workflow]
 async fn heavy(ctx: Ctx, steps: u32) -> everstep::Result<()> {
@@ -136,6 +151,7 @@ impl World {
             .register(careless)
             .register(long)
             .register(heavy)
+            .register(regretful)
             .start()
             .await
             .unwrap();
