@@ -9,6 +9,7 @@ use serde_json::{Value as Json, json};
 use crate::{
     Exit,
     output::{self, Shown, Table, is_json},
+    serve,
     trouble::Outcome,
 };
 
@@ -70,6 +71,12 @@ pub(crate) struct Worker {
         requires = "listen"
     )]
     tokens: Option<PathBuf>,
+    /// A name under which the server is reached; may be said several times.
+    #[arg(long, value_name = "NAME", requires = "listen")]
+    host: Vec<String>,
+    /// What is not shown of payloads: `**.password`; may be said several times.
+    #[arg(long, value_name = "PATTERN", requires = "listen")]
+    redact: Vec<String>,
     /// Serve the runs of this pool; may be said several times.
     #[arg(long = "pool", value_name = "POOL")]
     pools: Vec<String>,
@@ -93,7 +100,11 @@ pub(crate) async fn worker(mut engine: EngineBuilder, said: Worker) -> Outcome {
             .map_err(crate::trouble::Trouble::of)?;
         return Ok(Exit::Done);
     };
-    let served = crate::serve::until_signal_at(client, &address, said.tokens.as_deref()).await;
+    let tokens = said.tokens.as_deref();
+    let served = match serve::server(client, tokens, said.host, said.redact).await {
+        Ok(server) => serve::until_signal(server, &address).await,
+        Err(trouble) => Err(trouble),
+    };
     engine.shutdown().await;
     served
 }

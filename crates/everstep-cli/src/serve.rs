@@ -39,24 +39,29 @@ pub(crate) struct Serve {
 }
 
 pub(crate) async fn run(client: Client, said: Serve) -> Outcome {
-    let mut server = with_tokens(Server::new(client), said.tokens.as_deref())?;
-    for host in said.host {
-        server = server.host(host);
-    }
-    let server = server
-        .redact(said.redact)
-        .map_err(|error| Trouble::usage(error.to_string()))?;
+    let server = server(client, said.tokens.as_deref(), said.host, said.redact).await?;
     until_signal(server, &said.listen).await
 }
 
-/// Serves what this client sees, until a signal comes.
-pub(crate) async fn until_signal_at(
+/// A server of what this client sees.
+pub(crate) async fn server(
     client: Client,
-    address: &str,
     tokens: Option<&Path>,
-) -> Outcome {
-    let server = with_tokens(Server::new(client), tokens)?;
-    until_signal(server, address).await
+    hosts: Vec<String>,
+    redact: Vec<String>,
+) -> Result<Server, Trouble> {
+    if !hosts.is_empty() && tokens.is_none() && client.tokens().list().await?.is_empty() {
+        let text = "a name is for those on other machines, and nobody needs a token; leave out \
+                    `--host`, or add a token with `--tokens` or `tokens create`";
+        return Err(Trouble::new(Exit::Conflict, text));
+    }
+    let mut server = with_tokens(Server::new(client), tokens)?;
+    for host in hosts {
+        server = server.host(host);
+    }
+    server
+        .redact(redact)
+        .map_err(|error| Trouble::usage(error.to_string()))
 }
 
 fn with_tokens(mut server: Server, file: Option<&Path>) -> Result<Server, Trouble> {
@@ -182,6 +187,25 @@ fn parse_hash(text: &str) -> Option<[u8; 32]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_for_others_is_refused_where_nobody_needs_a_token() {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        runtime.block_on(async {
+            let store = std::sync::Arc::new(everstep::store::MemoryStore::new());
+            let client = Client::on(store).expect("a client");
+            let hosts = vec!["ops.example".to_owned()];
+            let named = || server(client.clone(), None, hosts.clone(), Vec::new());
+            let trouble = named().await.expect_err("nobody needs a token");
+            let said = format!("{trouble:?}");
+            assert!(said.contains("--host"), "{said}");
+            let local = server(client.clone(), None, Vec::new(), Vec::new()).await;
+            assert!(local.is_ok());
+            let made = client.tokens().create("ada", Role::Read).await;
+            made.expect("a token");
+            assert!(named().await.is_ok());
+        });
+    }
 
     #[test]
     fn a_line_of_a_token_file_is_a_role_a_name_and_a_token() {

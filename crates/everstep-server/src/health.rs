@@ -3,7 +3,7 @@
 //! Both are open to everybody, as those who ask are machines without a token: so they say what is
 //! wrong, and leave the words of the store (which name hosts and files) to the log.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::{
     Router,
@@ -13,10 +13,15 @@ use axum::{
     routing::get,
 };
 
+use tokio::sync::Mutex;
+
 use crate::App;
 
 /// How long the store may take to answer.
 const LIMIT: Duration = Duration::from_secs(5);
+
+/// For how long its answer is taken to be what it was.
+const KNOWN_FOR: Duration = Duration::from_secs(1);
 
 pub(crate) fn routes() -> Router<App> {
     Router::new()
@@ -40,6 +45,10 @@ async fn ready(State(app): State<App>) -> Response {
     }
 }
 
+/// What the store answered, and when. Whoever may ask could else have it busy.
+#[derive(Default)]
+pub(crate) struct Kept(Mutex<Option<(Instant, Result<(), String>)>>);
+
 async fn check(app: &App) -> Result<(), String> {
     if let Some(engine) = app.client.engine() {
         engine.ready().map_err(|why| {
@@ -47,6 +56,19 @@ async fn check(app: &App) -> Result<(), String> {
             why.to_string()
         })?;
     }
+    let mut kept = app.ready.0.lock().await;
+    if let Some((at, answer)) = &*kept
+        && at.elapsed() < KNOWN_FOR
+    {
+        return answer.clone();
+    }
+    let answer = ask(app).await;
+    *kept = Some((Instant::now(), answer.clone()));
+    answer
+}
+
+/// Whether the store answers.
+async fn ask(app: &App) -> Result<(), String> {
     match tokio::time::timeout(LIMIT, app.client.cluster()).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => {

@@ -28,6 +28,7 @@
 //! [audit log](everstep::Client::audit) before it is made, and its outcome after.
 
 use std::{
+    future::pending,
     io,
     net::{IpAddr, SocketAddr},
     ops::Deref,
@@ -42,12 +43,17 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use everstep::Client;
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
 use tokio::{net::TcpListener, sync::watch};
 
 mod api;
 mod assets;
 mod audit;
 mod extract;
+mod guard;
 mod health;
 pub mod json;
 mod live;
@@ -56,9 +62,11 @@ mod once;
 mod problem;
 mod redact;
 mod security;
+mod serve;
 mod shapes;
 mod table;
 mod traced;
+mod tries;
 
 pub use everstep::Role;
 pub use redact::BadPattern;
@@ -71,6 +79,10 @@ struct Limits {
     body: usize,
     /// How long an operation may take.
     request: Duration,
+    /// How long it may take to send what a request begins with.
+    header: Duration,
+    /// How many connections there are at a time.
+    connections: usize,
 }
 
 /// What every operation can reach.
@@ -83,6 +95,9 @@ struct Inner {
     keys: once::Keys,
     /// Whether the server ends: what is told while it happens ends then, too.
     closing: watch::Sender<bool>,
+    /// The same, as the app that the routes are a part of says it.
+    ends: Shared<BoxFuture<'static, ()>>,
+    ready: health::Kept,
     metrics: metrics::Kept,
     counter: live::Counter,
 }
@@ -108,6 +123,7 @@ pub struct Server {
     hosts: Vec<String>,
     redaction: redact::Redaction,
     limits: Limits,
+    ends: Shared<BoxFuture<'static, ()>>,
 }
 
 impl std::fmt::Debug for Server {
@@ -132,7 +148,10 @@ impl Server {
             limits: Limits {
                 body: 4 * 1024 * 1024,
                 request: Duration::from_secs(30),
+                header: Duration::from_secs(10),
+                connections: 1_000,
             },
+            ends: pending().boxed().shared(),
         }
     }
 
@@ -176,6 +195,42 @@ impl Server {
         self
     }
 
+    /// How long a client of [`listen`](Server::listen) may take to send the head of a request, and how
+    /// long a connection may wait for its next one: 10 s if it is not said.
+    pub fn header_limit(mut self, limit: Duration) -> Server {
+        self.limits.header = limit;
+        self
+    }
+
+    /// How many connections [`listen`](Server::listen) has at a time: 1 000 if it is not said. Others
+    /// wait until one ends.
+    pub fn connection_limit(mut self, connections: usize) -> Server {
+        self.limits.connections = connections;
+        self
+    }
+
+    /// Ends what is told while it happens when `end` is there, for the [`router`](Server::router) in an
+    /// app of your own: it would be told for as long as somebody listens, and hold up the graceful
+    /// shutdown of the app. Give it what the app's own shutdown waits for, too:
+    ///
+    /// ```no_run
+    /// # async fn example(client: everstep::Client) -> std::io::Result<()> {
+    /// let (stop, stopped) = tokio::sync::watch::channel(false);
+    /// let ended = move || {
+    ///     let mut stopped = stopped.clone();
+    ///     async move { _ = stopped.wait_for(|stopped| *stopped).await }
+    /// };
+    /// let operate = everstep_server::Server::new(client).closing(ended()).router();
+    /// let listener = tokio::net::TcpListener::bind("127.0.0.1:8080").await?;
+    /// # drop(stop);
+    /// axum::serve(listener, operate).with_graceful_shutdown(ended()).await
+    /// # }
+    /// ```
+    pub fn closing(mut self, end: impl Future<Output = ()> + Send + 'static) -> Server {
+        self.ends = end.boxed().shared();
+        self
+    }
+
     /// The OpenAPI 3.1 document of the API, as it is served.
     pub fn document(&self) -> serde_json::Value {
         let (_, app) = self.clone().routes(false, true);
@@ -183,7 +238,9 @@ impl Server {
     }
 
     /// The routes, to be served by your own axum app. Whoever reaches it may do everything unless there
-    /// is a token: guard it, or add one. Names are not refused here; that is your app's.
+    /// is a token: guard it, or add one. Names are not refused here, and connections are not limited;
+    /// that is your app's. So that its graceful shutdown does not wait for those who listen, say when
+    /// it [closes](Server::closing).
     pub fn router(self) -> Router {
         self.routes(false, false).0
     }
@@ -203,6 +260,8 @@ impl Server {
             client: self.client,
             keys: once::Keys::default(),
             closing: watch::Sender::new(false),
+            ends: self.ends,
+            ready: health::Kept::default(),
             metrics: metrics::Kept::default(),
         }));
         let (operations, document) = api::routes(&app);
@@ -277,9 +336,6 @@ async fn host_checked(app: &App, request: Request, next: Next) -> Response {
     }
 }
 
-/// How long requests that are under way may still take when the server ends.
-const LAST_ANSWERS: Duration = Duration::from_secs(10);
-
 /// A server that listens, and answers when it is run.
 #[must_use = "nothing is answered before `run`"]
 pub struct Listening {
@@ -310,21 +366,22 @@ impl Listening {
     ///
     /// If the socket is broken.
     pub async fn run(self, until: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
-        let service = self
-            .router
-            .into_make_service_with_connect_info::<SocketAddr>();
-        let (app, mut closing) = (self.app.clone(), self.app.closing.subscribe());
-        let serve = axum::serve(self.listener, service).with_graceful_shutdown(async move {
+        let Listening {
+            router,
+            app,
+            listener,
+            ..
+        } = self;
+        let serve = serve::serve(listener, router, app.limits, app.closing.subscribe());
+        let closed = async {
             until.await;
             app.closing.send_replace(true);
-        });
+            // That ends the other one.
+            pending().await
+        };
         tokio::select! {
             ended = serve => ended,
-            () = async {
-                // The sender is in `self.app`.
-                let _ = closing.wait_for(|closing| *closing).await;
-                tokio::time::sleep(LAST_ANSWERS).await;
-            } => Ok(()),
+            () = closed => Ok(()),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! What is told while it happens, as server-sent events.
 //!
 //! One task looks for each client that listens, at most twice a second and for a tenth of its time, and
-//! says only what is new. It ends with its client, with the server, and with the client of the store.
+//! says only what is new. It ends with its client, with the server, with the client of the store, and
+//! when its client may see nothing any more.
 
 use std::{
     collections::BTreeMap,
@@ -9,12 +10,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::response::{
-    IntoResponse, Response,
-    sse::{Event, KeepAlive, Sse},
+use axum::{
+    http::HeaderMap,
+    response::{
+        IntoResponse, Response,
+        sse::{Event, KeepAlive, Sse},
+    },
 };
 use everstep::{ClientError, Filter, RunHandle, RunInfo, RunStatus, Timestamp};
-use futures_util::{Stream, stream};
+use futures_util::{
+    Stream,
+    future::{BoxFuture, Shared},
+    stream,
+};
 use serde::Serialize;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
@@ -40,6 +48,9 @@ const PACE: Duration = Duration::from_millis(500);
 /// After how long a line is sent that says nothing, so that nobody takes the connection for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// How often it is looked whether somebody may still listen.
+const RECHECK: Duration = Duration::from_secs(2);
+
 /// How many events may wait for a client that reads slowly.
 const AHEAD: usize = 16;
 
@@ -50,6 +61,7 @@ const CHANGED_MAX: usize = 100;
 struct Listener {
     sender: mpsc::Sender<Event>,
     closing: watch::Receiver<bool>,
+    ends: Shared<BoxFuture<'static, ()>>,
 }
 
 impl Listener {
@@ -73,6 +85,7 @@ impl Listener {
             () = self.sender.closed() => {}
             // The sender is there for as long as the server.
             _ = closing.wait_for(|closing| *closing) => {}
+            () = self.ends.clone() => {}
         }
     }
 
@@ -102,13 +115,38 @@ impl Listener {
 
 fn listening<F: Future<Output = Option<()>> + Send + 'static>(
     app: &App,
+    pass: HeaderMap,
     look: impl FnOnce(Listener) -> F,
 ) -> Response {
     let (sender, receiver) = mpsc::channel(AHEAD);
     let closing = app.closing.subscribe();
-    tokio::spawn(look(Listener { sender, closing }));
+    let ends = app.ends.clone();
+    let look = look(Listener {
+        sender,
+        closing,
+        ends,
+    });
+    let app = app.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = look => {}
+            () = lapsed(&app, &pass) => {}
+        }
+    });
     let alive = KeepAlive::new().interval(KEEP_ALIVE);
     Sse::new(events(receiver)).keep_alive(alive).into_response()
+}
+
+/// Until whoever has opened a stream with these headers may see nothing any more: their session has
+/// ended, or their token was revoked.
+async fn lapsed(app: &App, pass: &HeaderMap) {
+    loop {
+        tokio::time::sleep(RECHECK).await;
+        // As long as the store is away nobody knows, and there is nothing to tell.
+        if let Ok(None) = app.security.who(pass).await {
+            return;
+        }
+    }
 }
 
 fn events(receiver: mpsc::Receiver<Event>) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -159,9 +197,9 @@ fn changed<'a>(before: &'a Newest, now: &'a Newest) -> Vec<&'a String> {
 }
 
 /// Tells how many runs there are, and which of the newest have changed.
-pub(crate) fn runs(app: App, filter: Filter) -> Response {
+pub(crate) fn runs(app: App, pass: HeaderMap, filter: Filter) -> Response {
     let (client, counter) = (app.client.clone(), app.counter.clone());
-    listening(&app, move |listener| async move {
+    listening(&app, pass, move |listener| async move {
         let mut counted: Option<Counts> = None;
         let mut seen: Option<Newest> = None;
         loop {
@@ -200,9 +238,9 @@ pub(crate) fn runs(app: App, filter: Filter) -> Response {
 }
 
 /// Tells of a run and its history, as they change.
-pub(crate) fn run(app: App, run: RunHandle) -> Response {
+pub(crate) fn run(app: App, pass: HeaderMap, run: RunHandle) -> Response {
     let redaction = app.redaction.clone();
-    listening(&app, move |listener| async move {
+    listening(&app, pass, move |listener| async move {
         let mut told: Option<serde_json::Value> = None;
         let mut follower = Follower::new(run.clone());
         loop {
@@ -253,9 +291,14 @@ pub(crate) fn run(app: App, run: RunHandle) -> Response {
 }
 
 /// Tells the items of a stream, as they come.
-pub(crate) fn stream(app: App, run: RunHandle, name: String, from: u64) -> Response {
+pub(crate) fn stream(
+    app: App,
+    pass: HeaderMap,
+    run: RunHandle,
+    (name, from): (String, u64),
+) -> Response {
     let redaction = app.redaction.clone();
-    listening(&app, move |listener| async move {
+    listening(&app, pass, move |listener| async move {
         let mut reader = run.stream_json(&name).from(from);
         loop {
             let next = tokio::select! {

@@ -7,6 +7,7 @@
 
 use std::{
     collections::BTreeMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -26,7 +27,7 @@ use tokio::sync::Mutex;
 
 use crate::{
     App,
-    security::{self, Guarded},
+    guard::{self, Guarded},
     table::Verb,
 };
 
@@ -93,19 +94,19 @@ fn kept_for(took: Duration) -> Duration {
     KEPT.max(took * KEPT_TIMES)
 }
 
-/// Whoever may read runs may read numbers about them.
-const OPERATION: Guarded = Guarded {
-    verb: Verb::Get,
-    path: "/metrics",
-    name: "get_metrics",
-    role: Some(Role::Read),
-};
-
 pub(crate) fn routes(app: &App) -> Router<App> {
     let app = app.clone();
+    // Whoever may read runs may read numbers about them.
+    let operation = Guarded {
+        verb: Verb::Get,
+        path: "/metrics",
+        name: "get_metrics",
+        role: Some(Role::Read),
+        declared: Arc::default(),
+    };
     let guard = move |request: Request, next: Next| {
-        let app = app.clone();
-        async move { security::guarded(app, OPERATION, request, next).await }
+        let (app, operation) = (app.clone(), operation.clone());
+        async move { guard::guarded(app, operation, request, next).await }
     };
     let route = get(metrics).layer(middleware::from_fn(guard));
     Router::new().route("/metrics", route)

@@ -4,10 +4,14 @@
 //! message, event or item, in the namespace `http/`. Here is only remembered what was sent with a key,
 //! so that a client that uses one twice for different things is told so. This memory is bounded and
 //! ends with the process: without it the first one counts, and the second is taken for the same.
+//!
+//! A key is reserved while its request is carried out: another with the same key and the same body
+//! waits for it, so that it finds what the first has done.
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Mutex, PoisonError},
+    pin::pin,
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use axum::{
@@ -15,6 +19,7 @@ use axum::{
     http::{HeaderMap, request::Parts},
 };
 use sha2::{Digest, Sha256};
+use tokio::sync::Notify;
 
 use crate::{
     App,
@@ -27,34 +32,83 @@ const REMEMBERED: usize = 10_000;
 /// The name of the header.
 pub(crate) const HEADER: &str = "idempotency-key";
 
+/// What the document says of the header, with its limits.
+pub(crate) const DESCRIPTION: &str = "\
+    However often it is sent with the same key, it happens once. The key becomes the key of the run, \
+    or the dedupe key of the message, event or item, as `http/` and the key: so all callers share \
+    them, runs of different workflows, messages to different runs, events with different names and \
+    different queues have their own, and it holds for as long as the store keeps the run or the \
+    dedupe key, and no longer. While one is carried out, another with the same key and body waits for \
+    it. The same key with another body is 409; for that the server process that saw the first \
+    remembers its last 10 000 keys. After a restart, or at another process on the same store, only \
+    another `input` of a run is noticed: otherwise the first counts, and the second is answered as if \
+    it were the same. What has failed has not used its key up.";
+
 /// The keys that were used, and a hash of what was sent with them.
 #[derive(Debug, Default)]
-pub(crate) struct Keys(Mutex<Used>);
+pub(crate) struct Keys {
+    used: Mutex<Used>,
+    /// Told whenever a request that had a key was carried out.
+    freed: Notify,
+}
 
 #[derive(Debug, Default)]
 struct Used {
+    /// Of what was carried out.
     by_key: HashMap<String, [u8; 32]>,
     order: VecDeque<String>,
+    /// Of what is being carried out.
+    reserved: HashMap<String, [u8; 32]>,
+}
+
+/// Whether a key can be used.
+#[derive(Debug, PartialEq, Eq)]
+enum Key {
+    Free,
+    /// The same is being carried out.
+    Busy,
+    /// It was used for something else.
+    Differs,
+}
+
+impl Used {
+    fn remember(&mut self, key: String, sent: [u8; 32]) {
+        if self.by_key.insert(key.clone(), sent).is_some() {
+            return;
+        }
+        self.order.push_back(key);
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.by_key.remove(&oldest);
+        }
+    }
 }
 
 impl Keys {
-    /// Whether something else was sent with this key.
-    fn differs(&self, key: &str, sent: &[u8; 32]) -> bool {
-        let used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        used.by_key.get(key).is_some_and(|before| before != sent)
+    fn used(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn remember(&self, key: String, sent: [u8; 32]) {
-        let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if used.by_key.insert(key.clone(), sent).is_some() {
-            return;
+    /// Takes a key, if it is free.
+    fn reserve(&self, key: &str, sent: &[u8; 32]) -> Key {
+        let mut used = self.used();
+        if let Some(by) = used.reserved.get(key) {
+            return match by == sent {
+                true => Key::Busy,
+                false => Key::Differs,
+            };
         }
-        used.order.push_back(key);
-        if used.order.len() > REMEMBERED
-            && let Some(oldest) = used.order.pop_front()
-        {
-            used.by_key.remove(&oldest);
+        if used.by_key.get(key).is_some_and(|before| before != sent) {
+            return Key::Differs;
         }
+        used.reserved.insert(key.to_owned(), *sent);
+        Key::Free
+    }
+
+    fn release(&self, key: &str) {
+        self.used().reserved.remove(key);
+        self.freed.notify_waiters();
     }
 }
 
@@ -110,9 +164,12 @@ pub(crate) fn used() -> Problem {
     Problem::new(Kind::Conflict, detail)
 }
 
-/// Compares a request that has a key with what was sent with that key before: what to remember if it
-/// is carried out.
-pub(crate) fn checked(app: &App, parts: &Parts, body: &[u8]) -> Result<Option<Remember>, Problem> {
+/// Reserves the key of a request, if it has one and it was not used for something else.
+pub(crate) async fn reserved(
+    app: &App,
+    parts: &Parts,
+    body: &[u8],
+) -> Result<Option<Reserved>, Problem> {
     let Some(key) = key(&parts.headers)? else {
         return Ok(None);
     };
@@ -121,10 +178,18 @@ pub(crate) fn checked(app: &App, parts: &Parts, body: &[u8]) -> Result<Option<Re
     hash.update([0]);
     hash.update(canonical(body));
     let sent = hash.finalize().into();
-    if app.keys.differs(&key, &sent) {
-        return Err(used());
+    loop {
+        let mut freed = pin!(app.keys.freed.notified());
+        // Before it is looked: what is freed after that is not missed.
+        freed.as_mut().enable();
+        match app.keys.reserve(&key, &sent) {
+            Key::Free => break,
+            Key::Busy => freed.await,
+            Key::Differs => return Err(used()),
+        }
     }
-    Ok(Some(Remember { key, sent }))
+    let app = app.clone();
+    Ok(Some(Reserved { app, key, sent }))
 }
 
 /// A body without what does not matter in it: spaces, and the order of names.
@@ -133,15 +198,23 @@ fn canonical(bytes: &[u8]) -> Vec<u8> {
     value.map_or_else(|_| bytes.to_vec(), |value| value.to_string().into_bytes())
 }
 
-/// What is remembered when a request was carried out.
-pub(crate) struct Remember {
+/// A key while its request is carried out. It is free again when this is dropped.
+pub(crate) struct Reserved {
+    app: App,
     key: String,
     sent: [u8; 32],
 }
 
-impl Remember {
-    pub(crate) fn keep(self, app: &App) {
-        app.keys.remember(self.key, self.sent);
+impl Reserved {
+    /// Remembers that the request was carried out.
+    pub(crate) fn keep(self) {
+        self.app.keys.used().remember(self.key.clone(), self.sent);
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.app.keys.release(&self.key);
     }
 }
 
@@ -153,11 +226,21 @@ mod tests {
     fn the_oldest_key_is_forgotten_for_the_next() {
         let keys = Keys::default();
         for no in 0..=REMEMBERED {
-            keys.remember(no.to_string(), [1; 32]);
+            keys.used().remember(no.to_string(), [1; 32]);
         }
-        assert!(!keys.differs("0", &[2; 32]));
-        assert!(keys.differs("1", &[2; 32]));
-        assert!(!keys.differs("1", &[1; 32]));
+        assert_eq!(keys.reserve("0", &[2; 32]), Key::Free);
+        assert_eq!(keys.reserve("1", &[2; 32]), Key::Differs);
+        assert_eq!(keys.reserve("1", &[1; 32]), Key::Free);
+    }
+
+    #[test]
+    fn a_key_is_taken_until_its_request_was_carried_out() {
+        let keys = Keys::default();
+        assert_eq!(keys.reserve("a", &[1; 32]), Key::Free);
+        assert_eq!(keys.reserve("a", &[1; 32]), Key::Busy);
+        assert_eq!(keys.reserve("a", &[2; 32]), Key::Differs);
+        keys.release("a");
+        assert_eq!(keys.reserve("a", &[2; 32]), Key::Free);
     }
 
     #[test]

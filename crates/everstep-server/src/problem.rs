@@ -4,9 +4,11 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use everstep::ClientError;
+use everstep::{BulkError, ClientError};
 use schemars::JsonSchema;
 use serde::Serialize;
+
+use crate::shapes::run::BulkDone;
 
 /// A problem, as the body of an answer.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -27,11 +29,22 @@ pub(crate) struct Problem {
     /// What to do, if it can be said apart.
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<&'static str>,
+    /// What was done until it stopped, if it is about many runs: `next` is the `cursor` to go on with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    report: Option<Box<BulkDone>>,
 }
 
-/// What kind of problem an answer is, for the audit log.
+/// What became of a request, for the audit log: a word for the kind of a problem, or `done`, and
+/// perhaps more after a colon.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome(pub(crate) String);
+
+impl Outcome {
+    /// Done, and more to be said about it.
+    pub(crate) fn with(more: impl std::fmt::Display) -> Outcome {
+        Outcome(format!("done: {more}"))
+    }
+}
 
 /// The kinds of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +62,8 @@ pub(crate) enum Kind {
     MediaType,
     Unprocessable,
     TooManyRequests,
+    /// The body of a request did not come in time.
+    SlowBody,
     Timeout,
     Unavailable,
     Internal,
@@ -95,6 +110,11 @@ impl Kind {
                 "too_many_requests",
                 "Too many tries in a short time",
             ),
+            Kind::SlowBody => (
+                S::REQUEST_TIMEOUT,
+                "timeout",
+                "The request did not come in time",
+            ),
             Kind::Timeout => (S::GATEWAY_TIMEOUT, "timeout", "It took too long"),
             Kind::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "The store is away"),
             Kind::Internal => (S::INTERNAL_SERVER_ERROR, "internal", "Something is broken"),
@@ -112,6 +132,7 @@ impl Problem {
             detail: detail.into(),
             run: None,
             hint: None,
+            report: None,
         }
     }
 
@@ -121,9 +142,18 @@ impl Problem {
         self
     }
 
-    /// Says more.
-    pub(crate) fn add(&mut self, detail: &str) {
-        self.detail.push_str(detail);
+    /// Whether it is of this kind.
+    pub(crate) fn is(&self, kind: Kind) -> bool {
+        let (status, word, _) = kind.parts();
+        self.status == status.as_u16() && self.word() == word
+    }
+
+    /// The kind of what is not the fault of whoever asks.
+    pub(crate) fn kind_if_broken(&self) -> Kind {
+        match self.is(Kind::Unavailable) {
+            true => Kind::Unavailable,
+            false => Kind::Internal,
+        }
     }
 
     /// The word of its kind.
@@ -143,7 +173,11 @@ impl IntoResponse for Problem {
         let body = serde_json::to_vec(&self).unwrap_or_default();
         let kind = [(header::CONTENT_TYPE, "application/problem+json")];
         let mut response = (self.status(), kind, body).into_response();
-        response.extensions_mut().insert(Outcome(self.word()));
+        let outcome = match &self.report {
+            Some(report) => format!("{}: {}", self.word(), report.in_words()),
+            None => self.word(),
+        };
+        response.extensions_mut().insert(Outcome(outcome));
         response
     }
 }
@@ -186,6 +220,22 @@ impl From<ClientError> for Problem {
     }
 }
 
+impl From<BulkError> for Problem {
+    fn from(error: BulkError) -> Problem {
+        let BulkError { report, source } = error;
+        let report = BulkDone::from(*report);
+        let mut problem = Problem::from(source);
+        let on = match &report.next {
+            Some(next) => format!("send it again with `cursor` as `{next}` to go on"),
+            None => "send it again".to_owned(),
+        };
+        let text = format!("; it stopped after {} runs; {on}", report.met);
+        problem.detail.push_str(&text);
+        problem.report = Some(Box::new(report));
+        problem
+    }
+}
+
 /// The run that an error is about.
 fn run_of(error: &ClientError) -> Option<String> {
     use ClientError as E;
@@ -213,4 +263,40 @@ fn full(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep::{BulkReport, RunId};
+
+    use super::*;
+
+    #[test]
+    fn what_stopped_half_way_says_what_was_done_and_where_to_go_on() {
+        let run: RunId = "01a1e31b-1d59-7590-8241-3c1d14f48fdd"
+            .parse()
+            .expect("an id");
+        let mut report = BulkReport::default();
+        (report.met, report.done, report.next) = (500, 498, Some(run));
+        let error = BulkError {
+            report: Box::new(report),
+            source: ClientError::Closed,
+        };
+        let problem = Problem::from(error);
+        let said = serde_json::to_value(&problem).expect("JSON");
+        assert_eq!(said["status"], 503);
+        assert_eq!(
+            (&said["report"]["done"], &said["report"]["met"]),
+            (&498.into(), &500.into())
+        );
+        assert_eq!(said["report"]["next"], run.to_string());
+        let detail = said["detail"].as_str().expect("a text");
+        assert!(
+            detail.contains(&run.to_string()) && !detail.contains(".after("),
+            "{detail}"
+        );
+        let response = problem.into_response();
+        let outcome = response.extensions().get::<Outcome>().expect("an outcome");
+        assert_eq!(outcome.0, "unavailable: 500 met, 498 done");
+    }
 }

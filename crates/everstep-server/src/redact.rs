@@ -7,6 +7,8 @@
 
 use serde_json::Value as Json;
 
+use crate::problem::{Kind, Problem};
+
 /// What stands where something was.
 pub(crate) const REDACTED: &str = "[redacted]";
 
@@ -55,6 +57,20 @@ impl Redaction {
         value
     }
 
+    /// Refuses a payload in which what was redacted has come back: whoever has read it here and sends
+    /// it again would put the mark in the place of the secret.
+    pub(crate) fn check_sent(&self, what: &str, value: &Json) -> Result<(), Problem> {
+        let patterns: Vec<&[Part]> = self.patterns.iter().map(Vec::as_slice).collect();
+        let Some(path) = returned(value, &patterns) else {
+            return Ok(());
+        };
+        let detail = format!(
+            "{what} has `{REDACTED}` at `{path}`, where something is redacted; send what is really \
+             meant, or leave {what} out if it is to stay as it is"
+        );
+        Err(Problem::new(Kind::Unprocessable, detail))
+    }
+
     /// A text that a user's code has made.
     pub(crate) fn text(&self, text: String) -> String {
         if self.patterns.is_empty() {
@@ -69,11 +85,7 @@ fn redact(value: &mut Json, patterns: &[&[Part]]) {
     match value {
         Json::Object(fields) => {
             for (name, field) in fields {
-                let name = name.to_lowercase();
-                let mut within = Vec::new();
-                for pattern in patterns {
-                    step(pattern, &name, &mut within);
-                }
+                let within = inside(patterns, name);
                 if within.iter().any(|rest| rest.is_empty()) {
                     *field = Json::from(REDACTED);
                 } else {
@@ -84,6 +96,31 @@ fn redact(value: &mut Json, patterns: &[&[Part]]) {
         Json::Array(items) => items.iter_mut().for_each(|item| redact(item, patterns)),
         _ => {}
     }
+}
+
+/// Where a payload has the mark in the place of something that would be redacted.
+fn returned(value: &Json, patterns: &[&[Part]]) -> Option<String> {
+    match value {
+        Json::Object(fields) => fields.iter().find_map(|(name, field)| {
+            let within = inside(patterns, name);
+            if within.iter().any(|rest| rest.is_empty()) {
+                return (field == REDACTED).then(|| name.clone());
+            }
+            let rest = returned(field, &within)?;
+            Some(format!("{name}.{rest}"))
+        }),
+        Json::Array(items) => items.iter().find_map(|item| returned(item, patterns)),
+        _ => None,
+    }
+}
+
+/// What is left of patterns inside of the field with this name.
+fn inside<'p>(patterns: &[&'p [Part]], name: &str) -> Vec<&'p [Part]> {
+    let (name, mut within) = (name.to_lowercase(), Vec::new());
+    for pattern in patterns {
+        step(pattern, &name, &mut within);
+    }
+    within
 }
 
 /// What is left of a pattern inside of the field with this name.
@@ -138,6 +175,19 @@ mod tests {
             redacted(&["*"], value),
             json!({"a": REDACTED, "e": REDACTED})
         );
+    }
+
+    #[test]
+    fn what_was_redacted_and_comes_back_is_found_where_it_would_be_redacted_again() {
+        let some = Redaction::new(["**.password"]).expect("pattern");
+        let sent = |value: Json| some.check_sent("`input`", &value);
+        assert!(sent(json!({"password": "x", "note": REDACTED})).is_ok());
+        assert!(sent(json!({"a": [{"Password": REDACTED}]})).is_err());
+        let problem = sent(json!({"a": {"password": REDACTED}})).expect_err("it came back");
+        let said = serde_json::to_string(&problem).expect("JSON");
+        assert!(said.contains("a.password"), "{said}");
+        let none = Redaction::default();
+        assert!(none.check_sent("x", &json!({"password": REDACTED})).is_ok());
     }
 
     #[test]

@@ -20,20 +20,18 @@ use std::{
 };
 
 use axum::{
-    body::Bytes,
     extract::{ConnectInfo, Request},
-    http::{HeaderMap, HeaderName, HeaderValue, header, request::Parts},
+    http::{HeaderMap, HeaderName, HeaderValue, header},
     middleware::Next,
-    response::{IntoResponse, Response},
+    response::Response,
 };
-use everstep::{Client, Role, Timestamp, TokenInfo};
+use everstep::{Client, ClientError, Role, Timestamp, TokenInfo};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::{
-    App, audit, once,
-    problem::{Kind, Outcome, Problem},
-    table::Verb,
+    problem::{Kind, Problem},
+    tries::Tries,
 };
 
 /// The cookie of a session.
@@ -50,11 +48,6 @@ const KNOWN_FOR: Duration = Duration::from_secs(1);
 
 /// How many sessions there may be. The oldest ends for the next.
 const SESSIONS_MAX: usize = 1_000;
-
-/// How often one address may try to log in within [`WINDOW`], and how often all of them together.
-const TRIES: u32 = 10;
-const TRIES_OF_ALL: u32 = 200;
-const WINDOW: Duration = Duration::from_secs(60);
 
 /// The acts that a role is enough for, by the names that the dashboard knows.
 pub(crate) fn acts(role: Role) -> Vec<&'static str> {
@@ -147,13 +140,6 @@ pub(crate) struct Security {
     tries: Mutex<Tries>,
 }
 
-#[derive(Default)]
-struct Tries {
-    since: Option<Instant>,
-    of_all: u32,
-    by_address: HashMap<IpAddr, u32>,
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -191,7 +177,8 @@ impl Security {
         {
             return Ok(tokens.clone());
         }
-        let tokens = Arc::new(self.client.tokens().list().await?);
+        let tokens = self.client.tokens().list().await.map_err(away)?;
+        let tokens = Arc::new(tokens);
         *lock(&self.stored) = Some((Instant::now(), tokens.clone()));
         Ok(tokens)
     }
@@ -234,7 +221,7 @@ impl Security {
                 stored: None,
             }));
         }
-        let stored = self.client.tokens().check(text).await?;
+        let stored = self.client.tokens().check(text).await.map_err(away)?;
         Ok(stored.map(|token| Found {
             name: token.name,
             role: token.role,
@@ -300,11 +287,15 @@ impl Security {
         from: Option<IpAddr>,
         is_secure: bool,
     ) -> Result<(HeaderValue, Who), Problem> {
-        if !self.may_try(from, Instant::now()) {
+        if !lock(&self.tries).may_try(from, Instant::now()) {
             let detail = "too many tries to log in; wait a minute";
             return Err(Problem::new(Kind::TooManyRequests, detail));
         }
-        let Some(token) = self.token(text).await? else {
+        let found = self.token(text).await;
+        if !matches!(found, Ok(None)) {
+            lock(&self.tries).give_back(from);
+        }
+        let Some(token) = found? else {
             return Err(Problem::new(Kind::Unauthorized, "there is no such token"));
         };
         let (id, csrf) = (random_text()?, random_text()?);
@@ -348,27 +339,6 @@ impl Security {
         HeaderValue::from_static("everstep_session=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0")
     }
 
-    fn may_try(&self, from: Option<IpAddr>, now: Instant) -> bool {
-        let mut tries = lock(&self.tries);
-        let is_over = tries.since.is_none_or(|since| now - since > WINDOW);
-        if is_over {
-            *tries = Tries {
-                since: Some(now),
-                ..Tries::default()
-            };
-        }
-        if tries.of_all >= TRIES_OF_ALL {
-            return false;
-        }
-        tries.of_all += 1;
-        let own = from.map_or(0, |from| {
-            let own = tries.by_address.entry(from).or_default();
-            *own += 1;
-            *own
-        });
-        own <= TRIES
-    }
-
     /// A name of somebody else's must not lead here: a page of theirs would then be ours to the
     /// browser.
     pub(crate) fn check_host(&self, headers: &HeaderMap) -> Result<(), Problem> {
@@ -376,10 +346,7 @@ impl Security {
         let name = host.map(host_name).unwrap_or_default();
         let address = name.trim_matches(['[', ']']).parse::<IpAddr>().ok();
         let is_known = name.eq_ignore_ascii_case("localhost")
-            || self
-                .hosts
-                .iter()
-                .any(|known| known.eq_ignore_ascii_case(name))
+            || host.is_some_and(|host| self.is_own(host))
             || address.is_some_and(|address| address.is_loopback() || !self.loopback_only);
         if is_known {
             return Ok(());
@@ -390,6 +357,63 @@ impl Security {
         );
         Err(Problem::new(Kind::BadHost, detail))
     }
+
+    /// Whether this is a name of the server, with any port unless the name was given with one.
+    fn is_own(&self, host: &str) -> bool {
+        let name = host_name(host);
+        let mut known = self.hosts.iter();
+        known.any(|known| match host_name(known) == known {
+            true => known.eq_ignore_ascii_case(name),
+            false => known.eq_ignore_ascii_case(host),
+        })
+    }
+
+    /// Changes come from nowhere, or from the dashboard. What the browser itself says about that
+    /// counts. Without it, the page must have a name of this server, or the name that the request was
+    /// sent to; a proxy may have changed that.
+    pub(crate) fn check_origin(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let text = |name: HeaderName| headers.get(name).map(|it| it.to_str().unwrap_or("?"));
+        let site = text(HeaderName::from_static("sec-fetch-site"));
+        let is_own = match (site, text(header::ORIGIN)) {
+            (Some("same-origin"), _) | (Some("none") | None, None) => true,
+            (Some("none") | None, Some(origin)) => {
+                let host = origin
+                    .strip_prefix("http://")
+                    .or_else(|| origin.strip_prefix("https://"));
+                host.is_some_and(|host| self.is_own(host) || Some(host) == text(header::HOST))
+            }
+            (Some(_), _) => false,
+        };
+        if is_own {
+            return Ok(());
+        }
+        let detail = "a page of another site may not change anything here";
+        Err(Problem::new(Kind::Csrf, detail))
+    }
+
+    /// Where nobody needs a token, only this machine is served: what a proxy has passed on comes from
+    /// somewhere else.
+    pub(crate) fn check_direct(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let is_passed_on = |name: &HeaderName| {
+            let name = name.as_str();
+            name == "forwarded" || name.starts_with("x-forwarded-")
+        };
+        if !self.loopback_only || !headers.keys().any(is_passed_on) {
+            return Ok(());
+        }
+        let detail = "nobody needs a token here, so that only this machine is served, and this \
+                      request was passed on by a proxy; add a token to serve others";
+        Err(Problem::new(Kind::Forbidden, detail))
+    }
+}
+
+/// That the store cannot be asked who somebody is. They may be anybody, and are not told more.
+fn away(error: ClientError) -> Problem {
+    let kind = Problem::from(error).kind_if_broken();
+    Problem::new(
+        kind,
+        "the tokens of the store cannot be read; the log says why",
+    )
 }
 
 /// The name in a host header, without its port.
@@ -422,178 +446,6 @@ pub(crate) fn random_text() -> Result<String, Problem> {
     getrandom::fill(&mut bytes)
         .map_err(|error| Problem::new(Kind::Internal, format!("no random bits: {error}")))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// Changes come from nowhere, or from the dashboard.
-pub(crate) fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
-    let foreign = || {
-        let detail = "a page of another site may not change anything here";
-        Problem::new(Kind::Csrf, detail)
-    };
-    let text = |name: HeaderName| headers.get(name).map(|it| it.to_str().unwrap_or("?"));
-    if let Some(site) = text(HeaderName::from_static("sec-fetch-site"))
-        && !matches!(site, "same-origin" | "none")
-    {
-        return Err(foreign());
-    }
-    if let Some(origin) = text(header::ORIGIN) {
-        let host = text(header::HOST).unwrap_or_default();
-        let own = origin
-            .strip_prefix("http://")
-            .or_else(|| origin.strip_prefix("https://"));
-        if own != Some(host) {
-            return Err(foreign());
-        }
-    }
-    Ok(())
-}
-
-/// An operation, as far as it has to be known here.
-#[derive(Clone, Copy)]
-pub(crate) struct Guarded {
-    pub(crate) verb: Verb,
-    /// Its path, with names in braces.
-    pub(crate) path: &'static str,
-    pub(crate) name: &'static str,
-    /// What it needs, if it needs anything.
-    pub(crate) role: Option<Role>,
-}
-
-impl Guarded {
-    /// Whether it changes something that is not the caller's own session.
-    fn is_change(self) -> bool {
-        self.role.is_some() && self.verb != Verb::Get
-    }
-}
-
-/// Lets a request through to its operation, if it may.
-pub(crate) async fn guarded(
-    app: App,
-    operation: Guarded,
-    request: Request,
-    next: Next,
-) -> Response {
-    match carried_out(&app, operation, request, next).await {
-        Ok(response) => response,
-        Err(problem) => problem.into_response(),
-    }
-}
-
-async fn carried_out(
-    app: &App,
-    operation: Guarded,
-    request: Request,
-    next: Next,
-) -> Result<Response, Problem> {
-    let deadline = Instant::now() + app.limits.request;
-    let (parts, body) = request.into_parts();
-    let who = app.security.who(&parts.headers).await?;
-    let refused = admitted(operation, &parts.headers, who.as_ref()).err();
-    let body = match refused {
-        None if operation.verb != Verb::Get => before(deadline, app, read(app, body)).await??,
-        // Nothing is read of what is refused.
-        _ => Bytes::new(),
-    };
-    let target = audit::target(operation.path, parts.uri.path());
-    let detail = audit::detail(operation.name, parts.uri.query(), &body);
-    let begun = match &who {
-        Some(who) if operation.is_change() && !audit::is_dry_run(operation.name, &body) => {
-            let begun = app.audit.begin(who, operation.name, target, detail);
-            Some(begun.await?)
-        }
-        _ => None,
-    };
-    let response = match refused {
-        Some(problem) => Err(problem),
-        None => answered(app, operation, (parts, body, who), deadline, next).await,
-    };
-    let response = response.unwrap_or_else(IntoResponse::into_response);
-    if let Some(begun) = begun {
-        let outcome = response.extensions().get::<Outcome>();
-        let outcome = outcome.map_or("done", |outcome| outcome.0.as_str());
-        app.audit.end(begun, outcome).await;
-    }
-    Ok(response)
-}
-
-/// The answer of the operation itself.
-async fn answered(
-    app: &App,
-    operation: Guarded,
-    (parts, body, who): (Parts, Bytes, Option<Who>),
-    deadline: Instant,
-    next: Next,
-) -> Result<Response, Problem> {
-    let remember = match operation.verb {
-        Verb::Post => once::checked(app, &parts, &body)?,
-        _ => None,
-    };
-    let mut request = Request::from_parts(parts, body.into());
-    if let Some(who) = who {
-        request.extensions_mut().insert(who);
-    }
-    let response = before(deadline, app, next.run(request)).await?;
-    if let Some(remember) = remember
-        && response.status().is_success()
-    {
-        remember.keep(app);
-    }
-    Ok(response)
-}
-
-/// The body of a request, if it is not too large.
-async fn read(app: &App, body: axum::body::Body) -> Result<Bytes, Problem> {
-    let limit = app.limits.body;
-    axum::body::to_bytes(body, limit).await.map_err(|error| {
-        let detail = format!("the body could not be read, or has more than {limit} bytes: {error}");
-        Problem::new(Kind::TooLarge, detail)
-    })
-}
-
-/// What it gives, if it does so in time.
-async fn before<T>(
-    deadline: Instant,
-    app: &App,
-    work: impl Future<Output = T>,
-) -> Result<T, Problem> {
-    let answer = tokio::time::timeout_at(deadline.into(), work).await;
-    answer.map_err(|_| {
-        let detail = format!(
-            "no answer after {} s; what was to be changed may have been",
-            app.limits.request.as_secs_f64()
-        );
-        Problem::new(Kind::Timeout, detail)
-    })
-}
-
-/// Whether a request may be made.
-fn admitted(operation: Guarded, headers: &HeaderMap, who: Option<&Who>) -> Result<(), Problem> {
-    let is_read = operation.verb == Verb::Get;
-    if !is_read {
-        check_origin(headers)?;
-    }
-    let Some(role) = operation.role else {
-        return Ok(());
-    };
-    let Some(who) = who else {
-        let detail = "send a token as `Authorization: Bearer ..`, or log in";
-        return Err(Problem::new(Kind::Unauthorized, detail));
-    };
-    if who.role < role {
-        let detail = format!(
-            "this needs the role `{role}`, and this token has `{}`",
-            who.role
-        );
-        return Err(Problem::new(Kind::Forbidden, detail));
-    }
-    if !is_read && let Some(wanted) = &who.csrf {
-        let sent = headers.get(CSRF).map(HeaderValue::as_bytes).unwrap_or(&[]);
-        if !bool::from(sent.ct_eq(wanted.as_bytes())) {
-            let detail = "send the `csrf` of the session as `x-everstep-csrf`";
-            return Err(Problem::new(Kind::Csrf, detail));
-        }
-    }
-    Ok(())
 }
 
 /// The address that a request comes from, if the server was told.
@@ -653,24 +505,6 @@ mod tests {
     }
 
     #[test]
-    fn an_address_may_try_ten_times_a_minute_and_others_still_can() {
-        let security = Security::new(
-            nobody(),
-            vec![Token::new("a", Role::Read, "x")],
-            Vec::new(),
-            false,
-        );
-        let (one, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-        let now = Instant::now();
-        for _ in 0..TRIES {
-            assert!(security.may_try(Some(one), now));
-        }
-        assert!(!security.may_try(Some(one), now));
-        assert!(security.may_try(Some(other), now));
-        assert!(security.may_try(Some(one), now + WINDOW * 2));
-    }
-
-    #[test]
     fn a_name_of_somebody_else_is_not_answered() {
         let local = Security::new(nobody(), Vec::new(), Vec::new(), true);
         let hosts = vec!["ops.example.com".to_owned()];
@@ -692,14 +526,58 @@ mod tests {
     }
 
     #[test]
+    fn a_name_with_a_port_is_that_name_at_that_port() {
+        let hosts = vec!["ops.example.com:8443".to_owned()];
+        let security = Security::new(nobody(), Vec::new(), hosts, false);
+        for (host, is_known) in [
+            ("ops.example.com:8443", true),
+            ("OPS.example.com:8443", true),
+            ("ops.example.com", false),
+            ("ops.example.com:80", false),
+        ] {
+            let headers = with(&[("host", host)]);
+            assert_eq!(security.check_host(&headers).is_ok(), is_known, "{host}");
+        }
+    }
+
+    #[test]
     fn a_page_of_another_site_changes_nothing() {
-        let own = [("host", "localhost:1"), ("origin", "http://localhost:1")];
-        assert!(check_origin(&with(&own)).is_ok());
-        assert!(check_origin(&with(&[("host", "localhost:1")])).is_ok());
-        let other = [("host", "localhost:1"), ("origin", "http://evil.example")];
-        assert!(check_origin(&with(&other)).is_err());
-        assert!(check_origin(&with(&[("host", "localhost:1"), ("origin", "null")])).is_err());
-        assert!(check_origin(&with(&[("sec-fetch-site", "cross-site")])).is_err());
-        assert!(check_origin(&with(&[("sec-fetch-site", "same-origin")])).is_ok());
+        let hosts = vec!["ops.example.com".to_owned()];
+        let security = Security::new(nobody(), Vec::new(), hosts, false);
+        let check =
+            |pairs: &[(&'static str, &'static str)]| security.check_origin(&with(pairs)).is_ok();
+        let local = ("host", "localhost:1");
+        assert!(check(&[local, ("origin", "http://localhost:1")]));
+        assert!(check(&[local]));
+        assert!(!check(&[local, ("origin", "http://evil.example")]));
+        assert!(!check(&[local, ("origin", "null")]));
+        assert!(!check(&[("sec-fetch-site", "cross-site")]));
+        assert!(!check(&[("sec-fetch-site", "same-site")]));
+        assert!(check(&[("sec-fetch-site", "same-origin")]));
+        // A proxy has another name for us than the page.
+        let inner = ("host", "10.0.0.7:7878");
+        let page = ("origin", "https://ops.example.com");
+        assert!(check(&[inner, page]));
+        let browser = ("sec-fetch-site", "same-origin");
+        assert!(check(&[
+            inner,
+            ("origin", "https://other.example.com"),
+            browser
+        ]));
+        assert!(!check(&[inner, ("origin", "https://other.example.com")]));
+        assert!(!check(&[inner, page, ("sec-fetch-site", "cross-site")]));
+    }
+
+    #[test]
+    fn whoever_is_nobody_is_not_told_what_the_store_says() {
+        let source = std::io::Error::other("no such host: db.internal");
+        let error = everstep::store::StoreError::Io {
+            store: "postgres at db.internal".to_owned(),
+            source: source.into(),
+        };
+        let problem = away(ClientError::Store(error.into()));
+        assert!(problem.is(Kind::Unavailable));
+        let said = serde_json::to_string(&problem).expect("JSON");
+        assert!(!said.contains("db.internal"), "{said}");
     }
 }

@@ -1,6 +1,10 @@
 //! The table of operations: each is said once, and becomes a route and a part of the OpenAPI document.
 
-use std::{collections::BTreeMap, convert::Infallible};
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    sync::{Arc, OnceLock},
+};
 
 use axum::{
     Router,
@@ -16,8 +20,10 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::{
     App,
+    guard::{self, Declared, Guarded},
+    once,
     problem::Problem,
-    security::{self, Guarded},
+    security,
 };
 
 /// Where all operations are.
@@ -73,6 +79,7 @@ pub(crate) struct Operation<'t> {
     parameters: Vec<Json>,
     /// The statuses of the problems that are likely.
     problems: Vec<u16>,
+    declared: Arc<OnceLock<Declared>>,
 }
 
 impl Table {
@@ -104,15 +111,17 @@ impl Table {
     {
         let role = role.into();
         let app = self.app.clone();
+        let declared = Arc::new(OnceLock::new());
         let operation = Guarded {
             verb,
             path,
             name,
             role,
+            declared: declared.clone(),
         };
         let guard = move |request: Request, next: Next| {
-            let app = app.clone();
-            async move { security::guarded(app, operation, request, next).await }
+            let (app, operation) = (app.clone(), operation.clone());
+            async move { guard::guarded(app, operation, request, next).await }
         };
         let route = verb.route(handler).route_layer(middleware::from_fn(guard));
         let full = format!("{BASE}{path}");
@@ -142,9 +151,10 @@ impl Table {
             problems.push(404);
         }
         if verb != Verb::Get {
-            problems.extend([403, 409]);
+            problems.extend([403, 408, 409]);
         }
         Operation {
+            declared,
             verb,
             path,
             said,
@@ -241,7 +251,7 @@ impl Operation<'_> {
         self.parameters.push(json!({
             "name": "idempotency-key", "in": "header", "required": false,
             "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"},
-            "description": "However often it is sent with the same key, it happens once.",
+            "description": once::DESCRIPTION,
         }));
         self
     }
@@ -289,6 +299,15 @@ impl Drop for Operation<'_> {
             }
         }
         said["responses"]["default"] = problem;
+        let is_in = |place: &str, it: &&Json| it["in"] == place;
+        let of_query = self.parameters.iter().filter(|it| is_in("query", it));
+        let names = of_query.filter_map(|it| it["name"].as_str().map(str::to_owned));
+        // The table is made once, and each operation is dropped once.
+        let _ = self.declared.set(Declared {
+            query: names.collect(),
+            has_body: said.contains_key("requestBody"),
+            is_once: self.parameters.iter().any(|it| is_in("header", &it)),
+        });
         if !self.parameters.is_empty() {
             said.insert("parameters".to_owned(), json!(self.parameters));
         }

@@ -83,10 +83,13 @@ pub(crate) struct Run<'r> {
 impl Run<'_> {
     /// Makes it: whether it has found nothing.
     pub(crate) async fn made(&self, programs: &Programs) -> Result<bool, Problem> {
-        let mut command = Command::new(&programs.schemathesis);
+        let mut command = Command::new(std::path::absolute(&programs.schemathesis)?);
+        let document = std::path::absolute(self.document)?;
+        // It leaves files where it is run.
+        command.current_dir(document.parent().unwrap_or(Path::new(".")));
         command
             .arg("run")
-            .arg(self.document)
+            .arg(document)
             .args(["--url", self.url])
             .args(["--header", &format!("Authorization: Bearer {}", self.token)])
             .args(["--checks", CHECKS])

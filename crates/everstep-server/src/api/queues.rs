@@ -1,6 +1,6 @@
 //! Queues.
 
-use axum::{Json as Answer, extract::State, http::StatusCode, response::IntoResponse};
+use axum::{Extension, Json as Answer, extract::State, http::StatusCode, response::IntoResponse};
 use everstep::Role::{Operate, Read};
 use everstep::{ItemHandle, ItemId};
 use serde_json::Value as Json;
@@ -10,7 +10,7 @@ use crate::{
     App,
     extract::{Body, Names, Query},
     once::Once,
-    problem::Problem,
+    problem::{Outcome, Problem},
     shapes::{
         millis,
         queues::{Changed, ItemPut, ItemQuery, PutItem, QueueItem, QueueItems, QueueShape},
@@ -143,6 +143,7 @@ async fn put(
     Body(said): Body<PutItem>,
 ) -> Result<impl IntoResponse, Problem> {
     let dedupe = once.or(said.dedupe, "dedupe")?;
+    app.redaction.check_sent("`input`", &said.input)?;
     let mut put = app.client.enqueue_json(&queue, &said.input);
     if let Some(priority) = said.priority {
         put = put.priority(priority);
@@ -162,7 +163,9 @@ async fn put(
         true => StatusCode::OK,
         false => StatusCode::CREATED,
     };
-    Ok((status, Answer(done)))
+    let found = if done.attached { "found " } else { "" };
+    let outcome = Extension(Outcome::with(format!("{found}item {}", done.id)));
+    Ok((status, outcome, Answer(done)))
 }
 
 async fn item(

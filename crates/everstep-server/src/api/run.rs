@@ -1,21 +1,23 @@
 //! One run: what it has done, and what can be done to it.
 
 use axum::{
-    Json as Answer,
+    Extension, Json as Answer,
     extract::State,
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
 use everstep::Role::{Operate, Read};
-use everstep::RunHandle;
+use everstep::{HistoryEntry, RunHandle, RunStatus};
 use serde::Deserialize;
+use serde_json::Value as Json;
 
 use super::{Answered, page_size, runs::handle, wait};
 use crate::{
     App,
     extract::{Body, Names, Query},
     live,
-    problem::Problem,
+    once::{self, Once},
+    problem::{Kind, Outcome, Problem},
     shapes::{
         Tag,
         history::{
@@ -30,6 +32,12 @@ use crate::{
         Verb::{Delete, Get, Post, Put},
     },
 };
+
+/// How many bytes of payloads a page of a history has, about: the entry that goes beyond is the last.
+const HISTORY_BYTES: usize = 8 << 20;
+
+/// How many entries are read before it is known how large they are.
+const HISTORY_FIRST: usize = 8;
 
 pub(super) fn add(table: &mut Table) {
     add_reads(table);
@@ -166,6 +174,8 @@ fn add_changes(table: &mut Table) {
             fork,
         )
         .body::<ForkShape>()
+        .once()
+        .answers::<NewRun>(200, "It was there under this key.")
         .answers::<NewRun>(201, "The new run.");
     table
         .add(
@@ -228,9 +238,13 @@ async fn result(
     Ok((status, Answer(result)))
 }
 
-async fn watch(State(app): State<App>, Names(run): Names<String>) -> Result<Response, Problem> {
+async fn watch(
+    State(app): State<App>,
+    Names(run): Names<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
     let run = handle(&app, &run).await?;
-    Ok(live::run(app, run))
+    Ok(live::run(app, headers, run))
 }
 
 async fn history(
@@ -240,16 +254,39 @@ async fn history(
 ) -> Answered<History> {
     let limit = page_size(query.limit)?;
     let run = handle(&app, &run).await?;
-    let mut read = run.history().limit(limit);
-    if let Some(cursor) = query.cursor {
-        read = read.after(cursor);
-    }
-    let page = read.page().await?;
-    let entries = page.entries.into_iter();
+    let (entries, next) = history_page(&run, query.cursor, limit).await?;
+    let entries = entries.into_iter();
     Ok(Answer(History {
         entries: entries.map(|it| Entry::new(it, &app.redaction)).collect(),
-        next: page.next,
+        next,
     }))
+}
+
+/// At most so many entries of a history, and fewer if they are large; where the rest begins.
+async fn history_page(
+    run: &RunHandle,
+    mut after: Option<String>,
+    limit: usize,
+) -> Result<(Vec<HistoryEntry>, Option<String>), Problem> {
+    let (mut entries, mut bytes) = (Vec::new(), 0);
+    // How large they are is known when they were read: at first a few, then as many as will fit if
+    // they go on like that.
+    let mut count = HISTORY_FIRST;
+    loop {
+        let mut read = run.history().limit(count.min(limit - entries.len()));
+        if let Some(after) = after {
+            read = read.after(after);
+        }
+        let page = read.page().await?;
+        bytes += page.entries.iter().map(|it| it.size).sum::<usize>();
+        entries.extend(page.entries);
+        after = page.next;
+        if after.is_none() || entries.len() >= limit || bytes >= HISTORY_BYTES {
+            return Ok((entries, after));
+        }
+        let average = (bytes / entries.len().max(1)).max(1);
+        count = ((HISTORY_BYTES - bytes) / average).max(1);
+    }
 }
 
 async fn why(State(app): State<App>, Names(run): Names<String>) -> Answered<WhyShape> {
@@ -259,12 +296,16 @@ async fn why(State(app): State<App>, Names(run): Names<String>) -> Answered<WhyS
 
 async fn state(State(app): State<App>, Names(run): Names<String>) -> Answered<StateShape> {
     let state = handle(&app, &run).await?.state_json().await?;
-    let state = state.into_iter();
-    Ok(Answer(StateShape {
-        state: state
-            .map(|(key, it)| (key, app.redaction.json(it)))
-            .collect(),
-    }))
+    // A pattern may begin at a value, or at the key that it is shown under.
+    let values = state
+        .into_iter()
+        .map(|(key, it)| (key, app.redaction.json(it)));
+    let shown = app.redaction.json(values.collect());
+    let state = match shown {
+        Json::Object(state) => state.into_iter().collect(),
+        _ => Default::default(),
+    };
+    Ok(Answer(StateShape { state }))
 }
 
 async fn streams(State(app): State<App>, Names(run): Names<String>) -> Answered<StreamList> {
@@ -301,7 +342,7 @@ async fn follow(
     let last = headers.get("last-event-id").and_then(|it| it.to_str().ok());
     let last = last.and_then(|it| it.parse::<u64>().ok());
     let from = last.map_or(query.from, |last| last.saturating_add(1));
-    Ok(live::stream(app, run, stream, from))
+    Ok(live::stream(app, headers, run, (stream, from)))
 }
 
 async fn cancel(
@@ -314,8 +355,17 @@ async fn cancel(
     if said.rollback {
         cancel = cancel.with_rollback();
     }
-    cancel.await?;
-    summary(&app, &run).await
+    if cancel.await? {
+        return summary(&app, &run).await;
+    }
+    let info = run.info().await?;
+    let why = match info.status {
+        status if status.is_terminal() => format!("has ended as {status}"),
+        RunStatus::RollingBack => "is rolling back already".to_owned(),
+        status => format!("is {status}, and a cancel was requested before"),
+    };
+    let detail = format!("run {} {why}; nothing was done", run.id());
+    Err(Problem::new(Kind::Conflict, detail).about(run.id()))
 }
 
 async fn pause(State(app): State<App>, Names(run): Names<String>) -> Answered<RunSummary> {
@@ -339,19 +389,26 @@ async fn retry(State(app): State<App>, Names(run): Names<String>) -> Answered<Ru
 async fn fork(
     State(app): State<App>,
     Names(run): Names<String>,
+    once: Once,
     Body(said): Body<ForkShape>,
 ) -> Result<impl IntoResponse, Problem> {
-    let mut fork = handle(&app, &run).await?.fork();
+    let is_once = once.is_said();
+    let key = once.or(said.key, "key")?;
+    let run = handle(&app, &run).await?;
+    let mut fork = run.fork();
     if let Some(from) = said.from {
         fork = fork.from(from);
     }
     if let Some(input) = said.input {
+        app.redaction.check_sent("`input`", &input)?;
         fork = fork.input(&input)?;
     }
     for result in said.results {
+        let what = format!("the result of `{}`", result.location);
+        app.redaction.check_sent(&what, &result.value)?;
         fork = fork.result(result.location, &result.value)?;
     }
-    if let Some(key) = said.key {
+    if let Some(key) = key {
         fork = fork.key(key);
     }
     if let Some(version) = said.version {
@@ -361,7 +418,23 @@ async fn fork(
         fork = fork.tag(name, value);
     }
     let new = fork.start().await?;
-    Ok((StatusCode::CREATED, Answer(NewRun::from(new.id()))))
+    if is_once && new.attached() && !is_fork(&new, &run).await? {
+        return Err(once::used().about(new.id()));
+    }
+    let (status, found) = match new.attached() {
+        true => (StatusCode::OK, "found "),
+        false => (StatusCode::CREATED, ""),
+    };
+    let outcome = Outcome::with(format!("{found}run {}", new.id()));
+    Ok((status, Extension(outcome), Answer(NewRun::from(new.id()))))
+}
+
+/// Whether a run was forked from another.
+async fn is_fork(new: &RunHandle, of: &RunHandle) -> Result<bool, Problem> {
+    let (tags, of) = (new.info().await?.tags, of.id().to_string());
+    Ok(tags
+        .iter()
+        .any(|(name, value)| name == "everstep.forked_from" && *value == of))
 }
 
 /// The value of a tag.

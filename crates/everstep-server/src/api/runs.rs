@@ -1,9 +1,9 @@
 //! Runs: lists of them, new ones, and many at once.
 
 use axum::{
-    Json as Answer,
+    Extension, Json as Answer,
     extract::State,
-    http::StatusCode,
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
 use everstep::Role::{Admin, Operate, Read};
@@ -16,7 +16,7 @@ use crate::{
     extract::{Body, Names, Query, run_id},
     live,
     once::{self, Once},
-    problem::Problem,
+    problem::{Outcome, Problem},
     shapes::{
         Tag, Time, millis,
         run::{
@@ -29,6 +29,9 @@ use crate::{
         Verb::{Delete, Get, Post},
     },
 };
+
+/// How many runs something can be done to at once.
+pub(crate) const BULK_MAX: u64 = 5_000;
 
 /// How many runs can be asked for by their ids.
 const IDS_MAX: usize = 100;
@@ -161,9 +164,10 @@ async fn counts(State(app): State<App>, Query(said): Query<RunFilter>) -> Answer
 
 async fn updates(
     State(app): State<App>,
+    headers: HeaderMap,
     Query(said): Query<RunFilter>,
 ) -> Result<Response, Problem> {
-    Ok(live::runs(app, filter(said)?))
+    Ok(live::runs(app, headers, filter(said)?))
 }
 
 async fn start(
@@ -177,6 +181,7 @@ async fn start(
         Some(version) => Some(version),
         None => newest(&app, &said.workflow).await?,
     };
+    app.redaction.check_sent("`input`", &said.input)?;
     let mut start = app.client.start_json(&said.workflow, &said.input);
     if let Some(version) = version {
         start = start.version(version);
@@ -212,7 +217,12 @@ async fn start(
         true => StatusCode::OK,
         false => StatusCode::CREATED,
     };
-    Ok((status, Answer(started)))
+    let outcome = match started.attached {
+        true => format!("found run {}", started.id),
+        false => format!("run {}", started.id),
+    };
+    let outcome = Extension(Outcome::with(outcome));
+    Ok((status, outcome, Answer(started)))
 }
 
 /// The newest version of a workflow that some runner has.
@@ -224,12 +234,19 @@ async fn newest(app: &App, workflow: &str) -> Result<Option<u32>, Problem> {
     Ok(versions.map(|it| it.version).max())
 }
 
-async fn bulk(State(app): State<App>, Body(said): Body<BulkShape>) -> Answered<BulkDone> {
+async fn bulk(
+    State(app): State<App>,
+    Body(said): Body<BulkShape>,
+) -> Result<(Extension<Outcome>, Answer<BulkDone>), Problem> {
     let cursor = run_cursor(said.cursor.as_deref())?;
-    let mut bulk = app.client.bulk(filter(said.filter)?);
-    if let Some(limit) = said.limit {
-        bulk = bulk.limit(limit);
+    let limit = said.limit.unwrap_or(BULK_MAX);
+    if !(1..=BULK_MAX).contains(&limit) {
+        return Err(bad(format!(
+            "`limit` is {limit}, and must be from 1 to {BULK_MAX}; `next` of the answer is the \
+             `cursor` to go on with"
+        )));
     }
+    let mut bulk = app.client.bulk(filter(said.filter)?).limit(limit);
     if let Some(cursor) = cursor {
         bulk = bulk.after(cursor);
     }
@@ -239,7 +256,8 @@ async fn bulk(State(app): State<App>, Body(said): Body<BulkShape>) -> Answered<B
             met,
             ..BulkDone::default()
         };
-        return Ok(Answer(done));
+        let outcome = Outcome::with(format!("{met} counted"));
+        return Ok((Extension(outcome), Answer(done)));
     }
     let report = match said.action {
         BulkAction::Cancel => bulk.cancel().await,
@@ -249,12 +267,9 @@ async fn bulk(State(app): State<App>, Body(said): Body<BulkShape>) -> Answered<B
         BulkAction::Retry => bulk.retry().await,
         BulkAction::Delete => bulk.delete().await,
     };
-    let report = report.map_err(|error| {
-        let mut problem = Problem::from(error.source.clone());
-        problem.add(&format!("; {error}"));
-        problem
-    })?;
-    Ok(Answer(report.into()))
+    let done = BulkDone::from(report.map_err(Problem::from)?);
+    let outcome = Outcome::with(done.in_words());
+    Ok((Extension(outcome), Answer(done)))
 }
 
 async fn by_key(

@@ -1,14 +1,15 @@
 //! Schedules.
 
-use axum::{Json as Answer, extract::State, http::StatusCode};
+use axum::{Extension, Json as Answer, extract::State, http::StatusCode};
 use everstep::Role::{Admin, Operate, Read};
-use everstep::Triggered;
+use everstep::{ClientError, Triggered};
+use serde_json::Value as Json;
 
 use super::{Answered, bad, page_size};
 use crate::{
     App,
     extract::{Body, Names, Query},
-    problem::Problem,
+    problem::{Outcome, Problem},
     shapes::{
         Tag,
         history::PageQuery,
@@ -130,7 +131,18 @@ async fn put(
     Names(name): Names<String>,
     Body(said): Body<PutSchedule>,
 ) -> Answered<ScheduleShape> {
-    let mut schedule = app.client.schedule_json(name, &said.workflow, &said.input);
+    let input = match said.input {
+        Some(input) => {
+            app.redaction.check_sent("`input`", &input)?;
+            input
+        }
+        None => match app.client.schedule_named(name.clone()).info().await {
+            Ok(info) => info.input,
+            Err(ClientError::UnknownSchedule { .. }) => Json::Null,
+            Err(error) => return Err(error.into()),
+        },
+    };
+    let mut schedule = app.client.schedule_json(name, &said.workflow, &input);
     schedule = match (said.cron, said.every_ms) {
         (Some(cron), None) => schedule.cron(cron),
         (None, Some(ms)) => schedule.every(millis(ms)),
@@ -163,7 +175,7 @@ async fn delete(State(app): State<App>, Names(name): Names<String>) -> Result<St
     if schedule.delete().await? {
         return Ok(StatusCode::NO_CONTENT);
     }
-    Err(everstep::ClientError::UnknownSchedule { schedule: name }.into())
+    Err(ClientError::UnknownSchedule { schedule: name }.into())
 }
 
 async fn pause(State(app): State<App>, Names(name): Names<String>) -> Answered<ScheduleShape> {
@@ -180,7 +192,10 @@ async fn resume(State(app): State<App>, Names(name): Names<String>) -> Answered<
     Ok(Answer(ScheduleShape::new(info, &app.redaction)))
 }
 
-async fn trigger(State(app): State<App>, Names(name): Names<String>) -> Answered<Ticked> {
+async fn trigger(
+    State(app): State<App>,
+    Names(name): Names<String>,
+) -> Result<(Extension<Outcome>, Answer<Ticked>), Problem> {
     let ticked = match app.client.schedule_named(name).trigger().await? {
         Triggered::Started(run) => Ticked {
             run: Some(run.id().to_string()),
@@ -198,7 +213,11 @@ async fn trigger(State(app): State<App>, Names(name): Names<String>) -> Answered
             outcome: "one will be started when the last run has ended",
         },
     };
-    Ok(Answer(ticked))
+    let outcome = match &ticked.run {
+        Some(run) => format!("run {run}"),
+        None => ticked.outcome.to_owned(),
+    };
+    Ok((Extension(Outcome::with(outcome)), Answer(ticked)))
 }
 
 async fn backfill(

@@ -13,7 +13,7 @@ use super::Answered;
 use crate::{
     App,
     extract::Body,
-    problem::Problem,
+    problem::{Kind, Problem},
     security::{self, Who},
     shapes::session::{Login, Session},
     table::{
@@ -52,7 +52,8 @@ async fn session(app: &App, who: Option<Who>) -> Answered<Session> {
         can: role.map(security::acts).unwrap_or_default(),
         csrf,
         login_required: app.security.needs_token().await?,
-        store: app.client.store_name(),
+        // It may name a host or a file, which is for those who may see runs.
+        store: role.map_or_else(String::new, |_| app.client.store_name()),
         version: env!("CARGO_PKG_VERSION"),
     }))
 }
@@ -76,7 +77,13 @@ async fn log_in(State(app): State<App>, request: Request) -> Result<impl IntoRes
         Ok((_, who)) => (who.name.as_deref(), "done".to_owned()),
         Err(problem) => (None, problem.word()),
     };
-    app.audit.note_login(name, from, &outcome).await;
+    match &logged_in {
+        // Whoever is nobody could fill the store with what was not even looked at.
+        Err(problem) if problem.is(Kind::TooManyRequests) => {
+            tracing::warn!(?from, "a login was refused: there were too many");
+        }
+        _ => app.audit.note_login(name, from, &outcome).await,
+    }
     let (cookie, who) = logged_in?;
     let session = session(&app, Some(who)).await?;
     Ok(([(header::SET_COOKIE, cookie)], session))

@@ -29,7 +29,7 @@ pub(crate) struct AuditShape {
     pub(crate) action: String,
     /// What it was done to; may be empty.
     pub(crate) target: String,
-    /// What else there is to say; may be empty.
+    /// What else there is to say, and what has come of it; may be empty.
     pub(crate) detail: String,
     /// `done`, the word for what was wrong, or `unknown` if its end was never noted.
     pub(crate) outcome: String,
@@ -37,14 +37,24 @@ pub(crate) struct AuditShape {
 
 impl From<AuditEntry> for AuditShape {
     fn from(entry: AuditEntry) -> AuditShape {
+        let outcome = entry.outcome.unwrap_or_else(|| "unknown".to_owned());
+        // What has come of it is noted after it: the run that was started, how many were changed.
+        let (outcome, more) = match outcome.split_once(": ") {
+            Some(("done", more)) => ("done".to_owned(), more),
+            _ => (outcome, ""),
+        };
+        let between = match entry.detail.is_empty() || more.is_empty() {
+            true => "",
+            false => "; ",
+        };
         AuditShape {
             no: entry.no,
             at: entry.at.into(),
             who: entry.who,
             action: entry.action,
             target: entry.target,
-            detail: entry.detail,
-            outcome: entry.outcome.unwrap_or_else(|| "unknown".to_owned()),
+            detail: format!("{}{between}{more}", entry.detail),
+            outcome,
         }
     }
 }

@@ -506,7 +506,8 @@ pub(crate) struct BulkShape {
     pub(crate) filter: RunFilter,
     /// What.
     pub(crate) action: BulkAction,
-    /// How many at most.
+    /// How many at most: 5 000 if it is not said, and no more than that.
+    #[schemars(range(min = 1, max = 5_000))]
     pub(crate) limit: Option<u64>,
     /// Where to go on: `next` of the answer before.
     pub(crate) cursor: Option<String>,
@@ -547,6 +548,24 @@ pub(crate) struct BulkDone {
     /// The `cursor` to go on with, if there may be more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) next: Option<String>,
+}
+
+impl BulkDone {
+    /// The numbers, for the audit log and for a problem.
+    pub(crate) fn in_words(&self) -> String {
+        let all = [
+            (self.met, "met"),
+            (self.done, "done"),
+            (self.already, "so already"),
+            (self.finished, "had ended"),
+            (self.refused, "refused"),
+            (self.gone, "gone"),
+        ];
+        let said = all.iter().enumerate();
+        let said = said.filter(|(at, (count, _))| *at < 2 || *count > 0);
+        let said = said.map(|(_, (count, word))| format!("{count} {word}"));
+        said.collect::<Vec<_>>().join(", ")
+    }
 }
 
 /// Why a run refused.

@@ -2,7 +2,7 @@
 
 use everstep::{Overlap, ScheduleInfo, ScheduleSpec};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value as Json;
 
 use super::{Tag, Time, as_millis, tags};
@@ -147,9 +147,10 @@ pub(crate) struct ScheduleList {
 pub(crate) struct PutSchedule {
     /// What it starts.
     pub(crate) workflow: String,
-    /// With which input; nothing is `null`.
-    #[serde(default)]
-    pub(crate) input: Json,
+    /// With which input. If it is not said, a schedule that is there keeps its own, and a new one has
+    /// `null`.
+    #[serde(default, deserialize_with = "said")]
+    pub(crate) input: Option<Json>,
     /// The cron expression of its ticks; or `every_ms`.
     pub(crate) cron: Option<String>,
     /// The IANA name of the time zone of the expression, UTC if it is not said.
@@ -169,6 +170,11 @@ pub(crate) struct PutSchedule {
     /// The tags of its runs.
     #[serde(default)]
     pub(crate) tags: Vec<Tag>,
+}
+
+/// A value that was said, even if it is `null`.
+fn said<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Json>, D::Error> {
+    Json::deserialize(from).map(Some)
 }
 
 /// Which ticks are made up for.

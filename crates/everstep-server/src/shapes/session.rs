@@ -19,7 +19,7 @@ pub(crate) struct Session {
     pub(crate) csrf: Option<String>,
     /// What they may do: `start`, `send`, `cancel` and so on.
     pub(crate) can: Vec<&'static str>,
-    /// The store.
+    /// The store; empty if nobody is logged in.
     pub(crate) store: String,
     /// The version of this server.
     pub(crate) version: &'static str,

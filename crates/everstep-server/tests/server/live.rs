@@ -59,6 +59,13 @@ impl Events {
         }
     }
 
+    /// Reads on until it ends.
+    async fn end(&mut self) {
+        let ended = async { while self.next().await.is_some() {} };
+        let ended = tokio::time::timeout(Duration::from_secs(60), ended).await;
+        ended.expect("it did not end for a minute");
+    }
+
     /// Reads on until something with this name is as it should be.
     async fn until(&mut self, name: &str, is_right: impl Fn(&Json) -> bool) -> Json {
         loop {
@@ -206,5 +213,49 @@ async fn what_nobody_may_see_is_refused_as_a_problem_and_not_as_a_stream() {
     let world = World::with(crate::world::with_tokens).await;
     let (status, problem) = world.call(Method::GET, "/runs/updates", None).await;
     assert_eq!((status.as_u16(), &problem["status"]), (401, &json!(401)));
+    world.end().await;
+}
+
+/// A stream went on for as long as somebody listened, whatever became of their token.
+#[tokio::test]
+async fn a_stream_ends_with_the_session_or_the_token_that_it_was_opened_with() {
+    let mut world = World::with(crate::world::with_tokens).await;
+    let admin = format!("Bearer {}", crate::world::TOKENS[2].1);
+    let id = {
+        world.header("authorization", &admin);
+        let id = world.start("patient", json!(null)).await;
+        world.headers.clear();
+        id
+    };
+    let client = world.engine.client();
+    let (_, token) = client
+        .tokens()
+        .create("leaver", everstep_server::Role::Read)
+        .await
+        .unwrap();
+    world.header("authorization", &format!("Bearer {}", token.as_str()));
+    let mut revoked = Events::of(&world, &format!("/runs/{id}/updates")).await;
+    let mut followed = Events::of(&world, &format!("/runs/{id}/streams/x/follow")).await;
+    world.header("authorization", &admin);
+    let mut kept = Events::of(&world, "/runs/updates").await;
+    world.headers.clear();
+    let (cookie, _) = crate::security::log_in(&world, crate::world::TOKENS[0].1).await;
+    world.header("cookie", cookie.split(';').next().unwrap());
+    let mut left = Events::of(&world, "/runs/updates").await;
+    left.until("counts", |_| true).await;
+    let (status, _) = world.call(Method::DELETE, "/session", None).await;
+    assert_eq!(status.as_u16(), 204);
+    left.end().await;
+    assert!(client.tokens().revoke("leaver").await.unwrap());
+    revoked.end().await;
+    followed.end().await;
+    // Others go on.
+    world.headers.clear();
+    world.header("authorization", &admin);
+    let new = world.start("patient", json!(null)).await;
+    kept.until("changed", |it| {
+        it["ids"].as_array().unwrap().contains(&json!(new))
+    })
+    .await;
     world.end().await;
 }

@@ -2,10 +2,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod api;
+mod audit;
+mod changes;
 mod document;
 mod live;
+mod login;
 mod once;
 mod pages;
 mod schema;
 mod security;
+mod sockets;
+mod strict;
 mod world;

@@ -123,3 +123,58 @@ async fn a_key_that_cannot_be_one_and_two_keys_at_once_are_refused() {
     );
     world.end().await;
 }
+
+/// Both were carried out, since a key was only remembered when its request was done.
+#[tokio::test]
+async fn of_two_at_once_with_the_same_key_the_second_waits_or_is_refused() {
+    let world = World::new().await;
+    let run = world.start("patient", json!(null)).await;
+    let messages = format!("/runs/{run}/messages");
+    let one = json!({"name": "later", "body": 1});
+    let other = json!({"name": "later", "body": 2});
+    let (first, second) = tokio::join!(
+        sent(&world, &messages, "k", one.clone()),
+        sent(&world, &messages, "k", other),
+    );
+    let mut statuses = [first.0.as_u16(), second.0.as_u16()];
+    statuses.sort_unstable();
+    assert_eq!(statuses, [202, 409], "{first:?} {second:?}");
+    let (first, second) = tokio::join!(
+        sent(&world, &messages, "l", one.clone()),
+        sent(&world, &messages, "l", one),
+    );
+    let mut words = [text(&first.1["sent"]), text(&second.1["sent"])];
+    words.sort_unstable();
+    assert_eq!(words, ["delivered", "duplicate"]);
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_fork_is_made_once() {
+    let world = World::new().await;
+    let run = world.start("greet", json!("ada")).await;
+    world.ended(&run).await;
+    let path = format!("/runs/{run}/fork");
+    let body = json!({"input": "bob"});
+    let (status, first) = sent(&world, &path, "f", body.clone()).await;
+    assert_eq!(status, StatusCode::CREATED, "{first}");
+    let (status, again) = sent(&world, &path, "f", body).await;
+    assert_eq!((status, &again["id"]), (StatusCode::OK, &first["id"]));
+    let fork = world.get(&format!("/runs/{}", text(&first["id"]))).await;
+    assert_eq!(fork["key"], json!("http/f"));
+    let (status, _) = sent(&world, &path, "f", json!({"input": "eve"})).await;
+    assert_eq!(status, StatusCode::CONFLICT);
+    // Another process does not know what was sent, but sees that it is no fork of this run.
+    let other = everstep_server::Server::new(world.engine.client()).router();
+    let world = World {
+        app: other,
+        ..world
+    };
+    let second = world.start("greet", json!("eve")).await;
+    world.ended(&second).await;
+    let path = format!("/runs/{second}/fork");
+    let (status, _) = sent(&world, &path, "f", json!({"input": "bob"})).await;
+    assert_eq!(status, StatusCode::CONFLICT);
+    assert_eq!(world.get("/runs/counts").await["total"], json!(3));
+    world.end().await;
+}

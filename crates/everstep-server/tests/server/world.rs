@@ -42,6 +42,9 @@ async fn oracle(ctx: Ctx) -> everstep::Result<()> {
 #[workflow]
 async fn secretive(ctx: Ctx, order: Json) -> everstep::Result<Json> {
     ctx.set_state("order", &order)?;
+    if let Some(password) = order.get("password") {
+        ctx.set_state("password", password)?;
+    }
     let review = ctx.deferred(REVIEW);
     ctx.set_state("token", &review.token())?;
     let said = order.clone();
@@ -71,6 +74,12 @@ async fn parent(ctx: Ctx, name: String) -> everstep::Result<String> {
     ctx.child(greet, name).await
 }
 
+/// Has a child that fails with the text that it is given.
+#[workflow]
+async fn careless(ctx: Ctx, why: String) -> everstep::Result<()> {
+    ctx.child(broken, why).await
+}
+
 /// Does so many steps, then waits for `go`, and does another.
 #[workflow]
 async fn long(ctx: Ctx, steps: u32) -> everstep::Result<()> {
@@ -79,6 +88,31 @@ async fn long(ctx: Ctx, steps: u32) -> everstep::Result<()> {
     }
     ctx.listen::<()>("go").await?;
     ctx.step("a last one", async || Ok(())).await
+}
+
+/// Lets the one run that is `regretful` be undone.
+pub(crate) static UNDO: tokio::sync::Notify = tokio::sync::Notify::const_new();
+
+/// Does something that is undone when it is let.
+#[workflow]
+async fn regretful(ctx: Ctx) -> everstep::Result<()> {
+    ctx.step("book", async || Ok(()))
+        .rollback(async |_, ()| {
+            UNDO.notified().await;
+            Ok(())
+        })
+        .await?;
+    ctx.listen("go").await
+}
+
+/// Does so many steps that give much.
+#[workflow]
+async fn heavy(ctx: Ctx, steps: u32) -> everstep::Result<()> {
+    for no in 0..steps {
+        let name = format!("step {no:05}");
+        ctx.step(&name, async || Ok("x".repeat(900 << 10))).await?;
+    }
+    Ok(())
 }
 
 pub(crate) struct World {
@@ -114,7 +148,10 @@ impl World {
             .register(secretive)
             .register(broken)
             .register(parent)
+            .register(careless)
             .register(long)
+            .register(heavy)
+            .register(regretful)
             .start()
             .await
             .unwrap();
