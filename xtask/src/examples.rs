@@ -70,14 +70,10 @@ fn names(root: &Path) -> Result<Vec<String>, Failure> {
 }
 
 fn build(root: &Path) -> Result<(), Failure> {
-    let build = ["build", "--package", "everstep-examples", "--examples"];
-    let mut command = cargo(root, &build);
-    command.args(FEATURES);
-    cargo::succeed(command)
+    // As the tests are, so that nothing that was built for them is built again.
+    let build = ["build", "--workspace", "--all-features", "--examples"];
+    cargo::succeed(cargo(root, &build))
 }
-
-/// Every example is built with all that any of them needs.
-const FEATURES: [&str; 2] = ["--features", "everstep-examples/postgres"];
 
 fn run_one(root: &Path, name: &str, folder: &Path, url: &str) -> Result<(), Failure> {
     fs::create_dir_all(folder).map_err(|error| at(folder, &error))?;
@@ -96,15 +92,11 @@ fn run_one(root: &Path, name: &str, folder: &Path, url: &str) -> Result<(), Fail
     )))
 }
 
-/// The example as cargo runs it, in another folder. Cargo gives its place up to the example, so
-/// that stopping one stops the other.
+/// The example as it was built, in a folder of its own.
 fn example(root: &Path, name: &str, folder: &Path) -> Command {
-    let manifest = root.join("Cargo.toml");
-    let mut command = cargo(folder, &["run", "--quiet", "--manifest-path"]);
-    command.arg(manifest);
-    command.args(["--package", "everstep-examples", "--example", name]);
-    command.args(FEATURES);
-    command.stdin(Stdio::null());
+    let built = cargo::target_directory(root).join("debug/examples");
+    let mut command = Command::new(built.join(name));
+    command.current_dir(folder).stdin(Stdio::null());
     command
 }
 
@@ -113,9 +105,9 @@ fn example(root: &Path, name: &str, folder: &Path) -> Command {
 fn example_on(root: &Path, name: &str, folder: &Path, url: &str) -> Command {
     let mut command = example(root, name, folder);
     if name.ends_with("_pg") {
-        command.args(["--", url]);
+        command.arg(url);
     } else if name == "cli" {
-        command.args(["--", "bench", "--runs", "40"]);
+        command.args(["bench", "--runs", "40"]);
     }
     command
 }
@@ -129,7 +121,7 @@ fn give_answer(
 ) -> Result<(), Failure> {
     while !running.has_ended()? {
         let mut second = example(root, answer.example, folder);
-        second.arg("--").args(answer.arguments);
+        second.args(answer.arguments);
         // It fails for as long as it is too early, which is nothing to tell anyone.
         second.stdout(Stdio::null()).stderr(Stdio::null());
         if Running::start(second, answer.example)?.wait()?.success() {

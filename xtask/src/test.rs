@@ -237,8 +237,12 @@ fn features(checking: &mut Checking) -> Result<(), Failure> {
     }
     // Each has code that is there only with the other.
     lint_with(&["--no-default-features", "--features", "sqlite,postgres"])?;
-    // With all of them it was built by the check before this one.
-    lint(&checking.root, &["--package", "everstep-cli"])
+    // With all of them it was built by the check before this one. These are as most will build them.
+    let others = ["everstep-cli", "everstep-examples"].map(|name| ["--package", name]);
+    lint(
+        &checking.root,
+        &[&others.concat()[..], &["--bins", "--examples"]].concat(),
+    )
 }
 
 fn library_manifest(root: &Path) -> Result<String, Failure> {
