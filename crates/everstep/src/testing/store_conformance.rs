@@ -549,10 +549,12 @@ impl Random {
         // With several runners it is open how exactly a store knows the last number of a run in its
         // owner's memory, or of one that was paused there, and so whether it sees that one is left
         // out.
-        let is_open = (is_running && self.tape.is_some()) || self.open_numbers.is_open(id.no());
+        let is_paused_open = self.open_numbers.is_open(id.no());
+        let is_open = (is_running && self.tape.is_some()) || is_paused_open;
         let leaves_out = self.one_in(12) && !is_open;
         let base = base + u64::from(leaves_out);
-        let numbers = self.below(3);
+        // A commit without numbers writes the row only where the last one was unknown.
+        let numbers = self.below(3).max(u64::from(is_paused_open));
         let results_only = self.one_in(4);
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));

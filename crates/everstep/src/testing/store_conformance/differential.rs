@@ -440,7 +440,7 @@ fn a_number_is_left_out_where_a_store_may_not_know_it_until_the_owner_says_it() 
     let [wanted, got] = read(&random);
     assert_eq!(got, wanted);
 
-    let commit = || Write::Commit(Box::new(numbers::results(run, 3, 0)));
+    let commit = || Write::Commit(Box::new(numbers::results(run, 4, 1)));
     let [committed, _] = worlds.each_ref().map(|it| it.batch(5, vec![commit()]));
     let said = Batch {
         writes: vec![commit()],

@@ -96,7 +96,11 @@ impl OpenNumbers {
 /// A run in its owner's memory, with so many numbers of which its row need not know.
 pub(super) fn running_at(world: &World, number: u64) -> RunId {
     let id = world.running();
-    world.accept(numbered(id, number, number));
+    // A number is never without an entry.
+    world.accept(Commit {
+        puts: vec![put("a", "1")],
+        ..numbered(id, number, number)
+    });
     id
 }
 
