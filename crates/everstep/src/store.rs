@@ -640,7 +640,8 @@ pub struct RunRow {
     /// Whether a cancel was requested, and whether with rollback.
     pub cancel_requested: Option<CancelRequest>,
     /// Its highest sequence number, as far as the row knows it: a lower bound while the run is in
-    /// its owner's memory, and before a run that is tried again has made its first commit.
+    /// its owner's memory, and until the next commit of a run that others have paused there or that
+    /// is tried again.
     pub last_number: u64,
     /// What it waits for, or why it is paused, in words.
     pub waiting: Option<String>,

@@ -60,7 +60,8 @@ pub(crate) struct Head {
     pub(crate) cancel: Option<CancelRequest>,
     pub(crate) last_number: u64,
     /// Whether `last_number` is the highest stored number; otherwise it is a lower bound. It is
-    /// one after a reopening, and when a row that is `Running` was read from a file.
+    /// one after a reopening, and when a row that is `Running` was read from a file; and so it is in
+    /// a row that was paused then, until its owner commits again.
     pub(crate) last_number_exact: bool,
     /// When a paused run may go on at the earliest: a delayed start, or a run that waited for its
     /// next attempt, keeps its time through a pause.

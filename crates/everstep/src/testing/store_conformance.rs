@@ -37,6 +37,7 @@ mod drawn;
 mod events;
 mod import;
 mod listing;
+mod numbers;
 mod operators;
 mod overview;
 mod pools;
@@ -64,6 +65,7 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
         .chain(streams::CHECKS)
         .chain(tally::CHECKS)
         .chain(traces::CHECKS)
+        .chain(numbers::CHECKS)
         .chain(queues::CHECKS)
         .chain(queues::limited::CHECKS)
         .chain(events::CHECKS);
@@ -151,6 +153,7 @@ pub fn compare(model: &dyn Store, store: &dyn Store, seed: u64) {
         let wanted = model.commit(&batch).expect("commit");
         let got = store.commit(&batch).expect("commit");
         assert_eq!(got, wanted, "seed {seed}, batch {no}: {batch:#?}");
+        random.open_numbers.after(model, &batch, &wanted.outcomes);
         if random.one_in(10) {
             for store in [model, store] {
                 while store.sweep(at(no), 5).expect("sweep") {}
@@ -173,6 +176,7 @@ struct Random {
     runs: Vec<RunId>,
     /// The keys of operations that were made to wait for an event.
     subscribed: Vec<Vec<u8>>,
+    open_numbers: numbers::OpenNumbers,
 }
 
 /// The queues, and the one that most is about first.
@@ -253,6 +257,7 @@ impl Random {
             ids: RunIds::new(seed),
             runs: Vec::new(),
             subscribed: Vec::new(),
+            open_numbers: numbers::OpenNumbers::default(),
         }
     }
 
@@ -313,7 +318,10 @@ impl Random {
             writes.push(write);
         }
         let fence = if self.one_in(30) { None } else { Some(fence) };
-        Batch { fence, now, writes }
+        let batch = Batch { fence, now, writes };
+        let has_one_runner = self.tape.is_none();
+        self.open_numbers.before(model, &batch, has_one_runner);
+        batch
     }
 
     fn queue(&mut self) -> String {
@@ -539,10 +547,14 @@ impl Random {
             (row.last_number, row.inbox_seq, row.generation)
         });
         // With several runners it is open how exactly a store knows the last number of a run in its
-        // owner's memory, and so whether it sees that one is left out.
-        let leaves_out = self.one_in(12) && !(is_running && self.tape.is_some());
+        // owner's memory, or of one that was paused there, and so whether it sees that one is left
+        // out.
+        let is_paused_open = self.open_numbers.is_open(id.no());
+        let is_open = (is_running && self.tape.is_some()) || is_paused_open;
+        let leaves_out = self.one_in(12) && !is_open;
         let base = base + u64::from(leaves_out);
-        let numbers = self.below(3);
+        // A commit without numbers writes the row only where the last one was unknown.
+        let numbers = self.below(3).max(u64::from(is_paused_open));
         let results_only = self.one_in(4);
         let is_stale = self.one_in(6);
         let seen = inbox_seq.saturating_sub(u64::from(is_stale));
@@ -831,6 +843,12 @@ impl Random {
         ]
     }
 
+    fn list(&self, store: &dyn Store, filter: &Filter) -> Vec<RunRow> {
+        let rows = store.list(filter, None, 5).expect("list").into_iter();
+        rows.map(|row| self.open_numbers.comparable(store, row))
+            .collect()
+    }
+
     fn read(&self, store: &dyn Store, now: Timestamp) -> Readings {
         let nos = self.runs.iter().map(|id| id.no()).collect::<Vec<_>>();
         let failed = Filter {
@@ -848,7 +866,7 @@ impl Random {
         let loaded = nos.iter().map(|no| {
             let run = store.load(*no).expect("load");
             run.map(|run| LoadedRun {
-                row: comparable(run.row),
+                row: self.open_numbers.comparable(store, run.row),
                 ..run
             })
         });
@@ -925,31 +943,17 @@ impl Random {
             listed: self
                 .filters(now)
                 .iter()
-                .map(|filter| list(store, filter))
+                .map(|filter| self.list(store, filter))
                 .collect(),
             grown: store.streams_grown(&grown).expect("streams_grown"),
             letters: store.dead_letters(&hello, 2, 3).expect("dead_letters"),
             schedule: store.schedule("x").expect("schedule"),
             keyed: (0..4)
                 .map(|key| store.run(&of_key(key)).expect("run"))
-                .map(|row| row.map(comparable))
+                .map(|row| row.map(|row| self.open_numbers.comparable(store, row)))
                 .collect(),
         }
     }
-}
-
-/// The row without what the contract leaves open: while a run is in its owner's memory, its last number
-/// may be a lower bound.
-fn comparable(mut row: RunRow) -> RunRow {
-    if row.status == RunStatus::Running {
-        row.last_number = 0;
-    }
-    row
-}
-
-fn list(store: &dyn Store, filter: &Filter) -> Vec<RunRow> {
-    let rows = store.list(filter, None, 5).expect("list");
-    rows.into_iter().map(comparable).collect()
 }
 
 /// The trace of every third, which says which one it is.

@@ -293,15 +293,14 @@ impl Known {
         }
         for (run, learned) in learned {
             match learned {
+                // The number is the one that its owner says, who has one commit under way at a time. It
+                // may be lower than before: others can have paused and resumed the run meanwhile.
                 Learned::Owned(head, written_by, keys) => {
-                    let mut remembered = Remembered {
+                    let remembered = Remembered {
                         head,
                         revision: written_by.revision(transaction),
                         keys,
                     };
-                    if let Some(before) = self.runs.get(&run) {
-                        remembered.keep_number(&before.head);
-                    }
                     self.runs.insert(run, remembered);
                 }
                 Learned::Touched(head, written_by) => {
@@ -319,11 +318,11 @@ impl Known {
 
 impl Remembered {
     /// Batches of two lanes may be remembered in another order than they were made in. The row then
-    /// is not the one that the server has, which is found out; but the number is in no row, and
-    /// only rises.
+    /// is not the one that the server has, which is found out; but the number is in no row, and one
+    /// that is not the owner's has it from here, as it was when it began.
     fn keep_number(&mut self, before: &Head) {
         if before.generation == self.head.generation {
-            self.head.last_number = self.head.last_number.max(before.last_number);
+            self.head.last_number = before.last_number;
         }
     }
 }

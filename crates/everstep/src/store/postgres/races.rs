@@ -417,6 +417,30 @@ fn what_was_known_of_a_run_is_forgotten_when_its_batch_has_failed() {
     testing::ran_on("PostgreSQL");
 }
 
+/// The number is in no row, so whoever else pauses the run does not know it, and says so.
+#[test]
+fn the_last_number_of_a_run_is_kept_when_its_owner_pauses_it() {
+    let [store, other] = stores();
+    let fence = Some(register(&store, 1));
+    let ids = RunIds::new(1);
+    let known = |paused_by: &PostgresStore, fence_of_pause| {
+        let run = ids.next(NOW);
+        commit(&store, fence, vec![start(run)]);
+        commit(&store, fence, vec![step(run, 1)]);
+        commit(&store, fence, vec![step(run, 2)]);
+        let pause = Write::Control(Target::Id(run), Control::Pause);
+        commit(paused_by, fence_of_pause, vec![pause]);
+        match store.examine(&Ask::Run(run.no())).expect("examine") {
+            Facts::Run(Some(facts)) => facts.last_number,
+            other => panic!("a question about a run was answered with {other:?}"),
+        }
+    };
+    assert_eq!(known(&store, fence), Some(2));
+    assert_eq!(known(&store, None), None);
+    assert_eq!(known(&other, None), None);
+    testing::ran_on("PostgreSQL");
+}
+
 /// The new server has the row of the runner, too. That it is another is known only once there is a
 /// connection to it.
 #[test]

@@ -6,8 +6,9 @@
 //! runners, which come, go and lose their leases.
 //!
 //! Always true: nothing is left out of the comparison but what the contract leaves open: the last
-//! number of a run in its owner's memory, and by how much an epoch is greater than the one before. Of
-//! epochs it is compared which of its runner's one is, in the order in which they were seen.
+//! number of a run in its owner's memory, or of one that was paused there and has made no commit since
+//! (see [`numbers`]), and by how much an epoch is greater than the one before. Of epochs it is compared
+//! which of its runner's one is, in the order in which they were seen.
 
 use std::collections::BTreeMap;
 
@@ -209,11 +210,13 @@ impl Trial<'_> {
                 };
                 let fences = self.fences[who].unwrap_or([unknown; 3]);
                 let batch = self.random.batch(self.stores[0].1, fences[0], now);
-                self.ask(format!("{said}{batch:?}"), |at, store| {
+                let applied = self.ask(format!("{said}{batch:?}"), |at, store| {
                     let fence = batch.fence.map(|_| fences[at]);
                     let writes = batch.writes.clone();
                     store.commit(&Batch { fence, now, writes })
                 })?;
+                let (open, model) = (&mut self.random.open_numbers, self.stores[0].1);
+                open.after(model, &batch, &applied.outcomes);
             }
             Act::Sweep { limit } => {
                 self.ask(format!("{said}sweep {limit}"), |_, store| {
@@ -397,4 +400,55 @@ proptest! {
         }
         try_steps(steps)?;
     }
+}
+
+/// Where a runner is gone, only PostgreSQL has forgotten the number of its run with it.
+#[test]
+fn a_number_is_left_out_where_a_store_may_not_know_it_until_the_owner_says_it() {
+    let url = everstep_pg::database_url().unwrap_or_else(|error| panic!("{error}"));
+    let database = PostgresStore::lent(&url).expect("a schema for a test");
+    let stores: [Arc<dyn Store>; 2] = [Arc::new(MemoryStore::new()), Arc::new(database)];
+    let worlds = stores.map(|store| {
+        store.migrate().expect("migrate");
+        World::new(store)
+    });
+    let [run, same] = worlds.each_ref().map(|it| numbers::running_at(it, 3));
+    assert_eq!(run, same);
+    let mut random = Random::new(1);
+    random.runs = vec![run];
+    let read = |random: &Random| {
+        worlds
+            .each_ref()
+            .map(|it| random.read(&*it.store, at(4)).loaded)
+    };
+    let model = &*worlds[0].store;
+
+    let pause = Batch {
+        fence: None,
+        now: at(3),
+        writes: vec![Write::Control(Target::Id(run), Control::Pause)],
+    };
+    random.open_numbers.before(model, &pause, false);
+    let [paused, _] = worlds
+        .each_ref()
+        .map(|it| it.store.commit(&pause).expect("commit"));
+    let [wanted, got] = read(&random);
+    assert_ne!(got, wanted);
+    let open = &mut random.open_numbers;
+    open.after(model, &pause, &paused.outcomes);
+    assert!(open.is_open(run.no()));
+    let [wanted, got] = read(&random);
+    assert_eq!(got, wanted);
+
+    let commit = || Write::Commit(Box::new(numbers::results(run, 4, 1)));
+    let [committed, _] = worlds.each_ref().map(|it| it.batch(5, vec![commit()]));
+    let said = Batch {
+        writes: vec![commit()],
+        ..pause
+    };
+    let open = &mut random.open_numbers;
+    open.after(model, &said, &committed);
+    assert!(!open.is_open(run.no()));
+    let [wanted, got] = read(&random);
+    assert_eq!(got, wanted);
 }
