@@ -4,9 +4,9 @@
 //! same. [`crash`] and [`mod@bench`] show what the engine promises and what it costs; [`model`] shows
 //! that the protocol between runners holds.
 //!
-//! Always true: no command needs anything but a Rust toolchain and PostgreSQL, and the [`browser`]
-//! Chromium and npm. PostgreSQL and Chromium are installed from Debian's packages where they are not
-//! found and may be. A tool that is installed by hand is used where it is found, and is said to be
+//! Always true: no command needs anything but a Rust toolchain and PostgreSQL, the [`browser`] Chromium
+//! and npm, and [`fuzz_api`] Python. All but the first are installed from Debian's packages where they
+//! are not found and may be. A tool that is installed by hand is used where it is found, and is said to be
 //! missing where it is not.
 
 use std::{
