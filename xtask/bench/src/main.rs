@@ -15,6 +15,7 @@ use everstep_pg::Instance;
 mod api;
 mod at_scale;
 mod bare;
+mod branches;
 mod cluster;
 mod directory;
 mod http;
@@ -57,6 +58,7 @@ const BENCHES: &[Bench] = &[
     bench("long_history", one_run::long_history),
     bench("replay", one_run::replay),
     bench("fan_out", one_run::fan_out),
+    bench("branches", branches::branches),
     bench("park", parked::park),
     bench("wake_hot", parked::wake_hot),
     bench("signal", parked::signal),
