@@ -10,7 +10,9 @@
 //! - At most one commit of a run is in flight.
 //! - Commits are made while the run is quiet, so each holds everything that its code has done up
 //!   to the numbers in it.
-//! - A body starts only after everything that its code has seen is durable.
+//! - A body starts only after everything that the code has taken by then is durable. It waits for at
+//!   most two commits: the one in flight when its step is made, and the next. While that one is in
+//!   flight nothing is offered; whatever was taken could only be in the commit after it.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -207,6 +209,7 @@ impl Run {
         }
         loop {
             self.settle();
+            core.starts_polled();
             if self.end.is_some() || core.state.borrow().halt.is_some() {
                 break;
             }
@@ -368,7 +371,8 @@ impl Run {
     /// Offers the next new completion that somebody takes.
     fn offer_next(&mut self) -> bool {
         let core = self.core.clone();
-        if core.state.borrow().leaving {
+        let is_held = |st: &core::State| st.leaving || st.holds_offers;
+        if is_held(&core.state.borrow()) {
             return false;
         }
         while let Some((place, id)) = core.next_offer() {

@@ -149,6 +149,9 @@ impl Ctx {
     /// system that it calls the key from [`Step::idempotency_key`] (see
     /// [`step_with`](Ctx::step_with)).
     ///
+    /// Everything that the workflow has taken when the body starts is durable. What another branch
+    /// takes while the body runs is not, so a body should not read cells that other branches set.
+    ///
     /// # Errors
     ///
     /// When every attempt has failed, when an error forbids another ([`Error::fatal`],

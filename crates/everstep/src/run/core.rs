@@ -199,6 +199,8 @@ pub(crate) struct OpState {
     timed_out: bool,
     /// Its body was woken, and nobody has polled the operation since.
     lagging: bool,
+    /// Whether it is in the list of bodies that wait to start.
+    in_line: bool,
     started_at: Timestamp,
     listen: Option<Box<ListenSpec>>,
     /// The limit that its bodies are under.
@@ -210,7 +212,8 @@ pub(crate) struct OpState {
 pub(crate) enum Phase {
     /// Made, and not active yet.
     Idle,
-    /// Its body may start once this revision is durable.
+    /// Its body may start once this revision is durable, and what the code has taken by then: see
+    /// [`Core::barrier`].
     WantStart { barrier: u64 },
     /// Its body is in flight.
     Body { recorded: bool },
@@ -369,7 +372,16 @@ pub(crate) struct State {
     pub(crate) revision: u64,
     /// The last revision that is not just the result of an ephemeral step.
     pub(crate) firm: u64,
+    /// The revision of the last completion that the code has taken, and of the last one that is not
+    /// the result of an ephemeral step.
+    seen: u64,
+    seen_firm: u64,
     pub(crate) durable: u64,
+    /// The commit in flight carries all that some bodies wait for: nothing is offered before they
+    /// have started, since that would have to be durable first as well.
+    pub(crate) holds_offers: bool,
+    /// Bodies that may start were woken and have not been polled yet.
+    starting: bool,
     pub(crate) dirty: Vec<Key>,
     /// Whether people should see an entry that changes nothing else.
     pub(crate) show: bool,
@@ -440,7 +452,11 @@ impl State {
             direct: false,
             revision: 0,
             firm: 0,
+            seen: 0,
+            seen_firm: 0,
             durable: 0,
+            holds_offers: false,
+            starting: false,
             dirty: Vec::new(),
             show: false,
             deletes: Vec::new(),
@@ -499,6 +515,24 @@ impl State {
             }
             self.taken = *number;
             self.replay.pop_front();
+        }
+    }
+
+    /// Notes that the code has taken a completion: bodies that start from now on may see it.
+    fn note_seen(&mut self, ephemeral: bool) {
+        self.advance(ephemeral);
+        self.seen = self.revision;
+        if !ephemeral {
+            self.seen_firm = self.revision;
+        }
+    }
+
+    /// Notes that a body waits to start.
+    fn stand_in_line(&mut self, id: OpId) {
+        if let Some(op) = self.ops.get_mut(id)
+            && !std::mem::replace(&mut op.in_line, true)
+        {
+            self.starters.push(id);
         }
     }
 
@@ -658,6 +692,7 @@ impl Core {
             body_deadline: None,
             timed_out: false,
             lagging: false,
+            in_line: false,
             started_at: Timestamp::default(),
             listen: None,
             limit: None,
@@ -740,11 +775,12 @@ impl Core {
         }
         match op.phase {
             Phase::Idle if st.mode == Mode::Live => Turn::Activate,
-            Phase::WantStart { barrier } if barrier <= st.durable && !st.draining => {
-                if self.env.may_start() {
+            Phase::WantStart { .. } => {
+                let is_durable = self.barrier(st, id) <= st.durable;
+                if is_durable && !st.draining && self.env.may_start() {
                     return Turn::Start;
                 }
-                st.starters.push(id);
+                st.stand_in_line(id);
                 Turn::Pending
             }
             Phase::Body { .. } if op.timed_out => Turn::TimedOut,
@@ -812,18 +848,50 @@ impl Core {
             self.record_suspect(st, id);
         }
         let Some(op) = st.ops.get_mut(id) else { return };
-        let mut barrier = if op.ephemeral { st.firm } else { st.revision };
-        if self.env.settings.sabotage == Some(Sabotage::NoBarrier) {
-            barrier = 0;
-        }
-        #[cfg(test)]
-        if sabotage::is(Broken::NoBarrier) {
-            barrier = 0;
-        }
+        let barrier = if op.ephemeral { st.firm } else { st.revision };
         op.phase = Phase::WantStart { barrier };
-        if barrier > st.durable || st.draining {
-            st.starters.push(id);
+        if self.barrier(st, id) > st.durable || st.draining {
+            st.stand_in_line(id);
         }
+    }
+
+    /// The revision that must be durable before the body of an operation may start: everything that
+    /// had happened when it wanted to, and everything that the code has taken since. Another branch
+    /// may have set what the body reads; if its result were lost in a crash, the body would have
+    /// acted on what never happened.
+    ///
+    /// This does not starve a body: see [`State::holds_offers`].
+    pub(crate) fn barrier(&self, st: &State, id: OpId) -> u64 {
+        let Some(op) = st.ops.get(id) else { return 0 };
+        let Phase::WantStart { barrier } = op.phase else {
+            return 0;
+        };
+        let seen = if op.ephemeral { st.seen_firm } else { st.seen };
+        match self.broken_barrier() {
+            Some(Sabotage::NoBarrier) => 0,
+            Some(Sabotage::BarrierAtMaking) => barrier,
+            _ => barrier.max(seen),
+        }
+    }
+
+    /// How the barrier is broken on purpose, if it is.
+    fn broken_barrier(&self) -> Option<Sabotage> {
+        let broken = self.env.settings.sabotage;
+        #[cfg(test)]
+        let broken = broken.or(sabotage::of_barrier());
+        broken.filter(|it| matches!(it, Sabotage::NoBarrier | Sabotage::BarrierAtMaking))
+    }
+
+    /// Whether nothing is offered while the commit that is being made is in flight: see
+    /// [`State::holds_offers`].
+    pub(crate) fn must_hold_offers(&self, st: &State) -> bool {
+        !st.draining && self.broken_barrier().is_none() && self.waits_to_start(st)
+    }
+
+    /// Whether a body waits for more than is durable.
+    pub(crate) fn waits_to_start(&self, st: &State) -> bool {
+        let mut starters = st.starters.iter();
+        starters.any(|id| self.barrier(st, *id) > st.durable)
     }
 
     /// Notes which body runs before it runs, so that the one that kills its owner is known.
@@ -983,7 +1051,8 @@ impl Core {
             st.arm(wake_at, id, Timer::Wake);
             return false;
         }
-        let direct = st.direct && !first_poll && !st.released && !st.leaving;
+        let is_held = st.holds_offers || st.starting;
+        let direct = st.direct && !first_poll && !st.released && !st.leaving && !is_held;
         #[cfg(test)]
         let direct = direct || sabotage::is(Broken::AlwaysDirect);
         if direct {
@@ -1188,7 +1257,7 @@ impl Core {
         }
         if live {
             st.touch(&key);
-            st.advance(ephemeral);
+            st.note_seen(ephemeral);
         } else {
             // Replayed and handed out: only what must be found again stays in memory.
             st.forget_if_done(&key);
@@ -1803,17 +1872,18 @@ impl Core {
             if st.draining {
                 return;
             }
-            let (durable, ops) = (st.durable, &st.ops);
             let mut ready = Vec::new();
-            st.starters
-                .retain(|id| match ops.get(*id).map(|op| op.phase) {
-                    Some(Phase::WantStart { barrier }) if barrier <= durable => {
-                        ready.push(*id);
-                        false
+            for id in std::mem::take(&mut st.starters) {
+                if self.barrier(st, id) > st.durable {
+                    st.starters.push(id);
+                } else if let Some(op) = st.ops.get_mut(id) {
+                    op.in_line = false;
+                    if matches!(op.phase, Phase::WantStart { .. }) {
+                        ready.push(id);
                     }
-                    Some(Phase::WantStart { .. }) => true,
-                    _ => false,
-                });
+                }
+            }
+            st.starting |= !ready.is_empty() && self.broken_barrier().is_none();
             ready
         };
         for id in ready {
@@ -1821,21 +1891,15 @@ impl Core {
         }
     }
 
-    /// Bodies may start again. Those that were about to when they no longer might are nowhere named.
+    /// The bodies that could start have been polled.
+    pub(crate) fn starts_polled(&self) {
+        self.state.borrow_mut().starting = false;
+    }
+
+    /// Bodies may start again.
     pub(crate) fn go_on(&self) {
-        let waiting = {
-            let mut st = self.state.borrow_mut();
-            st.draining = false;
-            let may_start = |op: &OpState| match op.phase {
-                Phase::WantStart { barrier } => barrier <= st.durable,
-                _ => false,
-            };
-            let waiting = st.ops.iter().filter(|(_, op)| may_start(op));
-            waiting.map(|(id, _)| id).collect::<Vec<OpId>>()
-        };
-        for id in waiting {
-            self.wake(id);
-        }
+        self.state.borrow_mut().draining = false;
+        self.wake_starters();
     }
 
     /// Names the bodies that were woken while nobody polls their operations.

@@ -469,15 +469,8 @@ impl Run {
     /// Whether somebody needs what has changed to be durable.
     fn must_flush(&self) -> bool {
         let st = self.core.state.borrow();
-        let starter = st
-            .starters
-            .iter()
-            .any(|id| match st.ops.get(*id).map(|op| op.phase) {
-                Some(Phase::WantStart { barrier }) => barrier > st.durable,
-                _ => false,
-            });
         st.firm > st.durable
-            || starter
+            || self.core.waits_to_start(&st)
             || st.show
             || !st.sends.is_empty()
             || !st.transactions.is_empty()
@@ -661,6 +654,8 @@ impl Run {
             Patch::Run { .. } => Some(RowView::Running),
             _ => None,
         };
+        // All that they wait for is in this commit.
+        st.holds_offers = self.core.must_hold_offers(st);
         self.flush.sent = Some(InFlight {
             kind,
             revision: st.revision,
@@ -682,6 +677,7 @@ impl Run {
         {
             let mut st = self.core.state.borrow_mut();
             st.durable = st.durable.max(sent.revision);
+            st.holds_offers = false;
         }
         if let Some(view) = sent.parked {
             self.flush.row = Some(view);
@@ -715,6 +711,7 @@ impl Run {
         let Some(sent) = self.flush.sent.take() else {
             return Next::Drive;
         };
+        self.core.state.borrow_mut().holds_offers = false;
         match refusal {
             Refusal::Fenced => return Next::Drop,
             Refusal::Gone => return Next::Drop,

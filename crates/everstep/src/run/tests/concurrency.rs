@@ -18,8 +18,9 @@ use crate::{
 
 /// A step whose body ends when the test says so; logs what it gives.
 async fn work(ctx: &Ctx, name: &str) -> Result<u64> {
-    let seen = ctx.core().state.borrow().taken;
+    let core = ctx.core().clone();
     let step = ctx.step_with(name, async move |step: Step| {
+        let seen = core.state.borrow().taken;
         Ok(hands::body(step.location(), seen).await)
     });
     let value = step.await?;

@@ -56,8 +56,7 @@ pub(super) struct Body {
     id: u64,
 }
 
-/// Begins a body at this place. `seen` is the highest number that its code had taken when it made
-/// the step.
+/// Begins a body at this place. `seen` is the highest number that the code of its run has taken.
 pub(super) fn body(place: &str, seen: u64) -> Body {
     with(|hands| {
         hands.next += 1;

@@ -304,6 +304,7 @@ fn a_broken_order_or_barrier_is_caught() {
         Sabotage::AnyPoll,
         Sabotage::AlwaysDirect,
         Sabotage::NoBarrier,
+        Sabotage::BarrierAtMaking,
         Sabotage::ForgetRollbacks,
     ] {
         let (_, failure) = sabotage::with(broken, || first_failure(Names::Equal, 0..1_000, 4));

@@ -280,8 +280,9 @@ pub(super) async fn run(program: &'static Program, ctx: Ctx) -> Result<String> {
 /// A step that fails in the first attempt of the run.
 async fn flaky_run(ctx: &Ctx) -> Result<String> {
     let first = ctx.run_attempt() == 1;
-    let seen = ctx.core().state.borrow().taken;
+    let core = ctx.core().clone();
     let step = ctx.step_with("flaky-run", async move |step: Step| {
+        let seen = core.state.borrow().taken;
         let value = hands::body(step.location(), seen).await;
         match first {
             true => Err(Error::msg("the first attempt of the run")),
@@ -323,8 +324,10 @@ async fn undo(rollback: &Rollback, value: String, fails: bool) -> Result<()> {
 }
 
 async fn step(ctx: &Ctx, flavor: Flavor, name: &str) -> Result<String> {
-    let seen = ctx.core().state.borrow().taken;
+    let core = ctx.core().clone();
     let step = ctx.step_with(name, async move |step: Step| {
+        // When it starts: other branches may have taken something since the step was made.
+        let seen = core.state.borrow().taken;
         work(&step, flavor, seen).await
     });
     let step = step.retry(Retry::fixed(2, Duration::from_millis(30)));

@@ -11,6 +11,8 @@ pub(crate) enum Sabotage {
     AlwaysDirect,
     /// A body starts before what its code has seen is durable.
     NoBarrier,
+    /// A body waits only for what its code had seen when its step was made.
+    BarrierAtMaking,
     /// A finished rollback is forgotten while the run is in memory.
     ForgetRollbacks,
 }
@@ -22,6 +24,15 @@ thread_local! {
 /// Whether this rule is broken now.
 pub(crate) fn is(sabotage: Sabotage) -> bool {
     ACTIVE.get() == Some(sabotage)
+}
+
+/// The broken barrier, in the words of an engine's settings.
+pub(crate) fn of_barrier() -> Option<crate::engine::Sabotage> {
+    match ACTIVE.get()? {
+        Sabotage::NoBarrier => Some(crate::engine::Sabotage::NoBarrier),
+        Sabotage::BarrierAtMaking => Some(crate::engine::Sabotage::BarrierAtMaking),
+        _ => None,
+    }
 }
 
 /// Breaks a rule while `work` runs.
