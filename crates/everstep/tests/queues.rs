@@ -476,18 +476,19 @@ async fn a_result_just_before_and_after_a_cancel_leaves_nothing_behind() {
 async fn a_worker_that_lost_its_item_is_told_and_its_result_dropped() {
     let clock = VirtualClock::new();
     let store = testing::store();
-    let cancelled = Arc::new(AtomicU32::new(0));
-    let counted = cancelled.clone();
+    let (began, cancelled) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let counted = (began.clone(), cancelled.clone());
     let engine = Engine::on(store.clone())
         .clock(clock.clone())
         .register_fn(RUN, |ctx, ()| async move {
             Ok(json!(ctx.enqueue(NUM, &1).await?))
         })
         .work(NUM, 1, move |job: Job, _: u32| {
-            let counted = counted.clone();
+            let (began, cancelled) = counted.clone();
             async move {
+                began.fetch_add(1, Ordering::SeqCst);
                 job.cancellation().cancelled().await;
-                counted.fetch_add(1, Ordering::SeqCst);
+                cancelled.fetch_add(1, Ordering::SeqCst);
                 assert!(!job.heartbeat().await.unwrap());
                 Ok(1)
             }
@@ -497,9 +498,9 @@ async fn a_worker_that_lost_its_item_is_told_and_its_result_dropped() {
         .unwrap();
     let held = clock.hold();
     let run = engine.client().start(RUN, ()).await.unwrap();
-    scenario::until("the claim", async || {
-        let stats = engine.client().queue_stats("num").await.unwrap();
-        (stats.claimed == 1).then_some(())
+    // A handler that has not begun when its item is lost does not begin.
+    scenario::until("the handler to begin", async || {
+        (began.load(Ordering::SeqCst) == 1).then_some(())
     })
     .await;
     // This process was stopped for an hour, and another took the item.

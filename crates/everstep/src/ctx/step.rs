@@ -10,7 +10,10 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     rc::Rc,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -31,7 +34,7 @@ use crate::{
     limit::{Limit, LimitUse},
     retry::Retry,
     run::{
-        core::{Core, Turn},
+        core::{Core, Permit, Turn},
         panics, wakers,
     },
     run_id::RunId,
@@ -202,8 +205,11 @@ impl Ctx {
             name,
             Box::new(move |attempt| {
                 let (body, sealer, step) = (body.clone(), sealer.clone(), attempt.step());
-                let span = tracing::Span::current();
-                let work = move || span.in_scope(|| sealer.encode(&body(step)?));
+                let (span, start) = (tracing::Span::current(), attempt.start_elsewhere());
+                let work = move || {
+                    start.begin()?;
+                    span.in_scope(|| sealer.encode(&body(step)?))
+                };
                 match &runtime {
                     Some(runtime) => Box::pin(joined(runtime.spawn_blocking(work))),
                     None => Box::pin(async move { work() }),
@@ -227,8 +233,11 @@ impl Ctx {
             name,
             Box::new(move |attempt| {
                 let work = body(attempt.step());
-                let sealer = sealer.clone();
-                let work = async move { sealer.encode(&work.await?) };
+                let (sealer, start) = (sealer.clone(), attempt.start_elsewhere());
+                let work = async move {
+                    start.begin()?;
+                    sealer.encode(&work.await?)
+                };
                 let work = work.instrument(tracing::Span::current());
                 match &runtime {
                     Some(runtime) => Box::pin(joined(AbortOnDrop(runtime.spawn(work)))),
@@ -515,10 +524,43 @@ pub(crate) struct Attempt<'c> {
     pub(crate) key: &'c [u8],
     pub(crate) attempt: u32,
     cancellation: &'c mut Option<Cancellation>,
+    elsewhere: &'c mut Option<StartElsewhere>,
     timeout: Option<Duration>,
 }
 
+/// The start of a body on another thread, which may be long after the body was handed over: the
+/// lease is looked at again there.
+#[derive(Clone)]
+pub(crate) struct StartElsewhere {
+    permit: Permit,
+    refused: Arc<AtomicBool>,
+}
+
+impl StartElsewhere {
+    /// Called right before the first instruction of the body.
+    fn begin(&self) -> Result<()> {
+        if self.permit.allows() {
+            return Ok(());
+        }
+        self.refused.store(true, Ordering::Release);
+        Err(Error::msg("the lease was over before the body started"))
+    }
+
+    fn was_refused(&self) -> bool {
+        self.refused.load(Ordering::Acquire)
+    }
+}
+
 impl Attempt<'_> {
+    /// For a body that another thread starts.
+    fn start_elsewhere(&mut self) -> StartElsewhere {
+        let start = StartElsewhere {
+            permit: self.core.env.permit(),
+            refused: Arc::default(),
+        };
+        self.elsewhere.insert(start).clone()
+    }
+
     pub(crate) fn step(&mut self) -> Step {
         let cancellation = self
             .cancellation
@@ -548,6 +590,8 @@ pub(crate) struct RawStep<'a> {
     body: Option<LocalBox<'a, Result<Vec<u8>>>>,
     waker: Option<Waker>,
     cancellation: Option<Cancellation>,
+    /// Set while the body is one that another thread starts.
+    elsewhere: Option<StartElsewhere>,
     watch: Option<Watch>,
 }
 
@@ -560,6 +604,7 @@ impl<'a> RawStep<'a> {
             body: None,
             waker: None,
             cancellation: None,
+            elsewhere: None,
             watch: None,
         }
     }
@@ -639,6 +684,7 @@ impl<'a> RawStep<'a> {
             key: &key,
             attempt,
             cancellation: &mut self.cancellation,
+            elsewhere: &mut self.elsewhere,
             timeout: self.options.timeout,
         };
         self.body = Some(make(&mut attempt));
@@ -673,6 +719,15 @@ impl<'a> RawStep<'a> {
                 Err(Error::attempt_failed(failure))
             }
         };
+        if self
+            .elsewhere
+            .as_ref()
+            .is_some_and(StartElsewhere::was_refused)
+        {
+            op.core.body_refused(op.id);
+            (self.body, self.watch) = (None, None);
+            return Poll::Pending;
+        }
         if result.is_err() && op.core.env.runtime_is_gone() {
             // The runtime that the body needs is going away: nothing has been tried.
             self.body = None;

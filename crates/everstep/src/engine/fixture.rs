@@ -29,8 +29,19 @@ pub(super) fn shared() -> (Arc<TestStore>, Arc<Shared>) {
 }
 
 pub(super) fn shared_with(change: impl FnOnce(&mut Settings)) -> (Arc<TestStore>, Arc<Shared>) {
+    shared_running(change, |_: Ctx, (): ()| async { Ok(()) })
+}
+
+/// The same with this code for the runs of [`start`].
+pub(super) fn shared_running<F, R>(
+    change: impl FnOnce(&mut Settings),
+    code: F,
+) -> (Arc<TestStore>, Arc<Shared>)
+where
+    F: Fn(Ctx, ()) -> R + Send + Sync + 'static,
+    R: Future<Output = crate::error::Result<()>> + 'static,
+{
     let mut registry = Registry::default();
-    let code = |_: Ctx, (): ()| async { Ok(()) };
     let definition = Definition::new("w", 1, WorkflowOptions::new(), code);
     registry.insert(definition).expect("its name is good");
     let mut settings = Settings {
@@ -106,7 +117,7 @@ fn create(store: &TestStore, fence: Fence, version: u32, claim: bool) -> RunId {
         deadline_at: None,
         tags: Vec::new(),
         trace: None,
-        input: Vec::new(),
+        input: crate::codec::payload::to_vec(&()).expect("nothing can be encoded"),
         parent: None,
         claim,
     };

@@ -294,6 +294,17 @@ impl Shared {
             )
     }
 
+    /// Whether a body may start of a run that was read under the lease with this epoch.
+    ///
+    /// The lease must last, and it must be the same one. A process that was stopped past its lease
+    /// may have registered again while one run was polled, and another process may have completed
+    /// that run's steps in between.
+    pub(crate) fn may_start(&self, epoch: u64) -> bool {
+        let is_own =
+            self.is_current(epoch) || self.settings.sabotage == Some(Sabotage::ForeignEpoch);
+        is_own && self.lease_lasts()
+    }
+
     fn nanos(&self) -> u64 {
         u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }

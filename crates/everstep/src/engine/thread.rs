@@ -28,7 +28,7 @@ use super::{
     mailbox::{Event, Mailbox, Polling, Release, ThreadCensus},
     reader::Reader,
     services::Services,
-    shared::Shared,
+    shared::{NO_LEASE, Shared},
     suspects::{self, Gate, Pass},
 };
 use crate::{
@@ -356,7 +356,7 @@ impl Worker {
             Event::Peers => self.peers_changed(),
             Event::Unread(run) => self.look_again(run),
             Event::Unserved(row, is_new) => self.unserved_read(&row, is_new),
-            Event::Lost => self.drop_everything(),
+            Event::Lost => self.lost(),
         }
     }
 
@@ -487,7 +487,7 @@ impl Worker {
         if !self.shared.is_current(task.epoch) {
             // The shards were lost, and the event that says so is on its way: a body that is begun
             // now would run beside that of another owner.
-            return self.remove(slot);
+            return self.read_anew(slot);
         }
         if let Some((_, bytes)) = task.hot.take() {
             self.hot_bytes -= bytes;
@@ -504,6 +504,12 @@ impl Worker {
         self.mailbox.set_polling(Some(polling));
         self.env.epoch.set(task.epoch);
         task.run.drive();
+        if !self.shared.is_current(task.epoch) {
+            // The shards were lost during this poll. Nothing that the run has done since can be
+            // written, and its bodies did not start.
+            self.mailbox.set_polling(None);
+            return self.read_anew(slot);
+        }
         let sent = task.run.next_commit();
         if task.pass.is_some() && !task.run.core.state.borrow().suspect {
             task.pass = None;
@@ -537,6 +543,19 @@ impl Worker {
             None => {}
         }
         self.arm(slot);
+    }
+
+    /// Drops a run that was read under a lease which is over, and reads it again if its shard has
+    /// come back.
+    fn read_anew(&mut self, slot: u32) {
+        let Some(Some(task)) = self.tasks.get(slot as usize) else {
+            return;
+        };
+        let (run, shard) = (task.id.no(), task.shard);
+        self.remove(slot);
+        if self.shared.owns(shard) {
+            self.load(run);
+        }
     }
 
     /// Sets the timer of a run, if it needs another than it has.
@@ -1104,7 +1123,23 @@ impl Worker {
         self.answer_releases();
     }
 
-    /// The shards were lost, or the engine has stopped: memory is worth nothing any more.
+    /// The shards were lost, or the engine has stopped.
+    ///
+    /// The event may come late: this thread has dropped everything already, and has taken runs in
+    /// under the next lease. Those stay. Nobody would read them again.
+    fn lost(&mut self) {
+        let is_current = |epoch: u64| self.shared.is_current(epoch);
+        let mut tasks = self.tasks.iter().flatten();
+        let is_late = self.shared.stopped().is_none()
+            && self.shared.epoch() != NO_LEASE
+            && tasks.all(|task| is_current(task.epoch))
+            && self.loading.values().all(|it| is_current(it.epoch));
+        if !is_late {
+            self.drop_everything();
+        }
+    }
+
+    /// Memory is worth nothing any more.
     fn drop_everything(&mut self) {
         let slots: Vec<u32> = self.by_no.values().copied().collect();
         for slot in slots {

@@ -601,6 +601,40 @@ struct AtDesk {
     claim: Uuid,
 }
 
+impl AtDesk {
+    /// Whether the item is still this worker's, asked right before its handler starts: a process
+    /// that was stopped since its claim may have lost the item to another worker. A claim whose time
+    /// has passed is prolonged first, which the store refuses if somebody else has the item.
+    async fn holds(&self) -> bool {
+        loop {
+            let until = {
+                let desk = lock(&self.station.state);
+                match desk.jobs.get(&self.item) {
+                    Some(held) if held.claim == self.claim && !held.lost => held.until,
+                    _ => return false,
+                }
+            };
+            let now = self.shared.now();
+            if now < until {
+                return true;
+            }
+            let until = now + self.station.spec.visibility;
+            let (item, claim) = (self.item, self.claim);
+            let wanted = QueueWrite::Extend(vec![Extend { item, claim, until }]);
+            let answer = job::write(&self.shared, wanted).await;
+            let Ok(Ok(Outcome::Queue(QueueDone::Extended(still)))) = answer else {
+                return false;
+            };
+            if still != [true] {
+                return false;
+            }
+            if let Some(held) = lock(&self.station.state).jobs.get_mut(&item) {
+                held.until = held.until.max(until);
+            }
+        }
+    }
+}
+
 impl Drop for AtDesk {
     fn drop(&mut self) {
         let mut desk = lock(&self.station.state);
@@ -634,6 +668,15 @@ impl Drop for Beginning {
 /// One attempt from its claim to its settlement.
 async fn handle(at_desk: AtDesk, beginning: Beginning, job: Job, item: ClaimedItem) {
     let (shared, station) = (at_desk.shared.clone(), at_desk.station.clone());
+    if !at_desk.holds().await {
+        tracing::warn!(
+            queue = station.queue(),
+            item = item.item.0,
+            attempt = item.attempt,
+            "an attempt at an item is not made: its claim was over before its handler started"
+        );
+        return;
+    }
     let spec = &station.spec;
     let payload = item.payload.clone();
     let told = ItemSpan::begin(&spec.queue, &item);
@@ -767,4 +810,96 @@ fn set_timer(shared: &Shared, stations: &[Arc<Station>]) {
     }
     let at = next.map_or(i64::MAX, Timestamp::as_millis);
     shared.workers.next_timer.store(at, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::{
+        codec::payload,
+        commit::{Batch, NewItem},
+        engine::{committer, fixture},
+        store::Store,
+    };
+
+    const WORK: Queue<u64, u64> = Queue::new("work");
+
+    /// A process was stopped between its claim and the start of the handler. Another worker had
+    /// taken the item by then, and both handlers ran.
+    #[test]
+    fn a_handler_starts_only_while_its_claim_is_its_own() {
+        for is_taken in [true, false] {
+            let (store, shared) = fixture::shared();
+            let committing = shared.clone();
+            let committer = std::thread::spawn(move || committer::run(&committing));
+            let long_ago = shared.now() - Duration::from_secs(3_600);
+            let write = |now, write| {
+                let writes = vec![Write::Queue(Box::new(write))];
+                let batch = Batch {
+                    fence: None,
+                    now,
+                    writes,
+                };
+                match store.commit(&batch).expect("commit").outcomes.remove(0) {
+                    Outcome::Queue(done) => done,
+                    other => panic!("a write about a queue was answered with {other:?}"),
+                }
+            };
+            let item = NewItem {
+                queue: WORK.name().to_owned(),
+                payload: payload::to_vec(&1u64).expect("a number"),
+                priority: 0,
+                available_at: None,
+                dedupe: None,
+                keep: Duration::ZERO,
+                trace: None,
+            };
+            write(long_ago, QueueWrite::Enqueue(item));
+            let claim_at = |now, claim| {
+                let wanted = ClaimItems {
+                    queue: WORK.name().to_owned(),
+                    claim: Uuid::from_u128(claim),
+                    max: 1,
+                    attempts_max: 10,
+                    visibility: Duration::from_secs(60),
+                    limit: None,
+                };
+                match write(now, QueueWrite::Claim(wanted)) {
+                    QueueDone::Claimed(claimed) => claimed,
+                    other => panic!("a claim was answered with {other:?}"),
+                }
+            };
+            let ours = claim_at(long_ago, 1);
+            assert_eq!(ours.items.len(), 1);
+            if is_taken {
+                assert_eq!(claim_at(shared.now(), 2).items.len(), 1);
+            }
+            let started = Arc::new(AtomicBool::new(false));
+            let noted = started.clone();
+            let handler = job::handler(move |_job: Job, n: u64| {
+                noted.store(true, Ordering::Release);
+                async move { Ok(n) }
+            });
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            let runtime = runtime.expect("a runtime");
+            let station = Arc::new(Station {
+                spec: Spec::new(WORK, 1, handler),
+                runtime: runtime.handle().clone(),
+                codecs: Codecs::default(),
+                state: Mutex::default(),
+                _keeps: None,
+            });
+            begin(&shared, &station, Uuid::from_u128(1), ours);
+            runtime.block_on(async {
+                while !lock(&station.state).jobs.is_empty() {
+                    tokio::task::yield_now().await;
+                }
+            });
+            assert_eq!(started.load(Ordering::Acquire), !is_taken);
+            shared.queue.close();
+            committer.join().expect("the committer ends");
+        }
+    }
 }

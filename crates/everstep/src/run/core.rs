@@ -73,21 +73,28 @@ pub(crate) struct Env {
     pub(crate) ids: RunIds,
     /// The epoch of the lease under which the run that is polled was taken into memory.
     pub(crate) epoch: Cell<u64>,
-    /// A body did not start because the lease was over.
+    /// A body did not start because the lease was over, or another one.
     pub(crate) stalled: Cell<bool>,
     /// What tokens are made with.
     pub(crate) secret: Secret,
 }
 
 impl Env {
-    /// Whether a body may start: a process that was stopped may have a successor, and must not
-    /// begin anything before it knows.
+    /// Whether a body of the run that is polled may start. If not, [`stalled`](Env::stalled) is
+    /// set.
     fn may_start(&self) -> bool {
-        let lasts = self.owner.as_ref().is_none_or(|owner| owner.lease_lasts());
-        if !lasts {
+        let epoch = self.epoch.get();
+        let may_start = self.owner.as_ref().is_none_or(|it| it.may_start(epoch));
+        if !may_start {
             self.stalled.set(true);
         }
-        lasts
+        may_start
+    }
+
+    /// For a body of the run that is polled which starts on another thread, perhaps later.
+    pub(crate) fn permit(&self) -> Permit {
+        let lease = self.owner.clone().map(|owner| (owner, self.epoch.get()));
+        Permit { lease }
     }
 
     /// An id for a run that is started by one of these.
@@ -132,6 +139,21 @@ impl Env {
         let refused = probe.is_finished();
         probe.abort();
         refused
+    }
+}
+
+/// Says on any thread whether the bodies of a run may start: see [`Shared::may_start`].
+#[derive(Clone)]
+pub(crate) struct Permit {
+    /// The owner, and the epoch with which it has read the run; none in tests that drive a run by
+    /// hand.
+    lease: Option<(Arc<Shared>, u64)>,
+}
+
+impl Permit {
+    pub(crate) fn allows(&self) -> bool {
+        let lease = self.lease.as_ref();
+        lease.is_none_or(|(owner, epoch)| owner.may_start(*epoch))
     }
 }
 
@@ -937,6 +959,20 @@ impl Core {
             .get(&op.key)
             .map_or(0, |slot| slot.entry.attempts);
         attempts + 1
+    }
+
+    /// A body that was handed to another thread was refused there ([`Permit`]): it has not begun,
+    /// and starts once it may.
+    pub(crate) fn body_refused(&self, id: OpId) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let Some(op) = st.ops.get_mut(id) else { return };
+        st.bodies -= usize::from(matches!(op.phase, Phase::Body { .. }));
+        op.phase = Phase::WantStart {
+            barrier: st.durable,
+        };
+        st.stand_in_line(id);
+        self.env.stalled.set(true);
     }
 
     /// The body did not end in its first poll: from now on its time counts.

@@ -1,8 +1,11 @@
 //! An engine thread, one event after another.
 
+use std::sync::OnceLock;
+
 use super::*;
 use crate::{
     commit::Fence,
+    ctx::Ctx,
     engine::{
         fixture::{self, TestStore},
         shared::NO_LEASE,
@@ -14,13 +17,18 @@ struct Bench {
     store: Arc<TestStore>,
     shared: Arc<Shared>,
     worker: Worker,
-    _runtime: tokio::runtime::Runtime,
+    runtime: tokio::runtime::Runtime,
 }
 
 impl Bench {
     fn new() -> Bench {
-        let (store, shared) = fixture::shared();
-        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        Bench::of(fixture::shared())
+    }
+
+    fn of((store, shared): (Arc<TestStore>, Arc<Shared>)) -> Bench {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        // A test that holds this one up decides when blocking bodies begin.
+        let runtime = runtime.max_blocking_threads(1).build();
         let runtime = runtime.expect("a runtime");
         let reader = Reader::new(store.clone(), shared.activity.clone());
         let worker = Worker::new(
@@ -35,18 +43,44 @@ impl Bench {
             store,
             shared,
             worker,
-            _runtime: runtime,
+            runtime,
         }
     }
 
     /// Begins a lease with all shards.
     fn begin(&self) -> Fence {
-        let fence = fixture::enter(&self.shared);
-        let all = ShardSet::of_default_pool();
-        let held = self.store.take_shards(fence, self.shared.now(), &all, &[]);
-        assert_eq!(held.expect("take_shards"), Some(all.clone()));
-        assert!(self.shared.set_owned_if(fence, &all));
-        fence
+        begin(&self.shared)
+    }
+
+    /// Takes a new run in, without driving it.
+    fn take_in(&mut self, fence: Fence) -> (RunId, u32) {
+        let run = fixture::start(&self.store, fence);
+        self.recover(run);
+        let loaded = self.next_read();
+        self.worker.handle(loaded);
+        (run, self.worker.by_no[&run.no()])
+    }
+
+    /// Waits for the blocking bodies that were handed to the runtime: there is one thread for all.
+    fn let_blocking_bodies_run(&self) {
+        let behind = self.runtime.spawn_blocking(|| ());
+        self.runtime.block_on(behind).expect("it ends");
+    }
+
+    /// Handles what comes until the next event of this kind, and that too.
+    fn handle_until(&mut self, is_awaited: impl Fn(&Event) -> bool) {
+        let until = Instant::now() + std::time::Duration::from_secs(60);
+        while Instant::now() < until {
+            for event in self.shared.threads[0].take() {
+                let is_last = is_awaited(&event);
+                self.worker.handle(event);
+                if is_last {
+                    return;
+                }
+            }
+            std::thread::yield_now();
+        }
+        panic!("the event does not come");
     }
 
     /// The next read of a run that has ended, which the thread has not heard of yet.
@@ -79,6 +113,16 @@ impl Bench {
         let slot = *self.worker.by_no.get(&run.no())?;
         self.worker.tasks[slot as usize].as_ref().map(|it| it.epoch)
     }
+}
+
+/// Begins a lease with all shards.
+fn begin(shared: &Shared) -> Fence {
+    let fence = fixture::enter(shared);
+    let all = ShardSet::of_default_pool();
+    let held = shared.store.take_shards(fence, shared.now(), &all, &[]);
+    assert_eq!(held.expect("take_shards"), Some(all.clone()));
+    assert!(shared.set_owned_if(fence, &all));
+    fence
 }
 
 #[test]
@@ -359,4 +403,157 @@ fn a_paused_run_that_cannot_be_read_is_read_again() {
     assert!(matches!(read, Event::Reconsidered(_, Ok(Some(_)))));
     bench.worker.handle(read);
     assert!(bench.worker.to_reconsider.is_empty());
+}
+
+/// What the code of a run and its test share.
+#[derive(Clone, Default)]
+struct Scene {
+    shared: Arc<OnceLock<Arc<Shared>>>,
+    started: Arc<AtomicBool>,
+}
+
+impl Scene {
+    /// The lease is lost, and the process registers again.
+    fn lose_and_register(&self) {
+        let shared = self.shared.get().expect("the engine is there");
+        shared.lose_if(shared.fence().expect("a lease"));
+        begin(shared);
+    }
+
+    fn body(&self) -> crate::error::Result<()> {
+        self.started.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn has_started(&self) -> bool {
+        self.started.load(Ordering::Acquire)
+    }
+}
+
+/// The kinds of bodies that a run can have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Step,
+    Ephemeral,
+    Blocking,
+    Spawned,
+}
+
+/// Comes to a body of this kind right after `before` in the same poll.
+async fn come_to(
+    ctx: Ctx,
+    kind: Kind,
+    scene: Scene,
+    before: fn(&Scene),
+) -> crate::error::Result<()> {
+    before(&scene);
+    match kind {
+        Kind::Step => ctx.step("it", async || scene.body()).await,
+        Kind::Ephemeral => ctx.step("it", async || scene.body()).ephemeral().await,
+        Kind::Blocking => ctx.blocking("it", move |_| scene.body()).await,
+        Kind::Spawned => {
+            let body = move |_| {
+                let scene = scene.clone();
+                async move { scene.body() }
+            };
+            ctx.spawn("it", body).await
+        }
+    }
+}
+
+/// A process was stopped inside slow workflow code. Another took the run over and completed the
+/// step; the first came back, registered again, and its old poll started the body of the step, since
+/// its new lease lasted.
+#[test]
+fn a_body_does_not_start_under_another_lease_than_its_run_was_read_with() {
+    let kinds = [Kind::Step, Kind::Ephemeral, Kind::Blocking, Kind::Spawned];
+    for (kind, is_broken) in kinds
+        .into_iter()
+        .flat_map(|kind| [(kind, false), (kind, true)])
+    {
+        let scene = Scene::default();
+        let in_code = scene.clone();
+        let sabotage = is_broken.then_some(crate::engine::Sabotage::ForeignEpoch);
+        let mut bench = Bench::of(fixture::shared_running(
+            |settings| settings.sabotage = sabotage,
+            move |ctx, ()| come_to(ctx, kind, in_code.clone(), Scene::lose_and_register),
+        ));
+        _ = scene.shared.set(bench.shared.clone());
+        let old = bench.begin();
+        let (run, slot) = bench.take_in(old);
+        bench.worker.drive(slot);
+        bench.let_blocking_bodies_run();
+        // The task of a spawned body is aborted with its run, before the runtime polls it.
+        let starts = is_broken && kind != Kind::Spawned;
+        assert_eq!(scene.has_started(), starts, "{kind:?}");
+        assert!(bench.worker.out.is_empty(), "nothing of it can be written");
+        if !is_broken {
+            // It is not left behind: its shard has come back, so it is read again.
+            bench.handle_until(|event| matches!(event, Event::Loaded { .. }));
+            assert_eq!(bench.epoch_of(run), Some(bench.shared.epoch()));
+        }
+    }
+}
+
+/// Between the look at the lease on the engine thread and the first instruction on another thread
+/// any time may pass: the pool for blocking bodies may be full.
+#[test]
+fn a_blocking_body_that_waited_for_a_thread_starts_only_under_the_lease_of_its_run() {
+    for is_lost in [true, false] {
+        let scene = Scene::default();
+        let in_code = scene.clone();
+        let mut bench = Bench::of(fixture::shared_running(
+            |_| {},
+            move |ctx, ()| come_to(ctx, Kind::Blocking, in_code.clone(), |_| {}),
+        ));
+        _ = scene.shared.set(bench.shared.clone());
+        let old = bench.begin();
+        let (run, slot) = bench.take_in(old);
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let first = bench.runtime.spawn_blocking(move || wait.recv());
+        bench.worker.drive(slot);
+        if is_lost {
+            scene.lose_and_register();
+        } else {
+            bench.shared.prolong(old, Instant::now());
+        }
+        go.send(()).expect("the first one waits");
+        _ = bench.runtime.block_on(first);
+        bench.let_blocking_bodies_run();
+        if !is_lost {
+            bench.handle_until(|event| matches!(event, Event::Body { .. }));
+        }
+        bench.worker.drive(slot);
+        assert!(!scene.has_started());
+        if is_lost {
+            bench.handle_until(|event| matches!(event, Event::Loaded { .. }));
+            assert_eq!(bench.epoch_of(run), Some(bench.shared.epoch()));
+            continue;
+        }
+        // The heartbeat was only late: the same body starts as soon as the lease lasts again.
+        bench
+            .shared
+            .prolong(old, Instant::now() + bench.shared.settings.lease);
+        bench.worker.start_stalled();
+        bench.worker.drive(slot);
+        bench.let_blocking_bodies_run();
+        assert!(scene.has_started());
+    }
+}
+
+/// The thread that found the lease lost was held up before it told the engine threads. Meanwhile the
+/// process had registered again and taken its runs up; the event dropped them, and nobody read them
+/// again.
+#[test]
+fn news_of_a_lost_lease_that_come_late_leave_the_runs_of_the_next_lease_in_memory() {
+    let mut bench = Bench::new();
+    let old = bench.begin();
+    bench.shared.lose_if(old);
+    let new = bench.begin();
+    let (run, _) = bench.take_in(new);
+    bench.worker.handle(Event::Lost);
+    assert_eq!(bench.epoch_of(run), Some(new.epoch));
+    bench.shared.lose_if(new);
+    bench.worker.handle(Event::Lost);
+    assert_eq!(bench.epoch_of(run), None);
 }
