@@ -181,10 +181,11 @@ impl Ctx {
     ///
     /// Give one to each branch of a plain `join!` or `select!` that uses the same names.
     pub fn scope(&self, name: &str) -> Ctx {
+        let is_refused = self.refuses_in_body("ctx.scope", name);
         let key = match check_name(name) {
-            Ok(()) => self.next_key(name).0,
+            Ok(()) if !is_refused => self.next_key(name).0,
             // A scope does nothing by itself; what is made in it will say that its name is bad.
-            Err(_) => self.scope.key.clone(),
+            _ => self.scope.key.clone(),
         };
         Ctx::at(self.core().clone(), key)
     }
@@ -211,6 +212,8 @@ impl Ctx {
     }
 
     fn random_parts(&self) -> (u64, u64) {
+        self.core()
+            .refuses_in_body(|| "a random number with `ctx`".to_owned());
         let n = self.scope.randoms.replace(self.scope.randoms.get() + 1);
         let facts = &self.core().facts;
         let identity = self.core().identity();
@@ -235,6 +238,7 @@ impl Ctx {
     pub fn set_state<T: Serialize + ?Sized>(&self, key: &str, value: &T) -> Result<()> {
         check_name(key).map_err(Error::fatal)?;
         let what = || format!("the state `{key}`");
+        self.core().check_outside_body(what)?;
         let bytes = encode(self.core(), value, Whose::Runs, what)?;
         let mut st = self.core().state.borrow_mut();
         if !st.quiet_effects {
@@ -262,21 +266,24 @@ impl Ctx {
     pub fn set_tag(&self, name: &str, value: &str) -> Result<()> {
         check_name(name).map_err(Error::fatal)?;
         check_name(value).map_err(Error::fatal)?;
-        self.change_tag(name, Some(value.to_owned()));
-        Ok(())
+        self.change_tag(name, Some(value.to_owned()))
     }
 
     /// Removes all tags of this name from this run.
     pub fn remove_tag(&self, name: &str) {
-        self.change_tag(name, None);
+        // Without a value there is nothing else to refuse, and the run is halted.
+        _ = self.change_tag(name, None);
     }
 
-    fn change_tag(&self, name: &str, value: Option<String>) {
+    fn change_tag(&self, name: &str, value: Option<String>) -> Result<()> {
+        self.core()
+            .check_outside_body(|| format!("a change of the tag `{name}`"))?;
         let mut st = self.core().state.borrow_mut();
         if !st.quiet_effects {
             let name = name.to_owned();
             st.effects.push(Effect::Tag { name, value });
         }
+        Ok(())
     }
 
     /// Which of several ways this run goes: gates a change to the code under running work.
@@ -293,6 +300,9 @@ impl Ctx {
     /// # Ok(()) }
     /// ```
     pub fn version(&self, change: &str, latest: u32) -> u32 {
+        if self.refuses_in_body("ctx.version", change) {
+            return latest.max(1);
+        }
         match self.claim(EntryKind::Version, change) {
             Ok(op) => self.core().gate(op.id, &self.scope.key, latest.max(1)),
             Err(_) => latest.max(1),
@@ -302,10 +312,16 @@ impl Ctx {
     /// Names an operation that the code used to make here and no longer does, so that runs which
     /// have it in their history go on. Everything below it is passed over too.
     pub fn removed(&self, name: &str, kind: EntryKind) {
-        if check_name(name).is_ok() {
+        if check_name(name).is_ok() && !self.refuses_in_body("ctx.removed", name) {
             let (key, _) = self.next_key(name);
             self.core().mark_removed(&key, kind);
         }
+    }
+
+    /// Whether this call is made inside of a body, which halts the run.
+    fn refuses_in_body(&self, call: &str, name: &str) -> bool {
+        self.core()
+            .refuses_in_body(|| format!("`{call}` of `{name}`"))
     }
 
     /// Claims the next location of this name.

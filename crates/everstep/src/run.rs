@@ -110,6 +110,13 @@ pub(crate) enum Halt {
     )]
     ForeignAwait { hint: String },
     #[error(
+        "the body of `{body}` makes {made}: a body does not run again on replay, so this would be \
+             missing there. Do it outside of the body, before or after the step; what belongs \
+             together can be a `ctx.join`, a `ctx.attempt`, a `ctx.scope`, or a run of its own with \
+             `ctx.child`"
+    )]
+    InsideBody { body: String, made: String },
+    #[error(
         "the workflow never comes to rest: it wakes itself in every poll; await only \
              operations of `ctx`"
     )]

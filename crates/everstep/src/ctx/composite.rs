@@ -94,6 +94,9 @@ pub(crate) fn poll_structure<'a, T>(
         Ok(op) => op,
         Err(error) => return refused(error),
     };
+    if op.core.refuse_poll(op.id) {
+        return Poll::Pending;
+    }
     if let Some(start) = start {
         op.core.open_structure(op.id);
         let key = op

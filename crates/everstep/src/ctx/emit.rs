@@ -72,6 +72,9 @@ impl Ctx {
     /// have more streams than [`Settings::streams_max`].
     pub fn emit<T: Serialize + ?Sized>(&self, stream: &str, item: &T) -> Result<()> {
         let core = self.core();
+        core.check_outside_body(|| {
+            format!("an item of the stream `{stream}` with `ctx.emit`, not with `Step::emit`")
+        })?;
         let names = core.stream_names();
         let body = encode(core, item, Whose::Runs, || {
             format!("an item of the stream `{stream}`")

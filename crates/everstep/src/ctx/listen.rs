@@ -108,6 +108,7 @@ impl<T> Message<T> {
     /// If the answer cannot be encoded, or is larger than the limit for payloads.
     pub fn reply<R: Serialize>(&self, answer: &R) -> Result<()> {
         let what = || format!("the reply to `{}`", self.name);
+        self.core.check_outside_body(what)?;
         let body = encode(&self.core, answer, Whose::Others, what)?;
         let mut st = self.core.state.borrow_mut();
         if let (Some(request), false) = (self.request, st.quiet_effects) {

@@ -152,6 +152,15 @@ impl Ctx {
     /// system that it calls the key from [`Step::idempotency_key`] (see
     /// [`step_with`](Ctx::step_with)).
     ///
+    /// A body makes nothing with `ctx`. On replay it does not run, so an operation inside of it would
+    /// be missing there, and the numbers and names after it would be others. A body that makes one,
+    /// or calls [`random`](Ctx::random), [`scope`](Ctx::scope), [`version`](Ctx::version),
+    /// [`set_state`](Ctx::set_state), [`set_tag`](Ctx::set_tag) or [`emit`](Ctx::emit), pauses the
+    /// run at once, with the step and the operation as the reason. To read is fine:
+    /// [`get`](Ctx::get), [`run_id`](Ctx::run_id), [`now`](Ctx::now). Steps that belong together are
+    /// a [`join`](Ctx::join), an [`attempt`](Ctx::attempt), a [`scope`](Ctx::scope) or a
+    /// [`child`](Ctx::child).
+    ///
     /// Everything that the workflow has taken when the body starts is durable. What another branch
     /// takes while the body runs is not, so a body should not read cells that other branches set.
     ///
@@ -700,12 +709,25 @@ impl<'a> RawStep<'a> {
         let (Ok(op), Some(body), Some(waker)) = (&self.claim, &mut self.body, &self.waker) else {
             return Poll::Pending;
         };
+        let is_halted = || op.core.state.borrow().halt.is_some();
+        let was_halted = is_halted();
         let polled = {
             let _body = wakers::in_body();
             let _entered = self.watch.as_ref().and_then(Watch::enter);
             let mut cx = Context::from_waker(waker);
-            catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(&mut cx)))
+            op.core.polled_body.set(Some(op.id));
+            let polled = catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(&mut cx)));
+            op.core.polled_body.set(None);
+            polled
         };
+        if is_halted() && !was_halted {
+            op.core.body_gave_up(op.id);
+            if let Some(cancellation) = self.cancellation.take() {
+                cancellation.cancel();
+            }
+            (self.body, self.watch) = (None, None);
+            return Poll::Pending;
+        }
         let result = match polled {
             Ok(Poll::Pending) => {
                 if first {

@@ -181,6 +181,8 @@ pub(crate) struct Core {
     pub(crate) state: RefCell<State>,
     /// What is told about it; nothing of a run that is only tried, or driven by hand.
     pub(crate) telemetry: OnceCell<RunTelemetry>,
+    /// The operation whose body is being polled.
+    pub(crate) polled_body: Cell<Option<OpId>>,
 }
 
 /// An open operation.
@@ -664,6 +666,38 @@ impl Core {
         self.state.borrow_mut().first_halt(halt);
     }
 
+    /// Halts the run if one of its bodies is being polled, and says whether it is: a body does not run
+    /// again on replay, so whatever it does with `ctx` besides reading would be missing there.
+    pub(crate) fn refuses_in_body(&self, made: impl FnOnce() -> String) -> bool {
+        let Some(body) = self.polled_body.get() else {
+            return false;
+        };
+        let mut st = self.state.borrow_mut();
+        let body = st.ops.get(body).map(|op| Core::location(&op.key));
+        let body = body.unwrap_or_default();
+        let made = made();
+        st.first_halt(Halt::InsideBody { body, made });
+        true
+    }
+
+    /// The same for what gives workflow code an error.
+    pub(crate) fn check_outside_body(&self, made: impl FnOnce() -> String) -> Result<(), Error> {
+        match self.refuses_in_body(made) {
+            false => Ok(()),
+            true => Err(Error::fatal("`ctx` is used inside of a body")),
+        }
+    }
+
+    /// A body has used `ctx`: it does not go on, and nothing of this attempt is recorded.
+    pub(crate) fn body_gave_up(&self, id: OpId) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let Some(op) = st.ops.get_mut(id) else { return };
+        st.bodies -= usize::from(matches!(op.phase, Phase::Body { .. }));
+        // Nothing starts or resolves it any more.
+        op.phase = Phase::Taken;
+    }
+
     /// Something that was sent at this time was taken from the inbox.
     pub(super) fn note_taken(&self, sent_at: Timestamp) {
         if let Some(telemetry) = self.telemetry.get() {
@@ -697,6 +731,7 @@ impl Core {
     }
 
     fn claim_checked(self: &Rc<Self>, kind: EntryKind, key: Key, check_born: bool) -> Op {
+        self.refuses_in_body(|| describe(kind, &key));
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         let id = st.ops.insert(OpState {
@@ -771,6 +806,10 @@ impl Core {
 
     /// What an operation should do now that it is polled.
     pub(crate) fn turn(&self, id: OpId, waker: &Waker) -> Turn {
+        if self.polled_body.get().is_some() {
+            self.refuse_poll(id);
+            return Turn::Pending;
+        }
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         let Some(op) = st.ops.get_mut(id) else {
@@ -809,6 +848,18 @@ impl Core {
             Phase::Body { .. } => Turn::Body,
             _ => Turn::Pending,
         }
+    }
+
+    /// Halts the run if an operation is polled inside of a body, and says whether it is. It may have
+    /// been made outside: nothing would poll it on replay.
+    pub(crate) fn refuse_poll(&self, id: OpId) -> bool {
+        let Some((kind, key)) = self.polled_body.get().and_then(|_| {
+            let st = self.state.borrow();
+            st.ops.get(id).map(|op| (op.kind, op.key.clone()))
+        }) else {
+            return false;
+        };
+        self.refuses_in_body(|| describe(kind, &key))
     }
 
     /// A terminal entry that nobody has taken: the operation is ready as it is.
@@ -1992,6 +2043,11 @@ impl State {
         let open = |id: &&OpId| self.ops.get(**id).is_some_and(|op| !op.declined);
         self.available.iter().any(|id| open(&id))
     }
+}
+
+/// An operation in a message.
+fn describe(kind: EntryKind, key: &[u8]) -> String {
+    format!("{kind:?} `{}`", Core::location(key))
 }
 
 fn too_large(actual: usize, limit: usize) -> Failure {

@@ -14,6 +14,7 @@ const ENDINGS: &[&str] = &[
     "; deploy code whose types fit what is stored",
     "use `ctx.sleep`, `ctx.listen` and the other operations",
     "; await only operations of `ctx`",
+    "a `ctx.scope`, or a run of its own with `ctx.child`",
     "and the code has no rollback for it; deploy code that has it",
     "; start an engine with the codec and the keys that it was written with",
     "; start an engine whose codec can",
@@ -66,6 +67,10 @@ mod tests {
                 hint: String::new(),
             },
             Halt::NeverQuiet,
+            Halt::InsideBody {
+                body: at(),
+                made: at(),
+            },
             Halt::RollbackMissing { at: at() },
             Halt::Sealed {
                 what: at(),

@@ -11,6 +11,7 @@ mod compensation;
 mod concurrency;
 mod divergence;
 mod hands;
+mod inside_body;
 mod order;
 mod owner;
 mod program;
