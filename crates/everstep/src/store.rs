@@ -96,6 +96,13 @@ pub trait Store: Send + Sync + 'static {
     /// from then on, in every process.
     fn secret(&self) -> Result<Secret, StoreError>;
 
+    /// Whether a call waits for nothing but this machine. Only then may an engine thread commit by
+    /// itself: a call that waits for a network may not return for a long time, and the thread polls
+    /// no body meanwhile. `false` by default.
+    fn is_local(&self) -> bool {
+        false
+    }
+
     /// Makes a batch durable in one transaction.
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError>;
 

@@ -243,7 +243,8 @@ impl Worker {
         }
         let shared = self.shared.clone();
         let few = !self.out.is_empty() && self.out.len() <= ALONE;
-        if few && self.ready.is_empty() && self.moving <= ALONE {
+        // A store behind a network may take long to answer, and no body is polled meanwhile.
+        if few && self.ready.is_empty() && self.moving <= ALONE && shared.store.is_local() {
             committer::commit_here(&shared, &mut self.out);
         }
         shared.queue.push_all(&shared, &mut self.out);
