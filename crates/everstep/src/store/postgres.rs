@@ -423,7 +423,7 @@ impl PostgresStore {
             if conn.is_closed() {
                 continue;
             }
-            match conn.set_limits(limits) {
+            match conn.set_limits(limits).and_then(|()| conn.refresh_plans()) {
                 Ok(()) => return Ok(conn),
                 // Whatever has ended this one may have ended the others, too.
                 Err(_) => self.drop_idle(),

@@ -106,6 +106,12 @@ impl Limits {
     }
 }
 
+/// How long a plan is kept: as long as the statistics of a table that grows may be wrong, which the
+/// server looks at once a minute by default.
+pub(super) const PLANS_KEPT: Duration = Duration::from_secs(30);
+
+pub(super) const DISCARD_PLANS: &str = "DISCARD PLANS";
+
 /// The lease that others are taken to have, by those who have none.
 const USUAL_LEASE: Duration = Duration::from_secs(10);
 
@@ -168,6 +174,8 @@ pub(super) struct Conn {
     /// How far its clock was ahead of ours when it was made, in milliseconds.
     pub(super) ahead: i64,
     pub(super) limits: Limits,
+    /// When the server was last told to plan its statements anew.
+    pub(super) planned: Instant,
     session: ServerSession,
 }
 
@@ -293,6 +301,7 @@ impl Conn {
             },
             ahead: 0,
             limits,
+            planned: Instant::now(),
             session: ServerSession::default(),
         };
         conn.prepare_session()?;
@@ -336,6 +345,17 @@ impl Conn {
             self.run(vec![set_idle(limits.idle)])?;
         }
         Ok(())
+    }
+
+    /// Has the server plan its statements anew, if that is long ago: a plan that was made while a table
+    /// was empty may read all of it, and is kept until the statistics of the table change.
+    pub(super) fn refresh_plans(&mut self) -> Result<(), Trouble> {
+        // Behind a pooler no plan is kept.
+        if self.route.pooled || self.planned.elapsed() < PLANS_KEPT {
+            return Ok(());
+        }
+        self.planned = Instant::now();
+        self.run(vec![Op::new(DISCARD_PLANS, Vec::new())]).map(drop)
     }
 
     /// What a transaction begins with.
