@@ -191,7 +191,8 @@ async fn an_owner_that_was_cut_off_takes_up_again() {
         rows.iter().filter(|row| !row.shards.is_empty()).count()
     };
     until("both own shards", || owners() == 2).await;
-    let load = Load::begin(second.client());
+    // One whose runs are everybody's.
+    let load = Load::begin(Client::on(store.clone()).unwrap());
     load.goes_on(20).await;
     proxy.refuse();
     proxy.cut(&Which::All);

@@ -172,6 +172,7 @@ impl Worker {
             owner: Some(shared.clone()),
             ids: RunIds::new(0),
             epoch: Cell::new(0),
+            children: Cell::new(0),
             stalled: Cell::new(false),
             secret: shared
                 .known_secret()
@@ -504,6 +505,7 @@ impl Worker {
         };
         self.mailbox.set_polling(Some(polling));
         self.env.epoch.set(task.epoch);
+        self.env.children.set(0);
         task.run.drive();
         let sent = task.run.next_commit();
         if task.pass.is_some() && !task.run.core.state.borrow().suspect {
