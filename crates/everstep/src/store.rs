@@ -58,7 +58,13 @@ pub(crate) fn open(place: &std::path::Path, create: bool) -> Result<Arc<dyn Stor
         .filter(|it| it.starts_with("postgres://") || it.starts_with("postgresql://"));
     match url {
         #[cfg(feature = "postgres")]
-        Some(url) => Ok(Arc::new(PostgresStore::open(url)?)),
+        Some(url) => {
+            let store = PostgresStore::open(url)?;
+            if !create {
+                store.require_current()?;
+            }
+            Ok(Arc::new(store))
+        }
         #[cfg(not(feature = "postgres"))]
         Some(_) => Err(StoreError::CannotOpen {
             store: "the PostgreSQL database".to_owned(),

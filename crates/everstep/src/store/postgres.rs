@@ -440,7 +440,8 @@ impl PostgresStore {
         }
     }
 
-    fn require_current(&self) -> Result<(), StoreError> {
+    /// Refuses a schema that no engine has made yet, or one that has to be migrated first.
+    pub(super) fn require_current(&self) -> Result<(), StoreError> {
         if self.is_current.load(Ordering::Relaxed) {
             return Ok(());
         }
