@@ -1167,7 +1167,11 @@ impl Plan {
             Deadline::After(limit) => begin.unwrap_or(now) + limit,
         });
         NewRun {
-            id: shared.ids.next(now),
+            id: match begin {
+                None => shared.new_id(now, &self.workflow, self.version, &self.pool),
+                // Whoever owns its shard by then runs it.
+                Some(_) => shared.ids.next(now),
+            },
             workflow: self.workflow.clone(),
             version: self.version,
             key: self.key.clone(),

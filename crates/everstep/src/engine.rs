@@ -742,6 +742,8 @@ impl StartParts {
         ));
         shared.set_secret(store.secret()?);
         let reader = Reader::new(store.clone(), shared.activity.clone());
+        // From now on there is always a thread that reads, so that no engine thread has to.
+        reader.spawn(|_| {});
         let begun = Instant::now();
         let fence = store.register_runner(&shared.as_runner(me))?;
         shared.set_lease(fence, begun + shared.settings.lease);
@@ -771,7 +773,9 @@ impl StartParts {
         );
         let (stop_c, stop_d) = (stop.clone(), stop.clone());
         handles.push(spawn("everstep-commit", move || committer_thread(&a))?);
-        handles.push(spawn("everstep-timers", move || due::run(&b))?);
+        handles.push(spawn("everstep-due", move || due::run(&b))?);
+        let timed = shared.clone();
+        handles.push(spawn("everstep-timers", move || due::keep_timers(&timed))?);
         let kept = shared.clone();
         handles.push(spawn("everstep-keeper", move || keeper_thread(&kept))?);
         handles.push(spawn("everstep-lease", move || lease::run(&c, &stop_c))?);

@@ -120,6 +120,14 @@ impl RunId {
         (self.0.as_u128() % u128::from(SHARDS)) as u8
     }
 
+    /// The same id, but for the shard that it belongs to. Its number is the same.
+    pub(crate) fn with_shard_index(self, index: u8) -> RunId {
+        let bits = self.0.as_u128();
+        RunId(Uuid::from_u128(
+            bits - bits % u128::from(SHARDS) + u128::from(index),
+        ))
+    }
+
     /// The shard this run belongs to while it is in this pool.
     pub fn shard_in(self, pool: PoolNo) -> ShardId {
         ShardId::new(pool, self.shard_index())
@@ -224,6 +232,18 @@ mod tests {
             let id = ids.next(now);
             assert!(id.no() > last);
             last = id.no();
+        }
+    }
+
+    #[test]
+    fn the_shard_of_an_id_is_no_part_of_its_number() {
+        let ids = RunIds::new(3);
+        for index in 0..=u8::MAX {
+            let id = ids.next(Timestamp::from_millis(1_763_239_620_123));
+            let placed = id.with_shard_index(index);
+            assert_eq!((placed.shard_index(), placed.no()), (index, id.no()));
+            assert_eq!(placed.as_uuid().get_version_num(), 7);
+            assert_eq!(placed.with_shard_index(id.shard_index()), id);
         }
     }
 

@@ -58,7 +58,13 @@ pub(crate) fn open(place: &std::path::Path, create: bool) -> Result<Arc<dyn Stor
         .filter(|it| it.starts_with("postgres://") || it.starts_with("postgresql://"));
     match url {
         #[cfg(feature = "postgres")]
-        Some(url) => Ok(Arc::new(PostgresStore::open(url)?)),
+        Some(url) => {
+            let store = PostgresStore::open(url)?;
+            if !create {
+                store.require_current()?;
+            }
+            Ok(Arc::new(store))
+        }
         #[cfg(not(feature = "postgres"))]
         Some(_) => Err(StoreError::CannotOpen {
             store: "the PostgreSQL database".to_owned(),
@@ -95,6 +101,13 @@ pub trait Store: Send + Sync + 'static {
     /// What tokens are made with: 32 random bytes, drawn when the data was first made and the same
     /// from then on, in every process.
     fn secret(&self) -> Result<Secret, StoreError>;
+
+    /// Whether a call waits for nothing but this machine. Only then may an engine thread commit by
+    /// itself: a call that waits for a network may not return for a long time, and the thread polls
+    /// no body meanwhile. `false` by default.
+    fn is_local(&self) -> bool {
+        false
+    }
 
     /// Makes a batch durable in one transaction.
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError>;

@@ -659,6 +659,10 @@ impl Store for Saying {
         self.store.describe()
     }
 
+    fn is_local(&self) -> bool {
+        self.store.is_local()
+    }
+
     fn secret(&self) -> Result<everstep::store::Secret, StoreError> {
         self.store.secret()
     }

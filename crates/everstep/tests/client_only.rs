@@ -101,3 +101,26 @@ async fn a_thousand_results_cost_a_question_per_round_on_postgres() {
     costs_a_question_per_round(open(), open()).await;
     testing::ran_on("PostgreSQL");
 }
+
+/// The client was opened, and the first call failed; the docs say that opening it does.
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_is_not_opened_on_a_database_without_our_schema() {
+    use everstep::store::{PostgresStore, StoreError};
+    let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
+    let error = Client::open(&url).await.err().unwrap();
+    let ClientError::Store(error) = error else {
+        panic!("{error:?}");
+    };
+    assert!(
+        matches!(&*error, StoreError::CannotOpen { source, .. } if source.to_string().contains("empty")),
+        "{error:?}"
+    );
+    // And nothing was made.
+    let error = PostgresStore::open(&url).unwrap().runners().unwrap_err();
+    assert!(matches!(error, StoreError::CannotOpen { .. }), "{error:?}");
+    let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&url).unwrap());
+    store.migrate().unwrap();
+    Client::open(&url).await.unwrap();
+    testing::ran_on("PostgreSQL");
+}

@@ -73,6 +73,11 @@ fn order_accepting(
     })
 }
 
+/// A client without an engine, whose runs are in shards of anybody.
+fn anywhere(store: &Arc<dyn Store>) -> Client {
+    Client::on(store.clone()).unwrap()
+}
+
 /// Waits until the cluster is like this.
 async fn until_cluster(client: &Client, what: &str, is: impl Fn(&Cluster) -> bool) {
     until(what, async || {
@@ -100,7 +105,7 @@ async fn shards_are_shared_on_joining_and_free_at_once_on_leaving() {
     for (store, _dir) in stores() {
         let log = Log::default();
         let first = order(&store, 1, "a", &log).start().await.unwrap();
-        let client = first.client();
+        let client = anywhere(&store);
         assert_eq!(shares(&client.cluster().await.unwrap()), [256]);
         let second = order(&store, 1, "b", &log).start().await.unwrap();
         let is_shared = |cluster: &Cluster| {
@@ -136,7 +141,7 @@ async fn runs_of_an_engine_that_died_go_on_elsewhere() {
     for (store, _dir) in stores() {
         let log = Log::default();
         let first = order(&store, 1, "a", &log).start().await.unwrap();
-        let client = first.client();
+        let client = anywhere(&store);
         let second = order(&store, 1, "b", &log).start().await.unwrap();
         until_cluster(&client, "two shares", |cluster| {
             shares(cluster).len() == 2 && shares(cluster)[0] > 60
@@ -160,6 +165,56 @@ async fn runs_of_an_engine_that_died_go_on_elsewhere() {
         assert_eq!(entries(&log, "a ends"), 20);
         assert_eq!(first.counters().takeovers, 1);
         first.shutdown().await;
+    }
+}
+
+/// Half of what an engine started was another's, which had to find it and read it: two engines did less
+/// than one.
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_that_an_engine_starts_and_their_children_stay_with_it() {
+    const FAMILY: Workflow<u32, Vec<String>> = Workflow::new("family");
+    const MEMBER: Workflow<u32, String> = Workflow::new("member");
+    fn family(store: &Arc<dyn Store>, name: &'static str) -> EngineBuilder {
+        quick(Engine::on(store.clone()))
+            .settings(|settings| settings.lease = Duration::from_secs(60))
+            .register_fn(FAMILY, move |ctx, n| async move {
+                let child = ctx.child(MEMBER, n).await?;
+                let keyed = ctx.child(MEMBER, n).key(format!("child of {n}"));
+                Ok(vec![name.to_owned(), child, keyed.await?])
+            })
+            .register_fn(MEMBER, move |_, _| async move { Ok(name.to_owned()) })
+    }
+    for (store, _dir) in stores() {
+        let first = family(&store, "a").start().await.unwrap();
+        let second = family(&store, "b").start().await.unwrap();
+        until_cluster(&first.client(), "two shares", |cluster| {
+            let shares = shares(cluster);
+            shares.len() == 2 && shares[0] > 60 && shares.iter().sum::<usize>() == 256
+        })
+        .await;
+        for (engine, name) in [(&first, "a"), (&second, "b")] {
+            let client = engine.client();
+            // It knows of its shards a moment after the store does.
+            until("it to know its shards", async || {
+                let run = client.start(FAMILY, 1_000).await.unwrap();
+                (run.result().await.unwrap()[..2] == [name; 2]).then_some(())
+            })
+            .await;
+            for n in 0..10 {
+                let run = client.start(FAMILY, n);
+                let run = match n % 2 {
+                    0 => run,
+                    _ => run.key(format!("{name} {n}")),
+                };
+                let run = run.await.unwrap();
+                assert_eq!(run.result().await.unwrap()[..2], [name; 2]);
+            }
+        }
+        // A child with a key may be there already, wherever that is.
+        let keyed = first.client().start(FAMILY, 3).await.unwrap();
+        assert_eq!(keyed.result().await.unwrap(), ["a"; 3]);
+        first.shutdown().await;
+        second.shutdown().await;
     }
 }
 
@@ -251,7 +306,7 @@ async fn runs_pinned_to_a_version_finish_on_it_during_a_deploy() {
             until_status(run, RunStatus::Sleeping).await;
         }
         let new = order(&store, 2, "new", &log).start().await.unwrap();
-        let client = new.client();
+        let client = anywhere(&store);
         let is_shared = |cluster: &Cluster| {
             let shares = shares(cluster);
             shares.len() == 2 && shares[0] > 60

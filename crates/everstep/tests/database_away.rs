@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -15,7 +15,7 @@ use std::{
 use everstep::{
     RunHandle,
     prelude::*,
-    store::{PostgresStore, Store},
+    store::{PostgresOptions, PostgresStore, Store},
     testing,
 };
 use everstep_pg::{Instance, Pgbouncer, Proxy, Shutdown, Which, fresh_schema};
@@ -191,7 +191,8 @@ async fn an_owner_that_was_cut_off_takes_up_again() {
         rows.iter().filter(|row| !row.shards.is_empty()).count()
     };
     until("both own shards", || owners() == 2).await;
-    let load = Load::begin(second.client());
+    // One whose runs are everybody's.
+    let load = Load::begin(Client::on(store.clone()).unwrap());
     load.goes_on(20).await;
     proxy.refuse();
     proxy.cut(&Which::All);
@@ -252,6 +253,83 @@ async fn an_engine_works_behind_a_pooler() {
     }
     assert!(engine.stopped().is_none());
     load.end_with_each_body_once(&ledger).await;
+    engine.shutdown().await;
+    testing::ran_on("PostgreSQL");
+}
+
+/// A server that takes everything and answers nothing. An engine thread with little to do committed by
+/// itself, and polled no body until its commit was answered or given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hung_database_does_not_stop_bodies_from_being_polled() {
+    const TICK: Workflow<(), u64> = Workflow::new("tick");
+    const NOTE: Workflow<(), u64> = Workflow::new("note");
+    let server = Instance::start_new().unwrap();
+    let proxy = Proxy::start_before(server.address()).unwrap();
+    let mut options = PostgresOptions::default();
+    options.schema = fresh_schema();
+    // Nobody gives up: what waits for the database does so until the end of the test.
+    options.patience = Duration::from_secs(3_600);
+    let store = PostgresStore::open_with(&proxy.url_for("postgres"), options).unwrap();
+    let ticks = Arc::new(AtomicU64::new(0));
+    let (count, stop) = (ticks.clone(), Arc::new(AtomicBool::new(false)));
+    let stopped = stop.clone();
+    let (go, may_go) = tokio::sync::watch::channel(false);
+    let noting = Arc::new(AtomicBool::new(false));
+    let begun = noting.clone();
+    let engine = Engine::on(Arc::new(store))
+        .register_fn(TICK, move |ctx, ()| {
+            let (count, stopped) = (count.clone(), stopped.clone());
+            async move {
+                let body = async || {
+                    while !stopped.load(Ordering::SeqCst) {
+                        count.fetch_add(1, Ordering::SeqCst);
+                        tokio::time::sleep(Duration::from_millis(2)).await;
+                    }
+                    Ok(count.load(Ordering::SeqCst))
+                };
+                ctx.step("tick", body).await
+            }
+        })
+        .register_fn(NOTE, move |ctx, ()| {
+            let (may_go, begun) = (may_go.clone(), begun.clone());
+            async move {
+                let body = async || {
+                    begun.store(true, Ordering::SeqCst);
+                    let mut may_go = may_go.clone();
+                    _ = may_go.wait_for(|go| *go).await;
+                    Ok(1)
+                };
+                ctx.step("note", body).await
+            }
+        })
+        .settings(|settings| {
+            settings.lease = Duration::from_secs(3_600);
+            settings.threads = 1;
+        })
+        .start()
+        .await
+        .unwrap();
+    let client = engine.client();
+    let tick = client.start(TICK, ()).await.unwrap();
+    let note = client.start(NOTE, ()).await.unwrap();
+    until("both bodies run", || {
+        noting.load(Ordering::SeqCst) && ticks.load(Ordering::SeqCst) > 0
+    })
+    .await;
+    proxy.hold(Which::All);
+    go.send(true).unwrap();
+    assert!(proxy.wait_until_held(PATIENCE, &Which::All));
+    for _ in 0..3 {
+        let before = ticks.load(Ordering::SeqCst);
+        until("the other body goes on", || {
+            ticks.load(Ordering::SeqCst) > before + 100
+        })
+        .await;
+    }
+    stop.store(true, Ordering::SeqCst);
+    proxy.release_all();
+    assert_eq!(note.result().await.unwrap(), 1);
+    assert!(tick.result().await.unwrap() > 300);
     engine.shutdown().await;
     testing::ran_on("PostgreSQL");
 }

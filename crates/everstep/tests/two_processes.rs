@@ -260,7 +260,8 @@ async fn two_engines_share_the_shards_and_no_completed_step_runs_again() {
     let test = "two_engines_share_the_shards_and_no_completed_step_runs_again";
     two_processes(test, async |path, ledger, mut second| {
         let engine = engine(path, ledger).start().await.unwrap();
-        let client = engine.client();
+        // One whose runs are everybody's.
+        let client = Client::open(path).await.unwrap();
         let mut runs = Vec::new();
         for n in 0..60 {
             runs.push(client.start(STEPS, n).await.unwrap());

@@ -217,7 +217,8 @@ impl<O> ForkRun<O> {
             state,
         };
         loop {
-            write.new.id = client.shared.ids.next(client.shared.now());
+            let (shared, new) = (&client.shared, &write.new);
+            write.new.id = shared.new_id(shared.now(), &new.workflow, new.version, &new.pool);
             let bound = bind(&client, id, write.clone())?;
             match client.write(Write::Fork(Box::new(bound))).await? {
                 Outcome::Started(started) => {

@@ -148,12 +148,13 @@ impl Plan {
             .unwrap_or(if awaited { Close::Cancel } else { Close::Leave });
         let home = || owner.map(|owner| owner.home_of(&self.workflow, self.version));
         let pool = self.pool.map(Into::into).or_else(home);
+        let pool = pool.unwrap_or_else(|| DEFAULT_POOL.into());
         let new = NewRun {
-            id: core.env.new_run_id(),
+            id: core.env.new_run_id(&self.workflow, self.version, &pool),
             workflow: self.workflow.into(),
             version: self.version,
             key: self.key,
-            pool: pool.unwrap_or_else(|| DEFAULT_POOL.into()),
+            pool,
             available_at: None,
             deadline_at: [deadline, core.facts.deadline_at]
                 .into_iter()

@@ -2,13 +2,16 @@
 //!
 //! A thread of its own asks the store when something points to a due run, when the time of a cold
 //! run has come, and now and then for safety. It reads what is due in the shards of this runner
-//! and hands it to the engine threads, which know what they have already. It also keeps the timers
-//! of the engine threads, since those sleep while nothing happens.
+//! and hands it to the engine threads, which know what they have already.
+//!
+//! Another thread keeps the timers of the engine threads, since those sleep while nothing happens. It
+//! makes no call of the store: the time limit of a body ends on time while the store does not answer.
+//! Under a virtual clock the thread that polls keeps the timers too, since it moves the clock.
 
 use std::{
     sync::{
         Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicI64, Ordering},
+        atomic::{AtomicBool, AtomicI64, Ordering, fence},
     },
     time::{Duration, Instant},
 };
@@ -16,15 +19,29 @@ use std::{
 use super::{mailbox::Event, poller::Poller, shared::Shared};
 use crate::{run_id::RunNo, store::DueRun, testing::Outlook, time::Timestamp};
 
-/// What the thread waits on.
+/// What the thread that polls the store and the thread that keeps timers wait on.
 #[derive(Default)]
 pub(crate) struct DueSignal {
     state: Mutex<State>,
     changed: Condvar,
     /// Whether there may be runs in the store that no thread has in memory.
     cold: AtomicBool,
+    timers: Timers,
+}
+
+/// What the thread that keeps timers waits on.
+#[derive(Default)]
+struct Timers {
+    closed: Mutex<bool>,
+    changed: Condvar,
     /// The earliest time for which the thread is known to be awake; a later one needs no signal.
     awake_by: AtomicI64,
+}
+
+impl Timers {
+    fn lock(&self) -> std::sync::MutexGuard<'_, bool> {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Default)]
@@ -36,8 +53,6 @@ struct State {
     /// Another process says so.
     from_outside: bool,
     closed: bool,
-    /// A timer of an engine thread was set earlier than before.
-    timers_changed: bool,
 }
 
 impl State {
@@ -96,25 +111,31 @@ impl DueSignal {
         self.changed.notify_one();
     }
 
-    /// An engine thread has a timer at this time.
+    /// An engine thread has set its next timer to this time.
     pub(crate) fn timer_set(&self, at: Timestamp) {
-        if at.as_millis() >= self.awake_by.load(Ordering::Acquire) {
+        // Pairs with the fence in `keep_timers`: this sees the new `awake_by`, or the thread sees the
+        // new timer.
+        fence(Ordering::SeqCst);
+        if at.as_millis() >= self.timers.awake_by.load(Ordering::Acquire) {
             return;
         }
-        self.lock().timers_changed = true;
-        self.changed.notify_one();
+        // Locked, so that the thread is not between its look at the timers and its wait.
+        drop(self.timers.lock());
+        self.timers.changed.notify_one();
     }
 
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();
+        *self.timers.lock() = true;
+        self.timers.changed.notify_all();
     }
 }
 
 /// How many due runs are read at a time.
 const PAGE: usize = 1_000;
 
-/// The thread that finds due runs and keeps timers, until it is closed.
+/// The thread that finds due runs, until it is closed.
 pub(crate) fn run(shared: &Arc<Shared>) {
     let mut safety = Instant::now() + shared.settings.safety_poll;
     loop {
@@ -148,14 +169,13 @@ enum Woken {
 fn wait(shared: &Shared, safety: Instant) -> Woken {
     let mut state = shared.due.lock();
     loop {
-        let (now, timer) = (shared.now(), next_timer(shared));
+        let (now, clock) = (shared.now(), shared.clock.as_virtual());
+        // By a real clock they are kept by another thread.
+        let timer = clock.and_then(|_| next_timer(shared));
         if let Some(woken) = state.woken(now, timer, Instant::now() >= safety) {
             return woken;
         }
-        let next = [state.next, timer].into_iter().flatten().min();
-        state.timers_changed = false;
-        if let Some(clock) = shared.clock.as_virtual() {
-            shared.due.awake_by.store(i64::MIN, Ordering::Release);
+        if let Some(clock) = clock {
             drop(state);
             shared.keeper.wake_if_due(now);
             shared.workers.wake_if_due(shared, now);
@@ -163,20 +183,49 @@ fn wait(shared: &Shared, safety: Instant) -> Woken {
             state = shared.due.lock();
             continue;
         }
-        // Not sooner than the resolution: what ends meanwhile is woken with it.
-        let until = |at: Timestamp| at.since(now).max(shared.settings.timer_resolution);
-        let until_next = next.map_or(Duration::MAX, until);
-        let awake_by = next.map_or(i64::MAX, Timestamp::as_millis);
-        shared.due.awake_by.store(awake_by, Ordering::Release);
-        // A timer that was set between the look at the timers and the store above.
-        if next_timer(shared).is_some_and(|at| at.as_millis() < awake_by) {
-            continue;
-        }
+        let until_next = state
+            .next
+            .map_or(Duration::MAX, |at| until(shared, now, at));
         let limit = safety
             .saturating_duration_since(Instant::now())
             .min(until_next);
         let waited = shared.due.changed.wait_timeout(state, limit);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+/// How long to wait for this instant. Not shorter than the resolution of timers: those that end
+/// meanwhile are woken together.
+fn until(shared: &Shared, now: Timestamp, at: Timestamp) -> Duration {
+    at.since(now).max(shared.settings.timer_resolution)
+}
+
+/// The thread that keeps the timers of the engine threads, until it is closed. A virtual clock needs
+/// none: the thread that moves it wakes the timers.
+pub(crate) fn keep_timers(shared: &Shared) {
+    if shared.clock.as_virtual().is_some() {
+        return;
+    }
+    let timers = &shared.due.timers;
+    let mut closed = timers.lock();
+    while !*closed {
+        let (now, next) = (shared.now(), next_timer(shared));
+        if next.is_some_and(|at| at <= now) {
+            wake_timers(shared);
+            continue;
+        }
+        let awake_by = next.map_or(i64::MAX, Timestamp::as_millis);
+        timers.awake_by.store(awake_by, Ordering::Release);
+        // Pairs with the fence in `timer_set`.
+        fence(Ordering::SeqCst);
+        if next_timer(shared).is_some_and(|at| at.as_millis() < awake_by) {
+            continue;
+        }
+        // The clock may be set meanwhile, so even a late timer is looked at now and then.
+        let limit = next.map_or(Duration::MAX, |at| until(shared, now, at));
+        let limit = limit.min(shared.settings.safety_poll);
+        let waited = timers.changed.wait_timeout(closed, limit);
+        closed = waited.unwrap_or_else(PoisonError::into_inner).0;
     }
 }
 
@@ -279,7 +328,10 @@ fn hand_out(shared: &Shared, runs: Vec<DueRun>, look: bool) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
+    use crate::{engine::fixture, store::ShardSet};
 
     /// A wake-up that was lost is made good by the look for safety. An engine with timers that were
     /// always due, or that poked itself all the time, never came to it.
@@ -300,5 +352,43 @@ mod tests {
         );
         assert_eq!(state.woken(now, Some(now), false), Some(Woken::Timers));
         assert_eq!(state.woken(now, None, false), None);
+    }
+
+    /// The thread that polled the store kept the timers, too: while a poll was not answered, no step
+    /// timed out and no attempt was made again.
+    #[test]
+    fn timers_are_woken_while_the_store_does_not_answer() {
+        let (store, shared) = fixture::shared();
+        let fence = fixture::enter(&shared);
+        assert!(shared.set_owned_if(fence, &ShardSet::of_default_pool()));
+        shared.threads[0].take();
+        let (asked, is_asked) = mpsc::channel();
+        let (answer, may_answer) = mpsc::channel::<()>();
+        store.fail_next("due", move || {
+            asked.send(()).expect("the test waits for it");
+            // Until the test has ended.
+            _ = may_answer.recv();
+            fixture::away()
+        });
+        shared.due.poke(false);
+        let threads = [run as fn(&Arc<Shared>), |shared| keep_timers(shared)].map(|thread| {
+            let shared = shared.clone();
+            std::thread::spawn(move || thread(&shared))
+        });
+        is_asked.recv().expect("the store is asked");
+        let mailbox = &shared.threads[0];
+        let at = shared.now() + Duration::from_millis(20);
+        mailbox.set_next_timer(Some(at));
+        shared.due.timer_set(at);
+        let begun = Instant::now();
+        while !mailbox.take().iter().any(|it| matches!(it, Event::Timer)) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nobody wakes it");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(answer);
+        shared.due.close();
+        for thread in threads {
+            thread.join().expect("it has ended");
+        }
     }
 }

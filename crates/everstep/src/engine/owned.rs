@@ -6,7 +6,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{
+        Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use crate::{
@@ -17,10 +20,16 @@ use crate::{
 };
 
 /// Read on every start and message, written rarely, and never held for long.
-pub(crate) struct Owned(RwLock<State>);
+pub(crate) struct Owned {
+    state: RwLock<State>,
+    /// How many runs were placed: they go to the shards that are here in turn.
+    placed: AtomicUsize,
+}
 
 struct State {
     shards: ShardSet,
+    /// The indexes of those shards, by pool.
+    indexes: HashMap<PoolNo, Vec<u8>>,
     /// How often the shards were set: while this is the same, no run has moved away and come back.
     era: u64,
     /// Pools are never renamed or removed, so what is known stays true.
@@ -39,12 +48,17 @@ impl State {
 
 impl Default for Owned {
     fn default() -> Owned {
-        Owned(RwLock::new(State {
+        let state = State {
             shards: ShardSet::EMPTY,
+            indexes: HashMap::new(),
             era: 0,
             pools: HashMap::from([(Arc::from(DEFAULT_POOL), PoolNo::DEFAULT)]),
             vacant: HashSet::new(),
-        }))
+        };
+        Owned {
+            state: RwLock::new(state),
+            placed: AtomicUsize::new(0),
+        }
     }
 }
 
@@ -74,6 +88,23 @@ impl Owned {
         state.shards.contains(shard).then_some(shard)
     }
 
+    /// The id of a new run of this pool, in a shard that is here, if there is one. A shard that is
+    /// being given back is not here any more.
+    pub(crate) fn place(&self, id: RunId, pool: &str) -> RunId {
+        let state = self.read();
+        let Some(pool) = state.pools.get(pool) else {
+            return id;
+        };
+        if state.shards.contains(id.shard_in(*pool)) {
+            return id;
+        }
+        let Some(indexes) = state.indexes.get(pool) else {
+            return id;
+        };
+        let turn = self.placed.fetch_add(1, Ordering::Relaxed) % indexes.len();
+        id.with_shard_index(indexes[turn])
+    }
+
     /// The name of a pool, if it is known.
     pub(crate) fn pool_name(&self, no: PoolNo) -> Option<Arc<str>> {
         let state = self.read();
@@ -90,8 +121,13 @@ impl Owned {
     }
 
     pub(crate) fn set_shards(&self, shards: &ShardSet) {
+        let mut indexes: HashMap<PoolNo, Vec<u8>> = HashMap::new();
+        for shard in shards.iter() {
+            indexes.entry(shard.pool()).or_default().push(shard.index());
+        }
         let mut state = self.write();
         state.shards = shards.clone();
+        state.indexes = indexes;
         state.era += 1;
     }
 
@@ -117,10 +153,52 @@ impl Owned {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, State> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{run_id::RunIds, time::Timestamp};
+
+    #[test]
+    fn new_runs_are_placed_evenly_in_the_shards_that_are_here() {
+        let owned = Owned::default();
+        let (ids, now) = (RunIds::new(1), Timestamp::from_millis(1_800_000_000_000));
+        let drawn = ids.next(now);
+        assert_eq!(owned.place(drawn, DEFAULT_POOL), drawn, "none is here");
+        let gpu = PoolRow {
+            no: PoolNo(1),
+            name: Arc::from("gpu"),
+        };
+        owned.set_pools(&[gpu], &HashSet::new());
+        let here: Vec<u8> = (0..=u8::MAX).filter(|index| index % 3 == 1).collect();
+        let shards = here
+            .iter()
+            .map(|index| ShardId::new(PoolNo::DEFAULT, *index));
+        owned.set_shards(&shards.collect());
+        let mut counts: HashMap<u8, usize> = HashMap::new();
+        const RUNS: usize = 85_000;
+        for _ in 0..RUNS {
+            let drawn = ids.next(now);
+            let placed = owned.place(drawn, DEFAULT_POOL);
+            assert!(owned.home(placed, DEFAULT_POOL).is_some());
+            assert_eq!(placed.no(), drawn.no());
+            *counts.entry(placed.shard_index()).or_default() += 1;
+        }
+        assert_eq!(counts.len(), here.len());
+        let share = RUNS / here.len();
+        let is_even = |count: &usize| (share * 9 / 10..share * 11 / 10).contains(count);
+        assert!(counts.values().all(is_even), "{counts:?}");
+        // No shard of its pool is here, or nobody has heard of its pool.
+        for pool in ["gpu", "cpu"] {
+            let drawn = ids.next(now);
+            assert_eq!(owned.place(drawn, pool), drawn);
+        }
     }
 }

@@ -152,6 +152,7 @@ impl EngineBuilder {
                 owner: None,
                 ids: RunIds::new(0),
                 epoch: Cell::new(0),
+                children: Cell::new(0),
                 stalled: Cell::new(false),
                 secret,
             });

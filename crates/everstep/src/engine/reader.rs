@@ -14,8 +14,9 @@ use crate::store::Store;
 
 type Job = Box<dyn FnOnce(&dyn Store) + Send>;
 
-/// A few threads that read. They come when there is work, and go when there has been none for a while;
-/// without waiting once nobody can ask any more, since they keep the store open.
+/// A few threads that read. They come when there is work, and all but one go when there has been none for
+/// a while: when no thread can be started, the one that is there reads everything, and no engine thread
+/// has to. All go at once when nobody can ask any more, since they keep the store open.
 pub(crate) struct Reader(Arc<Desk>);
 
 /// What the threads share.
@@ -67,8 +68,9 @@ impl Reader {
             .name("everstep-read".to_owned())
             .spawn(move || of_thread.work());
         if let Err(error) = spawned {
-            tracing::error!(%error, "a thread cannot be started; reading in place");
-            desk.work();
+            tracing::error!(%error, "a thread that reads the store cannot be started");
+            desk.lock().threads -= 1;
+            desk.do_without_thread();
         }
     }
 
@@ -95,13 +97,34 @@ impl Desk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// No thread could be started for what was asked last: the others will come to it. Without any,
+    /// it is read in place, as an engine never does: it has one from its start.
+    fn do_without_thread(&self) {
+        loop {
+            let mut state = self.lock();
+            if state.threads > 0 {
+                drop(state);
+                return self.filled.notify_one();
+            }
+            let Some(job) = state.jobs.pop_front() else {
+                return;
+            };
+            drop(state);
+            self.read(job);
+        }
+    }
+
+    fn read(&self, job: Job) {
+        job(&*self.store);
+        self.activity.end(1);
+    }
+
     fn work(&self) {
         let mut state = self.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
-                job(&*self.store);
-                self.activity.end(1);
+                self.read(job);
                 state = self.lock();
                 continue;
             }
@@ -114,7 +137,7 @@ impl Desk {
             let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
             state = woken;
             state.idle -= 1;
-            if timeout.timed_out() && state.jobs.is_empty() {
+            if timeout.timed_out() && state.jobs.is_empty() && state.threads > 1 {
                 state.threads -= 1;
                 return;
             }

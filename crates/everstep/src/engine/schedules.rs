@@ -334,7 +334,7 @@ fn run_of(shared: &Shared, row: &ScheduleRow, pool: Arc<str>) -> NewRun {
     tags.retain(|(name, _)| name != schedule::TAG);
     tags.push((schedule::TAG.to_owned(), row.name.clone()));
     NewRun {
-        id: shared.ids.next(now),
+        id: shared.new_id(now, &row.workflow, row.version, &pool),
         workflow: row.workflow.clone(),
         version: row.version,
         key: None,

@@ -475,6 +475,17 @@ impl Shared {
             .unwrap_or_else(|| Arc::from(DEFAULT_POOL))
     }
 
+    /// An id for a run that begins now. If this process serves its workflow and has room for it, the id
+    /// is for a shard of this process: elsewhere another one would have to find and read the run.
+    pub(crate) fn new_id(&self, now: Timestamp, workflow: &str, version: u32, pool: &str) -> RunId {
+        let id = self.ids.next(now);
+        let is_served = self.registry.find(workflow, version).is_some();
+        if !is_served || !self.has_room() || self.leaving() || self.closing() {
+            return id;
+        }
+        self.owned.place(id, pool)
+    }
+
     /// Whether this process takes a new run into memory at once, since it owns it and has its code;
     /// if so, a place in memory is taken.
     pub(crate) fn claims(&self, new: &NewRun) -> bool {
@@ -529,7 +540,7 @@ fn runner_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::fixture;
+    use crate::{engine::fixture, pool::PoolNo};
 
     /// The committer found the loss of a lease after the lease thread had begun another.
     #[test]
@@ -579,5 +590,38 @@ mod tests {
         shared.prolong(fence, Instant::now() + shared.settings.lease);
         assert!(shared.lease_lasts());
         assert!(matches!(shared.threads[0].take()[..], [Event::Timer]));
+    }
+
+    /// Half of the runs that one of two processes started were the other's, which found and read them
+    /// one by one: two processes did a tenth of the work of one.
+    #[test]
+    fn a_run_that_is_served_here_is_started_in_a_shard_of_this_process() {
+        let (_, shared) = fixture::shared();
+        let fence = fixture::enter(&shared);
+        let mine: ShardSet = ShardSet::of_default_pool().iter().take(10).collect();
+        assert!(shared.set_owned_if(fence, &mine));
+        let here = |workflow: &str, version: u32, pool: &str| {
+            let new_id = || shared.new_id(shared.now(), workflow, version, pool);
+            let is_here = |id: RunId| mine.contains(id.shard_in(PoolNo::DEFAULT));
+            (0..200).filter(|_| is_here(new_id())).count()
+        };
+        assert_eq!(here("w", 1, DEFAULT_POOL), 200);
+        // Without the code, or for a pool of others, they are spread over all shards.
+        assert!(here("w", 2, DEFAULT_POOL) < 100);
+        assert!(here("other", 1, DEFAULT_POOL) < 100);
+        assert!(here("w", 1, "gpu") < 100);
+        // A shard that is being given back gets no new run.
+        let kept: ShardSet = mine.iter().skip(9).collect();
+        assert!(shared.set_owned_if(fence, &kept));
+        let id = shared.new_id(shared.now(), "w", 1, DEFAULT_POOL);
+        assert!(kept.contains(id.shard_in(PoolNo::DEFAULT)));
+        // Nor does any from a process that is about to end, or has no room.
+        let places = shared.settings.max_live_runs;
+        assert!((0..places).all(|_| shared.reserve()));
+        assert!(here("w", 1, DEFAULT_POOL) < 100);
+        (0..places).for_each(|_| shared.release());
+        assert_eq!(here("w", 1, DEFAULT_POOL), 200);
+        shared.begin_leaving();
+        assert!(here("w", 1, DEFAULT_POOL) < 100);
     }
 }

@@ -172,6 +172,7 @@ impl Worker {
             owner: Some(shared.clone()),
             ids: RunIds::new(0),
             epoch: Cell::new(0),
+            children: Cell::new(0),
             stalled: Cell::new(false),
             secret: shared
                 .known_secret()
@@ -243,7 +244,8 @@ impl Worker {
         }
         let shared = self.shared.clone();
         let few = !self.out.is_empty() && self.out.len() <= ALONE;
-        if few && self.ready.is_empty() && self.moving <= ALONE {
+        // A store behind a network may take long to answer, and no body is polled meanwhile.
+        if few && self.ready.is_empty() && self.moving <= ALONE && shared.store.is_local() {
             committer::commit_here(&shared, &mut self.out);
         }
         shared.queue.push_all(&shared, &mut self.out);
@@ -503,6 +505,7 @@ impl Worker {
         };
         self.mailbox.set_polling(Some(polling));
         self.env.epoch.set(task.epoch);
+        self.env.children.set(0);
         task.run.drive();
         if !self.shared.is_current(task.epoch) {
             // The shards were lost during this poll. Nothing that the run has done since can be

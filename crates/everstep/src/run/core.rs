@@ -73,11 +73,17 @@ pub(crate) struct Env {
     pub(crate) ids: RunIds,
     /// The epoch of the lease under which the run that is polled was taken into memory.
     pub(crate) epoch: Cell<u64>,
+    /// How many children the run that is polled has started in this poll.
+    pub(crate) children: Cell<usize>,
     /// A body did not start because the lease was over, or another one.
     pub(crate) stalled: Cell<bool>,
     /// What tokens are made with.
     pub(crate) secret: Secret,
 }
+
+/// How many of the children that a run starts at a time are placed in this process. The others are
+/// spread over all processes, which may have more cores together.
+const CHILDREN_HERE: usize = 64;
 
 impl Env {
     /// Whether a body of the run that is polled may start. If not, [`stalled`](Env::stalled) is
@@ -98,10 +104,17 @@ impl Env {
     }
 
     /// An id for a run that is started by one of these.
-    pub(crate) fn new_run_id(&self) -> RunId {
-        match &self.owner {
-            Some(owner) => owner.ids.next(self.now.get()),
-            None => self.ids.next(self.now.get()),
+    pub(crate) fn new_run_id(&self, workflow: &str, version: u32, pool: &str) -> RunId {
+        let now = self.now.get();
+        let Some(owner) = &self.owner else {
+            return self.ids.next(now);
+        };
+        let children = self.children.get();
+        self.children.set(children + 1);
+        if children < CHILDREN_HERE {
+            owner.new_id(now, workflow, version, pool)
+        } else {
+            owner.ids.next(now)
         }
     }
 

@@ -208,6 +208,10 @@ impl Store for MemoryStore {
         "the store in memory".to_owned()
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn migrate(&self) -> Result<(), StoreError> {
         Ok(())
     }

@@ -31,6 +31,7 @@ impl<S: Store> OwnerAndClient<S> {
 #[rustfmt::skip] // One line for each method that only passes its arguments on.
 impl<S: Store> Store for OwnerAndClient<S> {
     fn describe(&self) -> String { self.owner.describe() }
+    fn is_local(&self) -> bool { self.owner.is_local() }
     fn migrate(&self) -> Result<(), StoreError> { self.client.migrate() }
     fn secret(&self) -> Result<Secret, StoreError> { self.client.secret() }
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {

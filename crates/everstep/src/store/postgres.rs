@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use self::{
     batch::Terms,
-    conn::{Conn, Identity, Route, Unsettled},
+    conn::{Conn, Identity, Limits, Route, Unsettled},
     error::{CHANGED, FENCED, Trouble},
     known::{Known, Revision},
     locks::Named,
@@ -133,6 +133,8 @@ pub struct PostgresStore {
     identity: Mutex<Option<Identity>>,
     /// How many databases that were.
     life: AtomicU64,
+    /// The shortest lease of a runner of this store, in milliseconds; 0 while there is none.
+    lease_ms: AtomicU64,
     /// In which of them each runner of this store has registered.
     homes: Mutex<HashMap<Uuid, (Fence, u64)>>,
     /// Since when it cannot be reached, if so.
@@ -261,6 +263,7 @@ impl PostgresStore {
             giving_back: RwLock::default(),
             identity: Mutex::default(),
             life: AtomicU64::new(0),
+            lease_ms: AtomicU64::new(0),
             homes: Mutex::default(),
             away: Mutex::default(),
             ahead: AtomicI64::new(0),
@@ -272,7 +275,8 @@ impl PostgresStore {
             system: String::new(),
             database: String::new(),
         };
-        let conn = Conn::open(&store.route).map_err(|trouble| store.error(trouble))?;
+        let conn = Conn::open(&store.route, store.limits());
+        let conn = conn.map_err(|trouble| store.error(trouble))?;
         store.note_clock(conn.ahead);
         store.compare_identity(&conn.identity);
         store.system = conn.identity.system.clone();
@@ -298,8 +302,31 @@ impl PostgresStore {
         trouble.into_store_error(&self.name)
     }
 
-    fn connect(&self) -> Result<Conn, StoreError> {
-        match Conn::open(&self.route) {
+    /// The shortest lease of a runner of this store.
+    fn lease(&self) -> Option<Duration> {
+        let lease = self.lease_ms.load(Ordering::Relaxed);
+        (lease > 0).then(|| Duration::from_millis(lease))
+    }
+
+    fn note_lease(&self, lease: Duration) {
+        let new = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX).max(1);
+        let shorter = |old: u64| (old == 0 || new < old).then_some(new);
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        // It has a shorter one already.
+        let _ = self.lease_ms.fetch_update(set, fetch, shorter);
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new(self.options.patience, self.lease())
+    }
+
+    /// The limits of calls that keep the lease.
+    fn limits_for_lease(&self) -> Limits {
+        self.limits().for_lease(self.lease())
+    }
+
+    fn connect(&self, limits: Limits) -> Result<Conn, StoreError> {
+        match Conn::open(&self.route, limits) {
             Ok(conn) => {
                 self.note_back();
                 self.note_clock(conn.ahead);
@@ -384,12 +411,22 @@ impl PostgresStore {
 
     /// A connection that works, as far as is known.
     fn take(&self) -> Result<Conn, StoreError> {
+        self.take_for(self.limits())
+    }
+
+    /// As [`take`](Self::take), with these limits.
+    fn take_for(&self, limits: Limits) -> Result<Conn, StoreError> {
         loop {
-            let Some(conn) = lock(&self.idle).pop() else {
-                return self.connect();
+            let Some(mut conn) = lock(&self.idle).pop() else {
+                return self.connect(limits);
             };
-            if !conn.is_closed() {
-                return Ok(conn);
+            if conn.is_closed() {
+                continue;
+            }
+            match conn.set_limits(limits).and_then(|()| conn.refresh_plans()) {
+                Ok(()) => return Ok(conn),
+                // Whatever has ended this one may have ended the others, too.
+                Err(_) => self.drop_idle(),
             }
         }
     }
@@ -403,7 +440,8 @@ impl PostgresStore {
         }
     }
 
-    fn require_current(&self) -> Result<(), StoreError> {
+    /// Refuses a schema that no engine has made yet, or one that has to be migrated first.
+    pub(super) fn require_current(&self) -> Result<(), StoreError> {
         if self.is_current.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -418,12 +456,20 @@ impl PostgresStore {
 
     /// Reads in one snapshot.
     fn read<T>(&self, query: impl Fn(&Session<'_>) -> Result<T, Trouble>) -> Result<T, StoreError> {
+        self.read_within(self.limits(), query)
+    }
+
+    fn read_within<T>(
+        &self,
+        limits: Limits,
+        query: impl Fn(&Session<'_>) -> Result<T, Trouble>,
+    ) -> Result<T, StoreError> {
         self.require_current()?;
         self.settle_all()?;
         self.counters.reads.fetch_add(1, Ordering::Relaxed);
         let mut is_again = false;
         loop {
-            let conn = self.take()?;
+            let conn = self.take_for(limits)?;
             let session = Session::new(&conn);
             for Op { sql, params } in conn.begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             {
@@ -456,6 +502,43 @@ impl PostgresStore {
     ) -> Result<T, StoreError> {
         self.require_current()?;
         self.transact(|session, _| change(session))
+    }
+
+    /// Writes in one round trip, which `change` ends with `COMMIT`, for what keeps the lease.
+    ///
+    /// The transaction never waits for this process, so that it holds no lock while the network or the
+    /// process hangs. It has no mark in a lane: nobody looks whether a lost one has landed, so that it
+    /// must not matter whether it does, and when.
+    fn write_at_once<T>(
+        &self,
+        change: impl Fn(&Session<'_>) -> Result<T, Trouble>,
+    ) -> Result<T, StoreError> {
+        self.require_current()?;
+        let mut is_again = false;
+        loop {
+            let conn = self.take_for(self.limits_for_lease())?;
+            let session = Session::new(&conn);
+            for Op { sql, params } in conn.begin(conn::BEGIN) {
+                session.execute(sql, params);
+            }
+            let changed = change(&session);
+            drop(session);
+            match changed {
+                Ok(value) => {
+                    self.give_back(conn);
+                    return Ok(value);
+                }
+                // A connection that was kept may have died in the meantime; a new one has not.
+                Err(trouble)
+                    if !is_again
+                        && (!trouble.spares_connection() || trouble.is_of_connection()) =>
+                {
+                    is_again = true;
+                    self.drop_idle();
+                }
+                Err(trouble) => return Err(self.error(trouble)),
+            }
+        }
     }
 
     /// As [`transact_numbered`](Self::transact_numbered), without bodies, for whoever does not need
@@ -612,7 +695,7 @@ impl PostgresStore {
 
     fn look_up(&self, lost: Unsettled) -> Result<bool, StoreError> {
         self.drop_idle();
-        let conn = self.connect()?;
+        let conn = self.connect(self.limits())?;
         let landed = conn::settle(&conn, lost).map_err(|trouble| self.error(trouble))?;
         self.give_back(conn);
         landed.ok_or_else(|| StoreError::UnknownOutcome {
@@ -1028,7 +1111,7 @@ impl Store for PostgresStore {
     }
 
     fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
-        self.read(pools::list)
+        self.read_within(self.limits_for_lease(), pools::list)
     }
 
     fn begin_audit(&self, begun: &NewAudit) -> Result<u64, StoreError> {
@@ -1084,6 +1167,7 @@ impl Store for PostgresStore {
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         self.require_current()?;
         let clock = self.clock(runner.now);
+        self.note_lease(runner.lease);
         // A failover in between makes it register once more, which does no harm.
         let life = self.life.load(Ordering::Acquire);
         let fence = self.write(|session| runners::register(session, runner, clock))?;
@@ -1093,17 +1177,25 @@ impl Store for PostgresStore {
     }
 
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
+        self.note_lease(lease);
         let clock = self.clock(now);
-        let (is_alive, seen) = self.write(|session| {
-            let is_alive = runners::heartbeat(session, fence, clock, lease)?;
+        let (is_alive, seen) = self.write_at_once(|session| {
             // Behind a pooler no connection of ours is lost when the database fails over.
             let sql = format!("SELECT {}, {}", conn::CLOCK, conn::IDENTITY);
             let asked = conn::Asked::now();
-            let seen = session.row(sql, Vec::new(), |row| {
-                Ok((row.get::<i64>(0)?, Identity::read(row, 1)?))
-            })?;
+            let beat = runners::heartbeat(fence, clock, lease);
+            let answers = session.queries(vec![
+                beat,
+                Op::new(sql, Vec::new()),
+                Op::new("COMMIT", Vec::new()),
+            ])?;
+            let first = |answer: usize| answers.get(answer).and_then(|rows| rows.first());
+            let seen = match first(1) {
+                Some(row) => Some((row.get::<i64>(0)?, Identity::read(row, 1)?)),
+                None => None,
+            };
             let seen = seen.map(|(at, identity)| (asked.ahead_if_quick(at), identity));
-            Ok((is_alive, seen))
+            Ok((first(0).is_some(), seen))
         })?;
         if let Some((ahead, identity)) = seen {
             self.compare_identity(&identity);
@@ -1114,7 +1206,7 @@ impl Store for PostgresStore {
     }
 
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
-        let rows = self.read(runners::list)?;
+        let rows = self.read_within(self.limits_for_lease(), runners::list)?;
         let has_others = rows.iter().any(|row| !self.wakes.is_here(row.id));
         self.wakes.set_has_others(has_others);
         Ok(rows)

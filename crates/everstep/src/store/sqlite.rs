@@ -267,6 +267,10 @@ impl Store for SqliteStore {
         self.file.name()
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn migrate(&self) -> Result<(), StoreError> {
         let mut writer = self.writer();
         let conn = writer.conn(&self.file)?;

@@ -202,8 +202,8 @@ impl<S: Store> CrashingStore<S> {
         }
     }
 
-    /// The next call of this method fails, before it has done anything: one of `commit`, `finished`,
-    /// `live`, `load`, `paused` and `run`.
+    /// The next call of this method fails, before it has done anything: one of `commit`, `due`,
+    /// `finished`, `live`, `load`, `paused` and `run`.
     #[doc(hidden)]
     pub fn fail_next(
         &self,
@@ -323,6 +323,10 @@ impl<S: Store> Store for CrashingStore<S> {
         self.inner.describe()
     }
 
+    fn is_local(&self) -> bool {
+        self.inner.is_local()
+    }
+
     fn migrate(&self) -> Result<(), StoreError> {
         self.read(Store::migrate)
     }
@@ -386,6 +390,7 @@ impl<S: Store> Store for CrashingStore<S> {
         after: Option<(Timestamp, RunNo)>,
         limit: usize,
     ) -> Result<Due, StoreError> {
+        self.called("due")?;
         self.read(|store| store.due(now, shards, after, limit))
     }
 

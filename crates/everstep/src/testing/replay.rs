@@ -213,6 +213,7 @@ impl Replay {
             owner: None,
             ids: crate::run_id::RunIds::new(0),
             epoch: Cell::new(0),
+            children: Cell::new(0),
             stalled: Cell::new(false),
             // Tokens are of no use here: nothing of what the code does with them leaves the replay.
             secret: crate::store::Secret::new([0; 32]),

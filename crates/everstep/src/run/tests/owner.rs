@@ -157,6 +157,7 @@ fn env(now: Timestamp) -> Rc<Env> {
         owner: None,
         ids: crate::run_id::RunIds::new(1),
         epoch: Cell::new(0),
+        children: Cell::new(0),
         stalled: Cell::new(false),
         secret: crate::store::Secret::new([1; 32]),
     })

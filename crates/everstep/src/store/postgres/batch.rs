@@ -284,10 +284,14 @@ static END_REQUESTS: Bulk = Bulk {
     unique: 1,
 };
 
+/// Each message is found by its key. Not a join of the inbox with the arrays: the planner may begin it
+/// with the inbox of all runs. Nobody else changes the inbox of a run whose row is locked, so that its
+/// messages stay where they were found.
 static CONSUME: Bulk = Bulk {
     table: "inbox",
-    sql: "DELETE FROM inbox USING unnest($1::bigint[], $2::bigint[]) AS gone (r, s) \
-          WHERE run = r AND seq = s",
+    sql: "DELETE FROM inbox WHERE run = ANY ($1::bigint[]) AND ctid = ANY (ARRAY(\
+          SELECT place FROM unnest($1::bigint[], $2::bigint[]) AS gone (r, s), \
+          LATERAL (SELECT ctid AS place FROM inbox WHERE run = r AND seq = s OFFSET 0) AS found))",
     unique: 2,
 };
 

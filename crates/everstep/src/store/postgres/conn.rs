@@ -70,20 +70,71 @@ pub(super) struct Route {
     pub(super) synced: bool,
 }
 
+/// How long things may take on a connection.
+///
+/// Those that follow from the lease keep a takeover within two leases: an owner that hangs, or whose
+/// network does, holds its locks for no longer than half a lease after its last word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// How long an answer may take before the connection is given up.
+    pub(super) answer: Duration,
+    /// How long the server keeps a transaction open whose client says nothing, with its locks.
+    pub(super) idle: Duration,
+    /// How long one server may take to let us in, at most.
+    pub(super) connect: Duration,
+}
+
+impl Limits {
+    /// Those of a store whose runner has this lease; of a client without an engine there is none.
+    pub(super) fn new(patience: Duration, lease: Option<Duration>) -> Limits {
+        let lease = lease.unwrap_or(USUAL_LEASE);
+        Limits {
+            answer: patience,
+            // Far longer than the body of a transaction may take, which is a quarter of the lease.
+            idle: (lease / 2).max(Duration::from_millis(500)),
+            connect: (lease / 2).max(Duration::from_secs(1)),
+        }
+    }
+
+    /// Those for calls that keep the lease: a connection that is dead is given up while there is time
+    /// to prolong the lease on another.
+    pub(super) fn for_lease(self, lease: Option<Duration>) -> Limits {
+        let answer = lease.map_or(self.answer, |lease| lease / 3);
+        // A busy server may take a moment, however short the lease is.
+        let answer = answer.max(Duration::from_secs(1)).min(self.answer);
+        Limits { answer, ..self }
+    }
+}
+
+/// How long a plan is kept: as long as the statistics of a table that grows may be wrong, which the
+/// server looks at once a minute by default.
+pub(super) const PLANS_KEPT: Duration = Duration::from_secs(30);
+
+pub(super) const DISCARD_PLANS: &str = "DISCARD PLANS";
+
+/// The lease that others are taken to have, by those who have none.
+const USUAL_LEASE: Duration = Duration::from_secs(10);
+
 impl Route {
     /// What a session is set to.
-    pub(super) fn session(&self) -> Vec<Op> {
+    pub(super) fn session(&self, limits: Limits) -> Vec<Op> {
         if self.pooled {
             return Vec::new();
         }
         vec![
             set("search_path", &search_path(&self.schema)),
             // A host that vanishes in the middle of a transaction must not hold its locks for long.
-            set("idle_in_transaction_session_timeout", "30s"),
+            set_idle(limits.idle),
             // Nor one that waits for a lock of somebody else's when its client has hung up. Not every
             // system can notice that.
             Op::new(
                 "DO $$ BEGIN PERFORM set_config('client_connection_check_interval', '5s', false); \
+                 EXCEPTION WHEN OTHERS THEN NULL; END $$",
+                Vec::new(),
+            ),
+            // Nor one to which an answer cannot be sent. Not every server knows this setting.
+            Op::new(
+                "DO $$ BEGIN PERFORM set_config('tcp_user_timeout', '10s', false); \
                  EXCEPTION WHEN OTHERS THEN NULL; END $$",
                 Vec::new(),
             ),
@@ -122,6 +173,9 @@ pub(super) struct Conn {
     pub(super) identity: Identity,
     /// How far its clock was ahead of ours when it was made, in milliseconds.
     pub(super) ahead: i64,
+    pub(super) limits: Limits,
+    /// When the server was last told to plan its statements anew.
+    pub(super) planned: Instant,
     session: ServerSession,
 }
 
@@ -225,10 +279,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Conn {
-    pub(super) fn open(route: &Arc<Route>) -> Result<Conn, Trouble> {
+    pub(super) fn open(route: &Arc<Route>, limits: Limits) -> Result<Conn, Trouble> {
         let of_task = Arc::clone(route);
         // Each server has its own time limit.
-        let line = block(async move { of_task.servers.connect(None).await })??;
+        let line =
+            block(async move { of_task.servers.connect(None, Some(limits.connect)).await })??;
         let mut conn = Conn {
             line: Arc::new(line),
             statements: Arc::default(),
@@ -245,6 +300,8 @@ impl Conn {
                 timeline: String::new(),
             },
             ahead: 0,
+            limits,
+            planned: Instant::now(),
             session: ServerSession::default(),
         };
         conn.prepare_session()?;
@@ -252,7 +309,7 @@ impl Conn {
     }
 
     fn prepare_session(&mut self) -> Result<(), Trouble> {
-        let mut ops = self.route.session();
+        let mut ops = self.route.session(self.limits);
         ops.push(Op::new(
             format!(
                 "SELECT pg_backend_pid()::bigint, {SESSION_BEGUN}, {IDENTITY}, {CLOCK} \
@@ -280,6 +337,27 @@ impl Conn {
         Ok(())
     }
 
+    /// Sets the limits for what it is used for next.
+    pub(super) fn set_limits(&mut self, limits: Limits) -> Result<(), Trouble> {
+        let before = std::mem::replace(&mut self.limits, limits);
+        // Behind a pooler each transaction sets its own.
+        if before.idle != limits.idle && !self.route.pooled {
+            self.run(vec![set_idle(limits.idle)])?;
+        }
+        Ok(())
+    }
+
+    /// Has the server plan its statements anew, if that is long ago: a plan that was made while a table
+    /// was empty may read all of it, and is kept until the statistics of the table change.
+    pub(super) fn refresh_plans(&mut self) -> Result<(), Trouble> {
+        // Behind a pooler no plan is kept.
+        if self.route.pooled || self.planned.elapsed() < PLANS_KEPT {
+            return Ok(());
+        }
+        self.planned = Instant::now();
+        self.run(vec![Op::new(DISCARD_PLANS, Vec::new())]).map(drop)
+    }
+
     /// What a transaction begins with.
     pub(super) fn begin(&self, sql: &'static str) -> Vec<Op> {
         let mut ops = vec![Op::new(sql, Vec::new())];
@@ -288,10 +366,11 @@ impl Conn {
             // longer.
             let path = "SELECT set_config('search_path', $1, true), \
                         set_config('statement_timeout', '0', true), \
-                        set_config('idle_in_transaction_session_timeout', '30s', true), \
+                        set_config('idle_in_transaction_session_timeout', $2, true), \
                         CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') \
                         THEN set_config('synchronous_commit', 'on', true) END";
-            ops.push(Op::new(path, params![search_path(&self.route.schema)]));
+            let path_is = search_path(&self.route.schema);
+            ops.push(Op::new(path, params![path_is, millis(self.limits.idle)]));
         }
         ops
     }
@@ -369,6 +448,15 @@ pub(super) fn settle(conn: &Conn, lost: Unsettled) -> Result<Option<bool>, Troub
     Ok(Some(last as u64 >= lost.batch))
 }
 
+fn set_idle(limit: Duration) -> Op {
+    set("idle_in_transaction_session_timeout", &millis(limit))
+}
+
+/// A length of time as a setting.
+fn millis(time: Duration) -> String {
+    format!("{}ms", time.as_millis())
+}
+
 fn set(name: &str, value: &str) -> Op {
     Op::new("SELECT set_config($1, $2, false)", params![name, value])
 }
@@ -388,9 +476,9 @@ impl Port for Conn {
     fn run(&self, ops: Vec<Op>) -> Result<Vec<Answer>, Trouble> {
         let line = Arc::clone(&self.line);
         let statements = Arc::clone(&self.statements);
-        let route = Arc::clone(&self.route);
+        let (pooled, patience) = (self.route.pooled, self.limits.answer);
         block(async move {
-            let answers = run(&line.client, &statements, &route, &ops).await;
+            let answers = run(&line.client, &statements, pooled, patience, &ops).await;
             if let Err(Trouble::Lost(_)) = answers {
                 line.cut();
             }
@@ -403,22 +491,23 @@ impl Port for Conn {
 pub(super) async fn run(
     client: &Client,
     statements: &Statements,
-    route: &Route,
+    pooled: bool,
+    patience: Duration,
     ops: &[Op],
 ) -> Result<Vec<Answer>, Trouble> {
     let running = async {
-        if route.pooled {
+        if pooled {
             run_unnamed(client, ops).await
         } else {
             run_prepared(client, statements, ops).await
         }
     };
     let begun = Instant::now();
-    match tokio::time::timeout(route.patience, running).await {
+    match tokio::time::timeout(patience, running).await {
         Ok(answers) => answers,
         Err(_) => {
-            let waited = begun.elapsed().as_secs();
-            Err(Trouble::Lost(format!("no answer after {waited} s")))
+            let waited = begun.elapsed().as_secs_f32();
+            Err(Trouble::Lost(format!("no answer after {waited:.1} s")))
         }
     }
 }

@@ -41,14 +41,18 @@ impl Servers {
     }
 
     /// Tries one after another, each with its own limit: one that is gone without a word must not
-    /// use up the time of the next.
-    pub(super) async fn connect(&self, heard: Option<Heard>) -> Result<Line, Trouble> {
+    /// use up the time of the next. No limit is longer than `most`.
+    pub(super) async fn connect(
+        &self,
+        heard: Option<Heard>,
+        most: Option<Duration>,
+    ) -> Result<Line, Trouble> {
         let first = self.last.load(Ordering::Relaxed);
         let mut said: Option<Trouble> = None;
         let mut lost = Vec::new();
         for place in 0..self.configs.len() {
             let place = (first + place) % self.configs.len();
-            match self.connect_to(place, heard.clone()).await {
+            match self.connect_to(place, heard.clone(), most).await {
                 Ok(line) => {
                     self.last.store(place, Ordering::Relaxed);
                     return Ok(line);
@@ -61,10 +65,16 @@ impl Servers {
         Err(said.unwrap_or_else(|| Trouble::Lost(lost.join("; "))))
     }
 
-    async fn connect_to(&self, place: usize, heard: Option<Heard>) -> Result<Line, Trouble> {
+    async fn connect_to(
+        &self,
+        place: usize,
+        heard: Option<Heard>,
+        most: Option<Duration>,
+    ) -> Result<Line, Trouble> {
         let config = &self.configs[place];
         let limit = config.get_connect_timeout().copied();
         let limit = limit.unwrap_or(CONNECT_LIMIT);
+        let limit = most.map_or(limit, |most| most.min(limit));
         let connecting = config.connect(self.tls.clone());
         let Ok(connected) = tokio::time::timeout(limit, connecting).await else {
             let text = format!("no connection within {limit:?}");

@@ -12,7 +12,7 @@ impl PostgresStore {
     #[doc(hidden)]
     pub fn drop_schema(self) -> Result<(), StoreError> {
         let sql = format!("DROP SCHEMA {} CASCADE", quoted(&self.options.schema));
-        let conn = self.connect()?;
+        let conn = self.connect(self.limits())?;
         conn.batch(sql).map_err(|trouble| self.error(trouble))
     }
 }

@@ -100,6 +100,7 @@ impl PostgresStore {
             held: Mutex::default(),
             identity: Mutex::new(lock(&self.identity).clone()),
             life: Default::default(),
+            lease_ms: Default::default(),
             homes: Mutex::default(),
             away: Mutex::default(),
             ahead: Default::default(),

@@ -4,13 +4,13 @@
 //! mark. Before it there is nothing here, and after it the schema is refused to engines and clients
 //! until the mark says that it is in charge.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use uuid::Uuid;
 
 use super::{
     PostgresOptions,
-    conn::{Conn, Route, quoted},
+    conn::{Conn, Limits, Route, quoted},
     error::Trouble,
     now_ms, schema,
     session::{Answer, Op, Port},
@@ -57,7 +57,12 @@ impl Destination {
             patience: options.patience,
             synced: true,
         });
-        let conn = Conn::open(&route).map_err(|trouble| trouble.into_store_error(&name))?;
+        let limits = Limits {
+            // Between two statements the file is read.
+            idle: Duration::from_secs(30),
+            ..Limits::new(route.patience, None)
+        };
+        let conn = Conn::open(&route, limits).map_err(|trouble| trouble.into_store_error(&name))?;
         Ok(Destination { name, route, conn })
     }
 

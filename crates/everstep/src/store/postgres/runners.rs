@@ -13,7 +13,7 @@ use super::{
     columns,
     error::Trouble,
     pools,
-    session::Session,
+    session::{Op, Session},
     value::{Row, Value, params},
 };
 use crate::{
@@ -91,18 +91,14 @@ fn millis(duration: Duration) -> i64 {
     columns::limit(duration.as_millis())
 }
 
-pub(super) fn heartbeat(
-    session: &Session<'_>,
-    fence: Fence,
-    clock: Clock,
-    lease: Duration,
-) -> Result<bool, Trouble> {
+/// The statement that prolongs a lease; it gives a row if the fence holds.
+pub(super) fn heartbeat(fence: Fence, clock: Clock, lease: Duration) -> Op {
     let sql = format!(
-        "UPDATE runners SET lease_until = {} + $3 WHERE id = $1 AND epoch = $2",
+        "UPDATE runners SET lease_until = {} + $3 WHERE id = $1 AND epoch = $2 RETURNING 1",
         clock.now()
     );
     let params = params![fence.runner, fence.epoch as i64, millis(lease)];
-    Ok(session.execute_now(sql, params)? > 0)
+    Op::new(sql, params)
 }
 
 fn fence_holds(session: &Session<'_>, fence: Fence) -> Result<bool, Trouble> {

@@ -9,6 +9,7 @@ mod away;
 mod encrypted;
 mod formats;
 mod left;
+mod plans;
 mod pooled;
 mod shards;
 mod upkeep;

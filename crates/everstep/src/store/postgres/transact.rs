@@ -161,7 +161,9 @@ async fn serve(mut conn: Conn, mut asked: UnboundedReceiver<Request>) -> Option<
             Some(Request::Run(ops, reply)) => {
                 let last = ops.last().map(|op| &*op.sql);
                 let is_end = matches!(last, Some("COMMIT" | "ROLLBACK"));
-                let answers = conn::run(tx.client(), &conn.statements, &conn.route, &ops).await;
+                let (pooled, patience) = (conn.route.pooled, conn.limits.answer);
+                let answers =
+                    conn::run(tx.client(), &conn.statements, pooled, patience, &ops).await;
                 let has_ended = is_end && answers.is_ok();
                 // Whoever has asked may be gone.
                 let _ = reply.send(answers);
@@ -208,8 +210,9 @@ async fn reset(conn: &Conn) -> Result<(), Trouble> {
         "DISCARD TEMP",
     ];
     let mut ops: Vec<Op> = reset.map(|sql| Op::new(sql, Vec::new())).into();
-    ops.extend(conn.route.session());
-    conn::run(&conn.line.client, &conn.statements, &conn.route, &ops).await?;
+    ops.extend(conn.route.session(conn.limits));
+    let (client, patience) = (&conn.line.client, conn.limits.answer);
+    conn::run(client, &conn.statements, false, patience, &ops).await?;
     Ok(())
 }
 

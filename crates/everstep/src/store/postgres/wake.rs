@@ -186,7 +186,7 @@ async fn open(wakes: &Weak<Wakes>) -> Result<Option<Line>, Trouble> {
             wakes.heard(payload);
         }
     });
-    let line = route.servers.connect(Some(heard)).await?;
+    let line = route.servers.connect(Some(heard), None).await?;
     let listen = format!("LISTEN {channel}");
     within(&line, line.client.batch_execute(&listen)).await?;
     Ok(Some(line))
@@ -262,7 +262,7 @@ async fn notify(
         };
         let sent = async {
             if line.as_ref().is_none_or(Line::is_closed) {
-                line = Some(route.servers.connect(None).await?);
+                line = Some(route.servers.connect(None, None).await?);
             }
             if let Some(line) = &line {
                 let payload = format!("{}:{list}", me.simple());

@@ -568,3 +568,132 @@ fn each_code_of_the_server_has_its_reaction() {
     // None of it has done any harm.
     world.note("it").unwrap();
 }
+
+/// A runner whose lease is long, with all shards.
+fn owner(store: &PostgresStore, id: u128, lease: Duration) -> Fence {
+    let runner = NewRunner::new(Uuid::from_u128(id), "owner", NOW, lease);
+    let fence = store.register_runner(&runner).unwrap();
+    let all = ShardSet::of_default_pool();
+    store.take_shards(fence, NOW, &all, &[]).unwrap();
+    fence
+}
+
+const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+
+/// Goes by the time that it is told, and gives an answer up before the server gives up a session of 30 s.
+fn caller_time(options: &mut PostgresOptions) {
+    options.database_time = false;
+    options.patience = Duration::from_secs(5);
+}
+
+impl World {
+    /// Another process on the same schema, with a network of its own.
+    fn elsewhere(&self) -> PostgresStore {
+        let mut options = PostgresOptions {
+            schema: self.schema.clone(),
+            ..PostgresOptions::default()
+        };
+        caller_time(&mut options);
+        PostgresStore::open_with(&server().url(), options).unwrap()
+    }
+}
+
+/// An owner whose network hung between two statements of its heartbeat kept the lock on its row for
+/// 30 s, and nobody could take its shards.
+#[test]
+fn a_heartbeat_that_is_not_answered_holds_up_no_takeover() {
+    let world = World::with(caller_time);
+    let lease = Duration::from_secs(600);
+    let owner = owner(&world.store, 1, lease);
+    // Its statements are prepared.
+    assert!(world.store.heartbeat(owner, NOW, lease).unwrap());
+    let elsewhere = world.elsewhere();
+    let taker = NewRunner::new(Uuid::from_u128(2), "taker", NOW + lease * 2, lease);
+    let taker = elsewhere.register_runner(&taker).unwrap();
+    world.proxy.hold_replies(Which::All);
+    thread::scope(|scope| {
+        let beating = scope.spawn(|| world.store.heartbeat(owner, NOW, lease));
+        let answered = |connections: &[everstep_pg::Connection]| {
+            connections.iter().any(|it| it.replies_held > 0)
+        };
+        assert!(world.proxy.wait_until(PATIENCE, answered));
+        let all = ShardSet::of_default_pool();
+        let taken = elsewhere.take_shards(taker, NOW + lease * 2, &all, &[]);
+        assert_eq!(taken.unwrap(), Some(all));
+        world.proxy.release_all();
+        // It was answered before its shards were taken.
+        beating.join().unwrap().unwrap();
+    });
+    assert!(!world.store.heartbeat(owner, NOW, lease).unwrap());
+}
+
+/// An owner that hung in the middle of a batch kept its locks for 30 s, whatever its lease was.
+#[test]
+fn a_takeover_from_a_hung_owner_ends_within_two_leases() {
+    for pooled in [false, true] {
+        let world = World::with(|options| {
+            caller_time(options);
+            options.pooled = pooled;
+        });
+        let lease = Duration::from_secs(5);
+        let owner = owner(&world.store, 1, lease);
+        let elsewhere = world.elsewhere();
+        let later = NOW + lease * 2;
+        let taker = NewRunner::new(Uuid::from_u128(2), "taker", later, lease);
+        let taker = elsewhere.register_runner(&taker).unwrap();
+        let (told, is_locked) = mpsc::channel();
+        thread::scope(|scope| {
+            let World { store, proxy, .. } = &world;
+            let hanging = scope.spawn(move || {
+                let mut goes = 0;
+                // As a batch does: it takes its fence, and asks more later.
+                store.transact(|session, _| {
+                    goes += 1;
+                    let sql = "SELECT 1 FROM runners WHERE id = $1 AND epoch = $2 FOR KEY SHARE";
+                    session.exists(sql, params![owner.runner, owner.epoch as i64])?;
+                    if goes == 1 {
+                        proxy.hold(Which::All);
+                        told.send(()).unwrap();
+                    }
+                    session.exists("SELECT 1", Vec::new()).map(drop)
+                })
+            });
+            is_locked.recv().unwrap();
+            let begun = Instant::now();
+            let all = ShardSet::of_default_pool();
+            let taken = elsewhere.take_shards(taker, later, &all, &[]);
+            let took = begun.elapsed();
+            assert_eq!(taken.unwrap(), Some(all));
+            assert!(took < 2 * lease, "{took:?}");
+            proxy.release_all();
+            // Its session is gone, and it was not let in again.
+            if let Err(error) = hanging.join().unwrap() {
+                assert_eq!(error.reaction(), Reaction::Retry, "{error:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_session_is_given_up_after_half_a_lease_of_silence() {
+    let world = World::new();
+    let limit = || {
+        let sql = "SELECT current_setting('idle_in_transaction_session_timeout')";
+        let said = world
+            .store
+            .read(|session| session.row(sql, Vec::new(), |row| row.get::<String>(0)));
+        said.unwrap().unwrap()
+    };
+    // As for the usual lease, while there is none.
+    assert_eq!(limit(), "5s");
+    for (lease, wanted) in [(60_u32, "30s"), (2, "1s"), (8, "1s")] {
+        owner(
+            &world.store,
+            lease.into(),
+            Duration::from_secs(lease.into()),
+        );
+        // The connection that was kept is told.
+        assert_eq!(limit(), wanted);
+    }
+    assert_eq!(world.open().len(), 1, "it is the same connection");
+}
