@@ -83,7 +83,7 @@ pub(crate) use poller::Poller;
 pub use preflight::{Misfit, Preflight};
 pub(crate) use reader::Reader;
 pub(crate) use services::Services;
-pub use settings::{Sabotage, Settings};
+pub use settings::{Sabotage, Settings, SettingsError};
 pub(crate) use shared::Shared;
 pub(crate) use streams::{Followed, Follower};
 pub(crate) use workers::{Spec, Station, Workers};
@@ -182,6 +182,9 @@ pub enum StartError {
     /// A pool that it is to serve cannot be used.
     #[error("a pool to serve has a bad name")]
     Pool(#[source] NameError),
+    /// Settings, or the settings of a worker, with which it cannot work.
+    #[error("the engine cannot start with these settings")]
+    Settings(#[from] SettingsError),
     /// Its weight is not one.
     #[error("the weight of a runner is from 1 to {max}, and {weight} was given", max = assign::WEIGHT_MAX)]
     Weight {
@@ -595,7 +598,10 @@ impl EngineBuilder {
         let limit = queue.limited_by();
         let named = check_name(queue.name());
         match named.and_then(|()| limit.map_or(Ok(()), |limit| check_name(limit.name()))) {
-            Ok(()) => self.work.push(Spec::new(queue, concurrency, handler(code))),
+            Ok(()) => match Spec::new(queue, concurrency, handler(code)) {
+                Ok(spec) => self.work.push(spec),
+                Err(error) => _ = self.problem.get_or_insert(error.into()),
+            },
             Err(error) => {
                 let error = StartError::Queue(error);
                 self.problem.get_or_insert(error);
@@ -655,11 +661,13 @@ impl EngineBuilder {
     ///
     /// # Errors
     ///
-    /// If a workflow is registered twice or has a bad name, or the store cannot be used.
+    /// If a workflow is registered twice or has a bad name, if settings cannot work or contradict
+    /// each other ([`StartError::Settings`]), or the store cannot be used.
     pub async fn start(self) -> Result<Engine, StartError> {
         if let Some(problem) = self.problem {
             return Err(problem);
         }
+        self.settings.check()?;
         let weight = self.settings.weight;
         if !(1..=assign::WEIGHT_MAX).contains(&weight) {
             return Err(StartError::Weight { weight });

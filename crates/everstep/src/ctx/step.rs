@@ -20,12 +20,12 @@ use tracing::Instrument;
 use super::{
     Claim, Ctx, decode,
     emit::Emitter,
-    open_failure,
+    open_failure, refuse_if,
     rollback::{Rollback, Undo},
 };
 use crate::{
     cancellation::Cancellation,
-    engine::Services,
+    engine::{Services, SettingsError},
     error::{Error, Failure, FailureKind, Result},
     history::{Entry, EntryKind, EntryStatus, EntryValue},
     limit::{Limit, LimitUse},
@@ -38,6 +38,9 @@ use crate::{
     telemetry::Watch,
     workflow::Value,
 };
+
+/// The shortest timeout of an attempt.
+const TIMEOUT_MIN: Duration = Duration::from_millis(1);
 
 pub(crate) type LocalBox<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
@@ -296,6 +299,7 @@ impl<'a, T> StepCall<'a, T> {
 impl<'a, T: Value> StepCall<'a, T> {
     /// How often it is tried, and how long it waits in between.
     pub fn retry(mut self, retry: Retry) -> Self {
+        refuse_if(&mut self.raw.claim, retry.check());
         self.raw.options.retry = retry;
         self
     }
@@ -303,6 +307,8 @@ impl<'a, T: Value> StepCall<'a, T> {
     /// How long one attempt may take; the body is dropped then. Final, unless
     /// [`retry_on_timeout`](StepCall::retry_on_timeout) is set.
     pub fn timeout(mut self, timeout: Duration) -> Self {
+        let checked = SettingsError::check_time("timeout", timeout, TIMEOUT_MIN);
+        refuse_if(&mut self.raw.claim, checked);
         self.raw.options.timeout = Some(timeout);
         self
     }
@@ -362,6 +368,7 @@ impl<'a, T: Value> StepCall<'a, T> {
     /// How often the rollback is tried, and how long it waits in between. Set it after
     /// [`rollback`](StepCall::rollback).
     pub fn rollback_retry(mut self, retry: Retry) -> Self {
+        refuse_if(&mut self.raw.claim, retry.check());
         if let Some(undo) = &mut self.undo {
             undo.retry = Some(retry);
         }

@@ -90,7 +90,7 @@ impl Stop {
 
 /// Says that the runner is alive, again and again, and keeps its shards as they should be.
 pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
-    let heartbeat = shared.settings.heartbeat;
+    let heartbeat = shared.settings.heartbeat();
     let mut beats = 0u64;
     let mut leaving = Leaving::default();
     let mut coming = ShardSet::EMPTY;
@@ -477,7 +477,7 @@ mod tests {
     #[test]
     fn nobody_else_looks_around_before_the_start_has_taken_its_shards() {
         let (_, shared) = fixture::shared_with(|settings| {
-            settings.heartbeat = Duration::from_millis(2);
+            settings.heartbeat = Some(Duration::from_millis(2));
         });
         fixture::enter(&shared);
         let stop = Arc::new(Stop::default());

@@ -203,7 +203,7 @@ impl<S: Store> CrashingStore<S> {
     }
 
     /// The next call of this method fails, before it has done anything: one of `commit`, `finished`,
-    /// `live`, `load`, `paused` and `run`.
+    /// `heartbeat`, `live`, `load`, `paused` and `run`.
     #[doc(hidden)]
     pub fn fail_next(
         &self,
@@ -654,6 +654,7 @@ impl<S: Store> Store for CrashingStore<S> {
     }
 
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
+        self.called("heartbeat")?;
         self.read(|store| store.heartbeat(fence, now, lease))
     }
 
