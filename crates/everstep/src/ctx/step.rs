@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     cancellation::Cancellation,
-    engine::{Services, SettingsError},
+    engine::{InFlight, Services, SettingsError, Shared},
     error::{Error, Failure, FailureKind, Result},
     history::{Entry, EntryKind, EntryStatus, EntryValue},
     limit::{Limit, LimitUse},
@@ -125,7 +125,8 @@ impl Step {
         self.inner.cancellation.beat();
     }
 
-    /// Fires when the body should stop: cancel, timeout, a lost race, a lost lease, shutdown.
+    /// Fires when the body should stop: cancel, timeout, a lost race, a lost lease, shutdown. How
+    /// long the body may go on then, and what becomes of its result, is said at [`Cancellation`].
     pub fn cancellation(&self) -> &Cancellation {
         &self.inner.cancellation
     }
@@ -189,8 +190,8 @@ impl Ctx {
 
     /// A step whose body blocks: it runs on a thread that may.
     ///
-    /// When the step is given up (timeout, a lost race) the body is told by
-    /// [`Step::cancellation`]; what it still gives is discarded.
+    /// When the step is given up (timeout, a lost race, a lost lease) the body is told by
+    /// [`Step::cancellation`] and cannot be stopped; what it still gives is discarded.
     pub fn blocking<T, F>(&self, name: &str, body: F) -> StepCall<'static, T>
     where
         T: Value + Send,
@@ -214,7 +215,8 @@ impl Ctx {
 
     /// A step whose body is spawned on the application's runtime, on any of its threads.
     ///
-    /// When the step is given up (timeout, a lost race) the task is aborted.
+    /// When the step is given up (timeout, a lost race, a lease that ends) the task is aborted at its
+    /// next await.
     pub fn spawn<T, F, R>(&self, name: &str, body: F) -> StepCall<'static, T>
     where
         T: Value + Send,
@@ -226,12 +228,24 @@ impl Ctx {
         self.make_step(
             name,
             Box::new(move |attempt| {
-                let work = body(attempt.step());
+                let step = attempt.step();
+                let token = step.cancellation().clone();
+                let work = body(step);
                 let sealer = sealer.clone();
                 let work = async move { sealer.encode(&work.await?) };
                 let work = work.instrument(tracing::Span::current());
                 match &runtime {
-                    Some(runtime) => Box::pin(joined(AbortOnDrop(runtime.spawn(work)))),
+                    Some(runtime) => {
+                        let env = &attempt.core.env;
+                        let task = runtime.spawn(Leased {
+                            work: Some(Box::pin(work)),
+                            token: token.clone(),
+                            owner: env.owner.clone(),
+                            epoch: env.epoch.get(),
+                        });
+                        token.set_task(task.abort_handle());
+                        Box::pin(joined(AbortOnDrop(task)))
+                    }
                     None => Box::pin(work),
                 }
             }),
@@ -252,6 +266,36 @@ impl Ctx {
             retry_on_timeout: false,
             ephemeral: false,
             limit: None,
+        }
+    }
+}
+
+/// A spawned body. It is polled on another thread than its run, so each poll asks for the lease: a
+/// process that was stopped past it goes on in here, before any other thread of it has noticed.
+struct Leased<F> {
+    work: Option<Pin<Box<F>>>,
+    token: Cancellation,
+    owner: Option<Arc<Shared>>,
+    /// Of the lease under which the body has begun.
+    epoch: u64,
+}
+
+impl<F: Future<Output = Result<Vec<u8>>>> Future for Leased<F> {
+    type Output = Result<Vec<u8>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let owner = self.owner.as_ref();
+        let may_go_on = owner.is_none_or(|owner| owner.may_go_on(self.epoch));
+        if !may_go_on || self.token.is_stopped() {
+            self.work = None;
+        }
+        match &mut self.work {
+            Some(work) => work.as_mut().poll(cx),
+            None => {
+                // The engine thread finds it stopped when it hears of the end of this task.
+                self.token.stop();
+                Poll::Ready(Err(Error::fatal("the lease of its runner is over")))
+            }
         }
     }
 }
@@ -519,6 +563,7 @@ pub(crate) struct Attempt<'c> {
     pub(crate) key: &'c [u8],
     pub(crate) attempt: u32,
     cancellation: &'c mut Option<Cancellation>,
+    in_flight: &'c mut Option<InFlight>,
     timeout: Option<Duration>,
 }
 
@@ -528,6 +573,9 @@ impl Attempt<'_> {
             .cancellation
             .insert(Cancellation::new(self.timeout))
             .clone();
+        // Before the body begins, so that it misses nothing.
+        let mailbox = self.core.env.mailbox.as_ref();
+        *self.in_flight = mailbox.map(|mailbox| InFlight::enter(mailbox, &cancellation));
         Step::new(self.core, self.key, self.attempt, cancellation)
     }
 }
@@ -552,6 +600,9 @@ pub(crate) struct RawStep<'a> {
     body: Option<LocalBox<'a, Result<Vec<u8>>>>,
     waker: Option<Waker>,
     cancellation: Option<Cancellation>,
+    in_flight: Option<InFlight>,
+    /// The time of the body is over; it has been told, and may end by itself.
+    overdue: bool,
     watch: Option<Watch>,
 }
 
@@ -564,6 +615,8 @@ impl<'a> RawStep<'a> {
             body: None,
             waker: None,
             cancellation: None,
+            in_flight: None,
+            overdue: false,
             watch: None,
         }
     }
@@ -605,17 +658,52 @@ impl<'a> RawStep<'a> {
                         return Poll::Pending;
                     }
                     self.start_body();
-                    return self.poll_body(true);
-                }
-                Turn::Body => return self.poll_body(false),
-                Turn::TimedOut => {
-                    if self.prolonged() {
-                        return self.poll_body(false);
+                    if let Some(polled) = self.poll_body(true) {
+                        return polled;
                     }
-                    return self.time_out();
+                }
+                Turn::Body | Turn::TimedOut if self.must_stop() => self.abandon(),
+                Turn::TimedOut if !self.prolonged() && !self.has_grace() => return self.time_out(),
+                Turn::Body | Turn::TimedOut => {
+                    if let Some(polled) = self.poll_body(false) {
+                        return polled;
+                    }
                 }
             }
         }
+    }
+
+    /// Whether the body may not be polled any more, because its lease is over or is about to end.
+    fn must_stop(&self) -> bool {
+        let is_stopped = self.cancellation.as_ref().is_some_and(|it| it.is_stopped());
+        is_stopped || matches!(&self.claim, Ok(op) if !op.core.env.may_go_on())
+    }
+
+    /// Drops the body. What it has done does not count, and the attempt is made again when the run
+    /// goes on: here if the lease is renewed, or where the run goes on.
+    fn abandon(&mut self) {
+        self.body = None;
+        if let Some(cancellation) = self.cancellation.take() {
+            cancellation.stop();
+        }
+        (self.in_flight, self.watch) = (None, None);
+        if let Ok(op) = &self.claim {
+            op.core.abandon_body(op.id);
+        }
+    }
+
+    /// Whether a body whose time is over may end by itself for a while: once, if it can be told.
+    fn has_grace(&mut self) -> bool {
+        let (Ok(op), Some(cancellation)) = (&self.claim, &self.cancellation) else {
+            return false;
+        };
+        if self.overdue || op.core.env.settings.stop_grace.is_zero() {
+            return false;
+        }
+        self.overdue = true;
+        op.core.give_grace(op.id);
+        cancellation.cancel();
+        true
     }
 
     fn start_body(&mut self) {
@@ -637,26 +725,31 @@ impl<'a> RawStep<'a> {
         self.watch = Watch::begin(&op.core, &key, kind, attempt);
         let _entered = self.watch.as_ref().and_then(Watch::enter);
         tracing::trace!(run = %op.core.facts.id, attempt, "a body starts");
-        self.cancellation = None;
+        (self.cancellation, self.in_flight, self.overdue) = (None, None, false);
         let mut attempt = Attempt {
             core: &op.core,
             key: &key,
             attempt,
             cancellation: &mut self.cancellation,
+            in_flight: &mut self.in_flight,
             timeout: self.options.timeout,
         };
         self.body = Some(make(&mut attempt));
+        if let Some(cancellation) = &self.cancellation {
+            op.core.keep_token(op.id, cancellation.clone());
+        }
         if self.waker.is_none() {
             self.waker = Some(wakers::body_waker(&op.core.root, op.id));
         }
     }
 
-    fn poll_body(&mut self, first: bool) -> Poll<()> {
+    /// Polls the body. `None` if it has given up, so that the attempt is to be made again.
+    fn poll_body(&mut self, first: bool) -> Option<Poll<()>> {
         if let (Some(key), Ok(op)) = (self.key(), &self.claim) {
             op.core.env.name_body(&key);
         }
         let (Ok(op), Some(body), Some(waker)) = (&self.claim, &mut self.body, &self.waker) else {
-            return Poll::Pending;
+            return Some(Poll::Pending);
         };
         let polled = {
             let _body = wakers::in_body();
@@ -669,7 +762,7 @@ impl<'a> RawStep<'a> {
                 if first {
                     op.core.body_pending(op.id);
                 }
-                return Poll::Pending;
+                return Some(Poll::Pending);
             }
             Ok(Poll::Ready(result)) => result,
             Err(panic) => {
@@ -680,13 +773,20 @@ impl<'a> RawStep<'a> {
         if result.is_err() && op.core.env.runtime_is_gone() {
             // The runtime that the body needs is going away: nothing has been tried.
             self.body = None;
-            return Poll::Pending;
+            return Some(Poll::Pending);
         }
-        self.end_body(result, first)
+        if self.overdue {
+            return Some(self.time_out());
+        }
+        if result.is_err() && self.cancellation.as_ref().is_some_and(|it| it.is_seen()) {
+            self.abandon();
+            return None;
+        }
+        Some(self.end_body(result, first))
     }
 
     fn end_body(&mut self, result: Result<Vec<u8>>, first: bool) -> Poll<()> {
-        self.body = None;
+        (self.body, self.in_flight) = (None, None);
         let Ok(op) = &self.claim else {
             return Poll::Pending;
         };
@@ -715,7 +815,9 @@ impl<'a> RawStep<'a> {
         let (Ok(op), Some(cancellation)) = (&self.claim, &self.cancellation) else {
             return false;
         };
-        cancellation.take_beat() && op.core.prolong_body(op.id, self.options.timeout)
+        !self.overdue
+            && cancellation.take_beat()
+            && op.core.prolong_body(op.id, self.options.timeout)
     }
 
     fn time_out(&mut self) -> Poll<()> {

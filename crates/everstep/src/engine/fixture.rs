@@ -29,9 +29,17 @@ pub(super) fn shared() -> (Arc<TestStore>, Arc<Shared>) {
 }
 
 pub(super) fn shared_with(change: impl FnOnce(&mut Settings)) -> (Arc<TestStore>, Arc<Shared>) {
-    let mut registry = Registry::default();
     let code = |_: Ctx, (): ()| async { Ok(()) };
     let definition = Definition::new("w", 1, WorkflowOptions::new(), code);
+    shared_running(definition, change)
+}
+
+/// The same, with this workflow.
+pub(super) fn shared_running(
+    definition: Definition,
+    change: impl FnOnce(&mut Settings),
+) -> (Arc<TestStore>, Arc<Shared>) {
+    let mut registry = Registry::default();
     registry.insert(definition).expect("its name is good");
     let mut settings = Settings {
         store_retry: Duration::from_millis(1),

@@ -52,6 +52,11 @@ pub struct Settings {
     pub safety_poll: Duration,
     /// How long a shutdown waits for bodies that are in flight.
     pub shutdown_limit: Duration,
+    /// How long a body may go on after its token has fired ([`Step::cancellation`](crate::Step)),
+    /// before it is dropped: on a cancel of its run, and after its timeout. Before the end of a lease
+    /// it is no more than a fifth of `lease`. 1 second by default; with zero bodies are dropped at
+    /// once. Every operation that has a body waits for this at most, so a cancel may take as long.
+    pub stop_grace: Duration,
     /// How long an engine thread may be held up by one body before that body is named.
     pub blocked_after: Duration,
     /// The largest payload: an input, a result, a message, a state.
@@ -124,6 +129,7 @@ impl Default for Settings {
             heartbeat: None,
             safety_poll: Duration::from_secs(5),
             shutdown_limit: Duration::from_secs(30),
+            stop_grace: Duration::from_secs(1),
             blocked_after: Duration::from_secs(1),
             payload_bytes_max: 2 << 20,
             history_entries_max: 1_000_000,
@@ -226,6 +232,17 @@ impl Settings {
     /// Interval between heartbeats: as set, or as it follows from the lease.
     pub(crate) fn heartbeat(&self) -> Duration {
         self.heartbeat.unwrap_or(self.lease * 3 / 10)
+    }
+
+    /// How long before the end of a lease bodies stop. Neither the clock of this process nor its
+    /// scheduling is exact, and the bodies of the next owner must find none of these.
+    pub(crate) fn lease_margin(&self) -> Duration {
+        self.lease / 10
+    }
+
+    /// How long a body is told before that.
+    pub(crate) fn lease_grace(&self) -> Duration {
+        self.stop_grace.min(self.lease / 5)
     }
 
     /// Refuses settings with which no engine can work.

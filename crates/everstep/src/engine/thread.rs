@@ -283,6 +283,21 @@ impl Worker {
         }
     }
 
+    /// Drops the bodies in flight: their operations, polled now, find that the lease is over. They
+    /// start again when it lasts again. Nothing else comes of this, since no body can start.
+    fn stop_bodies(&mut self) {
+        let slots: Vec<u32> = self.by_no.values().copied().collect();
+        for slot in slots {
+            let Some(Some(task)) = self.tasks.get(slot as usize) else {
+                continue;
+            };
+            if task.run.bodies() > 0 {
+                task.run.core.wake_bodies();
+                self.drive(slot);
+            }
+        }
+    }
+
     fn handle(&mut self, event: Event) {
         match event {
             Event::Acks(acks) => acks.into_iter().for_each(|ack| self.acked(ack)),
@@ -357,6 +372,7 @@ impl Worker {
             Event::Unread(run) => self.look_again(run),
             Event::Unserved(row, is_new) => self.unserved_read(&row, is_new),
             Event::Lost => self.drop_everything(),
+            Event::StopBodies => self.stop_bodies(),
         }
     }
 
@@ -1078,6 +1094,8 @@ impl Worker {
     /// No body starts any more.
     fn drain(&mut self, done: oneshot::Sender<()>) {
         self.draining = Some(done);
+        // Those that have begun since the shutdown has told all.
+        self.mailbox.bodies.tell();
         let slots: Vec<u32> = self.by_no.values().copied().collect();
         for slot in slots {
             if !self.evict(slot) {

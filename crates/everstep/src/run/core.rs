@@ -30,6 +30,7 @@ use super::{
     wakers::{self, RootWaker},
 };
 use crate::{
+    cancellation::Cancellation,
     codec::hook::is_sealed,
     commit::{Effect, EffectDone, KeyRange, Receipt},
     ctx::{
@@ -88,6 +89,17 @@ impl Env {
             self.stalled.set(true);
         }
         lasts
+    }
+
+    /// Whether the body of the run that is polled may be polled: not after its lease.
+    pub(crate) fn may_go_on(&self) -> bool {
+        let epoch = self.epoch.get();
+        self.owner.as_ref().is_none_or(|it| it.may_go_on(epoch))
+    }
+
+    /// Whether the engine shuts down.
+    fn is_leaving(&self) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.leaving())
     }
 
     /// An id for a run that is started by one of these.
@@ -195,8 +207,12 @@ pub(crate) struct OpState {
     pub(crate) phase: Phase,
     ephemeral: bool,
     compensable: bool,
+    /// When the time of its body is over, or the grace after that.
     body_deadline: Option<Timestamp>,
+    /// The time of its body was over once; it may have a grace.
     timed_out: bool,
+    /// Tells its body to stop, if the body has asked for it.
+    token: Option<Cancellation>,
     /// Its body was woken, and nobody has polled the operation since.
     lagging: bool,
     started_at: Timestamp,
@@ -553,6 +569,15 @@ impl State {
 }
 
 impl OpState {
+    fn has_body(&self) -> bool {
+        matches!(self.phase, Phase::Body { .. })
+    }
+
+    /// Whether the time of its body is over, and so is the grace if it has one.
+    fn is_overdue(&self, now: Timestamp) -> bool {
+        self.timed_out && self.body_deadline.is_none_or(|at| at <= now)
+    }
+
     pub(super) fn entry(&self) -> Entry {
         Entry {
             kind: self.kind,
@@ -657,6 +682,7 @@ impl Core {
             compensable: false,
             body_deadline: None,
             timed_out: false,
+            token: None,
             lagging: false,
             started_at: Timestamp::default(),
             listen: None,
@@ -747,7 +773,7 @@ impl Core {
                 st.starters.push(id);
                 Turn::Pending
             }
-            Phase::Body { .. } if op.timed_out => Turn::TimedOut,
+            Phase::Body { .. } if op.is_overdue(self.env.now.get()) => Turn::TimedOut,
             Phase::Body { .. } => Turn::Body,
             _ => Turn::Pending,
         }
@@ -862,6 +888,7 @@ impl Core {
         op.phase = Phase::Body { recorded: false };
         op.started_at = now;
         op.timed_out = false;
+        op.token = None;
         op.body_deadline = timeout.map(|timeout| now + timeout);
         st.bodies += 1;
         let attempts = st
@@ -881,6 +908,61 @@ impl Core {
             st.arm(deadline, id, Timer::BodyTimeout);
         }
         st.arm(record_at, id, Timer::Record);
+    }
+
+    /// The body in flight has asked for a token.
+    pub(crate) fn keep_token(&self, id: OpId, token: Cancellation) {
+        if let Some(op) = self.state.borrow_mut().ops.get_mut(id) {
+            op.token = Some(token);
+        }
+    }
+
+    /// Tells the bodies in flight that they should stop.
+    pub(crate) fn tell_bodies(&self) {
+        let tokens: Vec<Cancellation> = {
+            let st = self.state.borrow();
+            let bodies = st.ops.iter().filter(|(_, op)| op.has_body());
+            bodies.filter_map(|(_, op)| op.token.clone()).collect()
+        };
+        tokens.iter().for_each(Cancellation::cancel);
+    }
+
+    /// Has the operations with bodies in flight polled.
+    pub(crate) fn wake_bodies(&self) {
+        let bodies: Vec<OpId> = {
+            let st = self.state.borrow();
+            let bodies = st.ops.iter().filter(|(_, op)| op.has_body());
+            bodies.map(|(id, _)| id).collect()
+        };
+        bodies.into_iter().for_each(|id| self.wake(id));
+    }
+
+    /// The time of a body is over, and it was told: it may end by itself for a while.
+    pub(crate) fn give_grace(&self, id: OpId) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let Some(op) = st.ops.get_mut(id) else { return };
+        let until = self.now() + self.env.settings.stop_grace;
+        op.body_deadline = Some(until);
+        st.arm(until, id, Timer::BodyTimeout);
+    }
+
+    /// A body was dropped before its end, or has given up: the attempt is made again.
+    pub(crate) fn abandon_body(&self, id: OpId) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let Some(op) = st.ops.get_mut(id).filter(|op| op.has_body()) else {
+            return;
+        };
+        op.token = None;
+        st.bodies -= 1;
+        // The shutdown tells bodies before the engine thread hears of it: the next attempt is for the
+        // next owner.
+        st.draining |= self.env.is_leaving();
+        // It has its place under a limit. It has not killed its owner, if it is a suspect.
+        let suspect = std::mem::replace(&mut st.suspect, false);
+        self.want_start(st, id);
+        st.suspect = suspect;
     }
 
     /// A body has ended. Whether the operation may take its result at once: the shortcut of the

@@ -1,5 +1,7 @@
 //! An engine thread, one event after another.
 
+mod ending;
+
 use super::*;
 use crate::{
     commit::Fence,
@@ -14,12 +16,15 @@ struct Bench {
     store: Arc<TestStore>,
     shared: Arc<Shared>,
     worker: Worker,
-    _runtime: tokio::runtime::Runtime,
+    runtime: tokio::runtime::Runtime,
 }
 
 impl Bench {
     fn new() -> Bench {
-        let (store, shared) = fixture::shared();
+        Bench::of(fixture::shared())
+    }
+
+    fn of((store, shared): (Arc<TestStore>, Arc<Shared>)) -> Bench {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         let runtime = runtime.expect("a runtime");
         let reader = Reader::new(store.clone(), shared.activity.clone());
@@ -35,7 +40,7 @@ impl Bench {
             store,
             shared,
             worker,
-            _runtime: runtime,
+            runtime,
         }
     }
 
