@@ -69,7 +69,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("say where: ledger_pg postgres://app@localhost/bank".into());
     };
     let engine = Engine::open(&url)
-        // Whoever is killed is replaced after this.
+        // A process that is killed is replaced after this; the heartbeat follows from it.
         .settings(|s| s.lease = seconds(2))
         .register(transfer)
         .start()

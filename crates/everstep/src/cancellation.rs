@@ -1,17 +1,37 @@
 //! Tells a body that it should stop.
+//!
+//! A token goes through up to three states, and never back:
+//!
+//! 1. *Fired*: the body should stop. It is still polled, for the grace of the cause.
+//! 2. *Seen*: the body has asked after that. An error that it returns now says that it gave up, not
+//!    that its attempt failed.
+//! 3. *Stopped*: the body is not polled again, and its result is discarded.
 
 use std::{
     future::Future,
     pin::Pin,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
+use tokio::task::AbortHandle;
+
 /// Fires when a body should stop. Cheap to clone, and may go to other threads.
+///
+/// | cause | when it fires | how long the body may go on | its result |
+/// | --- | --- | --- | --- |
+/// | shutdown | when the shutdown begins | [`shutdown_limit`](crate::Settings::shutdown_limit) | recorded |
+/// | cancel of the run | when its owner knows | [`stop_grace`](crate::Settings::stop_grace) | recorded, so that its rollback finds it |
+/// | timeout of the step | when its time is over | `stop_grace` | discarded: the attempt has timed out |
+/// | lost lease | `stop_grace` before the body must stop, which is before the lease ends | `stop_grace`, at most a fifth of the lease | recorded, unless the lease ends first |
+/// | lost `select!` or race, run out of its deadline | when the future is dropped | not at all: only a blocking body goes on | discarded |
+///
+/// An error that a body returns after it has seen the token counts as no attempt (except after its
+/// timeout): the body has given up, and runs again when the run goes on.
 #[derive(Clone, Debug)]
 pub struct Cancellation {
     inner: Arc<Inner>,
@@ -20,6 +40,12 @@ pub struct Cancellation {
 #[derive(Debug)]
 struct Inner {
     cancelled: AtomicBool,
+    /// The body has asked after it was cancelled.
+    seen: AtomicBool,
+    /// The body is not polled again.
+    stopped: AtomicBool,
+    /// The task of a body that was spawned.
+    task: OnceLock<AbortHandle>,
     beaten: AtomicBool,
     timeout: Option<Duration>,
     wakers: Mutex<Vec<Waker>>,
@@ -29,6 +55,9 @@ impl Cancellation {
     pub(crate) fn new(timeout: Option<Duration>) -> Cancellation {
         let inner = Inner {
             cancelled: AtomicBool::new(false),
+            seen: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            task: OnceLock::new(),
             beaten: AtomicBool::new(false),
             timeout,
             wakers: Mutex::default(),
@@ -40,12 +69,44 @@ impl Cancellation {
 
     /// Whether the body should stop.
     pub fn is_cancelled(&self) -> bool {
-        self.inner.cancelled.load(Ordering::Acquire)
+        let cancelled = self.inner.cancelled.load(Ordering::Acquire);
+        if cancelled {
+            self.inner.seen.store(true, Ordering::Release);
+        }
+        cancelled
     }
 
     /// Waits until the body should stop.
     pub fn cancelled(&self) -> impl Future<Output = ()> + Send + 'static {
         Cancelled(self.clone())
+    }
+
+    /// Whether the body knows that it should stop.
+    pub(crate) fn is_seen(&self) -> bool {
+        self.inner.seen.load(Ordering::Acquire)
+    }
+
+    /// The body runs as this task, which ends when the body is stopped.
+    pub(crate) fn set_task(&self, task: AbortHandle) {
+        let task = self.inner.task.get_or_init(|| task);
+        // A stop that came before has found no task.
+        if self.is_stopped() {
+            task.abort();
+        }
+    }
+
+    /// From now on the body is not polled, and its result is discarded. Any thread may call this: a
+    /// spawned task is aborted though its engine thread is blocked.
+    pub(crate) fn stop(&self) {
+        self.inner.stopped.store(true, Ordering::SeqCst);
+        self.cancel();
+        if let Some(task) = self.inner.task.get() {
+            task.abort();
+        }
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.inner.stopped.load(Ordering::SeqCst)
     }
 
     pub(crate) fn cancel(&self) {

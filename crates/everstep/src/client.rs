@@ -29,7 +29,7 @@ use crate::{
         RunStatus, Target, Write,
     },
     ctx::send::ToTarget,
-    engine::{self, Pending, Poller, Reader, Reply, Settings, Shared},
+    engine::{self, Pending, Poller, Reader, Reply, Settings, SettingsError, Shared},
     error::Failure,
     event::IfFinished,
     run_id::RunId,
@@ -213,6 +213,9 @@ pub enum ClientError {
         /// What was asked for.
         item: crate::queue::ItemId,
     },
+    /// A number or a time of a worker with which it cannot work.
+    #[error("a worker cannot be set up")]
+    Settings(#[from] SettingsError),
     /// A worker needs a tokio runtime for its handlers.
     #[error("there is no tokio runtime here for a worker's handlers; call `work` inside of one")]
     NoRuntime,

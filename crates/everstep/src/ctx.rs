@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::{
     codec::{hook::SealError, payload},
     commit::Effect,
-    engine::Settings,
+    engine::{Settings, SettingsError},
     error::{Error, Failure, FailureKind, Result},
     hash::FastMap,
     history::{EntryKind, Key, keys},
@@ -108,6 +108,13 @@ struct NameUse {
 
 /// An operation that was made, or why it could not be.
 pub(crate) type Claim = std::result::Result<Op, Option<Error>>;
+
+/// Refuses an operation that was given a value with which it cannot work.
+pub(crate) fn refuse_if(claim: &mut Claim, checked: std::result::Result<(), SettingsError>) {
+    if let Err(error) = checked {
+        *claim = Err(Some(Error::fatal(error)));
+    }
+}
 
 impl Ctx {
     pub(crate) fn root(core: Rc<Core>) -> Ctx {

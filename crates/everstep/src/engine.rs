@@ -39,6 +39,7 @@ use crate::{
 mod activity;
 mod assign;
 mod audit;
+mod bodies;
 mod claims;
 mod committer;
 mod complaints;
@@ -73,6 +74,7 @@ mod vacant;
 mod workers;
 
 pub(crate) use activity::Activity;
+pub(crate) use bodies::InFlight;
 pub(crate) use committer::{Pending, Reply};
 pub use counters::EngineCounters;
 pub use job::Job;
@@ -83,7 +85,7 @@ pub(crate) use poller::Poller;
 pub use preflight::{Misfit, Preflight};
 pub(crate) use reader::Reader;
 pub(crate) use services::Services;
-pub use settings::{Sabotage, Settings};
+pub use settings::{Sabotage, Settings, SettingsError};
 pub(crate) use shared::Shared;
 pub(crate) use streams::{Followed, Follower};
 pub(crate) use workers::{Spec, Station, Workers};
@@ -182,6 +184,9 @@ pub enum StartError {
     /// A pool that it is to serve cannot be used.
     #[error("a pool to serve has a bad name")]
     Pool(#[source] NameError),
+    /// Settings, or the settings of a worker, with which it cannot work.
+    #[error("the engine cannot start with these settings")]
+    Settings(#[from] SettingsError),
     /// Its weight is not one.
     #[error("the weight of a runner is from 1 to {max}, and {weight} was given", max = assign::WEIGHT_MAX)]
     Weight {
@@ -285,9 +290,15 @@ impl Engine {
         census
     }
 
-    /// The runs and steps that have held up an engine thread lately.
+    /// The runs and steps that block an engine thread at this moment, for longer than
+    /// [`blocked_after`](Settings::blocked_after); without a step where it is the workflow's own code.
     pub fn blocked(&self) -> Vec<(RunId, Option<String>)> {
-        self.shared.hub.blocked()
+        let blocked = self.shared.threads.iter().filter_map(|it| it.blocked());
+        let named = blocked.map(|polling| {
+            let step = polling.step.map(|key| crate::history::keys::describe(&key));
+            (polling.run, step)
+        });
+        named.collect()
     }
 
     /// Why the engine has stopped by itself, if it has.
@@ -311,8 +322,9 @@ impl Engine {
         EngineMonitor::new(self.shared.clone())
     }
 
-    /// Stops in good order: takes no new work, lets bodies that are in flight end (up to
-    /// `shutdown_limit`), writes what they gave, gives its shards back.
+    /// Stops in good order: takes no new work, tells bodies that are in flight
+    /// ([`Step::cancellation`](crate::Step::cancellation)), lets them end (up to `shutdown_limit`),
+    /// writes what they gave, gives its shards back.
     ///
     /// A body that blocks its thread cannot be dropped. It is waited for a few seconds longer, then
     /// it is named in a warning and left alone; its shards are free when the lease is over. A store
@@ -320,6 +332,7 @@ impl Engine {
     pub async fn shutdown(self) {
         // Nothing is taken any more; what is held is given back once it is out of memory.
         self.shared.begin_leaving();
+        self.shared.tell_bodies();
         self.shared.keeper.close();
         let limit = self.shared.settings.shutdown_limit;
         let workers = self.shared.workers.stop_all(&self.shared, limit);
@@ -340,10 +353,7 @@ impl Engine {
                     while matches!(drain.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
                         if Instant::now() >= limit {
                             tracing::warn!("bodies are still in flight; they are dropped");
-                            shared
-                                .threads
-                                .iter()
-                                .for_each(|thread| thread.push(Event::Lost));
+                            shared.drop_runs();
                             _ = sender.send(());
                             return;
                         }
@@ -481,8 +491,8 @@ pub struct EngineCensus {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        self.shared.drop_runs();
         for thread in &self.shared.threads {
-            thread.push(Event::Lost);
             let (done, _) = oneshot::channel();
             thread.push(Event::Drain(done));
         }
@@ -595,7 +605,10 @@ impl EngineBuilder {
         let limit = queue.limited_by();
         let named = check_name(queue.name());
         match named.and_then(|()| limit.map_or(Ok(()), |limit| check_name(limit.name()))) {
-            Ok(()) => self.work.push(Spec::new(queue, concurrency, handler(code))),
+            Ok(()) => match Spec::new(queue, concurrency, handler(code)) {
+                Ok(spec) => self.work.push(spec),
+                Err(error) => _ = self.problem.get_or_insert(error.into()),
+            },
             Err(error) => {
                 let error = StartError::Queue(error);
                 self.problem.get_or_insert(error);
@@ -655,11 +668,13 @@ impl EngineBuilder {
     ///
     /// # Errors
     ///
-    /// If a workflow is registered twice or has a bad name, or the store cannot be used.
+    /// If a workflow is registered twice or has a bad name, if settings cannot work or contradict
+    /// each other ([`StartError::Settings`]), or the store cannot be used.
     pub async fn start(self) -> Result<Engine, StartError> {
         if let Some(problem) = self.problem {
             return Err(problem);
         }
+        self.settings.check()?;
         let weight = self.settings.weight;
         if !(1..=assign::WEIGHT_MAX).contains(&weight) {
             return Err(StartError::Weight { weight });

@@ -93,7 +93,7 @@ pub use ctx::{
 pub use deferred::Deferred;
 pub use engine::{
     Engine, EngineBuilder, EngineCensus, EngineCounters, Job, Misfit, Preflight, RecoveryReport,
-    Settings, StartError, shutdown_signal,
+    Settings, SettingsError, StartError, shutdown_signal,
 };
 #[doc(hidden)]
 pub use engine::{EngineTools, Sabotage};

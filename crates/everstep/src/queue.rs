@@ -67,7 +67,7 @@ impl<I, O> Queue<I, O> {
     /// How often an item is tried in all, the first time included. A worker that dies with an item
     /// has made an attempt.
     pub const fn attempts(mut self, attempts: u32) -> Queue<I, O> {
-        self.attempts = if attempts == 0 { 1 } else { attempts };
+        self.attempts = attempts;
         self
     }
 

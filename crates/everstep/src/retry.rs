@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{error::RetryAdvice, random, time::Timestamp};
+use crate::{engine::SettingsError, error::RetryAdvice, random, time::Timestamp};
 
 /// How often a step is tried, and how long it waits in between.
 ///
@@ -25,7 +25,7 @@ impl Retry {
     /// 10 %.
     pub const fn exponential(attempts: u32) -> Retry {
         Retry {
-            attempts: if attempts == 0 { 1 } else { attempts },
+            attempts,
             first: Duration::from_millis(200),
             factor: 2.0,
             cap: Duration::from_secs(30),
@@ -79,6 +79,11 @@ impl Retry {
             0.1
         };
         self
+    }
+
+    /// Refuses a policy that allows no attempt at all.
+    pub(crate) fn check(&self) -> Result<(), SettingsError> {
+        SettingsError::check_count("attempts", self.attempts.into())
     }
 
     pub(crate) const fn with_attempts(mut self, attempts: u32) -> Retry {

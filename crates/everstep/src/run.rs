@@ -194,6 +194,10 @@ pub(crate) struct Run {
     /// The limit of the whole run, until it has let the run in.
     gate: Option<limits::Gate>,
     flush: flush::Flush,
+    /// A cancel was requested: until then bodies may end by themselves.
+    stopping: Option<Timestamp>,
+    /// Its owner wants no body to start: shutdown, or a shard that is given back.
+    drained: bool,
     /// Only tried against the code that is here: see [`trial`].
     on_trial: bool,
 }
@@ -211,6 +215,9 @@ impl Run {
         let core = self.core.clone();
         self.check_foreign();
         core.fire_timers();
+        if self.is_stopped() {
+            return self.finish(End::Cancel);
+        }
         if self.deadline_passed() || core.state.borrow().halt.is_some() || !self.pass_gate() {
             return;
         }
@@ -236,6 +243,9 @@ impl Run {
             }
         }
         core.note_lagging();
+        if self.is_stopped() {
+            return self.finish(End::Cancel);
+        }
         if !self.on_trial {
             self.check_rest();
         }
@@ -266,11 +276,35 @@ impl Run {
         self.end = Some(end);
     }
 
-    /// Ends the run because a cancel was requested.
+    /// Ends the run because a cancel was requested. Bodies in flight are told, and may end by
+    /// themselves for a while: a result counts, so that its rollback is found. Nothing else moves.
     pub(crate) fn cancel(&mut self) {
-        if self.stage == Stage::Forward && self.end.is_none() {
-            self.finish(End::Cancel);
+        if self.stage != Stage::Forward || self.end.is_some() {
+            return;
         }
+        let now = self.core.now();
+        let until = *self
+            .stopping
+            .get_or_insert(now + self.core.env.settings.stop_grace);
+        if self.bodies() == 0 || until <= now {
+            return self.finish(End::Cancel);
+        }
+        self.hold_still();
+        self.core.tell_bodies();
+    }
+
+    /// Whether a cancel was requested, and the bodies have ended or have had their time.
+    fn is_stopped(&self) -> bool {
+        let until = self.stopping.filter(|_| self.end.is_none());
+        until.is_some_and(|until| self.bodies() == 0 || until <= self.core.now())
+    }
+
+    /// Lets no body start that may not, and no completion be taken that cannot be written.
+    fn hold_still(&self) {
+        let is_stopping = self.stopping.is_some();
+        let mut st = self.core.state.borrow_mut();
+        st.draining = self.drained || self.flush.results_only() || is_stopping;
+        st.leaving = self.flush.results_only() || is_stopping;
     }
 
     /// Polls the root until no wake comes from inside it.
@@ -531,7 +565,7 @@ impl Run {
             .deadline_at
             .filter(|_| self.stage == Stage::Forward);
         let turn = self.at_gate().and_then(|(turn, _)| turn);
-        [self.core.next_timer(), deadline, turn]
+        [self.core.next_timer(), deadline, turn, self.stopping]
             .into_iter()
             .flatten()
             .min()

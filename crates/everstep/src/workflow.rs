@@ -13,6 +13,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     codec::payload,
     ctx::Ctx,
+    engine::SettingsError,
     error::{Error, Failure, FailureKind, Result},
     limit::{Limit, StartLimit},
     retention::Retention,
@@ -243,6 +244,18 @@ impl WorkflowOptions {
     }
 }
 
+impl WorkflowOptions {
+    /// Refuses options with which every run would fail.
+    fn check(&self) -> Result<(), SettingsError> {
+        SettingsError::check_count("retry", self.retry.attempts().into())?;
+        let deadline = self.deadline.unwrap_or(DEADLINE_MIN);
+        SettingsError::check_time("deadline", deadline, DEADLINE_MIN)
+    }
+}
+
+/// The shortest deadline of a run.
+const DEADLINE_MIN: Duration = Duration::from_millis(1);
+
 impl Default for WorkflowOptions {
     fn default() -> WorkflowOptions {
         WorkflowOptions::new()
@@ -366,6 +379,11 @@ impl Registry {
         let RegisterCheck(range) = RegisterCheck::of(&definition);
         check_name(&definition.name).map_err(RegisterError::Name)?;
         check_pool(&definition.options.pool).map_err(RegisterError::Name)?;
+        let checked = definition.options.check();
+        checked.map_err(|problem| RegisterError::Options {
+            name: definition.name.to_string(),
+            problem,
+        })?;
         let versions = self.by_name.entry(definition.name.clone()).or_default();
         for other in versions.iter() {
             let RegisterCheck(taken) = RegisterCheck::of(other);
@@ -429,6 +447,15 @@ pub enum RegisterError {
     /// Its name cannot be used.
     #[error("a workflow cannot be registered")]
     Name(#[source] NameError),
+    /// A number or a time among its options cannot work.
+    #[error("workflow `{name}` cannot be registered")]
+    Options {
+        /// The workflow.
+        name: String,
+        /// The option.
+        #[source]
+        problem: SettingsError,
+    },
 }
 
 /// The longest name of a workflow, an operation, a message or a key, in bytes.

@@ -5,14 +5,15 @@
 mod scenario;
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, mpsc},
     time::Duration,
 };
 
 use everstep::{
     Client, Cluster, EngineBuilder, RunStatus, StartError, Timestamp, WorkflowOptions,
     prelude::*,
-    store::{MemoryStore, NewRunner, ShardSet, SqliteStore, Store},
+    store::{MemoryStore, NewRunner, ShardSet, SqliteStore, Store, StoreError},
+    testing::CrashingStore,
 };
 use scenario::{until, until_status};
 
@@ -34,7 +35,7 @@ fn stores() -> Vec<(Arc<dyn Store>, tempfile::TempDir)> {
 
 fn quick(builder: EngineBuilder) -> EngineBuilder {
     builder.settings(|settings| {
-        settings.heartbeat = Duration::from_millis(20);
+        settings.heartbeat = Some(Duration::from_millis(20));
         settings.lease = Duration::from_millis(500);
         settings.safety_poll = Duration::from_millis(200);
         settings.threads = 2;
@@ -459,19 +460,35 @@ fn take_everything(store: &Arc<dyn Store>) {
     assert_eq!(held, Some(shards));
 }
 
-/// An engine that says that it is alive far too seldom for its lease.
-fn drowsy(builder: EngineBuilder) -> EngineBuilder {
-    builder.settings(|settings| {
-        settings.heartbeat = Duration::from_secs(600);
-        settings.lease = Duration::from_millis(200);
-    })
+/// Stores whose first heartbeat is not answered before the sender is dropped: the lease of an engine
+/// on it ends, and only a commit asks for it again.
+fn drowsy_stores() -> Vec<(Arc<dyn Store>, tempfile::TempDir, mpsc::Sender<()>)> {
+    fn drowsy<S: Store + 'static>(store: S) -> (Arc<dyn Store>, mpsc::Sender<()>) {
+        let store = CrashingStore::counting(store);
+        let (answer, unanswered) = mpsc::channel::<()>();
+        store.fail_next("heartbeat", move || {
+            _ = unanswered.recv();
+            let store = "a store that did not answer".to_owned();
+            StoreError::Closed { store }
+        });
+        (Arc::new(store), answer)
+    }
+    let (dir, file) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let sqlite = SqliteStore::create(file.path().join("app.db")).unwrap();
+    let (memory, sqlite) = (drowsy(MemoryStore::new()), drowsy(sqlite));
+    vec![(memory.0, dir, memory.1), (sqlite.0, file, sqlite.1)]
+}
+
+fn with_short_lease(builder: EngineBuilder) -> EngineBuilder {
+    builder.settings(|settings| settings.lease = Duration::from_millis(200))
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_owner_whose_lease_is_over_asks_before_it_writes() {
-    for (store, _dir) in stores() {
+    for (store, _dir, _answer) in drowsy_stores() {
         let log = Log::default();
-        let engine = drowsy(order(&store, 1, "a", &log)).start().await.unwrap();
+        let engine = with_short_lease(order(&store, 1, "a", &log));
+        let engine = engine.start().await.unwrap();
         let run = engine.client().start(ORDER, 1).await.unwrap();
         until_status(&run, RunStatus::Sleeping).await;
         tokio::time::sleep(Duration::from_millis(250)).await;
@@ -491,9 +508,9 @@ async fn an_owner_whose_lease_is_over_asks_before_it_writes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_store_refuses_an_owner_that_does_not_look_at_its_clock() {
-    for (store, _dir) in stores() {
+    for (store, _dir, _answer) in drowsy_stores() {
         let log = Log::default();
-        let engine = drowsy(order(&store, 1, "a", &log)).without_self_fencing();
+        let engine = with_short_lease(order(&store, 1, "a", &log)).without_self_fencing();
         let engine = engine.start().await.unwrap();
         let run = engine.client().start(ORDER, 1).await.unwrap();
         until_status(&run, RunStatus::Sleeping).await;

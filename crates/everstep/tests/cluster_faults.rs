@@ -32,7 +32,7 @@ fn memory() -> Arc<dyn Store> {
 
 fn quick(store: &Arc<dyn Store>) -> EngineBuilder {
     Engine::on(store.clone()).settings(|settings| {
-        settings.heartbeat = Duration::from_millis(20);
+        settings.heartbeat = Some(Duration::from_millis(20));
         settings.lease = Duration::from_secs(5);
         settings.safety_poll = Duration::from_millis(200);
         settings.threads = 2;
@@ -318,7 +318,7 @@ async fn others_are_told_when_a_runner_comes_and_when_it_has_gone() {
         }
     };
     let _listening = store.on_wake(id, Arc::new(heard)).unwrap();
-    let mut engine = quick(&store).settings(|it| it.heartbeat = Duration::from_secs(1_000));
+    let mut engine = quick(&store).settings(|it| it.heartbeat = Some(Duration::from_secs(1_000)));
     engine = engine.settings(|it| it.lease = Duration::from_secs(3_000));
     let engine = engine.start().await.unwrap();
     assert_eq!(told.load(Ordering::SeqCst), 1, "it has come");

@@ -50,7 +50,7 @@ async fn engine(url: &str, ledger: &Ledger) -> (Engine, Arc<PostgresStore>) {
         .register_fn(CHAIN, move |ctx, no| chain(ctx, no, ledger.clone()))
         .settings(|settings| {
             settings.lease = Duration::from_secs(1);
-            settings.heartbeat = Duration::from_millis(200);
+            settings.heartbeat = Some(Duration::from_millis(200));
             settings.shutdown_limit = Duration::from_secs(2);
             settings.threads = 2;
         })

@@ -365,7 +365,7 @@ fn workers(path: &Path) -> everstep::EngineBuilder {
             Ok(json!(taken))
         })
         .settings(|settings| {
-            settings.heartbeat = Duration::from_millis(50);
+            settings.heartbeat = Some(Duration::from_millis(50));
             settings.threads = 1;
         })
 }

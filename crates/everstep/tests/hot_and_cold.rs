@@ -156,7 +156,7 @@ async fn waking_a_hot_run_reads_nothing_from_the_store() {
         // Nothing else reads meanwhile.
         .settings(|settings| {
             settings.safety_poll = hours(1);
-            settings.heartbeat = hours(1);
+            settings.heartbeat = Some(hours(1));
             settings.lease = hours(3);
         });
     let engine = engine.start().await.unwrap();

@@ -207,7 +207,7 @@ async fn two_engines_on_one_file_never_exceed_the_limit() {
         Engine::open(&path)
             .register_fn(WORK, code)
             .settings(|settings| {
-                settings.heartbeat = Duration::from_millis(50);
+                settings.heartbeat = Some(Duration::from_millis(50));
                 settings.lease = Duration::from_secs(60);
             })
     };

@@ -682,7 +682,7 @@ async fn an_owner_that_was_only_stopped_stops_for_good_and_its_runs_go_on() {
     let clock = VirtualClock::new();
     let held = clock.hold();
     let stale = with_workflows(Engine::open(&path), &path, &clock);
-    let stale = stale.settings(|settings| settings.heartbeat = Duration::from_millis(50));
+    let stale = stale.settings(|settings| settings.heartbeat = Some(Duration::from_millis(50)));
     let stale = stale.start().await.unwrap();
     let run = stale.client().start(LISTENER, 1).await.unwrap();
     until_status(&run, RunStatus::Sleeping).await;

@@ -70,7 +70,7 @@ fn order(place: &Place, pool: &'static str, gate: &Arc<Semaphore>, log: &Log) ->
     let engine = Engine::on(place.store())
         .pools([pool])
         .settings(|settings| {
-            settings.heartbeat = Duration::from_millis(20);
+            settings.heartbeat = Some(Duration::from_millis(20));
             settings.lease = Duration::from_millis(2_000);
             settings.safety_poll = Duration::from_millis(200);
             settings.threads = 2;

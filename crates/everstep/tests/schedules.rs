@@ -607,7 +607,7 @@ async fn a_tick_that_waits_is_started_by_whichever_engine_had_the_last_run() {
             .settings(|settings| {
                 // Nothing is found by looking now and then.
                 settings.safety_poll = Duration::from_secs(600);
-                settings.heartbeat = Duration::from_millis(50);
+                settings.heartbeat = Some(Duration::from_millis(50));
             });
         engine.start().await.unwrap()
     };

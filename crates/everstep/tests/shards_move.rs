@@ -57,7 +57,7 @@ fn on(
             Ok(n + add)
         })
         .settings(|settings| {
-            settings.heartbeat = Duration::from_millis(50);
+            settings.heartbeat = Some(Duration::from_millis(50));
             settings.lease = LEASE;
         })
 }
@@ -145,7 +145,7 @@ async fn a_shard_with_a_long_body_is_served_where_it_is_until_the_body_ends() {
         let gate = watch::Sender::new(false);
         let engine = || {
             on(Engine::on(store.clone()), &bodies, &gate)
-                .settings(|settings| settings.heartbeat = heartbeat)
+                .settings(|settings| settings.heartbeat = Some(heartbeat))
         };
         let first = engine().start().await.unwrap();
         let client = first.client();
@@ -193,7 +193,7 @@ async fn a_body_that_holds_up_a_shard_for_too_long_is_dropped_and_runs_where_the
     let gate = watch::Sender::new(false);
     let engine = |index: usize| {
         on(Engine::on(store.clone()), &bodies[index], &gate).settings(|settings| {
-            settings.heartbeat = Duration::from_millis(30);
+            settings.heartbeat = Some(Duration::from_millis(30));
             settings.shutdown_limit = Duration::from_millis(200);
         })
     };

@@ -13,7 +13,7 @@ use std::{
 };
 
 use everstep::{
-    RunStatus,
+    RunId, RunStatus,
     prelude::*,
     testing::{self, VirtualClock},
 };
@@ -277,6 +277,8 @@ async fn a_body_that_blocks_its_thread_is_named_while_it_does() {
     .await;
     release.send(()).unwrap();
     assert_eq!(run.result().await.unwrap(), 1);
+    let is_named = |it: &(RunId, Option<String>)| it.0 == run.id();
+    assert!(!engine.blocked().iter().any(is_named), "it has ended");
     engine.shutdown().await;
 }
 

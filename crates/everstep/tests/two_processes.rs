@@ -58,7 +58,7 @@ fn engine(path: &Path, ledger: &Path) -> EngineBuilder {
         })
         .settings(|settings| {
             settings.safety_poll = Duration::from_secs(600);
-            settings.heartbeat = Duration::from_millis(50);
+            settings.heartbeat = Some(Duration::from_millis(50));
         })
 }
 

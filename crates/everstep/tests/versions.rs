@@ -441,7 +441,9 @@ async fn a_rolling_deploy_mends_a_run_once_the_wrong_process_is_gone() {
     for (store, _folder) in stores() {
         let calls = Calls::default();
         let soon = |builder: EngineBuilder| {
-            builder.settings(|settings| settings.heartbeat = std::time::Duration::from_millis(20))
+            builder.settings(|settings| {
+                settings.heartbeat = Some(std::time::Duration::from_millis(20))
+            })
         };
         let engine = with(&store, &calls, order).start().await.unwrap();
         let run = engine.client().start(ORDER, 4).await.unwrap();

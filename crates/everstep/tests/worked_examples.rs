@@ -89,7 +89,7 @@ async fn engine(builder: everstep::EngineBuilder, folder: &Path, url: &str) -> E
         .settings(|settings| {
             // Short, so that another takes over soon; long enough for a busy machine.
             settings.lease = Duration::from_secs(2);
-            settings.heartbeat = Duration::from_millis(200);
+            settings.heartbeat = Some(Duration::from_millis(200));
             settings.safety_poll = Duration::from_millis(500);
             settings.threads = 1;
         });

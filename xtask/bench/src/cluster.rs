@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 fn short_lease(set: &mut Settings) {
     set.lease = LEASE;
-    set.heartbeat = LEASE / 4;
+    set.heartbeat = Some(LEASE / 4);
 }
 
 /// Another process, and the lines that it says.

@@ -131,7 +131,7 @@ async fn run_engine(place: &str, role: &str, broken: &str, bodies: &Bodies) -> R
         .codec(Xor)
         .settings(|set| {
             set.lease = LEASE;
-            set.heartbeat = LEASE / 5;
+            set.heartbeat = Some(LEASE / 5);
             set.safety_poll = LEASE;
             set.sabotage = sabotage(broken).ok();
         });

@@ -45,7 +45,7 @@ fn run(register: fn(EngineBuilder) -> EngineBuilder) -> Result<(), Problem> {
     runtime.block_on(async {
         let engine = Engine::open(url).provide(ledger.clone()).settings(|set| {
             set.lease = LEASE;
-            set.heartbeat = LEASE / 10;
+            set.heartbeat = Some(LEASE / 10);
             set.safety_poll = Duration::from_secs(1);
             set.threads = 2;
         });

@@ -129,7 +129,7 @@ pub(crate) async fn run(round: u64, many: u64) -> Result<Report, Problem> {
         .register_fn(ORDER, move |ctx, no| order(ctx, no, of_code.clone()))
         .settings(|settings| {
             settings.lease = Duration::from_secs(2);
-            settings.heartbeat = Duration::from_millis(400);
+            settings.heartbeat = Some(Duration::from_millis(400));
         })
         .start()
         .await?;

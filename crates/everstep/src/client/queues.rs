@@ -153,7 +153,7 @@ impl Client {
         if let Some(limit) = queue.limited_by() {
             named("the limit's name", limit.name())?;
         }
-        let spec = Spec::new(queue, concurrency, handler);
+        let spec = Spec::new(queue, concurrency, handler)?;
         let keeps = self.own();
         let station = Workers::open(&self.shared, spec, runtime, self.codecs.clone(), keeps)?;
         Ok(Worker {

@@ -12,9 +12,10 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
-use super::{Claim, Ctx, Whose, decode, encode, sleep::Until};
+use super::{Claim, Ctx, Whose, decode, encode, refuse_if, sleep::Until};
 use crate::{
     commit::Effect,
+    engine::SettingsError,
     error::{Error, Result},
     history::{EntryKind, EntryValue, TakenMessage},
     run::core::{Core, ListenSpec, Turn},
@@ -145,8 +146,10 @@ impl RawListen {
     }
 
     fn set_batch(&mut self, n: usize) {
+        let checked = SettingsError::check_count("batch", n as u64);
+        refuse_if(&mut self.claim, checked);
         if let Some(spec) = &mut self.spec {
-            spec.batch = n.max(1);
+            spec.batch = n;
         }
     }
 

@@ -13,9 +13,11 @@ use super::{
     Claim, Ctx,
     composite::{Place, poll_structure},
     join::gather,
+    refuse_if,
     step::LocalBox,
 };
 use crate::{
+    engine::SettingsError,
     error::{Error, Result},
     history::EntryKind,
 };
@@ -77,8 +79,10 @@ impl Ctx {
 impl<'a, I, T> Map<'a, I, T> {
     /// How many items are worked on at the same time; they are begun in order.
     pub fn concurrency(mut self, n: usize) -> Self {
+        let checked = SettingsError::check_count("concurrency", n as u64);
+        refuse_if(&mut self.claim, checked);
         if let Some(options) = &mut self.options {
-            options.concurrency = n.max(1);
+            options.concurrency = n;
         }
         self
     }

@@ -17,10 +17,11 @@ use futures_util::future::{Either, select};
 use super::{
     Claim, Ctx, Whose,
     composite::{Place, poll_structure},
-    decode, encode,
+    decode, encode, refuse_if,
     step::LocalBox,
 };
 use crate::{
+    engine::SettingsError,
     error::Result,
     history::{EntryKind, EntryValue, Key, keys},
     run::core::{Core, Op, Turn},
@@ -85,13 +86,21 @@ impl<S, B> Repeat<'_, S, B> {
     /// At the latest after this many iterations the state is written, also if nothing else is;
     /// 20 if this is not said.
     pub fn commit_every(mut self, n: u64) -> Self {
-        self.options.commit_every = n.max(1);
+        refuse_if(
+            &mut self.claim,
+            SettingsError::check_count("commit_every", n),
+        );
+        self.options.commit_every = n;
         self
     }
 
     /// After every so many iterations old ones are deleted; 20 if this is not said.
     pub fn history_every(mut self, n: u64) -> Self {
-        self.options.history_every = n.max(1);
+        refuse_if(
+            &mut self.claim,
+            SettingsError::check_count("history_every", n),
+        );
+        self.options.history_every = n;
         self
     }
 
@@ -100,7 +109,11 @@ impl<S, B> Repeat<'_, S, B> {
     /// An iteration in which a step with a rollback has completed is kept beyond that, since the
     /// rollback must be found again.
     pub fn history_keep(mut self, n: u64) -> Self {
-        self.options.history_keep = n.max(1);
+        refuse_if(
+            &mut self.claim,
+            SettingsError::check_count("history_keep", n),
+        );
+        self.options.history_keep = n;
         self
     }
 }

@@ -10,10 +10,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     rc::Rc,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -23,12 +20,12 @@ use tracing::Instrument;
 use super::{
     Claim, Ctx, decode,
     emit::Emitter,
-    open_failure,
+    open_failure, refuse_if,
     rollback::{Rollback, Undo},
 };
 use crate::{
     cancellation::Cancellation,
-    engine::Services,
+    engine::{InFlight, Services, SettingsError},
     error::{Error, Failure, FailureKind, Result},
     history::{Entry, EntryKind, EntryStatus, EntryValue},
     limit::{Limit, LimitUse},
@@ -41,6 +38,9 @@ use crate::{
     telemetry::Watch,
     workflow::Value,
 };
+
+/// The shortest timeout of an attempt.
+const TIMEOUT_MIN: Duration = Duration::from_millis(1);
 
 pub(crate) type LocalBox<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
@@ -125,7 +125,8 @@ impl Step {
         self.inner.cancellation.beat();
     }
 
-    /// Fires when the body should stop: cancel, timeout, a lost race, a lost lease, shutdown.
+    /// Fires when the body should stop: cancel, timeout, a lost race, a lost lease, shutdown. How
+    /// long the body may go on then, and what becomes of its result, is said at [`Cancellation`].
     pub fn cancellation(&self) -> &Cancellation {
         &self.inner.cancellation
     }
@@ -201,8 +202,8 @@ impl Ctx {
 
     /// A step whose body blocks: it runs on a thread that may.
     ///
-    /// When the step is given up (timeout, a lost race) the body is told by
-    /// [`Step::cancellation`]; what it still gives is discarded.
+    /// When the step is given up (timeout, a lost race, a lost lease) the body is told by
+    /// [`Step::cancellation`] and cannot be stopped; what it still gives is discarded.
     pub fn blocking<T, F>(&self, name: &str, body: F) -> StepCall<'static, T>
     where
         T: Value + Send,
@@ -214,9 +215,12 @@ impl Ctx {
             name,
             Box::new(move |attempt| {
                 let (body, sealer, step) = (body.clone(), sealer.clone(), attempt.step());
-                let (span, start) = (tracing::Span::current(), attempt.start_elsewhere());
+                let (span, permit) = (tracing::Span::current(), attempt.core.env.permit());
                 let work = move || {
-                    start.begin()?;
+                    // The body may have waited for a thread, and its lease may be over since.
+                    if !permit.allows() {
+                        return refuse(step.cancellation());
+                    }
                     span.in_scope(|| sealer.encode(&body(step)?))
                 };
                 match &runtime {
@@ -229,7 +233,8 @@ impl Ctx {
 
     /// A step whose body is spawned on the application's runtime, on any of its threads.
     ///
-    /// When the step is given up (timeout, a lost race) the task is aborted.
+    /// When the step is given up (timeout, a lost race, a lease that ends) the task is aborted at its
+    /// next await.
     pub fn spawn<T, F, R>(&self, name: &str, body: F) -> StepCall<'static, T>
     where
         T: Value + Send,
@@ -241,15 +246,22 @@ impl Ctx {
         self.make_step(
             name,
             Box::new(move |attempt| {
-                let work = body(attempt.step());
-                let (sealer, start) = (sealer.clone(), attempt.start_elsewhere());
-                let work = async move {
-                    start.begin()?;
-                    sealer.encode(&work.await?)
-                };
+                let step = attempt.step();
+                let token = step.cancellation().clone();
+                let work = body(step);
+                let sealer = sealer.clone();
+                let work = async move { sealer.encode(&work.await?) };
                 let work = work.instrument(tracing::Span::current());
                 match &runtime {
-                    Some(runtime) => Box::pin(joined(AbortOnDrop(runtime.spawn(work)))),
+                    Some(runtime) => {
+                        let task = runtime.spawn(Leased {
+                            work: Some(Box::pin(work)),
+                            token: token.clone(),
+                            permit: attempt.core.env.permit(),
+                        });
+                        token.set_task(task.abort_handle());
+                        Box::pin(joined(AbortOnDrop(task)))
+                    }
                     None => Box::pin(work),
                 }
             }),
@@ -270,6 +282,35 @@ impl Ctx {
             retry_on_timeout: false,
             ephemeral: false,
             limit: None,
+        }
+    }
+}
+
+/// Ends a body that may not run any more. The engine thread finds it stopped when it hears of the end
+/// of the body, and makes the attempt again.
+fn refuse(token: &Cancellation) -> Result<Vec<u8>> {
+    token.stop();
+    Err(Error::fatal("the lease of its runner is over"))
+}
+
+/// A spawned body. It is polled on another thread than its run, so each poll asks for the lease: a
+/// process that was stopped past it goes on in here, before any other thread of it has noticed.
+struct Leased<F> {
+    work: Option<Pin<Box<F>>>,
+    token: Cancellation,
+    permit: Permit,
+}
+
+impl<F: Future<Output = Result<Vec<u8>>>> Future for Leased<F> {
+    type Output = Result<Vec<u8>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if !self.permit.allows() || self.token.is_stopped() {
+            self.work = None;
+        }
+        match &mut self.work {
+            Some(work) => work.as_mut().poll(cx),
+            None => Poll::Ready(refuse(&self.token)),
         }
     }
 }
@@ -317,6 +358,7 @@ impl<'a, T> StepCall<'a, T> {
 impl<'a, T: Value> StepCall<'a, T> {
     /// How often it is tried, and how long it waits in between.
     pub fn retry(mut self, retry: Retry) -> Self {
+        refuse_if(&mut self.raw.claim, retry.check());
         self.raw.options.retry = retry;
         self
     }
@@ -324,6 +366,8 @@ impl<'a, T: Value> StepCall<'a, T> {
     /// How long one attempt may take; the body is dropped then. Final, unless
     /// [`retry_on_timeout`](StepCall::retry_on_timeout) is set.
     pub fn timeout(mut self, timeout: Duration) -> Self {
+        let checked = SettingsError::check_time("timeout", timeout, TIMEOUT_MIN);
+        refuse_if(&mut self.raw.claim, checked);
         self.raw.options.timeout = Some(timeout);
         self
     }
@@ -383,6 +427,7 @@ impl<'a, T: Value> StepCall<'a, T> {
     /// How often the rollback is tried, and how long it waits in between. Set it after
     /// [`rollback`](StepCall::rollback).
     pub fn rollback_retry(mut self, retry: Retry) -> Self {
+        refuse_if(&mut self.raw.claim, retry.check());
         if let Some(undo) = &mut self.undo {
             undo.retry = Some(retry);
         }
@@ -533,48 +578,19 @@ pub(crate) struct Attempt<'c> {
     pub(crate) key: &'c [u8],
     pub(crate) attempt: u32,
     cancellation: &'c mut Option<Cancellation>,
-    elsewhere: &'c mut Option<StartElsewhere>,
+    in_flight: &'c mut Option<InFlight>,
     timeout: Option<Duration>,
 }
 
-/// The start of a body on another thread, which may be long after the body was handed over: the
-/// lease is looked at again there.
-#[derive(Clone)]
-pub(crate) struct StartElsewhere {
-    permit: Permit,
-    refused: Arc<AtomicBool>,
-}
-
-impl StartElsewhere {
-    /// Called right before the first instruction of the body.
-    fn begin(&self) -> Result<()> {
-        if self.permit.allows() {
-            return Ok(());
-        }
-        self.refused.store(true, Ordering::Release);
-        Err(Error::msg("the lease was over before the body started"))
-    }
-
-    fn was_refused(&self) -> bool {
-        self.refused.load(Ordering::Acquire)
-    }
-}
-
 impl Attempt<'_> {
-    /// For a body that another thread starts.
-    fn start_elsewhere(&mut self) -> StartElsewhere {
-        let start = StartElsewhere {
-            permit: self.core.env.permit(),
-            refused: Arc::default(),
-        };
-        self.elsewhere.insert(start).clone()
-    }
-
     pub(crate) fn step(&mut self) -> Step {
         let cancellation = self
             .cancellation
             .insert(Cancellation::new(self.timeout))
             .clone();
+        // Before the body begins, so that it misses nothing.
+        let mailbox = self.core.env.mailbox.as_ref();
+        *self.in_flight = mailbox.map(|mailbox| InFlight::enter(mailbox, &cancellation));
         Step::new(self.core, self.key, self.attempt, cancellation)
     }
 }
@@ -599,8 +615,9 @@ pub(crate) struct RawStep<'a> {
     body: Option<LocalBox<'a, Result<Vec<u8>>>>,
     waker: Option<Waker>,
     cancellation: Option<Cancellation>,
-    /// Set while the body is one that another thread starts.
-    elsewhere: Option<StartElsewhere>,
+    in_flight: Option<InFlight>,
+    /// The time of the body is over; it has been told, and may end by itself.
+    overdue: bool,
     watch: Option<Watch>,
 }
 
@@ -613,7 +630,8 @@ impl<'a> RawStep<'a> {
             body: None,
             waker: None,
             cancellation: None,
-            elsewhere: None,
+            in_flight: None,
+            overdue: false,
             watch: None,
         }
     }
@@ -655,17 +673,52 @@ impl<'a> RawStep<'a> {
                         return Poll::Pending;
                     }
                     self.start_body();
-                    return self.poll_body(true);
-                }
-                Turn::Body => return self.poll_body(false),
-                Turn::TimedOut => {
-                    if self.prolonged() {
-                        return self.poll_body(false);
+                    if let Some(polled) = self.poll_body(true) {
+                        return polled;
                     }
-                    return self.time_out();
+                }
+                Turn::Body | Turn::TimedOut if self.must_stop() => self.abandon(),
+                Turn::TimedOut if !self.prolonged() && !self.has_grace() => return self.time_out(),
+                Turn::Body | Turn::TimedOut => {
+                    if let Some(polled) = self.poll_body(false) {
+                        return polled;
+                    }
                 }
             }
         }
+    }
+
+    /// Whether the body may not be polled any more, because its lease is over or is about to end.
+    fn must_stop(&self) -> bool {
+        let is_stopped = self.cancellation.as_ref().is_some_and(|it| it.is_stopped());
+        is_stopped || matches!(&self.claim, Ok(op) if !op.core.env.may_go_on())
+    }
+
+    /// Drops the body. What it has done does not count, and the attempt is made again when the run
+    /// goes on: here if the lease is renewed, or where the run goes on.
+    fn abandon(&mut self) {
+        self.body = None;
+        if let Some(cancellation) = self.cancellation.take() {
+            cancellation.stop();
+        }
+        (self.in_flight, self.watch) = (None, None);
+        if let Ok(op) = &self.claim {
+            op.core.abandon_body(op.id);
+        }
+    }
+
+    /// Whether a body whose time is over may end by itself for a while: once, if it can be told.
+    fn has_grace(&mut self) -> bool {
+        let (Ok(op), Some(cancellation)) = (&self.claim, &self.cancellation) else {
+            return false;
+        };
+        if self.overdue || op.core.env.settings.stop_grace.is_zero() {
+            return false;
+        }
+        self.overdue = true;
+        op.core.give_grace(op.id);
+        cancellation.cancel();
+        true
     }
 
     fn start_body(&mut self) {
@@ -687,27 +740,31 @@ impl<'a> RawStep<'a> {
         self.watch = Watch::begin(&op.core, &key, kind, attempt);
         let _entered = self.watch.as_ref().and_then(Watch::enter);
         tracing::trace!(run = %op.core.facts.id, attempt, "a body starts");
-        self.cancellation = None;
+        (self.cancellation, self.in_flight, self.overdue) = (None, None, false);
         let mut attempt = Attempt {
             core: &op.core,
             key: &key,
             attempt,
             cancellation: &mut self.cancellation,
-            elsewhere: &mut self.elsewhere,
+            in_flight: &mut self.in_flight,
             timeout: self.options.timeout,
         };
         self.body = Some(make(&mut attempt));
+        if let Some(cancellation) = &self.cancellation {
+            op.core.keep_token(op.id, cancellation.clone());
+        }
         if self.waker.is_none() {
             self.waker = Some(wakers::body_waker(&op.core.root, op.id));
         }
     }
 
-    fn poll_body(&mut self, first: bool) -> Poll<()> {
+    /// Polls the body. `None` if it has given up, so that the attempt is to be made again.
+    fn poll_body(&mut self, first: bool) -> Option<Poll<()>> {
         if let (Some(key), Ok(op)) = (self.key(), &self.claim) {
             op.core.env.name_body(&key);
         }
         let (Ok(op), Some(body), Some(waker)) = (&self.claim, &mut self.body, &self.waker) else {
-            return Poll::Pending;
+            return Some(Poll::Pending);
         };
         let is_halted = || op.core.state.borrow().halt.is_some();
         let was_halted = is_halted();
@@ -723,17 +780,17 @@ impl<'a> RawStep<'a> {
         if is_halted() && !was_halted {
             op.core.body_gave_up(op.id);
             if let Some(cancellation) = self.cancellation.take() {
-                cancellation.cancel();
+                cancellation.stop();
             }
-            (self.body, self.watch) = (None, None);
-            return Poll::Pending;
+            (self.body, self.in_flight, self.watch) = (None, None, None);
+            return Some(Poll::Pending);
         }
         let result = match polled {
             Ok(Poll::Pending) => {
                 if first {
                     op.core.body_pending(op.id);
                 }
-                return Poll::Pending;
+                return Some(Poll::Pending);
             }
             Ok(Poll::Ready(result)) => result,
             Err(panic) => {
@@ -741,25 +798,24 @@ impl<'a> RawStep<'a> {
                 Err(Error::attempt_failed(failure))
             }
         };
-        if self
-            .elsewhere
-            .as_ref()
-            .is_some_and(StartElsewhere::was_refused)
-        {
-            op.core.body_refused(op.id);
-            (self.body, self.watch) = (None, None);
-            return Poll::Pending;
-        }
         if result.is_err() && op.core.env.runtime_is_gone() {
             // The runtime that the body needs is going away: nothing has been tried.
             self.body = None;
-            return Poll::Pending;
+            return Some(Poll::Pending);
         }
-        self.end_body(result, first)
+        if self.overdue {
+            return Some(self.time_out());
+        }
+        let token = self.cancellation.as_ref();
+        if result.is_err() && token.is_some_and(|it| it.is_seen() || it.is_stopped()) {
+            self.abandon();
+            return None;
+        }
+        Some(self.end_body(result, first))
     }
 
     fn end_body(&mut self, result: Result<Vec<u8>>, first: bool) -> Poll<()> {
-        self.body = None;
+        (self.body, self.in_flight) = (None, None);
         let Ok(op) = &self.claim else {
             return Poll::Pending;
         };
@@ -788,7 +844,9 @@ impl<'a> RawStep<'a> {
         let (Ok(op), Some(cancellation)) = (&self.claim, &self.cancellation) else {
             return false;
         };
-        cancellation.take_beat() && op.core.prolong_body(op.id, self.options.timeout)
+        !self.overdue
+            && cancellation.take_beat()
+            && op.core.prolong_body(op.id, self.options.timeout)
     }
 
     fn time_out(&mut self) -> Poll<()> {

@@ -47,6 +47,7 @@ where
     let mut settings = Settings {
         store_retry: Duration::from_millis(1),
         lease: Duration::from_secs(3_600),
+        heartbeat: Some(Duration::from_secs(3)),
         ..Settings::default()
     };
     change(&mut settings);

@@ -52,7 +52,6 @@ pub(crate) struct Hub {
     ends: [Mutex<Ends>; 16],
     answers: Mutex<Requests>,
     items: Mutex<FastMap<ItemId, Vec<ItemSender>>>,
-    blocked: Mutex<Vec<(RunId, Option<String>)>>,
     /// Who follows streams and values.
     pub(crate) followers: Followers,
 }
@@ -178,22 +177,6 @@ impl Hub {
     /// Forgets a request that was never made.
     pub(crate) fn forget_request(&self, request: Uuid) {
         self.answers().remove(&request);
-    }
-
-    /// Notes that this run held up its engine thread; for tests.
-    pub(crate) fn note_blocked(&self, run: RunId, step: Option<String>) {
-        let mut blocked = self.blocked.lock().unwrap_or_else(PoisonError::into_inner);
-        blocked.push((run, step));
-        if blocked.len() > 100 {
-            blocked.remove(0);
-        }
-    }
-
-    pub(crate) fn blocked(&self) -> Vec<(RunId, Option<String>)> {
-        self.blocked
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
     }
 
     /// The run has ended, durably.

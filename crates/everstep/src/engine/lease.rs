@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::{
     assign::assigned,
     leaving::Leaving,
-    mailbox::Event,
+    mailbox::{Event, Mailbox},
     poller::{self, Poller},
     shared::Shared,
 };
@@ -90,7 +90,7 @@ impl Stop {
 
 /// Says that the runner is alive, again and again, and keeps its shards as they should be.
 pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
-    let heartbeat = shared.settings.heartbeat;
+    let heartbeat = shared.settings.heartbeat();
     let mut beats = 0u64;
     let mut leaving = Leaving::default();
     let mut coming = ShardSet::EMPTY;
@@ -194,7 +194,7 @@ fn register_again(shared: &Shared) {
     let runner = shared.as_runner(me);
     let begun = Instant::now();
     // Nothing that was taken in before may be there when the shards come back.
-    shared.drop_runs();
+    shared.drop_lost_runs();
     match shared.store.register_runner(&runner) {
         Ok(fence) => {
             shared.set_lease(fence, begun + shared.settings.lease);
@@ -360,44 +360,86 @@ fn reconsider(shared: &Shared, shards: &ShardSet) -> Result<(), StoreError> {
     }
 }
 
-/// A thread that names the body which holds up an engine thread, while it does.
+/// Looks at the engine threads and at the end of the lease, without any call to the store.
 pub(crate) fn watch(shared: &Arc<Shared>, stop: &Stop) {
     let mut seen: Vec<(u64, Instant, bool)> = shared
         .threads
         .iter()
         .map(|_| (0, Instant::now(), false))
         .collect();
-    let step = (shared.settings.blocked_after / 4).max(Duration::from_millis(10));
-    while !stop.wait(step) {
+    let mut ending = Ending::default();
+    let step = (shared.settings.blocked_after / 4).min(shared.settings.lease / 10);
+    let step = step.max(Duration::from_millis(10));
+    while !stop.wait(step.min(ending.look(shared))) {
         for (thread, seen) in shared.threads.iter().zip(&mut seen) {
-            let turn = thread.turn.load(std::sync::atomic::Ordering::Acquire);
-            if turn != seen.0 {
-                *seen = (turn, Instant::now(), false);
-                continue;
-            }
-            let working = turn % 2 == 1;
-            if !working || seen.2 || seen.1.elapsed() < shared.settings.blocked_after {
-                continue;
-            }
-            seen.2 = true;
-            let polling = thread
-                .polling
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone();
-            if let Some(polling) = polling {
-                let step = polling.step.map(|key| crate::history::keys::describe(&key));
-                tracing::warn!(
-                    run = %polling.run,
-                    workflow = &*polling.workflow,
-                    step = step.as_deref().unwrap_or("(the workflow's own code)"),
-                    blocked_for = ?seen.1.elapsed(),
-                    "a body blocks its engine thread; use `ctx.blocking` for work that blocks"
-                );
-                shared.hub.note_blocked(polling.run, step);
-            }
+            name_blocked(shared, thread, seen);
         }
     }
+}
+
+/// Which ends of the lease the bodies were told of.
+#[derive(Default)]
+pub(super) struct Ending {
+    told: Option<u64>,
+    stopped: Option<u64>,
+}
+
+impl Ending {
+    /// Tells bodies that the lease ends soon, and ends them before it does: the heartbeat may hang in
+    /// the store, and engine threads may be blocked. Gives how long there is nothing to do.
+    pub(super) fn look(&mut self, shared: &Shared) -> Duration {
+        let Some((left, end)) = shared.bodies_end_in() else {
+            return Duration::MAX;
+        };
+        let grace = shared.settings.lease_grace();
+        if left > grace {
+            return left - grace;
+        }
+        if self.told.replace(end) != Some(end) {
+            tracing::warn!(
+                ?left,
+                "the lease of this runner is not renewed; bodies are told"
+            );
+            shared.tell_bodies();
+        }
+        if left.is_zero() && self.stopped.replace(end) != Some(end) {
+            tracing::warn!("the lease of this runner is about to end; bodies are dropped");
+            shared.stop_bodies();
+        }
+        match left.is_zero() {
+            true => Duration::MAX,
+            false => left,
+        }
+    }
+}
+
+/// Names the body that blocks an engine thread, while it does. `seen` is the turn that the thread was
+/// in, since when, and whether that was said.
+fn name_blocked(shared: &Shared, thread: &Mailbox, seen: &mut (u64, Instant, bool)) {
+    let turn = thread.turn.load(std::sync::atomic::Ordering::Acquire);
+    if turn != seen.0 {
+        *seen = (turn, Instant::now(), false);
+        return;
+    }
+    let working = turn % 2 == 1;
+    if !working || seen.2 || seen.1.elapsed() < shared.settings.blocked_after {
+        return;
+    }
+    seen.2 = true;
+    let polling = thread.polling.lock();
+    let Some(polling) = polling.unwrap_or_else(PoisonError::into_inner).clone() else {
+        return;
+    };
+    let blocked = thread.blocked.lock();
+    *blocked.unwrap_or_else(PoisonError::into_inner) = Some((turn, polling.clone()));
+    let step = polling.step.map(|key| crate::history::keys::describe(&key));
+    tracing::warn!(
+        run = %polling.run,
+        workflow = &*polling.workflow,
+        step = step.as_deref().unwrap_or("(the workflow's own code)"),
+        blocked_for = ?seen.1.elapsed(),
+        "a body blocks its engine thread; use `ctx.blocking` for work that blocks"
+    );
 }
 
 #[cfg(test)]
@@ -477,7 +519,7 @@ mod tests {
     #[test]
     fn nobody_else_looks_around_before_the_start_has_taken_its_shards() {
         let (_, shared) = fixture::shared_with(|settings| {
-            settings.heartbeat = Duration::from_millis(2);
+            settings.heartbeat = Some(Duration::from_millis(2));
         });
         fixture::enter(&shared);
         let stop = Arc::new(Stop::default());

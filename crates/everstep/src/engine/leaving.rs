@@ -97,7 +97,7 @@ impl Leaving {
             tracing::warn!(shards, "bodies hold up shards of others; they are dropped");
             self.begin(shared, fence, &overdue, true);
         }
-        self.release(shared, fence, shared.settings.heartbeat / 2)
+        self.release(shared, fence, shared.settings.heartbeat() / 2)
     }
 
     fn note_excess(&mut self, excess: &ShardSet) {
@@ -134,7 +134,7 @@ impl Leaving {
     /// Keeps shards that are wanted again, and those that a body holds up after all: its end may be
     /// far away.
     pub(super) fn take_back(&mut self, shared: &Shared, fence: Fence, wanted: &ShardSet) {
-        let patience = shared.settings.heartbeat * 2;
+        let patience = shared.settings.heartbeat() * 2;
         let is_stuck = |given: &Given| !given.forced && given.at.elapsed() >= patience;
         let busy = self.busy.iter();
         let busy = busy.filter(|(shard, given)| wanted.contains(**shard) || is_stuck(given));
@@ -202,7 +202,7 @@ fn tell_threads(shared: &Shared, shards: &ShardSet, mut event: impl FnMut(ShardS
 /// Those of these shards that have a long body. All of a thread that does not answer: something
 /// blocks it.
 fn long_bodies(shared: &Shared, shards: &ShardSet) -> ShardSet {
-    let limit = shared.settings.heartbeat;
+    let limit = shared.settings.heartbeat();
     let (answer, answers) = mpsc::channel();
     let mut long = shards.clone();
     let mut asked = 0;

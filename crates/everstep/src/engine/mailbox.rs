@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 
 use super::{
     activity::Activity,
+    bodies::Bodies,
     committer::{Ack, Settled},
 };
 use crate::{
@@ -87,8 +88,13 @@ pub(crate) enum Event {
     Census(oneshot::Sender<ThreadCensus>),
     /// No body starts any more; answered when nothing is in flight.
     Drain(oneshot::Sender<()>),
-    /// The shards were lost: everything is dropped, and nothing more is written.
+    /// The shards were lost: what was read under a lease that is over is dropped, and nothing of it
+    /// is written.
     Lost,
+    /// The engine has stopped, or its shutdown waits no longer: everything is dropped.
+    Forget,
+    /// The lease is about to end: bodies in flight are dropped.
+    StopBodies,
     /// A run that nobody could run was read: its row, and whether its history is empty.
     Unserved(Box<RunRow>, bool),
     /// A run that nobody could run could not be read.
@@ -136,10 +142,14 @@ pub(crate) struct Mailbox {
     pub(crate) turn: AtomicU64,
     /// What it is polling: for the watchdog.
     pub(crate) polling: Mutex<Option<Polling>>,
+    /// What it was polling when the watchdog found it blocked, and the number of that turn.
+    pub(crate) blocked: Mutex<Option<(u64, Polling)>>,
+    /// The bodies of its runs that can be told to stop.
+    pub(crate) bodies: Bodies,
 }
 
 /// The run, and the body if there is one, that an engine thread is polling.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Polling {
     pub(crate) run: crate::run_id::RunId,
     pub(crate) workflow: Arc<str>,
@@ -155,6 +165,8 @@ impl Mailbox {
             next_timer: AtomicI64::new(i64::MAX),
             turn: AtomicU64::new(0),
             polling: Mutex::default(),
+            blocked: Mutex::default(),
+            bodies: Bodies::default(),
         })
     }
 
@@ -195,6 +207,15 @@ impl Mailbox {
     /// Code of a user's is run from now on, or none any more.
     pub(crate) fn set_polling(&self, polling: Option<Polling>) {
         *self.polling.lock().unwrap_or_else(PoisonError::into_inner) = polling;
+    }
+
+    /// The run and the body that block it at this moment, if the watchdog has found that.
+    pub(crate) fn blocked(&self) -> Option<Polling> {
+        let blocked = self.blocked.lock().unwrap_or_else(PoisonError::into_inner);
+        let (turn, blocked) = blocked.clone()?;
+        let polling = self.polling.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_blocked = self.turn.load(Ordering::Acquire) == turn;
+        (is_blocked && polling.as_ref() == Some(&blocked)).then_some(blocked)
     }
 
     pub(crate) fn set_next_timer(&self, at: Option<Timestamp>) {

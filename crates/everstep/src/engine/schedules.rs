@@ -112,7 +112,7 @@ fn others_first(shared: &Shared, row: &ScheduleRow, now: Timestamp) -> Option<Ti
     let alive = shared.peers.alive();
     let me = shared.me?;
     let able = able(row, &alive);
-    let grace = shared.settings.heartbeat.min(GRACE_MAX);
+    let grace = shared.settings.heartbeat().min(GRACE_MAX);
     if !able.is_empty() && !able.contains(&me) {
         return Some(now + grace);
     }

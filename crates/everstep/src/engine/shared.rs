@@ -62,8 +62,9 @@ pub(crate) struct Shared {
     /// Wakes and ends the threads that keep the lease.
     pub(crate) lease_stop: Arc<Stop>,
     lease: Mutex<Option<Lease>>,
-    /// When the lease ends, in nanoseconds since `begun`: looked at before every run is driven, so
-    /// without a lock. 0 while there is none.
+    /// When bodies must stop because the lease ends soon ([`Settings::lease_margin`]), in nanoseconds
+    /// since `begun`: looked at before every run is driven, so without a lock. 0 while there is no
+    /// lease.
     lease_ends: AtomicU64,
     /// The same by the machine's calendar, in milliseconds: the other clock stands still while the
     /// machine sleeps.
@@ -261,9 +262,13 @@ impl Shared {
     fn put_lease(&self, mut slot: std::sync::MutexGuard<'_, Option<Lease>>, lease: Lease) {
         *slot = Some(lease);
         self.lease_epoch.store(lease.fence.epoch, Ordering::Release);
+        let margin = self.settings.lease_margin();
         let ends = lease.valid_until.saturating_duration_since(self.begun);
-        let ends = u64::try_from(ends.as_nanos()).unwrap_or(u64::MAX);
+        let ends = ends.saturating_sub(margin);
+        // 0 says that there is no lease.
+        let ends = u64::try_from(ends.as_nanos()).unwrap_or(u64::MAX).max(1);
         let left = lease.valid_until.saturating_duration_since(Instant::now());
+        let left = left.saturating_sub(margin);
         let left = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
         let at = self
             .lease_ends_at
@@ -281,9 +286,9 @@ impl Shared {
         }
     }
 
-    /// Whether the lease has not ended yet, by either clock of this machine. A process that was
-    /// stopped for longer, or whose machine has slept, may have a successor, and must start no body
-    /// before it knows.
+    /// Whether the lease lasts long enough for bodies to start and to go on, by either clock of this
+    /// machine: until [`Settings::lease_margin`] before its end. A process that was stopped for longer,
+    /// or whose machine has slept, may have a successor, and must start no body before it knows.
     pub(crate) fn lease_lasts(&self) -> bool {
         let lasts = self.nanos() < self.lease_ends.load(Ordering::Acquire)
             && wall_ms() < self.lease_ends_at.load(Ordering::Acquire);
@@ -294,15 +299,47 @@ impl Shared {
             )
     }
 
-    /// Whether a body may start of a run that was read under the lease with this epoch.
+    /// Whether bodies may start and go on of a run that was read under the lease with this epoch.
     ///
     /// The lease must last, and it must be the same one. A process that was stopped past its lease
     /// may have registered again while one run was polled, and another process may have completed
     /// that run's steps in between.
-    pub(crate) fn may_start(&self, epoch: u64) -> bool {
+    pub(crate) fn lets_bodies_run(&self, epoch: u64) -> bool {
         let is_own =
             self.is_current(epoch) || self.settings.sabotage == Some(Sabotage::ForeignEpoch);
         is_own && self.lease_lasts()
+    }
+
+    /// How long bodies may go on if the lease is not renewed, and which end of the lease that is.
+    /// `None` if there is no lease, or nobody looks at the clock.
+    pub(crate) fn bodies_end_in(&self) -> Option<(Duration, u64)> {
+        let ends = self.lease_ends.load(Ordering::Acquire);
+        let is_blind = matches!(
+            self.settings.sabotage,
+            Some(Sabotage::NoFence | Sabotage::NoSelfFencing)
+        );
+        if ends == 0 || is_blind {
+            return None;
+        }
+        if !self.lease_lasts() {
+            return Some((Duration::ZERO, ends));
+        }
+        let left = ends.saturating_sub(self.nanos());
+        Some((Duration::from_nanos(left), ends))
+    }
+
+    /// Tells all bodies in flight that they should stop.
+    pub(crate) fn tell_bodies(&self) {
+        self.threads.iter().for_each(|it| it.bodies.tell());
+    }
+
+    /// Ends all bodies in flight, whatever the engine threads do: tasks are aborted here, everything
+    /// else is dropped when its engine thread handles the event.
+    pub(crate) fn stop_bodies(&self) {
+        for thread in &self.threads {
+            thread.bodies.stop();
+            thread.push(Event::StopBodies);
+        }
     }
 
     fn nanos(&self) -> u64 {
@@ -405,13 +442,22 @@ impl Shared {
             self.owned.set_shards(&ShardSet::EMPTY);
         }
         tracing::error!("the lease of this runner is over; its runs are dropped from memory");
-        self.drop_runs();
+        self.drop_lost_runs();
+    }
+
+    /// Has the runs dropped that were read under a lease which is over.
+    pub(crate) fn drop_lost_runs(&self) {
+        for thread in &self.threads {
+            thread.bodies.stop();
+            thread.push(Event::Lost);
+        }
     }
 
     /// Has everything in memory dropped.
     pub(crate) fn drop_runs(&self) {
         for thread in &self.threads {
-            thread.push(Event::Lost);
+            thread.bodies.stop();
+            thread.push(Event::Forget);
         }
     }
 

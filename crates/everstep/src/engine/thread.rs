@@ -28,7 +28,7 @@ use super::{
     mailbox::{Event, Mailbox, Polling, Release, ThreadCensus},
     reader::Reader,
     services::Services,
-    shared::{NO_LEASE, Shared},
+    shared::Shared,
     suspects::{self, Gate, Pass},
 };
 use crate::{
@@ -285,6 +285,21 @@ impl Worker {
         }
     }
 
+    /// Drops the bodies in flight: their operations, polled now, find that the lease is over. They
+    /// start again when it lasts again. Nothing else comes of this, since no body can start.
+    fn stop_bodies(&mut self) {
+        let slots: Vec<u32> = self.by_no.values().copied().collect();
+        for slot in slots {
+            let Some(Some(task)) = self.tasks.get(slot as usize) else {
+                continue;
+            };
+            if task.run.bodies() > 0 {
+                task.run.core.wake_bodies();
+                self.drive(slot);
+            }
+        }
+    }
+
     fn handle(&mut self, event: Event) {
         match event {
             Event::Acks(acks) => acks.into_iter().for_each(|ack| self.acked(ack)),
@@ -359,6 +374,8 @@ impl Worker {
             Event::Unread(run) => self.look_again(run),
             Event::Unserved(row, is_new) => self.unserved_read(&row, is_new),
             Event::Lost => self.lost(),
+            Event::Forget => self.drop_everything(),
+            Event::StopBodies => self.stop_bodies(),
         }
     }
 
@@ -1100,6 +1117,8 @@ impl Worker {
     /// No body starts any more.
     fn drain(&mut self, done: oneshot::Sender<()>) {
         self.draining = Some(done);
+        // Those that have begun since the shutdown has told all.
+        self.mailbox.bodies.tell();
         let slots: Vec<u32> = self.by_no.values().copied().collect();
         for slot in slots {
             if !self.evict(slot) {
@@ -1126,20 +1145,28 @@ impl Worker {
         self.answer_releases();
     }
 
-    /// The shards were lost, or the engine has stopped.
+    /// The shards were lost. Runs that were read under a lease which is over are dropped; those whose
+    /// shard has come back since are read again.
     ///
-    /// The event may come late: this thread has dropped everything already, and has taken runs in
-    /// under the next lease. Those stay. Nobody would read them again.
+    /// The event may come late, when runs of the next lease are in memory. Those stay: nothing else
+    /// would read them again.
     fn lost(&mut self) {
-        let is_current = |epoch: u64| self.shared.is_current(epoch);
-        let mut tasks = self.tasks.iter().flatten();
-        let is_late = self.shared.stopped().is_none()
-            && self.shared.epoch() != NO_LEASE
-            && tasks.all(|task| is_current(task.epoch))
-            && self.loading.values().all(|it| is_current(it.epoch));
-        if !is_late {
-            self.drop_everything();
+        let shared = self.shared.clone();
+        let is_stale = |epoch: u64| !shared.is_current(epoch);
+        let stale = self.by_no.values().copied().filter(|slot| {
+            let task = self.tasks[*slot as usize].as_ref();
+            task.is_none_or(|task| is_stale(task.epoch))
+        });
+        let stale: Vec<u32> = stale.collect();
+        self.loading.retain(|_, it| !is_stale(it.epoch));
+        if stale.len() < self.by_no.len() || !self.loading.is_empty() {
+            return stale.into_iter().for_each(|slot| self.read_anew(slot));
         }
+        let runs = self.tasks.iter().flatten();
+        let back = runs.filter(|task| shared.owns(task.shard));
+        let back: Vec<RunNo> = back.map(|task| task.id.no()).collect();
+        self.drop_everything();
+        back.into_iter().for_each(|run| self.load(run));
     }
 
     /// Memory is worth nothing any more.

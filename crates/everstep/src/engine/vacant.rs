@@ -30,7 +30,7 @@ impl Vacant {
         alive: &[&RunnerRow],
         pools: &[PoolRow],
     ) -> Result<HashSet<PoolNo>, StoreError> {
-        let believed = shared.settings.heartbeat * BELIEVED_BEATS;
+        let believed = shared.settings.heartbeat() * BELIEVED_BEATS;
         let unserved = pools.iter().filter(|pool| {
             let is_overflow = Overflow::parse(&pool.name).is_some();
             is_overflow && !alive.iter().any(|row| may_own(row, &pool.name))

@@ -36,6 +36,7 @@ use super::{
     committer::Pending,
     job::{self, Answering, Handler, Job},
     keeper,
+    settings::SettingsError,
     shared::Shared,
 };
 use crate::{
@@ -60,6 +61,9 @@ const CLAIM_MAX: usize = 256;
 
 /// How often a process that nobody can wake looks by itself.
 const UNTOLD_POLL: Duration = Duration::from_secs(1);
+
+/// The shortest visibility: a third of it passes between two heartbeats of an item.
+const VISIBILITY_MIN: Duration = Duration::from_millis(3);
 
 /// The stations of a process, and what their thread waits on.
 pub(crate) struct Workers {
@@ -90,15 +94,23 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    pub(crate) fn new<I, O>(queue: Queue<I, O>, concurrency: usize, handler: Handler) -> Spec {
-        Spec {
+    pub(crate) fn new<I, O>(
+        queue: Queue<I, O>,
+        concurrency: usize,
+        handler: Handler,
+    ) -> Result<Spec, SettingsError> {
+        let (policy, visibility) = (queue.policy(), queue.visible_for());
+        SettingsError::check_count("concurrency", concurrency as u64)?;
+        SettingsError::check_count("attempts", policy.attempts().into())?;
+        SettingsError::check_time("visibility", visibility, VISIBILITY_MIN)?;
+        Ok(Spec {
             queue: Arc::from(queue.name()),
-            concurrency: concurrency.max(1),
-            policy: queue.policy(),
-            visibility: queue.visible_for().max(Duration::from_millis(3)),
+            concurrency,
+            policy,
+            visibility,
             limit: queue.limited_by().map(|limit| LimitUse::new(limit).claim()),
             handler,
-        }
+        })
     }
 }
 
@@ -885,7 +897,7 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().build();
             let runtime = runtime.expect("a runtime");
             let station = Arc::new(Station {
-                spec: Spec::new(WORK, 1, handler),
+                spec: Spec::new(WORK, 1, handler).expect("one at a time"),
                 runtime: runtime.handle().clone(),
                 codecs: Codecs::default(),
                 state: Mutex::default(),

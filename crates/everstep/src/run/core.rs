@@ -30,6 +30,7 @@ use super::{
     wakers::{self, RootWaker},
 };
 use crate::{
+    cancellation::Cancellation,
     codec::hook::is_sealed,
     commit::{Effect, EffectDone, KeyRange, Receipt},
     ctx::{
@@ -89,18 +90,29 @@ impl Env {
     /// Whether a body of the run that is polled may start. If not, [`stalled`](Env::stalled) is
     /// set.
     fn may_start(&self) -> bool {
-        let epoch = self.epoch.get();
-        let may_start = self.owner.as_ref().is_none_or(|it| it.may_start(epoch));
+        let may_start = self.may_go_on();
         if !may_start {
             self.stalled.set(true);
         }
         may_start
     }
 
-    /// For a body of the run that is polled which starts on another thread, perhaps later.
+    /// For a body of the run that is polled which runs on another thread, perhaps later.
     pub(crate) fn permit(&self) -> Permit {
         let lease = self.owner.clone().map(|owner| (owner, self.epoch.get()));
         Permit { lease }
+    }
+
+    /// Whether the body of the run that is polled may be polled: not after its lease.
+    pub(crate) fn may_go_on(&self) -> bool {
+        let epoch = self.epoch.get();
+        let owner = self.owner.as_ref();
+        owner.is_none_or(|it| it.lets_bodies_run(epoch))
+    }
+
+    /// Whether the engine shuts down.
+    fn is_leaving(&self) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.leaving())
     }
 
     /// An id for a run that is started by one of these.
@@ -155,7 +167,7 @@ impl Env {
     }
 }
 
-/// Says on any thread whether the bodies of a run may start: see [`Shared::may_start`].
+/// Says on any thread whether the bodies of a run may run: see [`Shared::lets_bodies_run`].
 #[derive(Clone)]
 pub(crate) struct Permit {
     /// The owner, and the epoch with which it has read the run; none in tests that drive a run by
@@ -166,7 +178,7 @@ pub(crate) struct Permit {
 impl Permit {
     pub(crate) fn allows(&self) -> bool {
         let lease = self.lease.as_ref();
-        lease.is_none_or(|(owner, epoch)| owner.may_start(*epoch))
+        lease.is_none_or(|(owner, epoch)| owner.lets_bodies_run(*epoch))
     }
 }
 
@@ -232,8 +244,12 @@ pub(crate) struct OpState {
     pub(crate) phase: Phase,
     ephemeral: bool,
     compensable: bool,
+    /// When the time of its body is over, or the grace after that.
     body_deadline: Option<Timestamp>,
+    /// The time of its body was over once; it may have a grace.
     timed_out: bool,
+    /// Tells its body to stop, if the body has asked for it.
+    token: Option<Cancellation>,
     /// Its body was woken, and nobody has polled the operation since.
     lagging: bool,
     /// Whether it is in the list of bodies that wait to start.
@@ -624,6 +640,15 @@ impl State {
 }
 
 impl OpState {
+    fn has_body(&self) -> bool {
+        matches!(self.phase, Phase::Body { .. })
+    }
+
+    /// Whether the time of its body is over, and so is the grace if it has one.
+    fn is_overdue(&self, now: Timestamp) -> bool {
+        self.timed_out && self.body_deadline.is_none_or(|at| at <= now)
+    }
+
     pub(super) fn entry(&self) -> Entry {
         Entry {
             kind: self.kind,
@@ -761,6 +786,7 @@ impl Core {
             compensable: false,
             body_deadline: None,
             timed_out: false,
+            token: None,
             lagging: false,
             in_line: false,
             started_at: Timestamp::default(),
@@ -857,7 +883,7 @@ impl Core {
                 st.stand_in_line(id);
                 Turn::Pending
             }
-            Phase::Body { .. } if op.timed_out => Turn::TimedOut,
+            Phase::Body { .. } if op.is_overdue(self.env.now.get()) => Turn::TimedOut,
             Phase::Body { .. } => Turn::Body,
             _ => Turn::Pending,
         }
@@ -1016,6 +1042,7 @@ impl Core {
         op.phase = Phase::Body { recorded: false };
         op.started_at = now;
         op.timed_out = false;
+        op.token = None;
         op.body_deadline = timeout.map(|timeout| now + timeout);
         st.bodies += 1;
         let attempts = st
@@ -1023,20 +1050,6 @@ impl Core {
             .get(&op.key)
             .map_or(0, |slot| slot.entry.attempts);
         attempts + 1
-    }
-
-    /// A body that was handed to another thread was refused there ([`Permit`]): it has not begun,
-    /// and starts once it may.
-    pub(crate) fn body_refused(&self, id: OpId) {
-        let mut st = self.state.borrow_mut();
-        let st = &mut *st;
-        let Some(op) = st.ops.get_mut(id) else { return };
-        st.bodies -= usize::from(matches!(op.phase, Phase::Body { .. }));
-        op.phase = Phase::WantStart {
-            barrier: st.durable,
-        };
-        st.stand_in_line(id);
-        self.env.stalled.set(true);
     }
 
     /// The body did not end in its first poll: from now on its time counts.
@@ -1049,6 +1062,61 @@ impl Core {
             st.arm(deadline, id, Timer::BodyTimeout);
         }
         st.arm(record_at, id, Timer::Record);
+    }
+
+    /// The body in flight has asked for a token.
+    pub(crate) fn keep_token(&self, id: OpId, token: Cancellation) {
+        if let Some(op) = self.state.borrow_mut().ops.get_mut(id) {
+            op.token = Some(token);
+        }
+    }
+
+    /// Tells the bodies in flight that they should stop.
+    pub(crate) fn tell_bodies(&self) {
+        let tokens: Vec<Cancellation> = {
+            let st = self.state.borrow();
+            let bodies = st.ops.iter().filter(|(_, op)| op.has_body());
+            bodies.filter_map(|(_, op)| op.token.clone()).collect()
+        };
+        tokens.iter().for_each(Cancellation::cancel);
+    }
+
+    /// Has the operations with bodies in flight polled.
+    pub(crate) fn wake_bodies(&self) {
+        let bodies: Vec<OpId> = {
+            let st = self.state.borrow();
+            let bodies = st.ops.iter().filter(|(_, op)| op.has_body());
+            bodies.map(|(id, _)| id).collect()
+        };
+        bodies.into_iter().for_each(|id| self.wake(id));
+    }
+
+    /// The time of a body is over, and it was told: it may end by itself for a while.
+    pub(crate) fn give_grace(&self, id: OpId) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let Some(op) = st.ops.get_mut(id) else { return };
+        let until = self.now() + self.env.settings.stop_grace;
+        op.body_deadline = Some(until);
+        st.arm(until, id, Timer::BodyTimeout);
+    }
+
+    /// A body was dropped before its end, or has given up: the attempt is made again.
+    pub(crate) fn abandon_body(&self, id: OpId) {
+        let mut st = self.state.borrow_mut();
+        let st = &mut *st;
+        let Some(op) = st.ops.get_mut(id).filter(|op| op.has_body()) else {
+            return;
+        };
+        op.token = None;
+        st.bodies -= 1;
+        // The shutdown tells bodies before the engine thread hears of it: the next attempt is for the
+        // next owner.
+        st.draining |= self.env.is_leaving();
+        // It has its place under a limit. It has not killed its owner, if it is a suspect.
+        let suspect = std::mem::replace(&mut st.suspect, false);
+        self.want_start(st, id);
+        st.suspect = suspect;
     }
 
     /// A body has ended. Whether the operation may take its result at once: the shortcut of the

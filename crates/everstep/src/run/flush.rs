@@ -118,6 +118,10 @@ impl Flush {
     pub(super) fn in_flight(&self) -> bool {
         self.sent.is_some()
     }
+
+    pub(super) fn results_only(&self) -> bool {
+        self.results_only
+    }
 }
 
 impl Run {
@@ -151,13 +155,14 @@ impl Run {
     /// takes anything else.
     pub(crate) fn drain(&mut self, results_only: bool) {
         self.flush.results_only |= results_only;
-        let mut st = self.core.state.borrow_mut();
-        (st.draining, st.leaving) = (true, self.flush.results_only);
+        self.drained = true;
+        self.hold_still();
     }
 
-    /// Bodies may start again after all, unless it was paused.
+    /// Bodies may start again after all, unless it was paused or is being cancelled.
     pub(crate) fn go_on(&mut self) {
-        if !self.flush.results_only {
+        self.drained = false;
+        if !self.flush.results_only && self.stopping.is_none() {
             self.core.go_on();
         }
     }
@@ -184,6 +189,10 @@ impl Run {
         }
         if self.flush.results_only {
             return self.results_commit();
+        }
+        if self.stopping.is_some() && self.end.is_none() {
+            // The store takes nothing from a run that is to be cancelled but its end.
+            return None;
         }
         let halt = self.core.state.borrow_mut().halt.take();
         // To end it takes neither code that matches nor a history that decodes.

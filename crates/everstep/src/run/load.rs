@@ -212,6 +212,8 @@ impl Run {
             end: None,
             gate: None,
             flush,
+            stopping: None,
+            drained: false,
             on_trial: false,
         };
         run.put_gate(&seed.input);
@@ -225,6 +227,9 @@ impl Run {
     pub(super) fn begin_rollback(&mut self) -> Next {
         self.root = None;
         self.end = None;
+        // Rollbacks have bodies too.
+        self.stopping = None;
+        self.hold_still();
         let missing = {
             let st = self.core.state.borrow();
             to_compensate(&st.history).any(|(key, _)| !st.undo.contains_key(key))

@@ -203,7 +203,7 @@ impl<S: Store> CrashingStore<S> {
     }
 
     /// The next call of this method fails, before it has done anything: one of `commit`, `due`,
-    /// `finished`, `live`, `load`, `paused` and `run`.
+    /// `finished`, `heartbeat`, `live`, `load`, `paused` and `run`.
     #[doc(hidden)]
     pub fn fail_next(
         &self,
@@ -659,6 +659,7 @@ impl<S: Store> Store for CrashingStore<S> {
     }
 
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
+        self.called("heartbeat")?;
         self.read(|store| store.heartbeat(fence, now, lease))
     }
 

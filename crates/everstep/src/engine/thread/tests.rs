@@ -1,5 +1,7 @@
 //! An engine thread, one event after another.
 
+mod ending;
+
 use std::sync::OnceLock;
 
 use super::*;

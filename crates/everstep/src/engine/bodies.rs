@@ -1,0 +1,84 @@
+//! The bodies of an engine thread that can be told to stop: those whose code was given a token.
+//!
+//! A token is fired by any thread (the shutdown, the watchdog of the lease), since the engine thread
+//! may be blocked, and a spawned body does not need it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Mailbox;
+use crate::cancellation::Cancellation;
+
+/// The tokens of the bodies in flight.
+#[derive(Default)]
+pub(crate) struct Bodies {
+    /// Locked when such a body begins and ends, and while the list is copied; never while a token is
+    /// fired, which calls wakers.
+    places: Mutex<Places>,
+}
+
+#[derive(Default)]
+struct Places {
+    tokens: Vec<Option<Cancellation>>,
+    free: Vec<usize>,
+}
+
+/// Keeps the token of a body in the list while the body is in flight.
+pub(crate) struct InFlight {
+    mailbox: Arc<Mailbox>,
+    place: usize,
+}
+
+impl InFlight {
+    pub(crate) fn enter(mailbox: &Arc<Mailbox>, token: &Cancellation) -> InFlight {
+        let mut places = mailbox.bodies.lock();
+        let place = places.free.pop().unwrap_or(places.tokens.len());
+        if place == places.tokens.len() {
+            places.tokens.push(None);
+        }
+        places.tokens[place] = Some(token.clone());
+        drop(places);
+        InFlight {
+            mailbox: mailbox.clone(),
+            place,
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let mut places = self.mailbox.bodies.lock();
+        let token = places.tokens[self.place].take();
+        places.free.push(self.place);
+        drop(places);
+        // Its last owner may drop wakers, which are not ours.
+        drop(token);
+    }
+}
+
+impl Bodies {
+    fn lock(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets all tokens, as if they had been missed.
+    #[cfg(test)]
+    pub(crate) fn forget(&self) {
+        for token in &mut self.lock().tokens {
+            *token = None;
+        }
+    }
+
+    fn tokens(&self) -> Vec<Cancellation> {
+        self.lock().tokens.iter().flatten().cloned().collect()
+    }
+
+    /// Fires all tokens: the bodies should stop, and may see it.
+    pub(crate) fn tell(&self) {
+        self.tokens().iter().for_each(Cancellation::cancel);
+    }
+
+    /// No body of these is polled again.
+    pub(crate) fn stop(&self) {
+        self.tokens().iter().for_each(Cancellation::stop);
+    }
+}
