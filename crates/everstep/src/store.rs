@@ -1068,6 +1068,15 @@ pub enum StoreError {
         /// Where it was filled from.
         from: String,
     },
+    /// The SQLite file is no longer where it was opened, has a second hard link, or has lost a file
+    /// that belongs to it.
+    #[error("{store} {what}")]
+    Displaced {
+        /// Which store.
+        store: String,
+        /// What happened to it, and what to do.
+        what: String,
+    },
     /// A transaction of the caller's own is on something else.
     #[error("the transaction is on {found}, and the runs are in {store}; open one there instead")]
     AnotherFile {
@@ -1134,6 +1143,8 @@ impl StoreError {
             // What is written here would be lost.
             StoreError::Moved { .. } => Reaction::Stop,
             StoreError::HalfMoved { .. } => Reaction::Stop,
+            // Nobody would find what is written now.
+            StoreError::Displaced { .. } => Reaction::Stop,
             // No batch of the engine's is made in the transaction of a caller.
             StoreError::AnotherFile { .. } => Reaction::Stop,
             // One write is at fault; the others must not suffer.

@@ -42,6 +42,7 @@ mod moved;
 pub(crate) mod moving;
 mod operators;
 mod overview;
+mod place;
 mod pools;
 mod queues;
 mod reads;
@@ -115,7 +116,8 @@ impl SqliteStore {
     /// # Errors
     ///
     /// [`StoreError::CannotOpen`] if there is no such file, [`StoreError::Foreign`] if it holds
-    /// something else, [`StoreError::TooNew`] if a later version has written it.
+    /// something else, [`StoreError::TooNew`] if a later version has written it,
+    /// [`StoreError::Displaced`] if it has a second hard link.
     pub fn open(path: impl AsRef<Path>) -> Result<SqliteStore, StoreError> {
         SqliteStore::open_with(path, SqliteOptions::default())
     }
@@ -158,6 +160,8 @@ impl SqliteStore {
     }
 
     fn open_file(file: File) -> Result<SqliteStore, StoreError> {
+        let orphaned = place::refuse_orphaned_log(file.path());
+        orphaned.map_err(|displaced| file.displaced(displaced))?;
         let format = if schema::exists(file.path()) {
             schema::inspect(&file).map_err(|error| explain(&file, error))?
         } else if file.options().create || file.path().exists() {
@@ -169,8 +173,10 @@ impl SqliteStore {
                 source,
             });
         };
+        let writer = file.connect_writer()?;
+        file.settle()?;
         Ok(SqliteStore {
-            writer: Mutex::new(Writer::new(file.connect_writer()?)),
+            writer: Mutex::new(Writer::new(writer)),
             file,
             is_current: AtomicBool::new(format == schema::FORMAT),
             counters: Counters::default(),

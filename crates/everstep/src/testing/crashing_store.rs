@@ -654,6 +654,7 @@ impl<S: Store> Store for CrashingStore<S> {
     }
 
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
+        self.called("heartbeat")?;
         self.read(|store| store.heartbeat(fence, now, lease))
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, OnceLock, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -13,6 +13,7 @@ use super::{
     SqliteOptions,
     error::{is_busy, store_error},
     moved,
+    place::{self, Displaced, Place},
 };
 use crate::store::StoreError;
 
@@ -21,8 +22,11 @@ const READERS_MAX: usize = 4;
 
 /// A path with the options under which it is opened.
 pub(crate) struct File {
-    /// Absolute, so that a change of the working directory does not split the data in two.
+    /// Absolute and without symbolic links, so that neither a change of the working directory nor
+    /// a second name splits the data in two.
     path: PathBuf,
+    /// The file that was first opened at the path.
+    place: OnceLock<Place>,
     options: SqliteOptions,
     /// Whether the disk is not waited for.
     unsynced: bool,
@@ -39,9 +43,9 @@ struct Reader {
 
 impl File {
     pub(crate) fn new(path: &Path, options: SqliteOptions) -> File {
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         File {
-            path,
+            path: place::resolve(path),
+            place: OnceLock::new(),
             options,
             unsynced: false,
             readers: Mutex::new(Vec::new()),
@@ -71,8 +75,32 @@ impl File {
         store_error(&self.name(), error)
     }
 
+    /// Notes which file is at the path: from now on no other is used.
+    pub(crate) fn settle(&self) -> Result<(), StoreError> {
+        let place = Place::of(&self.path).map_err(|displaced| self.displaced(displaced))?;
+        self.place.get_or_init(|| place);
+        Ok(())
+    }
+
+    /// Refuses to go on when the file that was opened is no longer at its path, or has a second
+    /// name.
+    pub(crate) fn require_in_place(&self) -> Result<(), StoreError> {
+        let place = self.place.get();
+        let found = place.map_or(Ok(()), |place| place.require(&self.path));
+        found.map_err(|displaced| self.displaced(displaced))
+    }
+
+    pub(crate) fn displaced(&self, Displaced(what): Displaced) -> StoreError {
+        let store = self.name();
+        StoreError::Displaced { store, what }
+    }
+
     pub(crate) fn connect(&self, flags: OpenFlags) -> Result<Connection, StoreError> {
-        self.connect_raw(flags).map_err(|error| self.error(error))
+        // Before SQLite sees the file: a second name would get a second log.
+        Place::of(&self.path).map_err(|displaced| self.displaced(displaced))?;
+        let conn = self.connect_raw(flags).map_err(|error| self.error(error))?;
+        self.require_in_place()?;
+        Ok(conn)
     }
 
     fn connect_raw(&self, flags: OpenFlags) -> rusqlite::Result<Connection> {
@@ -129,6 +157,7 @@ impl File {
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
+        self.require_in_place()?;
         let pooled = self
             .readers
             .lock()

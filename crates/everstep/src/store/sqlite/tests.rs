@@ -617,6 +617,164 @@ fn views_show_words_and_times() {
     );
 }
 
+/// A file with a run, its runner, and the number of the run.
+#[cfg(unix)]
+fn with_a_run(path: &Path) -> (SqliteStore, Fence, RunId) {
+    let store = create(path);
+    let fence = register(&store, 1, NOW);
+    let id = start(&store, fence, &RunIds::new(1));
+    (store, fence, id)
+}
+
+/// What a runner, a client that writes and a client that reads are told, which must be the same.
+#[cfg(unix)]
+fn displaced(store: &SqliteStore, fence: Fence, id: RunId) -> String {
+    let commit = Write::Commit(Box::new(commit(id, "later", Patch::Keep)));
+    let answers = [
+        store.heartbeat(fence, NOW, LEASE).map(drop),
+        store.commit(&batch(fence, vec![commit])).map(drop),
+        store.run(&Target::Id(id)).map(drop),
+    ];
+    let [beat, write, read] = answers.map(|answer| {
+        let error = answer.expect_err("the file is not where it was");
+        assert!(matches!(error, StoreError::Displaced { .. }), "{error}");
+        assert_eq!(error.reaction(), Reaction::Stop);
+        error.to_string()
+    });
+    assert_eq!((&beat, &beat), (&write, &read));
+    beat
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_that_was_deleted_or_moved_takes_no_more_writes() {
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    let (store, fence, id) = with_a_run(&path);
+    let elsewhere = directory.path("elsewhere.db");
+    std::fs::rename(&path, &elsewhere).expect("move");
+    let said = displaced(&store, fence, id);
+    assert!(
+        said.contains("app.db") && said.contains("moved away"),
+        "{said}"
+    );
+    // Nothing was lost: the log is still beside the path.
+    std::fs::rename(&elsewhere, &path).expect("move back");
+    assert!(store.heartbeat(fence, NOW, LEASE).expect("heartbeat"));
+    for suffix in ["", "-wal", "-shm"] {
+        std::fs::remove_file(place::beside(&path, suffix)).expect("remove");
+    }
+    let said = displaced(&store, fence, id);
+    assert!(said.contains("restore it from a backup"), "{said}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_that_was_replaced_is_neither_written_nor_read() {
+    let directory = Directory::new();
+    let (path, other) = (directory.path("app.db"), directory.path("other.db"));
+    let (store, fence, id) = with_a_run(&path);
+    drop(with_a_run(&other));
+    std::fs::rename(&other, &path).expect("replace");
+    let said = displaced(&store, fence, id);
+    assert!(said.contains("replaced by another file"), "{said}");
+    // Nor when a symbolic link stands there, though it leads to the same file: the log of whoever
+    // opens it now is elsewhere.
+    let (path, moved) = (directory.path("linked.db"), directory.path("moved.db"));
+    let (store, fence, id) = with_a_run(&path);
+    std::fs::rename(&path, &moved).expect("move");
+    std::os::unix::fs::symlink(&moved, &path).expect("symlink");
+    displaced(&store, fence, id);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_with_a_second_hard_link_is_neither_opened_nor_written() {
+    let directory = Directory::new();
+    let (path, second) = (directory.path("app.db"), directory.path("second.db"));
+    let (store, fence, id) = with_a_run(&path);
+    std::fs::hard_link(&path, &second).expect("link");
+    let said = displaced(&store, fence, id);
+    assert!(said.contains("2 hard links"), "{said}");
+    for name in [&path, &second] {
+        let error = open_error(name);
+        assert!(matches!(error, StoreError::Displaced { .. }), "{error}");
+    }
+    std::fs::remove_file(&second).expect("unlink");
+    assert!(store.heartbeat(fence, NOW, LEASE).expect("heartbeat"));
+    drop(SqliteStore::open(&path).expect("one name is left"));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_database_whose_log_was_deleted_takes_no_more_writes() {
+    let directory = Directory::new();
+    for suffix in ["-wal", "-shm"] {
+        let path = directory.path(&format!("app{suffix}.db"));
+        let (store, fence, _) = with_a_run(&path);
+        std::fs::remove_file(place::beside(&path, suffix)).expect("remove");
+        let error = store.heartbeat(fence, NOW, LEASE).expect_err("it is gone");
+        let said = error.to_string();
+        assert!(
+            said.contains(&format!("lost its `{suffix}` file")),
+            "{said}"
+        );
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn symbolic_links_to_a_file_are_names_of_one_store() {
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    let (one, two) = (directory.path("one.db"), directory.path("two.db"));
+    std::os::unix::fs::symlink(&path, &one).expect("symlink");
+    std::os::unix::fs::symlink("one.db", &two).expect("symlink");
+    // The file is yet to be made, by the longer way.
+    let (store, fence, id) = with_a_run(&two);
+    let same = SqliteStore::open(&one).expect("open");
+    assert_eq!(store.describe(), same.describe());
+    assert_eq!(
+        same.describe(),
+        SqliteStore::open(&path).expect("open").describe()
+    );
+    assert!(same.run(&Target::Id(id)).expect("run").is_some());
+    let (sender, woken) = mpsc::channel();
+    let wake: WakeFn = Arc::new(move |runs| drop(sender.send(runs.to_vec())));
+    let guard = store.on_wake(fence.runner, wake).expect("on_wake");
+    assert!(!same.runner_is_dead(fence.runner));
+    same.wake_others(None, &[id.no()]);
+    let runs = woken.recv_timeout(Duration::from_secs(60)).expect("woken");
+    assert_eq!(runs, [id.no()]);
+    drop(guard);
+    // The link goes away, and its target stays.
+    std::fs::remove_file(&two).expect("remove");
+    assert!(store.heartbeat(fence, NOW, LEASE).expect("heartbeat"));
+}
+
+/// SQLite deletes the log of a database that is not there, with all commits in it.
+#[test]
+fn a_log_without_its_database_is_not_opened() {
+    let directory = Directory::new();
+    let (path, log) = (directory.path("app.db"), directory.path("app.db-wal"));
+    let store = create(&path);
+    start(&store, register(&store, 1, NOW), &RunIds::new(1));
+    let kept = std::fs::read(&log).expect("the log");
+    drop(store);
+    std::fs::remove_file(&path).expect("remove");
+    std::fs::write(&log, &kept).expect("a log that is left over");
+    for empty in [false, true] {
+        if empty {
+            std::fs::write(&path, b"").expect("an empty file");
+        }
+        let error = SqliteStore::create(&path).expect_err("the log would be lost");
+        assert!(error.to_string().contains("app.db-wal"), "{error}");
+        assert_eq!(std::fs::read(&log).expect("the log"), kept);
+    }
+    std::fs::remove_file(&log).expect("remove");
+    drop(create(&path));
+}
+
 fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/format_1.sqlite")
 }

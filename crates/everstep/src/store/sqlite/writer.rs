@@ -2,6 +2,7 @@
 //!
 //! Always true:
 //! - Every write is made in a transaction that took the write lock first.
+//! - Nothing is written into a file that is no longer at its path ([`super::place`]).
 //! - What is remembered of rows is what is in the file: it is forgotten when another process has
 //!   written (`PRAGMA data_version`), and when a transaction did not succeed.
 
@@ -15,7 +16,7 @@ use std::{
 use rusqlite::Connection;
 use uuid::Uuid;
 
-use super::{file::File, schema};
+use super::{file::File, place, schema};
 use crate::{
     run_id::RunNo,
     store::{RunStatus, ShardSet, StoreError, rules::Head},
@@ -35,6 +36,8 @@ const COMPANY_KEPT: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub(crate) struct Writer {
     conn: Option<Connection>,
+    /// The log and the index that the connection uses; known from its first transaction on.
+    shared: Option<place::Shared>,
     memory: Memory,
     /// Since when it writes without a pause, and when it last did.
     busy_since: Option<Instant>,
@@ -128,7 +131,10 @@ impl Writer {
     pub(crate) fn conn(&mut self, file: &File) -> Result<&mut Connection, StoreError> {
         match &mut self.conn {
             Some(conn) => Ok(conn),
-            none => Ok(none.insert(file.connect_writer()?)),
+            none => {
+                self.shared = None;
+                Ok(none.insert(file.connect_writer()?))
+            }
         }
     }
 
@@ -188,9 +194,14 @@ impl Writer {
         memory: &mut Memory,
         change: impl FnOnce(&Connection, &mut Memory) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
-        let conn = &*self.conn(file)?;
+        self.conn(file)?;
+        let Writer { conn, shared, .. } = self;
+        let Some(conn) = conn.as_ref() else {
+            unreachable!("it was just opened");
+        };
         file.retry_busy(|| execute(conn, "BEGIN IMMEDIATE"))?;
-        let changed = memory.revalidate(conn, file).and_then(|()| {
+        let found = require_in_place(file, shared).and_then(|()| memory.revalidate(conn, file));
+        let changed = found.and_then(|()| {
             let changed = change(conn, memory).map_err(|error| file.error(error))?;
             execute(conn, "COMMIT").map_err(|error| file.error(error))?;
             Ok(changed)
@@ -204,6 +215,22 @@ impl Writer {
                 source: Box::new(source),
             },
         })
+    }
+}
+
+/// Refuses to write into files that nobody finds any more. Called in a transaction, so that the
+/// files beside the database are there.
+fn require_in_place(file: &File, shared: &mut Option<place::Shared>) -> Result<(), StoreError> {
+    file.require_in_place()?;
+    match shared {
+        Some(shared) => {
+            let found = shared.require(file.path());
+            found.map_err(|displaced| file.displaced(displaced))
+        }
+        none => {
+            *none = Some(place::Shared::of(file.path()));
+            Ok(())
+        }
     }
 }
 
