@@ -435,6 +435,18 @@ pub trait Store: Send + Sync + 'static {
         Ok(Facts::Nothing)
     }
 
+    /// Copies one snapshot of everything to a new file; `progress` is told how many pages are copied,
+    /// and how many there are. `false` if the store is not a file: for
+    /// [`Client::backup`](crate::Client::backup).
+    fn copy_to(
+        &self,
+        to: &std::path::Path,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<bool, StoreError> {
+        let _ = (to, progress);
+        Ok(false)
+    }
+
     /// How many batches it can make at the same time and gain by it: one, if a batch has to wait
     /// for the one before. The engine never puts writes about the same run into two of them.
     fn lanes_max(&self) -> usize {

@@ -25,6 +25,7 @@ use uuid::Uuid;
 use self::{file::File, writer::Writer};
 use super::*;
 
+pub(crate) mod backup;
 mod batch;
 mod children;
 mod columns;
@@ -42,7 +43,7 @@ mod moved;
 pub(crate) mod moving;
 mod operators;
 mod overview;
-mod place;
+pub(crate) mod place;
 mod pools;
 mod queues;
 mod reads;
@@ -600,6 +601,12 @@ impl Store for SqliteStore {
 
     fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
         self.read(|conn| doctor::examine(conn, ask))
+    }
+
+    fn copy_to(&self, to: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<bool, StoreError> {
+        self.require_current()?;
+        backup::copy(&self.file, to, progress)?;
+        Ok(true)
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {

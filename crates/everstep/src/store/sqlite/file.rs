@@ -25,6 +25,8 @@ pub(crate) struct File {
     /// Absolute and without symbolic links, so that neither a change of the working directory nor
     /// a second name splits the data in two.
     path: PathBuf,
+    /// How messages call it, if not by its path.
+    called: Option<String>,
     /// The file that was first opened at the path.
     place: OnceLock<Place>,
     options: SqliteOptions,
@@ -45,6 +47,7 @@ impl File {
     pub(crate) fn new(path: &Path, options: SqliteOptions) -> File {
         File {
             path: place::resolve(path),
+            called: None,
             place: OnceLock::new(),
             options,
             unsynced: false,
@@ -58,6 +61,12 @@ impl File {
         self
     }
 
+    /// Messages call the file so: a copy that is about to be renamed has the name of its original.
+    pub(crate) fn called(mut self, name: &str) -> File {
+        self.called = Some(name.to_owned());
+        self
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -68,7 +77,10 @@ impl File {
 
     /// How messages call it.
     pub(crate) fn name(&self) -> String {
-        format!("SQLite file `{}`", self.path.display())
+        match &self.called {
+            Some(name) => name.clone(),
+            None => format!("SQLite file `{}`", self.path.display()),
+        }
     }
 
     pub(crate) fn error(&self, error: rusqlite::Error) -> StoreError {
