@@ -621,7 +621,13 @@ impl Store for SqliteStore {
         self.require_current()?;
         let beat =
             |conn: &Connection, _: &mut writer::Memory| runners::heartbeat(conn, fence, now, lease);
-        self.writer().transaction(&self.file, beat)
+        let (holds, checkpoint) = self.writer().heartbeat(&self.file, beat)?;
+        if let Some(checkpoint) = checkpoint {
+            // Most of the work is done while batches go on, so that they wait for the rest only.
+            self.file.checkpoint_beside();
+            self.writer().checkpoint(&self.file, checkpoint);
+        }
+        Ok(holds)
     }
 
     fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {

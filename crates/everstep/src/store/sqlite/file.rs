@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -73,6 +73,17 @@ impl File {
 
     pub(crate) fn options(&self) -> &SqliteOptions {
         &self.options
+    }
+
+    /// How many pages the write-ahead log may have before it is moved into the file.
+    pub(crate) fn log_pages(&self) -> u64 {
+        let bytes = std::fs::metadata(&self.path).map_or(0, |file| file.len());
+        (bytes / PAGE_BYTES).clamp(*LOG_PAGES.start(), *LOG_PAGES.end())
+    }
+
+    /// How long the write-ahead log is.
+    pub(crate) fn log_bytes(&self) -> u64 {
+        std::fs::metadata(place::beside(&self.path, "-wal")).map_or(0, |log| log.len())
     }
 
     /// How messages call it.
@@ -151,7 +162,8 @@ impl File {
         let mut conn = self.connect(flags)?;
         super::transact::install(&mut conn).map_err(|error| self.error(error))?;
         let tune = || -> rusqlite::Result<()> {
-            conn.execute_batch("PRAGMA wal_autocheckpoint = 8000; PRAGMA cache_size = -65536;")?;
+            limit_log(&conn, self.log_pages())?;
+            conn.execute_batch("PRAGMA cache_size = -65536;")?;
             if let Some(pages) = self.options.max_page_count {
                 set_max_page_count(&conn, pages)?;
             }
@@ -170,11 +182,7 @@ impl File {
         query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         self.require_in_place()?;
-        let pooled = self
-            .readers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        let pooled = lock(&self.readers).pop();
         let mut reader = match pooled {
             Some(reader) => reader,
             None => self.connect_reader()?,
@@ -195,7 +203,7 @@ impl File {
         };
         match snapshot() {
             Ok(found) => {
-                let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut readers = lock(&self.readers);
                 if readers.len() < READERS_MAX {
                     readers.push(reader);
                 }
@@ -203,6 +211,20 @@ impl File {
             }
             // The connection is closed, and its snapshot with it.
             Err(error) => Err(self.error(error)),
+        }
+    }
+
+    /// Moves the log into the file, as far as readers let it, without the writer's connection. What
+    /// fails is done by a later checkpoint.
+    pub(crate) fn checkpoint_beside(&self) {
+        let pooled = lock(&self.readers).pop();
+        let Ok(reader) = pooled.map_or_else(|| self.connect_reader(), Ok) else {
+            return;
+        };
+        let sql = "PRAGMA wal_checkpoint(PASSIVE)";
+        match reader.conn.query_row(sql, [], |_| Ok(())) {
+            Ok(()) => lock(&self.readers).push(reader),
+            Err(error) => tracing::debug!(%error, "the log cannot be moved into the file now"),
         }
     }
 
@@ -234,6 +256,27 @@ impl File {
             }
         }
     }
+}
+
+fn lock(readers: &Mutex<Vec<Reader>>) -> MutexGuard<'_, Vec<Reader>> {
+    readers.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The size of a page.
+pub(crate) const PAGE_BYTES: u64 = 8_192;
+
+/// How many pages the write-ahead log has at least, and at most, when it is moved into the file: 8
+/// and 64 MiB. Between them it may be as long as the file. A long log saves writes of pages that
+/// change often, and takes much room beside a small file.
+const LOG_PAGES: std::ops::RangeInclusive<u64> = 1_000..=8_000;
+
+/// Sets the length at which SQLite moves the log into the file, and the one to which it cuts a log
+/// that has grown beyond that, as it does during a backup.
+pub(crate) fn limit_log(conn: &Connection, pages: u64) -> rusqlite::Result<()> {
+    let bytes = 2 * pages * PAGE_BYTES;
+    conn.execute_batch(&format!(
+        "PRAGMA wal_autocheckpoint = {pages}; PRAGMA journal_size_limit = {bytes}"
+    ))
 }
 
 /// The number that changes with every change of the tables.

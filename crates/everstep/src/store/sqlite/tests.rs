@@ -775,6 +775,116 @@ fn a_log_without_its_database_is_not_opened() {
     drop(create(&path));
 }
 
+fn log_bytes(path: &Path) -> u64 {
+    let log = std::fs::metadata(place::beside(path, "-wal"));
+    log.map_or(0, |log| log.len())
+}
+
+/// Gives a large entry of a run another value.
+fn overwrite(store: &SqliteStore, fence: Fence, id: RunId) -> Result<(), StoreError> {
+    // SQLite does not write a page that stays as it is.
+    let value = crate::random::entropy().to_le_bytes();
+    let mut commit = commit(id, "large", Patch::Keep);
+    commit.puts[0].value = value.repeat(32 << 10);
+    let write = Write::Commit(Box::new(commit));
+    store.commit(&batch(fence, vec![write])).map(drop)
+}
+
+/// A log of 64 MiB stood beside 1 MiB of data, and filled small disks.
+#[test]
+fn the_log_stays_small_beside_a_small_database() {
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    let store = SqliteStore::create_unsynced(&path).expect("create");
+    store.migrate().expect("migrate");
+    let fence = register(&store, 1, NOW);
+    let id = start(&store, fence, &RunIds::new(1));
+    let mut longest = 0;
+    for _ in 0..120 {
+        overwrite(&store, fence, id).expect("commit");
+        longest = longest.max(log_bytes(&path));
+    }
+    assert!(longest > 1 << 20, "{longest}");
+    assert!(longest < 12 << 20, "{longest}");
+}
+
+/// For as long as nothing happened, everything was in the log, and a copy of the file had nothing.
+#[test]
+fn an_idle_runner_moves_its_log_into_the_file() {
+    let directory = Directory::new();
+    let (path, copy) = (directory.path("app.db"), directory.path("copy.db"));
+    let store = create(&path);
+    let fence = register(&store, 1, NOW);
+    let id = start(&store, fence, &RunIds::new(1));
+    let beats = AtomicU64::new(0);
+    let beat = || {
+        let now = NOW + Duration::from_secs(beats.fetch_add(1, Ordering::Relaxed));
+        assert!(store.heartbeat(fence, now, LEASE).expect("heartbeat"));
+    };
+    beat();
+    assert!(
+        log_bytes(&path) > 0,
+        "something was written since the last heartbeat"
+    );
+    beat();
+    assert_eq!(log_bytes(&path), 0);
+    // Heartbeats alone move it seldom.
+    beat();
+    assert!(log_bytes(&path) > 0);
+    drop(store);
+    std::fs::copy(&path, &copy).expect("copy");
+    let store = SqliteStore::open(&copy).expect("open");
+    assert!(store.run(&Target::Id(id)).expect("run").is_some());
+}
+
+/// A reader holds on to the log until the disk is full. Commits waited for ever, and an engine could
+/// not start, though what was in the log would have fitted into the file.
+#[test]
+fn a_log_that_has_filled_the_disk_is_emptied_and_the_next_try_has_room() {
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    let vfs = crate::testing::vfs::FaultVfs::register();
+    let vfs_name = Some(vfs.name().to_owned());
+    let options = SqliteOptions {
+        vfs: vfs_name.clone(),
+        ..creating()
+    };
+    let store = SqliteStore::open_with(&path, options).expect("open");
+    store.migrate().expect("migrate");
+    let fence = register(&store, 1, NOW);
+    let id = start(&store, fence, &RunIds::new(1));
+    for _ in 0..3 {
+        overwrite(&store, fence, id).expect("commit");
+    }
+    for _ in 0..2 {
+        store.heartbeat(fence, NOW, LEASE).expect("heartbeat");
+    }
+    let file_bytes = std::fs::metadata(&path).expect("the file").len();
+    vfs.limit_disk(file_bytes + (2 << 20));
+    let flags = rusqlite::OpenFlags::default();
+    let reader = Connection::open_with_flags_and_vfs(&path, flags, vfs.name()).expect("connect");
+    reader
+        .execute_batch("BEGIN; SELECT count(*) FROM runs")
+        .expect("a snapshot");
+    let is_full = |tried: Result<(), StoreError>| matches!(tried, Err(StoreError::Full { .. }));
+    while !is_full(overwrite(&store, fence, id)) {}
+    assert!(is_full(overwrite(&store, fence, id)));
+    assert!(log_bytes(&path) > 1 << 20);
+    drop(reader);
+    // This try fails too, and empties the log.
+    assert!(is_full(overwrite(&store, fence, id)));
+    assert!(log_bytes(&path) < 64 << 10);
+    overwrite(&store, fence, id).expect("there is room");
+    // So does a runner that starts.
+    drop(store);
+    let options = SqliteOptions {
+        vfs: vfs_name,
+        ..SqliteOptions::default()
+    };
+    let store = SqliteStore::open_with(&path, options).expect("open");
+    register(&store, 2, NOW);
+}
+
 fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/format_1.sqlite")
 }
