@@ -1097,6 +1097,18 @@ pub enum StoreError {
         /// What the transaction is on.
         found: String,
     },
+    /// A transaction of the caller's own is on a connection whose commits the disk may lose.
+    #[error(
+        "the connection of the transaction has `PRAGMA {pragma}`, so its commit in {store} could be \
+         lost with the power; nothing was written: set `PRAGMA journal_mode = WAL` and \
+         `PRAGMA synchronous = FULL` on it before the transaction begins"
+    )]
+    NotDurable {
+        /// Which store.
+        store: String,
+        /// The setting.
+        pragma: String,
+    },
     /// One write of the batch cannot be made, whatever is around it.
     #[error("{store} cannot take a write")]
     Rejected {
@@ -1158,7 +1170,7 @@ impl StoreError {
             // Nobody would find what is written now.
             StoreError::Displaced { .. } => Reaction::Stop,
             // No batch of the engine's is made in the transaction of a caller.
-            StoreError::AnotherFile { .. } => Reaction::Stop,
+            StoreError::AnotherFile { .. } | StoreError::NotDurable { .. } => Reaction::Stop,
             // One write is at fault; the others must not suffer.
             StoreError::Rejected { .. } => Reaction::Bisect,
             StoreError::Closed { .. } => Reaction::Stop,

@@ -75,6 +75,11 @@ impl File {
         &self.options
     }
 
+    /// Whether the disk is waited for before a commit is confirmed.
+    pub(crate) fn is_synced(&self) -> bool {
+        !self.unsynced
+    }
+
     /// How many pages the write-ahead log may have before it is moved into the file.
     pub(crate) fn log_pages(&self) -> u64 {
         let bytes = std::fs::metadata(&self.path).map_or(0, |file| file.len());
