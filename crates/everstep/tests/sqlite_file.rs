@@ -1,15 +1,17 @@
-//! What happens to a SQLite file under an engine: it is moved, deleted or linked.
+//! What happens to a SQLite file under an engine: it is moved, deleted, linked or locked.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
-use std::path::Path;
+use std::{path::Path, sync::mpsc};
 
 use everstep::{
     Client, ClientError, StartError,
     prelude::*,
-    store::StoreError,
+    rusqlite::Connection,
+    store::{SqliteOptions, SqliteStore, StoreError},
     telemetry::NotReady,
 };
+use tracing_subscriber::{Layer, layer::SubscriberExt};
 
 #[workflow]
 async fn one(ctx: Ctx, n: u32) -> Result<u32> {
@@ -88,4 +90,56 @@ async fn a_file_with_a_second_hard_link_gets_no_engine_and_a_symbolic_link_is_fi
         assert!(matches!(**error, StoreError::Displaced { .. }), "{error}");
         assert!(error.to_string().contains("2 hard links"), "{error}");
     }
+}
+
+/// Sends on what is warned of, with its fields.
+struct Warnings(mpsc::Sender<String>);
+
+impl<S: tracing::Subscriber> Layer<S> for Warnings {
+    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{field}={value:?} ");
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        _ = self.0.send(text.0);
+    }
+}
+
+/// A process was stopped while it held the write lock. The start failed with `Busy`, and its program
+/// ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_waits_with_its_start_for_the_write_lock_and_says_who_holds_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("app.db");
+    engine(&path).await.shutdown().await;
+    let (sender, warned) = mpsc::channel();
+    let subscriber = tracing_subscriber::registry().with(Warnings(sender));
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    let holder = Connection::open(&path).unwrap();
+    holder.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let mut options = SqliteOptions::default();
+    options.busy_timeout = std::time::Duration::from_millis(1);
+    let store = SqliteStore::open_with(&path, options).unwrap();
+    let starting = tokio::spawn(Engine::on(std::sync::Arc::new(store)).start());
+    let waits = tokio::task::spawn_blocking(move || {
+        let mut waits = warned
+            .into_iter()
+            .filter(|it| it.contains("waits with its start"));
+        // Its second warning: it goes on waiting.
+        waits.nth(1)
+    });
+    let said = waits.await.unwrap().unwrap();
+    assert!(!starting.is_finished());
+    if cfg!(target_os = "linux") {
+        assert!(
+            said.contains(&format!("({})", std::process::id())),
+            "{said}"
+        );
+    }
+    holder.execute_batch("ROLLBACK").unwrap();
+    starting.await.unwrap().unwrap().shutdown().await;
 }

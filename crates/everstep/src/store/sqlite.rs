@@ -35,6 +35,7 @@ mod doctor;
 mod error;
 mod events;
 mod file;
+mod holder;
 mod letters;
 mod limits;
 mod listing;
@@ -673,13 +674,21 @@ impl Store for SqliteStore {
 
     #[cfg(unix)]
     fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {
-        let listener = wake::Listener::bind(self.file.path(), me, wake);
+        let found = wake::sockets_of(self.file.path());
+        // Bound under the write lock, under which others remove what is deserted.
+        let listener = self.change_runners(|conn| {
+            let listener = wake::Listener::bind(self.file.path(), me, wake);
+            if let Some(address) = listener.as_ref().ok().and_then(wake::Listener::address) {
+                runners::set_address(conn, me, &address)?;
+            }
+            wake::remove_deserted(&found);
+            Ok(listener)
+        })?;
         let listener = listener.map_err(|source| StoreError::CannotOpen {
             store: self.file.name(),
             source: Box::new(source),
         })?;
         if let Some(address) = listener.address() {
-            self.change_runners(|conn| runners::set_address(conn, me, &address))?;
             // A runner that registers later, or again, takes it along.
             self.wakes.set_address(me, address);
         }

@@ -12,6 +12,7 @@ use rusqlite::{Connection, OpenFlags, config::DbConfig};
 use super::{
     SqliteOptions,
     error::{is_busy, store_error},
+    holder::holder,
     moved,
     place::{self, Displaced, Place},
 };
@@ -89,6 +90,16 @@ impl File {
     /// How long the write-ahead log is.
     pub(crate) fn log_bytes(&self) -> u64 {
         std::fs::metadata(place::beside(&self.path, "-wal")).map_or(0, |log| log.len())
+    }
+
+    /// The error of a write lock that another process holds.
+    fn busy(&self, error: rusqlite::Error) -> StoreError {
+        let source = match holder(&self.path) {
+            Some(holder) => format!("{error}: the lock is held by {holder}").into(),
+            None => error.into(),
+        };
+        let store = self.name();
+        StoreError::Busy { store, source }
     }
 
     /// How messages call it.
@@ -254,7 +265,10 @@ impl File {
         let began = Instant::now();
         loop {
             match attempt() {
-                Err(error) if is_busy(&error) && began.elapsed() < self.options.busy_timeout => {
+                Err(error) if is_busy(&error) => {
+                    if began.elapsed() >= self.options.busy_timeout {
+                        return Err(self.busy(error));
+                    }
                     thread::sleep(Duration::from_micros(500));
                 }
                 other => return other.map_err(|error| self.error(error)),

@@ -885,6 +885,60 @@ fn a_log_that_has_filled_the_disk_is_emptied_and_the_next_try_has_room() {
     register(&store, 2, NOW);
 }
 
+#[test]
+fn whoever_holds_the_write_lock_is_named() {
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    drop(create(&path));
+    let options = SqliteOptions {
+        busy_timeout: Duration::ZERO,
+        ..SqliteOptions::default()
+    };
+    let store = SqliteStore::open_with(&path, options).expect("open");
+    let holder = Connection::open(&path).expect("connect");
+    holder.execute_batch("BEGIN IMMEDIATE").expect("the lock");
+    let runner = NewRunner::new(Uuid::from_u128(1), "waits", NOW, LEASE);
+    let error = store.register_runner(&runner).expect_err("it is locked");
+    assert!(matches!(error, StoreError::Busy { .. }), "{error}");
+    let cause = std::error::Error::source(&error).map(ToString::to_string);
+    if cfg!(target_os = "linux") {
+        let said = format!("held by this process ({})", std::process::id());
+        assert!(
+            cause.clone().is_some_and(|cause| cause.contains(&said)),
+            "{cause:?}"
+        );
+    }
+    holder.execute_batch("ROLLBACK").expect("it is free");
+    store.register_runner(&runner).expect("register_runner");
+}
+
+/// 200 killed processes left 200 sockets beside the file.
+#[cfg(unix)]
+#[test]
+fn sockets_of_killed_processes_are_removed_by_the_next_runner() {
+    use std::os::unix::net::UnixDatagram;
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    let dead = directory.path("app.db-wake-000000000001");
+    let alive = directory.path("app.db-wake-000000000002");
+    let others = directory.path("other.db-wake-000000000003");
+    let notes = directory.path("app.db-wake-notes");
+    // The file of a socket stays when the socket is closed.
+    drop(UnixDatagram::bind(&dead).expect("bind"));
+    drop(UnixDatagram::bind(&others).expect("bind"));
+    let listening = UnixDatagram::bind(&alive).expect("bind");
+    std::fs::write(&notes, b"not a socket").expect("write");
+    let store = create(&path);
+    let fence = register(&store, 9, NOW);
+    let guard = store
+        .on_wake(fence.runner, Arc::new(|_| {}))
+        .expect("on_wake");
+    assert!(!dead.exists());
+    assert!(alive.exists() && others.exists() && notes.exists());
+    assert!(!store.runner_is_dead(fence.runner));
+    drop((guard, listening));
+}
+
 fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/format_1.sqlite")
 }
