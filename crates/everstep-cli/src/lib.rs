@@ -16,6 +16,7 @@ use everstep::{Client, EngineBuilder};
 
 mod args;
 mod audit;
+mod backup;
 mod bench;
 mod cluster;
 mod demo;
@@ -106,6 +107,10 @@ enum Command {
     /// List, make and take back the tokens of the HTTP API.
     #[command(subcommand)]
     Tokens(tokens::Tokens),
+    /// Copy a SQLite file while it is in use.
+    Backup(backup::Backup),
+    /// Make a SQLite file of a backup.
+    Restore(backup::Restore),
     /// Write runs with their history into files.
     Export(transfer::Export),
     /// Take up runs from files.
@@ -211,6 +216,11 @@ async fn act(
         Command::Doctor(said) => doctor::run(&here.client().await?, said).await,
         Command::Audit(said) => audit::run(&here.client().await?, said).await,
         Command::Tokens(said) => tokens::run(&here.client().await?, said).await,
+        Command::Backup(said) => {
+            backup::check(here.db.as_deref())?;
+            backup::backup(&here.client().await?, said).await
+        }
+        Command::Restore(said) => backup::restore(said).await,
         Command::Export(said) => transfer::export(&here.client().await?, said).await,
         Command::Import(said) => transfer::import(&here.client().await?, said).await,
         Command::Migrate(said) => transfer::migrate(said).await,

@@ -50,6 +50,11 @@ fn runs_go_into_files_and_come_back() {
 }
 
 #[test]
+fn a_file_is_backed_up_and_restored() {
+    plays("backup.txt");
+}
+
+#[test]
 fn everything_moves_to_postgres() {
     plays("migrate.txt");
 }

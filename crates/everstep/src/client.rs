@@ -40,6 +40,8 @@ use crate::{
 };
 
 mod audit;
+#[cfg(feature = "sqlite")]
+mod backup;
 mod bulk;
 mod children;
 mod cluster;
@@ -68,6 +70,8 @@ mod why;
 mod within;
 
 pub use audit::{Audit, AuditEntry, AuditNew, AuditPage};
+#[cfg(feature = "sqlite")]
+pub use backup::{BackedUp, Backup, BackupError, BackupProgress, Restore, restore};
 pub use bulk::{Bulk, BulkError, BulkReport};
 pub use children::Children;
 pub use cluster::{Cluster, PoolInfo, RunnerInfo};

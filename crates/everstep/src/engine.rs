@@ -739,7 +739,7 @@ struct StartParts {
 impl StartParts {
     fn start(self) -> Result<Engine, StartError> {
         let store = self.store.open()?;
-        store.migrate()?;
+        patiently(|| store.migrate())?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if self.settings.threads == 0 {
             cores
@@ -759,10 +759,13 @@ impl StartParts {
         let reader = Reader::new(store.clone(), shared.activity.clone());
         // From now on there is always a thread that reads, so that no engine thread has to.
         reader.spawn(|_| {});
-        let begun = Instant::now();
-        let fence = store.register_runner(&shared.as_runner(me))?;
+        let (begun, fence) = patiently(|| {
+            let begun = Instant::now();
+            let fence = store.register_runner(&shared.as_runner(me))?;
+            Ok((begun, fence))
+        })?;
         shared.set_lease(fence, begun + shared.settings.lease);
-        let guard = listen_for_wakes(&shared, me)?;
+        let guard = patiently(|| listen_for_wakes(&shared, me))?;
         // Some of their shards are for this one.
         store.wake_others(Some(me), &[]);
         let mut handles = Vec::new();
@@ -805,7 +808,8 @@ impl StartParts {
             wake_guard: Mutex::new(Some(guard)),
             runtime: self.runtime.clone(),
         };
-        let taken = lease::balance(&shared, fence, &mut leaving::Leaving::default())?;
+        let mut leaving = leaving::Leaving::default();
+        let taken = patiently(|| lease::balance(&shared, fence, &mut leaving))?;
         // Counted before any of them moves.
         let report = recovery_report(&shared)?;
         lease::take_up(&shared, &taken)?;
@@ -827,6 +831,31 @@ impl StartParts {
         Ok(engine)
     }
 }
+
+/// Tries again for as long as another process holds the write lock of the store: a process that is
+/// stopped holds it until it goes on or ends. A full disk gets a second try, since the store may have
+/// made room.
+fn patiently<T>(mut attempt: impl FnMut() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    let mut was_full = false;
+    for tries in 1u64.. {
+        match attempt() {
+            Err(error @ StoreError::Busy { .. }) => {
+                if tries.is_power_of_two() {
+                    let cause = std::error::Error::source(&error).map(ToString::to_string);
+                    let cause = cause.unwrap_or_default();
+                    tracing::warn!(%error, cause, tries, "the engine waits with its start");
+                }
+                std::thread::sleep(START_RETRY);
+            }
+            Err(StoreError::Full { .. }) if !was_full => was_full = true,
+            other => return other,
+        }
+    }
+    unreachable!("it is tried without end")
+}
+
+/// How long a start waits before it tries again; the store itself has waited for the lock.
+const START_RETRY: Duration = Duration::from_millis(20);
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
     std::thread::Builder::new()
@@ -1052,5 +1081,29 @@ fn recovery_report(shared: &Shared) -> Result<RecoveryReport, StoreError> {
         if page.len() < 1_000 {
             return Ok(report);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_waits_for_the_write_lock_and_tries_a_full_disk_twice() {
+        let store = || "SQLite file `app.db`".to_owned();
+        let busy = || StoreError::Busy {
+            store: store(),
+            source: "locked".into(),
+        };
+        let full = || StoreError::Full {
+            store: store(),
+            source: "full".into(),
+        };
+        let mut answers = vec![Ok(7), Err(full()), Err(busy()), Err(busy()), Err(busy())];
+        let started = patiently(|| answers.pop().expect("an answer"));
+        assert_eq!(started.expect("it has started"), 7);
+        let mut answers = vec![Ok(7), Err(full()), Err(busy()), Err(full())];
+        let started = patiently(|| answers.pop().expect("an answer"));
+        assert!(matches!(started, Err(StoreError::Full { .. })));
     }
 }

@@ -69,6 +69,8 @@ pub use client::{
     StreamReader, Tally, TokenInfo, TokenSecret, Tokens, Triggered, UnreadMessage, WaitsFor, Why,
     Worker,
 };
+#[cfg(feature = "sqlite")]
+pub use client::{BackedUp, Backup, BackupError, BackupProgress, Restore, restore};
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use ctx::{
     Ctx,

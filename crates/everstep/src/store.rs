@@ -448,6 +448,18 @@ pub trait Store: Send + Sync + 'static {
         Ok(Facts::Nothing)
     }
 
+    /// Copies one snapshot of everything to a new file; `progress` is told how many pages are copied,
+    /// and how many there are. `false` if the store is not a file: for
+    /// [`Client::backup`](crate::Client::backup).
+    fn copy_to(
+        &self,
+        to: &std::path::Path,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<bool, StoreError> {
+        let _ = (to, progress);
+        Ok(false)
+    }
+
     /// How many batches it can make at the same time and gain by it: one, if a batch has to wait
     /// for the one before. The engine never puts writes about the same run into two of them.
     fn lanes_max(&self) -> usize {
@@ -1081,6 +1093,15 @@ pub enum StoreError {
         /// Where it was filled from.
         from: String,
     },
+    /// The SQLite file is no longer where it was opened, has a second hard link, or has lost a file
+    /// that belongs to it.
+    #[error("{store} {what}")]
+    Displaced {
+        /// Which store.
+        store: String,
+        /// What happened to it, and what to do.
+        what: String,
+    },
     /// A transaction of the caller's own is on something else.
     #[error("the transaction is on {found}, and the runs are in {store}; open one there instead")]
     AnotherFile {
@@ -1088,6 +1109,18 @@ pub enum StoreError {
         store: String,
         /// What the transaction is on.
         found: String,
+    },
+    /// A transaction of the caller's own is on a connection whose commits the disk may lose.
+    #[error(
+        "the connection of the transaction has `PRAGMA {pragma}`, so its commit in {store} could be \
+         lost with the power; nothing was written: set `PRAGMA journal_mode = WAL` and \
+         `PRAGMA synchronous = FULL` on it before the transaction begins"
+    )]
+    NotDurable {
+        /// Which store.
+        store: String,
+        /// The setting.
+        pragma: String,
     },
     /// One write of the batch cannot be made, whatever is around it.
     #[error("{store} cannot take a write")]
@@ -1147,8 +1180,10 @@ impl StoreError {
             // What is written here would be lost.
             StoreError::Moved { .. } => Reaction::Stop,
             StoreError::HalfMoved { .. } => Reaction::Stop,
+            // Nobody would find what is written now.
+            StoreError::Displaced { .. } => Reaction::Stop,
             // No batch of the engine's is made in the transaction of a caller.
-            StoreError::AnotherFile { .. } => Reaction::Stop,
+            StoreError::AnotherFile { .. } | StoreError::NotDurable { .. } => Reaction::Stop,
             // One write is at fault; the others must not suffer.
             StoreError::Rejected { .. } => Reaction::Bisect,
             StoreError::Closed { .. } => Reaction::Stop,

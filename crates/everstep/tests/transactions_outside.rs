@@ -14,6 +14,7 @@ use everstep::{
     ClientError, EngineBuilder, RunStatus, Sent,
     prelude::*,
     rusqlite::{Connection, TransactionBehavior::Immediate},
+    store::StoreError,
     testing::{CrashPoint, CrashingStore, VirtualClock},
 };
 use scenario::{until, until_status};
@@ -91,6 +92,48 @@ async fn a_run_that_is_started_in_a_transaction_is_there_when_that_is_committed(
     run.wake();
     assert_eq!(run.result().await.unwrap(), 42);
     assert_eq!(shop.paid(), 1);
+    engine.shutdown().await;
+}
+
+/// With `NORMAL` the commit of the user's transaction is not synced: a run whose start was confirmed
+/// was lost with the power.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_whose_commits_are_not_synced_starts_and_sends_nothing() {
+    let shop = Shop::new();
+    let engine = builder(&shop.path).start().await.unwrap();
+    let client = engine.client();
+    let waiting = client.start(SHIP, 1).await.unwrap();
+    until_status(&waiting, RunStatus::Sleeping).await;
+    let mut conn = shop.conn();
+    for (level, is_durable) in [
+        ("OFF", false),
+        ("NORMAL", false),
+        ("FULL", true),
+        ("EXTRA", true),
+    ] {
+        let sql = format!("PRAGMA synchronous = {level}");
+        conn.execute_batch(&sql).unwrap();
+        let tx = conn.transaction_with_behavior(Immediate).unwrap();
+        tx.execute("INSERT INTO shop_paid VALUES (1)", []).unwrap();
+        let started = client.start(SHIP, 1).key(level).within(&tx);
+        if is_durable {
+            assert!(!started.unwrap().attached());
+        } else {
+            let sent = client.send_in(&tx, waiting.id(), "packed", &1);
+            for refused in [started.map(drop), sent.map(drop)] {
+                let ClientError::Store(error) = refused.unwrap_err() else {
+                    panic!("the store refuses it");
+                };
+                assert!(matches!(*error, StoreError::NotDurable { .. }), "{error}");
+                assert!(error.to_string().contains(&sql), "{error}");
+            }
+        }
+        // The transaction of the user goes on.
+        tx.commit().unwrap();
+    }
+    assert_eq!(shop.paid(), 4);
+    assert_eq!(client.count().await.unwrap(), 3);
+    assert_eq!(waiting.status().await.unwrap(), RunStatus::Sleeping);
     engine.shutdown().await;
 }
 

@@ -110,7 +110,9 @@ impl Client {
     /// [`RunHandle::wake`] it looks at once.
     ///
     /// In a SQLite file, begin your transaction as `IMMEDIATE`, or another writer may come between
-    /// what it reads and what it writes. With a transaction of `tokio_postgres` the answer is a
+    /// what it reads and what it writes. The connection must have `PRAGMA synchronous = FULL`, which
+    /// is SQLite's default, or `EXTRA`: with `NORMAL` or `OFF` a commit that was confirmed could be
+    /// lost with the power, and is refused. With a transaction of `tokio_postgres` the answer is a
     /// future: `client.start_in(&tx, ship, 7).await?`. It must be `READ COMMITTED`, PostgreSQL's
     /// default. Commit it soon: whoever has something for the same run waits for you.
     ///
@@ -145,8 +147,9 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`start`](Client::start), and if the transaction is on another file or database. Nothing is
-    /// written then, and your transaction goes on.
+    /// As [`start`](Client::start), and if the transaction is on another file or database, or on a
+    /// connection whose commits could be lost ([`StoreError::NotDurable`](crate::store::StoreError)).
+    /// Nothing is written then, and your transaction goes on.
     pub fn start_in<'a, X: InTransaction, W: WorkflowRef>(
         &self,
         tx: &'a X,

@@ -1,5 +1,8 @@
 //! After a batch is durable: tells the runs, the callers, the waiters and other processes.
 
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{
@@ -17,7 +20,7 @@ use crate::{
         Refusal, Write,
     },
     run_id::{RunId, RunNo},
-    store::Finished,
+    store::{Finished, StoreError},
     time::Timestamp,
 };
 
@@ -31,6 +34,9 @@ struct Round<'a> {
     /// What each engine thread is told, in one go.
     events: Vec<Vec<Event>>,
     elsewhere: Vec<RunNo>,
+    /// Callers with their answers, told last: a process may end as soon as it has its answer, and
+    /// with it a wake-up that was not sent.
+    callers: Vec<(Caller, Outcome)>,
     /// Whether a queue has got an item.
     queues: bool,
     /// Whether a run was handed over to a pool that may be new to everybody.
@@ -38,6 +44,8 @@ struct Round<'a> {
     /// The claims of workers in this batch, which come last in it.
     claims: Vec<Uuid>,
 }
+
+type Caller = oneshot::Sender<Result<Outcome, Arc<StoreError>>>;
 
 pub(super) fn dispatch(shared: &Shared, mut batch: Batch, senders: Vec<Sender>, applied: Applied) {
     let Applied { outcomes, notices } = applied;
@@ -50,6 +58,7 @@ pub(super) fn dispatch(shared: &Shared, mut batch: Batch, senders: Vec<Sender>, 
         acks: shared.threads.iter().map(|_| Vec::new()).collect(),
         events: shared.threads.iter().map(|_| Vec::new()).collect(),
         elsewhere: Vec::new(),
+        callers: Vec::new(),
         queues: false,
         new_pool: false,
         claims: workers::claims_in(batch.writes.iter()),
@@ -92,6 +101,9 @@ pub(super) fn dispatch(shared: &Shared, mut batch: Batch, senders: Vec<Sender>, 
     if round.queues || round.new_pool {
         // Workers of other processes are not known by their queues: all look for themselves.
         shared.store.wake_others(shared.me, &[]);
+    }
+    for (caller, outcome) in round.callers {
+        _ = caller.send(Ok(outcome));
     }
     shared.activity.end(n);
 }
@@ -188,7 +200,7 @@ impl Round<'_> {
                 };
                 self.events[thread].push(Event::Settled(run, how));
             }
-            Reply::Caller(caller) => _ = caller.send(Ok(outcome)),
+            Reply::Caller(caller) => self.callers.push((caller, outcome)),
             Reply::Emitter(_) | Reply::Nobody => {}
         }
     }
@@ -341,5 +353,59 @@ impl Round<'_> {
                 error,
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::{
+        engine::{
+            committer::{self, Pending},
+            fixture,
+        },
+        store::Store,
+    };
+
+    /// A client that ended as soon as its start was answered took the wake-up along, and the run
+    /// began up to two seconds late.
+    #[test]
+    fn others_are_woken_before_a_caller_is_answered() {
+        let (store, shared) = fixture::shared();
+        let fence = fixture::enter_raw(&store, 9);
+        let run = fixture::start_unserved(&store, fence);
+        let (woken, answered) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(None)));
+        let note = woken.clone();
+        let (asked, early) = (answered.clone(), Arc::new(Mutex::new(None)));
+        let was_early = early.clone();
+        let wake = move |runs: &[RunNo]| {
+            *note.lock().expect("lock") = Some(runs.to_vec());
+            let mut receiver = asked.lock().expect("lock");
+            let receiver: &mut Option<oneshot::Receiver<_>> = &mut receiver;
+            let receiver = receiver.as_mut().expect("a receiver");
+            *was_early.lock().expect("lock") = Some(receiver.try_recv().is_ok());
+        };
+        let guard = store.on_wake(Uuid::from_u128(77), Arc::new(wake));
+        let reply = {
+            let (sender, receiver) = oneshot::channel();
+            *answered.lock().expect("lock") = Some(receiver);
+            Reply::Caller(sender)
+        };
+        let write = Write::Control(crate::commit::Target::Id(run), Control::Pause);
+        committer::commit(&shared, vec![Pending::new(write, reply)]);
+        assert_eq!(*woken.lock().expect("lock"), Some(vec![run.no()]));
+        assert_eq!(*early.lock().expect("lock"), Some(false));
+        let answer = answered
+            .lock()
+            .expect("lock")
+            .as_mut()
+            .map(|it| it.try_recv());
+        assert!(
+            matches!(answer, Some(Ok(Ok(Outcome::Controlled(_))))),
+            "{answer:?}"
+        );
+        drop(guard);
     }
 }

@@ -158,6 +158,11 @@ fn beat(shared: &Arc<Shared>, leaving: &mut Leaving) -> bool {
             shared.lose_if(fence);
             return false;
         }
+        // Nothing that this runner writes would be found.
+        Err(error @ StoreError::Displaced { .. }) => {
+            shared.stop(error);
+            return false;
+        }
         Err(error) => {
             shared.complain(&error, "the heartbeat failed");
             return false;
@@ -201,7 +206,9 @@ fn register_again(shared: &Shared) {
             shared.store.wake_others(Some(me), &[]);
         }
         // There is nothing to come back for.
-        Err(error @ StoreError::Moved { .. }) => shared.stop(error),
+        Err(error @ (StoreError::Moved { .. } | StoreError::Displaced { .. })) => {
+            shared.stop(error);
+        }
         Err(error) => shared.complain(&error, "the runner cannot register again"),
     }
 }
@@ -449,6 +456,23 @@ mod tests {
         engine::fixture,
         store::{MemoryStore, NewRunner, Store},
     };
+
+    /// An engine whose file was deleted or moved went on, and its `/readyz` said that all was well.
+    #[test]
+    fn a_file_that_is_no_longer_in_its_place_stops_the_engine_at_the_next_heartbeat() {
+        let (store, shared) = fixture::shared();
+        fixture::enter(&shared);
+        store.fail_next("heartbeat", || StoreError::Displaced {
+            store: "SQLite file `app.db`".to_owned(),
+            what: "was moved away".to_owned(),
+        });
+        assert!(!beat(&shared, &mut Leaving::default()));
+        let stopped = shared.stopped().expect("the engine has stopped");
+        assert!(matches!(*stopped, StoreError::Displaced { .. }));
+        let monitor = crate::telemetry::EngineMonitor::new(shared.clone());
+        let ready = monitor.ready().expect_err("it is not ready");
+        assert!(matches!(ready, crate::telemetry::NotReady::Stopped(_)));
+    }
 
     /// A lease that was over between the look and the taking was not counted as a takeover.
     #[test]

@@ -25,6 +25,7 @@ use uuid::Uuid;
 use self::{file::File, writer::Writer};
 use super::*;
 
+pub(crate) mod backup;
 mod batch;
 mod children;
 mod columns;
@@ -34,6 +35,7 @@ mod doctor;
 mod error;
 mod events;
 mod file;
+mod holder;
 mod letters;
 mod limits;
 mod listing;
@@ -42,6 +44,7 @@ mod moved;
 pub(crate) mod moving;
 mod operators;
 mod overview;
+pub(crate) mod place;
 mod pools;
 mod queues;
 mod reads;
@@ -115,7 +118,8 @@ impl SqliteStore {
     /// # Errors
     ///
     /// [`StoreError::CannotOpen`] if there is no such file, [`StoreError::Foreign`] if it holds
-    /// something else, [`StoreError::TooNew`] if a later version has written it.
+    /// something else, [`StoreError::TooNew`] if a later version has written it,
+    /// [`StoreError::Displaced`] if it has a second hard link.
     pub fn open(path: impl AsRef<Path>) -> Result<SqliteStore, StoreError> {
         SqliteStore::open_with(path, SqliteOptions::default())
     }
@@ -158,6 +162,8 @@ impl SqliteStore {
     }
 
     fn open_file(file: File) -> Result<SqliteStore, StoreError> {
+        let orphaned = place::refuse_orphaned_log(file.path());
+        orphaned.map_err(|displaced| file.displaced(displaced))?;
         let format = if schema::exists(file.path()) {
             schema::inspect(&file).map_err(|error| explain(&file, error))?
         } else if file.options().create || file.path().exists() {
@@ -169,8 +175,10 @@ impl SqliteStore {
                 source,
             });
         };
+        let writer = file.connect_writer()?;
+        file.settle()?;
         Ok(SqliteStore {
-            writer: Mutex::new(Writer::new(file.connect_writer()?)),
+            writer: Mutex::new(Writer::new(writer)),
             file,
             is_current: AtomicBool::new(format == schema::FORMAT),
             counters: Counters::default(),
@@ -600,6 +608,12 @@ impl Store for SqliteStore {
         self.read(|conn| doctor::examine(conn, ask))
     }
 
+    fn copy_to(&self, to: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<bool, StoreError> {
+        self.require_current()?;
+        backup::copy(&self.file, to, progress)?;
+        Ok(true)
+    }
+
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
         #[cfg(unix)]
         let address = self.wakes.address_of(runner.id);
@@ -612,7 +626,13 @@ impl Store for SqliteStore {
         self.require_current()?;
         let beat =
             |conn: &Connection, _: &mut writer::Memory| runners::heartbeat(conn, fence, now, lease);
-        self.writer().transaction(&self.file, beat)
+        let (holds, checkpoint) = self.writer().heartbeat(&self.file, beat)?;
+        if let Some(checkpoint) = checkpoint {
+            // Most of the work is done while batches go on, so that they wait for the rest only.
+            self.file.checkpoint_beside();
+            self.writer().checkpoint(&self.file, checkpoint);
+        }
+        Ok(holds)
     }
 
     fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
@@ -658,13 +678,21 @@ impl Store for SqliteStore {
 
     #[cfg(unix)]
     fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {
-        let listener = wake::Listener::bind(self.file.path(), me, wake);
+        let found = wake::sockets_of(self.file.path());
+        // Bound under the write lock, under which others remove what is deserted.
+        let listener = self.change_runners(|conn| {
+            let listener = wake::Listener::bind(self.file.path(), me, wake);
+            if let Some(address) = listener.as_ref().ok().and_then(wake::Listener::address) {
+                runners::set_address(conn, me, &address)?;
+            }
+            wake::remove_deserted(&found);
+            Ok(listener)
+        })?;
         let listener = listener.map_err(|source| StoreError::CannotOpen {
             store: self.file.name(),
             source: Box::new(source),
         })?;
         if let Some(address) = listener.address() {
-            self.change_runners(|conn| runners::set_address(conn, me, &address))?;
             // A runner that registers later, or again, takes it along.
             self.wakes.set_address(me, address);
         }

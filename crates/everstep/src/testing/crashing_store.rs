@@ -647,6 +647,14 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(Store::api_tokens)
     }
 
+    fn copy_to(
+        &self,
+        to: &std::path::Path,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<bool, StoreError> {
+        self.read(|store| store.copy_to(to, progress))
+    }
+
     fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
         self.read(|store| store.examine(ask))
     }

@@ -183,10 +183,16 @@ impl FaultVfs {
         });
     }
 
-    /// Takes back all planned failures.
+    /// Lets the disk have room for so many bytes in all files of this VFS together: a write that
+    /// would make a file longer than that fails with `SQLITE_FULL`.
+    pub fn limit_disk(&self, bytes: u64) {
+        self.shared.lock().room = Some(bytes);
+    }
+
+    /// Takes back all planned failures, and the limit of the disk.
     pub fn heal(&self) {
         let mut state = self.shared.lock();
-        (state.write_fault, state.sync_fault) = (None, None);
+        (state.write_fault, state.sync_fault, state.room) = (None, None, None);
     }
 
     /// What was done to the files of this kind since the VFS was registered.

@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -12,7 +12,9 @@ use rusqlite::{Connection, OpenFlags, config::DbConfig};
 use super::{
     SqliteOptions,
     error::{is_busy, store_error},
+    holder::holder,
     moved,
+    place::{self, Displaced, Place},
 };
 use crate::store::StoreError;
 
@@ -21,8 +23,13 @@ const READERS_MAX: usize = 4;
 
 /// A path with the options under which it is opened.
 pub(crate) struct File {
-    /// Absolute, so that a change of the working directory does not split the data in two.
+    /// Absolute and without symbolic links, so that neither a change of the working directory nor
+    /// a second name splits the data in two.
     path: PathBuf,
+    /// How messages call it, if not by its path.
+    called: Option<String>,
+    /// The file that was first opened at the path.
+    place: OnceLock<Place>,
     options: SqliteOptions,
     /// Whether the disk is not waited for.
     unsynced: bool,
@@ -39,9 +46,10 @@ struct Reader {
 
 impl File {
     pub(crate) fn new(path: &Path, options: SqliteOptions) -> File {
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         File {
-            path,
+            path: place::resolve(path),
+            called: None,
+            place: OnceLock::new(),
             options,
             unsynced: false,
             readers: Mutex::new(Vec::new()),
@@ -54,6 +62,12 @@ impl File {
         self
     }
 
+    /// Messages call the file so: a copy that is about to be renamed has the name of its original.
+    pub(crate) fn called(mut self, name: &str) -> File {
+        self.called = Some(name.to_owned());
+        self
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -62,17 +76,70 @@ impl File {
         &self.options
     }
 
+    /// Whether the disk is waited for before a commit is confirmed.
+    pub(crate) fn is_synced(&self) -> bool {
+        !self.unsynced
+    }
+
+    /// How many pages the write-ahead log may have before it is moved into the file.
+    pub(crate) fn log_pages(&self) -> u64 {
+        let bytes = std::fs::metadata(&self.path).map_or(0, |file| file.len());
+        (bytes / PAGE_BYTES).clamp(*LOG_PAGES.start(), *LOG_PAGES.end())
+    }
+
+    /// How long the write-ahead log is.
+    pub(crate) fn log_bytes(&self) -> u64 {
+        std::fs::metadata(place::beside(&self.path, "-wal")).map_or(0, |log| log.len())
+    }
+
+    /// The error of a write lock that another process holds.
+    fn busy(&self, error: rusqlite::Error) -> StoreError {
+        let source = match holder(&self.path) {
+            Some(holder) => format!("{error}: the lock is held by {holder}").into(),
+            None => error.into(),
+        };
+        let store = self.name();
+        StoreError::Busy { store, source }
+    }
+
     /// How messages call it.
     pub(crate) fn name(&self) -> String {
-        format!("SQLite file `{}`", self.path.display())
+        match &self.called {
+            Some(name) => name.clone(),
+            None => format!("SQLite file `{}`", self.path.display()),
+        }
     }
 
     pub(crate) fn error(&self, error: rusqlite::Error) -> StoreError {
         store_error(&self.name(), error)
     }
 
+    /// Notes which file is at the path: from now on no other is used.
+    pub(crate) fn settle(&self) -> Result<(), StoreError> {
+        let place = Place::of(&self.path).map_err(|displaced| self.displaced(displaced))?;
+        self.place.get_or_init(|| place);
+        Ok(())
+    }
+
+    /// Refuses to go on when the file that was opened is no longer at its path, or has a second
+    /// name.
+    pub(crate) fn require_in_place(&self) -> Result<(), StoreError> {
+        let place = self.place.get();
+        let found = place.map_or(Ok(()), |place| place.require(&self.path));
+        found.map_err(|displaced| self.displaced(displaced))
+    }
+
+    pub(crate) fn displaced(&self, Displaced(what): Displaced) -> StoreError {
+        let store = self.name();
+        StoreError::Displaced { store, what }
+    }
+
     pub(crate) fn connect(&self, flags: OpenFlags) -> Result<Connection, StoreError> {
-        self.connect_raw(flags).map_err(|error| self.error(error))
+        // Before SQLite sees the file: a second name would get a second log.
+        Place::of(&self.path).map_err(|displaced| self.displaced(displaced))?;
+        let conn = self.connect_raw(flags).map_err(|error| self.error(error))?;
+        self.require_in_place()?;
+        Ok(conn)
     }
 
     fn connect_raw(&self, flags: OpenFlags) -> rusqlite::Result<Connection> {
@@ -111,7 +178,8 @@ impl File {
         let mut conn = self.connect(flags)?;
         super::transact::install(&mut conn).map_err(|error| self.error(error))?;
         let tune = || -> rusqlite::Result<()> {
-            conn.execute_batch("PRAGMA wal_autocheckpoint = 8000; PRAGMA cache_size = -65536;")?;
+            limit_log(&conn, self.log_pages())?;
+            conn.execute_batch("PRAGMA cache_size = -65536;")?;
             if let Some(pages) = self.options.max_page_count {
                 set_max_page_count(&conn, pages)?;
             }
@@ -129,11 +197,8 @@ impl File {
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
-        let pooled = self
-            .readers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        self.require_in_place()?;
+        let pooled = lock(&self.readers).pop();
         let mut reader = match pooled {
             Some(reader) => reader,
             None => self.connect_reader()?,
@@ -154,7 +219,7 @@ impl File {
         };
         match snapshot() {
             Ok(found) => {
-                let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut readers = lock(&self.readers);
                 if readers.len() < READERS_MAX {
                     readers.push(reader);
                 }
@@ -162,6 +227,20 @@ impl File {
             }
             // The connection is closed, and its snapshot with it.
             Err(error) => Err(self.error(error)),
+        }
+    }
+
+    /// Moves the log into the file, as far as readers let it, without the writer's connection. What
+    /// fails is done by a later checkpoint.
+    pub(crate) fn checkpoint_beside(&self) {
+        let pooled = lock(&self.readers).pop();
+        let Ok(reader) = pooled.map_or_else(|| self.connect_reader(), Ok) else {
+            return;
+        };
+        let sql = "PRAGMA wal_checkpoint(PASSIVE)";
+        match reader.conn.query_row(sql, [], |_| Ok(())) {
+            Ok(()) => lock(&self.readers).push(reader),
+            Err(error) => tracing::debug!(%error, "the log cannot be moved into the file now"),
         }
     }
 
@@ -186,13 +265,37 @@ impl File {
         let began = Instant::now();
         loop {
             match attempt() {
-                Err(error) if is_busy(&error) && began.elapsed() < self.options.busy_timeout => {
+                Err(error) if is_busy(&error) => {
+                    if began.elapsed() >= self.options.busy_timeout {
+                        return Err(self.busy(error));
+                    }
                     thread::sleep(Duration::from_micros(500));
                 }
                 other => return other.map_err(|error| self.error(error)),
             }
         }
     }
+}
+
+fn lock(readers: &Mutex<Vec<Reader>>) -> MutexGuard<'_, Vec<Reader>> {
+    readers.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The size of a page.
+pub(crate) const PAGE_BYTES: u64 = 8_192;
+
+/// How many pages the write-ahead log has at least, and at most, when it is moved into the file: 8
+/// and 64 MiB. Between them it may be as long as the file. A long log saves writes of pages that
+/// change often, and takes much room beside a small file.
+const LOG_PAGES: std::ops::RangeInclusive<u64> = 1_000..=8_000;
+
+/// Sets the length at which SQLite moves the log into the file, and the one to which it cuts a log
+/// that has grown beyond that, as it does during a backup.
+pub(crate) fn limit_log(conn: &Connection, pages: u64) -> rusqlite::Result<()> {
+    let bytes = 2 * pages * PAGE_BYTES;
+    conn.execute_batch(&format!(
+        "PRAGMA wal_autocheckpoint = {pages}; PRAGMA journal_size_limit = {bytes}"
+    ))
 }
 
 /// The number that changes with every change of the tables.

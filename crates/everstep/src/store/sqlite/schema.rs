@@ -49,7 +49,7 @@ pub(crate) fn inspect(file: &File) -> Result<u32, StoreError> {
     format_of(&conn, file)
 }
 
-fn format_of(conn: &Connection, file: &File) -> Result<u32, StoreError> {
+pub(crate) fn format_of(conn: &Connection, file: &File) -> Result<u32, StoreError> {
     let read = || -> rusqlite::Result<_> {
         let application_id: i32 = conn.query_row("PRAGMA application_id", [], |row| row.get(0))?;
         let format: i64 = conn.query_row("PRAGMA user_version", [], |row| row.get(0))?;

@@ -617,6 +617,328 @@ fn views_show_words_and_times() {
     );
 }
 
+/// A file with a run, its runner, and the number of the run.
+#[cfg(unix)]
+fn with_a_run(path: &Path) -> (SqliteStore, Fence, RunId) {
+    let store = create(path);
+    let fence = register(&store, 1, NOW);
+    let id = start(&store, fence, &RunIds::new(1));
+    (store, fence, id)
+}
+
+/// What a runner, a client that writes and a client that reads are told, which must be the same.
+#[cfg(unix)]
+fn displaced(store: &SqliteStore, fence: Fence, id: RunId) -> String {
+    let commit = Write::Commit(Box::new(commit(id, "later", Patch::Keep)));
+    let answers = [
+        store.heartbeat(fence, NOW, LEASE).map(drop),
+        store.commit(&batch(fence, vec![commit])).map(drop),
+        store.run(&Target::Id(id)).map(drop),
+    ];
+    let [beat, write, read] = answers.map(|answer| {
+        let error = answer.expect_err("the file is not where it was");
+        assert!(matches!(error, StoreError::Displaced { .. }), "{error}");
+        assert_eq!(error.reaction(), Reaction::Stop);
+        error.to_string()
+    });
+    assert_eq!((&beat, &beat), (&write, &read));
+    beat
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_that_was_deleted_or_moved_takes_no_more_writes() {
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    let (store, fence, id) = with_a_run(&path);
+    let elsewhere = directory.path("elsewhere.db");
+    std::fs::rename(&path, &elsewhere).expect("move");
+    let said = displaced(&store, fence, id);
+    assert!(
+        said.contains("app.db") && said.contains("moved away"),
+        "{said}"
+    );
+    // Nothing was lost: the log is still beside the path.
+    std::fs::rename(&elsewhere, &path).expect("move back");
+    assert!(store.heartbeat(fence, NOW, LEASE).expect("heartbeat"));
+    for suffix in ["", "-wal", "-shm"] {
+        std::fs::remove_file(place::beside(&path, suffix)).expect("remove");
+    }
+    let said = displaced(&store, fence, id);
+    assert!(said.contains("restore it from a backup"), "{said}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_that_was_replaced_is_neither_written_nor_read() {
+    let directory = Directory::new();
+    let (path, other) = (directory.path("app.db"), directory.path("other.db"));
+    let (store, fence, id) = with_a_run(&path);
+    drop(with_a_run(&other));
+    std::fs::rename(&other, &path).expect("replace");
+    let said = displaced(&store, fence, id);
+    assert!(said.contains("replaced by another file"), "{said}");
+    // Nor when a symbolic link stands there, though it leads to the same file: the log of whoever
+    // opens it now is elsewhere.
+    let (path, moved) = (directory.path("linked.db"), directory.path("moved.db"));
+    let (store, fence, id) = with_a_run(&path);
+    std::fs::rename(&path, &moved).expect("move");
+    std::os::unix::fs::symlink(&moved, &path).expect("symlink");
+    displaced(&store, fence, id);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_with_a_second_hard_link_is_neither_opened_nor_written() {
+    let directory = Directory::new();
+    let (path, second) = (directory.path("app.db"), directory.path("second.db"));
+    let (store, fence, id) = with_a_run(&path);
+    std::fs::hard_link(&path, &second).expect("link");
+    let said = displaced(&store, fence, id);
+    assert!(said.contains("2 hard links"), "{said}");
+    for name in [&path, &second] {
+        let error = open_error(name);
+        assert!(matches!(error, StoreError::Displaced { .. }), "{error}");
+    }
+    std::fs::remove_file(&second).expect("unlink");
+    assert!(store.heartbeat(fence, NOW, LEASE).expect("heartbeat"));
+    drop(SqliteStore::open(&path).expect("one name is left"));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_database_whose_log_was_deleted_takes_no_more_writes() {
+    let directory = Directory::new();
+    for suffix in ["-wal", "-shm"] {
+        let path = directory.path(&format!("app{suffix}.db"));
+        let (store, fence, _) = with_a_run(&path);
+        std::fs::remove_file(place::beside(&path, suffix)).expect("remove");
+        let error = store.heartbeat(fence, NOW, LEASE).expect_err("it is gone");
+        let said = error.to_string();
+        assert!(
+            said.contains(&format!("lost its `{suffix}` file")),
+            "{said}"
+        );
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn symbolic_links_to_a_file_are_names_of_one_store() {
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    let (one, two) = (directory.path("one.db"), directory.path("two.db"));
+    std::os::unix::fs::symlink(&path, &one).expect("symlink");
+    std::os::unix::fs::symlink("one.db", &two).expect("symlink");
+    // The file is yet to be made, by the longer way.
+    let (store, fence, id) = with_a_run(&two);
+    let same = SqliteStore::open(&one).expect("open");
+    assert_eq!(store.describe(), same.describe());
+    assert_eq!(
+        same.describe(),
+        SqliteStore::open(&path).expect("open").describe()
+    );
+    assert!(same.run(&Target::Id(id)).expect("run").is_some());
+    let (sender, woken) = mpsc::channel();
+    let wake: WakeFn = Arc::new(move |runs| drop(sender.send(runs.to_vec())));
+    let guard = store.on_wake(fence.runner, wake).expect("on_wake");
+    assert!(!same.runner_is_dead(fence.runner));
+    same.wake_others(None, &[id.no()]);
+    let runs = woken.recv_timeout(Duration::from_secs(60)).expect("woken");
+    assert_eq!(runs, [id.no()]);
+    drop(guard);
+    // The link goes away, and its target stays.
+    std::fs::remove_file(&two).expect("remove");
+    assert!(store.heartbeat(fence, NOW, LEASE).expect("heartbeat"));
+}
+
+/// SQLite deletes the log of a database that is not there, with all commits in it.
+#[test]
+fn a_log_without_its_database_is_not_opened() {
+    let directory = Directory::new();
+    let (path, log) = (directory.path("app.db"), directory.path("app.db-wal"));
+    let store = create(&path);
+    start(&store, register(&store, 1, NOW), &RunIds::new(1));
+    let kept = std::fs::read(&log).expect("the log");
+    drop(store);
+    std::fs::remove_file(&path).expect("remove");
+    std::fs::write(&log, &kept).expect("a log that is left over");
+    for empty in [false, true] {
+        if empty {
+            std::fs::write(&path, b"").expect("an empty file");
+        }
+        let error = SqliteStore::create(&path).expect_err("the log would be lost");
+        assert!(error.to_string().contains("app.db-wal"), "{error}");
+        assert_eq!(std::fs::read(&log).expect("the log"), kept);
+    }
+    std::fs::remove_file(&log).expect("remove");
+    drop(create(&path));
+}
+
+fn log_bytes(path: &Path) -> u64 {
+    let log = std::fs::metadata(place::beside(path, "-wal"));
+    log.map_or(0, |log| log.len())
+}
+
+/// Gives a large entry of a run another value.
+fn overwrite(store: &SqliteStore, fence: Fence, id: RunId) -> Result<(), StoreError> {
+    // SQLite does not write a page that stays as it is.
+    let value = crate::random::entropy().to_le_bytes();
+    let mut commit = commit(id, "large", Patch::Keep);
+    commit.puts[0].value = value.repeat(32 << 10);
+    let write = Write::Commit(Box::new(commit));
+    store.commit(&batch(fence, vec![write])).map(drop)
+}
+
+/// A log of 64 MiB stood beside 1 MiB of data, and filled small disks.
+#[test]
+fn the_log_stays_small_beside_a_small_database() {
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    let store = SqliteStore::create_unsynced(&path).expect("create");
+    store.migrate().expect("migrate");
+    let fence = register(&store, 1, NOW);
+    let id = start(&store, fence, &RunIds::new(1));
+    let mut longest = 0;
+    for _ in 0..120 {
+        overwrite(&store, fence, id).expect("commit");
+        longest = longest.max(log_bytes(&path));
+    }
+    assert!(longest > 1 << 20, "{longest}");
+    assert!(longest < 12 << 20, "{longest}");
+}
+
+/// For as long as nothing happened, everything was in the log, and a copy of the file had nothing.
+#[test]
+fn an_idle_runner_moves_its_log_into_the_file() {
+    let directory = Directory::new();
+    let (path, copy) = (directory.path("app.db"), directory.path("copy.db"));
+    let store = create(&path);
+    let fence = register(&store, 1, NOW);
+    let id = start(&store, fence, &RunIds::new(1));
+    let beats = AtomicU64::new(0);
+    let beat = || {
+        let now = NOW + Duration::from_secs(beats.fetch_add(1, Ordering::Relaxed));
+        assert!(store.heartbeat(fence, now, LEASE).expect("heartbeat"));
+    };
+    beat();
+    assert!(
+        log_bytes(&path) > 0,
+        "something was written since the last heartbeat"
+    );
+    beat();
+    assert_eq!(log_bytes(&path), 0);
+    // Heartbeats alone move it seldom.
+    beat();
+    assert!(log_bytes(&path) > 0);
+    drop(store);
+    std::fs::copy(&path, &copy).expect("copy");
+    let store = SqliteStore::open(&copy).expect("open");
+    assert!(store.run(&Target::Id(id)).expect("run").is_some());
+}
+
+/// A reader holds on to the log until the disk is full. Commits waited for ever, and an engine could
+/// not start, though what was in the log would have fitted into the file.
+#[test]
+fn a_log_that_has_filled_the_disk_is_emptied_and_the_next_try_has_room() {
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    let vfs = crate::testing::vfs::FaultVfs::register();
+    let vfs_name = Some(vfs.name().to_owned());
+    let options = SqliteOptions {
+        vfs: vfs_name.clone(),
+        ..creating()
+    };
+    let store = SqliteStore::open_with(&path, options).expect("open");
+    store.migrate().expect("migrate");
+    let fence = register(&store, 1, NOW);
+    let id = start(&store, fence, &RunIds::new(1));
+    for _ in 0..3 {
+        overwrite(&store, fence, id).expect("commit");
+    }
+    for _ in 0..2 {
+        store.heartbeat(fence, NOW, LEASE).expect("heartbeat");
+    }
+    let file_bytes = std::fs::metadata(&path).expect("the file").len();
+    vfs.limit_disk(file_bytes + (2 << 20));
+    let flags = rusqlite::OpenFlags::default();
+    let reader = Connection::open_with_flags_and_vfs(&path, flags, vfs.name()).expect("connect");
+    reader
+        .execute_batch("BEGIN; SELECT count(*) FROM runs")
+        .expect("a snapshot");
+    let is_full = |tried: Result<(), StoreError>| matches!(tried, Err(StoreError::Full { .. }));
+    while !is_full(overwrite(&store, fence, id)) {}
+    assert!(is_full(overwrite(&store, fence, id)));
+    assert!(log_bytes(&path) > 1 << 20);
+    drop(reader);
+    // This try fails too, and empties the log.
+    assert!(is_full(overwrite(&store, fence, id)));
+    assert!(log_bytes(&path) < 64 << 10);
+    overwrite(&store, fence, id).expect("there is room");
+    // So does a runner that starts.
+    drop(store);
+    let options = SqliteOptions {
+        vfs: vfs_name,
+        ..SqliteOptions::default()
+    };
+    let store = SqliteStore::open_with(&path, options).expect("open");
+    register(&store, 2, NOW);
+}
+
+#[test]
+fn whoever_holds_the_write_lock_is_named() {
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    drop(create(&path));
+    let options = SqliteOptions {
+        busy_timeout: Duration::ZERO,
+        ..SqliteOptions::default()
+    };
+    let store = SqliteStore::open_with(&path, options).expect("open");
+    let holder = Connection::open(&path).expect("connect");
+    holder.execute_batch("BEGIN IMMEDIATE").expect("the lock");
+    let runner = NewRunner::new(Uuid::from_u128(1), "waits", NOW, LEASE);
+    let error = store.register_runner(&runner).expect_err("it is locked");
+    assert!(matches!(error, StoreError::Busy { .. }), "{error}");
+    let cause = std::error::Error::source(&error).map(ToString::to_string);
+    if cfg!(target_os = "linux") {
+        let said = format!("held by this process ({})", std::process::id());
+        assert!(
+            cause.clone().is_some_and(|cause| cause.contains(&said)),
+            "{cause:?}"
+        );
+    }
+    holder.execute_batch("ROLLBACK").expect("it is free");
+    store.register_runner(&runner).expect("register_runner");
+}
+
+/// 200 killed processes left 200 sockets beside the file.
+#[cfg(unix)]
+#[test]
+fn sockets_of_killed_processes_are_removed_by_the_next_runner() {
+    use std::os::unix::net::UnixDatagram;
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    let dead = directory.path("app.db-wake-000000000001");
+    let alive = directory.path("app.db-wake-000000000002");
+    let others = directory.path("other.db-wake-000000000003");
+    let notes = directory.path("app.db-wake-notes");
+    // The file of a socket stays when the socket is closed.
+    drop(UnixDatagram::bind(&dead).expect("bind"));
+    drop(UnixDatagram::bind(&others).expect("bind"));
+    let listening = UnixDatagram::bind(&alive).expect("bind");
+    std::fs::write(&notes, b"not a socket").expect("write");
+    let store = create(&path);
+    let fence = register(&store, 9, NOW);
+    let guard = store
+        .on_wake(fence.runner, Arc::new(|_| {}))
+        .expect("on_wake");
+    assert!(!dead.exists());
+    assert!(alive.exists() && others.exists() && notes.exists());
+    assert!(!store.runner_is_dead(fence.runner));
+    drop((guard, listening));
+}
+
 fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/format_1.sqlite")
 }

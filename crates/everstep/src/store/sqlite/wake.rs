@@ -3,12 +3,18 @@
 //! A datagram is a list of run numbers of 8 bytes each, the lowest byte first; an empty one says
 //! "look for yourself". It is a hint: sending never blocks, and what cannot be sent is dropped.
 //!
-//! Always true: a socket is removed by the one that made it. One that a dead runner has left is
-//! tried, refuses, and is passed over until the list of runners is read again.
+//! Always true: a socket is removed by the runner that made it, or, after that runner was killed, by
+//! the next runner that starts. Sockets are made and removed only under the write lock of the file,
+//! so that a socket which is being made is not taken for one that was left behind.
 
 use std::{
     collections::HashMap,
-    os::unix::{ffi::OsStrExt, fs::PermissionsExt, net::UnixDatagram},
+    ffi::OsString,
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileTypeExt, PermissionsExt},
+        net::UnixDatagram,
+    },
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -119,6 +125,38 @@ pub(crate) fn is_deserted(file: &Path, address: &str) -> bool {
     }
 }
 
+/// The sockets of all runners of the file that can be seen here.
+pub(crate) fn sockets_of(file: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut beside = file.file_name().unwrap_or_default().to_owned();
+    beside.push("-wake-");
+    let elsewhere = OsString::from(elsewhere_prefix(file));
+    let places = [
+        (file.parent().map(Path::to_owned), beside),
+        (Some(std::env::temp_dir()), elsewhere),
+    ];
+    for (directory, prefix) in places {
+        let entries = directory.and_then(|directory| std::fs::read_dir(directory).ok());
+        for entry in entries.into_iter().flatten().flatten() {
+            let is_socket = entry.file_type().is_ok_and(|found| found.is_socket());
+            if is_socket && entry.file_name().as_bytes().starts_with(prefix.as_bytes()) {
+                found.push(entry.path());
+            }
+        }
+    }
+    found
+}
+
+/// Removes those of the sockets at which nobody listens any more. The caller holds the write lock.
+pub(crate) fn remove_deserted(sockets: &[PathBuf]) {
+    for path in sockets {
+        let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
+        if connected.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused) {
+            drop(std::fs::remove_file(path));
+        }
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -207,8 +245,13 @@ fn socket_path(file: &Path, runner: Uuid) -> PathBuf {
     if beside.len() <= PATH_BYTES_MAX && beside.to_str().is_some() {
         return beside.into();
     }
+    std::env::temp_dir().join(format!("{}{}", elsewhere_prefix(file), &runner[20..]))
+}
+
+/// How the names of sockets begin that are not beside their file.
+fn elsewhere_prefix(file: &Path) -> String {
     let hash = crate::random::hash(0, file.as_os_str().as_bytes());
-    std::env::temp_dir().join(format!("everstep-{hash:016x}-{}", &runner[20..]))
+    format!("everstep-{hash:016x}-")
 }
 
 #[cfg(test)]

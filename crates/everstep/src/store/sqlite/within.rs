@@ -6,6 +6,8 @@
 
 use std::path::Path;
 
+use rusqlite::ffi;
+
 use super::{batch, file::File, schema, writer::Memory};
 use crate::store::{Applied, Batch, StoreError};
 
@@ -18,6 +20,7 @@ pub(crate) fn commit(
 ) -> Result<Applied, StoreError> {
     let error = |error| file.error(error);
     require_same(file, tx)?;
+    require_durable(file, tx)?;
     let format = tx.query_row("PRAGMA user_version", [], |row| row.get(0));
     schema::require_current(format.map_err(error)?, file)?;
     tx.execute_batch("SAVEPOINT everstep_within")
@@ -33,6 +36,44 @@ pub(crate) fn commit(
     applied.map(|(applied, _)| applied).map_err(error)
 }
 
+/// Refuses a connection whose commits the disk may lose: the caller is told that the run is started
+/// when they commit.
+fn require_durable(file: &File, tx: &rusqlite::Transaction<'_>) -> Result<(), StoreError> {
+    let read = || -> rusqlite::Result<(i64, String)> {
+        let level = tx.query_row("PRAGMA main.synchronous", [], |row| row.get(0))?;
+        let mode = tx.query_row("PRAGMA main.journal_mode", [], |row| row.get(0))?;
+        Ok((level, mode))
+    };
+    let (level, mode) = read().map_err(|error| file.error(error))?;
+    let pragma = match level {
+        _ if mode != "wal" => format!("journal_mode = {mode}"),
+        0 if file.is_synced() => "synchronous = OFF".to_owned(),
+        1 if file.is_synced() => "synchronous = NORMAL".to_owned(),
+        _ => return Ok(()),
+    };
+    Err(StoreError::NotDurable {
+        store: file.name(),
+        pragma,
+    })
+}
+
+/// Whether the file that a connection has open is no longer at its path.
+fn has_moved(conn: &rusqlite::Connection) -> bool {
+    let mut has_moved: std::ffi::c_int = 0;
+    #[expect(
+        unsafe_code,
+        reason = "rusqlite does not show what became of the file of a connection"
+    )]
+    // SAFETY: the handle is that of an open connection, used on this thread alone; this control
+    // writes one number, which outlives the call.
+    let code = unsafe {
+        let to = std::ptr::from_mut(&mut has_moved).cast();
+        let op = ffi::SQLITE_FCNTL_HAS_MOVED;
+        ffi::sqlite3_file_control(conn.handle(), c"main".as_ptr(), op, to)
+    };
+    code == ffi::SQLITE_OK && has_moved != 0
+}
+
 /// Refuses a connection to another file.
 fn require_same(file: &File, tx: &rusqlite::Transaction<'_>) -> Result<(), StoreError> {
     let found = tx.path().unwrap_or_default();
@@ -41,7 +82,14 @@ fn require_same(file: &File, tx: &rusqlite::Transaction<'_>) -> Result<(), Store
         _ => a == b,
     };
     if same(Path::new(found), file.path()) {
-        return Ok(());
+        file.require_in_place()?;
+        return match has_moved(tx) {
+            false => Ok(()),
+            true => Err(StoreError::AnotherFile {
+                store: file.name(),
+                found: format!("a file that is no longer at `{found}`"),
+            }),
+        };
     }
     Err(StoreError::AnotherFile {
         store: file.name(),

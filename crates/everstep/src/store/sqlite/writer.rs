@@ -2,6 +2,7 @@
 //!
 //! Always true:
 //! - Every write is made in a transaction that took the write lock first.
+//! - Nothing is written into a file that is no longer at its path ([`super::place`]).
 //! - What is remembered of rows is what is in the file: it is forgotten when another process has
 //!   written (`PRAGMA data_version`), and when a transaction did not succeed.
 
@@ -15,7 +16,10 @@ use std::{
 use rusqlite::Connection;
 use uuid::Uuid;
 
-use super::{file::File, schema};
+use super::{
+    file::{File, PAGE_BYTES, limit_log},
+    place, schema,
+};
 use crate::{
     run_id::RunNo,
     store::{RunStatus, ShardSet, StoreError, rules::Head},
@@ -31,11 +35,34 @@ const MOMENT: Duration = Duration::from_millis(1);
 /// How long after another's write it is still expected to write again.
 const COMPANY_KEPT: Duration = Duration::from_secs(10);
 
+/// A log of this length is moved into the file when nothing but heartbeats is written.
+const IDLE_LOG_BYTES: u64 = 64 << 10;
+
+/// How many times as long as it should be a log is that readers hold on to.
+const LOG_GROWN: u64 = 4;
+
+/// How long a checkpoint waits for those readers. It waits with the write lock held, so that the
+/// next reader does not hold it up, too.
+const READERS_WAITED_FOR: Duration = Duration::from_millis(20);
+
+/// A checkpoint that is to be made.
+#[derive(Clone, Copy)]
+pub(crate) struct Checkpoint {
+    /// How long readers are waited for.
+    patience: Duration,
+}
+
 /// The connection that writes. It is opened again after a commit whose outcome is unknown.
 #[derive(Default)]
 pub(crate) struct Writer {
     conn: Option<Connection>,
+    /// The log and the index that the connection uses; known from its first transaction on.
+    shared: Option<place::Shared>,
     memory: Memory,
+    /// Whether anything but heartbeats was written since the last heartbeat, and since the last
+    /// checkpoint that [`Writer::heartbeat`] made.
+    wrote: bool,
+    log_is_behind: bool,
     /// Since when it writes without a pause, and when it last did.
     busy_since: Option<Instant>,
     last_wrote_at: Option<Instant>,
@@ -128,7 +155,10 @@ impl Writer {
     pub(crate) fn conn(&mut self, file: &File) -> Result<&mut Connection, StoreError> {
         match &mut self.conn {
             Some(conn) => Ok(conn),
-            none => Ok(none.insert(file.connect_writer()?)),
+            none => {
+                self.shared = None;
+                Ok(none.insert(file.connect_writer()?))
+            }
         }
     }
 
@@ -171,9 +201,18 @@ impl Writer {
         let result = self.run(file, &mut memory, change);
         self.last_wrote_at = Some(Instant::now());
         match &result {
-            Ok(_) => self.memory = memory,
+            Ok(_) => {
+                self.memory = memory;
+                self.wrote = true;
+            }
             Err(error) => {
                 self.memory.company_at = company_at;
+                if let StoreError::Full { .. } = error {
+                    // The log may be what has filled the disk, and what is in it may fit into the
+                    // file: the next try then has room.
+                    let patience = Duration::ZERO;
+                    self.checkpoint(file, Checkpoint { patience });
+                }
                 if let StoreError::UnknownOutcome { .. } = error {
                     self.conn = None;
                 }
@@ -182,15 +221,72 @@ impl Writer {
         result
     }
 
+    /// Runs `beat` in a transaction, and says whether the log should be moved into the file now.
+    ///
+    /// SQLite makes checkpoints by itself when the log has its full length. An idle runner would
+    /// never get there, and a log that readers hold on to would grow without end.
+    pub(crate) fn heartbeat<T>(
+        &mut self,
+        file: &File,
+        beat: impl FnOnce(&Connection, &mut Memory) -> rusqlite::Result<T>,
+    ) -> Result<(T, Option<Checkpoint>), StoreError> {
+        let wrote = std::mem::take(&mut self.wrote);
+        let beaten = self.transaction(file, beat)?;
+        self.wrote = false;
+        self.log_is_behind |= wrote;
+        let (log_bytes, log_pages) = (file.log_bytes(), file.log_pages());
+        if let Some(conn) = &self.conn {
+            // The file may have grown. A limit that cannot be set stays as it was.
+            drop(limit_log(conn, log_pages));
+        }
+        let patience = if log_bytes > LOG_GROWN * log_pages * PAGE_BYTES {
+            Some(READERS_WAITED_FOR)
+        } else {
+            let is_due = !wrote && (self.log_is_behind || self.log_is_idle(log_bytes));
+            is_due.then_some(Duration::ZERO)
+        };
+        Ok((beaten, patience.map(|patience| Checkpoint { patience })))
+    }
+
+    /// Whether the log has grown by heartbeats alone. With others at the file that cannot be told.
+    fn log_is_idle(&self, log_bytes: u64) -> bool {
+        log_bytes > IDLE_LOG_BYTES && !self.has_company()
+    }
+
+    /// Moves the log into the file; empties it, unless others may be about to write. What fails is
+    /// done by a later checkpoint: nothing depends on this one.
+    pub(crate) fn checkpoint(&mut self, file: &File, Checkpoint { patience }: Checkpoint) {
+        let is_crowded = self.has_company() && patience.is_zero();
+        let Ok(conn) = self.conn(file) else { return };
+        let sql = match is_crowded {
+            true => "PRAGMA wal_checkpoint(PASSIVE)",
+            false => "PRAGMA wal_checkpoint(TRUNCATE)",
+        };
+        let moved = conn.busy_timeout(patience).and_then(|()| {
+            let moved = conn.query_row(sql, [], |row| row.get::<_, i64>(0));
+            conn.busy_timeout(Duration::ZERO)?;
+            moved
+        });
+        match moved {
+            Ok(busy) => self.log_is_behind &= busy != 0,
+            Err(error) => tracing::debug!(%error, "the log cannot be moved into the file now"),
+        }
+    }
+
     fn run<T>(
         &mut self,
         file: &File,
         memory: &mut Memory,
         change: impl FnOnce(&Connection, &mut Memory) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
-        let conn = &*self.conn(file)?;
+        self.conn(file)?;
+        let Writer { conn, shared, .. } = self;
+        let Some(conn) = conn.as_ref() else {
+            unreachable!("it was just opened");
+        };
         file.retry_busy(|| execute(conn, "BEGIN IMMEDIATE"))?;
-        let changed = memory.revalidate(conn, file).and_then(|()| {
+        let found = require_in_place(file, shared).and_then(|()| memory.revalidate(conn, file));
+        let changed = found.and_then(|()| {
             let changed = change(conn, memory).map_err(|error| file.error(error))?;
             execute(conn, "COMMIT").map_err(|error| file.error(error))?;
             Ok(changed)
@@ -204,6 +300,22 @@ impl Writer {
                 source: Box::new(source),
             },
         })
+    }
+}
+
+/// Refuses to write into files that nobody finds any more. Called in a transaction, so that the
+/// files beside the database are there.
+fn require_in_place(file: &File, shared: &mut Option<place::Shared>) -> Result<(), StoreError> {
+    file.require_in_place()?;
+    match shared {
+        Some(shared) => {
+            let found = shared.require(file.path());
+            found.map_err(|displaced| file.displaced(displaced))
+        }
+        none => {
+            *none = Some(place::Shared::of(file.path()));
+            Ok(())
+        }
     }
 }
 

@@ -23,6 +23,10 @@ pub(super) struct State {
     pub(super) sync_fault: Option<Planned>,
     pub(super) cut_in: Option<u64>,
     pub(super) cut: bool,
+    /// How many bytes all files may have together.
+    pub(super) room: Option<u64>,
+    /// How many each has.
+    sizes: HashMap<PathBuf, u64>,
 }
 
 /// A failure that is to come.
@@ -53,10 +57,35 @@ impl State {
     /// not there; what was there before we knew it is taken as durable.
     pub(super) fn opened(&mut self, path: &Path, found: impl FnOnce() -> Option<Vec<u8>>) {
         let file = self.files.entry(path.to_owned());
-        file.or_insert_with(|| TrackedFile {
-            durable: found(),
-            unsynced: Vec::new(),
+        let sizes = &mut self.sizes;
+        file.or_insert_with(|| {
+            let durable = found();
+            let size = durable.as_ref().map_or(0, Vec::len);
+            sizes.insert(path.to_owned(), size as u64);
+            TrackedFile {
+                durable,
+                unsynced: Vec::new(),
+            }
         });
+    }
+
+    /// Notes that a write makes a file so long; `false`, and nothing is noted, if the disk is full.
+    pub(super) fn grow(&mut self, path: &Path, end: u64) -> bool {
+        let size = self.sizes.get(path).copied().unwrap_or(0);
+        let more = end.saturating_sub(size);
+        let used: u64 = self.sizes.values().sum();
+        if more > 0 && self.room.is_some_and(|room| used + more > room) {
+            return false;
+        }
+        self.sizes.insert(path.to_owned(), size + more);
+        true
+    }
+
+    /// Notes that a file was cut, or is gone.
+    pub(super) fn shrink(&mut self, path: &Path, len: u64) {
+        if let Some(size) = self.sizes.get_mut(path) {
+            *size = len.min(*size);
+        }
     }
 
     /// Records that a file was created by being opened, unless the power is cut. Not counted as an

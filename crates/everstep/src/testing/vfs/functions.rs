@@ -287,6 +287,7 @@ unsafe extern "C" fn delete(vfs: *mut sqlite3_vfs, name: *const c_char, sync_dir
         };
         let code = real_delete(real, name, 0);
         if code == ffi::SQLITE_OK && state.files.contains_key(&path) {
+            state.shrink(&path, 0);
             state.record(&path, Change::Delete);
             if sync_dir != 0 {
                 state.sync_names_beside(&path);
@@ -331,6 +332,10 @@ unsafe extern "C" fn write(
         Some(Fault::Full) => return ffi::SQLITE_FULL,
         None => {}
     }
+    let end = u64::try_from(at).unwrap_or(0) + u64::try_from(len).unwrap_or(0);
+    if !state.grow(&handle.path, end) {
+        return ffi::SQLITE_FULL;
+    }
     // SAFETY: the arguments are handed on as they came.
     let code = unsafe { real_write(file, data, len, at) };
     if code == ffi::SQLITE_OK {
@@ -358,6 +363,7 @@ unsafe extern "C" fn truncate(file: *mut sqlite3_file, len: sqlite3_int64) -> c_
     let code = unsafe { real_truncate(file, len) };
     if code == ffi::SQLITE_OK {
         let len = usize::try_from(len).unwrap_or(0);
+        state.shrink(&handle.path, len as u64);
         state.record(&handle.path, Change::Truncate { len });
     }
     code

@@ -1,0 +1,97 @@
+//! Copies of the file: one snapshot of a live file, and what makes a copy usable elsewhere.
+//!
+//! Pages are copied by SQLite's backup interface inside of one read transaction. Writers go on
+//! meanwhile; only the write-ahead log cannot start over until the copy is made. `VACUUM INTO` would
+//! give a smaller file, but has no progress to report, and renumbers rows of the user's own tables.
+
+use std::path::Path;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, backup};
+
+use super::{SqliteOptions, file::File, schema};
+use crate::store::StoreError;
+
+/// How many pages are copied between two reports of progress.
+const STEP_PAGES: i32 = 512;
+
+/// Copies what is committed now to a new file; `progress` is told how many pages are copied, and how
+/// many there are.
+pub(crate) fn copy(
+    file: &File,
+    to: &Path,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), StoreError> {
+    let target = File::new(to, SqliteOptions::default());
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+        | OpenFlags::SQLITE_OPEN_CREATE
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut conn = target.connect(flags)?;
+    file.read(|source| Ok(copy_pages(source, &mut conn, progress)))?
+        .map_err(|error| match error.sqlite_error_code() {
+            Some(ErrorCode::DiskFull | ErrorCode::ReadOnly | ErrorCode::CannotOpen) => {
+                target.error(error)
+            }
+            _ => file.error(error),
+        })
+}
+
+fn copy_pages(
+    source: &Connection,
+    target: &mut Connection,
+    progress: &mut dyn FnMut(u64, u64),
+) -> rusqlite::Result<()> {
+    let copying = backup::Backup::new(source, target)?;
+    loop {
+        let step = copying.step(STEP_PAGES)?;
+        let at = copying.progress();
+        let (left, total) = (at.remaining.max(0), at.pagecount.max(0));
+        progress(
+            u64::from((total - left).unsigned_abs()),
+            u64::from(total.unsigned_abs()),
+        );
+        match step {
+            backup::StepResult::Done => return Ok(()),
+            backup::StepResult::More => {}
+            // Nobody else knows the new file, and a reader needs no lock of the other.
+            _ => std::thread::sleep(std::time::Duration::from_millis(1)),
+        }
+    }
+}
+
+/// Checks a copy that nobody uses, and removes the runners from it with the shards that they held:
+/// none of them will ever work on the copy, and a runner whose lease lasts would be waited for.
+/// Whether the copy has the format of this program.
+///
+/// # Errors
+///
+/// [`StoreError::Corrupt`] if SQLite finds a fault in the copy; [`StoreError::Foreign`],
+/// [`StoreError::TooNew`] and [`StoreError::Moved`] if it cannot be used.
+pub(crate) fn check(path: &Path, name: &str) -> Result<bool, StoreError> {
+    let file = File::new(path, SqliteOptions::default()).called(name);
+    let error = |error| file.error(error);
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = file.connect(flags)?;
+    let format = schema::format_of(&conn, &file)?;
+    let faults = faults(&conn).map_err(error)?;
+    if !faults.is_empty() {
+        return Err(StoreError::Corrupt {
+            store: name.to_owned(),
+            source: faults.join("; ").into(),
+        });
+    }
+    if format > 0 {
+        let sql = "BEGIN IMMEDIATE; DELETE FROM shards; DELETE FROM runners; COMMIT";
+        conn.execute_batch(sql).map_err(error)?;
+    }
+    // The log goes with the last connection, and everything is in the file.
+    conn.close().map_err(|(_, closing)| error(closing))?;
+    Ok(format == schema::FORMAT)
+}
+
+/// What SQLite finds wrong with the file.
+fn faults(conn: &Connection) -> rusqlite::Result<Vec<String>> {
+    let mut statement = conn.prepare("PRAGMA integrity_check(20)")?;
+    let said = statement.query_map([], |row| row.get::<_, String>(0))?;
+    let faults = said.filter(|line| line.as_deref() != Ok("ok"));
+    faults.collect()
+}
