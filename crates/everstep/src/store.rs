@@ -79,6 +79,10 @@ pub(crate) fn open(place: &std::path::Path, create: bool) -> Result<Arc<dyn Stor
     }
 }
 
+/// How far the number of a run may be ahead of the clock that asks for due runs, before the run is taken
+/// for one that was started by a wrong clock: see [`Store::due`].
+pub const FUTURE: Duration = Duration::from_secs(1);
+
 /// What [`Store::commit_in_pg`] gives.
 #[cfg(feature = "postgres")]
 pub type BoxFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -145,6 +149,10 @@ pub trait Store: Send + Sync + 'static {
 
     /// Runs with `available_at <= now` in these shards, ordered by (`available_at`, number), after
     /// the given place, at most `limit`; and when the next one after `now` is due.
+    ///
+    /// Behind those come pending runs of the future: their numbers are from [`FUTURE`] after `now` on,
+    /// and their `available_at` is not after their `created_at`. They were to begin at once, by a clock
+    /// that is ahead.
     fn due(
         &self,
         now: Timestamp,
@@ -441,11 +449,23 @@ pub trait Store: Send + Sync + 'static {
         1
     }
 
-    /// How far the store's own clock is ahead of this machine's, in milliseconds, as it was last seen.
+    /// The time by the store's own clock, without asking it; `None` if it has no clock of its own.
+    ///
     /// What is stored goes by the store's clock, so that machines whose clocks differ agree on what is
-    /// due.
-    fn clock_ahead_ms(&self) -> i64 {
-        0
+    /// due. The answer goes by the machine's monotonic clock since the store was last asked, so it does
+    /// not depend on what the machine's calendar shows.
+    fn time(&self) -> Option<Timestamp> {
+        None
+    }
+
+    /// Whether the store's clock was last asked so long ago that [`time`](Store::time) may be off.
+    fn time_is_old(&self) -> bool {
+        false
+    }
+
+    /// Asks the store for its time. A runner needs not: each heartbeat asks.
+    fn ask_time(&self) -> Result<(), StoreError> {
+        Ok(())
     }
 
     /// What is counted, for benchmarks and tests.

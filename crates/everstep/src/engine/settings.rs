@@ -98,6 +98,8 @@ pub enum Sabotage {
     /// A runner does not look at its own clock: only the store refuses what it writes after its
     /// lease has ended.
     NoSelfFencing,
+    /// The latest time that any clock has shown counts for ever, though the clock was set back.
+    BelieveClock,
 }
 
 impl Default for Settings {

@@ -31,6 +31,9 @@ impl<S: Store> OwnerAndClient<S> {
 #[rustfmt::skip] // One line for each method that only passes its arguments on.
 impl<S: Store> Store for OwnerAndClient<S> {
     fn describe(&self) -> String { self.owner.describe() }
+    fn time(&self) -> Option<Timestamp> { self.owner.time() }
+    fn time_is_old(&self) -> bool { self.owner.time_is_old() }
+    fn ask_time(&self) -> Result<(), StoreError> { self.owner.ask_time() }
     fn migrate(&self) -> Result<(), StoreError> { self.client.migrate() }
     fn secret(&self) -> Result<Secret, StoreError> { self.client.secret() }
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {

@@ -102,7 +102,7 @@ impl PostgresStore {
             life: Default::default(),
             homes: Mutex::default(),
             away: Mutex::default(),
-            ahead: Default::default(),
+            time: Mutex::new(*lock(&self.time)),
             giving_back: Default::default(),
             known: Mutex::default(),
             spare_items: Mutex::default(),
