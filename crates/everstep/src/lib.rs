@@ -70,6 +70,7 @@ pub use client::{
     Worker,
 };
 pub use codec::hook::{Codec, CodecError, PayloadContext};
+pub use codec::numbers::{NumberError, check_json_numbers};
 pub use ctx::{
     Ctx,
     child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished, RunFinishedUntil},
