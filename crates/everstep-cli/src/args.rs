@@ -276,6 +276,8 @@ pub(crate) fn json(text: &str) -> Result<Json, Trouble> {
     } else {
         (text.to_owned(), "the argument")
     };
+    everstep::check_json_numbers(text.as_bytes())
+        .map_err(|error| usage(format!("{from}: {error}")))?;
     serde_json::from_str(&text).map_err(|error| {
         usage(format!(
             "{from} is no JSON: {error}; a text is JSON with its quotes: '\"text\"'"

@@ -206,7 +206,10 @@ impl Place {
             return Ok(Place::File(Scratch::new("everstep-bench")?));
         };
         let text = db.to_string_lossy();
-        if text.starts_with("postgres://") || text.starts_with("postgresql://") {
+        let scheme = text
+            .split_once("://")
+            .map(|(scheme, _)| scheme.to_ascii_lowercase());
+        if matches!(scheme.as_deref(), Some("postgres" | "postgresql")) {
             let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
             let unique = format!("{}_{}", std::process::id(), since.subsec_nanos());
             let schema = format!("everstep_bench_{unique}");

@@ -50,6 +50,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             return Err(Problem::new(Kind::MediaType, detail));
         }
         let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+        everstep::check_json_numbers(text)
+            .map_err(|error| Problem::new(Kind::BadRequest, format!("the body: {error}")))?;
         serde_json::from_slice(text)
             .map(Body)
             .map_err(|error| Problem::new(Kind::BadRequest, format!("the body: {error}")))

@@ -35,7 +35,7 @@ use crate::{
     run_id::RunId,
     store::{Answer, Finished, RunRow, Store, StoreError},
     telemetry::{EngineMonitor, trace},
-    time::{SystemClock, Timestamp},
+    time::{Clock, SystemClock, Timestamp},
     workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name, check_pool},
 };
 
@@ -430,11 +430,29 @@ impl Client {
     ///
     /// If its thread cannot be started.
     pub fn on(store: Arc<dyn Store>) -> Result<Client, ClientError> {
+        Client::on_clock(store, Arc::new(SystemClock), None)
+    }
+
+    /// As [`on`](Client::on), on another clock, and with something broken on purpose: for tests.
+    ///
+    /// # Errors
+    ///
+    /// As [`on`](Client::on).
+    #[doc(hidden)]
+    pub fn on_clock(
+        store: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        sabotage: Option<engine::Sabotage>,
+    ) -> Result<Client, ClientError> {
+        let settings = Settings {
+            sabotage,
+            ..Settings::default()
+        };
         let shared = Arc::new(Shared::new(
-            Arc::new(Settings::default()),
+            Arc::new(settings),
             store.clone(),
             Arc::new(Registry::default()),
-            Arc::new(SystemClock),
+            clock,
             0,
             None,
         ));
@@ -790,8 +808,24 @@ impl Client {
         &self,
         job: impl FnOnce(&dyn Store) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, ClientError> {
-        let read = self.reader.read(job).await.ok_or(ClientError::Closed)?;
+        let read = self.reader.read(|store| {
+            if store.time_is_old() {
+                // Whatever is read is compared with the time, and the next write goes by it.
+                store.ask_time()?;
+            }
+            job(store)
+        });
+        let read = read.await.ok_or(ClientError::Closed)?;
         read.map_err(ClientError::from)
+    }
+
+    /// Asks the store for its time, if it was last asked long ago. To be called before a time is
+    /// computed that is stored.
+    pub(crate) async fn learn_time(&self) -> Result<(), ClientError> {
+        if self.shared.store.time_is_old() {
+            self.read(|_| Ok(())).await?;
+        }
+        Ok(())
     }
 
     /// Sees to it that the waiters for this run are fed, if no engine here owns it.
@@ -1097,6 +1131,7 @@ impl<O> Start<O> {
     }
 
     async fn send(self) -> Result<RunHandle<O>, ClientError> {
+        self.client.learn_time().await?;
         let plan = self.plan()?;
         let client = &plan.client;
         let shared = &client.shared;

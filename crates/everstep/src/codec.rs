@@ -17,6 +17,7 @@ pub(crate) mod bare;
 pub(crate) mod entry;
 pub(crate) mod failure;
 pub(crate) mod hook;
+pub(crate) mod numbers;
 pub(crate) mod payload;
 pub(crate) mod run_file;
 pub(crate) mod tuple;

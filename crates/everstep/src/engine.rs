@@ -66,6 +66,7 @@ pub(crate) mod schedules;
 mod services;
 mod settings;
 mod shared;
+mod steady;
 mod streams;
 mod suspects;
 mod thread;
@@ -658,7 +659,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Puts the engine on another clock.
+    /// Puts the engine on another clock. On PostgreSQL the server's clock counts nevertheless, unless
+    /// this one is a [`VirtualClock`](crate::testing::VirtualClock).
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self

@@ -72,6 +72,7 @@ pub use client::{
 #[cfg(feature = "sqlite")]
 pub use client::{BackedUp, Backup, BackupError, BackupProgress, Restore, restore};
 pub use codec::hook::{Codec, CodecError, PayloadContext};
+pub use codec::numbers::{NumberError, check_json_numbers};
 pub use ctx::{
     Ctx,
     child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished, RunFinishedUntil},

@@ -34,6 +34,7 @@ use crate::{
         StoreError,
         postgres::moving::{Destination, Found},
         sqlite::moving::Source,
+        url_of,
     },
     time::Timestamp,
 };
@@ -299,12 +300,12 @@ impl Migrate {
             let what = what.to_owned();
             Err(MigrateError::Unsupported { what })
         };
-        if url_of(&self.from).is_some() {
+        if !matches!(url_of(&self.from), Ok(None)) {
             return unsupported("the first place is the URL of a database");
         }
         match url_of(&self.to) {
-            Some(url) => Ok(url.to_owned()),
-            None => unsupported("the second place is no URL like `postgres://user@host/database`"),
+            Ok(Some(url)) => Ok(url.to_owned()),
+            _ => unsupported("the second place is no URL like `postgres://user@host/database`"),
         }
     }
 
@@ -421,11 +422,6 @@ fn refuse_what_is_there(
         store: destination.name().to_owned(),
         what,
     })
-}
-
-fn url_of(place: &Path) -> Option<&str> {
-    let text = place.to_str()?;
-    (text.starts_with("postgres://") || text.starts_with("postgresql://")).then_some(text)
 }
 
 impl IntoFuture for Migrate {

@@ -11,6 +11,9 @@ use uuid::Uuid;
 
 use crate::{pool::PoolNo, time::Timestamp};
 
+/// A clock that is behind the last id by more than this was set back.
+const SET_BACK_MS: u64 = 10_000;
+
 const COUNTER_BITS: u32 = 20;
 const MS_BITS: u32 = 43;
 
@@ -82,7 +85,6 @@ impl RunId {
     }
 
     /// The least number of an id that is made at this instant or later.
-    #[cfg(any(test, feature = "sqlite", feature = "postgres"))]
     pub(crate) fn first_no(at: Timestamp) -> RunNo {
         let ms = at.as_millis().clamp(0, (1 << MS_BITS) - 1);
         RunNo(ms << COUNTER_BITS)
@@ -177,7 +179,10 @@ impl FromStr for RunId {
     }
 }
 
-/// Makes run ids: strictly increasing within one process, whatever the clock does.
+/// Makes run ids: strictly increasing within one process, unless the clock was set back.
+///
+/// After that they begin anew at the clock's time. A number that was used before is unlikely, since the
+/// counter begins at random, and refused by the store.
 #[derive(Debug)]
 pub(crate) struct RunIds(Mutex<Last>);
 
@@ -204,7 +209,7 @@ impl RunIds {
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         last.random = crate::random::mix(last.random.wrapping_add(0x9E37_79B9_7F4A_7C15));
         let ms = u64::try_from(now.as_millis()).unwrap_or(0);
-        if ms > last.ms {
+        if ms > last.ms || last.ms - ms > SET_BACK_MS {
             // Starting the counter at random keeps two processes apart within a millisecond; the
             // lower half of its range leaves room for half a million more.
             (last.ms, last.counter) = (ms, (last.random >> 45) as u32);
@@ -232,6 +237,23 @@ mod tests {
             let id = ids.next(now);
             assert!(id.no() > last);
             last = id.no();
+        }
+    }
+
+    /// After one glimpse of a clock that was a year ahead, all ids of the process were of that year.
+    #[test]
+    fn numbers_follow_a_clock_that_was_set_back_and_stay_apart() {
+        let ids = RunIds::new(7);
+        let at = |ms: i64| Timestamp::from_millis(1_763_239_620_000 + ms);
+        let mut seen = std::collections::HashSet::new();
+        for jump in 0..100 {
+            for _ in 0..100 {
+                // Right and an hour ahead by turns, while time goes on.
+                let now = at(jump * 1_000 + jump % 2 * 3_600_000);
+                let id = ids.next(now);
+                assert_eq!(RunId::started_at(id.no()), now);
+                assert!(seen.insert(id.no()));
+            }
         }
     }
 

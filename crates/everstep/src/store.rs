@@ -53,10 +53,7 @@ pub use sqlite::{SqliteOptions, SqliteStore, Tx};
 /// is made if it is not there and `create` says so.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) fn open(place: &std::path::Path, create: bool) -> Result<Arc<dyn Store>, StoreError> {
-    let url = place
-        .to_str()
-        .filter(|it| it.starts_with("postgres://") || it.starts_with("postgresql://"));
-    match url {
+    match url_of(place)? {
         #[cfg(feature = "postgres")]
         Some(url) => {
             let store = PostgresStore::open(url)?;
@@ -84,6 +81,79 @@ pub(crate) fn open(place: &std::path::Path, create: bool) -> Result<Arc<dyn Stor
         }
     }
 }
+
+/// The URL of a PostgreSQL database, if the text is one; `None` if it is the path of a file.
+///
+/// # Errors
+///
+/// [`StoreError::CannotOpen`] if it is meant for a database and is not written as a URL: a file of that
+/// name, which may hold a password, is not what was wanted. The error does not repeat the text.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) fn url_of(place: &std::path::Path) -> Result<Option<&str>, StoreError> {
+    let Some(text) = place.to_str() else {
+        return Ok(None);
+    };
+    let refused = |problem: String| StoreError::CannotOpen {
+        store: "the PostgreSQL database of the connection string".to_owned(),
+        source: problem.into(),
+    };
+    if let Some((scheme, _)) = text.split_once("://") {
+        let is_scheme = |it: char| it.is_ascii_alphanumeric() || matches!(it, '+' | '-' | '.');
+        if is_postgres(scheme) {
+            return Ok(Some(text));
+        }
+        if !scheme.is_empty() && scheme.chars().all(is_scheme) {
+            return Err(refused(format!(
+                "`{scheme}://` is no URL that everstep knows; give `postgres://user@host/database`, \
+                 or the path of a SQLite file"
+            )));
+        }
+    }
+    if text
+        .split_once(':')
+        .is_some_and(|(scheme, _)| is_postgres(scheme))
+    {
+        return Err(refused(
+            "it is not written as a URL; write `postgres://user@host/database`".to_owned(),
+        ));
+    }
+    let keyword = text.split_once('=').map(|(word, _)| word.trim());
+    let keywords = [
+        "host",
+        "hostaddr",
+        "port",
+        "dbname",
+        "user",
+        "password",
+        "passfile",
+        "service",
+        "sslmode",
+        "options",
+        "connect_timeout",
+        "application_name",
+        "target_session_attrs",
+    ];
+    if keyword.is_some_and(|word| keywords.contains(&word)) {
+        return Err(refused(
+            "it is written in keywords and values; write it as a URL, \
+             `postgres://user@host/database`, or give the path of a SQLite file as `./..`"
+                .to_owned(),
+        ));
+    }
+    Ok(None)
+}
+
+/// Whether this is the scheme of a PostgreSQL URL, in upper or lower case.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+fn is_postgres(scheme: &str) -> bool {
+    ["postgres", "postgresql"]
+        .iter()
+        .any(|known| scheme.eq_ignore_ascii_case(known))
+}
+
+/// How far the number of a run may be ahead of the clock that asks for due runs, before the run is taken
+/// for one that was started by a wrong clock: see [`Store::due`].
+pub const FUTURE: Duration = Duration::from_secs(1);
 
 /// What [`Store::commit_in_pg`] gives.
 #[cfg(feature = "postgres")]
@@ -158,6 +228,10 @@ pub trait Store: Send + Sync + 'static {
 
     /// Runs with `available_at <= now` in these shards, ordered by (`available_at`, number), after
     /// the given place, at most `limit`; and when the next one after `now` is due.
+    ///
+    /// Behind those come pending runs of the future: their numbers are from [`FUTURE`] after `now` on,
+    /// and their `available_at` is not after their `created_at`. They were to begin at once, by a clock
+    /// that is ahead.
     fn due(
         &self,
         now: Timestamp,
@@ -466,11 +540,23 @@ pub trait Store: Send + Sync + 'static {
         1
     }
 
-    /// How far the store's own clock is ahead of this machine's, in milliseconds, as it was last seen.
+    /// The time by the store's own clock, without asking it; `None` if it has no clock of its own.
+    ///
     /// What is stored goes by the store's clock, so that machines whose clocks differ agree on what is
-    /// due.
-    fn clock_ahead_ms(&self) -> i64 {
-        0
+    /// due. The answer goes by the machine's monotonic clock since the store was last asked, so it does
+    /// not depend on what the machine's calendar shows.
+    fn time(&self) -> Option<Timestamp> {
+        None
+    }
+
+    /// Whether the store's clock was last asked so long ago that [`time`](Store::time) may be off.
+    fn time_is_old(&self) -> bool {
+        false
+    }
+
+    /// Asks the store for its time. A runner needs not: each heartbeat asks.
+    fn ask_time(&self) -> Result<(), StoreError> {
+        Ok(())
     }
 
     /// What is counted, for benchmarks and tests.
@@ -973,7 +1059,14 @@ impl RunnerRow {
 #[non_exhaustive]
 pub enum StoreError {
     /// Another process holds the write lock for longer than we wait.
-    #[error("{store} is busy: another process holds its write lock; trying again")]
+    #[error(
+        "{store} is busy: {}; trying again",
+        words(
+            store,
+            "another process holds its write lock",
+            "others hold locks on what is to be written"
+        )
+    )]
     Busy {
         /// Which store.
         store: String,
@@ -1020,8 +1113,15 @@ pub enum StoreError {
         #[source]
         source: Cause,
     },
-    /// The file or its directory cannot be written.
-    #[error("{store} is read-only; give this user the right to write the file and its directory")]
+    /// It cannot be written by this user.
+    #[error(
+        "{store} is read-only; {}",
+        words(
+            store,
+            "give this user the right to write the file and its directory",
+            "grant this role the rights on the schema and its tables"
+        )
+    )]
     ReadOnly {
         /// Which store.
         store: String,
@@ -1030,7 +1130,14 @@ pub enum StoreError {
         source: Cause,
     },
     /// It cannot be opened at all.
-    #[error("{store} cannot be opened; check that its directory exists and may be written")]
+    #[error(
+        "{store} cannot be opened; {}",
+        words(
+            store,
+            "check that its directory exists and may be written",
+            "check the URL, and that its role, database and schema exist"
+        )
+    )]
     CannotOpen {
         /// Which store.
         store: String,
@@ -1039,7 +1146,14 @@ pub enum StoreError {
         source: Cause,
     },
     /// It holds something else.
-    #[error("{store} is not an everstep database ({what}); nothing was changed, give another path")]
+    #[error(
+        "{store} is not an everstep database ({what}); nothing was changed, {}",
+        words(
+            store,
+            "give another path",
+            "give another schema with `?schema=`, or restore this one if its tables were dropped"
+        )
+    )]
     Foreign {
         /// Which store.
         store: String,
@@ -1154,6 +1268,14 @@ pub enum Reaction {
     Reload,
     /// Stops the engine with this error.
     Stop,
+}
+
+/// What to do, in the words of the store that the error came from.
+fn words<'a>(store: &str, file: &'a str, database: &'a str) -> &'a str {
+    let is_database = ["PostgreSQL database", "the PostgreSQL database"]
+        .iter()
+        .any(|name| store.starts_with(name));
+    if is_database { database } else { file }
 }
 
 impl StoreError {

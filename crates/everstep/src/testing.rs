@@ -24,6 +24,7 @@ mod power_cut;
 mod queue_load;
 mod ran_on;
 mod replay;
+mod shifted_clock;
 pub mod store_conformance;
 #[cfg(feature = "sqlite")]
 pub mod vfs;
@@ -39,6 +40,8 @@ pub use queue_load::{QueueLoad, QueueLoadError, queue_load};
 #[doc(hidden)]
 pub use ran_on::ran_on;
 pub use replay::{Replay, ReplayError, Replayed, replay};
+#[doc(hidden)]
+pub use shifted_clock::ShiftedClock;
 
 /// An engine in memory, on a [`VirtualClock`] of its own.
 ///

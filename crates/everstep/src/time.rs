@@ -7,7 +7,8 @@ use std::{
     fmt,
     ops::{Add, Sub},
     str::FromStr,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    sync::OnceLock,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// An instant in milliseconds since the Unix epoch, as it is stored.
@@ -184,8 +185,8 @@ fn civil_from_days(days: i64) -> (i64, i64, i64) {
 /// Implement it to put an engine on a clock of your own; [`crate::testing`] has one that jumps to
 /// the next timer by itself.
 pub trait Clock: Send + Sync + 'static {
-    /// The time now. May jump, as a system clock does: the engine never lets it run backwards
-    /// within one process.
+    /// The time now. May jump, as a system clock does: a jump that lasts for some seconds is followed,
+    /// ahead and back, and a shorter one has no effect.
     fn now(&self) -> Timestamp;
 
     /// The virtual clock behind this, if it is one: the engine then moves it to the next timer
@@ -204,6 +205,28 @@ impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         SystemTime::now().into()
     }
+}
+
+/// How long this machine has been suspended since the first call. Always zero where the system does not
+/// say: only Linux does, without a dependency.
+///
+/// [`Instant`] stands still during a suspend, on Linux and on macOS.
+pub(crate) fn suspended() -> Duration {
+    /// What `/proc/uptime` said at an instant.
+    static FIRST: OnceLock<Option<(Duration, Instant)>> = OnceLock::new();
+    let first = FIRST.get_or_init(|| Some((uptime()?, Instant::now())));
+    let now = first.zip(uptime());
+    now.map_or(Duration::ZERO, |((first, at), now)| {
+        let awake = at.elapsed();
+        now.saturating_sub(first).saturating_sub(awake)
+    })
+}
+
+/// The time since the machine was started, with the time that it was suspended.
+fn uptime() -> Option<Duration> {
+    let text = std::fs::read_to_string("/proc/uptime").ok()?;
+    let seconds: f64 = text.split_whitespace().next()?.parse().ok()?;
+    Duration::try_from_secs_f64(seconds).ok()
 }
 
 /// `n` seconds.

@@ -481,6 +481,14 @@ pub enum NameError {
         /// How it begins.
         start: String,
     },
+    /// It holds a character that cannot be seen and changes what is shown around it.
+    #[error(
+        "the name `{escaped}` holds a control character; leave it out, or put the text into the payload"
+    )]
+    Control {
+        /// The name, with these characters written as `\u{1b}`.
+        escaped: String,
+    },
     /// It is the name of a pool, and has a sign in it that overflow pools have.
     #[error(
         "the pool `{name}` has an `@` in its name, as only overflow pools have; use another name"
@@ -509,8 +517,56 @@ pub(crate) fn check_name(name: &str) -> Result<(), NameError> {
         return Err(NameError::TooLong {
             actual: name.len(),
             limit: NAME_BYTES_MAX,
-            start: name.chars().take(32).collect(),
+            start: escaped(&name.chars().take(32).collect::<String>()),
         });
     }
+    if name.chars().any(is_hidden) {
+        let escaped = escaped(name);
+        return Err(NameError::Control { escaped });
+    }
     Ok(())
+}
+
+/// Whether a character has no place in a name: names are shown in terminals, logs and pages, one to a line.
+/// These are the control characters (C0, DEL and C1), the separators of lines and paragraphs, and those
+/// that change the direction of the text behind them.
+fn is_hidden(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{2028}' | '\u{2029}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A name with such characters written out.
+fn escaped(name: &str) -> String {
+    let mut escaped = String::with_capacity(name.len());
+    for character in name.chars() {
+        if is_hidden(character) {
+            escaped.extend(character.escape_unicode());
+        } else {
+            escaped.push(character);
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_control_character_in_a_name_is_refused_and_shown_escaped() {
+        for hidden in [
+            '\0', '\n', '\r', '\t', '\u{1b}', '\u{7f}', '\u{9b}', '\u{202e}', '\u{2066}',
+        ] {
+            let name = format!("pay{hidden}ment");
+            let text = check_name(&name).map_err(|error| error.to_string());
+            let text = text.expect_err("it is refused");
+            assert!(text.contains("\\u{") && !text.contains(hidden), "{text}");
+            let long = name.repeat(100);
+            let text = check_name(&long).map_err(|error| error.to_string());
+            assert!(!text.expect_err("it is too long").contains(hidden));
+        }
+        for good in ["pay ment", "päy", "支払い", "دفع", "a/b:c#d", "🦀"] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+    }
 }

@@ -182,7 +182,7 @@ async fn be_the_first(path: &Path) {
     macro_rules! start {
         ($workflow:expr, $n:expr) => {{
             let start = client.start($workflow, $n).key(format!("key-{}", $n));
-            let run = start.tag("kind\0", $workflow.name()).await.unwrap();
+            let run = start.tag("kind", $workflow.name()).await.unwrap();
             let name = format!("{}-{}", $workflow.name(), $n);
             runs.insert(name, run.id().to_string());
             run
@@ -409,7 +409,7 @@ async fn goes_on(path: &Path, url: &str, left: &Left) {
         assert_eq!(item.value, expected);
     }
     assert!(words.next().await.unwrap().is_none());
-    let tagged = client.list().tag("kind\0", "talker").await.unwrap();
+    let tagged = client.list().tag("kind", "talker").await.unwrap();
     assert_eq!(tagged.runs.len(), 1);
     // Numbers go on after those that were given out.
     let letters = client.dead_letters().await.unwrap().letters;

@@ -301,3 +301,81 @@ async fn the_golden_file_is_written_once() {
     std::fs::write(path, file).unwrap();
     engine.shutdown().await;
 }
+
+/// Everything that can be done to a file by cutting it off, and much that can be by changing a byte.
+fn damaged(file: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+    let cut = (0..file.len()).map(move |len| file[..len].to_vec());
+    let changed = (0..file.len()).flat_map(move |at| {
+        [0x00, 0x01, 0x7F, 0x80, 0xFF, file[at] ^ 1].map(|byte| {
+            let mut bytes = file.to_vec();
+            bytes[at] = byte;
+            bytes
+        })
+    });
+    let longer = (1..4).map(move |more| [file, &vec![0; more]].concat());
+    cut.chain(changed).chain(longer)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_file_is_imported_whole_or_not_at_all() {
+    let (_run, file, engine) = exported(Arc::new(everstep::store::MemoryStore::new())).await;
+    engine.shutdown().await;
+    let new_store = || Arc::new(everstep::store::MemoryStore::new());
+    let (mut store, mut taken, mut refused) = (new_store(), 0, 0);
+    let mut client = Client::on(store.clone()).unwrap();
+    for bytes in damaged(&file) {
+        match client.import(&bytes).await {
+            Ok(run) => {
+                taken += 1;
+                // It is as the file says, and can be given back.
+                let again = run.export().await.unwrap();
+                store = new_store();
+                client = Client::on(store.clone()).unwrap();
+                client.import(&again).await.unwrap();
+                store = new_store();
+                client = Client::on(store.clone()).unwrap();
+            }
+            Err(error) => {
+                refused += 1;
+                assert!(!error.to_string().is_empty());
+                let left = store.list(&everstep::Filter::default(), None, 10).unwrap();
+                assert!(left.is_empty(), "{error}: {left:?}");
+            }
+        }
+    }
+    assert!(taken > 100 && refused > 1_000, "{taken} {refused}");
+}
+
+/// Counts that the bytes do not back reserve no memory, and rows that a store would choke on do not reach
+/// it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hostile_file_is_refused_with_a_reason() {
+    let (_run, file, engine) = exported(Arc::new(everstep::store::MemoryStore::new())).await;
+    engine.shutdown().await;
+    let client = Client::on(Arc::new(everstep::store::MemoryStore::new())).unwrap();
+    let end = file.len();
+    // The list of values at the end of the file has one: its count is made as large as can be.
+    let state = file.windows(4).rposition(|bytes| bytes == b"item").unwrap() - 2;
+    let mut huge = file[..state].to_vec();
+    huge.extend([0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F]);
+    // The same value twice.
+    let mut twice = file[..state].to_vec();
+    twice.push(2);
+    twice.extend([&file[state + 1..end], &file[state + 1..end]].concat());
+    // An escape sequence for the terminal of whoever lists runs.
+    let mut hidden = file.clone();
+    let name = file
+        .windows(8)
+        .position(|bytes| bytes == b"checkout")
+        .unwrap();
+    hidden[name] = 0x1B;
+    for (bytes, reason) in [
+        (huge, "end too early"),
+        (twice, "twice"),
+        (hidden, "control"),
+    ] {
+        let error = client.import(&bytes).await.unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+    client.import(&file).await.unwrap();
+}

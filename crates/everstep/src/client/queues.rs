@@ -291,6 +291,7 @@ impl<O> EnqueueItem<O> {
             named("the dedupe key", key)?;
         }
         if let Some(delay) = self.delay {
+            self.client.learn_time().await?;
             item.available_at = Some(self.client.shared.now() + delay);
         }
         item.trace = trace::current();

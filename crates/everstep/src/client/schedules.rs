@@ -244,6 +244,7 @@ impl Schedule {
     }
 
     async fn send(self) -> Result<ScheduleHandle, ClientError> {
+        self.client.learn_time().await?;
         self.check_names()?;
         let wrong = |problem: String| ClientError::Schedule {
             schedule: self.name.clone(),

@@ -1,15 +1,16 @@
 //! Runs as files: out of one store, into another, or into a test.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use super::{Client, ClientError, RunHandle};
 use crate::{
     codec::{self, run_file},
-    commit::{Imported, ImportedRun, Outcome, RunStatus, Target, Write},
-    history::{EntryKind, EntryStatus},
+    commit::{Imported, ImportedRun, InboxKind, Outcome, RunStatus, Target, Write},
+    history::{EntryKind, EntryStatus, keys},
     run_id::RunId,
     store::RunRow,
     time::Timestamp,
+    workflow::check_name,
 };
 
 impl<O> RunHandle<O> {
@@ -74,6 +75,83 @@ fn register_again(run: &mut ImportedRun, now: Timestamp) {
     }
 }
 
+/// Why a run cannot be as the file has it: a store would refuse it, or nobody could go on with it. What is
+/// read is bounded by the length of the file.
+fn check(run: &ImportedRun, history_entries_max: u64) -> Result<(), String> {
+    let row = &run.row;
+    let named = |what: &str, name: &str| {
+        check_name(name).map_err(|problem| format!("{what} cannot be: {problem}"))
+    };
+    named("the workflow's name", &row.workflow)?;
+    named("the pool's name", &row.pool)?;
+    row.key
+        .as_deref()
+        .map_or(Ok(()), |key| named("the key", key))?;
+    for (name, value) in &row.tags {
+        named("a tag's name", name)?;
+        named("a tag's value", value)?;
+    }
+    if row
+        .waiting
+        .as_deref()
+        .is_some_and(|text| text.contains('\0'))
+    {
+        return Err("what the run waits for holds a zero byte".to_owned());
+    }
+    if row.generation == 0 || row.attempts == 0 {
+        return Err("the run has no generation, or was never tried".to_owned());
+    }
+    if row.status.is_terminal() && row.available_at.is_some() {
+        return Err("the run has ended, and is due".to_owned());
+    }
+    if row.inbox_seq.max(row.last_number) > i64::MAX as u64 {
+        return Err("the run has more messages or entries than there can be".to_owned());
+    }
+    check_history(run, history_entries_max)?;
+    let mut before = 0;
+    for message in &run.inbox {
+        if message.seq <= before || message.seq > row.inbox_seq {
+            return Err(format!("message {} is not in its place", message.seq));
+        }
+        before = message.seq;
+        if message.kind == InboxKind::Message {
+            named("the message's name", &message.name)?;
+        } else if message.name.contains('\0') {
+            return Err(format!(
+                "the name of message {} holds a zero byte",
+                message.seq
+            ));
+        }
+    }
+    let mut keys = HashSet::new();
+    for (key, _) in &run.state {
+        named("the name of a value", key)?;
+        if !keys.insert(key) {
+            return Err(format!("the value `{key}` is there twice"));
+        }
+    }
+    Ok(())
+}
+
+fn check_history(run: &ImportedRun, entries_max: u64) -> Result<(), String> {
+    let entries = run.history.len();
+    if entries as u64 > entries_max {
+        return Err(format!(
+            "the run has {entries} entries, and the limit is {entries_max}"
+        ));
+    }
+    let mut keys = HashSet::new();
+    for put in &run.history {
+        let at = || keys::describe(&put.key);
+        if put.key.is_empty() || !keys.insert(&put.key[..]) {
+            return Err(format!("the entry of `{}` is there twice", at()));
+        }
+        codec::decode_entry(&put.value)
+            .map_err(|error| format!("the entry of `{}`: {error}", at()))?;
+    }
+    Ok(())
+}
+
 impl Client {
     /// Puts a run that was [exported](RunHandle::export) into this store, under its own id.
     ///
@@ -86,13 +164,17 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// If these bytes are not an exported run, or there is a run with its id or its key: nothing is
-    /// changed then.
+    /// If these bytes are not an exported run, or not a whole one, or there is a run with its id or its
+    /// key: nothing is changed then. A file from elsewhere takes no more memory than some times its
+    /// length; whether its values can be decoded shows when they are used.
     pub async fn import(&self, file: impl AsRef<[u8]>) -> Result<RunHandle, ClientError> {
-        let mut run = run_file::decode_run(file.as_ref()).map_err(|error| ClientError::Decode {
+        let unreadable = |problem: String| ClientError::Decode {
             what: "the file".to_owned(),
-            problem: error.to_string(),
-        })?;
+            problem,
+        };
+        let decoded = run_file::decode_run(file.as_ref());
+        let mut run = decoded.map_err(|error| unreadable(error.to_string()))?;
+        check(&run, self.shared.settings.history_entries_max).map_err(unreadable)?;
         register_again(&mut run, self.shared.now());
         let RunRow { id, .. } = run.row;
         let (workflow, key) = (run.row.workflow.clone(), run.row.key.clone());

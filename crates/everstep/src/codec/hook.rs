@@ -87,7 +87,8 @@ pub trait Codec: Send + Sync + 'static {
     /// In the body of a step this is a failed attempt. A client gets it; a workflow is paused.
     fn encode(&self, payload: Vec<u8>, about: &PayloadContext) -> Result<Vec<u8>, CodecError>;
 
-    /// The payload that [`encode`](Codec::encode) was given.
+    /// The payload that [`encode`](Codec::encode) was given. One that has more than
+    /// [`bytes_max`](PayloadContext::bytes_max) bytes is refused: do not make it longer than that.
     ///
     /// # Errors
     ///
@@ -107,7 +108,13 @@ pub struct PayloadContext {
     /// can pass off what one run has stored as another's. Absent for what goes from one to another:
     /// inputs, outputs, messages, replies, details of errors.
     pub run: Option<RunId>,
+    /// How many bytes a payload may have. A [`decode`](Codec::decode) that decompresses must stop there,
+    /// since a few bytes from a hostile file can stand for gigabytes; a longer payload is refused.
+    pub bytes_max: usize,
 }
+
+/// How many bytes a payload may have that goes through a codec.
+const PAYLOAD_BYTES_MAX: usize = 64 << 20;
 
 /// The codecs of a process: the last one writes, all of them read.
 #[derive(Clone, Default)]
@@ -151,8 +158,15 @@ impl Codecs {
             return Ok(payload);
         };
         let id = codec.id();
+        if payload.len() > PAYLOAD_BYTES_MAX {
+            return Err(SealError {
+                id: id.to_owned(),
+                problem: too_long(payload.len()),
+            });
+        }
+        let bytes_max = PAYLOAD_BYTES_MAX;
         let sealed = codec
-            .encode(payload, &PayloadContext { run })
+            .encode(payload, &PayloadContext { run, bytes_max })
             .map_err(|error| SealError {
                 id: id.to_owned(),
                 problem: full(&*error),
@@ -182,11 +196,16 @@ impl Codecs {
         };
         let about = PayloadContext {
             run: run.filter(|_| bound),
+            bytes_max: PAYLOAD_BYTES_MAX,
         };
-        let opened = codec.decode(sealed, &about);
-        opened.map(Cow::Owned).map_err(|error| DecodeError::Codec {
+        let opened = codec.decode(sealed, &about).map_err(|error| full(&*error));
+        let opened = opened.and_then(|opened| match opened.len() {
+            len if len > PAYLOAD_BYTES_MAX => Err(too_long(len)),
+            _ => Ok(Cow::Owned(opened)),
+        });
+        opened.map_err(|problem| DecodeError::Codec {
             id: id.to_owned(),
-            problem: full(&*error),
+            problem,
         })
     }
 
@@ -261,6 +280,10 @@ impl<'a> Envelope<'a> {
 }
 
 /// An error with all its causes, on one line.
+fn too_long(actual: usize) -> String {
+    format!("the payload has {actual} bytes, and the limit is {PAYLOAD_BYTES_MAX}")
+}
+
 fn full(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

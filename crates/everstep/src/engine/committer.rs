@@ -299,6 +299,10 @@ pub(super) fn commit(shared: &Shared, pending: Vec<Pending>) {
             return dispatch_error(shared, batch, senders, &error);
         }
         batch.fence = shared.fence_for_commit();
+        if shared.threads.is_empty() && shared.store.time_is_old() {
+            // No heartbeat asks for a client. If this fails, the batch will say the same.
+            _ = shared.store.ask_time();
+        }
         batch.now = shared.now();
         // Again each time: the lease may have been lost, and another begun, since the last one.
         (batch, senders) = refuse_stale(shared, batch, senders);

@@ -5,6 +5,7 @@
 //! ([`super::leaving`]).
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Condvar, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -16,6 +17,7 @@ use super::{
     leaving::Leaving,
     mailbox::{Event, Mailbox},
     poller::{self, Poller},
+    settings::Sabotage,
     shared::Shared,
 };
 use crate::{
@@ -251,6 +253,68 @@ impl<'a> Seen<'a> {
     }
 }
 
+/// When the leases of other runners end, by the monotonic clock of this process.
+///
+/// Where the store has no clock of its own, a lease is written by the clock of its runner and read by the
+/// clock of another, and one of them may be wrong: a runner whose lease lasts would be taken over from. So
+/// a lease is over only when it is over by the calendar and was not prolonged for as long as it lasts.
+#[derive(Default)]
+pub(crate) struct Beats(HashMap<Uuid, Beat>);
+
+struct Beat {
+    epoch: u64,
+    lease_until: Timestamp,
+    /// The lease cannot be over before this.
+    lasts_until: Instant,
+}
+
+impl Beats {
+    /// The latest time, up to now, at which no lease is over that may last.
+    fn as_of(&mut self, shared: &Shared, runners: &[RunnerRow], me: Uuid) -> Timestamp {
+        let now = shared.now();
+        let goes_by_calendar = shared.store.time().is_some()
+            || shared.clock.as_virtual().is_some()
+            || shared.settings.sabotage == Some(Sabotage::BelieveClock);
+        if goes_by_calendar {
+            return now;
+        }
+        let others = runners.iter().filter(|runner| runner.id != me);
+        self.look(others, now, shared.settings.lease, Instant::now())
+    }
+
+    fn look<'a>(
+        &mut self,
+        runners: impl Iterator<Item = &'a RunnerRow>,
+        now: Timestamp,
+        lease: Duration,
+        at: Instant,
+    ) -> Timestamp {
+        let mut before = std::mem::take(&mut self.0);
+        let mut as_of = now;
+        for runner in runners {
+            let (epoch, lease_until) = (runner.epoch, runner.lease_until);
+            let known = before.remove(&runner.id);
+            let known = known.filter(|it| (it.epoch, it.lease_until) == (epoch, lease_until));
+            let beat = known.unwrap_or_else(|| {
+                // What it was prolonged to says how long it lasts only if both clocks agree.
+                let left = lease_until.since(now);
+                let is_plausible = !left.is_zero() && left <= lease;
+                let lasts_until = at + if is_plausible { left } else { lease };
+                Beat {
+                    epoch,
+                    lease_until,
+                    lasts_until,
+                }
+            });
+            if at < beat.lasts_until {
+                as_of = as_of.min(lease_until - Duration::from_millis(1));
+            }
+            self.0.insert(runner.id, beat);
+        }
+        as_of
+    }
+}
+
 /// Takes and gives back shards until the runner has those it should have; gives the new ones,
 /// whose runs are to be taken up.
 pub(crate) fn balance(
@@ -258,8 +322,8 @@ pub(crate) fn balance(
     fence: Fence,
     leaving: &mut Leaving,
 ) -> Result<ShardSet, StoreError> {
-    let now = shared.now();
     let runners = shared.store.runners()?;
+    let now = leaving.beats.as_of(shared, &runners, fence.runner);
     let Seen { alive, gone, dead } = Seen::of(&runners, fence.runner, now, |runner| {
         shared.store.runner_is_dead(runner)
     });
@@ -563,6 +627,36 @@ mod tests {
     }
 
     const LEASE: Duration = Duration::from_secs(1);
+
+    /// On a file that three processes shared, one whose clock was an hour ahead took the shards of the
+    /// others, whose leases lasted, and both started bodies.
+    #[test]
+    fn a_lease_that_is_prolonged_is_not_over_by_a_wrong_clock() {
+        let begun = Instant::now();
+        let mut beats = Beats::default();
+        let mut seen = |lease_until: i64, now: i64, passed_ms: u64| {
+            let store = MemoryStore::new();
+            let new = NewRunner::new(Uuid::from_u128(1), "host/1", at(lease_until), LEASE);
+            store.register_runner(&new).expect("register");
+            let mut runners = store.runners().expect("runners");
+            runners[0].lease_until = at(lease_until);
+            let instant = begun + Duration::from_millis(passed_ms);
+            let as_of = beats.look(runners.iter(), at(now), LEASE, instant);
+            lease_until <= as_of.as_millis()
+        };
+        const HOUR: i64 = 3_600_000;
+        // Clocks that agree: it is over when its time is over, and not later.
+        assert!(!seen(1_000, 500, 500));
+        assert!(!seen(1_000, 999, 999));
+        assert!(seen(1_000, 1_000, 1_000));
+        // Ours jumps ahead, or its jumps back: it goes on to be prolonged.
+        assert!(!seen(2_500, HOUR + 1_600, 1_600));
+        assert!(!seen(3_000, HOUR + 2_100, 2_100));
+        assert!(!seen(3_500 - HOUR, 2_600, 2_600));
+        // It is prolonged no more.
+        assert!(!seen(3_500 - HOUR, 3_500, 3_500));
+        assert!(seen(3_500 - HOUR, 3_600, 3_600));
+    }
 
     fn at(ms: i64) -> Timestamp {
         Timestamp::from_millis(ms)

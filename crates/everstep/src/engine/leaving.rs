@@ -14,6 +14,7 @@ use std::{
 };
 
 use super::{
+    lease::Beats,
     mailbox::{Event, Release},
     shared::Shared,
     vacant::Vacant,
@@ -36,6 +37,8 @@ pub(crate) struct Leaving {
     pub(super) unread: ShardSet,
     /// Pools whose shards nobody needs.
     pub(super) vacant: Vacant,
+    /// How long the leases of others last.
+    pub(super) beats: Beats,
     /// Each time that something is given back has its own, so that an answer of an earlier time is
     /// not taken for one of this.
     number: u64,
@@ -59,6 +62,7 @@ impl Default for Leaving {
             excess_since: HashMap::new(),
             unread: ShardSet::EMPTY,
             vacant: Vacant::default(),
+            beats: Beats::default(),
             number: 0,
             told,
             news,

@@ -107,6 +107,8 @@ pub enum Sabotage {
     /// A runner does not look at its own clock: only the store refuses what it writes after its
     /// lease has ended.
     NoSelfFencing,
+    /// The latest time that any clock has shown counts for ever, though the clock was set back.
+    BelieveClock,
     /// A body starts under a lease of this process that is not the one with which its run was read.
     ForeignEpoch,
     /// A body waits for the results that its run had taken when its step was made, not for those

@@ -26,6 +26,7 @@ use super::{
     peers::{self, Peers},
     poller::Poller,
     settings::Sabotage,
+    steady::{self, Seen, Steady},
     streams::Emitting,
     suspects::Gate,
     workers::Workers,
@@ -35,7 +36,7 @@ use crate::{
     run_id::{RunId, RunIds, RunNo, ShardId},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
     telemetry::Metrics,
-    time::{Clock, Timestamp},
+    time::{Clock, Timestamp, suspended},
     workflow::{DEFAULT_POOL, Registry},
 };
 
@@ -44,10 +45,10 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) clock: Arc<dyn Clock>,
-    /// The latest time that was given out: the clock never runs backwards here.
-    latest: AtomicI64,
-    /// How time goes on while the clock is behind that.
-    slow: Mutex<Option<SlowTime>>,
+    /// The time by that clock, which may be set while this process runs.
+    steady: Mutex<Steady>,
+    /// The latest time that was given out, for [`Sabotage::BelieveClock`].
+    believed: AtomicI64,
     pub(crate) activity: Arc<Activity>,
     pub(crate) queue: CommitQueue,
     /// One for each engine thread; none in a client without an engine.
@@ -94,18 +95,6 @@ pub(crate) struct Shared {
     secret: OnceLock<Secret>,
 }
 
-/// A clock that is behind by no more than this is waited for.
-const SET_BACK_MS: i64 = 500;
-
-/// Time after the clock was set back.
-struct SlowTime {
-    /// The time when that was seen.
-    base: i64,
-    since: Instant,
-    /// The last time that was given out.
-    gave: i64,
-}
-
 /// Stands for the epoch of a lease where there is none: no fence has it.
 pub(crate) const NO_LEASE: u64 = u64::MAX;
 
@@ -135,8 +124,8 @@ impl Shared {
         Shared {
             store,
             registry,
-            latest: AtomicI64::new(clock.now().as_millis()),
-            slow: Mutex::new(None),
+            steady: Mutex::new(Steady::new(clock.now(), Instant::now(), suspended())),
+            believed: AtomicI64::new(i64::MIN),
             clock,
             threads: (0..threads)
                 .map(|_| Mailbox::new(activity.clone()))
@@ -185,25 +174,54 @@ impl Shared {
         self.secret.get_or_init(|| secret)
     }
 
-    /// The time by the store's clock, never earlier than it was.
+    /// The time that is stored: the store's own, or that of this process's clock if the store has none.
     ///
-    /// After the clock was set back, time goes on at half its pace until the clock has caught up:
-    /// if it stood still, a clock that was an hour ahead would hold up every timer for an hour.
+    /// May go back, when the clock was set back. What must not go back sees to it by itself: leases go
+    /// by the monotonic clock, and a run's `ctx.now()` by the latest completion that it took.
     pub(crate) fn now(&self) -> Timestamp {
-        let ahead = self.store.clock_ahead_ms();
-        let now = self.clock.now().as_millis().saturating_add(ahead);
-        let latest = self.latest.fetch_max(now, Ordering::AcqRel);
-        if latest.saturating_sub(now) <= SET_BACK_MS || self.clock.as_virtual().is_some() {
-            return Timestamp::from_millis(latest.max(now));
+        if self.settings.sabotage == Some(Sabotage::BelieveClock) {
+            return self.believed_now();
         }
-        let mut slow = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
-        let latest = self.latest.load(Ordering::Acquire);
-        let going_on = slow.take().filter(|slow| slow.gave == latest);
-        let (base, since) = going_on.map_or((latest, Instant::now()), |s| (s.base, s.since));
-        let passed = i64::try_from(since.elapsed().as_millis() / 2).unwrap_or(i64::MAX);
-        let gave = base.saturating_add(passed);
-        *slow = Some(SlowTime { base, since, gave });
-        Timestamp::from_millis(self.latest.fetch_max(gave, Ordering::AcqRel).max(gave))
+        // A virtual clock is nobody's calendar: whoever moves it means it.
+        if self.clock.as_virtual().is_some() {
+            return self.clock.now();
+        }
+        self.store.time().unwrap_or_else(|| self.steady_now())
+    }
+
+    fn steady_now(&self) -> Timestamp {
+        let mut steady = self.steady.lock().unwrap_or_else(PoisonError::into_inner);
+        // Read behind the lock, so that looks follow each other in the order of their clocks.
+        let (clock, at) = (self.clock.now(), Instant::now());
+        let (now, seen) = steady.look(clock, at, suspended);
+        drop(steady);
+        match seen {
+            Seen::Nothing => {}
+            Seen::Jumped(by_ms) => tracing::warn!(
+                %clock, %now, by_ms,
+                "the clock of this machine has jumped; it is followed if that lasts for {:?}",
+                steady::CONFIRM,
+            ),
+            Seen::WentBack => {
+                tracing::info!(%clock, "the clock of this machine is right again; nothing has followed it");
+            }
+            Seen::Followed(by_ms) => {
+                tracing::warn!(%clock, by_ms, "the clock of this machine was set and is followed");
+                // They may be in a future that does not come for long.
+                self.retention_due.store(i64::MIN, Ordering::Release);
+                self.audit_due.store(i64::MIN, Ordering::Release);
+            }
+        }
+        now
+    }
+
+    /// The latest time that any clock has ever shown here: the mistake that [`Sabotage::BelieveClock`]
+    /// makes.
+    fn believed_now(&self) -> Timestamp {
+        let machine = Timestamp::from(std::time::SystemTime::now()).as_millis();
+        let ahead = self.store.time().map_or(0, |it| it.as_millis() - machine);
+        let now = self.clock.now().as_millis().saturating_add(ahead);
+        Timestamp::from_millis(self.believed.fetch_max(now, Ordering::AcqRel).max(now))
     }
 
     pub(crate) fn owns(&self, shard: ShardId) -> bool {

@@ -1031,7 +1031,9 @@ impl Worker {
             self.belongs_here(&hand_over::due_run(row));
             return;
         }
-        let later = row.available_at.filter(|at| *at > self.env.now.get());
+        // One that was to begin at once does so, though the clock that it was started by is ahead.
+        let begins = self.env.now.get().max(row.created_at);
+        let later = row.available_at.filter(|at| *at > begins);
         if let (RunStatus::Pending, Some(at), None) = (row.status, later, cancel) {
             // A message does not begin a run before its time.
             self.shared.due.note(at);

@@ -276,7 +276,7 @@ impl Store for MemoryStore {
         let last = (now, RunNo(i64::MAX));
         let first = after.map_or(Bound::Unbounded, Bound::Excluded);
         let is_past_end = after.is_some_and(|after| after >= last);
-        let runs = if is_past_end {
+        let mut runs: Vec<DueRun> = if is_past_end {
             Vec::new()
         } else {
             let due = data
@@ -286,6 +286,8 @@ impl Store for MemoryStore {
                 .take(limit);
             due.map(|(_, no)| data.runs[no].due_run()).collect()
         };
+        let left = limit - runs.len();
+        runs.extend(data.of_the_future(now, shards, after).take(left));
         let later = data.due.range((Bound::Excluded(last), Bound::Unbounded));
         Ok(Due {
             runs,
@@ -1134,6 +1136,26 @@ impl Tables for Data {
 
 /// Runners and shards.
 impl Data {
+    /// Runs that were to begin at once, by a clock that is ahead.
+    fn of_the_future(
+        &self,
+        now: Timestamp,
+        shards: &ShardSet,
+        after: Option<(Timestamp, RunNo)>,
+    ) -> impl Iterator<Item = DueRun> {
+        let ahead = self.runs.range(RunId::first_no(now + FUTURE)..);
+        let ahead = ahead.filter(|(_, run)| run.head.status == RunStatus::Pending);
+        let placed = ahead.filter_map(|(no, run)| Some((run.head.available_at?, *no, run)));
+        let mut found: Vec<_> = placed
+            .filter(|(at, no, run)| {
+                let was_at_once = *at > now && *at <= run.created_at;
+                was_at_once && after < Some((*at, *no)) && shards.contains(run.head.shard)
+            })
+            .collect();
+        found.sort_unstable_by_key(|(at, no, _)| (*at, *no));
+        found.into_iter().map(|(_, _, run)| run.due_run())
+    }
+
     fn held_by(&self, runner: Uuid) -> ShardSet {
         let held = self.shards.iter().filter(|(_, holder)| **holder == runner);
         held.map(|(shard, _)| *shard).collect()

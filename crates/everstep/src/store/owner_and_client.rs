@@ -32,6 +32,9 @@ impl<S: Store> OwnerAndClient<S> {
 impl<S: Store> Store for OwnerAndClient<S> {
     fn describe(&self) -> String { self.owner.describe() }
     fn is_local(&self) -> bool { self.owner.is_local() }
+    fn time(&self) -> Option<Timestamp> { self.owner.time() }
+    fn time_is_old(&self) -> bool { self.owner.time_is_old() }
+    fn ask_time(&self) -> Result<(), StoreError> { self.owner.ask_time() }
     fn migrate(&self) -> Result<(), StoreError> { self.client.migrate() }
     fn secret(&self) -> Result<Secret, StoreError> { self.client.secret() }
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {

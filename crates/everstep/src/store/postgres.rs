@@ -15,7 +15,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime},
 };
@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use self::{
     batch::Terms,
-    conn::{Conn, Identity, Limits, Route, Unsettled},
+    conn::{Conn, DatabaseTime, Identity, Limits, Route, Unsettled},
     error::{CHANGED, FENCED, Trouble},
     known::{Known, Revision},
     locks::Named,
@@ -139,8 +139,8 @@ pub struct PostgresStore {
     homes: Mutex<HashMap<Uuid, (Fence, u64)>>,
     /// Since when it cannot be reached, if so.
     away: Mutex<Option<Instant>>,
-    /// How far the clock of the database is ahead of ours, in milliseconds.
-    ahead: AtomicI64,
+    /// The clock of the database as it was last read; `None` where the caller's clock counts.
+    time: Mutex<Option<DatabaseTime>>,
     known: Mutex<Known>,
     spare_items: Mutex<Vec<u64>>,
     counters: Counters,
@@ -266,7 +266,7 @@ impl PostgresStore {
             lease_ms: AtomicU64::new(0),
             homes: Mutex::default(),
             away: Mutex::default(),
-            ahead: AtomicI64::new(0),
+            time: Mutex::default(),
             known: Mutex::default(),
             spare_items: Mutex::default(),
             counters: Counters::default(),
@@ -277,7 +277,7 @@ impl PostgresStore {
         };
         let conn = Conn::open(&store.route, store.limits());
         let conn = conn.map_err(|trouble| store.error(trouble))?;
-        store.note_clock(conn.ahead);
+        store.note_time(conn.time);
         store.compare_identity(&conn.identity);
         store.system = conn.identity.system.clone();
         store.database = within::database(&conn).map_err(|trouble| store.error(trouble))?;
@@ -329,7 +329,7 @@ impl PostgresStore {
         match Conn::open(&self.route, limits) {
             Ok(conn) => {
                 self.note_back();
-                self.note_clock(conn.ahead);
+                self.note_time(conn.time);
                 self.compare_identity(&conn.identity);
                 Ok(conn)
             }
@@ -345,10 +345,10 @@ impl PostgresStore {
         }
     }
 
-    /// What the database's clock was found to be ahead of ours.
-    fn note_clock(&self, ahead: i64) {
-        if self.options.database_time {
-            self.ahead.store(ahead, Ordering::Relaxed);
+    fn note_time(&self, time: Option<DatabaseTime>) {
+        if let (Some(time), true) = (time, self.options.database_time) {
+            let mut known = lock(&self.time);
+            *known = Some(time.after(*known));
         }
     }
 
@@ -603,7 +603,8 @@ impl PostgresStore {
         change: &mut impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
         before: Option<Trouble>,
     ) -> Result<Attempt<(T, Option<Revision>)>, StoreError> {
-        let next = conn.next_batch(now_ms());
+        let now_ms = self.time().map_or_else(now_ms, Timestamp::as_millis);
+        let next = conn.next_batch(now_ms);
         let next = next.and_then(|next| Ok((next, Held::begin(conn, has_bodies)?)));
         let ((mark, lost), (held, begin)) = match next {
             Ok(next) => next,
@@ -1194,13 +1195,13 @@ impl Store for PostgresStore {
                 Some(row) => Some((row.get::<i64>(0)?, Identity::read(row, 1)?)),
                 None => None,
             };
-            let seen = seen.map(|(at, identity)| (asked.ahead_if_quick(at), identity));
+            let seen = seen.map(|(at, identity)| (asked.answered_if_quick(at), identity));
             Ok((first(0).is_some(), seen))
         })?;
-        if let Some((ahead, identity)) = seen {
+        if let Some((time, identity)) = seen {
             self.compare_identity(&identity);
             // Where it had to wait for something, nobody knows at which end of the wait it was asked.
-            ahead.into_iter().for_each(|ahead| self.note_clock(ahead));
+            self.note_time(time);
         }
         Ok(is_alive && self.is_at_home(fence))
     }
@@ -1263,8 +1264,24 @@ impl Store for PostgresStore {
         self.options.lanes_max
     }
 
-    fn clock_ahead_ms(&self) -> i64 {
-        self.ahead.load(Ordering::Relaxed)
+    fn time(&self) -> Option<Timestamp> {
+        let mut time = lock(&self.time);
+        Some(Timestamp::from_millis(time.as_mut()?.now()))
+    }
+
+    fn time_is_old(&self) -> bool {
+        lock(&self.time).is_some_and(|time| time.is_old())
+    }
+
+    fn ask_time(&self) -> Result<(), StoreError> {
+        let time = self.read(|session| {
+            let asked = conn::Asked::now();
+            let sql = format!("SELECT {}", conn::CLOCK);
+            let now = session.row(sql, Vec::new(), |row| row.get::<i64>(0))?;
+            Ok(now.map(|now| asked.answered(now)))
+        })?;
+        self.note_time(time);
+        Ok(())
     }
 
     fn counters(&self) -> StoreCounters {

@@ -327,6 +327,18 @@ impl<S: Store> Store for CrashingStore<S> {
         self.inner.is_local()
     }
 
+    fn time(&self) -> Option<Timestamp> {
+        self.inner.time()
+    }
+
+    fn time_is_old(&self) -> bool {
+        self.inner.time_is_old()
+    }
+
+    fn ask_time(&self) -> Result<(), StoreError> {
+        self.read(Store::ask_time)
+    }
+
     fn migrate(&self) -> Result<(), StoreError> {
         self.read(Store::migrate)
     }

@@ -5,9 +5,15 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "sqlite")]
+use everstep::store::SqliteStore;
 #[cfg(feature = "postgres")]
 use everstep::store::{PostgresOptions, PostgresStore};
-use everstep::{Engine, EngineBuilder, store::MemoryStore, testing};
+use everstep::{
+    Engine, EngineBuilder,
+    store::{MemoryStore, Store},
+    testing,
+};
 
 /// A store of a test's own, empty at first. Engines are opened on it at once or one after another.
 pub(crate) enum Place {
@@ -43,6 +49,23 @@ impl Place {
                 // Tests move a clock of their own.
                 options.database_time = false;
                 Engine::on(Arc::new(PostgresStore::open_with(url, options).unwrap()))
+            }
+        }
+    }
+
+    /// The store as another process opens it, after an engine has made it.
+    pub(crate) fn open_store(&self) -> Arc<dyn Store> {
+        match self {
+            Place::Memory(store) => store.clone(),
+            #[cfg(feature = "sqlite")]
+            Place::File(directory) => {
+                Arc::new(SqliteStore::open(directory.path().join("app.db")).unwrap())
+            }
+            #[cfg(feature = "postgres")]
+            Place::Database(url) => {
+                let mut options = PostgresOptions::default();
+                options.database_time = false;
+                Arc::new(PostgresStore::open_with(url, options).unwrap())
             }
         }
     }

@@ -27,6 +27,7 @@ use super::{
     session::{Answer, Op, Port},
     value::{Row, Value, params},
 };
+use crate::time::suspended;
 
 /// Runs on the connections' own runtime, and waits.
 pub(super) fn block<T: Send + 'static>(
@@ -171,8 +172,8 @@ pub(super) struct Conn {
     pub(super) lane: Lane,
     /// Which database, and which of its lives.
     pub(super) identity: Identity,
-    /// How far its clock was ahead of ours when it was made, in milliseconds.
-    pub(super) ahead: i64,
+    /// The clock of the database when the connection was made.
+    pub(super) time: Option<DatabaseTime>,
     pub(super) limits: Limits,
     /// When the server was last told to plan its statements anew.
     pub(super) planned: Instant,
@@ -207,34 +208,98 @@ pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 pub(super) const CLOCK: &str = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 
 /// How long an answer may take for the time in it to be believed.
-const QUICK_MS: i64 = 500;
+const QUICK: Duration = Duration::from_millis(500);
 
-/// When the database was asked for its time, by our clock.
-pub(super) struct Asked(i64);
+/// How long a measurement is good for. A quartz is off by some milliseconds in this time.
+const FRESH: Duration = Duration::from_secs(30);
+
+/// When the database was asked for its time, by the monotonic clock.
+pub(super) struct Asked(Instant);
 
 impl Asked {
     pub(super) fn now() -> Asked {
-        Asked(super::now_ms())
+        Asked(Instant::now())
     }
 
     #[cfg(test)]
-    pub(super) fn at(ms: i64) -> Asked {
-        Asked(ms)
+    pub(super) fn ago(long: Duration) -> Asked {
+        let before = Instant::now().checked_sub(long);
+        Asked(before.expect("the machine has been up for longer"))
     }
 
-    /// How far the clock of a database that has given this answer is ahead: it has read it between the
-    /// question and now.
-    pub(super) fn ahead_of_us(self, database_ms: i64) -> i64 {
-        let Asked(before) = self;
-        database_ms - (before + (super::now_ms() - before) / 2)
+    /// The time of a database that has given this answer: it has read its clock between the question and
+    /// now.
+    pub(super) fn answered(self, database_ms: i64) -> DatabaseTime {
+        DatabaseTime {
+            ms: database_ms,
+            at: self.0 + self.0.elapsed() / 2,
+            calendar_ms: super::now_ms(),
+            suspended: suspended(),
+            latest: i64::MIN,
+        }
     }
 
-    /// As [`ahead_of_us`](Self::ahead_of_us), if the answer has come at once: it is wrong by up to half
-    /// the time that it took.
-    pub(super) fn ahead_if_quick(self, database_ms: i64) -> Option<i64> {
-        let took = super::now_ms() - self.0;
-        (took <= QUICK_MS).then(|| self.ahead_of_us(database_ms))
+    /// As [`answered`](Self::answered), if the answer has come at once: it is wrong by up to half the
+    /// time that it took.
+    pub(super) fn answered_if_quick(self, database_ms: i64) -> Option<DatabaseTime> {
+        (self.0.elapsed() <= QUICK).then(|| self.answered(database_ms))
     }
+}
+
+/// The clock of the database as it was last read. It goes on by the monotonic clock of this machine, so
+/// that it does not matter what this machine's calendar is set to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DatabaseTime {
+    ms: i64,
+    at: Instant,
+    /// What this machine's calendar showed when the answer came.
+    calendar_ms: i64,
+    /// How long this machine had been suspended by then.
+    suspended: Duration,
+    /// The latest time that was given out.
+    latest: i64,
+}
+
+/// How far the time may go back from one answer to the next without being let go back: answers are wrong
+/// by the time that they were under way.
+const JITTER_MS: i64 = 1_000;
+
+impl DatabaseTime {
+    /// This answer, which has come after another one.
+    pub(super) fn after(self, before: Option<DatabaseTime>) -> DatabaseTime {
+        let latest = before.map_or(i64::MIN, |before| before.latest);
+        DatabaseTime { latest, ..self }
+    }
+
+    pub(super) fn now(&mut self) -> i64 {
+        let mut passed = self.at.elapsed();
+        if self.calendar_differs(super::now_ms()) {
+            // The monotonic clock stands still during a suspend.
+            passed += suspended().saturating_sub(self.suspended);
+        }
+        let now = self.ms + millis(passed);
+        if self.latest.saturating_sub(now) > JITTER_MS {
+            // The clock of the database was set back.
+            self.latest = now;
+        }
+        self.latest = self.latest.max(now);
+        self.latest
+    }
+
+    /// Whether the database should be asked again.
+    pub(super) fn is_old(&self) -> bool {
+        self.at.elapsed() >= FRESH || self.calendar_differs(super::now_ms())
+    }
+
+    /// Whether this machine's calendar was set since, or the machine was suspended.
+    fn calendar_differs(&self, calendar_ms: i64) -> bool {
+        let expected = self.calendar_ms + millis(self.at.elapsed());
+        (calendar_ms - expected).unsigned_abs() > 2 * QUICK.as_millis() as u64
+    }
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// The timeline of a server that cannot be written to.
@@ -299,7 +364,7 @@ impl Conn {
                 system: String::new(),
                 timeline: String::new(),
             },
-            ahead: 0,
+            time: None,
             limits,
             planned: Instant::now(),
             session: ServerSession::default(),
@@ -329,7 +394,7 @@ impl Conn {
             begun: row.get::<Option<i64>>(1)?.unwrap_or(0),
         };
         self.identity = Identity::read(row, 2)?;
-        self.ahead = asked.ahead_of_us(row.get(4)?);
+        self.time = Some(asked.answered(row.get(4)?));
         if self.identity.timeline == STANDBY {
             let text = "this server is a standby and takes no writes".to_owned();
             return Err(Trouble::Lost(text));
@@ -370,7 +435,7 @@ impl Conn {
                         CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') \
                         THEN set_config('synchronous_commit', 'on', true) END";
             let path_is = search_path(&self.route.schema);
-            ops.push(Op::new(path, params![path_is, millis(self.limits.idle)]));
+            ops.push(Op::new(path, params![path_is, setting(self.limits.idle)]));
         }
         ops
     }
@@ -449,11 +514,11 @@ pub(super) fn settle(conn: &Conn, lost: Unsettled) -> Result<Option<bool>, Troub
 }
 
 fn set_idle(limit: Duration) -> Op {
-    set("idle_in_transaction_session_timeout", &millis(limit))
+    set("idle_in_transaction_session_timeout", &setting(limit))
 }
 
 /// A length of time as a setting.
-fn millis(time: Duration) -> String {
+fn setting(time: Duration) -> String {
     format!("{}ms", time.as_millis())
 }
 

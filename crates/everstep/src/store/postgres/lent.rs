@@ -103,7 +103,7 @@ impl PostgresStore {
             lease_ms: Default::default(),
             homes: Mutex::default(),
             away: Mutex::default(),
-            ahead: Default::default(),
+            time: Mutex::new(*lock(&self.time)),
             giving_back: Default::default(),
             known: Mutex::default(),
             spare_items: Mutex::default(),

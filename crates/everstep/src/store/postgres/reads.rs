@@ -10,7 +10,7 @@ use super::{
     value::{Row, Value, params},
 };
 use crate::{
-    run_id::RunNo,
+    run_id::{RunId, RunNo},
     store::{rules, *},
     time::Timestamp,
 };
@@ -114,17 +114,33 @@ pub(super) fn due(
          ORDER BY available_at, no LIMIT $5) AS runs ORDER BY available_at, no LIMIT $5",
         columns::DUE_RUN
     );
-    let now = now.as_millis();
-    let limit = columns::limit(limit);
+    // Runs that were to begin at once, by a clock that is ahead. Their numbers are ahead, too, so that this
+    // costs a look behind the last one as long as there are none.
+    let future = format!(
+        "SELECT {} FROM runs WHERE no >= $6 AND status = 0 AND available_at > $1 \
+         AND available_at <= created_at AND (available_at, no) > ($3, $4) AND shard = ANY ($2) \
+         ORDER BY available_at, no LIMIT $5",
+        columns::DUE_RUN
+    );
+    let first = RunId::first_no(now + FUTURE).0;
+    let (now, most) = (now.as_millis(), columns::limit(limit));
     let answers = session.queries(vec![
-        Op::new(next, params![now, shards, pools]),
-        Op::new(due, params![now, shards, after_at, after_no, limit, pools]),
+        Op::new(next, params![now, shards.clone(), pools.clone()]),
+        Op::new(
+            due,
+            params![now, shards.clone(), after_at, after_no, most, pools],
+        ),
+        Op::new(
+            future,
+            params![now, shards, after_at, after_no, most, first],
+        ),
     ])?;
-    let [next, due] = &answers[..] else {
+    let [next, due, future] = &answers[..] else {
         return Err(Trouble::Lost("an answer is missing".to_owned()));
     };
+    let runs = due.iter().chain(future).take(limit);
     Ok(Due {
-        runs: due.iter().map(columns::due_run).collect::<Result<_, _>>()?,
+        runs: runs.map(columns::due_run).collect::<Result<_, _>>()?,
         next_at: match next.first() {
             Some(row) => columns::optional_time(row, 0)?,
             None => None,

@@ -62,11 +62,11 @@ impl Terms {
                     "require" => Mode::Require,
                     "verify-ca" => Mode::VerifyCa,
                     "verify-full" => Mode::VerifyFull,
-                    other => {
-                        return Err(format!(
-                            "`sslmode` is `{other}`, and must be `disable`, `prefer`, `require`, \
-                             `verify-ca` or `verify-full`"
-                        ));
+                    // Not what it is: it may be a part of a password that is not escaped.
+                    _ => {
+                        let must = "`sslmode` must be `disable`, `prefer`, `require`, `verify-ca` or \
+                                    `verify-full`";
+                        return Err(must.to_owned());
                     }
                 });
             }

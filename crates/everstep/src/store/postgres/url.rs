@@ -30,17 +30,18 @@ pub(super) fn parse(url: &str, mut options: PostgresOptions) -> Result<Parsed, S
         store: "the PostgreSQL database of the URL".to_owned(),
         source: what.into(),
     };
-    let (base, query) = url.split_once('?').unwrap_or((url, ""));
+    let url = with_scheme(url).map_err(|what| wrong(what.to_owned()))?;
+    let (base, query) = url.split_once('?').unwrap_or((&url, ""));
+    check_escapes(base, query).map_err(|what| wrong(what.to_owned()))?;
     let mut rest = Vec::new();
     let mut tls = tls::Terms::default();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let Some((name, value)) = pair.split_once('=') else {
-            rest.push(pair);
-            continue;
+            return Err(wrong(UNKNOWN.to_owned()));
         };
         let value = decoded(value).ok_or_else(|| {
-            let what = format!("`{name}` holds a `%` that is not followed by two hex digits");
-            wrong(what)
+            let what = "a parameter holds a `%` that is not followed by two hex digits";
+            wrong(what.to_owned())
         })?;
         match (name, &*value) {
             ("schema", "") => return Err(wrong("`schema` is empty".to_owned())),
@@ -48,20 +49,21 @@ pub(super) fn parse(url: &str, mut options: PostgresOptions) -> Result<Parsed, S
             ("lanes", number) => match number.parse() {
                 Ok(lanes @ 1..=64) => options.lanes_max = lanes,
                 _ => {
-                    let what = format!("`lanes` is `{number}`, and must be a number from 1 to 64");
-                    return Err(wrong(what));
+                    return Err(wrong("`lanes` must be a number from 1 to 64".to_owned()));
                 }
             },
             ("pooled", "true") => options.pooled = true,
             ("pooled", "false") => options.pooled = false,
-            ("pooled", other) => {
-                let what = format!("`pooled` is `{other}`, and must be `true` or `false`");
-                return Err(wrong(what));
+            ("pooled", _) => {
+                return Err(wrong("`pooled` must be `true` or `false`".to_owned()));
             }
             ("listen_url", "") => return Err(wrong("`listen_url` is empty".to_owned())),
             ("listen_url", url) => options.listen_url = Some(url.to_owned()),
             (name, value) => {
                 if !tls.take(name, value).map_err(wrong)? {
+                    if !DRIVERS.contains(&name) {
+                        return Err(wrong(UNKNOWN.to_owned()));
+                    }
                     rest.push(pair);
                 }
             }
@@ -114,6 +116,72 @@ pub(super) fn parse(url: &str, mut options: PostgresOptions) -> Result<Parsed, S
         options,
         name,
     })
+}
+
+/// The parameters that the driver takes. Its errors repeat names, and a password that is not escaped can
+/// look like one.
+const DRIVERS: [&str; 19] = [
+    "user",
+    "password",
+    "dbname",
+    "options",
+    "application_name",
+    "sslnegotiation",
+    "host",
+    "hostaddr",
+    "port",
+    "connect_timeout",
+    "tcp_user_timeout",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_retries",
+    "target_session_attrs",
+    "channel_binding",
+    "load_balance_hosts",
+    "replication",
+];
+
+/// Nothing of the URL is repeated: it may be a part of the password.
+const UNKNOWN: &str = "it has a parameter behind the `?` that is not known; if the `?` belongs to the \
+                       password, write it as `%3F`, and `&`, `=`, `@`, `/`, `:`, `#` and `%` there as \
+                       `%26`, `%3D`, `%40`, `%2F`, `%3A`, `%23` and `%25`";
+
+/// The URL with its scheme as the driver has it.
+fn with_scheme(url: &str) -> Result<String, &'static str> {
+    let (scheme, rest) = url.split_once("://").unwrap_or_default();
+    if ["postgres", "postgresql"]
+        .iter()
+        .any(|known| scheme.eq_ignore_ascii_case(known))
+    {
+        Ok(format!("postgres://{rest}"))
+    } else {
+        Err("it does not begin with `postgres://`")
+    }
+}
+
+/// Refuses a URL whose password seems to hold a sign that ends it: parts of the password would be taken for
+/// a host, a database or a parameter, and be shown.
+fn check_escapes(base: &str, query: &str) -> Result<(), &'static str> {
+    let rest = base.strip_prefix("postgres://").unwrap_or(base);
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    if authority.matches('@').count() > 1 {
+        return Err(
+            "it has two `@` before the host; write one in a user's name or password as `%40`",
+        );
+    }
+    if path.contains('@') {
+        return Err(
+            "it has an `@` behind the host; write a `/` in a password as `%2F`, and an `@` in the \
+                    name of a database as `%40`",
+        );
+    }
+    if !authority.contains('@') && query.contains('@') {
+        return Err(
+            "it has an `@` behind the `?` and none before it; write a `?` in a password as `%3F`",
+        );
+    }
+    Ok(())
 }
 
 /// A name of a schema that the server takes as it is.
@@ -291,13 +359,41 @@ mod tests {
             "postgres://u:secret@h/d?sslmode=sometimes",
             "postgres://u:secret@h/d?sslmode=prefer&sslrootcert=/a",
             "postgres://u:secret@h/d?target_session_attrs=read-only",
+            // Signs in the password that should have been escaped.
+            "postgres://u:x?sslmode=secret@h/d",
+            "postgres://u:x?secret@h/d",
+            "postgres://u:x?secret=y@h/d",
+            "postgres://u:x?a%secret=y@h/d",
+            "postgres://u:x?lanes=secret@h/d",
+            "postgres://u:x?pooled=secret@h/d",
+            "postgres://u:x@secret@h/d",
+            "postgres://u:33/secret@h/d",
+            "postgres://u:x/secret@h/d",
+            "postgres://u:x@y?secret@h/d",
+            "postgres://u:x@y?secret=z@h/d",
+            "postgres://u:secret@h:port/d",
+            "postgres://u:secret@h/d?secret",
+            "host=h password=secret dbname=d",
+            "postgres:/u:secret@h/d",
+            "mysql://u:secret@h/d",
+            "",
         ] {
             let Err(error) = parse(url, PostgresOptions::default()) else {
                 panic!("{url} was taken");
             };
             let source = std::error::Error::source(&error);
-            let text = format!("{error}: {source:?}");
+            let text = format!("{error}: {source:?} {error:?}");
             assert!(!text.contains("secret"), "{text}");
+            assert!(!text.contains("directory"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_scheme_may_be_written_in_upper_case() {
+        for scheme in ["POSTGRES", "PostgreSQL", "postgresql", "postgres"] {
+            let parsed = parsed(&format!("{scheme}://u:p%3Fq%40r@h/d"));
+            let password = parsed.servers.configs[0].get_password();
+            assert_eq!(password, Some(&b"p?q@r"[..]));
         }
     }
 }

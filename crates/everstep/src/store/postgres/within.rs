@@ -23,7 +23,7 @@ use super::{
     transact::{Remote, Request},
     value::{Row, params},
 };
-use crate::store::{Applied, Batch, StoreError};
+use crate::store::{Applied, Batch, Store, StoreError};
 
 /// How often it is tried again when others are in the way.
 const GOES: u32 = 20;
@@ -63,10 +63,11 @@ impl PostgresStore {
     async fn commit_behind(
         &self,
         tx: &Transaction<'_>,
-        batch: Batch,
+        mut batch: Batch,
     ) -> Result<Applied, StoreError> {
         let error = |trouble: Trouble| self.error(trouble);
         let search_path = self.require_same(tx).await?;
+        batch.now = self.time().unwrap_or(batch.now);
         let mut named = Named::of(&batch);
         let mut goes = 0;
         loop {
@@ -108,9 +109,13 @@ impl PostgresStore {
     async fn require_same(&self, tx: &Transaction<'_>) -> Result<String, StoreError> {
         let error = |trouble: Trouble| self.error(trouble);
         let table = format!("{}.everstep_format", quoted(&self.options.schema));
-        let sql = "SELECT (SELECT system_identifier::text FROM pg_control_system()), \
-                   current_database()::text, current_setting('transaction_isolation'), \
-                   current_setting('search_path'), to_regclass($1) IS NOT NULL";
+        let sql = format!(
+            "SELECT (SELECT system_identifier::text FROM pg_control_system()), \
+             current_database()::text, current_setting('transaction_isolation'), \
+             current_setting('search_path'), to_regclass($1) IS NOT NULL, {}",
+            conn::CLOCK
+        );
+        let asked = conn::Asked::now();
         let rows = ask(tx, sql, params![table.clone()]).await.map_err(error)?;
         let read = |rows: &[Row]| -> Result<_, Trouble> {
             let row = rows
@@ -118,9 +123,10 @@ impl PostgresStore {
                 .ok_or_else(|| Trouble::value("system_identifier", "nothing"))?;
             let database = (row.get::<String>(0)?, row.get::<String>(1)?);
             let (isolation, path) = (row.get::<String>(2)?, row.get::<String>(3)?);
-            Ok((database, isolation, path, row.get::<bool>(4)?))
+            let clock = row.get::<i64>(5)?;
+            Ok((database, isolation, path, row.get::<bool>(4)?, clock))
         };
-        let ((system, database), isolation, path, is_there) = read(&rows).map_err(error)?;
+        let ((system, database), isolation, path, is_there, clock) = read(&rows).map_err(error)?;
         let elsewhere = if system != self.system {
             Some(format!("the database `{database}` of another server"))
         } else if database != self.database {
@@ -151,6 +157,7 @@ impl PostgresStore {
             .transpose()
             .map_err(error)?;
         schema::require_current(format.unwrap_or(0), &self.name)?;
+        self.note_time(asked.answered_if_quick(clock));
         Ok(path)
     }
 }

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::{batch::find_key, columns, listing};
 use crate::{
-    run_id::{RunNo, ShardId},
+    run_id::{RunId, RunNo, ShardId},
     store::{rules, *},
     time::Timestamp,
 };
@@ -101,11 +101,38 @@ pub(crate) fn due(
         if shards.contains(shard(row.get(1)?)) {
             runs.push(by_no.query_row([row.get::<_, i64>(0)?], columns::due_run)?);
             if runs.len() == limit {
-                break;
+                return Ok(Due { runs, next_at });
             }
         }
     }
+    let after = (after_at, after_no);
+    runs.extend(of_the_future(conn, now, shards, after, limit - runs.len())?);
     Ok(Due { runs, next_at })
+}
+
+/// Runs that were to begin at once, by a clock that is ahead. Their numbers are ahead, too, so that this
+/// costs a look behind the last one as long as there are none.
+fn of_the_future(
+    conn: &Connection,
+    now: Timestamp,
+    shards: &ShardSet,
+    after: (i64, i64),
+    limit: usize,
+) -> rusqlite::Result<Vec<DueRun>> {
+    let sql = format!(
+        "SELECT {} FROM runs NOT INDEXED WHERE no >= ?1 AND status = 0 \
+         AND available_at > ?2 AND available_at <= created_at AND (available_at, no) > (?3, ?4) \
+         ORDER BY available_at, no",
+        columns::DUE_RUN
+    );
+    let first = RunId::first_no(now + FUTURE).0;
+    let mut statement = conn.prepare_cached(&sql)?;
+    let rows = statement.query_map(
+        params![first, now.as_millis(), after.0, after.1],
+        columns::due_run,
+    )?;
+    let ours = rows.filter(|run| run.as_ref().map_or(true, |run| shards.contains(run.shard)));
+    ours.take(limit).collect()
 }
 
 fn next_at(

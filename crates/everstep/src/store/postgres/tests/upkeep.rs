@@ -46,18 +46,49 @@ fn a_connection_keeps_no_more_statements_than_it_needs() {
 }
 
 #[test]
-fn the_clock_of_the_database_is_measured_when_a_connection_is_made() {
+fn the_time_is_the_one_of_the_database_since_it_was_last_asked() {
     let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
     let store = PostgresStore::open(&url).expect("open");
     // It is the same machine's.
-    let ahead = store.clock_ahead_ms();
-    assert!(ahead.abs() < 5_000, "{ahead}");
-    let asked = conn::Asked::now();
-    let ahead = asked.ahead_of_us(now_ms() + 300_000);
-    assert!((299_000..=300_000).contains(&ahead), "{ahead}");
+    let off = |store: &PostgresStore| store.time().expect("a time").as_millis() - now_ms();
+    assert!(off(&store).abs() < 5_000, "{}", off(&store));
+    assert!(!store.time_is_old());
+    // A clock that was set is followed, ahead and back.
+    for ahead in [300_000, -300_000] {
+        let asked = conn::Asked::now();
+        store.note_time(Some(asked.answered(now_ms() + ahead)));
+        let off = off(&store) - ahead;
+        assert!(off.abs() < 5_000, "{ahead}: {off}");
+    }
     // A test goes by a clock of its own.
-    assert_eq!(fresh().clock_ahead_ms(), 0);
+    assert_eq!(fresh().time(), None);
     testing::ran_on("PostgreSQL");
+}
+
+/// A client without an engine asked when it connected, and never again.
+#[test]
+fn the_time_is_asked_for_again_when_the_last_answer_is_old() {
+    let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
+    let store = PostgresStore::open(&url).expect("open");
+    store.migrate().expect("migrate");
+    let asked = conn::Asked::ago(Duration::from_secs(60));
+    store.note_time(Some(asked.answered(now_ms() + 3_600_000)));
+    assert!(store.time_is_old());
+    store.ask_time().expect("ask");
+    assert!(!store.time_is_old());
+    let off = store.time().expect("a time").as_millis() - now_ms();
+    assert!(off.abs() < 5_000, "{off}");
+    testing::ran_on("PostgreSQL");
+}
+
+#[test]
+fn a_time_that_goes_back_by_less_than_answers_are_wrong_by_stands_still() {
+    let mut first = conn::Asked::now().answered(1_000_000);
+    let began = first.now();
+    let mut second = conn::Asked::now().answered(999_500).after(Some(first));
+    assert!(second.now() >= began);
+    let mut third = conn::Asked::now().answered(990_000).after(Some(second));
+    assert!(third.now() < began);
 }
 
 #[test]
@@ -120,7 +151,7 @@ fn a_name_that_the_server_would_change_is_refused() {
 #[test]
 fn the_time_in_an_answer_that_was_long_under_way_is_not_believed() {
     let quick = conn::Asked::now();
-    assert!(quick.ahead_if_quick(now_ms()).is_some());
-    let slow = conn::Asked::at(now_ms() - 4_000);
-    assert_eq!(slow.ahead_if_quick(now_ms()), None);
+    assert!(quick.answered_if_quick(now_ms()).is_some());
+    let slow = conn::Asked::ago(Duration::from_secs(4));
+    assert!(slow.answered_if_quick(now_ms()).is_none());
 }
