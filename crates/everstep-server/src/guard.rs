@@ -56,9 +56,15 @@ pub(crate) struct Declared {
     pub(crate) has_body: bool,
     /// Whether it takes an `idempotency-key`.
     pub(crate) is_once: bool,
+    /// Whether it answers with events for as long as its client listens.
+    pub(crate) is_stream: bool,
 }
 
 impl Guarded {
+    fn is_stream(&self) -> bool {
+        self.declared.get().is_some_and(|it| it.is_stream)
+    }
+
     /// Whether it changes something that is not the caller's own session.
     fn is_change(&self) -> bool {
         self.role.is_some() && self.verb != Verb::Get
@@ -166,19 +172,26 @@ async fn admit(
 ) -> Result<Response, Problem> {
     let deadline = Deadline::after(app.limits.request);
     let (parts, body) = request.into_parts();
+    let client = app.proxies.client(&parts.extensions, &parts.headers);
+    let mut held = app.usage.of_client(client, operation.is_stream())?;
     let who = deadline.covers(app.security.who(&parts.headers)).await??;
     let refused = admitted(&app, &operation, &parts.headers, who.as_ref()).err();
     if let Some(problem) = refused {
         return Err(noted(&app, &operation, &parts, who, problem, deadline).await);
     }
+    if let Some(token) = who.as_ref().and_then(|who| who.name.as_deref()) {
+        let of_token = app.usage.of_token(token, operation.is_stream())?;
+        held.extend(of_token);
+    }
     let sent = received(&app, &operation, body, deadline).await?;
     let (is_read, name) = (operation.verb == Verb::Get, operation.name);
     let work = carried_out(app, operation, (parts, sent, who), deadline, next);
-    match is_read {
-        true => deadline.covers(work).await?,
+    let response = match is_read {
+        true => deadline.covers(work).await??,
         // Apart from the connection: whoever hangs up must not leave a change half done.
-        false => deadline.covers(apart(name, work)).await?,
-    }
+        false => deadline.covers(apart(name, work)).await??,
+    };
+    Ok(response.map(|body| Body::new(held.until_sent(body))))
 }
 
 async fn apart(
@@ -311,6 +324,12 @@ async fn received(
         Some(_) => app.limits.body,
         None => app.limits.body.min(UNKNOWN_BODY_MAX),
     };
+    // The announced length is enough to refuse: the rest of the body may never come.
+    let announced = body.size_hint().lower();
+    if announced > limit as u64 {
+        let detail = format!("the body has {announced} bytes, and the limit is {limit} bytes");
+        return Err(Problem::new(Kind::TooLarge, detail));
+    }
     let read = Limited::new(body, limit).collect();
     let Ok(read) = deadline.covers(read).await else {
         let detail = format!(
@@ -321,7 +340,7 @@ async fn received(
     };
     let read = read.map_err(|error| match error.is::<LengthLimitError>() {
         true => {
-            let detail = format!("the body has more than {limit} bytes, which is the limit here");
+            let detail = format!("the body has more than {limit} bytes, which is the limit");
             Problem::new(Kind::TooLarge, detail)
         }
         false => {

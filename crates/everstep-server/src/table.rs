@@ -80,6 +80,7 @@ pub(crate) struct Operation<'t> {
     /// The statuses of the problems that are likely.
     problems: Vec<u16>,
     declared: Arc<OnceLock<Declared>>,
+    is_stream: bool,
 }
 
 impl Table {
@@ -143,7 +144,7 @@ impl Table {
             }))
         });
         let parameters: Vec<Json> = names.collect();
-        let mut problems = vec![400, 503, 504];
+        let mut problems = vec![400, 429, 503, 504];
         if role.is_some() {
             problems.extend([401, 403]);
         }
@@ -160,6 +161,7 @@ impl Table {
             said,
             parameters,
             problems,
+            is_stream: false,
             table: self,
         }
     }
@@ -271,6 +273,7 @@ impl Operation<'_> {
     pub(crate) fn streams(mut self, said: &str) -> Self {
         let answer = json!({"description": said, "content": {"text/event-stream": {}}});
         self.said["responses"]["200"] = answer;
+        self.is_stream = true;
         self
     }
 
@@ -307,6 +310,7 @@ impl Drop for Operation<'_> {
             query: names.collect(),
             has_body: said.contains_key("requestBody"),
             is_once: self.parameters.iter().any(|it| is_in("header", &it)),
+            is_stream: self.is_stream,
         });
         if !self.parameters.is_empty() {
             said.insert("parameters".to_owned(), json!(self.parameters));
