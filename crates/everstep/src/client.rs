@@ -1339,17 +1339,18 @@ impl<O> RunHandle<O> {
         }
     }
 
-    /// Pauses the run. What its bodies in flight give is still recorded. A delayed start, or a run
-    /// that waits for its next attempt, keeps its time.
+    /// Pauses the run: `true` if it was paused now, `false` if it was paused before. What its bodies in
+    /// flight give is still recorded. A delayed start, or a run that waits for its next attempt, keeps
+    /// its time.
     ///
     /// # Errors
     ///
     /// If it has ended, or is being cancelled.
-    pub async fn pause(&self) -> Result<(), ClientError> {
+    pub async fn pause(&self) -> Result<bool, ClientError> {
         let controlled = self.client.control(self.id, Control::Pause).await?;
         match refused(self.id, &controlled) {
             Some(error) => Err(error),
-            None => Ok(()),
+            None => Ok(matches!(controlled, Controlled::Done { .. })),
         }
     }
 
@@ -1561,6 +1562,50 @@ impl Cancel {
         self.rollback = true;
         self
     }
+
+    /// Cancels the run, with an error where awaiting the `Cancel` gives `false`: for commands and APIs,
+    /// whose callers must be told that nothing was done.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::WrongStatus`] with the status of the run if it has ended, its end is decided, or a
+    /// cancel was requested before; and what the plain cancel gives.
+    pub async fn strict(self) -> Result<(), ClientError> {
+        let run = self.run.to_string();
+        let (status, hint) = match self.send().await? {
+            Controlled::Finished { status, .. } => (status, "it has ended; nothing was done"),
+            Controlled::Already { status, .. } => match status {
+                RunStatus::RollingBack => (
+                    status,
+                    "its end is decided and it is rolling back already; wait for its end",
+                ),
+                _ => (
+                    status,
+                    "a cancel was requested before; nothing more was done, wait for its end",
+                ),
+            },
+            _ => return Ok(()),
+        };
+        Err(ClientError::WrongStatus {
+            run,
+            status,
+            act: "cancelled",
+            hint,
+        })
+    }
+
+    async fn send(self) -> Result<Controlled, ClientError> {
+        let control = Control::Cancel {
+            rollback: self.rollback,
+        };
+        let controlled = self.client.control(self.run, control).await?;
+        if let Controlled::Refused { .. } = controlled
+            && let Some(error) = refused(self.run, &controlled)
+        {
+            return Err(error);
+        }
+        Ok(controlled)
+    }
 }
 
 impl IntoFuture for Cancel {
@@ -1568,17 +1613,6 @@ impl IntoFuture for Cancel {
     type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let control = Control::Cancel {
-                rollback: self.rollback,
-            };
-            let controlled = self.client.control(self.run, control).await?;
-            if let Controlled::Refused { .. } = controlled
-                && let Some(error) = refused(self.run, &controlled)
-            {
-                return Err(error);
-            }
-            Ok(matches!(controlled, Controlled::Done { .. }))
-        })
+        Box::pin(async move { Ok(matches!(self.send().await?, Controlled::Done { .. })) })
     }
 }

@@ -82,9 +82,14 @@ impl Act {
 
     async fn done_to(self, run: &RunHandle) -> Result<(), Trouble> {
         match self {
-            Act::Cancel => _ = run.cancel().await?,
-            Act::CancelWithRollback => _ = run.cancel().with_rollback().await?,
-            Act::Pause => run.pause().await?,
+            Act::Cancel => run.cancel().strict().await?,
+            Act::CancelWithRollback => run.cancel().with_rollback().strict().await?,
+            Act::Pause => {
+                if !run.pause().await? {
+                    let text = format!("run {} is paused already; nothing was done", run.id());
+                    return Err(Trouble::new(Exit::Conflict, text));
+                }
+            }
             Act::Resume => run.resume().await?,
             Act::Retry => run.retry().await?,
             Act::Delete => run.delete().await?,
