@@ -20,13 +20,13 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use everstep::Role;
+use everstep::{Role, RunId};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use subtle::ConstantTimeEq;
 use tracing::Instrument as _;
 
 use crate::{
-    App, audit, once,
+    App, audit, extract, once,
     problem::{Kind, Outcome, Problem},
     security::{CSRF, Who},
     table::Verb,
@@ -238,9 +238,26 @@ async fn begin(
     parts: &Parts,
     body: &[u8],
 ) -> Result<audit::Begun, Problem> {
-    let target = audit::target(operation.name, operation.path, parts.uri.path());
+    let mut target = audit::target(operation.name, operation.path, parts.uri.path());
+    if operation.path.starts_with("/runs/{run}") {
+        target = with_whole_id(app, target).await;
+    }
     let detail = audit::detail(operation.name, parts.uri.query(), body);
     app.audit.begin(who, operation.name, target, detail).await
+}
+
+/// The target of a change with the whole id of its run, where the request has only a part of the id: the
+/// part may be ambiguous when the audit log is read.
+async fn with_whole_id(app: &App, target: String) -> String {
+    let (run, rest) = target.split_at(target.find('/').unwrap_or(target.len()));
+    if run.parse::<RunId>().is_ok() {
+        return target;
+    }
+    match extract::run_id(app, run).await {
+        Ok(run) => format!("{run}{rest}"),
+        // The operation itself says why.
+        Err(_) => target,
+    }
 }
 
 /// Writes down what was refused: in the audit log if somebody has tried it who is known, and whose

@@ -210,10 +210,12 @@ impl From<ClientError> for Problem {
         use ClientError as E;
         let kind = match &error {
             E::Store(_) | E::Closed => Kind::Unavailable,
-            E::UnknownRun { .. } | E::UnknownItem { .. } | E::UnknownSchedule { .. } => {
-                Kind::NotFound
-            }
-            E::Finished { .. }
+            E::UnknownRun { .. }
+            | E::UnknownShortId { .. }
+            | E::UnknownItem { .. }
+            | E::UnknownSchedule { .. } => Kind::NotFound,
+            E::AmbiguousId { .. }
+            | E::Finished { .. }
             | E::WrongStatus { .. }
             | E::InboxFull { .. }
             | E::TagsFull { .. }

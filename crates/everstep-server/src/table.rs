@@ -139,9 +139,14 @@ impl Table {
         }
         let names = path.split('/').filter_map(|part| {
             let name = part.strip_prefix('{')?.strip_suffix('}')?;
-            Some(json!({
+            let mut parameter = json!({
                 "name": name, "in": "path", "required": true, "schema": path_schema(name)
-            }))
+            });
+            if name == "run" {
+                let said = "The id of the run, or at least 8 digits of its beginning or its end.";
+                parameter["description"] = json!(said);
+            }
+            Some(parameter)
         });
         let parameters: Vec<Json> = names.collect();
         let mut problems = vec![400, 429, 503, 504];
@@ -324,7 +329,8 @@ impl Drop for Operation<'_> {
 /// What may stand for a name in a path.
 fn path_schema(name: &str) -> Json {
     match name {
-        "run" => json!({"type": "string", "format": "uuid"}),
+        // The whole id, or at least 8 digits of its beginning or its end.
+        "run" => json!({"type": "string", "pattern": "^[0-9A-Fa-f-]{8,36}$"}),
         "item" | "no" => json!({"type": "integer", "minimum": 0, "maximum": i64::MAX}),
         _ => json!({"type": "string", "minLength": 1}),
     }

@@ -58,6 +58,7 @@ mod placing;
 mod queues;
 mod retry;
 mod schedules;
+mod short_id;
 mod stream;
 mod tag;
 mod tokens;
@@ -89,6 +90,7 @@ pub use queues::{EnqueueItem, ItemError, ItemHandle, ItemInfo, Worker};
 pub use schedules::{
     Backfilled, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, Triggered,
 };
+pub use short_id::{ParseShortIdError, ShortId};
 pub use stream::{EmittedFrom, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader};
 pub use tokens::{TokenInfo, TokenSecret, Tokens};
 pub use view::{HistoryEntry, RunInfo, RunPage};
@@ -118,6 +120,34 @@ pub enum ClientError {
     UnknownRun {
         /// What was asked for.
         run: String,
+    },
+    /// No run was found whose id begins or ends with these digits.
+    #[error(
+        "there is no run whose id begins or ends with `{digits}`{}",
+        match .searched {
+            Some(searched) => format!(
+                " among the newest {searched} runs; give the whole id, or the first 20 digits, of an \
+                 older one"
+            ),
+            None => "; it may have been deleted, or belongs to another store".to_owned(),
+        }
+    )]
+    UnknownShortId {
+        /// The digits.
+        digits: String,
+        /// How many runs were searched, if there are more.
+        searched: Option<usize>,
+    },
+    /// Several runs have an id that begins or ends with these digits.
+    #[error(
+        "`{digits}` is ambiguous; give more digits of one of these runs: {}",
+        .runs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    AmbiguousId {
+        /// The digits.
+        digits: String,
+        /// The runs, newest first, at most ten.
+        runs: Vec<RunId>,
     },
     /// The run has ended.
     #[error("run {run} has ended ({status}) and takes nothing more")]

@@ -16,7 +16,7 @@ use crate::{
 /// Runs by name, or by what they have in common.
 #[derive(Debug, Args)]
 pub(crate) struct Many {
-    /// Their ids, or `workflow/key`.
+    /// The runs' ids, at least 8 digits of their beginnings or ends, or `workflow/key`.
     runs: Vec<RunRef>,
     #[command(flatten)]
     which: Which,

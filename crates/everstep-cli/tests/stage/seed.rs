@@ -219,7 +219,9 @@ impl<'a> Seed<'a> {
             start = start.key(key);
         }
         let run = start.await.unwrap();
-        self.words.add(word, run.id().to_string());
+        let id = run.id().to_string();
+        self.words.mean(&format!("end-of-{word}"), &id[24..]);
+        self.words.add(word, id);
         self.wait(word, status).await;
     }
 
