@@ -172,7 +172,9 @@ impl Table {
     }
 
     fn schema_of<T: JsonSchema>(&mut self) -> Json {
-        self.schemas.subschema_for::<T>().to_value()
+        let mut schema = self.schemas.subschema_for::<T>().to_value();
+        spell_out_booleans(&mut schema);
+        schema
     }
 
     /// The routes, and the document.
@@ -180,6 +182,7 @@ impl Table {
         let problem = self.schema_of::<Problem>();
         let mut schemas = self.schemas.take_definitions(true);
         schemas.values_mut().for_each(bound_numbers);
+        schemas.values_mut().for_each(spell_out_booleans);
         let document = json!({
             "openapi": "3.1.0",
             "info": {
@@ -220,6 +223,7 @@ impl Operation<'_> {
         for (name, schema) in whole["properties"].as_object().into_iter().flatten() {
             let mut schema = in_query(schema);
             bound_numbers(&mut schema);
+            spell_out_booleans(&mut schema);
             let mut parameter = json!({
                 "name": name, "in": "query", "required": required.contains(&name.as_str()),
             });
@@ -362,6 +366,30 @@ fn in_query(schema: &Json) -> Json {
         }
     }
     schema
+}
+
+/// Writes the schemas `true` and `false`, which JSON Schema allows, as objects: generators of clients
+/// refuse a document with a schema that is no object. Only `additionalProperties` may be a boolean.
+fn spell_out_booleans(schema: &mut Json) {
+    let fields = match schema {
+        Json::Bool(true) => return *schema = json!({}),
+        Json::Bool(false) => return *schema = json!({"not": {}}),
+        Json::Object(fields) => fields,
+        _ => return,
+    };
+    for (name, below) in fields {
+        match (name.as_str(), below) {
+            ("properties" | "patternProperties" | "$defs", Json::Object(schemas)) => {
+                schemas.values_mut().for_each(spell_out_booleans);
+            }
+            ("anyOf" | "oneOf" | "allOf" | "prefixItems", Json::Array(schemas)) => {
+                schemas.iter_mut().for_each(spell_out_booleans);
+            }
+            ("items" | "not" | "contains" | "propertyNames", below) => spell_out_booleans(below),
+            ("additionalProperties", below @ Json::Object(_)) => spell_out_booleans(below),
+            _ => {}
+        }
+    }
 }
 
 /// Says how large numbers can be: a format is only a remark.
