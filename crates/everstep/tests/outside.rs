@@ -208,6 +208,62 @@ async fn retention_deletes_by_workflow_and_status() {
     }
 }
 
+/// Charts counted what was still there: before the horizon of retention they showed an outage, since
+/// completed runs were deleted and failed ones kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn charts_say_where_retention_has_deleted_runs() {
+    for builder in builders() {
+        let clock = VirtualClock::new();
+        let engine = with_workflows(builder)
+            .settings(|settings| settings.retention = Retention::new().completed(hours(10)))
+            .clock(clock.clone())
+            .start()
+            .await
+            .unwrap();
+        let client = engine.client();
+        let held = clock.hold();
+        let begin = everstep::Clock::now(&*clock);
+        let run = async || {
+            let failed = client.start(FAIL, ()).await.unwrap();
+            failed.result().await.unwrap_err();
+            let quick = client.start(QUICK, 1).await.unwrap();
+            quick.result().await.unwrap();
+            quick.id()
+        };
+        let old = run().await;
+        assert_eq!(client.retention_horizon().await.unwrap(), None);
+        let complete = async || {
+            let stats = client.stats(begin, begin + hours(12), hours(1)).await;
+            let stats = stats.unwrap();
+            let numbers = stats.iter().map(|it| (it.is_complete, it.started));
+            numbers.collect::<Vec<_>>()
+        };
+        assert_eq!(complete().await[0], (true, 2));
+        let held = held.sleep(hours(9)).await;
+        let new = run().await;
+        let held = held.sleep(hours(2)).await;
+        assert!(client.get(old).await.unwrap().is_none());
+        assert!(client.get(new).await.unwrap().is_some());
+        let horizon = client.retention_horizon().await.unwrap().unwrap();
+        assert!(
+            horizon > begin && horizon <= begin + minutes(2),
+            "{horizon}"
+        );
+        let stats = complete().await;
+        assert_eq!(stats[0], (false, 1), "the failed run is still there");
+        assert!(
+            stats[1..].iter().all(|(complete, _)| *complete),
+            "{stats:?}"
+        );
+        assert_eq!(stats[9], (true, 2));
+        // A run that was deleted by hand does not make the rest of the chart unknown.
+        client.run::<u32>(new).delete().await.unwrap();
+        assert_eq!(client.retention_horizon().await.unwrap(), Some(horizon));
+        drop(held);
+        engine.shutdown().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn retention_of_many_runs_goes_in_slices() {
     let clock = VirtualClock::new();

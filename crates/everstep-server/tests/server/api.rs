@@ -582,3 +582,48 @@ async fn the_end_of_an_id_finds_its_run_in_paths_and_in_the_search() {
     assert_eq!(found["runs"][0]["id"], json!(keyed));
     world.end().await;
 }
+
+/// Before the horizon of retention the numbers were those of the runs that were left.
+#[tokio::test]
+async fn parts_of_a_chart_before_the_horizon_have_no_numbers_and_say_why() {
+    use everstep::store::Store as _;
+    let store = std::sync::Arc::new(everstep::store::MemoryStore::new());
+    let client = everstep::Client::on(store.clone()).unwrap();
+    let app = everstep_server::Server::new(client).router();
+    let stats = async || {
+        let path = "/api/v1/stats?from=2026-01-01T00:00:00Z&to=2026-01-01T03:00:00Z\
+                    &bucket_ms=3600000";
+        let request = axum::http::Request::get(path)
+            .body(axum::body::Body::empty())
+            .unwrap();
+        let answer = tower::ServiceExt::oneshot(app.clone(), request).await;
+        crate::world::read(answer.unwrap()).await.1
+    };
+    let all = stats().await;
+    assert_eq!(all.get("horizon"), None);
+    assert!(
+        all["buckets"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|it| it["started"] == 0)
+    );
+    let horizon = "2026-01-01T01:30:00Z"
+        .parse::<everstep::Timestamp>()
+        .unwrap();
+    store.raise_horizon(horizon).unwrap();
+    let some = stats().await;
+    assert_eq!(
+        text(&some["horizon"])
+            .parse::<everstep::Timestamp>()
+            .unwrap(),
+        horizon
+    );
+    for (no, is_known) in [(0, false), (1, false), (2, true)] {
+        let bucket = &some["buckets"][no];
+        assert_eq!(bucket.get("started").is_some(), is_known, "{bucket}");
+        assert_eq!(bucket.get("failed").is_some(), is_known, "{bucket}");
+        assert_eq!(bucket.get("missing").is_none(), is_known, "{bucket}");
+    }
+    assert_eq!(some["buckets"][0]["missing"], json!("retention"));
+}
