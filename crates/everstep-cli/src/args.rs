@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use everstep::{Client, Filter, RunHandle, RunId, RunStatus, Target, Timestamp};
+use everstep::{Client, Filter, RunHandle, RunId, RunStatus, ShortId, Target, Timestamp};
 use serde_json::Value as Json;
 
 use crate::{Exit, trouble::Trouble};
@@ -39,39 +39,48 @@ pub(crate) fn check_store(db: &std::path::Path) -> Result<(), Trouble> {
     }
 }
 
-/// A run, by its id or as `workflow/key`.
+/// A run, by its id, by the beginning or the end of its id, or as `workflow/key`.
 #[derive(Clone, Debug)]
-pub(crate) struct RunRef(Target);
+pub(crate) enum RunRef {
+    Target(Target),
+    Short(ShortId),
+}
 
 impl std::str::FromStr for RunRef {
     type Err = String;
 
     fn from_str(text: &str) -> Result<RunRef, String> {
         if let Ok(id) = text.parse::<RunId>() {
-            return Ok(RunRef(Target::Id(id)));
+            return Ok(RunRef::Target(Target::Id(id)));
         }
         match text.split_once('/') {
             Some((workflow, key)) if !workflow.is_empty() && !key.is_empty() => {
                 let (workflow, key) = (workflow.to_owned(), key.to_owned());
-                Ok(RunRef(Target::Key { workflow, key }))
+                Ok(RunRef::Target(Target::Key { workflow, key }))
             }
-            _ => Err("it is no run id; give one, or `workflow/key`".to_owned()),
+            _ => match text.parse() {
+                Ok(short) => Ok(RunRef::Short(short)),
+                Err(_) => Err("not a run id; give the whole id, at least 8 digits of its \
+                               beginning or its end, or `workflow/key`"
+                    .to_owned()),
+            },
         }
     }
 }
 
 impl std::fmt::Display for RunRef {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.0 {
-            Target::Id(id) => id.fmt(f),
-            Target::Key { workflow, key } => write!(f, "{workflow}/{key}"),
+        match self {
+            RunRef::Target(Target::Id(id)) => id.fmt(f),
+            RunRef::Target(Target::Key { workflow, key }) => write!(f, "{workflow}/{key}"),
+            RunRef::Short(short) => short.fmt(f),
         }
     }
 }
 
 impl RunRef {
     pub(crate) async fn find(&self, client: &Client) -> Result<RunHandle, Trouble> {
-        let found = client.get(self.0.clone()).await?;
+        let found = client.get(self.target(client).await?).await?;
         found.ok_or_else(|| {
             let text =
                 format!("there is no run {self}; it may have been deleted, or is in another store");
@@ -79,8 +88,11 @@ impl RunRef {
         })
     }
 
-    pub(crate) fn target(&self) -> Target {
-        self.0.clone()
+    pub(crate) async fn target(&self, client: &Client) -> Result<Target, Trouble> {
+        Ok(match self {
+            RunRef::Target(target) => target.clone(),
+            RunRef::Short(short) => Target::Id(client.run_by_short_id(short).await?),
+        })
     }
 }
 
@@ -308,6 +320,9 @@ mod tests {
         assert!("/x".parse::<RunRef>().is_err());
         let id = "01a1e31b-1d59-7590-8241-3c1d14f48fdd";
         let by_id: RunRef = id.parse().expect("an id");
-        assert!(matches!(by_id.target(), Target::Id(_)));
+        assert!(matches!(by_id, RunRef::Target(Target::Id(_))));
+        let by_end: RunRef = "3c1d14f48fdd".parse().expect("the end of an id");
+        assert!(matches!(by_end, RunRef::Short(_)));
+        assert!("48fdd".parse::<RunRef>().is_err());
     }
 }

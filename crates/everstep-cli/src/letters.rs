@@ -111,8 +111,9 @@ async fn replay(client: &Client, said: Replay) -> Outcome {
     let mut letter = client.replay_dead_letter(no);
     let mut detail = String::new();
     if let Some(run) = said.to {
-        detail = format!("to {run}");
-        letter = letter.to(run.target());
+        let target = run.target(client).await?;
+        detail = format!("to {}", RunRef::Target(target.clone()));
+        letter = letter.to(target);
     }
     if let Some(event) = said.as_event {
         detail = format!("as event {event}");

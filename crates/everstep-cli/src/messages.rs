@@ -14,7 +14,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(crate) struct Send {
-    /// Its id, or `workflow/key`.
+    /// The run's id, at least 8 digits of its beginning or end, or `workflow/key`.
     run: RunRef,
     /// What it listens to.
     name: String,
@@ -40,14 +40,15 @@ enum Ended {
 
 pub(crate) async fn send(client: &Client, said: Send) -> Outcome {
     let body = parse_json(&said.body)?;
-    let mut send = client.send(said.run.target(), &said.name, &body);
+    let target = said.run.target(client).await?;
+    let mut send = client.send(target.clone(), &said.name, &body);
     if let Some(dedupe) = said.dedupe {
         send = send.dedupe(dedupe);
     }
     if let Ended::DeadLetter = said.if_finished {
         send = send.if_finished(IfFinished::DeadLetter);
     }
-    let change = Change::new("send_message", &said.run).detail(&said.name);
+    let change = Change::new("send_message", RunRef::Target(target)).detail(&said.name);
     let sent = change.made(client, async || Ok(send.await?));
     let (sent, text) = match sent.await? {
         Sent::Delivered => ("delivered", "delivered"),

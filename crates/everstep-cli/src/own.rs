@@ -10,7 +10,7 @@ use crate::{
     Exit,
     output::{self, Shown, Table, is_json},
     serve,
-    trouble::Outcome,
+    trouble::{Outcome, Trouble},
 };
 
 /// Gives a program the commands of `everstep`, besides `worker`, `start` and `preflight`.
@@ -80,9 +80,15 @@ pub(crate) struct Worker {
     /// Serve the runs of this pool; may be said several times.
     #[arg(long = "pool", value_name = "POOL")]
     pools: Vec<String>,
+    #[command(flatten)]
+    limits: serve::Limits,
 }
 
 pub(crate) async fn worker(mut engine: EngineBuilder, said: Worker) -> Outcome {
+    if said.listen.is_none() && said.limits != serve::Limits::default() {
+        let text = "`--trusted-proxy` and the limits are of the server; add `--listen`";
+        return Err(Trouble::usage(text));
+    }
     if !said.pools.is_empty() {
         engine = engine.pools(said.pools);
     }
@@ -94,14 +100,12 @@ pub(crate) async fn worker(mut engine: EngineBuilder, said: Worker) -> Outcome {
         engine.recovery()
     ));
     let Some(address) = said.listen else {
-        engine
-            .shutdown_on_signal()
-            .await
-            .map_err(crate::trouble::Trouble::of)?;
+        engine.shutdown_on_signal().await.map_err(Trouble::of)?;
         return Ok(Exit::Done);
     };
     let tokens = said.tokens.as_deref();
-    let served = match serve::server(client, tokens, said.host, said.redact).await {
+    let server = serve::server(client, tokens, said.host, said.redact).await;
+    let served = match server.and_then(|server| said.limits.apply(server)) {
         Ok(server) => serve::until_signal(server, &address).await,
         Err(trouble) => Err(trouble),
     };

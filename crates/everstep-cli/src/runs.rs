@@ -50,7 +50,7 @@ pub(crate) enum Runs {
 /// A run.
 #[derive(Debug, Args)]
 pub(crate) struct One {
-    /// Its id, or `workflow/key`.
+    /// The run's id, at least 8 digits of its beginning or end, or `workflow/key`.
     pub(crate) run: RunRef,
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     io::ErrorKind,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -36,10 +37,60 @@ pub(crate) struct Serve {
     /// What is not shown of payloads: `**.password`; may be said several times.
     #[arg(long, value_name = "PATTERN")]
     redact: Vec<String>,
+    #[command(flatten)]
+    limits: Limits,
+}
+
+/// Limits of the server, and the proxies in front of it.
+#[derive(Debug, Default, PartialEq, Eq, Args)]
+pub(crate) struct Limits {
+    /// The address or network of a reverse proxy whose `X-Forwarded-For` or `Forwarded` names the
+    /// client, such as 10.0.0.0/8; can be repeated.
+    #[arg(long, value_name = "ADDRESS")]
+    trusted_proxy: Vec<String>,
+    /// Maximum number of connections [default: 800].
+    #[arg(long, value_name = "N")]
+    connections: Option<NonZeroUsize>,
+    /// Maximum number of connections from one address [default: 400].
+    #[arg(long, value_name = "N")]
+    connections_per_peer: Option<NonZeroUsize>,
+    /// Maximum number of requests that one token has under way [default: 200].
+    #[arg(long, value_name = "N")]
+    requests_per_token: Option<NonZeroUsize>,
+    /// Maximum number of event streams that one token has open [default: 100].
+    #[arg(long, value_name = "N")]
+    streams_per_token: Option<NonZeroUsize>,
+    /// Maximum number of event streams that one address has open [default: 200].
+    #[arg(long, value_name = "N")]
+    streams_per_peer: Option<NonZeroUsize>,
+}
+
+impl Limits {
+    pub(crate) fn apply(self, mut server: Server) -> Result<Server, Trouble> {
+        let limits = [
+            (
+                self.connections,
+                Server::connection_limit as fn(Server, usize) -> Server,
+            ),
+            (self.connections_per_peer, Server::connections_per_peer),
+            (self.requests_per_token, Server::requests_per_token),
+            (self.streams_per_token, Server::streams_per_token),
+            (self.streams_per_peer, Server::streams_per_peer),
+        ];
+        for (limit, set) in limits {
+            if let Some(limit) = limit {
+                server = set(server, limit.get());
+            }
+        }
+        server
+            .trusted_proxies(self.trusted_proxy)
+            .map_err(|error| Trouble::usage(format!("`--trusted-proxy`: {error}")))
+    }
 }
 
 pub(crate) async fn run(client: Client, said: Serve) -> Outcome {
     let server = server(client, said.tokens.as_deref(), said.host, said.redact).await?;
+    let server = said.limits.apply(server)?;
     until_signal(server, &said.listen).await
 }
 

@@ -17,7 +17,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(crate) struct Export {
-    /// Its id, or `workflow/key`.
+    /// The run's id, at least 8 digits of its beginning or end, or `workflow/key`.
     #[arg(required_unless_present = "into", conflicts_with = "into")]
     run: Option<RunRef>,
     /// The file.

@@ -131,10 +131,12 @@ impl From<ClientError> for Trouble {
         }
         let exit = match &error {
             E::Closed => Exit::Unavailable,
-            E::UnknownRun { .. } | E::UnknownItem { .. } | E::UnknownSchedule { .. } => {
-                Exit::NotFound
-            }
-            E::Finished { .. }
+            E::UnknownRun { .. }
+            | E::UnknownShortId { .. }
+            | E::UnknownItem { .. }
+            | E::UnknownSchedule { .. } => Exit::NotFound,
+            E::AmbiguousId { .. }
+            | E::Finished { .. }
             | E::WrongStatus { .. }
             | E::InboxFull { .. }
             | E::TagsFull { .. }

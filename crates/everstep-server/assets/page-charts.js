@@ -3,7 +3,7 @@
 import { get, queryString } from "./api.js";
 import { chart } from "./chart.js";
 import { every, h } from "./dom.js";
-import { duration, short } from "./format.js";
+import { duration, precisely, short } from "./format.js";
 import { loader, pageHead } from "./parts.js";
 
 const RANGES = {
@@ -28,7 +28,7 @@ export function chartsPage({ query, signal, router, onQuery }) {
     const id = params.get("range") in RANGES ? params.get("range") : "1h";
     range = RANGES[id];
     for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.range === id));
-    reload = loader(place, signal, load, ({ buckets }) => draw(buckets, range), "The numbers could not be loaded");
+    reload = loader(place, signal, load, (stats) => draw(stats, range), "The numbers could not be loaded");
   };
   onQuery(show);
   show(query);
@@ -36,9 +36,11 @@ export function chartsPage({ query, signal, router, onQuery }) {
   return h("div.page", {}, pageHead("Charts", { lead: "How much runs, how long it takes, and what fails." }), h("div.chips.ranges", { role: "group", "aria-label": "Time range" }, buttons), place);
 }
 
-function draw(buckets, { bucket }) {
+function draw({ buckets, horizon }, { bucket }) {
   const per = `per ${duration(bucket)}`;
+  const blank = buckets.some(({ missing }) => missing === "retention");
   return h("div.charts", {},
+    blank && h("p.muted.charts-note", { role: "note" }, `Blank before ${precisely(horizon)}: runs that ended earlier have been deleted by retention, so their numbers are not known.`),
     chart({ title: "Throughput", note: `Runs ${per}`, buckets, bucketMs: bucket, format: short, series: [
       { name: "Started", field: "started", shape: "line", class: "series-started", sum: true },
       { name: "Completed", field: "completed", shape: "area", class: "series-completed", sum: true },

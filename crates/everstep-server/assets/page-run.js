@@ -22,12 +22,17 @@ export function runPage({ params, query, signal, router, onQuery }) {
     } catch (error) {
       if (error.name === "AbortError") return;
       replace(place, h("h1.visually-hidden", {}, "Run"), error.status === 404
-        ? emptyState("There is no such run", `${params.id} was deleted, or belongs to another store.`, h("a.button", { href: "/runs" }, "Go to the runs"))
+        ? emptyState("There is no such run", error.message, h("a.button", { href: "/runs" }, "Go to the runs"))
         : errorState("The run could not be loaded", error, start));
       return;
     }
-    replace(place, ...content(source, query, signal, router, onQuery));
     const run = source.run();
+    // The address may have only a part of the id; a link that is shared has all of it.
+    if (run.id !== params.id) {
+      router.go(`/runs/${run.id}${location.search}`, { replace: true });
+      return;
+    }
+    replace(place, ...content(source, query, signal, router, onQuery));
     document.title = `${run.workflow} ${run.key ?? shortId(run.id)} · Everstep`;
     const heading = place.querySelector("h1");
     heading.tabIndex = -1;

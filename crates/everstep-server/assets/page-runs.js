@@ -63,7 +63,7 @@ export function runsPage({ query, signal, router, onQuery }) {
 }
 
 function searchBox(filter, onSearch) {
-  const input = h("input#search", { type: "search", placeholder: "Run id, beginning of a key, or tag:value", "aria-label": "Search runs by id, key or tag", autocomplete: "off", spellcheck: "false", value: filter.q ?? "" });
+  const input = h("input#search", { type: "search", placeholder: "Run id or its last digits, beginning of a key, or tag:value", "aria-label": "Search runs by id, key or tag", autocomplete: "off", spellcheck: "false", value: filter.q ?? "" });
   const later = settled(300, () => onSearch(input.value.trim() || undefined));
   input.addEventListener("input", later);
   input.addEventListener("keydown", (event) => event.key === "Escape" && input.blur());

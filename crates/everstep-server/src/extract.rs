@@ -5,10 +5,13 @@ use axum::{
     extract::{FromRequest, FromRequestParts, Path, Request},
     http::{header, request::Parts},
 };
-use everstep::RunId;
+use everstep::{RunId, ShortId};
 use serde::de::DeserializeOwned;
 
-use crate::problem::{Kind, Problem};
+use crate::{
+    App,
+    problem::{Kind, Problem},
+};
 
 /// The query of the address.
 pub(crate) struct Query<T>(pub(crate) T);
@@ -72,8 +75,12 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Names<T
     }
 }
 
-/// The run that the first name in the path is the id of.
-pub(crate) fn run_id(text: &str) -> Result<RunId, Problem> {
-    text.parse()
-        .map_err(|error| Problem::new(Kind::BadRequest, format!("`{text}` is no run id: {error}")))
+/// The run with this id, or whose id begins or ends with these digits. A whole id is not looked up.
+pub(crate) async fn run_id(app: &App, text: &str) -> Result<RunId, Problem> {
+    if let Ok(run) = text.parse() {
+        return Ok(run);
+    }
+    let short = text.parse::<ShortId>();
+    let short = short.map_err(|error| Problem::new(Kind::BadRequest, error.to_string()))?;
+    Ok(app.client.run_by_short_id(&short).await?)
 }

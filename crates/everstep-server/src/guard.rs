@@ -20,13 +20,13 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use everstep::Role;
+use everstep::{Role, RunId};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use subtle::ConstantTimeEq;
 use tracing::Instrument as _;
 
 use crate::{
-    App, audit, once,
+    App, audit, extract, once,
     problem::{Kind, Outcome, Problem},
     security::{CSRF, Who},
     table::Verb,
@@ -56,9 +56,15 @@ pub(crate) struct Declared {
     pub(crate) has_body: bool,
     /// Whether it takes an `idempotency-key`.
     pub(crate) is_once: bool,
+    /// Whether it answers with events for as long as its client listens.
+    pub(crate) is_stream: bool,
 }
 
 impl Guarded {
+    fn is_stream(&self) -> bool {
+        self.declared.get().is_some_and(|it| it.is_stream)
+    }
+
     /// Whether it changes something that is not the caller's own session.
     fn is_change(&self) -> bool {
         self.role.is_some() && self.verb != Verb::Get
@@ -166,19 +172,26 @@ async fn admit(
 ) -> Result<Response, Problem> {
     let deadline = Deadline::after(app.limits.request);
     let (parts, body) = request.into_parts();
+    let client = app.proxies.client(&parts.extensions, &parts.headers);
+    let mut held = app.usage.of_client(client, operation.is_stream())?;
     let who = deadline.covers(app.security.who(&parts.headers)).await??;
     let refused = admitted(&app, &operation, &parts.headers, who.as_ref()).err();
     if let Some(problem) = refused {
         return Err(noted(&app, &operation, &parts, who, problem, deadline).await);
     }
+    if let Some(token) = who.as_ref().and_then(|who| who.name.as_deref()) {
+        let of_token = app.usage.of_token(token, operation.is_stream())?;
+        held.extend(of_token);
+    }
     let sent = received(&app, &operation, body, deadline).await?;
     let (is_read, name) = (operation.verb == Verb::Get, operation.name);
     let work = carried_out(app, operation, (parts, sent, who), deadline, next);
-    match is_read {
-        true => deadline.covers(work).await?,
+    let response = match is_read {
+        true => deadline.covers(work).await??,
         // Apart from the connection: whoever hangs up must not leave a change half done.
-        false => deadline.covers(apart(name, work)).await?,
-    }
+        false => deadline.covers(apart(name, work)).await??,
+    };
+    Ok(response.map(|body| Body::new(held.until_sent(body))))
 }
 
 async fn apart(
@@ -225,9 +238,26 @@ async fn begin(
     parts: &Parts,
     body: &[u8],
 ) -> Result<audit::Begun, Problem> {
-    let target = audit::target(operation.name, operation.path, parts.uri.path());
+    let mut target = audit::target(operation.name, operation.path, parts.uri.path());
+    if operation.path.starts_with("/runs/{run}") {
+        target = with_whole_id(app, target).await;
+    }
     let detail = audit::detail(operation.name, parts.uri.query(), body);
     app.audit.begin(who, operation.name, target, detail).await
+}
+
+/// The target of a change with the whole id of its run, where the request has only a part of the id: the
+/// part may be ambiguous when the audit log is read.
+async fn with_whole_id(app: &App, target: String) -> String {
+    let (run, rest) = target.split_at(target.find('/').unwrap_or(target.len()));
+    if run.parse::<RunId>().is_ok() {
+        return target;
+    }
+    match extract::run_id(app, run).await {
+        Ok(run) => format!("{run}{rest}"),
+        // The operation itself says why.
+        Err(_) => target,
+    }
 }
 
 /// Writes down what was refused: in the audit log if somebody has tried it who is known, and whose
@@ -311,6 +341,12 @@ async fn received(
         Some(_) => app.limits.body,
         None => app.limits.body.min(UNKNOWN_BODY_MAX),
     };
+    // The announced length is enough to refuse: the rest of the body may never come.
+    let announced = body.size_hint().lower();
+    if announced > limit as u64 {
+        let detail = format!("the body has {announced} bytes, and the limit is {limit} bytes");
+        return Err(Problem::new(Kind::TooLarge, detail));
+    }
     let read = Limited::new(body, limit).collect();
     let Ok(read) = deadline.covers(read).await else {
         let detail = format!(
@@ -321,7 +357,7 @@ async fn received(
     };
     let read = read.map_err(|error| match error.is::<LengthLimitError>() {
         true => {
-            let detail = format!("the body has more than {limit} bytes, which is the limit here");
+            let detail = format!("the body has more than {limit} bytes, which is the limit");
             Problem::new(Kind::TooLarge, detail)
         }
         false => {

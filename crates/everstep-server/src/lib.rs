@@ -60,15 +60,19 @@ mod live;
 mod metrics;
 mod once;
 mod problem;
+mod proxies;
 mod redact;
 mod security;
 mod serve;
 mod shapes;
+mod shares;
 mod table;
 mod traced;
 mod tries;
+mod usage;
 
 pub use everstep::Role;
+pub use proxies::BadProxy;
 pub use redact::BadPattern;
 pub use security::Token;
 
@@ -83,6 +87,37 @@ struct Limits {
     header: Duration,
     /// How many connections there are at a time.
     connections: usize,
+    /// How many of them one peer address may have.
+    connections_per_peer: usize,
+    /// How many more are kept for probes.
+    probe_connections: usize,
+    /// How many requests of one token may be under way at a time.
+    requests_per_token: usize,
+    /// How many streams one token may have open.
+    streams_per_token: usize,
+    /// How many streams one client address may have open.
+    streams_per_peer: usize,
+}
+
+impl Limits {
+    /// Refuses limits that would let nobody in.
+    fn check(&self) -> io::Result<()> {
+        let zero = [
+            ("connection_limit", self.connections),
+            ("connections_per_peer", self.connections_per_peer),
+            ("probe_connections", self.probe_connections),
+            ("requests_per_token", self.requests_per_token),
+            ("streams_per_token", self.streams_per_token),
+            ("streams_per_peer", self.streams_per_peer),
+        ];
+        match zero.iter().find(|(_, limit)| *limit == 0) {
+            Some((name, _)) => {
+                let text = format!("`{name}` is 0, and must be at least 1");
+                Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// What every operation can reach.
@@ -90,6 +125,8 @@ struct Inner {
     client: Client,
     redaction: redact::Redaction,
     security: security::Security,
+    proxies: proxies::Proxies,
+    usage: usage::Usage,
     limits: Limits,
     audit: audit::Audit,
     keys: once::Keys,
@@ -121,6 +158,7 @@ pub struct Server {
     client: Client,
     tokens: Vec<Token>,
     hosts: Vec<String>,
+    proxies: proxies::Proxies,
     redaction: redact::Redaction,
     limits: Limits,
     ends: Shared<BoxFuture<'static, ()>>,
@@ -144,12 +182,19 @@ impl Server {
             client,
             tokens: Vec::new(),
             hosts: Vec::new(),
+            proxies: proxies::Proxies::default(),
             redaction: redact::Redaction::default(),
             limits: Limits {
                 body: 4 * 1024 * 1024,
                 request: Duration::from_secs(30),
                 header: Duration::from_secs(10),
-                connections: 1_000,
+                // A process may usually have 1 024 files open: the store needs some of them.
+                connections: 800,
+                connections_per_peer: 400,
+                probe_connections: 64,
+                requests_per_token: 200,
+                streams_per_token: 100,
+                streams_per_peer: 200,
             },
             ends: pending().boxed().shared(),
         }
@@ -202,11 +247,70 @@ impl Server {
         self
     }
 
-    /// How many connections [`listen`](Server::listen) has at a time: 1 000 if it is not said. Others
-    /// wait until one ends.
+    /// Maximum number of connections of [`listen`](Server::listen): 800 by default. Beyond it only
+    /// probes are answered ([`probe_connections`](Server::probe_connections)); other requests get 503.
     pub fn connection_limit(mut self, connections: usize) -> Server {
         self.limits.connections = connections;
         self
+    }
+
+    /// Maximum number of connections from one peer address (with IPv6: from one /64 network): 400 by
+    /// default. Other requests of that peer get 429. A [trusted proxy](Server::trusted_proxies) may
+    /// have more; there the limit applies to the requests that each of its clients has under way.
+    pub fn connections_per_peer(mut self, connections: usize) -> Server {
+        self.limits.connections_per_peer = connections;
+        self
+    }
+
+    /// Number of connections that are kept for probes, in addition to
+    /// [`connection_limit`](Server::connection_limit): 64 by default. When all other connections are
+    /// taken, `/healthz`, `/readyz` and `/metrics` are answered on these, and all other requests are
+    /// refused on them.
+    pub fn probe_connections(mut self, connections: usize) -> Server {
+        self.limits.probe_connections = connections;
+        self
+    }
+
+    /// Maximum number of requests that one token has under way at a time, streams included: 200 by
+    /// default. Beyond it requests get 429. A session counts for the token that opened it.
+    pub fn requests_per_token(mut self, requests: usize) -> Server {
+        self.limits.requests_per_token = requests;
+        self
+    }
+
+    /// Maximum number of event streams that one token has open at a time: 100 by default. Beyond it
+    /// requests for streams get 429.
+    pub fn streams_per_token(mut self, streams: usize) -> Server {
+        self.limits.streams_per_token = streams;
+        self
+    }
+
+    /// Maximum number of event streams that one client address (with IPv6: one /64 network) has open at
+    /// a time: 200 by default. Beyond it requests for streams get 429.
+    pub fn streams_per_peer(mut self, streams: usize) -> Server {
+        self.limits.streams_per_peer = streams;
+        self
+    }
+
+    /// Takes the address of a client from `X-Forwarded-For` or `Forwarded` if the connection comes from
+    /// one of these proxies, given as addresses (`10.0.0.7`) or networks (`10.0.0.0/8`). The client is
+    /// the rightmost hop that is not a trusted proxy. Without this the clients of a proxy share its
+    /// limits, and its address is the one in the audit log.
+    ///
+    /// The proxy must append to the header that it writes, or replace it, and should remove the other
+    /// of the two headers: if both are there and name different clients, neither is believed.
+    ///
+    /// # Errors
+    ///
+    /// If a text is neither an address nor a network.
+    pub fn trusted_proxies<P: AsRef<str>>(
+        mut self,
+        proxies: impl IntoIterator<Item = P>,
+    ) -> Result<Server, BadProxy> {
+        for proxy in proxies {
+            self.proxies.0.push(proxy.as_ref().parse()?);
+        }
+        Ok(self)
     }
 
     /// Ends what is told while it happens when `end` is there, for the [`router`](Server::router) in an
@@ -254,6 +358,8 @@ impl Server {
                 self.hosts,
                 loopback_only,
             ),
+            proxies: self.proxies,
+            usage: usage::Usage::new(self.limits),
             limits: self.limits,
             audit: audit::Audit::new(self.client.clone()),
             counter: live::Counter::new(self.client.clone()),
@@ -281,6 +387,7 @@ impl Server {
             };
             router = router.layer(middleware::from_fn(check));
         }
+        router = router.layer(middleware::from_fn(serve::reserved));
         let router = router
             .layer(middleware::from_fn(traced::traced))
             .layer(middleware::from_fn(security::headers))
@@ -292,8 +399,10 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// If the address cannot be had, or if it can be reached from other machines and there is no token.
+    /// If the address cannot be had, if it can be reached from other machines and there is no token, or
+    /// if a limit is zero.
     pub async fn listen(self, address: &str) -> io::Result<Listening> {
+        self.limits.check()?;
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let is_local = is_loopback(address.ip());
@@ -372,7 +481,7 @@ impl Listening {
             listener,
             ..
         } = self;
-        let serve = serve::serve(listener, router, app.limits, app.closing.subscribe());
+        let serve = serve::serve(listener, router, app.clone(), app.closing.subscribe());
         let closed = async {
             until.await;
             app.closing.send_replace(true);

@@ -1,7 +1,9 @@
 //! What a request is answered with when it cannot be done: problem details as RFC 9457 has them.
 
+use std::time::Duration;
+
 use axum::{
-    http::{StatusCode, header},
+    http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use everstep::{BulkError, ClientError};
@@ -32,6 +34,9 @@ pub(crate) struct Problem {
     /// What was done until it stopped, if it is about many runs: `next` is the `cursor` to go on with.
     #[serde(skip_serializing_if = "Option::is_none")]
     report: Option<Box<BulkDone>>,
+    /// After how many seconds the same request may succeed, for the header `Retry-After`.
+    #[serde(skip)]
+    retry_after_s: Option<u16>,
 }
 
 /// What became of a request, for the audit log: a word for the kind of a problem, or `done`, and
@@ -62,6 +67,8 @@ pub(crate) enum Kind {
     MediaType,
     Unprocessable,
     TooManyRequests,
+    /// All connections of the server are taken.
+    Busy,
     /// The body of a request did not come in time.
     SlowBody,
     Timeout,
@@ -108,7 +115,12 @@ impl Kind {
             Kind::TooManyRequests => (
                 S::TOO_MANY_REQUESTS,
                 "too_many_requests",
-                "Too many tries in a short time",
+                "Too many requests",
+            ),
+            Kind::Busy => (
+                S::SERVICE_UNAVAILABLE,
+                "busy",
+                "All connections of the server are taken",
             ),
             Kind::SlowBody => (
                 S::REQUEST_TIMEOUT,
@@ -133,7 +145,14 @@ impl Problem {
             run: None,
             hint: None,
             report: None,
+            retry_after_s: None,
         }
+    }
+
+    /// Says after how long the same request may succeed.
+    pub(crate) fn retry_after(mut self, wait: Duration) -> Problem {
+        self.retry_after_s = Some(u16::try_from(wait.as_secs()).unwrap_or(u16::MAX));
+        self
     }
 
     /// Says which run it is about.
@@ -178,6 +197,10 @@ impl IntoResponse for Problem {
             None => self.word(),
         };
         response.extensions_mut().insert(Outcome(outcome));
+        if let Some(seconds) = self.retry_after_s {
+            let seconds = HeaderValue::from(seconds);
+            response.headers_mut().insert(header::RETRY_AFTER, seconds);
+        }
         response
     }
 }
@@ -187,10 +210,12 @@ impl From<ClientError> for Problem {
         use ClientError as E;
         let kind = match &error {
             E::Store(_) | E::Closed => Kind::Unavailable,
-            E::UnknownRun { .. } | E::UnknownItem { .. } | E::UnknownSchedule { .. } => {
-                Kind::NotFound
-            }
-            E::Finished { .. }
+            E::UnknownRun { .. }
+            | E::UnknownShortId { .. }
+            | E::UnknownItem { .. }
+            | E::UnknownSchedule { .. } => Kind::NotFound,
+            E::AmbiguousId { .. }
+            | E::Finished { .. }
             | E::WrongStatus { .. }
             | E::InboxFull { .. }
             | E::TagsFull { .. }

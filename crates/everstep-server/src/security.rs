@@ -11,7 +11,7 @@
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -20,7 +20,7 @@ use std::{
 };
 
 use axum::{
-    extract::{ConnectInfo, Request},
+    extract::Request,
     http::{HeaderMap, HeaderName, HeaderValue, header},
     middleware::Next,
     response::Response,
@@ -31,7 +31,7 @@ use subtle::ConstantTimeEq;
 
 use crate::{
     problem::{Kind, Problem},
-    tries::Tries,
+    tries::{self, Tries},
 };
 
 /// The cookie of a session.
@@ -287,16 +287,8 @@ impl Security {
         from: Option<IpAddr>,
         is_secure: bool,
     ) -> Result<(HeaderValue, Who), Problem> {
-        if !lock(&self.tries).may_try(from, Instant::now()) {
-            let detail = "too many tries to log in; wait a minute";
-            return Err(Problem::new(Kind::TooManyRequests, detail));
-        }
-        let found = self.token(text).await;
-        if !matches!(found, Ok(None)) {
-            lock(&self.tries).give_back(from);
-        }
-        let Some(token) = found? else {
-            return Err(Problem::new(Kind::Unauthorized, "there is no such token"));
+        let Some(token) = self.token(text).await? else {
+            return Err(self.failed(from));
         };
         let (id, csrf) = (random_text()?, random_text()?);
         let mut sessions = lock(&self.sessions);
@@ -329,6 +321,22 @@ impl Security {
             csrf: Some(csrf),
         };
         Ok((cookie, who))
+    }
+
+    /// The answer to a log-in with a wrong token. Beyond the budget of failures it is another one, which
+    /// is not noted in the audit log: guesses must not fill the store.
+    fn failed(&self, from: Option<IpAddr>) -> Problem {
+        if lock(&self.tries).fail(from, Instant::now()) {
+            return Problem::new(Kind::Unauthorized, "there is no such token");
+        }
+        let detail = format!(
+            "there is no such token, and more than {} log-ins from this address, or {} from all \
+             addresses, have failed within {} s; a right token is still accepted",
+            tries::OWN,
+            tries::ALL,
+            tries::WINDOW.as_secs()
+        );
+        Problem::new(Kind::TooManyRequests, detail).retry_after(tries::WINDOW)
     }
 
     /// Ends the session of a request; the cookie that says so.
@@ -446,12 +454,6 @@ pub(crate) fn random_text() -> Result<String, Problem> {
     getrandom::fill(&mut bytes)
         .map_err(|error| Problem::new(Kind::Internal, format!("no random bits: {error}")))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// The address that a request comes from, if the server was told.
-pub(crate) fn peer(request: &axum::http::Extensions) -> Option<IpAddr> {
-    let ConnectInfo(address) = request.get::<ConnectInfo<SocketAddr>>()?;
-    Some(address.ip())
 }
 
 /// What every answer is sent with.

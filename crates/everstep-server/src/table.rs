@@ -80,6 +80,7 @@ pub(crate) struct Operation<'t> {
     /// The statuses of the problems that are likely.
     problems: Vec<u16>,
     declared: Arc<OnceLock<Declared>>,
+    is_stream: bool,
 }
 
 impl Table {
@@ -138,12 +139,17 @@ impl Table {
         }
         let names = path.split('/').filter_map(|part| {
             let name = part.strip_prefix('{')?.strip_suffix('}')?;
-            Some(json!({
+            let mut parameter = json!({
                 "name": name, "in": "path", "required": true, "schema": path_schema(name)
-            }))
+            });
+            if name == "run" {
+                let said = "The id of the run, or at least 8 digits of its beginning or its end.";
+                parameter["description"] = json!(said);
+            }
+            Some(parameter)
         });
         let parameters: Vec<Json> = names.collect();
-        let mut problems = vec![400, 503, 504];
+        let mut problems = vec![400, 429, 503, 504];
         if role.is_some() {
             problems.extend([401, 403]);
         }
@@ -160,12 +166,15 @@ impl Table {
             said,
             parameters,
             problems,
+            is_stream: false,
             table: self,
         }
     }
 
     fn schema_of<T: JsonSchema>(&mut self) -> Json {
-        self.schemas.subschema_for::<T>().to_value()
+        let mut schema = self.schemas.subschema_for::<T>().to_value();
+        spell_out_booleans(&mut schema);
+        schema
     }
 
     /// The routes, and the document.
@@ -173,6 +182,7 @@ impl Table {
         let problem = self.schema_of::<Problem>();
         let mut schemas = self.schemas.take_definitions(true);
         schemas.values_mut().for_each(bound_numbers);
+        schemas.values_mut().for_each(spell_out_booleans);
         let document = json!({
             "openapi": "3.1.0",
             "info": {
@@ -213,6 +223,7 @@ impl Operation<'_> {
         for (name, schema) in whole["properties"].as_object().into_iter().flatten() {
             let mut schema = in_query(schema);
             bound_numbers(&mut schema);
+            spell_out_booleans(&mut schema);
             let mut parameter = json!({
                 "name": name, "in": "query", "required": required.contains(&name.as_str()),
             });
@@ -271,6 +282,7 @@ impl Operation<'_> {
     pub(crate) fn streams(mut self, said: &str) -> Self {
         let answer = json!({"description": said, "content": {"text/event-stream": {}}});
         self.said["responses"]["200"] = answer;
+        self.is_stream = true;
         self
     }
 
@@ -307,6 +319,7 @@ impl Drop for Operation<'_> {
             query: names.collect(),
             has_body: said.contains_key("requestBody"),
             is_once: self.parameters.iter().any(|it| is_in("header", &it)),
+            is_stream: self.is_stream,
         });
         if !self.parameters.is_empty() {
             said.insert("parameters".to_owned(), json!(self.parameters));
@@ -320,7 +333,8 @@ impl Drop for Operation<'_> {
 /// What may stand for a name in a path.
 fn path_schema(name: &str) -> Json {
     match name {
-        "run" => json!({"type": "string", "format": "uuid"}),
+        // The whole id, or at least 8 digits of its beginning or its end.
+        "run" => json!({"type": "string", "pattern": "^[0-9A-Fa-f-]{8,36}$"}),
         "item" | "no" => json!({"type": "integer", "minimum": 0, "maximum": i64::MAX}),
         _ => json!({"type": "string", "minLength": 1}),
     }
@@ -352,6 +366,30 @@ fn in_query(schema: &Json) -> Json {
         }
     }
     schema
+}
+
+/// Writes the schemas `true` and `false`, which JSON Schema allows, as objects: generators of clients
+/// refuse a document with a schema that is no object. Only `additionalProperties` may be a boolean.
+fn spell_out_booleans(schema: &mut Json) {
+    let fields = match schema {
+        Json::Bool(true) => return *schema = json!({}),
+        Json::Bool(false) => return *schema = json!({"not": {}}),
+        Json::Object(fields) => fields,
+        _ => return,
+    };
+    for (name, below) in fields {
+        match (name.as_str(), below) {
+            ("properties" | "patternProperties" | "$defs", Json::Object(schemas)) => {
+                schemas.values_mut().for_each(spell_out_booleans);
+            }
+            ("anyOf" | "oneOf" | "allOf" | "prefixItems", Json::Array(schemas)) => {
+                schemas.iter_mut().for_each(spell_out_booleans);
+            }
+            ("items" | "not" | "contains" | "propertyNames", below) => spell_out_booleans(below),
+            ("additionalProperties", below @ Json::Object(_)) => spell_out_booleans(below),
+            _ => {}
+        }
+    }
 }
 
 /// Says how large numbers can be: a format is only a remark.

@@ -1,22 +1,25 @@
-//! How often people may fail to log in.
+//! How many failed log-ins are answered and noted one by one.
 //!
 //! Always true:
-//! - What is refused uses up nothing: one address cannot lock out the others.
-//! - Only failures count. Whoever succeeds has their try given back.
+//! - Only failures count. A right token is never refused because of failures, its own address's or
+//!   others': the token is checked before the budget.
+//! - A failure beyond the budget uses up nothing: one address cannot use up the budget of all.
 //! - No more addresses are known than all of them together may fail.
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, Ipv6Addr},
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
-/// How often one address may fail within [`WINDOW`], and how often all of them together.
-const OWN: u32 = 10;
-const ALL: u32 = 200;
-const WINDOW: Duration = Duration::from_secs(60);
+use crate::shares::network;
 
-/// The tries of the current window.
+/// How often one address may fail within [`WINDOW`], and how often all of them together.
+pub(crate) const OWN: u32 = 10;
+pub(crate) const ALL: u32 = 200;
+pub(crate) const WINDOW: Duration = Duration::from_secs(60);
+
+/// The failures of the current window.
 #[derive(Debug, Default)]
 pub(crate) struct Tries {
     since: Option<Instant>,
@@ -25,8 +28,8 @@ pub(crate) struct Tries {
 }
 
 impl Tries {
-    /// Whether somebody at this address may try; if so, it counts until it is given back.
-    pub(crate) fn may_try(&mut self, from: Option<IpAddr>, now: Instant) -> bool {
+    /// Counts a failure from this address; whether it is still within the budget.
+    pub(crate) fn fail(&mut self, from: Option<IpAddr>, now: Instant) -> bool {
         if self.since.is_none_or(|since| now - since > WINDOW) {
             *self = Tries {
                 since: Some(now),
@@ -44,25 +47,6 @@ impl Tries {
         }
         true
     }
-
-    /// A try that was no failure.
-    pub(crate) fn give_back(&mut self, from: Option<IpAddr>) {
-        self.of_all = self.of_all.saturating_sub(1);
-        if let Some(own) = from.and_then(|from| self.by_address.get_mut(&network(from))) {
-            *own = own.saturating_sub(1);
-        }
-    }
-}
-
-/// Whom an address belongs to: everybody with IPv6 has 2^64 of them.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-        }
-        address => address,
-    }
 }
 
 #[cfg(test)]
@@ -73,17 +57,17 @@ mod tests {
         Some(text.parse().expect("an address"))
     }
 
-    /// How often somebody there may still try.
+    /// How many more failures from this address are within the budget.
     fn left(tries: &mut Tries, from: &str, now: Instant) -> u32 {
         (0..1_000)
-            .take_while(|_| tries.may_try(address(from), now))
+            .take_while(|_| tries.fail(address(from), now))
             .count() as u32
     }
 
     #[test]
-    fn an_address_that_tries_without_end_locks_out_nobody_else() {
+    fn an_address_that_fails_without_end_uses_up_its_own_budget_only() {
         let (mut tries, now) = (Tries::default(), Instant::now());
-        let allowed = (0..300).filter(|_| tries.may_try(address("10.0.0.1"), now));
+        let allowed = (0..300).filter(|_| tries.fail(address("10.0.0.1"), now));
         assert_eq!(allowed.count() as u32, OWN);
         assert_eq!(left(&mut tries, "10.0.0.2", now), OWN);
         assert_eq!(left(&mut tries, "10.0.0.1", now + WINDOW * 2), OWN);
@@ -97,16 +81,6 @@ mod tests {
             .sum();
         assert_eq!(allowed, ALL);
         assert!(tries.by_address.len() as u32 <= ALL);
-    }
-
-    #[test]
-    fn a_try_that_succeeds_does_not_count() {
-        let (mut tries, now) = (Tries::default(), Instant::now());
-        for _ in 0..500 {
-            assert!(tries.may_try(address("10.0.0.1"), now));
-            tries.give_back(address("10.0.0.1"));
-        }
-        assert_eq!(left(&mut tries, "10.0.0.1", now), OWN);
     }
 
     #[test]

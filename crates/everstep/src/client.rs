@@ -60,6 +60,7 @@ mod placing;
 mod queues;
 mod retry;
 mod schedules;
+mod short_id;
 mod stream;
 mod tag;
 mod tokens;
@@ -93,6 +94,7 @@ pub use queues::{EnqueueItem, ItemError, ItemHandle, ItemInfo, Worker};
 pub use schedules::{
     Backfilled, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, Triggered,
 };
+pub use short_id::{ParseShortIdError, ShortId};
 pub use stream::{EmittedFrom, StateWatch, StreamInfo, StreamItem, StreamPage, StreamReader};
 pub use tokens::{TokenInfo, TokenSecret, Tokens};
 pub use view::{HistoryEntry, RunInfo, RunPage};
@@ -122,6 +124,34 @@ pub enum ClientError {
     UnknownRun {
         /// What was asked for.
         run: String,
+    },
+    /// No run was found whose id begins or ends with these digits.
+    #[error(
+        "there is no run whose id begins or ends with `{digits}`{}",
+        match .searched {
+            Some(searched) => format!(
+                " among the newest {searched} runs; give the whole id, or the first 20 digits, of an \
+                 older one"
+            ),
+            None => "; it may have been deleted, or belongs to another store".to_owned(),
+        }
+    )]
+    UnknownShortId {
+        /// The digits.
+        digits: String,
+        /// How many runs were searched, if there are more.
+        searched: Option<usize>,
+    },
+    /// Several runs have an id that begins or ends with these digits.
+    #[error(
+        "`{digits}` is ambiguous; give more digits of one of these runs: {}",
+        .runs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    AmbiguousId {
+        /// The digits.
+        digits: String,
+        /// The runs, newest first, at most ten.
+        runs: Vec<RunId>,
     },
     /// The run has ended.
     #[error("run {run} has ended ({status}) and takes nothing more")]
@@ -1385,17 +1415,18 @@ impl<O> RunHandle<O> {
         }
     }
 
-    /// Pauses the run. What its bodies in flight give is still recorded. A delayed start, or a run
-    /// that waits for its next attempt, keeps its time.
+    /// Pauses the run: `true` if it was paused now, `false` if it was paused before. What its bodies in
+    /// flight give is still recorded. A delayed start, or a run that waits for its next attempt, keeps
+    /// its time.
     ///
     /// # Errors
     ///
     /// If it has ended, or is being cancelled.
-    pub async fn pause(&self) -> Result<(), ClientError> {
+    pub async fn pause(&self) -> Result<bool, ClientError> {
         let controlled = self.client.control(self.id, Control::Pause).await?;
         match refused(self.id, &controlled) {
             Some(error) => Err(error),
-            None => Ok(()),
+            None => Ok(matches!(controlled, Controlled::Done { .. })),
         }
     }
 
@@ -1607,6 +1638,50 @@ impl Cancel {
         self.rollback = true;
         self
     }
+
+    /// Cancels the run, with an error where awaiting the `Cancel` gives `false`: for commands and APIs,
+    /// whose callers must be told that nothing was done.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::WrongStatus`] with the status of the run if it has ended, its end is decided, or a
+    /// cancel was requested before; and what the plain cancel gives.
+    pub async fn strict(self) -> Result<(), ClientError> {
+        let run = self.run.to_string();
+        let (status, hint) = match self.send().await? {
+            Controlled::Finished { status, .. } => (status, "it has ended; nothing was done"),
+            Controlled::Already { status, .. } => match status {
+                RunStatus::RollingBack => (
+                    status,
+                    "its end is decided and it is rolling back already; wait for its end",
+                ),
+                _ => (
+                    status,
+                    "a cancel was requested before; nothing more was done, wait for its end",
+                ),
+            },
+            _ => return Ok(()),
+        };
+        Err(ClientError::WrongStatus {
+            run,
+            status,
+            act: "cancelled",
+            hint,
+        })
+    }
+
+    async fn send(self) -> Result<Controlled, ClientError> {
+        let control = Control::Cancel {
+            rollback: self.rollback,
+        };
+        let controlled = self.client.control(self.run, control).await?;
+        if let Controlled::Refused { .. } = controlled
+            && let Some(error) = refused(self.run, &controlled)
+        {
+            return Err(error);
+        }
+        Ok(controlled)
+    }
 }
 
 impl IntoFuture for Cancel {
@@ -1614,17 +1689,6 @@ impl IntoFuture for Cancel {
     type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let control = Control::Cancel {
-                rollback: self.rollback,
-            };
-            let controlled = self.client.control(self.run, control).await?;
-            if let Controlled::Refused { .. } = controlled
-                && let Some(error) = refused(self.run, &controlled)
-            {
-                return Err(error);
-            }
-            Ok(matches!(controlled, Controlled::Done { .. }))
-        })
+        Box::pin(async move { Ok(matches!(self.send().await?, Controlled::Done { .. })) })
     }
 }

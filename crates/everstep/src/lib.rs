@@ -62,12 +62,12 @@ pub use client::{
     Cancel, Checked, Children, Client, ClientError, Cluster, Count, DeadLetterInfo, DeadLetterPage,
     DeadLetters, DeleteRun, Doctor, DoctorReport, EmittedFrom, EnqueueItem, Evicted, Finding,
     ForkRun, HistoryEntry, HistoryPage, ItemError, ItemHandle, ItemInfo, LimitInfo, List, Moved,
-    PoolInfo, PublishEvent, PublishedEvent, QueueInfo, ReadHistory, RepairError, Repaired,
-    ReplayLetter, Replayed, ReplayedAll, Resolved, Resolver, RunError, RunHandle, RunInfo, RunPage,
-    RunnerInfo, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules, SendMessage, Sent,
-    Settle, Severity, Start, StateWatch, StatsBucket, StreamInfo, StreamItem, StreamPage,
-    StreamReader, Tally, TokenInfo, TokenSecret, Tokens, Triggered, UnreadMessage, WaitsFor, Why,
-    Worker,
+    ParseShortIdError, PoolInfo, PublishEvent, PublishedEvent, QueueInfo, ReadHistory, RepairError,
+    Repaired, ReplayLetter, Replayed, ReplayedAll, Resolved, Resolver, RunError, RunHandle,
+    RunInfo, RunPage, RunnerInfo, Schedule, ScheduleHandle, ScheduleInfo, SchedulePage, Schedules,
+    SendMessage, Sent, Settle, Severity, ShortId, Start, StateWatch, StatsBucket, StreamInfo,
+    StreamItem, StreamPage, StreamReader, Tally, TokenInfo, TokenSecret, Tokens, Triggered,
+    UnreadMessage, WaitsFor, Why, Worker,
 };
 #[cfg(feature = "sqlite")]
 pub use client::{BackedUp, Backup, BackupError, BackupProgress, Restore, restore};

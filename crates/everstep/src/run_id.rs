@@ -84,6 +84,12 @@ impl RunId {
         RunNo(ms << COUNTER_BITS | counter)
     }
 
+    /// The number of an id with these bits; none if they are beyond the times that a number can have.
+    pub(crate) fn no_of(bits: u128) -> Option<RunNo> {
+        let ms = bits >> 80;
+        (ms >> MS_BITS == 0).then(|| RunId(Uuid::from_u128(bits)).no())
+    }
+
     /// The least number of an id that is made at this instant or later.
     pub(crate) fn first_no(at: Timestamp) -> RunNo {
         let ms = at.as_millis().clamp(0, (1 << MS_BITS) - 1);

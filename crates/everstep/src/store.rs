@@ -279,6 +279,18 @@ pub trait Store: Send + Sync + 'static {
 
     /// What has happened in each part of this time.
     fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError>;
+
+    /// The retention horizon: every run that retention has deleted had ended before this instant. `None`
+    /// if retention has deleted nothing, or if the store does not keep the horizon.
+    fn horizon(&self) -> Result<Option<Timestamp>, StoreError> {
+        Ok(None)
+    }
+
+    /// Moves the retention horizon forward to this instant, durably. It never moves back.
+    fn raise_horizon(&self, _to: Timestamp) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// How many runs of each workflow have each status, where there is one, in any order. May take
     /// its time with many runs: whoever asks often keeps the answer for a while.
     fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError>;

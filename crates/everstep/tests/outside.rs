@@ -208,6 +208,62 @@ async fn retention_deletes_by_workflow_and_status() {
     }
 }
 
+/// Charts counted what was still there: before the horizon of retention they showed an outage, since
+/// completed runs were deleted and failed ones kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn charts_say_where_retention_has_deleted_runs() {
+    for builder in builders() {
+        let clock = VirtualClock::new();
+        let engine = with_workflows(builder)
+            .settings(|settings| settings.retention = Retention::new().completed(hours(10)))
+            .clock(clock.clone())
+            .start()
+            .await
+            .unwrap();
+        let client = engine.client();
+        let held = clock.hold();
+        let begin = everstep::Clock::now(&*clock);
+        let run = async || {
+            let failed = client.start(FAIL, ()).await.unwrap();
+            failed.result().await.unwrap_err();
+            let quick = client.start(QUICK, 1).await.unwrap();
+            quick.result().await.unwrap();
+            quick.id()
+        };
+        let old = run().await;
+        assert_eq!(client.retention_horizon().await.unwrap(), None);
+        let complete = async || {
+            let stats = client.stats(begin, begin + hours(12), hours(1)).await;
+            let stats = stats.unwrap();
+            let numbers = stats.iter().map(|it| (it.is_complete, it.started));
+            numbers.collect::<Vec<_>>()
+        };
+        assert_eq!(complete().await[0], (true, 2));
+        let held = held.sleep(hours(9)).await;
+        let new = run().await;
+        let held = held.sleep(hours(2)).await;
+        assert!(client.get(old).await.unwrap().is_none());
+        assert!(client.get(new).await.unwrap().is_some());
+        let horizon = client.retention_horizon().await.unwrap().unwrap();
+        assert!(
+            horizon > begin && horizon <= begin + minutes(2),
+            "{horizon}"
+        );
+        let stats = complete().await;
+        assert_eq!(stats[0], (false, 1), "the failed run is still there");
+        assert!(
+            stats[1..].iter().all(|(complete, _)| *complete),
+            "{stats:?}"
+        );
+        assert_eq!(stats[9], (true, 2));
+        // A run that was deleted by hand does not make the rest of the chart unknown.
+        client.run::<u32>(new).delete().await.unwrap();
+        assert_eq!(client.retention_horizon().await.unwrap(), Some(horizon));
+        drop(held);
+        engine.shutdown().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn retention_of_many_runs_goes_in_slices() {
     let clock = VirtualClock::new();
@@ -779,6 +835,97 @@ async fn why_says_what_a_run_waits_for() {
     assert!(sentence.contains("has ended (completed) at"), "{sentence}");
     done.delete().await.unwrap();
     assert!(client.run::<()>(done.id()).why().await.is_err());
+    engine.shutdown().await;
+}
+
+/// It said "has ended (failed)", and an operator had to read the history.
+#[tokio::test(flavor = "multi_thread")]
+async fn why_of_an_ended_run_says_what_failed_and_where_and_what_was_rolled_back() {
+    const TRIP: Workflow<bool, ()> = Workflow::new("trip");
+    for builder in builders() {
+        let engine = with_workflows(builder)
+            .register_fn(TRIP, |ctx, fails| async move {
+                for name in ["flight", "hotel"] {
+                    ctx.step(name, async || Ok(()))
+                        .rollback(async |_, ()| Ok(()))
+                        .await?;
+                }
+                if !fails {
+                    return ctx.listen::<()>("never").await;
+                }
+                let pay = ctx.step("pay", async || Err::<(), _>(Error::msg("the bank is away")));
+                let retry = Retry::fixed(3, Duration::from_millis(1));
+                pay.retry(retry).await
+            })
+            .start()
+            .await
+            .unwrap();
+        let client = engine.client();
+        let say = async |id| client.run::<()>(id).why().await.unwrap();
+        let failed = client.start(TRIP, true).key("t").await.unwrap();
+        failed.result().await.unwrap_err();
+        let why = say(failed.id()).await;
+        let at = failed.info().await.unwrap().finished_at.unwrap();
+        let start = format!("run {} (`t` of `trip`) failed at {at}: ", failed.id());
+        assert!(why.sentence.starts_with(&start), "{}", why.sentence);
+        assert!(
+            why.sentence.contains("pay` failed after 3 attempts: "),
+            "{}",
+            why.sentence
+        );
+        assert!(
+            why.sentence.contains("the bank is away"),
+            "{}",
+            why.sentence
+        );
+        assert!(why.chain[0].waits_for.is_empty());
+
+        let own = client.start(FAIL, ()).await.unwrap();
+        own.result().await.unwrap_err();
+        let sentence = say(own.id()).await.sentence;
+        let end = ": the code of the workflow gave an error: as always";
+        assert!(sentence.ends_with(end), "{sentence}");
+
+        let cancelled = client.start(TRIP, false).await.unwrap();
+        until_status(&cancelled, RunStatus::Sleeping).await;
+        let audit = client.audit();
+        let new = everstep::AuditNew::new("cli:ada", "cancel_run").target(cancelled.id());
+        let no = audit.begin(new).await.unwrap();
+        cancelled.cancel().with_rollback().strict().await.unwrap();
+        audit.end(no, "done").await.unwrap();
+        cancelled.result().await.unwrap_err();
+        let sentence = say(cancelled.id()).await.sentence;
+        assert!(sentence.contains(" was cancelled at "), "{sentence}");
+        assert!(
+            sentence.contains(", as `cli:ada` requested at "),
+            "{sentence}"
+        );
+        let end = "; rolled back: `flight`, `hotel`";
+        assert!(sentence.ends_with(end), "{sentence}");
+        engine.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_or_a_pause_that_does_nothing_says_so() {
+    let engine = with_workflows(Engine::on(testing::store()))
+        .start()
+        .await
+        .unwrap();
+    let client = engine.client();
+    let ended = client.start(QUICK, 1).await.unwrap();
+    ended.result().await.unwrap();
+    assert!(!ended.cancel().await.unwrap());
+    let error = ended.cancel().strict().await.unwrap_err();
+    let expected = format!(
+        "run {} is completed and cannot be cancelled: it has ended; nothing was done",
+        ended.id()
+    );
+    assert_eq!(error.to_string(), expected);
+    let paused = client.start(WAIT, 1).await.unwrap();
+    assert!(paused.pause().await.unwrap());
+    assert!(!paused.pause().await.unwrap());
+    paused.cancel().strict().await.unwrap();
     engine.shutdown().await;
 }
 

@@ -16,7 +16,7 @@ use crate::{
 /// Runs by name, or by what they have in common.
 #[derive(Debug, Args)]
 pub(crate) struct Many {
-    /// Their ids, or `workflow/key`.
+    /// The runs' ids, at least 8 digits of their beginnings or ends, or `workflow/key`.
     runs: Vec<RunRef>,
     #[command(flatten)]
     which: Which,
@@ -82,9 +82,14 @@ impl Act {
 
     async fn done_to(self, run: &RunHandle) -> Result<(), Trouble> {
         match self {
-            Act::Cancel => _ = run.cancel().await?,
-            Act::CancelWithRollback => _ = run.cancel().with_rollback().await?,
-            Act::Pause => run.pause().await?,
+            Act::Cancel => run.cancel().strict().await?,
+            Act::CancelWithRollback => run.cancel().with_rollback().strict().await?,
+            Act::Pause => {
+                if !run.pause().await? {
+                    let text = format!("run {} is paused already; nothing was done", run.id());
+                    return Err(Trouble::new(Exit::Conflict, text));
+                }
+            }
             Act::Resume => run.resume().await?,
             Act::Retry => run.retry().await?,
             Act::Delete => run.delete().await?,

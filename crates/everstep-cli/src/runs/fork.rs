@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(crate) struct Fork {
-    /// Its id, or `workflow/key`.
+    /// The run's id, at least 8 digits of its beginning or end, or `workflow/key`.
     run: RunRef,
     /// The step from which on it is made anew.
     #[arg(long, value_name = "LOCATION")]

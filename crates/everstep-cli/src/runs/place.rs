@@ -9,7 +9,7 @@ use crate::{Exit, args::RunRef, audit::Change, output::say, trouble::Outcome};
 
 #[derive(Debug, Args)]
 pub(crate) struct Move {
-    /// Its id, or `workflow/key`.
+    /// The run's id, at least 8 digits of its beginning or end, or `workflow/key`.
     run: RunRef,
     /// The pool whose runners go on with it.
     pool: String,

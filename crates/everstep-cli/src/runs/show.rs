@@ -16,7 +16,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(crate) struct Show {
-    /// Its id, or `workflow/key`.
+    /// The run's id, at least 8 digits of its beginning or end, or `workflow/key`.
     run: RunRef,
     #[command(flatten)]
     watch: Watch,

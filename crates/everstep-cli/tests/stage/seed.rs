@@ -123,7 +123,7 @@ impl<'a> Seed<'a> {
                     self.start(word, workflow, input, key, status).await;
                 }
                 ["wait", word, status] => self.wait(word, status).await,
-                ["pause", word] => self.run(word).pause().await.unwrap(),
+                ["pause", word] => _ = self.run(word).pause().await.unwrap(),
                 ["cancel", word] => _ = self.run(word).cancel().await.unwrap(),
                 ["token", word] => {
                     let token = self.run(word).state::<Token>("token").await.unwrap();
@@ -219,7 +219,9 @@ impl<'a> Seed<'a> {
             start = start.key(key);
         }
         let run = start.await.unwrap();
-        self.words.add(word, run.id().to_string());
+        let id = run.id().to_string();
+        self.words.mean(&format!("end-of-{word}"), &id[24..]);
+        self.words.add(word, id);
         self.wait(word, status).await;
     }
 

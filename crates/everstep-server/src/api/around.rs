@@ -92,7 +92,7 @@ async fn limits(State(app): State<App>) -> Answered<LimitList> {
 async fn letters(State(app): State<App>, Query(query): Query<LetterQuery>) -> Answered<LetterList> {
     let mut letters = app.client.dead_letters().limit(page_size(query.limit)?);
     if let Some(run) = query.run {
-        letters = letters.run(run_id(&run)?);
+        letters = letters.run(run_id(&app, &run).await?);
     }
     if let Some(name) = query.name {
         letters = letters.name(name);
@@ -122,7 +122,7 @@ async fn replay(
     let mut replay = app.client.replay_dead_letter(no);
     replay = match (said.to, said.event) {
         (Some(_), Some(_)) => return Err(bad("say either `to` or `event`")),
-        (Some(run), None) => replay.to(Target::Id(run_id(&run)?)),
+        (Some(run), None) => replay.to(Target::Id(run_id(&app, &run).await?)),
         (None, Some(event)) => replay.as_event(event),
         (None, None) => replay,
     };

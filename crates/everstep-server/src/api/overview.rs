@@ -73,6 +73,7 @@ async fn stats(State(app): State<App>, Query(query): Query<StatsQuery>) -> Answe
     let buckets = app.client.stats(from, to, part.min(LONGEST)).await?;
     Ok(Answer(StatsShape {
         buckets: buckets.into_iter().map(BucketShape::from).collect(),
+        horizon: app.client.retention_horizon().await?.map(Time),
     }))
 }
 

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use everstep::Role::{Operate, Read};
-use everstep::{HistoryEntry, RunHandle, RunStatus};
+use everstep::{HistoryEntry, RunHandle};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
@@ -355,22 +355,16 @@ async fn cancel(
     if said.rollback {
         cancel = cancel.with_rollback();
     }
-    if cancel.await? {
-        return summary(&app, &run).await;
-    }
-    let info = run.info().await?;
-    let why = match info.status {
-        status if status.is_terminal() => format!("has ended as {status}"),
-        RunStatus::RollingBack => "is rolling back already".to_owned(),
-        status => format!("is {status}, and a cancel was requested before"),
-    };
-    let detail = format!("run {} {why}; nothing was done", run.id());
-    Err(Problem::new(Kind::Conflict, detail).about(run.id()))
+    cancel.strict().await?;
+    summary(&app, &run).await
 }
 
 async fn pause(State(app): State<App>, Names(run): Names<String>) -> Answered<RunSummary> {
     let run = handle(&app, &run).await?;
-    run.pause().await?;
+    if !run.pause().await? {
+        let detail = format!("run {} is paused already; nothing was done", run.id());
+        return Err(Problem::new(Kind::Conflict, detail).about(run.id()));
+    }
     summary(&app, &run).await
 }
 

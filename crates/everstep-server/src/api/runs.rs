@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use everstep::Role::{Admin, Operate, Read};
-use everstep::{ClientError, Filter, RunHandle, RunId, Target};
+use everstep::{ClientError, Filter, RunHandle, RunId, ShortId, Target};
 use serde::Deserialize;
 
 use super::{Answered, bad, missing, page_size, run_cursor};
@@ -112,15 +112,30 @@ pub(super) fn add(table: &mut Table) {
 
 /// The run with this id.
 pub(super) async fn handle(app: &App, run: &str) -> Result<RunHandle, Problem> {
-    let found = app.client.get(Target::Id(run_id(run)?)).await?;
+    let found = app.client.get(Target::Id(run_id(app, run).await?)).await?;
     found.ok_or_else(|| {
         let run = run.to_owned();
         ClientError::UnknownRun { run }.into()
     })
 }
 
-pub(crate) fn filter(said: RunFilter) -> Result<Filter, Problem> {
-    Filter::try_from(said).map_err(bad)
+/// The filter that a request asks for. Digits in `q` that are not the beginning of a key are looked for
+/// in ids.
+pub(crate) async fn filter(app: &App, mut said: RunFilter) -> Result<Filter, Problem> {
+    let sought = said.q.as_deref().map(str::trim);
+    let short = sought.and_then(|it| it.parse::<ShortId>().ok());
+    let mut runs = Vec::new();
+    if let (Some(short), Some(sought), None) = (short, sought, &said.key_prefix) {
+        let by_key = app.client.list().key_prefix(sought).limit(1).await?;
+        if by_key.runs.is_empty() {
+            runs = app.client.runs_by_short_id(&short).await?;
+        }
+    }
+    if !runs.is_empty() {
+        said.q = None;
+    }
+    let filter = Filter::try_from(said).map_err(bad)?;
+    Ok(runs.into_iter().fold(filter, Filter::id))
 }
 
 async fn list(State(app): State<App>, Query(query): Query<RunQuery>) -> Answered<RunList> {
@@ -133,7 +148,8 @@ async fn list(State(app): State<App>, Query(query): Query<RunQuery>) -> Answered
         }
         return these(&app, ids).await;
     }
-    let mut list = app.client.list().filter(filter(said)?).limit(limit);
+    let mut list = app.client.list().filter(filter(&app, said).await?);
+    list = list.limit(limit);
     if let Some(cursor) = cursor {
         list = list.after(cursor);
     }
@@ -142,7 +158,8 @@ async fn list(State(app): State<App>, Query(query): Query<RunQuery>) -> Answered
 
 /// These runs as they are now; those that are gone are left out.
 async fn these(app: &App, ids: &str) -> Answered<RunList> {
-    let ids = ids.split(',').filter(|id| !id.is_empty()).map(run_id);
+    let ids = ids.split(',').filter(|id| !id.is_empty());
+    let ids = ids.map(|id| id.parse::<RunId>().map_err(|error| bad(error.to_string())));
     let ids = ids.collect::<Result<Vec<RunId>, Problem>>()?;
     if ids.len() > IDS_MAX {
         return Err(bad(format!(
@@ -159,7 +176,7 @@ async fn these(app: &App, ids: &str) -> Answered<RunList> {
 }
 
 async fn counts(State(app): State<App>, Query(said): Query<RunFilter>) -> Answered<Counts> {
-    Ok(Answer(app.counter.count(&filter(said)?).await?))
+    Ok(Answer(app.counter.count(&filter(&app, said).await?).await?))
 }
 
 async fn updates(
@@ -167,7 +184,8 @@ async fn updates(
     headers: HeaderMap,
     Query(said): Query<RunFilter>,
 ) -> Result<Response, Problem> {
-    Ok(live::runs(app, headers, filter(said)?))
+    let filter = filter(&app, said).await?;
+    Ok(live::runs(app, headers, filter))
 }
 
 async fn start(
@@ -246,7 +264,8 @@ async fn bulk(
              `cursor` to go on with"
         )));
     }
-    let mut bulk = app.client.bulk(filter(said.filter)?).limit(limit);
+    let mut bulk = app.client.bulk(filter(&app, said.filter).await?);
+    bulk = bulk.limit(limit);
     if let Some(cursor) = cursor {
         bulk = bulk.after(cursor);
     }

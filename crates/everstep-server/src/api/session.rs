@@ -66,7 +66,7 @@ async fn get(State(app): State<App>, headers: HeaderMap) -> Answered<Session> {
 
 /// Logs in with a token.
 async fn log_in(State(app): State<App>, request: Request) -> Result<impl IntoResponse, Problem> {
-    let from = security::peer(request.extensions());
+    let from = app.proxies.client(request.extensions(), request.headers());
     let is_secure = request
         .headers()
         .get("x-forwarded-proto")

@@ -71,21 +71,40 @@ pub(crate) struct StatsQuery {
 pub(crate) struct StatsShape {
     /// In the order of time.
     pub(crate) buckets: Vec<BucketShape>,
+    /// All runs that retention has deleted had ended before this instant. Parts that begin before it
+    /// have no numbers, since runs are missing in them. Absent if retention has deleted nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) horizon: Option<Time>,
 }
 
-/// What has happened in a part of the time.
+/// Why a part of the time has no numbers.
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Missing {
+    /// Retention has deleted runs that would be counted in it.
+    Retention,
+}
+
+/// What has happened in a part of the time. Without numbers, `missing` says why.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct BucketShape {
     /// When it begins.
     pub(crate) at: Time,
+    /// Why there are no numbers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) missing: Option<Missing>,
     /// How many runs were started.
-    pub(crate) started: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) started: Option<u64>,
     /// How many have completed.
-    pub(crate) completed: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) completed: Option<u64>,
     /// How many have failed.
-    pub(crate) failed: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) failed: Option<u64>,
     /// How many were cancelled.
-    pub(crate) cancelled: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cancelled: Option<u64>,
     /// Half of those that have completed took no longer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) p50_ms: Option<u64>,
@@ -96,14 +115,17 @@ pub(crate) struct BucketShape {
 
 impl From<StatsBucket> for BucketShape {
     fn from(bucket: StatsBucket) -> BucketShape {
+        let is_complete = bucket.is_complete;
+        let number = |number| is_complete.then_some(number);
         BucketShape {
             at: bucket.at.into(),
-            started: bucket.started,
-            completed: bucket.completed,
-            failed: bucket.failed,
-            cancelled: bucket.cancelled,
-            p50_ms: bucket.p50.map(as_millis),
-            p95_ms: bucket.p95.map(as_millis),
+            missing: (!is_complete).then_some(Missing::Retention),
+            started: number(bucket.started),
+            completed: number(bucket.completed),
+            failed: number(bucket.failed),
+            cancelled: number(bucket.cancelled),
+            p50_ms: bucket.p50.filter(|_| is_complete).map(as_millis),
+            p95_ms: bucket.p95.filter(|_| is_complete).map(as_millis),
         }
     }
 }

@@ -228,7 +228,8 @@ pub(crate) struct RunFilter {
     pub(crate) finished_from: Option<Time>,
     /// Ended before this time.
     pub(crate) finished_before: Option<Time>,
-    /// A run id, or the beginning of a key, or a tag as `name:value`.
+    /// A run id, the beginning of a key, a tag as `name:value`, or at least 8 digits of the beginning
+    /// or the end of a run id. The end is looked for among the newest 100 000 runs.
     pub(crate) q: Option<String>,
 }
 
@@ -258,7 +259,8 @@ pub(crate) struct RunQuery {
     pub(crate) finished_before: Option<Time>,
     /// These runs, separated by commas, at most 100; without any other filter.
     pub(crate) ids: Option<String>,
-    /// A run id, or the beginning of a key, or a tag as `name:value`.
+    /// A run id, the beginning of a key, a tag as `name:value`, or at least 8 digits of the beginning
+    /// or the end of a run id. The end is looked for among the newest 100 000 runs.
     pub(crate) q: Option<String>,
     /// How many on a page, 50 if it is not said.
     #[schemars(range(min = 1, max = 500))]

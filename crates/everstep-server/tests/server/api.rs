@@ -537,3 +537,93 @@ async fn a_run_is_moved_to_another_pool_and_taken_out_of_memory() {
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
     world.end().await;
 }
+
+/// Lists show the last 12 digits of an id, and nothing could be found by them.
+#[tokio::test]
+async fn the_end_of_an_id_finds_its_run_in_paths_and_in_the_search() {
+    let world = World::new().await;
+    let other = world.start("greet", json!("x")).await;
+    let id = world.start("patient", json!(null)).await;
+    let (end, beginning) = (&id[24..], &id[..23]);
+    for part in [end, beginning, &id.to_uppercase()[24..]] {
+        assert_eq!(world.get(&format!("/runs/{part}")).await["id"], json!(id));
+        let found = world.get(&format!("/runs?q={part}")).await;
+        assert_eq!(found["runs"].as_array().unwrap().len(), 1, "{found}");
+        assert_eq!(found["runs"][0]["id"], json!(id), "{part}");
+        let counts = world.get(&format!("/runs/counts?q={part}")).await;
+        assert_eq!(counts["total"], json!(1), "{part}");
+    }
+    for path in ["why", "history", "state", "children", "messages"] {
+        world.get(&format!("/runs/{end}/{path}")).await;
+    }
+    // The audit log has the whole id.
+    world.done(&format!("/runs/{end}/pause"), json!({})).await;
+    let log = world.get("/audit?limit=1").await;
+    assert_eq!(log["entries"][0]["target"], json!(id));
+    // A part that several runs share names them.
+    let shared = &id[..8];
+    let (status, problem) = world
+        .call(Method::GET, &format!("/runs/{shared}"), None)
+        .await;
+    if other.starts_with(shared) {
+        assert_eq!(status, StatusCode::CONFLICT, "{problem}");
+        let detail = text(&problem["detail"]);
+        assert!(detail.contains(&id) && detail.contains(&other), "{detail}");
+    }
+    let (status, problem) = world.call(Method::GET, "/runs/0123456789ab", None).await;
+    assert_eq!(status, StatusCode::NOT_FOUND, "{problem}");
+    let (status, problem) = world.call(Method::GET, "/runs/xyz", None).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{problem}");
+    assert!(text(&problem["detail"]).contains("at least 8 hexadecimal digits"));
+    // A key comes before an id.
+    let keyed = json!({"workflow": "greet", "input": "x", "key": format!("{end}-1")});
+    let keyed = text(&world.done("/runs", keyed).await["id"]);
+    let found = world.get(&format!("/runs?q={end}")).await;
+    assert_eq!(found["runs"][0]["id"], json!(keyed));
+    world.end().await;
+}
+
+/// Before the horizon of retention the numbers were those of the runs that were left.
+#[tokio::test]
+async fn parts_of_a_chart_before_the_horizon_have_no_numbers_and_say_why() {
+    use everstep::store::Store as _;
+    let store = std::sync::Arc::new(everstep::store::MemoryStore::new());
+    let client = everstep::Client::on(store.clone()).unwrap();
+    let app = everstep_server::Server::new(client).router();
+    let stats = async || {
+        let path = "/api/v1/stats?from=2026-01-01T00:00:00Z&to=2026-01-01T03:00:00Z\
+                    &bucket_ms=3600000";
+        let request = axum::http::Request::get(path)
+            .body(axum::body::Body::empty())
+            .unwrap();
+        let answer = tower::ServiceExt::oneshot(app.clone(), request).await;
+        crate::world::read(answer.unwrap()).await.1
+    };
+    let all = stats().await;
+    assert_eq!(all.get("horizon"), None);
+    assert!(
+        all["buckets"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|it| it["started"] == 0)
+    );
+    let horizon = "2026-01-01T01:30:00Z"
+        .parse::<everstep::Timestamp>()
+        .unwrap();
+    store.raise_horizon(horizon).unwrap();
+    let some = stats().await;
+    assert_eq!(
+        text(&some["horizon"])
+            .parse::<everstep::Timestamp>()
+            .unwrap(),
+        horizon
+    );
+    for (no, is_known) in [(0, false), (1, false), (2, true)] {
+        let bucket = &some["buckets"][no];
+        assert_eq!(bucket.get("started").is_some(), is_known, "{bucket}");
+        assert_eq!(bucket.get("failed").is_some(), is_known, "{bucket}");
+        assert_eq!(bucket.get("missing").is_none(), is_known, "{bucket}");
+    }
+    assert_eq!(some["buckets"][0]["missing"], json!("retention"));
+}

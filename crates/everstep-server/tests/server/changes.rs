@@ -17,7 +17,7 @@ async fn a_run_that_cannot_be_cancelled_any_more_says_why() {
     let (status, problem) = world.post(&path, json!({"rollback": true})).await;
     assert_eq!(status, StatusCode::CONFLICT, "{problem}");
     let detail = text(&problem["detail"]);
-    assert!(detail.contains("has ended as completed"), "{detail}");
+    assert!(detail.contains("is completed and cannot be"), "{detail}");
     assert_eq!(problem["run"], json!(ended));
     let log = world.get("/audit?limit=1").await;
     assert_eq!(log["entries"][0]["outcome"], json!("conflict"));
@@ -29,7 +29,8 @@ async fn a_run_that_cannot_be_cancelled_any_more_says_why() {
     let (status, problem) = world.post(&path, json!({})).await;
     assert_eq!(status, StatusCode::CONFLICT, "{problem}");
     let detail = text(&problem["detail"]);
-    assert!(detail.contains("cancel"), "{detail}");
+    // It is being cancelled, or was already.
+    assert!(detail.contains("cannot be cancelled"), "{detail}");
 
     let rolling = world.start("regretful", json!(null)).await;
     let run = format!("/runs/{rolling}");
@@ -43,6 +44,46 @@ async fn a_run_that_cannot_be_cancelled_any_more_says_why() {
     assert!(detail.contains("rolling back already"), "{detail}");
     UNDO.notify_one();
     world.until(&run, |it| it["status"] == "cancelled").await;
+    world.end().await;
+}
+
+/// An operator who is answered "paused" or "cancelled" believes that the request did it.
+#[tokio::test]
+async fn a_change_that_does_nothing_to_a_run_is_a_conflict_that_names_its_status() {
+    let world = World::new().await;
+    let ended = world.start("greet", json!("x")).await;
+    world.ended(&ended).await;
+    let failed = world.start("broken", json!("x")).await;
+    world.ended(&failed).await;
+    let paused = world.start("patient", json!(null)).await;
+    world
+        .done(&format!("/runs/{paused}/pause"), json!({}))
+        .await;
+    let live = world.start("patient", json!(null)).await;
+    let message = json!({"name": "number", "body": 1});
+    let value = json!({"location": "review", "value": 1});
+    for (run, act, body, status) in [
+        (&ended, "cancel", json!({}), "completed"),
+        (&failed, "cancel", json!({"rollback": true}), "failed"),
+        (&ended, "pause", json!({}), "completed"),
+        (&paused, "pause", json!({}), "paused"),
+        (&ended, "resume", json!({}), "completed"),
+        (&live, "resume", json!({}), ""),
+        (&ended, "retry", json!({}), "completed"),
+        (&live, "retry", json!({}), ""),
+        (&ended, "messages", message, "completed"),
+        (&ended, "deferreds", value, "completed"),
+    ] {
+        let (answer, problem) = world.post(&format!("/runs/{run}/{act}"), body).await;
+        assert_eq!(answer, StatusCode::CONFLICT, "{act}: {problem}");
+        let detail = text(&problem["detail"]);
+        assert!(detail.contains(status), "{act}: {detail}");
+        assert_eq!(problem["run"], json!(run), "{act}");
+    }
+    let (answer, problem) = world
+        .call(Method::DELETE, &format!("/runs/{live}"), None)
+        .await;
+    assert_eq!(answer, StatusCode::CONFLICT, "{problem}");
     world.end().await;
 }
 

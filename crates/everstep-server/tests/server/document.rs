@@ -84,6 +84,75 @@ async fn the_document_is_valid_and_names_every_operation_once() {
     world.end().await;
 }
 
+/// Every schema below this part of the document, with the path to it. `is_schema` says whether this part
+/// is a schema itself.
+fn schemas_below<'d>(
+    part: &'d Json,
+    at: &str,
+    is_schema: bool,
+    found: &mut Vec<(String, &'d Json)>,
+) {
+    if is_schema {
+        found.push((at.to_owned(), part));
+    }
+    let Json::Object(fields) = part else {
+        if let Json::Array(items) = part {
+            for (no, item) in items.iter().enumerate() {
+                schemas_below(item, &format!("{at}/{no}"), false, found);
+            }
+        }
+        return;
+    };
+    for (name, below) in fields {
+        let at = format!("{at}/{name}");
+        match (name.as_str(), below) {
+            // These are values, and not parts of the document.
+            ("default" | "const" | "enum" | "example" | "examples", _) => {}
+            // Generators know this one as a boolean, too.
+            ("additionalProperties", Json::Bool(_)) => {}
+            ("schema" | "items" | "not" | "additionalProperties" | "contains", _) => {
+                schemas_below(below, &at, true, found);
+            }
+            ("properties" | "schemas" | "$defs", Json::Object(named)) => {
+                for (name, schema) in named {
+                    schemas_below(schema, &format!("{at}/{name}"), true, found);
+                }
+            }
+            ("anyOf" | "oneOf" | "allOf" | "prefixItems", Json::Array(several)) => {
+                for (no, schema) in several.iter().enumerate() {
+                    schemas_below(schema, &format!("{at}/{no}"), true, found);
+                }
+            }
+            _ => schemas_below(below, &at, false, found),
+        }
+    }
+}
+
+/// `schema: true` for "any JSON value" is valid, and made a generator of Python clients refuse the whole
+/// document.
+#[tokio::test]
+async fn no_schema_of_the_document_is_one_that_generators_refuse() {
+    let world = World::new().await;
+    let document = world.get("/openapi.json").await;
+    let mut found = Vec::new();
+    schemas_below(&document, "", false, &mut found);
+    assert!(found.len() > 300, "{}", found.len());
+    for (at, schema) in found {
+        let Json::Object(fields) = schema else {
+            panic!("{at} is {schema}, and no object");
+        };
+        // A word of OpenAPI 3.0, which has no meaning in 3.1.
+        assert!(!fields.contains_key("nullable"), "{at}: {schema}");
+        // A definition of its own would be looked for in `components`.
+        assert!(!fields.contains_key("$defs"), "{at}: {schema}");
+        if let Some(kinds) = fields.get("type").and_then(Json::as_array) {
+            let others = kinds.iter().filter(|it| **it != json!("null")).count();
+            assert_eq!(others, 1, "{at} has several types: {schema}");
+        }
+    }
+    world.end().await;
+}
+
 fn check_parameters(path: &str, operation: &Json, at: &str) {
     let mut said = BTreeSet::new();
     for parameter in operation["parameters"].as_array().into_iter().flatten() {
@@ -136,9 +205,7 @@ fn check_answers(operation: &Json, schemas: &Schemas<'_>, at: &str) {
         for (kind, media) in answer["content"].as_object().into_iter().flatten() {
             // What is told in events has no shape as a whole.
             assert!(
-                media["schema"].is_object()
-                    || media["schema"].is_boolean()
-                    || kind == "text/event-stream",
+                media["schema"].is_object() || kind == "text/event-stream",
                 "{at}: {status}"
             );
         }

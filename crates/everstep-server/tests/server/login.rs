@@ -48,6 +48,80 @@ async fn an_address_that_tries_without_end_locks_out_nobody_else_and_fills_no_lo
     world.end().await;
 }
 
+/// Failures were counted before the token was looked at: ten wrong log-ins of one client locked out all
+/// who share its address, which behind a proxy is everybody.
+#[tokio::test]
+async fn a_right_token_is_accepted_after_any_number_of_wrong_ones() {
+    let world = World::with(with_tokens).await;
+    for client in 0..40 {
+        for _ in 0..20 {
+            tried(&world, &format!("10.0.0.{client}"), "guessed").await;
+        }
+    }
+    let (status, problem) = tried(&world, "10.0.0.1", "guessed").await;
+    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+    assert!(text(&problem["detail"]).contains("more than 10 log-ins"));
+    for address in ["10.0.0.1", "10.0.0.99"] {
+        let (status, _) = tried(&world, address, TOKENS[0].1).await;
+        assert_eq!(status, StatusCode::OK, "{address}");
+    }
+    world.end().await;
+}
+
+/// Tries to log in with a wrong token, through a proxy that appends the address of its client.
+async fn tried_through(world: &mut World, peer: &str, header: &'static str, value: &str) -> u16 {
+    world.header(header, value);
+    let (status, _) = tried(world, peer, "guessed").await;
+    world.headers.clear();
+    status.as_u16()
+}
+
+#[tokio::test]
+async fn behind_a_trusted_proxy_each_client_has_its_own_budget_of_failures() {
+    for (header, ada, bob) in [
+        ("x-forwarded-for", "192.0.2.1", "192.0.2.2"),
+        ("forwarded", "for=192.0.2.1", "for=192.0.2.2;proto=https"),
+    ] {
+        let mut world =
+            World::with(|it| with_tokens(it).trusted_proxies(["10.0.0.0/8"]).unwrap()).await;
+        for _ in 0..10 {
+            let status = tried_through(&mut world, "10.0.0.1", header, ada).await;
+            assert_eq!(status, 401);
+        }
+        let status = tried_through(&mut world, "10.0.0.1", header, ada).await;
+        assert_eq!(status, 429, "{header}");
+        let status = tried_through(&mut world, "10.0.0.1", header, bob).await;
+        assert_eq!(status, 401, "{header}");
+        let log = log(&mut world).await;
+        let newest = log[0].to_string();
+        assert!(newest.contains("192.0.2.2"), "{newest}");
+        world.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_is_no_trusted_proxy_cannot_have_another_budget_by_forging_a_header() {
+    let mut world =
+        World::with(|it| with_tokens(it).trusted_proxies(["10.0.0.0/8"]).unwrap()).await;
+    let mut statuses = Vec::new();
+    for no in 0..11 {
+        let forged = format!("198.51.100.{no}");
+        let status = tried_through(&mut world, "192.0.2.1", "x-forwarded-for", &forged).await;
+        statuses.push(status);
+    }
+    assert_eq!(statuses[..10], [401; 10]);
+    assert_eq!(statuses[10], 429);
+    // A client of a proxy cannot either: the proxy appends its real address on the right.
+    let mut statuses = Vec::new();
+    for no in 0..11 {
+        let forged = format!("198.51.100.{no}, 192.0.2.7");
+        let status = tried_through(&mut world, "10.0.0.1", "x-forwarded-for", &forged).await;
+        statuses.push(status);
+    }
+    assert_eq!(statuses[10], 429);
+    world.end().await;
+}
+
 #[tokio::test]
 async fn whoever_has_a_token_may_log_in_as_often_as_they_like() {
     let world = World::with(with_tokens).await;

@@ -81,6 +81,9 @@ impl QueueInfo {
 pub struct StatsBucket {
     /// Where the part begins.
     pub at: Timestamp,
+    /// Whether retention has deleted nothing that belongs here. If it is `false`, runs are missing in
+    /// all numbers below: the part begins before the [horizon](Client::retention_horizon).
+    pub is_complete: bool,
     /// How many runs were started.
     pub started: u64,
     /// How many have completed.
@@ -123,8 +126,19 @@ impl Client {
         self.read(move |store| store.count_by_status(&filter)).await
     }
 
+    /// The retention horizon: all runs that retention has deleted had ended before this instant, so what
+    /// is counted from here on is exact. `None` if it has deleted nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the store cannot be read.
+    pub async fn retention_horizon(&self) -> Result<Option<Timestamp>, ClientError> {
+        self.read(|store| store.horizon()).await
+    }
+
     /// What has happened between two instants, in parts of this length: at most 200, and the last
-    /// may be shorter. Runs are counted as they are in the store now: what was deleted is not there.
+    /// may be shorter. Runs are counted as they are in the store now. Where retention has deleted runs,
+    /// [`StatsBucket::is_complete`] is `false`; runs that were deleted by hand are not counted either.
     ///
     /// Counts are exact. Percentiles are exact for parts in which up to 1 024 runs have completed;
     /// of more, at least 512 are looked at, evenly chosen. The time it takes goes by the number of
@@ -164,12 +178,17 @@ impl Client {
                  millisecond or more"
             ),
         })?;
-        let rows = self.read(move |store| store.stats(&range)).await?;
+        // The horizon is read last: runs that are deleted meanwhile are before it.
+        let (rows, horizon) = self
+            .read(move |store| Ok((store.stats(&range)?, store.horizon()?)))
+            .await?;
+        let is_complete = |at| horizon.is_none_or(|horizon| at >= horizon);
         let buckets = rows
             .into_iter()
             .enumerate()
             .map(|(index, row)| StatsBucket {
                 at: range.bucket(index).0,
+                is_complete: is_complete(range.bucket(index).0),
                 started: row.started,
                 completed: row.completed,
                 failed: row.failed,

@@ -18,6 +18,8 @@ use crate::{
     time::Timestamp,
 };
 
+mod ended;
+
 /// How many runs of a chain are looked at.
 const CHAIN_MAX: usize = 50;
 
@@ -137,7 +139,9 @@ pub enum WaitsFor {
 }
 
 impl<O> RunHandle<O> {
-    /// Why the run is not moving.
+    /// Why the run is not moving; for a run that has failed or was cancelled, where it failed, after
+    /// how many attempts and with which error, who cancelled it as far as the audit log knows, and what
+    /// was rolled back.
     ///
     /// ```
     /// # use everstep::{prelude::*, testing};
@@ -240,6 +244,10 @@ fn look(
     let Some(row) = store.run(&Target::Id(run))? else {
         return Ok(None);
     };
+    if row.status.is_terminal() {
+        let how = ended::how(store, &row)?;
+        return Ok(Some(because(row, &how, Vec::new())));
+    }
     let entries = match row.status {
         RunStatus::Running | RunStatus::Sleeping | RunStatus::RollingBack => {
             history::read_all(store, run, None)?
@@ -262,27 +270,27 @@ fn explain(
     places: &[LimitPlace],
 ) -> Because {
     let waits_for = waits_of(&row, history, runners, now, places);
+    let what = if waits_for.is_empty() {
+        match row.cancel_requested {
+            Some(_) => "is being cancelled".to_owned(),
+            None => "is moving: its code is between two operations".to_owned(),
+        }
+    } else {
+        let said = waits_for.iter().take(WAITS_SAID);
+        let mut parts: Vec<String> = said.map(ToString::to_string).collect();
+        if let Some(more) = waits_for.len().checked_sub(WAITS_SAID).filter(|n| *n > 0) {
+            parts.push(format!("{more} more"));
+        }
+        parts.join(", and ")
+    };
+    because(row, &what, waits_for)
+}
+
+/// A run of the chain, with a sentence that names it and says `what`.
+fn because(row: RunRow, what: &str, waits_for: Vec<WaitsFor>) -> Because {
     let name = match &row.key {
         Some(key) => format!("run {} (`{key}` of `{}`)", row.id, row.workflow),
         None => format!("run {} of `{}`", row.id, row.workflow),
-    };
-    let what = match row.status {
-        RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled => {
-            let at = row.finished_at.unwrap_or(row.updated_at);
-            format!("has ended ({}) at {at}", row.status)
-        }
-        _ if waits_for.is_empty() => match row.cancel_requested {
-            Some(_) => "is being cancelled".to_owned(),
-            None => "is moving: its code is between two operations".to_owned(),
-        },
-        _ => {
-            let said = waits_for.iter().take(WAITS_SAID);
-            let mut parts: Vec<String> = said.map(ToString::to_string).collect();
-            if let Some(more) = waits_for.len().checked_sub(WAITS_SAID).filter(|n| *n > 0) {
-                parts.push(format!("{more} more"));
-            }
-            parts.join(", and ")
-        }
     };
     Because {
         run: row.id,

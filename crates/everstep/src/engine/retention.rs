@@ -81,7 +81,10 @@ fn delete_some(
     };
     let old = find(before, RUNS_MAX)?;
     let full = old.len() == RUNS_MAX;
-    if !old.is_empty() {
+    if let Some((_, ended)) = old.iter().max_by_key(|(_, ended)| *ended) {
+        // Before the deletes: after a crash in between, charts show less than they could, and nothing
+        // that is false.
+        raise_horizon(shared, *ended, kept)?;
         let key_kept_until = Some(now + shared.settings.key_tombstone);
         let deletes = old.into_iter().map(|(run, _)| {
             Write::Delete(Box::new(Delete {
@@ -99,7 +102,24 @@ fn delete_some(
     let oldest = find(Timestamp::from_millis(i64::MAX), 1)?;
     // Whatever ends from now on has its time after this.
     let due = oldest.first().map_or(now, |(_, ended)| *ended) + kept;
-    Ok(due.max(now + ROUND.min(kept / 10).max(BREATH)))
+    Ok(due.max(now + round_of(kept)))
+}
+
+/// Notes that runs which ended up to this instant are deleted. It is noted in steps of a round, so that
+/// few writes are needed: the horizon is up to a round too late, and never too early.
+fn raise_horizon(shared: &Shared, ended: Timestamp, kept: Duration) -> Result<(), Arc<StoreError>> {
+    let step = round_of(kept).as_millis() as i64;
+    let to = Timestamp::from_millis((ended.as_millis() / step + 1) * step);
+    let known = shared.store.horizon().map_err(Arc::new)?;
+    if known.is_none_or(|known| known < to) {
+        shared.store.raise_horizon(to).map_err(Arc::new)?;
+    }
+    Ok(())
+}
+
+/// How often runs that are kept for this long are deleted.
+fn round_of(kept: Duration) -> Duration {
+    ROUND.min(kept / 10).max(BREATH)
 }
 
 /// Removes a slice of what deletes have left.

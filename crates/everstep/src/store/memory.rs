@@ -111,6 +111,8 @@ struct Data {
     children: Children,
     limits: Limits,
     operators: operators::Operators,
+    /// All runs that retention has deleted had ended before it.
+    horizon: Option<Timestamp>,
 }
 
 #[derive(Clone)]
@@ -417,6 +419,15 @@ impl Store for MemoryStore {
 
     fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError> {
         Ok(self.read().stats(range))
+    }
+
+    fn horizon(&self) -> Result<Option<Timestamp>, StoreError> {
+        Ok(self.read().horizon)
+    }
+
+    fn raise_horizon(&self, to: Timestamp) -> Result<(), StoreError> {
+        self.write(|data| data.horizon = data.horizon.max(Some(to)));
+        Ok(())
     }
 
     fn queues(

@@ -951,6 +951,14 @@ impl Store for PostgresStore {
         self.read(|session| overview::stats(session, range))
     }
 
+    fn horizon(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.read(overview::horizon)
+    }
+
+    fn raise_horizon(&self, to: Timestamp) -> Result<(), StoreError> {
+        self.write(|session| overview::raise_horizon(session, to))
+    }
+
     fn queues(
         &self,
         after: Option<&str>,

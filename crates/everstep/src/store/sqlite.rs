@@ -424,6 +424,14 @@ impl Store for SqliteStore {
         self.read(|conn| overview::stats(conn, range))
     }
 
+    fn horizon(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.read(overview::horizon)
+    }
+
+    fn raise_horizon(&self, to: Timestamp) -> Result<(), StoreError> {
+        self.change(|conn| overview::raise_horizon(conn, to))
+    }
+
     fn queues(
         &self,
         after: Option<&str>,

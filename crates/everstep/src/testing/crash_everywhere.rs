@@ -837,7 +837,7 @@ impl<'a> Life<'a> {
             }
             Action::Cancel { rollback: false } => run.cancel().await.map(|_| ()),
             Action::Cancel { rollback: true } => run.cancel().with_rollback().await.map(|_| ()),
-            Action::Pause => run.pause().await,
+            Action::Pause => run.pause().await.map(|_| ()),
             Action::Resume => run.resume().await,
             Action::Retry => run.retry().await,
             Action::At(after) => {

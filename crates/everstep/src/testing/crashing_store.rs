@@ -476,6 +476,14 @@ impl<S: Store> Store for CrashingStore<S> {
         self.read(|store| store.stats(range))
     }
 
+    fn horizon(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.read(|store| store.horizon())
+    }
+
+    fn raise_horizon(&self, to: Timestamp) -> Result<(), StoreError> {
+        self.read(|store| store.raise_horizon(to))
+    }
+
     fn queues(
         &self,
         after: Option<&str>,

@@ -81,7 +81,8 @@ impl PostgresStore {
     pub(crate) fn lent_with_own_secret(url: &str) -> Result<PostgresStore, StoreError> {
         let store = PostgresStore::lent(url)?;
         let conn = store.take()?;
-        let draw = "UPDATE secrets SET value = sha256(gen_random_uuid()::text::bytea)";
+        let draw = "UPDATE secrets SET value = sha256(gen_random_uuid()::text::bytea) \
+                    WHERE name = 'tokens'";
         conn.batch(draw.to_owned())
             .map_err(|trouble| store.error(trouble))?;
         store.give_back(conn);
@@ -193,6 +194,7 @@ fn emptying(conn: &Conn) -> Result<String, Trouble> {
                format('%I.%I', schemaname, sequencename), start_value) \
                FROM pg_sequences WHERE schemaname = current_schema()";
     let mut emptying = "DELETE FROM pools WHERE no <> 0; \
+                        DELETE FROM secrets WHERE name <> 'tokens'; \
                         UPDATE secrets SET value = sha256('known to every test');"
         .to_owned();
     for answer in conn.run(vec![Op::new(sql, Vec::new())])? {

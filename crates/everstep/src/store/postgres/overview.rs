@@ -220,6 +220,26 @@ const IN_RANGE: &str = "FROM unnest($1::text[]) AS asked (workflow) CROSS JOIN L
     WHERE workflow = asked.workflow AND finished_at IS NOT NULL \
     AND finished_at >= $2 AND finished_at < $3";
 
+/// The row of `secrets` that has the retention horizon, in milliseconds as 8 bytes, the highest first: so
+/// the greater instant is the greater value. It is no secret, but this is the table of what is kept once
+/// for the whole store.
+const HORIZON: &str = "retention_horizon";
+
+pub(super) fn horizon(session: &Session<'_>) -> Result<Option<Timestamp>, Trouble> {
+    let sql = "SELECT value FROM secrets WHERE name = $1";
+    let found = session.row(sql, params![HORIZON], |row| row.get::<Vec<u8>>(0))?;
+    let bytes = found.and_then(|bytes| bytes.try_into().ok());
+    Ok(bytes.map(|bytes| Timestamp::from_millis(i64::from_be_bytes(bytes))))
+}
+
+pub(super) fn raise_horizon(session: &Session<'_>, to: Timestamp) -> Result<(), Trouble> {
+    let sql = "INSERT INTO secrets (name, value) VALUES ($1, $2) ON CONFLICT (name) \
+               DO UPDATE SET value = excluded.value WHERE secrets.value < excluded.value";
+    let bytes = to.as_millis().max(0).to_be_bytes().to_vec();
+    session.execute_now(sql, params![HORIZON, bytes])?;
+    Ok(())
+}
+
 pub(super) fn stats(session: &Session<'_>, range: &StatsRange) -> Result<Vec<StatsRow>, Trouble> {
     let parts = (0..range.len()).map(|index| {
         let (from, to) = range.bucket(index);

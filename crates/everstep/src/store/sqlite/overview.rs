@@ -211,6 +211,29 @@ pub(super) fn names(conn: &Connection, sql: &str) -> rusqlite::Result<Vec<String
     }
 }
 
+/// The row of `secrets` that has the retention horizon, in milliseconds as 8 bytes, the highest first: so
+/// the greater instant is the greater blob. It is no secret, but this is the table of what is kept once
+/// for the whole store.
+const HORIZON: &str = "retention_horizon";
+
+pub(crate) fn horizon(conn: &Connection) -> rusqlite::Result<Option<Timestamp>> {
+    let sql = "SELECT value FROM secrets WHERE name = ?1";
+    let found: Option<Vec<u8>> = conn
+        .prepare_cached(sql)?
+        .query_row([HORIZON], |row| row.get(0))
+        .optional()?;
+    let bytes = found.and_then(|bytes| bytes.try_into().ok());
+    Ok(bytes.map(|bytes| Timestamp::from_millis(i64::from_be_bytes(bytes))))
+}
+
+pub(crate) fn raise_horizon(conn: &Connection, to: Timestamp) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO secrets (name, value) VALUES (?1, ?2) ON CONFLICT (name) \
+               DO UPDATE SET value = excluded.value WHERE secrets.value < excluded.value";
+    let bytes = to.as_millis().max(0).to_be_bytes();
+    conn.prepare_cached(sql)?.execute(params![HORIZON, bytes])?;
+    Ok(())
+}
+
 pub(crate) fn stats(conn: &Connection, range: &StatsRange) -> rusqlite::Result<Vec<StatsRow>> {
     let mut rows = vec![StatsRow::default(); range.len()];
     let sql = "SELECT count(*) FROM runs WHERE no >= ?1 AND no < ?2";

@@ -11,6 +11,7 @@ pub(super) const CHECKS: &[(&str, Check)] = checks![
     the_oldest_ready_item_may_be_of_any_priority,
     runs_are_counted_by_status,
     stats_count_starts_and_ends_by_their_time,
+    the_retention_horizon_moves_forward_only,
     stats_tell_how_long_completed_runs_took,
     stats_of_many_runs_are_told_by_some,
 ];
@@ -288,6 +289,21 @@ fn stats_count_starts_and_ends_by_their_time(world: &World) {
     assert_eq!(numbers, [[4, 1, 0, 0], [1, 0, 2, 0], [1, 0, 0, 1]]);
     let before = stats(world, 0, 1_000, 1_000);
     assert_eq!(before, [StatsRow::default()]);
+}
+
+fn the_retention_horizon_moves_forward_only(world: &World) {
+    let horizon = || world.store.horizon().expect("the horizon");
+    assert_eq!(horizon(), None);
+    for (raised, expected) in [
+        (5_000, 5_000),
+        (4_999, 5_000),
+        (70_000, 70_000),
+        (1, 70_000),
+    ] {
+        world.store.raise_horizon(at(raised)).expect("a horizon");
+        // A store of somebody else's may keep none.
+        assert!(horizon().is_none_or(|it| it == at(expected)), "{raised}");
+    }
 }
 
 fn stats_tell_how_long_completed_runs_took(world: &World) {
