@@ -29,17 +29,27 @@ pub(super) fn shared() -> (Arc<TestStore>, Arc<Shared>) {
 }
 
 pub(super) fn shared_with(change: impl FnOnce(&mut Settings)) -> (Arc<TestStore>, Arc<Shared>) {
+    let store = Arc::new(CrashingStore::counting(MemoryStore::new()));
     let mut registry = Registry::default();
     let code = |_: Ctx, (): ()| async { Ok(()) };
     let definition = Definition::new("w", 1, WorkflowOptions::new(), code);
     registry.insert(definition).expect("its name is good");
+    let shared = shared_on(store.clone(), registry, change);
+    (store, shared)
+}
+
+/// As [`shared`], on any store and with any workflows.
+pub(super) fn shared_on(
+    store: Arc<dyn Store>,
+    registry: Registry,
+    change: impl FnOnce(&mut Settings),
+) -> Arc<Shared> {
     let mut settings = Settings {
         store_retry: Duration::from_millis(1),
         lease: Duration::from_secs(3_600),
         ..Settings::default()
     };
     change(&mut settings);
-    let store = Arc::new(CrashingStore::counting(MemoryStore::new()));
     let shared = Shared::new(
         Arc::new(settings),
         store.clone(),
@@ -49,7 +59,7 @@ pub(super) fn shared_with(change: impl FnOnce(&mut Settings)) -> (Arc<TestStore>
         Some(Uuid::from_u128(1)),
     );
     shared.set_secret(store.secret().expect("secret"));
-    (store, Arc::new(shared))
+    Arc::new(shared)
 }
 
 /// Enters the runner, again if it was before.

@@ -98,6 +98,9 @@ pub enum Sabotage {
     /// A runner does not look at its own clock: only the store refuses what it writes after its
     /// lease has ended.
     NoSelfFencing,
+    /// A run that was paused gives its places under limits away and leaves memory, though it was
+    /// resumed meanwhile.
+    GivePlaceAway,
 }
 
 impl Default for Settings {

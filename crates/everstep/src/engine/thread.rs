@@ -653,7 +653,13 @@ impl Worker {
         let next = match ack.answer {
             Answer::Outcome(Outcome::Committed(delivered), _) => {
                 task.tell_end();
-                task.run.committed(&delivered)
+                let next = task.run.committed(&delivered);
+                let given = task.run.gives_places_away();
+                if let Some(commit) = given.filter(|_| next == Next::Drop) {
+                    let (epoch, write) = (task.epoch, Write::Commit(Box::new(commit)));
+                    self.out.push(Pending::under(epoch, write, Reply::Nobody));
+                }
+                next
             }
             Answer::Outcome(Outcome::Refused(refusal), Some(commit)) => {
                 tracing::debug!(run = %id, ?refusal, "a commit was refused");
@@ -809,12 +815,14 @@ impl Worker {
             self.remove(slot);
             return self.load(run);
         }
-        let is_due = row.available_at.is_some_and(|at| at <= self.env.now.get());
-        if row.status == RunStatus::Pending && is_due && task.hot.is_some() {
-            // It was put to rest here, and the store has it as one that begins: somebody has paused and
-            // resumed it before this look. Nobody else would put its row right, so it is read anew.
-            self.remove_parked(slot);
-            return self.load(run);
+        if row.status == RunStatus::Pending {
+            // The store has it as one that begins: somebody has paused and resumed it before this look.
+            // Nobody else would put its row right. One that was put to rest here is read anew.
+            if task.hot.is_some() {
+                self.remove_parked(slot);
+                return self.load(run);
+            }
+            task.run.was_resumed();
         }
         let news: Vec<_> = inbox
             .into_iter()

@@ -1122,6 +1122,8 @@ impl Core {
             EffectDone::Enqueued(enqueued) => {
                 self.effect_gave(id, EntryValue::Item(enqueued.item));
             }
+            // Of no effect, and told to the owner.
+            EffectDone::PutAway => {}
             EffectDone::Started(started) => {
                 let flags = u8::from(started.attached) | u8::from(started.input_differs) << 1;
                 self.effect_gave(id, EntryValue::Started(started.id, flags));

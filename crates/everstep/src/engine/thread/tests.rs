@@ -1,5 +1,7 @@
 //! An engine thread, one event after another.
 
+mod put_away;
+
 use super::*;
 use crate::{
     commit::Fence,
