@@ -10,8 +10,8 @@ use crate::{codec::hook::Codecs, retention::Retention, retry::Retry, workflow::D
 pub struct Settings {
     /// How many engine threads poll workflows; one per core if 0.
     pub threads: usize,
-    /// How many runs may be in memory and moving at the same time. At the bound, due runs stay
-    /// pending, oldest first; parked runs do not count.
+    /// How many runs may move in memory at the same time: never more. At the bound, due runs stay
+    /// pending, oldest first. Parked runs do not count, and wait for a place when they wake.
     pub max_live_runs: usize,
     /// How many bytes of parked runs are kept in memory, so that waking them costs no replay.
     pub hot_bytes: usize,

@@ -833,6 +833,7 @@ impl Core {
         if st.history.get(&key).is_none() {
             let entry = op.entry();
             st.history.insert(key.clone(), entry).op = Some(id);
+            st.entries += 1;
         }
         let Some(slot) = st.history.get_mut(&key) else {
             return;
