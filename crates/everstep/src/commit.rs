@@ -295,7 +295,7 @@ pub struct Commit {
     pub inbox_seq: Option<u64>,
     /// Whether the commit only records what has happened (finished bodies). Results are taken
     /// from an owner even after a cancel was requested or the run was paused; everything else is
-    /// then refused.
+    /// then refused. Whether the run is put away is in the answer: [`EffectDone::PutAway`].
     pub results_only: bool,
     /// The highest sequence number after this commit, and how many it brings.
     pub last_number: u64,
@@ -708,7 +708,7 @@ pub enum Outcome {
     /// What became of a value for a deferred.
     Settled(Settled),
     /// A commit or a reopening that was made. For each effect that has an answer, in order, what
-    /// became of it.
+    /// became of it; last, for a commit with [`Commit::results_only`], whether its run is put away.
     Committed(Vec<EffectDone>),
     /// Whether there is more to remove.
     Swept(bool),
@@ -734,7 +734,7 @@ pub enum Outcome {
     Mended(u64),
 }
 
-/// What became of an effect.
+/// What became of an effect; or, as [`EffectDone::PutAway`], of the run itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EffectDone {
     /// Of [`Effect::Send`].
@@ -745,6 +745,10 @@ pub enum EffectDone {
     Published(Published),
     /// Of an [`Effect::StartChild`] that is not awaited.
     Started(Started),
+    /// Of a commit with [`Commit::results_only`]: its run is paused, and not to be cancelled, so
+    /// no process has to take it up before it is resumed. Without this answer the run is live, and
+    /// its owner reads it again.
+    PutAway,
 }
 
 /// The run that a start created, or found under its key.

@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use everstep::{
     Check, Client, Deliver, DoctorReport, Limit, RepairError, Repaired, RunId, RunStatus,
-    Timestamp,
+    Timestamp, WorkflowOptions,
     prelude::*,
     store::{Batch, Mend, Outcome, Store, Write},
 };
@@ -755,6 +755,55 @@ async fn a_run_in_line_for_a_limit_that_was_mended_goes_on() {
             assert_eq!(run.result().await.unwrap(), 7);
             assert_eq!(words(&look(&client).await), [] as [String; 0]);
         }
+        engine.shutdown().await;
+    })
+    .await;
+}
+
+/// Of a run that waited for a limit and stood in no line, `why` said that it ran the body.
+#[tokio::test]
+async fn why_says_that_a_run_waits_for_a_limit_without_being_registered() {
+    const HELD: &str = "INSERT INTO limits (name, key, concurrency, held, waiting, arrivals, \
+                        turn_us) VALUES ('one', '', 1, 1, 0, 1, 0); \
+                        INSERT INTO limit_places (run, generation, operation, name, key, arrival, \
+                        given) VALUES (77, 1, {b:01}, 'one', '', 1, 1)";
+    const LOST: &str = "DELETE FROM limit_places WHERE run <> 77; \
+                        UPDATE limits SET waiting = 0 WHERE name = 'one'";
+    on_each_store(async |place| {
+        let engine = place.engine();
+        let engine = engine
+            .register_fn(RACER, |ctx, n: u32| async move {
+                ctx.step("work", async || Ok(n)).limit(ONE).await
+            })
+            .register_fn_with(
+                WORKER,
+                WorkflowOptions::new().limit(ONE),
+                |_, n: u32| async move { Ok(n) },
+            );
+        let engine = engine.start().await.unwrap();
+        let client = engine.client();
+        if matches!(place, Place::Memory(_)) {
+            return engine.shutdown().await;
+        }
+        break_it(place, HELD).await;
+        let step = client.start(RACER, 7).await.unwrap();
+        let whole = client.start(WORKER, 7).await.unwrap();
+        for (run, at) in [(&step, "at `work`"), (&whole, "before it begins")] {
+            until_status(run, RunStatus::Sleeping).await;
+            let why = run.why().await.unwrap().sentence;
+            assert!(
+                why.ends_with(&format!("waits for limit `one` {at}")),
+                "{why}"
+            );
+        }
+        break_it(place, LOST).await;
+        for (run, at) in [(&step, "at `work`"), (&whole, "before it begins")] {
+            let why = run.why().await.unwrap().sentence;
+            let wanted = format!("waits for limit `one` {at}, and is not registered for it");
+            assert!(why.contains(&wanted), "{why}");
+        }
+        let report = look(&client).await;
+        assert_eq!(report.findings.len(), 3, "{:?}", words(&report));
         engine.shutdown().await;
     })
     .await;

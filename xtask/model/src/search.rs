@@ -6,16 +6,79 @@
 //! whatever the protocol was.
 
 use std::{
-    fmt::Write as _,
+    fmt::{Debug, Display, Write as _},
+    hash::Hash,
     time::{Duration, Instant},
 };
 
 use stateright::{Checker, Expectation, HasDiscoveries, Model, Property};
 
 use crate::{
+    away::Away,
+    body::Bodies,
     protocol::{Break, Protocol, Step},
     state::{Left, Owner, Process, RunnerNo, ShardNo, State, Wrong},
 };
+
+/// A rule that one of the small models can do without, to see that it is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// A body starts only under the lease with which its run was read.
+    BodyEpoch,
+    /// A run that is live is not put away.
+    PutAway,
+    /// A run in line asks for its place again when its row is written.
+    AskAgain,
+}
+
+impl Rule {
+    pub(crate) const ALL: [Rule; 3] = [Rule::BodyEpoch, Rule::PutAway, Rule::AskAgain];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Rule::BodyEpoch => "body-epoch",
+            Rule::PutAway => "put-away",
+            Rule::AskAgain => "ask-again",
+        }
+    }
+}
+
+/// Searches the small models, or the one that has this rule, without it; whether everything holds.
+pub(crate) fn report_small(without: Option<Rule>) -> bool {
+    let mut holds = true;
+    if matches!(without, None | Some(Rule::BodyEpoch)) {
+        let model = bodies(without);
+        let lapses = model.lapses;
+        println!("the start of a body: 2 runners, leases that run out: {lapses}");
+        holds &= report(model, without.map(Rule::name));
+    }
+    if without != Some(Rule::BodyEpoch) {
+        let model = away(without);
+        let Away {
+            pauses, crashes, ..
+        } = model;
+        println!("runs that are put away: pauses: {pauses}, crashes: {crashes}");
+        holds &= report(model, without.map(Rule::name));
+    }
+    holds
+}
+
+fn bodies(without: Option<Rule>) -> Bodies {
+    Bodies {
+        any_lease: without == Some(Rule::BodyEpoch),
+        // One suffices for what goes wrong, and makes the way to it short.
+        lapses: if without.is_some() { 1 } else { 3 },
+    }
+}
+
+fn away(without: Option<Rule>) -> Away {
+    Away {
+        gives_away: without == Some(Rule::PutAway),
+        asks_once: without == Some(Rule::AskAgain),
+        pauses: if without.is_some() { 1 } else { 3 },
+        crashes: if without.is_some() { 0 } else { 2 },
+    }
+}
 
 /// One search.
 #[derive(Clone, Copy, Debug)]
@@ -153,47 +216,71 @@ impl Variant {
             "{}: {} faults, {} moves, {} commits, {ticks} ticks",
             self.name, left.faults, left.moves, left.commits
         );
-        if let Some(part) = self.protocol.broken {
-            println!("  left out: {}", part.name());
-        }
-        let found = search(self.protocol);
-        println!(
-            "  {} states, {} of them unique, depth {}, {:.1} s",
-            found.states,
-            found.unique,
-            found.depth,
-            found.time.as_secs_f64()
-        );
-        for (name, steps) in &found.broken {
-            println!("  does not hold: {name}\n{steps}");
-        }
-        for name in &found.unseen {
-            println!("  never seen, so nothing is shown: {name}");
-        }
-        let holds = found.broken.is_empty() && found.unseen.is_empty();
-        if holds {
-            let properties = self.protocol.properties();
-            let always = properties.iter().filter(|property| must_hold(property));
-            always.for_each(|property| println!("  holds: {}", property.name));
-        }
-        holds
+        report(self.protocol, self.protocol.broken.map(Break::name))
     }
 }
 
+/// What can be searched, and whose steps can be told.
+trait Searched:
+    Model<State: SearchedState, Action: SearchedAction> + Copy + Send + Sync + 'static
+{
+}
+
+impl<M> Searched for M where
+    M: Model<State: SearchedState, Action: SearchedAction> + Copy + Send + Sync + 'static
+{
+}
+
+trait SearchedState: Clone + Debug + Display + Hash + PartialEq + Send + Sync + 'static {}
+
+impl<S: Clone + Debug + Display + Hash + PartialEq + Send + Sync + 'static> SearchedState for S {}
+
+trait SearchedAction: Clone + Debug + Display + PartialEq {}
+
+impl<A: Clone + Debug + Display + PartialEq> SearchedAction for A {}
+
+/// Searches a model, and prints what was found; whether everything holds.
+fn report<M: Searched>(model: M, left_out: Option<&str>) -> bool {
+    if let Some(part) = left_out {
+        println!("  left out: {part}");
+    }
+    let found = search(model, left_out.is_some());
+    println!(
+        "  {} states, {} of them unique, depth {}, {:.1} s",
+        found.states,
+        found.unique,
+        found.depth,
+        found.time.as_secs_f64()
+    );
+    for (name, steps) in &found.broken {
+        println!("  does not hold: {name}\n{steps}");
+    }
+    for name in &found.unseen {
+        println!("  never seen, so nothing is shown: {name}");
+    }
+    let holds = found.broken.is_empty() && found.unseen.is_empty();
+    if holds {
+        let properties = model.properties();
+        let always = properties.iter().filter(|property| must_hold(property));
+        always.for_each(|property| println!("  holds: {}", property.name));
+    }
+    holds
+}
+
 /// Searches all states, or until something does not hold.
-pub(crate) fn search(protocol: Protocol) -> Findings {
+fn search<M: Searched>(model: M, is_broken: bool) -> Findings {
     let begun = Instant::now();
-    let threads = match protocol.broken {
+    let threads = match is_broken {
         // One thread finds the shortest way to what goes wrong.
-        Some(_) => 1,
-        None => std::thread::available_parallelism().map_or(1, usize::from),
+        true => 1,
+        false => std::thread::available_parallelism().map_or(1, usize::from),
     };
-    let checker = protocol.checker().threads(threads);
+    let checker = model.checker().threads(threads);
     let checker = checker.finish_when(HasDiscoveries::AnyFailures).spawn_bfs();
     let checker = checker.join();
     let mut discoveries = checker.discoveries();
     let (mut broken, mut unseen) = (Vec::new(), Vec::new());
-    for property in protocol.properties() {
+    for property in model.properties() {
         let discovery = discoveries.remove(property.name);
         match (must_hold(&property), discovery) {
             (true, Some(path)) => broken.push((property.name, told(path.into_vec()))),
@@ -302,7 +389,7 @@ impl Model for Protocol {
     }
 }
 
-fn must_hold(property: &Property<Protocol>) -> bool {
+fn must_hold<M: Model>(property: &Property<M>) -> bool {
     property.expectation == Expectation::Always
 }
 
@@ -332,7 +419,7 @@ fn unknown(state: &State) -> impl Iterator<Item = (u8, u8)> {
 }
 
 /// The steps to a state, each with what is stored after it.
-fn told(path: Vec<(State, Option<Step>)>) -> String {
+fn told<S: Display, A: Display>(path: Vec<(S, Option<A>)>) -> String {
     let mut text = String::new();
     let mut states = path.iter().map(|(state, _)| state);
     if let Some(start) = states.next() {
@@ -342,9 +429,6 @@ fn told(path: Vec<(State, Option<Step>)>) -> String {
     for (number, (step, state)) in steps.zip(states).enumerate() {
         let _ = writeln!(text, "  {:2}. {step}", number + 1);
         let _ = writeln!(text, "      [{state}]");
-        if let Some(wrong) = state.wrong {
-            let _ = writeln!(text, "      {wrong}");
-        }
     }
     text
 }
@@ -366,7 +450,7 @@ mod tests {
     fn whole_protocol_holds() {
         for variant in [Variant::STORE_TIME, Variant::OWN_CLOCKS] {
             for (faults, moves) in [(1, 0), (0, 2)] {
-                let found = search(variant.within(bounds(faults, moves)).protocol);
+                let found = search(variant.within(bounds(faults, moves)).protocol, false);
                 assert!(found.broken.is_empty(), "{}", found.broken[0].1);
                 assert!(found.unique > 1_000, "{} states", found.unique);
             }
@@ -377,7 +461,7 @@ mod tests {
     fn each_part_is_needed() {
         for part in Break::ALL {
             let without = Variant::to_break(part).protocol;
-            let found = search(without);
+            let found = search(without, true);
             let broken = found.broken.first().map(|(name, _)| *name);
             let expected = match part {
                 Break::Settle => "nothing is applied twice",
@@ -392,9 +476,31 @@ mod tests {
                 ..without
             };
             if whole.left.faults == 0 {
-                let found = search(whole);
+                let found = search(whole, false);
                 assert!(found.broken.is_empty(), "{}", found.broken[0].1);
             }
+        }
+    }
+
+    #[test]
+    fn each_rule_of_the_small_models_is_needed_and_suffices() {
+        for found in [search(bodies(None), false), search(away(None), false)] {
+            assert!(found.broken.is_empty(), "{}", found.broken[0].1);
+            assert_eq!(found.unseen, [] as [&str; 0]);
+        }
+        let started = "a body of a completed step starts under no other lease";
+        let woken = "every live run is in memory or has a row that somebody will wake";
+        for (rule, expected) in [
+            (Rule::BodyEpoch, started),
+            (Rule::PutAway, woken),
+            (Rule::AskAgain, woken),
+        ] {
+            let found = match rule {
+                Rule::BodyEpoch => search(bodies(Some(rule)), true),
+                Rule::PutAway | Rule::AskAgain => search(away(Some(rule)), true),
+            };
+            let broken = found.broken.first().map(|(name, _)| *name);
+            assert_eq!(broken, Some(expected), "without {}", rule.name());
         }
     }
 }

@@ -368,6 +368,9 @@ impl fmt::Display for State {
                 None => write!(f, " free")?,
             }
         }
-        Ok(())
+        match self.wrong {
+            Some(wrong) => write!(f, "; {wrong}"),
+            None => Ok(()),
+        }
     }
 }

@@ -23,6 +23,9 @@ mod ended;
 /// How many runs of a chain are looked at.
 const CHAIN_MAX: usize = 50;
 
+/// How often a run is read again that seems to wait for nothing.
+const LOOKS_MAX: usize = 3;
+
 /// How many waits of one run are put into words.
 const WAITS_SAID: usize = 3;
 
@@ -241,12 +244,35 @@ fn look(
     runners: &[RunnerRow],
     now: Timestamp,
 ) -> Result<Option<Because>, StoreError> {
-    let Some(row) = store.run(&Target::Id(run))? else {
-        return Ok(None);
-    };
+    let mut row = store.run(&Target::Id(run))?;
+    let mut looks = 0;
+    while let Some(found) = row {
+        let updated_at = found.updated_at;
+        let (because, is_lost) = look_once(store, found, runners, now)?;
+        looks += 1;
+        if !is_lost || looks == LOOKS_MAX {
+            return Ok(Some(because));
+        }
+        // Row, entries and places are not read at once: the run may have moved in between.
+        row = store.run(&Target::Id(run))?;
+        if row.as_ref().is_some_and(|row| row.updated_at == updated_at) {
+            return Ok(Some(because));
+        }
+    }
+    Ok(None)
+}
+
+/// Why the run with this row is not moving, and whether nothing will ever wake it.
+fn look_once(
+    store: &dyn Store,
+    row: RunRow,
+    runners: &[RunnerRow],
+    now: Timestamp,
+) -> Result<(Because, bool), StoreError> {
+    let run = row.id;
     if row.status.is_terminal() {
         let how = ended::how(store, &row)?;
-        return Ok(Some(because(row, &how, Vec::new())));
+        return Ok((because(row, &how, Vec::new()), false));
     }
     let entries = match row.status {
         RunStatus::Running | RunStatus::Sleeping | RunStatus::RollingBack => {
@@ -258,19 +284,21 @@ fn look(
         RunStatus::Sleeping | RunStatus::Running => store.limit_places(run.no())?,
         _ => Vec::new(),
     };
-    Ok(Some(explain(row, &entries, runners, now, &places)))
+    Ok(explain(row, &entries, runners, now, &places))
 }
 
-/// Why a run with this row and these entries is not moving.
+/// Why a run with this row and these entries is not moving, and whether it waits in a line in which
+/// it does not stand.
 fn explain(
     row: RunRow,
     history: &[Put],
     runners: &[RunnerRow],
     now: Timestamp,
     places: &[LimitPlace],
-) -> Because {
-    let waits_for = waits_of(&row, history, runners, now, places);
-    let what = if waits_for.is_empty() {
+) -> (Because, bool) {
+    let (waits_for, unregistered) = waits_of(&row, history, runners, now, places);
+    let is_lost = unregistered && row.status == RunStatus::Sleeping && row.available_at.is_none();
+    let mut what = if waits_for.is_empty() {
         match row.cancel_requested {
             Some(_) => "is being cancelled".to_owned(),
             None => "is moving: its code is between two operations".to_owned(),
@@ -283,7 +311,13 @@ fn explain(
         }
         parts.join(", and ")
     };
-    because(row, &what, waits_for)
+    if is_lost {
+        what.push_str(
+            ", and is not registered for it, so it would never be told; run \
+             `everstep doctor --repair`",
+        );
+    }
+    (because(row, &what, waits_for), is_lost)
 }
 
 /// A run of the chain, with a sentence that names it and says `what`.
@@ -301,30 +335,31 @@ fn because(row: RunRow, what: &str, waits_for: Vec<WaitsFor>) -> Because {
     }
 }
 
+/// What a run waits for, and whether it waits for a limit without a place in its line.
 fn waits_of(
     row: &RunRow,
     history: &[Put],
     runners: &[RunnerRow],
     now: Timestamp,
     places: &[LimitPlace],
-) -> Vec<WaitsFor> {
+) -> (Vec<WaitsFor>, bool) {
     let mut waits = Vec::new();
     match row.status {
-        RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled => return waits,
+        RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled => return (waits, false),
         RunStatus::Paused if row.cancel_requested.is_none() || row.ending.is_some() => {
             let reason = row.waiting.clone().unwrap_or_default();
-            return vec![WaitsFor::Resume { reason }];
+            return (vec![WaitsFor::Resume { reason }], false);
         }
         RunStatus::Pending => {
             if let Some(at) = row.available_at.filter(|at| *at > now) {
-                return vec![WaitsFor::Time { location: None, at }];
+                return (vec![WaitsFor::Time { location: None, at }], false);
             }
         }
         _ => {}
     }
     if let Some(problem) = no_runner(row, runners, now) {
         waits.push(WaitsFor::Runner { problem });
-        return waits;
+        return (waits, false);
     }
     if let (RunStatus::RollingBack, Some(ending)) = (row.status, row.ending) {
         waits.push(WaitsFor::Rollback { ending });
@@ -336,8 +371,13 @@ fn waits_of(
         !place.given || waiting.is_some_and(crate::run::is_at_gate)
     };
     if let Some(place) = start.filter(at_gate) {
-        return vec![wait_for_place(place, None, row)];
+        return (vec![wait_for_place(place, None, row)], false);
     }
+    let waiting = row.waiting.as_deref().unwrap_or_default();
+    if start.is_none() && row.status == RunStatus::Sleeping && crate::run::is_at_gate(waiting) {
+        return (vec![wait_without_place(row, None)], true);
+    }
+    let mut unregistered = false;
     let rolling_back = row.ending.is_some();
     let parked = parked_at(row);
     for put in history {
@@ -354,15 +394,50 @@ fn waits_of(
                 parked.is_some_and(|waiting| !waiting.contains(&format!("`{location}`")));
             let place = places.iter().find(|place| place.operation == put.key);
             let in_line = entry.status == EntryStatus::Waiting && entry.wake_at.is_none();
+            let has_body = matches!(entry.kind, EntryKind::Step | EntryKind::Transaction);
             match place.filter(|_| in_line) {
                 Some(place) => waits.push(wait_for_place(place, Some(location), row)),
-                None => waits.extend(wait_of(location, entry).filter(|_| !given_up)),
+                None if given_up => {}
+                // Of what has a body, only a wait for a limit has no time. While the run moves, its
+                // step may have lost a race and left the line, which its entry does not say.
+                None if in_line && has_body => {
+                    if row.status == RunStatus::Sleeping {
+                        unregistered = true;
+                        waits.push(wait_without_place(row, Some(location)));
+                    }
+                }
+                None => waits.extend(wait_of(location, entry)),
             }
         }
     }
     // What a body does is more to the point than what waits beside it.
     waits.sort_by_key(|wait| !matches!(wait, WaitsFor::Body { .. } | WaitsFor::Rollback { .. }));
-    waits
+    (waits, unregistered)
+}
+
+/// The wait for a limit in whose line the operation does not stand: the name of the limit is known
+/// only from the words of the row.
+fn wait_without_place(row: &RunRow, location: Option<String>) -> WaitsFor {
+    let at = location
+        .as_ref()
+        .map(|location| format!("for `{location}`"));
+    let mut parts = row.waiting.as_deref().unwrap_or_default().split("; ");
+    let part = parts.find(|part| at.as_ref().is_none_or(|at| part.contains(at)));
+    let name = part.and_then(|part| part.strip_prefix("limit `")?.split('`').next());
+    match (name, location) {
+        (None, Some(location)) => WaitsFor::Answer {
+            kind: EntryKind::Limit,
+            location,
+            until: None,
+        },
+        (name, location) => WaitsFor::Limit {
+            name: name.unwrap_or_default().to_owned(),
+            key: None,
+            location,
+            turn: None,
+            holder: None,
+        },
+    }
 }
 
 fn wait_for_place(place: &LimitPlace, location: Option<String>, row: &RunRow) -> WaitsFor {

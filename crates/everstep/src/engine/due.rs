@@ -302,6 +302,9 @@ fn poll_store(shared: &Shared, look: bool) {
             if full {
                 // The rest is read when there is room again.
                 shared.due.cold.store(true, Ordering::Release);
+                if shared.wait_for_room() {
+                    shared.due.poke(false);
+                }
             }
             // Without cold runs the next one is in some thread's memory, with a timer there.
             if let (Some(at), true) = (due.next_at, shared.due.cold.load(Ordering::Acquire)) {

@@ -41,9 +41,20 @@ where
     F: Fn(Ctx, ()) -> R + Send + Sync + 'static,
     R: Future<Output = crate::error::Result<()>> + 'static,
 {
+    let store = Arc::new(CrashingStore::counting(MemoryStore::new()));
     let mut registry = Registry::default();
     let definition = Definition::new("w", 1, WorkflowOptions::new(), code);
     registry.insert(definition).expect("its name is good");
+    let shared = shared_on(store.clone(), registry, change);
+    (store, shared)
+}
+
+/// As [`shared`], on any store and with any workflows.
+pub(super) fn shared_on(
+    store: Arc<dyn Store>,
+    registry: Registry,
+    change: impl FnOnce(&mut Settings),
+) -> Arc<Shared> {
     let mut settings = Settings {
         store_retry: Duration::from_millis(1),
         lease: Duration::from_secs(3_600),
@@ -51,7 +62,6 @@ where
         ..Settings::default()
     };
     change(&mut settings);
-    let store = Arc::new(CrashingStore::counting(MemoryStore::new()));
     let shared = Shared::new(
         Arc::new(settings),
         store.clone(),
@@ -61,7 +71,7 @@ where
         Some(Uuid::from_u128(1)),
     );
     shared.set_secret(store.secret().expect("secret"));
-    (store, Arc::new(shared))
+    Arc::new(shared)
 }
 
 /// Enters the runner, again if it was before.

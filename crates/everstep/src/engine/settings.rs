@@ -12,8 +12,8 @@ use crate::{
 pub struct Settings {
     /// How many engine threads poll workflows; one per core if 0.
     pub threads: usize,
-    /// How many runs may be in memory and moving at the same time. At the bound, due runs stay
-    /// pending, oldest first; parked runs do not count.
+    /// How many runs may move in memory at the same time: never more. At the bound, due runs stay
+    /// pending, oldest first. Parked runs do not count, and wait for a place when they wake.
     pub max_live_runs: usize,
     /// How many bytes of parked runs are kept in memory, so that waking them costs no replay.
     pub hot_bytes: usize,
@@ -114,6 +114,9 @@ pub enum Sabotage {
     /// A body waits for the results that its run had taken when its step was made, not for those
     /// that other branches have taken since.
     BarrierAtMaking,
+    /// A run that was paused gives its places under limits away and leaves memory, though it was
+    /// resumed meanwhile.
+    GivePlaceAway,
 }
 
 impl Default for Settings {

@@ -80,6 +80,8 @@ pub(crate) struct Shared {
     leaving: AtomicBool,
     /// How many runs are in memory and moving.
     pub(crate) moving: AtomicUsize,
+    /// A run has found no place since the engine threads were last told that there is room.
+    is_crowded: AtomicBool,
     pub(crate) due: DueSignal,
     pub(crate) keeper: Keeper,
     pub(crate) poller: Poller,
@@ -150,6 +152,7 @@ impl Shared {
             closing_since: OnceLock::new(),
             leaving: AtomicBool::new(false),
             moving: AtomicUsize::new(0),
+            is_crowded: AtomicBool::new(false),
             due: DueSignal::default(),
             keeper: Keeper::default(),
             poller: Poller::default(),
@@ -559,18 +562,44 @@ impl Shared {
             && self.reserve()
     }
 
-    /// Takes a place for one more run in memory, if there is one.
+    /// Takes a place for one more run that moves in memory, if there is one.
     pub(crate) fn reserve(&self) -> bool {
-        let reserved = self.moving.fetch_add(1, Ordering::AcqRel) < self.settings.max_live_runs;
-        if !reserved {
-            self.release();
-        }
-        reserved
+        let max = self.settings.max_live_runs;
+        let more = |moving: usize| (moving < max).then_some(moving + 1);
+        let reserved = self
+            .moving
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        reserved.is_ok()
     }
 
-    /// Gives the place of a run in memory back.
+    /// As [`reserve`](Shared::reserve), for a run that waits here until there is a place: the engine
+    /// threads are told when there is room again.
+    pub(crate) fn reserve_or_wait(&self) -> bool {
+        // A place that is given back before the note is told to nobody.
+        self.reserve() || (self.wait_for_room() && self.reserve())
+    }
+
+    /// Notes that a run waits for a place, so that the engine threads are told when there is room
+    /// again; whether there is already.
+    pub(crate) fn wait_for_room(&self) -> bool {
+        self.is_crowded.store(true, Ordering::SeqCst);
+        self.has_room()
+    }
+
+    /// Gives the place of a run back.
     pub(crate) fn release(&self) {
-        self.moving.fetch_sub(1, Ordering::AcqRel);
+        let left = self.moving.fetch_sub(1, Ordering::SeqCst) - 1;
+        // Not for every place that is free: reading what is due costs more than one run.
+        let has_room = left <= self.settings.max_live_runs * 9 / 10;
+        if has_room
+            && self.is_crowded.load(Ordering::SeqCst)
+            && self.is_crowded.swap(false, Ordering::SeqCst)
+        {
+            self.due.poke(false);
+            for thread in &self.threads {
+                thread.push(Event::Timer);
+            }
+        }
     }
 
     /// A thread has died by a bug of ours or of the store: nothing can be relied on any more.
@@ -580,9 +609,15 @@ impl Shared {
         self.stop(StoreError::Closed { store });
     }
 
+    /// How many more runs may move in memory.
+    pub(crate) fn room(&self) -> usize {
+        let moving = self.moving.load(Ordering::SeqCst);
+        self.settings.max_live_runs.saturating_sub(moving)
+    }
+
     /// Whether one more run may be taken into memory at once.
     pub(crate) fn has_room(&self) -> bool {
-        self.moving.load(Ordering::Relaxed) < self.settings.max_live_runs
+        self.room() > 0
     }
 
     /// Others may have to know what happened to these runs.

@@ -110,8 +110,8 @@ pub(crate) struct Worker {
     hot_bytes: usize,
     parkings: u64,
     moving: usize,
-    /// Due runs that found no room.
-    turned_away: bool,
+    /// Parked runs that have something to do and wait for a place; each is marked as queued.
+    woken: VecDeque<u32>,
     /// Due runs that nobody could run when they were last looked at, with the reason that was
     /// written; without one, they are being handed over.
     unserved: FastMap<RunNo, hand_over::Unserved>,
@@ -143,6 +143,33 @@ struct Loading {
     look: bool,
     /// Set if it is a suspect that was let in.
     pass: Option<Pass>,
+    /// Its place among the runs that move, if it was taken before it is read.
+    place: Option<Place>,
+}
+
+/// The place of a run that is being read. Given back when dropped, unless the run is taken in.
+struct Place(Option<Arc<Shared>>);
+
+impl Place {
+    /// A place, if there is one. If not, this thread is woken when there is.
+    fn take(shared: &Arc<Shared>) -> Option<Place> {
+        shared
+            .reserve_or_wait()
+            .then(|| Place(Some(shared.clone())))
+    }
+
+    /// The run is taken in: its thread gives the place back.
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.0 {
+            shared.release();
+        }
+    }
 }
 
 /// With this few runs an engine thread has nothing better to do than to commit by itself.
@@ -199,7 +226,7 @@ impl Worker {
             hot_bytes: 0,
             parkings: 0,
             moving: 0,
-            turned_away: false,
+            woken: VecDeque::new(),
             unserved: FastMap::default(),
             held: VecDeque::new(),
             suspects: VecDeque::new(),
@@ -226,6 +253,7 @@ impl Worker {
         }
         self.fire_timers();
         self.start_stalled();
+        self.admit_woken();
         self.admit_held();
         let mut leased = true;
         for _ in 0..RUNS_PER_TURN {
@@ -474,21 +502,28 @@ impl Worker {
     fn stopped_moving(&mut self) {
         self.moving -= 1;
         self.shared.release();
-        self.room_again();
     }
 
-    /// Looks for due runs that were turned away, once there is room.
-    fn room_again(&mut self) {
-        // Not for every place that is free: reading what is due costs more than one run.
-        if self.turned_away && self.moving + self.loading.len() <= self.share() * 9 / 10 {
-            self.turned_away = false;
-            self.shared.due.poke(false);
+    /// Drives parked runs that wait for a place, as far as there is room.
+    fn admit_woken(&mut self) {
+        while !self.woken.is_empty() {
+            let mut room = self.shared.room();
+            let had_room = room > 0;
+            while room > 0
+                && let Some(slot) = self.woken.pop_front()
+            {
+                // One that was dropped meanwhile takes no place.
+                let task = self.tasks.get(slot as usize).and_then(Option::as_ref);
+                if task.is_some_and(|task| task.hot.is_some() && task.queued) {
+                    self.ready.push_back(slot);
+                    room -= 1;
+                }
+            }
+            // Those that are driven give their places back, and the rest is told of it.
+            if !self.woken.is_empty() && (!self.shared.wait_for_room() || had_room) {
+                return;
+            }
         }
-    }
-
-    fn started_moving(&mut self) {
-        self.moving += 1;
-        self.shared.moving.fetch_add(1, Ordering::AcqRel);
     }
 
     fn note_bodies(&self, before: usize, now: usize) {
@@ -508,9 +543,15 @@ impl Worker {
             // now would run beside that of another owner.
             return self.read_anew(slot);
         }
-        if let Some((_, bytes)) = task.hot.take() {
+        if let Some((_, bytes)) = task.hot {
+            if !self.shared.reserve_or_wait() {
+                // It stays parked, and its row says when it is due.
+                task.queued = true;
+                return self.woken.push_back(slot);
+            }
+            task.hot = None;
             self.hot_bytes -= bytes;
-            self.started_moving();
+            self.moving += 1;
         }
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;
@@ -692,7 +733,13 @@ impl Worker {
         let next = match ack.answer {
             Answer::Outcome(Outcome::Committed(delivered), _) => {
                 task.tell_end();
-                task.run.committed(&delivered)
+                let next = task.run.committed(&delivered);
+                let given = task.run.gives_places_away();
+                if let Some(commit) = given.filter(|_| next == Next::Drop) {
+                    let (epoch, write) = (task.epoch, Write::Commit(Box::new(commit)));
+                    self.out.push(Pending::under(epoch, write, Reply::Nobody));
+                }
+                next
             }
             Answer::Outcome(Outcome::Refused(refusal), Some(commit)) => {
                 tracing::debug!(run = %id, ?refusal, "a commit was refused");
@@ -848,12 +895,14 @@ impl Worker {
             self.remove(slot);
             return self.load(run);
         }
-        let is_due = row.available_at.is_some_and(|at| at <= self.env.now.get());
-        if row.status == RunStatus::Pending && is_due && task.hot.is_some() {
-            // It was put to rest here, and the store has it as one that begins: somebody has paused and
-            // resumed it before this look. Nobody else would put its row right, so it is read anew.
-            self.remove_parked(slot);
-            return self.load(run);
+        if row.status == RunStatus::Pending {
+            // The store has it as one that begins: somebody has paused and resumed it before this look.
+            // Nobody else would put its row right. One that was put to rest here is read anew.
+            if task.hot.is_some() {
+                self.remove_parked(slot);
+                return self.load(run);
+            }
+            task.run.was_resumed();
         }
         let news: Vec<_> = inbox
             .into_iter()
@@ -892,30 +941,21 @@ impl Worker {
         }
     }
 
-    /// How many runs may be in memory and moving here.
-    fn share(&self) -> usize {
-        let threads = self.shared.threads.len().max(1);
-        self.shared.settings.max_live_runs.div_ceil(threads)
-    }
-
-    fn has_room(&self) -> bool {
-        self.moving + self.loading.len() < self.share()
-    }
-
+    /// Takes up a run that is due in the store: without room it is found there again.
     fn load_if_room(&mut self, run: RunNo) {
-        if self.has_room() {
-            self.load(run);
-        } else {
-            // It is due in the store, and found there when there is room.
-            self.turned_away = true;
+        if let Some(place) = Place::take(&self.shared) {
+            self.load_into(run, Some(place));
         }
     }
 
     /// Takes up recovered runs while there is room: the store does not count them as due.
     fn admit_held(&mut self) {
-        while !self.held.is_empty() && self.has_room() {
+        while !self.held.is_empty() {
+            let Some(place) = Place::take(&self.shared) else {
+                return;
+            };
             if let Some(run) = self.held.pop_front() {
-                self.load(run);
+                self.load_into(run, Some(place));
             }
         }
         // In order of their deaths, so that those that can run together come first.
@@ -926,13 +966,22 @@ impl Worker {
             let Some(pass) = Gate::enter(&self.shared, deaths >= suspects::ALONE_AFTER) else {
                 return;
             };
+            let Some(place) = Place::take(&self.shared) else {
+                return;
+            };
             self.suspects.pop_front();
-            self.loading.entry(run).or_default().pass = Some(pass);
+            let loading = self.loading.entry(run).or_default();
+            (loading.pass, loading.place) = (Some(pass), Some(place));
             self.read(run);
         }
     }
 
+    /// Reads a run, and takes it in if there is room then. If not, it is held until there is.
     fn load(&mut self, run: RunNo) {
+        self.load_into(run, None);
+    }
+
+    fn load_into(&mut self, run: RunNo, place: Option<Place>) {
         // A recovered run may have been due as well, and be here already: twice in memory, it would
         // do everything twice.
         if self.by_no.contains_key(&run) {
@@ -941,7 +990,11 @@ impl Worker {
         if self.drained || self.draining.is_some() || self.loading.contains_key(&run) {
             return;
         }
-        self.loading.insert(run, Loading::default());
+        let loading = Loading {
+            place,
+            ..Loading::default()
+        };
+        self.loading.insert(run, loading);
         self.read(run);
     }
 
@@ -993,13 +1046,12 @@ impl Worker {
             return;
         }
         self.take_in(run, loading, loaded);
-        self.room_again();
     }
 
     fn take_in(
         &mut self,
         run: RunNo,
-        loading: Loading,
+        mut loading: Loading,
         loaded: Result<Option<Box<LoadedRun>>, StoreError>,
     ) {
         let loaded = match loaded {
@@ -1053,6 +1105,15 @@ impl Worker {
             self.suspects.push_back((run, RunSeed::deaths(&loaded)));
             return;
         }
+        let place = loading.place.take().or_else(|| Place::take(&self.shared));
+        let Some(place) = place else {
+            // To end it takes no place.
+            match cancel.filter(|cancel| !cancel.rollback) {
+                Some(_) => self.cancel_without_code(row, loading.epoch),
+                None => self.held.push_back(run),
+            }
+            return;
+        };
         let (shard, due_at) = (row.shard, row.available_at);
         let Some(slot) = self.insert(RunSeed::from(loaded), shard, loading.epoch) else {
             return;
@@ -1062,7 +1123,7 @@ impl Worker {
         if let Some(at) = due_at.filter(|at| *at <= now) {
             self.cells.taken_up(now.since(at));
         }
-        self.shared.moving.fetch_add(1, Ordering::AcqRel);
+        place.keep();
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;
         };
@@ -1180,6 +1241,7 @@ impl Worker {
         self.loading.clear();
         self.out.clear();
         self.ready.clear();
+        self.woken.clear();
         self.unserved.clear();
         self.held.clear();
         self.to_reconsider.clear();

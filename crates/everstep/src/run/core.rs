@@ -1013,6 +1013,7 @@ impl Core {
         if st.history.get(&key).is_none() {
             let entry = op.entry();
             st.history.insert(key.clone(), entry).op = Some(id);
+            st.entries += 1;
         }
         let Some(slot) = st.history.get_mut(&key) else {
             return;
@@ -1359,6 +1360,8 @@ impl Core {
             EffectDone::Enqueued(enqueued) => {
                 self.effect_gave(id, EntryValue::Item(enqueued.item));
             }
+            // Of no effect, and told to the owner.
+            EffectDone::PutAway => {}
             EffectDone::Started(started) => {
                 let flags = u8::from(started.attached) | u8::from(started.input_differs) << 1;
                 self.effect_gave(id, EntryValue::Started(started.id, flags));

@@ -7,10 +7,11 @@
 use super::{
     End, Halt, Run, Stage,
     core::{OpId, PendingTransaction, Phase},
+    limits::ask_again,
 };
 use crate::{
     codec::{self, bare},
-    commit::{Commit, Effect, EffectDone, InboxRow, Patch, Put, Refusal, RunStatus},
+    commit::{Commit, Effect, EffectDone, InboxKind, InboxRow, Patch, Put, Refusal, RunStatus},
     engine::Sabotage,
     error::{Error, FailureKind, RetryAdvice},
     history::{Entry, EntryKind, EntryStatus, Key, keys},
@@ -164,6 +165,16 @@ impl Run {
         self.drained = false;
         if !self.flush.results_only && self.stopping.is_none() {
             self.core.go_on();
+        }
+    }
+
+    /// The row is due as one that begins: the run was paused and resumed, and neither was heard of
+    /// here. The next commit puts the row right and asks for places again: a run that is paused is
+    /// passed over in line, and has no place after that.
+    pub(crate) fn was_resumed(&mut self) {
+        // Without a view of the row the next commit writes it in any case.
+        if self.flush.row.take().is_some() {
+            self.core.state.borrow_mut().show = true;
         }
     }
 
@@ -627,6 +638,10 @@ impl Run {
             Scope::Failure | Scope::Results => Vec::new(),
         };
         effects.extend(transactions.iter().map(PendingTransaction::effect));
+        // These take the mark from the row that it is due, which may be that of a resumption.
+        if scope == Scope::Everything && matches!(patch, Patch::Park { .. } | Patch::Run { .. }) {
+            ask_again(st, self.gate.as_ref(), &mut effects);
+        }
         st.show = false;
         if effects
             .iter()
@@ -700,6 +715,9 @@ impl Run {
                 self.flush.row = Some(RowView::Running);
                 return self.begin_rollback();
             }
+            // The row may be live: the run was resumed since its owner has heard of the pause. Then
+            // no other process would take it up.
+            CommitKind::Results if !self.is_put_away(done) => return Next::Reload,
             CommitKind::Again | CommitKind::Pause | CommitKind::Results | CommitKind::Finish(_) => {
                 return Next::Drop;
             }
@@ -715,6 +733,41 @@ impl Run {
         Next::Drive
     }
 
+    fn is_put_away(&self, done: &[EffectDone]) -> bool {
+        done.contains(&EffectDone::PutAway)
+            || self.core.env.settings.sabotage == Some(Sabotage::GivePlaceAway)
+    }
+
+    /// What [`Sabotage::GivePlaceAway`] writes after results: the run gives its places away,
+    /// whatever its row says.
+    pub(crate) fn gives_places_away(&self) -> Option<Commit> {
+        let is_meant = self.core.env.settings.sabotage == Some(Sabotage::GivePlaceAway);
+        if !is_meant || !self.is_leaving() {
+            return None;
+        }
+        let st = self.core.state.borrow();
+        let limited = st.ops.iter().filter(|(_, op)| op.limit.is_some());
+        let places = limited.map(|(_, op)| op.key.to_vec());
+        let effects = places.chain([keys::START.to_vec()]).map(|key| {
+            let kind = InboxKind::LimitGrant;
+            Effect::Abandon { kind, key }
+        });
+        Some(Commit {
+            run: self.core.facts.id.no(),
+            generation: self.core.facts.generation,
+            inbox_seq: None,
+            results_only: false,
+            last_number: self.flush.stored_number,
+            numbers: 0,
+            deletes: Vec::new(),
+            puts: Vec::new(),
+            consumed: Vec::new(),
+            state: Vec::new(),
+            effects: effects.collect(),
+            patch: Patch::Keep,
+        })
+    }
+
     /// The commit in flight was refused, and has changed nothing. Here it is again.
     pub(crate) fn refused(&mut self, refusal: Refusal, commit: Commit) -> Next {
         let Some(sent) = self.flush.sent.take() else {
@@ -723,7 +776,8 @@ impl Run {
         self.core.state.borrow_mut().holds_offers = false;
         match refusal {
             Refusal::Fenced => return Next::Drop,
-            Refusal::Gone => return Next::Drop,
+            // It has ended, or begun anew: then its row says that it is in its owner's memory.
+            Refusal::Gone => return Next::Reload,
             // The answer to other writes.
             Refusal::KeyUsed { .. } | Refusal::TagsFull { .. } => return Next::Reload,
             // What is in memory does not follow what is stored.

@@ -137,6 +137,23 @@ impl Core {
     }
 }
 
+/// Asks again for every place that the run waits for in line. A run that was paused while it stood
+/// there may have been passed over, and may not have heard of it. If it stands there, the store does
+/// nothing.
+pub(super) fn ask_again(st: &State, gate: Option<&Gate>, effects: &mut Vec<Effect>) {
+    let in_line = |op: &&super::core::OpState| matches!(op.phase, Phase::Awaiting { .. });
+    let ops = st.ops.iter().map(|(_, op)| op).filter(in_line);
+    let steps = ops.filter_map(|op| Some((op.limit.as_deref()?, &op.key[..])));
+    let gate = gate.filter(|gate| gate.asked && gate.turn.is_none());
+    let gate = gate.map(|gate| (&gate.limit, keys::START));
+    for (limit, key) in steps.chain(gate) {
+        let asks = |effect: &Effect| matches!(effect, Effect::Acquire(it) if it.key == key);
+        if !effects.iter().any(asks) {
+            effects.push(limit.acquire(key, true));
+        }
+    }
+}
+
 fn wait_for_turn(st: &mut State, id: OpId, at: Timestamp) {
     let Some(op) = st.ops.get_mut(id) else { return };
     op.phase = Phase::Waiting { wake_at: at };

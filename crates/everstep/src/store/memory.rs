@@ -1074,10 +1074,9 @@ impl Data {
             done.extend(answer);
         }
         let head = self.runs.get(&commit.run).map(|run| run.head);
-        if let Some(head) = head.filter(|head| head.links != 0)
-            && effects::has_sequel(commit)
-        {
-            let Ok(()) = effects::follow_up(self, &head, commit);
+        if let Some(head) = head.filter(|_| effects::has_sequel(commit)) {
+            let Ok(told) = effects::follow_up(self, &head, commit);
+            done.extend(told);
         }
         done
     }

@@ -1097,6 +1097,7 @@ const CHECKS: &[(&str, Check)] = checks![
     asking_again_changes_nothing,
     a_run_that_is_over_or_put_away_holds_nothing,
     a_paused_run_is_passed_over,
+    a_run_that_was_resumed_keeps_its_places_and_is_not_put_away,
     an_abandoned_wait_for_a_limit_gives_its_place_back,
     another_rule_counts_from_the_next_asking,
     turns_by_the_rate_are_given_away_in_order,

@@ -79,7 +79,9 @@ impl Worker {
             let forced = first.is_some_and(|it| it.forced) || its.any(|it| it.forced);
             let is_meant = all || first.is_some();
             // What a body has given is in a commit, and that is waited for.
-            is_meant && !task.run.in_flight() && (forced || (!task.queued && task.bodies == 0))
+            // One that is parked may wait for a place to move in.
+            let is_idle = task.hot.is_some() || (!task.queued && task.bodies == 0);
+            is_meant && !task.run.in_flight() && (forced || is_idle)
         };
         let slots = self.by_no.values().copied();
         let leaving = slots.filter(|slot| {

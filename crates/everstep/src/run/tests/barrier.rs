@@ -40,6 +40,24 @@ fn a_one_step_run_makes_two_commits() {
     assert_eq!(commits(&owner), 2, "the start, and the step with the end");
 }
 
+/// The entries of a suspect are recorded before their bodies begin, and were not counted then: its
+/// history could grow past its bound.
+#[test]
+fn entries_of_a_suspect_count_towards_the_bound_of_its_history() {
+    let mut owner = Owner::start(workflow(|ctx: Ctx| async move {
+        work(&ctx, "a").await?;
+        work(&ctx, "b").await?;
+        work(&ctx, "c").await
+    }));
+    owner.run().core.state.borrow_mut().suspect = true;
+    owner.settle();
+    let entries = |owner: &mut Owner| owner.run().core.state.borrow().entries;
+    assert_eq!(entries(&mut owner), 1, "the body of `a` has begun");
+    owner.finish("a");
+    owner.finish("b");
+    assert_eq!(entries(&mut owner), 2, "the end of `a` and of `b`");
+}
+
 #[test]
 fn a_three_step_run_makes_four_commits() {
     let mut owner = Owner::start(workflow(|ctx: Ctx| async move {

@@ -1148,6 +1148,7 @@ impl<'a> Applier<'a> {
 
     fn has_effects(&self, commit: &Commit) -> bool {
         !commit.effects.is_empty()
+            || commit.results_only
             || (!self.closing.is_empty() && self.closing.contains(&commit.run))
     }
 
@@ -1166,9 +1167,8 @@ impl<'a> Applier<'a> {
         }
         if effects::has_sequel(commit)
             && let Some(head) = self.head(commit.run)?
-            && head.links != 0
         {
-            effects::follow_up(self, &head, commit)?;
+            done.extend(effects::follow_up(self, &head, commit)?);
         }
         Ok(done)
     }

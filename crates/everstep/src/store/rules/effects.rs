@@ -41,15 +41,16 @@ pub(crate) fn is_over(patch: &Patch) -> bool {
     }
 }
 
-/// Whether the run leaves its owner's memory with this commit, until somebody resumes it: its bodies
-/// have ended, or were dropped.
-pub(crate) fn is_put_away(commit: &Commit) -> bool {
-    commit.results_only || matches!(commit.patch, Patch::Pause { .. })
+/// Whether the row is one that no process takes up before it is resumed.
+fn is_put_away(head: &Head) -> bool {
+    let to_be_cancelled = head.cancel.is_some() && head.ending.is_none();
+    head.status == RunStatus::Paused && !to_be_cancelled
 }
 
-/// Whether a commit of a run with links has to be followed up, besides its effects.
+/// Whether a commit may have to be followed up, besides its effects: the code of the run is over,
+/// or its bodies have ended because it was paused.
 pub(crate) fn has_sequel(commit: &Commit) -> bool {
-    is_over(&commit.patch) || is_put_away(commit)
+    is_over(&commit.patch) || commit.results_only || matches!(commit.patch, Patch::Pause { .. })
 }
 
 fn over(patch: &Patch, head: &Head) -> Over {
@@ -152,20 +153,25 @@ fn abandon<T: AllTables>(tables: &mut T, waiter: &Waiter, kind: InboxKind) -> Re
     }
 }
 
-/// Does what is left to do after a commit of a run with links: when its code is over, or when it is
-/// put away. `head` is the row after the commit.
+/// Does what is left to do after a commit that [has a sequel](has_sequel), and gives what its run is
+/// told about it. `head` is the row after the commit.
+///
+/// A results-only commit is made by an owner that takes the run for paused. The run may have been
+/// resumed since: then it keeps its places, and the owner reads it again.
 pub(crate) fn follow_up<T: AllTables>(
     tables: &mut T,
     head: &Head,
     commit: &Commit,
-) -> Result<(), T::Error> {
-    if is_over(&commit.patch) {
+) -> Result<Option<EffectDone>, T::Error> {
+    let is_over = is_over(&commit.patch);
+    if is_over && head.links != 0 {
         close(tables, head, &commit.patch)?;
     }
-    if has_sequel(commit) && head.links & links::LIMITS != 0 {
+    let holds_nothing = is_over || head.status == RunStatus::Paused;
+    if holds_nothing && head.links & links::LIMITS != 0 {
         limits::leave(tables, head.id.no())?;
     }
-    Ok(())
+    Ok((commit.results_only && is_put_away(head)).then_some(EffectDone::PutAway))
 }
 
 /// Does what is left to do when the code of a run with links is over. `head` is the row after the

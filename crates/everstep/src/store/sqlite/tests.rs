@@ -459,7 +459,7 @@ fn what_another_store_has_written_is_seen_by_the_next_batch() {
         ..commit(id, "result", Patch::Keep)
     };
     let outcome = one(&owner, fence, Write::Commit(Box::new(results)));
-    assert_eq!(outcome, Outcome::Committed(Vec::new()));
+    assert_eq!(outcome, Outcome::Committed(vec![EffectDone::PutAway]));
 }
 
 #[test]

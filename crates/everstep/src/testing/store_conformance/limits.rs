@@ -166,14 +166,76 @@ pub(super) fn a_run_that_is_over_or_put_away_holds_nothing(world: &World) {
         world.accept(with(gone, acquire(STRIPE, 1)));
         world.accept(with(holder, acquire(STRIPE, 2)));
         world.accept(with(next, acquire(STRIPE, 1)));
-        world.accept(end(gone));
-        assert_eq!(world.places(), (1, 2), "it has left the line");
-        world.accept(end(holder));
+        for id in [gone, holder] {
+            // What only records results ends nothing by itself.
+            if end(id).results_only {
+                world.control(id, Control::Pause);
+            }
+            world.accept(end(id));
+            let places = if id == gone { (1, 2) } else { (1, 0) };
+            assert_eq!(world.places(), places, "it has left the line");
+        }
         assert!(world.let_in(holder).is_empty());
         assert_eq!(world.let_in(next), [1]);
-        assert_eq!(world.places(), (1, 0));
         world.finish(next);
     }
+}
+
+/// A run stood in line, was paused, and resumed before its owner said what its bodies had given. It
+/// lost its place by that, left its owner's memory, and was never told again.
+pub(super) fn a_run_that_was_resumed_keeps_its_places_and_is_not_put_away(world: &World) {
+    let results = |id| {
+        let commit = Commit {
+            results_only: true,
+            ..commit(id)
+        };
+        world.commit(commit)
+    };
+    let (live, put_away) = (
+        Outcome::Committed(Vec::new()),
+        Outcome::Committed(vec![EffectDone::PutAway]),
+    );
+    let [a, b] = [world.running(), world.running()];
+    for id in [a, b] {
+        world.accept(with(id, acquire(STRIPE, 1)));
+    }
+    for id in [b, a] {
+        assert_eq!(results(id), live);
+        world.control(id, Control::Pause);
+        world.control(id, Control::Resume);
+        assert_eq!(results(id), live);
+        world.accept(Commit {
+            inbox_seq: Some(world.row(id).inbox_seq),
+            patch: park(None),
+            ..commit(id)
+        });
+        assert_eq!(results(id), live);
+    }
+    assert_eq!((world.places(), world.let_in(a)), ((1, 1), vec![1]));
+    world.control(a, Control::Pause);
+    assert_eq!(results(a), put_away);
+    assert_eq!((world.places(), world.let_in(b)), ((1, 0), vec![1]));
+    // The order within a batch counts as that of two.
+    let of_batch = |controls: [Control; 2], wanted: &Outcome| {
+        let commit = Commit {
+            results_only: true,
+            ..commit(b)
+        };
+        let [first, last] = controls.map(|control| Write::Control(Target::Id(b), control));
+        let outcomes = world.batch(4, vec![first, Write::Commit(Box::new(commit)), last]);
+        assert_eq!(outcomes[1], *wanted);
+    };
+    of_batch([Control::Pause, Control::Resume], &put_away);
+    assert_eq!((world.places(), world.let_in(b)), ((0, 0), vec![]));
+    world.control(b, Control::Pause);
+    of_batch([Control::Resume, Control::Pause], &live);
+    // Without a place it is the same, and one that is to be cancelled has to be taken up.
+    let id = world.running();
+    assert_eq!(results(id), live);
+    world.control(id, Control::Pause);
+    assert_eq!(results(id), put_away);
+    world.control(id, Control::Cancel { rollback: false });
+    assert_eq!(results(id), live);
 }
 
 pub(super) fn a_paused_run_is_passed_over(world: &World) {
