@@ -187,10 +187,14 @@ pub(crate) fn nap_key(process: u32, n: u64) -> String {
     format!("nap-{process}-{n}")
 }
 
-/// Starts runs when it is told to.
+/// Starts runs when it is told to, until the parent is gone.
 async fn follow_orders(given: &Given, client: &Client) -> Result<(), Problem> {
     let (process, mut started) = (std::process::id(), 0);
+    let parent = std::os::unix::process::parent_id();
     loop {
+        if std::os::unix::process::parent_id() != parent {
+            std::process::exit(1);
+        }
         while started < given.orders.starts(process) {
             let key = nap_key(process, started);
             until_ok(async || client.start(naps, started).key(&key).await).await;

@@ -65,6 +65,7 @@ const STRIKES: u32 = 3;
 
 /// How long an owner needs to look at a run that was paused or resumed.
 const LOOK: Duration = Duration::from_millis(60);
+const LOOK_ON_SERVER: Duration = Duration::from_millis(150);
 
 /// What a scenario that strikes at a moment waits for that moment.
 const MOMENT_LIMIT: Duration = Duration::from_secs(10);
@@ -395,7 +396,7 @@ impl Cluster<'_, '_> {
         mut held: Held,
     ) -> Result<(), Problem> {
         self.control(struck, true).await?;
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(LOOK_ON_SERVER).await;
         self.refuse_connections(true);
         if let Some(runner) = self.runner_of(process) {
             held.deafen(&runner.name)?;

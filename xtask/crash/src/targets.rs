@@ -139,7 +139,7 @@ pub(crate) async fn lines(ctx: Ctx, n: u64) -> Result<()> {
         let made = trace.made();
         let body = async |step: Step| {
             let running = Running::start(&step, &made, Kind::Firm)?;
-            tokio::time::sleep(Duration::from_millis(10 + random::any() % 20)).await;
+            tokio::time::sleep(Duration::from_millis(40 + random::any() % 40)).await;
             Ok(running.done()?)
         };
         let turn = ctx.step_with("turn", body);
