@@ -2,12 +2,15 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use everstep::{Client, Engine, Sabotage, store::PostgresStore};
+use everstep::{Client, Clock, Engine, Sabotage, SystemClock, prelude::*, store::PostgresStore};
 
 use crate::{
     Problem,
     bodies::Bodies,
-    mix::{self, Xor, tasks},
+    mix::{self, Xor, tasks, until_ok},
+    orders::Orders,
+    sabotage,
+    targets::{self, naps},
     workflow::every,
 };
 
@@ -38,27 +41,13 @@ pub(crate) enum Fencing {
 /// How long a child owns its runs without a heartbeat: short, so that another can take over soon.
 pub(crate) const LEASE: Duration = Duration::from_millis(1_000);
 
-const SABOTAGES: [(&str, Sabotage); 3] = [
-    ("no-barrier", Sabotage::NoBarrier),
-    ("no-fence", Sabotage::NoFence),
-    ("double-consume", Sabotage::DoubleConsume),
-];
-
-/// What is broken on purpose, by its name.
-pub(crate) fn sabotage(name: &str) -> Result<Sabotage, Problem> {
-    let found = SABOTAGES.iter().find(|(known, _)| *known == name);
-    Ok(found.ok_or_else(|| format!("`{name}` is no sabotage"))?.1)
-}
-
 /// The arguments of a child. `place` is the file of the store, or the URL of its server.
 pub(crate) fn arguments(
     directory: &std::path::Path,
     place: &str,
     role: Role,
-    sabotage: Option<Sabotage>,
+    broken: Option<Sabotage>,
 ) -> Vec<String> {
-    let name = SABOTAGES.iter().find(|(_, known)| Some(*known) == sabotage);
-    let name = name.map_or("none", |(name, _)| name);
     let role = match role {
         Role::Engine(Latest(latest), Fencing::OfItself) => latest.to_string(),
         Role::Engine(Latest(latest), Fencing::ByStoreAlone) => format!("{latest}{UNFENCED}"),
@@ -70,12 +59,21 @@ pub(crate) fn arguments(
         directory,
         place.to_owned(),
         role,
-        name.to_owned(),
+        sabotage::name(broken).to_owned(),
     ]
 }
 
 const WORKER: &str = "worker";
 const UNFENCED: &str = "-unfenced";
+
+/// Everything that a child is given.
+struct Given {
+    place: String,
+    role: String,
+    broken: Option<Sabotage>,
+    bodies: Bodies,
+    orders: Orders,
+}
 
 pub(crate) fn run(arguments: &[String]) -> Result<(), Problem> {
     let [directory, place, role, broken] = arguments else {
@@ -89,15 +87,23 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Problem> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let bodies = Bodies::open(&directory.join("ledger"))?;
+        let given = Given {
+            place: place.clone(),
+            role: role.clone(),
+            broken: sabotage::by_name(broken).ok(),
+            bodies: Bodies::open(&directory.join("ledger"))?,
+            orders: Orders::open(&directory)?,
+        };
         loop {
             let done = match role.as_str() {
-                WORKER => work(place, &bodies).await,
-                role => run_engine(place, role, broken, &bodies).await,
+                WORKER => work(&given).await,
+                _ => run_engine(&given).await,
             };
             match done {
                 // A server that is not there comes back.
-                Err(problem) if is_url(place) => eprintln!("trying again: {problem}"),
+                Err(problem) if is_url(place) => {
+                    eprintln!("trying again: {}", crate::shown(&*problem))
+                }
                 done => return done,
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -109,13 +115,14 @@ fn is_url(place: &str) -> bool {
     place.starts_with("postgres://")
 }
 
-async fn work(place: &str, bodies: &Bodies) -> Result<(), Problem> {
-    let client = Client::open(place).await?.codec(Xor);
-    let _worker = tasks::work(&client, bodies)?;
-    std::future::pending().await
+async fn work(given: &Given) -> Result<(), Problem> {
+    let client = Client::open(&given.place).await?.codec(Xor);
+    let _worker = tasks::work(&client, &given.bodies)?;
+    follow_orders(given, &client).await
 }
 
-async fn run_engine(place: &str, role: &str, broken: &str, bodies: &Bodies) -> Result<(), Problem> {
+async fn run_engine(given: &Given) -> Result<(), Problem> {
+    let Given { place, role, .. } = given;
     let store = match is_url(place) {
         true => Some(Arc::new(PostgresStore::open(place)?)),
         false => None,
@@ -127,22 +134,73 @@ async fn run_engine(place: &str, role: &str, broken: &str, bodies: &Bodies) -> R
     let builder = builder
         .register(every)
         .provide(Latest(role.trim_end_matches(UNFENCED).parse()?))
-        .provide(bodies.clone())
+        .provide(given.bodies.clone())
+        .provide(given.orders.clone())
         .codec(Xor)
+        .clock(clock(given))
         .settings(|set| {
             set.lease = LEASE;
             set.heartbeat = Some(LEASE / 5);
             set.safety_poll = LEASE;
-            set.sabotage = sabotage(broken).ok();
+            set.sabotage = given.broken;
         });
-    let builder = match role.ends_with(UNFENCED) && broken == "none" {
+    let builder = match role.ends_with(UNFENCED) && given.broken.is_none() {
         true => builder.without_self_fencing(),
         false => builder,
     };
-    let engine = mix::register(builder, bodies).start().await?;
-    match store {
-        None => std::future::pending().await,
-        Some(store) => report(&engine, &store, bodies).await,
+    let builder = targets::register(mix::register(builder, &given.bodies));
+    let engine = builder.start().await?;
+    let client = engine.client();
+    tokio::select! {
+        done = follow_orders(given, &client) => done,
+        done = report(&engine, store.as_deref(), &given.bodies) => done,
+    }
+}
+
+/// The clock of this process, wrong by what the parent says.
+fn clock(given: &Given) -> Arc<dyn Clock> {
+    let clock = OrderedClock(Arc::default());
+    let (file, ahead) = (given.orders.clock_file(std::process::id()), clock.0.clone());
+    // A thread of its own: it must not wait for what the process is busy with.
+    std::thread::spawn(move || {
+        loop {
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            let ms = text.trim().parse().unwrap_or(0);
+            ahead.store(ms, std::sync::atomic::Ordering::Release);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    Arc::new(clock)
+}
+
+struct OrderedClock(Arc<std::sync::atomic::AtomicI64>);
+
+impl Clock for OrderedClock {
+    fn now(&self) -> Timestamp {
+        let ahead = self.0.load(std::sync::atomic::Ordering::Acquire);
+        Timestamp::from_millis(SystemClock.now().as_millis() + ahead)
+    }
+}
+
+/// The key of a nap that a process was told to start.
+pub(crate) fn nap_key(process: u32, n: u64) -> String {
+    format!("nap-{process}-{n}")
+}
+
+/// Starts runs when it is told to, until the parent is gone.
+async fn follow_orders(given: &Given, client: &Client) -> Result<(), Problem> {
+    let (process, mut started) = (std::process::id(), 0);
+    let parent = std::os::unix::process::parent_id();
+    loop {
+        if std::os::unix::process::parent_id() != parent {
+            std::process::exit(1);
+        }
+        while started < given.orders.starts(process) {
+            let key = nap_key(process, started);
+            until_ok(async || client.start(naps, started).key(&key).await).await;
+            started += 1;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
@@ -150,7 +208,11 @@ async fn run_engine(place: &str, role: &str, broken: &str, bodies: &Bodies) -> R
 const REPORT_EVERY: Duration = Duration::from_millis(50);
 
 /// Writes what the engine and its store count into the ledger, as it happens.
-async fn report(engine: &Engine, store: &PostgresStore, bodies: &Bodies) -> Result<(), Problem> {
+async fn report(
+    engine: &Engine,
+    store: Option<&PostgresStore>,
+    bodies: &Bodies,
+) -> Result<(), Problem> {
     let mut before = [0; COUNTED.len()];
     loop {
         tokio::time::sleep(REPORT_EVERY).await;
@@ -158,8 +220,8 @@ async fn report(engine: &Engine, store: &PostgresStore, bodies: &Bodies) -> Resu
         let now = [
             counters.takeovers,
             counters.self_fenced,
-            store.stale_batches_refused(),
-            store.unknown_outcomes_settled(),
+            store.map_or(0, PostgresStore::stale_batches_refused),
+            store.map_or(0, PostgresStore::unknown_outcomes_settled),
         ];
         for ((name, before), now) in COUNTED.iter().zip(&mut before).zip(now) {
             if now > *before {
@@ -174,7 +236,7 @@ async fn report(engine: &Engine, store: &PostgresStore, bodies: &Bodies) -> Resu
     }
 }
 
-/// What runners on a server count.
+/// What runners count; the last two only on a server.
 pub(crate) const COUNTED: [&str; 4] = [
     "takeovers",
     "self_fenced",

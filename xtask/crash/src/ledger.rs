@@ -3,6 +3,15 @@
 //! A step is known to be durable from the moment at which a body starts that was made after its
 //! result was taken, and from the moment at which its completed entry was read from the store. A
 //! start after that is a step that runs again after its completion.
+//!
+//! A run has moved on when a body has started in a later life of it. A start in an earlier life is one
+//! by an owner that has lost the run.
+//!
+//! One such start cannot be prevented: a process that is stopped between the check of its lease and
+//! the first instruction of the body does the latter when it goes on. So the first line that a thread
+//! writes after its process went on may be such a start; it is counted apart
+//! ([`frozen_starts`](Ledger::frozen_starts)). A second one by the same thread is a violation, and so
+//! is one after any other line: slow code and slow bodies write lines all the time.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,20 +30,103 @@ pub(crate) struct Ledger {
     pub(crate) bodies_run: u64,
     pub(crate) run_again: u64,
     pub(crate) order_differs: u64,
+    pub(crate) after_lease: u64,
+    pub(crate) frozen_starts: u64,
     completed: HashSet<(String, String)>,
     durable: HashSet<(String, String)>,
     digests: HashMap<(String, String), String>,
+    lives: HashMap<String, Lives>,
     /// The steps that were rolled back, by run, in the order in which that began.
     undone: HashMap<String, Vec<String>>,
     /// What was noted, by kind, in the order of the file.
     notes: HashMap<String, Vec<Vec<String>>>,
     /// Bodies that have started and not ended, and the process that each is in.
     open: HashMap<(String, String), String>,
+    /// The bodies that have ended well, in order: the process, the run and the step.
+    ended: Vec<Ended>,
     /// Processes that do not fence themselves.
     unfenced: HashSet<String>,
-    /// How many bodies and rollbacks such processes have started again after their completion.
+    /// Processes that went on after a stop, and the threads of each that have written since.
+    went_on: HashMap<String, HashSet<String>>,
+    /// How many bodies and rollbacks processes without a fence of their own have started again after
+    /// their completion, or after the run had moved on.
     pub(crate) stale_bodies: u64,
     pub(crate) examples: Vec<String>,
+}
+
+/// A body that has ended well.
+#[derive(Clone, Debug)]
+pub(crate) struct Ended {
+    pub(crate) process: u32,
+    pub(crate) run: String,
+    pub(crate) at: String,
+}
+
+/// The lives of one generation of a run.
+#[derive(Default)]
+struct Lives {
+    /// In the order in which they began.
+    numbers: Vec<String>,
+    /// The last of them in which a body has started, and the process that it was in.
+    moved_on: Option<(usize, String)>,
+    /// The past in which each body started.
+    starts: Vec<Start>,
+    /// The pasts of the last life that came to its end.
+    pasts: Option<(usize, HashSet<String>)>,
+}
+
+struct Start {
+    at: String,
+    past: String,
+}
+
+impl Lives {
+    /// The number of a life that is not known is later than all others.
+    fn index(&mut self, life: &str) -> usize {
+        match self.numbers.iter().position(|known| known == life) {
+            Some(index) => index,
+            None => {
+                self.numbers.push(life.to_owned());
+                self.numbers.len() - 1
+            }
+        }
+    }
+
+    /// Whether a body of this life starts although a later one has started a body.
+    fn start(&mut self, life: &str, process: &str) -> bool {
+        let index = self.index(life);
+        let is_late = self
+            .moved_on
+            .as_ref()
+            .is_some_and(|(last, _)| *last > index);
+        if !is_late {
+            self.moved_on = Some((index, process.to_owned()));
+        }
+        is_late
+    }
+
+    fn end(&mut self, life: &str, pasts: &str) {
+        let index = self.index(life);
+        if self.pasts.as_ref().is_none_or(|(last, _)| *last <= index) {
+            let pasts = pasts.split(' ').map(str::to_owned);
+            self.pasts = Some((index, pasts.collect()));
+        }
+    }
+}
+
+/// A line of the ledger that says that a body starts.
+struct Started<'a> {
+    process: &'a str,
+    run: &'a str,
+    life: &'a str,
+    at: &'a str,
+    attempt: &'a str,
+    firm: bool,
+    digest: &'a str,
+    past: &'a str,
+    steps: &'a str,
+    /// Nothing else was written by its thread since its process went on.
+    is_first: bool,
 }
 
 impl Ledger {
@@ -47,13 +139,30 @@ impl Ledger {
         let (process, before) = (process.to_string(), self.open.len());
         self.open.retain(|_, own| *own != process);
         self.unfenced.remove(&process);
+        self.went_on.remove(&process);
         self.open.len() < before
+    }
+
+    /// This process was stopped, everything that it wrote was read, and it is about to go on.
+    pub(crate) fn goes_on(&mut self, process: u32) {
+        self.went_on.insert(process.to_string(), HashSet::new());
     }
 
     /// Whether a body is in flight in this process, at the end of what was read.
     pub(crate) fn has_open(&self, process: u32) -> bool {
         let process = process.to_string();
         self.open.values().any(|own| *own == process)
+    }
+
+    /// Whether a process other than this one was the last to start a body of a run.
+    pub(crate) fn has_moved_on(&self, run: &str, process: u32) -> bool {
+        let moved_on = self.lives.get(run).and_then(|it| it.moved_on.as_ref());
+        moved_on.is_some_and(|(_, by)| *by != process.to_string())
+    }
+
+    /// The bodies that have ended well, in order.
+    pub(crate) fn ended(&self) -> &[Ended] {
+        &self.ended
     }
 
     /// This process does not look whether its lease is over, so it may start bodies that others have
@@ -83,6 +192,27 @@ impl Ledger {
         self.notes.entry(kind.to_owned()).or_default().push(fields);
     }
 
+    /// How many bodies started in a past that is not one of the code's last life: it was lost with a
+    /// process. Names the first few. Asked for runs whose code has come to its end.
+    pub(crate) fn started_on_lost_state(&self) -> (u64, Vec<String>) {
+        let (mut count, mut examples) = (0, Vec::new());
+        for (run, lives) in &self.lives {
+            let Some((_, pasts)) = &lives.pasts else {
+                continue;
+            };
+            for Start { at, .. } in lives.starts.iter().filter(|it| !pasts.contains(&it.past)) {
+                count += 1;
+                if examples.len() < 5 {
+                    examples.push(format!(
+                        "promise 1 is broken: run {run}: `{at}` started in a state that was lost: \
+                         what the code had taken by then was not durable"
+                    ));
+                }
+            }
+        }
+        (count, examples)
+    }
+
     /// Reads what was written since the last time: whole lines, since others may be writing.
     pub(crate) fn read_on(&mut self, path: &Path) -> io::Result<()> {
         let mut file = fs::File::open(path)?;
@@ -101,48 +231,94 @@ impl Ledger {
 
     fn line(&mut self, line: &str) {
         let fields: Vec<&str> = line.split('\t').collect();
-        match fields[..] {
-            ["S", process, run, at, attempt, kind, digest, steps] => {
+        let [kind, process, thread, ref fields @ ..] = fields[..] else {
+            return self.example(format!("the ledger has a line that is none: `{line}`"));
+        };
+        let went_on = self.went_on.get_mut(process);
+        let is_first = went_on.is_some_and(|threads| threads.insert(thread.to_owned()));
+        match (kind, fields) {
+            ("S", &[run, life, at, attempt, kind, digest, past, steps]) => {
+                self.started(&Started {
+                    process,
+                    run,
+                    life,
+                    at,
+                    attempt,
+                    firm: kind == "firm",
+                    digest,
+                    past,
+                    steps,
+                    is_first,
+                });
                 let step = (run.to_owned(), at.to_owned());
-                self.started(process, &step, attempt, kind == "firm", digest, steps);
                 self.open.insert(step, process.to_owned());
             }
-            ["E", process, run, at, _, how] => {
+            ("E", &[run, at, _, how]) => {
                 let step = (run.to_owned(), at.to_owned());
                 if self.open.get(&step).is_some_and(|own| own == process) {
                     self.open.remove(&step);
                 }
                 if how == "ok" {
+                    self.ended.push(Ended {
+                        process: process.parse().unwrap_or_default(),
+                        run: run.to_owned(),
+                        at: at.to_owned(),
+                    });
                     self.completed.insert(step);
                 }
             }
-            ["U", process, run, at, _] => self.undo_started(process, run, at),
-            ["V", ..] => {}
-            ["N", kind, ref fields @ ..] => self.note(kind, fields),
+            ("L", &[run, life]) => {
+                _ = self.lives.entry(run.to_owned()).or_default().index(life);
+            }
+            ("F", &[run, life, pasts]) => {
+                let lives = self.lives.entry(run.to_owned()).or_default();
+                lives.end(life, pasts);
+            }
+            ("U", &[run, at, _]) => self.undo_started(process, is_first, run, at),
+            ("V", _) => {}
+            ("N", [kind, fields @ ..]) => self.note(kind, fields),
             _ => self.example(format!("the ledger has a line that is none: `{line}`")),
         }
     }
 
-    fn started(
-        &mut self,
-        process: &str,
-        step: &(String, String),
-        attempt: &str,
-        firm: bool,
-        digest: &str,
-        steps: &str,
-    ) {
+    fn started(&mut self, start: &Started<'_>) {
         self.bodies_run += 1;
-        let (run, at) = step;
-        if self.durable.contains(step) {
-            self.started_again(process, format!(
-                "promise 1 is broken: run {run}: `{at}` was started again (attempt {attempt}) after \
-                 its completion was durable"
-            ));
+        let Started {
+            process,
+            run,
+            at,
+            attempt,
+            is_first,
+            ..
+        } = *start;
+        let step = (run.to_owned(), at.to_owned());
+        let lives = self.lives.entry(run.to_owned()).or_default();
+        let is_late = lives.start(start.life, process);
+        lives.starts.push(Start {
+            at: at.to_owned(),
+            past: start.past.to_owned(),
+        });
+        let is_again = self.durable.contains(&step);
+        if (is_again || is_late) && !self.is_excused(process, is_first) {
+            if is_again {
+                self.run_again += 1;
+                self.example(format!(
+                    "promise 1 is broken: run {run}: `{at}` was started again (attempt {attempt}, \
+                     process {process}) after its completion was durable"
+                ));
+            }
+            if is_late {
+                self.after_lease += 1;
+                self.example(format!(
+                    "promise 3 is broken: run {run}: process {process} started `{at}` after another \
+                     owner of the run had started a body"
+                ));
+            }
         }
+        let digest = start.digest;
         let first = self
             .digests
-            .entry(step.clone())
+            .entry(step)
             .or_insert_with(|| digest.to_owned());
         if first != digest {
             self.order_differs += 1;
@@ -150,21 +326,23 @@ impl Ledger {
                 "promise 6 is broken: run {run}: `{at}` was started with another past than before"
             ));
         }
-        if firm {
-            let seen = steps.split(' ').filter(|seen| !seen.is_empty());
+        if start.firm {
+            let seen = start.steps.split(' ').filter(|seen| !seen.is_empty());
             let seen = seen.map(|seen| (run.to_owned(), seen.to_owned()));
             self.durable.extend(seen);
         }
     }
 
     /// Rollbacks run one after another, so the start of one says that those before it are done.
-    fn undo_started(&mut self, process: &str, run: &str, at: &str) {
+    fn undo_started(&mut self, process: &str, is_first: bool, run: &str, at: &str) {
         let undone = self.undone.entry(run.to_owned()).or_default();
         match undone.iter().position(|other| other == at) {
             None => undone.push(at.to_owned()),
             Some(place) if place + 1 == undone.len() => {}
+            Some(_) if self.is_excused(process, is_first) => {}
             Some(_) => {
-                self.started_again(process, format!(
+                self.run_again += 1;
+                self.example(format!(
                     "promise 1 is broken: run {run}: the rollback of `{at}` was started again after \
                      its completion was durable"
                 ));
@@ -172,13 +350,14 @@ impl Ledger {
         }
     }
 
-    fn started_again(&mut self, process: &str, what: String) {
+    /// Whether a start that comes too late is none that the process could have known of. Counts it.
+    fn is_excused(&mut self, process: &str, is_first: bool) -> bool {
         if self.unfenced.contains(process) {
             self.stale_bodies += 1;
-            return;
+            return true;
         }
-        self.run_again += 1;
-        self.example(what);
+        self.frozen_starts += u64::from(is_first);
+        is_first
     }
 
     /// Keeps the first few.
@@ -199,12 +378,86 @@ mod tests {
         ledger
     }
 
+    /// A body starts in the first thread of a process.
+    fn start(process: u32, life: &str, at: &str, past: &str, steps: &str) -> String {
+        format!("S\t{process}\t0\trun\t{life}\t{at}\t1\tfirm\t{at}\t{past}\t{steps}")
+    }
+
+    /// A process that has started `a` and `b` is stopped; another goes on with the run, and `b` and
+    /// `c` are done when the first goes on.
+    fn taken_over() -> Ledger {
+        let mut ledger = read(&[
+            "L\t1\t0\trun\tx",
+            &start(1, "x", "a", "0", ""),
+            &start(1, "x", "b", "1", "a"),
+            "L\t2\t0\trun\ty",
+            &start(2, "y", "b", "1", "a"),
+            &start(2, "y", "c", "2", "a b"),
+        ]);
+        assert!(ledger.has_moved_on("run", 1) && !ledger.has_moved_on("run", 2));
+        ledger.goes_on(1);
+        ledger
+    }
+
+    #[test]
+    fn start_by_an_owner_that_has_lost_the_run_is_found() {
+        let mut ledger = taken_over();
+        ledger.line("N\t1\t0\tslow\tcode");
+        ledger.line(&start(1, "x", "d", "2", "a b"));
+        assert_eq!((ledger.after_lease, ledger.run_again), (1, 0));
+        ledger.line(&start(1, "x", "b", "1", "a"));
+        assert_eq!((ledger.after_lease, ledger.run_again), (2, 1));
+        assert_eq!(ledger.frozen_starts, 0);
+    }
+
+    #[test]
+    fn start_that_was_frozen_with_its_thread_is_counted_apart_and_the_next_one_is_found() {
+        let mut ledger = taken_over();
+        ledger.line(&start(1, "x", "b", "1", "a"));
+        assert_eq!((ledger.frozen_starts, ledger.run_again), (1, 0));
+        ledger.line(&start(1, "x", "b", "1", "a"));
+        assert_eq!((ledger.frozen_starts, ledger.run_again), (1, 1));
+        // The other thread of the process may have been frozen, too.
+        let other = start(1, "x", "b", "1", "a").replacen("\t0\t", "\t1\t", 1);
+        ledger.line(&other);
+        assert_eq!((ledger.frozen_starts, ledger.run_again), (2, 1));
+        ledger.line(&other);
+        assert_eq!((ledger.frozen_starts, ledger.run_again), (2, 2));
+    }
+
+    #[test]
+    fn owner_that_has_got_the_run_back_may_start_bodies() {
+        let mut ledger = taken_over();
+        ledger.line("L\t1\t0\trun\tz");
+        ledger.line(&start(1, "z", "d", "3", "a b c"));
+        assert_eq!((ledger.after_lease, ledger.frozen_starts), (0, 0));
+        // Now it is the other one that has lost it.
+        ledger.line(&start(2, "y", "d", "3", "a b c"));
+        assert_eq!(ledger.after_lease, 1);
+    }
+
+    #[test]
+    fn body_that_started_in_a_past_that_is_not_in_the_last_life_is_found() {
+        let lost = |past: &str| {
+            let mut ledger = read(&[&start(1, "x", "charge", past, "")]);
+            // What is last is said of the last life, whoever writes later.
+            ledger.line("L\t2\t0\trun\ty");
+            ledger.line("F\t2\t0\trun\ty\t00 11 22");
+            ledger.line("F\t1\t0\trun\tx\t00 33");
+            ledger.started_on_lost_state().0
+        };
+        assert_eq!(lost("11"), 0);
+        assert_eq!(lost("33"), 1);
+        let unknown = read(&[&start(1, "x", "charge", "33", "")]);
+        assert_eq!(unknown.started_on_lost_state().0, 0);
+    }
+
     #[test]
     fn body_that_runs_again_before_anybody_built_on_it_is_no_violation() {
         let mut ledger = read(&[
-            "S\t1\trun\ta\t1\tfirm\t00\t",
-            "E\t1\trun\ta\t1\tok",
-            "S\t1\trun\ta\t1\tfirm\t00\t",
+            &start(1, "x", "a", "0", ""),
+            "E\t1\t0\trun\ta\t1\tok",
+            &start(1, "x", "a", "0", ""),
         ]);
         assert_eq!((ledger.run_again, ledger.bodies_run), (0, 2));
         assert!(!ledger.killed(2));
@@ -214,26 +467,21 @@ mod tests {
 
     #[test]
     fn body_that_was_dropped_is_not_under_way_any_more() {
-        let mut ledger = read(&["S\t1\trun\ta\t1\tfirm\t00\t"]);
+        let mut ledger = read(&[&start(1, "x", "a", "0", "")]);
         assert!(ledger.has_open(1) && !ledger.has_open(2));
-        ledger.line("E\t1\trun\ta\t1\tdropped");
+        ledger.line("E\t1\t0\trun\ta\t1\tdropped");
         assert!(!ledger.has_open(1));
-        assert_eq!(ledger.steps_completed(), 0);
+        assert_eq!((ledger.steps_completed(), ledger.ended().len()), (0, 0));
         assert!(!ledger.killed(1));
     }
 
     #[test]
     fn body_that_a_process_without_a_fence_of_its_own_starts_again_is_counted_apart() {
-        let durable = [
-            "S\t1\trun\ta\t1\tfirm\t00\t",
-            "S\t1\trun\tb\t1\tfirm\t11\ta",
-        ];
-        let again = "S\t1\trun\ta\t1\tfirm\t00\t";
-        let mut ledger = read(&durable);
+        let mut ledger = read(&[&start(1, "x", "a", "0", ""), &start(1, "x", "b", "1", "a")]);
         ledger.unfenced(1);
-        ledger.line(again);
+        ledger.line(&start(1, "x", "a", "0", ""));
         assert_eq!((ledger.run_again, ledger.stale_bodies), (0, 1));
-        ledger.line(&again.replacen('1', "2", 1));
+        ledger.line(&start(2, "x", "a", "0", ""));
         assert_eq!((ledger.run_again, ledger.stale_bodies), (1, 1));
     }
 
@@ -241,10 +489,10 @@ mod tests {
     fn line_that_is_not_whole_yet_is_read_later_and_one_that_was_torn_is_not_read() {
         let path = std::env::temp_dir().join(format!("crash-ledger-{}", std::process::id()));
         let mut ledger = Ledger::default();
-        fs::write(&path, "\nN\tkind\tone\t;\n\nN\tki").expect("a file can be written");
+        fs::write(&path, "\nN\t1\t0\tkind\tone\t;\n\nN\t1\t0\tki").expect("a file can be written");
         ledger.read_on(&path).expect("it can be read");
         assert_eq!(ledger.notes("kind").len(), 1);
-        let more = "\nN\tkind\tone\t;\n\nN\tkind\ttwo\t;\n\nN\tkind\tto\nN\tkind\tthree\t;\n";
+        let more = "\nN\t1\t0\tkind\tone\t;\n\nN\t1\t0\tkind\ttwo\t;\n\nN\t1\t0\tkind\tto\nN\t1\t0\tkind\tthree\t;\n";
         fs::write(&path, more).expect("a file can be written");
         ledger.read_on(&path).expect("it can be read");
         assert_eq!(ledger.notes("kind"), [["one"], ["two"], ["three"]]);
@@ -255,34 +503,37 @@ mod tests {
     #[test]
     fn body_that_runs_again_after_another_has_built_on_it_is_one() {
         let ledger = read(&[
-            "S\t1\trun\ta\t1\tfirm\t00\t",
-            "S\t1\trun\tb\t1\tfirm\t11\ta",
-            "S\t1\trun\ta\t1\tfirm\t00\t",
+            &start(1, "x", "a", "0", ""),
+            &start(1, "x", "b", "1", "a"),
+            &start(1, "x", "a", "0", ""),
         ]);
         assert_eq!(ledger.run_again, 1);
     }
 
     #[test]
     fn ephemeral_body_says_nothing_about_what_is_durable() {
+        let ephemeral = |line: String| line.replace("firm", "ephemeral");
         let ledger = read(&[
-            "S\t1\trun\ta\t1\tephemeral\t00\t",
-            "S\t1\trun\tb\t1\tephemeral\t11\ta",
-            "S\t1\trun\ta\t1\tephemeral\t00\t",
+            &ephemeral(start(1, "x", "a", "0", "")),
+            &ephemeral(start(1, "x", "b", "1", "a")),
+            &ephemeral(start(1, "x", "a", "0", "")),
         ]);
         assert_eq!(ledger.run_again, 0);
     }
 
     #[test]
     fn another_past_is_found() {
-        let ledger = read(&["S\t1\trun\ta\t1\tfirm\t00\t", "S\t1\trun\ta\t1\tfirm\t22\t"]);
+        let other = start(1, "x", "a", "0", "").replace("firm\ta", "firm\tb");
+        let ledger = read(&[&start(1, "x", "a", "0", ""), &other]);
         assert_eq!(ledger.order_differs, 1);
     }
 
     #[test]
     fn rollback_that_runs_again_after_the_next_is_found() {
-        let ledger = read(&["U\t1\trun\tb\t1", "U\t1\trun\tb\t1", "U\t1\trun\ta\t1"]);
+        let undo = |at: &str| format!("U\t1\t0\trun\t{at}\t1");
+        let ledger = read(&[&undo("b"), &undo("b"), &undo("a")]);
         assert_eq!(ledger.run_again, 0);
-        let ledger = read(&["U\t1\trun\tb\t1", "U\t1\trun\ta\t1", "U\t1\trun\tb\t1"]);
+        let ledger = read(&[&undo("b"), &undo("a"), &undo("b")]);
         assert_eq!(ledger.run_again, 1);
     }
 }

@@ -25,6 +25,7 @@ mod items;
 mod lives;
 mod moves;
 mod news;
+mod pauses;
 mod places;
 mod promises;
 pub(crate) mod tasks;
@@ -86,6 +87,7 @@ pub(crate) async fn drive(outside: &Rc<Outside>) -> Result<Vec<JoinHandle<()>>, 
         drivers.push(outside.spawn(places::drive, part));
         drivers.push(outside.spawn(tasks::drive, part));
     }
+    drivers.extend((0..2).map(|part| outside.spawn(pauses::drive, part)));
     drivers.push(outside.spawn(news::publish, 0));
     drivers.extend((0..ticks::INTERVALS.len() as u64).map(|n| outside.spawn(ticks::drive, n)));
     Ok(drivers)
@@ -112,6 +114,7 @@ pub(crate) struct Outside {
     stop: Cell<bool>,
     next: Cell<u64>,
     messages: Cell<u64>,
+    paused_in_line: Cell<u64>,
     counts: RefCell<BTreeMap<&'static str, u64>>,
     /// What was not as it should be.
     wrong: RefCell<Vec<String>>,
@@ -134,6 +137,7 @@ impl Outside {
             stop: Cell::default(),
             next: Cell::default(),
             messages: Cell::default(),
+            paused_in_line: Cell::default(),
             counts: RefCell::default(),
             wrong: RefCell::default(),
             live: RefCell::default(),
@@ -158,6 +162,11 @@ impl Outside {
     /// How many messages were sent here.
     pub(crate) fn messages_sent(&self) -> u64 {
         self.messages.get()
+    }
+
+    /// How many runs were paused while they waited.
+    pub(crate) fn paused_in_line(&self) -> u64 {
+        self.paused_in_line.get()
     }
 
     /// What was not as it should be.
@@ -207,7 +216,7 @@ impl Outside {
     }
 
     /// A number that no other run has.
-    fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.next.replace(self.next.get() + 1)
     }
 

@@ -1,4 +1,4 @@
-//! The parent: starts runs, sends messages, kills the child, and checks what is left.
+//! The parent: starts runs, sends messages, and checks what is left.
 
 use std::{
     collections::BTreeMap,
@@ -6,7 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
     rc::Rc,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -16,21 +16,20 @@ use everstep::{
     Client, ClientError, Count, EntryKind, EntryStatus, RunError, RunHandle, RunId, RunStatus, Sent,
 };
 
+use everstep_pg::Instance;
 use tokio::task::JoinHandle;
 
 use crate::{
-    Options, Problem, Store, bodies,
-    child::{self, Fencing, LEASE, Latest, Role},
-    cluster,
+    Options, Problem, bodies,
+    child::{self, LEASE, Latest, Role},
+    cluster::{self, Outcome},
     ledger::Ledger,
     mix::{self, Outside, Xor, ended, until_ok},
+    orders::Orders,
     place::Place,
     random::Random,
     workflow::{self, Input, WORDS, every},
 };
-
-/// How many pairs of runs are under way at a time.
-const PAIRS: u64 = 40;
 
 /// After the last kill it is given up when nothing was achieved for so long: a machine that is
 /// loaded is slow, and a run that is stuck does nothing.
@@ -45,9 +44,6 @@ const BODY_LIMIT: Duration = Duration::from_secs(10);
 
 /// One kill of so many comes at any moment, whether there is a body or not.
 const ANY_MOMENT: u64 = 20;
-
-/// Every so many kills a child is stopped and goes on beside its successor, before both are killed.
-const OVERLAP_EVERY: u64 = 12;
 
 /// The histories of at most this many runs are read after each kill.
 const HISTORIES: usize = 40;
@@ -69,11 +65,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes the test, prints its line, and says whether every promise was kept.
-pub(crate) fn run(options: &Options) -> Result<bool, Problem> {
+/// Makes the test, prints its line, and says what has come of it. On this server, if it is for one and
+/// there is one already.
+pub(crate) fn run(options: &Options, server: Option<Arc<Instance>>) -> Result<Outcome, Problem> {
+    static TESTS: AtomicU64 = AtomicU64::new(0);
     let base =
         std::env::var_os("EVERSTEP_BENCH_DIR").map_or_else(|| "target".into(), PathBuf::from);
-    let directory = base.join(format!("crash-{}", std::process::id()));
+    let number = TESTS.fetch_add(1, Ordering::Relaxed);
+    let directory = base.join(format!("crash-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&directory)?;
     let directory = directory.canonicalize()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -83,72 +82,45 @@ pub(crate) fn run(options: &Options) -> Result<bool, Problem> {
         options,
         random: Random::new(options.seed),
         directory: directory.clone(),
+        orders: Orders::open(&directory)?,
         ledger: Ledger::default(),
         known: Rc::default(),
         kills_mid_body: 0,
+        hung_runs: 0,
+        doctor_findings: 0,
     };
     let local = tokio::task::LocalSet::new();
-    let kept = match options.store {
-        Store::Sqlite => runtime.block_on(local.run_until(test.run()))?,
-        Store::Postgres => runtime.block_on(local.run_until(cluster::run(&mut test)))?,
-    };
+    let outcome = runtime.block_on(local.run_until(async {
+        let server = match server {
+            Some(server) => Some(server),
+            None => cluster::server(options).await?,
+        };
+        cluster::run(&mut test, server).await
+    }))?;
     drop(local);
     runtime.shutdown_background();
-    match kept {
+    // What was broken on purpose need not be looked into.
+    match outcome.is_well || (options.sabotage.is_some() && outcome.caught.is_some()) {
         true => std::fs::remove_dir_all(&directory)?,
         false => eprintln!("its files are in {}", directory.display()),
     }
-    Ok(kept)
+    Ok(outcome)
 }
 
-/// What both tests have: that of one engine on a file, and that of several on a server.
+/// What every test has.
 pub(crate) struct Test<'a> {
     pub(crate) options: &'a Options,
     pub(crate) random: Random,
     pub(crate) directory: PathBuf,
+    pub(crate) orders: Orders,
     pub(crate) ledger: Ledger,
     pub(crate) known: Rc<Known>,
     pub(crate) kills_mid_body: u64,
+    pub(crate) hung_runs: u64,
+    pub(crate) doctor_findings: u64,
 }
 
 impl Test<'_> {
-    async fn run(&mut self) -> Result<bool, Problem> {
-        let mut running = self.start_on_file(self.engine(0))?;
-        let place = Place::File(self.file());
-        let client = open(&place).await?;
-        let outside = Outside::new(client.clone(), place, self.options.seed);
-        let drivers = self.drive(&outside, PAIRS).await?;
-        let mut worker = self.start_on_file(Role::Worker)?;
-        let mut kills = 0;
-        while kills < self.options.kills {
-            let moment = self.random.between(60, 420);
-            tokio::time::sleep(Duration::from_millis(moment)).await;
-            running.check()?;
-            worker.check()?;
-            if kills % OVERLAP_EVERY == OVERLAP_EVERY - 1 {
-                self.overlap(&running, kills).await?;
-            }
-            let process = running.0.id();
-            self.wait_for_body(process).await?;
-            drop(running);
-            kills += 1;
-            let mid_body = self.killed(process)?;
-            self.kills_mid_body += u64::from(mid_body);
-            if self.random.next().is_multiple_of(2) {
-                drop(worker);
-                worker = self.start_on_file(Role::Worker)?;
-            }
-            self.read_histories(&outside).await?;
-            running = self.start_on_file(self.engine(kills))?;
-        }
-        self.finish(&outside, drivers).await?;
-        running.check()?;
-        worker.check()?;
-        drop((running, worker));
-        let (runs, left) = self.check(&outside).await?;
-        Ok(self.report(kills, &outside, runs, left, ""))
-    }
-
     /// Starts everything that is done from outside.
     pub(crate) async fn drive(
         &self,
@@ -188,6 +160,7 @@ impl Test<'_> {
             if since.elapsed() > STUCK_AFTER || begun.elapsed() > FINISH_LIMIT {
                 // What did not finish is counted by `check`.
                 eprintln!("given up: {drivers_left} drivers and {runs_left} runs are left");
+                self.hung_runs += runs_left;
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -207,12 +180,8 @@ impl Test<'_> {
         Ok((outside.client.count().await?, left))
     }
 
-    fn file(&self) -> PathBuf {
+    pub(crate) fn file(&self) -> PathBuf {
         self.directory.join(child::FILE)
-    }
-
-    fn start_on_file(&self, role: Role) -> Result<Running, Problem> {
-        self.start_child(&self.file().display().to_string(), role)
     }
 
     /// Makes the ledger, empty, for who reads it before a child has written.
@@ -223,11 +192,6 @@ impl Test<'_> {
 
     pub(crate) fn read_ledger(&mut self) -> Result<(), Problem> {
         Ok(self.ledger.read_on(&self.directory.join("ledger"))?)
-    }
-
-    /// An engine whose code is newer from the middle of the test on.
-    fn engine(&self, kills: u64) -> Role {
-        Role::Engine(self.latest(kills), Fencing::OfItself)
     }
 
     /// How new the code is after so many kills.
@@ -253,20 +217,6 @@ impl Test<'_> {
             .stderr(log)
             .spawn()?;
         Ok(Running(child))
-    }
-
-    /// Stops the child for longer than its lease, lets another take over, and lets the first go on
-    /// beside it for a while.
-    async fn overlap(&mut self, first: &Running, kills: u64) -> Result<(), Problem> {
-        first.signal("STOP")?;
-        self.stopped(first.0.id())?;
-        let second = self.start_on_file(self.engine(kills))?;
-        tokio::time::sleep(2 * child::LEASE).await;
-        first.signal("CONT")?;
-        tokio::time::sleep(Duration::from_millis(self.random.between(200, 600))).await;
-        let process = second.0.id();
-        drop(second);
-        self.killed(process).map(drop)
     }
 
     /// A process goes on later as if nothing had been, while others may have its runs.
@@ -384,6 +334,23 @@ impl Test<'_> {
         Ok(not_finished(client).await?)
     }
 
+    /// The part of the line that the bodies have written, and what it says of the store.
+    pub(crate) fn ledger_fields(&self) -> String {
+        let ledger = &self.ledger;
+        let fields = [
+            ("steps_completed", ledger.steps_completed() as u64),
+            ("bodies_run", ledger.bodies_run),
+            ("run_again_after_completion", ledger.run_again),
+            ("order_differs", ledger.order_differs),
+            ("started_on_lost_state", ledger.started_on_lost_state().0),
+            ("bodies_started_after_lease", ledger.after_lease),
+            ("hung_runs", self.hung_runs),
+            ("doctor_findings", self.doctor_findings),
+        ];
+        let field = |(name, count): (&str, u64)| format!(",\"{name}\":{count}");
+        fields.into_iter().map(field).collect()
+    }
+
     /// Prints the line; whether all is well.
     pub(crate) fn report(
         &self,
@@ -401,19 +368,16 @@ impl Test<'_> {
             .filter(|what| what.contains("promise 4"))
             .count();
         println!(
-            "{{\"seed\":{},\"runs\":{runs},\"kills\":{kills},\"kills_mid_body\":{},\
-             \"steps_completed\":{},\"bodies_run\":{},\"run_again_after_completion\":{},\
-             \"messages_sent\":{},\"messages_lost\":{lost},\"order_differs\":{},\
+            "{{\"seed\":{},\"runs\":{runs},\"kills\":{kills},\"kills_mid_body\":{}{},\
+             \"messages_sent\":{},\"messages_lost\":{lost},\
              \"runs_not_finished\":{not_finished}{}{more}}}",
             self.options.seed,
             self.kills_mid_body,
-            ledger.steps_completed(),
-            ledger.bodies_run,
-            ledger.run_again,
+            self.ledger_fields(),
             known.messages_sent.load(Ordering::Relaxed) + outside.messages_sent(),
-            ledger.order_differs,
             outside.line(),
         );
+        wrong.splice(0..0, ledger.started_on_lost_state().1);
         for what in ledger.examples.iter().chain(wrong.iter().take(20)) {
             eprintln!("{what}");
         }
@@ -446,6 +410,32 @@ impl Running {
             None => Ok(()),
             Some(status) => Err(format!("the child ended by itself with {status}").into()),
         }
+    }
+
+    /// Stops the process, and returns when it has stopped.
+    pub(crate) async fn stop(&self) -> Result<(), Problem> {
+        self.signal("STOP")?;
+        let limit = Instant::now() + Duration::from_secs(5);
+        while !self.has_stopped()? {
+            if Instant::now() > limit {
+                return Err("the child does not stop".into());
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(())
+    }
+
+    /// Whether all its threads have stopped.
+    fn has_stopped(&self) -> Result<bool, Problem> {
+        for thread in std::fs::read_dir(format!("/proc/{}/task", self.0.id()))? {
+            // One that has ended meanwhile has nothing to say.
+            let stat = std::fs::read_to_string(thread?.path().join("stat")).unwrap_or_default();
+            let state = stat.rsplit_once(") ").map_or("T", |(_, rest)| rest);
+            if !state.starts_with('T') {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     pub(crate) fn signal(&self, name: &str) -> Result<(), Problem> {

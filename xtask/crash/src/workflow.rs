@@ -34,11 +34,11 @@ pub(crate) async fn every(ctx: Ctx, input: Input) -> Result<u64> {
     trace.take(booked);
 
     // The first attempt fails.
-    let seen = trace.seen();
+    let made = trace.made();
     let flaky = ctx
         .step_with("flaky", async |step| match step.attempt() {
-            1 => Err(fail(&step, &seen, "the first attempt").await),
-            _ => work(&step, &seen, Kind::Firm).await,
+            1 => Err(fail(&step, &made, "the first attempt").await),
+            _ => work(&step, &made, Kind::Firm).await,
         })
         .retry(Retry::fixed(5, Duration::from_millis(5)))
         .timeout(seconds(30));
@@ -110,8 +110,8 @@ pub(crate) async fn every(ctx: Ctx, input: Input) -> Result<u64> {
             "loop",
             (0u64, trace.seen()),
             async |ctx, (turn, mut seen)| {
-                let before = seen.clone();
-                let body = async |step: Step| work(&step, &before, Kind::Firm).await;
+                let made = trace.made_from(seen.clone());
+                let body = async |step: Step| work(&step, &made, Kind::Firm).await;
                 seen.take(&ctx.step_with("turn", body).await?);
                 Ok(match turn {
                     4 => ControlFlow::Break(seen),
@@ -128,19 +128,19 @@ pub(crate) async fn every(ctx: Ctx, input: Input) -> Result<u64> {
     ctx.sleep("pause", Duration::from_millis(5)).await?;
 
     // Failures as values, recorded like results.
-    let seen = trace.seen();
+    let made = trace.made();
     let tried = ctx
         .attempt("tried", async |ctx| {
             let body = async |step: Step| -> Result<u64> {
-                Err(Error::fatal(fail(&step, &seen, "for good").await))
+                Err(Error::fatal(fail(&step, &made, "for good").await))
             };
             ctx.step_with("fails", body).await
         })
         .await?;
     trace.take_failed("tried/fails");
     trace.mix(u64::from(tried.is_err()));
-    let seen = trace.seen();
-    let body = async |step: Step| -> Result<u64> { Err(fail(&step, &seen, "each time").await) };
+    let made = trace.made();
+    let body = async |step: Step| -> Result<u64> { Err(fail(&step, &made, "each time").await) };
     let outcome = ctx
         .step_with("exhausted", body)
         .retry(Retry::fixed(2, Duration::from_millis(2)))
@@ -151,8 +151,8 @@ pub(crate) async fn every(ctx: Ctx, input: Input) -> Result<u64> {
 
     // Results that ride on the next write. They may be lost with it, so they must come out equal.
     for name in ["cheap", "cheaper"] {
-        let seen = trace.seen();
-        let body = async |step: Step| work(&step, &seen, Kind::Ephemeral).await;
+        let made = trace.made();
+        let body = async |step: Step| work(&step, &made, Kind::Ephemeral).await;
         trace.take(ctx.step_with(name, body).ephemeral().await?);
     }
 
@@ -185,6 +185,7 @@ pub(crate) async fn every(ctx: Ctx, input: Input) -> Result<u64> {
     trace.run(&ctx, "last").await?;
     let booked = trace.step(&ctx, "book").rollback(unbook).await?;
     trace.take(booked);
+    trace.end(&ctx)?;
     if input.fails {
         return Err(Error::rollback("on purpose"));
     }

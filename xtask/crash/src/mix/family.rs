@@ -74,6 +74,7 @@ pub(crate) async fn kin(ctx: Ctx, task: Task) -> Result<Kin> {
             ctx.sleep("dally", Duration::from_millis(value % 20))
                 .await?;
             trace.run(&ctx, "at last").await?;
+            trace.end(&ctx)?;
             Ok(gives)
         }
         Does::Fail => Err(Error::fatal("on purpose").with_details(&gives)),
@@ -192,6 +193,7 @@ pub(crate) async fn family(ctx: Ctx, n: u64) -> Result<Vec<Kin>> {
     let left = ctx.child(kin, task(CANCELLED[1], Does::Wait));
     left.close(Close::Cancel).detach().await?;
     trace.run(&ctx, "last").await?;
+    trace.end(&ctx)?;
     Ok(told.all)
 }
 

@@ -43,7 +43,7 @@ pub(crate) async fn tells(ctx: Ctx, _n: u64) -> Result<()> {
         .retry(Retry::fixed(3, Duration::from_millis(2)))
         .await?;
     trace.run(&ctx, "last").await?;
-    Ok(())
+    trace.end(&ctx)
 }
 
 pub(super) async fn drive(outside: Rc<Outside>, part: u64) {

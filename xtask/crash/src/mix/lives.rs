@@ -62,6 +62,7 @@ async fn live(ctx: &Ctx, mut now: Life) -> Result<Life> {
         }
     }
     ctx.set_state("heard", &now.heard)?;
+    trace.end(ctx)?;
     Ok(now)
 }
 

@@ -88,6 +88,7 @@ async fn moves(
         return Err(Error::fatal("what fails for good did not fail"));
     }
     trace.run(&ctx, "last").await?;
+    trace.end(&ctx)?;
     Ok(rows)
 }
 

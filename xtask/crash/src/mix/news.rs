@@ -5,9 +5,11 @@
 
 use std::{collections::BTreeMap, rc::Rc, time::Duration};
 
-use everstep::{Deliver, EngineBuilder, Event, PublishedEvent, Since, prelude::*};
+use everstep::{
+    Clock, Deliver, EngineBuilder, Event, PublishedEvent, Since, SystemClock, prelude::*,
+};
 
-use super::{Outside, pause, until_ok};
+use super::{Outside, ask, pause, until_ok};
 use crate::bodies::Trace;
 
 const NEWS: Event<u64> = Event::new("news").since(Since::Run);
@@ -22,13 +24,30 @@ const TAKEN: u64 = 3;
 
 #[derive(Default)]
 pub(crate) struct Known {
-    /// The number of the next news, and of the next job.
-    next_news: u64,
+    /// When each news was known to be published, by its number.
+    published: Vec<Timestamp>,
+    /// The number of the next job.
     next_job: u64,
     /// How many still listen to news.
     hearers: u64,
     /// Who took each job.
     taken: BTreeMap<u64, Vec<u64>>,
+}
+
+impl Known {
+    /// The number of the next news.
+    fn next_news(&self) -> u64 {
+        self.published.len() as u64
+    }
+
+    /// The first news that a run may hear which was created at this time, when the news before this
+    /// number were published. Times are stored in milliseconds: news of the run's own millisecond are
+    /// heard, also those that were published before it.
+    fn first_for(&self, created: Timestamp, before: u64) -> u64 {
+        let earlier = self.published.iter().take(before as usize).rev();
+        let same = earlier.take_while(|published| **published >= created);
+        before - same.count() as u64
+    }
 }
 
 pub(super) fn register(builder: EngineBuilder) -> EngineBuilder {
@@ -59,6 +78,7 @@ pub(crate) async fn hears(ctx: Ctx, n: u64) -> Result<Vec<u64>> {
         return Err(Error::fatal(format!("the hint for {n} was {hint}")));
     }
     trace.run(&ctx, "last").await?;
+    trace.end(&ctx)?;
     Ok(heard)
 }
 
@@ -87,6 +107,7 @@ pub(crate) async fn takes(ctx: Ctx, _n: u64) -> Result<Vec<u64>> {
         taken.push(job);
         trace.run(&ctx, "work").await?;
     }
+    trace.end(&ctx)?;
     Ok(taken)
 }
 
@@ -94,11 +115,12 @@ pub(crate) async fn takes(ctx: Ctx, _n: u64) -> Result<Vec<u64>> {
 pub(super) async fn publish(outside: Rc<Outside>, _part: u64) {
     let random = outside.random("news", 0);
     while !outside.stop.get() || outside.news.borrow().hearers > 0 {
-        let number = outside.news.borrow().next_news;
+        let number = outside.news.borrow().next_news();
         let key = format!("news-{number}");
         let publish = async || outside.client.publish(NEWS, &number).dedupe(&key).await;
         until_ok(publish).await;
-        outside.news.borrow_mut().next_news += 1;
+        let now = SystemClock.now();
+        outside.news.borrow_mut().published.push(now);
         // As somebody does who did not get the answer.
         if until_ok(publish).await != PublishedEvent::Duplicate {
             outside.broken("events_twice", format!("news {number} was published twice"));
@@ -112,14 +134,19 @@ pub(super) async fn drive_hearers(outside: Rc<Outside>, part: u64) {
     while !outside.stop.get() {
         let n = outside.number();
         outside.news.borrow_mut().hearers += 1;
-        let before = outside.news.borrow().next_news;
+        let before = outside.news.borrow().next_news();
         let run = outside.start(hears, "hears", n, n).await;
-        let after = outside.news.borrow().next_news;
+        let after = outside.news.borrow().next_news();
         let heard = outside.result(&run).await;
         outside.news.borrow_mut().hearers -= 1;
         if let Some(heard) = heard {
             outside.count("events", heard.len() as u64);
-            expect_heard(&outside, n, &heard, before, after);
+            let created = ask(async || run.info().await).await.map(|it| it.created_at);
+            let from = match &created {
+                Ok(created) => outside.news.borrow().first_for(*created, before),
+                Err(_) => before,
+            };
+            expect_heard(&outside, n, &heard, from, after);
         }
         pause(&random, 0, 50).await;
     }
@@ -202,6 +229,19 @@ mod tests {
         assert_eq!(heard(&[7, 8, 9, 10, 11, 12]), (1, 0));
         assert_eq!(heard(&[4, 5, 5, 6, 7, 8]), (0, 1));
         assert_eq!(heard(&[3, 4, 5, 6, 7, 8]), (0, 1));
+    }
+
+    #[test]
+    fn news_of_the_millisecond_in_which_a_run_was_created_may_be_heard() {
+        let at = |ms: &[i64]| Known {
+            published: ms.iter().copied().map(Timestamp::from_millis).collect(),
+            ..Known::default()
+        };
+        let created = Timestamp::from_millis(30);
+        assert_eq!(at(&[10, 20, 29]).first_for(created, 3), 3);
+        assert_eq!(at(&[10, 20, 30]).first_for(created, 3), 2);
+        // What was published later is no reason for earlier news.
+        assert_eq!(at(&[10, 20, 29, 31]).first_for(created, 3), 3);
     }
 
     #[test]

@@ -33,14 +33,14 @@ pub(super) fn register(builder: EngineBuilder) -> EngineBuilder {
 pub(crate) async fn visits(ctx: Ctx, n: u64) -> Result<()> {
     let trace = Trace::new(&ctx);
     for turn in 0..VISITS {
-        let (key, seen) = ((n + turn) % 2, trace.seen());
+        let (key, made) = ((n + turn) % 2, trace.made());
         let body = async |step: Step| {
             let _visit = Visit::new(&step, key)?;
-            work(&step, &seen, Kind::Firm).await
+            work(&step, &made, Kind::Firm).await
         };
         trace.take(ctx.step_with("visit", body).limit_key(DESK, key).await?);
     }
-    Ok(())
+    trace.end(&ctx)
 }
 
 /// Somebody who is in, and leaves however the body ends.

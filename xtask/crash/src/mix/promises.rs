@@ -53,6 +53,7 @@ pub(crate) async fn hopes(ctx: Ctx, _n: u64) -> Result<Vec<Word>> {
         words.push(word);
         trace.run(&ctx, "work").await?;
     }
+    trace.end(&ctx)?;
     Ok(words)
 }
 

@@ -103,6 +103,7 @@ pub(crate) async fn delegates(ctx: Ctx, n: u64) -> Result<Vec<Given>> {
         trace.note(&ctx, "told", note).await?;
         told.push(given);
     }
+    trace.end(&ctx)?;
     Ok(told)
 }
 

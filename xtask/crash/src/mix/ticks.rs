@@ -37,7 +37,7 @@ pub(crate) async fn tick(ctx: Ctx, schedule: String) -> Result<()> {
     let trace = Trace::new(&ctx);
     trace.note(&ctx, "tick", note).await?;
     trace.run(&ctx, "tock").await?;
-    Ok(())
+    trace.end(&ctx)
 }
 
 pub(super) async fn drive(outside: Rc<Outside>, n: u64) {
