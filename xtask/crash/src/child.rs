@@ -2,7 +2,12 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use everstep::{Client, Clock, Engine, Sabotage, SystemClock, prelude::*, store::PostgresStore};
+use everstep::{
+    Client, Clock, Engine, Sabotage,
+    prelude::*,
+    store::{PostgresStore, SqliteStore, Store},
+    testing::ShiftedClock,
+};
 
 use crate::{
     Problem,
@@ -116,7 +121,11 @@ fn is_url(place: &str) -> bool {
 }
 
 async fn work(given: &Given) -> Result<(), Problem> {
-    let client = Client::open(&given.place).await?.codec(Xor);
+    let store: Arc<dyn Store> = match is_url(&given.place) {
+        true => Arc::new(PostgresStore::open(&given.place)?),
+        false => Arc::new(SqliteStore::open(&given.place)?),
+    };
+    let client = Client::on_clock(store, clock(given), given.broken)?.codec(Xor);
     let _worker = tasks::work(&client, &given.bodies)?;
     follow_orders(given, &client).await
 }
@@ -159,27 +168,8 @@ async fn run_engine(given: &Given) -> Result<(), Problem> {
 
 /// The clock of this process, wrong by what the parent says.
 fn clock(given: &Given) -> Arc<dyn Clock> {
-    let clock = OrderedClock(Arc::default());
-    let (file, ahead) = (given.orders.clock_file(std::process::id()), clock.0.clone());
-    // A thread of its own: it must not wait for what the process is busy with.
-    std::thread::spawn(move || {
-        loop {
-            let text = std::fs::read_to_string(&file).unwrap_or_default();
-            let ms = text.trim().parse().unwrap_or(0);
-            ahead.store(ms, std::sync::atomic::Ordering::Release);
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    });
-    Arc::new(clock)
-}
-
-struct OrderedClock(Arc<std::sync::atomic::AtomicI64>);
-
-impl Clock for OrderedClock {
-    fn now(&self) -> Timestamp {
-        let ahead = self.0.load(std::sync::atomic::Ordering::Acquire);
-        Timestamp::from_millis(SystemClock.now().as_millis() + ahead)
-    }
+    let file = given.orders.clock_file(std::process::id());
+    Arc::new(ShiftedClock::by_file(file))
 }
 
 /// The key of a nap that a process was told to start.

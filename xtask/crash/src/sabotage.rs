@@ -12,10 +12,26 @@ pub(crate) struct Known {
     pub(crate) found_by: Scenario,
 }
 
-pub(crate) const ALL: [Known; 3] = [
+pub(crate) const ALL: [Known; 7] = [
     known("no-barrier", Sabotage::NoBarrier, Scenario::LostPrice),
     known("no-fence", Sabotage::NoFence, Scenario::StopInBody),
     known("double-consume", Sabotage::DoubleConsume, Scenario::Letters),
+    known(
+        "foreign-epoch",
+        Sabotage::ForeignEpoch,
+        Scenario::StopInCode,
+    ),
+    known(
+        "barrier-at-making",
+        Sabotage::BarrierAtMaking,
+        Scenario::LostPrice,
+    ),
+    known(
+        "give-place-away",
+        Sabotage::GivePlaceAway,
+        Scenario::PauseInLine,
+    ),
+    known("believe-clock", Sabotage::BelieveClock, Scenario::Glimpse),
 ];
 
 const fn known(name: &'static str, sabotage: Sabotage, found_by: Scenario) -> Known {

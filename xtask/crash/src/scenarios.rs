@@ -457,7 +457,7 @@ impl Cluster<'_, '_> {
         for run in runs {
             let handle: RunHandle<()> = self.client.run(*run);
             let done = mix::ask(async || match pause {
-                true => handle.pause().await,
+                true => handle.pause().await.map(drop),
                 false => handle.resume().await,
             });
             match done.await {

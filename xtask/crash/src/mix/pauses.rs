@@ -43,7 +43,7 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
 /// Pauses or resumes a run; whether it was one that could be.
 async fn control(outside: &Outside, run: &RunHandle<()>, paused: bool) -> bool {
     let done = ask(async || match paused {
-        true => run.pause().await,
+        true => run.pause().await.map(drop),
         false => run.resume().await,
     });
     match done.await {
