@@ -181,14 +181,7 @@ impl Hub {
 
     /// The run has ended, durably.
     pub(crate) fn ended(&self, run: RunNo, finished: impl FnOnce() -> Finished) {
-        self.followers.notify(run);
-        let waiters = self.ends(run).remove(&run);
-        if let Some(awaited) = waiters {
-            let finished = finished();
-            for waiter in awaited.waiters {
-                _ = waiter.send(Ok(finished.clone()));
-            }
-        }
+        self.ended_elsewhere(run, finished);
         let mut answers = self.answers();
         if answers.is_empty() {
             return;
@@ -201,6 +194,19 @@ impl Hub {
         for request in unanswered {
             if let Some(asked) = answers.remove(&request) {
                 _ = asked.waiter.send(Ok(Answer::RunEnded));
+            }
+        }
+    }
+
+    /// The store was asked, and the run has ended. Requests to the run are not answered by that: one
+    /// that is just being delivered may have its reply in the store, and was not asked for yet.
+    pub(crate) fn ended_elsewhere(&self, run: RunNo, finished: impl FnOnce() -> Finished) {
+        self.followers.notify(run);
+        let waiters = self.ends(run).remove(&run);
+        if let Some(awaited) = waiters {
+            let finished = finished();
+            for waiter in awaited.waiters {
+                _ = waiter.send(Ok(finished.clone()));
             }
         }
     }
@@ -263,5 +269,27 @@ impl Hub {
         for asked in std::mem::take(&mut *self.answers()).into_values() {
             _ = asked.waiter.send(Err(error.clone()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{run_id::RunIds, time::Timestamp};
+
+    /// A request was delivered, answered and its run had ended before its sender was told that it was
+    /// delivered. The poll of the store found the end, had not asked for the answer, and the sender was
+    /// told that there is no reply.
+    #[test]
+    fn an_end_that_the_store_was_asked_for_answers_no_request_that_is_being_delivered() {
+        let hub = Hub::default();
+        let run = RunIds::new(1).next(Timestamp::from_millis(1_800_000_000_000));
+        let request = Uuid::from_u128(1);
+        let mut answer = hub.await_answer(run, request);
+        hub.ended_elsewhere(run.no(), || unreachable!("nobody waits for the end"));
+        assert!(answer.try_recv().is_err());
+        hub.answered(request, Answer::Reply(vec![7]));
+        let reply = answer.try_recv().expect("it is answered");
+        assert_eq!(reply.expect("a reply"), Answer::Reply(vec![7]));
     }
 }

@@ -191,7 +191,7 @@ fn ask(shared: &Shared, questions: &Questions) -> (bool, Result<(), StoreError>)
             for (run, finished) in ends {
                 answered = true;
                 match finished {
-                    Some(finished) => shared.hub.ended(run, || finished),
+                    Some(finished) => shared.hub.ended_elsewhere(run, || finished),
                     None => {
                         shared.hub.gone(run);
                         // Who follows it finds that out by reading.
