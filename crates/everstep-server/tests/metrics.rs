@@ -23,7 +23,7 @@ use http_body_util::BodyExt;
 use tower::ServiceExt;
 
 /// With everything that has to be escaped.
-const ODD_NAME: &str = "odd \"one\" \\ two\n";
+const ODD_NAME: &str = "odd \"one\" \\ two";
 const ODD: Workflow<u32, u32> = Workflow::new(ODD_NAME);
 
 #[workflow]
