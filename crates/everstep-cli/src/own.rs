@@ -94,15 +94,19 @@ pub(crate) async fn worker(mut engine: EngineBuilder, said: Worker) -> Outcome {
     }
     let engine = engine.start().await?;
     let client = engine.client();
-    output::note(&format!(
+    let begun = format!(
         "working on {}: {}; Ctrl-C ends it in good order",
         client.store_name(),
         engine.recovery()
-    ));
+    );
     let Some(address) = said.listen else {
-        engine.shutdown_on_signal().await.map_err(Trouble::of)?;
+        // A signal that comes right after the note ends it in good order, too.
+        let ending = engine.shutdown_on_signal();
+        output::note(&begun);
+        ending.await.map_err(Trouble::of)?;
         return Ok(Exit::Done);
     };
+    output::note(&begun);
     let tokens = said.tokens.as_deref();
     let server = serve::server(client, tokens, said.host, said.redact).await;
     let served = match server.and_then(|server| said.limits.apply(server)) {

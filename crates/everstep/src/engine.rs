@@ -399,22 +399,30 @@ impl Engine {
     /// new work, bodies up to `shutdown_limit`, then the shards are free for others at once.
     ///
     /// A second signal ends it without waiting: bodies in flight are dropped, nothing is lost, and
-    /// others take over when the lease ends.
+    /// others take over when the lease ends. Signals are listened to from the call on, before the
+    /// future is polled.
     ///
     /// # Errors
     ///
     /// If the signals cannot be listened to.
-    pub async fn shutdown_on_signal(self) -> std::io::Result<()> {
-        shutdown_signal().await?;
-        tracing::info!("the engine shuts down; a second signal ends it without waiting");
-        tokio::select! {
-            () = self.shutdown() => {}
-            again = shutdown_signal() => {
-                tracing::warn!("the engine ends without waiting for its bodies");
-                again?;
+    ///
+    /// # Panics
+    ///
+    /// If it is called outside of a tokio runtime.
+    pub fn shutdown_on_signal(self) -> impl Future<Output = std::io::Result<()>> + Send {
+        let signal = shutdown_signal();
+        async move {
+            signal.await?;
+            tracing::info!("the engine shuts down; a second signal ends it without waiting");
+            tokio::select! {
+                () = self.shutdown() => {}
+                again = shutdown_signal() => {
+                    tracing::warn!("the engine ends without waiting for its bodies");
+                    again?;
+                }
             }
+            Ok(())
         }
-        Ok(())
     }
 
     /// Tells all threads to end.
@@ -513,20 +521,29 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// # Errors
 ///
 /// If the signals cannot be listened to.
-pub async fn shutdown_signal() -> std::io::Result<()> {
-    #[cfg(unix)]
-    {
-        let kind = tokio::signal::unix::SignalKind::terminate();
-        let mut terminate = tokio::signal::unix::signal(kind)?;
+#[cfg(unix)]
+pub fn shutdown_signal() -> impl Future<Output = std::io::Result<()>> + Send {
+    use tokio::signal::unix::{SignalKind, signal};
+    let listened = signal(SignalKind::terminate())
+        .and_then(|terminate| Ok((terminate, signal(SignalKind::interrupt())?)));
+    async move {
+        let (mut terminate, mut interrupt) = listened?;
         tokio::select! {
-            _ = terminate.recv() => Ok(()),
-            interrupted = tokio::signal::ctrl_c() => interrupted,
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
         }
+        Ok(())
     }
-    #[cfg(not(unix))]
-    {
-        tokio::signal::ctrl_c().await
-    }
+}
+
+/// Waits for Ctrl-C.
+///
+/// # Errors
+///
+/// If the signal cannot be listened to.
+#[cfg(not(unix))]
+pub async fn shutdown_signal() -> std::io::Result<()> {
+    tokio::signal::ctrl_c().await
 }
 
 impl EngineBuilder {
