@@ -181,6 +181,7 @@ pub(crate) fn nap_key(process: u32, n: u64) -> String {
 async fn follow_orders(given: &Given, client: &Client) -> Result<(), Problem> {
     let (process, mut started) = (std::process::id(), 0);
     let parent = std::os::unix::process::parent_id();
+    given.orders.say_up(process)?;
     loop {
         if std::os::unix::process::parent_id() != parent {
             std::process::exit(1);

@@ -81,6 +81,21 @@ impl Orders {
         self.replace(&self.clock_file(process), &ahead.as_millis().to_string())
     }
 
+    fn up_file(&self, process: u32) -> PathBuf {
+        self.0.join(format!("up-{process}"))
+    }
+
+    /// Says that the engine or the client of this process has started.
+    pub(crate) fn say_up(&self, process: u32) -> io::Result<()> {
+        self.replace(&self.up_file(process), "up")
+    }
+
+    /// Whether the engine or the client of a process has started. A clock that is wrong before that is
+    /// the only one that the process knows.
+    pub(crate) fn is_up(&self, process: u32) -> bool {
+        self.up_file(process).exists()
+    }
+
     fn starts_file(&self, process: u32) -> PathBuf {
         self.0.join(format!("start-{process}"))
     }

@@ -476,6 +476,13 @@ impl Cluster<'_, '_> {
         let Some(process) = self.runners().get(&slot).map(Runner::process) else {
             return Ok(());
         };
+        let limit = Instant::now() + MOMENT_LIMIT;
+        while !self.test.orders.is_up(process) {
+            if Instant::now() > limit {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         self.test.orders.set_clock(process, AHEAD)?;
         tokio::time::sleep(GLIMPSE).await;
         self.test.orders.set_clock(process, Duration::ZERO)?;
