@@ -174,9 +174,9 @@ impl Emitter {
             by: EmittedBy {
                 step: key.to_vec(),
                 attempt,
-                // No two owners have one epoch, and no two runs in the memory of one the same number.
-                // They do not rise: a shard may go to a runner that has registered before.
-                life: epoch << 32 | core.root.run() & u64::from(u32::MAX),
+                // No two owners have one epoch, and a process gives no number twice. They do not rise: a
+                // shard may go to a runner that has registered before.
+                life: epoch << 32 | u64::from(core.life()),
             },
         }
     }

@@ -15,7 +15,7 @@ use std::{
     rc::Rc,
     sync::{
         Arc, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     task::Waker,
     time::Duration,
@@ -208,6 +208,8 @@ pub(crate) struct Core {
     pub(crate) telemetry: OnceCell<RunTelemetry>,
     /// The operation whose body is being polled.
     pub(crate) polled_body: Cell<Option<OpId>>,
+    /// The number of its life, once a body was given the right to emit: see [`Core::life`].
+    pub(crate) life: Cell<Option<u32>>,
 }
 
 /// An open operation.
@@ -1102,6 +1104,16 @@ impl Core {
         st.arm(until, id, Timer::BodyTimeout);
     }
 
+    /// The number that tells the items of a body from those of the same attempt in another life. A run
+    /// has one for each stay in memory, and another after a body was abandoned.
+    pub(crate) fn life(&self) -> u32 {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let life = self.life.get();
+        let life = life.unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed));
+        self.life.set(Some(life));
+        life
+    }
+
     /// A body was dropped before its end, or has given up: the attempt is made again.
     pub(crate) fn abandon_body(&self, id: OpId) {
         let mut st = self.state.borrow_mut();
@@ -1111,6 +1123,9 @@ impl Core {
         };
         op.token = None;
         st.bodies -= 1;
+        // The attempt has the same number again, and readers must tell what it emits from what this
+        // body has emitted.
+        self.life.set(None);
         // The shutdown tells bodies before the engine thread hears of it: the next attempt is for the
         // next owner.
         st.draining |= self.env.is_leaving();

@@ -199,6 +199,7 @@ impl Run {
             state: std::cell::RefCell::new(st),
             telemetry: std::cell::OnceCell::new(),
             polled_body: std::cell::Cell::new(None),
+            life: std::cell::Cell::new(None),
         });
         core.deliver(seed.inbox);
         core.state.borrow_mut().inbox.set_seen(seed.inbox_seq);

@@ -130,6 +130,12 @@ impl Bench {
         task.expect("it is in memory").run.bodies()
     }
 
+    /// The life under which its bodies emit.
+    fn life(&self, slot: u32) -> u32 {
+        let task = self.worker.tasks[slot as usize].as_ref();
+        task.expect("it is in memory").run.core.life()
+    }
+
     /// The lease is over now, and nobody was told.
     fn end_lease(&self, fence: Fence) {
         self.shared.prolong(fence, Instant::now());
@@ -154,6 +160,8 @@ fn an_async_body_is_dropped_when_its_lease_ends_and_starts_again_when_it_is_rene
         async move { ctx.step("body", async || body.clone().waits().await).await }
     });
     assert_eq!((count(&traces.began), bench.bodies(slot)), (1, 1));
+    let life = bench.life(slot);
+    assert_eq!(bench.life(slot), life);
     bench.end_lease(fence);
     Ending::default().look(&bench.shared);
     bench.handle_all();
@@ -161,6 +169,8 @@ fn an_async_body_is_dropped_when_its_lease_ends_and_starts_again_when_it_is_rene
     assert_eq!(count(&traces.began), 1, "no body starts without a lease");
     bench.renew(fence);
     assert_eq!((count(&traces.began), bench.bodies(slot)), (2, 1));
+    // The attempt is the same: readers of its stream see by the life that the first was abandoned.
+    assert_ne!(bench.life(slot), life);
 }
 
 /// A process that was stopped past its lease: its engine thread polls before anything else.
