@@ -273,6 +273,10 @@ fn a_blocking_body_is_told_that_its_lease_ends_and_its_result_is_discarded() {
             ctx.blocking("body", blocks).await
         }
     });
+    // A body whose lease ends before its thread has begun is refused.
+    while count(&traces.began) == 0 {
+        std::thread::yield_now();
+    }
     bench.end_lease(fence);
     Ending::default().look(&bench.shared);
     bench.handle_all();
