@@ -2,7 +2,7 @@
 //!
 //! Always true:
 //! - Every write is made in a transaction that took the write lock first.
-//! - Nothing is written into a file that is no longer at its path ([`super::place`]).
+//! - Nothing is written into a file that is no longer at its path ([`place`](mod@super::place)).
 //! - What is remembered of rows is what is in the file: it is forgotten when another process has
 //!   written (`PRAGMA data_version`), and when a transaction did not succeed.
 
