@@ -125,6 +125,7 @@ impl Leaving {
             Event::Release(Release {
                 shards,
                 number,
+                epoch: fence.epoch,
                 forced,
                 told: self.told.clone(),
             })

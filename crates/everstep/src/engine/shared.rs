@@ -354,11 +354,15 @@ impl Shared {
         self.threads.iter().for_each(|it| it.bodies.tell());
     }
 
-    /// Ends all bodies in flight, whatever the engine threads do: tasks are aborted here, everything
-    /// else is dropped when its engine thread handles the event.
+    /// Ends the bodies in flight whose lease is over or about to end, whatever the engine threads do:
+    /// tasks are aborted here, everything else is dropped when its engine thread handles the event.
+    ///
+    /// The lease may have been renewed, or another begun, since the caller looked: the bodies of a
+    /// lease that lasts go on.
     pub(crate) fn stop_bodies(&self) {
         for thread in &self.threads {
-            thread.bodies.stop();
+            let is_over = |epoch| !self.lets_bodies_run(epoch);
+            thread.bodies.stop_where(is_over);
             thread.push(Event::StopBodies);
         }
     }
@@ -372,9 +376,11 @@ impl Shared {
         self.lease_epoch.load(Ordering::Acquire)
     }
 
-    /// Whether what was begun under the lease with this epoch is current.
+    /// Whether what was begun under the lease with this epoch is current. What was begun without a
+    /// lease never is.
     pub(crate) fn is_current(&self, epoch: u64) -> bool {
-        epoch == self.epoch() || self.settings.sabotage == Some(Sabotage::NoFence)
+        let is_own = epoch != NO_LEASE && epoch == self.epoch();
+        is_own || self.settings.sabotage == Some(Sabotage::NoFence)
     }
 
     pub(crate) fn fence(&self) -> Option<Fence> {
@@ -466,10 +472,11 @@ impl Shared {
         self.drop_lost_runs();
     }
 
-    /// Has the runs dropped that were read under a lease which is over.
+    /// Has the runs dropped that were read under a lease which is over. Another may have begun.
     pub(crate) fn drop_lost_runs(&self) {
         for thread in &self.threads {
-            thread.bodies.stop();
+            let is_lost = |epoch| !self.is_current(epoch);
+            thread.bodies.stop_where(is_lost);
             thread.push(Event::Lost);
         }
     }
@@ -477,7 +484,7 @@ impl Shared {
     /// Has everything in memory dropped.
     pub(crate) fn drop_runs(&self) {
         for thread in &self.threads {
-            thread.bodies.stop();
+            thread.bodies.stop_where(|_| true);
             thread.push(Event::Forget);
         }
     }
@@ -651,6 +658,7 @@ mod tests {
         shared.lose_if(old);
         assert!(shared.owned().is_empty() && !shared.lease_lasts());
         assert_eq!((shared.fence(), shared.epoch()), (None, NO_LEASE));
+        assert!(!shared.is_current(NO_LEASE));
         // A balance that was under way.
         assert!(!shared.set_owned_if(old, &all));
         assert!(shared.owned().is_empty());
