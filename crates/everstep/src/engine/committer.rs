@@ -19,6 +19,7 @@ use crate::{
     commit::{Applied, Batch, Commit, Fence, Outcome, QueueWrite, Refusal, Settlement, Write},
     run_id::RunNo,
     store::{Reaction, StoreError},
+    time::Uptime,
 };
 
 /// A write, and who wants to know what became of it.
@@ -498,8 +499,8 @@ pub(crate) fn lease_margin(lease: Duration) -> Duration {
 }
 
 /// Whether the lease lasts long enough for one more batch.
-pub(crate) fn lease_holds(valid_until: Instant, lease: Duration) -> bool {
-    Instant::now() + lease_margin(lease) < valid_until
+pub(crate) fn lease_holds(valid_until: Uptime, lease: Duration) -> bool {
+    Uptime::now() + lease_margin(lease) < valid_until
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::{
         shared::NO_LEASE,
     },
     store::Store,
+    time::Uptime,
 };
 
 struct Bench {
@@ -651,7 +652,7 @@ fn a_blocking_body_that_waited_for_a_thread_starts_only_under_the_lease_of_its_r
         if is_lost {
             scene.lose_and_register();
         } else {
-            bench.shared.prolong(old, Instant::now());
+            bench.shared.prolong(old, Uptime::now());
         }
         go.send(()).expect("the first one waits");
         _ = bench.runtime.block_on(first);
@@ -669,7 +670,7 @@ fn a_blocking_body_that_waited_for_a_thread_starts_only_under_the_lease_of_its_r
         // The heartbeat was only late: the same body starts as soon as the lease lasts again.
         bench
             .shared
-            .prolong(old, Instant::now() + bench.shared.settings.lease);
+            .prolong(old, Uptime::now() + bench.shared.settings.lease);
         bench.worker.start_stalled();
         bench.worker.drive(slot);
         bench.let_blocking_bodies_run();

@@ -138,13 +138,13 @@ impl Bench {
 
     /// The lease is over now, and nobody was told.
     fn end_lease(&self, fence: Fence) {
-        self.shared.prolong(fence, Instant::now());
+        self.shared.prolong(fence, Uptime::now());
         assert!(!self.shared.lease_lasts());
     }
 
     /// The lease lasts again.
     fn renew(&mut self, fence: Fence) {
-        let until = Instant::now() + self.shared.settings.lease;
+        let until = Uptime::now() + self.shared.settings.lease;
         self.shared.prolong(fence, until);
         self.worker.start_stalled();
         self.handle_all();
@@ -356,7 +356,7 @@ fn bodies_are_told_a_grace_before_they_must_stop_and_giving_up_is_no_attempt() {
         let mut ending = Ending::default();
         // Not yet.
         let margin = bench.shared.settings.lease_margin();
-        let in_time = |left: Duration| Instant::now() + margin + left;
+        let in_time = |left: Duration| Uptime::now() + margin + left;
         bench.shared.prolong(fence, in_time(GRACE * 2));
         assert!(ending.look(&bench.shared) <= GRACE);
         bench.run_tasks();
