@@ -464,6 +464,14 @@ pub trait Store: Send + Sync + 'static {
     /// be lost. Also reaches other engines of this process that have the same store open.
     fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]);
 
+    /// Calls `then` once the hints of all earlier calls of [`wake_others`](Store::wake_others) were
+    /// sent or given up: a process that ends after that takes no hint along. At once by default, for
+    /// stores whose `wake_others` sends before it returns. A store that sends later calls `then`
+    /// within about a second, whatever the network does.
+    fn after_wakes(&self, then: Box<dyn FnOnce() + Send>) {
+        then();
+    }
+
     /// From now on calls `wake` with the runs that others have named in
     /// [`wake_others`](Store::wake_others), until the returned guard is dropped. The address at
     /// which this runner is reached goes into its row. `wake` gets an empty list for "something

@@ -1262,6 +1262,10 @@ impl Store for PostgresStore {
         self.wakes.send(me, runs);
     }
 
+    fn after_wakes(&self, then: Box<dyn FnOnce() + Send>) {
+        self.wakes.after(then);
+    }
+
     fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {
         let listening = self.wakes.listen(me, wake);
         let listening = listening.map_err(|trouble| self.error(trouble))?;
