@@ -140,6 +140,16 @@ pub(crate) fn url_of(place: &std::path::Path) -> Result<Option<&str>, StoreError
                 .to_owned(),
         ));
     }
+    let has_password = text
+        .split_once('@')
+        .is_some_and(|(before, _)| before.contains(':'));
+    if has_password && !text.starts_with('.') && !place.is_absolute() {
+        return Err(refused(
+            "it has a user and a password, and is not written as a URL; write \
+             `postgres://user@host/database`, or give the path of a SQLite file as `./..`"
+                .to_owned(),
+        ));
+    }
     Ok(None)
 }
 
