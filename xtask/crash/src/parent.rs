@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    io::Write,
     path::PathBuf,
     process::{Child, Command, Stdio},
     rc::Rc,
@@ -201,21 +202,18 @@ impl Test<'_> {
 
     /// Starts a child on a file or a URL.
     pub(crate) fn start_child(&self, place: &str, role: Role) -> Result<Running, Problem> {
-        let log = std::fs::OpenOptions::new()
+        let mut log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(self.directory.join("child.log"))?;
+        let arguments = child::arguments(&self.directory, place, role, self.options.sabotage);
         let child = Command::new(std::env::current_exe()?)
-            .args(child::arguments(
-                &self.directory,
-                place,
-                role,
-                self.options.sabotage,
-            ))
+            .args(&arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log)
+            .stderr(log.try_clone()?)
             .spawn()?;
+        writeln!(log, "process {}: {}", child.id(), arguments.join(" "))?;
         Ok(Running(child))
     }
 
