@@ -485,7 +485,7 @@ impl Cluster<'_, '_> {
             self.test.orders.set_clock(process, AHEAD)?;
         }
         tokio::time::sleep(GLIMPSE / 2).await;
-        let early = self.start_naps_in(processes, 1).await?;
+        let early = self.start_naps_in(processes, 2).await?;
         tokio::time::sleep(GLIMPSE / 2).await;
         for process in processes {
             self.test.orders.set_clock(process, Duration::ZERO)?;
