@@ -27,6 +27,7 @@ mod fuzz_api;
 mod model;
 mod points;
 mod programs;
+mod source;
 mod stores;
 mod test;
 
