@@ -2,7 +2,8 @@
 //! which.
 //!
 //! Test code is an item under a `#[cfg(..)]` that cannot hold without `test`, a `#[test]` function,
-//! and a file that only such items declare.
+//! and a file that only such items declare. [`crate::architecture`] and [`crate::house`] share this
+//! reading, so that the layers that one checks are those that the other counts.
 
 use std::{
     collections::BTreeSet,
@@ -25,12 +26,13 @@ pub(crate) struct File {
     /// Its modules from the root of its crate; empty for `lib.rs` and `main.rs`.
     pub(crate) module: Vec<String>,
     pub(crate) tokens: Vec<Token>,
+    pub(crate) text: String,
     /// Whether nothing but test code declares it.
     pub(crate) test: bool,
 }
 
 impl File {
-    fn new(path: String, text: &str) -> File {
+    pub(crate) fn new(path: &str, text: &str) -> File {
         let mut tokens = lexer::tokens(text);
         let test = mark_tests(&mut tokens);
         let mut module: Vec<String> = path
@@ -45,9 +47,10 @@ impl File {
             module.pop();
         }
         File {
-            path,
+            path: path.to_owned(),
             module,
             tokens,
+            text: text.to_owned(),
             test,
         }
     }
@@ -67,16 +70,20 @@ impl File {
     }
 }
 
-/// Reads all files below the folder of a crate's sources. The order is that of their paths.
+/// Reads all files below the folder of a crate's sources, in the order of their paths; none if there
+/// is no such folder.
 pub(crate) fn read(folder: &Path) -> Result<Vec<File>, Failure> {
     let mut paths = Vec::new();
-    rust_files(folder, &mut paths)?;
+    if folder.is_dir() {
+        rust_files(folder, &mut paths)?;
+    }
     paths.sort();
     let mut files = Vec::new();
     for path in paths {
         let text = fs::read_to_string(&path).map_err(|error| failed(&path, &error))?;
         let below = path.strip_prefix(folder).unwrap_or(&path);
-        files.push(File::new(below.to_string_lossy().replace('\\', "/"), &text));
+        let below = below.to_string_lossy().replace('\\', "/");
+        files.push(File::new(&below, &text));
     }
     mark_test_files(&mut files);
     Ok(files)
@@ -330,7 +337,7 @@ mod tests {
 
     /// The words of a file that are not test code.
     fn words(text: &str) -> String {
-        let file = File::new("a.rs".into(), text);
+        let file = File::new("a.rs", text);
         let words = file.code();
         let words = words.iter().filter(|token| token.kind == Kind::Word);
         words
@@ -360,7 +367,7 @@ mod tests {
     #[test]
     fn docs_and_attributes_of_a_test_item_are_part_of_it() {
         let file = File::new(
-            "a.rs".into(),
+            "a.rs",
             "/// A.\n#[allow(x)]\n#[cfg(test)]\n// b\nfn a() {}\nb",
         );
         let code: Vec<usize> = file
@@ -421,7 +428,7 @@ mod tests {
             ("b/e.rs", ""),
             ("nobody.rs", ""),
         ]
-        .map(|(path, text)| File::new(path.into(), text));
+        .map(|(path, text)| File::new(path, text));
         mark_test_files(&mut files);
         let tests: Vec<&str> = files
             .iter()

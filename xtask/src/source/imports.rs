@@ -71,6 +71,17 @@ pub(crate) fn imports(files: &[File]) -> Vec<Import> {
     imports
 }
 
+/// The imports as a graph, with every module in it.
+pub(crate) fn graph(modules: BTreeSet<String>, imports: &[Import]) -> Graph {
+    let alone = modules.into_iter().map(|name| (name, BTreeSet::new()));
+    let mut graph: Graph = alone.collect();
+    for import in imports {
+        let imported = graph.entry(import.from.clone()).or_default();
+        imported.insert(import.to.clone());
+    }
+    graph
+}
+
 /// The largest set of modules of which each imports each, directly or through others. A single
 /// module is no cycle, so it has two members at least or none.
 pub(crate) fn largest_cycle(graph: &Graph) -> BTreeSet<String> {
@@ -178,15 +189,11 @@ pub(crate) struct Export {
     pub(crate) path: Vec<String>,
 }
 
-/// The public names at the root of a crate: re-exports, items, and exported macros.
+/// The public names at the root of a crate: re-exports and items, but for modules and macros.
 pub(crate) fn exports(root: &File) -> Vec<Export> {
     let tokens = root.code();
     let modules = modules_at(&root.module, &tokens);
     let mut exports = Vec::new();
-    let item = |name: &Token| Export {
-        name: name.text.clone(),
-        path: Vec::new(),
-    };
     let mut depth = 0;
     for (at, token) in tokens.iter().enumerate() {
         if token.is("{") {
@@ -200,29 +207,20 @@ pub(crate) fn exports(root: &File) -> Vec<Export> {
         if depth > 0 || !modules[at].is_empty() {
             continue;
         }
-        if token.is("macro_export") {
-            let rules = tokens[at..]
-                .windows(3)
-                .find(|next| next[0].is("macro_rules"));
-            exports.extend(rules.map(|next| item(next[2])));
-        } else if token.is("pub") && keyword.is("use") {
+        if token.is("pub") && keyword.is("use") {
             re_exports(&tokens, at + 2, &mut Vec::new(), &mut exports);
-        } else if token.is("pub") && !keyword.is("(") {
-            let names = tokens[at + 1..].windows(2);
-            let mut items = names.filter(|next| ITEMS.iter().any(|word| next[0].is(word)));
-            exports.extend(items.next().map(|next| match next[1].is("fn") {
-                true => item(tokens[at + 3]),
-                false => item(next[1]),
+        } else if token.is("pub") && !keyword.is("(") && !keyword.is("mod") {
+            // The name is the last of the words: `pub const fn name(`, `pub struct Name {`.
+            let words = tokens[at + 1..].iter();
+            let words = words.take_while(|token| token.kind == Kind::Word);
+            exports.extend(words.last().map(|name| Export {
+                name: name.text.clone(),
+                path: Vec::new(),
             }));
         }
     }
     exports
 }
-
-/// The keywords before the name of an item.
-const ITEMS: &[&str] = &[
-    "const", "enum", "fn", "mod", "static", "struct", "trait", "type", "union",
-];
 
 /// Reads one tree of a `pub use` from this index on, and gives the index behind it.
 fn re_exports(
@@ -273,9 +271,7 @@ mod tests {
 
     fn files(files: &[(&str, &str)]) -> Vec<File> {
         let files = files.iter();
-        files
-            .map(|(path, text)| File::new((*path).to_owned(), text))
-            .collect()
+        files.map(|(path, text)| File::new(path, text)).collect()
     }
 
     /// The imports of module `a` whose file has this text.
@@ -343,7 +339,7 @@ mod tests {
         let exports = exports(&files(&[("lib.rs", text)])[0]);
         let mut names: Vec<String> = exports.into_iter().map(|export| export.name).collect();
         names.sort();
-        assert_eq!(names, ["B", "E", "I", "L", "b", "c", "g", "h", "j"]);
+        assert_eq!(names, ["B", "E", "I", "L", "c", "g", "h"]);
     }
 
     #[test]

@@ -35,6 +35,11 @@ impl Token {
         matches!(self.kind, Kind::Word | Kind::Mark) && self.text == text
     }
 
+    /// The line of its last character.
+    pub(crate) fn last_line(&self) -> usize {
+        self.line + self.text.matches('\n').count()
+    }
+
     /// Whether it is more than a comment.
     pub(crate) fn is_code(&self) -> bool {
         !matches!(self.kind, Kind::Docs | Kind::Comment)
@@ -251,10 +256,10 @@ mod tests {
 
     #[test]
     fn tokens_know_their_lines() {
-        let lines: Vec<usize> = tokens("a\n\"b\nc\" d\n/* e\n */ f")
+        let lines: Vec<(usize, usize)> = tokens("a\n\"b\nc\" d\n/* e\n */ f")
             .iter()
-            .map(|token| token.line)
+            .map(|token| (token.line, token.last_line()))
             .collect();
-        assert_eq!(lines, [1, 2, 3, 4, 5]);
+        assert_eq!(lines, [(1, 1), (2, 3), (3, 3), (4, 5), (5, 5)]);
     }
 }
