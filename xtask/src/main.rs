@@ -40,7 +40,8 @@ Commands:
                    with names, only those checks (`cargo xtask test --list` shows them)
   crash            kill a real process over and over, and check every promise; with
                    `--store postgres --processes 3`, runners on one server, and the server
-  bench            measure, against a bare loop that writes the same rows (--store postgres)
+  bench            measure, against a bare loop that writes the same rows (--store postgres);
+                   `bench --json cpu` counts per run on both stores, for comparisons
   failover         kill a primary under load, promote its standby, and check every promise
   deploy-drill     replace runners of one version by runners of the next, under load
   fuzz-api         fuzz the HTTP API on seeded data (`--seconds 120`, `--seed`)
