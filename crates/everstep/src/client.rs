@@ -29,14 +29,17 @@ use crate::{
         RunStatus, Target, Write,
     },
     ctx::send::ToTarget,
-    engine::{self, Pending, Poller, Reader, Reply, Settings, SettingsError, Shared},
+    engine::{self, Pending, Poller, Reader, Reply, Shared},
     error::Failure,
     event::IfFinished,
+    name::{NameError, check_name, check_pool},
+    pool::DEFAULT_POOL,
     run_id::RunId,
+    settings::{Sabotage, Settings, SettingsError},
     store::{Answer, Finished, RunRow, Store, StoreError},
     telemetry::{EngineMonitor, trace},
     time::{Clock, SystemClock, Timestamp},
-    workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name, check_pool},
+    workflow::{Registry, WorkflowRef},
 };
 
 mod audit;
@@ -472,7 +475,7 @@ impl Client {
     pub fn on_clock(
         store: Arc<dyn Store>,
         clock: Arc<dyn Clock>,
-        sabotage: Option<engine::Sabotage>,
+        sabotage: Option<Sabotage>,
     ) -> Result<Client, ClientError> {
         let settings = Settings {
             sabotage,

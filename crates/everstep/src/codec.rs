@@ -28,6 +28,7 @@ pub(crate) use entry::{
     decode_entry, encode_entry, encode_item_prefix, encode_receipt_prefix, encode_started_prefix,
 };
 pub(crate) use failure::{decode_failure, encode_failure};
+pub use payload::Value;
 
 /// Why stored bytes could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -16,18 +16,18 @@ use uuid::Uuid;
 use crate::{
     codec::{hook::SealError, payload},
     commit::Effect,
-    engine::{Settings, SettingsError},
     error::{Error, Failure, FailureKind, Result},
     hash::FastMap,
     history::{EntryKind, Key, keys},
+    name::check_name,
     random,
     run::{
         Halt,
         core::{Core, Op, OpId},
     },
     run_id::RunId,
+    settings::{Settings, SettingsError},
     time::Timestamp,
-    workflow::check_name,
 };
 
 pub(crate) mod attempt;

@@ -20,19 +20,20 @@ use uuid::Uuid;
 
 use crate::{
     client::{Client, ClientError, Worker},
-    codec::hook::Codec,
+    codec::{Value, hook::Codec},
     commit::Fence,
     ctx::Ctx,
     error::Result as UserResult,
+    name::{NameError, check_name, check_pool},
+    panics,
     queue::Queue,
-    run::panics,
     run_id::RunId,
+    settings::{Sabotage, Settings, SettingsError},
     store::{MemoryStore, ShardSet, Store, StoreError},
     telemetry::{EngineMetrics, EngineMonitor},
     time::{Clock, SystemClock},
     workflow::{
-        Definition, NameError, RegisterError, Registry, Value, Workflow, WorkflowFn,
-        WorkflowOptions, WorkflowRef, check_name, check_pool,
+        Definition, RegisterError, Registry, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
     },
 };
 
@@ -64,7 +65,6 @@ mod reader;
 mod retention;
 pub(crate) mod schedules;
 mod services;
-mod settings;
 mod shared;
 mod steady;
 mod streams;
@@ -86,7 +86,6 @@ pub(crate) use poller::Poller;
 pub use preflight::{Misfit, Preflight};
 pub(crate) use reader::Reader;
 pub(crate) use services::Services;
-pub use settings::{Sabotage, Settings, SettingsError};
 pub(crate) use shared::Shared;
 pub(crate) use streams::{Followed, Follower};
 pub(crate) use workers::{Spec, Station, Workers};

@@ -44,11 +44,14 @@ mod cancellation;
 mod error;
 mod hash;
 mod limit;
+mod name;
+mod panics;
 mod pool;
 mod random;
 mod retention;
 mod retry;
 mod run_id;
+mod settings;
 pub mod telemetry;
 pub mod testing;
 mod time;
@@ -71,6 +74,7 @@ pub use client::{
 };
 #[cfg(feature = "sqlite")]
 pub use client::{BackedUp, Backup, BackupError, BackupProgress, Restore, restore};
+pub use codec::Value;
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use codec::numbers::{NumberError, check_json_numbers};
 pub use ctx::{
@@ -94,12 +98,12 @@ pub use ctx::{
     step::{Outcome, Step, StepCall, StepOutcome},
 };
 pub use deferred::Deferred;
+#[doc(hidden)]
+pub use engine::EngineTools;
 pub use engine::{
     Engine, EngineBuilder, EngineCensus, EngineCounters, Job, Misfit, Preflight, RecoveryReport,
-    Settings, SettingsError, StartError, shutdown_signal,
+    StartError, shutdown_signal,
 };
-#[doc(hidden)]
-pub use engine::{EngineTools, Sabotage};
 pub use error::{Error, Failure, FailureKind, Result};
 pub use event::{Event, IfFinished, Since};
 #[cfg(feature = "macros")]
@@ -108,6 +112,7 @@ pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationE
 pub use limit::Limit;
 #[cfg(all(feature = "sqlite", feature = "postgres"))]
 pub use moving::{Migrate, MigrateError, MigrateProgress, MigrateStage, Migrated, migrate};
+pub use name::NameError;
 pub use pool::{PoolNo, PoolRow};
 pub use queue::{ItemId, Queue};
 pub use retention::Retention;
@@ -118,6 +123,9 @@ pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
 #[cfg(feature = "sqlite")]
 pub use rusqlite;
 pub use schedule::{Overlap, ScheduleSpec};
+#[doc(hidden)]
+pub use settings::Sabotage;
+pub use settings::{Settings, SettingsError};
 #[cfg(feature = "sqlite")]
 pub use store::Tx;
 pub use store::{
@@ -130,9 +138,7 @@ pub use token::Token;
 /// [`Ctx::pg_transaction`] and of [`Client::start_in`] are yours too.
 #[cfg(feature = "postgres")]
 pub use tokio_postgres;
-pub use workflow::{
-    NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
-};
+pub use workflow::{OnFailure, RegisterError, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef};
 
 /// What most programs need: `use everstep::prelude::*;`
 pub mod prelude {

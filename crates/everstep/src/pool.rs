@@ -25,6 +25,9 @@ pub struct PoolRow {
     pub name: Arc<str>,
 }
 
+/// The pool of workflows and runners that name none.
+pub(crate) const DEFAULT_POOL: &str = "default";
+
 /// What stands between the parts of the name of an overflow pool; no other pool has it in its name.
 pub(crate) const OVERFLOW_MARK: char = '@';
 

@@ -26,6 +26,7 @@ use crate::{
     ctx::Ctx,
     error::{Error, Failure, FailureKind},
     history::EntryKind,
+    panics,
     time::Timestamp,
     workflow::{Definition, OnFailure, RunEnd, RunFuture},
 };
@@ -37,7 +38,6 @@ pub(crate) mod inbox;
 mod limits;
 mod load;
 mod mended;
-pub(crate) mod panics;
 #[cfg(test)]
 mod tests;
 pub(crate) mod trial;

@@ -1009,7 +1009,7 @@ impl NewRunner {
             now,
             lease,
             workflows: Vec::new(),
-            pools: vec![crate::workflow::DEFAULT_POOL.to_owned()],
+            pools: vec![crate::pool::DEFAULT_POOL.to_owned()],
             weight: 1,
         }
     }

@@ -7,14 +7,13 @@ use serde_json::Value as Json;
 
 use super::{Boxed, Client, ClientError, RunHandle, check_size, encode};
 use crate::{
-    codec::{answer, payload},
+    codec::{Value, answer, payload},
     commit::{Outcome, Resolution, Settled, Write},
     deferred::Deferred,
     history::Location,
     run_id::RunId,
     time::Timestamp,
     token::{Secret, Tag, TokenProblem},
-    workflow::Value,
 };
 
 /// What became of a value for a deferred.

@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 use super::{Boxed, Client, ClientError, check_size, encode, named};
 use crate::{
     codec::{
-        self,
+        self, Value,
         answer::{self, Answered},
         hook::Codecs,
         payload,
@@ -27,7 +27,6 @@ use crate::{
     queue::{ItemId, KEEP_DEFAULT, Queue},
     telemetry::trace,
     time::Timestamp,
-    workflow::Value,
 };
 
 /// Why an item has no result.

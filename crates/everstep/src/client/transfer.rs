@@ -7,10 +7,10 @@ use crate::{
     codec::{self, run_file},
     commit::{Imported, ImportedRun, InboxKind, Outcome, RunStatus, Target, Write},
     history::{EntryKind, EntryStatus, keys},
+    name::check_name,
     run_id::RunId,
     store::RunRow,
     time::Timestamp,
-    workflow::check_name,
 };
 
 impl<O> RunHandle<O> {

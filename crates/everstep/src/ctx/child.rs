@@ -18,18 +18,20 @@ use super::{
 };
 use crate::{
     codec::{
-        self,
+        self, Value,
         answer::{self, Answered},
         hook::Codecs,
     },
     commit::{Close, Effect, NewRun, RunStatus, StartChild},
     error::{Error, Failure, FailureKind, Result},
     history::{Entry, EntryKind, EntryValue, Key, Location},
+    name::{check_name, check_pool},
+    pool::DEFAULT_POOL,
     run::core::{Core, Turn},
     run_id::RunId,
     telemetry::trace,
     time::Timestamp,
-    workflow::{DEFAULT_POOL, Value, WorkflowRef, check_name, check_pool},
+    workflow::WorkflowRef,
 };
 
 impl Ctx {

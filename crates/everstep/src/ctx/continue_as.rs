@@ -10,10 +10,11 @@ use std::{
 
 use super::{Claim, Ctx, Whose, composite::refused, encode};
 use crate::{
+    codec::Value,
     error::{Error, Failure, FailureKind, Result},
     history::EntryKind,
     run::core::{Next, Turn},
-    workflow::{Value, WorkflowRef},
+    workflow::WorkflowRef,
 };
 
 impl Ctx {
@@ -78,7 +79,7 @@ impl Ctx {
                 let next = Next {
                     workflow,
                     version,
-                    pool: pool.unwrap_or_else(|| Arc::from(crate::workflow::DEFAULT_POOL)),
+                    pool: pool.unwrap_or_else(|| Arc::from(crate::pool::DEFAULT_POOL)),
                     input,
                 };
                 (claim, Some(next))

@@ -15,7 +15,10 @@ use std::{
 
 use super::{Claim, Ctx, decode, sleep::Until};
 use crate::{
-    codec::answer::{self, Answered},
+    codec::{
+        Value,
+        answer::{self, Answered},
+    },
     commit::{DeferredWait, Effect},
     deferred::Deferred,
     error::Result,
@@ -26,7 +29,6 @@ use crate::{
     },
     time::Timestamp,
     token::{Claims, Tag, Token},
-    workflow::Value,
 };
 
 /// What became of a deferred: its value, or why it was rejected.

@@ -24,11 +24,12 @@ use super::{Ctx, Sealer, Whose, encode, step::Step};
 use crate::{
     codec::{DecodeError, bare},
     commit::{Effect, Emission, Emit, EmittedBy, Write},
-    engine::{Pending, Reply, Settings, Shared},
+    engine::{Pending, Reply, Shared},
     error::{Error, Failure, FailureKind, Result},
+    name::check_name,
     run::core::{Core, Mode},
     run_id::RunNo,
-    workflow::check_name,
+    settings::Settings,
 };
 
 impl Ctx {

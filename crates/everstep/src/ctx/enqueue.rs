@@ -11,12 +11,13 @@ use std::{
 use super::{Claim, Ctx, Whose, composite::refused, decode, encode, open_failure, sleep::Until};
 use crate::{
     codec::{
-        self,
+        self, Value,
         answer::{self, Answered},
     },
     commit::{AfterEnqueue, Effect, NewItem},
     error::{Error, Failure, FailureKind, Result},
     history::{Entry, EntryKind, EntryStatus, EntryValue, Key, Location},
+    name::check_name,
     queue::{ItemId, Queue},
     run::{
         Halt,
@@ -24,7 +25,6 @@ use crate::{
     },
     telemetry::trace,
     time::Timestamp,
-    workflow::{Value, check_name},
 };
 
 pub(crate) struct RawEnqueue {

@@ -8,13 +8,13 @@ use std::{
 
 use super::{Claim, Ctx, Whose, composite::refused, encode};
 use crate::{
-    codec,
+    codec::{self, Value},
     commit::{Effect, Publication},
     error::{Error, Result},
     event::Event,
     history::{EntryKind, EntryValue},
+    name::check_name,
     run::core::Turn,
-    workflow::{Value, check_name},
 };
 
 /// An event to be published. Await it.

@@ -21,11 +21,11 @@ use super::{
     step::LocalBox,
 };
 use crate::{
-    engine::SettingsError,
+    codec::Value,
     error::Result,
     history::{EntryKind, EntryValue, Key, keys},
     run::core::{Core, Op, Turn},
-    workflow::Value,
+    settings::SettingsError,
 };
 
 /// How a loop is written down.

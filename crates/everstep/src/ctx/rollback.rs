@@ -12,13 +12,14 @@ use super::{
     step::{Attempt, LocalBox, RawStep, StepOptions, Work, idempotency_key},
 };
 use crate::{
+    codec::Value,
     engine::Services,
     error::{Error, Result},
     history::{EntryKind, EntryStatus, EntryValue, Key, keys},
     retry::Retry,
     run::core::Core,
     run_id::RunId,
-    workflow::{RunEnd, RunFuture, Value},
+    workflow::{RunEnd, RunFuture},
 };
 
 /// What a rollback is handed: dependencies, its own idempotency key, the attempt. No `Ctx`.

@@ -15,9 +15,9 @@ use crate::{
     error::{Error, Failure, FailureKind, Result},
     event::IfFinished,
     history::{EntryKind, EntryValue, Location},
+    name::check_name,
     run::core::{Core, Turn},
     run_id::RunId,
-    workflow::check_name,
 };
 
 /// Which run a message goes to.

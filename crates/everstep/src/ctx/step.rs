@@ -25,18 +25,20 @@ use super::{
 };
 use crate::{
     cancellation::Cancellation,
-    engine::{InFlight, Services, SettingsError},
+    codec::Value,
+    engine::{InFlight, Services},
     error::{Error, Failure, FailureKind, Result},
     history::{Entry, EntryKind, EntryStatus, EntryValue},
     limit::{Limit, LimitUse},
+    panics,
     retry::Retry,
     run::{
         core::{Core, Permit, Turn},
-        panics, wakers,
+        wakers,
     },
     run_id::RunId,
+    settings::SettingsError,
     telemetry::Watch,
-    workflow::Value,
 };
 
 /// The shortest timeout of an attempt.
@@ -358,7 +360,7 @@ impl<'a, T> StepCall<'a, T> {
 impl<'a, T: Value> StepCall<'a, T> {
     /// How often it is tried, and how long it waits in between.
     pub fn retry(mut self, retry: Retry) -> Self {
-        refuse_if(&mut self.raw.claim, retry.check());
+        refuse_if(&mut self.raw.claim, SettingsError::check_retry(&retry));
         self.raw.options.retry = retry;
         self
     }
@@ -427,7 +429,7 @@ impl<'a, T: Value> StepCall<'a, T> {
     /// How often the rollback is tried, and how long it waits in between. Set it after
     /// [`rollback`](StepCall::rollback).
     pub fn rollback_retry(mut self, retry: Retry) -> Self {
-        refuse_if(&mut self.raw.claim, retry.check());
+        refuse_if(&mut self.raw.claim, SettingsError::check_retry(&retry));
         if let Some(undo) = &mut self.undo {
             undo.retry = Some(retry);
         }

@@ -12,11 +12,11 @@ use crate::commit::PostgresBody;
 #[cfg(feature = "sqlite")]
 use crate::store::Tx;
 use crate::{
+    codec::Value,
     commit::{Transaction, TransactionBody, TransactionLimits},
     error::Result,
     history::EntryKind,
     run::core::{Core, Op},
-    workflow::Value,
 };
 
 impl Ctx {

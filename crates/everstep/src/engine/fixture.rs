@@ -7,7 +7,7 @@ use std::{
 
 use uuid::Uuid;
 
-use super::{Settings, shared::Shared};
+use super::shared::Shared;
 use crate::{
     commit::{
         Batch, Commit, Delivery, Fence, NewRun, OnEnd, Outcome, Patch, Put, RunStatus, Target,
@@ -15,6 +15,7 @@ use crate::{
     },
     ctx::Ctx,
     run_id::{RunId, RunIds},
+    settings::Settings,
     store::{MemoryStore, NewRunner, ShardSet, Store, StoreError},
     testing::CrashingStore,
     time::{Clock, SystemClock},

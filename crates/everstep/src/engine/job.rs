@@ -13,15 +13,14 @@ use super::{
 use crate::{
     cancellation::Cancellation,
     client::ClientError,
-    codec::{self, hook::Codecs, payload},
+    codec::{self, Value, hook::Codecs, payload},
     commit::{ClaimedItem, Extend, Outcome, QueueDone, QueueWrite, Settlement, Write},
     error::{Error, Failure, FailureKind, Result},
+    panics,
     queue::ItemId,
     random,
     retry::Retry,
-    run::panics,
     time::Timestamp,
-    workflow::Value,
 };
 
 /// The code of a worker: a payload goes in, a payload comes out.

@@ -17,12 +17,12 @@ use super::{
     leaving::Leaving,
     mailbox::{Event, Mailbox},
     poller::{self, Poller},
-    settings::Sabotage,
     shared::Shared,
 };
 use crate::{
     commit::Fence,
     run::is_mended_by_deploy,
+    settings::Sabotage,
     store::{RunnerRow, ShardSet, StoreError},
     time::Timestamp,
 };

@@ -11,9 +11,9 @@ use tokio::sync::oneshot;
 use super::{EngineBuilder, StartError, StoreChoice, small_runtime};
 use crate::{
     commit::RunStatus,
+    panics,
     run::{
         core::Env,
-        panics,
         trial::{self, Verdict},
     },
     run_id::{RunId, RunIds},

@@ -12,7 +12,6 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{
-    Settings,
     activity::Activity,
     committer::{self, CommitQueue},
     complaints::Complaints,
@@ -25,7 +24,6 @@ use super::{
     owned::Owned,
     peers::{self, Peers},
     poller::Poller,
-    settings::Sabotage,
     steady::{self, Seen, Steady},
     streams::Emitting,
     suspects::Gate,
@@ -33,11 +31,13 @@ use super::{
 };
 use crate::{
     commit::{Fence, NewRun},
+    pool::DEFAULT_POOL,
     run_id::{RunId, RunIds, RunNo, ShardId},
+    settings::{Sabotage, Settings},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
     telemetry::Metrics,
     time::{Clock, Timestamp, suspended},
-    workflow::{DEFAULT_POOL, Registry},
+    workflow::Registry,
 };
 
 pub(crate) struct Shared {
@@ -604,7 +604,7 @@ impl Shared {
 
     /// A thread has died by a bug of ours or of the store: nothing can be relied on any more.
     pub(crate) fn stop_after_panic(&self, thread: &str, panic: &(dyn std::any::Any + Send)) {
-        let message = crate::run::panics::message(panic);
+        let message = crate::panics::message(panic);
         let store = format!("the engine (its {thread} thread has died: {message})");
         self.stop(StoreError::Closed { store });
     }

@@ -36,7 +36,6 @@ use super::{
     committer::Pending,
     job::{self, Answering, Handler, Job},
     keeper,
-    settings::SettingsError,
     shared::Shared,
 };
 use crate::{
@@ -51,6 +50,7 @@ use crate::{
     queue::{ItemId, Queue},
     random,
     retry::Retry,
+    settings::SettingsError,
     store::StoreError,
     telemetry::ItemSpan,
     time::Timestamp,

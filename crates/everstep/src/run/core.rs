@@ -37,7 +37,7 @@ use crate::{
         emit::{Mark, StreamNames},
         rollback::Undo,
     },
-    engine::{Mailbox, Sabotage, Services, Settings, Shared},
+    engine::{Mailbox, Services, Shared},
     error::{Error, Failure, FailureKind},
     hash::{FastMap, FastSet},
     history::{
@@ -48,6 +48,7 @@ use crate::{
     random,
     retry::Retry,
     run_id::{RunId, RunIds},
+    settings::{Sabotage, Settings},
     telemetry::RunTelemetry,
     time::Timestamp,
     token::Secret,

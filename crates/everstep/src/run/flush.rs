@@ -12,9 +12,9 @@ use super::{
 use crate::{
     codec::{self, bare},
     commit::{Commit, Effect, EffectDone, InboxKind, InboxRow, Patch, Put, Refusal, RunStatus},
-    engine::Sabotage,
     error::{Error, FailureKind, RetryAdvice},
     history::{Entry, EntryKind, EntryStatus, Key, keys},
+    settings::Sabotage,
     time::Timestamp,
 };
 

@@ -16,13 +16,13 @@ use super::{
     End, Halt, Run, Stage,
     core::{Core, OpId, Phase, State, Timer},
     inbox::Inbox,
-    panics,
 };
 use crate::{
     commit::{Acquire, Effect, InboxKind},
     error::{Error, Failure, FailureKind},
     history::{EntryKind, EntryStatus, Key, keys},
     limit::LimitUse,
+    panics,
     store::rules::limits::decode_turn,
     time::Timestamp,
 };

@@ -3,19 +3,20 @@
 use std::{cell::Cell, fmt, future::Future, rc::Rc, sync::Arc, sync::atomic::AtomicBool};
 
 use crate::{
-    codec::{hook::Codec, run_file},
+    codec::{Value, hook::Codec, run_file},
     commit::{ImportedRun, RunStatus},
     ctx::Ctx,
-    engine::{Services, Settings},
+    engine::Services,
     error::Result as UserResult,
+    panics,
     run::{
         core::Env,
-        panics,
         trial::{self, Standing, Verdict},
     },
     run_id::RunId,
+    settings::Settings,
     store::LoadedRun,
-    workflow::{Definition, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef},
+    workflow::{Definition, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef},
 };
 
 /// Replays a run that [`RunHandle::export`](crate::RunHandle::export) has written against code: the

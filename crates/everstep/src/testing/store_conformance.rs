@@ -1302,7 +1302,7 @@ fn serves() -> Serves {
         workflow: "checkout".to_owned(),
         version: 2,
         accepts: 1..=2,
-        pool: crate::workflow::DEFAULT_POOL.to_owned(),
+        pool: crate::pool::DEFAULT_POOL.to_owned(),
     }
 }
 

@@ -15,13 +15,13 @@ use std::{
 
 use super::hands;
 use crate::{
-    codec::{self, payload},
+    codec::{self, Value, payload},
     commit::{
         Batch, Commit, Delivery, Fence, InboxRow, NewRun, Outcome, Refusal, RunStatus, Target,
         Write,
     },
     ctx::Ctx,
-    engine::{Services, Settings},
+    engine::Services,
     error::Result,
     history::{Entry, EntryKind, EntryStatus, keys},
     run::{
@@ -31,9 +31,10 @@ use crate::{
         wakers::WakeSink,
     },
     run_id::RunId,
+    settings::Settings,
     store::{LoadedRun, MemoryStore, NewRunner, PoolNo, RunRow, ShardSet, Store},
     time::Timestamp,
-    workflow::{Definition, Value, WorkflowOptions},
+    workflow::{Definition, WorkflowOptions},
 };
 
 /// Where time begins.

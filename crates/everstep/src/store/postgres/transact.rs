@@ -32,7 +32,7 @@ use super::{
 use crate::{
     commit::PostgresBody,
     error::{Error, Failure, FailureKind},
-    run::panics,
+    panics,
     run_id::RunNo,
     store::{rules, *},
 };

@@ -26,7 +26,7 @@ use super::schema;
 use crate::{
     commit::{Batch, SqliteBody, Transaction, Write},
     error::{Error, Failure, FailureKind},
-    run::panics,
+    panics,
     store::rules,
 };
 
