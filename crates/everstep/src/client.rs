@@ -248,7 +248,7 @@ pub enum ClientError {
     )]
     UnknownItem {
         /// What was asked for.
-        item: crate::queue::ItemId,
+        item: crate::commit::ItemId,
     },
     /// A number or a time of a worker with which it cannot work.
     #[error("a worker cannot be set up")]

@@ -77,6 +77,9 @@ pub use client::{BackedUp, Backup, BackupError, BackupProgress, Restore, restore
 pub use codec::Value;
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use codec::numbers::{NumberError, check_json_numbers};
+pub use commit::ItemId;
+#[cfg(feature = "sqlite")]
+pub use commit::Tx;
 pub use ctx::{
     Ctx,
     child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished, RunFinishedUntil},
@@ -114,7 +117,7 @@ pub use limit::Limit;
 pub use moving::{Migrate, MigrateError, MigrateProgress, MigrateStage, Migrated, migrate};
 pub use name::NameError;
 pub use pool::{PoolNo, PoolRow};
-pub use queue::{ItemId, Queue};
+pub use queue::Queue;
 pub use retention::Retention;
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
@@ -126,8 +129,6 @@ pub use schedule::{Overlap, ScheduleSpec};
 #[doc(hidden)]
 pub use settings::Sabotage;
 pub use settings::{Settings, SettingsError};
-#[cfg(feature = "sqlite")]
-pub use store::Tx;
 pub use store::{
     Check, Close, Deliver, EventRow, Filter, InboxKind, ItemState, ParseRoleError, QueueStats,
     Role, RunStatus, StatusCounts, Target, WorkflowCount,

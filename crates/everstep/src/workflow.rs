@@ -16,12 +16,11 @@ use crate::{
     error::{Error, Failure, FailureKind, Result},
     limit::{Limit, StartLimit},
     name::{NameError, check_name, check_pool},
-    pool::DEFAULT_POOL,
+    pool::{DEFAULT_POOL, Serves},
     retention::Retention,
     retry::Retry,
     run::Halt,
     settings::SettingsError,
-    store::Serves,
 };
 
 /// Names a workflow and its types. What a client needs to start one.

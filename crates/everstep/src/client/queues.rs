@@ -19,12 +19,12 @@ use crate::{
         payload,
     },
     commit::{
-        ItemControl, ItemControlled, ItemRow, ItemState, NewItem, Outcome, QueueDone, QueueStats,
-        QueueWrite, Write,
+        ItemControl, ItemControlled, ItemId, ItemRow, ItemState, NewItem, Outcome, QueueDone,
+        QueueStats, QueueWrite, Write,
     },
     engine::{Job, Poller, Shared, Spec, Station, Workers, handler},
     error::{Failure, Result as UserResult},
-    queue::{ItemId, KEEP_DEFAULT, Queue},
+    queue::{KEEP_DEFAULT, Queue},
     telemetry::trace,
     time::Timestamp,
 };

@@ -40,8 +40,8 @@ use super::{
     failure,
 };
 use crate::{
+    commit::ItemId,
     history::{AttemptError, Entry, EntryKind, EntryStatus, EntryValue, TakenMessage},
-    queue::ItemId,
     run_id::RunId,
     time::Timestamp,
 };

@@ -36,9 +36,8 @@ use super::{
     bare::{Reader, Writer},
 };
 use crate::{
-    commit::{ImportedRun, InboxKind, InboxRow, Put, RunStatus},
+    commit::{CancelRequest, ImportedRun, InboxKind, InboxRow, Put, RunRow, RunStatus},
     run_id::RunId,
-    store::{CancelRequest, RunRow},
     time::Timestamp,
 };
 

@@ -226,7 +226,7 @@ operations_are_arms! {
     [] super::send::Send, claim => ();
     [O: crate::codec::Value] super::enqueue::Enqueue<O>, raw.claim => O;
     [O: crate::codec::Value] super::enqueue::EnqueueUntil<O>, raw.claim => Option<O>;
-    [] super::enqueue::EnqueueDetached, raw.claim => crate::queue::ItemId;
+    [] super::enqueue::EnqueueDetached, raw.claim => crate::commit::ItemId;
     [] super::publish::Publish, claim => ();
     [T: crate::codec::Value] super::event::EventWait<T>, raw.claim => T;
     [T: crate::codec::Value] super::event::EventUntil<T>, raw.claim => Option<T>;

@@ -14,11 +14,11 @@ use crate::{
         self, Value,
         answer::{self, Answered},
     },
-    commit::{AfterEnqueue, Effect, NewItem},
+    commit::{AfterEnqueue, Effect, ItemId, NewItem},
     error::{Error, Failure, FailureKind, Result},
     history::{Entry, EntryKind, EntryStatus, EntryValue, Key, Location},
     name::check_name,
-    queue::{ItemId, Queue},
+    queue::Queue,
     run::{
         Halt,
         core::{Core, Turn},

@@ -10,7 +10,7 @@ use super::{
 #[cfg(feature = "postgres")]
 use crate::commit::PostgresBody;
 #[cfg(feature = "sqlite")]
-use crate::store::Tx;
+use crate::commit::Tx;
 use crate::{
     codec::Value,
     commit::{Transaction, TransactionBody, TransactionLimits},

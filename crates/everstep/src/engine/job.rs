@@ -14,11 +14,9 @@ use crate::{
     cancellation::Cancellation,
     client::ClientError,
     codec::{self, Value, hook::Codecs, payload},
-    commit::{ClaimedItem, Extend, Outcome, QueueDone, QueueWrite, Settlement, Write},
+    commit::{ClaimedItem, Extend, ItemId, Outcome, QueueDone, QueueWrite, Settlement, Write},
     error::{Error, Failure, FailureKind, Result},
-    panics,
-    queue::ItemId,
-    random,
+    panics, random,
     retry::Retry,
     time::Timestamp,
 };

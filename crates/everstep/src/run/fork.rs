@@ -16,11 +16,10 @@ use crate::{
         self,
         bare::{Reader, Writer},
     },
-    commit::Put,
+    commit::{LoadedRun, Put},
     hash::FastMap,
     history::{Entry, EntryKind, EntryStatus, EntryValue, Key, Location, keys},
     run_id::RunId,
-    store::LoadedRun,
     time::Timestamp,
 };
 

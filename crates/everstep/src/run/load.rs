@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     codec,
-    commit::{InboxRow, KeyRange, NewRun, Put, RunStatus},
+    commit::{InboxRow, KeyRange, LoadedRun, NewRun, Put, RunStatus},
     ctx::{
         emit::{Mark, StreamNames},
         rollback,
@@ -20,7 +20,6 @@ use crate::{
     hash::{FastMap, FastSet},
     history::{Entry, EntryKind, EntryStatus, History, Key, keys},
     schedule,
-    store::LoadedRun,
     time::Timestamp,
     workflow::Definition,
 };

@@ -13,10 +13,10 @@ use super::{
 };
 use crate::{
     codec,
-    commit::Put,
+    commit::{LoadedRun, Put},
     error::FailureKind,
     history::keys,
-    store::{LoadedRun, RunStatus},
+    store::RunStatus,
     workflow::Definition,
 };
 

@@ -17,8 +17,8 @@ use super::hands;
 use crate::{
     codec::{self, Value, payload},
     commit::{
-        Batch, Commit, Delivery, Fence, InboxRow, NewRun, Outcome, Refusal, RunStatus, Target,
-        Write,
+        Batch, Commit, Delivery, Fence, InboxRow, LoadedRun, NewRun, Outcome, Refusal, RunRow,
+        RunStatus, Target, Write,
     },
     ctx::Ctx,
     engine::Services,
@@ -32,7 +32,7 @@ use crate::{
     },
     run_id::RunId,
     settings::Settings,
-    store::{LoadedRun, MemoryStore, NewRunner, PoolNo, RunRow, ShardSet, Store},
+    store::{MemoryStore, NewRunner, PoolNo, ShardSet, Store},
     time::Timestamp,
     workflow::{Definition, WorkflowOptions},
 };

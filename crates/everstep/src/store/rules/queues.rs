@@ -27,9 +27,8 @@ use super::{
 };
 use crate::{
     codec::{self, answer},
-    commit::*,
+    commit::{ItemId, *},
     error::{Failure, FailureKind},
-    queue::ItemId,
     run_id::RunNo,
     time::Timestamp,
 };

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{Check, World, at, commit, finish, park, roll_back};
 use crate::{
     codec::answer::{self, Answered},
-    queue::ItemId,
+    commit::ItemId,
     run_id::RunId,
     store::*,
 };
