@@ -67,7 +67,7 @@ mod short_id;
 mod stream;
 mod tag;
 mod tokens;
-mod transfer;
+pub(crate) mod transfer;
 mod view;
 mod why;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]

@@ -29,11 +29,13 @@ use crate::{
     time::Timestamp,
 };
 
+pub(crate) mod answer;
 mod control;
 mod mend;
 mod row;
 mod transaction;
 
+pub use crate::location::KeyRange;
 pub use control::{ControlRefusal, Delete, Deleted, Fork, Tagging};
 pub use mend::{Cell, Mend};
 pub use row::{CancelRequest, LoadedRun, RunRow};
@@ -348,15 +350,6 @@ pub struct Put {
     pub key: Vec<u8>,
     /// An encoded entry.
     pub value: Vec<u8>,
-}
-
-/// All keys `k` with `start <= k < end`, in byte order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyRange {
-    /// The first key of the range.
-    pub start: Vec<u8>,
-    /// The first key past the range.
-    pub end: Vec<u8>,
 }
 
 /// What a commit does to the row of its run.

@@ -18,7 +18,8 @@ use crate::{
     commit::Effect,
     error::{Error, Failure, FailureKind, Result},
     hash::FastMap,
-    history::{EntryKind, Key, keys},
+    history::{EntryKind, Key},
+    location::keys,
     name::check_name,
     random,
     run::{
@@ -517,7 +518,7 @@ pub(crate) fn decode<T: serde::de::DeserializeOwned>(
 
 /// Makes a recorded failure readable for workflow code, or halts the run.
 pub(crate) fn open_failure(core: &Core, mut failure: Failure, at: &str) -> Option<Failure> {
-    match core.env.settings.codecs.open_details(&mut failure) {
+    match failure.open_details(&core.env.settings.codecs) {
         Ok(()) => Some(failure),
         Err(error) => {
             let what = format!("the error of `{at}`");

@@ -295,7 +295,9 @@ impl Engine {
     pub fn blocked(&self) -> Vec<(RunId, Option<String>)> {
         let blocked = self.shared.threads.iter().filter_map(|it| it.blocked());
         let named = blocked.map(|polling| {
-            let step = polling.step.map(|key| crate::history::keys::describe(&key));
+            let step = polling
+                .step
+                .map(|key| crate::location::keys::describe(&key));
             (polling.run, step)
         });
         named.collect()
@@ -991,7 +993,9 @@ fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) -> bool {
 fn blocking(shared: &Shared) -> Vec<String> {
     let blocking = shared.threads.iter().filter_map(|thread| {
         let polling = lock(&thread.polling).clone()?;
-        let step = polling.step.map(|key| crate::history::keys::describe(&key));
+        let step = polling
+            .step
+            .map(|key| crate::location::keys::describe(&key));
         let step = step.as_deref().unwrap_or("the workflow's own code");
         let (run, workflow) = (polling.run, polling.workflow);
         Some(format!("run {run} of `{workflow}`, at {step}"))

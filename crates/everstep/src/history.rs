@@ -14,13 +14,16 @@
 use std::rc::Rc;
 
 pub(crate) mod entry;
-pub(crate) mod keys;
-pub(crate) mod location;
+pub(crate) mod record;
 
 pub use entry::*;
-pub use location::{Location, ParseLocationError, Segment};
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) use record::encode_payload_prefix;
+pub(crate) use record::{
+    decode_entry, encode_entry, encode_item_prefix, encode_receipt_prefix, encode_started_prefix,
+};
 
-use crate::{hash::FastMap, run::core::OpId};
+use crate::{hash::FastMap, location::keys, run::core::OpId};
 
 /// The packed key of an entry.
 pub(crate) type Key = Rc<[u8]>;

@@ -44,6 +44,7 @@ mod cancellation;
 mod error;
 mod hash;
 mod limit;
+mod location;
 mod name;
 mod panics;
 mod pool;
@@ -111,8 +112,9 @@ pub use error::{Error, Failure, FailureKind, Result};
 pub use event::{Event, IfFinished, Since};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
-pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
+pub use history::{AttemptError, EntryKind, EntryStatus};
 pub use limit::Limit;
+pub use location::{Location, ParseLocationError, Segment};
 #[cfg(all(feature = "sqlite", feature = "postgres"))]
 pub use moving::{Migrate, MigrateError, MigrateProgress, MigrateStage, Migrated, migrate};
 pub use name::NameError;

@@ -12,18 +12,14 @@ use serde_json::Value as Json;
 
 use super::{Boxed, Client, ClientError, check_size, encode, named};
 use crate::{
-    codec::{
-        self, Value,
-        answer::{self, Answered},
-        hook::Codecs,
-        payload,
-    },
+    codec::{Value, hook::Codecs, payload},
     commit::{
         ItemControl, ItemControlled, ItemId, ItemRow, ItemState, NewItem, Outcome, QueueDone,
         QueueStats, QueueWrite, Write,
+        answer::{self, Answered},
     },
     engine::{Job, Poller, Shared, Spec, Station, Workers, handler},
-    error::{Failure, Result as UserResult},
+    error::{Failure, Result as UserResult, decode_failure},
     queue::{KEEP_DEFAULT, Queue},
     telemetry::trace,
     time::Timestamp,
@@ -425,7 +421,7 @@ impl<O> ItemHandle<O> {
             Answered::Value(payload) => Ok(payload),
             Answered::Failure(mut failure) => {
                 let what = format!("the error of queue item {item}");
-                let opened = self.client.codecs.open_details(&mut failure);
+                let opened = failure.open_details(&self.client.codecs);
                 opened.map_err(|error| super::unreadable(what, &error))?;
                 Err(ItemError::Failed { item, failure })
             }
@@ -491,8 +487,8 @@ pub struct ItemInfo {
 impl ItemInfo {
     fn new(row: ItemRow, codecs: &Codecs) -> ItemInfo {
         let error = row.error.map(|bytes| {
-            let opened = codec::decode_failure(&bytes).and_then(|mut failure| {
-                codecs.open_details(&mut failure)?;
+            let opened = decode_failure(&bytes).and_then(|mut failure| {
+                failure.open_details(codecs)?;
                 Ok(failure)
             });
             opened.unwrap_or_else(|error| Failure::unreadable(&error.to_string()))

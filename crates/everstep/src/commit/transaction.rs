@@ -17,6 +17,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+use crate::codec::bare;
 #[cfg(feature = "postgres")]
 use crate::commit::Applied;
 use crate::{
@@ -170,7 +172,7 @@ impl Transaction {
     pub(crate) fn written(&self) -> Option<Put> {
         #[cfg(any(feature = "sqlite", feature = "postgres"))]
         if let Some(Ok(payload)) = &self.lock().answer {
-            let value = crate::codec::append_payload(&self.inner.prefix, payload);
+            let value = bare::with_data(&self.inner.prefix, payload);
             let key = self.inner.key.clone();
             return Some(Put { key, value });
         }

@@ -17,14 +17,14 @@ use super::{
     sleep::Until, wait::RawWait,
 };
 use crate::{
-    codec::{
-        self, Value,
+    codec::{Value, hook::Codecs},
+    commit::{
+        Close, Effect, NewRun, RunStatus, StartChild,
         answer::{self, Answered},
-        hook::Codecs,
     },
-    commit::{Close, Effect, NewRun, RunStatus, StartChild},
     error::{Error, Failure, FailureKind, Result},
-    history::{Entry, EntryKind, EntryValue, Key, Location},
+    history::{Entry, EntryKind, EntryValue, Key, encode_started_prefix},
+    location::Location,
     name::{check_name, check_pool},
     pool::DEFAULT_POOL,
     run::core::{Core, Turn},
@@ -98,7 +98,7 @@ impl Ctx {
         let wait = RawWait::new(claim, |_, key, entry| {
             let mut entry = entry.clone();
             entry.value = EntryValue::Started(RunId::nobody(), 0);
-            let entry = codec::encode_started_prefix(&entry);
+            let entry = encode_started_prefix(&entry);
             let key = key.to_vec();
             Some(Effect::Watch { target, key, entry })
         });
@@ -173,7 +173,7 @@ impl Plan {
         Effect::StartChild(Box::new(StartChild {
             new,
             key: key.to_vec(),
-            entry: codec::encode_started_prefix(&entry),
+            entry: encode_started_prefix(&entry),
             awaited,
             close,
         }))

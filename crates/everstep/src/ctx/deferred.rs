@@ -15,11 +15,11 @@ use std::{
 
 use super::{Claim, Ctx, decode, sleep::Until};
 use crate::{
-    codec::{
-        Value,
+    codec::Value,
+    commit::{
+        DeferredWait, Effect,
         answer::{self, Answered},
     },
-    commit::{DeferredWait, Effect},
     deferred::Deferred,
     error::Result,
     history::{Entry, EntryKind, EntryValue, Key},

@@ -10,13 +10,14 @@ use std::{
 
 use super::{Claim, Ctx, Whose, composite::refused, decode, encode, open_failure, sleep::Until};
 use crate::{
-    codec::{
-        self, Value,
+    codec::Value,
+    commit::{
+        AfterEnqueue, Effect, ItemId, NewItem,
         answer::{self, Answered},
     },
-    commit::{AfterEnqueue, Effect, ItemId, NewItem},
     error::{Error, Failure, FailureKind, Result},
-    history::{Entry, EntryKind, EntryStatus, EntryValue, Key, Location},
+    history::{Entry, EntryKind, EntryStatus, EntryValue, Key, encode_item_prefix},
+    location::Location,
     name::check_name,
     queue::Queue,
     run::{
@@ -317,7 +318,7 @@ impl Future for EnqueueDetached {
                         Effect::Enqueue {
                             item,
                             key: key.to_vec(),
-                            then: AfterEnqueue::Record(codec::encode_item_prefix(&entry)),
+                            then: AfterEnqueue::Record(encode_item_prefix(&entry)),
                         }
                     });
                 }

@@ -10,11 +10,11 @@ use std::{
 
 use super::{Claim, Ctx, composite::refused, decode, sleep::Until};
 use crate::{
-    codec::{
-        Value,
+    codec::Value,
+    commit::{
+        Effect, SeenSince, Subscription,
         answer::{self, Answered},
     },
-    commit::{Effect, SeenSince, Subscription},
     error::{Error, Result},
     event::{Event, Since},
     history::{EntryKind, EntryValue},

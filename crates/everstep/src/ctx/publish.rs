@@ -8,11 +8,11 @@ use std::{
 
 use super::{Claim, Ctx, Whose, composite::refused, encode};
 use crate::{
-    codec::{self, Value},
+    codec::Value,
     commit::{Effect, Publication},
     error::{Error, Result},
     event::Event,
-    history::{EntryKind, EntryValue},
+    history::{EntryKind, EntryValue, encode_receipt_prefix},
     name::check_name,
     run::core::Turn,
 };
@@ -93,7 +93,7 @@ impl Future for Publish {
                 if let Some(publication) = this.publication.take() {
                     op.core.activate_send(op.id, |key, mut entry| {
                         entry.value = EntryValue::Receipt(0);
-                        let receipt = codec::encode_receipt_prefix(&entry);
+                        let receipt = encode_receipt_prefix(&entry);
                         Effect::Publish {
                             publication,
                             key: key.to_vec(),

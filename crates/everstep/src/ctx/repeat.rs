@@ -23,7 +23,8 @@ use super::{
 use crate::{
     codec::Value,
     error::Result,
-    history::{EntryKind, EntryValue, Key, keys},
+    history::{EntryKind, EntryValue, Key},
+    location::keys,
     run::core::{Core, Op, Turn},
     settings::SettingsError,
 };

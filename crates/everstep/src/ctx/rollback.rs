@@ -15,7 +15,8 @@ use crate::{
     codec::Value,
     engine::Services,
     error::{Error, Result},
-    history::{EntryKind, EntryStatus, EntryValue, Key, keys},
+    history::{EntryKind, EntryStatus, EntryValue, Key},
+    location::keys,
     retry::Retry,
     run::core::Core,
     run_id::RunId,
@@ -182,7 +183,7 @@ pub(crate) fn run_all(core: Rc<Core>, list: Vec<(Key, Undo)>) -> RunFuture {
             let rollback = RollbackCall::new(&core, key.clone(), undo);
             rollback.await.map_err(|error| {
                 let mut failure = error.into_failure();
-                failure.location = crate::history::Location::from_key(&key).ok();
+                failure.location = crate::location::Location::from_key(&key).ok();
                 RunEnd::Error(Error::recorded(failure, Vec::new()))
             })?;
         }

@@ -10,11 +10,11 @@ use serde::Serialize;
 
 use super::{Claim, Ctx, Whose, composite::refused, encode};
 use crate::{
-    codec,
     commit::{Delivery, Effect, OnEnd, Receipt, Target},
     error::{Error, Failure, FailureKind, Result},
     event::IfFinished,
-    history::{EntryKind, EntryValue, Location},
+    history::{EntryKind, EntryValue, encode_receipt_prefix},
+    location::Location,
     name::check_name,
     run::core::{Core, Turn},
     run_id::RunId,
@@ -133,7 +133,7 @@ impl Future for Send {
                 if let Some(delivery) = this.delivery.take() {
                     op.core.activate_send(op.id, |key, mut entry| {
                         entry.value = EntryValue::Receipt(0);
-                        let receipt = codec::encode_receipt_prefix(&entry);
+                        let receipt = encode_receipt_prefix(&entry);
                         Effect::Send {
                             delivery,
                             key: key.to_vec(),

@@ -13,9 +13,9 @@ use super::{
 use crate::{
     cancellation::Cancellation,
     client::ClientError,
-    codec::{self, Value, hook::Codecs, payload},
+    codec::{Value, hook::Codecs, payload},
     commit::{ClaimedItem, Extend, ItemId, Outcome, QueueDone, QueueWrite, Settlement, Write},
-    error::{Error, Failure, FailureKind, Result},
+    error::{Error, Failure, FailureKind, Result, encode_failure},
     panics, random,
     retry::Retry,
     time::Timestamp,
@@ -231,11 +231,11 @@ pub(crate) fn settlement(
     let next = policy.next_attempt(attempt, error.advice(), now, None, seed);
     let mut failure = error.into_failure();
     failure.attempts = attempt;
-    codecs.seal_details(&mut failure);
+    failure.seal_details(codecs);
     match next {
         Some(at) => Settlement::Retry {
             at,
-            error: codec::encode_failure(&failure),
+            error: encode_failure(&failure),
         },
         None => {
             if !matches!(
@@ -244,7 +244,7 @@ pub(crate) fn settlement(
             ) {
                 failure.kind = FailureKind::Exhausted;
             }
-            Settlement::Failed(codec::encode_failure(&failure))
+            Settlement::Failed(encode_failure(&failure))
         }
     }
 }
@@ -252,6 +252,7 @@ pub(crate) fn settlement(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::decode_failure;
 
     const NOW: Timestamp = Timestamp::from_millis(1_000);
 
@@ -270,7 +271,7 @@ mod tests {
 
     fn failed(settlement: Settlement) -> Failure {
         match settlement {
-            Settlement::Failed(bytes) => codec::decode_failure(&bytes).expect("its own bytes"),
+            Settlement::Failed(bytes) => decode_failure(&bytes).expect("its own bytes"),
             other => panic!("{other:?}"),
         }
     }
@@ -281,7 +282,7 @@ mod tests {
             panic!("there is a third attempt");
         };
         assert_eq!(at, Timestamp::from_millis(1_050));
-        let error = codec::decode_failure(&error).expect("its own bytes");
+        let error = decode_failure(&error).expect("its own bytes");
         assert_eq!((error.kind, error.attempts), (FailureKind::Error, 2));
         let last = failed(settle(Err(Error::msg("no").with_details(&7u8)), 3));
         assert_eq!((last.kind, last.attempts), (FailureKind::Exhausted, 3));

@@ -42,9 +42,10 @@ use crate::{
     hash::{FastMap, FastSet},
     history::{
         AttemptError, ERRORS_KEPT, Entry, EntryKind, EntryStatus, EntryValue, History, Key,
-        Location, TakenMessage, keys,
+        TakenMessage,
     },
     limit::LimitUse,
+    location::{Location, keys},
     random,
     retry::Retry,
     run_id::{RunId, RunIds},
@@ -1215,7 +1216,7 @@ impl Core {
                             _ => EntryStatus::Exhausted,
                         };
                         let mut failure = error.into_failure();
-                        self.env.settings.codecs.seal_details(&mut failure);
+                        failure.seal_details(&self.env.settings.codecs);
                         settle_failure(entry, &key, failure, status, now);
                     }
                 }

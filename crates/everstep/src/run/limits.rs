@@ -18,12 +18,12 @@ use super::{
     inbox::Inbox,
 };
 use crate::{
-    commit::{Acquire, Effect, InboxKind},
+    commit::{Acquire, Effect, InboxKind, answer::decode_turn},
     error::{Error, Failure, FailureKind},
-    history::{EntryKind, EntryStatus, Key, keys},
+    history::{EntryKind, EntryStatus, Key},
     limit::LimitUse,
+    location::keys,
     panics,
-    store::rules::limits::decode_turn,
     time::Timestamp,
 };
 

@@ -11,14 +11,14 @@ use super::{
     wakers::{RootWaker, WakeSink},
 };
 use crate::{
-    codec,
     commit::{InboxRow, KeyRange, LoadedRun, NewRun, Put, RunStatus},
     ctx::{
         emit::{Mark, StreamNames},
         rollback,
     },
     hash::{FastMap, FastSet},
-    history::{Entry, EntryKind, EntryStatus, History, Key, keys},
+    history::{Entry, EntryKind, EntryStatus, History, Key, decode_entry, encode_entry},
+    location::keys,
     schedule,
     time::Timestamp,
     workflow::Definition,
@@ -81,7 +81,7 @@ impl RunSeed {
     /// How often one of the run's bodies was recorded as running when its owner died.
     pub(crate) fn deaths(loaded: &LoadedRun) -> u32 {
         let entries = loaded.history.iter();
-        let decoded = entries.filter_map(|put| codec::decode_entry(&put.value).ok());
+        let decoded = entries.filter_map(|put| decode_entry(&put.value).ok());
         decoded.map(|entry| entry.deaths).max().unwrap_or(0)
     }
 
@@ -324,7 +324,7 @@ impl Records {
                 records.lineage = Lineage::decode(&put.value);
                 continue;
             }
-            let entry = codec::decode_entry(&put.value).map_err(|error| Halt::Undecodable {
+            let entry = decode_entry(&put.value).map_err(|error| Halt::Undecodable {
                 what: format!("the entry of `{}`", Core::location(&put.key)),
                 error,
             })?;
@@ -486,7 +486,7 @@ pub(super) fn make_fresh(
                 if unfinished {
                     entry.status = EntryStatus::Running;
                 }
-                let value = codec::encode_entry(entry);
+                let value = encode_entry(entry);
                 rewrite.puts.push(Put {
                     key: key.to_vec(),
                     value,
@@ -498,7 +498,7 @@ pub(super) fn make_fresh(
         let aside = keys::set_aside_key(attempts, key);
         rewrite.puts.push(Put {
             key: aside,
-            value: codec::encode_entry(entry),
+            value: encode_entry(entry),
         });
         false
     });

@@ -12,10 +12,10 @@ use super::{
     wakers::WakeSink,
 };
 use crate::{
-    codec,
     commit::{LoadedRun, Put},
     error::FailureKind,
-    history::keys,
+    history::decode_entry,
+    location::keys,
     store::RunStatus,
     workflow::Definition,
 };
@@ -113,7 +113,7 @@ impl Run {
 /// depends on them.
 fn forget_end(loaded: &mut LoadedRun) {
     (loaded.row.status, loaded.row.ending) = (RunStatus::Running, None);
-    let number = |put: &Put| codec::decode_entry(&put.value).ok()?.number;
+    let number = |put: &Put| decode_entry(&put.value).ok()?.number;
     let is_rollback = |put: &Put| put.key.starts_with(keys::ROLLBACKS);
     let forward = loaded.history.iter().filter(|put| !is_rollback(put));
     let last = forward.filter_map(number).max().unwrap_or(0);

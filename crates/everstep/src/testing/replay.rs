@@ -3,7 +3,8 @@
 use std::{cell::Cell, fmt, future::Future, rc::Rc, sync::Arc, sync::atomic::AtomicBool};
 
 use crate::{
-    codec::{Value, hook::Codec, run_file},
+    client::transfer::run_file,
+    codec::{Value, hook::Codec},
     commit::{ImportedRun, RunStatus},
     ctx::Ctx,
     engine::Services,

@@ -6,7 +6,7 @@
 
 use super::{Core, OpId, Phase, State};
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
-use crate::{codec, history::Key};
+use crate::history::{Key, encode_payload_prefix};
 use crate::{
     commit::{Effect, Transaction},
     history::{Entry, EntryStatus, EntryValue},
@@ -66,7 +66,7 @@ impl Core {
         let key = op.key.clone();
         let watch = Watch::begin(self, &key, op.kind, entry.attempts);
         let span = watch.as_ref().and_then(Watch::span);
-        let work = make(&key, codec::encode_payload_prefix(&entry), span);
+        let work = make(&key, encode_payload_prefix(&entry), span);
         st.transactions.push(PendingTransaction {
             id,
             key,

@@ -15,7 +15,7 @@ use std::{
 
 use super::hands;
 use crate::{
-    codec::{self, Value, payload},
+    codec::{Value, payload},
     commit::{
         Batch, Commit, Delivery, Fence, InboxRow, LoadedRun, NewRun, Outcome, Refusal, RunRow,
         RunStatus, Target, Write,
@@ -23,7 +23,8 @@ use crate::{
     ctx::Ctx,
     engine::Services,
     error::Result,
-    history::{Entry, EntryKind, EntryStatus, keys},
+    history::{Entry, EntryKind, EntryStatus, decode_entry},
+    location::keys,
     run::{
         Next, Run, RunSeed, Stage,
         core::{Core, Env, OpId, Phase},
@@ -321,7 +322,7 @@ impl Owner {
         let all = self.loaded().history.into_iter();
         let entries = all.filter(|put| !keys::is_of_run(&put.key));
         let decoded = entries.map(|put| {
-            let entry = codec::decode_entry(&put.value).expect("a stored entry");
+            let entry = decode_entry(&put.value).expect("a stored entry");
             (keys::describe(&put.key), entry)
         });
         decoded.collect()
@@ -608,7 +609,7 @@ fn note_durable(commit: &Commit) -> bool {
         if keys::is_of_run(&put.key) || put.key.starts_with(keys::SET_ASIDE) {
             continue;
         }
-        let entry = codec::decode_entry(&put.value).expect("an entry");
+        let entry = decode_entry(&put.value).expect("an entry");
         let has_body = matches!(entry.kind, EntryKind::Step | EntryKind::Rollback);
         if has_body && entry.status.is_terminal() {
             hands::note_done(keys::describe(&put.key));

@@ -308,9 +308,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        codec,
         commit::{SqliteBody, TransactionBody, TransactionLimits},
-        history::{Entry, EntryKind, EntryStatus, EntryValue},
+        history::{Entry, EntryKind, EntryStatus, EntryValue, decode_entry, encode_payload_prefix},
         run_id::{RunId, RunIds},
         store::{
             Commit, Effect, Fence, NewRun, NewRunner, Outcome, Patch, Put, RunStatus, ShardSet,
@@ -416,7 +415,7 @@ mod tests {
             errors: Vec::new(),
             value: EntryValue::Payload(Vec::new()),
         };
-        let prefix = codec::encode_payload_prefix(&entry);
+        let prefix = encode_payload_prefix(&entry);
         let (key, name) = (b"transaction".to_vec(), "pay".to_owned());
         let limits = TransactionLimits {
             body: Duration::from_millis(1_000),
@@ -567,7 +566,7 @@ mod tests {
         let row = shop.store.run(&crate::store::Target::Id(run)).expect("run");
         assert_eq!(row.expect("it is there").status, RunStatus::Running);
         let stored = shop.store.history(run.no(), Some(b"step"), 1);
-        let stored = codec::decode_entry(&stored.expect("history")[0].value).expect("an entry");
+        let stored = decode_entry(&stored.expect("history")[0].value).expect("an entry");
         assert_eq!(stored.kind, EntryKind::Transaction);
         assert_eq!(stored.value, EntryValue::Payload(vec![0xF6]));
     }

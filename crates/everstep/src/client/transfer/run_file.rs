@@ -31,11 +31,11 @@
 
 use uuid::Uuid;
 
-use super::{
-    DecodeError,
-    bare::{Reader, Writer},
-};
 use crate::{
+    codec::{
+        DecodeError,
+        bare::{Reader, Writer},
+    },
     commit::{CancelRequest, ImportedRun, InboxKind, InboxRow, Put, RunRow, RunStatus},
     run_id::RunId,
     time::Timestamp,
