@@ -30,7 +30,7 @@ use crate::{
     run_id::RunId,
     settings::{Sabotage, Settings, SettingsError},
     store::{MemoryStore, ShardSet, Store, StoreError},
-    telemetry::{EngineMetrics, EngineMonitor},
+    telemetry::{EngineCounters, EngineMetrics, EngineMonitor},
     time::{Clock, SystemClock},
     workflow::{
         Definition, RegisterError, Registry, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
@@ -77,7 +77,6 @@ mod workers;
 pub(crate) use activity::Activity;
 pub(crate) use bodies::InFlight;
 pub(crate) use committer::{Pending, Reply};
-pub use counters::EngineCounters;
 pub use job::Job;
 pub(crate) use job::{Handler, handler};
 pub(crate) use mailbox::{Leaves, Mailbox};

@@ -105,8 +105,8 @@ pub use deferred::Deferred;
 #[doc(hidden)]
 pub use engine::EngineTools;
 pub use engine::{
-    Engine, EngineBuilder, EngineCensus, EngineCounters, Job, Misfit, Preflight, RecoveryReport,
-    StartError, shutdown_signal,
+    Engine, EngineBuilder, EngineCensus, Job, Misfit, Preflight, RecoveryReport, StartError,
+    shutdown_signal,
 };
 pub use error::{Error, Failure, FailureKind, Result};
 pub use event::{Event, IfFinished, Since};
@@ -135,6 +135,7 @@ pub use store::{
     Check, Close, Deliver, EventRow, Filter, InboxKind, ItemState, ParseRoleError, QueueStats,
     Role, RunStatus, StatusCounts, Target, WorkflowCount,
 };
+pub use telemetry::EngineCounters;
 pub use time::{Clock, ParseTimestampError, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use token::Token;
 /// The version of tokio-postgres that everstep uses: use it from here, so that the types of

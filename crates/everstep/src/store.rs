@@ -29,6 +29,8 @@ use crate::{
 
 pub(crate) mod doctor;
 pub(crate) mod memory;
+#[cfg(all(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod moving;
 mod operators;
 mod overview;
 #[cfg(all(test, any(feature = "sqlite", feature = "postgres")))]

@@ -163,7 +163,7 @@ impl Plan {
                 .flatten()
                 .min(),
             tags,
-            trace: trace::current_in(&core.facts),
+            trace: trace::current_in(core.facts.trace.as_deref()),
             input: self.input,
             parent: Some(core.facts.id),
             claim: false,

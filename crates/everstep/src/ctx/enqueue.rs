@@ -42,7 +42,7 @@ impl RawEnqueue {
     fn take_item(&mut self, core: &Core) -> Option<NewItem> {
         let mut item = self.item.take()?;
         item.available_at = self.begin.map(|begin| begin.from(core.now()));
-        item.trace = trace::current_in(&core.facts);
+        item.trace = trace::current_in(core.facts.trace.as_deref());
         Some(item)
     }
 

@@ -739,7 +739,7 @@ impl<'a> RawStep<'a> {
             Some(op) => op.kind,
             None => return,
         };
-        self.watch = Watch::begin(&op.core, &key, kind, attempt);
+        self.watch = op.core.watch(&key, kind, attempt);
         let _entered = self.watch.as_ref().and_then(Watch::enter);
         tracing::trace!(run = %op.core.facts.id, attempt, "a body starts");
         (self.cancellation, self.in_flight, self.overdue) = (None, None, false);
@@ -833,7 +833,8 @@ impl<'a> RawStep<'a> {
                 true => Some(EntryStatus::Completed),
                 false => op.core.status_of(op.id),
             };
-            watch.end(&op.core, status.unwrap_or(EntryStatus::Failed));
+            op.core
+                .end_watch(watch, status.unwrap_or(EntryStatus::Failed));
         }
         match ready {
             true => Poll::Ready(()),

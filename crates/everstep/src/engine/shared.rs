@@ -35,7 +35,7 @@ use crate::{
     run_id::{RunId, RunIds, RunNo, ShardId},
     settings::{Sabotage, Settings},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
-    telemetry::Metrics,
+    telemetry::{EngineMetrics, Metrics, NotReady, Watched},
     time::{Clock, Timestamp, suspended},
     workflow::Registry,
 };
@@ -634,6 +634,26 @@ fn runner_name() -> String {
     let host = host.trim();
     let host = if host.is_empty() { "localhost" } else { host };
     format!("{host}/{}", std::process::id())
+}
+
+impl Watched for Shared {
+    fn metrics(&self) -> EngineMetrics {
+        let shards = self.owned().len() as u64;
+        self.metrics.read(shards, self.counters.read())
+    }
+
+    fn ready(&self) -> Result<(), NotReady> {
+        if let Some(error) = self.stopped() {
+            return Err(NotReady::Stopped(error));
+        }
+        if self.closing() || self.leaving() {
+            return Err(NotReady::Closing);
+        }
+        if !self.lease_lasts() {
+            return Err(NotReady::NoLease);
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ use crate::{
     run::{Next, Run, RunSeed, core::Env},
     run_id::{RunId, RunIds, RunNo, ShardId},
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
-    telemetry::{RunTelemetry, ThreadCells, run_span},
+    telemetry::{RunTelemetry, ThreadCells},
     time::Timestamp,
 };
 
@@ -431,7 +431,9 @@ impl Worker {
         let token = self.next_token * self.shared.threads.len() as u64 + self.index as u64 + 1;
         self.next_token += 1;
         let told = RunTelemetry {
-            span: run_span(&seed),
+            run: id,
+            workflow: seed.facts.workflow.clone(),
+            span: seed.span(),
             cells: self.cells.of_workflow(&seed.facts.workflow),
         };
         let run = Run::new(

@@ -41,7 +41,7 @@ use crate::{
     error::{Error, Failure, FailureKind},
     hash::{FastMap, FastSet},
     history::{
-        AttemptError, ERRORS_KEPT, Entry, EntryKind, EntryStatus, EntryValue, History, Key,
+        AttemptError, ERRORS_KEPT, Entry, EntryKind, EntryStatus, EntryValue, History, Key, OpId,
         TakenMessage,
     },
     limit::LimitUse,
@@ -50,7 +50,7 @@ use crate::{
     retry::Retry,
     run_id::{RunId, RunIds},
     settings::{Sabotage, Settings},
-    telemetry::RunTelemetry,
+    telemetry::{RunTelemetry, Watch},
     time::Timestamp,
     token::Secret,
 };
@@ -212,14 +212,6 @@ pub(crate) struct Core {
     pub(crate) polled_body: Cell<Option<OpId>>,
     /// The number of its life, once a body was given the right to emit: see [`Core::life`].
     pub(crate) life: Cell<Option<u32>>,
-}
-
-/// An open operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct OpId {
-    index: u32,
-    /// Tells apart operations that had the same place one after another.
-    life: u32,
 }
 
 /// What a run is being polled for.
@@ -752,6 +744,20 @@ impl Core {
         let st = self.state.borrow();
         let slot = st.history.get(&st.ops.get(id)?.key)?;
         Some(slot.entry.status)
+    }
+
+    /// An attempt at the body of this operation has begun. Nothing is told of a run that is only
+    /// tried.
+    pub(crate) fn watch(&self, key: &[u8], kind: EntryKind, attempt: u32) -> Option<Watch> {
+        let told = self.telemetry.get()?;
+        Some(Watch::begin(told, key, kind, attempt))
+    }
+
+    /// The attempt has ended, and its entry says this.
+    pub(crate) fn end_watch(&self, watch: Watch, status: EntryStatus) {
+        if let Some(told) = self.telemetry.get() {
+            watch.end(told, status);
+        }
     }
 
     /// What to call this place in messages.

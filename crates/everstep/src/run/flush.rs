@@ -6,14 +6,14 @@
 
 use super::{
     End, Halt, Run, Stage,
-    core::{OpId, PendingTransaction, Phase},
+    core::{PendingTransaction, Phase},
     limits::ask_again,
 };
 use crate::{
     codec::bare,
     commit::{Commit, Effect, EffectDone, InboxKind, InboxRow, Patch, Put, Refusal, RunStatus},
     error::{Error, FailureKind, RetryAdvice, encode_failure},
-    history::{Entry, EntryKind, EntryStatus, Key, decode_entry, encode_entry},
+    history::{Entry, EntryKind, EntryStatus, Key, OpId, decode_entry, encode_entry},
     location::keys,
     settings::Sabotage,
     time::Timestamp,

@@ -14,13 +14,13 @@
 
 use super::{
     End, Halt, Run, Stage,
-    core::{Core, OpId, Phase, State, Timer},
+    core::{Core, Phase, State, Timer},
     inbox::Inbox,
 };
 use crate::{
     commit::{Acquire, Effect, InboxKind, answer::decode_turn},
     error::{Error, Failure, FailureKind},
-    history::{EntryKind, EntryStatus, Key},
+    history::{EntryKind, EntryStatus, Key, OpId},
     limit::LimitUse,
     location::keys,
     panics,

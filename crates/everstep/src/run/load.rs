@@ -20,6 +20,7 @@ use crate::{
     history::{Entry, EntryKind, EntryStatus, History, Key, decode_entry, encode_entry},
     location::keys,
     schedule,
+    telemetry::trace,
     time::Timestamp,
     workflow::Definition,
 };
@@ -85,14 +86,25 @@ impl RunSeed {
         decoded.map(|entry| entry.deaths).max().unwrap_or(0)
     }
 
-    /// How often it was taken over from a process that died, since it last moved.
-    pub(crate) fn recoveries(&self) -> u32 {
-        self.recoveries
-    }
-
-    /// How many entries its history has.
-    pub(crate) fn entries(&self) -> usize {
-        self.history.len()
+    /// The span of its stay in memory: see [`crate::telemetry`].
+    pub(crate) fn span(&self) -> tracing::Span {
+        let facts = &self.facts;
+        let span = tracing::info_span!(
+            target: "everstep",
+            parent: None,
+            "everstep.run",
+            run = %facts.id,
+            workflow = &*facts.workflow,
+            version = facts.version,
+            key = self.key.as_deref(),
+            generation = facts.generation,
+            attempt = facts.attempts,
+            recovered = self.recoveries,
+            replayed = self.history.len(),
+            status = tracing::field::Empty,
+        );
+        trace::adopt_stored(&span, facts.trace.as_deref());
+        span
     }
 
     /// A run that was just created and claimed: nothing of it needs to be read.

@@ -8,13 +8,13 @@ use std::{rc::Rc, sync::Arc};
 
 use super::{
     End, Halt, Run, RunSeed,
-    core::{Core, Env, OpId, Phase},
+    core::{Core, Env, Phase},
     wakers::WakeSink,
 };
 use crate::{
     commit::{LoadedRun, Put},
     error::FailureKind,
-    history::decode_entry,
+    history::{OpId, decode_entry},
     location::keys,
     store::RunStatus,
     workflow::Definition,

@@ -23,11 +23,11 @@ use crate::{
     ctx::Ctx,
     engine::Services,
     error::Result,
-    history::{Entry, EntryKind, EntryStatus, decode_entry},
+    history::{Entry, EntryKind, EntryStatus, OpId, decode_entry},
     location::keys,
     run::{
         Next, Run, RunSeed, Stage,
-        core::{Core, Env, OpId, Phase},
+        core::{Core, Env, Phase},
         flush::CommitKind,
         wakers::WakeSink,
     },
