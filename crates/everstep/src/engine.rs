@@ -28,6 +28,7 @@ use crate::{
     panics,
     queue::Queue,
     run_id::RunId,
+    services::Services,
     settings::{Sabotage, Settings, SettingsError},
     store::{MemoryStore, ShardSet, Store, StoreError},
     telemetry::{EngineCounters, EngineMetrics, EngineMonitor},
@@ -50,6 +51,7 @@ mod due;
 mod events;
 #[cfg(test)]
 mod fixture;
+mod host;
 mod hub;
 mod job;
 mod keeper;
@@ -64,7 +66,6 @@ mod preflight;
 mod reader;
 mod retention;
 pub(crate) mod schedules;
-mod services;
 mod shared;
 mod steady;
 mod streams;
@@ -75,16 +76,14 @@ mod vacant;
 mod workers;
 
 pub(crate) use activity::Activity;
-pub(crate) use bodies::InFlight;
 pub(crate) use committer::{Pending, Reply};
 pub use job::Job;
 pub(crate) use job::{Handler, handler};
-pub(crate) use mailbox::{Leaves, Mailbox};
+pub(crate) use mailbox::Leaves;
 pub(crate) use peers::served;
 pub(crate) use poller::Poller;
 pub use preflight::{Misfit, Preflight};
 pub(crate) use reader::Reader;
-pub(crate) use services::Services;
 pub(crate) use shared::Shared;
 pub(crate) use streams::{Followed, Follower};
 pub(crate) use workers::{Spec, Station, Workers};

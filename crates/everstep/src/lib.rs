@@ -52,6 +52,7 @@ mod random;
 mod retention;
 mod retry;
 mod run_id;
+mod services;
 mod settings;
 pub mod telemetry;
 pub mod testing;

@@ -38,6 +38,7 @@ pub(crate) mod inbox;
 mod limits;
 mod load;
 mod mended;
+pub(crate) mod owner;
 #[cfg(test)]
 mod tests;
 pub(crate) mod trial;

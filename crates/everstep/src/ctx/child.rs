@@ -134,8 +134,7 @@ impl Plan {
     fn start(self, core: &Core, key: &Key, entry: &Entry, awaited: bool) -> Effect {
         let now = core.now();
         let owner = core.env.owner.as_ref();
-        let definition = owner.and_then(|owner| owner.registry.find(&self.workflow, self.version));
-        let options = definition.map(|definition| &definition.options);
+        let options = owner.and_then(|owner| owner.options_of(&self.workflow, self.version));
         let mut tags = self.tags;
         for (name, value) in options.map_or(&[][..], |options| &options.labels) {
             if !tags.iter().any(|(other, _)| other == name) {

@@ -46,8 +46,8 @@ impl Ctx {
     pub fn continue_as<I: Value, O>(&self, input: I) -> ContinueAs<O> {
         let facts = &self.core().facts;
         let owner = self.core().env.owner.as_ref();
-        let newest = owner.and_then(|owner| owner.registry.newest(&facts.workflow));
-        let version = newest.map_or(facts.version, |newest| newest.version);
+        let newest = owner.and_then(|owner| owner.newest_version(&facts.workflow));
+        let version = newest.unwrap_or(facts.version);
         self.continuing(facts.workflow.clone(), version, &input)
     }
 

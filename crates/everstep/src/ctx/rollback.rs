@@ -13,13 +13,13 @@ use super::{
 };
 use crate::{
     codec::Value,
-    engine::Services,
     error::{Error, Result},
     history::{EntryKind, EntryStatus, EntryValue, Key},
     location::keys,
     retry::Retry,
     run::core::Core,
     run_id::RunId,
+    services::Services,
     workflow::{RunEnd, RunFuture},
 };
 

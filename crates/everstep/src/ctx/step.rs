@@ -26,17 +26,18 @@ use super::{
 use crate::{
     cancellation::Cancellation,
     codec::Value,
-    engine::{InFlight, Services},
     error::{Error, Failure, FailureKind, Result},
     history::{Entry, EntryKind, EntryStatus, EntryValue},
     limit::{Limit, LimitUse},
     panics,
     retry::Retry,
     run::{
-        core::{Core, Permit, Turn},
+        core::{Core, Turn},
+        owner::{InFlight, Permit},
         wakers,
     },
     run_id::RunId,
+    services::Services,
     settings::SettingsError,
     telemetry::Watch,
 };
@@ -591,8 +592,8 @@ impl Attempt<'_> {
             .insert(Cancellation::new(self.timeout))
             .clone();
         // Before the body begins, so that it misses nothing.
-        let mailbox = self.core.env.mailbox.as_ref();
-        *self.in_flight = mailbox.map(|mailbox| InFlight::enter(mailbox, &cancellation));
+        let owner = self.core.env.owner.as_ref();
+        *self.in_flight = owner.map(|owner| InFlight::enter(owner, &cancellation));
         Step::new(self.core, self.key, self.attempt, cancellation)
     }
 }

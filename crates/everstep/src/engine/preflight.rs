@@ -148,7 +148,6 @@ impl EngineBuilder {
                 runtime: runtime.clone(),
                 runtime_gone: Arc::new(AtomicBool::new(false)),
                 now: Cell::new(now),
-                mailbox: None,
                 owner: None,
                 ids: RunIds::new(0),
                 epoch: Cell::new(0),

@@ -25,9 +25,9 @@ use tokio::sync::oneshot;
 
 use super::{
     committer::{self, Ack, Answer, Pending, Reply, Settled},
+    host::Host,
     mailbox::{Event, Mailbox, Polling, Release, ThreadCensus},
     reader::Reader,
-    services::Services,
     shared::Shared,
     suspects::{self, Gate, Pass},
 };
@@ -36,6 +36,7 @@ use crate::{
     hash::FastMap,
     run::{Next, Run, RunSeed, core::Env},
     run_id::{RunId, RunIds, RunNo, ShardId},
+    services::Services,
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
     telemetry::{RunTelemetry, ThreadCells},
     time::Timestamp,
@@ -195,8 +196,10 @@ impl Worker {
             runtime: Some(runtime),
             runtime_gone,
             now: Cell::new(shared.now()),
-            mailbox: Some(mailbox.clone()),
-            owner: Some(shared.clone()),
+            owner: Some(Arc::new(Host {
+                shared: shared.clone(),
+                mailbox: mailbox.clone(),
+            })),
             ids: RunIds::new(0),
             epoch: Cell::new(0),
             children: Cell::new(0),

@@ -14,7 +14,7 @@ use std::{
     collections::{BTreeSet, BinaryHeap, HashSet, VecDeque},
     rc::Rc,
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     task::Waker,
@@ -27,6 +27,7 @@ use super::{
     Halt,
     fork::Lineage,
     inbox::Inbox,
+    owner::{Owner, Permit},
     wakers::{self, RootWaker},
 };
 use crate::{
@@ -37,7 +38,6 @@ use crate::{
         emit::{Mark, StreamNames},
         rollback::Undo,
     },
-    engine::{Mailbox, Services, Shared},
     error::{Error, Failure, FailureKind},
     hash::{FastMap, FastSet},
     history::{
@@ -49,6 +49,7 @@ use crate::{
     random,
     retry::Retry,
     run_id::{RunId, RunIds},
+    services::Services,
     settings::{Sabotage, Settings},
     telemetry::{RunTelemetry, Watch},
     time::Timestamp,
@@ -68,10 +69,8 @@ pub(crate) struct Env {
     /// Set once the runtime has begun to shut down.
     pub(crate) runtime_gone: Arc<AtomicBool>,
     pub(crate) now: Cell<Timestamp>,
-    /// Where the body that is being polled is named, for the watchdog.
-    pub(crate) mailbox: Option<Arc<Mailbox>>,
-    /// Whose lease must last for a body to start; none in tests that drive a run by hand.
-    pub(crate) owner: Option<Arc<Shared>>,
+    /// The owner; none where a run is tried, or driven by hand.
+    pub(crate) owner: Option<Arc<dyn Owner>>,
     /// Where ids come from without an owner.
     pub(crate) ids: RunIds,
     /// The epoch of the lease under which the run that is polled was taken into memory.
@@ -114,7 +113,7 @@ impl Env {
 
     /// Whether the engine shuts down.
     fn is_leaving(&self) -> bool {
-        self.owner.as_ref().is_some_and(|owner| owner.leaving())
+        self.owner.as_ref().is_some_and(|owner| owner.is_leaving())
     }
 
     /// An id for a run that is started by one of these.
@@ -126,24 +125,16 @@ impl Env {
         let children = self.children.get();
         self.children.set(children + 1);
         if children < CHILDREN_HERE {
-            owner.new_id(now, workflow, version, pool)
+            owner.new_run_id(now, workflow, version, pool)
         } else {
-            owner.ids.next(now)
+            owner.any_run_id(now)
         }
     }
 
     /// Names the body that is about to be polled.
     pub(crate) fn name_body(&self, key: &[u8]) {
-        if let Some(mailbox) = &self.mailbox {
-            let mut polling = mailbox
-                .polling
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            if let Some(polling) = polling.as_mut() {
-                let step = polling.step.get_or_insert_default();
-                step.clear();
-                step.extend_from_slice(key);
-            }
+        if let Some(owner) = &self.owner {
+            owner.name_body(key);
         }
     }
 
@@ -166,21 +157,6 @@ impl Env {
         let refused = probe.is_finished();
         probe.abort();
         refused
-    }
-}
-
-/// Says on any thread whether the bodies of a run may run: see [`Shared::lets_bodies_run`].
-#[derive(Clone)]
-pub(crate) struct Permit {
-    /// The owner, and the epoch with which it has read the run; none in tests that drive a run by
-    /// hand.
-    lease: Option<(Arc<Shared>, u64)>,
-}
-
-impl Permit {
-    pub(crate) fn allows(&self) -> bool {
-        let lease = self.lease.as_ref();
-        lease.is_none_or(|(owner, epoch)| owner.lets_bodies_run(*epoch))
     }
 }
 

@@ -7,7 +7,6 @@ use crate::{
     codec::{Value, hook::Codec},
     commit::{ImportedRun, RunStatus},
     ctx::Ctx,
-    engine::Services,
     error::Result as UserResult,
     panics,
     run::{
@@ -15,6 +14,7 @@ use crate::{
         trial::{self, Standing, Verdict},
     },
     run_id::RunId,
+    services::Services,
     settings::Settings,
     store::LoadedRun,
     workflow::{Definition, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef},
@@ -211,7 +211,6 @@ impl Replay {
             runtime: tokio::runtime::Handle::try_current().ok(),
             runtime_gone: Arc::new(AtomicBool::new(false)),
             now: Cell::new(row.updated_at),
-            mailbox: None,
             owner: None,
             ids: crate::run_id::RunIds::new(0),
             epoch: Cell::new(0),
