@@ -58,6 +58,7 @@ mod inbox;
 mod letters;
 mod limits;
 mod list;
+mod of_engine;
 mod overview;
 mod placing;
 mod queues;

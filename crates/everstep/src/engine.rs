@@ -19,7 +19,6 @@ use tokio::{runtime::RuntimeFlavor, sync::oneshot};
 use uuid::Uuid;
 
 use crate::{
-    client::{Client, ClientError, Worker},
     codec::{Value, hook::Codec},
     commit::Fence,
     ctx::Ctx,
@@ -78,7 +77,7 @@ mod workers;
 pub(crate) use activity::Activity;
 pub(crate) use committer::{Pending, Reply};
 pub use job::Job;
-pub(crate) use job::{Handler, handler};
+pub(crate) use job::{Answering, Handler, handler};
 pub(crate) use mailbox::Leaves;
 pub(crate) use peers::served;
 pub(crate) use poller::Poller;
@@ -95,8 +94,8 @@ use mailbox::Event;
 /// Dropping it only signals its threads to stop; what is in flight is found again by the next one
 /// on the same store. [`shutdown`](Engine::shutdown) waits for it in good order.
 pub struct Engine {
-    shared: Arc<Shared>,
-    reader: Arc<Reader>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) reader: Arc<Reader>,
     report: RecoveryReport,
     stop: Arc<lease::Stop>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -104,7 +103,7 @@ pub struct Engine {
     own_runtime: Mutex<Option<tokio::runtime::Runtime>>,
     wake_guard: Mutex<Option<crate::store::WakeGuard>>,
     /// Where bodies and the handlers of workers run.
-    runtime: tokio::runtime::Handle,
+    pub(crate) runtime: tokio::runtime::Handle,
 }
 
 /// What an engine found when it started.
@@ -139,17 +138,17 @@ impl std::fmt::Display for RecoveryReport {
 /// An engine that has not started yet.
 #[must_use = "an engine does nothing before `start`"]
 pub struct EngineBuilder {
-    store: StoreChoice,
+    pub(crate) store: StoreChoice,
     registry: Arc<Registry>,
     services: Arc<Services>,
-    settings: Settings,
+    pub(crate) settings: Settings,
     clock: Arc<dyn Clock>,
     work: Vec<Spec>,
     problem: Option<StartError>,
 }
 
 #[derive(Clone)]
-enum StoreChoice {
+pub(crate) enum StoreChoice {
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     Named(std::path::PathBuf),
     Given(Arc<dyn Store>),
@@ -228,34 +227,6 @@ impl Engine {
     /// An engine that keeps everything in memory, for tests and trials.
     pub fn in_memory() -> EngineBuilder {
         EngineBuilder::new(StoreChoice::Given(Arc::new(MemoryStore::new())))
-    }
-
-    /// A client in this process.
-    pub fn client(&self) -> Client {
-        Client::of_engine(self.shared.clone(), self.reader.clone())
-    }
-
-    /// Works on the items of a queue, up to `concurrency` at once, until the worker is
-    /// [stopped](crate::Worker::stop) or the engine shuts down: see [`Client::work`].
-    ///
-    /// # Errors
-    ///
-    /// If the queue's name cannot be used, or the engine is shutting down.
-    pub fn work<I, O, F, R>(
-        &self,
-        queue: Queue<I, O>,
-        concurrency: usize,
-        code: F,
-    ) -> Result<Worker, ClientError>
-    where
-        I: Value,
-        O: Value,
-        F: Fn(Job, I) -> R + Send + Sync + 'static,
-        R: Future<Output = UserResult<O>> + Send + 'static,
-    {
-        let runtime = self.runtime.clone();
-        self.client()
-            .work_on(queue, concurrency, handler(code), runtime)
     }
 
     /// What was found when the engine started.
@@ -840,7 +811,9 @@ impl StartParts {
                 shared.settings.codecs.clone(),
                 None,
             )
-            .map_err(|error| StartError::Thread(Arc::new(std::io::Error::other(error))))?;
+            .ok_or_else(|| {
+                StartError::thread(std::io::Error::other("the workers cannot be started"))
+            })?;
         }
         shared.keeper.poke_all();
         tracing::info!(store = store.describe(), %report, "the engine has started");

@@ -18,7 +18,7 @@ use crate::{
         QueueStats, QueueWrite, Write,
         answer::{self, Answered},
     },
-    engine::{Job, Poller, Shared, Spec, Station, Workers, handler},
+    engine::{Answering, Job, Poller, Shared, Spec, Station, Workers, handler},
     error::{Failure, Result as UserResult, decode_failure},
     queue::{KEEP_DEFAULT, Queue},
     telemetry::trace,
@@ -150,7 +150,8 @@ impl Client {
         }
         let spec = Spec::new(queue, concurrency, handler)?;
         let keeps = self.own();
-        let station = Workers::open(&self.shared, spec, runtime, self.codecs.clone(), keeps)?;
+        let station = Workers::open(&self.shared, spec, runtime, self.codecs.clone(), keeps)
+            .ok_or(ClientError::Closed)?;
         Ok(Worker {
             shared: self.shared.clone(),
             station,
@@ -541,4 +542,31 @@ impl std::fmt::Debug for Worker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Worker({})", self.queue())
     }
+}
+
+impl Job {
+    /// Says that the handler is alive, and whether the item is still its own. The worker does so by
+    /// itself; ask before something that must not be done twice.
+    ///
+    /// # Errors
+    ///
+    /// If the store cannot be written.
+    pub async fn heartbeat(&self) -> Result<bool, ClientError> {
+        kept(self.ask_to_keep(None)).await
+    }
+
+    /// Keeps the item for at least this long from now, even without a sign of life; whether it is
+    /// still the worker's own.
+    ///
+    /// # Errors
+    ///
+    /// If the store cannot be written.
+    pub async fn extend(&self, by: std::time::Duration) -> Result<bool, ClientError> {
+        kept(self.ask_to_keep(Some(by))).await
+    }
+}
+
+async fn kept(answer: Answering) -> Result<bool, ClientError> {
+    let done = answer.await.map_err(|_| ClientError::Closed)??;
+    Ok(matches!(done, Outcome::Queue(QueueDone::Extended(held)) if held == [true]))
 }

@@ -12,9 +12,8 @@ use super::{
 };
 use crate::{
     cancellation::Cancellation,
-    client::ClientError,
     codec::{Value, hook::Codecs, payload},
-    commit::{ClaimedItem, Extend, ItemId, Outcome, QueueDone, QueueWrite, Settlement, Write},
+    commit::{ClaimedItem, Extend, ItemId, Outcome, QueueWrite, Settlement, Write},
     error::{Error, Failure, FailureKind, Result, encode_failure},
     panics, random,
     retry::Retry,
@@ -131,34 +130,21 @@ impl Job {
         &self.inner.cancellation
     }
 
-    /// Says that the handler is alive, and whether the item is still its own. The worker does so by
-    /// itself; ask before something that must not be done twice.
-    ///
-    /// # Errors
-    ///
-    /// If the store cannot be written.
-    pub async fn heartbeat(&self) -> Result<bool, ClientError> {
-        self.extend(self.inner.visibility).await
-    }
-
-    /// Keeps the item for at least this long from now, even without a sign of life; whether it is
-    /// still the worker's own.
-    ///
-    /// # Errors
-    ///
-    /// If the store cannot be written.
-    pub async fn extend(&self, by: std::time::Duration) -> Result<bool, ClientError> {
+    /// Asks for the item for so long from now, or for its visibility: see [`QueueDone::Extended`](crate::commit::QueueDone::Extended).
+    pub(crate) fn ask_to_keep(&self, by: Option<std::time::Duration>) -> Answering {
         let JobInner {
             shared,
             item,
             claim,
+            visibility,
             ..
         } = &*self.inner;
-        let (item, claim, until) = (*item, *claim, shared.now() + by);
-        let extend = QueueWrite::Extend(vec![Extend { item, claim, until }]);
-        let answer = write(shared, extend);
-        let done = answer.await.map_err(|_| ClientError::Closed)??;
-        Ok(matches!(done, Outcome::Queue(QueueDone::Extended(held)) if held == [true]))
+        let (item, claim) = (*item, *claim);
+        let until = shared.now() + by.unwrap_or(*visibility);
+        write(
+            shared,
+            QueueWrite::Extend(vec![Extend { item, claim, until }]),
+        )
     }
 }
 
