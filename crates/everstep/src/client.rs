@@ -34,12 +34,13 @@ use crate::{
     event::IfFinished,
     name::{NameError, check_name, check_pool},
     pool::DEFAULT_POOL,
+    registry::Registry,
     run_id::RunId,
     settings::{Sabotage, Settings, SettingsError},
     store::{Answer, Finished, RunRow, Store, StoreError},
     telemetry::{EngineMonitor, trace},
     time::{Clock, SystemClock, Timestamp},
-    workflow::{Registry, WorkflowRef},
+    workflow::WorkflowRef,
 };
 
 mod audit;

@@ -26,15 +26,15 @@ use crate::{
     name::{NameError, check_name, check_pool},
     panics,
     queue::Queue,
+    registry::{RegisterError, Registry, WorkflowFn},
+    run::Definition,
     run_id::RunId,
     services::Services,
     settings::{Sabotage, Settings, SettingsError},
     store::{MemoryStore, ShardSet, Store, StoreError},
     telemetry::{EngineCounters, EngineMetrics, EngineMonitor},
     time::{Clock, SystemClock},
-    workflow::{
-        Definition, RegisterError, Registry, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
-    },
+    workflow::{Workflow, WorkflowOptions, WorkflowRef},
 };
 
 mod activity;

@@ -32,6 +32,7 @@ mod engine;
 mod event;
 mod history;
 mod queue;
+mod registry;
 mod run;
 mod schedule;
 pub mod store;
@@ -121,6 +122,7 @@ pub use moving::{Migrate, MigrateError, MigrateProgress, MigrateStage, Migrated,
 pub use name::NameError;
 pub use pool::{PoolNo, PoolRow};
 pub use queue::Queue;
+pub use registry::{RegisterError, WorkflowFn};
 pub use retention::Retention;
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
@@ -143,7 +145,7 @@ pub use token::Token;
 /// [`Ctx::pg_transaction`] and of [`Client::start_in`] are yours too.
 #[cfg(feature = "postgres")]
 pub use tokio_postgres;
-pub use workflow::{OnFailure, RegisterError, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef};
+pub use workflow::{OnFailure, Workflow, WorkflowOptions, WorkflowRef};
 
 /// What most programs need: `use everstep::prelude::*;`
 pub mod prelude {

@@ -28,10 +28,11 @@ use crate::{
     history::EntryKind,
     panics,
     time::Timestamp,
-    workflow::{Definition, OnFailure, RunEnd, RunFuture},
+    workflow::OnFailure,
 };
 
 pub(crate) mod core;
+mod definition;
 mod flush;
 pub(crate) mod fork;
 pub(crate) mod inbox;
@@ -46,6 +47,7 @@ pub(crate) mod waits;
 pub(crate) mod wakers;
 
 use self::core::{Core, Mode, Phase};
+pub(crate) use definition::{Definition, RunEnd, RunFuture};
 pub(crate) use flush::{Next, WAITS_IN_ROW};
 pub(crate) use limits::is_at_gate;
 pub(crate) use load::{RunSeed, SUSPECT_AFTER};

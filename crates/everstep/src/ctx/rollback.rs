@@ -17,10 +17,9 @@ use crate::{
     history::{EntryKind, EntryStatus, EntryValue, Key},
     location::keys,
     retry::Retry,
-    run::core::Core,
+    run::{RunEnd, RunFuture, core::Core},
     run_id::RunId,
     services::Services,
-    workflow::{RunEnd, RunFuture},
 };
 
 /// What a rollback is handed: dependencies, its own idempotency key, the attempt. No `Ctx`.

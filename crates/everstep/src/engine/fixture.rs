@@ -14,12 +14,14 @@ use crate::{
         Write,
     },
     ctx::Ctx,
+    registry::Registry,
+    run::Definition,
     run_id::{RunId, RunIds},
     settings::Settings,
     store::{MemoryStore, NewRunner, ShardSet, Store, StoreError},
     testing::CrashingStore,
     time::{Clock, SystemClock},
-    workflow::{Definition, Registry, WorkflowOptions},
+    workflow::WorkflowOptions,
 };
 
 pub(super) type TestStore = CrashingStore<MemoryStore>;

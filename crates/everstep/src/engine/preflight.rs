@@ -12,6 +12,7 @@ use super::{EngineBuilder, StartError, StoreChoice, small_runtime};
 use crate::{
     commit::RunStatus,
     panics,
+    registry::Registry,
     run::{
         core::Env,
         trial::{self, Verdict},
@@ -19,7 +20,6 @@ use crate::{
     run_id::{RunId, RunIds},
     store::{Filter, RunRow, Store, StoreError},
     time::Timestamp,
-    workflow::Registry,
 };
 
 /// What [`EngineBuilder::preflight`] has found.

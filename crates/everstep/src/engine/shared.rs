@@ -32,12 +32,12 @@ use super::{
 use crate::{
     commit::{Fence, NewRun},
     pool::DEFAULT_POOL,
+    registry::Registry,
     run_id::{RunId, RunIds, RunNo, ShardId},
     settings::{Sabotage, Settings},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
     telemetry::{EngineMetrics, Metrics, NotReady, Watched},
     time::{Clock, Timestamp, suspended},
-    workflow::Registry,
 };
 
 pub(crate) struct Shared {

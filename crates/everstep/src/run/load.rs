@@ -19,10 +19,10 @@ use crate::{
     hash::{FastMap, FastSet},
     history::{Entry, EntryKind, EntryStatus, History, Key, decode_entry, encode_entry},
     location::keys,
+    run::Definition,
     schedule,
     telemetry::trace,
     time::Timestamp,
-    workflow::Definition,
 };
 
 /// What a run is made from.

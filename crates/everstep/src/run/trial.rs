@@ -16,8 +16,8 @@ use crate::{
     error::FailureKind,
     history::{OpId, decode_entry},
     location::keys,
+    run::Definition,
     store::RunStatus,
-    workflow::Definition,
 };
 
 /// How a trial has ended.

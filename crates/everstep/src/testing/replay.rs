@@ -9,7 +9,9 @@ use crate::{
     ctx::Ctx,
     error::Result as UserResult,
     panics,
+    registry::WorkflowFn,
     run::{
+        Definition,
         core::Env,
         trial::{self, Standing, Verdict},
     },
@@ -17,7 +19,7 @@ use crate::{
     services::Services,
     settings::Settings,
     store::LoadedRun,
-    workflow::{Definition, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef},
+    workflow::{Workflow, WorkflowOptions, WorkflowRef},
 };
 
 /// Replays a run that [`RunHandle::export`](crate::RunHandle::export) has written against code: the

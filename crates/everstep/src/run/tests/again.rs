@@ -15,7 +15,8 @@ use crate::{
     },
     error::{Error, Result},
     retry::Retry,
-    workflow::{Definition, WorkflowOptions},
+    run::Definition,
+    workflow::WorkflowOptions,
 };
 
 fn work<'a>(ctx: &Ctx, name: &str) -> StepCall<'a, u64> {

@@ -11,8 +11,8 @@ use crate::{
     commit::RunStatus,
     history::{EntryKind, EntryStatus, EntryValue},
     retry::Retry,
-    run::End,
-    workflow::{Definition, WorkflowOptions},
+    run::{Definition, End},
+    workflow::WorkflowOptions,
 };
 use std::{sync::Arc, time::Duration};
 

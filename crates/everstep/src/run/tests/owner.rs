@@ -25,7 +25,7 @@ use crate::{
     history::{Entry, EntryKind, EntryStatus, OpId, decode_entry},
     location::keys,
     run::{
-        Next, Run, RunSeed, Stage,
+        Definition, Next, Run, RunSeed, Stage,
         core::{Core, Env, Phase},
         flush::CommitKind,
         wakers::WakeSink,
@@ -35,7 +35,7 @@ use crate::{
     settings::Settings,
     store::{MemoryStore, NewRunner, PoolNo, ShardSet, Store},
     time::Timestamp,
-    workflow::{Definition, WorkflowOptions},
+    workflow::WorkflowOptions,
 };
 
 /// Where time begins.

@@ -6,9 +6,11 @@ use crate::{
     commit::{Acquire, Batch, Effect, LimitRule, NewRun, Outcome, Refusal, Target},
     ctx::Ctx,
     limit::Limit,
+    registry::Registry,
+    run::Definition,
     settings::Sabotage,
     store::MemoryStore,
-    workflow::{Definition, Registry, WorkflowOptions},
+    workflow::WorkflowOptions,
 };
 
 const ONE: Limit = Limit::new("one").concurrency(1);
