@@ -24,9 +24,11 @@ mod deploy_drill;
 mod examples;
 mod failover;
 mod fuzz_api;
+mod house;
 mod model;
 mod points;
 mod programs;
+mod source;
 mod stores;
 mod test;
 
@@ -45,6 +47,8 @@ Commands:
   browser          look at and use the dashboard in headless Chromium; pictures are in
                    `target/screenshots` (with words, only the tests with these in their names)
   model            search the model of lease, fence, takeover and hand-off to its end
+  house            count lines, imports, names and lengths of our own code (`--json`;
+                   `--root DIR` counts another checkout)
 
 Options:
   -h, --help       this text
@@ -87,6 +91,7 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         "fuzz-api" => fuzz_api::run(rest),
         "browser" => browser::run(rest),
         "model" => model::run(rest),
+        "house" => house::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");
             Ok(())
