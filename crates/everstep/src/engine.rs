@@ -74,7 +74,6 @@ mod unstarted;
 mod vacant;
 mod workers;
 
-pub(crate) use activity::Activity;
 pub(crate) use committer::{Pending, Reply};
 pub use job::Job;
 pub(crate) use job::{Answering, Handler, handler};
