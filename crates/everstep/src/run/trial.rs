@@ -12,12 +12,11 @@ use super::{
     wakers::WakeSink,
 };
 use crate::{
-    commit::{LoadedRun, Put},
+    commit::{LoadedRun, Put, RunStatus},
     error::FailureKind,
     history::{OpId, decode_entry},
     location::keys,
     run::Definition,
-    store::RunStatus,
 };
 
 /// How a trial has ended.
