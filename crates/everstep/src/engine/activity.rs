@@ -2,10 +2,15 @@
 //!
 //! A virtual clock moves only while nothing is. A real one does not ask.
 
-use std::sync::{
-    Condvar, Mutex, PoisonError,
-    atomic::{AtomicI64, AtomicU64, Ordering},
+use std::{
+    sync::{
+        Condvar, Mutex, PoisonError,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
+    time::Duration,
 };
+
+use crate::time::Underway;
 
 /// Counts what is under way in an engine.
 #[derive(Default)]
@@ -42,21 +47,22 @@ impl Activity {
             self.bodies.fetch_add(by, Ordering::AcqRel);
         }
     }
+}
 
-    pub(crate) fn is_quiet(&self) -> bool {
+impl Underway for Activity {
+    fn is_quiet(&self) -> bool {
         self.busy.load(Ordering::Acquire) == 0
     }
 
-    pub(crate) fn bodies(&self) -> i64 {
+    fn bodies(&self) -> i64 {
         self.bodies.load(Ordering::Acquire)
     }
 
-    pub(crate) fn begun(&self) -> u64 {
+    fn begun(&self) -> u64 {
         self.begun.load(Ordering::Acquire)
     }
 
-    /// Waits until it is quiet, but not longer than this.
-    pub(crate) fn wait_quiet(&self, limit: std::time::Duration) {
+    fn wait_quiet(&self, limit: Duration) {
         let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.is_quiet() {
             drop(self.quiet.wait_timeout(guard, limit));

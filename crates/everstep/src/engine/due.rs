@@ -17,7 +17,11 @@ use std::{
 };
 
 use super::{mailbox::Event, poller::Poller, shared::Shared};
-use crate::{run_id::RunNo, store::DueRun, testing::Outlook, time::Timestamp};
+use crate::{
+    run_id::RunNo,
+    store::DueRun,
+    time::{Outlook, Timestamp},
+};
 
 /// What the thread that polls the store and the thread that keeps timers wait on.
 #[derive(Default)]
@@ -179,7 +183,7 @@ fn wait(shared: &Shared, safety: Instant) -> Woken {
             drop(state);
             shared.keeper.wake_if_due(now);
             shared.workers.wake_if_due(shared, now);
-            clock.advance_when_quiet(&shared.activity, || outlook(shared));
+            clock.advance_when_quiet(&*shared.activity, &|| outlook(shared));
             state = shared.due.lock();
             continue;
         }

@@ -13,8 +13,8 @@ use uuid::Uuid;
 
 use super::streams::Followers;
 use crate::{
+    commit::ItemId,
     hash::FastMap,
-    queue::ItemId,
     run_id::{RunId, RunNo},
     store::{Answer, Finished, StoreError},
 };

@@ -17,12 +17,12 @@ use super::{
     leaving::Leaving,
     mailbox::{Event, Mailbox},
     poller::{self, Poller},
-    settings::Sabotage,
     shared::Shared,
 };
 use crate::{
     commit::Fence,
     run::is_mended_by_deploy,
+    settings::Sabotage,
     store::{RunnerRow, ShardSet, StoreError},
     time::{Timestamp, Uptime},
 };
@@ -503,7 +503,9 @@ fn name_blocked(shared: &Shared, thread: &Mailbox, seen: &mut (u64, Instant, boo
     };
     let blocked = thread.blocked.lock();
     *blocked.unwrap_or_else(PoisonError::into_inner) = Some((turn, polling.clone()));
-    let step = polling.step.map(|key| crate::history::keys::describe(&key));
+    let step = polling
+        .step
+        .map(|key| crate::location::keys::describe(&key));
     tracing::warn!(
         run = %polling.run,
         workflow = &*polling.workflow,

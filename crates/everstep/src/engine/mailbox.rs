@@ -19,7 +19,8 @@ use super::{
 };
 use crate::{
     commit::{Control, InboxRow, NewRun},
-    run::{core::OpId, wakers::WakeSink},
+    history::OpId,
+    run::wakers::WakeSink,
     run_id::RunNo,
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
     time::Timestamp,

@@ -14,7 +14,7 @@ use super::{
     streams::{Followed, Follower},
 };
 use crate::{
-    queue::ItemId,
+    commit::ItemId,
     run_id::{RunId, RunNo},
     store::{ShardSet, StoreError},
 };

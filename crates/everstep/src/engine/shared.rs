@@ -12,7 +12,6 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{
-    Settings,
     activity::Activity,
     committer::{self, CommitQueue},
     complaints::Complaints,
@@ -25,7 +24,6 @@ use super::{
     owned::Owned,
     peers::{self, Peers},
     poller::Poller,
-    settings::Sabotage,
     steady::{self, Seen, Steady},
     streams::Emitting,
     suspects::Gate,
@@ -33,11 +31,13 @@ use super::{
 };
 use crate::{
     commit::{Fence, NewRun},
+    pool::DEFAULT_POOL,
+    registry::Registry,
     run_id::{RunId, RunIds, RunNo, ShardId},
+    settings::{Sabotage, Settings},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
-    telemetry::Metrics,
+    telemetry::{EngineMetrics, Metrics, NotReady, Watched},
     time::{Clock, Timestamp, Uptime, suspended},
-    workflow::{DEFAULT_POOL, Registry},
 };
 
 pub(crate) struct Shared {
@@ -586,7 +586,7 @@ impl Shared {
 
     /// A thread has died by a bug of ours or of the store: nothing can be relied on any more.
     pub(crate) fn stop_after_panic(&self, thread: &str, panic: &(dyn std::any::Any + Send)) {
-        let message = crate::run::panics::message(panic);
+        let message = crate::panics::message(panic);
         let store = format!("the engine (its {thread} thread has died: {message})");
         self.stop(StoreError::Closed { store });
     }
@@ -616,6 +616,26 @@ fn runner_name() -> String {
     let host = host.trim();
     let host = if host.is_empty() { "localhost" } else { host };
     format!("{host}/{}", std::process::id())
+}
+
+impl Watched for Shared {
+    fn metrics(&self) -> EngineMetrics {
+        let shards = self.owned().len() as u64;
+        self.metrics.read(shards, self.counters.read())
+    }
+
+    fn ready(&self) -> Result<(), NotReady> {
+        if let Some(error) = self.stopped() {
+            return Err(NotReady::Stopped(error));
+        }
+        if self.closing() || self.leaving() {
+            return Err(NotReady::Closing);
+        }
+        if !self.lease_lasts() {
+            return Err(NotReady::NoLease);
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
