@@ -28,6 +28,7 @@ use crate::{
     time::Timestamp,
 };
 
+mod apply;
 pub(crate) mod doctor;
 pub(crate) mod memory;
 mod operators;

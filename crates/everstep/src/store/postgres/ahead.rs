@@ -92,7 +92,7 @@ impl Applier<'_> {
 
     fn asked(&self, batch: &Batch) -> Asked {
         let mut asked = Asked::default();
-        if !self.fence_holds() {
+        if self.fence.is_none() {
             return asked;
         }
         for write in &batch.writes {

@@ -13,13 +13,13 @@ use super::{
     value::{Row, params},
 };
 use crate::{
-    commit::{Close, NewRun, Outcome},
+    commit::Close,
     run_id::RunNo,
     store::{
         Finished,
         rules::{
             children::{ChildRow, ChildTables},
-            tables::Waiter,
+            tables::{Tables, Waiter},
         },
     },
 };
@@ -112,10 +112,6 @@ impl Applier<'_> {
 }
 
 impl ChildTables for Applier<'_> {
-    fn start(&mut self, new: &NewRun) -> Result<Outcome, Trouble> {
-        Applier::start(self, new)
-    }
-
     fn ended(&mut self, run: RunNo) -> Result<Option<Finished>, Trouble> {
         // Locked: it may be about to end.
         let is_over = self

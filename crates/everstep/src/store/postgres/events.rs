@@ -206,7 +206,7 @@ impl Applier<'_> {
         let locks: BTreeSet<Lock> = names.iter().map(|(name, _)| Lock::event(name)).collect();
         let wanted = locks.into_iter().filter(|lock| !self.locks.contains(lock));
         let (locks, numbers): (Vec<Lock>, Vec<i64>) = wanted
-            .filter_map(|lock| Some((lock, lock.advisory(self.schema)?)))
+            .filter_map(|lock| Some((lock, lock.advisory(self.terms.schema)?)))
             .unzip();
         if numbers.is_empty() {
             return Ok(());
@@ -555,7 +555,7 @@ impl EventTables for Applier<'_> {
     }
 
     fn take_fallbacks(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Trouble> {
-        if let Some(taken) = self.take_known(run, |row| row.on_end.is_some()) {
+        if let Some(taken) = self.take_known(run, |row| row.on_end.is_some())? {
             return Ok(taken);
         }
         let statement = format!(

@@ -104,6 +104,8 @@ pub(super) struct Named {
     pub(super) schedules: BTreeSet<String>,
     /// Streams that are appended to.
     pub(super) streams: BTreeSet<(RunNo, String)>,
+    /// Whether the doctor mends something.
+    pub(super) is_repair: bool,
 }
 
 impl Named {
@@ -246,6 +248,7 @@ impl Named {
 
     /// What it finds out later (the limit of a place) is only tried, as always.
     fn add_mend(&mut self, mend: &Mend) {
+        self.is_repair = true;
         let (rule, row) = match mend {
             Mend::Row { rule, row } => (&RULES[*rule], row),
             Mend::RemoveEntry { run, .. }

@@ -2,6 +2,7 @@
 
 use super::{
     batch::{Applier, last_number},
+    columns,
     error::Trouble,
     session::Session,
     value::params,
@@ -9,7 +10,7 @@ use super::{
 use crate::{
     pool::{PoolNo, PoolRow},
     run_id::{RunNo, ShardId},
-    store::rules::{Head, pools::Pools},
+    store::rules::{Head, pools::Pools, runs::RunTables},
     time::Timestamp,
     workflow::DEFAULT_POOL,
 };
@@ -55,7 +56,14 @@ impl Pools for Applier<'_> {
     }
 
     fn owns(&mut self, shard: ShardId) -> Result<bool, Trouble> {
-        self.owns_shard(shard)
+        let Some(fence) = self.fence else {
+            return Ok(false);
+        };
+        let held = match &mut self.shards {
+            Some(held) => held,
+            shards => shards.insert(columns::shards_of(self.session, fence.runner)?),
+        };
+        Ok(held.contains(shard))
     }
 
     fn write_home(&mut self, run: RunNo, pool: &str) -> Result<bool, Trouble> {
@@ -77,7 +85,7 @@ impl Pools for Applier<'_> {
         let number = last_number(head);
         let params = params![run.0, shard, status, available_at, number, self.now];
         self.execute(sql, params);
-        self.remember(run, *head);
+        self.remember(head);
         Ok(())
     }
 }

@@ -27,7 +27,7 @@ use crate::{
     store::{
         rules::{
             queues::{HOLDERS, ItemHead, ItemNews, QueueTables, ReadyItem, Wait},
-            tables::Waiter,
+            tables::{Tables, Waiter},
         },
         *,
     },

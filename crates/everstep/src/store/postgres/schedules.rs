@@ -12,10 +12,7 @@ use super::{
 };
 use crate::{
     schedule::Overlap,
-    store::{
-        rules::schedules::{self, ScheduleTables},
-        *,
-    },
+    store::{rules::schedules::ScheduleTables, *},
     time::Timestamp,
 };
 
@@ -173,13 +170,6 @@ impl Applier<'_> {
         }
         Ok(())
     }
-
-    pub(super) fn write_about_schedule(
-        &mut self,
-        write: &ScheduleWrite,
-    ) -> Result<Outcome, Trouble> {
-        schedules::apply(self, write).map(Outcome::Scheduled)
-    }
 }
 
 impl ScheduleTables for Applier<'_> {
@@ -229,9 +219,5 @@ impl ScheduleTables for Applier<'_> {
         self.execute("DELETE FROM schedules WHERE name = $1", params![name]);
         self.schedules.remove(name);
         Ok(())
-    }
-
-    fn start_run(&mut self, new: &NewRun) -> Result<Outcome, Trouble> {
-        self.start(new)
     }
 }

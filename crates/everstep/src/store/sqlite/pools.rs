@@ -2,7 +2,10 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::batch::{Applier, last_number};
+use super::{
+    batch::{Applier, last_number},
+    columns,
+};
 use crate::{
     pool::{PoolNo, PoolRow},
     run_id::{RunNo, ShardId},
@@ -43,7 +46,18 @@ impl Pools for Applier<'_> {
     }
 
     fn owns(&mut self, shard: ShardId) -> rusqlite::Result<bool> {
-        self.owns_shard(shard)
+        let Some(runner) = self.runner else {
+            return Ok(false);
+        };
+        if let Some((holder, held)) = &self.memory.shards
+            && *holder == runner
+        {
+            return Ok(held.contains(shard));
+        }
+        let held = columns::shards_of(self.conn, runner)?;
+        let owns = held.contains(shard);
+        self.memory.shards = Some((runner, held));
+        Ok(owns)
     }
 
     fn write_home(&mut self, run: RunNo, pool: &str) -> rusqlite::Result<bool> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{control::LEFT_BY_RUNS, *};
+use super::{sweep::LEFT_BY_RUNS, *};
 use crate::run_id::RunIds;
 
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
