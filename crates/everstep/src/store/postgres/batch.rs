@@ -12,13 +12,12 @@ use std::{
 use uuid::Uuid;
 
 use super::{
-    ahead::Ahead,
+    ahead::{Ahead, Asked, absent},
     children, columns,
     error::{CHANGED, Trouble},
     known::{self, Keys, Known, KnownRow, Learned, Revision, WrittenBy},
     locks::{Lock, Named},
-    queues,
-    runs::{KEYS_OF_BATCH, read_keyed},
+    runs::{keys_of_batch, read_keyed},
     schedules,
     session::{Bulk, Op, Session},
     streams,
@@ -30,7 +29,7 @@ use crate::{
     run_id::{RunNo, ShardId},
     store::{
         rules::{
-            Head, events,
+            Head,
             letters::LetterTables,
             runs::RunTables,
             tables::{Keyed, Tables},
@@ -108,22 +107,15 @@ pub(super) struct Applier<'a> {
     revisions: FastMap<RunNo, Revision>,
     /// The keys of the entries of those runs whose owner this is.
     pub(super) entries: FastMap<RunNo, Keys>,
-    /// The rows of event names that are locked.
-    pub(super) event_names: HashMap<String, Option<events::EventName>>,
-    /// What stands under keys.
-    pub(super) keys: HashMap<(String, String), Option<Keyed>>,
     /// Of the runs to be made, those whose number is not free yet.
     pub(super) graves: HashSet<RunNo>,
     /// The numbers of pools that were asked for.
     pub(super) pools: HashMap<String, PoolNo>,
     /// Numbers for items of queues.
     pub(super) item_numbers: Vec<u64>,
-    pub(super) queues: queues::Known,
-    pub(super) tails: streams::Tails,
     pub(super) families: children::Families,
+    /// Rows as they are now.
     pub(super) ahead: Ahead,
-    /// Rows of schedules that were read and not yet asked for.
-    pub(super) schedules: HashMap<String, Option<ScheduleRow>>,
 }
 
 pub(super) const HEAD: &str = "no, id, status, ending, generation, available_at, attempts, inbox_seq, \
@@ -196,16 +188,11 @@ impl<'a> Applier<'a> {
             heads: FastMap::default(),
             revisions: FastMap::default(),
             entries: FastMap::default(),
-            event_names: HashMap::new(),
-            keys: named.keys.iter().map(|it| (it.clone(), None)).collect(),
             graves: HashSet::new(),
             pools: HashMap::new(),
             item_numbers: Vec::new(),
-            queues: queues::Known::new(named),
-            tails: streams::Tails::default(),
             families: children::Families::default(),
-            ahead: Ahead::default(),
-            schedules: HashMap::new(),
+            ahead: Ahead::of(named),
         }
     }
 
@@ -222,89 +209,92 @@ impl<'a> Applier<'a> {
             lock_names(session, terms.schema, later);
             return Ok(());
         }
-        let mut runs = Vec::new();
-        for lock in &named.locks {
-            if let Lock::Run(RunNo(no)) = lock {
-                runs.push(*no);
-            }
-        }
-        let (mut workflows, mut keys) = (Vec::new(), Vec::new());
-        for (workflow, key) in &named.keys {
-            workflows.push(Some(workflow.clone()));
-            keys.push(Some(key.clone()));
-        }
-        let new_runs: Vec<i64> = named.new_runs.iter().map(|run| run.0).collect();
-        let heads = Op::new(
-            format!(
-                "SELECT {HEAD}, xmin::text::bigint FROM runs WHERE no = ANY ($1) \
-                 ORDER BY no FOR NO KEY UPDATE"
-            ),
-            params![runs],
+        let runs: Vec<i64> = named.runs().map(|run| run.0).collect();
+        self.heads.extend(runs.iter().map(|no| (RunNo(*no), None)));
+        let sql = format!(
+            "SELECT {HEAD}, xmin::text::bigint FROM runs WHERE no = ANY ($1) \
+             ORDER BY no FOR NO KEY UPDATE"
         );
-        let mut asked = vec![heads];
-        let keyed = (!keys.is_empty()).then(|| {
-            asked.push(Op::new(
-                KEYS_OF_BATCH,
-                vec![Value::Texts(workflows), Value::Texts(keys)],
-            ));
-            asked.len() - 1
-        });
-        let graves = (!new_runs.is_empty()).then(|| {
+        let mut asked: Vec<Asked<'a>> = vec![(Op::new(sql, params![runs]), Self::take_heads)];
+        if !named.keys.is_empty() {
+            asked.push((keys_of_batch(named), Self::take_keys));
+        }
+        if !named.new_runs.is_empty() {
+            let new_runs: Vec<i64> = named.new_runs.iter().map(|run| run.0).collect();
             let sql = "SELECT run FROM graves WHERE run = ANY ($1)";
-            asked.push(Op::new(sql, params![new_runs]));
-            asked.len() - 1
-        });
-        let mut item_numbers = std::mem::take(&mut *lock(terms.spare_items));
-        lock(terms.items_in_hand).clone_from(&item_numbers);
-        let drawn = named.items.saturating_sub(item_numbers.len());
-        let items = (drawn > 0).then(|| {
+            asked.push((Op::new(sql, params![new_runs]), Self::take_graves));
+        }
+        self.item_numbers = std::mem::take(&mut *lock(terms.spare_items));
+        self.hold_item_numbers();
+        let drawn = named.items.saturating_sub(self.item_numbers.len());
+        if drawn > 0 {
             let sql = "SELECT nextval(pg_get_serial_sequence('queue_items', 'no')) \
                        FROM generate_series(1, $1)";
-            asked.push(Op::new(sql, params![columns::limit(drawn)]));
-            asked.len() - 1
-        });
-        let tails = (!named.streams.is_empty()).then(|| {
-            asked.push(streams::Tails::op(named.streams.iter()));
-            asked.len() - 1
-        });
+            let op = Op::new(sql, params![columns::limit(drawn)]);
+            asked.push((op, Self::take_item_numbers));
+        }
+        if !named.streams.is_empty() {
+            let op = streams::Tails::op(named.streams.iter());
+            asked.push((op, |applier, rows| applier.ahead.tails.add(rows)));
+        }
         let later = locks.filter(|lock| !matches!(lock, Lock::Event(_)));
         if let Some(op) = names_op(terms.schema, later) {
-            asked.push(op);
+            asked.push((op, |_, _| Ok(())));
         }
-        let schedules = (!named.schedules.is_empty()).then(|| {
-            asked.push(schedules::op_ahead(named.schedules.iter().cloned()));
-            asked.len() - 1
-        });
-        let answers = session.queries(asked)?;
-        let rows = |place: Option<usize>| place.and_then(|place| answers.get(place));
-        self.heads.extend(runs.iter().map(|no| (RunNo(*no), None)));
-        for row in rows(Some(0)).into_iter().flatten() {
+        if !named.schedules.is_empty() {
+            // Behind their locks.
+            self.ahead.schedules = absent(&named.schedules);
+            let op = schedules::op_ahead(named.schedules.iter().cloned());
+            asked.push((op, |applier, rows| applier.ahead.add_schedules(rows)));
+        }
+        self.read_ahead(asked)
+    }
+
+    /// Asks all of these in one round trip.
+    pub(super) fn read_ahead(&mut self, asked: Vec<Asked<'a>>) -> Result<(), Trouble> {
+        let (ops, take): (Vec<Op>, Vec<_>) = asked.into_iter().unzip();
+        let answers = self.session.queries(ops)?;
+        let mut answers = take.into_iter().zip(answers);
+        answers.try_for_each(|(take, rows)| take(self, &rows))
+    }
+
+    fn take_heads(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+        for row in rows {
             let head = self.completed(read_head(row)?);
-            self.heads.insert(head.id.no(), Some(head));
+            self.remember(&head);
             let revision = Revision::new(row.get(13)?);
             self.revisions.insert(head.id.no(), revision);
         }
-        for row in rows(keyed).into_iter().flatten() {
+        Ok(())
+    }
+
+    fn take_keys(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+        for row in rows {
             let name = (row.get(0)?, row.get(1)?);
-            self.keys.insert(name, Some(read_keyed(row, 2)?));
-        }
-        for row in rows(graves).into_iter().flatten() {
-            self.graves.insert(RunNo(row.get(0)?));
-        }
-        for row in rows(items).into_iter().flatten() {
-            item_numbers.push(columns::number(row, 0)?);
-        }
-        // The lowest is taken first.
-        item_numbers.sort_unstable_by(|a, b| b.cmp(a));
-        lock(terms.items_in_hand).clone_from(&item_numbers);
-        self.item_numbers = item_numbers;
-        for row in rows(tails).into_iter().flatten() {
-            self.tails.add(row)?;
-        }
-        if let Some(rows) = rows(schedules) {
-            self.add_schedules(named.schedules.iter().cloned(), rows)?;
+            self.ahead.keys.insert(name, Some(read_keyed(row, 2)?));
         }
         Ok(())
+    }
+
+    fn take_graves(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+        for row in rows {
+            self.graves.insert(RunNo(row.get(0)?));
+        }
+        Ok(())
+    }
+
+    fn take_item_numbers(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+        for row in rows {
+            self.item_numbers.push(columns::number(row, 0)?);
+        }
+        self.hold_item_numbers();
+        Ok(())
+    }
+
+    /// The next go has them if this one does not succeed. The lowest is taken first.
+    fn hold_item_numbers(&mut self) {
+        self.item_numbers.sort_unstable_by(|a, b| b.cmp(a));
+        lock(self.terms.items_in_hand).clone_from(&self.item_numbers);
     }
 
     /// Takes these rows as they are known. What compares them is sent before anything that is read
@@ -313,7 +303,7 @@ impl<'a> Applier<'a> {
         let mut held = known::Compared::default();
         let mut seen = known::Compared::default();
         let mut new_runs = Vec::new();
-        let growing = known::growing(batch, rows);
+        let growing = known::growing(batch, self.terms.named, rows);
         for row in rows {
             match row {
                 KnownRow::Is(head, revision) => {
@@ -531,10 +521,6 @@ impl<'a> Applier<'a> {
                 now.last_number_exact = old.last_number_exact;
             }
         }
-        self.keys.clear();
-        self.event_names.clear();
-        self.queues = queues::Known::default();
-        self.tails = streams::Tails::default();
         self.ahead = Ahead::default();
         Ok(())
     }
@@ -566,14 +552,14 @@ impl Tables for Applier<'_> {
 
     fn keyed(&mut self, workflow: &str, key: &str) -> Result<Option<Keyed>, Trouble> {
         let name = (workflow.to_owned(), key.to_owned());
-        if let Some(known) = self.keys.get(&name) {
+        if let Some(known) = self.ahead.keys.get(&name) {
             return Ok(*known);
         }
         let sql = "SELECT run, deleted_id, deleted_at, kept_until FROM keys \
                    WHERE workflow = $1 AND key = $2 FOR UPDATE";
         let params = params![workflow, key];
         let found = self.session.row(sql, params, |row| read_keyed(row, 0))?;
-        self.keys.insert(name, found);
+        self.ahead.keys.insert(name, found);
         Ok(found)
     }
 

@@ -71,8 +71,10 @@ static REMOVE_CHILD: Bulk = Bulk {
 };
 
 /// Who waits for the end of these runs.
-pub(super) const WATCHERS: &str =
-    "SELECT run, waiter, generation, key FROM watchers WHERE run = ANY ($1)";
+pub(super) fn watchers(runs: Vec<i64>) -> Op {
+    let sql = "SELECT run, waiter, generation, key FROM watchers WHERE run = ANY ($1)";
+    Op::new(sql, params![runs])
+}
 
 const CHILD: &str = "run, parent, generation, key, close, awaited";
 

@@ -196,7 +196,7 @@ impl Applier<'_> {
     /// Whether everything that is locked comes before this run in the order of locks.
     fn holds_nothing_after(&self, run: RunNo) -> bool {
         let comes_before = |lock: &Lock| *lock < Lock::Run(run);
-        self.keys.is_empty()
+        self.ahead.keys.is_empty()
             && self.heads.keys().all(|held| *held < run)
             && self.locks.iter().all(comes_before)
     }
@@ -242,7 +242,7 @@ impl Applier<'_> {
         })?;
         let mut events = Vec::with_capacity(found.len());
         for ((name, seq), row) in found {
-            self.event_names.insert(name.clone(), Some(row));
+            self.ahead.event_names.insert(name.clone(), Some(row));
             events.push((name, seq));
         }
         Ok(events)
@@ -272,14 +272,14 @@ impl Applier<'_> {
 impl EventTables for Applier<'_> {
     fn event_name(&mut self, name: &str) -> Result<Option<EventName>, Trouble> {
         self.lock(Lock::event(name))?;
-        if let Some(row) = self.event_names.get(name) {
+        if let Some(row) = self.ahead.event_names.get(name) {
             return Ok(row.clone());
         }
         let sql = "SELECT last_seq, last_waiter, kept, dropped FROM event_names WHERE name = $1";
         let row = self
             .session
             .row(sql, params![name], |row| event_name(row, 0))?;
-        self.event_names.insert(name.to_owned(), row.clone());
+        self.ahead.event_names.insert(name.to_owned(), row.clone());
         Ok(row)
     }
 
@@ -288,7 +288,9 @@ impl EventTables for Applier<'_> {
         let (kept, dropped) = (sql(row.kept), sql(row.dropped));
         let params = params![name, last_seq, last_waiter, kept, dropped];
         self.session.put(&PUT_NAME, params);
-        self.event_names.insert(name.to_owned(), Some(row.clone()));
+        self.ahead
+            .event_names
+            .insert(name.to_owned(), Some(row.clone()));
         Ok(())
     }
 

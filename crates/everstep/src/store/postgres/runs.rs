@@ -5,7 +5,8 @@ use super::{
     columns,
     error::{FENCED, Trouble},
     known::Keys,
-    session::{Bulk, Session},
+    locks::Named,
+    session::{Bulk, Op, Session},
     value::{Row, Value, params},
 };
 use crate::{
@@ -133,10 +134,17 @@ static PUT_KEY: Bulk = Bulk {
 /// The `run` of a key whose run was deleted. No run has this number.
 const NO_RUN: i64 = -1;
 
-/// What stands under the keys of a batch: two arrays of equal length.
-pub(super) const KEYS_OF_BATCH: &str = "SELECT keys.workflow, keys.key, run, deleted_id, \
-    deleted_at, kept_until FROM keys JOIN unnest($1::text[], $2::text[]) AS asked (w, k) \
-    ON keys.workflow = w AND keys.key = k ORDER BY keys.workflow, keys.key FOR UPDATE OF keys";
+/// What stands under the keys of a batch.
+pub(super) fn keys_of_batch(named: &Named) -> Op {
+    let names = named.keys.iter().cloned();
+    let (workflows, keys) = names
+        .map(|(workflow, key)| (Some(workflow), Some(key)))
+        .unzip();
+    let sql = "SELECT keys.workflow, keys.key, run, deleted_id, deleted_at, kept_until FROM keys \
+               JOIN unnest($1::text[], $2::text[]) AS asked (w, k) ON keys.workflow = w \
+               AND keys.key = k ORDER BY keys.workflow, keys.key FOR UPDATE OF keys";
+    Op::new(sql, vec![Value::Texts(workflows), Value::Texts(keys)])
+}
 
 pub(super) fn read_keyed(row: &Row, first: usize) -> Result<Keyed, Trouble> {
     let Some(kept_until) = columns::optional_time(row, first + 3)? else {
@@ -211,7 +219,7 @@ impl RunTables for Applier<'_> {
     /// begins again.
     fn put_key(&mut self, workflow: &str, key: &str, run: RunNo) -> Result<(), Trouble> {
         let name = (workflow.to_owned(), key.to_owned());
-        let before = self.keys.insert(name, Some(Keyed::Run(run)));
+        let before = self.ahead.keys.insert(name, Some(Keyed::Run(run)));
         if let Some(Some(Keyed::Deleted(_))) = before {
             let sql = "UPDATE keys SET run = $3, deleted_id = NULL, deleted_at = NULL, \
                        kept_until = NULL WHERE workflow = $1 AND key = $2";
@@ -247,7 +255,9 @@ impl RunTables for Applier<'_> {
             self.execute(sql, params![workflow, key, run.0]);
         }
         // It is read again if it is asked for.
-        self.keys.remove(&(workflow.to_owned(), key.to_owned()));
+        self.ahead
+            .keys
+            .remove(&(workflow.to_owned(), key.to_owned()));
         Ok(())
     }
 

@@ -59,12 +59,14 @@ impl Tails {
         Op::new(sql, vec![Value::Ints(runs), Value::Texts(names)])
     }
 
-    /// Remembers an answer to that.
-    pub(super) fn add(&mut self, row: &Row) -> Result<(), Trouble> {
-        let (run, last) = (RunNo(row.get(0)?), columns::optional_number(row, 2)?);
-        let first = 0;
-        let tails = self.0.entry(run).or_default();
-        tails.insert(row.get(1)?, Tail { last, first });
+    /// Remembers the answer to that.
+    pub(super) fn add(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+        for row in rows {
+            let (run, last) = (RunNo(row.get(0)?), columns::optional_number(row, 2)?);
+            let first = 0;
+            let tails = self.0.entry(run).or_default();
+            tails.insert(row.get(1)?, Tail { last, first });
+        }
         Ok(())
     }
 
@@ -75,15 +77,13 @@ impl Tails {
 
 impl StreamTables for Applier<'_> {
     fn stream_end(&mut self, run: RunNo, stream: &str) -> Result<Option<u64>, Trouble> {
-        let Applier { tails, session, .. } = self;
-        if let Some(tail) = tails.get_mut(run, stream) {
+        if let Some(tail) = self.ahead.tails.get_mut(run, stream) {
             return Ok(tail.last);
         }
         // Not named at the beginning.
-        let answers = session.queries(vec![Tails::op([(run, stream.to_owned())].iter())])?;
-        for row in answers.iter().flatten() {
-            tails.add(row)?;
-        }
+        let op = Tails::op([(run, stream.to_owned())].iter());
+        self.read_ahead(vec![(op, |applier, rows| applier.ahead.tails.add(rows))])?;
+        let tails = &mut self.ahead.tails;
         Ok(tails.get_mut(run, stream).and_then(|tail| tail.last))
     }
 
@@ -106,7 +106,7 @@ impl StreamTables for Applier<'_> {
             row.body,
         ];
         self.session.put(&APPEND, values);
-        if let Some(tail) = self.tails.get_mut(run, stream) {
+        if let Some(tail) = self.ahead.tails.get_mut(run, stream) {
             tail.last = Some(row.pos);
         }
         Ok(())
@@ -114,7 +114,7 @@ impl StreamTables for Applier<'_> {
 
     fn trim_stream(&mut self, run: RunNo, stream: &str, pos: u64) -> Result<(), Trouble> {
         let mut first = pos;
-        if let Some(tail) = self.tails.get_mut(run, stream) {
+        if let Some(tail) = self.ahead.tails.get_mut(run, stream) {
             // A later one, which takes the place of an earlier one, may keep more.
             tail.first = tail.first.max(pos);
             first = tail.first;
