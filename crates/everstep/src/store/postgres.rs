@@ -992,7 +992,7 @@ impl Store for PostgresStore {
             let sql = "DELETE FROM lanes WHERE id IN (SELECT id FROM lanes WHERE seen_at < $1 \
                        ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED)";
             session.execute(sql, params![lanes_before]);
-            sweep::sweep(session, now, limit)
+            rules::sweep::sweep(&mut sweep::Left { session, now }, limit)
         })
     }
 

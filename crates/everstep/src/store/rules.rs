@@ -19,6 +19,8 @@ pub(crate) mod pools;
 pub(crate) mod queues;
 pub(crate) mod runs;
 pub(crate) mod streams;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod sweep;
 pub(crate) mod tables;
 
 use crate::{
@@ -88,6 +90,14 @@ impl Head {
             resume_at: None,
             links: 0,
         }
+    }
+
+    /// The last number as it is stored: null where a row that is not `Running` would have to have an
+    /// exact one and only its owner knows it.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub(crate) fn stored_number(&self) -> Option<i64> {
+        let is_known = self.last_number_exact || self.status == RunStatus::Running;
+        is_known.then_some(self.last_number as i64)
     }
 }
 

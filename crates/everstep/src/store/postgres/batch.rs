@@ -658,13 +658,6 @@ fn names_op<'l>(schema: u32, locks: impl Iterator<Item = &'l Lock>) -> Option<Op
     (!numbers.is_empty()).then(|| Op::new(sql, params![numbers]))
 }
 
-/// The number as it is stored: null where a row that is not `Running` would have to have an exact
-/// one and only its owner knows it.
-pub(super) fn last_number(head: &Head) -> Option<i64> {
-    let is_known = head.last_number_exact || head.status == RunStatus::Running;
-    is_known.then_some(head.last_number as i64)
-}
-
 pub(super) fn read_head(row: &Row) -> Result<Head, Trouble> {
     let status = columns::status(row, 2)?;
     let last_number = row.get::<Option<i64>>(9)?;

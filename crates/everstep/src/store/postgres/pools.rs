@@ -1,12 +1,6 @@
 //! Pools and what moves between them, in SQL.
 
-use super::{
-    batch::{Applier, last_number},
-    columns,
-    error::Trouble,
-    session::Session,
-    value::params,
-};
+use super::{batch::Applier, columns, error::Trouble, session::Session, value::params};
 use crate::{
     pool::{PoolNo, PoolRow},
     run_id::{RunNo, ShardId},
@@ -82,7 +76,7 @@ impl Pools for Applier<'_> {
         let run = head.id.no();
         let available_at = head.available_at.map(Timestamp::as_millis);
         let (shard, status) = (head.shard.0, head.status.code());
-        let number = last_number(head);
+        let number = head.stored_number();
         let params = params![run.0, shard, status, available_at, number, self.now];
         self.execute(sql, params);
         self.remember(head);

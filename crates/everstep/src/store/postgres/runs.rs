@@ -1,7 +1,7 @@
 //! The rows of runs, their keys and entries, in SQL.
 
 use super::{
-    batch::{Applier, last_number},
+    batch::Applier,
     columns,
     error::{FENCED, Trouble},
     known::Keys,
@@ -332,7 +332,7 @@ impl RunTables for Applier<'_> {
             head.attempts,
             head.inbox_seq as i64,
             head.cancel.map(|cancel| cancel.rollback),
-            last_number(head),
+            head.stored_number(),
             row.waiting,
             tags_json(&row.tags),
             row.input,
@@ -420,7 +420,7 @@ impl RunTables for Applier<'_> {
             head.attempts,
             head.inbox_seq as i64,
             head.cancel.map(|cancel| cancel.rollback),
-            last_number(head),
+            head.stored_number(),
             self.now,
             waiting,
             head.resume_at.map(Timestamp::as_millis),
@@ -433,13 +433,13 @@ impl RunTables for Applier<'_> {
     fn write_running(&mut self, head: &Head) -> Result<(), Trouble> {
         let available_at = head.available_at.map(Timestamp::as_millis);
         let (run, status) = (head.id.no().0, head.status.code());
-        let row = params![run, status, available_at, last_number(head), self.now];
+        let row = params![run, status, available_at, head.stored_number(), self.now];
         self.put_row(head, &WRITE_RUNNING, row);
         Ok(())
     }
 
     fn write_number(&mut self, head: &Head) -> Result<(), Trouble> {
-        let row = params![head.id.no().0, last_number(head), self.now];
+        let row = params![head.id.no().0, head.stored_number(), self.now];
         self.put_row(head, &WRITE_NUMBER, row);
         Ok(())
     }
@@ -492,7 +492,7 @@ impl RunTables for Applier<'_> {
         error: Option<&[u8]>,
     ) -> Result<(), Trouble> {
         let run = head.id.no();
-        let (status, last_number) = (head.status.code(), last_number(head));
+        let (status, last_number) = (head.status.code(), head.stored_number());
         let row = params![run.0, status, self.now, last_number, output, error];
         self.put_row(head, &FINISH, row);
         if head.links != 0 {

@@ -1,23 +1,11 @@
 //! What deletes have left and the sweep that removes it, and the runs that retention deletes.
 
 use super::{columns, error::Trouble, session::Session, value::params};
-use crate::{run_id::RunId, store::*, time::Timestamp};
-
-/// The tables that hold something of a run under its number, with the columns that name one row.
-/// What a run leaves in them is swept; `runs`, `keys` and `tags` are cleared by the delete itself.
-pub(super) const LEFT_BY_RUNS: &[(&str, &str)] = &[
-    ("deferreds", "run, generation, tag"),
-    ("deferred_waits", "run, generation, tag, key"),
-    ("history", "run, generation, key"),
-    ("inbox", "run, seq"),
-    ("dedupes", "run, key"),
-    ("requests", "id"),
-    ("state", "run, key"),
-    ("dead_letters", "no"),
-    ("streams", "run, stream, pos"),
-    ("event_cursors", "run, name, matching"),
-    ("limit_places", "run, generation, operation"),
-];
+use crate::{
+    run_id::{RunId, RunNo},
+    store::{rules::sweep::SweptTables, *},
+    time::Timestamp,
+};
 
 /// Whether deletes have left anything.
 pub(super) fn is_left(
@@ -33,42 +21,39 @@ pub(super) fn is_left(
     Ok(left.unwrap_or(false))
 }
 
-/// Removes about `limit` rows of what deletes have left. Whether there is more.
-pub(super) fn sweep(session: &Session<'_>, now: Timestamp, limit: usize) -> Result<bool, Trouble> {
-    let mut left = limit.max(1);
-    let sql = "DELETE FROM keys WHERE (workflow, key) IN (SELECT workflow, key FROM keys \
-               WHERE kept_until IS NOT NULL AND kept_until <= $1 \
-               ORDER BY workflow, key LIMIT $2 FOR UPDATE SKIP LOCKED)";
-    let params = params![now.as_millis(), columns::limit(left)];
-    left -= session.execute_now(sql, params)?.min(left);
-    while left > 0 {
-        // Several processes may sweep: each takes a grave of its own.
-        let sql = "SELECT run FROM graves ORDER BY run LIMIT 1 FOR UPDATE SKIP LOCKED";
-        let next = session.row(sql, Vec::new(), |row| row.get::<i64>(0))?;
-        let Some(run) = next else {
-            return Ok(false);
-        };
-        left -= sweep_run(session, run, left)?.min(left);
-    }
-    Ok(true)
+/// What deletes have left. Several processes may sweep it: each takes graves of its own.
+pub(super) struct Left<'a> {
+    pub(super) session: &'a Session<'a>,
+    pub(super) now: Timestamp,
 }
 
-/// How many rows it has removed, the grave itself included.
-fn sweep_run(session: &Session<'_>, run: i64, limit: usize) -> Result<usize, Trouble> {
-    let mut removed = 0;
-    for (table, row) in LEFT_BY_RUNS {
-        let sql = format!(
-            "DELETE FROM {table} WHERE ({row}) IN \
-             (SELECT {row} FROM {table} WHERE run = $1 LIMIT $2)"
-        );
-        let rest = columns::limit(limit - removed);
-        removed += session.execute_now(sql, params![run, rest])?;
-        if removed >= limit {
-            return Ok(removed);
-        }
+impl SweptTables for Left<'_> {
+    type Error = Trouble;
+
+    fn delete_tombstones(&mut self, limit: usize) -> Result<usize, Trouble> {
+        let sql = "DELETE FROM keys WHERE (workflow, key) IN (SELECT workflow, key FROM keys \
+                   WHERE kept_until IS NOT NULL AND kept_until <= $1 \
+                   ORDER BY workflow, key LIMIT $2 FOR UPDATE SKIP LOCKED)";
+        let params = params![self.now.as_millis(), columns::limit(limit)];
+        self.session.execute_now(sql, params)
     }
-    session.execute("DELETE FROM graves WHERE run = $1", params![run]);
-    Ok(removed + 1)
+
+    fn next_grave(&mut self) -> Result<Option<RunNo>, Trouble> {
+        let sql = "SELECT run FROM graves ORDER BY run LIMIT 1 FOR UPDATE SKIP LOCKED";
+        self.session
+            .row(sql, Vec::new(), |row| row.get(0).map(RunNo))
+    }
+
+    fn delete_left(&mut self, sql: String, run: RunNo, limit: usize) -> Result<usize, Trouble> {
+        let params = params![run.0, columns::limit(limit)];
+        self.session.execute_now(sql, params)
+    }
+
+    fn delete_grave(&mut self, run: RunNo) -> Result<(), Trouble> {
+        let sql = "DELETE FROM graves WHERE run = $1";
+        self.session.execute(sql, params![run.0]);
+        Ok(())
+    }
 }
 
 pub(super) fn finished_before(

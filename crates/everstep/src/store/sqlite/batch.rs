@@ -218,13 +218,6 @@ pub(crate) fn find_key(
         .optional()
 }
 
-/// The number as it is stored: null where a row that is not `Running` would have to have an exact
-/// one and only its owner knows it.
-pub(super) fn last_number(head: &Head) -> Option<i64> {
-    let is_known = head.last_number_exact || head.status == RunStatus::Running;
-    is_known.then_some(head.last_number as i64)
-}
-
 fn read_head(row: &Row<'_>) -> rusqlite::Result<Head> {
     let status = columns::status(row, 1)?;
     let last_number = row.get::<_, Option<i64>>(8)?;

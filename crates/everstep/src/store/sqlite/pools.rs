@@ -2,10 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::{
-    batch::{Applier, last_number},
-    columns,
-};
+use super::{batch::Applier, columns};
 use crate::{
     pool::{PoolNo, PoolRow},
     run_id::{RunNo, ShardId},
@@ -72,7 +69,7 @@ impl Pools for Applier<'_> {
         let run = head.id.no();
         let available_at = head.available_at.map(Timestamp::as_millis);
         let (shard, status) = (head.shard.0, head.status.code());
-        let number = last_number(head);
+        let number = head.stored_number();
         let params = params![run.0, shard, status, available_at, number, self.now];
         self.execute(sql, params)?;
         self.memory.remember(run, *head);

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{
-    batch::{Applier, fence_holds, last_number},
+    batch::{Applier, fence_holds},
     columns, transact,
     writer::Swept,
 };
@@ -180,7 +180,7 @@ impl RunTables for Applier<'_> {
             head.attempts,
             head.inbox_seq as i64,
             head.cancel.map(|cancel| cancel.rollback),
-            last_number(head),
+            head.stored_number(),
             row.waiting,
             tags_json(&row.tags),
             row.input,
@@ -276,7 +276,7 @@ impl RunTables for Applier<'_> {
             head.attempts,
             head.inbox_seq as i64,
             head.cancel.map(|cancel| cancel.rollback),
-            last_number(head),
+            head.stored_number(),
             self.now,
             waiting,
             head.resume_at.map(Timestamp::as_millis),
@@ -292,7 +292,7 @@ impl RunTables for Applier<'_> {
                    updated_at = ?5, recoveries = 0, waiting = NULL WHERE no = ?1";
         let available_at = head.available_at.map(Timestamp::as_millis);
         let (run, status) = (head.id.no().0, head.status.code());
-        let params = params![run, status, available_at, last_number(head), self.now];
+        let params = params![run, status, available_at, head.stored_number(), self.now];
         self.execute(sql, params)?;
         self.remember(head);
         Ok(())
@@ -300,7 +300,7 @@ impl RunTables for Applier<'_> {
 
     fn write_number(&mut self, head: &Head) -> rusqlite::Result<()> {
         let sql = "UPDATE runs SET last_number = ?2, updated_at = ?3 WHERE no = ?1";
-        let params = params![head.id.no().0, last_number(head), self.now];
+        let params = params![head.id.no().0, head.stored_number(), self.now];
         self.execute(sql, params)?;
         self.remember(head);
         Ok(())
@@ -356,7 +356,7 @@ impl RunTables for Applier<'_> {
             let sql = "UPDATE runs SET available_at = NULL WHERE no = ?1";
             self.execute(sql, [run.0])?;
         }
-        let (status, last_number) = (head.status.code(), last_number(head));
+        let (status, last_number) = (head.status.code(), head.stored_number());
         self.finish
             .execute(params![run.0, status, self.now, last_number, output, error])?;
         self.count_rows(1);

@@ -6,23 +6,14 @@ use super::{
     columns,
     writer::{Memory, Swept},
 };
-use crate::{run_id::RunId, store::*, time::Timestamp};
-
-/// The tables that hold something of a run under its number, with the columns that name one row.
-/// What a run leaves in them is swept; `runs`, `keys` and `tags` are cleared by the delete itself.
-pub(crate) const LEFT_BY_RUNS: &[(&str, &str)] = &[
-    ("deferreds", "run, generation, tag"),
-    ("deferred_waits", "run, generation, tag, key"),
-    ("history", "run, generation, key"),
-    ("inbox", "run, seq"),
-    ("dedupes", "run, key"),
-    ("requests", "id"),
-    ("state", "run, key"),
-    ("dead_letters", "no"),
-    ("streams", "run, stream, pos"),
-    ("event_cursors", "run, name, matching"),
-    ("limit_places", "run, generation, operation"),
-];
+use crate::{
+    run_id::{RunId, RunNo},
+    store::{
+        rules::sweep::{self, SweptTables},
+        *,
+    },
+    time::Timestamp,
+};
 
 /// Whether deletes have left anything.
 pub(crate) fn is_left(conn: &Connection, now: Timestamp) -> rusqlite::Result<bool> {
@@ -32,50 +23,54 @@ pub(crate) fn is_left(conn: &Connection, now: Timestamp) -> rusqlite::Result<boo
         .query_row([now.as_millis()], |row| row.get(0))
 }
 
-/// Removes about `limit` rows of what deletes have left. Whether there is more.
+/// Deletes about `limit` rows of what deletes have left. Whether there is more.
 pub(crate) fn sweep(
     conn: &Connection,
     memory: &mut Memory,
     now: Timestamp,
     limit: usize,
 ) -> rusqlite::Result<bool> {
-    let mut left = limit.max(1);
-    let sql = "DELETE FROM keys WHERE (workflow, key) IN (SELECT workflow, key FROM keys \
-               INDEXED BY tombstones WHERE kept_until IS NOT NULL AND kept_until <= ?1 LIMIT ?2)";
-    let params = params![now.as_millis(), columns::limit(left)];
-    left -= conn.prepare_cached(sql)?.execute(params)?.min(left);
-    while left > 0 {
-        let sql = "SELECT run FROM graves ORDER BY run LIMIT 1";
-        let next = conn
-            .prepare_cached(sql)?
-            .query_row([], |row| row.get::<_, i64>(0))
-            .optional()?;
-        let Some(run) = next else {
-            memory.swept = Some(Swept::Clean);
-            return Ok(false);
-        };
-        left -= sweep_run(conn, run, left)?.min(left);
+    let is_more = sweep::sweep(&mut Left { conn, now }, limit)?;
+    if !is_more {
+        memory.swept = Some(Swept::Clean);
     }
-    Ok(true)
+    Ok(is_more)
 }
 
-/// How many rows it has removed, the grave itself included.
-fn sweep_run(conn: &Connection, run: i64, limit: usize) -> rusqlite::Result<usize> {
-    let mut removed = 0;
-    for (table, row) in LEFT_BY_RUNS {
-        let sql = format!(
-            "DELETE FROM {table} WHERE ({row}) IN \
-             (SELECT {row} FROM {table} WHERE run = ?1 LIMIT ?2)"
-        );
-        let rest = columns::limit(limit - removed);
-        removed += conn.prepare_cached(&sql)?.execute(params![run, rest])?;
-        if removed >= limit {
-            return Ok(removed);
-        }
+struct Left<'a> {
+    conn: &'a Connection,
+    now: Timestamp,
+}
+
+impl SweptTables for Left<'_> {
+    type Error = rusqlite::Error;
+
+    fn delete_tombstones(&mut self, limit: usize) -> rusqlite::Result<usize> {
+        let sql = "DELETE FROM keys WHERE (workflow, key) IN (SELECT workflow, key FROM keys \
+                   INDEXED BY tombstones WHERE kept_until IS NOT NULL AND kept_until <= ?1 \
+                   LIMIT ?2)";
+        let params = params![self.now.as_millis(), columns::limit(limit)];
+        self.conn.prepare_cached(sql)?.execute(params)
     }
-    conn.prepare_cached("DELETE FROM graves WHERE run = ?1")?
-        .execute([run])?;
-    Ok(removed + 1)
+
+    fn next_grave(&mut self) -> rusqlite::Result<Option<RunNo>> {
+        let sql = "SELECT run FROM graves ORDER BY run LIMIT 1";
+        let mut statement = self.conn.prepare_cached(sql)?;
+        statement
+            .query_row([], |row| row.get(0).map(RunNo))
+            .optional()
+    }
+
+    fn delete_left(&mut self, sql: String, run: RunNo, limit: usize) -> rusqlite::Result<usize> {
+        let params = params![run.0, columns::limit(limit)];
+        let sql = sql.replace('$', "?");
+        self.conn.prepare_cached(&sql)?.execute(params)
+    }
+
+    fn delete_grave(&mut self, run: RunNo) -> rusqlite::Result<()> {
+        let sql = "DELETE FROM graves WHERE run = ?1";
+        self.conn.prepare_cached(sql)?.execute([run.0]).map(drop)
+    }
 }
 
 pub(crate) fn finished_before(
@@ -106,7 +101,10 @@ mod tests {
     use super::*;
     use crate::{
         run_id::RunIds,
-        store::sqlite::{SqliteStore, testing::Directory},
+        store::{
+            rules::sweep::LEFT_BY_RUNS,
+            sqlite::{SqliteStore, testing::Directory},
+        },
     };
 
     const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
