@@ -61,6 +61,14 @@ pub struct Batch {
     pub writes: Vec<Write>,
 }
 
+impl Batch {
+    /// The commits, in order.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub(crate) fn commits(&self) -> impl Iterator<Item = &Commit> {
+        self.writes.iter().filter_map(Write::as_commit)
+    }
+}
+
 /// The right of a runner to write, checked in the transaction that writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fence {
@@ -123,6 +131,17 @@ pub enum Write {
     /// own: what is damaged may not let itself be mended, and takes the batch down. Answered by
     /// [`Outcome::Mended`].
     Mend(Box<Mend>),
+}
+
+impl Write {
+    /// The commit, if it is one.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub(crate) fn as_commit(&self) -> Option<&Commit> {
+        match self {
+            Write::Commit(commit) => Some(commit),
+            _ => None,
+        }
+    }
 }
 
 /// A run whose home is another pool from now on. Anybody may say so.

@@ -27,6 +27,7 @@ use crate::{
     time::Timestamp,
 };
 
+mod apply;
 pub(crate) mod doctor;
 pub(crate) mod memory;
 #[cfg(all(feature = "sqlite", feature = "postgres"))]

@@ -199,7 +199,6 @@ impl Check {
 }
 
 /// A rule about the rows of a table. The store in memory has no tables, and uses what is not about them.
-#[cfg_attr(not(any(feature = "sqlite", feature = "postgres")), expect(dead_code))]
 pub(crate) struct Rule {
     pub(crate) check: Check,
     pub(crate) table: &'static str,
@@ -218,7 +217,6 @@ pub(crate) struct Rule {
 
 /// How a row that breaks a rule is mended.
 #[derive(Clone, Copy)]
-#[cfg_attr(not(any(feature = "sqlite", feature = "postgres")), expect(dead_code))]
 pub(crate) enum Remedy {
     /// It is removed.
     Delete,
@@ -725,7 +723,7 @@ pub(crate) const RULES: &[Rule] = &[
 
 /// SQL for a rule. Parameters are `$1`, `$2` ..; `item` reads the number of a queue item from the
 /// operation of a place.
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[cfg_attr(not(any(feature = "sqlite", feature = "postgres")), expect(dead_code))]
 pub(crate) mod sql {
     use super::{Remedy, Rule};
 

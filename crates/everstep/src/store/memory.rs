@@ -26,23 +26,24 @@ mod limits;
 use self::{children::Children, limits::Limits};
 use super::{
     rules::{
-        self, Head, Verdict, deferreds as deferred_rules, effects, events as event_rules, letters,
-        tables::{Tables, Waiter},
+        self, Head,
+        tables::{Keyed, Tables},
     },
     *,
 };
 
-mod control;
 mod deferreds;
 mod doctor;
 mod events;
-mod import;
+mod letters;
 mod operators;
 mod overview;
 mod pools;
 mod queues;
+mod runs;
 mod schedules;
 mod streams;
+mod sweep;
 
 /// How long the row of a runner is kept after its lease has ended, for people to see.
 pub(crate) const DEAD_RUNNER_KEPT: Duration = Duration::from_secs(24 * 3_600);
@@ -703,7 +704,7 @@ impl Store for MemoryStore {
 
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
         self.write(|data| {
-            if data.fence_holds(Some(fence)) {
+            if data.fence_holds(fence) {
                 data.shards
                     .retain(|no, holder| *holder != fence.runner || !shards.contains(*no));
             }
@@ -713,7 +714,7 @@ impl Store for MemoryStore {
 
     fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> {
         self.write(|data| {
-            if data.fence_holds(Some(fence)) {
+            if data.fence_holds(fence) {
                 data.runners.remove(&fence.runner);
                 data.shards.retain(|_, holder| *holder != fence.runner);
             }
@@ -768,81 +769,17 @@ fn lock(listeners: &Mutex<Listeners>) -> MutexGuard<'_, Listeners> {
     listeners.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The writes of a batch, in the two passes that [`rules`] describes.
 impl Data {
     fn commit(&mut self, batch: &Batch) -> Applied {
-        self.now = batch.now;
-        let fenced_in = self.fence_holds(batch.fence);
-        let refusals = batch.writes.iter().map(|write| match write {
-            Write::Commit(_) if !fenced_in => Some(Refusal::Fenced),
-            Write::Commit(commit) => self.commit_one(commit, batch),
-            Write::Emit(emission) => self.emission(emission, batch),
-            _ => None,
-        });
-        let refusals = refusals.collect::<Vec<_>>();
-        let claimer = batch.fence.filter(|_| fenced_in).map(|fence| fence.runner);
-        self.claimer = claimer;
-        let rest = batch.writes.iter().zip(refusals);
-        let outcomes = rest.map(|(write, refusal)| match (write, refusal) {
-            (_, Some(refusal)) => Outcome::Refused(refusal),
-            (Write::Start(new), _) => self.start(new, claimer, batch.now),
-            (Write::Deliver(delivery), _) => Outcome::Delivered(self.deliver(delivery)),
-            (Write::Publish(publication), _) => {
-                let Ok(published) = event_rules::publish(self, publication);
-                Outcome::Published(published)
-            }
-            (Write::TendEvents { limit }, _) => {
-                let Ok(tended) = event_rules::tend(self, *limit);
-                Outcome::Tended(tended)
-            }
-            (Write::Letter(write), _) => {
-                let Ok(done) = letters::apply(self, write);
-                Outcome::Letter(done)
-            }
-            (Write::Control(target, control), _) => {
-                Outcome::Controlled(self.control(target, *control, batch.now))
-            }
-            (Write::Reopen(reopen), _) => self.reopen(reopen, batch.now),
-            (Write::Queue(write), _) => {
-                let Ok(done) = rules::queues::write(self, write);
-                Outcome::Queue(done)
-            }
-            (Write::Resolve(resolution), _) => {
-                let Ok(settled) = deferred_rules::settle(self, resolution);
-                Outcome::Settled(settled)
-            }
-            // Only the last generation is kept.
-            (Write::Sweep(_), _) => Outcome::Swept(false),
-            (Write::Emit(_), _) => Outcome::Emitted,
-            (Write::Import(run), _) => self.import(run, batch.now),
-            (Write::Commit(commit), _) => Outcome::Committed(self.effects(commit)),
-            (Write::Schedule(write), _) => self.write_about_schedule(write),
-            (Write::Delete(delete), _) => Outcome::Deleted(self.delete(delete, batch.now)),
-            (Write::Tag(tagging), _) => self.tag(tagging, batch.now),
-            (Write::Fork(fork), _) => self.fork(fork, batch.now),
-            (Write::HandOver(what), _) => {
-                let Ok(outcome) = rules::pools::hand_over(self, what);
-                outcome
-            }
-            // It has no tables that could come to differ.
-            (Write::Mend(_), _) => Outcome::Mended(0),
-            (Write::Rehome(what), _) => {
-                let Ok(outcome) = rules::pools::rehome(self, what);
-                outcome
-            }
-        });
-        Applied {
-            outcomes: outcomes.collect(),
-            notices: std::mem::take(&mut self.notices),
-        }
+        (self.now, self.claimer) = (batch.now, None);
+        let Ok(outcomes) = apply::apply(self, batch);
+        let notices = std::mem::take(&mut self.notices);
+        Applied { outcomes, notices }
     }
 
-    fn fence_holds(&self, fence: Option<Fence>) -> bool {
-        fence.is_some_and(|fence| {
-            self.runners
-                .get(&fence.runner)
-                .is_some_and(|runner| runner.epoch == fence.epoch)
-        })
+    fn fence_holds(&self, fence: Fence) -> bool {
+        let runner = self.runners.get(&fence.runner);
+        runner.is_some_and(|runner| runner.epoch == fence.epoch)
     }
 
     /// The row, to be changed; and `due` follows by itself.
@@ -859,6 +796,16 @@ impl Data {
         Some(result)
     }
 
+    /// Changes the row, whose head is now this one, at the time of the batch.
+    fn write(&mut self, head: &Head, change: impl FnOnce(&mut Run)) -> Result<(), Infallible> {
+        let now = self.now;
+        self.change(head.id.no(), |run| {
+            (run.head, run.updated_at) = (*head, now);
+            change(run);
+        });
+        Ok(())
+    }
+
     fn find(&self, target: &Target) -> Option<RunNo> {
         match target {
             Target::Id(id) => {
@@ -870,66 +817,6 @@ impl Data {
                 .keys
                 .get(&(Arc::from(workflow.as_str()), key.clone()))
                 .copied(),
-        }
-    }
-
-    fn commit_one(&mut self, commit: &Commit, batch: &Batch) -> Option<Refusal> {
-        let now = batch.now;
-        let head = self.runs.get(&commit.run).map(|run| run.head);
-        // A runner that lost its shards and registered again has a fence that holds, and may still
-        // have commits from before.
-        let holder = head.and_then(|head| self.shards.get(&head.shard));
-        if head.is_some() && holder != batch.fence.map(|fence| fence.runner).as_ref() {
-            return Some(Refusal::Fenced);
-        }
-        match rules::check(head.as_ref(), commit) {
-            Verdict::Accept => {}
-            Verdict::Refuse(refusal) => return Some(refusal),
-            Verdict::InboxMoved { seen } => {
-                return Some(Refusal::InboxMoved(
-                    self.runs[&commit.run].inbox_after(seen),
-                ));
-            }
-        }
-        self.rows_written += (commit.puts.len() + commit.state.len()) as u64;
-        self.change(commit.run, |run| run.commit(commit, now));
-        for effect in &commit.effects {
-            match effect {
-                Effect::Reply { request, body } => {
-                    self.answer(*request, Answer::Reply(body.clone()));
-                }
-                Effect::Emit(emit) => {
-                    self.change(commit.run, |run| {
-                        run.emit(commit.run, commit.generation, now, emit);
-                    });
-                }
-                // Their turn comes after all commits.
-                _ => {}
-            }
-        }
-        if let Patch::Finish { .. } = commit.patch {
-            if let Some(id) = head.map(|head| head.id) {
-                self.bury_inbox(id);
-            }
-            self.end_requests(commit.run);
-        }
-        None
-    }
-
-    fn answer(&mut self, request: Uuid, answer: Answer) {
-        if let Some(request) = self.requests.get_mut(&request) {
-            request.answer.get_or_insert(answer);
-            self.rows_written += 1;
-        }
-    }
-
-    fn end_requests(&mut self, run: RunNo) {
-        for request in self
-            .requests
-            .values_mut()
-            .filter(|request| request.run == run)
-        {
-            request.answer.get_or_insert(Answer::RunEnded);
         }
     }
 
@@ -948,138 +835,6 @@ impl Data {
         });
         taken.unwrap_or_default()
     }
-
-    fn start(&mut self, new: &NewRun, claimer: Option<Uuid>, now: Timestamp) -> Outcome {
-        let key = new.key.clone().map(|key| (Arc::clone(&new.workflow), key));
-        let no = new.id.no();
-        let keyed = key.as_ref().and_then(|key| self.keys.get(key));
-        let tombstone = key.as_ref().and_then(|key| self.tombstones.get(key));
-        if let Some(tombstone) = tombstone.filter(|tombstone| !tombstone.is_over(now)) {
-            return Outcome::Refused(tombstone.refusal());
-        }
-        if let Some(found) = self.runs.get(keyed.unwrap_or(&no)) {
-            // Another id can have the same number. It cannot be stored beside the first, and the
-            // client makes a new id.
-            if keyed.is_none() && found.head.id != new.id {
-                return Outcome::Refused(Refusal::Gone);
-            }
-            return Outcome::Started(Started {
-                id: found.head.id,
-                attached: true,
-                // What a run was first started with is gone once it has continued as a new one.
-                input_differs: found.input != new.input && found.head.generation == 1,
-                claimed: false,
-                available_at: None,
-            });
-        }
-        if self.graves.contains(&no) {
-            return Outcome::Refused(Refusal::Gone);
-        }
-        let pool = self.pools.no(&new.pool);
-        let holder = self.shards.get(&new.id.shard_in(pool));
-        let owns = claimer.is_some() && holder == claimer.as_ref();
-        let claimed = new.claim && owns && new.available_at.is_none();
-        let available_at = (!claimed).then(|| new.available_at.unwrap_or(now));
-        if let Some(key) = key {
-            self.tombstones.remove(&key);
-            self.keys.insert(key, no);
-        }
-        available_at.map(|at| self.due.insert((at, no)));
-        self.runs
-            .insert(no, Arc::new(Run::new(new, pool, available_at, now)));
-        self.rows_written += 1;
-        Outcome::Started(Started {
-            id: new.id,
-            attached: false,
-            input_differs: false,
-            claimed,
-            available_at,
-        })
-    }
-
-    fn deliver(&mut self, delivery: &Delivery) -> Delivered {
-        let now = self.now;
-        let Some(no) = Data::find(self, &delivery.target) else {
-            return Delivered {
-                receipt: Receipt::Unknown,
-                run: None,
-                seq: None,
-            };
-        };
-        let run = &self.runs[&no];
-        let is_repeated = delivery
-            .dedupe
-            .as_ref()
-            .is_some_and(|key| run.dedupes.contains(key));
-        let refusal = if is_repeated {
-            Some(Receipt::Duplicate)
-        } else {
-            rules::refuse_message(&run.head, run.inbox.len() as u64, delivery)
-        };
-        let (id, head) = (Some(run.head.id), run.head);
-        if let Some(receipt) = refusal {
-            let Ok(receipt) = match receipt {
-                Receipt::Finished => letters::after_the_end(self, &head, delivery),
-                receipt => Ok(receipt),
-            };
-            return Delivered {
-                receipt,
-                run: id,
-                seq: None,
-            };
-        }
-        if let Some(request) = delivery.request {
-            self.requests.insert(
-                request,
-                Request {
-                    run: no,
-                    answer: None,
-                },
-            );
-        }
-        let seq = self.change(no, |run| run.deliver(delivery, now));
-        if let OnEnd::Publish(_) = delivery.on_end {
-            let Ok(_) = rules::tables::link(self, no, rules::tables::links::EVENTS);
-        }
-        Delivered {
-            receipt: Receipt::Delivered,
-            run: id,
-            seq,
-        }
-    }
-
-    fn control(&mut self, target: &Target, control: Control, now: Timestamp) -> Controlled {
-        let Some(no) = Data::find(self, target) else {
-            return Controlled::Unknown;
-        };
-        let controlled = self.change(no, |run| run.control(control, now));
-        controlled.unwrap_or(Controlled::Unknown)
-    }
-
-    fn reopen(&mut self, reopen: &Reopen, now: Timestamp) -> Outcome {
-        match self.change(reopen.run, |run| run.reopen(reopen, now)) {
-            Some(true) => Outcome::Committed(Vec::new()),
-            _ => Outcome::Refused(Refusal::Gone),
-        }
-    }
-
-    /// What a commit does to others, in order; last what is left to do if its code is over.
-    fn effects(&mut self, commit: &Commit) -> Vec<EffectDone> {
-        for transaction in rules::transactions(commit) {
-            transaction.refuse("the memory store has none; use a SQLite file or PostgreSQL");
-        }
-        let mut done = Vec::new();
-        for effect in &commit.effects {
-            let Ok(answer) = effects::apply(self, commit, effect);
-            done.extend(answer);
-        }
-        let head = self.runs.get(&commit.run).map(|run| run.head);
-        if let Some(head) = head.filter(|_| effects::has_sequel(commit)) {
-            let Ok(told) = effects::follow_up(self, &head, commit);
-            done.extend(told);
-        }
-        done
-    }
 }
 
 impl Tables for Data {
@@ -1093,28 +848,34 @@ impl Tables for Data {
         Ok(self.runs.get(&run).map(|run| run.head))
     }
 
-    fn find(&mut self, target: &Target) -> Result<Option<Head>, Infallible> {
-        Ok(Data::find(self, target).map(|no| self.runs[&no].head))
+    fn keyed(&mut self, workflow: &str, key: &str) -> Result<Option<Keyed>, Infallible> {
+        let key = (Arc::from(workflow), key.to_owned());
+        let deleted = || self.tombstones.get(&key).copied().map(Keyed::Deleted);
+        let run = self.keys.get(&key).copied().map(Keyed::Run);
+        Ok(run.or_else(deleted))
     }
 
-    fn put_inbox(&mut self, head: &Head, row: &InboxRow) -> Result<(), Infallible> {
-        let now = self.now;
-        self.change(head.id.no(), |run| {
-            (run.head, run.updated_at) = (*head, now);
-            run.inbox.insert(row.seq, row.clone());
-        });
+    fn insert_inbox(&mut self, run: RunNo, row: &InboxRow) -> Result<(), Infallible> {
+        self.change(run, |run| run.inbox.insert(row.seq, row.clone()));
         Ok(())
     }
 
-    fn send(&mut self, delivery: &Delivery) -> Result<Delivered, Infallible> {
-        letters::send(self, delivery)
+    fn write_inbox_seq(&mut self, head: &Head) -> Result<(), Infallible> {
+        self.write(head, |_| {})
     }
 
-    fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> Result<(), Infallible> {
-        self.change(of.run, |run| {
+    fn write_entries(
+        &mut self,
+        run: RunNo,
+        generation: u32,
+        deletes: &[KeyRange],
+        puts: &[Put],
+    ) -> Result<(), Infallible> {
+        self.rows_written += puts.len() as u64;
+        self.change(run, |run| {
             // Only the last generation is kept.
-            if run.head.generation == of.generation {
-                run.history.insert(of.key.clone(), value);
+            if run.head.generation == generation {
+                run.write_entries(deletes, puts);
             }
         });
         Ok(())
@@ -1133,10 +894,6 @@ impl Tables for Data {
     fn write_links(&mut self, head: &Head) -> Result<(), Infallible> {
         self.change(head.id.no(), |run| run.head.links = head.links);
         Ok(())
-    }
-
-    fn control(&mut self, target: &Target, control: Control) -> Result<Controlled, Infallible> {
-        Ok(Data::control(self, target, control, self.now))
     }
 
     fn notice(&mut self, notice: Notice) {
@@ -1213,7 +970,7 @@ impl Data {
         wanted: &ShardSet,
         dead: &[Uuid],
     ) -> Option<ShardSet> {
-        if !self.fence_holds(Some(fence)) {
+        if !self.fence_holds(fence) {
             return None;
         }
         self.oust_expired(fence.runner, now, wanted, dead);
@@ -1259,9 +1016,9 @@ impl Data {
 }
 
 impl Run {
-    fn new(new: &NewRun, pool: PoolNo, available_at: Option<Timestamp>, now: Timestamp) -> Run {
+    fn new(new: &NewRun, head: Head, now: Timestamp) -> Run {
         Run {
-            head: Head::new(new.id, pool, available_at),
+            head,
             workflow: Arc::clone(&new.workflow),
             version: new.version,
             key: new.key.clone(),
@@ -1393,74 +1150,6 @@ impl Run {
         for Put { key, value } in puts {
             self.history.insert(key.clone(), value.clone());
         }
-    }
-
-    fn commit(&mut self, commit: &Commit, now: Timestamp) {
-        if rules::writes_row(&self.head, commit) {
-            self.updated_at = now;
-        }
-        rules::apply(&mut self.head, commit);
-        self.write_entries(&commit.deletes, &commit.puts);
-        self.inbox.retain(|seq, _| !commit.consumed.contains(seq));
-        self.state.extend(commit.state.iter().cloned());
-        for (name, value) in rules::tags(commit) {
-            rules::set_tag(&mut self.tags, name, value);
-        }
-        match &commit.patch {
-            Patch::Keep => {}
-            Patch::Run { .. } => (self.waiting, self.recoveries) = (None, 0),
-            Patch::Park { waiting, .. } => {
-                (self.waiting, self.recoveries) = (Some(waiting.clone()), 0);
-            }
-            Patch::RollBack { error, .. } => (self.waiting, self.error) = (None, error.clone()),
-            Patch::Pause { reason } => self.waiting = Some(reason.clone()),
-            Patch::Continue {
-                workflow,
-                version,
-                pool,
-                input,
-            } => {
-                (self.waiting, self.recoveries) = (None, 0);
-                self.history.clear();
-                (self.workflow, self.version) = (workflow.clone(), *version);
-                (self.pool, self.input) = (pool.clone(), input.clone());
-            }
-            Patch::Finish { output, error, .. } => {
-                (self.waiting, self.finished_at) = (None, Some(now));
-                (self.output, self.error) = (output.clone(), error.clone());
-            }
-        }
-    }
-
-    fn deliver(&mut self, delivery: &Delivery, now: Timestamp) -> u64 {
-        let seq = rules::deliver(&mut self.head, now);
-        self.inbox.insert(seq, rules::message(delivery, seq, now));
-        self.dedupes.extend(delivery.dedupe.clone());
-        self.updated_at = now;
-        seq
-    }
-
-    fn control(&mut self, control: Control, now: Timestamp) -> Controlled {
-        let controlled = rules::control(&mut self.head, control, now);
-        if let Controlled::Done { .. } = controlled {
-            self.updated_at = now;
-            match control {
-                Control::Cancel { .. } => {}
-                Control::Pause => self.waiting = Some(rules::PAUSED_BY_REQUEST.to_owned()),
-                Control::Resume => (self.waiting, self.recoveries) = (None, 0),
-            }
-        }
-        controlled
-    }
-
-    fn reopen(&mut self, reopen: &Reopen, now: Timestamp) -> bool {
-        let is_reopened = rules::reopen(&mut self.head, reopen);
-        if is_reopened {
-            self.write_entries(&reopen.deletes, &reopen.puts);
-            (self.output, self.error, self.finished_at) = (None, None, None);
-            (self.waiting, self.recoveries, self.updated_at) = (None, 0, now);
-        }
-        is_reopened
     }
 }
 

@@ -40,14 +40,12 @@ mod batch;
 mod children;
 mod columns;
 mod conn;
-mod control;
 mod deferreds;
 mod dial;
 mod doctor;
 mod drop;
 mod error;
 mod events;
-mod import;
 mod known;
 mod lent;
 mod letters;
@@ -64,10 +62,12 @@ mod queues;
 mod races;
 mod reads;
 mod runners;
+mod runs;
 mod schedules;
 mod schema;
 mod session;
 mod streams;
+mod sweep;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -969,12 +969,12 @@ impl Store for PostgresStore {
         before: Timestamp,
         limit: usize,
     ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
-        self.read(|session| control::finished_before(session, workflow, status, before, limit))
+        self.read(|session| sweep::finished_before(session, workflow, status, before, limit))
     }
 
     fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
         let lanes_before = now_ms() - DEAD_LANE_KEPT.as_millis() as i64;
-        if !self.read(|session| control::is_left(session, now, lanes_before))? {
+        if !self.read(|session| sweep::is_left(session, now, lanes_before))? {
             return Ok(false);
         }
         self.write(|session| {
@@ -982,7 +982,7 @@ impl Store for PostgresStore {
             let sql = "DELETE FROM lanes WHERE id IN (SELECT id FROM lanes WHERE seen_at < $1 \
                        ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED)";
             session.execute(sql, params![lanes_before]);
-            control::sweep(session, now, limit)
+            rules::sweep::sweep(&mut sweep::Left { session, now }, limit)
         })
     }
 

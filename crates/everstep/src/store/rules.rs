@@ -3,12 +3,7 @@
 //! All stores decide with these, so they cannot come to differ. Here is
 //! no storage: a [`Head`] goes in, a decision comes out, and the store writes it down.
 //!
-//! A batch is applied in two passes. First all commits, each checked against its row as it was
-//! before the batch (a batch has at most one commit per run, and a commit changes only its own
-//! run). Then everything else in the order of the batch: starts, deliveries (those of
-//! [`crate::commit::Effect::Send`] too, at the place of their commit), values of
-//! deferreds, controls and reopenings. So a control sees
-//! the commits of its batch and its answer is honest, and a delivery finds a row that was parked.
+//! The order of these decisions within a batch is in [`crate::store::apply`].
 
 pub(crate) mod children;
 pub(crate) mod deferreds;
@@ -18,12 +13,14 @@ pub(crate) mod letters;
 pub(crate) mod limits;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) mod listing;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) mod mends;
 pub(crate) mod overview;
 pub(crate) mod pools;
 pub(crate) mod queues;
+pub(crate) mod runs;
 pub(crate) mod streams;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod sweep;
 pub(crate) mod tables;
 
 use crate::{
@@ -93,6 +90,14 @@ impl Head {
             resume_at: None,
             links: 0,
         }
+    }
+
+    /// The last number as it is stored: null where a row that is not `Running` would have to have an
+    /// exact one and only its owner knows it.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub(crate) fn stored_number(&self) -> Option<i64> {
+        let is_known = self.last_number_exact || self.status == RunStatus::Running;
+        is_known.then_some(self.last_number as i64)
     }
 }
 
@@ -365,14 +370,6 @@ pub(crate) fn reopen(head: &mut Head, reopen: &Reopen) -> bool {
     (head.ending, head.cancel) = (None, None);
     forget_number(head);
     true
-}
-
-/// The tags that a commit sets, in order.
-pub(crate) fn tags(commit: &Commit) -> impl Iterator<Item = (&str, Option<&str>)> {
-    commit.effects.iter().filter_map(|effect| match effect {
-        Effect::Tag { name, value } => Some((name.as_str(), value.as_deref())),
-        _ => None,
-    })
 }
 
 /// A run from another store, as it enters this one: what was in its owner's memory is in nobody's

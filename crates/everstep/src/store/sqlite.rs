@@ -29,7 +29,6 @@ pub(crate) mod backup;
 mod batch;
 mod children;
 mod columns;
-mod control;
 mod deferreds;
 mod doctor;
 mod error;
@@ -49,9 +48,11 @@ mod pools;
 mod queues;
 mod reads;
 mod runners;
+mod runs;
 mod schedules;
 mod schema;
 mod streams;
+mod sweep;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -400,16 +401,16 @@ impl Store for SqliteStore {
         before: Timestamp,
         limit: usize,
     ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
-        self.read(|conn| control::finished_before(conn, workflow, status, before, limit))
+        self.read(|conn| sweep::finished_before(conn, workflow, status, before, limit))
     }
 
     fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
         // Seldom anything, and to look does not hold up the writer.
-        if !self.read(|conn| control::is_left(conn, now))? {
+        if !self.read(|conn| sweep::is_left(conn, now))? {
             return Ok(false);
         }
         self.writer().transaction(&self.file, |conn, memory| {
-            control::sweep(conn, memory, now, limit)
+            sweep::sweep(conn, memory, now, limit)
         })
     }
 

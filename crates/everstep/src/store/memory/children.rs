@@ -7,7 +7,6 @@ use std::{
 
 use super::Data;
 use crate::{
-    commit::{NewRun, Outcome},
     run_id::{RunId, RunNo},
     store::{
         Finished,
@@ -35,10 +34,6 @@ impl Data {
 }
 
 impl ChildTables for Data {
-    fn start(&mut self, new: &NewRun) -> Result<Outcome, Infallible> {
-        Ok(Data::start(self, new, self.claimer, self.now))
-    }
-
     fn ended(&mut self, run: RunNo) -> Result<Option<Finished>, Infallible> {
         let run = self.runs.get(&run);
         let ended = run.filter(|run| run.head.status.is_terminal());

@@ -2,6 +2,7 @@
 //! are only its runs to be looked at, and nothing to be mended.
 
 use super::*;
+use crate::store::rules::tables::Waiter;
 
 impl Data {
     pub(super) fn examine(&self, ask: &Ask) -> Facts {

@@ -1,4 +1,4 @@
-//! Events and dead letters in memory.
+//! Events in memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -8,13 +8,10 @@ use std::{
 
 use super::Data;
 use crate::{
-    commit::{
-        DeadLetter, Deliver, Delivered, Delivery, EventRow, InboxKind, InboxRow, LetterFilter,
-    },
-    run_id::{RunId, RunNo},
+    commit::{Deliver, EventRow, InboxRow},
+    run_id::RunNo,
     store::rules::{
         events::{EventName, EventTables, EventWaiter, StoredEvent},
-        letters::LetterTables,
         tables::Waiter,
     },
     time::Timestamp,
@@ -293,97 +290,5 @@ impl EventTables for Data {
     fn take_fallbacks(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Infallible> {
         let taken = self.take_inbox(run, |row| row.on_end.is_some());
         Ok(taken.into_values().collect())
-    }
-}
-
-impl LetterTables for Data {
-    fn deliver(&mut self, delivery: &Delivery) -> Result<Delivered, Infallible> {
-        Ok(Data::deliver(self, delivery))
-    }
-
-    fn note_dedupe(&mut self, run: RunNo, key: &str) -> Result<(), Infallible> {
-        self.change(run, |run| run.dedupes.insert(key.to_owned()));
-        Ok(())
-    }
-
-    fn bury(
-        &mut self,
-        run: Option<RunNo>,
-        delivery: &Delivery,
-        reason: &str,
-    ) -> Result<(), Infallible> {
-        self.last_letter += 1;
-        self.rows_written += 1;
-        let letter = DeadLetter {
-            no: self.last_letter,
-            run,
-            run_id: None,
-            status: None,
-            target: Some(delivery.target.clone()),
-            name: delivery.name.clone(),
-            body: delivery.body.clone(),
-            reason: reason.to_owned(),
-            at: self.now,
-        };
-        self.dead_letters.insert(letter.no, letter);
-        Ok(())
-    }
-
-    fn letter(&mut self, no: u64) -> Result<Option<DeadLetter>, Infallible> {
-        Ok(self.dead_letters.get(&no).map(|letter| self.shown(letter)))
-    }
-
-    fn remove_letter(&mut self, no: u64) -> Result<bool, Infallible> {
-        self.rows_written += 1;
-        Ok(self.dead_letters.remove(&no).is_some())
-    }
-}
-
-impl Data {
-    /// A dead letter with what its run is now.
-    fn shown(&self, letter: &DeadLetter) -> DeadLetter {
-        let run = letter.run.and_then(|no| self.runs.get(&no));
-        DeadLetter {
-            run_id: run.map(|run| run.head.id),
-            status: run.map(|run| run.head.status),
-            ..letter.clone()
-        }
-    }
-
-    pub(super) fn letters(
-        &self,
-        filter: &LetterFilter,
-        after: u64,
-        limit: usize,
-    ) -> Vec<DeadLetter> {
-        let rest = (Bound::Excluded(after), Bound::Unbounded);
-        let letters = self.dead_letters.range(rest).map(|(_, letter)| letter);
-        let wanted = letters.filter(|letter| {
-            (filter.run.is_none() || letter.run == filter.run)
-                && filter.name.as_ref().is_none_or(|name| *name == letter.name)
-        });
-        wanted
-            .take(limit)
-            .map(|letter| self.shown(letter))
-            .collect()
-    }
-
-    /// The unread messages of a run that has ended become dead letters; those that become events
-    /// instead, and what was for one operation alone, wait until the run is closed.
-    pub(super) fn bury_inbox(&mut self, id: RunId) {
-        let dies = |row: &InboxRow| row.kind == InboxKind::Message && row.on_end.is_none();
-        for row in self.take_inbox(id.no(), dies).into_values() {
-            let delivery = Delivery {
-                target: crate::commit::Target::Id(id),
-                name: row.name,
-                body: row.body,
-                dedupe: None,
-                request: None,
-                inbox_max: 0,
-                on_end: crate::commit::OnEnd::Error,
-            };
-            let reason = crate::store::rules::LEFT_UNREAD;
-            let Ok(()) = self.bury(Some(id.no()), &delivery, reason);
-        }
     }
 }

@@ -78,7 +78,6 @@ impl Data {
 }
 
 impl LimitTables for Data {
-    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     fn count_places(&mut self, name: &str, key: &str) -> Result<(u64, u64), Infallible> {
         let places = self.limits.places.values();
         let places = places.filter(|place| place.limit == name && place.limit_key == key);

@@ -1,16 +1,8 @@
 //! Schedules in memory.
 
-use super::{
-    super::rules::schedules::{self, ScheduleTables},
-    *,
-};
+use super::{super::rules::schedules::ScheduleTables, *};
 
 impl Data {
-    pub(super) fn write_about_schedule(&mut self, write: &ScheduleWrite) -> Outcome {
-        let Ok(outcome) = schedules::apply(self, write);
-        Outcome::Scheduled(outcome)
-    }
-
     pub(super) fn schedule_row(&self, name: &str) -> Option<ScheduleRow> {
         self.schedules.get(name).map(|row| ScheduleRow::clone(row))
     }
@@ -69,9 +61,5 @@ impl ScheduleTables for Data {
         self.schedules.remove(name);
         self.rows_written += 1;
         Ok(())
-    }
-
-    fn start_run(&mut self, new: &NewRun) -> Result<Outcome, Infallible> {
-        Ok(self.start(new, self.claimer, self.now))
     }
 }

@@ -1,44 +1,19 @@
-//! Streams in memory: [`rules::streams`] decides, this keeps.
+//! Streams in memory: [`streams`] decides, this keeps.
 
 use std::{collections::BTreeMap, convert::Infallible};
 
 use super::{
-    super::{rules::streams, *},
+    super::{
+        rules::streams::{self, StreamTables},
+        *,
+    },
     Data, Run,
 };
 
 /// The items of a run's streams, by stream and position.
 pub(super) type Streams = BTreeMap<String, BTreeMap<u64, StreamRow>>;
 
-impl Data {
-    /// What a body gives out while it runs.
-    pub(super) fn emission(&mut self, emission: &Emission, batch: &Batch) -> Option<Refusal> {
-        let head = self.runs.get(&emission.run).map(|run| run.head);
-        let refusal = streams::refuse_emission(head.as_ref(), emission);
-        if !self.fence_holds(batch.fence) {
-            return Some(Refusal::Fenced);
-        }
-        if refusal.is_some() {
-            return refusal;
-        }
-        let holder = head.and_then(|head| self.shards.get(&head.shard));
-        if holder != batch.fence.map(|fence| fence.runner).as_ref() {
-            return Some(Refusal::Fenced);
-        }
-        for emit in &emission.items {
-            self.change(emission.run, |run| {
-                run.emit(emission.run, emission.generation, batch.now, emit);
-            });
-        }
-        None
-    }
-}
-
 impl Run {
-    pub(super) fn emit(&mut self, no: RunNo, generation: u32, now: Timestamp, emit: &Emit) {
-        let Ok(()) = streams::append(&mut self.streams, no, generation, now, emit);
-    }
-
     pub(super) fn stream_page(&self, stream: &str, from: u64, limit: usize) -> StreamPage {
         let StreamExtent { first, next, .. } = self.extent(stream);
         let rows = self.streams.get(stream).into_iter();
@@ -65,24 +40,31 @@ impl Run {
     }
 }
 
-impl streams::StreamRows for Streams {
-    type Error = Infallible;
-
-    fn last(&mut self, _: RunNo, stream: &str) -> Result<Option<u64>, Infallible> {
-        let rows = self.get(stream);
+impl StreamTables for Data {
+    fn stream_end(&mut self, run: RunNo, stream: &str) -> Result<Option<u64>, Infallible> {
+        let rows = self.runs.get(&run).and_then(|run| run.streams.get(stream));
         Ok(rows.and_then(|rows| rows.last_key_value().map(|(pos, _)| *pos)))
     }
 
-    fn insert(&mut self, _: RunNo, stream: &str, row: StreamRow) -> Result<(), Infallible> {
-        let rows = self.entry(stream.to_owned()).or_default();
-        rows.insert(row.pos, row);
+    fn append_to_stream(
+        &mut self,
+        run: RunNo,
+        stream: &str,
+        row: StreamRow,
+    ) -> Result<(), Infallible> {
+        self.change(run, |run| {
+            let rows = run.streams.entry(stream.to_owned()).or_default();
+            rows.insert(row.pos, row);
+        });
         Ok(())
     }
 
-    fn remove_before(&mut self, _: RunNo, stream: &str, pos: u64) -> Result<(), Infallible> {
-        if let Some(rows) = self.get_mut(stream) {
-            *rows = rows.split_off(&pos);
-        }
+    fn trim_stream(&mut self, run: RunNo, stream: &str, pos: u64) -> Result<(), Infallible> {
+        self.change(run, |run| {
+            if let Some(rows) = run.streams.get_mut(stream) {
+                *rows = rows.split_off(&pos);
+            }
+        });
         Ok(())
     }
 }

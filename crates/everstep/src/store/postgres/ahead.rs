@@ -1,36 +1,60 @@
-//! What will be asked about runs that end or take an event, asked for all of them at once.
+//! Rows by table and key that a batch knows without asking: read ahead, or written by the batch.
 //!
-//! The rules ask for one row at a time, and here each question is a round trip. Of a batch in which a
-//! thousand runs end, what they have elsewhere is read before anything is decided about the first.
+//! The rules ask for one row at a time, and here each question is a round trip. So everything that a
+//! batch names is read at its beginning ([`Applier::lock_and_read`]); and of a batch in which a thousand
+//! runs end, what they have elsewhere is read before anything is decided about the first
+//! ([`Applier::look_ahead`]).
 //!
-//! Always true: what is kept here is what the server would say. The rows of these runs are locked, so
-//! nobody else changes what hangs on them; what the batch itself writes about them is noted here, or
-//! makes this forget them. What is not here is asked for.
+//! Always true: a row that is kept here is what the server would say. It is under a lock, of its own or
+//! of its run, so that nobody else changes it; what the batch itself writes is noted here, or makes this
+//! forget the row. What is not here is asked for.
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeSet, HashMap},
+    hash::Hash,
+};
 
 use super::{
     batch::Applier,
     children, columns,
     error::Trouble,
     events,
+    locks::Named,
+    queues,
     session::Op,
+    streams,
     value::{Row, params},
 };
 use crate::{
-    commit::{Batch, Effect, InboxKind, InboxRow, Write},
+    commit::{Batch, Effect, InboxKind, InboxRow},
     hash::FastMap,
     run_id::RunNo,
-    store::rules::{
-        effects,
-        events::{EventWaiter, StoredEvent},
-        tables::{Waiter, links},
+    store::{
+        ScheduleRow,
+        rules::{
+            effects,
+            events::{EventName, EventWaiter, StoredEvent},
+            tables::{Keyed, Waiter, links},
+        },
     },
 };
 
-/// What is known of the runs of a batch besides their rows.
+/// Rows by key; `None` where there is no such row, nothing where nobody has asked.
+pub(super) type Rows<K, V> = HashMap<K, Option<V>>;
+
+/// A query of [`Applier::read_ahead`], and what takes in the answer.
+pub(super) type Asked<'a> = (Op, fn(&mut Applier<'a>, &[Row]) -> Result<(), Trouble>);
+
+/// What is known besides the rows of runs.
 #[derive(Default)]
 pub(super) struct Ahead {
+    /// The rows of event names that are locked.
+    pub(super) event_names: Rows<String, EventName>,
+    /// Workflows and keys.
+    pub(super) keys: Rows<(String, String), Keyed>,
+    pub(super) schedules: Rows<String, ScheduleRow>,
+    pub(super) queues: queues::Known,
+    pub(super) tails: streams::Tails,
     /// What lies in their inboxes besides plain messages, in order.
     inbox: FastMap<RunNo, Vec<InboxRow>>,
     /// The events that they wait for, in the order of generation and operation.
@@ -38,14 +62,14 @@ pub(super) struct Ahead {
     /// Their cursors, by name and key.
     cursors: FastMap<RunNo, HashMap<(String, String), u64>>,
     /// The events that they were given.
-    events: HashMap<(String, u64), Option<StoredEvent>>,
+    events: Rows<(String, u64), StoredEvent>,
     /// Who waits for their end; the rows of those are locked, too.
     watchers: FastMap<RunNo, Vec<Waiter>>,
 }
 
 /// The runs that something will be asked about.
 #[derive(Default)]
-struct Asked {
+struct Looked {
     runs: Vec<i64>,
     /// Those of them that may have to do with events.
     with_events: Vec<i64>,
@@ -53,52 +77,46 @@ struct Asked {
     watched: Vec<i64>,
 }
 
-impl Applier<'_> {
+impl<'a> Applier<'a> {
     /// Reads what the commits of this batch will need, in one round trip or two.
     pub(super) fn look_ahead(&mut self, batch: &Batch) -> Result<(), Trouble> {
-        let asked = self.asked(batch);
-        if asked.runs.is_empty() {
+        let Looked {
+            runs,
+            with_events,
+            watched,
+        } = self.looked_at(batch);
+        if runs.is_empty() {
             return Ok(());
         }
-        let mut ops = vec![Op::new(
-            format!(
-                "SELECT {}, run FROM inbox WHERE run = ANY ($1) \
-                 AND (kind <> 0 OR on_end IS NOT NULL) ORDER BY run, seq",
-                columns::INBOX_ROW
-            ),
-            params![asked.runs],
-        )];
-        if !asked.with_events.is_empty() {
-            ops.extend(events::ops_ahead(&asked.with_events));
+        let sql = format!(
+            "SELECT {}, run FROM inbox WHERE run = ANY ($1) \
+             AND (kind <> 0 OR on_end IS NOT NULL) ORDER BY run, seq",
+            columns::INBOX_ROW
+        );
+        self.ahead.inbox = empty(&runs);
+        let mut asked: Vec<Asked<'a>> = vec![(Op::new(sql, params![runs]), |applier, rows| {
+            applier.ahead.add_inbox(rows)
+        })];
+        if !with_events.is_empty() {
+            let [waits, cursors, events] = events::ops_ahead(&with_events);
+            (self.ahead.waits, self.ahead.cursors) = (empty(&with_events), empty(&with_events));
+            asked.push((waits, |applier, rows| applier.ahead.add_waits(rows)));
+            asked.push((cursors, |applier, rows| applier.ahead.add_cursors(rows)));
+            asked.push((events, |applier, rows| applier.ahead.add_events(rows)));
         }
-        if !asked.watched.is_empty() {
-            ops.push(Op::new(children::WATCHERS, params![asked.watched]));
+        if !watched.is_empty() {
+            self.ahead.watchers = empty(&watched);
+            asked.push((children::watchers(watched), Self::take_watching));
         }
-        let mut answers = self.session.queries(ops)?.into_iter();
-        let inbox = answers.next().unwrap_or_default();
-        self.ahead.add_inbox(&asked.runs, &inbox)?;
-        if !asked.with_events.is_empty() {
-            let mut next = || answers.next().unwrap_or_default();
-            let (waits, cursors, events) = (next(), next(), next());
-            self.ahead.add_waits(&asked.with_events, &waits, &events)?;
-            self.ahead.add_cursors(&asked.with_events, &cursors)?;
-        }
-        if !asked.watched.is_empty() {
-            let watchers = answers.next().unwrap_or_default();
-            self.add_watchers(&asked.watched, watchers)?;
-        }
-        Ok(())
+        self.read_ahead(asked)
     }
 
-    fn asked(&self, batch: &Batch) -> Asked {
-        let mut asked = Asked::default();
-        if !self.fence_holds() {
-            return asked;
+    fn looked_at(&self, batch: &Batch) -> Looked {
+        let mut looked = Looked::default();
+        if self.fence.is_none() {
+            return looked;
         }
-        for write in &batch.writes {
-            let Write::Commit(commit) = write else {
-                continue;
-            };
+        for commit in batch.commits() {
             let Some(Some(head)) = self.heads.get(&commit.run) else {
                 continue;
             };
@@ -109,40 +127,45 @@ impl Applier<'_> {
                 continue;
             }
             let run = commit.run.0;
-            asked.runs.push(run);
+            looked.runs.push(run);
             if head.links & links::EVENTS != 0 {
-                asked.with_events.push(run);
+                looked.with_events.push(run);
             }
             if ends && head.links & (links::WATCHED | links::CHILD) != 0 {
-                asked.watched.push(run);
+                looked.watched.push(run);
             }
         }
-        asked
+        looked
     }
 
     /// Locks the rows of those who wait, as far as nobody else has them. Until then they could give
     /// up waiting, so they are read again.
-    fn add_watchers(&mut self, watched: &[i64], mut rows: Vec<Row>) -> Result<(), Trouble> {
+    fn take_watching(&mut self, rows: &[Row]) -> Result<(), Trouble> {
         let waiting = rows.iter().map(|row| row.get(1).map(RunNo));
         let mut waiting: Vec<RunNo> = waiting.collect::<Result<_, _>>()?;
         waiting.sort_unstable();
         waiting.dedup();
+        let again;
+        let mut rows = rows;
         if !waiting.iter().all(|run| self.is_head_known(*run)) {
-            let again = Op::new(children::WATCHERS, params![watched.to_vec()]);
-            rows = self.lock_heads_and_ask(&waiting, again)?;
+            let watched = self.ahead.watchers.keys().map(|run| run.0).collect();
+            again = self.lock_heads_and_ask(&waiting, children::watchers(watched))?;
+            rows = &again;
         }
-        let mut watchers: FastMap<RunNo, Vec<Waiter>> = empty(watched);
-        for row in &rows {
-            let run = RunNo(row.get(0)?);
-            watchers
-                .entry(run)
-                .or_default()
-                .push(children::waiter(row, 1)?);
+        let mut watchers = std::mem::take(&mut self.ahead.watchers);
+        for row in rows {
+            let watchers = watchers.entry(RunNo(row.get(0)?)).or_default();
+            watchers.push(children::waiter(row, 1)?);
         }
         watchers.retain(|_, all| all.iter().all(|it| self.is_head_known(it.run)));
         self.ahead.watchers = watchers;
         Ok(())
     }
+}
+
+/// Rows of which none is found yet.
+pub(super) fn absent<K: Clone + Eq + Hash, V>(keys: &BTreeSet<K>) -> Rows<K, V> {
+    keys.iter().map(|key| (key.clone(), None)).collect()
 }
 
 fn empty<T: Default>(runs: &[i64]) -> FastMap<RunNo, T> {
@@ -151,8 +174,16 @@ fn empty<T: Default>(runs: &[i64]) -> FastMap<RunNo, T> {
 }
 
 impl Ahead {
-    fn add_inbox(&mut self, runs: &[i64], rows: &[Row]) -> Result<(), Trouble> {
-        self.inbox = empty(runs);
+    /// Nothing is read yet. A batch that names keys reads them before anything else.
+    pub(super) fn of(named: &Named) -> Ahead {
+        Ahead {
+            keys: absent(&named.keys),
+            queues: queues::Known::new(named),
+            ..Ahead::default()
+        }
+    }
+
+    fn add_inbox(&mut self, rows: &[Row]) -> Result<(), Trouble> {
         for row in rows {
             let rows = self.inbox.entry(RunNo(row.get(8)?)).or_default();
             rows.push(columns::inbox_row(row)?);
@@ -160,26 +191,27 @@ impl Ahead {
         Ok(())
     }
 
-    fn add_waits(&mut self, runs: &[i64], rows: &[Row], events: &[Row]) -> Result<(), Trouble> {
-        self.waits = empty(runs);
+    fn add_waits(&mut self, rows: &[Row]) -> Result<(), Trouble> {
         for row in rows {
             let waiter = events::waiter(row)?;
             if let Some(seq) = waiter.given {
-                let name = (waiter.name.clone(), seq);
-                self.events.insert(name, None);
+                self.events.insert((waiter.name.clone(), seq), None);
             }
             let waits = self.waits.entry(waiter.waiter.run).or_default();
             waits.push(waiter);
         }
-        for row in events {
+        Ok(())
+    }
+
+    fn add_events(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+        for row in rows {
             let event = events::event(row)?;
             self.events.insert((row.get(8)?, event.seq), Some(event));
         }
         Ok(())
     }
 
-    fn add_cursors(&mut self, runs: &[i64], rows: &[Row]) -> Result<(), Trouble> {
-        self.cursors = empty(runs);
+    fn add_cursors(&mut self, rows: &[Row]) -> Result<(), Trouble> {
         for row in rows {
             let cursors = self.cursors.entry(RunNo(row.get(0)?)).or_default();
             cursors.insert((row.get(1)?, row.get(2)?), columns::number(row, 3)?);

@@ -13,13 +13,13 @@ use super::{
     value::{Row, params},
 };
 use crate::{
-    commit::{Close, NewRun, Outcome},
+    commit::Close,
     run_id::RunNo,
     store::{
         Finished,
         rules::{
             children::{ChildRow, ChildTables},
-            tables::Waiter,
+            tables::{Tables, Waiter},
         },
     },
 };
@@ -71,8 +71,10 @@ static REMOVE_CHILD: Bulk = Bulk {
 };
 
 /// Who waits for the end of these runs.
-pub(super) const WATCHERS: &str =
-    "SELECT run, waiter, generation, key FROM watchers WHERE run = ANY ($1)";
+pub(super) fn watchers(runs: Vec<i64>) -> Op {
+    let sql = "SELECT run, waiter, generation, key FROM watchers WHERE run = ANY ($1)";
+    Op::new(sql, params![runs])
+}
 
 const CHILD: &str = "run, parent, generation, key, close, awaited";
 
@@ -112,10 +114,6 @@ impl Applier<'_> {
 }
 
 impl ChildTables for Applier<'_> {
-    fn start(&mut self, new: &NewRun) -> Result<Outcome, Trouble> {
-        Applier::start(self, new)
-    }
-
     fn ended(&mut self, run: RunNo) -> Result<Option<Finished>, Trouble> {
         // Locked: it may be about to end.
         let is_over = self

@@ -1,5 +1,7 @@
 //! What the doctor asks of a schema, and what mends it: see [`crate::store::doctor`] for the rules.
 
+use std::borrow::Cow;
+
 use uuid::Uuid;
 
 use super::{
@@ -10,12 +12,12 @@ use super::{
     value::{Row, Value, params},
 };
 use crate::{
-    commit::{Cell, Mend},
+    commit::Cell,
     run_id::{RunId, RunNo},
     store::{
         InboxKind, RunStatus,
         doctor::{Ask, CellKind, Facts, FoundRow, PlaceFact, RULES, Rule, RunFacts, sql},
-        rules::mends,
+        rules::mends::MendTables,
     },
 };
 
@@ -241,39 +243,21 @@ fn run_facts(session: &Session<'_>, run: RunNo) -> Result<Option<RunFacts>, Trou
     Ok(Some(facts))
 }
 
-impl Applier<'_> {
-    /// Mends something, if it is still so; how many rows were changed. What it is about was locked at
-    /// the beginning of the batch, or is locked by the rules, so nothing is counted while it changes.
-    pub(super) fn mend(&mut self, mend: &Mend) -> Result<u64, Trouble> {
-        let changed = match mend {
-            Mend::Row { rule, row } => return self.mend_row(&RULES[*rule], row),
-            Mend::RemoveEntry { run, key, value } => {
-                let params = params![run.0, key.clone(), value.clone()];
-                self.session.execute_now(sql::REMOVE_ENTRY, params)?
-            }
-            Mend::ForgetNumber { run, last_number } => {
-                let params = params![run.0, *last_number];
-                self.session.execute_now(sql::FORGET_NUMBER, params)?
-            }
-            Mend::Shard { run, from, to } => {
-                let params = params![run.0, *from, *to];
-                self.session.execute_now(sql::SHARD, params)?
-            }
-        };
+impl MendTables for Applier<'_> {
+    const ITEM: &'static str = ITEM;
+
+    fn mend_by(
+        &mut self,
+        _: Option<RunNo>,
+        sql: Cow<'static, str>,
+        params: &[Cell],
+    ) -> Result<u64, Trouble> {
+        let changed = self.session.execute_now(sql, values(params))?;
         Ok(changed as u64)
     }
 
-    fn mend_row(&mut self, rule: &Rule, row: &[Cell]) -> Result<u64, Trouble> {
-        if let Some(sql) = sql::mend(rule, self.now, ITEM) {
-            let changed = self.session.execute_now(sql, values(row))?;
-            return Ok(changed as u64);
-        }
-        mends::lock(self, rule.remedy, row)?;
-        let broken = sql::is_broken(rule, ITEM);
-        if !self.session.exists(broken, values(row))? {
-            return Ok(0);
-        }
-        mends::mend(self, rule.remedy, row).map(u64::from)
+    fn is_so(&mut self, sql: String, params: &[Cell]) -> Result<bool, Trouble> {
+        self.session.exists(sql, values(params))
     }
 }
 

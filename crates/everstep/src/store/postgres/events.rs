@@ -196,7 +196,7 @@ impl Applier<'_> {
     /// Whether everything that is locked comes before this run in the order of locks.
     fn holds_nothing_after(&self, run: RunNo) -> bool {
         let comes_before = |lock: &Lock| *lock < Lock::Run(run);
-        self.keys.is_empty()
+        self.ahead.keys.is_empty()
             && self.heads.keys().all(|held| *held < run)
             && self.locks.iter().all(comes_before)
     }
@@ -206,7 +206,7 @@ impl Applier<'_> {
         let locks: BTreeSet<Lock> = names.iter().map(|(name, _)| Lock::event(name)).collect();
         let wanted = locks.into_iter().filter(|lock| !self.locks.contains(lock));
         let (locks, numbers): (Vec<Lock>, Vec<i64>) = wanted
-            .filter_map(|lock| Some((lock, lock.advisory(self.schema)?)))
+            .filter_map(|lock| Some((lock, lock.advisory(self.terms.schema)?)))
             .unzip();
         if numbers.is_empty() {
             return Ok(());
@@ -242,7 +242,7 @@ impl Applier<'_> {
         })?;
         let mut events = Vec::with_capacity(found.len());
         for ((name, seq), row) in found {
-            self.event_names.insert(name.clone(), Some(row));
+            self.ahead.event_names.insert(name.clone(), Some(row));
             events.push((name, seq));
         }
         Ok(events)
@@ -272,14 +272,14 @@ impl Applier<'_> {
 impl EventTables for Applier<'_> {
     fn event_name(&mut self, name: &str) -> Result<Option<EventName>, Trouble> {
         self.lock(Lock::event(name))?;
-        if let Some(row) = self.event_names.get(name) {
+        if let Some(row) = self.ahead.event_names.get(name) {
             return Ok(row.clone());
         }
         let sql = "SELECT last_seq, last_waiter, kept, dropped FROM event_names WHERE name = $1";
         let row = self
             .session
             .row(sql, params![name], |row| event_name(row, 0))?;
-        self.event_names.insert(name.to_owned(), row.clone());
+        self.ahead.event_names.insert(name.to_owned(), row.clone());
         Ok(row)
     }
 
@@ -288,7 +288,9 @@ impl EventTables for Applier<'_> {
         let (kept, dropped) = (sql(row.kept), sql(row.dropped));
         let params = params![name, last_seq, last_waiter, kept, dropped];
         self.session.put(&PUT_NAME, params);
-        self.event_names.insert(name.to_owned(), Some(row.clone()));
+        self.ahead
+            .event_names
+            .insert(name.to_owned(), Some(row.clone()));
         Ok(())
     }
 
@@ -555,7 +557,7 @@ impl EventTables for Applier<'_> {
     }
 
     fn take_fallbacks(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Trouble> {
-        if let Some(taken) = self.take_known(run, |row| row.on_end.is_some()) {
+        if let Some(taken) = self.take_known(run, |row| row.on_end.is_some())? {
             return Ok(taken);
         }
         let statement = format!(

@@ -25,7 +25,7 @@ use super::{
     value::{Value, params},
 };
 use crate::{
-    commit::{Batch, Commit, Fence, Patch, RunStatus, Write},
+    commit::{Batch, Commit, Fence, Patch, RunStatus},
     hash::{FastHasher, FastMap, FastSet},
     run_id::RunNo,
     store::{
@@ -72,32 +72,21 @@ impl Compared {
 
 /// The runs of a batch that only get more entries, if nothing in it can reach a run that it does not
 /// name.
-pub(super) fn growing(batch: &Batch, rows: &[KnownRow]) -> FastSet<RunNo> {
+pub(super) fn growing(batch: &Batch, named: &Named, rows: &[KnownRow]) -> FastSet<RunNo> {
     let linked = rows.iter().filter_map(|row| match row {
         KnownRow::Is(head, _) if head.links != 0 => Some(head.id.no()),
         _ => None,
     });
     let linked: FastSet<RunNo> = linked.collect();
-    let stays_at_home = batch.writes.iter().all(|write| match write {
-        Write::Start(_) => true,
-        Write::Commit(commit) => {
-            commit.effects.is_empty()
-                && !(effects::has_sequel(commit) && linked.contains(&commit.run))
-        }
-        _ => false,
-    });
-    if !stays_at_home {
+    let mut commits = batch.commits();
+    let closes = |commit: &Commit| effects::has_sequel(commit) && linked.contains(&commit.run);
+    if named.reaches_out || commits.any(closes) {
         return FastSet::default();
     }
-    let commits = || {
-        batch.writes.iter().filter_map(|write| match write {
-            Write::Commit(commit) => Some(commit),
-            _ => None,
-        })
-    };
-    let growing = commits().filter(|commit| only_grows(commit));
-    let mut growing: FastSet<RunNo> = growing.map(|commit| commit.run).collect();
-    for commit in commits().filter(|commit| !only_grows(commit)) {
+    let (growing, others): (Vec<&Commit>, Vec<&Commit>) =
+        batch.commits().partition(|commit| only_grows(commit));
+    let mut growing: FastSet<RunNo> = growing.iter().map(|commit| commit.run).collect();
+    for commit in others {
         growing.remove(&commit.run);
     }
     growing
@@ -344,7 +333,7 @@ pub(super) fn is_in_memory(head: &Head) -> bool {
 mod tests {
     use super::*;
     use crate::{
-        commit::{Delivery, OnEnd, Put, Target},
+        commit::{Delivery, OnEnd, Put, Target, Write},
         pool::PoolNo,
         run_id::{RunId, RunIds},
         store::rules::tables::links,
@@ -382,6 +371,10 @@ mod tests {
         }
     }
 
+    fn growing_of(batch: &Batch, rows: &[KnownRow]) -> FastSet<RunNo> {
+        growing(batch, &Named::of(batch), rows)
+    }
+
     fn batch_of(writes: Vec<Write>) -> Batch {
         Batch {
             writes,
@@ -400,7 +393,7 @@ mod tests {
         let step = |run| Write::Commit(Box::new(step_of(run)));
         let end = |run| Write::Commit(Box::new(end_of(run)));
         let rows = [known(first, 0), known(second, 0)];
-        let growing_in = |writes| growing(&batch_of(writes), &rows);
+        let growing_in = |writes| growing_of(&batch_of(writes), &rows);
         let only_first: FastSet<RunNo> = [first.no()].into_iter().collect();
         assert_eq!(growing_in(vec![step(first), end(second)]), only_first);
         // Its end writes the row.
@@ -419,6 +412,6 @@ mod tests {
         assert!(growing_in(vec![step(first), delivery]).is_empty());
         let rows = [known(first, 0), known(second, links::WATCHED)];
         let batch = batch_of(vec![step(first), end(second)]);
-        assert!(growing(&batch, &rows).is_empty());
+        assert!(growing_of(&batch, &rows).is_empty());
     }
 }

@@ -3,6 +3,8 @@
 //! What becomes of a letter is decided under its lock, so that two who replay the same one do not
 //! both deliver it. Their numbers rise in the order in which a batch makes them.
 
+use uuid::Uuid;
+
 use super::{
     batch::Applier,
     columns,
@@ -12,7 +14,7 @@ use super::{
     value::{Row, params},
 };
 use crate::{
-    commit::{DeadLetter, Delivered, Delivery, LetterFilter, Target},
+    commit::{DeadLetter, Delivery, InboxRow, LetterFilter, Target},
     run_id::{RunId, RunNo},
     store::rules::{self, letters::LetterTables},
 };
@@ -28,6 +30,25 @@ static BURY_INBOX: Bulk = Bulk {
           SELECT run, name, body, ($2::text[])[place], ($3::bigint[])[place], ($4::text[])[place] \
           FROM unread ORDER BY place, seq",
     unique: 0,
+};
+
+/// Nobody answers them any more.
+static END_REQUESTS: Bulk = Bulk {
+    table: "requests",
+    sql: "UPDATE requests SET state = 2 FROM (SELECT unnest($1::bigint[]) AS run) AS ended \
+          WHERE requests.run = ended.run AND state = 0",
+    unique: 1,
+};
+
+/// Each message is found by its key. Not a join of the inbox with the arrays: the planner may begin it
+/// with the inbox of all runs. Nobody else changes the inbox of a run whose row is locked, so that its
+/// messages stay where they were found.
+static CONSUME: Bulk = Bulk {
+    table: "inbox",
+    sql: "DELETE FROM inbox WHERE run = ANY ($1::bigint[]) AND ctid = ANY (ARRAY(\
+          SELECT place FROM unnest($1::bigint[], $2::bigint[]) AS gone (r, s), \
+          LATERAL (SELECT ctid AS place FROM inbox WHERE run = r AND seq = s OFFSET 0) AS found))",
+    unique: 2,
 };
 
 /// What [`letter`] reads.
@@ -76,8 +97,55 @@ fn target_json(target: &Target) -> String {
 }
 
 impl LetterTables for Applier<'_> {
-    fn deliver(&mut self, delivery: &Delivery) -> Result<Delivered, Trouble> {
-        Applier::deliver(self, delivery)
+    fn inbox_after(&mut self, run: RunNo, seen: u64) -> Result<Vec<InboxRow>, Trouble> {
+        columns::inbox_after(self.session, run, seen)
+    }
+
+    fn count_inbox(&mut self, run: RunNo, max: u64) -> Result<u64, Trouble> {
+        let sql = "SELECT count(*) FROM (SELECT 1 FROM inbox WHERE run = $1 LIMIT $2) AS unread";
+        let params = params![run.0, columns::limit(max)];
+        let count = self
+            .session
+            .row(sql, params, |row| columns::number(row, 0))?;
+        Ok(count.unwrap_or(0))
+    }
+
+    fn consume(&mut self, run: RunNo, seqs: &[u64]) -> Result<(), Trouble> {
+        for seq in seqs {
+            self.session.put(&CONSUME, params![run.0, *seq as i64]);
+            self.ahead.consumed(run, *seq);
+        }
+        Ok(())
+    }
+
+    fn has_dedupe(&mut self, run: RunNo, key: &str) -> Result<bool, Trouble> {
+        let sql = "SELECT 1 FROM dedupes WHERE run = $1 AND key = $2";
+        self.session.exists(sql, params![run.0, key])
+    }
+
+    fn open_request(&mut self, request: Uuid, run: RunNo) -> Result<(), Trouble> {
+        let sql = "INSERT INTO requests (id, run, state) VALUES ($1, $2, 0) \
+                   ON CONFLICT (id) DO UPDATE SET run = excluded.run, state = 0, body = NULL";
+        self.execute(sql, params![request, run.0]);
+        Ok(())
+    }
+
+    fn reply_if_open(&mut self, request: Uuid, body: &[u8]) -> Result<(), Trouble> {
+        let sql = "UPDATE requests SET state = 1, body = $2 WHERE id = $1 AND state = 0";
+        self.execute(sql, params![request, body]);
+        Ok(())
+    }
+
+    fn end_requests(&mut self, run: RunNo) -> Result<(), Trouble> {
+        self.session.put(&END_REQUESTS, params![run.0]);
+        Ok(())
+    }
+
+    fn bury_inbox(&mut self, id: RunId) -> Result<(), Trouble> {
+        let target = target_json(&Target::Id(id));
+        let row = params![id.no().0, rules::LEFT_UNREAD, self.now, target];
+        self.session.put(&BURY_INBOX, row);
+        Ok(())
     }
 
     fn note_dedupe(&mut self, run: RunNo, key: &str) -> Result<(), Trouble> {
@@ -113,16 +181,6 @@ impl LetterTables for Applier<'_> {
         let sql = "DELETE FROM dead_letters WHERE no = $1";
         let removed = self.session.execute_now(sql, params![columns::limit(no)])?;
         Ok(removed > 0)
-    }
-}
-
-impl Applier<'_> {
-    /// The unread messages of a run that has ended become dead letters; those that become events
-    /// instead, and what was for one operation alone, wait until the run is closed.
-    pub(super) fn bury_inbox(&self, id: RunId) {
-        let target = target_json(&Target::Id(id));
-        let row = params![id.no().0, rules::LEFT_UNREAD, self.now, target];
-        self.session.put(&BURY_INBOX, row);
     }
 }
 

@@ -104,6 +104,11 @@ pub(super) struct Named {
     pub(super) schedules: BTreeSet<String>,
     /// Streams that are appended to.
     pub(super) streams: BTreeSet<(RunNo, String)>,
+    /// Whether a write can reach a run that it does not name, other than by the end of a run with
+    /// links.
+    pub(super) reaches_out: bool,
+    /// Whether the doctor mends something.
+    pub(super) is_repair: bool,
 }
 
 impl Named {
@@ -124,6 +129,11 @@ impl Named {
     }
 
     fn add(&mut self, write: &Write) {
+        self.reaches_out |= match write {
+            Write::Start(_) => false,
+            Write::Commit(commit) => !commit.effects.is_empty(),
+            _ => true,
+        };
         match write {
             Write::Start(new) => self.add_new(new),
             Write::Fork(fork) => self.add_new(&fork.new),
@@ -246,6 +256,7 @@ impl Named {
 
     /// What it finds out later (the limit of a place) is only tried, as always.
     fn add_mend(&mut self, mend: &Mend) {
+        self.is_repair = true;
         let (rule, row) = match mend {
             Mend::Row { rule, row } => (&RULES[*rule], row),
             Mend::RemoveEntry { run, .. }

@@ -1,15 +1,10 @@
 //! Pools and what moves between them, in SQL.
 
-use super::{
-    batch::{Applier, last_number},
-    error::Trouble,
-    session::Session,
-    value::params,
-};
+use super::{batch::Applier, columns, error::Trouble, session::Session, value::params};
 use crate::{
     pool::{DEFAULT_POOL, PoolNo, PoolRow},
     run_id::{RunNo, ShardId},
-    store::rules::{Head, pools::Pools},
+    store::rules::{Head, pools::Pools, runs::RunTables},
     time::Timestamp,
 };
 
@@ -54,7 +49,14 @@ impl Pools for Applier<'_> {
     }
 
     fn owns(&mut self, shard: ShardId) -> Result<bool, Trouble> {
-        self.owns_shard(shard)
+        let Some(fence) = self.fence else {
+            return Ok(false);
+        };
+        let held = match &mut self.shards {
+            Some(held) => held,
+            shards => shards.insert(columns::shards_of(self.session, fence.runner)?),
+        };
+        Ok(held.contains(shard))
     }
 
     fn write_home(&mut self, run: RunNo, pool: &str) -> Result<bool, Trouble> {
@@ -73,10 +75,10 @@ impl Pools for Applier<'_> {
         let run = head.id.no();
         let available_at = head.available_at.map(Timestamp::as_millis);
         let (shard, status) = (head.shard.0, head.status.code());
-        let number = last_number(head);
+        let number = head.stored_number();
         let params = params![run.0, shard, status, available_at, number, self.now];
         self.execute(sql, params);
-        self.remember(run, *head);
+        self.remember(head);
         Ok(())
     }
 }

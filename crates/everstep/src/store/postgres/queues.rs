@@ -14,6 +14,7 @@ use std::{
 use uuid::Uuid;
 
 use super::{
+    ahead::Rows,
     batch::Applier,
     columns,
     error::Trouble,
@@ -27,7 +28,7 @@ use crate::{
     store::{
         rules::{
             queues::{HOLDERS, ItemHead, ItemNews, QueueTables, ReadyItem, Wait},
-            tables::Waiter,
+            tables::{Tables, Waiter},
         },
         *,
     },
@@ -106,8 +107,8 @@ pub(super) struct Known {
     named: Vec<ItemId>,
     /// Queues and dedupe keys that the batch names, until they are read.
     named_dedupes: Vec<(String, String)>,
-    items: HashMap<ItemId, Option<ItemHead>>,
-    dedupes: HashMap<(String, String), Option<ItemId>>,
+    items: Rows<ItemId, ItemHead>,
+    dedupes: Rows<(String, String), ItemId>,
     waits: HashMap<ItemId, Waits>,
     /// Items that have no places under limits.
     placeless: HashSet<ItemId>,
@@ -329,16 +330,16 @@ impl Applier<'_> {
     /// Reads an item under the lock of its queue, and with it all others that the batch names:
     /// whether they are there, who waits for them, and which are under a limit.
     fn know_item(&mut self, item: ItemId) -> Result<(), Trouble> {
-        if self.queues.items.contains_key(&item) {
+        if self.ahead.queues.items.contains_key(&item) {
             return Ok(());
         }
-        self.queues.named.push(item);
+        self.ahead.queues.named.push(item);
         self.know_items()
     }
 
     fn know_items(&mut self) -> Result<(), Trouble> {
-        let mut asked = std::mem::take(&mut self.queues.named);
-        asked.retain(|item| !self.queues.items.contains_key(item));
+        let mut asked = std::mem::take(&mut self.ahead.queues.named);
+        asked.retain(|item| !self.ahead.queues.items.contains_key(item));
         asked.sort_unstable();
         asked.dedup();
         if asked.is_empty() {
@@ -354,16 +355,16 @@ impl Applier<'_> {
             heads = read_heads(&answers)?;
         }
         for item in &asked {
-            self.queues.items.insert(*item, None);
+            self.ahead.queues.items.insert(*item, None);
         }
         for head in heads {
-            self.queues.items.insert(head.id, Some(head));
+            self.ahead.queues.items.insert(head.id, Some(head));
         }
         let mut placeless: HashSet<ItemId> = asked.iter().copied().collect();
         for row in answers.get(2).into_iter().flatten() {
             placeless.remove(&item_id(row, 0)?);
         }
-        self.queues.placeless.extend(placeless);
+        self.ahead.queues.placeless.extend(placeless);
         self.know_waits(&asked, answers.get(1).into_iter().flatten())
     }
 
@@ -374,12 +375,12 @@ impl Applier<'_> {
         rows: impl Iterator<Item = &'r Row>,
     ) -> Result<(), Trouble> {
         for item in items {
-            self.queues.waits.insert(*item, Waits::default());
+            self.ahead.queues.waits.insert(*item, Waits::default());
         }
         for row in rows {
             let wait = wait(row)?;
             let is_certain = self.is_head_known(wait.waiter.run);
-            let waits = self.queues.waits.entry(wait.item).or_default();
+            let waits = self.ahead.queues.waits.entry(wait.item).or_default();
             waits.uncertain |= !is_certain;
             waits.list.push(wait);
         }
@@ -389,15 +390,15 @@ impl Applier<'_> {
     /// Those who wait for an item, with their runs locked. They are forgotten.
     fn waits_for(&mut self, item: ItemId) -> Result<Vec<Wait>, Trouble> {
         self.know_item(item)?;
-        if let Some(waits) = self.queues.waits.remove(&item) {
+        if let Some(waits) = self.ahead.queues.waits.remove(&item) {
             if !waits.uncertain {
                 return Ok(waits.list);
             }
             // Whoever tells of one item is likely to tell of the others.
-            self.queues.waits.insert(item, waits);
+            self.ahead.queues.waits.insert(item, waits);
             self.lock_waiters()?;
         }
-        if let Some(waits) = self.queues.waits.remove(&item)
+        if let Some(waits) = self.ahead.queues.waits.remove(&item)
             && !waits.uncertain
         {
             return Ok(waits.list);
@@ -421,6 +422,7 @@ impl Applier<'_> {
     fn lock_waiters(&mut self) -> Result<(), Trouble> {
         let (mut items, mut runs) = (Vec::new(), Vec::new());
         for (item, waits) in self
+            .ahead
             .queues
             .waits
             .iter()
@@ -440,7 +442,8 @@ impl Applier<'_> {
         &mut self,
         holders: impl Iterator<Item = &'w Waiter>,
     ) -> Result<(), Trouble> {
-        self.queues
+        self.ahead
+            .queues
             .named
             .extend(holders.filter_map(rules::queues::item_of));
         self.know_items()
@@ -449,7 +452,8 @@ impl Applier<'_> {
     /// Whether an item is known to have no place under a limit.
     pub(super) fn is_placeless(&self, of: &Waiter) -> bool {
         of.run == HOLDERS
-            && rules::queues::item_of(of).is_some_and(|item| self.queues.placeless.contains(&item))
+            && rules::queues::item_of(of)
+                .is_some_and(|item| self.ahead.queues.placeless.contains(&item))
     }
 
     /// An item gets a place.
@@ -457,17 +461,17 @@ impl Applier<'_> {
         if of.run == HOLDERS
             && let Some(item) = rules::queues::item_of(of)
         {
-            self.queues.placeless.remove(&item);
+            self.ahead.queues.placeless.remove(&item);
         }
     }
 
     /// Reads who has a dedupe key, and with it all others that the batch names.
     fn know_dedupe(&mut self, name: &(String, String)) -> Result<(), Trouble> {
-        let mut asked = std::mem::take(&mut self.queues.named_dedupes);
+        let mut asked = std::mem::take(&mut self.ahead.queues.named_dedupes);
         asked.retain(|other| {
             other != name
                 && self.is_locked(Lock::queue(&other.0))
-                && !self.queues.dedupes.contains_key(other)
+                && !self.ahead.queues.dedupes.contains_key(other)
         });
         asked.push(name.clone());
         let (queues, keys) = asked
@@ -482,21 +486,21 @@ impl Applier<'_> {
             Ok(((row.get(0)?, row.get(1)?), item_id(row, 2)?))
         })?;
         for name in asked {
-            self.queues.dedupes.insert(name, None);
+            self.ahead.queues.dedupes.insert(name, None);
         }
         for (name, item) in found {
             // They are looked at next.
-            self.queues.named.push(item);
-            self.queues.dedupes.insert(name, Some(item));
+            self.ahead.queues.named.push(item);
+            self.ahead.queues.dedupes.insert(name, Some(item));
         }
         Ok(())
     }
 
     /// The key of this item is free now. It must be so before another item has it.
     fn forget_dedupe(&mut self, item: ItemId) {
-        let before = self.queues.dedupes.len();
-        self.queues.dedupes.retain(|_, of| *of != Some(item));
-        if self.queues.dedupes.len() < before {
+        let before = self.ahead.queues.dedupes.len();
+        self.ahead.queues.dedupes.retain(|_, of| *of != Some(item));
+        if self.ahead.queues.dedupes.len() < before {
             self.session.barrier();
         }
     }
@@ -558,17 +562,17 @@ impl QueueTables for Applier<'_> {
             new.trace,
         ];
         self.session.put(&INSERT_ITEM, row);
-        self.queues.ahead = None;
+        self.ahead.queues.ahead = None;
         if let Some(key) = &new.dedupe {
             let name = (new.queue.clone(), key.clone());
-            self.queues.dedupes.insert(name, Some(item));
+            self.ahead.queues.dedupes.insert(name, Some(item));
         }
         Ok(item)
     }
 
     fn item(&mut self, item: ItemId) -> Result<Option<ItemHead>, Trouble> {
         self.know_item(item)?;
-        Ok(self.queues.items.get(&item).cloned().flatten())
+        Ok(self.ahead.queues.items.get(&item).cloned().flatten())
     }
 
     fn item_answer(&mut self, item: ItemId) -> Result<Option<Vec<u8>>, Trouble> {
@@ -581,10 +585,10 @@ impl QueueTables for Applier<'_> {
     fn item_by_dedupe(&mut self, queue: &str, key: &str) -> Result<Option<ItemId>, Trouble> {
         self.lock(Lock::queue(queue))?;
         let name = (queue.to_owned(), key.to_owned());
-        if !self.queues.dedupes.contains_key(&name) {
+        if !self.ahead.queues.dedupes.contains_key(&name) {
             self.know_dedupe(&name)?;
         }
-        Ok(self.queues.dedupes.get(&name).copied().flatten())
+        Ok(self.ahead.queues.dedupes.get(&name).copied().flatten())
     }
 
     fn write_item(&mut self, head: &ItemHead, news: ItemNews<'_>) -> Result<(), Trouble> {
@@ -600,8 +604,8 @@ impl QueueTables for Applier<'_> {
         if let Some(error) = news.error {
             self.session.put(&WRITE_ERROR, params![no(head.id), error]);
         }
-        self.queues.ahead = None;
-        self.queues.items.insert(head.id, Some(head.clone()));
+        self.ahead.queues.ahead = None;
+        self.ahead.queues.items.insert(head.id, Some(head.clone()));
         Ok(())
     }
 
@@ -614,8 +618,8 @@ impl QueueTables for Applier<'_> {
     fn delete_item(&mut self, item: ItemId) -> Result<(), Trouble> {
         self.session.put(&DELETE_ITEM, params![no(item)]);
         self.forget_dedupe(item);
-        self.queues.ahead = None;
-        self.queues.items.insert(item, None);
+        self.ahead.queues.ahead = None;
+        self.ahead.queues.items.insert(item, None);
         Ok(())
     }
 
@@ -648,7 +652,7 @@ impl QueueTables for Applier<'_> {
             until: of_until,
             limit: of_limit,
             of,
-        }) = &mut self.queues.ahead
+        }) = &mut self.ahead.queues.ahead
             && (of_queue.as_str(), *of_until, *of_limit) == (queue, until, limit)
             && let Some(place) = of.iter().position(|(of_state, _)| *of_state == state)
         {
@@ -676,7 +680,7 @@ impl QueueTables for Applier<'_> {
         }
         let (_, items) = of.swap_remove(0);
         let queue = queue.to_owned();
-        self.queues.ahead = Some(Ahead::Timed {
+        self.ahead.queues.ahead = Some(Ahead::Timed {
             queue,
             until,
             limit,
@@ -686,7 +690,7 @@ impl QueueTables for Applier<'_> {
     }
 
     fn first_time(&mut self, queue: &str, state: ItemState) -> Result<Option<Timestamp>, Trouble> {
-        if let Some(Ahead::FirstClaimed { queue: of, at }) = &self.queues.ahead
+        if let Some(Ahead::FirstClaimed { queue: of, at }) = &self.ahead.queues.ahead
             && of == queue
             && state == ItemState::Claimed
         {
@@ -705,7 +709,7 @@ impl QueueTables for Applier<'_> {
         })?;
         let (first, at) = found.unwrap_or_default();
         let queue = queue.to_owned();
-        self.queues.ahead = Some(Ahead::FirstClaimed { queue, at });
+        self.ahead.queues.ahead = Some(Ahead::FirstClaimed { queue, at });
         Ok(first)
     }
 
@@ -717,7 +721,7 @@ impl QueueTables for Applier<'_> {
         } = &wait.waiter;
         let row = params![run.0, *generation, *key, no(wait.item), wait.cancels];
         self.session.put(&PUT_WAIT, row);
-        self.queues.waits.remove(&wait.item);
+        self.ahead.queues.waits.remove(&wait.item);
         Ok(())
     }
 
@@ -729,7 +733,7 @@ impl QueueTables for Applier<'_> {
         let params = params![waiter.run.0, waiter.generation, waiter.key];
         let taken = self.session.row(sql, params, wait)?;
         if let Some(taken) = &taken {
-            self.queues.waits.remove(&taken.item);
+            self.ahead.queues.waits.remove(&taken.item);
         }
         Ok(taken)
     }
@@ -746,14 +750,14 @@ impl QueueTables for Applier<'_> {
             self.session
                 .put(&DELETE_WAIT, params![run.0, *generation, *key]);
         }
-        self.queues.waits.insert(item, Waits::default());
+        self.ahead.queues.waits.insert(item, Waits::default());
         Ok(waits)
     }
 
     fn is_waited_for(&mut self, item: ItemId) -> Result<bool, Trouble> {
         // Under its lock: who begins to wait for an item must find it as it was left.
         self.know_item(item)?;
-        if let Some(waits) = self.queues.waits.get(&item) {
+        if let Some(waits) = self.ahead.queues.waits.get(&item) {
             return Ok(!waits.list.is_empty());
         }
         let sql = "SELECT 1 FROM queue_waits WHERE item = $1 LIMIT 1";

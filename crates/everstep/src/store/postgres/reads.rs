@@ -3,9 +3,9 @@
 use uuid::Uuid;
 
 use super::{
-    columns, control,
+    columns,
     error::Trouble,
-    listing, overview,
+    listing, overview, runs,
     session::{Op, Session},
     value::{Row, Value, params},
 };
@@ -18,7 +18,7 @@ use crate::{
 pub(super) fn run(session: &Session<'_>, target: &Target) -> Result<Option<RunRow>, Trouble> {
     match target {
         Target::Id(id) => Ok(run_by_no(session, id.no())?.filter(|row| row.id == *id)),
-        Target::Key { workflow, key } => match control::find_key(session, workflow, key)? {
+        Target::Key { workflow, key } => match runs::find_key(session, workflow, key)? {
             Some(no) => run_by_no(session, no),
             None => Ok(None),
         },

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{
+    ahead::Ahead,
     batch::Applier,
     columns,
     error::Trouble,
@@ -12,10 +13,7 @@ use super::{
 };
 use crate::{
     schedule::Overlap,
-    store::{
-        rules::schedules::{self, ScheduleTables},
-        *,
-    },
+    store::{rules::schedules::ScheduleTables, *},
     time::Timestamp,
 };
 
@@ -159,34 +157,22 @@ pub(super) fn op_ahead(names: impl Iterator<Item = String>) -> Op {
     Op::new(sql, vec![names])
 }
 
-impl Applier<'_> {
-    /// Keeps the rows of schedules that were asked for, each until the rules ask for it.
-    pub(super) fn add_schedules(
-        &mut self,
-        names: impl Iterator<Item = String>,
-        rows: &[Row],
-    ) -> Result<(), Trouble> {
-        self.schedules.extend(names.map(|name| (name, None)));
+impl Ahead {
+    /// Keeps the rows of schedules that were asked for.
+    pub(super) fn add_schedules(&mut self, rows: &[Row]) -> Result<(), Trouble> {
         for found in rows {
             let found = row(found)?;
             self.schedules.insert(found.name.clone(), Some(found));
         }
         Ok(())
     }
-
-    pub(super) fn write_about_schedule(
-        &mut self,
-        write: &ScheduleWrite,
-    ) -> Result<Outcome, Trouble> {
-        schedules::apply(self, write).map(Outcome::Scheduled)
-    }
 }
 
 impl ScheduleTables for Applier<'_> {
     fn schedule(&mut self, name: &str) -> Result<Option<ScheduleRow>, Trouble> {
         self.lock(Lock::schedule(name))?;
-        match self.schedules.remove(name) {
-            Some(known) => Ok(known),
+        match self.ahead.schedules.get(name) {
+            Some(known) => Ok(known.clone()),
             None => read_one(self.session, name),
         }
     }
@@ -221,17 +207,14 @@ impl ScheduleTables for Applier<'_> {
             row.updated_at.as_millis(),
         ];
         self.session.put(&PUT_SCHEDULE, params);
-        self.schedules.remove(&row.name);
+        let known = Some(row.clone());
+        self.ahead.schedules.insert(row.name.clone(), known);
         Ok(())
     }
 
     fn delete_schedule(&mut self, name: &str) -> Result<(), Trouble> {
         self.execute("DELETE FROM schedules WHERE name = $1", params![name]);
-        self.schedules.remove(name);
+        self.ahead.schedules.insert(name.to_owned(), None);
         Ok(())
-    }
-
-    fn start_run(&mut self, new: &NewRun) -> Result<Outcome, Trouble> {
-        self.start(new)
     }
 }

@@ -1,4 +1,4 @@
-//! Streams in SQL: [`rules::streams`] decides, this writes and reads.
+//! Streams in SQL: [`streams`] decides, this writes and reads.
 //!
 //! Whoever appends has the run's row locked, so where a stream ends is read once in a batch.
 
@@ -14,10 +14,7 @@ use super::{
 use crate::{
     run_id::RunNo,
     store::{
-        rules::{
-            self,
-            streams::{self, StreamRows},
-        },
+        rules::streams::{self, StreamTables},
         *,
     },
 };
@@ -62,12 +59,14 @@ impl Tails {
         Op::new(sql, vec![Value::Ints(runs), Value::Texts(names)])
     }
 
-    /// Remembers an answer to that.
-    pub(super) fn add(&mut self, row: &Row) -> Result<(), Trouble> {
-        let (run, last) = (RunNo(row.get(0)?), columns::optional_number(row, 2)?);
-        let first = 0;
-        let tails = self.0.entry(run).or_default();
-        tails.insert(row.get(1)?, Tail { last, first });
+    /// Remembers the answer to that.
+    pub(super) fn add(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+        for row in rows {
+            let (run, last) = (RunNo(row.get(0)?), columns::optional_number(row, 2)?);
+            let first = 0;
+            let tails = self.0.entry(run).or_default();
+            tails.insert(row.get(1)?, Tail { last, first });
+        }
         Ok(())
     }
 
@@ -76,53 +75,24 @@ impl Tails {
     }
 }
 
-impl Applier<'_> {
-    /// What a body gives out while it runs.
-    pub(super) fn emission(&mut self, emission: &Emission) -> Result<Outcome, Trouble> {
-        if !self.fence_holds() {
-            return Ok(Outcome::Refused(Refusal::Fenced));
-        }
-        let head = self.head(emission.run)?;
-        if let Some(refusal) = rules::streams::refuse_emission(head.as_ref(), emission) {
-            return Ok(Outcome::Refused(refusal));
-        }
-        if let Some(head) = head
-            && !self.owns_shard(head.shard)?
-        {
-            return Ok(Outcome::Refused(Refusal::Fenced));
-        }
-        for emit in &emission.items {
-            self.emit(emission.run, emission.generation, emit)?;
-        }
-        Ok(Outcome::Emitted)
-    }
-
-    pub(super) fn emit(&mut self, run: RunNo, generation: u32, emit: &Emit) -> Result<(), Trouble> {
-        let now = self.now();
-        streams::append(&mut Rows(self), run, generation, now, emit)
-    }
-}
-
-/// The streams of an applier. It has other tables, too, whose traits have the same names.
-struct Rows<'a, 'b>(&'a mut Applier<'b>);
-
-impl StreamRows for Rows<'_, '_> {
-    type Error = Trouble;
-
-    fn last(&mut self, run: RunNo, stream: &str) -> Result<Option<u64>, Trouble> {
-        let Applier { tails, session, .. } = &mut *self.0;
-        if let Some(tail) = tails.get_mut(run, stream) {
+impl StreamTables for Applier<'_> {
+    fn stream_end(&mut self, run: RunNo, stream: &str) -> Result<Option<u64>, Trouble> {
+        if let Some(tail) = self.ahead.tails.get_mut(run, stream) {
             return Ok(tail.last);
         }
         // Not named at the beginning.
-        let answers = session.queries(vec![Tails::op([(run, stream.to_owned())].iter())])?;
-        for row in answers.iter().flatten() {
-            tails.add(row)?;
-        }
+        let op = Tails::op([(run, stream.to_owned())].iter());
+        self.read_ahead(vec![(op, |applier, rows| applier.ahead.tails.add(rows))])?;
+        let tails = &mut self.ahead.tails;
         Ok(tails.get_mut(run, stream).and_then(|tail| tail.last))
     }
 
-    fn insert(&mut self, run: RunNo, stream: &str, row: StreamRow) -> Result<(), Trouble> {
+    fn append_to_stream(
+        &mut self,
+        run: RunNo,
+        stream: &str,
+        row: StreamRow,
+    ) -> Result<(), Trouble> {
         let by = row.by.as_ref();
         let values = params![
             run.0,
@@ -135,22 +105,22 @@ impl StreamRows for Rows<'_, '_> {
             by.map(|by| by.life as i64),
             row.body,
         ];
-        self.0.session.put(&APPEND, values);
-        if let Some(tail) = self.0.tails.get_mut(run, stream) {
+        self.session.put(&APPEND, values);
+        if let Some(tail) = self.ahead.tails.get_mut(run, stream) {
             tail.last = Some(row.pos);
         }
         Ok(())
     }
 
-    fn remove_before(&mut self, run: RunNo, stream: &str, pos: u64) -> Result<(), Trouble> {
+    fn trim_stream(&mut self, run: RunNo, stream: &str, pos: u64) -> Result<(), Trouble> {
         let mut first = pos;
-        if let Some(tail) = self.0.tails.get_mut(run, stream) {
+        if let Some(tail) = self.ahead.tails.get_mut(run, stream) {
             // A later one, which takes the place of an earlier one, may keep more.
             tail.first = tail.first.max(pos);
             first = tail.first;
         }
         let row = params![run.0, stream, columns::limit(first)];
-        self.0.session.put(&REMOVE_BEFORE, row);
+        self.session.put(&REMOVE_BEFORE, row);
         Ok(())
     }
 }

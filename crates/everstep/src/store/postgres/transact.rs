@@ -340,10 +340,8 @@ fn ended(trouble: Trouble) -> Trouble {
 
 /// Whether a write has a body for PostgreSQL.
 pub(super) fn has_body(write: &Write) -> bool {
-    match write {
-        Write::Commit(commit) => !commit.effects.is_empty() && bodies(commit).next().is_some(),
-        _ => false,
-    }
+    let commit = write.as_commit();
+    commit.is_some_and(|commit| bodies(commit).next().is_some())
 }
 
 fn bodies(commit: &Commit) -> impl Iterator<Item = &Transaction> {
@@ -416,11 +414,9 @@ fn alone(batch: &Batch) -> impl Iterator<Item = Option<&Commit>> {
             _ => None,
         })
         .collect();
-    batch.writes.iter().map(move |write| match write {
-        Write::Commit(commit) if has_body(write) && !emitting.contains(&commit.run) => {
-            Some(&**commit)
-        }
-        _ => None,
+    batch.writes.iter().map(move |write| {
+        let commit = write.as_commit().filter(|_| has_body(write));
+        commit.filter(|commit| !emitting.contains(&commit.run))
     })
 }
 

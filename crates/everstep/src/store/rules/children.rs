@@ -8,12 +8,13 @@
 
 use super::{
     effects::waiter,
-    tables::{self, Tables, Waiter, links},
+    runs::{self, RunTables},
+    tables::{self, Waiter, links},
 };
 use crate::{
     commit::{
-        Close, Commit, EffectDone, InboxKind, NewRun, Outcome, Refusal, RunStatus, StartChild,
-        Started, Target, answer,
+        Close, Commit, EffectDone, InboxKind, Outcome, Refusal, RunStatus, StartChild, Started,
+        Target, answer,
     },
     run_id::{RunId, RunNo},
     store::Finished,
@@ -31,9 +32,7 @@ pub(crate) struct ChildRow {
 }
 
 /// The rows of children and of those who wait for them.
-pub(crate) trait ChildTables: Tables {
-    fn start(&mut self, new: &NewRun) -> Result<Outcome, Self::Error>;
-
+pub(crate) trait ChildTables: RunTables {
     /// How the run has ended, if it has.
     fn ended(&mut self, run: RunNo) -> Result<Option<Finished>, Self::Error>;
 
@@ -62,7 +61,7 @@ pub(crate) fn start_child<T: ChildTables>(
     let parent = waiter(commit, &start.key);
     let mut new = start.new.clone();
     let started = loop {
-        match tables.start(&new)? {
+        match runs::start(tables, &new)? {
             // A fresh id that is there already is another run's.
             Outcome::Started(started) if !(started.attached && started.id == new.id) => {
                 break started;

@@ -1,10 +1,10 @@
 //! Deletes, tags, forks and filters: what every store decides about them in the same way.
 
-use super::Head;
+use super::{Head, runs::RunTables};
 use crate::{
     pool::PoolNo,
-    run_id::RunId,
-    store::{Delete, Deleted, Fork, Refusal},
+    run_id::{RunId, RunNo},
+    store::{Controlled, Delete, Deleted, Fork, Outcome, Refusal, Tagging},
     time::Timestamp,
 };
 
@@ -25,6 +25,33 @@ pub(crate) fn refuse_delete(
         .finished_before
         .is_some_and(|before| finished_at.is_some_and(|at| at >= before));
     too_recent.then_some(Deleted::TooRecent { run })
+}
+
+/// Deletes a run that has ended. What it leaves in other tables is swept.
+pub(crate) fn delete<T: RunTables>(tables: &mut T, delete: &Delete) -> Result<Deleted, T::Error> {
+    let Some(head) = tables.find(&delete.target)? else {
+        return Ok(Deleted::Unknown);
+    };
+    let run = head.id.no();
+    let Some(leaving) = tables.leaving(run)? else {
+        return Ok(Deleted::Unknown);
+    };
+    if let Some(refused) = refuse_delete(&head, leaving.finished_at, delete) {
+        return Ok(refused);
+    }
+    if let Some(key) = &leaving.key {
+        // What has continued may have begun as another workflow.
+        let begun_as = match head.generation {
+            1 => Some(leaving.workflow),
+            _ => tables.workflow_of_key(key, run)?,
+        };
+        if let Some(workflow) = begun_as {
+            let tombstone = Tombstone::of(head.id, delete, tables.now());
+            tables.bury_key_if_of(run, &workflow, key, tombstone.as_ref())?;
+        }
+    }
+    tables.delete_run(run, &leaving.tags)?;
+    Ok(Deleted::Done { run: head.id })
 }
 
 /// What is left of a key whose run was deleted.
@@ -98,6 +125,40 @@ pub(crate) fn set_tag(tags: &mut Vec<(String, String)>, name: &str, value: Optio
     tags.retain(|(other, _)| other != name);
     tags.extend(value.map(|value| (name.to_owned(), value.to_owned())));
     Tagged::Changed
+}
+
+/// Sets or removes a tag of a run from outside.
+pub(crate) fn tag<T: RunTables>(tables: &mut T, tagging: &Tagging) -> Result<Outcome, T::Error> {
+    let Some(head) = tables.find(&tagging.target)? else {
+        return Ok(Outcome::Controlled(Controlled::Unknown));
+    };
+    let (run, status) = (head.id, head.status);
+    Ok(
+        match write_tag(tables, run.no(), &tagging.name, tagging.value.as_deref())? {
+            Tagged::Changed => {
+                tables.touch(run.no())?;
+                Outcome::Controlled(Controlled::Done { run })
+            }
+            Tagged::Unchanged => Outcome::Controlled(Controlled::Already { run, status }),
+            Tagged::Full => Outcome::Refused(Refusal::TagsFull { limit: TAGS_MAX }),
+        },
+    )
+}
+
+/// Replaces all tags of this name in the row of a run by one, or removes them.
+pub(crate) fn write_tag<T: RunTables>(
+    tables: &mut T,
+    run: RunNo,
+    name: &str,
+    value: Option<&str>,
+) -> Result<Tagged, T::Error> {
+    let before = tables.tags(run)?;
+    let mut after = before.clone();
+    let tagged = set_tag(&mut after, name, value);
+    if tagged == Tagged::Changed {
+        tables.write_tags(run, &before, &after)?;
+    }
+    Ok(tagged)
 }
 
 /// The row of a fork: as that of any new run, but its history has numbers already.

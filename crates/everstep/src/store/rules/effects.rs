@@ -5,7 +5,7 @@ use super::{
     children::{self, ChildTables},
     deferreds::{self, DeferredTables},
     events,
-    letters::LetterTables,
+    letters::{self, LetterTables},
     limits::{self, LimitTables},
     queues::{self, QueueTables},
     tables::{Waiter, links},
@@ -78,7 +78,7 @@ pub(crate) fn apply<T: AllTables>(
             key,
             receipt,
         } => {
-            let sent = tables.send(delivery)?;
+            let sent = letters::send(tables, delivery)?;
             let value = [&receipt[..], &[sent.receipt.code()]].concat();
             tables.put_entry(&waiter(commit, key), value)?;
             Ok(Some(EffectDone::Sent(sent)))

@@ -429,7 +429,6 @@ fn offer<T: EventTables>(
 
 /// An event is with a waiter that is not there: it is offered to the others. `false` if there is no
 /// such event.
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) fn take_back<T: EventTables>(
     tables: &mut T,
     name: &str,

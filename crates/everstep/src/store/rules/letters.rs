@@ -1,18 +1,48 @@
 //! Dead letters, and what becomes of a message to a run that has ended.
 
-use super::{Head, events, events::EventTables, is_dead_letter, message, undeliverable};
+use uuid::Uuid;
+
+use super::{
+    Head, deliver as next_seq, events,
+    events::EventTables,
+    is_dead_letter, message, refuse_message,
+    tables::{link, links},
+    undeliverable,
+};
 use crate::{
     commit::{
-        DeadLetter, Delivered, Delivery, LetterDone, LetterWrite, Notice, OnEnd, Receipt, ReplayTo,
-        Target,
+        DeadLetter, Delivered, Delivery, InboxRow, LetterDone, LetterWrite, Notice, OnEnd, Receipt,
+        ReplayTo, Target,
     },
-    run_id::RunNo,
+    run_id::{RunId, RunNo},
 };
 
 /// The rows of messages and dead letters, within one batch.
 pub(crate) trait LetterTables: EventTables {
-    /// Delivers a message to a run.
-    fn deliver(&mut self, delivery: &Delivery) -> Result<Delivered, Self::Error>;
+    /// The rows of an inbox after this one, in order.
+    fn inbox_after(&mut self, run: RunNo, seen: u64) -> Result<Vec<InboxRow>, Self::Error>;
+
+    /// How many rows an inbox has; counted no further than to `max`.
+    fn count_inbox(&mut self, run: RunNo, max: u64) -> Result<u64, Self::Error>;
+
+    /// Removes rows from an inbox.
+    fn consume(&mut self, run: RunNo, seqs: &[u64]) -> Result<(), Self::Error>;
+
+    /// Whether a message with this dedupe key has come to a run.
+    fn has_dedupe(&mut self, run: RunNo, key: &str) -> Result<bool, Self::Error>;
+
+    /// Enters a request to a run, which is open until it is answered.
+    fn open_request(&mut self, request: Uuid, run: RunNo) -> Result<(), Self::Error>;
+
+    /// Answers a request, unless it has an answer: the first one wins.
+    fn reply_if_open(&mut self, request: Uuid, body: &[u8]) -> Result<(), Self::Error>;
+
+    /// The run has ended without a reply to the requests that are open.
+    fn end_requests(&mut self, run: RunNo) -> Result<(), Self::Error>;
+
+    /// Makes the unread messages of a run that has ended dead letters. Those that become events
+    /// instead, and what was for one operation alone, wait until the run is closed.
+    fn bury_inbox(&mut self, run: RunId) -> Result<(), Self::Error>;
 
     /// Notes that a message with this dedupe key has come to a run.
     fn note_dedupe(&mut self, run: RunNo, key: &str) -> Result<(), Self::Error>;
@@ -32,8 +62,72 @@ pub(crate) trait LetterTables: EventTables {
     fn remove_letter(&mut self, no: u64) -> Result<bool, Self::Error>;
 }
 
+/// Delivers a message to a run.
+pub(crate) fn deliver<T: LetterTables>(
+    tables: &mut T,
+    delivery: &Delivery,
+) -> Result<Delivered, T::Error> {
+    let Some(mut head) = tables.find(&delivery.target)? else {
+        return Ok(Delivered {
+            receipt: Receipt::Unknown,
+            run: None,
+            seq: None,
+        });
+    };
+    let (id, run, now) = (head.id, head.id.no(), tables.now());
+    if let Some(receipt) = refuse(tables, &head, delivery)? {
+        let receipt = match receipt {
+            Receipt::Finished => after_the_end(tables, &head, delivery)?,
+            receipt => receipt,
+        };
+        return Ok(Delivered {
+            receipt,
+            run: Some(id),
+            seq: None,
+        });
+    }
+    let seq = next_seq(&mut head, now);
+    let row = message(delivery, seq, now);
+    tables.insert_inbox(run, &row)?;
+    tables.write_inbox_seq(&head)?;
+    if row.on_end.is_some() {
+        link(tables, run, links::EVENTS)?;
+    }
+    if let Some(key) = &delivery.dedupe {
+        tables.note_dedupe(run, key)?;
+    }
+    if let Some(request) = delivery.request {
+        tables.open_request(request, run)?;
+    }
+    Ok(Delivered {
+        receipt: Receipt::Delivered,
+        run: Some(id),
+        seq: Some(seq),
+    })
+}
+
+/// Why a message is not put into the inbox; nothing if it is.
+fn refuse<T: LetterTables>(
+    tables: &mut T,
+    head: &Head,
+    delivery: &Delivery,
+) -> Result<Option<Receipt>, T::Error> {
+    let run = head.id.no();
+    if let Some(key) = &delivery.dedupe
+        && tables.has_dedupe(run, key)?
+    {
+        return Ok(Some(Receipt::Duplicate));
+    }
+    // There cannot be more unread messages than there were messages.
+    let unread = match head.inbox_seq < delivery.inbox_max {
+        true => 0,
+        false => tables.count_inbox(run, delivery.inbox_max)?,
+    };
+    Ok(refuse_message(head, unread, delivery))
+}
+
 /// What becomes of a message to a run that has ended, as its sender wished.
-pub(crate) fn after_the_end<T: LetterTables>(
+fn after_the_end<T: LetterTables>(
     tables: &mut T,
     head: &Head,
     delivery: &Delivery,
@@ -62,7 +156,7 @@ pub(crate) fn send<T: LetterTables>(
     tables: &mut T,
     delivery: &Delivery,
 ) -> Result<Delivered, T::Error> {
-    let delivered = tables.deliver(delivery)?;
+    let delivered = deliver(tables, delivery)?;
     if is_dead_letter(delivered.receipt) {
         let run = delivered.run.map(|id| id.no());
         tables.bury(run, delivery, undeliverable(delivered.receipt))?;
@@ -121,7 +215,7 @@ fn replay<T: LetterTables>(
         inbox_max,
         on_end: OnEnd::Error,
     };
-    let delivered = tables.deliver(&delivery)?;
+    let delivered = deliver(tables, &delivery)?;
     if let (Receipt::Delivered, Some(run), Some(seq)) =
         (delivered.receipt, delivered.run, delivered.seq)
     {

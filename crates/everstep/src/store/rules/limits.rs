@@ -59,7 +59,6 @@ pub(crate) trait LimitTables: Tables {
     fn places_of(&mut self, run: crate::run_id::RunNo) -> Result<Vec<Place>, Self::Error>;
 
     /// How many places are given under this key, and how many are waited for.
-    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     fn count_places(&mut self, name: &str, key: &str) -> Result<(u64, u64), Self::Error>;
 }
 
@@ -134,7 +133,6 @@ pub(crate) fn release<T: LimitTables>(tables: &mut T, of: &Waiter) -> Result<(),
 }
 
 /// A place that nobody uses is removed, and those who wait for it are let in; `false` if there is none.
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) fn vacate<T: LimitTables>(tables: &mut T, of: &Waiter) -> Result<bool, T::Error> {
     let Some(place) = tables.place(of)? else {
         return Ok(false);
@@ -145,7 +143,6 @@ pub(crate) fn vacate<T: LimitTables>(tables: &mut T, of: &Waiter) -> Result<bool
 }
 
 /// Counts the places anew, and lets in whom there is room for; `false` if there is no such limit.
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) fn recount<T: LimitTables>(
     tables: &mut T,
     name: &str,

@@ -4,7 +4,10 @@
 //! run of a schedule has ended is known, and a tick is dealt with once however many try: whoever
 //! comes second finds another `next_at`.
 
-use super::tables::{self, Tables};
+use super::{
+    runs::{self, RunTables},
+    tables,
+};
 use crate::{
     run_id::RunId,
     schedule::{Overlap, QUEUE_MAX},
@@ -15,12 +18,11 @@ use crate::{
     time::Timestamp,
 };
 
-/// What a store does besides.
-pub(crate) trait ScheduleTables: Tables {
+/// The rows of schedules, within one batch.
+pub(crate) trait ScheduleTables: RunTables {
     fn schedule(&mut self, name: &str) -> Result<Option<ScheduleRow>, Self::Error>;
     fn write_schedule(&mut self, row: &ScheduleRow) -> Result<(), Self::Error>;
     fn delete_schedule(&mut self, name: &str) -> Result<(), Self::Error>;
-    fn start_run(&mut self, new: &NewRun) -> Result<Outcome, Self::Error>;
 }
 
 /// Does what is asked, or says why not.
@@ -244,7 +246,7 @@ fn start<T: ScheduleTables>(
     new: &NewRun,
     cancel: Option<RunId>,
 ) -> Result<Option<Fired>, T::Error> {
-    let Outcome::Started(run) = tables.start_run(new)? else {
+    let Outcome::Started(run) = runs::start(tables, new)? else {
         return Ok(None);
     };
     // Attached, if somebody has asked for the run of this very tick before.

@@ -4,26 +4,28 @@
 use crate::{
     run_id::RunNo,
     store::{Emission, Emit, Refusal, StreamRow},
-    time::Timestamp,
 };
 
-use super::Head;
+use super::{Head, tables::Tables};
 
 /// How many bytes of bodies one page has at most. It has one item at least.
 pub(crate) const PAGE_BYTES_MAX: usize = 4 << 20;
 
-/// The rows of streams, as a store has them.
-pub(crate) trait StreamRows {
-    type Error;
-
+/// The rows of streams, within one batch.
+pub(crate) trait StreamTables: Tables {
     /// The newest position of a stream.
-    fn last(&mut self, run: RunNo, stream: &str) -> Result<Option<u64>, Self::Error>;
+    fn stream_end(&mut self, run: RunNo, stream: &str) -> Result<Option<u64>, Self::Error>;
 
     /// Writes an item.
-    fn insert(&mut self, run: RunNo, stream: &str, row: StreamRow) -> Result<(), Self::Error>;
+    fn append_to_stream(
+        &mut self,
+        run: RunNo,
+        stream: &str,
+        row: StreamRow,
+    ) -> Result<(), Self::Error>;
 
     /// Removes all items before this position.
-    fn remove_before(&mut self, run: RunNo, stream: &str, pos: u64) -> Result<(), Self::Error>;
+    fn trim_stream(&mut self, run: RunNo, stream: &str, pos: u64) -> Result<(), Self::Error>;
 }
 
 /// Why the items of a body are not taken from an owner whose fence holds; none if they are. As with
@@ -35,27 +37,27 @@ pub(crate) fn refuse_emission(head: Option<&Head>, emission: &Emission) -> Optio
 }
 
 /// Appends an item to its stream, and lets the oldest ones go that are too many.
-pub(crate) fn append<R: StreamRows>(
-    rows: &mut R,
+pub(crate) fn append<T: StreamTables>(
+    tables: &mut T,
     run: RunNo,
     generation: u32,
-    at: Timestamp,
     emit: &Emit,
-) -> Result<(), R::Error> {
-    let pos = rows.last(run, &emit.stream)?.map_or(0, |last| last + 1);
+) -> Result<(), T::Error> {
+    let end = tables.stream_end(run, &emit.stream)?;
+    let pos = end.map_or(0, |last| last + 1);
     let row = StreamRow {
         pos,
-        at,
+        at: tables.now(),
         generation,
         by: emit.by.clone(),
         body: emit.body.clone(),
     };
-    rows.insert(run, &emit.stream, row)?;
+    tables.append_to_stream(run, &emit.stream, row)?;
     // The newest one always stays: the next position follows from it.
     let kept = emit.items_max.max(1);
     match (pos + 1).checked_sub(kept) {
         None | Some(0) => Ok(()),
-        Some(first) => rows.remove_before(run, &emit.stream, first),
+        Some(first) => tables.trim_stream(run, &emit.stream, first),
     }
 }
 

@@ -4,11 +4,13 @@
 //! once, over this trait; a store only reads and writes rows. All calls of a batch see each other's
 //! changes.
 
-use super::{Head, deliver};
+use super::{
+    Head, Tombstone, deliver,
+    runs::{self, RunTables},
+};
 use crate::{
     commit::{
-        Control, Controlled, Delivered, Delivery, InboxKind, InboxRow, NewRun, Notice, Started,
-        Target,
+        Control, Controlled, InboxKind, InboxRow, KeyRange, NewRun, Notice, Put, Started, Target,
     },
     run_id::RunNo,
     time::Timestamp,
@@ -53,6 +55,13 @@ impl Waiter {
     };
 }
 
+/// What is stored under the key of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keyed {
+    Run(RunNo),
+    Deleted(Tombstone),
+}
+
 /// The rows of a store, within one batch.
 pub(crate) trait Tables {
     type Error;
@@ -63,18 +72,41 @@ pub(crate) trait Tables {
     /// The row of a run, as it is now.
     fn head(&mut self, run: RunNo) -> Result<Option<Head>, Self::Error>;
 
+    /// What is stored under a key.
+    fn keyed(&mut self, workflow: &str, key: &str) -> Result<Option<Keyed>, Self::Error>;
+
     /// The row of the run that is meant.
-    fn find(&mut self, target: &Target) -> Result<Option<Head>, Self::Error>;
+    fn find(&mut self, target: &Target) -> Result<Option<Head>, Self::Error> {
+        match target {
+            // The number says less than the id: it may be another run's.
+            Target::Id(id) => Ok(self.head(id.no())?.filter(|head| head.id == *id)),
+            Target::Key { workflow, key } => match self.keyed(workflow, key)? {
+                Some(Keyed::Run(run)) => self.head(run),
+                Some(Keyed::Deleted(_)) | None => Ok(None),
+            },
+        }
+    }
 
-    /// Puts a row into the inbox of a run, whose `inbox_seq` and `available_at` are now as in
-    /// `head`.
-    fn put_inbox(&mut self, head: &Head, row: &InboxRow) -> Result<(), Self::Error>;
+    /// Inserts a row into the inbox of a run.
+    fn insert_inbox(&mut self, run: RunNo, row: &InboxRow) -> Result<(), Self::Error>;
 
-    /// Sends a message on behalf of a workflow; one that cannot be delivered is a dead letter.
-    fn send(&mut self, delivery: &Delivery) -> Result<Delivered, Self::Error>;
+    /// Writes the `inbox_seq` and the `available_at` of a run as they are in `head`.
+    fn write_inbox_seq(&mut self, head: &Head) -> Result<(), Self::Error>;
 
-    /// Writes an entry.
-    fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> Result<(), Self::Error>;
+    /// Deletes ranges of entries, then writes entries.
+    fn write_entries(
+        &mut self,
+        run: RunNo,
+        generation: u32,
+        deletes: &[KeyRange],
+        puts: &[Put],
+    ) -> Result<(), Self::Error>;
+
+    /// Writes the entry of an operation.
+    fn put_entry(&mut self, of: &Waiter, value: Vec<u8>) -> Result<(), Self::Error> {
+        let key = of.key.clone();
+        self.write_entries(of.run, of.generation, &[], &[Put { key, value }])
+    }
 
     /// Removes what lies in the inbox for one operation, and gives it.
     fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, Self::Error>;
@@ -84,9 +116,6 @@ pub(crate) trait Tables {
 
     /// Writes the links of a run as they are in `head`.
     fn write_links(&mut self, head: &Head) -> Result<(), Self::Error>;
-
-    /// Cancels, pauses or resumes a run.
-    fn control(&mut self, target: &Target, control: Control) -> Result<Controlled, Self::Error>;
 
     /// Notes what has happened to somebody else.
     fn notice(&mut self, notice: Notice);
@@ -117,7 +146,8 @@ pub(crate) fn answer<T: Tables>(
         sent_at: now,
         on_end: None,
     };
-    tables.put_inbox(&head, &row)?;
+    tables.insert_inbox(to.run, &row)?;
+    tables.write_inbox_seq(&head)?;
     tables.notice(Notice::Inbox {
         run: head.id,
         row: Box::new(row),
@@ -151,7 +181,7 @@ pub(crate) fn notice_start<T: Tables>(tables: &mut T, started: &Started, new: Ne
 }
 
 /// Cancels a run on behalf of another, if it is still live.
-pub(crate) fn cancel<T: Tables>(
+pub(crate) fn cancel<T: RunTables>(
     tables: &mut T,
     run: RunNo,
     rollback: bool,
@@ -160,7 +190,7 @@ pub(crate) fn cancel<T: Tables>(
         return Ok(());
     };
     let control = Control::Cancel { rollback };
-    if let Controlled::Done { run } = tables.control(&Target::Id(head.id), control)? {
+    if let Controlled::Done { run } = runs::control(tables, &Target::Id(head.id), control)? {
         tables.notice(Notice::Control { run, control });
     }
     Ok(())

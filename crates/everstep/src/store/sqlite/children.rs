@@ -4,7 +4,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::{batch::Applier, columns, error::bad_value};
 use crate::{
-    commit::{Close, NewRun, Outcome},
+    commit::Close,
     run_id::{RunId, RunNo},
     store::{
         Finished,
@@ -25,10 +25,6 @@ pub(crate) fn live_children(conn: &Connection, parent: RunNo) -> rusqlite::Resul
 }
 
 impl ChildTables for Applier<'_> {
-    fn start(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
-        Applier::start(self, new)
-    }
-
     fn ended(&mut self, run: RunNo) -> rusqlite::Result<Option<Finished>> {
         let sql = "SELECT id, workflow, status, output, error FROM runs \
                    WHERE no = ?1 AND status IN (5, 6, 7)";

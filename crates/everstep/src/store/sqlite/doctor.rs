@@ -1,5 +1,7 @@
 //! What the doctor asks of a file, and what mends it: see [`crate::store::doctor`] for the rules.
 
+use std::borrow::Cow;
+
 use rusqlite::{
     Connection, OptionalExtension, Row, ToSql, params, params_from_iter,
     types::{ToSqlOutput, Value, ValueRef},
@@ -9,12 +11,12 @@ use uuid::Uuid;
 
 use super::{batch::Applier, columns};
 use crate::{
-    commit::{Cell, Mend},
+    commit::Cell,
     run_id::{RunId, RunNo},
     store::{
         InboxKind, RunStatus,
         doctor::{Ask, CellKind, Facts, FoundRow, PlaceFact, RULES, Rule, RunFacts, sql},
-        rules::mends,
+        rules::mends::MendTables,
     },
 };
 
@@ -244,47 +246,27 @@ fn run_facts(conn: &Connection, run: RunNo) -> rusqlite::Result<Option<RunFacts>
     Ok(Some(facts))
 }
 
-impl Applier<'_> {
-    /// Mends something, if it is still so; how many rows were changed.
-    pub(super) fn mend(&mut self, mend: &Mend) -> rusqlite::Result<u64> {
+impl MendTables for Applier<'_> {
+    const ITEM: &'static str = ITEM;
+
+    fn mend_by(
+        &mut self,
+        run: Option<RunNo>,
+        sql: Cow<'static, str>,
+        params: &[Cell],
+    ) -> rusqlite::Result<u64> {
         // The writer must not go by what the rows were.
         (self.memory.shards, self.memory.swept) = (None, None);
-        let changed = match mend {
-            Mend::Row { rule, row } => return self.mend_row(&RULES[*rule], row),
-            Mend::RemoveEntry { run, key, value } => {
-                self.memory.forget(*run);
-                let sql = own(sql::REMOVE_ENTRY.to_owned());
-                self.execute(&sql, params![run.0, key, value])?
-            }
-            Mend::ForgetNumber { run, last_number } => {
-                self.memory.forget(*run);
-                let sql = own(sql::FORGET_NUMBER.to_owned());
-                self.execute(&sql, params![run.0, last_number])?
-            }
-            Mend::Shard { run, from, to } => {
-                self.memory.forget(*run);
-                let sql = own(sql::SHARD.to_owned());
-                self.execute(&sql, params![run.0, from, to])?
-            }
-        };
+        if let Some(run) = run {
+            self.memory.forget(run);
+        }
+        let changed = self.execute(&own(sql.into_owned()), params_from_iter(params))?;
         Ok(changed as u64)
     }
 
-    fn mend_row(&mut self, rule: &Rule, row: &[Cell]) -> rusqlite::Result<u64> {
-        if let Some(sql) = sql::mend(rule, self.now, ITEM) {
-            if let ("runs", Some(Cell::Int(no))) = (rule.table, row.first()) {
-                self.memory.forget(RunNo(*no));
-            }
-            let changed = self.execute(&own(sql), params_from_iter(row))?;
-            return Ok(changed as u64);
-        }
-        mends::lock(self, rule.remedy, row)?;
-        let broken = own(sql::is_broken(rule, ITEM));
-        let mut statement = self.conn.prepare_cached(&broken)?;
-        if !statement.exists(params_from_iter(row))? {
-            return Ok(0);
-        }
-        mends::mend(self, rule.remedy, row).map(u64::from)
+    fn is_so(&mut self, sql: String, params: &[Cell]) -> rusqlite::Result<bool> {
+        let mut statement = self.conn.prepare_cached(&own(sql))?;
+        statement.exists(params_from_iter(params))
     }
 }
 

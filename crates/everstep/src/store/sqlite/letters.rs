@@ -1,10 +1,11 @@
 //! Dead letters in SQL: [`crate::store::rules::letters`] decides, this reads and writes rows.
 
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
+use uuid::Uuid;
 
 use super::{batch::Applier, columns, error::bad_value};
 use crate::{
-    commit::{DeadLetter, Delivered, Delivery, LetterFilter, Target},
+    commit::{DeadLetter, Delivery, InboxRow, LetterFilter, Target},
     run_id::{RunId, RunNo},
     store::rules::{self, letters::LetterTables},
 };
@@ -56,8 +57,56 @@ fn target_json(target: &Target) -> String {
 }
 
 impl LetterTables for Applier<'_> {
-    fn deliver(&mut self, delivery: &Delivery) -> rusqlite::Result<Delivered> {
-        Applier::deliver(self, delivery)
+    fn inbox_after(&mut self, run: RunNo, seen: u64) -> rusqlite::Result<Vec<InboxRow>> {
+        columns::inbox_after(self.conn, run, seen)
+    }
+
+    fn count_inbox(&mut self, run: RunNo, max: u64) -> rusqlite::Result<u64> {
+        let sql = "SELECT count(*) FROM (SELECT 1 FROM inbox WHERE run = ?1 LIMIT ?2)";
+        let mut statement = self.conn.prepare_cached(sql)?;
+        let params = params![run.0, columns::limit(max)];
+        statement.query_row(params, |row| row.get::<_, i64>(0).map(|count| count as u64))
+    }
+
+    fn consume(&mut self, run: RunNo, seqs: &[u64]) -> rusqlite::Result<()> {
+        for seq in seqs {
+            let sql = "DELETE FROM inbox WHERE run = ?1 AND seq = ?2";
+            self.execute(sql, params![run.0, *seq as i64])?;
+        }
+        Ok(())
+    }
+
+    fn has_dedupe(&mut self, run: RunNo, key: &str) -> rusqlite::Result<bool> {
+        let sql = "SELECT 1 FROM dedupes WHERE run = ?1 AND key = ?2";
+        self.conn.prepare_cached(sql)?.exists(params![run.0, key])
+    }
+
+    fn open_request(&mut self, request: Uuid, run: RunNo) -> rusqlite::Result<()> {
+        let sql = "INSERT OR REPLACE INTO requests (id, run, state) VALUES (?1, ?2, 0)";
+        self.execute(sql, params![request.as_bytes(), run.0])
+            .map(drop)
+    }
+
+    fn reply_if_open(&mut self, request: Uuid, body: &[u8]) -> rusqlite::Result<()> {
+        let sql = "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
+        self.execute(sql, params![request.as_bytes(), body])
+            .map(drop)
+    }
+
+    fn end_requests(&mut self, run: RunNo) -> rusqlite::Result<()> {
+        let sql = "UPDATE requests SET state = 2 WHERE run = ?1 AND state = 0";
+        self.execute(sql, [run.0]).map(drop)
+    }
+
+    fn bury_inbox(&mut self, id: RunId) -> rusqlite::Result<()> {
+        let run = id.no().0;
+        let sql = "INSERT INTO dead_letters (run, name, body, reason, at, target) \
+                   SELECT run, name, body, ?2, ?3, ?4 FROM inbox \
+                   WHERE run = ?1 AND kind = 0 AND on_end IS NULL ORDER BY seq";
+        let target = target_json(&Target::Id(id));
+        self.execute(sql, params![run, rules::LEFT_UNREAD, self.now, target])?;
+        let sql = "DELETE FROM inbox WHERE run = ?1 AND kind = 0 AND on_end IS NULL";
+        self.execute(sql, [run]).map(drop)
     }
 
     fn note_dedupe(&mut self, run: RunNo, key: &str) -> rusqlite::Result<()> {
@@ -89,21 +138,6 @@ impl LetterTables for Applier<'_> {
     fn remove_letter(&mut self, no: u64) -> rusqlite::Result<bool> {
         let removed = self.execute("DELETE FROM dead_letters WHERE no = ?1", [no as i64])?;
         Ok(removed > 0)
-    }
-}
-
-impl Applier<'_> {
-    /// The unread messages of a run that has ended become dead letters; those that become events
-    /// instead, and what was for one operation alone, wait until the run is closed.
-    pub(super) fn bury_inbox(&self, id: RunId) -> rusqlite::Result<()> {
-        let run = id.no().0;
-        let sql = "INSERT INTO dead_letters (run, name, body, reason, at, target) \
-                   SELECT run, name, body, ?2, ?3, ?4 FROM inbox \
-                   WHERE run = ?1 AND kind = 0 AND on_end IS NULL ORDER BY seq";
-        let target = target_json(&Target::Id(id));
-        self.execute(sql, params![run, rules::LEFT_UNREAD, self.now, target])?;
-        let sql = "DELETE FROM inbox WHERE run = ?1 AND kind = 0 AND on_end IS NULL";
-        self.execute(sql, [run]).map(drop)
     }
 }
 

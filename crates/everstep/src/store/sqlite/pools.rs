@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::batch::{Applier, last_number};
+use super::{batch::Applier, columns};
 use crate::{
     pool::{PoolNo, PoolRow},
     run_id::{RunNo, ShardId},
@@ -43,7 +43,18 @@ impl Pools for Applier<'_> {
     }
 
     fn owns(&mut self, shard: ShardId) -> rusqlite::Result<bool> {
-        self.owns_shard(shard)
+        let Some(runner) = self.runner else {
+            return Ok(false);
+        };
+        if let Some((holder, held)) = &self.memory.shards
+            && *holder == runner
+        {
+            return Ok(held.contains(shard));
+        }
+        let held = columns::shards_of(self.conn, runner)?;
+        let owns = held.contains(shard);
+        self.memory.shards = Some((runner, held));
+        Ok(owns)
     }
 
     fn write_home(&mut self, run: RunNo, pool: &str) -> rusqlite::Result<bool> {
@@ -58,7 +69,7 @@ impl Pools for Applier<'_> {
         let run = head.id.no();
         let available_at = head.available_at.map(Timestamp::as_millis);
         let (shard, status) = (head.shard.0, head.status.code());
-        let number = last_number(head);
+        let number = head.stored_number();
         let params = params![run.0, shard, status, available_at, number, self.now];
         self.execute(sql, params)?;
         self.memory.remember(run, *head);

@@ -7,10 +7,7 @@ use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use super::{batch::Applier, columns, error::bad_value};
 use crate::{
     schedule::Overlap,
-    store::{
-        rules::schedules::{self, ScheduleTables},
-        *,
-    },
+    store::{rules::schedules::ScheduleTables, *},
     time::Timestamp,
 };
 
@@ -126,15 +123,6 @@ fn catch_up(row: &ScheduleRow) -> i64 {
     i64::try_from(row.catch_up.as_millis()).unwrap_or(i64::MAX)
 }
 
-impl Applier<'_> {
-    pub(super) fn write_about_schedule(
-        &mut self,
-        write: &ScheduleWrite,
-    ) -> rusqlite::Result<Outcome> {
-        schedules::apply(self, write).map(Outcome::Scheduled)
-    }
-}
-
 impl ScheduleTables for Applier<'_> {
     fn schedule(&mut self, name: &str) -> rusqlite::Result<Option<ScheduleRow>> {
         read_one(self.conn, name)
@@ -179,9 +167,5 @@ impl ScheduleTables for Applier<'_> {
     fn delete_schedule(&mut self, name: &str) -> rusqlite::Result<()> {
         self.execute("DELETE FROM schedules WHERE name = ?1", [name])
             .map(drop)
-    }
-
-    fn start_run(&mut self, new: &NewRun) -> rusqlite::Result<Outcome> {
-        self.start(new)
     }
 }

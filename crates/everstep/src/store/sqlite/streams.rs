@@ -1,4 +1,4 @@
-//! Streams in SQL: [`rules::streams`] decides, this writes and reads.
+//! Streams in SQL: [`streams`] decides, this writes and reads.
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
@@ -6,50 +6,22 @@ use super::{batch::Applier, columns};
 use crate::{
     run_id::RunNo,
     store::{
-        rules::{
-            self,
-            streams::{self, StreamRows},
-        },
+        rules::streams::{self, StreamTables},
         *,
     },
 };
 
-impl Applier<'_> {
-    /// What a body gives out while it runs.
-    pub(super) fn emission(&mut self, emission: &Emission) -> rusqlite::Result<Outcome> {
-        if !self.fence_holds() {
-            return Ok(Outcome::Refused(Refusal::Fenced));
-        }
-        let head = self.head(emission.run)?;
-        if let Some(refusal) = rules::streams::refuse_emission(head.as_ref(), emission) {
-            return Ok(Outcome::Refused(refusal));
-        }
-        if let Some(head) = head
-            && !self.owns_shard(head.shard)?
-        {
-            return Ok(Outcome::Refused(Refusal::Fenced));
-        }
-        for emit in &emission.items {
-            self.emit(emission.run, emission.generation, emit)?;
-        }
-        Ok(Outcome::Emitted)
+impl StreamTables for Applier<'_> {
+    fn stream_end(&mut self, run: RunNo, stream: &str) -> rusqlite::Result<Option<u64>> {
+        edge(self.conn, run, stream, "DESC")
     }
 
-    pub(super) fn emit(&self, run: RunNo, generation: u32, emit: &Emit) -> rusqlite::Result<()> {
-        streams::append(&mut Rows(self), run, generation, self.now(), emit)
-    }
-}
-
-struct Rows<'a, 'b>(&'a Applier<'b>);
-
-impl StreamRows for Rows<'_, '_> {
-    type Error = rusqlite::Error;
-
-    fn last(&mut self, run: RunNo, stream: &str) -> rusqlite::Result<Option<u64>> {
-        edge(self.0.conn, run, stream, "DESC")
-    }
-
-    fn insert(&mut self, run: RunNo, stream: &str, row: StreamRow) -> rusqlite::Result<()> {
+    fn append_to_stream(
+        &mut self,
+        run: RunNo,
+        stream: &str,
+        row: StreamRow,
+    ) -> rusqlite::Result<()> {
         let sql = "INSERT INTO streams (run, stream, pos, at, generation, step, attempt, life, \
                    body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
         let by = row.by.as_ref();
@@ -64,13 +36,12 @@ impl StreamRows for Rows<'_, '_> {
             by.map(|by| by.life as i64),
             row.body,
         ];
-        self.0.execute(sql, params).map(drop)
+        self.execute(sql, params).map(drop)
     }
 
-    fn remove_before(&mut self, run: RunNo, stream: &str, pos: u64) -> rusqlite::Result<()> {
+    fn trim_stream(&mut self, run: RunNo, stream: &str, pos: u64) -> rusqlite::Result<()> {
         let sql = "DELETE FROM streams WHERE run = ?1 AND stream = ?2 AND pos < ?3";
-        self.0
-            .execute(sql, params![run.0, stream, pos as i64])
+        self.execute(sql, params![run.0, stream, pos as i64])
             .map(drop)
     }
 }

@@ -23,7 +23,7 @@ use rusqlite::{
 
 use super::schema;
 use crate::{
-    commit::{Batch, SqliteBody, Transaction, Tx, Write},
+    commit::{Batch, SqliteBody, Transaction, Tx},
     error::{Error, Failure, FailureKind},
     panics,
     store::rules,
@@ -179,12 +179,9 @@ pub(crate) fn is_ours(table: &str) -> bool {
 
 /// How many bodies of this batch are given up for good.
 pub(crate) fn settled(batch: &Batch) -> usize {
-    let commits = batch.writes.iter().filter_map(|write| match write {
-        Write::Commit(commit) if !commit.effects.is_empty() => Some(commit),
-        _ => None,
-    });
-    commits
-        .flat_map(|commit| rules::transactions(commit))
+    batch
+        .commits()
+        .flat_map(rules::transactions)
         .filter(|transaction| transaction.is_settled())
         .count()
 }
@@ -308,7 +305,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        commit::{SqliteBody, TransactionBody, TransactionLimits},
+        commit::{SqliteBody, TransactionBody, TransactionLimits, Write},
         history::{Entry, EntryKind, EntryStatus, EntryValue, decode_entry, encode_payload_prefix},
         run_id::{RunId, RunIds},
         store::{

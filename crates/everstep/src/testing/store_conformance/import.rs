@@ -35,7 +35,7 @@ fn other(world: &World, status: RunStatus) -> ImportedRun {
             tags: vec![("team".to_owned(), "tea".to_owned())],
             trace: None,
             parent: None,
-            resume_at: None,
+            resume_at: (status == RunStatus::Paused).then_some(at(88)),
             input: vec![1],
             output: terminal.then(|| vec![2]),
             error: None,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{control::LEFT_BY_RUNS, *};
-use crate::run_id::RunIds;
+use super::*;
+use crate::{run_id::RunIds, store::rules::sweep::LEFT_BY_RUNS};
 
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 
