@@ -45,7 +45,7 @@ pub(super) type Rows<K, V> = HashMap<K, Option<V>>;
 /// A query of [`Applier::read_ahead`], and what takes in the answer.
 pub(super) type Asked<'a> = (Op, fn(&mut Applier<'a>, &[Row]) -> Result<(), Trouble>);
 
-/// What is known besides the rows of runs.
+/// The rows that a batch knows, besides those of runs.
 #[derive(Default)]
 pub(super) struct Ahead {
     /// The rows of event names that are locked.
@@ -55,15 +55,15 @@ pub(super) struct Ahead {
     pub(super) schedules: Rows<String, ScheduleRow>,
     pub(super) queues: queues::Known,
     pub(super) tails: streams::Tails,
-    /// What lies in their inboxes besides plain messages, in order.
+    /// The inboxes of runs that end or take an event, without plain messages, in order.
     inbox: FastMap<RunNo, Vec<InboxRow>>,
-    /// The events that they wait for, in the order of generation and operation.
+    /// The events that these runs wait for, in the order of generation and operation.
     waits: FastMap<RunNo, Vec<EventWaiter>>,
-    /// Their cursors, by name and key.
+    /// The cursors of these runs, by name and key.
     cursors: FastMap<RunNo, HashMap<(String, String), u64>>,
-    /// The events that they were given.
+    /// The events that these runs were given.
     events: Rows<(String, u64), StoredEvent>,
-    /// Who waits for their end; the rows of those are locked, too.
+    /// Those who wait for the end of these runs; their rows are locked, too.
     watchers: FastMap<RunNo, Vec<Waiter>>,
 }
 

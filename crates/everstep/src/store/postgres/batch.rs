@@ -1,4 +1,4 @@
-//! A batch in SQL: [`apply`](crate::store::apply) decides, this writes rows.
+//! A batch in SQL: [`crate::store::apply`] decides, this writes rows.
 //!
 //! It begins with one round trip that locks and reads everything the batch names ([`Named`]); what
 //! is written leaves with the commit, in one more. Only what nobody could foresee (who waits for an

@@ -1,4 +1,4 @@
-//! A batch in SQL: [`apply`](crate::store::apply) decides, this writes rows.
+//! A batch in SQL: [`crate::store::apply`] decides, this writes rows.
 
 use std::{cell::Cell, time::Duration};
 
