@@ -624,7 +624,7 @@ impl EngineBuilder {
 
     /// How many shards this runner has against others of its pools, 1 if this is not said: one with
     /// 2 gets twice as many. From 1 to 64; [`start`](EngineBuilder::start) refuses others. One that
-    /// should have no runs is a [`Client`], or serves a pool of its own.
+    /// should have no runs is a [`Client`](crate::Client), or serves a pool of its own.
     pub fn weight(mut self, weight: u32) -> Self {
         self.settings.weight = weight;
         self

@@ -126,7 +126,7 @@ impl PayloadReader<'_> {
 
     /// A failure whose details can be read, or that says why they cannot.
     fn opened(&self, mut failure: Failure) -> Failure {
-        if let Err(error) = failure.open_details(&self.codecs) {
+        if let Err(error) = failure.open_details(self.codecs) {
             failure.details = None;
             failure
                 .causes

@@ -57,7 +57,7 @@ pub struct RunRow {
     pub waiting: Option<String>,
     /// What it can be found by.
     pub tags: Vec<(String, String)>,
-    /// The trace that it belongs to, as [`NewRun::trace`] has it; absent after an import.
+    /// The trace that it belongs to, as [`NewRun::trace`](super::NewRun::trace) has it; absent after an import.
     pub trace: Option<String>,
     /// The run that started it, if one did.
     pub parent: Option<RunId>,
