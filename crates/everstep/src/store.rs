@@ -29,6 +29,8 @@ use crate::{
 
 mod apply;
 pub(crate) mod doctor;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod format;
 pub(crate) mod memory;
 #[cfg(all(feature = "sqlite", feature = "postgres"))]
 pub(crate) mod moving;
@@ -1102,6 +1104,21 @@ pub enum StoreError {
         /// The latest version that this program knows.
         known: u32,
     },
+    /// Its tables were made by another version of everstep before the first release.
+    #[error(
+        "{store} was made by another unreleased version of everstep: its schema has the fingerprint \
+             {found}, and this program's has {known}; nothing was changed, use the version that made \
+             it, or {}",
+        words(store, "give a new path", "give a new schema with `?schema=`")
+    )]
+    OtherSchema {
+        /// Which store.
+        store: String,
+        /// The fingerprint of its schema.
+        found: String,
+        /// The fingerprint of the schema that this program makes.
+        known: String,
+    },
     /// It needs a migration while an older program is using it.
     #[error(
         "{store} has format {found} and must be migrated to {known}, but the runner `{runner}` \
@@ -1226,7 +1243,7 @@ impl StoreError {
             StoreError::CannotOpen { .. } => Reaction::Stop,
             StoreError::Foreign { .. } => Reaction::Stop,
             // Another program has migrated it under us.
-            StoreError::TooNew { .. } => Reaction::Stop,
+            StoreError::TooNew { .. } | StoreError::OtherSchema { .. } => Reaction::Stop,
             StoreError::InUse { .. } => Reaction::Stop,
             // What is written here would be lost.
             StoreError::Moved { .. } => Reaction::Stop,

@@ -227,205 +227,205 @@ type Case = (&'static str, &'static str, Check);
 
 const REPAIRABLE: &[Case] = &[
     (
-        "INSERT INTO history (run, generation, key, value) VALUES (77, 1, {b:1502}, {b:00})",
+        "INSERT INTO everstep_history (run, generation, key, value) VALUES (77, 1, {b:1502}, {b:00})",
         "an entry of the history of run number 77, which does not exist, is left",
         Check::Orphans,
     ),
     (
-        "INSERT INTO inbox (run, seq, name, body, sent_at) VALUES (77, 4, 'x', {b:00}, 0)",
+        "INSERT INTO everstep_inbox (run, seq, name, body, sent_at) VALUES (77, 4, 'x', {b:00}, 0)",
         "message 4 of run number 77, which does not exist, is left",
         Check::Orphans,
     ),
     (
-        "INSERT INTO dedupes (run, key) VALUES (77, 'k')",
+        "INSERT INTO everstep_dedupes (run, key) VALUES (77, 'k')",
         "the dedupe key `k` of run number 77",
         Check::Orphans,
     ),
     (
-        "INSERT INTO requests (id, run, state) VALUES ({b:01}, 77, 1)",
+        "INSERT INTO everstep_requests (id, run, state) VALUES ({b:01}, 77, 1)",
         "a request of run number 77",
         Check::Orphans,
     ),
     (
-        "INSERT INTO state (run, key, value) VALUES (77, 'progress', {b:00})",
+        "INSERT INTO everstep_state (run, key, value) VALUES (77, 'progress', {b:00})",
         "the state `progress` of run number 77",
         Check::Orphans,
     ),
     (
-        "INSERT INTO tags (name, value, run) VALUES ('colour', 'blue', 77)",
+        "INSERT INTO everstep_tags (name, value, run) VALUES ('colour', 'blue', 77)",
         "the tag `colour` of run number 77",
         Check::Orphans,
     ),
     (
-        "INSERT INTO dead_letters (run, name, body, reason, at) VALUES (77, 'n', {b:00}, '', 0)",
+        "INSERT INTO everstep_dead_letters (run, name, body, reason, at) VALUES (77, 'n', {b:00}, '', 0)",
         "of run number 77, which does not exist, is left",
         Check::Orphans,
     ),
     (
-        "INSERT INTO streams (run, stream, pos, at, generation, body) \
+        "INSERT INTO everstep_streams (run, stream, pos, at, generation, body) \
          VALUES (77, 's', 3, 0, 1, {b:00})",
         "item 3 of the stream `s` of run number 77",
         Check::Orphans,
     ),
     (
-        "INSERT INTO event_cursors (run, name, matching, seq) VALUES (77, 'news', '', 1)",
+        "INSERT INTO everstep_event_cursors (run, name, matching, seq) VALUES (77, 'news', '', 1)",
         "the place in the events `news` of run number 77",
         Check::Orphans,
     ),
     (
-        "INSERT INTO deferreds (run, generation, tag, body, at) VALUES (77, 1, {b:01}, {b:00}, 0)",
+        "INSERT INTO everstep_deferreds (run, generation, tag, body, at) VALUES (77, 1, {b:01}, {b:00}, 0)",
         "the value of a deferred of run number 77",
         Check::Orphans,
     ),
     (
-        "INSERT INTO requests (id, run, state) SELECT {b:02}, no, 0 FROM runs WHERE status = 5",
+        "INSERT INTO everstep_requests (id, run, state) SELECT {b:02}, no, 0 FROM everstep_runs WHERE status = 5",
         "whoever sent it waits for ever",
         Check::Orphans,
     ),
     (
-        "INSERT INTO inbox (run, seq, name, body, sent_at) SELECT no, inbox_seq, 'x', {b:00}, 0 \
-         FROM runs WHERE status = 5",
+        "INSERT INTO everstep_inbox (run, seq, name, body, sent_at) SELECT no, inbox_seq, 'x', {b:00}, 0 \
+         FROM everstep_runs WHERE status = 5",
         "which has ended and will not read it",
         Check::Orphans,
     ),
     (
-        "INSERT INTO history (run, generation, key, value) \
-         SELECT no, generation - 1, {b:1502}, {b:00} FROM runs WHERE status = 5",
+        "INSERT INTO everstep_history (run, generation, key, value) \
+         SELECT no, generation - 1, {b:1502}, {b:00} FROM everstep_runs WHERE status = 5",
         "and that generation is over",
         Check::Orphans,
     ),
     (
-        "INSERT INTO event_waiters (name, no, run, generation, wait, after, floor) \
-         SELECT 'news', 900, no, generation, {b:01}, 0, 0 FROM runs WHERE status = 5",
+        "INSERT INTO everstep_event_waiters (name, no, run, generation, wait, after, floor) \
+         SELECT 'news', 900, no, generation, {b:01}, 0, 0 FROM everstep_runs WHERE status = 5",
         "that run does not wait for it any more",
         Check::Orphans,
     ),
     (
-        "INSERT INTO watchers (run, waiter, generation, key) \
-         SELECT no, 77, 1, {b:01} FROM runs WHERE workflow = 'sleeper'",
+        "INSERT INTO everstep_watchers (run, waiter, generation, key) \
+         SELECT no, 77, 1, {b:01} FROM everstep_runs WHERE workflow = 'sleeper'",
         "the wait for the end of another run of run number 77 is left",
         Check::Orphans,
     ),
     (
-        "INSERT INTO deferred_waits (run, generation, tag, key) \
-         SELECT no, generation + 1, {b:01}, {b:02} FROM runs WHERE workflow = 'sleeper'",
+        "INSERT INTO everstep_deferred_waits (run, generation, tag, key) \
+         SELECT no, generation + 1, {b:01}, {b:02} FROM everstep_runs WHERE workflow = 'sleeper'",
         "the wait for a deferred of run",
         Check::Orphans,
     ),
     (
-        "INSERT INTO queue_waits (run, generation, key, item, cancels) VALUES (77, 1, {b:01}, 5, 0)",
+        "INSERT INTO everstep_queue_waits (run, generation, key, item, cancels) VALUES (77, 1, {b:01}, 5, 0)",
         "the wait for a queue item of run number 77",
         Check::Orphans,
     ),
     (
-        "INSERT INTO limit_places (run, generation, operation, name, key, arrival, given) \
+        "INSERT INTO everstep_limit_places (run, generation, operation, name, key, arrival, given) \
          VALUES (77, 1, {b:01}, 'l', '', 1, 1)",
         "a place under a limit of run number 77",
         Check::Orphans,
     ),
     (
-        "INSERT INTO limits (name, key, held, waiting, arrivals, turn_us) VALUES ('q', '', 1, 0, 1, 0); \
-         INSERT INTO limit_places (run, generation, operation, name, key, arrival, given) \
+        "INSERT INTO everstep_limits (name, key, held, waiting, arrivals, turn_us) VALUES ('q', '', 1, 0, 1, 0); \
+         INSERT INTO everstep_limit_places (run, generation, operation, name, key, arrival, given) \
          VALUES (-2, 0, {b:3939}, 'q', '', 1, 1)",
         "a queue item has a place under a limit, and nobody works on it",
         Check::Limits,
     ),
     (
-        "INSERT INTO children (run, parent, generation, key, close, awaited) \
-         SELECT no, 77, 1, {b:01}, 0, 0 FROM runs WHERE status = 5",
+        "INSERT INTO everstep_children (run, parent, generation, key, close, awaited) \
+         SELECT no, 77, 1, {b:01}, 0, 0 FROM everstep_runs WHERE status = 5",
         "is held to be the live child of another run",
         Check::Orphans,
     ),
     (
-        "INSERT INTO graves (run) SELECT no FROM runs WHERE workflow = 'sleeper'",
+        "INSERT INTO everstep_graves (run) SELECT no FROM everstep_runs WHERE workflow = 'sleeper'",
         "is marked as deleted, and is there",
         Check::Orphans,
     ),
     (
-        "INSERT INTO old_generations (run, generation) SELECT no, generation FROM runs \
+        "INSERT INTO everstep_old_generations (run, generation) SELECT no, generation FROM everstep_runs \
          WHERE workflow = 'sleeper'",
         "is marked as over, and is the current one",
         Check::Sequences,
     ),
     (
-        "INSERT INTO keys (workflow, key, run) VALUES ('sleeper', 'lost', 77)",
+        "INSERT INTO everstep_keys (workflow, key, run) VALUES ('sleeper', 'lost', 77)",
         "the key `lost` of workflow `sleeper` leads to run number 77",
         Check::Orphans,
     ),
     (
-        "DELETE FROM keys WHERE key = 'night'",
+        "DELETE FROM everstep_keys WHERE key = 'night'",
         "was started with a key that does not lead to it",
         Check::Orphans,
     ),
     (
-        "INSERT INTO event_names (name, last_seq, last_waiter, kept, dropped) \
-         VALUES ('n', 1, 5, 0, 0); INSERT INTO events (name, seq, body, published_at, expires_at, \
+        "INSERT INTO everstep_event_names (name, last_seq, last_waiter, kept, dropped) \
+         VALUES ('n', 1, 5, 0, 0); INSERT INTO everstep_events (name, seq, body, published_at, expires_at, \
          one, given_to) VALUES ('n', 1, {b:00}, 0, 9999999999999, 1, 5)",
         "event 1 of `n` is with somebody who does not wait for it any more",
         Check::Events,
     ),
     (
-        "UPDATE event_names SET kept = 9, last_waiter = 0",
+        "UPDATE everstep_event_names SET kept = 9, last_waiter = 0",
         "the counts of the events `news` are not those of its rows",
         Check::Events,
     ),
     (
-        "INSERT INTO limits (name, key, held, waiting, arrivals, turn_us) VALUES ('l', '', 3, 1, 3, 0)",
+        "INSERT INTO everstep_limits (name, key, held, waiting, arrivals, turn_us) VALUES ('l', '', 3, 1, 3, 0)",
         "the limit `l` (key ``) counts other places than there are",
         Check::Limits,
     ),
     (
-        "INSERT INTO shards (shard, runner) VALUES (3, {b:0102})",
+        "INSERT INTO everstep_shards (shard, runner) VALUES (3, {b:0102})",
         "shard 3 is held by a runner that does not exist",
         Check::Shards,
     ),
     (
-        "UPDATE runs SET shard = shard + 1792, pool = 'lost' WHERE workflow = 'sleeper'",
+        "UPDATE everstep_runs SET shard = shard + 1792, pool = 'lost' WHERE workflow = 'sleeper'",
         "is in a shard of a pool that does not exist: nobody takes it up",
         Check::Shards,
     ),
     (
-        "UPDATE runs SET shard = (shard + 1) % 256 WHERE status = 5",
+        "UPDATE everstep_runs SET shard = (shard + 1) % 256 WHERE status = 5",
         "and its id belongs to shard",
         Check::Shards,
     ),
     (
-        "UPDATE runs SET status = 0, available_at = NULL WHERE workflow = 'sleeper'",
+        "UPDATE everstep_runs SET status = 0, available_at = NULL WHERE workflow = 'sleeper'",
         "is pending and has no time at which it is taken up",
         Check::Wake,
     ),
     (
-        "UPDATE runs SET available_at = 5 WHERE status = 5",
+        "UPDATE everstep_runs SET available_at = 5 WHERE status = 5",
         "has ended, and is due all the same",
         Check::Wake,
     ),
     (
-        "UPDATE runs SET finished_at = NULL WHERE status = 5",
+        "UPDATE everstep_runs SET finished_at = NULL WHERE status = 5",
         "retention never deletes it",
         Check::Sequences,
     ),
     (
-        "UPDATE runs SET inbox_seq = 0 WHERE workflow = 'sleeper'",
+        "UPDATE everstep_runs SET inbox_seq = 0 WHERE workflow = 'sleeper'",
         "it does not see them",
         Check::Sequences,
     ),
     (
-        "UPDATE runs SET last_number = 0 WHERE workflow = 'sleeper'",
+        "UPDATE everstep_runs SET last_number = 0 WHERE workflow = 'sleeper'",
         "and its row says that the last one is 0",
         Check::Sequences,
     ),
     (
-        "UPDATE schedules SET next_at = NULL",
+        "UPDATE everstep_schedules SET next_at = NULL",
         "schedule `hourly` is not paused and has no next tick",
         Check::Schedules,
     ),
     (
-        "UPDATE runs SET status = 2, available_at = NULL WHERE workflow = 'sleeper'",
+        "UPDATE everstep_runs SET status = 2, available_at = NULL WHERE workflow = 'sleeper'",
         "sleeps, and nothing will ever wake it",
         Check::Wake,
     ),
     (
-        "DELETE FROM event_waiters",
+        "DELETE FROM everstep_event_waiters",
         "waits for an event at `news`, and is not registered for it",
         Check::Wake,
     ),
@@ -433,66 +433,66 @@ const REPAIRABLE: &[Case] = &[
 
 const NOT_REPAIRABLE: &[Case] = &[
     (
-        "UPDATE history SET value = {b:ffff} WHERE run IN (SELECT no FROM runs \
+        "UPDATE everstep_history SET value = {b:ffff} WHERE run IN (SELECT no FROM everstep_runs \
          WHERE workflow = 'sleeper')",
         "its entry `evening` cannot be read",
         Check::Formats,
     ),
     (
-        "UPDATE runs SET output = {b:ff} WHERE status = 5",
+        "UPDATE everstep_runs SET output = {b:ff} WHERE status = 5",
         "its output cannot be read",
         Check::Formats,
     ),
     (
-        "UPDATE runs SET error = {b:ff} WHERE status = 5",
+        "UPDATE everstep_runs SET error = {b:ff} WHERE status = 5",
         "its failure cannot be read",
         Check::Formats,
     ),
     (
-        "UPDATE runs SET status = 9 WHERE status = 5",
+        "UPDATE everstep_runs SET status = 9 WHERE status = 5",
         "has a status or a generation that cannot be",
         Check::Formats,
     ),
     (
-        "INSERT INTO history (run, generation, key, value) \
-         SELECT no, generation + 1, {b:1502}, {b:00} FROM runs WHERE status = 5",
+        "INSERT INTO everstep_history (run, generation, key, value) \
+         SELECT no, generation + 1, {b:1502}, {b:00} FROM everstep_runs WHERE status = 5",
         "which it has not come to",
         Check::Sequences,
     ),
     (
-        "INSERT INTO watchers (run, waiter, generation, key) SELECT ended.no, waits.no, 1, {b:01} \
-         FROM runs AS ended, runs AS waits WHERE ended.status = 5 AND waits.workflow = 'sleeper'",
+        "INSERT INTO everstep_watchers (run, waiter, generation, key) SELECT ended.no, waits.no, 1, {b:01} \
+         FROM everstep_runs AS ended, everstep_runs AS waits WHERE ended.status = 5 AND waits.workflow = 'sleeper'",
         "which has ended or does not exist, and was not told",
         Check::Wake,
     ),
     (
-        "INSERT INTO queue_waits (run, generation, key, item, cancels) \
-         SELECT no, generation, {b:01}, 99, 0 FROM runs WHERE workflow = 'sleeper'",
+        "INSERT INTO everstep_queue_waits (run, generation, key, item, cancels) \
+         SELECT no, generation, {b:01}, 99, 0 FROM everstep_runs WHERE workflow = 'sleeper'",
         "waits for a queue item that does not exist",
         Check::Wake,
     ),
     (
-        "UPDATE schedules SET spec = 'often'",
+        "UPDATE everstep_schedules SET spec = 'often'",
         "schedule `hourly` cannot be read",
         Check::Formats,
     ),
     (
-        "INSERT INTO api_tokens (name, role, hash, created_at) VALUES ('t', 'god', {b:00}, 0)",
+        "INSERT INTO everstep_api_tokens (name, role, hash, created_at) VALUES ('t', 'god', {b:00}, 0)",
         "the token `t` cannot be read",
         Check::Formats,
     ),
     (
-        "DELETE FROM keys WHERE key = 'grown'",
+        "DELETE FROM everstep_keys WHERE key = 'grown'",
         "was started with a key that does not lead to it any more, and has continued since",
         Check::Orphans,
     ),
     (
-        "DELETE FROM secrets",
+        "DELETE FROM everstep_secrets",
         "the secret that tokens of deferreds are made with is lost",
         Check::Integrity,
     ),
     (
-        "UPDATE runs SET shard = (shard + 1) % 256 WHERE workflow = 'sleeper'",
+        "UPDATE everstep_runs SET shard = (shard + 1) % 256 WHERE workflow = 'sleeper'",
         "pause it, and repair it then",
         Check::Shards,
     ),
@@ -553,8 +553,8 @@ async fn runs_that_were_mended_go_on() {
         let Some(client) = client(place).await else {
             return;
         };
-        let lost = "DELETE FROM event_waiters; \
-                    UPDATE runs SET available_at = NULL WHERE workflow = 'sleeper'";
+        let lost = "DELETE FROM everstep_event_waiters; \
+                    UPDATE everstep_runs SET available_at = NULL WHERE workflow = 'sleeper'";
         break_it(place, lost).await;
         let left = repair(&client, look(&client).await).await;
         assert_eq!(words(&left), [] as [String; 0]);
@@ -682,8 +682,8 @@ async fn an_event_that_comes_back_is_counted_and_given_to_whoever_waits() {
         }
         let lose = async || {
             client.publish(JOB, &41).await.unwrap();
-            let sql = "UPDATE events SET given_to = 900 WHERE name = 'job'; \
-                       UPDATE event_names SET kept = 0, last_waiter = 900 WHERE name = 'job'";
+            let sql = "UPDATE everstep_events SET given_to = 900 WHERE name = 'job'; \
+                       UPDATE everstep_event_names SET kept = 0, last_waiter = 900 WHERE name = 'job'";
             break_it(place, sql).await;
         };
         let mend = async || {
@@ -717,9 +717,9 @@ async fn an_event_that_comes_back_is_counted_and_given_to_whoever_waits() {
 /// The places under a limit were counted, and whoever waited for one went on waiting.
 #[tokio::test]
 async fn a_run_in_line_for_a_limit_that_was_mended_goes_on() {
-    const LIMIT_ROW: &str = "INSERT INTO limits (name, key, concurrency, held, waiting, arrivals, \
+    const LIMIT_ROW: &str = "INSERT INTO everstep_limits (name, key, concurrency, held, waiting, arrivals, \
                              turn_us) VALUES ('one', '', 1, 1, 0, 1, 0); ";
-    const PLACE_ROW: &str = "INSERT INTO limit_places (run, generation, operation, name, key, \
+    const PLACE_ROW: &str = "INSERT INTO everstep_limit_places (run, generation, operation, name, key, \
                              arrival, given) VALUES (77, 1, {b:01}, 'one', '', 1, 1)";
     let with_place = format!("{LIMIT_ROW}{PLACE_ROW}");
     let cases = [
@@ -728,7 +728,10 @@ async fn a_run_in_line_for_a_limit_that_was_mended_goes_on() {
         // A place that is counted and is not there.
         (LIMIT_ROW, ""),
         // Room that nobody was told of.
-        (LIMIT_ROW, "UPDATE limits SET held = 0 WHERE name = 'one'"),
+        (
+            LIMIT_ROW,
+            "UPDATE everstep_limits SET held = 0 WHERE name = 'one'",
+        ),
     ];
     on_each_store(async |place| {
         let engine = place.engine();
@@ -763,12 +766,12 @@ async fn a_run_in_line_for_a_limit_that_was_mended_goes_on() {
 /// Of a run that waited for a limit and stood in no line, `why` said that it ran the body.
 #[tokio::test]
 async fn why_says_that_a_run_waits_for_a_limit_without_being_registered() {
-    const HELD: &str = "INSERT INTO limits (name, key, concurrency, held, waiting, arrivals, \
+    const HELD: &str = "INSERT INTO everstep_limits (name, key, concurrency, held, waiting, arrivals, \
                         turn_us) VALUES ('one', '', 1, 1, 0, 1, 0); \
-                        INSERT INTO limit_places (run, generation, operation, name, key, arrival, \
+                        INSERT INTO everstep_limit_places (run, generation, operation, name, key, arrival, \
                         given) VALUES (77, 1, {b:01}, 'one', '', 1, 1)";
-    const LOST: &str = "DELETE FROM limit_places WHERE run <> 77; \
-                        UPDATE limits SET waiting = 0 WHERE name = 'one'";
+    const LOST: &str = "DELETE FROM everstep_limit_places WHERE run <> 77; \
+                        UPDATE everstep_limits SET waiting = 0 WHERE name = 'one'";
     on_each_store(async |place| {
         let engine = place.engine();
         let engine = engine
@@ -814,23 +817,24 @@ async fn why_says_that_a_run_waits_for_a_limit_without_being_registered() {
 #[tokio::test]
 async fn what_is_no_longer_so_is_left_alone() {
     const PUT_AWAY: &str = "CREATE TABLE put_away AS SELECT * FROM ";
-    let waiters = format!("{PUT_AWAY} event_waiters; DELETE FROM event_waiters");
-    let schedules = format!("{PUT_AWAY} schedules; UPDATE schedules SET next_at = NULL");
+    let waiters = format!("{PUT_AWAY} event_waiters; DELETE FROM everstep_event_waiters");
+    let schedules = format!("{PUT_AWAY} schedules; UPDATE everstep_schedules SET next_at = NULL");
     let put_back = |table| {
         format!(
             "DELETE FROM {table}; INSERT INTO {table} SELECT * FROM put_away; DROP TABLE put_away"
         )
     };
     let cases = [
-        (&*waiters, put_back("event_waiters")),
-        (&*schedules, put_back("schedules")),
+        (&*waiters, put_back("everstep_event_waiters")),
+        (&*schedules, put_back("everstep_schedules")),
         (
-            "UPDATE runs SET shard = (shard + 1) % 256 WHERE status = 5",
-            "UPDATE runs SET shard = (shard + 255) % 256 WHERE status = 5".to_owned(),
+            "UPDATE everstep_runs SET shard = (shard + 1) % 256 WHERE status = 5",
+            "UPDATE everstep_runs SET shard = (shard + 255) % 256 WHERE status = 5".to_owned(),
         ),
         (
-            "UPDATE runs SET last_number = last_number - 1 WHERE workflow = 'sleeper'",
-            "UPDATE runs SET last_number = last_number + 1 WHERE workflow = 'sleeper'".to_owned(),
+            "UPDATE everstep_runs SET last_number = last_number - 1 WHERE workflow = 'sleeper'",
+            "UPDATE everstep_runs SET last_number = last_number + 1 WHERE workflow = 'sleeper'"
+                .to_owned(),
         ),
     ];
     on_each_store(async |place| {
@@ -849,14 +853,14 @@ async fn what_is_no_longer_so_is_left_alone() {
             assert_eq!(words(&look(&client).await), [] as [String; 0], "{sql}");
         }
         // It is in another shard than the one that was seen.
-        let wrong = "UPDATE runs SET shard = (shard + 1) % 256 WHERE status = 5";
+        let wrong = "UPDATE everstep_runs SET shard = (shard + 1) % 256 WHERE status = 5";
         break_it(place, wrong).await;
         let report = look(&client).await;
         break_it(place, wrong).await;
         assert!(repair_once(&client, &report).await.mended.is_empty());
         repair(&client, look(&client).await).await;
         // Somebody has paused the run.
-        break_it(place, "DELETE FROM event_waiters").await;
+        break_it(place, "DELETE FROM everstep_event_waiters").await;
         let report = look(&client).await;
         let reader = client.run::<u32>(runs.reader);
         reader.pause().await.unwrap();
@@ -903,16 +907,20 @@ async fn a_mend_is_made_only_if_everything_is_as_it_was_seen() {
         };
         break_it(
             place,
-            "CREATE TABLE put_away AS SELECT * FROM event_waiters",
+            "CREATE TABLE put_away AS SELECT * FROM everstep_event_waiters",
         )
         .await;
-        break_it(place, "DELETE FROM event_waiters").await;
+        break_it(place, "DELETE FROM everstep_event_waiters").await;
         assert_eq!(mend(remove(&entry.value)).await, 0, "it is not paused");
         client.run::<u32>(runs.reader).pause().await.unwrap();
         assert_eq!(mend(remove(b"another")).await, 0, "it is another entry");
-        break_it(place, "INSERT INTO event_waiters SELECT * FROM put_away").await;
+        break_it(
+            place,
+            "INSERT INTO everstep_event_waiters SELECT * FROM put_away",
+        )
+        .await;
         assert_eq!(mend(remove(&entry.value)).await, 0, "it is registered");
-        break_it(place, "DELETE FROM event_waiters").await;
+        break_it(place, "DELETE FROM everstep_event_waiters").await;
         assert_eq!(mend(remove(&entry.value)).await, 1);
         let (from, to) = (7_777, 3);
         assert_eq!(mend(Mend::Shard { run, from, to }).await, 0);
@@ -931,7 +939,7 @@ async fn a_run_that_was_paused_by_a_repair_goes_on_or_is_named() {
     let Place::File(directory) = &place else {
         unreachable!()
     };
-    break_it(&place, "DELETE FROM event_waiters").await;
+    break_it(&place, "DELETE FROM everstep_event_waiters").await;
     // The entry cannot be removed; then the run cannot be resumed at once, and then not at all.
     for failures in [1, 2, 3] {
         let store = SqliteStore::open(directory.path().join("app.db")).unwrap();
@@ -967,8 +975,7 @@ async fn a_run_that_was_paused_by_a_repair_goes_on_or_is_named() {
                 assert!(matches!(error, RepairError::Client(_)), "{error}");
                 assert_ne!(status, RunStatus::Paused);
                 // As it was before.
-                let back =
-                    "UPDATE runs SET status = 2, available_at = NULL WHERE workflow = 'reader'";
+                let back = "UPDATE everstep_runs SET status = 2, available_at = NULL WHERE workflow = 'reader'";
                 break_it(&place, back).await;
             }
         }
@@ -983,10 +990,10 @@ async fn a_repair_waits_for_nobody_who_is_at_something_else_and_gives_way_to_oth
     let place = Place::Database(everstep_pg::fresh_url().unwrap());
     fill(&place).await;
     let client = client(&place).await.unwrap();
-    let rows = "INSERT INTO limits (name, key, held, waiting, arrivals, turn_us) \
+    let rows = "INSERT INTO everstep_limits (name, key, held, waiting, arrivals, turn_us) \
                 VALUES ('a', '', 3, 0, 3, 0), ('b', '', 0, 0, 0, 9223372036854775807); \
-                UPDATE event_names SET kept = 9; \
-                UPDATE runs SET inbox_seq = 0 WHERE workflow = 'sleeper'";
+                UPDATE everstep_event_names SET kept = 9; \
+                UPDATE everstep_runs SET inbox_seq = 0 WHERE workflow = 'sleeper'";
     break_it(&place, rows).await;
     let report = look(&client).await;
     assert_eq!(report.findings.len(), 3, "{:?}", words(&report));
@@ -1000,10 +1007,10 @@ async fn a_repair_waits_for_nobody_who_is_at_something_else_and_gives_way_to_oth
     tokio::spawn(connection);
     let sql = format!(
         "SET search_path TO \"{schema}\"; BEGIN; \
-         UPDATE limits SET arrivals = 1 WHERE name = 'b'; \
-         INSERT INTO events (name, seq, body, published_at, expires_at, one) \
+         UPDATE everstep_limits SET arrivals = 1 WHERE name = 'b'; \
+         INSERT INTO everstep_events (name, seq, body, published_at, expires_at, one) \
          VALUES ('other', 1, '', 0, 0, 1); \
-         UPDATE runs SET updated_at = updated_at WHERE workflow = 'sleeper'"
+         UPDATE everstep_runs SET updated_at = updated_at WHERE workflow = 'sleeper'"
     );
     other.batch_execute(&sql).await.unwrap();
     let repaired = tokio::time::timeout(scenario::LIMIT, repair_once(&client, &report));
@@ -1026,8 +1033,8 @@ async fn no_more_is_reported_of_runs_than_can_be_read() {
                    finished_at, attempts, recoveries, inbox_seq, input";
     let sql = format!(
         "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 2500) \
-         INSERT INTO runs (no, id, {columns}) SELECT n, randomblob(15), {columns} FROM numbers, runs \
-         WHERE runs.status = 5"
+         INSERT INTO everstep_runs (no, id, {columns}) SELECT n, randomblob(15), {columns} FROM numbers, everstep_runs \
+         WHERE everstep_runs.status = 5"
     );
     break_it(&place, &sql).await;
     let report = look(&client(&place).await.unwrap()).await;
@@ -1063,7 +1070,11 @@ async fn a_backup_is_never_written_over_and_nothing_is_mended_without_one() {
     let place = Place::File(tempfile::tempdir().unwrap());
     fill(&place).await;
     let client = client(&place).await.unwrap();
-    break_it(&place, "INSERT INTO dedupes (run, key) VALUES (77, 'k')").await;
+    break_it(
+        &place,
+        "INSERT INTO everstep_dedupes (run, key) VALUES (77, 'k')",
+    )
+    .await;
     let report = look(&client).await;
     let directory = tempfile::tempdir().unwrap();
     let taken = directory.path().join("taken.jsonl");
@@ -1081,7 +1092,7 @@ async fn a_backup_is_never_written_over_and_nothing_is_mended_without_one() {
         assert_eq!(mode & 0o777, 0o600, "payloads are in it");
     }
     let text = std::fs::read_to_string(&backup).unwrap();
-    assert!(text.contains(r#""table":"dedupes""#), "{text}");
+    assert!(text.contains(r#""table":"everstep_dedupes""#), "{text}");
     assert!(text.contains(r#""key":"k""#), "{text}");
     everstep::testing::ran_on("SQLite");
 }

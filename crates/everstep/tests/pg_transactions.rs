@@ -274,7 +274,7 @@ async fn a_body_leaves_nothing_in_the_session() {
                 .pg_transaction("messy", async move |tx| {
                     let n = add(tx, &shop, "row").await?;
                     tx.batch_execute(
-                        "CREATE TEMP TABLE runs (n int); SET search_path TO nowhere; \
+                        "CREATE TEMP TABLE everstep_runs (n int); SET search_path TO nowhere; \
                          SET ROLE pg_monitor; SET statement_timeout TO 1; \
                          SELECT pg_advisory_lock(42)",
                     )
@@ -419,8 +419,8 @@ async fn a_temporary_table_with_a_name_of_ours_is_in_nobodys_way() {
     let open = Open::new(async |ctx: Ctx, _shop: Shop| {
         ctx.pg_transaction("temporary", async |tx: &Transaction<'_>| {
             tx.batch_execute(
-                "CREATE TEMP TABLE history (x text) ON COMMIT DROP; \
-                 CREATE TEMP TABLE runs (x text) ON COMMIT DROP",
+                "CREATE TEMP TABLE everstep_history (x text) ON COMMIT DROP; \
+                 CREATE TEMP TABLE everstep_runs (x text) ON COMMIT DROP",
             )
             .await?;
             Ok(1)

@@ -187,7 +187,7 @@ async fn everywhere<R>(
 
 /// No run that has ended waits, is waited for, is a child, or has an answer that nobody took.
 fn nothing_is_left(file: &Connection) {
-    let ended = "SELECT no FROM runs WHERE status IN (5, 6, 7)";
+    let ended = "SELECT no FROM everstep_runs WHERE status IN (5, 6, 7)";
     for rows in [
         format!("watchers WHERE waiter IN ({ended}) OR run IN ({ended})"),
         format!("children WHERE run IN ({ended})"),

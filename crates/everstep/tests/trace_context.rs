@@ -223,7 +223,7 @@ async fn a_malformed_context_in_the_store_is_ignored() {
     {
         let conn = everstep::rusqlite::Connection::open(&file).unwrap();
         let malformed = format!("00-{TRACE:032x}-{:016x}-zz", 1);
-        let sql = "UPDATE runs SET trace = ?1";
+        let sql = "UPDATE everstep_runs SET trace = ?1";
         assert_eq!(conn.execute(sql, [malformed]).unwrap(), 2);
     }
     let engine = engine_on(&file).await;

@@ -309,14 +309,17 @@ async fn a_body_that_fails_twice_is_recorded_with_both_errors() {
 #[tokio::test(flavor = "multi_thread")]
 async fn tables_of_everstep_cannot_be_written_and_the_error_names_the_table() {
     for (sql, word) in [
-        ("UPDATE runs SET status = 5", "`runs`"),
-        ("DELETE FROM history", "`history`"),
-        ("INSERT INTO inbox (run, seq) VALUES (1, 1)", "`inbox`"),
-        ("DROP TABLE keys", "`keys`"),
-        ("ALTER TABLE runs ADD COLUMN mine", "`runs`"),
-        ("CREATE INDEX mine ON runs (id)", "`runs`"),
+        ("UPDATE everstep_runs SET status = 5", "`runs`"),
+        ("DELETE FROM everstep_history", "`history`"),
         (
-            "CREATE TRIGGER mine AFTER INSERT ON shop_log BEGIN DELETE FROM runs; END; \
+            "INSERT INTO everstep_inbox (run, seq) VALUES (1, 1)",
+            "`inbox`",
+        ),
+        ("DROP TABLE everstep_keys", "`keys`"),
+        ("ALTER TABLE everstep_runs ADD COLUMN mine", "`runs`"),
+        ("CREATE INDEX mine ON everstep_runs (id)", "`runs`"),
+        (
+            "CREATE TRIGGER mine AFTER INSERT ON shop_log BEGIN DELETE FROM everstep_runs; END; \
              INSERT INTO shop_log VALUES ('x')",
             "`runs`",
         ),
@@ -327,7 +330,7 @@ async fn tables_of_everstep_cannot_be_written_and_the_error_names_the_table() {
         ("ROLLBACK TO everstep_transaction", "savepoint"),
         ("PRAGMA user_version = 99", "`user_version`"),
         ("ATTACH ':memory:' AS other", "attach"),
-        ("CREATE TEMP TABLE runs (a)", "temporary"),
+        ("CREATE TEMP TABLE everstep_runs (a)", "temporary"),
     ] {
         let shop = Shop::open(move |ctx, _| async move {
             ctx.transaction("bad", move |tx| {
@@ -362,7 +365,8 @@ async fn what_is_allowed_works() {
                      INSERT INTO shop_new VALUES (2); RELEASE mine; SAVEPOINT left_open;",
                 )?;
                 let sum: u32 = tx.query_row("SELECT sum(a) FROM shop_new", [], |row| row.get(0))?;
-                let runs: u32 = tx.query_row("SELECT count(*) FROM runs", [], |row| row.get(0))?;
+                let runs: u32 =
+                    tx.query_row("SELECT count(*) FROM everstep_runs", [], |row| row.get(0))?;
                 let columns: u32 = tx.query_row(
                     "SELECT count(*) FROM pragma_table_info('shop_new')",
                     [],

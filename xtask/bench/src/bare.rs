@@ -20,23 +20,23 @@ pub(crate) const LAYOUT: &str = "
     PRAGMA wal_autocheckpoint = 8000;
     PRAGMA cache_size = -65536;
     PRAGMA temp_store = MEMORY;
-    CREATE TABLE runs (
+    CREATE TABLE everstep_runs (
         no INTEGER PRIMARY KEY, id BLOB NOT NULL, workflow TEXT NOT NULL, shard INTEGER NOT NULL,
         status INTEGER NOT NULL, available_at INTEGER, created_at INTEGER NOT NULL,
         updated_at INTEGER NOT NULL, finished_at INTEGER, inbox_seq INTEGER NOT NULL,
         waiting TEXT, parent BLOB, input BLOB NOT NULL, output BLOB
     );
-    CREATE INDEX due ON runs (shard, available_at) WHERE available_at IS NOT NULL;
-    CREATE TABLE history (
+    CREATE INDEX everstep_runs_due ON everstep_runs (shard, available_at) WHERE available_at IS NOT NULL;
+    CREATE TABLE everstep_history (
         run INTEGER NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (run, key)
     ) WITHOUT ROWID;
-    CREATE TABLE inbox (
+    CREATE TABLE everstep_inbox (
         run INTEGER NOT NULL, seq INTEGER NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL,
         wait BLOB, PRIMARY KEY (run, seq)
     ) WITHOUT ROWID;
     CREATE TABLE waiters (no INTEGER PRIMARY KEY, run INTEGER NOT NULL, key BLOB NOT NULL);
     CREATE TABLE seen (run INTEGER PRIMARY KEY, seq INTEGER NOT NULL);
-    CREATE TABLE children (
+    CREATE TABLE everstep_children (
         run INTEGER PRIMARY KEY, parent INTEGER NOT NULL, key BLOB NOT NULL, close INTEGER NOT NULL
     );
     CREATE TABLE items (
@@ -44,15 +44,15 @@ pub(crate) const LAYOUT: &str = "
         claim BLOB, attempts INTEGER NOT NULL, answer BLOB, payload BLOB NOT NULL
     );
     CREATE INDEX ready ON items (queue, at) WHERE state = 0;
-    CREATE TABLE schedules (
+    CREATE TABLE everstep_schedules (
         name INTEGER PRIMARY KEY, spec TEXT NOT NULL, input BLOB NOT NULL, next_at INTEGER,
         last_tick INTEGER, last_run BLOB, started INTEGER NOT NULL
     );
-    CREATE INDEX ticks ON schedules (next_at);
-    CREATE TABLE keys (
+    CREATE INDEX ticks ON everstep_schedules (next_at);
+    CREATE TABLE everstep_keys (
         workflow TEXT NOT NULL, key TEXT NOT NULL, run INTEGER NOT NULL, PRIMARY KEY (workflow, key)
     ) WITHOUT ROWID;
-    CREATE TABLE tags (
+    CREATE TABLE everstep_tags (
         name TEXT NOT NULL, value TEXT NOT NULL, run INTEGER NOT NULL,
         PRIMARY KEY (name, value, run)
     ) WITHOUT ROWID;
@@ -62,16 +62,16 @@ pub(crate) const LAYOUT: &str = "
 pub(crate) type Each<'a> = [&'a str];
 
 /// A run is started, claimed by whoever starts it.
-pub(crate) const START: &str = "INSERT INTO runs (no, id, workflow, shard, status, created_at, \
+pub(crate) const START: &str = "INSERT INTO everstep_runs (no, id, workflow, shard, status, created_at, \
     updated_at, inbox_seq, input) VALUES (?1 + (1763000000000 << 20), zeroblob(16), 'workflow', \
     ?1 % 256, 1, 1763000000000, 1763000000000, 0, zeroblob(3))";
 
 /// It has recorded one step.
-pub(crate) const STEP: &str = "INSERT INTO history (run, key, value) \
+pub(crate) const STEP: &str = "INSERT INTO everstep_history (run, key, value) \
     VALUES (?1 + (1763000000000 << 20), X'026F6E6C79', zeroblob(24))";
 
 /// It ends.
-pub(crate) const FINISH: &str = "UPDATE runs SET status = 5, updated_at = 1763000000001, \
+pub(crate) const FINISH: &str = "UPDATE everstep_runs SET status = 5, updated_at = 1763000000001, \
     finished_at = 1763000000001, available_at = NULL, waiting = NULL, output = zeroblob(3) \
     WHERE no = ?1 + (1763000000000 << 20)";
 

@@ -467,10 +467,10 @@ fn bare_signals(
 ) -> Result<(f64, (Duration, Duration)), Problem> {
     let bare = Bare::new(place)?;
     bare.each(load.runs, &[load.runs], &[START])?;
-    let put = "INSERT INTO inbox (run, seq, name, body) \
+    let put = "INSERT INTO everstep_inbox (run, seq, name, body) \
                VALUES (?1 + (1763000000000 << 20), 1, 'value', zeroblob(2))";
-    let count = "UPDATE runs SET inbox_seq = 1 WHERE no = ?1 + (1763000000000 << 20)";
-    let take = "DELETE FROM inbox WHERE run = ?1 + (1763000000000 << 20) AND seq = 1";
+    let count = "UPDATE everstep_runs SET inbox_seq = 1 WHERE no = ?1 + (1763000000000 << 20)";
+    let take = "DELETE FROM everstep_inbox WHERE run = ?1 + (1763000000000 << 20) AND seq = 1";
     let sizes: Vec<u64> = lanes
         .iter()
         .flatten()

@@ -230,8 +230,8 @@ pub(crate) fn list_at_scale(
     Ok(())
 }
 
-const BARE_PAGE: &str = "SELECT * FROM runs ORDER BY no DESC";
-const BARE_COUNTS: &str = "SELECT status, count(*) FROM runs GROUP BY status";
+const BARE_PAGE: &str = "SELECT * FROM everstep_runs ORDER BY no DESC";
+const BARE_COUNTS: &str = "SELECT status, count(*) FROM everstep_runs GROUP BY status";
 
 /// The same by one statement on a connection of its own, and nothing else.
 fn bare(place: &Path, sql: &str) -> Result<Vec<Duration>, Problem> {

@@ -94,10 +94,10 @@ impl Schema {
     pub(crate) fn newest_rows(&self) -> Result<Rows, Problem> {
         let (runtime, client) = self.connect()?;
         runtime.block_on(async {
-            let sql = "SELECT no, id, workflow, pool, input, output FROM runs \
+            let sql = "SELECT no, id, workflow, pool, input, output FROM everstep_runs \
                        WHERE finished_at IS NOT NULL ORDER BY no DESC LIMIT 1";
             let run = client.query_one(sql, &[]).await?;
-            let sql = "SELECT key, value FROM history WHERE run = $1 ORDER BY key";
+            let sql = "SELECT key, value FROM everstep_history WHERE run = $1 ORDER BY key";
             let entries = client.query(sql, &[&run.get::<_, i64>(0)]).await?;
             Ok(Rows {
                 id: run.get(1),
@@ -190,7 +190,7 @@ impl Schema {
 }
 
 const RAW_LAYOUT: &str = "
-    CREATE TABLE runs (
+    CREATE TABLE everstep_runs (
         no bigint PRIMARY KEY, id bytea NOT NULL, workflow text NOT NULL, version bigint NOT NULL,
         key text, pool text NOT NULL, shard bigint NOT NULL, status bigint NOT NULL, ending bigint,
         generation bigint NOT NULL, available_at bigint, deadline_at bigint,
@@ -199,8 +199,8 @@ const RAW_LAYOUT: &str = "
         cancel_requested bigint, last_number bigint, waiting text, tags text,
         input bytea NOT NULL, output bytea, error bytea
     ) WITH (fillfactor = 70);
-    CREATE INDEX due ON runs (shard, available_at) WHERE available_at IS NOT NULL;
-    CREATE TABLE history (
+    CREATE INDEX everstep_runs_due ON everstep_runs (shard, available_at) WHERE available_at IS NOT NULL;
+    CREATE TABLE everstep_history (
         run bigint NOT NULL, key bytea NOT NULL, value bytea NOT NULL, PRIMARY KEY (run, key)
     )";
 
@@ -247,7 +247,7 @@ impl Statements {
         Ok(Statements {
             start: client
                 .prepare(
-                    "INSERT INTO runs (no, id, workflow, version, pool, shard, status, generation, \
+                    "INSERT INTO everstep_runs (no, id, workflow, version, pool, shard, status, generation, \
                      created_at, updated_at, attempts, recoveries, inbox_seq, last_number, input) \
                      SELECT no, id, $4, 1, $5, no % 256, 1, 1, no >> 20, no >> 20, 1, 0, 0, 0, \
                      input FROM (SELECT unnest($1::bigint[]) AS no, unnest($2::bytea[]) AS id, \
@@ -256,16 +256,16 @@ impl Statements {
                 .await?,
             put: client
                 .prepare(
-                    "INSERT INTO history (run, key, value) \
+                    "INSERT INTO everstep_history (run, key, value) \
                      SELECT unnest($1::bigint[]), unnest($2::bytea[]), unnest($3::bytea[])",
                 )
                 .await?,
             finish: client
                 .prepare(
-                    "UPDATE runs SET status = 5, updated_at = new.no >> 20, \
+                    "UPDATE everstep_runs SET status = 5, updated_at = new.no >> 20, \
                      finished_at = new.no >> 20, last_number = $3, output = new.output \
                      FROM (SELECT unnest($1::bigint[]) AS no, unnest($2::bytea[]) AS output) AS new \
-                     WHERE runs.no = new.no",
+                     WHERE everstep_runs.no = new.no",
                 )
                 .await?,
         })

@@ -22,7 +22,7 @@ const LAYOUT: &str = "
     PRAGMA wal_autocheckpoint = 8000;
     PRAGMA cache_size = -65536;
     PRAGMA temp_store = MEMORY;
-    CREATE TABLE runs (
+    CREATE TABLE everstep_runs (
         no INTEGER PRIMARY KEY, id BLOB NOT NULL, workflow TEXT NOT NULL, version INTEGER NOT NULL,
         key TEXT, pool TEXT NOT NULL, shard INTEGER NOT NULL, status INTEGER NOT NULL,
         ending INTEGER, generation INTEGER NOT NULL, available_at INTEGER, deadline_at INTEGER,
@@ -31,8 +31,8 @@ const LAYOUT: &str = "
         cancel_requested INTEGER, last_number INTEGER, waiting TEXT, tags TEXT,
         input BLOB NOT NULL, output BLOB, error BLOB
     );
-    CREATE INDEX due ON runs (shard, available_at) WHERE available_at IS NOT NULL;
-    CREATE TABLE history (
+    CREATE INDEX everstep_runs_due ON everstep_runs (shard, available_at) WHERE available_at IS NOT NULL;
+    CREATE TABLE everstep_history (
         run INTEGER NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (run, key)
     ) WITHOUT ROWID;
 ";
@@ -54,7 +54,7 @@ impl Rows {
             return schema.newest_rows();
         }
         let conn = Connection::open(path)?;
-        let sql = "SELECT no, id, workflow, pool, input, output FROM runs \
+        let sql = "SELECT no, id, workflow, pool, input, output FROM everstep_runs \
                    WHERE finished_at IS NOT NULL ORDER BY no DESC LIMIT 1";
         let (no, mut rows) = conn.query_row(sql, [], |row| {
             let rows = Rows {
@@ -67,7 +67,7 @@ impl Rows {
             };
             Ok((row.get::<_, i64>(0)?, rows))
         })?;
-        let sql = "SELECT key, value FROM history WHERE run = ?1 ORDER BY key";
+        let sql = "SELECT key, value FROM everstep_history WHERE run = ?1 ORDER BY key";
         let mut entries = conn.prepare(sql)?;
         let entries = entries.query_map([no], |row| Ok((row.get(0)?, row.get(1)?)))?;
         rows.entries = entries.collect::<rusqlite::Result<_>>()?;
@@ -199,13 +199,13 @@ impl<'a> Statements<'a> {
     fn new(conn: &'a Connection) -> rusqlite::Result<Statements<'a>> {
         Ok(Statements {
             start: conn.prepare(
-                "INSERT INTO runs (no, id, workflow, version, pool, shard, status, generation, \
+                "INSERT INTO everstep_runs (no, id, workflow, version, pool, shard, status, generation, \
                  created_at, updated_at, attempts, recoveries, inbox_seq, last_number, input) \
                  VALUES (?1, ?2, ?3, 1, ?4, ?5, 1, 1, ?6, ?6, 1, 0, 0, 0, ?7)",
             )?,
-            put: conn.prepare("INSERT INTO history (run, key, value) VALUES (?1, ?2, ?3)")?,
+            put: conn.prepare("INSERT INTO everstep_history (run, key, value) VALUES (?1, ?2, ?3)")?,
             finish: conn.prepare(
-                "UPDATE runs SET status = 5, updated_at = ?2, finished_at = ?2, last_number = ?3, \
+                "UPDATE everstep_runs SET status = 5, updated_at = ?2, finished_at = ?2, last_number = ?3, \
                  output = ?4 WHERE no = ?1",
             )?,
         })

@@ -97,14 +97,14 @@ fn fill_file(path: &Path, runs: impl Iterator<Item = Past>) -> rusqlite::Result<
     let conn = Connection::open(path)?;
     conn.execute_batch("PRAGMA synchronous = OFF; PRAGMA cache_size = -262144;")?;
     let mut insert = conn.prepare(
-        "INSERT INTO runs (no, id, workflow, version, pool, shard, status, generation, \
+        "INSERT INTO everstep_runs (no, id, workflow, version, pool, shard, status, generation, \
          available_at, created_at, updated_at, finished_at, attempts, recoveries, inbox_seq, \
          last_number, waiting, input, output, key, tags) VALUES (?1, ?2, ?3, 1, 'default', ?4, ?5, \
          1, ?6, ?7, ?7, ?8, 1, 0, 0, 0, ?9, X'00', ?10, ?11, ?12)",
     )?;
-    let sql = "INSERT INTO keys (workflow, key, run) VALUES (?1, ?2, ?3)";
+    let sql = "INSERT INTO everstep_keys (workflow, key, run) VALUES (?1, ?2, ?3)";
     let mut insert_key = conn.prepare(sql)?;
-    let sql = "INSERT INTO tags (name, value, run) VALUES (?1, ?2, ?3)";
+    let sql = "INSERT INTO everstep_tags (name, value, run) VALUES (?1, ?2, ?3)";
     let mut insert_tag = conn.prepare(sql)?;
     conn.execute_batch("BEGIN")?;
     for (n, run) in runs.enumerate() {
@@ -181,7 +181,7 @@ impl Columns {
 
 fn fill_schema(schema: &postgres::Schema, runs: impl Iterator<Item = Past>) -> Result<(), Problem> {
     let (runtime, client) = schema.connect()?;
-    let insert = "INSERT INTO runs (no, id, workflow, version, pool, shard, status, generation, \
+    let insert = "INSERT INTO everstep_runs (no, id, workflow, version, pool, shard, status, generation, \
                   available_at, created_at, updated_at, finished_at, attempts, recoveries, \
                   inbox_seq, last_number, waiting, input, output, key, tags) \
                   SELECT no, id, workflow, 1, 'default', shard, status, 1, wakes_at, now, now, \
@@ -190,10 +190,10 @@ fn fill_schema(schema: &postgres::Schema, runs: impl Iterator<Item = Past>) -> R
                   $6::bigint[], $7::bigint[], $8::bigint[], $9::text[], $10::bytea[], \
                   $11::text[], $12::text[]) AS past (no, id, workflow, shard, status, wakes_at, \
                   now, ended_at, waiting, output, key, tags)";
-    let insert_keys = "INSERT INTO keys (workflow, key, run) SELECT workflow, key, run \
+    let insert_keys = "INSERT INTO everstep_keys (workflow, key, run) SELECT workflow, key, run \
                        FROM unnest($1::text[], $2::text[], $3::bigint[]) \
                        AS past (workflow, key, run) WHERE key IS NOT NULL";
-    let insert_tags = "INSERT INTO tags (name, value, run) \
+    let insert_tags = "INSERT INTO everstep_tags (name, value, run) \
                        SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[])";
     let mut runs = runs.peekable();
     while runs.peek().is_some() {

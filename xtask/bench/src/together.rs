@@ -115,12 +115,12 @@ fn bare_events(directory: &Directory, n: u64, sizes: &[u64]) -> Result<Duration,
     let bare = Bare::new(&directory.fresh("raw.db"))?;
     let wait = "INSERT INTO waiters (no, run, key) VALUES (?1, ?1, X'026E657773')";
     bare.each(n, &[n], &[START, wait])?;
-    let put = "INSERT INTO inbox (run, seq, name, body, wait) \
+    let put = "INSERT INTO everstep_inbox (run, seq, name, body, wait) \
                VALUES (?1 + (1763000000000 << 20), 1, 'news', zeroblob(2), X'026E657773')";
-    let count = "UPDATE runs SET inbox_seq = 1, available_at = 1763000000001 \
+    let count = "UPDATE everstep_runs SET inbox_seq = 1, available_at = 1763000000001 \
                  WHERE no = ?1 + (1763000000000 << 20)";
     let told = bare.each(n, &[n], &[put, count])?;
-    let take = "DELETE FROM inbox WHERE run = ?1 + (1763000000000 << 20) AND seq = 1";
+    let take = "DELETE FROM everstep_inbox WHERE run = ?1 + (1763000000000 << 20) AND seq = 1";
     let gone = "DELETE FROM waiters WHERE no = ?1";
     let seen = "INSERT INTO seen (run, seq) VALUES (?1, 1)";
     let ended = bare.each(n, sizes, &[take, STEP, gone, seen, FINISH])?;
@@ -185,17 +185,17 @@ pub(crate) fn children(
 
 fn bare_children(directory: &Directory, n: u64, sizes: &[u64]) -> Result<Duration, Problem> {
     let bare = Bare::new(&directory.fresh("raw.db"))?;
-    let link = "INSERT INTO children (run, parent, key, close) \
+    let link = "INSERT INTO everstep_children (run, parent, key, close) \
                 VALUES (?1 + (1763000000000 << 20), 1, X'026B6964', 1)";
-    let record = "INSERT INTO history (run, key, value) \
+    let record = "INSERT INTO everstep_history (run, key, value) \
                   VALUES (1, X'02616C6C0015' || CAST(?1 AS BLOB), zeroblob(36))";
     let started = bare.each(n, &[n], &[START, link, record])?;
-    let unlink = "DELETE FROM children WHERE run = ?1 + (1763000000000 << 20)";
-    let answer = "INSERT INTO inbox (run, seq, name, body, wait) \
+    let unlink = "DELETE FROM everstep_children WHERE run = ?1 + (1763000000000 << 20)";
+    let answer = "INSERT INTO everstep_inbox (run, seq, name, body, wait) \
                   VALUES (1, ?1, '', zeroblob(20), X'02616C6C0015' || CAST(?1 AS BLOB))";
     let ended = bare.each(n, sizes, &[STEP, FINISH, unlink, answer])?;
-    let take = "DELETE FROM inbox WHERE run = 1 AND seq = ?1";
-    let taken = "UPDATE history SET value = zeroblob(40) \
+    let take = "DELETE FROM everstep_inbox WHERE run = 1 AND seq = ?1";
+    let taken = "UPDATE everstep_history SET value = zeroblob(40) \
                  WHERE run = 1 AND key = X'02616C6C0015' || CAST(?1 AS BLOB)";
     let taken = bare.each(n, sizes, &[take, taken])?;
     Ok(started + ended + taken)
@@ -406,14 +406,14 @@ async fn tick(engine: &Engine, n: u64, ticks: u64) -> Result<Duration, Problem> 
 
 fn bare_schedule(directory: &Directory, n: u64) -> Result<Duration, Problem> {
     let bare = Bare::new(&directory.fresh("raw.db"))?;
-    let put = "INSERT INTO schedules (name, spec, input, next_at, started) \
+    let put = "INSERT INTO everstep_schedules (name, spec, input, next_at, started) \
                VALUES (?1, 'cron UTC */3 * * * * *', zeroblob(3), 1763000000000, 0)";
     bare.each(n, &[n], &[put])?;
-    let next = "UPDATE schedules SET next_at = 1763000003000, last_tick = 1763000000000, \
+    let next = "UPDATE everstep_schedules SET next_at = 1763000003000, last_tick = 1763000000000, \
                 last_run = zeroblob(16), started = 1 WHERE name = ?1";
-    let key = "INSERT INTO keys (workflow, key, run) \
+    let key = "INSERT INTO everstep_keys (workflow, key, run) \
                VALUES ('job', 'job-' || ?1 || '/2026-01-01T00:00:00Z', ?1)";
-    let tag = "INSERT INTO tags (name, value, run) \
+    let tag = "INSERT INTO everstep_tags (name, value, run) \
                VALUES ('everstep.schedule', 'job-' || ?1, ?1)";
     bare.each(n, &[n], &[next, START, key, tag])
 }

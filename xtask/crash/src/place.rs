@@ -34,7 +34,7 @@ impl Place {
     pub(crate) fn schedule_times(&self, name: &str) -> Result<(i64, i64), Problem> {
         match self {
             Place::File(path) => {
-                let sql = "SELECT anchor, next_at FROM schedules WHERE name = ?1";
+                let sql = "SELECT anchor, next_at FROM everstep_schedules WHERE name = ?1";
                 let connection = Connection::open(path)?;
                 let times = connection.query_row(sql, [name], |row| Ok((row.get(0)?, row.get(1)?)));
                 Ok(times?)

@@ -11,7 +11,7 @@ const VERDICT: Deferred<bool> = Deferred::new("verdict");
 const PAID: Event<u64> = Event::new("paid");
 const MAIL: Queue<String, String> = Queue::new("mail").attempts(1);
 
-const ORPHAN: &str = "INSERT INTO dedupes (run, key) VALUES (77, 'k')";
+const ORPHAN: &str = "INSERT INTO everstep_dedupes (run, key) VALUES (77, 'k')";
 
 #[workflow]
 async fn greet(ctx: Ctx, name: String) -> Result<String> {

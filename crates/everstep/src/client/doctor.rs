@@ -421,7 +421,12 @@ fn of_row(rule: usize, found: FoundRow) -> Finding {
     let what = in_words(of, &row, run, id);
     let severity = match of.check {
         // What is left over is in nobody's way, but for what leads others astray.
-        Check::Orphans if !matches!(of.table, "graves" | "keys" | "runs" | "requests") => {
+        Check::Orphans
+            if !matches!(
+                of.table,
+                "everstep_graves" | "everstep_keys" | "everstep_runs" | "everstep_requests"
+            ) =>
+        {
             Severity::Warning
         }
         _ => Severity::Error,

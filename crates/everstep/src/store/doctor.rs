@@ -239,9 +239,9 @@ use CellKind::{Bytes, Int, Text};
 macro_rules! gone {
     ($column:literal) => {
         concat!(
-            "NOT EXISTS (SELECT 1 FROM runs WHERE runs.no = t.",
+            "NOT EXISTS (SELECT 1 FROM everstep_runs WHERE everstep_runs.no = t.",
             $column,
-            ") AND NOT EXISTS (SELECT 1 FROM graves WHERE graves.run = t.",
+            ") AND NOT EXISTS (SELECT 1 FROM everstep_graves WHERE everstep_graves.run = t.",
             $column,
             ")"
         )
@@ -251,9 +251,9 @@ macro_rules! gone {
 macro_rules! over {
     ($column:literal) => {
         concat!(
-            "EXISTS (SELECT 1 FROM runs WHERE runs.no = t.",
+            "EXISTS (SELECT 1 FROM everstep_runs WHERE everstep_runs.no = t.",
             $column,
-            " AND (runs.status IN (5, 6, 7) OR runs.generation <> t.generation))"
+            " AND (everstep_runs.status IN (5, 6, 7) OR everstep_runs.generation <> t.generation))"
         )
     };
 }
@@ -308,143 +308,153 @@ macro_rules! stale_wait {
 pub(crate) const RULES: &[Rule] = &[
     Rule {
         check: Check::Orphans,
-        table: "graves",
+        table: "everstep_graves",
         key: &[("run", Int)],
         others: "run",
         run: "run",
-        broken: "EXISTS (SELECT 1 FROM runs WHERE runs.no = t.run)",
+        broken: "EXISTS (SELECT 1 FROM everstep_runs WHERE everstep_runs.no = t.run)",
         remedy: Remedy::Delete,
         what: "{run} is marked as deleted, and is there: what belongs to it would be swept away",
     },
     Rule {
         check: Check::Sequences,
-        table: "old_generations",
+        table: "everstep_old_generations",
         key: &[("run", Int), ("generation", Int)],
         others: "run",
         run: "run",
-        broken: "EXISTS (SELECT 1 FROM runs WHERE runs.no = t.run \
-                 AND runs.generation <= t.generation)",
+        broken: "EXISTS (SELECT 1 FROM everstep_runs WHERE everstep_runs.no = t.run \
+                 AND everstep_runs.generation <= t.generation)",
         remedy: Remedy::Delete,
         what: "generation {2} of {run} is marked as over, and is the current one: its history \
                would be swept away",
     },
     orphan!(
-        "history",
+        "everstep_history",
         &[("run", Int), ("generation", Int), ("key", Bytes)],
         "an entry of the history"
     ),
-    orphan!("inbox", &[("run", Int), ("seq", Int)], "message {2}"),
     orphan!(
-        "dedupes",
+        "everstep_inbox",
+        &[("run", Int), ("seq", Int)],
+        "message {2}"
+    ),
+    orphan!(
+        "everstep_dedupes",
         &[("run", Int), ("key", Text)],
         "the dedupe key `{2}`"
     ),
-    orphan!("requests", &[("id", Bytes)], "a request"),
-    orphan!("state", &[("run", Int), ("key", Text)], "the state `{2}`"),
+    orphan!("everstep_requests", &[("id", Bytes)], "a request"),
     orphan!(
-        "tags",
+        "everstep_state",
+        &[("run", Int), ("key", Text)],
+        "the state `{2}`"
+    ),
+    orphan!(
+        "everstep_tags",
         &[("name", Text), ("value", Text), ("run", Int)],
         "the tag `{1}`"
     ),
-    orphan!("dead_letters", &[("no", Int)], "dead letter {1}"),
+    orphan!("everstep_dead_letters", &[("no", Int)], "dead letter {1}"),
     orphan!(
-        "streams",
+        "everstep_streams",
         &[("run", Int), ("stream", Text), ("pos", Int)],
         "item {3} of the stream `{2}`"
     ),
     orphan!(
-        "event_cursors",
+        "everstep_event_cursors",
         &[("run", Int), ("name", Text), ("matching", Text)],
         "the place in the events `{2}`"
     ),
     orphan!(
-        "deferreds",
+        "everstep_deferreds",
         &[("run", Int), ("generation", Int), ("tag", Bytes)],
         "the value of a deferred"
     ),
     Rule {
         check: Check::Orphans,
-        table: "inbox",
+        table: "everstep_inbox",
         key: &[("run", Int), ("seq", Int)],
         others: "run",
         run: "run",
-        broken: "EXISTS (SELECT 1 FROM runs WHERE runs.no = t.run AND runs.status IN (5, 6, 7))",
+        broken: "EXISTS (SELECT 1 FROM everstep_runs WHERE everstep_runs.no = t.run AND everstep_runs.status IN (5, 6, 7))",
         remedy: Remedy::Delete,
         what: "message {2} is in the inbox of {run}, which has ended and will not read it",
     },
     Rule {
         check: Check::Orphans,
-        table: "history",
+        table: "everstep_history",
         key: &[("run", Int), ("generation", Int), ("key", Bytes)],
         others: "run",
         run: "run",
-        broken: "EXISTS (SELECT 1 FROM runs WHERE runs.no = t.run \
-                 AND runs.generation > t.generation) AND NOT EXISTS (SELECT 1 FROM \
-                 old_generations AS old WHERE old.run = t.run AND old.generation = t.generation)",
+        broken: "EXISTS (SELECT 1 FROM everstep_runs WHERE everstep_runs.no = t.run \
+                 AND everstep_runs.generation > t.generation) AND NOT EXISTS (SELECT 1 FROM \
+                 everstep_old_generations AS old WHERE old.run = t.run AND old.generation = t.generation)",
         remedy: Remedy::Delete,
         what: "an entry of generation {2} of {run} is left, and that generation is over",
     },
     Rule {
         check: Check::Sequences,
-        table: "history",
+        table: "everstep_history",
         key: &[("run", Int), ("generation", Int), ("key", Bytes)],
         others: "run",
         run: "run",
-        broken: "EXISTS (SELECT 1 FROM runs WHERE runs.no = t.run \
-                 AND runs.generation < t.generation)",
+        broken: "EXISTS (SELECT 1 FROM everstep_runs WHERE everstep_runs.no = t.run \
+                 AND everstep_runs.generation < t.generation)",
         remedy: Remedy::None,
         what: "{run} has an entry of generation {2}, which it has not come to: restore the \
                database from a backup, or fork the run",
     },
     Rule {
         check: Check::Orphans,
-        table: "requests",
+        table: "everstep_requests",
         key: &[("id", Bytes)],
         others: "run, state",
         run: "run",
-        broken: "t.state = 0 AND EXISTS (SELECT 1 FROM runs WHERE runs.no = t.run \
-                 AND runs.status IN (5, 6, 7))",
+        broken: "t.state = 0 AND EXISTS (SELECT 1 FROM everstep_runs WHERE everstep_runs.no = t.run \
+                 AND everstep_runs.status IN (5, 6, 7))",
         remedy: Remedy::Set("state = 2"),
         what: "a request to {run} is open, and that run has ended: whoever sent it waits for ever",
     },
     Rule {
         check: Check::Orphans,
-        table: "keys",
+        table: "everstep_keys",
         key: &[("workflow", Text), ("key", Text)],
         others: "run",
         run: "run",
         // A run that has continued as another workflow keeps the key of the one it began as.
-        broken: "t.run >= 0 AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.no = t.run \
-                 AND runs.key = t.key)",
+        broken: "t.run >= 0 AND NOT EXISTS (SELECT 1 FROM everstep_runs WHERE everstep_runs.no = t.run \
+                 AND everstep_runs.key = t.key)",
         remedy: Remedy::Delete,
         what: "the key `{2}` of workflow `{1}` leads to {run}, which does not exist or was not \
                started with it: a start with this key would get nothing",
     },
     Rule {
         check: Check::Orphans,
-        table: "runs",
+        table: "everstep_runs",
         key: &[("no", Int)],
         others: "workflow, key, generation",
         run: "no",
         // Later generations may be of another workflow, and do not say which the key belongs to.
-        broken: "t.key IS NOT NULL AND t.generation = 1 AND NOT EXISTS (SELECT 1 FROM keys \
-                 WHERE keys.workflow = t.workflow AND keys.key = t.key)",
-        remedy: Remedy::PutBack("INTO keys (workflow, key, run) SELECT t.workflow, t.key, t.no"),
+        broken: "t.key IS NOT NULL AND t.generation = 1 AND NOT EXISTS (SELECT 1 FROM everstep_keys \
+                 WHERE everstep_keys.workflow = t.workflow AND everstep_keys.key = t.key)",
+        remedy: Remedy::PutBack(
+            "INTO everstep_keys (workflow, key, run) SELECT t.workflow, t.key, t.no",
+        ),
         what: "{run} was started with a key that does not lead to it: a second start with that \
                key would do everything once more",
     },
     Rule {
         check: Check::Orphans,
-        table: "runs",
+        table: "everstep_runs",
         key: &[("no", Int)],
         others: "workflow, key, generation",
         run: "no",
         // Nearly all have it under their workflow; the others are looked for under each that has keys.
-        broken: "t.key IS NOT NULL AND t.generation > 1 AND NOT EXISTS (SELECT 1 FROM keys \
-                 WHERE keys.workflow = t.workflow AND keys.key = t.key AND keys.run = t.no) \
-                 AND NOT EXISTS (SELECT 1 FROM keys WHERE keys.key = t.key AND keys.run = t.no \
-                 AND keys.workflow IN (WITH RECURSIVE names (workflow) AS (SELECT min(workflow) \
-                 FROM keys UNION ALL SELECT (SELECT min(other.workflow) FROM keys AS other \
+        broken: "t.key IS NOT NULL AND t.generation > 1 AND NOT EXISTS (SELECT 1 FROM everstep_keys \
+                 WHERE everstep_keys.workflow = t.workflow AND everstep_keys.key = t.key AND everstep_keys.run = t.no) \
+                 AND NOT EXISTS (SELECT 1 FROM everstep_keys WHERE everstep_keys.key = t.key AND everstep_keys.run = t.no \
+                 AND everstep_keys.workflow IN (WITH RECURSIVE names (workflow) AS (SELECT min(workflow) \
+                 FROM everstep_keys UNION ALL SELECT (SELECT min(other.workflow) FROM everstep_keys AS other \
                  WHERE other.workflow > names.workflow) FROM names \
                  WHERE names.workflow IS NOT NULL) SELECT workflow FROM names))",
         remedy: Remedy::None,
@@ -453,13 +463,13 @@ pub(crate) const RULES: &[Rule] = &[
                look for it by its id",
     },
     stale_wait!(
-        "event_waiters",
+        "everstep_event_waiters",
         &[("name", Text), ("no", Int)],
         "run",
         "the wait for an event `{1}`"
     ),
     stale_wait!(
-        "watchers",
+        "everstep_watchers",
         &[
             ("run", Int),
             ("waiter", Int),
@@ -470,7 +480,7 @@ pub(crate) const RULES: &[Rule] = &[
         "the wait for the end of another run"
     ),
     stale_wait!(
-        "deferred_waits",
+        "everstep_deferred_waits",
         &[
             ("run", Int),
             ("generation", Int),
@@ -481,13 +491,13 @@ pub(crate) const RULES: &[Rule] = &[
         "the wait for a deferred"
     ),
     stale_wait!(
-        "queue_waits",
+        "everstep_queue_waits",
         &[("run", Int), ("generation", Int), ("key", Bytes)],
         "run",
         "the wait for a queue item"
     ),
     stale_wait!(
-        "limit_places",
+        "everstep_limit_places",
         &[("run", Int), ("generation", Int), ("operation", Bytes)],
         "run",
         "a place under a limit",
@@ -495,29 +505,29 @@ pub(crate) const RULES: &[Rule] = &[
     ),
     Rule {
         check: Check::Limits,
-        table: "limit_places",
+        table: "everstep_limit_places",
         key: &[("run", Int), ("generation", Int), ("operation", Bytes)],
         others: "name",
         run: "",
-        broken: "t.run = -2 AND NOT EXISTS (SELECT 1 FROM queue_items AS item \
+        broken: "t.run = -2 AND NOT EXISTS (SELECT 1 FROM everstep_queue_items AS item \
                  WHERE item.state = 2 AND item.no = {item})",
         remedy: Remedy::Vacate,
         what: "a queue item has a place under a limit, and nobody works on it",
     },
     Rule {
         check: Check::Limits,
-        table: "limit_places",
+        table: "everstep_limit_places",
         key: &[("run", Int), ("generation", Int), ("operation", Bytes)],
         others: "name, key",
         run: "run",
-        broken: "NOT EXISTS (SELECT 1 FROM limits WHERE limits.name = t.name \
-                 AND limits.key = t.key)",
+        broken: "NOT EXISTS (SELECT 1 FROM everstep_limits WHERE everstep_limits.name = t.name \
+                 AND everstep_limits.key = t.key)",
         remedy: Remedy::Vacate,
         what: "{run} has or awaits a place under a limit that does not exist",
     },
     Rule {
         check: Check::Wake,
-        table: "watchers",
+        table: "everstep_watchers",
         key: &[
             ("run", Int),
             ("waiter", Int),
@@ -526,84 +536,84 @@ pub(crate) const RULES: &[Rule] = &[
         ],
         others: "run",
         run: "waiter",
-        broken: "NOT EXISTS (SELECT 1 FROM runs WHERE runs.no = t.run \
-                 AND runs.status NOT IN (5, 6, 7))",
+        broken: "NOT EXISTS (SELECT 1 FROM everstep_runs WHERE everstep_runs.no = t.run \
+                 AND everstep_runs.status NOT IN (5, 6, 7))",
         remedy: Remedy::None,
         what: "{run} waits for the end of run number {1}, which has ended or does not exist, and \
                was not told: cancel {run}, or fork it from before that wait",
     },
     Rule {
         check: Check::Orphans,
-        table: "children",
+        table: "everstep_children",
         key: &[("run", Int)],
         others: "run",
         run: "run",
-        broken: "NOT EXISTS (SELECT 1 FROM runs WHERE runs.no = t.run \
-                 AND runs.status NOT IN (5, 6, 7))",
+        broken: "NOT EXISTS (SELECT 1 FROM everstep_runs WHERE everstep_runs.no = t.run \
+                 AND everstep_runs.status NOT IN (5, 6, 7))",
         remedy: Remedy::Delete,
         what: "{run} is held to be the live child of another run, and has ended or does not exist",
     },
     Rule {
         check: Check::Wake,
-        table: "queue_waits",
+        table: "everstep_queue_waits",
         key: &[("run", Int), ("generation", Int), ("key", Bytes)],
         others: "item",
         run: "run",
-        broken: "NOT EXISTS (SELECT 1 FROM queue_items AS item WHERE item.no = t.item)",
+        broken: "NOT EXISTS (SELECT 1 FROM everstep_queue_items AS item WHERE item.no = t.item)",
         remedy: Remedy::None,
         what: "{run} waits for a queue item that does not exist, and will not be told: cancel it, \
                or fork it from before that wait",
     },
     Rule {
         check: Check::Events,
-        table: "events",
+        table: "everstep_events",
         key: &[("name", Text), ("seq", Int)],
         others: "given_to",
         run: "",
-        broken: "t.given_to IS NOT NULL AND NOT EXISTS (SELECT 1 FROM event_waiters AS waiter \
+        broken: "t.given_to IS NOT NULL AND NOT EXISTS (SELECT 1 FROM everstep_event_waiters AS waiter \
                  WHERE waiter.name = t.name AND waiter.no = t.given_to)",
         remedy: Remedy::TakeBack,
         what: "event {2} of `{1}` is with somebody who does not wait for it any more: nobody gets it",
     },
     Rule {
         check: Check::Events,
-        table: "event_names",
+        table: "everstep_event_names",
         key: &[("name", Text)],
         others: "kept, last_seq, last_waiter",
         run: "",
-        broken: "t.kept <> (SELECT count(*) FROM events WHERE events.name = t.name \
-                 AND events.given_to IS NULL) \
-                 OR t.last_seq < (SELECT coalesce(max(seq), 0) FROM events \
-                 WHERE events.name = t.name) \
-                 OR t.last_waiter < (SELECT coalesce(max(no), 0) FROM event_waiters AS waiter \
+        broken: "t.kept <> (SELECT count(*) FROM everstep_events WHERE everstep_events.name = t.name \
+                 AND everstep_events.given_to IS NULL) \
+                 OR t.last_seq < (SELECT coalesce(max(seq), 0) FROM everstep_events \
+                 WHERE everstep_events.name = t.name) \
+                 OR t.last_waiter < (SELECT coalesce(max(no), 0) FROM everstep_event_waiters AS waiter \
                  WHERE waiter.name = t.name)",
         remedy: Remedy::Set(
-            "kept = (SELECT count(*) FROM events WHERE events.name = t.name \
-             AND events.given_to IS NULL), last_seq = CASE WHEN t.last_seq < (SELECT \
-             coalesce(max(seq), 0) FROM events WHERE events.name = t.name) THEN (SELECT max(seq) \
-             FROM events WHERE events.name = t.name) ELSE t.last_seq END, last_waiter = CASE WHEN \
-             t.last_waiter < (SELECT coalesce(max(no), 0) FROM event_waiters AS waiter WHERE \
-             waiter.name = t.name) THEN (SELECT max(no) FROM event_waiters AS waiter \
+            "kept = (SELECT count(*) FROM everstep_events WHERE everstep_events.name = t.name \
+             AND everstep_events.given_to IS NULL), last_seq = CASE WHEN t.last_seq < (SELECT \
+             coalesce(max(seq), 0) FROM everstep_events WHERE everstep_events.name = t.name) THEN (SELECT max(seq) \
+             FROM everstep_events WHERE everstep_events.name = t.name) ELSE t.last_seq END, last_waiter = CASE WHEN \
+             t.last_waiter < (SELECT coalesce(max(no), 0) FROM everstep_event_waiters AS waiter WHERE \
+             waiter.name = t.name) THEN (SELECT max(no) FROM everstep_event_waiters AS waiter \
              WHERE waiter.name = t.name) ELSE t.last_waiter END",
         ),
         what: "the counts of the events `{1}` are not those of its rows",
     },
     Rule {
         check: Check::Limits,
-        table: "limits",
+        table: "everstep_limits",
         key: &[("name", Text), ("key", Text)],
         others: "held, waiting",
         run: "",
-        broken: "t.held <> (SELECT count(*) FROM limit_places AS place WHERE place.name = t.name \
+        broken: "t.held <> (SELECT count(*) FROM everstep_limit_places AS place WHERE place.name = t.name \
                  AND place.key = t.key AND place.given = 1) \
-                 OR t.waiting <> (SELECT count(*) FROM limit_places AS place \
+                 OR t.waiting <> (SELECT count(*) FROM everstep_limit_places AS place \
                  WHERE place.name = t.name AND place.key = t.key AND place.given = 0)",
         remedy: Remedy::Recount,
         what: "the limit `{1}` (key `{2}`) counts other places than there are",
     },
     Rule {
         check: Check::Limits,
-        table: "limits",
+        table: "everstep_limits",
         key: &[("name", Text), ("key", Text)],
         others: "held, waiting, concurrency",
         run: "",
@@ -615,40 +625,40 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         check: Check::Shards,
-        table: "shards",
+        table: "everstep_shards",
         key: &[("shard", Int)],
         others: "runner",
         run: "",
-        broken: "NOT EXISTS (SELECT 1 FROM runners WHERE runners.id = t.runner)",
+        broken: "NOT EXISTS (SELECT 1 FROM everstep_runners WHERE everstep_runners.id = t.runner)",
         remedy: Remedy::Delete,
         what: "shard {1} is held by a runner that does not exist: nobody works on its runs",
     },
     Rule {
         check: Check::Shards,
-        table: "runs",
+        table: "everstep_runs",
         key: &[("no", Int)],
         others: "shard, pool",
         run: "no",
-        broken: "NOT EXISTS (SELECT 1 FROM pools WHERE pools.no = t.shard / 256) \
-                 AND NOT EXISTS (SELECT 1 FROM pools WHERE pools.name = t.pool)",
-        remedy: Remedy::PutBack("INTO pools (no, name) SELECT t.shard / 256, t.pool"),
+        broken: "NOT EXISTS (SELECT 1 FROM everstep_pools WHERE everstep_pools.no = t.shard / 256) \
+                 AND NOT EXISTS (SELECT 1 FROM everstep_pools WHERE everstep_pools.name = t.pool)",
+        remedy: Remedy::PutBack("INTO everstep_pools (no, name) SELECT t.shard / 256, t.pool"),
         what: "{run} is in a shard of a pool that does not exist: nobody takes it up",
     },
     Rule {
         check: Check::Shards,
-        table: "runs",
+        table: "everstep_runs",
         key: &[("no", Int)],
         others: "shard, pool",
         run: "no",
-        broken: "NOT EXISTS (SELECT 1 FROM pools WHERE pools.no = t.shard / 256) \
-                 AND EXISTS (SELECT 1 FROM pools WHERE pools.name = t.pool)",
+        broken: "NOT EXISTS (SELECT 1 FROM everstep_pools WHERE everstep_pools.no = t.shard / 256) \
+                 AND EXISTS (SELECT 1 FROM everstep_pools WHERE everstep_pools.name = t.pool)",
         remedy: Remedy::None,
         what: "{run} is in a shard of a pool that does not exist, and its own pool has another \
                number: move it to a pool that is there",
     },
     Rule {
         check: Check::Formats,
-        table: "runs",
+        table: "everstep_runs",
         key: &[("no", Int)],
         others: "status, generation",
         run: "no",
@@ -658,7 +668,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         check: Check::Wake,
-        table: "runs",
+        table: "everstep_runs",
         key: &[("no", Int)],
         others: "status, available_at",
         run: "no",
@@ -668,7 +678,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         check: Check::Wake,
-        table: "runs",
+        table: "everstep_runs",
         key: &[("no", Int)],
         others: "status, available_at",
         run: "no",
@@ -678,7 +688,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         check: Check::Sequences,
-        table: "runs",
+        table: "everstep_runs",
         key: &[("no", Int)],
         others: "status, finished_at",
         run: "no",
@@ -688,20 +698,20 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         check: Check::Sequences,
-        table: "runs",
+        table: "everstep_runs",
         key: &[("no", Int)],
         others: "inbox_seq",
         run: "no",
-        broken: "t.inbox_seq < (SELECT coalesce(max(seq), 0) FROM inbox WHERE inbox.run = t.no)",
+        broken: "t.inbox_seq < (SELECT coalesce(max(seq), 0) FROM everstep_inbox WHERE everstep_inbox.run = t.no)",
         remedy: Remedy::Set(
-            "inbox_seq = (SELECT max(seq) FROM inbox WHERE inbox.run = t.no), available_at = CASE \
+            "inbox_seq = (SELECT max(seq) FROM everstep_inbox WHERE everstep_inbox.run = t.no), available_at = CASE \
              WHEN t.status IN (0, 1, 2) THEN {now} ELSE t.available_at END",
         ),
         what: "{run} has messages with higher numbers than it was ever sent: it does not see them",
     },
     Rule {
         check: Check::Formats,
-        table: "queue_items",
+        table: "everstep_queue_items",
         key: &[("no", Int)],
         others: "state, claim",
         run: "",
@@ -711,7 +721,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         check: Check::Formats,
-        table: "api_tokens",
+        table: "everstep_api_tokens",
         key: &[("name", Text)],
         others: "role, hash",
         run: "",
@@ -764,7 +774,9 @@ pub(crate) mod sql {
         };
         let run = match rule.run {
             "" => "CAST(NULL AS bigint), CAST(NULL AS bytea)".to_owned(),
-            run => format!("t.{run}, (SELECT id FROM runs WHERE runs.no = t.{run})"),
+            run => {
+                format!("t.{run}, (SELECT id FROM everstep_runs WHERE everstep_runs.no = t.{run})")
+            }
         };
         format!(
             "SELECT {}, {run} FROM (SELECT {columns} FROM {} {} ORDER BY {key} LIMIT {limit}) AS t \
@@ -844,20 +856,20 @@ pub(crate) mod sql {
     }
 
     /// What removes an entry: the run, its key, and its value as it was seen.
-    pub(crate) const REMOVE_ENTRY: &str = "DELETE FROM history AS t WHERE t.run = $1 \
+    pub(crate) const REMOVE_ENTRY: &str = "DELETE FROM everstep_history AS t WHERE t.run = $1 \
         AND t.key = $2 AND t.value = $3 \
-        AND EXISTS (SELECT 1 FROM runs WHERE no = t.run AND generation = t.generation \
+        AND EXISTS (SELECT 1 FROM everstep_runs WHERE no = t.run AND generation = t.generation \
         AND status = 4) \
-        AND NOT EXISTS (SELECT 1 FROM event_waiters AS wait WHERE wait.run = t.run \
+        AND NOT EXISTS (SELECT 1 FROM everstep_event_waiters AS wait WHERE wait.run = t.run \
         AND wait.generation = t.generation AND wait.wait = t.key) \
-        AND NOT EXISTS (SELECT 1 FROM deferred_waits AS wait WHERE wait.run = t.run \
+        AND NOT EXISTS (SELECT 1 FROM everstep_deferred_waits AS wait WHERE wait.run = t.run \
         AND wait.generation = t.generation AND wait.key = t.key) \
-        AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = t.run AND inbox.wait = t.key)";
+        AND NOT EXISTS (SELECT 1 FROM everstep_inbox WHERE everstep_inbox.run = t.run AND everstep_inbox.wait = t.key)";
 
-    pub(crate) const FORGET_NUMBER: &str = "UPDATE runs SET last_number = NULL WHERE no = $1 \
+    pub(crate) const FORGET_NUMBER: &str = "UPDATE everstep_runs SET last_number = NULL WHERE no = $1 \
         AND last_number = $2 AND status NOT IN (1, 3)";
 
-    pub(crate) const SHARD: &str = "UPDATE runs SET shard = $3 WHERE no = $1 AND shard = $2 \
+    pub(crate) const SHARD: &str = "UPDATE everstep_runs SET shard = $3 WHERE no = $1 AND shard = $2 \
         AND status NOT IN (1, 2, 3)";
 }
 

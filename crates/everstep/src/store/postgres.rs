@@ -281,8 +281,8 @@ impl PostgresStore {
         store.compare_identity(&conn.identity);
         store.system = conn.identity.system.clone();
         store.database = within::database(&conn).map_err(|trouble| store.error(trouble))?;
-        let format = schema::inspect(&conn, &store.route.schema, &store.name)?;
-        let is_current = format == schema::FORMAT;
+        let format = schema::inspect(&conn, &store.route.schema, &store.name, schema::FORMATS)?;
+        let is_current = format == schema::FORMATS.latest();
         store.is_current.store(is_current, Ordering::Relaxed);
         store.give_back(conn);
         Ok(store)
@@ -447,9 +447,9 @@ impl PostgresStore {
         }
         // Another process may have migrated it since it was opened.
         let conn = self.take()?;
-        let format = schema::inspect(&conn, &self.route.schema, &self.name);
+        let format = schema::inspect(&conn, &self.route.schema, &self.name, schema::FORMATS);
         self.give_back(conn);
-        schema::require_current(format?, &self.name)?;
+        schema::FORMATS.require_latest(format?, &self.name)?;
         self.is_current.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -833,7 +833,7 @@ impl Store for PostgresStore {
 
     fn migrate(&self) -> Result<(), StoreError> {
         let conn = self.take()?;
-        schema::migrate(&conn, &self.route.schema, &self.name, schema::MIGRATIONS)?;
+        schema::migrate(&conn, &self.route.schema, &self.name, schema::FORMATS)?;
         self.give_back(conn);
         self.is_current.store(true, Ordering::Relaxed);
         Ok(())
@@ -979,7 +979,7 @@ impl Store for PostgresStore {
         }
         self.write(|session| {
             // Lanes of connections that were lost long ago.
-            let sql = "DELETE FROM lanes WHERE id IN (SELECT id FROM lanes WHERE seen_at < $1 \
+            let sql = "DELETE FROM everstep_lanes WHERE id IN (SELECT id FROM everstep_lanes WHERE seen_at < $1 \
                        ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED)";
             session.execute(sql, params![lanes_before]);
             rules::sweep::sweep(&mut sweep::Left { session, now }, limit)

@@ -182,7 +182,7 @@ impl SqliteStore {
         Ok(SqliteStore {
             writer: Mutex::new(Writer::new(writer)),
             file,
-            is_current: AtomicBool::new(format == schema::FORMAT),
+            is_current: AtomicBool::new(format == schema::FORMATS.latest()),
             counters: Counters::default(),
             #[cfg(unix)]
             wakes: wake::Wakes::new(),
@@ -215,7 +215,7 @@ impl SqliteStore {
         } else {
             0
         };
-        schema::require_current(format, &self.file)?;
+        schema::FORMATS.require_latest(format, &self.file.name())?;
         self.is_current.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -284,7 +284,7 @@ impl Store for SqliteStore {
     fn migrate(&self) -> Result<(), StoreError> {
         let mut writer = self.writer();
         let conn = writer.conn(&self.file)?;
-        schema::migrate(conn, &self.file, schema::MIGRATIONS)?;
+        schema::migrate(conn, &self.file, schema::FORMATS)?;
         self.is_current.store(true, Ordering::Relaxed);
         Ok(())
     }

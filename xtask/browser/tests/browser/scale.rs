@@ -121,7 +121,7 @@ fn fill(path: &Path) -> rusqlite::Result<()> {
     let connection = rusqlite::Connection::open(path)?;
     connection.execute_batch("PRAGMA synchronous = OFF; BEGIN")?;
     let mut insert = connection.prepare(
-        "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, generation, \
+        "INSERT INTO everstep_runs (no, id, workflow, version, key, pool, shard, status, generation, \
          available_at, created_at, updated_at, finished_at, attempts, recoveries, inbox_seq, \
          last_number, waiting, input, output) \
          VALUES (?1, ?2, 'checkout', 1, ?3, 'default', ?4, ?5, 1, ?6, ?7, ?7, ?8, 1, 0, 0, 0, ?9, \

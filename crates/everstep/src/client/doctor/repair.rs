@@ -136,7 +136,7 @@ impl Client {
     async fn mend(&self, mend: Mend) -> Result<u64, ClientError> {
         let mut runs = match &mend {
             Mend::Row { rule, row } => match (RULES[*rule].table, row.first()) {
-                ("runs", Some(Cell::Int(no))) => vec![RunNo(*no)],
+                ("everstep_runs", Some(Cell::Int(no))) => vec![RunNo(*no)],
                 _ => Vec::new(),
             },
             Mend::RemoveEntry { run, .. }
@@ -267,7 +267,7 @@ fn save_all(store: &dyn Store, cures: &[Cure]) -> Result<Vec<String>, StoreError
             }
             Cure::Schedule(name) => {
                 let row = serde_json::json!({ "name": name, "next_at": null });
-                let line = serde_json::json!({ "table": "schedules", "row": row });
+                let line = serde_json::json!({ "table": "everstep_schedules", "row": row });
                 lines.push(line.to_string());
             }
         }
@@ -279,7 +279,7 @@ fn save_all(store: &dyn Store, cures: &[Cure]) -> Result<Vec<String>, StoreError
 }
 
 fn save_run(store: &dyn Store, run: RunNo, lines: &mut Vec<String>) -> Result<(), StoreError> {
-    match RULES.iter().position(|rule| rule.table == "runs") {
+    match RULES.iter().position(|rule| rule.table == "everstep_runs") {
         Some(rule) => save(store, rule, vec![Cell::Int(run.0)], lines),
         None => Ok(()),
     }

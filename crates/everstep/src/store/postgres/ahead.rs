@@ -89,7 +89,7 @@ impl<'a> Applier<'a> {
             return Ok(());
         }
         let sql = format!(
-            "SELECT {}, run FROM inbox WHERE run = ANY ($1) \
+            "SELECT {}, run FROM everstep_inbox WHERE run = ANY ($1) \
              AND (kind <> 0 OR on_end IS NOT NULL) ORDER BY run, seq",
             columns::INBOX_ROW
         );

@@ -122,8 +122,8 @@ pub(super) const HEAD: &str = "no, id, status, ending, generation, available_at,
                     cancel_requested, last_number, links, resume_at, shard";
 
 static PUT: Bulk = Bulk {
-    table: "history",
-    sql: "INSERT INTO history (run, generation, key, value) \
+    table: "everstep_history",
+    sql: "INSERT INTO everstep_history (run, generation, key, value) \
           SELECT unnest($1::bigint[]), unnest($2::bigint[]), unnest($3::bytea[]), \
           unnest($4::bytea[]) ON CONFLICT (run, generation, key) DO UPDATE SET value = excluded.value",
     unique: 3,
@@ -131,39 +131,39 @@ static PUT: Bulk = Bulk {
 
 /// For keys under which there is nothing.
 static PUT_NEW: Bulk = Bulk {
-    table: "history",
-    sql: "INSERT INTO history (run, generation, key, value) \
+    table: "everstep_history",
+    sql: "INSERT INTO everstep_history (run, generation, key, value) \
           SELECT unnest($1::bigint[]), unnest($2::bigint[]), unnest($3::bytea[]), \
           unnest($4::bytea[])",
     unique: 0,
 };
 
 static DELETE_ENTRIES: Bulk = Bulk {
-    table: "history",
-    sql: "DELETE FROM history USING \
+    table: "everstep_history",
+    sql: "DELETE FROM everstep_history USING \
           unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[]) AS gone (r, g, a, b) \
           WHERE run = r AND generation = g AND key >= a AND key < b",
     unique: 0,
 };
 
 static WRITE_INBOX_SEQ: Bulk = Bulk {
-    table: "runs",
-    sql: "UPDATE runs SET inbox_seq = new.inbox_seq, available_at = new.available_at, \
+    table: "everstep_runs",
+    sql: "UPDATE everstep_runs SET inbox_seq = new.inbox_seq, available_at = new.available_at, \
           updated_at = new.now FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], \
-          $4::bigint[]) AS new (no, inbox_seq, available_at, now) WHERE runs.no = new.no",
+          $4::bigint[]) AS new (no, inbox_seq, available_at, now) WHERE everstep_runs.no = new.no",
     unique: 1,
 };
 
 static WRITE_LINKS: Bulk = Bulk {
-    table: "runs",
-    sql: "UPDATE runs SET links = new.links FROM unnest($1::bigint[], $2::bigint[]) \
-          AS new (no, links) WHERE runs.no = new.no",
+    table: "everstep_runs",
+    sql: "UPDATE everstep_runs SET links = new.links FROM unnest($1::bigint[], $2::bigint[]) \
+          AS new (no, links) WHERE everstep_runs.no = new.no",
     unique: 1,
 };
 
 static PUT_INBOX: Bulk = Bulk {
-    table: "inbox",
-    sql: "INSERT INTO inbox (run, seq, name, body, request, sent_at, kind, wait, on_end) \
+    table: "everstep_inbox",
+    sql: "INSERT INTO everstep_inbox (run, seq, name, body, request, sent_at, kind, wait, on_end) \
           SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::bytea[], $5::bytea[], \
           $6::bigint[], $7::bigint[], $8::bytea[], $9::text[])",
     unique: 2,
@@ -212,7 +212,7 @@ impl<'a> Applier<'a> {
         let runs: Vec<i64> = named.runs().map(|run| run.0).collect();
         self.heads.extend(runs.iter().map(|no| (RunNo(*no), None)));
         let sql = format!(
-            "SELECT {HEAD}, xmin::text::bigint FROM runs WHERE no = ANY ($1) \
+            "SELECT {HEAD}, xmin::text::bigint FROM everstep_runs WHERE no = ANY ($1) \
              ORDER BY no FOR NO KEY UPDATE"
         );
         let mut asked: Vec<Asked<'a>> = vec![(Op::new(sql, params![runs]), Self::take_heads)];
@@ -221,14 +221,14 @@ impl<'a> Applier<'a> {
         }
         if !named.new_runs.is_empty() {
             let new_runs: Vec<i64> = named.new_runs.iter().map(|run| run.0).collect();
-            let sql = "SELECT run FROM graves WHERE run = ANY ($1)";
+            let sql = "SELECT run FROM everstep_graves WHERE run = ANY ($1)";
             asked.push((Op::new(sql, params![new_runs]), Self::take_graves));
         }
         self.item_numbers = std::mem::take(&mut *lock(terms.spare_items));
         self.hold_item_numbers();
         let drawn = named.items.saturating_sub(self.item_numbers.len());
         if drawn > 0 {
-            let sql = "SELECT nextval(pg_get_serial_sequence('queue_items', 'no')) \
+            let sql = "SELECT nextval(pg_get_serial_sequence('everstep_queue_items', 'no')) \
                        FROM generate_series(1, $1)";
             let op = Op::new(sql, params![columns::limit(drawn)]);
             asked.push((op, Self::take_item_numbers));
@@ -434,8 +434,9 @@ impl<'a> Applier<'a> {
     fn heads_op(&self, runs: &[RunNo]) -> Option<Op> {
         let unknown = runs.iter().filter(|run| !self.is_head_known(**run));
         let numbers: Vec<i64> = unknown.map(|run| run.0).collect();
-        let sql =
-            format!("SELECT {HEAD} FROM runs WHERE no = ANY ($1) FOR NO KEY UPDATE SKIP LOCKED");
+        let sql = format!(
+            "SELECT {HEAD} FROM everstep_runs WHERE no = ANY ($1) FOR NO KEY UPDATE SKIP LOCKED"
+        );
         (!numbers.is_empty()).then(|| Op::new(sql, params![numbers]))
     }
 
@@ -538,7 +539,8 @@ impl Tables for Applier<'_> {
         if let Some(head) = self.heads.get(&run) {
             return Ok(*head);
         }
-        let sql = format!("SELECT {HEAD} FROM runs WHERE no = $1 FOR NO KEY UPDATE NOWAIT");
+        let sql =
+            format!("SELECT {HEAD} FROM everstep_runs WHERE no = $1 FOR NO KEY UPDATE NOWAIT");
         let found = self.session.row(sql, params![run.0], read_head);
         let head = match found {
             Err(trouble) if trouble.code() == Some("55P03") => {
@@ -555,7 +557,7 @@ impl Tables for Applier<'_> {
         if let Some(known) = self.ahead.keys.get(&name) {
             return Ok(*known);
         }
-        let sql = "SELECT run, deleted_id, deleted_at, kept_until FROM keys \
+        let sql = "SELECT run, deleted_id, deleted_at, kept_until FROM everstep_keys \
                    WHERE workflow = $1 AND key = $2 FOR UPDATE";
         let params = params![workflow, key];
         let found = self.session.row(sql, params, |row| read_keyed(row, 0))?;
@@ -611,7 +613,7 @@ impl Tables for Applier<'_> {
             return Ok(taken);
         }
         let sql = format!(
-            "WITH taken AS (DELETE FROM inbox WHERE run = $1 AND kind <> 0 RETURNING *) \
+            "WITH taken AS (DELETE FROM everstep_inbox WHERE run = $1 AND kind <> 0 RETURNING *) \
              SELECT {} FROM taken ORDER BY seq",
             columns::INBOX_ROW
         );
@@ -623,7 +625,7 @@ impl Tables for Applier<'_> {
             return Ok(taken);
         }
         let sql = format!(
-            "WITH taken AS (DELETE FROM inbox WHERE run = $1 AND wait = $2 RETURNING *) \
+            "WITH taken AS (DELETE FROM everstep_inbox WHERE run = $1 AND wait = $2 RETURNING *) \
              SELECT {} FROM taken ORDER BY seq",
             columns::INBOX_ROW
         );

@@ -25,16 +25,16 @@ use crate::{
 };
 
 static ADD_WATCHER: Bulk = Bulk {
-    table: "watchers",
-    sql: "INSERT INTO watchers (run, waiter, generation, key) \
+    table: "everstep_watchers",
+    sql: "INSERT INTO everstep_watchers (run, waiter, generation, key) \
           SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bytea[]) \
           ON CONFLICT DO NOTHING",
     unique: 4,
 };
 
 static REMOVE_WATCHER: Bulk = Bulk {
-    table: "watchers",
-    sql: "DELETE FROM watchers USING unnest($1::bigint[], $2::bigint[], $3::bigint[], \
+    table: "everstep_watchers",
+    sql: "DELETE FROM everstep_watchers USING unnest($1::bigint[], $2::bigint[], $3::bigint[], \
           $4::bytea[]) AS gone (r, w, g, k) \
           WHERE run = r AND waiter = w AND generation = g AND key = k",
     unique: 4,
@@ -43,20 +43,20 @@ static REMOVE_WATCHER: Bulk = Bulk {
 /// In the order of those who wait; see [`Applier::order_watches`].
 static REMOVE_WATCHES: Bulk = Bulk {
     table: "watchers, by who waits",
-    sql: "DELETE FROM watchers USING unnest($1::bigint[], $2::bigint[], $3::bytea[]) \
+    sql: "DELETE FROM everstep_watchers USING unnest($1::bigint[], $2::bigint[], $3::bytea[]) \
           AS gone (w, g, k) WHERE waiter = w AND generation = g AND key = k",
     unique: 3,
 };
 
 static REMOVE_WATCHES_OF_RUN: Bulk = Bulk {
     table: "watchers, by who waits",
-    sql: "DELETE FROM watchers WHERE waiter = ANY ($1)",
+    sql: "DELETE FROM everstep_watchers WHERE waiter = ANY ($1)",
     unique: 1,
 };
 
 static PUT_CHILD: Bulk = Bulk {
-    table: "children",
-    sql: "INSERT INTO children (run, parent, generation, key, close, awaited) \
+    table: "everstep_children",
+    sql: "INSERT INTO everstep_children (run, parent, generation, key, close, awaited) \
           SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bytea[], \
           $5::bigint[], $6::bigint[]) ON CONFLICT (run) DO UPDATE SET \
           parent = excluded.parent, generation = excluded.generation, key = excluded.key, \
@@ -65,14 +65,14 @@ static PUT_CHILD: Bulk = Bulk {
 };
 
 static REMOVE_CHILD: Bulk = Bulk {
-    table: "children",
-    sql: "DELETE FROM children WHERE run = ANY ($1)",
+    table: "everstep_children",
+    sql: "DELETE FROM everstep_children WHERE run = ANY ($1)",
     unique: 1,
 };
 
 /// Who waits for the end of these runs.
 pub(super) fn watchers(runs: Vec<i64>) -> Op {
-    let sql = "SELECT run, waiter, generation, key FROM watchers WHERE run = ANY ($1)";
+    let sql = "SELECT run, waiter, generation, key FROM everstep_watchers WHERE run = ANY ($1)";
     Op::new(sql, params![runs])
 }
 
@@ -125,7 +125,10 @@ impl ChildTables for Applier<'_> {
         if let Some(finished) = self.families.endings.get(&run) {
             return Ok(Some(finished.clone()));
         }
-        let sql = format!("SELECT {} FROM runs WHERE no = $1", columns::FINISHED);
+        let sql = format!(
+            "SELECT {} FROM everstep_runs WHERE no = $1",
+            columns::FINISHED
+        );
         self.session.row(sql, params![run.0], columns::finished)
     }
 
@@ -143,7 +146,7 @@ impl ChildTables for Applier<'_> {
             }
             return Ok(waiters);
         }
-        let sql = "SELECT waiter, generation, key FROM watchers WHERE run = $1";
+        let sql = "SELECT waiter, generation, key FROM everstep_watchers WHERE run = $1";
         let read = |row: &Row| waiter(row, 0);
         let mut waiters = self.session.rows(sql, params![run.0], read)?;
         let mut runs: Vec<RunNo> = waiters.iter().map(|waiter| waiter.run).collect();
@@ -208,7 +211,7 @@ impl ChildTables for Applier<'_> {
     }
 
     fn children(&mut self, parent: RunNo) -> Result<Vec<ChildRow>, Trouble> {
-        let sql = format!("SELECT {CHILD} FROM children WHERE parent = $1 ORDER BY run");
+        let sql = format!("SELECT {CHILD} FROM everstep_children WHERE parent = $1 ORDER BY run");
         let children = self.session.rows(sql, params![parent.0], |row| {
             let close: u8 = row.get(4)?;
             Ok(ChildRow {

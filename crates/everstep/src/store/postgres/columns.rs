@@ -91,7 +91,8 @@ pub(super) fn inbox_after(
     run: RunNo,
     after: u64,
 ) -> Result<Vec<InboxRow>, Trouble> {
-    let sql = format!("SELECT {INBOX_ROW} FROM inbox WHERE run = $1 AND seq > $2 ORDER BY seq");
+    let sql =
+        format!("SELECT {INBOX_ROW} FROM everstep_inbox WHERE run = $1 AND seq > $2 ORDER BY seq");
     session.rows(sql, params![run.0, limit(after)], inbox_row)
 }
 
@@ -127,7 +128,7 @@ pub(super) fn fallback_json(fallback: &Fallback) -> String {
 }
 
 pub(super) fn shards_of(session: &Session<'_>, runner: Uuid) -> Result<ShardSet, Trouble> {
-    let sql = "SELECT shard FROM shards WHERE runner = $1";
+    let sql = "SELECT shard FROM everstep_shards WHERE runner = $1";
     let shards = session.rows(sql, params![runner], |row| row.get(0).map(ShardId))?;
     Ok(shards.into_iter().collect())
 }

@@ -458,7 +458,7 @@ impl Conn {
         if batch == 1 {
             let mut ops = self.begin(BEGIN);
             ops.push(Op::new(
-                "INSERT INTO lanes (id, epoch, last, seen_at) VALUES ($1, 1, 0, $2)",
+                "INSERT INTO everstep_lanes (id, epoch, last, seen_at) VALUES ($1, 1, 0, $2)",
                 params![self.lane.id, now_ms],
             ));
             ops.push(Op::new("COMMIT", Vec::new()));
@@ -466,7 +466,7 @@ impl Conn {
         }
         self.lane.last.store(batch, Ordering::Relaxed);
         let mark = Op::new(
-            "WITH mark AS (UPDATE lanes SET last = $2, seen_at = $3 \
+            "WITH mark AS (UPDATE everstep_lanes SET last = $2, seen_at = $3 \
              WHERE id = $1 AND epoch = 1 RETURNING 1) \
              SELECT everstep_require(count(*) = 1, $4), \
              pg_current_xact_id()::xid::text::bigint FROM mark",
@@ -514,7 +514,7 @@ pub(super) fn settle(conn: &Conn, lost: Unsettled) -> Result<Option<bool>, Troub
     let at = ops.len();
     // Waits for the batch if it is under way, and refuses it if it comes later.
     ops.push(Op::new(
-        "UPDATE lanes SET epoch = epoch + 1 WHERE id = $1 RETURNING last",
+        "UPDATE everstep_lanes SET epoch = epoch + 1 WHERE id = $1 RETURNING last",
         params![lost.lane],
     ));
     ops.push(Op::new("COMMIT", Vec::new()));

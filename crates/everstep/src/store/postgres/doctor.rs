@@ -46,7 +46,7 @@ pub(super) fn examine(session: &Session<'_>, ask: &Ask) -> Result<Facts, Trouble
         }
         Ask::Entry { run, key } => {
             let sql = "SELECT jsonb_build_object('table', 'history', 'row', to_jsonb(t))::text \
-                       FROM history AS t WHERE run = $1 AND key = $2";
+                       FROM everstep_history AS t WHERE run = $1 AND key = $2";
             session
                 .rows(sql, params![run.0, key.clone()], |row| row.get(0))
                 .map(Facts::Saved)
@@ -56,7 +56,9 @@ pub(super) fn examine(session: &Session<'_>, ask: &Ask) -> Result<Facts, Trouble
                 true => ("no > $1 AND status < 5", "ASC", i64::MIN),
                 false => ("no < $1 AND status > 4", "DESC", i64::MAX),
             };
-            let sql = format!("SELECT no FROM runs WHERE {condition} ORDER BY no {order} LIMIT $2");
+            let sql = format!(
+                "SELECT no FROM everstep_runs WHERE {condition} ORDER BY no {order} LIMIT $2"
+            );
             let after = after.map_or(first, |run| run.0);
             let found = session.rows(sql, params![after, columns::limit(*limit)], |row| {
                 row.get::<i64>(0).map(RunNo)
@@ -86,7 +88,7 @@ fn place(session: &Session<'_>) -> Result<Vec<PlaceFact>, Trouble> {
             what: what.to_owned(),
         });
     };
-    let sql = "SELECT 1 FROM secrets WHERE name = 'tokens' AND length(value) = 32";
+    let sql = "SELECT 1 FROM everstep_secrets WHERE name = 'tokens' AND length(value) = 32";
     if session.row(sql, Vec::new(), |_| Ok(()))?.is_none() {
         let what = "the secret that tokens of deferreds are made with is lost; restore the table \
                     `secrets` from a backup, or no token that was handed out can be used";
@@ -199,7 +201,7 @@ fn run_id(bytes: &[u8]) -> Option<RunId> {
 
 fn run_facts(session: &Session<'_>, run: RunNo) -> Result<Option<RunFacts>, Trouble> {
     let sql = "SELECT id, shard, status, ending, generation, available_at, updated_at, inbox_seq, \
-               last_number, waiting, input, output, error FROM runs WHERE no = $1";
+               last_number, waiting, input, output, error FROM everstep_runs WHERE no = $1";
     let facts = session.row(sql, params![run.0], |row| {
         let id: Vec<u8> = row.get(0)?;
         let status: i64 = row.get(2)?;
@@ -227,12 +229,12 @@ fn run_facts(session: &Session<'_>, run: RunNo) -> Result<Option<RunFacts>, Trou
     if facts.status.is_none_or(RunStatus::is_terminal) {
         return Ok(Some(facts));
     }
-    let sql = "SELECT 1::bigint, wait FROM event_waiters WHERE run = $1 AND generation = $2 \
-               UNION ALL SELECT 2, key FROM deferred_waits WHERE run = $1 AND generation = $2 \
-               UNION ALL SELECT 3, key FROM watchers WHERE waiter = $1 AND generation = $2 \
-               UNION ALL SELECT 4, key FROM queue_waits WHERE run = $1 AND generation = $2 \
-               UNION ALL SELECT 5, operation FROM limit_places WHERE run = $1 AND generation = $2 \
-               UNION ALL SELECT kind, wait FROM inbox WHERE run = $1 AND wait IS NOT NULL";
+    let sql = "SELECT 1::bigint, wait FROM everstep_event_waiters WHERE run = $1 AND generation = $2 \
+               UNION ALL SELECT 2, key FROM everstep_deferred_waits WHERE run = $1 AND generation = $2 \
+               UNION ALL SELECT 3, key FROM everstep_watchers WHERE waiter = $1 AND generation = $2 \
+               UNION ALL SELECT 4, key FROM everstep_queue_waits WHERE run = $1 AND generation = $2 \
+               UNION ALL SELECT 5, operation FROM everstep_limit_places WHERE run = $1 AND generation = $2 \
+               UNION ALL SELECT kind, wait FROM everstep_inbox WHERE run = $1 AND wait IS NOT NULL";
     let registered = session.rows(sql, params![run.0, facts.generation], |row| {
         Ok((row.get::<i64>(0)?, row.get::<Vec<u8>>(1)?))
     })?;

@@ -33,8 +33,8 @@ const EVENT: &str = "seq, key, body, published_at, expires_at, one, given_to, to
 const WAITER: &str = "name, no, matching, run, generation, wait, after, floor, given";
 
 static PUT_NAME: Bulk = Bulk {
-    table: "event_names",
-    sql: "INSERT INTO event_names (name, last_seq, last_waiter, kept, dropped) \
+    table: "everstep_event_names",
+    sql: "INSERT INTO everstep_event_names (name, last_seq, last_waiter, kept, dropped) \
           SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], \
           $5::bigint[]) ON CONFLICT (name) DO UPDATE SET last_seq = excluded.last_seq, \
           last_waiter = excluded.last_waiter, kept = excluded.kept, dropped = excluded.dropped",
@@ -42,55 +42,55 @@ static PUT_NAME: Bulk = Bulk {
 };
 
 static INSERT_EVENT: Bulk = Bulk {
-    table: "events",
-    sql: "INSERT INTO events (seq, name, key, body, published_at, expires_at, one, given_to, told) \
+    table: "everstep_events",
+    sql: "INSERT INTO everstep_events (seq, name, key, body, published_at, expires_at, one, given_to, told) \
           SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bytea[], $5::bigint[], \
           $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[])",
     unique: 2,
 };
 
 static WRITE_EVENT: Bulk = Bulk {
-    table: "events",
-    sql: "UPDATE events SET given_to = new.given_to, told = new.told \
+    table: "everstep_events",
+    sql: "UPDATE everstep_events SET given_to = new.given_to, told = new.told \
           FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[]) \
           AS new (seq, name, given_to, told) \
-          WHERE events.name = new.name AND events.seq = new.seq",
+          WHERE everstep_events.name = new.name AND everstep_events.seq = new.seq",
     unique: 2,
 };
 
 static DELETE_EVENT: Bulk = Bulk {
-    table: "events",
-    sql: "DELETE FROM events USING unnest($1::bigint[], $2::text[]) AS gone (s, n) \
+    table: "everstep_events",
+    sql: "DELETE FROM everstep_events USING unnest($1::bigint[], $2::text[]) AS gone (s, n) \
           WHERE name = n AND seq = s",
     unique: 2,
 };
 
 static WRITE_GIVEN: Bulk = Bulk {
-    table: "event_waiters",
-    sql: "UPDATE event_waiters SET given = new.given \
+    table: "everstep_event_waiters",
+    sql: "UPDATE everstep_event_waiters SET given = new.given \
           FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS new (no, name, given) \
-          WHERE event_waiters.name = new.name AND event_waiters.no = new.no",
+          WHERE everstep_event_waiters.name = new.name AND everstep_event_waiters.no = new.no",
     unique: 2,
 };
 
 static DELETE_WAITER: Bulk = Bulk {
-    table: "event_waiters",
-    sql: "DELETE FROM event_waiters USING unnest($1::bigint[], $2::text[]) AS gone (w, n) \
+    table: "everstep_event_waiters",
+    sql: "DELETE FROM everstep_event_waiters USING unnest($1::bigint[], $2::text[]) AS gone (w, n) \
           WHERE name = n AND no = w",
     unique: 2,
 };
 
 static PUT_CURSOR: Bulk = Bulk {
-    table: "event_cursors",
-    sql: "INSERT INTO event_cursors (run, name, matching, seq) \
+    table: "everstep_event_cursors",
+    sql: "INSERT INTO everstep_event_cursors (run, name, matching, seq) \
           SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[]) \
           ON CONFLICT (run, name, matching) DO UPDATE SET seq = excluded.seq",
     unique: 3,
 };
 
 static DELETE_CURSORS: Bulk = Bulk {
-    table: "event_cursors",
-    sql: "DELETE FROM event_cursors WHERE run = ANY ($1)",
+    table: "everstep_event_cursors",
+    sql: "DELETE FROM everstep_event_cursors WHERE run = ANY ($1)",
     unique: 1,
 };
 
@@ -98,13 +98,14 @@ static DELETE_CURSORS: Bulk = Bulk {
 /// events that they were given.
 pub(super) fn ops_ahead(runs: &[i64]) -> [Op; 3] {
     let waits = format!(
-        "SELECT {WAITER} FROM event_waiters WHERE run = ANY ($1) ORDER BY run, generation, wait"
+        "SELECT {WAITER} FROM everstep_event_waiters WHERE run = ANY ($1) ORDER BY run, generation, wait"
     );
-    let cursors = "SELECT run, name, matching, seq FROM event_cursors WHERE run = ANY ($1)";
+    let cursors =
+        "SELECT run, name, matching, seq FROM everstep_event_cursors WHERE run = ANY ($1)";
     let events = format!(
-        "SELECT {EVENT}, events.name FROM (SELECT DISTINCT name, given FROM event_waiters \
+        "SELECT {EVENT}, everstep_events.name FROM (SELECT DISTINCT name, given FROM everstep_event_waiters \
          WHERE run = ANY ($1) AND given IS NOT NULL) AS waits \
-         JOIN events ON events.name = waits.name AND events.seq = waits.given"
+         JOIN everstep_events ON everstep_events.name = waits.name AND everstep_events.seq = waits.given"
     );
     [
         Op::new(waits, params![runs.to_vec()]),
@@ -178,7 +179,7 @@ impl Applier<'_> {
         let waits = self.holds_nothing_after(*first);
         let skips = if waits { "" } else { " SKIP LOCKED" };
         let statement = format!(
-            "SELECT {HEAD} FROM runs WHERE no = ANY ($1) ORDER BY no FOR NO KEY UPDATE{skips}"
+            "SELECT {HEAD} FROM everstep_runs WHERE no = ANY ($1) ORDER BY no FOR NO KEY UPDATE{skips}"
         );
         let numbers: Vec<i64> = runs.iter().map(|run| run.0).collect();
         let found = self.session.rows(statement, params![numbers], |row| {
@@ -229,12 +230,12 @@ impl Applier<'_> {
     fn still_expired(&mut self, events: &[(String, u64)]) -> Result<Vec<(String, u64)>, Trouble> {
         let names = events.iter().map(|(name, _)| Some(name.clone())).collect();
         let seqs = events.iter().map(|(_, seq)| Some(sql(*seq))).collect();
-        let statement = "SELECT events.name, events.seq, last_seq, last_waiter, kept, dropped \
-                         FROM events JOIN unnest($1::text[], $2::bigint[]) AS found (name, seq) \
-                         ON events.name = found.name AND events.seq = found.seq \
-                         JOIN event_names ON event_names.name = events.name \
+        let statement = "SELECT everstep_events.name, everstep_events.seq, last_seq, last_waiter, kept, dropped \
+                         FROM everstep_events JOIN unnest($1::text[], $2::bigint[]) AS found (name, seq) \
+                         ON everstep_events.name = found.name AND everstep_events.seq = found.seq \
+                         JOIN everstep_event_names ON everstep_event_names.name = everstep_events.name \
                          WHERE given_to IS NULL AND told IS NULL AND expires_at <= $3 \
-                         ORDER BY expires_at, events.name, events.seq";
+                         ORDER BY expires_at, everstep_events.name, everstep_events.seq";
         let now = Value::Int(Some(self.now));
         let params = vec![Value::Texts(names), Value::Ints(seqs), now];
         let found = self.session.rows(statement, params, |row| {
@@ -254,7 +255,7 @@ impl Applier<'_> {
             None => "$1 IS NULL",
         };
         let statement = format!(
-            "SELECT name, seq FROM events WHERE told IS NOT NULL AND {of_name} \
+            "SELECT name, seq FROM everstep_events WHERE told IS NOT NULL AND {of_name} \
              ORDER BY name, seq LIMIT 1"
         );
         self.session.row(statement, params![name], name_and_seq)
@@ -275,7 +276,8 @@ impl EventTables for Applier<'_> {
         if let Some(row) = self.ahead.event_names.get(name) {
             return Ok(row.clone());
         }
-        let sql = "SELECT last_seq, last_waiter, kept, dropped FROM event_names WHERE name = $1";
+        let sql =
+            "SELECT last_seq, last_waiter, kept, dropped FROM everstep_event_names WHERE name = $1";
         let row = self
             .session
             .row(sql, params![name], |row| event_name(row, 0))?;
@@ -315,7 +317,7 @@ impl EventTables for Applier<'_> {
         if let Some(known) = self.ahead.event(name, seq) {
             return Ok(known);
         }
-        let statement = format!("SELECT {EVENT} FROM events WHERE name = $1 AND seq = $2");
+        let statement = format!("SELECT {EVENT} FROM everstep_events WHERE name = $1 AND seq = $2");
         self.session.row(statement, params![name, sql(seq)], event)
     }
 
@@ -350,7 +352,7 @@ impl EventTables for Applier<'_> {
             None => "$2 IS NULL",
         };
         let statement = format!(
-            "SELECT {EVENT} FROM events WHERE name = $1 AND {of_key} AND {of_delivery} \
+            "SELECT {EVENT} FROM everstep_events WHERE name = $1 AND {of_key} AND {of_delivery} \
              AND seq > $3 AND expires_at > $4 ORDER BY seq LIMIT 1"
         );
         let params = params![name, matching, sql(after), self.now];
@@ -358,7 +360,7 @@ impl EventTables for Applier<'_> {
     }
 
     fn last_event_before(&mut self, name: &str, at: Timestamp) -> Result<u64, Trouble> {
-        let statement = "SELECT seq FROM events WHERE name = $1 AND published_at < $2 \
+        let statement = "SELECT seq FROM everstep_events WHERE name = $1 AND published_at < $2 \
                          ORDER BY seq DESC LIMIT 1";
         let params = params![name, at.as_millis()];
         let found = self.session.row(statement, params, |row| number(row, 0))?;
@@ -367,14 +369,14 @@ impl EventTables for Applier<'_> {
 
     fn oldest_kept(&mut self, name: &str) -> Result<Option<StoredEvent>, Trouble> {
         let statement = format!(
-            "SELECT {EVENT} FROM events WHERE name = $1 AND given_to IS NULL AND told IS NULL \
+            "SELECT {EVENT} FROM everstep_events WHERE name = $1 AND given_to IS NULL AND told IS NULL \
              ORDER BY seq LIMIT 1"
         );
         self.session.row(statement, params![name], event)
     }
 
     fn expired_events(&mut self, limit: usize) -> Result<Vec<(String, u64)>, Trouble> {
-        let statement = "SELECT name, seq FROM events WHERE given_to IS NULL AND told IS NULL \
+        let statement = "SELECT name, seq FROM everstep_events WHERE given_to IS NULL AND told IS NULL \
                          AND expires_at <= $1 ORDER BY expires_at, name, seq LIMIT $2";
         let params = params![self.now, columns::limit(limit)];
         let mut found = self.session.rows(statement, params, name_and_seq)?;
@@ -405,7 +407,7 @@ impl EventTables for Applier<'_> {
 
     fn insert_waiter(&mut self, waiter: &EventWaiter) -> Result<(), Trouble> {
         let statement = format!(
-            "INSERT INTO event_waiters ({WAITER}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+            "INSERT INTO everstep_event_waiters ({WAITER}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
         );
         let params = params![
             waiter.name,
@@ -437,7 +439,7 @@ impl EventTables for Applier<'_> {
             None => "matching IS NULL AND $2 IS NULL",
         };
         let statement = format!(
-            "SELECT {WAITER} FROM event_waiters WHERE name = $1 AND {of_matching} \
+            "SELECT {WAITER} FROM everstep_event_waiters WHERE name = $1 AND {of_matching} \
              AND given IS NULL AND no > $3 ORDER BY no LIMIT $4"
         );
         let params = params![name, matching, sql(after), columns::limit(limit)];
@@ -451,7 +453,7 @@ impl EventTables for Applier<'_> {
 
     fn waiter_of(&mut self, of: &Waiter) -> Result<Option<EventWaiter>, Trouble> {
         let statement = format!(
-            "SELECT {WAITER} FROM event_waiters WHERE run = $1 AND generation = $2 AND wait = $3"
+            "SELECT {WAITER} FROM everstep_event_waiters WHERE run = $1 AND generation = $2 AND wait = $3"
         );
         let found = match self.ahead.waits(of.run) {
             Some(waits) => waits.iter().find(|it| it.waiter == *of).cloned(),
@@ -467,8 +469,9 @@ impl EventTables for Applier<'_> {
     }
 
     fn waiters_of_run(&mut self, run: RunNo) -> Result<Vec<EventWaiter>, Trouble> {
-        let statement =
-            format!("SELECT {WAITER} FROM event_waiters WHERE run = $1 ORDER BY generation, wait");
+        let statement = format!(
+            "SELECT {WAITER} FROM everstep_event_waiters WHERE run = $1 ORDER BY generation, wait"
+        );
         let found = match self.ahead.waits(run) {
             Some(waits) => waits.to_vec(),
             None => self.session.rows(statement, params![run.0], waiter)?,
@@ -498,7 +501,7 @@ impl EventTables for Applier<'_> {
         if let Some(known) = self.ahead.cursor(run, name, key) {
             return Ok(known);
         }
-        let statement = "SELECT seq FROM event_cursors \
+        let statement = "SELECT seq FROM everstep_event_cursors \
                          WHERE run = $1 AND name = $2 AND matching = $3";
         let params = params![run.0, name, key];
         let found = self.session.row(statement, params, |row| number(row, 0))?;
@@ -527,7 +530,7 @@ impl EventTables for Applier<'_> {
     }
 
     fn event_dedupe(&mut self, name: &str, key: &str) -> Result<Option<Timestamp>, Trouble> {
-        let statement = "SELECT until FROM event_dedupes WHERE name = $1 AND key = $2";
+        let statement = "SELECT until FROM everstep_event_dedupes WHERE name = $1 AND key = $2";
         let params = params![name, key];
         self.session
             .row(statement, params, |row| columns::time(row, 0))
@@ -539,7 +542,7 @@ impl EventTables for Applier<'_> {
         key: &str,
         until: Timestamp,
     ) -> Result<(), Trouble> {
-        let statement = "INSERT INTO event_dedupes (name, key, until) VALUES ($1, $2, $3) \
+        let statement = "INSERT INTO everstep_event_dedupes (name, key, until) VALUES ($1, $2, $3) \
                          ON CONFLICT (name, key) DO UPDATE SET until = excluded.until";
         self.execute(statement, params![name, key, until.as_millis()]);
         Ok(())
@@ -547,10 +550,10 @@ impl EventTables for Applier<'_> {
 
     fn delete_event_dedupes(&mut self, limit: usize) -> Result<usize, Trouble> {
         // The names are not locked. A key that is being used again is left alone, not waited for.
-        let statement = "WITH old AS MATERIALIZED (SELECT name, key FROM event_dedupes \
+        let statement = "WITH old AS MATERIALIZED (SELECT name, key FROM everstep_event_dedupes \
                          WHERE until <= $1 LIMIT $2 FOR UPDATE SKIP LOCKED) \
-                         DELETE FROM event_dedupes USING old \
-                         WHERE event_dedupes.name = old.name AND event_dedupes.key = old.key \
+                         DELETE FROM everstep_event_dedupes USING old \
+                         WHERE everstep_event_dedupes.name = old.name AND everstep_event_dedupes.key = old.key \
                          AND until <= $1";
         let params = params![self.now, columns::limit(limit)];
         self.session.execute_now(statement, params)
@@ -561,7 +564,7 @@ impl EventTables for Applier<'_> {
             return Ok(taken);
         }
         let statement = format!(
-            "WITH taken AS (DELETE FROM inbox WHERE run = $1 AND on_end IS NOT NULL RETURNING *) \
+            "WITH taken AS (DELETE FROM everstep_inbox WHERE run = $1 AND on_end IS NOT NULL RETURNING *) \
              SELECT {} FROM taken ORDER BY seq",
             columns::INBOX_ROW
         );
@@ -571,9 +574,9 @@ impl EventTables for Applier<'_> {
 }
 
 pub(super) fn event_row(session: &Session<'_>, name: &str) -> Result<Option<EventRow>, Trouble> {
-    let statement = "SELECT last_seq, kept, dropped, (SELECT count(*) FROM event_waiters \
-                     WHERE event_waiters.name = event_names.name AND given IS NULL) \
-                     FROM event_names WHERE name = $1";
+    let statement = "SELECT last_seq, kept, dropped, (SELECT count(*) FROM everstep_event_waiters \
+                     WHERE everstep_event_waiters.name = everstep_event_names.name AND given IS NULL) \
+                     FROM everstep_event_names WHERE name = $1";
     session.row(statement, params![name], |row| {
         Ok(EventRow {
             name: name.to_owned(),
@@ -587,10 +590,10 @@ pub(super) fn event_row(session: &Session<'_>, name: &str) -> Result<Option<Even
 
 pub(super) fn to_tend(session: &Session<'_>, now: Timestamp) -> Result<bool, Trouble> {
     // Each is answered by its index.
-    let statement = "SELECT EXISTS (SELECT 1 FROM events WHERE told IS NOT NULL) \
-                     OR EXISTS (SELECT 1 FROM events WHERE given_to IS NULL AND told IS NULL \
+    let statement = "SELECT EXISTS (SELECT 1 FROM everstep_events WHERE told IS NOT NULL) \
+                     OR EXISTS (SELECT 1 FROM everstep_events WHERE given_to IS NULL AND told IS NULL \
                                 AND expires_at <= $1) \
-                     OR EXISTS (SELECT 1 FROM event_dedupes WHERE until <= $1)";
+                     OR EXISTS (SELECT 1 FROM everstep_event_dedupes WHERE until <= $1)";
     let found = session.row(statement, params![now.as_millis()], |row| row.get(0))?;
     Ok(found.unwrap_or(false))
 }

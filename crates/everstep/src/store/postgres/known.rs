@@ -38,17 +38,17 @@ use crate::{
 /// is that of `xmin`, as a number with a sign.
 pub(super) const REQUIRE_HELD: &str = "SELECT everstep_require(count(*) = $3, $4) FROM (SELECT 1 FROM \
      (SELECT unnest($1::bigint[]) AS no, unnest($2::bigint[]) AS rev) AS known \
-     JOIN runs ON runs.no = known.no AND runs.xmin = known.rev::int4 \
-     ORDER BY runs.no FOR NO KEY UPDATE OF runs) AS held";
+     JOIN everstep_runs ON everstep_runs.no = known.no AND everstep_runs.xmin = known.rev::int4 \
+     ORDER BY everstep_runs.no FOR NO KEY UPDATE OF everstep_runs) AS held";
 
 /// As [`REQUIRE_HELD`], without the locks.
 pub(super) const REQUIRE_SEEN: &str = "SELECT everstep_require(count(*) = $3, $4) FROM \
      (SELECT unnest($1::bigint[]) AS no, unnest($2::bigint[]) AS rev) AS known \
-     JOIN runs ON runs.no = known.no AND runs.xmin = known.rev::int4";
+     JOIN everstep_runs ON everstep_runs.no = known.no AND everstep_runs.xmin = known.rev::int4";
 
 /// That there are no such runs, and nothing is left of deleted ones.
-pub(super) const REQUIRE_NEW: &str = "SELECT everstep_require(NOT EXISTS (SELECT 1 FROM runs WHERE no = ANY ($1)) \
-     AND NOT EXISTS (SELECT 1 FROM graves WHERE run = ANY ($1)), $2)";
+pub(super) const REQUIRE_NEW: &str = "SELECT everstep_require(NOT EXISTS (SELECT 1 FROM everstep_runs WHERE no = ANY ($1)) \
+     AND NOT EXISTS (SELECT 1 FROM everstep_graves WHERE run = ANY ($1)), $2)";
 
 /// Runs and who wrote their rows, for the server to compare.
 #[derive(Default)]

@@ -81,7 +81,7 @@ impl PostgresStore {
     pub(crate) fn lent_with_own_secret(url: &str) -> Result<PostgresStore, StoreError> {
         let store = PostgresStore::lent(url)?;
         let conn = store.take()?;
-        let draw = "UPDATE secrets SET value = sha256(gen_random_uuid()::text::bytea) \
+        let draw = "UPDATE everstep_secrets SET value = sha256(gen_random_uuid()::text::bytea) \
                     WHERE name = 'tokens'";
         conn.batch(draw.to_owned())
             .map_err(|trouble| store.error(trouble))?;
@@ -143,12 +143,11 @@ impl Schema {
     /// The first that no process has.
     fn find_or_make(url: &str) -> Result<Schema, StoreError> {
         // What other versions of this program have left is of no use.
-        let format = schema::MIGRATIONS.concat();
-        let format = fnv(format.bytes()) as u32;
+        let format = schema::FORMATS.fingerprint(schema::FORMATS.latest());
         loop {
             let no = NEXT.fetch_add(1, Ordering::Relaxed);
             let options = PostgresOptions {
-                schema: format!("everstep_kit_{format:08x}_{no}"),
+                schema: format!("everstep_kit_{format}_{no}"),
                 database_time: false,
                 // Many tests at once, each with a few schemas, share one server.
                 kept_connections: 2,
@@ -189,13 +188,13 @@ fn emptying(conn: &Conn) -> Result<String, Trouble> {
     // Lanes are those of connections that are still in use.
     let sql = "SELECT format('DELETE FROM %I;', tablename) FROM pg_tables \
                WHERE schemaname = current_schema() \
-               AND tablename NOT IN ('everstep_format', 'lanes', 'pools', 'secrets') \
+               AND tablename NOT IN ('everstep_format', 'everstep_lanes', 'everstep_pools', 'everstep_secrets') \
                UNION ALL SELECT format('SELECT setval(%L, %s, false);', \
                format('%I.%I', schemaname, sequencename), start_value) \
                FROM pg_sequences WHERE schemaname = current_schema()";
-    let mut emptying = "DELETE FROM pools WHERE no <> 0; \
-                        DELETE FROM secrets WHERE name <> 'tokens'; \
-                        UPDATE secrets SET value = sha256('known to every test');"
+    let mut emptying = "DELETE FROM everstep_pools WHERE no <> 0; \
+                        DELETE FROM everstep_secrets WHERE name <> 'tokens'; \
+                        UPDATE everstep_secrets SET value = sha256('known to every test');"
         .to_owned();
     for answer in conn.run(vec![Op::new(sql, Vec::new())])? {
         for row in answer.rows {

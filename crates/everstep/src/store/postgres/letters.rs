@@ -22,11 +22,11 @@ use crate::{
 /// Not sorted by run: numbers rise in the order in which runs have ended. Not a join with the arrays:
 /// the planner may begin it with the inbox of all runs.
 static BURY_INBOX: Bulk = Bulk {
-    table: "inbox",
-    sql: "WITH unread AS (DELETE FROM inbox \
+    table: "everstep_inbox",
+    sql: "WITH unread AS (DELETE FROM everstep_inbox \
           WHERE run = ANY ($1::bigint[]) AND kind = 0 AND on_end IS NULL \
           RETURNING run, name, body, seq, array_position($1::bigint[], run) AS place) \
-          INSERT INTO dead_letters (run, name, body, reason, at, target) \
+          INSERT INTO everstep_dead_letters (run, name, body, reason, at, target) \
           SELECT run, name, body, ($2::text[])[place], ($3::bigint[])[place], ($4::text[])[place] \
           FROM unread ORDER BY place, seq",
     unique: 0,
@@ -34,9 +34,9 @@ static BURY_INBOX: Bulk = Bulk {
 
 /// Nobody answers them any more.
 static END_REQUESTS: Bulk = Bulk {
-    table: "requests",
-    sql: "UPDATE requests SET state = 2 FROM (SELECT unnest($1::bigint[]) AS run) AS ended \
-          WHERE requests.run = ended.run AND state = 0",
+    table: "everstep_requests",
+    sql: "UPDATE everstep_requests SET state = 2 FROM (SELECT unnest($1::bigint[]) AS run) AS ended \
+          WHERE everstep_requests.run = ended.run AND state = 0",
     unique: 1,
 };
 
@@ -44,17 +44,17 @@ static END_REQUESTS: Bulk = Bulk {
 /// with the inbox of all runs. Nobody else changes the inbox of a run whose row is locked, so that its
 /// messages stay where they were found.
 static CONSUME: Bulk = Bulk {
-    table: "inbox",
-    sql: "DELETE FROM inbox WHERE run = ANY ($1::bigint[]) AND ctid = ANY (ARRAY(\
+    table: "everstep_inbox",
+    sql: "DELETE FROM everstep_inbox WHERE run = ANY ($1::bigint[]) AND ctid = ANY (ARRAY(\
           SELECT place FROM unnest($1::bigint[], $2::bigint[]) AS gone (r, s), \
-          LATERAL (SELECT ctid AS place FROM inbox WHERE run = r AND seq = s OFFSET 0) AS found))",
+          LATERAL (SELECT ctid AS place FROM everstep_inbox WHERE run = r AND seq = s OFFSET 0) AS found))",
     unique: 2,
 };
 
 /// What [`letter`] reads.
-const LETTERS: &str = "SELECT dead_letters.no, dead_letters.run, runs.id, runs.status, target, \
-     dead_letters.name, body, reason, at \
-     FROM dead_letters LEFT JOIN runs ON runs.no = dead_letters.run";
+const LETTERS: &str = "SELECT everstep_dead_letters.no, everstep_dead_letters.run, everstep_runs.id, everstep_runs.status, target, \
+     everstep_dead_letters.name, body, reason, at \
+     FROM everstep_dead_letters LEFT JOIN everstep_runs ON everstep_runs.no = everstep_dead_letters.run";
 
 fn letter(row: &Row) -> Result<DeadLetter, Trouble> {
     Ok(DeadLetter {
@@ -102,7 +102,8 @@ impl LetterTables for Applier<'_> {
     }
 
     fn count_inbox(&mut self, run: RunNo, max: u64) -> Result<u64, Trouble> {
-        let sql = "SELECT count(*) FROM (SELECT 1 FROM inbox WHERE run = $1 LIMIT $2) AS unread";
+        let sql =
+            "SELECT count(*) FROM (SELECT 1 FROM everstep_inbox WHERE run = $1 LIMIT $2) AS unread";
         let params = params![run.0, columns::limit(max)];
         let count = self
             .session
@@ -119,19 +120,19 @@ impl LetterTables for Applier<'_> {
     }
 
     fn has_dedupe(&mut self, run: RunNo, key: &str) -> Result<bool, Trouble> {
-        let sql = "SELECT 1 FROM dedupes WHERE run = $1 AND key = $2";
+        let sql = "SELECT 1 FROM everstep_dedupes WHERE run = $1 AND key = $2";
         self.session.exists(sql, params![run.0, key])
     }
 
     fn open_request(&mut self, request: Uuid, run: RunNo) -> Result<(), Trouble> {
-        let sql = "INSERT INTO requests (id, run, state) VALUES ($1, $2, 0) \
+        let sql = "INSERT INTO everstep_requests (id, run, state) VALUES ($1, $2, 0) \
                    ON CONFLICT (id) DO UPDATE SET run = excluded.run, state = 0, body = NULL";
         self.execute(sql, params![request, run.0]);
         Ok(())
     }
 
     fn reply_if_open(&mut self, request: Uuid, body: &[u8]) -> Result<(), Trouble> {
-        let sql = "UPDATE requests SET state = 1, body = $2 WHERE id = $1 AND state = 0";
+        let sql = "UPDATE everstep_requests SET state = 1, body = $2 WHERE id = $1 AND state = 0";
         self.execute(sql, params![request, body]);
         Ok(())
     }
@@ -149,7 +150,7 @@ impl LetterTables for Applier<'_> {
     }
 
     fn note_dedupe(&mut self, run: RunNo, key: &str) -> Result<(), Trouble> {
-        let sql = "INSERT INTO dedupes (run, key) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+        let sql = "INSERT INTO everstep_dedupes (run, key) VALUES ($1, $2) ON CONFLICT DO NOTHING";
         self.execute(sql, params![run.0, key]);
         Ok(())
     }
@@ -160,7 +161,7 @@ impl LetterTables for Applier<'_> {
         delivery: &Delivery,
         reason: &str,
     ) -> Result<(), Trouble> {
-        let sql = "INSERT INTO dead_letters (run, name, body, reason, at, target) \
+        let sql = "INSERT INTO everstep_dead_letters (run, name, body, reason, at, target) \
                    VALUES ($1, $2, $3, $4, $5, $6)";
         let target = target_json(&delivery.target);
         let Delivery { name, body, .. } = delivery;
@@ -172,13 +173,13 @@ impl LetterTables for Applier<'_> {
 
     fn letter(&mut self, no: u64) -> Result<Option<DeadLetter>, Trouble> {
         self.lock(Lock::letter(no))?;
-        let sql = format!("{LETTERS} WHERE dead_letters.no = $1");
+        let sql = format!("{LETTERS} WHERE everstep_dead_letters.no = $1");
         self.session.row(sql, params![columns::limit(no)], letter)
     }
 
     fn remove_letter(&mut self, no: u64) -> Result<bool, Trouble> {
         self.lock(Lock::letter(no))?;
-        let sql = "DELETE FROM dead_letters WHERE no = $1";
+        let sql = "DELETE FROM everstep_dead_letters WHERE no = $1";
         let removed = self.session.execute_now(sql, params![columns::limit(no)])?;
         Ok(removed > 0)
     }
@@ -193,17 +194,23 @@ pub(super) fn list(
     let mut params = params![columns::limit(after), columns::limit(limit)];
     // What a deleted run has left is not shown any more.
     let mut sql = format!(
-        "{LETTERS} WHERE dead_letters.no > $1 AND NOT EXISTS \
-         (SELECT 1 FROM graves WHERE graves.run = dead_letters.run)"
+        "{LETTERS} WHERE everstep_dead_letters.no > $1 AND NOT EXISTS \
+         (SELECT 1 FROM everstep_graves WHERE everstep_graves.run = everstep_dead_letters.run)"
     );
     if let Some(run) = filter.run {
         params.extend(params![run.0]);
-        sql.push_str(&format!(" AND dead_letters.run = ${}", params.len()));
+        sql.push_str(&format!(
+            " AND everstep_dead_letters.run = ${}",
+            params.len()
+        ));
     }
     if let Some(name) = &filter.name {
         params.extend(params![*name]);
-        sql.push_str(&format!(" AND dead_letters.name = ${}", params.len()));
+        sql.push_str(&format!(
+            " AND everstep_dead_letters.name = ${}",
+            params.len()
+        ));
     }
-    sql.push_str(" ORDER BY dead_letters.no LIMIT $2");
+    sql.push_str(" ORDER BY everstep_dead_letters.no LIMIT $2");
     session.rows(sql, params, letter)
 }

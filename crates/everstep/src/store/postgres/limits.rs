@@ -31,7 +31,7 @@ const PLACE: &str = "name, key, run, generation, operation, arrival, given";
 impl LimitTables for Applier<'_> {
     fn count_places(&mut self, name: &str, key: &str) -> Result<(u64, u64), Trouble> {
         let sql = "SELECT count(*) FILTER (WHERE given = 1), count(*) FILTER (WHERE given = 0) \
-                   FROM limit_places WHERE name = $1 AND key = $2";
+                   FROM everstep_limit_places WHERE name = $1 AND key = $2";
         let counts = self.session.row(sql, params![name, key], |row| {
             Ok((columns::number(row, 0)?, columns::number(row, 1)?))
         });
@@ -40,14 +40,14 @@ impl LimitTables for Applier<'_> {
 
     fn limit(&mut self, name: &str, key: &str) -> Result<Option<LimitRow>, Trouble> {
         self.lock(Lock::limit(name, key))?;
-        let sql = format!("SELECT {LIMIT} FROM limits WHERE name = $1 AND key = $2");
+        let sql = format!("SELECT {LIMIT} FROM everstep_limits WHERE name = $1 AND key = $2");
         self.session.row(sql, params![name, key], limit_row)
     }
 
     fn put_limit(&mut self, row: &LimitRow) -> Result<(), Trouble> {
         // All columns: somebody with another key may have removed the row, if it was idle.
         let sql = format!(
-            "INSERT INTO limits ({LIMIT}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) \
+            "INSERT INTO everstep_limits ({LIMIT}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) \
              ON CONFLICT (name, key) DO UPDATE SET concurrency = excluded.concurrency, \
              rate_count = excluded.rate_count, rate_ms = excluded.rate_ms, \
              burst = excluded.burst, held = excluded.held, waiting = excluded.waiting, \
@@ -71,7 +71,7 @@ impl LimitTables for Applier<'_> {
     }
 
     fn remove_limit(&mut self, row: &LimitRow) -> Result<(), Trouble> {
-        let sql = "DELETE FROM limits WHERE name = $1 AND key = $2";
+        let sql = "DELETE FROM everstep_limits WHERE name = $1 AND key = $2";
         self.execute(sql, params![row.name, row.key]);
         Ok(())
     }
@@ -79,11 +79,11 @@ impl LimitTables for Applier<'_> {
     fn remove_idle(&mut self, name: &str, now_us: i64, max: u32) -> Result<(), Trouble> {
         // These keys are not locked. A row that somebody writes is left alone, not waited for; one
         // that somebody has read and writes after this is made anew by that.
-        let sql = "WITH idle AS MATERIALIZED (SELECT name, key FROM limits \
+        let sql = "WITH idle AS MATERIALIZED (SELECT name, key FROM everstep_limits \
                    WHERE name = $1 AND held = 0 AND waiting = 0 AND turn_us <= $2 \
                    ORDER BY turn_us, key LIMIT $3 FOR UPDATE SKIP LOCKED) \
-                   DELETE FROM limits USING idle \
-                   WHERE limits.name = idle.name AND limits.key = idle.key \
+                   DELETE FROM everstep_limits USING idle \
+                   WHERE everstep_limits.name = idle.name AND everstep_limits.key = idle.key \
                    AND held = 0 AND waiting = 0 AND turn_us <= $2";
         self.execute(sql, params![name, now_us, max]);
         Ok(())
@@ -94,7 +94,7 @@ impl LimitTables for Applier<'_> {
             return Ok(None);
         }
         let sql = format!(
-            "SELECT {PLACE} FROM limit_places \
+            "SELECT {PLACE} FROM everstep_limit_places \
              WHERE run = $1 AND generation = $2 AND operation = $3"
         );
         let params = params![of.run.0, of.generation, of.key];
@@ -104,7 +104,7 @@ impl LimitTables for Applier<'_> {
     fn put_place(&mut self, place: &Place) -> Result<(), Trouble> {
         self.gets_place(&place.of);
         let sql = format!(
-            "INSERT INTO limit_places ({PLACE}) VALUES ($1, $2, $3, $4, $5, $6, $7) \
+            "INSERT INTO everstep_limit_places ({PLACE}) VALUES ($1, $2, $3, $4, $5, $6, $7) \
              ON CONFLICT (run, generation, operation) DO UPDATE SET name = excluded.name, \
              key = excluded.key, arrival = excluded.arrival, given = excluded.given"
         );
@@ -122,7 +122,7 @@ impl LimitTables for Applier<'_> {
     }
 
     fn remove_place(&mut self, of: &Waiter) -> Result<(), Trouble> {
-        let sql = "DELETE FROM limit_places \
+        let sql = "DELETE FROM everstep_limit_places \
                    WHERE run = $1 AND generation = $2 AND operation = $3";
         self.execute(sql, params![of.run.0, of.generation, of.key]);
         Ok(())
@@ -130,7 +130,7 @@ impl LimitTables for Applier<'_> {
 
     fn first_in_line(&mut self, name: &str, key: &str) -> Result<Option<Place>, Trouble> {
         let sql = format!(
-            "SELECT {PLACE} FROM limit_places WHERE name = $1 AND key = $2 AND given = 0 \
+            "SELECT {PLACE} FROM everstep_limit_places WHERE name = $1 AND key = $2 AND given = 0 \
              ORDER BY arrival LIMIT 1"
         );
         self.session.row(sql, params![name, key], place)
@@ -138,7 +138,7 @@ impl LimitTables for Applier<'_> {
 
     fn places_of(&mut self, run: RunNo) -> Result<Vec<Place>, Trouble> {
         let sql = format!(
-            "SELECT {PLACE} FROM limit_places WHERE run = $1 ORDER BY generation, operation"
+            "SELECT {PLACE} FROM everstep_limit_places WHERE run = $1 ORDER BY generation, operation"
         );
         let places = self.session.rows(sql.clone(), params![run.0], place)?;
         if run != HOLDERS || places.is_empty() {
@@ -157,10 +157,10 @@ impl LimitTables for Applier<'_> {
 
 /// The places of a run, with who has one there.
 pub(super) fn places(session: &Session<'_>, run: RunNo) -> Result<Vec<LimitPlace>, Trouble> {
-    let sql = "SELECT name, key, operation, given, (SELECT id FROM limit_places AS other \
-               JOIN runs ON runs.no = other.run WHERE other.name = mine.name \
+    let sql = "SELECT name, key, operation, given, (SELECT id FROM everstep_limit_places AS other \
+               JOIN everstep_runs ON everstep_runs.no = other.run WHERE other.name = mine.name \
                AND other.key = mine.key AND other.given = 1 ORDER BY other.arrival LIMIT 1) \
-               FROM limit_places AS mine WHERE run = $1 ORDER BY generation, operation";
+               FROM everstep_limit_places AS mine WHERE run = $1 ORDER BY generation, operation";
     session.rows(sql, params![run.0], |row| {
         Ok(LimitPlace {
             name: row.get(0)?,
@@ -182,7 +182,9 @@ pub(super) fn list(
         Some(_) => "name = $1",
         None => "$1 IS NULL",
     };
-    let sql = format!("SELECT {LIMIT} FROM limits WHERE {condition} ORDER BY name, key LIMIT $2");
+    let sql = format!(
+        "SELECT {LIMIT} FROM everstep_limits WHERE {condition} ORDER BY name, key LIMIT $2"
+    );
     session.rows(sql, params![name, columns::limit(limit)], limit_row)
 }
 

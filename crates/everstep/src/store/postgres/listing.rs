@@ -66,7 +66,7 @@ impl<T> Listing<'_, '_, T> {
         let limit = condition.param(Value::Int(Some(columns::limit(limit))));
         let terms = condition.terms.join(" AND ");
         let sql = format!(
-            "SELECT {} FROM runs WHERE {terms} ORDER BY no DESC LIMIT {limit}",
+            "SELECT {} FROM everstep_runs WHERE {terms} ORDER BY no DESC LIMIT {limit}",
             self.columns
         );
         self.session.rows(sql, condition.params, self.read)
@@ -87,7 +87,7 @@ impl<T> listing::Listing for Listing<'_, '_, T> {
     }
 
     fn nth_before(&self, before: RunNo, n: usize) -> Result<Option<RunNo>, Trouble> {
-        let sql = "SELECT no FROM runs WHERE no < $1 ORDER BY no DESC LIMIT 1 OFFSET $2";
+        let sql = "SELECT no FROM everstep_runs WHERE no < $1 ORDER BY no DESC LIMIT 1 OFFSET $2";
         let params = params![before.0, columns::limit(n) - 1];
         self.session.row(sql, params, |row| row.get(0).map(RunNo))
     }
@@ -126,8 +126,8 @@ impl<T> Listing<'_, '_, T> {
             condition.terms.push(match place {
                 0 => format!("name = {name} AND value = {value}"),
                 _ => format!(
-                    "EXISTS (SELECT 1 FROM tags AS other WHERE other.name = {name} \
-                     AND other.value = {value} AND other.run = tags.run OFFSET 0)"
+                    "EXISTS (SELECT 1 FROM everstep_tags AS other WHERE other.name = {name} \
+                     AND other.value = {value} AND other.run = everstep_tags.run OFFSET 0)"
                 ),
             });
         }
@@ -135,7 +135,7 @@ impl<T> Listing<'_, '_, T> {
         let limit = condition.param(Value::Int(Some(columns::limit(limit))));
         let terms = condition.terms.join(" AND ");
         let sql = format!(
-            "SELECT run FROM tags WHERE {terms} AND run < {before} \
+            "SELECT run FROM everstep_tags WHERE {terms} AND run < {before} \
              ORDER BY name DESC, value DESC, run DESC LIMIT {limit}"
         );
         let read = |row: &Row| row.get(0).map(RunNo);
@@ -150,20 +150,20 @@ pub(super) fn by_key(
 ) -> Result<(String, Condition), Trouble> {
     let workflows = match &filter.workflow {
         Some(workflow) => vec![Some(workflow.clone())],
-        None => overview::names(session, "keys", "TRUE")?,
+        None => overview::names(session, "everstep_keys", "TRUE")?,
     };
     let mut condition = Condition::default();
     let workflows = condition.param(Value::Texts(workflows));
     let prefix = filter.key_prefix.as_deref().unwrap_or_default();
     let from = condition.text(prefix);
-    let mut range = format!("keys.key >= {from}");
+    let mut range = format!("everstep_keys.key >= {from}");
     if let Some(end) = rules::prefix_end(prefix) {
         let end = condition.text(&end);
-        range = format!("{range} AND keys.key < {end}");
+        range = format!("{range} AND everstep_keys.key < {end}");
     }
     let sql = format!(
         "SELECT found.run AS no FROM unnest({workflows}::text[]) AS asked (workflow) \
-         CROSS JOIN LATERAL (SELECT run FROM keys WHERE keys.workflow = asked.workflow \
+         CROSS JOIN LATERAL (SELECT run FROM everstep_keys WHERE everstep_keys.workflow = asked.workflow \
          AND {range} OFFSET 0) AS found"
     );
     Ok((sql, condition))
@@ -198,7 +198,7 @@ fn by_status(session: &Session<'_>, filter: &Filter) -> Result<(String, Conditio
         }
         queries.push(format!(
             "SELECT found.no FROM unnest({workflows}::text[]) AS asked (workflow) \
-             CROSS JOIN LATERAL (SELECT no FROM runs WHERE workflow = asked.workflow \
+             CROSS JOIN LATERAL (SELECT no FROM everstep_runs WHERE workflow = asked.workflow \
              AND status IN ({ended}) AND finished_at IS NOT NULL{range} OFFSET 0) AS found"
         ));
     }
@@ -213,7 +213,9 @@ fn by_status(session: &Session<'_>, filter: &Filter) -> Result<(String, Conditio
                 let workflow = condition.text(workflow);
                 terms = format!("{terms} AND workflow = {workflow}");
             }
-            queries.push(format!("(SELECT no FROM runs WHERE {terms} OFFSET 0)"));
+            queries.push(format!(
+                "(SELECT no FROM everstep_runs WHERE {terms} OFFSET 0)"
+            ));
         }
     }
     Ok((queries.join(" UNION ALL "), condition))

@@ -264,10 +264,13 @@ impl Named {
             | Mend::Shard { run, .. } => return self.add_run(*run),
         };
         match (rule.table, &**row) {
-            ("events" | "event_names" | "event_waiters", [Cell::Text(name), ..]) => {
+            (
+                "everstep_events" | "everstep_event_names" | "everstep_event_waiters",
+                [Cell::Text(name), ..],
+            ) => {
                 self.locks.insert(Lock::event(name));
             }
-            ("limits", [Cell::Text(name), Cell::Text(key)]) => {
+            ("everstep_limits", [Cell::Text(name), Cell::Text(key)]) => {
                 self.locks.insert(Lock::limit(name, key));
             }
             (_, [Cell::Int(no @ 0..), ..]) if rule.run == rule.key[0].0 => {

@@ -81,7 +81,7 @@ impl Destination {
     /// Looks into the schema.
     pub(crate) fn look(&self) -> Result<Found, StoreError> {
         let schema = &self.route.schema;
-        match schema::look(&self.conn, schema, &self.name)? {
+        match schema::look(&self.conn, schema, &self.name, schema::FORMATS)? {
             (0, false) => return Ok(Found::Nothing),
             (_, false) => return Ok(Found::Tables),
             (_, true) => {}
@@ -105,9 +105,9 @@ impl Destination {
         if !meant(&self.look()?) {
             return Ok(false);
         }
-        let (found, _) = schema::look(&self.conn, schema, &self.name)?;
-        let migrations = schema::MIGRATIONS;
-        schema::migrate_in_transaction(&self.conn, schema, &self.name, found, migrations)?;
+        let (found, _) = schema::look(&self.conn, schema, &self.name, schema::FORMATS)?;
+        let formats = schema::FORMATS;
+        schema::migrate_in_transaction(&self.conn, schema, &self.name, found, formats)?;
         let tables: Vec<String> = self
             .tables()?
             .into_iter()
@@ -200,18 +200,21 @@ impl Destination {
         };
         let ops = vec![
             set(
-                "SELECT setval(pg_get_serial_sequence('queue_items', 'no'), $1, $2 = 1)",
+                "SELECT setval(pg_get_serial_sequence('everstep_queue_items', 'no'), $1, $2 = 1)",
                 numbers.queue_items,
             ),
             set(
-                "SELECT setval(pg_get_serial_sequence('dead_letters', 'no'), $1, $2 = 1)",
+                "SELECT setval(pg_get_serial_sequence('everstep_dead_letters', 'no'), $1, $2 = 1)",
                 numbers.dead_letters,
             ),
             set(
-                "SELECT setval(pg_get_serial_sequence('audit', 'no'), $1, $2 = 1)",
+                "SELECT setval(pg_get_serial_sequence('everstep_audit', 'no'), $1, $2 = 1)",
                 numbers.audit,
             ),
-            set("SELECT setval('epochs', $1, $2 = 1)", numbers.epoch),
+            set(
+                "SELECT setval('everstep_epochs', $1, $2 = 1)",
+                numbers.epoch,
+            ),
         ];
         self.run(ops).map(drop)
     }

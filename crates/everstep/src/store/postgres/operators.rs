@@ -12,7 +12,7 @@ use crate::{
 };
 
 pub(super) fn begin_audit(session: &Session<'_>, new: &NewAudit) -> Result<u64, Trouble> {
-    let sql = "INSERT INTO audit (at, who, action, target, detail) VALUES ($1, $2, $3, $4, $5) \
+    let sql = "INSERT INTO everstep_audit (at, who, action, target, detail) VALUES ($1, $2, $3, $4, $5) \
                RETURNING no";
     let at = new.at.as_millis();
     let params = params![at, new.who, new.action, new.target, new.detail];
@@ -21,7 +21,7 @@ pub(super) fn begin_audit(session: &Session<'_>, new: &NewAudit) -> Result<u64, 
 }
 
 pub(super) fn end_audit(session: &Session<'_>, no: u64, outcome: &str) -> Result<bool, Trouble> {
-    let sql = "UPDATE audit SET outcome = $2 WHERE no = $1 AND outcome IS NULL";
+    let sql = "UPDATE everstep_audit SET outcome = $2 WHERE no = $1 AND outcome IS NULL";
     Ok(session.execute_now(sql, params![columns::limit(no), outcome])? > 0)
 }
 
@@ -30,7 +30,7 @@ pub(super) fn audits(
     before: Option<u64>,
     limit: usize,
 ) -> Result<Vec<AuditRow>, Trouble> {
-    let sql = "SELECT no, at, who, action, target, detail, outcome FROM audit WHERE no < $1 \
+    let sql = "SELECT no, at, who, action, target, detail, outcome FROM everstep_audit WHERE no < $1 \
                ORDER BY no DESC LIMIT $2";
     let before = before.map_or(i64::MAX, columns::limit);
     session.rows(sql, params![before, columns::limit(limit)], audit)
@@ -51,7 +51,7 @@ fn audit(row: &Row) -> Result<AuditRow, Trouble> {
 }
 
 pub(super) fn oldest_audit(session: &Session<'_>) -> Result<Option<Timestamp>, Trouble> {
-    let sql = "SELECT at FROM audit ORDER BY at LIMIT 1";
+    let sql = "SELECT at FROM everstep_audit ORDER BY at LIMIT 1";
     session.row(sql, Vec::new(), |row| columns::time(row, 0))
 }
 
@@ -61,14 +61,14 @@ pub(super) fn delete_audits(
     limit: usize,
 ) -> Result<(), Trouble> {
     // Several engines do this; none waits for another.
-    let sql = "DELETE FROM audit WHERE no IN (SELECT no FROM audit WHERE at < $1 \
+    let sql = "DELETE FROM everstep_audit WHERE no IN (SELECT no FROM everstep_audit WHERE at < $1 \
                ORDER BY at, no LIMIT $2 FOR UPDATE SKIP LOCKED)";
     session.execute(sql, params![before.as_millis(), columns::limit(limit)]);
     Ok(())
 }
 
 pub(super) fn add_api_token(session: &Session<'_>, token: &ApiTokenRow) -> Result<bool, Trouble> {
-    let sql = "INSERT INTO api_tokens (name, role, hash, created_at, last_used_at) \
+    let sql = "INSERT INTO everstep_api_tokens (name, role, hash, created_at, last_used_at) \
                VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING";
     let params = params![
         token.name,
@@ -81,18 +81,19 @@ pub(super) fn add_api_token(session: &Session<'_>, token: &ApiTokenRow) -> Resul
 }
 
 pub(super) fn remove_api_token(session: &Session<'_>, name: &str) -> Result<bool, Trouble> {
-    let sql = "DELETE FROM api_tokens WHERE name = $1";
+    let sql = "DELETE FROM everstep_api_tokens WHERE name = $1";
     Ok(session.execute_now(sql, params![name])? > 0)
 }
 
 pub(super) fn note_api_token_used(session: &Session<'_>, name: &str, at: Timestamp) {
-    let sql = "UPDATE api_tokens SET last_used_at = $2 \
+    let sql = "UPDATE everstep_api_tokens SET last_used_at = $2 \
                WHERE name = $1 AND (last_used_at IS NULL OR last_used_at < $2)";
     session.execute(sql, params![name, at.as_millis()]);
 }
 
 pub(super) fn api_tokens(session: &Session<'_>) -> Result<Vec<ApiTokenRow>, Trouble> {
-    let sql = "SELECT name, role, hash, created_at, last_used_at FROM api_tokens ORDER BY name";
+    let sql =
+        "SELECT name, role, hash, created_at, last_used_at FROM everstep_api_tokens ORDER BY name";
     session.rows(sql, Vec::new(), |row| {
         let role: String = row.get(1)?;
         Ok(ApiTokenRow {

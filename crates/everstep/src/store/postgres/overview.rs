@@ -28,7 +28,7 @@ pub(super) fn unread(
     limit: usize,
 ) -> Result<Vec<InboxRow>, Trouble> {
     let sql = format!(
-        "SELECT {} FROM inbox WHERE run = $1 AND seq > $2 ORDER BY seq LIMIT $3",
+        "SELECT {} FROM everstep_inbox WHERE run = $1 AND seq > $2 ORDER BY seq LIMIT $3",
         columns::INBOX_ROW
     );
     let params = params![run.0, columns::limit(after), columns::limit(limit)];
@@ -37,8 +37,8 @@ pub(super) fn unread(
 
 /// The children of a run that have not ended.
 pub(super) fn live_children(session: &Session<'_>, parent: RunNo) -> Result<Vec<RunId>, Trouble> {
-    let sql = "SELECT runs.id FROM children JOIN runs ON runs.no = children.run \
-               WHERE children.parent = $1 ORDER BY children.run";
+    let sql = "SELECT everstep_runs.id FROM everstep_children JOIN everstep_runs ON everstep_runs.no = everstep_children.run \
+               WHERE everstep_children.parent = $1 ORDER BY everstep_children.run";
     session.rows(sql, params![parent.0], |row| columns::run_id(row, 0))
 }
 
@@ -52,7 +52,7 @@ pub(super) fn queues(
     let next = |after: &str| {
         let first = |state: &str| {
             format!(
-                "(SELECT queue FROM queue_items WHERE {state} AND queue > {after} \
+                "(SELECT queue FROM everstep_queue_items WHERE {state} AND queue > {after} \
                  ORDER BY queue LIMIT 1)"
             )
         };
@@ -80,12 +80,12 @@ fn stats_up_to(session: &Session<'_>, queue: &str, most: u64) -> Result<QueueSta
     let count = |state: ItemState| {
         let state = in_state(state);
         format!(
-            "(SELECT count(*) FROM (SELECT 1 FROM queue_items \
+            "(SELECT count(*) FROM (SELECT 1 FROM everstep_queue_items \
              WHERE queue = $1 AND {state} LIMIT $2) AS counted)"
         )
     };
     // The oldest of each priority is the first of it in the index.
-    let first = "SELECT rank, at FROM queue_items WHERE queue = $1 AND state = 0";
+    let first = "SELECT rank, at FROM everstep_queue_items WHERE queue = $1 AND state = 0";
     let sql = format!(
         "WITH RECURSIVE ranks (rank, at) AS (({first} ORDER BY rank, at LIMIT 1) UNION ALL \
          (SELECT next.rank, next.at FROM ranks CROSS JOIN LATERAL \
@@ -145,7 +145,7 @@ fn count_by_index(
     if !ENDED.into_iter().any(|status| filter.wants(status)) {
         workflows.clear();
     }
-    let ended = "SELECT ended.code, (SELECT count(*) FROM runs WHERE workflow = asked.workflow \
+    let ended = "SELECT ended.code, (SELECT count(*) FROM everstep_runs WHERE workflow = asked.workflow \
                  AND status = ended.code AND finished_at IS NOT NULL \
                  AND finished_at >= $2 AND finished_at < $3) \
                  FROM unnest($1::text[]) AS asked (workflow) \
@@ -166,7 +166,7 @@ fn count_by_index(
             None => "",
         };
         parts.extend(LIVE.map(|(_, condition)| {
-            format!("SELECT status, count(*) FROM runs WHERE {condition}{of_workflow} GROUP BY 1")
+            format!("SELECT status, count(*) FROM everstep_runs WHERE {condition}{of_workflow} GROUP BY 1")
         }));
     }
     session.rows(parts.join(" UNION ALL "), params, |row| {
@@ -193,7 +193,7 @@ pub(super) const ENDED: [RunStatus; 3] = [
 
 /// The workflows of which a run has ended: one look into the index for each.
 pub(super) fn workflows(session: &Session<'_>) -> Result<Vec<Option<String>>, Trouble> {
-    names(session, "runs", "finished_at IS NOT NULL")
+    names(session, "everstep_runs", "finished_at IS NOT NULL")
 }
 
 /// The workflows in a table: one look into an index of it for each.
@@ -216,7 +216,7 @@ pub(super) fn names(
 /// The runs of some workflows that have ended in some time: `$1` are the workflows, the time is from
 /// `$2` to `$3`, and its parts are as long as `$4`.
 const IN_RANGE: &str = "FROM unnest($1::text[]) AS asked (workflow) CROSS JOIN LATERAL \
-    (SELECT status, finished_at AS at, (finished_at - $2) / $4 AS bucket FROM runs \
+    (SELECT status, finished_at AS at, (finished_at - $2) / $4 AS bucket FROM everstep_runs \
     WHERE workflow = asked.workflow AND finished_at IS NOT NULL \
     AND finished_at >= $2 AND finished_at < $3";
 
@@ -226,15 +226,15 @@ const IN_RANGE: &str = "FROM unnest($1::text[]) AS asked (workflow) CROSS JOIN L
 const HORIZON: &str = "retention_horizon";
 
 pub(super) fn horizon(session: &Session<'_>) -> Result<Option<Timestamp>, Trouble> {
-    let sql = "SELECT value FROM secrets WHERE name = $1";
+    let sql = "SELECT value FROM everstep_secrets WHERE name = $1";
     let found = session.row(sql, params![HORIZON], |row| row.get::<Vec<u8>>(0))?;
     let bytes = found.and_then(|bytes| bytes.try_into().ok());
     Ok(bytes.map(|bytes| Timestamp::from_millis(i64::from_be_bytes(bytes))))
 }
 
 pub(super) fn raise_horizon(session: &Session<'_>, to: Timestamp) -> Result<(), Trouble> {
-    let sql = "INSERT INTO secrets (name, value) VALUES ($1, $2) ON CONFLICT (name) \
-               DO UPDATE SET value = excluded.value WHERE secrets.value < excluded.value";
+    let sql = "INSERT INTO everstep_secrets (name, value) VALUES ($1, $2) ON CONFLICT (name) \
+               DO UPDATE SET value = excluded.value WHERE everstep_secrets.value < excluded.value";
     let bytes = to.as_millis().max(0).to_be_bytes().to_vec();
     session.execute_now(sql, params![HORIZON, bytes])?;
     Ok(())
@@ -246,7 +246,7 @@ pub(super) fn stats(session: &Session<'_>, range: &StatsRange) -> Result<Vec<Sta
         (RunId::first_no(from).0, RunId::first_no(to).0)
     });
     let (first, next): (Vec<i64>, Vec<i64>) = parts.unzip();
-    let sql = "SELECT (SELECT count(*) FROM runs WHERE no >= part.first AND no < part.next) \
+    let sql = "SELECT (SELECT count(*) FROM everstep_runs WHERE no >= part.first AND no < part.next) \
                FROM unnest($1::bigint[], $2::bigint[]) WITH ORDINALITY \
                AS part (first, next, place) ORDER BY place";
     let started = session.rows(sql, params![first, next], |row| columns::number(row, 0))?;
@@ -298,7 +298,7 @@ fn tell_durations(
          (SELECT asked.workflow AS workflow, at, bucket, row_number() OVER () AS place \
          {IN_RANGE} AND status = 5) AS ended) AS walked \
          WHERE place % ($5::bigint[])[bucket + 1] = 0 GROUP BY 1, 2, 3) AS met \
-         CROSS JOIN LATERAL (SELECT no FROM runs WHERE workflow = met.workflow AND status = 5 \
+         CROSS JOIN LATERAL (SELECT no FROM everstep_runs WHERE workflow = met.workflow AND status = 5 \
          AND finished_at IS NOT NULL AND finished_at = met.at LIMIT met.runs) AS found"
     );
     let found = session.rows(sql, params, |row| {

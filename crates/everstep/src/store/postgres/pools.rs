@@ -11,19 +11,19 @@ use crate::{
 /// The number of the pool with this name, which is made if there is none. Two that make one at the
 /// same moment meet in the table: the second begins again and finds it.
 pub(super) fn pool_no(session: &Session<'_>, name: &str) -> Result<PoolNo, Trouble> {
-    let sql = "SELECT no FROM pools WHERE name = $1";
+    let sql = "SELECT no FROM everstep_pools WHERE name = $1";
     let found = session.row(sql, params![name], |row| row.get(0).map(PoolNo))?;
     if let Some(no) = found {
         return Ok(no);
     }
-    let sql = "INSERT INTO pools (no, name) SELECT max(no) + 1, $1 FROM pools RETURNING no";
+    let sql = "INSERT INTO everstep_pools (no, name) SELECT max(no) + 1, $1 FROM everstep_pools RETURNING no";
     let made = session.row(sql, params![name], |row| row.get(0).map(PoolNo))?;
     made.ok_or_else(|| Trouble::value("pools", "nothing"))
 }
 
 pub(super) fn list(session: &Session<'_>) -> Result<Vec<PoolRow>, Trouble> {
     session.rows(
-        "SELECT no, name FROM pools ORDER BY no",
+        "SELECT no, name FROM everstep_pools ORDER BY no",
         Vec::new(),
         |row| {
             Ok(PoolRow {
@@ -60,17 +60,17 @@ impl Pools for Applier<'_> {
     }
 
     fn write_home(&mut self, run: RunNo, pool: &str) -> Result<bool, Trouble> {
-        let sql = "SELECT 1 FROM runs WHERE no = $1 AND pool <> $2";
+        let sql = "SELECT 1 FROM everstep_runs WHERE no = $1 AND pool <> $2";
         if !self.session.exists(sql, params![run.0, pool])? {
             return Ok(false);
         }
-        let sql = "UPDATE runs SET pool = $2, updated_at = $3 WHERE no = $1";
+        let sql = "UPDATE everstep_runs SET pool = $2, updated_at = $3 WHERE no = $1";
         self.execute(sql, params![run.0, pool, self.now]);
         Ok(true)
     }
 
     fn write_shard(&mut self, head: &Head) -> Result<(), Trouble> {
-        let sql = "UPDATE runs SET shard = $2, status = $3, available_at = $4, last_number = $5, \
+        let sql = "UPDATE everstep_runs SET shard = $2, status = $3, available_at = $4, last_number = $5, \
                    updated_at = $6 WHERE no = $1";
         let run = head.id.no();
         let available_at = head.available_at.map(Timestamp::as_millis);

@@ -46,8 +46,8 @@ const ROW: &str =
 const WAIT: &str = "run, generation, key, item, cancels";
 
 static INSERT_ITEM: Bulk = Bulk {
-    table: "queue_items",
-    sql: "INSERT INTO queue_items (no, queue, state, rank, at, attempts, keep_ms, dedupe, \
+    table: "everstep_queue_items",
+    sql: "INSERT INTO everstep_queue_items (no, queue, state, rank, at, attempts, keep_ms, dedupe, \
           created_at, payload, trace) SELECT no, queue, state, rank, at, 0, keep_ms, dedupe, now, \
           payload, trace FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], \
           $5::bigint[], $6::bigint[], $7::text[], $8::bigint[], $9::bytea[], $10::text[]) \
@@ -56,37 +56,37 @@ static INSERT_ITEM: Bulk = Bulk {
 };
 
 static WRITE_ITEM: Bulk = Bulk {
-    table: "queue_items",
-    sql: "UPDATE queue_items SET state = new.state, at = new.at, claim = new.claim, \
+    table: "everstep_queue_items",
+    sql: "UPDATE everstep_queue_items SET state = new.state, at = new.at, claim = new.claim, \
           attempts = new.attempts, answer = new.answer FROM unnest($1::bigint[], $2::bigint[], \
           $3::bigint[], $4::bytea[], $5::bigint[], $6::bytea[]) \
-          AS new (no, state, at, claim, attempts, answer) WHERE queue_items.no = new.no",
+          AS new (no, state, at, claim, attempts, answer) WHERE everstep_queue_items.no = new.no",
     unique: 1,
 };
 
 /// Of its own, so that a later write without an error does not take the place of one that has one.
 static WRITE_ERROR: Bulk = Bulk {
-    table: "queue_items",
-    sql: "UPDATE queue_items SET error = new.error FROM unnest($1::bigint[], $2::bytea[]) \
-          AS new (no, error) WHERE queue_items.no = new.no",
+    table: "everstep_queue_items",
+    sql: "UPDATE everstep_queue_items SET error = new.error FROM unnest($1::bigint[], $2::bytea[]) \
+          AS new (no, error) WHERE everstep_queue_items.no = new.no",
     unique: 1,
 };
 
 static FREE_DEDUPE: Bulk = Bulk {
-    table: "queue_items",
-    sql: "UPDATE queue_items SET dedupe = NULL WHERE no = ANY ($1) AND dedupe IS NOT NULL",
+    table: "everstep_queue_items",
+    sql: "UPDATE everstep_queue_items SET dedupe = NULL WHERE no = ANY ($1) AND dedupe IS NOT NULL",
     unique: 1,
 };
 
 static DELETE_ITEM: Bulk = Bulk {
-    table: "queue_items",
-    sql: "DELETE FROM queue_items WHERE no = ANY ($1)",
+    table: "everstep_queue_items",
+    sql: "DELETE FROM everstep_queue_items WHERE no = ANY ($1)",
     unique: 1,
 };
 
 static PUT_WAIT: Bulk = Bulk {
-    table: "queue_waits",
-    sql: "INSERT INTO queue_waits (run, generation, key, item, cancels) \
+    table: "everstep_queue_waits",
+    sql: "INSERT INTO everstep_queue_waits (run, generation, key, item, cancels) \
           SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bigint[], \
           $5::bigint[]) ON CONFLICT (run, generation, key) \
           DO UPDATE SET item = excluded.item, cancels = excluded.cancels",
@@ -94,8 +94,8 @@ static PUT_WAIT: Bulk = Bulk {
 };
 
 static DELETE_WAIT: Bulk = Bulk {
-    table: "queue_waits",
-    sql: "DELETE FROM queue_waits USING unnest($1::bigint[], $2::bigint[], $3::bytea[]) \
+    table: "everstep_queue_waits",
+    sql: "DELETE FROM everstep_queue_waits USING unnest($1::bigint[], $2::bigint[], $3::bytea[]) \
           AS gone (r, g, k) WHERE run = r AND generation = g AND key = k",
     unique: 3,
 };
@@ -221,7 +221,7 @@ fn no(item: ItemId) -> i64 {
 }
 
 pub(super) fn item(session: &Session<'_>, item: ItemId) -> Result<Option<ItemRow>, Trouble> {
-    let sql = format!("SELECT {ROW} FROM queue_items WHERE no = $1");
+    let sql = format!("SELECT {ROW} FROM everstep_queue_items WHERE no = $1");
     session.row(sql, params![no(item)], item_row)
 }
 
@@ -235,7 +235,7 @@ pub(super) fn list(
     let after = after.map_or(-1, no);
     let state = state.map_or_else(String::new, |state| format!("AND {}", in_state(state)));
     let sql = format!(
-        "SELECT {ROW} FROM queue_items WHERE queue = $1 {state} AND no > $2 ORDER BY no LIMIT $3"
+        "SELECT {ROW} FROM everstep_queue_items WHERE queue = $1 {state} AND no > $2 ORDER BY no LIMIT $3"
     );
     session.rows(sql, params![queue, after, columns::limit(limit)], item_row)
 }
@@ -243,11 +243,11 @@ pub(super) fn list(
 pub(super) fn stats(session: &Session<'_>, queue: &str) -> Result<QueueStats, Trouble> {
     let count = |state: ItemState| {
         let state = in_state(state);
-        format!("(SELECT count(*) FROM queue_items WHERE queue = $1 AND {state})")
+        format!("(SELECT count(*) FROM everstep_queue_items WHERE queue = $1 AND {state})")
     };
     let sql = format!(
         "SELECT {}, {}, {}, {}, {}, \
-         (SELECT min(at) FROM queue_items WHERE queue = $1 AND state = 0)",
+         (SELECT min(at) FROM everstep_queue_items WHERE queue = $1 AND state = 0)",
         count(ItemState::Ready),
         count(ItemState::Delayed),
         count(ItemState::Claimed),
@@ -273,7 +273,7 @@ pub(super) fn outlook(
     now: Timestamp,
 ) -> Result<QueueOutlook, Trouble> {
     let sql = format!(
-        "SELECT EXISTS (SELECT 1 FROM queue_items WHERE queue = $1 AND state = 0), {}, {}",
+        "SELECT EXISTS (SELECT 1 FROM everstep_queue_items WHERE queue = $1 AND state = 0), {}, {}",
         first_time_of(ItemState::Delayed),
         first_time_of(ItemState::Claimed),
     );
@@ -293,11 +293,13 @@ pub(super) fn outlook(
 /// The earliest time of an item in this state of the queue that is the first parameter.
 fn first_time_of(state: ItemState) -> String {
     let state = in_state(state);
-    format!("(SELECT at FROM queue_items WHERE queue = $1 AND {state} ORDER BY at LIMIT 1)")
+    format!(
+        "(SELECT at FROM everstep_queue_items WHERE queue = $1 AND {state} ORDER BY at LIMIT 1)"
+    )
 }
 
 pub(super) fn first_place_lost(session: &Session<'_>) -> Result<Option<Timestamp>, Trouble> {
-    let sql = "SELECT min(item.at) FROM limit_places AS place JOIN queue_items AS item \
+    let sql = "SELECT min(item.at) FROM everstep_limit_places AS place JOIN everstep_queue_items AS item \
                ON item.no = convert_from(place.operation, 'UTF8')::bigint WHERE place.run = $1";
     let found = session.row(sql, params![HOLDERS.0], |row| {
         columns::optional_time(row, 0)
@@ -306,7 +308,7 @@ pub(super) fn first_place_lost(session: &Session<'_>) -> Result<Option<Timestamp
 }
 
 pub(super) fn ended(session: &Session<'_>, items: &[ItemId]) -> Result<Vec<EndedItem>, Trouble> {
-    let sql = "SELECT no, answer FROM queue_items WHERE no = ANY ($1)";
+    let sql = "SELECT no, answer FROM everstep_queue_items WHERE no = ANY ($1)";
     let found = session.rows(sql, params![numbers(items)], |row| {
         Ok((item_id(row, 0)?, row.get::<Option<Vec<u8>>>(1)?))
     })?;
@@ -403,7 +405,7 @@ impl Applier<'_> {
         {
             return Ok(waits.list);
         }
-        let sql = format!("SELECT {WAIT} FROM queue_waits WHERE item = $1");
+        let sql = format!("SELECT {WAIT} FROM everstep_queue_waits WHERE item = $1");
         let mut waits = self.session.rows(sql.clone(), params![no(item)], wait)?;
         if waits
             .iter()
@@ -431,7 +433,7 @@ impl Applier<'_> {
             items.push(*item);
             runs.extend(waits.list.iter().map(|wait| wait.waiter.run));
         }
-        let sql = format!("SELECT {WAIT} FROM queue_waits WHERE item = ANY ($1)");
+        let sql = format!("SELECT {WAIT} FROM everstep_queue_waits WHERE item = ANY ($1)");
         let again = Op::new(sql, params![numbers(&items)]);
         let rows = self.lock_heads_and_ask(&runs, again)?;
         self.know_waits(&items, rows.iter())
@@ -479,7 +481,7 @@ impl Applier<'_> {
             .cloned()
             .map(|(q, k)| (Some(q), Some(k)))
             .unzip();
-        let sql = "SELECT queue, dedupe, no FROM queue_items JOIN unnest($1::text[], $2::text[]) \
+        let sql = "SELECT queue, dedupe, no FROM everstep_queue_items JOIN unnest($1::text[], $2::text[]) \
                    AS asked (q, k) ON queue = q AND dedupe = k";
         let params = vec![Value::Texts(queues), Value::Texts(keys)];
         let found = self.session.rows(sql, params, |row| {
@@ -510,16 +512,16 @@ impl Applier<'_> {
 fn about_items(items: &[ItemId]) -> Vec<Op> {
     let numbers = numbers(items);
     let holders = items.iter().map(|item| Some(item.to_string().into_bytes()));
-    let sql = "SELECT convert_from(operation, 'UTF8')::bigint FROM limit_places \
+    let sql = "SELECT convert_from(operation, 'UTF8')::bigint FROM everstep_limit_places \
                WHERE run = $1 AND generation = 0 AND operation = ANY ($2)";
     let holders = vec![Value::Int(Some(HOLDERS.0)), Value::Blobs(holders.collect())];
     vec![
         Op::new(
-            format!("SELECT {HEAD} FROM queue_items WHERE no = ANY ($1)"),
+            format!("SELECT {HEAD} FROM everstep_queue_items WHERE no = ANY ($1)"),
             params![numbers],
         ),
         Op::new(
-            format!("SELECT {WAIT} FROM queue_waits WHERE item = ANY ($1)"),
+            format!("SELECT {WAIT} FROM everstep_queue_waits WHERE item = ANY ($1)"),
             params![numbers],
         ),
         Op::new(sql, holders),
@@ -541,7 +543,7 @@ impl QueueTables for Applier<'_> {
         let number = match self.item_numbers.pop() {
             Some(number) => number,
             None => {
-                let sql = "SELECT nextval(pg_get_serial_sequence('queue_items', 'no'))";
+                let sql = "SELECT nextval(pg_get_serial_sequence('everstep_queue_items', 'no'))";
                 let drawn = self
                     .session
                     .row(sql, Vec::new(), |row| columns::number(row, 0))?;
@@ -577,7 +579,7 @@ impl QueueTables for Applier<'_> {
 
     fn item_answer(&mut self, item: ItemId) -> Result<Option<Vec<u8>>, Trouble> {
         self.know_item(item)?;
-        let sql = "SELECT answer FROM queue_items WHERE no = $1";
+        let sql = "SELECT answer FROM everstep_queue_items WHERE no = $1";
         let answer = self.session.row(sql, params![no(item)], |row| row.get(0))?;
         Ok(answer.flatten())
     }
@@ -626,7 +628,7 @@ impl QueueTables for Applier<'_> {
     fn ready_items(&mut self, queue: &str, limit: usize) -> Result<Vec<ReadyItem>, Trouble> {
         self.lock(Lock::queue(queue))?;
         let sql = format!(
-            "SELECT {HEAD}, payload, trace FROM queue_items WHERE queue = $1 AND state = 0 \
+            "SELECT {HEAD}, payload, trace FROM everstep_queue_items WHERE queue = $1 AND state = 0 \
              ORDER BY rank, at, no LIMIT $2"
         );
         self.session
@@ -661,7 +663,7 @@ impl QueueTables for Applier<'_> {
         let asked = |state: ItemState| {
             let state = in_state(state);
             let sql = format!(
-                "SELECT {HEAD} FROM queue_items WHERE queue = $1 AND {state} AND at <= $2 \
+                "SELECT {HEAD} FROM everstep_queue_items WHERE queue = $1 AND {state} AND at <= $2 \
                  ORDER BY at, no LIMIT $3"
             );
             let params = params![queue, until.as_millis(), columns::limit(limit)];
@@ -727,7 +729,7 @@ impl QueueTables for Applier<'_> {
 
     fn take_wait(&mut self, waiter: &Waiter) -> Result<Option<Wait>, Trouble> {
         let sql = format!(
-            "DELETE FROM queue_waits WHERE run = $1 AND generation = $2 AND key = $3 \
+            "DELETE FROM everstep_queue_waits WHERE run = $1 AND generation = $2 AND key = $3 \
              RETURNING {WAIT}"
         );
         let params = params![waiter.run.0, waiter.generation, waiter.key];
@@ -760,12 +762,12 @@ impl QueueTables for Applier<'_> {
         if let Some(waits) = self.ahead.queues.waits.get(&item) {
             return Ok(!waits.list.is_empty());
         }
-        let sql = "SELECT 1 FROM queue_waits WHERE item = $1 LIMIT 1";
+        let sql = "SELECT 1 FROM everstep_queue_waits WHERE item = $1 LIMIT 1";
         self.session.exists(sql, params![no(item)])
     }
 
     fn waits_of_run(&mut self, run: RunNo) -> Result<Vec<Waiter>, Trouble> {
-        let sql = "SELECT run, generation, key FROM queue_waits WHERE run = $1 \
+        let sql = "SELECT run, generation, key FROM everstep_queue_waits WHERE run = $1 \
                    ORDER BY generation, key";
         self.session.rows(sql, params![run.0], waiter)
     }

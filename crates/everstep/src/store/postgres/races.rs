@@ -404,11 +404,11 @@ fn what_was_known_of_a_run_is_forgotten_when_its_batch_has_failed() {
             Ok(())
         })
     };
-    hidden("history", "hidden").expect("rename");
+    hidden("everstep_history", "hidden").expect("rename");
     let failed = store.commit(&batch(Some(fence), vec![step(run, 2)]));
     assert!(failed.is_err(), "{failed:?}");
     assert!(!lock(&store.known).has(run.no()));
-    hidden("hidden", "history").expect("rename");
+    hidden("hidden", "everstep_history").expect("rename");
     // As if it had landed.
     let (outcomes, _) = commit(&other, Some(fence), vec![step(run, 2)]);
     assert!(all_committed(&outcomes), "{outcomes:?}");

@@ -26,16 +26,22 @@ pub(super) fn run(session: &Session<'_>, target: &Target) -> Result<Option<RunRo
 }
 
 fn run_by_no(session: &Session<'_>, no: RunNo) -> Result<Option<RunRow>, Trouble> {
-    let sql = format!("SELECT {} FROM runs WHERE no = $1", columns::RUN_ROW);
+    let sql = format!(
+        "SELECT {} FROM everstep_runs WHERE no = $1",
+        columns::RUN_ROW
+    );
     session.row(sql, params![no.0], columns::run_row)
 }
 
 pub(super) fn load(session: &Session<'_>, no: RunNo) -> Result<Option<LoadedRun>, Trouble> {
-    let run = format!("SELECT {} FROM runs WHERE no = $1", columns::RUN_ROW);
-    let history = "SELECT key, value FROM history WHERE run = $1 \
-                   AND generation = (SELECT generation FROM runs WHERE no = $1) ORDER BY key";
+    let run = format!(
+        "SELECT {} FROM everstep_runs WHERE no = $1",
+        columns::RUN_ROW
+    );
+    let history = "SELECT key, value FROM everstep_history WHERE run = $1 \
+                   AND generation = (SELECT generation FROM everstep_runs WHERE no = $1) ORDER BY key";
     let inbox = format!(
-        "SELECT {} FROM inbox WHERE run = $1 ORDER BY seq",
+        "SELECT {} FROM everstep_inbox WHERE run = $1 ORDER BY seq",
         columns::INBOX_ROW
     );
     let names = super::streams::NAMES;
@@ -78,8 +84,8 @@ pub(super) fn history(
     after: Option<&[u8]>,
     limit: usize,
 ) -> Result<Vec<Put>, Trouble> {
-    let sql = "SELECT key, value FROM history WHERE run = $1 \
-               AND generation = (SELECT generation FROM runs WHERE no = $1) \
+    let sql = "SELECT key, value FROM everstep_history WHERE run = $1 \
+               AND generation = (SELECT generation FROM everstep_runs WHERE no = $1) \
                AND ($2 IS NULL OR key > $2) ORDER BY key LIMIT $3";
     session.rows(sql, params![run.0, after, columns::limit(limit)], put)
 }
@@ -104,12 +110,12 @@ pub(super) fn due(
     let (after_at, after_no) =
         after.map_or((i64::MIN, i64::MIN), |(at, RunNo(no))| (at.as_millis(), no));
     let next = "SELECT min(next.at) FROM unnest($3::bigint[]) AS pool (no) CROSS JOIN LATERAL \
-                (SELECT available_at AS at FROM runs WHERE (shard >> 8) = pool.no \
+                (SELECT available_at AS at FROM everstep_runs WHERE (shard >> 8) = pool.no \
                 AND available_at IS NOT NULL AND available_at > $1 AND shard = ANY ($2) \
                 ORDER BY available_at LIMIT 1) AS next";
     let due = format!(
         "SELECT {} FROM unnest($6::bigint[]) AS asked (number) CROSS JOIN LATERAL \
-         (SELECT * FROM runs WHERE (shard >> 8) = asked.number AND available_at IS NOT NULL \
+         (SELECT * FROM everstep_runs WHERE (shard >> 8) = asked.number AND available_at IS NOT NULL \
          AND available_at <= $1 AND (available_at, no) > ($3, $4) AND shard = ANY ($2) \
          ORDER BY available_at, no LIMIT $5) AS runs ORDER BY available_at, no LIMIT $5",
         columns::DUE_RUN
@@ -117,7 +123,7 @@ pub(super) fn due(
     // Runs that were to begin at once, by a clock that is ahead. Their numbers are ahead, too, so that this
     // costs a look behind the last one as long as there are none.
     let future = format!(
-        "SELECT {} FROM runs WHERE no >= $6 AND status = 0 AND available_at > $1 \
+        "SELECT {} FROM everstep_runs WHERE no >= $6 AND status = 0 AND available_at > $1 \
          AND available_at <= created_at AND (available_at, no) > ($3, $4) AND shard = ANY ($2) \
          ORDER BY available_at, no LIMIT $5",
         columns::DUE_RUN
@@ -155,7 +161,7 @@ pub(super) fn live(
     limit: usize,
 ) -> Result<Vec<DueRun>, Trouble> {
     let sql = format!(
-        "SELECT {} FROM runs WHERE status IN (1, 3) AND no > $1 AND shard = ANY ($2) \
+        "SELECT {} FROM everstep_runs WHERE status IN (1, 3) AND no > $1 AND shard = ANY ($2) \
          ORDER BY no LIMIT $3",
         columns::DUE_RUN
     );
@@ -170,7 +176,7 @@ pub(super) fn paused(
     after: Option<RunNo>,
     limit: usize,
 ) -> Result<Vec<PausedRun>, Trouble> {
-    let sql = "SELECT id, workflow, version, waiting FROM runs \
+    let sql = "SELECT id, workflow, version, waiting FROM everstep_runs \
                WHERE status = 4 AND available_at IS NULL AND no > $1 AND shard = ANY ($2) \
                ORDER BY no LIMIT $3";
     let after = after.map_or(i64::MIN, |no| no.0);
@@ -191,10 +197,10 @@ pub(super) fn census(
     shards: &ShardSet,
 ) -> Result<Census, Trouble> {
     let mut census = Census::default();
-    let sql = "SELECT status, available_at > $1, count(*) FROM runs \
+    let sql = "SELECT status, available_at > $1, count(*) FROM everstep_runs \
                WHERE available_at IS NOT NULL AND shard = ANY ($2) GROUP BY 1, 2 \
                UNION ALL \
-               SELECT status, NULL, count(*) FROM runs \
+               SELECT status, NULL, count(*) FROM everstep_runs \
                WHERE status IN (2, 4) AND available_at IS NULL AND shard = ANY ($2) GROUP BY 1";
     let params = params![now.as_millis(), shard_numbers(shards)];
     let counts = session.rows(sql, params, |row| {
@@ -220,7 +226,7 @@ pub(super) fn census(
 pub(super) fn count(session: &Session<'_>, filter: &Filter) -> Result<u64, Trouble> {
     let condition = narrowed(session, filter)?;
     let terms = condition.terms.join(" AND ");
-    let sql = format!("SELECT count(*) FROM runs WHERE {terms}");
+    let sql = format!("SELECT count(*) FROM everstep_runs WHERE {terms}");
     let count = session.row(sql, condition.params, |row| columns::number(row, 0))?;
     Ok(count.unwrap_or(0))
 }
@@ -232,7 +238,7 @@ pub(super) fn count_by_status(
 ) -> Result<Vec<(RunStatus, u64)>, Trouble> {
     let condition = narrowed(session, filter)?;
     let terms = condition.terms.join(" AND ");
-    let sql = format!("SELECT status, count(*) FROM runs WHERE {terms} GROUP BY 1");
+    let sql = format!("SELECT status, count(*) FROM everstep_runs WHERE {terms} GROUP BY 1");
     session.rows(sql, condition.params, |row| {
         Ok((columns::status(row, 0)?, columns::number(row, 1)?))
     })
@@ -243,13 +249,15 @@ pub(super) fn count_by_status(
 pub(super) fn tally(session: &Session<'_>) -> Result<Vec<WorkflowCount>, Trouble> {
     let workflows = Value::Texts(overview::workflows(session)?);
     let ended = "SELECT asked.workflow COLLATE \"C\" AS workflow, ended.code AS status, \
-                 (SELECT count(*) FROM runs \
+                 (SELECT count(*) FROM everstep_runs \
                  WHERE workflow = asked.workflow AND status = ended.code \
                  AND finished_at IS NOT NULL) AS runs \
                  FROM unnest($1::text[]) AS asked (workflow) \
                  CROSS JOIN (VALUES (5::bigint), (6), (7)) AS ended (code)";
     let live = overview::LIVE.map(|(_, condition)| {
-        format!("SELECT workflow, status, count(*) FROM runs WHERE {condition} GROUP BY 1, 2")
+        format!(
+            "SELECT workflow, status, count(*) FROM everstep_runs WHERE {condition} GROUP BY 1, 2"
+        )
     });
     let sql = format!(
         "SELECT workflow, status, sum(runs)::bigint FROM ({ended} UNION ALL {}) AS counted \
@@ -303,7 +311,7 @@ fn narrowed(session: &Session<'_>, filter: &Filter) -> Result<Condition, Trouble
     for (name, value) in rest.tags.drain(..) {
         let (name, value) = (condition.text(&name), condition.text(&value));
         condition.terms.push(format!(
-            "no = ANY (ARRAY(SELECT run FROM tags WHERE name = {name} AND value = {value}))"
+            "no = ANY (ARRAY(SELECT run FROM everstep_tags WHERE name = {name} AND value = {value}))"
         ));
     }
     restrict(&mut condition, &rest);
@@ -345,7 +353,7 @@ fn restrict(condition: &mut Condition, filter: &Filter) {
     for (name, value) in &filter.tags {
         let (name, value) = (condition.text(name), condition.text(value));
         condition.terms.push(format!(
-            "EXISTS (SELECT 1 FROM tags WHERE name = {name} AND value = {value} AND run = runs.no \
+            "EXISTS (SELECT 1 FROM everstep_tags WHERE name = {name} AND value = {value} AND run = everstep_runs.no \
              OFFSET 0)"
         ));
     }
@@ -369,8 +377,8 @@ fn restrict(condition: &mut Condition, filter: &Filter) {
 
 pub(super) fn state(session: &Session<'_>, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, Trouble> {
     // What a deleted run has left is not shown.
-    let sql = "SELECT key, value FROM state WHERE run = $1 \
-               AND EXISTS (SELECT 1 FROM runs WHERE no = $1) ORDER BY key";
+    let sql = "SELECT key, value FROM everstep_state WHERE run = $1 \
+               AND EXISTS (SELECT 1 FROM everstep_runs WHERE no = $1) ORDER BY key";
     session.rows(sql, params![run.0], |row| Ok((row.get(0)?, row.get(1)?)))
 }
 
@@ -381,7 +389,7 @@ pub(super) fn finished(
     // Every asked number comes with its row, if there is one; those that live are left out.
     let sql = format!(
         "SELECT {}, asked.number FROM unnest($1::bigint[]) WITH ORDINALITY AS asked (number, place) \
-         LEFT JOIN runs ON runs.no = asked.number \
+         LEFT JOIN everstep_runs ON everstep_runs.no = asked.number \
          WHERE status IS NULL OR status >= 5 ORDER BY asked.place",
         columns::FINISHED
     );
@@ -403,8 +411,8 @@ pub(super) fn answers(
 ) -> Result<Vec<(Uuid, Answer)>, Trouble> {
     let ids = requests.iter().map(|id| Some(id.as_bytes().to_vec()));
     let sql = "SELECT asked.id, state, body FROM unnest($1::bytea[]) WITH ORDINALITY \
-               AS asked (id, place) LEFT JOIN requests ON requests.id = asked.id \
-               AND NOT EXISTS (SELECT 1 FROM graves WHERE graves.run = requests.run) \
+               AS asked (id, place) LEFT JOIN everstep_requests ON everstep_requests.id = asked.id \
+               AND NOT EXISTS (SELECT 1 FROM everstep_graves WHERE everstep_graves.run = everstep_requests.run) \
                WHERE state IS NULL OR state > 0 ORDER BY asked.place";
     let params = vec![Value::Blobs(ids.collect())];
     session.rows(sql, params, |row| {
@@ -418,5 +426,5 @@ pub(super) fn answers(
 }
 
 pub(super) fn has_old_generations(session: &Session<'_>) -> Result<bool, Trouble> {
-    session.exists("SELECT 1 FROM old_generations LIMIT 1", Vec::new())
+    session.exists("SELECT 1 FROM everstep_old_generations LIMIT 1", Vec::new())
 }

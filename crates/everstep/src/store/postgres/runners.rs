@@ -50,20 +50,23 @@ pub(super) fn register(
     let now = clock.now();
     // Waits for batches of an earlier incarnation that are under way: its shards are free only when
     // nothing of it can change a run any more.
-    let sql = "SELECT 1 FROM runners WHERE id = $1 FOR UPDATE";
+    let sql = "SELECT 1 FROM everstep_runners WHERE id = $1 FOR UPDATE";
     session.execute(sql, params![runner.id]);
-    session.execute("DELETE FROM shards WHERE runner = $1", params![runner.id]);
+    session.execute(
+        "DELETE FROM everstep_shards WHERE runner = $1",
+        params![runner.id],
+    );
     for pool in &runner.pools {
         pools::pool_no(session, pool)?;
     }
     let sql = format!(
-        "DELETE FROM runners WHERE lease_until <= {now} - $1 \
-         AND id NOT IN (SELECT runner FROM shards)"
+        "DELETE FROM everstep_runners WHERE lease_until <= {now} - $1 \
+         AND id NOT IN (SELECT runner FROM everstep_shards)"
     );
     session.execute(sql, params![millis(DEAD_RUNNER_KEPT)]);
     let sql = format!(
-        "INSERT INTO runners (id, epoch, name, lease_until, workflows, pools, weight) \
-         VALUES ($1, nextval('epochs'), $2, {now} + $3, $4, $5, $6) \
+        "INSERT INTO everstep_runners (id, epoch, name, lease_until, workflows, pools, weight) \
+         VALUES ($1, nextval('everstep_epochs'), $2, {now} + $3, $4, $5, $6) \
          ON CONFLICT (id) DO UPDATE SET epoch = excluded.epoch, name = excluded.name, \
          lease_until = excluded.lease_until, workflows = excluded.workflows, \
          pools = excluded.pools, weight = excluded.weight RETURNING epoch"
@@ -94,7 +97,7 @@ fn millis(duration: Duration) -> i64 {
 /// The statement that prolongs a lease; it gives a row if the fence holds.
 pub(super) fn heartbeat(fence: Fence, clock: Clock, lease: Duration) -> Op {
     let sql = format!(
-        "UPDATE runners SET lease_until = {} + $3 WHERE id = $1 AND epoch = $2 RETURNING 1",
+        "UPDATE everstep_runners SET lease_until = {} + $3 WHERE id = $1 AND epoch = $2 RETURNING 1",
         clock.now()
     );
     let params = params![fence.runner, fence.epoch as i64, millis(lease)];
@@ -102,7 +105,7 @@ pub(super) fn heartbeat(fence: Fence, clock: Clock, lease: Duration) -> Op {
 }
 
 fn fence_holds(session: &Session<'_>, fence: Fence) -> Result<bool, Trouble> {
-    let sql = "SELECT 1 FROM runners WHERE id = $1 AND epoch = $2 FOR KEY SHARE";
+    let sql = "SELECT 1 FROM everstep_runners WHERE id = $1 AND epoch = $2 FOR KEY SHARE";
     session.exists(sql, params![fence.runner, fence.epoch as i64])
 }
 
@@ -131,12 +134,12 @@ pub(super) fn oust_expired(
     ];
     // In the order of ids, so that two who do this do not wait for each other.
     let sql = format!(
-        "WITH expired AS (SELECT id FROM runners WHERE id <> $2 \
+        "WITH expired AS (SELECT id FROM everstep_runners WHERE id <> $2 \
          AND (lease_until <= {now} OR id = ANY ($3)) \
-         AND id IN (SELECT runner FROM shards WHERE shard = ANY ($1)) \
+         AND id IN (SELECT runner FROM everstep_shards WHERE shard = ANY ($1)) \
          ORDER BY id FOR NO KEY UPDATE) \
-         UPDATE runners SET epoch = nextval('epochs') FROM expired \
-         WHERE runners.id = expired.id RETURNING runners.id"
+         UPDATE everstep_runners SET epoch = nextval('everstep_epochs') FROM expired \
+         WHERE everstep_runners.id = expired.id RETURNING everstep_runners.id"
     );
     session.rows(sql, params, |row| row.get(0).map(Uuid::from_bytes))
 }
@@ -159,12 +162,12 @@ pub(super) fn take_shards(
         return Ok(None);
     }
     // Shards of runners whose row is gone are free.
-    let sql = "WITH freed AS (DELETE FROM shards WHERE shard = ANY ($1) \
-               AND runner NOT IN (SELECT id FROM runners) RETURNING shard) \
-               UPDATE runs SET recoveries = recoveries + 1 \
+    let sql = "WITH freed AS (DELETE FROM everstep_shards WHERE shard = ANY ($1) \
+               AND runner NOT IN (SELECT id FROM everstep_runners) RETURNING shard) \
+               UPDATE everstep_runs SET recoveries = recoveries + 1 \
                WHERE status IN (1, 3) AND shard IN (SELECT shard FROM freed)";
     session.execute(sql, params![numbers(wanted)]);
-    let sql = "INSERT INTO shards (shard, runner) SELECT number, $1 FROM unnest($2::bigint[]) \
+    let sql = "INSERT INTO everstep_shards (shard, runner) SELECT number, $1 FROM unnest($2::bigint[]) \
                AS number ORDER BY number ON CONFLICT DO NOTHING";
     session.execute(sql, params![fence.runner, numbers(wanted)]);
     columns::shards_of(session, fence.runner).map(Some)
@@ -185,7 +188,7 @@ fn free_shards_of(
     // order of ids, our own row among them, so that two who take over from each other do not wait
     // for each other.
     let sql = format!(
-        "SELECT id, epoch, lease_until <= {} OR id = ANY ($2) FROM runners \
+        "SELECT id, epoch, lease_until <= {} OR id = ANY ($2) FROM everstep_runners \
          WHERE id = ANY ($1) ORDER BY id FOR UPDATE",
         clock.now()
     );
@@ -206,11 +209,11 @@ fn free_shards_of(
         .iter()
         .filter(|(id, _, is_over)| *is_over && *id != fence.runner);
     let gone: Vec<_> = gone.map(|(id, ..)| bytes(id)).collect();
-    let sql = "UPDATE runners SET epoch = nextval('epochs') WHERE id = ANY ($1)";
+    let sql = "UPDATE everstep_runners SET epoch = nextval('everstep_epochs') WHERE id = ANY ($1)";
     session.execute(sql, vec![Value::Blobs(gone.clone())]);
     // All that they held, whoever takes it: what was given back in good order does not count.
-    let sql = "WITH freed AS (DELETE FROM shards WHERE runner = ANY ($1) RETURNING shard) \
-               UPDATE runs SET recoveries = recoveries + 1 \
+    let sql = "WITH freed AS (DELETE FROM everstep_shards WHERE runner = ANY ($1) RETURNING shard) \
+               UPDATE everstep_runs SET recoveries = recoveries + 1 \
                WHERE status IN (1, 3) AND shard IN (SELECT shard FROM freed)";
     session.execute(sql, vec![Value::Blobs(gone)]);
     Ok(true)
@@ -222,9 +225,9 @@ pub(super) fn release_shards(
     shards: &ShardSet,
 ) -> Result<(), Trouble> {
     // Waits for batches under way: they go by the shards that the runner has.
-    let sql = "SELECT 1 FROM runners WHERE id = $1 AND epoch = $2 FOR UPDATE";
+    let sql = "SELECT 1 FROM everstep_runners WHERE id = $1 AND epoch = $2 FOR UPDATE";
     if session.exists(sql, params![fence.runner, fence.epoch as i64])? {
-        let sql = "DELETE FROM shards WHERE runner = $1 AND shard = ANY ($2)";
+        let sql = "DELETE FROM everstep_shards WHERE runner = $1 AND shard = ANY ($2)";
         session.execute(sql, params![fence.runner, numbers(shards)]);
     }
     Ok(())
@@ -232,13 +235,16 @@ pub(super) fn release_shards(
 
 pub(super) fn deregister(session: &Session<'_>, fence: Fence) -> Result<(), Trouble> {
     // Waits for batches under way.
-    let sql = "SELECT 1 FROM runners WHERE id = $1 AND epoch = $2 FOR UPDATE";
+    let sql = "SELECT 1 FROM everstep_runners WHERE id = $1 AND epoch = $2 FOR UPDATE";
     if session.exists(sql, params![fence.runner, fence.epoch as i64])? {
         session.execute(
-            "DELETE FROM shards WHERE runner = $1",
+            "DELETE FROM everstep_shards WHERE runner = $1",
             params![fence.runner],
         );
-        session.execute("DELETE FROM runners WHERE id = $1", params![fence.runner]);
+        session.execute(
+            "DELETE FROM everstep_runners WHERE id = $1",
+            params![fence.runner],
+        );
     }
     Ok(())
 }
@@ -246,8 +252,8 @@ pub(super) fn deregister(session: &Session<'_>, fence: Fence) -> Result<(), Trou
 /// The runners, with their leases in the database's time.
 pub(super) fn list(session: &Session<'_>) -> Result<Vec<RunnerRow>, Trouble> {
     let sql = "SELECT id, epoch, name, lease_until, workflows, pools, weight, \
-               ARRAY(SELECT shard FROM shards WHERE runner = runners.id) \
-               FROM runners ORDER BY id";
+               ARRAY(SELECT shard FROM everstep_shards WHERE runner = everstep_runners.id) \
+               FROM everstep_runners ORDER BY id";
     session.rows(sql, Vec::new(), runner_row)
 }
 

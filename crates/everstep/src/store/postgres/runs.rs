@@ -23,8 +23,8 @@ use crate::{
 };
 
 static INSERT_RUN: Bulk = Bulk {
-    table: "runs",
-    sql: "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, generation, \
+    table: "everstep_runs",
+    sql: "INSERT INTO everstep_runs (no, id, workflow, version, key, pool, shard, status, generation, \
           available_at, deadline_at, created_at, updated_at, attempts, recoveries, inbox_seq, \
           last_number, tags, input, parent, trace) \
           SELECT no, id, workflow, version, key, pool, shard, status, 1, available_at, \
@@ -40,20 +40,20 @@ static INSERT_RUN: Bulk = Bulk {
 };
 
 static FINISH: Bulk = Bulk {
-    table: "runs",
-    sql: "UPDATE runs SET status = new.status, ending = NULL, available_at = NULL, \
+    table: "everstep_runs",
+    sql: "UPDATE everstep_runs SET status = new.status, ending = NULL, available_at = NULL, \
           updated_at = new.now, finished_at = new.now, last_number = new.last_number, \
           waiting = NULL, output = new.output, error = new.error \
           FROM (SELECT unnest($1::bigint[]) AS no, unnest($2::bigint[]) AS status, \
           unnest($3::bigint[]) AS now, unnest($4::bigint[]) AS last_number, \
           unnest($5::bytea[]) AS output, unnest($6::bytea[]) AS error) AS new \
-          WHERE runs.no = new.no",
+          WHERE everstep_runs.no = new.no",
     unique: 1,
 };
 
 static WRITE_HEAD: Bulk = Bulk {
-    table: "runs",
-    sql: "UPDATE runs SET status = new.status, ending = new.ending, \
+    table: "everstep_runs",
+    sql: "UPDATE everstep_runs SET status = new.status, ending = new.ending, \
           available_at = new.available_at, attempts = new.attempts, inbox_seq = new.inbox_seq, \
           cancel_requested = new.cancel_requested, last_number = new.last_number, \
           updated_at = new.now, waiting = new.waiting, resume_at = new.resume_at, \
@@ -61,52 +61,52 @@ static WRITE_HEAD: Bulk = Bulk {
           FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], \
           $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::text[], $11::bigint[], \
           $12::bigint[]) AS new (no, status, ending, available_at, attempts, inbox_seq, \
-          cancel_requested, last_number, now, waiting, resume_at, fresh) WHERE runs.no = new.no",
+          cancel_requested, last_number, now, waiting, resume_at, fresh) WHERE everstep_runs.no = new.no",
     unique: 1,
 };
 
 static WRITE_RUNNING: Bulk = Bulk {
-    table: "runs",
-    sql: "UPDATE runs SET status = new.status, available_at = new.available_at, \
+    table: "everstep_runs",
+    sql: "UPDATE everstep_runs SET status = new.status, available_at = new.available_at, \
           last_number = new.last_number, updated_at = new.now, recoveries = 0, waiting = NULL \
           FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[]) \
-          AS new (no, status, available_at, last_number, now) WHERE runs.no = new.no",
+          AS new (no, status, available_at, last_number, now) WHERE everstep_runs.no = new.no",
     unique: 1,
 };
 
 static WRITE_NUMBER: Bulk = Bulk {
-    table: "runs",
-    sql: "UPDATE runs SET last_number = new.last_number, updated_at = new.now \
+    table: "everstep_runs",
+    sql: "UPDATE everstep_runs SET last_number = new.last_number, updated_at = new.now \
           FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS new (no, last_number, now) \
-          WHERE runs.no = new.no",
+          WHERE everstep_runs.no = new.no",
     unique: 1,
 };
 
 static PUT_STATE: Bulk = Bulk {
-    table: "state",
-    sql: "INSERT INTO state (run, key, value) \
+    table: "everstep_state",
+    sql: "INSERT INTO everstep_state (run, key, value) \
           SELECT * FROM unnest($1::bigint[], $2::text[], $3::bytea[]) \
           ON CONFLICT (run, key) DO UPDATE SET value = excluded.value",
     unique: 2,
 };
 
 static PUT_TAG: Bulk = Bulk {
-    table: "tags",
-    sql: "INSERT INTO tags (run, name, value) \
+    table: "everstep_tags",
+    sql: "INSERT INTO everstep_tags (run, name, value) \
           SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[]) ON CONFLICT DO NOTHING",
     unique: 3,
 };
 
 static DELETE_TAG: Bulk = Bulk {
-    table: "tags",
-    sql: "DELETE FROM tags USING unnest($1::bigint[], $2::text[], $3::text[]) \
+    table: "everstep_tags",
+    sql: "DELETE FROM everstep_tags USING unnest($1::bigint[], $2::text[], $3::text[]) \
           AS gone (r, n, v) WHERE run = r AND name = n AND value = v",
     unique: 3,
 };
 
 static IMPORT_RUN: Bulk = Bulk {
-    table: "runs",
-    sql: "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, ending, \
+    table: "everstep_runs",
+    sql: "INSERT INTO everstep_runs (no, id, workflow, version, key, pool, shard, status, ending, \
           generation, available_at, deadline_at, created_at, updated_at, finished_at, attempts, \
           recoveries, inbox_seq, cancel_requested, last_number, waiting, tags, input, output, \
           error, parent, resume_at) SELECT no, id, workflow, version, key, pool, shard, status, ending, \
@@ -124,8 +124,8 @@ static IMPORT_RUN: Bulk = Bulk {
 };
 
 static PUT_KEY: Bulk = Bulk {
-    table: "keys",
-    sql: "INSERT INTO keys (run, workflow, key) \
+    table: "everstep_keys",
+    sql: "INSERT INTO everstep_keys (run, workflow, key) \
           SELECT run, workflow, key FROM unnest($1::bigint[], $2::text[], $3::text[]) \
           AS new (run, workflow, key) ORDER BY workflow, key",
     unique: 3,
@@ -140,9 +140,9 @@ pub(super) fn keys_of_batch(named: &Named) -> Op {
     let (workflows, keys) = names
         .map(|(workflow, key)| (Some(workflow), Some(key)))
         .unzip();
-    let sql = "SELECT keys.workflow, keys.key, run, deleted_id, deleted_at, kept_until FROM keys \
-               JOIN unnest($1::text[], $2::text[]) AS asked (w, k) ON keys.workflow = w \
-               AND keys.key = k ORDER BY keys.workflow, keys.key FOR UPDATE OF keys";
+    let sql = "SELECT everstep_keys.workflow, everstep_keys.key, run, deleted_id, deleted_at, kept_until FROM everstep_keys \
+               JOIN unnest($1::text[], $2::text[]) AS asked (w, k) ON everstep_keys.workflow = w \
+               AND everstep_keys.key = k ORDER BY everstep_keys.workflow, everstep_keys.key FOR UPDATE OF everstep_keys";
     Op::new(sql, vec![Value::Texts(workflows), Value::Texts(keys)])
 }
 
@@ -163,7 +163,8 @@ pub(super) fn find_key(
     workflow: &str,
     key: &str,
 ) -> Result<Option<RunNo>, Trouble> {
-    let sql = "SELECT run FROM keys WHERE workflow = $1 AND key = $2 AND kept_until IS NULL";
+    let sql =
+        "SELECT run FROM everstep_keys WHERE workflow = $1 AND key = $2 AND kept_until IS NULL";
     session.row(sql, params![workflow, key], |row| row.get(0).map(RunNo))
 }
 
@@ -195,7 +196,7 @@ impl RunTables for Applier<'_> {
         }
         // Written so that no row is an error: what is sent behind it must not be made.
         self.execute(
-            "SELECT everstep_require(count(*) = 1, $3) FROM (SELECT 1 FROM runners \
+            "SELECT everstep_require(count(*) = 1, $3) FROM (SELECT 1 FROM everstep_runners \
              WHERE id = $1 AND epoch = $2 FOR KEY SHARE) AS held",
             params![fence.runner, fence.epoch as i64, FENCED],
         );
@@ -221,7 +222,7 @@ impl RunTables for Applier<'_> {
         let name = (workflow.to_owned(), key.to_owned());
         let before = self.ahead.keys.insert(name, Some(Keyed::Run(run)));
         if let Some(Some(Keyed::Deleted(_))) = before {
-            let sql = "UPDATE keys SET run = $3, deleted_id = NULL, deleted_at = NULL, \
+            let sql = "UPDATE everstep_keys SET run = $3, deleted_id = NULL, deleted_at = NULL, \
                        kept_until = NULL WHERE workflow = $1 AND key = $2";
             self.execute(sql, params![workflow, key, run.0]);
         } else {
@@ -238,7 +239,7 @@ impl RunTables for Applier<'_> {
         tombstone: Option<&Tombstone>,
     ) -> Result<(), Trouble> {
         if let Some(tombstone) = tombstone {
-            let sql = "UPDATE keys SET run = $4, deleted_id = $5, deleted_at = $6, \
+            let sql = "UPDATE everstep_keys SET run = $4, deleted_id = $5, deleted_at = $6, \
                        kept_until = $7 WHERE workflow = $1 AND key = $2 AND run = $3";
             let params = params![
                 workflow,
@@ -251,7 +252,7 @@ impl RunTables for Applier<'_> {
             ];
             self.execute(sql, params);
         } else {
-            let sql = "DELETE FROM keys WHERE workflow = $1 AND key = $2 AND run = $3";
+            let sql = "DELETE FROM everstep_keys WHERE workflow = $1 AND key = $2 AND run = $3";
             self.execute(sql, params![workflow, key, run.0]);
         }
         // It is read again if it is asked for.
@@ -275,7 +276,7 @@ impl RunTables for Applier<'_> {
             // It was asked at the beginning.
             return Ok(false);
         }
-        let sql = "SELECT 1 FROM graves WHERE run = $1";
+        let sql = "SELECT 1 FROM everstep_graves WHERE run = $1";
         self.session.exists(sql, params![run.0])
     }
 
@@ -347,14 +348,14 @@ impl RunTables for Applier<'_> {
     }
 
     fn started_with(&mut self, run: RunNo, input: &[u8]) -> Result<Option<(RunId, bool)>, Trouble> {
-        let sql = "SELECT id, input = $2 OR generation > 1 FROM runs WHERE no = $1";
+        let sql = "SELECT id, input = $2 OR generation > 1 FROM everstep_runs WHERE no = $1";
         self.session.row(sql, params![run.0, input], |row| {
             Ok((columns::run_id(row, 0)?, row.get(1)?))
         })
     }
 
     fn leaving(&mut self, run: RunNo) -> Result<Option<Leaving>, Trouble> {
-        let sql = "SELECT workflow, key, finished_at, tags FROM runs WHERE no = $1";
+        let sql = "SELECT workflow, key, finished_at, tags FROM everstep_runs WHERE no = $1";
         self.session.row(sql, params![run.0], |row| {
             Ok(Leaving {
                 workflow: row.get(0)?,
@@ -367,8 +368,8 @@ impl RunTables for Applier<'_> {
 
     fn delete_run(&mut self, run: RunNo, tags: &[(String, String)]) -> Result<(), Trouble> {
         tags.iter().for_each(|tag| self.delete_tag(run, tag));
-        self.execute("DELETE FROM runs WHERE no = $1", params![run.0]);
-        let sql = "INSERT INTO graves (run) VALUES ($1) ON CONFLICT DO NOTHING";
+        self.execute("DELETE FROM everstep_runs WHERE no = $1", params![run.0]);
+        let sql = "INSERT INTO everstep_graves (run) VALUES ($1) ON CONFLICT DO NOTHING";
         self.execute(sql, params![run.0]);
         self.graves.insert(run);
         self.heads.insert(run, None);
@@ -376,7 +377,7 @@ impl RunTables for Applier<'_> {
     }
 
     fn tags(&mut self, run: RunNo) -> Result<Vec<(String, String)>, Trouble> {
-        let sql = "SELECT tags FROM runs WHERE no = $1";
+        let sql = "SELECT tags FROM everstep_runs WHERE no = $1";
         let tags = self
             .session
             .row(sql, params![run.0], |row| columns::tags(row, 0))?;
@@ -395,13 +396,13 @@ impl RunTables for Applier<'_> {
         for new in after.iter().filter(|tag| !before.contains(tag)) {
             self.put_tag(run, new);
         }
-        let sql = "UPDATE runs SET tags = $2 WHERE no = $1";
+        let sql = "UPDATE everstep_runs SET tags = $2 WHERE no = $1";
         self.execute(sql, params![run.0, tags_json(after)]);
         Ok(())
     }
 
     fn touch(&mut self, run: RunNo) -> Result<(), Trouble> {
-        let sql = "UPDATE runs SET updated_at = $2 WHERE no = $1";
+        let sql = "UPDATE everstep_runs SET updated_at = $2 WHERE no = $1";
         self.execute(sql, params![run.0, self.now]);
         Ok(())
     }
@@ -449,7 +450,7 @@ impl RunTables for Applier<'_> {
     }
 
     fn write_cancel(&mut self, head: &Head) -> Result<(), Trouble> {
-        let sql = "UPDATE runs SET cancel_requested = $2, available_at = $3, updated_at = $4 \
+        let sql = "UPDATE everstep_runs SET cancel_requested = $2, available_at = $3, updated_at = $4 \
                    WHERE no = $1";
         let rollback = head.cancel.map(|cancel| cancel.rollback);
         let available_at = head.available_at.map(Timestamp::as_millis);
@@ -460,13 +461,13 @@ impl RunTables for Applier<'_> {
     }
 
     fn write_error(&mut self, run: RunNo, error: Option<&[u8]>) -> Result<(), Trouble> {
-        let sql = "UPDATE runs SET error = $2 WHERE no = $1";
+        let sql = "UPDATE everstep_runs SET error = $2 WHERE no = $1";
         self.execute(sql, params![run.0, error]);
         Ok(())
     }
 
     fn write_generation(&mut self, head: &Head, next: NextGeneration<'_>) -> Result<(), Trouble> {
-        let sql = "UPDATE runs SET generation = $2, workflow = $3, version = $4, pool = $5, \
+        let sql = "UPDATE everstep_runs SET generation = $2, workflow = $3, version = $4, pool = $5, \
                    input = $6 WHERE no = $1";
         let (run, generation) = (head.id.no().0, head.generation);
         let NextGeneration {
@@ -477,7 +478,7 @@ impl RunTables for Applier<'_> {
         } = next;
         let params = params![run, generation, &**workflow, version, &**pool, *input];
         self.execute(sql, params);
-        let sql = "INSERT INTO old_generations (run, generation) VALUES ($1, $2) \
+        let sql = "INSERT INTO everstep_old_generations (run, generation) VALUES ($1, $2) \
                    ON CONFLICT DO NOTHING";
         self.execute(sql, params![run, generation - 1]);
         self.remember(head);
@@ -508,7 +509,7 @@ impl RunTables for Applier<'_> {
     }
 
     fn clear_ending(&mut self, run: RunNo) -> Result<(), Trouble> {
-        let sql = "UPDATE runs SET output = NULL, error = NULL, finished_at = NULL WHERE no = $1";
+        let sql = "UPDATE everstep_runs SET output = NULL, error = NULL, finished_at = NULL WHERE no = $1";
         self.execute(sql, params![run.0]);
         Ok(())
     }
@@ -526,7 +527,7 @@ impl RunTables for Applier<'_> {
     }
 
     fn old_generation(&mut self) -> Result<Option<(RunNo, u32)>, Trouble> {
-        let sql = "SELECT run, generation FROM old_generations \
+        let sql = "SELECT run, generation FROM everstep_old_generations \
                    ORDER BY run, generation LIMIT 1 FOR UPDATE SKIP LOCKED";
         self.session
             .row(sql, Vec::new(), |row| Ok((RunNo(row.get(0)?), row.get(1)?)))
@@ -538,14 +539,14 @@ impl RunTables for Applier<'_> {
         generation: u32,
         limit: u32,
     ) -> Result<usize, Trouble> {
-        let sql = "DELETE FROM history WHERE run = $1 AND generation = $2 AND key IN (SELECT key \
-                   FROM history WHERE run = $1 AND generation = $2 ORDER BY key LIMIT $3)";
+        let sql = "DELETE FROM everstep_history WHERE run = $1 AND generation = $2 AND key IN (SELECT key \
+                   FROM everstep_history WHERE run = $1 AND generation = $2 ORDER BY key LIMIT $3)";
         let params = params![run.0, generation, limit];
         self.session.execute_now(sql, params)
     }
 
     fn forget_generation(&mut self, run: RunNo, generation: u32) -> Result<(), Trouble> {
-        let sql = "DELETE FROM old_generations WHERE run = $1 AND generation = $2";
+        let sql = "DELETE FROM everstep_old_generations WHERE run = $1 AND generation = $2";
         self.execute(sql, params![run.0, generation]);
         Ok(())
     }

@@ -24,8 +24,8 @@ const ROW: &str = "name, revision, workflow, version, input, tags, spec, anchor,
 
 /// The columns are those of [`ROW`].
 static PUT_SCHEDULE: Bulk = Bulk {
-    table: "schedules",
-    sql: "INSERT INTO schedules (name, revision, workflow, version, input, tags, spec, anchor, \
+    table: "everstep_schedules",
+    sql: "INSERT INTO everstep_schedules (name, revision, workflow, version, input, tags, spec, anchor, \
           overlap, catch_up, paused, next_at, queue, last_tick, last_run, started, skipped, missed, \
           created_at, updated_at) SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], \
           $4::bigint[], $5::bytea[], $6::text[], $7::text[], $8::bigint[], $9::bigint[], \
@@ -43,7 +43,7 @@ static PUT_SCHEDULE: Bulk = Bulk {
 };
 
 pub(super) fn read_one(session: &Session<'_>, name: &str) -> Result<Option<ScheduleRow>, Trouble> {
-    let sql = format!("SELECT {ROW} FROM schedules WHERE name = $1");
+    let sql = format!("SELECT {ROW} FROM everstep_schedules WHERE name = $1");
     session.row(sql, params![name], row)
 }
 
@@ -75,11 +75,11 @@ pub(super) fn read_due(
 ) -> Result<DueSchedules, Trouble> {
     let (at, name) = after.map_or((i64::MIN, ""), |(at, name)| (at.as_millis(), name));
     let due = format!(
-        "SELECT {ROW} FROM schedules WHERE paused = 0 AND next_at IS NOT NULL AND next_at <= $1 \
+        "SELECT {ROW} FROM everstep_schedules WHERE paused = 0 AND next_at IS NOT NULL AND next_at <= $1 \
          AND (next_at, name) > ($2, $3) ORDER BY next_at, name LIMIT $4"
     );
     let params = params![now.as_millis(), at, name, columns::limit(limit)];
-    let next = "SELECT min(next_at) FROM schedules \
+    let next = "SELECT min(next_at) FROM everstep_schedules \
                 WHERE paused = 0 AND next_at IS NOT NULL AND next_at > $1";
     let next = Op::new(next, params![now.as_millis()]);
     let answers = session.queries(vec![Op::new(due, params), next])?;
@@ -100,7 +100,7 @@ fn read(
     params: Vec<Value>,
 ) -> Result<Vec<ScheduleRow>, Trouble> {
     session.rows(
-        format!("SELECT {ROW} FROM schedules WHERE {which}"),
+        format!("SELECT {ROW} FROM everstep_schedules WHERE {which}"),
         params,
         row,
     )
@@ -153,7 +153,7 @@ fn catch_up(row: &ScheduleRow) -> i64 {
 /// Reads all of these, to be asked behind their locks.
 pub(super) fn op_ahead(names: impl Iterator<Item = String>) -> Op {
     let names = Value::Texts(names.map(Some).collect());
-    let sql = format!("SELECT {ROW} FROM schedules WHERE name = ANY ($1)");
+    let sql = format!("SELECT {ROW} FROM everstep_schedules WHERE name = ANY ($1)");
     Op::new(sql, vec![names])
 }
 
@@ -213,7 +213,10 @@ impl ScheduleTables for Applier<'_> {
     }
 
     fn delete_schedule(&mut self, name: &str) -> Result<(), Trouble> {
-        self.execute("DELETE FROM schedules WHERE name = $1", params![name]);
+        self.execute(
+            "DELETE FROM everstep_schedules WHERE name = $1",
+            params![name],
+        );
         self.ahead.schedules.insert(name.to_owned(), None);
         Ok(())
     }

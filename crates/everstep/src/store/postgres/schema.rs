@@ -9,18 +9,13 @@ use super::{
     session::{Op, Port},
     value::params,
 };
-use crate::store::{Cause, StoreError};
+use crate::store::{
+    StoreError,
+    format::{Formats, Found},
+};
 
-/// What leads from each format to the next: the first one makes format 1 of an empty schema. Entries
-/// are never changed once released, only added.
-pub(super) const MIGRATIONS: &[&str] = &[
-    include_str!("format_1.sql"),
-    include_str!("format_2.sql"),
-    include_str!("format_3.sql"),
-];
-
-/// The format that this program reads and writes.
-pub(super) const FORMAT: u32 = MIGRATIONS.len() as u32;
+/// The formats of the PostgreSQL store.
+pub(super) const FORMATS: Formats<'static> = Formats(&[include_str!("format_1.sql")]);
 
 /// Reads the format of a schema; 0 if there is nothing in it.
 ///
@@ -28,8 +23,13 @@ pub(super) const FORMAT: u32 = MIGRATIONS.len() as u32;
 ///
 /// [`StoreError::HalfMoved`] if it was filled by a move that has not come to its end: the runs in it
 /// are those of another store as long as nobody says otherwise.
-pub(super) fn inspect(conn: &Conn, schema: &str, store: &str) -> Result<u32, StoreError> {
-    let (found, is_moved_to) = look(conn, schema, store)?;
+pub(super) fn inspect(
+    conn: &Conn,
+    schema: &str,
+    store: &str,
+    formats: Formats<'_>,
+) -> Result<u32, StoreError> {
+    let (found, is_moved_to) = look(conn, schema, store, formats)?;
     if is_moved_to
         && let Some(mark) = mark(conn, schema).map_err(|it| it.into_store_error(store))?
         && !mark.is_done
@@ -68,7 +68,12 @@ pub(super) fn mark(conn: &Conn, schema: &str) -> Result<Option<Mark>, Trouble> {
 }
 
 /// The format of a schema, and whether a move was ever made to it.
-pub(super) fn look(conn: &Conn, schema: &str, store: &str) -> Result<(u32, bool), StoreError> {
+pub(super) fn look(
+    conn: &Conn,
+    schema: &str,
+    store: &str,
+    formats: Formats<'_>,
+) -> Result<(u32, bool), StoreError> {
     let error = |trouble: Trouble| trouble.into_store_error(store);
     // Not the information schema: it hides what this role has no rights on.
     let sql = "SELECT relname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace \
@@ -91,49 +96,43 @@ pub(super) fn look(conn: &Conn, schema: &str, store: &str) -> Result<(u32, bool)
             });
         }
     }
-    let sql = format!("SELECT version FROM {}.everstep_format", quoted(schema));
-    let answers = conn.run(vec![Op::new(sql, Vec::new())]).map_err(error)?;
-    let first = answers.first().and_then(|answer| answer.rows.first());
-    let found: Option<u32> = first.map(|row| row.get(0)).transpose().map_err(error)?;
-    let (found, known) = (found.unwrap_or(0), FORMAT);
-    if found > known {
-        let store = store.to_owned();
-        return Err(StoreError::TooNew {
-            store,
-            found,
-            known,
-        });
-    }
-    Ok((found, tables.iter().any(|table| table == "everstep_move")))
+    let found = read(conn, schema).map_err(error)?;
+    let version = formats.check(found, store)?;
+    Ok((version, tables.iter().any(|table| table == "everstep_move")))
 }
 
-/// Refuses a schema that has to be migrated first.
-pub(super) fn require_current(format: u32, store: &str) -> Result<(), StoreError> {
-    let source: Cause = match format {
-        FORMAT => return Ok(()),
-        0 => "it is empty; start an engine on it, or migrate it, first".into(),
-        old => format!("it has format {old} and must be migrated to {FORMAT} first").into(),
+fn read(conn: &Conn, schema: &str) -> Result<Option<Found>, Trouble> {
+    // A schema from before format 1 had no fingerprint.
+    let sql = format!(
+        "SELECT version, to_jsonb(it) ->> 'fingerprint' FROM {}.everstep_format AS it",
+        quoted(schema)
+    );
+    let answers = conn.run(vec![Op::new(sql, Vec::new())])?;
+    let Some(row) = answers.first().and_then(|answer| answer.rows.first()) else {
+        return Ok(None);
     };
-    let store = store.to_owned();
-    Err(StoreError::CannotOpen { store, source })
+    let fingerprint: Option<String> = row.get(1)?;
+    Ok(Some(Found {
+        version: row.get(0)?,
+        fingerprint: fingerprint.unwrap_or_else(|| "none".to_owned()),
+    }))
 }
 
-/// Brings the schema to the format that `migrations` lead to. One at a time, under an advisory lock.
+/// Brings the schema to the latest of these formats. One at a time, under an advisory lock.
 pub(super) fn migrate(
     conn: &Conn,
     schema: &str,
     store: &str,
-    migrations: &[&str],
+    formats: Formats<'_>,
 ) -> Result<(), StoreError> {
-    let known = migrations.len() as u32;
-    if inspect(conn, schema, store)? == known {
+    if inspect(conn, schema, store, formats)? == formats.latest() {
         return Ok(());
     }
     let error = |trouble: Trouble| trouble.into_store_error(store);
     begin(conn, schema).map_err(error)?;
     // Another process may have done it while this one waited for the lock.
-    let migrated = inspect(conn, schema, store)
-        .and_then(|found| migrate_in_transaction(conn, schema, store, found, migrations));
+    let migrated = inspect(conn, schema, store, formats)
+        .and_then(|found| migrate_in_transaction(conn, schema, store, found, formats));
     let end = if migrated.is_ok() {
         "COMMIT"
     } else {
@@ -160,10 +159,10 @@ pub(super) fn migrate_in_transaction(
     schema: &str,
     store: &str,
     found: u32,
-    migrations: &[&str],
+    formats: Formats<'_>,
 ) -> Result<(), StoreError> {
     let error = |trouble: Trouble| trouble.into_store_error(store);
-    let known = migrations.len() as u32;
+    let known = formats.latest();
     let name = quoted(schema);
     if found == 0 {
         let sql = "SELECT 1 FROM information_schema.schemata WHERE schema_name = $1";
@@ -174,8 +173,8 @@ pub(super) fn migrate_in_transaction(
             conn.batch(format!("CREATE SCHEMA {name}")).map_err(error)?;
         }
         conn.batch(format!(
-            "CREATE TABLE {name}.everstep_format (version bigint NOT NULL); \
-             INSERT INTO {name}.everstep_format VALUES (0)"
+            "CREATE TABLE {name}.everstep_format (version bigint NOT NULL, fingerprint text NOT NULL); \
+             INSERT INTO {name}.everstep_format VALUES (0, '')"
         ))
         .map_err(error)?;
     } else if found < known
@@ -190,18 +189,18 @@ pub(super) fn migrate_in_transaction(
     }
     conn.batch(format!("SET LOCAL search_path TO {name}, pg_temp"))
         .map_err(error)?;
-    for migration in migrations.iter().skip(found as usize) {
-        conn.batch((*migration).to_owned()).map_err(error)?;
+    for statements in formats.0.iter().skip(found as usize) {
+        conn.batch((*statements).to_owned()).map_err(error)?;
     }
-    let sql = "UPDATE everstep_format SET version = $1";
-    let ops = vec![Op::new(sql, params![known])];
+    let sql = "UPDATE everstep_format SET version = $1, fingerprint = $2";
+    let ops = vec![Op::new(sql, params![known, formats.fingerprint(known)])];
     conn.run(ops).map(drop).map_err(error)
 }
 
 /// A runner whose lease is not over. Every runner of an older format is of another version.
 fn live_runner(conn: &Conn, schema: &str) -> Result<Option<String>, Trouble> {
     let sql = format!(
-        "SELECT name FROM {schema}.runners \
+        "SELECT name FROM {schema}.everstep_runners \
          WHERE lease_until > extract(epoch FROM clock_timestamp()) * 1000 LIMIT 1"
     );
     let answers = conn.run(vec![Op::new(sql, Vec::new())])?;

@@ -154,7 +154,7 @@ impl<'a> Session<'a> {
 
     /// Queues a row of a statement over arrays.
     pub(super) fn put(&self, bulk: &'static Bulk, row: Vec<Value>) {
-        if bulk.table == "runs"
+        if bulk.table == "everstep_runs"
             && let Some(Value::Int(Some(run))) = row.first()
         {
             self.runs.borrow_mut().insert(RunNo(*run));

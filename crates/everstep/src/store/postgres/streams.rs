@@ -20,8 +20,8 @@ use crate::{
 };
 
 static APPEND: Bulk = Bulk {
-    table: "streams",
-    sql: "INSERT INTO streams (run, stream, pos, at, generation, step, attempt, life, body) \
+    table: "everstep_streams",
+    sql: "INSERT INTO everstep_streams (run, stream, pos, at, generation, step, attempt, life, body) \
           SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], \
           $5::bigint[], $6::bytea[], $7::bigint[], $8::bigint[], $9::bytea[])",
     unique: 3,
@@ -31,7 +31,7 @@ static APPEND: Bulk = Bulk {
 /// them, since it never reaches the newest.
 static REMOVE_BEFORE: Bulk = Bulk {
     table: "streams, their oldest items",
-    sql: "DELETE FROM streams USING unnest($1::bigint[], $2::text[], $3::bigint[]) \
+    sql: "DELETE FROM everstep_streams USING unnest($1::bigint[], $2::text[], $3::bigint[]) \
           AS gone (r, s, p) WHERE run = r AND stream = s AND pos < p",
     unique: 2,
 };
@@ -53,7 +53,7 @@ impl Tails {
         let (runs, names) = named
             .map(|(run, name)| (Some(run.0), Some(name.clone())))
             .unzip();
-        let sql = "SELECT r, s, (SELECT pos FROM streams WHERE run = r AND stream = s \
+        let sql = "SELECT r, s, (SELECT pos FROM everstep_streams WHERE run = r AND stream = s \
                    ORDER BY pos DESC LIMIT 1) FROM unnest($1::bigint[], $2::text[]) \
                    AS asked (r, s)";
         Op::new(sql, vec![Value::Ints(runs), Value::Texts(names)])
@@ -136,12 +136,12 @@ pub(super) fn page(
     // into a page have no more bytes than a page may have.
     let sql = "WITH items AS (SELECT * FROM (SELECT pos, at, generation, step, attempt, life, \
                body, sum(length(body)) OVER (ORDER BY pos) - length(body) AS bytes_before \
-               FROM (SELECT * FROM streams WHERE run = $1 AND stream = $2 AND pos >= $3 \
+               FROM (SELECT * FROM everstep_streams WHERE run = $1 AND stream = $2 AND pos >= $3 \
                ORDER BY pos LIMIT $4) AS asked) AS summed WHERE bytes_before <= $5) \
                SELECT items.pos, items.at, items.generation, step, items.attempt, life, body, \
-               status, (SELECT min(pos) FROM streams WHERE run = $1 AND stream = $2), \
-               (SELECT max(pos) FROM streams WHERE run = $1 AND stream = $2) \
-               FROM runs LEFT JOIN items ON true WHERE no = $1 ORDER BY items.pos";
+               status, (SELECT min(pos) FROM everstep_streams WHERE run = $1 AND stream = $2), \
+               (SELECT max(pos) FROM everstep_streams WHERE run = $1 AND stream = $2) \
+               FROM everstep_runs LEFT JOIN items ON true WHERE no = $1 ORDER BY items.pos";
     let params = params![
         run.0,
         stream,
@@ -190,9 +190,9 @@ fn stream_row(row: &Row) -> Result<StreamRow, Trouble> {
 
 /// The names of a run's streams. Jumps from one to the next, however long they are.
 pub(super) const NAMES: &str = "WITH RECURSIVE names (name) AS ( \
-        (SELECT stream FROM streams WHERE run = $1 ORDER BY stream LIMIT 1) \
+        (SELECT stream FROM everstep_streams WHERE run = $1 ORDER BY stream LIMIT 1) \
         UNION ALL \
-        SELECT (SELECT stream FROM streams WHERE run = $1 AND stream > name \
+        SELECT (SELECT stream FROM everstep_streams WHERE run = $1 AND stream > name \
         ORDER BY stream LIMIT 1) FROM names WHERE name IS NOT NULL) \
         SELECT name FROM names WHERE name IS NOT NULL ORDER BY name";
 
@@ -200,9 +200,9 @@ pub(super) fn extents(session: &Session<'_>, run: RunNo) -> Result<Vec<StreamExt
     // What a deleted run has left is not shown any more.
     let sql = format!(
         "SELECT name, \
-         (SELECT pos FROM streams WHERE run = $1 AND stream = name ORDER BY pos LIMIT 1), \
-         (SELECT pos FROM streams WHERE run = $1 AND stream = name ORDER BY pos DESC LIMIT 1) \
-         FROM ({NAMES}) AS names WHERE EXISTS (SELECT 1 FROM runs WHERE no = $1) \
+         (SELECT pos FROM everstep_streams WHERE run = $1 AND stream = name ORDER BY pos LIMIT 1), \
+         (SELECT pos FROM everstep_streams WHERE run = $1 AND stream = name ORDER BY pos DESC LIMIT 1) \
+         FROM ({NAMES}) AS names WHERE EXISTS (SELECT 1 FROM everstep_runs WHERE no = $1) \
          ORDER BY name"
     );
     session.rows(sql, params![run.0], |row| {
@@ -226,9 +226,9 @@ pub(super) fn grown(
         from.push(Some(columns::limit(*pos)));
     }
     let sql = "SELECT place - 1 FROM unnest($1::bigint[], $2::text[], $3::bigint[]) \
-               WITH ORDINALITY AS asked (r, s, p, place) WHERE EXISTS (SELECT 1 FROM streams \
+               WITH ORDINALITY AS asked (r, s, p, place) WHERE EXISTS (SELECT 1 FROM everstep_streams \
                WHERE run = r AND stream = s AND pos >= p) \
-               AND NOT EXISTS (SELECT 1 FROM graves WHERE graves.run = r) ORDER BY place";
+               AND NOT EXISTS (SELECT 1 FROM everstep_graves WHERE everstep_graves.run = r) ORDER BY place";
     let params = vec![Value::Ints(runs), Value::Texts(names), Value::Ints(from)];
     session.rows(sql, params, |row| Ok(columns::number(row, 0)? as usize))
 }

@@ -13,9 +13,9 @@ pub(super) fn is_left(
     now: Timestamp,
     lanes_before: i64,
 ) -> Result<bool, Trouble> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM graves) OR EXISTS (SELECT 1 FROM keys \
+    let sql = "SELECT EXISTS (SELECT 1 FROM everstep_graves) OR EXISTS (SELECT 1 FROM everstep_keys \
                WHERE kept_until IS NOT NULL AND kept_until <= $1) \
-               OR EXISTS (SELECT 1 FROM lanes WHERE seen_at < $2)";
+               OR EXISTS (SELECT 1 FROM everstep_lanes WHERE seen_at < $2)";
     let params = params![now.as_millis(), lanes_before];
     let left = session.row(sql, params, |row| row.get(0))?;
     Ok(left.unwrap_or(false))
@@ -31,7 +31,7 @@ impl SweptTables for Left<'_> {
     type Error = Trouble;
 
     fn delete_tombstones(&mut self, limit: usize) -> Result<usize, Trouble> {
-        let sql = "DELETE FROM keys WHERE (workflow, key) IN (SELECT workflow, key FROM keys \
+        let sql = "DELETE FROM everstep_keys WHERE (workflow, key) IN (SELECT workflow, key FROM everstep_keys \
                    WHERE kept_until IS NOT NULL AND kept_until <= $1 \
                    ORDER BY workflow, key LIMIT $2 FOR UPDATE SKIP LOCKED)";
         let params = params![self.now.as_millis(), columns::limit(limit)];
@@ -39,7 +39,7 @@ impl SweptTables for Left<'_> {
     }
 
     fn next_grave(&mut self) -> Result<Option<RunNo>, Trouble> {
-        let sql = "SELECT run FROM graves ORDER BY run LIMIT 1 FOR UPDATE SKIP LOCKED";
+        let sql = "SELECT run FROM everstep_graves ORDER BY run LIMIT 1 FOR UPDATE SKIP LOCKED";
         self.session
             .row(sql, Vec::new(), |row| row.get(0).map(RunNo))
     }
@@ -50,7 +50,7 @@ impl SweptTables for Left<'_> {
     }
 
     fn delete_grave(&mut self, run: RunNo) -> Result<(), Trouble> {
-        let sql = "DELETE FROM graves WHERE run = $1";
+        let sql = "DELETE FROM everstep_graves WHERE run = $1";
         self.session.execute(sql, params![run.0]);
         Ok(())
     }
@@ -63,7 +63,7 @@ pub(super) fn finished_before(
     before: Timestamp,
     limit: usize,
 ) -> Result<Vec<(RunId, Timestamp)>, Trouble> {
-    let sql = "SELECT id, finished_at FROM runs \
+    let sql = "SELECT id, finished_at FROM everstep_runs \
                WHERE workflow = $1 AND status = $2 AND finished_at IS NOT NULL \
                AND finished_at < $3 ORDER BY finished_at, no LIMIT $4";
     let params = params![

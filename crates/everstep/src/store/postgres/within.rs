@@ -156,7 +156,7 @@ impl PostgresStore {
             .map(|row| row.get(0))
             .transpose()
             .map_err(error)?;
-        schema::require_current(format.unwrap_or(0), &self.name)?;
+        schema::FORMATS.require_latest(format.unwrap_or(0), &self.name)?;
         self.note_time(asked.answered_if_quick(clock));
         Ok(path)
     }

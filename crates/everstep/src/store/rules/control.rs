@@ -92,10 +92,10 @@ impl Tombstone {
 /// workflow now: one look for each workflow that has keys. Parameters are the key and the number of the run.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) const WORKFLOW_OF_KEY: &str = "WITH RECURSIVE names (workflow) AS \
-    (SELECT min(workflow) FROM keys UNION ALL SELECT (SELECT min(workflow) FROM keys \
-    WHERE keys.workflow > names.workflow) FROM names WHERE names.workflow IS NOT NULL) \
-    SELECT keys.workflow FROM names JOIN keys ON keys.workflow = names.workflow \
-    WHERE keys.key = $1 AND keys.run = $2";
+    (SELECT min(workflow) FROM everstep_keys UNION ALL SELECT (SELECT min(workflow) FROM everstep_keys \
+    WHERE everstep_keys.workflow > names.workflow) FROM names WHERE names.workflow IS NOT NULL) \
+    SELECT everstep_keys.workflow FROM names JOIN everstep_keys ON everstep_keys.workflow = names.workflow \
+    WHERE everstep_keys.key = $1 AND everstep_keys.run = $2";
 
 /// What became of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -57,7 +57,7 @@ pub(crate) fn apply<T: MendTables>(tables: &mut T, mend: &Mend) -> Result<u64, T
 fn mend_row<T: MendTables>(tables: &mut T, rule: &Rule, row: &[Cell]) -> Result<u64, T::Error> {
     if let Some(sql) = sql::mend(rule, tables.now().as_millis(), T::ITEM) {
         let run = match (rule.table, row) {
-            ("runs", [Cell::Int(no), ..]) => Some(RunNo(*no)),
+            ("everstep_runs", [Cell::Int(no), ..]) => Some(RunNo(*no)),
             _ => None,
         };
         return tables.mend_by(run, sql.into(), row);

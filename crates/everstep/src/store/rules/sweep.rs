@@ -5,17 +5,17 @@ use crate::run_id::RunNo;
 /// The tables that hold something of a run under its number, with the columns that name one row.
 /// What a run leaves in them is swept; `runs`, `keys` and `tags` are cleared by the delete itself.
 pub(crate) const LEFT_BY_RUNS: &[(&str, &str)] = &[
-    ("deferreds", "run, generation, tag"),
-    ("deferred_waits", "run, generation, tag, key"),
-    ("history", "run, generation, key"),
-    ("inbox", "run, seq"),
-    ("dedupes", "run, key"),
-    ("requests", "id"),
-    ("state", "run, key"),
-    ("dead_letters", "no"),
-    ("streams", "run, stream, pos"),
-    ("event_cursors", "run, name, matching"),
-    ("limit_places", "run, generation, operation"),
+    ("everstep_deferreds", "run, generation, tag"),
+    ("everstep_deferred_waits", "run, generation, tag, key"),
+    ("everstep_history", "run, generation, key"),
+    ("everstep_inbox", "run, seq"),
+    ("everstep_dedupes", "run, key"),
+    ("everstep_requests", "id"),
+    ("everstep_state", "run, key"),
+    ("everstep_dead_letters", "no"),
+    ("everstep_streams", "run, stream, pos"),
+    ("everstep_event_cursors", "run, name, matching"),
+    ("everstep_limit_places", "run, generation, operation"),
 ];
 
 /// The rows that deletes leave, within one transaction.

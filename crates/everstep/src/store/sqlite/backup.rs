@@ -71,7 +71,7 @@ pub(crate) fn check(path: &Path, name: &str) -> Result<bool, StoreError> {
     let error = |error| file.error(error);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = file.connect(flags)?;
-    let format = schema::format_of(&conn, &file)?;
+    let format = schema::format_of(&conn, &file, schema::FORMATS)?;
     if format == 0 {
         // As is left by a copy that was broken off. An engine would begin anew with it.
         return Err(StoreError::Foreign {
@@ -86,11 +86,11 @@ pub(crate) fn check(path: &Path, name: &str) -> Result<bool, StoreError> {
             source: faults.join("; ").into(),
         });
     }
-    let sql = "BEGIN IMMEDIATE; DELETE FROM shards; DELETE FROM runners; COMMIT";
+    let sql = "BEGIN IMMEDIATE; DELETE FROM everstep_shards; DELETE FROM everstep_runners; COMMIT";
     conn.execute_batch(sql).map_err(error)?;
     // The log goes with the last connection, and everything is in the file.
     conn.close().map_err(|(_, closing)| error(closing))?;
-    Ok(format == schema::FORMAT)
+    Ok(format == schema::FORMATS.latest())
 }
 
 /// What SQLite finds wrong with the file.

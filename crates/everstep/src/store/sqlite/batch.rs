@@ -61,18 +61,18 @@ impl<'a> Applier<'a> {
             rows: Cell::new(0),
             spent: Duration::ZERO,
             insert_run: conn.prepare_cached(
-                "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, generation, \
+                "INSERT INTO everstep_runs (no, id, workflow, version, key, pool, shard, status, generation, \
                  available_at, deadline_at, created_at, updated_at, attempts, recoveries, \
                  inbox_seq, last_number, tags, input, parent, trace) \
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 1, ?9, ?10, ?11, ?11, 1, 0, 0, 0, ?12, \
                  ?13, ?14, ?15) ON CONFLICT DO NOTHING",
             )?,
             put: conn.prepare_cached(
-                "INSERT INTO history (run, generation, key, value) VALUES (?1, ?2, ?3, ?4) \
+                "INSERT INTO everstep_history (run, generation, key, value) VALUES (?1, ?2, ?3, ?4) \
                  ON CONFLICT DO UPDATE SET value = excluded.value",
             )?,
             finish: conn.prepare_cached(
-                "UPDATE runs SET status = ?2, ending = NULL, \
+                "UPDATE everstep_runs SET status = ?2, ending = NULL, \
                  updated_at = ?3, finished_at = ?3, last_number = ?4, waiting = NULL, \
                  output = ?5, error = ?6 WHERE no = ?1",
             )?,
@@ -107,7 +107,7 @@ impl Tables for Applier<'_> {
             return Ok(Some(head));
         }
         let sql = "SELECT id, status, ending, generation, available_at, attempts, inbox_seq, \
-                   cancel_requested, last_number, links, resume_at, shard FROM runs WHERE no = ?1";
+                   cancel_requested, last_number, links, resume_at, shard FROM everstep_runs WHERE no = ?1";
         self.conn
             .prepare_cached(sql)?
             .query_row([run.0], read_head)
@@ -119,7 +119,7 @@ impl Tables for Applier<'_> {
     }
 
     fn insert_inbox(&mut self, run: RunNo, row: &InboxRow) -> rusqlite::Result<()> {
-        let sql = "INSERT INTO inbox (run, seq, name, body, request, sent_at, kind, wait, on_end) \
+        let sql = "INSERT INTO everstep_inbox (run, seq, name, body, request, sent_at, kind, wait, on_end) \
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
         let params = params![
             run.0,
@@ -136,8 +136,7 @@ impl Tables for Applier<'_> {
     }
 
     fn write_inbox_seq(&mut self, head: &Head) -> rusqlite::Result<()> {
-        let sql =
-            "UPDATE runs SET inbox_seq = ?2, available_at = ?3, updated_at = ?4 WHERE no = ?1";
+        let sql = "UPDATE everstep_runs SET inbox_seq = ?2, available_at = ?3, updated_at = ?4 WHERE no = ?1";
         let available_at = head.available_at.map(Timestamp::as_millis);
         let (run, seq) = (head.id.no(), head.inbox_seq as i64);
         self.execute(sql, params![run.0, seq, available_at, self.now])?;
@@ -153,7 +152,7 @@ impl Tables for Applier<'_> {
         puts: &[Put],
     ) -> rusqlite::Result<()> {
         for KeyRange { start, end } in deletes {
-            let sql = "DELETE FROM history \
+            let sql = "DELETE FROM everstep_history \
                        WHERE run = ?1 AND generation = ?2 AND key >= ?3 AND key < ?4";
             self.execute(sql, params![run.0, generation, start, end])?;
         }
@@ -166,7 +165,7 @@ impl Tables for Applier<'_> {
 
     fn take_all_answers(&mut self, run: RunNo) -> rusqlite::Result<Vec<InboxRow>> {
         let sql = format!(
-            "DELETE FROM inbox WHERE run = ?1 AND kind <> 0 RETURNING {}",
+            "DELETE FROM everstep_inbox WHERE run = ?1 AND kind <> 0 RETURNING {}",
             columns::INBOX_ROW
         );
         let mut statement = self.conn.prepare_cached(&sql)?;
@@ -176,7 +175,7 @@ impl Tables for Applier<'_> {
 
     fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> rusqlite::Result<Vec<InboxRow>> {
         let sql = format!(
-            "DELETE FROM inbox WHERE run = ?1 AND wait = ?2 RETURNING {}",
+            "DELETE FROM everstep_inbox WHERE run = ?1 AND wait = ?2 RETURNING {}",
             columns::INBOX_ROW
         );
         let mut statement = self.conn.prepare_cached(&sql)?;
@@ -187,7 +186,7 @@ impl Tables for Applier<'_> {
     fn write_links(&mut self, head: &Head) -> rusqlite::Result<()> {
         let run = head.id.no();
         self.execute(
-            "UPDATE runs SET links = ?2 WHERE no = ?1",
+            "UPDATE everstep_runs SET links = ?2 WHERE no = ?1",
             params![run.0, head.links],
         )?;
         self.memory.remember(run, *head);
@@ -201,7 +200,7 @@ impl Tables for Applier<'_> {
 
 /// Whether the runner's row has this epoch.
 pub(crate) fn fence_holds(conn: &Connection, fence: Fence) -> rusqlite::Result<bool> {
-    let sql = "SELECT 1 FROM runners WHERE id = ?1 AND epoch = ?2";
+    let sql = "SELECT 1 FROM everstep_runners WHERE id = ?1 AND epoch = ?2";
     conn.prepare_cached(sql)?
         .exists(params![fence.runner.as_bytes(), fence.epoch as i64])
 }
@@ -211,7 +210,8 @@ pub(crate) fn find_key(
     workflow: &str,
     key: &str,
 ) -> rusqlite::Result<Option<RunNo>> {
-    let sql = "SELECT run FROM keys WHERE workflow = ?1 AND key = ?2 AND kept_until IS NULL";
+    let sql =
+        "SELECT run FROM everstep_keys WHERE workflow = ?1 AND key = ?2 AND kept_until IS NULL";
     let mut statement = conn.prepare_cached(sql)?;
     statement
         .query_row([workflow, key], |row| row.get(0).map(RunNo))

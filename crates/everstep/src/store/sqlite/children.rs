@@ -17,8 +17,8 @@ use crate::{
 
 /// The children of a run that have not ended.
 pub(crate) fn live_children(conn: &Connection, parent: RunNo) -> rusqlite::Result<Vec<RunId>> {
-    let sql = "SELECT runs.id FROM children JOIN runs ON runs.no = children.run \
-               WHERE children.parent = ?1 ORDER BY children.run";
+    let sql = "SELECT everstep_runs.id FROM everstep_children JOIN everstep_runs ON everstep_runs.no = everstep_children.run \
+               WHERE everstep_children.parent = ?1 ORDER BY everstep_children.run";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([parent.0], |row| columns::run_id(row, 0))?;
     rows.collect()
@@ -26,14 +26,14 @@ pub(crate) fn live_children(conn: &Connection, parent: RunNo) -> rusqlite::Resul
 
 impl ChildTables for Applier<'_> {
     fn ended(&mut self, run: RunNo) -> rusqlite::Result<Option<Finished>> {
-        let sql = "SELECT id, workflow, status, output, error FROM runs \
+        let sql = "SELECT id, workflow, status, output, error FROM everstep_runs \
                    WHERE no = ?1 AND status IN (5, 6, 7)";
         let mut statement = self.conn.prepare_cached(sql)?;
         statement.query_row([run.0], columns::finished).optional()
     }
 
     fn add_watcher(&mut self, run: RunNo, waiter: &Waiter) -> rusqlite::Result<()> {
-        let sql = "INSERT OR IGNORE INTO watchers (run, waiter, generation, key) \
+        let sql = "INSERT OR IGNORE INTO everstep_watchers (run, waiter, generation, key) \
                    VALUES (?1, ?2, ?3, ?4)";
         let Waiter {
             run: by,
@@ -45,16 +45,17 @@ impl ChildTables for Applier<'_> {
     }
 
     fn take_watchers(&mut self, run: RunNo) -> rusqlite::Result<Vec<Waiter>> {
-        let sql = "SELECT waiter, generation, key FROM watchers WHERE run = ?1";
+        let sql = "SELECT waiter, generation, key FROM everstep_watchers WHERE run = ?1";
         let mut statement = self.conn.prepare_cached(sql)?;
         let rows = statement.query_map([run.0], |row| waiter(row, 0))?;
         let waiters = rows.collect::<rusqlite::Result<Vec<_>>>()?;
-        self.execute("DELETE FROM watchers WHERE run = ?1", [run.0])?;
+        self.execute("DELETE FROM everstep_watchers WHERE run = ?1", [run.0])?;
         Ok(waiters)
     }
 
     fn remove_watches(&mut self, waiter: &Waiter) -> rusqlite::Result<()> {
-        let sql = "DELETE FROM watchers WHERE waiter = ?1 AND generation = ?2 AND key = ?3";
+        let sql =
+            "DELETE FROM everstep_watchers WHERE waiter = ?1 AND generation = ?2 AND key = ?3";
         let Waiter {
             run,
             generation,
@@ -64,12 +65,12 @@ impl ChildTables for Applier<'_> {
     }
 
     fn remove_watches_of_run(&mut self, run: RunNo) -> rusqlite::Result<()> {
-        self.execute("DELETE FROM watchers WHERE waiter = ?1", [run.0])
+        self.execute("DELETE FROM everstep_watchers WHERE waiter = ?1", [run.0])
             .map(drop)
     }
 
     fn put_child(&mut self, child: &ChildRow) -> rusqlite::Result<()> {
-        let sql = "INSERT OR REPLACE INTO children (run, parent, generation, key, close, awaited) \
+        let sql = "INSERT OR REPLACE INTO everstep_children (run, parent, generation, key, close, awaited) \
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
         let Waiter {
             run: parent,
@@ -85,7 +86,7 @@ impl ChildTables for Applier<'_> {
     }
 
     fn children(&mut self, parent: RunNo) -> rusqlite::Result<Vec<ChildRow>> {
-        let sql = "SELECT run, parent, generation, key, close, awaited FROM children \
+        let sql = "SELECT run, parent, generation, key, close, awaited FROM everstep_children \
                    WHERE parent = ?1 ORDER BY run";
         let mut statement = self.conn.prepare_cached(sql)?;
         let rows = statement.query_map([parent.0], |row| {
@@ -101,7 +102,7 @@ impl ChildTables for Applier<'_> {
     }
 
     fn remove_child(&mut self, run: RunNo) -> rusqlite::Result<()> {
-        self.execute("DELETE FROM children WHERE run = ?1", [run.0])
+        self.execute("DELETE FROM everstep_children WHERE run = ?1", [run.0])
             .map(drop)
     }
 }

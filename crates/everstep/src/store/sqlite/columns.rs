@@ -88,7 +88,8 @@ pub(crate) fn inbox_after(
     run: RunNo,
     after: u64,
 ) -> rusqlite::Result<Vec<InboxRow>> {
-    let sql = format!("SELECT {INBOX_ROW} FROM inbox WHERE run = ?1 AND seq > ?2 ORDER BY seq");
+    let sql =
+        format!("SELECT {INBOX_ROW} FROM everstep_inbox WHERE run = ?1 AND seq > ?2 ORDER BY seq");
     let mut statement = conn.prepare_cached(&sql)?;
     let after = i64::try_from(after).unwrap_or(i64::MAX);
     let rows = statement.query_map(params![run.0, after], inbox_row)?;
@@ -128,7 +129,8 @@ pub(crate) fn fallback_json(fallback: &Fallback) -> String {
 }
 
 pub(crate) fn shards_of(conn: &Connection, runner: Uuid) -> rusqlite::Result<ShardSet> {
-    let mut statement = conn.prepare_cached("SELECT shard FROM shards WHERE runner = ?1")?;
+    let mut statement =
+        conn.prepare_cached("SELECT shard FROM everstep_shards WHERE runner = ?1")?;
     let shards = statement.query_map([runner.as_bytes()], |row| row.get(0).map(ShardId))?;
     shards.collect()
 }

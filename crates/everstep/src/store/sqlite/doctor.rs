@@ -38,16 +38,18 @@ pub(super) fn examine(conn: &Connection, ask: &Ask) -> rusqlite::Result<Facts> {
             saved(conn, rule.table, &sql, row).map(Facts::Saved)
         }
         Ask::Entry { run, key } => {
-            let sql = "SELECT * FROM history WHERE run = ?1 AND key = ?2";
+            let sql = "SELECT * FROM everstep_history WHERE run = ?1 AND key = ?2";
             let row = [Cell::Int(run.0), Cell::Bytes(key.clone())];
-            saved(conn, "history", sql, &row).map(Facts::Saved)
+            saved(conn, "everstep_history", sql, &row).map(Facts::Saved)
         }
         Ask::Runs { live, after, limit } => {
             let (condition, order, first) = match live {
                 true => ("no > ?1 AND status < 5", "ASC", i64::MIN),
                 false => ("no < ?1 AND status > 4", "DESC", i64::MAX),
             };
-            let sql = format!("SELECT no FROM runs WHERE {condition} ORDER BY no {order} LIMIT ?2");
+            let sql = format!(
+                "SELECT no FROM everstep_runs WHERE {condition} ORDER BY no {order} LIMIT ?2"
+            );
             let after = after.map_or(first, |run| run.0);
             let mut statement = conn.prepare_cached(&sql)?;
             let found = statement.query_map(params![after, columns::limit(*limit)], |row| {
@@ -101,7 +103,7 @@ fn place(conn: &Connection) -> rusqlite::Result<Vec<PlaceFact>> {
         );
         say(true, what);
     }
-    let sql = "SELECT 1 FROM secrets WHERE name = 'tokens' AND length(value) = 32";
+    let sql = "SELECT 1 FROM everstep_secrets WHERE name = 'tokens' AND length(value) = 32";
     if !conn.prepare(sql)?.exists([])? {
         let what = "the secret that tokens of deferreds are made with is lost; restore the table \
                     `secrets` from a backup, or no token that was handed out can be used";
@@ -199,7 +201,7 @@ fn hex(bytes: &[u8]) -> String {
 
 fn run_facts(conn: &Connection, run: RunNo) -> rusqlite::Result<Option<RunFacts>> {
     let sql = "SELECT id, shard, status, ending IS NOT NULL, generation, available_at, updated_at, \
-               inbox_seq, last_number, waiting, input, output, error FROM runs WHERE no = ?1";
+               inbox_seq, last_number, waiting, input, output, error FROM everstep_runs WHERE no = ?1";
     let mut statement = conn.prepare_cached(sql)?;
     let facts = statement.query_row([run.0], |row| {
         let id: Vec<u8> = row.get(0)?;
@@ -228,12 +230,12 @@ fn run_facts(conn: &Connection, run: RunNo) -> rusqlite::Result<Option<RunFacts>
     if facts.status.is_none_or(RunStatus::is_terminal) {
         return Ok(Some(facts));
     }
-    let sql = "SELECT 1, wait FROM event_waiters WHERE run = ?1 AND generation = ?2 \
-               UNION ALL SELECT 2, key FROM deferred_waits WHERE run = ?1 AND generation = ?2 \
-               UNION ALL SELECT 3, key FROM watchers WHERE waiter = ?1 AND generation = ?2 \
-               UNION ALL SELECT 4, key FROM queue_waits WHERE run = ?1 AND generation = ?2 \
-               UNION ALL SELECT 5, operation FROM limit_places WHERE run = ?1 AND generation = ?2 \
-               UNION ALL SELECT kind, wait FROM inbox WHERE run = ?1 AND wait IS NOT NULL";
+    let sql = "SELECT 1, wait FROM everstep_event_waiters WHERE run = ?1 AND generation = ?2 \
+               UNION ALL SELECT 2, key FROM everstep_deferred_waits WHERE run = ?1 AND generation = ?2 \
+               UNION ALL SELECT 3, key FROM everstep_watchers WHERE waiter = ?1 AND generation = ?2 \
+               UNION ALL SELECT 4, key FROM everstep_queue_waits WHERE run = ?1 AND generation = ?2 \
+               UNION ALL SELECT 5, operation FROM everstep_limit_places WHERE run = ?1 AND generation = ?2 \
+               UNION ALL SELECT kind, wait FROM everstep_inbox WHERE run = ?1 AND wait IS NOT NULL";
     let mut statement = conn.prepare_cached(sql)?;
     let registered = statement.query_map(params![run.0, facts.generation], |row| {
         Ok((row.get::<_, u8>(0)?, row.get::<_, Vec<u8>>(1)?))

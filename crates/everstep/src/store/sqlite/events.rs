@@ -92,7 +92,8 @@ impl Applier<'_> {
 
 impl EventTables for Applier<'_> {
     fn event_name(&mut self, name: &str) -> Result<Option<EventName>> {
-        let sql = "SELECT last_seq, last_waiter, kept, dropped FROM event_names WHERE name = ?1";
+        let sql =
+            "SELECT last_seq, last_waiter, kept, dropped FROM everstep_event_names WHERE name = ?1";
         self.one_row(sql, [name], |row| {
             Ok(EventName {
                 last_seq: number(row, 0)?,
@@ -104,7 +105,7 @@ impl EventTables for Applier<'_> {
     }
 
     fn write_event_name(&mut self, name: &str, row: &EventName) -> Result<()> {
-        let statement = "INSERT OR REPLACE INTO event_names VALUES (?1, ?2, ?3, ?4, ?5)";
+        let statement = "INSERT OR REPLACE INTO everstep_event_names VALUES (?1, ?2, ?3, ?4, ?5)";
         let (last_seq, last_waiter) = (sql(row.last_seq), sql(row.last_waiter));
         let (kept, dropped) = (sql(row.kept), sql(row.dropped));
         let params = params![name, last_seq, last_waiter, kept, dropped];
@@ -112,7 +113,7 @@ impl EventTables for Applier<'_> {
     }
 
     fn insert_event(&mut self, name: &str, event: &StoredEvent) -> Result<()> {
-        let statement = "INSERT INTO events VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+        let statement = "INSERT INTO everstep_events VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
         let params = params![
             name,
             sql(event.seq),
@@ -128,19 +129,20 @@ impl EventTables for Applier<'_> {
     }
 
     fn stored_event(&mut self, name: &str, seq: u64) -> Result<Option<StoredEvent>> {
-        let statement = format!("SELECT {EVENT} FROM events WHERE name = ?1 AND seq = ?2");
+        let statement = format!("SELECT {EVENT} FROM everstep_events WHERE name = ?1 AND seq = ?2");
         self.one_row(&statement, params![name, sql(seq)], event)
     }
 
     fn write_event(&mut self, name: &str, event: &StoredEvent) -> Result<()> {
-        let statement = "UPDATE events SET given_to = ?3, told = ?4 WHERE name = ?1 AND seq = ?2";
+        let statement =
+            "UPDATE everstep_events SET given_to = ?3, told = ?4 WHERE name = ?1 AND seq = ?2";
         let (given_to, told) = (event.given_to.map(sql), event.told.map(sql));
         self.execute(statement, params![name, sql(event.seq), given_to, told])
             .map(drop)
     }
 
     fn delete_event(&mut self, name: &str, seq: u64) -> Result<()> {
-        let statement = "DELETE FROM events WHERE name = ?1 AND seq = ?2";
+        let statement = "DELETE FROM everstep_events WHERE name = ?1 AND seq = ?2";
         self.execute(statement, params![name, sql(seq)]).map(drop)
     }
 
@@ -161,7 +163,7 @@ impl EventTables for Applier<'_> {
             None => "?2 IS NULL",
         };
         let statement = format!(
-            "SELECT {EVENT} FROM events WHERE name = ?1 AND {of_key} AND {of_delivery} \
+            "SELECT {EVENT} FROM everstep_events WHERE name = ?1 AND {of_key} AND {of_delivery} \
              AND seq > ?3 AND expires_at > ?4 ORDER BY seq LIMIT 1"
         );
         self.one_row(
@@ -172,7 +174,7 @@ impl EventTables for Applier<'_> {
     }
 
     fn last_event_before(&mut self, name: &str, at: Timestamp) -> Result<u64> {
-        let statement = "SELECT seq FROM events WHERE name = ?1 AND published_at < ?2 \
+        let statement = "SELECT seq FROM everstep_events WHERE name = ?1 AND published_at < ?2 \
                          ORDER BY seq DESC LIMIT 1";
         let found = self.one_row(statement, params![name, at.as_millis()], |row| {
             number(row, 0)
@@ -182,14 +184,14 @@ impl EventTables for Applier<'_> {
 
     fn oldest_kept(&mut self, name: &str) -> Result<Option<StoredEvent>> {
         let statement = format!(
-            "SELECT {EVENT} FROM events WHERE name = ?1 AND given_to IS NULL AND told IS NULL \
+            "SELECT {EVENT} FROM everstep_events WHERE name = ?1 AND given_to IS NULL AND told IS NULL \
              ORDER BY seq LIMIT 1"
         );
         self.one_row(&statement, [name], event)
     }
 
     fn expired_events(&mut self, limit: usize) -> Result<Vec<(String, u64)>> {
-        let statement = "SELECT name, seq FROM events WHERE given_to IS NULL AND told IS NULL \
+        let statement = "SELECT name, seq FROM everstep_events WHERE given_to IS NULL AND told IS NULL \
                          AND expires_at <= ?1 ORDER BY expires_at, name, seq LIMIT ?2";
         self.all_rows(statement, params![self.now, columns::limit(limit)], |row| {
             Ok((row.get(0)?, number(row, 1)?))
@@ -202,7 +204,7 @@ impl EventTables for Applier<'_> {
             None => "?1 IS NULL",
         };
         let statement = format!(
-            "SELECT name, seq FROM events INDEXED BY events_spreading \
+            "SELECT name, seq FROM everstep_events INDEXED BY everstep_events_spreading \
              WHERE told IS NOT NULL AND {of_name} ORDER BY name, seq LIMIT 1"
         );
         self.one_row(&statement, [name], |row| Ok((row.get(0)?, number(row, 1)?)))
@@ -210,7 +212,7 @@ impl EventTables for Applier<'_> {
 
     fn insert_waiter(&mut self, waiter: &EventWaiter) -> Result<()> {
         let statement = format!(
-            "INSERT INTO event_waiters ({WAITER}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)"
+            "INSERT INTO everstep_event_waiters ({WAITER}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)"
         );
         let params = params![
             waiter.name,
@@ -234,7 +236,7 @@ impl EventTables for Applier<'_> {
         limit: usize,
     ) -> Result<Vec<EventWaiter>> {
         let statement = format!(
-            "SELECT {WAITER} FROM event_waiters WHERE name = ?1 AND matching IS ?2 \
+            "SELECT {WAITER} FROM everstep_event_waiters WHERE name = ?1 AND matching IS ?2 \
              AND given IS NULL AND no > ?3 ORDER BY no LIMIT ?4"
         );
         let params = params![name, matching, sql(after), columns::limit(limit)];
@@ -243,32 +245,32 @@ impl EventTables for Applier<'_> {
 
     fn waiter_of(&mut self, of: &Waiter) -> Result<Option<EventWaiter>> {
         let statement = format!(
-            "SELECT {WAITER} FROM event_waiters WHERE run = ?1 AND generation = ?2 AND wait = ?3"
+            "SELECT {WAITER} FROM everstep_event_waiters WHERE run = ?1 AND generation = ?2 AND wait = ?3"
         );
         self.one_row(&statement, params![of.run.0, of.generation, of.key], waiter)
     }
 
     fn waiters_of_run(&mut self, run: RunNo) -> Result<Vec<EventWaiter>> {
         let statement = format!(
-            "SELECT {WAITER} FROM event_waiters WHERE run = ?1 ORDER BY run, generation, wait"
+            "SELECT {WAITER} FROM everstep_event_waiters WHERE run = ?1 ORDER BY run, generation, wait"
         );
         self.all_rows(&statement, [run.0], waiter)
     }
 
     fn write_given(&mut self, waiter: &EventWaiter, seq: u64) -> Result<()> {
-        let statement = "UPDATE event_waiters SET given = ?3 WHERE name = ?1 AND no = ?2";
+        let statement = "UPDATE everstep_event_waiters SET given = ?3 WHERE name = ?1 AND no = ?2";
         self.execute(statement, params![waiter.name, sql(waiter.no), sql(seq)])
             .map(drop)
     }
 
     fn delete_waiter(&mut self, waiter: &EventWaiter) -> Result<()> {
-        let statement = "DELETE FROM event_waiters WHERE name = ?1 AND no = ?2";
+        let statement = "DELETE FROM everstep_event_waiters WHERE name = ?1 AND no = ?2";
         self.execute(statement, params![waiter.name, sql(waiter.no)])
             .map(drop)
     }
 
     fn cursor(&mut self, run: RunNo, name: &str, matching: Option<&str>) -> Result<u64> {
-        let statement = "SELECT seq FROM event_cursors \
+        let statement = "SELECT seq FROM everstep_event_cursors \
                          WHERE run = ?1 AND name = ?2 AND matching = ?3";
         let params = params![run.0, name, matching.unwrap_or_default()];
         let found = self.one_row(statement, params, |row| number(row, 0))?;
@@ -282,37 +284,37 @@ impl EventTables for Applier<'_> {
         matching: Option<&str>,
         seq: u64,
     ) -> Result<()> {
-        let statement = "INSERT OR REPLACE INTO event_cursors VALUES (?1, ?2, ?3, ?4)";
+        let statement = "INSERT OR REPLACE INTO everstep_event_cursors VALUES (?1, ?2, ?3, ?4)";
         // A key is never empty.
         let params = params![run.0, name, matching.unwrap_or_default(), sql(seq)];
         self.execute(statement, params).map(drop)
     }
 
     fn delete_cursors(&mut self, run: RunNo) -> Result<()> {
-        self.execute("DELETE FROM event_cursors WHERE run = ?1", [run.0])
+        self.execute("DELETE FROM everstep_event_cursors WHERE run = ?1", [run.0])
             .map(drop)
     }
 
     fn event_dedupe(&mut self, name: &str, key: &str) -> Result<Option<Timestamp>> {
-        let statement = "SELECT until FROM event_dedupes WHERE name = ?1 AND key = ?2";
+        let statement = "SELECT until FROM everstep_event_dedupes WHERE name = ?1 AND key = ?2";
         self.one_row(statement, [name, key], |row| columns::time(row, 0))
     }
 
     fn write_event_dedupe(&mut self, name: &str, key: &str, until: Timestamp) -> Result<()> {
-        let statement = "INSERT OR REPLACE INTO event_dedupes VALUES (?1, ?2, ?3)";
+        let statement = "INSERT OR REPLACE INTO everstep_event_dedupes VALUES (?1, ?2, ?3)";
         self.execute(statement, params![name, key, until.as_millis()])
             .map(drop)
     }
 
     fn delete_event_dedupes(&mut self, limit: usize) -> Result<usize> {
-        let statement = "DELETE FROM event_dedupes WHERE (name, key) IN \
-                         (SELECT name, key FROM event_dedupes WHERE until <= ?1 LIMIT ?2)";
+        let statement = "DELETE FROM everstep_event_dedupes WHERE (name, key) IN \
+                         (SELECT name, key FROM everstep_event_dedupes WHERE until <= ?1 LIMIT ?2)";
         self.execute(statement, params![self.now, columns::limit(limit)])
     }
 
     fn take_fallbacks(&mut self, run: RunNo) -> Result<Vec<InboxRow>> {
         let statement = format!(
-            "DELETE FROM inbox WHERE run = ?1 AND on_end IS NOT NULL RETURNING {}",
+            "DELETE FROM everstep_inbox WHERE run = ?1 AND on_end IS NOT NULL RETURNING {}",
             columns::INBOX_ROW
         );
         let mut rows = self.all_rows(&statement, [run.0], columns::inbox_row)?;
@@ -322,9 +324,9 @@ impl EventTables for Applier<'_> {
 }
 
 pub(crate) fn event_row(conn: &Connection, name: &str) -> Result<Option<EventRow>> {
-    let statement = "SELECT last_seq, kept, dropped, (SELECT count(*) FROM event_waiters \
-                     WHERE event_waiters.name = event_names.name AND given IS NULL) \
-                     FROM event_names WHERE name = ?1";
+    let statement = "SELECT last_seq, kept, dropped, (SELECT count(*) FROM everstep_event_waiters \
+                     WHERE everstep_event_waiters.name = everstep_event_names.name AND given IS NULL) \
+                     FROM everstep_event_names WHERE name = ?1";
     let mut statement = conn.prepare_cached(statement)?;
     let row = statement.query_row([name], |row| {
         Ok(EventRow {
@@ -340,10 +342,10 @@ pub(crate) fn event_row(conn: &Connection, name: &str) -> Result<Option<EventRow
 
 pub(crate) fn to_tend(conn: &Connection, now: Timestamp) -> Result<bool> {
     // Each is answered by its index.
-    let statement = "SELECT EXISTS (SELECT 1 FROM events WHERE told IS NOT NULL) \
-                     OR EXISTS (SELECT 1 FROM events WHERE given_to IS NULL AND told IS NULL \
+    let statement = "SELECT EXISTS (SELECT 1 FROM everstep_events WHERE told IS NOT NULL) \
+                     OR EXISTS (SELECT 1 FROM everstep_events WHERE given_to IS NULL AND told IS NULL \
                                 AND expires_at <= ?1) \
-                     OR EXISTS (SELECT 1 FROM event_dedupes WHERE until <= ?1)";
+                     OR EXISTS (SELECT 1 FROM everstep_event_dedupes WHERE until <= ?1)";
     let mut statement = conn.prepare_cached(statement)?;
     statement.query_row([now.as_millis()], |row| row.get(0))
 }

@@ -11,9 +11,9 @@ use crate::{
 };
 
 /// What [`letter`] reads.
-const LETTERS: &str = "SELECT dead_letters.no, dead_letters.run, runs.id, runs.status, target, \
-     dead_letters.name, body, reason, at \
-     FROM dead_letters LEFT JOIN runs ON runs.no = dead_letters.run";
+const LETTERS: &str = "SELECT everstep_dead_letters.no, everstep_dead_letters.run, everstep_runs.id, everstep_runs.status, target, \
+     everstep_dead_letters.name, body, reason, at \
+     FROM everstep_dead_letters LEFT JOIN everstep_runs ON everstep_runs.no = everstep_dead_letters.run";
 
 fn letter(row: &Row<'_>) -> rusqlite::Result<DeadLetter> {
     let is_known = row.get::<_, Option<[u8; 16]>>(2)?.is_some();
@@ -62,7 +62,7 @@ impl LetterTables for Applier<'_> {
     }
 
     fn count_inbox(&mut self, run: RunNo, max: u64) -> rusqlite::Result<u64> {
-        let sql = "SELECT count(*) FROM (SELECT 1 FROM inbox WHERE run = ?1 LIMIT ?2)";
+        let sql = "SELECT count(*) FROM (SELECT 1 FROM everstep_inbox WHERE run = ?1 LIMIT ?2)";
         let mut statement = self.conn.prepare_cached(sql)?;
         let params = params![run.0, columns::limit(max)];
         statement.query_row(params, |row| row.get::<_, i64>(0).map(|count| count as u64))
@@ -70,47 +70,47 @@ impl LetterTables for Applier<'_> {
 
     fn consume(&mut self, run: RunNo, seqs: &[u64]) -> rusqlite::Result<()> {
         for seq in seqs {
-            let sql = "DELETE FROM inbox WHERE run = ?1 AND seq = ?2";
+            let sql = "DELETE FROM everstep_inbox WHERE run = ?1 AND seq = ?2";
             self.execute(sql, params![run.0, *seq as i64])?;
         }
         Ok(())
     }
 
     fn has_dedupe(&mut self, run: RunNo, key: &str) -> rusqlite::Result<bool> {
-        let sql = "SELECT 1 FROM dedupes WHERE run = ?1 AND key = ?2";
+        let sql = "SELECT 1 FROM everstep_dedupes WHERE run = ?1 AND key = ?2";
         self.conn.prepare_cached(sql)?.exists(params![run.0, key])
     }
 
     fn open_request(&mut self, request: Uuid, run: RunNo) -> rusqlite::Result<()> {
-        let sql = "INSERT OR REPLACE INTO requests (id, run, state) VALUES (?1, ?2, 0)";
+        let sql = "INSERT OR REPLACE INTO everstep_requests (id, run, state) VALUES (?1, ?2, 0)";
         self.execute(sql, params![request.as_bytes(), run.0])
             .map(drop)
     }
 
     fn reply_if_open(&mut self, request: Uuid, body: &[u8]) -> rusqlite::Result<()> {
-        let sql = "UPDATE requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
+        let sql = "UPDATE everstep_requests SET state = 1, body = ?2 WHERE id = ?1 AND state = 0";
         self.execute(sql, params![request.as_bytes(), body])
             .map(drop)
     }
 
     fn end_requests(&mut self, run: RunNo) -> rusqlite::Result<()> {
-        let sql = "UPDATE requests SET state = 2 WHERE run = ?1 AND state = 0";
+        let sql = "UPDATE everstep_requests SET state = 2 WHERE run = ?1 AND state = 0";
         self.execute(sql, [run.0]).map(drop)
     }
 
     fn bury_inbox(&mut self, id: RunId) -> rusqlite::Result<()> {
         let run = id.no().0;
-        let sql = "INSERT INTO dead_letters (run, name, body, reason, at, target) \
-                   SELECT run, name, body, ?2, ?3, ?4 FROM inbox \
+        let sql = "INSERT INTO everstep_dead_letters (run, name, body, reason, at, target) \
+                   SELECT run, name, body, ?2, ?3, ?4 FROM everstep_inbox \
                    WHERE run = ?1 AND kind = 0 AND on_end IS NULL ORDER BY seq";
         let target = target_json(&Target::Id(id));
         self.execute(sql, params![run, rules::LEFT_UNREAD, self.now, target])?;
-        let sql = "DELETE FROM inbox WHERE run = ?1 AND kind = 0 AND on_end IS NULL";
+        let sql = "DELETE FROM everstep_inbox WHERE run = ?1 AND kind = 0 AND on_end IS NULL";
         self.execute(sql, [run]).map(drop)
     }
 
     fn note_dedupe(&mut self, run: RunNo, key: &str) -> rusqlite::Result<()> {
-        let sql = "INSERT OR IGNORE INTO dedupes (run, key) VALUES (?1, ?2)";
+        let sql = "INSERT OR IGNORE INTO everstep_dedupes (run, key) VALUES (?1, ?2)";
         self.execute(sql, params![run.0, key]).map(drop)
     }
 
@@ -120,7 +120,7 @@ impl LetterTables for Applier<'_> {
         delivery: &Delivery,
         reason: &str,
     ) -> rusqlite::Result<()> {
-        let sql = "INSERT INTO dead_letters (run, name, body, reason, at, target) \
+        let sql = "INSERT INTO everstep_dead_letters (run, name, body, reason, at, target) \
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
         let target = target_json(&delivery.target);
         let Delivery { name, body, .. } = delivery;
@@ -130,13 +130,16 @@ impl LetterTables for Applier<'_> {
     }
 
     fn letter(&mut self, no: u64) -> rusqlite::Result<Option<DeadLetter>> {
-        let sql = format!("{LETTERS} WHERE dead_letters.no = ?1");
+        let sql = format!("{LETTERS} WHERE everstep_dead_letters.no = ?1");
         let mut statement = self.conn.prepare_cached(&sql)?;
         statement.query_row([no as i64], letter).optional()
     }
 
     fn remove_letter(&mut self, no: u64) -> rusqlite::Result<bool> {
-        let removed = self.execute("DELETE FROM dead_letters WHERE no = ?1", [no as i64])?;
+        let removed = self.execute(
+            "DELETE FROM everstep_dead_letters WHERE no = ?1",
+            [no as i64],
+        )?;
         Ok(removed > 0)
     }
 }
@@ -150,19 +153,19 @@ pub(crate) fn list(
     let after = i64::try_from(after).unwrap_or(i64::MAX);
     // What a deleted run has left is not shown any more.
     let mut sql = format!(
-        "{LETTERS} WHERE dead_letters.no > ? AND (dead_letters.run IS NULL \
-         OR dead_letters.run NOT IN (SELECT run FROM graves))"
+        "{LETTERS} WHERE everstep_dead_letters.no > ? AND (everstep_dead_letters.run IS NULL \
+         OR everstep_dead_letters.run NOT IN (SELECT run FROM everstep_graves))"
     );
     let mut params: Vec<Box<dyn ToSql>> = vec![Box::new(after)];
     if let Some(run) = filter.run {
-        sql.push_str(" AND dead_letters.run = ?");
+        sql.push_str(" AND everstep_dead_letters.run = ?");
         params.push(Box::new(run.0));
     }
     if let Some(name) = &filter.name {
-        sql.push_str(" AND dead_letters.name = ?");
+        sql.push_str(" AND everstep_dead_letters.name = ?");
         params.push(Box::new(name.clone()));
     }
-    sql.push_str(" ORDER BY dead_letters.no LIMIT ?");
+    sql.push_str(" ORDER BY everstep_dead_letters.no LIMIT ?");
     params.push(Box::new(columns::limit(limit)));
     let mut statement = conn.prepare_cached(&sql)?;
     let rows = statement.query_map(rusqlite::params_from_iter(params), letter)?;

@@ -22,7 +22,7 @@ const PLACE: &str = "name, key, run, generation, operation, arrival, given";
 impl LimitTables for Applier<'_> {
     fn count_places(&mut self, name: &str, key: &str) -> rusqlite::Result<(u64, u64)> {
         let sql = "SELECT coalesce(sum(given = 1), 0), coalesce(sum(given = 0), 0) \
-                   FROM limit_places WHERE name = ?1 AND key = ?2";
+                   FROM everstep_limit_places WHERE name = ?1 AND key = ?2";
         let mut statement = self.conn.prepare_cached(sql)?;
         statement.query_row([name, key], |row| {
             Ok((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u64))
@@ -30,14 +30,14 @@ impl LimitTables for Applier<'_> {
     }
 
     fn limit(&mut self, name: &str, key: &str) -> rusqlite::Result<Option<LimitRow>> {
-        let sql = format!("SELECT {LIMIT} FROM limits WHERE name = ?1 AND key = ?2");
+        let sql = format!("SELECT {LIMIT} FROM everstep_limits WHERE name = ?1 AND key = ?2");
         let mut statement = self.conn.prepare_cached(&sql)?;
         statement.query_row([name, key], limit_row).optional()
     }
 
     fn put_limit(&mut self, row: &LimitRow) -> rusqlite::Result<()> {
         let sql = format!(
-            "INSERT OR REPLACE INTO limits ({LIMIT}) \
+            "INSERT OR REPLACE INTO everstep_limits ({LIMIT}) \
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)"
         );
         let rate = row.rule.rate;
@@ -57,12 +57,12 @@ impl LimitTables for Applier<'_> {
     }
 
     fn remove_limit(&mut self, row: &LimitRow) -> rusqlite::Result<()> {
-        let sql = "DELETE FROM limits WHERE name = ?1 AND key = ?2";
+        let sql = "DELETE FROM everstep_limits WHERE name = ?1 AND key = ?2";
         self.execute(sql, [&row.name, &row.key]).map(drop)
     }
 
     fn remove_idle(&mut self, name: &str, now_us: i64, max: u32) -> rusqlite::Result<()> {
-        let sql = "DELETE FROM limits WHERE name = ?1 AND key IN (SELECT key FROM limits \
+        let sql = "DELETE FROM everstep_limits WHERE name = ?1 AND key IN (SELECT key FROM everstep_limits \
                    WHERE name = ?1 AND held = 0 AND waiting = 0 AND turn_us <= ?2 \
                    ORDER BY turn_us, key LIMIT ?3)";
         self.execute(sql, params![name, now_us, max]).map(drop)
@@ -70,7 +70,7 @@ impl LimitTables for Applier<'_> {
 
     fn place(&mut self, of: &Waiter) -> rusqlite::Result<Option<Place>> {
         let sql = format!(
-            "SELECT {PLACE} FROM limit_places \
+            "SELECT {PLACE} FROM everstep_limit_places \
              WHERE run = ?1 AND generation = ?2 AND operation = ?3"
         );
         let mut statement = self.conn.prepare_cached(&sql)?;
@@ -80,7 +80,7 @@ impl LimitTables for Applier<'_> {
 
     fn put_place(&mut self, place: &Place) -> rusqlite::Result<()> {
         let sql = format!(
-            "INSERT OR REPLACE INTO limit_places ({PLACE}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)"
+            "INSERT OR REPLACE INTO everstep_limit_places ({PLACE}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)"
         );
         let Waiter {
             run,
@@ -100,7 +100,7 @@ impl LimitTables for Applier<'_> {
     }
 
     fn remove_place(&mut self, of: &Waiter) -> rusqlite::Result<()> {
-        let sql = "DELETE FROM limit_places \
+        let sql = "DELETE FROM everstep_limit_places \
                    WHERE run = ?1 AND generation = ?2 AND operation = ?3";
         self.execute(sql, params![of.run.0, of.generation, of.key])
             .map(drop)
@@ -108,7 +108,7 @@ impl LimitTables for Applier<'_> {
 
     fn first_in_line(&mut self, name: &str, key: &str) -> rusqlite::Result<Option<Place>> {
         let sql = format!(
-            "SELECT {PLACE} FROM limit_places WHERE name = ?1 AND key = ?2 AND given = 0 \
+            "SELECT {PLACE} FROM everstep_limit_places WHERE name = ?1 AND key = ?2 AND given = 0 \
              ORDER BY arrival LIMIT 1"
         );
         let mut statement = self.conn.prepare_cached(&sql)?;
@@ -117,7 +117,7 @@ impl LimitTables for Applier<'_> {
 
     fn places_of(&mut self, run: RunNo) -> rusqlite::Result<Vec<Place>> {
         let sql = format!(
-            "SELECT {PLACE} FROM limit_places WHERE run = ?1 ORDER BY generation, operation"
+            "SELECT {PLACE} FROM everstep_limit_places WHERE run = ?1 ORDER BY generation, operation"
         );
         let mut statement = self.conn.prepare_cached(&sql)?;
         let rows = statement.query_map([run.0], place)?;
@@ -127,10 +127,10 @@ impl LimitTables for Applier<'_> {
 
 /// The places of a run, with who has one there.
 pub(super) fn places(conn: &Connection, run: RunNo) -> rusqlite::Result<Vec<LimitPlace>> {
-    let sql = "SELECT name, key, operation, given, (SELECT id FROM limit_places AS other \
-               JOIN runs ON runs.no = other.run WHERE other.name = mine.name \
+    let sql = "SELECT name, key, operation, given, (SELECT id FROM everstep_limit_places AS other \
+               JOIN everstep_runs ON everstep_runs.no = other.run WHERE other.name = mine.name \
                AND other.key = mine.key AND other.given = 1 ORDER BY other.arrival LIMIT 1) \
-               FROM limit_places AS mine WHERE run = ?1 ORDER BY generation, operation";
+               FROM everstep_limit_places AS mine WHERE run = ?1 ORDER BY generation, operation";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([run.0], |row| {
         let holder = match row.get_ref(4)? {
@@ -158,7 +158,9 @@ pub(super) fn list(
         Some(_) => "name = ?1",
         None => "?1 IS NULL",
     };
-    let sql = format!("SELECT {LIMIT} FROM limits WHERE {condition} ORDER BY name, key LIMIT ?2");
+    let sql = format!(
+        "SELECT {LIMIT} FROM everstep_limits WHERE {condition} ORDER BY name, key LIMIT ?2"
+    );
     let mut statement = conn.prepare_cached(&sql)?;
     let rows = statement.query_map(params![name, columns::limit(limit)], limit_row)?;
     rows.collect()

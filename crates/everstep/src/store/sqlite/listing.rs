@@ -63,7 +63,7 @@ impl<T> listing::Listing for Listing<'_, T> {
         let (condition, mut params) = reads::condition(self.filter);
         // By number, whatever else the planner may think of.
         let sql = format!(
-            "SELECT {} FROM runs NOT INDEXED WHERE {condition} AND no >= ? AND no < ? \
+            "SELECT {} FROM everstep_runs NOT INDEXED WHERE {condition} AND no >= ? AND no < ? \
              ORDER BY no DESC LIMIT ?",
             self.columns
         );
@@ -74,7 +74,7 @@ impl<T> listing::Listing for Listing<'_, T> {
     }
 
     fn nth_before(&self, before: RunNo, n: usize) -> rusqlite::Result<Option<RunNo>> {
-        let sql = "SELECT no FROM runs NOT INDEXED WHERE no < ?1 ORDER BY no DESC \
+        let sql = "SELECT no FROM everstep_runs NOT INDEXED WHERE no < ?1 ORDER BY no DESC \
                    LIMIT 1 OFFSET ?2";
         let mut statement = self.conn.prepare_cached(sql)?;
         let params = params![before.0, columns::limit(n) - 1];
@@ -105,7 +105,7 @@ impl<T> listing::Listing for Listing<'_, T> {
     fn matching(&self, of: &[RunNo], limit: usize) -> rusqlite::Result<Vec<T>> {
         let (condition, params) = reads::condition(self.filter);
         let sql = format!(
-            "SELECT {} FROM runs WHERE no = ? AND {condition}",
+            "SELECT {} FROM everstep_runs WHERE no = ? AND {condition}",
             self.columns
         );
         let mut statement = self.conn.prepare(&sql)?;
@@ -129,13 +129,13 @@ fn boxed(number: i64) -> Box<dyn ToSql> {
 
 /// The runs with the first tag that have all others, too, in the order of the table of tags.
 fn by_tag(filter: &Filter) -> (String, Params) {
-    let mut sql = "SELECT run AS no FROM tags WHERE name = ? AND value = ?".to_owned();
+    let mut sql = "SELECT run AS no FROM everstep_tags WHERE name = ? AND value = ?".to_owned();
     let mut params = Params::new();
     for (place, (name, value)) in filter.tags.iter().enumerate() {
         if place > 0 {
             sql.push_str(
-                " AND EXISTS (SELECT 1 FROM tags AS other WHERE other.name = ? \
-                 AND other.value = ? AND other.run = tags.run)",
+                " AND EXISTS (SELECT 1 FROM everstep_tags AS other WHERE other.name = ? \
+                 AND other.value = ? AND other.run = everstep_tags.run)",
             );
         }
         params.push(Box::new(name.clone()));
@@ -152,12 +152,12 @@ pub(super) fn by_key(conn: &Connection, filter: &Filter) -> rusqlite::Result<(St
         None => workflows_with_keys(conn)?,
     };
     let end = rules::prefix_end(&prefix);
-    let mut sql = "SELECT run AS no FROM json_each(?) AS asked CROSS JOIN keys \
-                   ON keys.workflow = asked.value WHERE keys.key >= ?"
+    let mut sql = "SELECT run AS no FROM json_each(?) AS asked CROSS JOIN everstep_keys \
+                   ON everstep_keys.workflow = asked.value WHERE everstep_keys.key >= ?"
         .to_owned();
     let mut params: Params = vec![Box::new(columns::to_json(&workflows)), Box::new(prefix)];
     if let Some(end) = end {
-        sql.push_str(" AND keys.key < ?");
+        sql.push_str(" AND everstep_keys.key < ?");
         params.push(Box::new(end));
     }
     Ok((sql, params))
@@ -165,7 +165,7 @@ pub(super) fn by_key(conn: &Connection, filter: &Filter) -> rusqlite::Result<(St
 
 /// The workflows of which a run has a key: one look into the table for each.
 fn workflows_with_keys(conn: &Connection) -> rusqlite::Result<Vec<String>> {
-    let sql = "SELECT workflow FROM keys WHERE workflow > ?1 ORDER BY workflow LIMIT 1";
+    let sql = "SELECT workflow FROM everstep_keys WHERE workflow > ?1 ORDER BY workflow LIMIT 1";
     overview::names(conn, sql)
 }
 
@@ -187,8 +187,8 @@ fn by_status(conn: &Connection, filter: &Filter) -> rusqlite::Result<Vec<(String
             None => overview::workflows(conn)?,
         };
         let mut sql = format!(
-            "SELECT no FROM json_each(?) AS asked CROSS JOIN runs INDEXED BY finished \
-             ON runs.workflow = asked.value AND runs.status IN ({ended}) \
+            "SELECT no FROM json_each(?) AS asked CROSS JOIN everstep_runs INDEXED BY everstep_runs_finished \
+             ON everstep_runs.workflow = asked.value AND everstep_runs.status IN ({ended}) \
              WHERE finished_at IS NOT NULL"
         );
         let mut params: Params = vec![Box::new(columns::to_json(&workflows))];
@@ -213,7 +213,7 @@ fn by_status(conn: &Connection, filter: &Filter) -> rusqlite::Result<Vec<(String
             continue;
         }
         let mut sql = format!(
-            "SELECT no FROM runs INDEXED BY {index} WHERE {condition} AND status IN ({codes})"
+            "SELECT no FROM everstep_runs INDEXED BY {index} WHERE {condition} AND status IN ({codes})"
         );
         let mut params = Params::new();
         if let Some(workflow) = &filter.workflow {

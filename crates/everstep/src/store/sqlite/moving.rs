@@ -26,7 +26,10 @@ use crate::{
 
 /// What lives with the process that had the file open, and begins anew elsewhere. The last epoch is
 /// a sequence there.
-const LEFT_BEHIND: [&str; 3] = ["runners", "shards", "epochs"];
+const LEFT_BEHIND: [&str; 3] = ["everstep_runners", "everstep_shards", "everstep_epochs"];
+
+/// What a store says of itself: its format, and whether it was moved.
+const MARKS: [&str; 2] = ["everstep_format", "everstep_move"];
 
 /// A page is full with this many rows or bytes.
 const PAGE_ROWS: usize = 2_000;
@@ -78,7 +81,8 @@ impl Source {
         // The machine's own time: there is no engine here whose clock could be asked.
         let now = Timestamp::from(SystemTime::now()).as_millis();
         let read = || -> rusqlite::Result<Vec<(String, i64, Option<String>)>> {
-            let sql = "SELECT name, lease_until, address FROM runners WHERE lease_until > ?1";
+            let sql =
+                "SELECT name, lease_until, address FROM everstep_runners WHERE lease_until > ?1";
             let mut statement = self.conn.prepare(sql)?;
             let rows =
                 statement.query_map([now], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
@@ -153,8 +157,7 @@ impl Source {
         let mut statement = self.conn.prepare(sql)?;
         let names = statement.query_map([], |row| row.get::<_, String>(0))?;
         let names = names.collect::<rusqlite::Result<Vec<_>>>()?;
-        let is_ours =
-            |name: &String| super::transact::is_ours(name) && !name.starts_with("sqlite_");
+        let is_ours = |name: &String| super::transact::is_ours(name) && !MARKS.contains(&&**name);
         Ok(names.into_iter().filter(is_ours).collect())
     }
 
@@ -226,11 +229,11 @@ impl Source {
         let read = || -> rusqlite::Result<Numbers> {
             let epoch = self
                 .conn
-                .query_row("SELECT last FROM epochs", [], |row| row.get(0))?;
+                .query_row("SELECT last FROM everstep_epochs", [], |row| row.get(0))?;
             Ok(Numbers {
-                queue_items: given("queue_items")?,
-                dead_letters: given("dead_letters")?,
-                audit: given("audit")?,
+                queue_items: given("everstep_queue_items")?,
+                dead_letters: given("everstep_dead_letters")?,
+                audit: given("everstep_audit")?,
                 epoch,
             })
         };
@@ -243,7 +246,7 @@ impl Source {
         let write = || -> rusqlite::Result<()> {
             // An owner that was only stopped finds that it is none any more.
             self.conn
-                .execute_batch("DELETE FROM shards; DELETE FROM runners;")?;
+                .execute_batch("DELETE FROM everstep_shards; DELETE FROM everstep_runners;")?;
             for table in self.names()? {
                 for act in ["INSERT", "UPDATE", "DELETE"] {
                     self.conn.execute_batch(&format!(

@@ -9,7 +9,8 @@ use crate::{
 };
 
 pub(super) fn begin_audit(conn: &Connection, new: &NewAudit) -> rusqlite::Result<u64> {
-    let sql = "INSERT INTO audit (at, who, action, target, detail) VALUES (?1, ?2, ?3, ?4, ?5)";
+    let sql =
+        "INSERT INTO everstep_audit (at, who, action, target, detail) VALUES (?1, ?2, ?3, ?4, ?5)";
     let at = new.at.as_millis();
     let params = params![at, new.who, new.action, new.target, new.detail];
     conn.prepare_cached(sql)?.execute(params)?;
@@ -17,7 +18,7 @@ pub(super) fn begin_audit(conn: &Connection, new: &NewAudit) -> rusqlite::Result
 }
 
 pub(super) fn end_audit(conn: &Connection, no: u64, outcome: &str) -> rusqlite::Result<bool> {
-    let sql = "UPDATE audit SET outcome = ?2 WHERE no = ?1 AND outcome IS NULL";
+    let sql = "UPDATE everstep_audit SET outcome = ?2 WHERE no = ?1 AND outcome IS NULL";
     let changed = conn
         .prepare_cached(sql)?
         .execute(params![no as i64, outcome])?;
@@ -29,7 +30,7 @@ pub(super) fn audits(
     before: Option<u64>,
     limit: usize,
 ) -> rusqlite::Result<Vec<AuditRow>> {
-    let sql = "SELECT no, at, who, action, target, detail, outcome FROM audit WHERE no < ?1 \
+    let sql = "SELECT no, at, who, action, target, detail, outcome FROM everstep_audit WHERE no < ?1 \
                ORDER BY no DESC LIMIT ?2";
     let before = before.map_or(i64::MAX, |no| i64::try_from(no).unwrap_or(i64::MAX));
     let mut statement = conn.prepare_cached(sql)?;
@@ -52,7 +53,7 @@ fn audit(row: &Row<'_>) -> rusqlite::Result<AuditRow> {
 }
 
 pub(super) fn oldest_audit(conn: &Connection) -> rusqlite::Result<Option<Timestamp>> {
-    let sql = "SELECT at FROM audit ORDER BY at LIMIT 1";
+    let sql = "SELECT at FROM everstep_audit ORDER BY at LIMIT 1";
     let mut statement = conn.prepare_cached(sql)?;
     statement
         .query_row([], |row| columns::time(row, 0))
@@ -64,14 +65,14 @@ pub(super) fn delete_audits(
     before: Timestamp,
     limit: usize,
 ) -> rusqlite::Result<()> {
-    let sql = "DELETE FROM audit WHERE no IN \
-               (SELECT no FROM audit WHERE at < ?1 ORDER BY at, no LIMIT ?2)";
+    let sql = "DELETE FROM everstep_audit WHERE no IN \
+               (SELECT no FROM everstep_audit WHERE at < ?1 ORDER BY at, no LIMIT ?2)";
     let params = params![before.as_millis(), columns::limit(limit)];
     conn.prepare_cached(sql)?.execute(params).map(drop)
 }
 
 pub(super) fn add_api_token(conn: &Connection, token: &ApiTokenRow) -> rusqlite::Result<bool> {
-    let sql = "INSERT OR IGNORE INTO api_tokens (name, role, hash, created_at, last_used_at) \
+    let sql = "INSERT OR IGNORE INTO everstep_api_tokens (name, role, hash, created_at, last_used_at) \
                VALUES (?1, ?2, ?3, ?4, ?5)";
     let params = params![
         token.name,
@@ -84,7 +85,7 @@ pub(super) fn add_api_token(conn: &Connection, token: &ApiTokenRow) -> rusqlite:
 }
 
 pub(super) fn remove_api_token(conn: &Connection, name: &str) -> rusqlite::Result<bool> {
-    let sql = "DELETE FROM api_tokens WHERE name = ?1";
+    let sql = "DELETE FROM everstep_api_tokens WHERE name = ?1";
     Ok(conn.prepare_cached(sql)?.execute([name])? > 0)
 }
 
@@ -93,14 +94,15 @@ pub(super) fn note_api_token_used(
     name: &str,
     at: Timestamp,
 ) -> rusqlite::Result<()> {
-    let sql = "UPDATE api_tokens SET last_used_at = ?2 \
+    let sql = "UPDATE everstep_api_tokens SET last_used_at = ?2 \
                WHERE name = ?1 AND (last_used_at IS NULL OR last_used_at < ?2)";
     let params = params![name, at.as_millis()];
     conn.prepare_cached(sql)?.execute(params).map(drop)
 }
 
 pub(super) fn api_tokens(conn: &Connection) -> rusqlite::Result<Vec<ApiTokenRow>> {
-    let sql = "SELECT name, role, hash, created_at, last_used_at FROM api_tokens ORDER BY name";
+    let sql =
+        "SELECT name, role, hash, created_at, last_used_at FROM everstep_api_tokens ORDER BY name";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
         let role: String = row.get(1)?;
@@ -113,46 +115,4 @@ pub(super) fn api_tokens(conn: &Connection) -> rusqlite::Result<Vec<ApiTokenRow>
         })
     })?;
     rows.collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::*;
-    use crate::store::{Role, SqliteStore, Store, sqlite::testing::Directory};
-
-    #[test]
-    fn a_file_of_format_1_gets_an_audit_log_and_tokens() {
-        let directory = Directory::new();
-        let path = directory.path("app.db");
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/format_1.sqlite");
-        std::fs::copy(fixture, &path).expect("the fixture");
-        let conn = Connection::open(&path).expect("connect");
-        conn.execute("UPDATE runners SET lease_until = 0", [])
-            .expect("its lease is over");
-        drop(conn);
-        let store = SqliteStore::open(&path).expect("open");
-        store.migrate().expect("migrate");
-        let begun = NewAudit {
-            at: Timestamp::from_millis(5),
-            who: "ada".to_owned(),
-            action: "cancel".to_owned(),
-            target: "run".to_owned(),
-            detail: String::new(),
-        };
-        let no = store.begin_audit(&begun).expect("begin");
-        let outcome = None;
-        let row = AuditRow { no, begun, outcome };
-        assert_eq!(store.audits(None, 9).expect("audits"), [row]);
-        let token = ApiTokenRow {
-            name: "ci".to_owned(),
-            role: Role::Admin,
-            hash: [7; 32],
-            created_at: Timestamp::from_millis(6),
-            last_used_at: None,
-        };
-        assert!(store.add_api_token(&token).expect("add"));
-        assert_eq!(store.api_tokens().expect("api_tokens"), [token]);
-    }
 }

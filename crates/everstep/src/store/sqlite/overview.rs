@@ -22,7 +22,7 @@ pub(crate) fn unread(
     limit: usize,
 ) -> rusqlite::Result<Vec<InboxRow>> {
     let sql = format!(
-        "SELECT {} FROM inbox WHERE run = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+        "SELECT {} FROM everstep_inbox WHERE run = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
         columns::INBOX_ROW
     );
     let mut statement = conn.prepare_cached(&sql)?;
@@ -52,15 +52,15 @@ pub(crate) fn queues(
 /// The first queue after this one: one look into each of the indexes that begin with the queue.
 fn next_queue(conn: &Connection, after: Option<&str>) -> rusqlite::Result<Option<String>> {
     let parts = [
-        ("queue_ready", "state = 0"),
-        ("queue_timed", "state IN (1, 2, 3)"),
-        ("queue_dead", "state = 4"),
+        ("everstep_queue_ready", "state = 0"),
+        ("everstep_queue_timed", "state IN (1, 2, 3)"),
+        ("everstep_queue_dead", "state = 4"),
     ];
     let mut first: Option<String> = None;
     for (index, state) in parts {
         // Names are never empty.
         let sql = format!(
-            "SELECT queue FROM queue_items INDEXED BY {index} WHERE {state} AND queue > ?1 \
+            "SELECT queue FROM everstep_queue_items INDEXED BY {index} WHERE {state} AND queue > ?1 \
              ORDER BY queue LIMIT 1"
         );
         let mut statement = conn.prepare_cached(&sql)?;
@@ -77,7 +77,7 @@ fn next_queue(conn: &Connection, after: Option<&str>) -> rusqlite::Result<Option
 fn stats_up_to(conn: &Connection, queue: &str, most: u64) -> rusqlite::Result<QueueStats> {
     let count = |state: ItemState| -> rusqlite::Result<u64> {
         let sql = format!(
-            "SELECT count(*) FROM (SELECT 1 FROM queue_items WHERE queue = ?1 AND {} LIMIT ?2)",
+            "SELECT count(*) FROM (SELECT 1 FROM everstep_queue_items WHERE queue = ?1 AND {} LIMIT ?2)",
             in_state(state)
         );
         let mut statement = conn.prepare_cached(&sql)?;
@@ -96,7 +96,7 @@ fn stats_up_to(conn: &Connection, queue: &str, most: u64) -> rusqlite::Result<Qu
 
 /// The oldest of each priority is the first of it in the index.
 fn oldest_ready(conn: &Connection, queue: &str) -> rusqlite::Result<Option<Timestamp>> {
-    let sql = "SELECT rank, at FROM queue_items INDEXED BY queue_ready \
+    let sql = "SELECT rank, at FROM everstep_queue_items INDEXED BY everstep_queue_ready \
                WHERE queue = ?1 AND state = 0 AND rank > ?2 ORDER BY rank, at LIMIT 1";
     let mut statement = conn.prepare_cached(sql)?;
     let mut oldest = None;
@@ -129,7 +129,7 @@ pub(crate) fn count_by_status(
         reads::count_by_status(conn, filter, |status, number| counts.add(status, number))?;
         return Ok(counts);
     }
-    let sql = "SELECT count(*) FROM runs INDEXED BY finished \
+    let sql = "SELECT count(*) FROM everstep_runs INDEXED BY everstep_runs_finished \
                WHERE workflow = ?1 AND status = ?2 AND finished_at IS NOT NULL \
                AND finished_at >= ?3 AND finished_at < ?4";
     let mut ended = conn.prepare_cached(sql)?;
@@ -158,7 +158,7 @@ pub(crate) fn count_by_status(
     };
     for (index, _, condition) in LIVE {
         let sql = format!(
-            "SELECT status, count(*) FROM runs INDEXED BY {index} \
+            "SELECT status, count(*) FROM everstep_runs INDEXED BY {index} \
              WHERE {condition}{of_workflow} GROUP BY 1"
         );
         let mut statement = conn.prepare_cached(&sql)?;
@@ -176,13 +176,17 @@ pub(crate) fn count_by_status(
 /// Every run that has not ended is in exactly one of these: an index, the statuses of what is in it,
 /// and how it is asked for.
 pub(super) const LIVE: [(&str, &[u8], &str); 3] = [
-    ("live", &[1, 3], "status IN (1, 3)"),
+    ("everstep_runs_live", &[1, 3], "status IN (1, 3)"),
     (
-        "due",
+        "everstep_runs_due",
         &[0, 2, 4],
         "available_at IS NOT NULL AND status IN (0, 2, 4)",
     ),
-    ("idle", &[2, 4], "status IN (2, 4) AND available_at IS NULL"),
+    (
+        "everstep_runs_idle",
+        &[2, 4],
+        "status IN (2, 4) AND available_at IS NULL",
+    ),
 ];
 
 pub(super) const ENDED: [RunStatus; 3] = [
@@ -193,7 +197,7 @@ pub(super) const ENDED: [RunStatus; 3] = [
 
 /// The workflows of which a run has ended: one look into the index for each.
 pub(super) fn workflows(conn: &Connection) -> rusqlite::Result<Vec<String>> {
-    let sql = "SELECT workflow FROM runs INDEXED BY finished \
+    let sql = "SELECT workflow FROM everstep_runs INDEXED BY everstep_runs_finished \
                WHERE finished_at IS NOT NULL AND workflow > ?1 ORDER BY workflow LIMIT 1";
     names(conn, sql)
 }
@@ -217,7 +221,7 @@ pub(super) fn names(conn: &Connection, sql: &str) -> rusqlite::Result<Vec<String
 const HORIZON: &str = "retention_horizon";
 
 pub(crate) fn horizon(conn: &Connection) -> rusqlite::Result<Option<Timestamp>> {
-    let sql = "SELECT value FROM secrets WHERE name = ?1";
+    let sql = "SELECT value FROM everstep_secrets WHERE name = ?1";
     let found: Option<Vec<u8>> = conn
         .prepare_cached(sql)?
         .query_row([HORIZON], |row| row.get(0))
@@ -227,8 +231,8 @@ pub(crate) fn horizon(conn: &Connection) -> rusqlite::Result<Option<Timestamp>> 
 }
 
 pub(crate) fn raise_horizon(conn: &Connection, to: Timestamp) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO secrets (name, value) VALUES (?1, ?2) ON CONFLICT (name) \
-               DO UPDATE SET value = excluded.value WHERE secrets.value < excluded.value";
+    let sql = "INSERT INTO everstep_secrets (name, value) VALUES (?1, ?2) ON CONFLICT (name) \
+               DO UPDATE SET value = excluded.value WHERE everstep_secrets.value < excluded.value";
     let bytes = to.as_millis().max(0).to_be_bytes();
     conn.prepare_cached(sql)?.execute(params![HORIZON, bytes])?;
     Ok(())
@@ -236,7 +240,7 @@ pub(crate) fn raise_horizon(conn: &Connection, to: Timestamp) -> rusqlite::Resul
 
 pub(crate) fn stats(conn: &Connection, range: &StatsRange) -> rusqlite::Result<Vec<StatsRow>> {
     let mut rows = vec![StatsRow::default(); range.len()];
-    let sql = "SELECT count(*) FROM runs WHERE no >= ?1 AND no < ?2";
+    let sql = "SELECT count(*) FROM everstep_runs WHERE no >= ?1 AND no < ?2";
     let mut started = conn.prepare_cached(sql)?;
     for (index, row) in rows.iter_mut().enumerate() {
         let (from, to) = range.bucket(index);
@@ -245,7 +249,7 @@ pub(crate) fn stats(conn: &Connection, range: &StatsRange) -> rusqlite::Result<V
     }
     let mut durations = vec![Durations::default(); range.len()];
     // The number of a run is in every index, and says when it was started.
-    let sql = "SELECT finished_at, no FROM runs INDEXED BY finished \
+    let sql = "SELECT finished_at, no FROM everstep_runs INDEXED BY everstep_runs_finished \
                WHERE workflow = ?1 AND status = ?2 AND finished_at IS NOT NULL \
                AND finished_at >= ?3 AND finished_at < ?4 ORDER BY finished_at, no";
     let mut ended = conn.prepare_cached(sql)?;

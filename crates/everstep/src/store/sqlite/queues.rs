@@ -84,7 +84,7 @@ fn no(item: ItemId) -> i64 {
 }
 
 pub(crate) fn item(conn: &Connection, item: ItemId) -> rusqlite::Result<Option<ItemRow>> {
-    let sql = format!("SELECT {ROW} FROM queue_items WHERE no = ?1");
+    let sql = format!("SELECT {ROW} FROM everstep_queue_items WHERE no = ?1");
     let mut statement = conn.prepare_cached(&sql)?;
     statement.query_row([no(item)], item_row).optional()
 }
@@ -99,7 +99,7 @@ pub(crate) fn list(
     let after = after.map_or(-1, no);
     let state = state.map_or_else(String::new, |state| format!("AND {}", in_state(state)));
     let sql = format!(
-        "SELECT {ROW} FROM queue_items WHERE queue = ?1 {state} AND no > ?2 ORDER BY no LIMIT ?3"
+        "SELECT {ROW} FROM everstep_queue_items WHERE queue = ?1 {state} AND no > ?2 ORDER BY no LIMIT ?3"
     );
     let mut statement = conn.prepare_cached(&sql)?;
     let rows = statement.query_map(params![queue, after, columns::limit(limit)], item_row)?;
@@ -109,13 +109,13 @@ pub(crate) fn list(
 pub(crate) fn stats(conn: &Connection, queue: &str) -> rusqlite::Result<QueueStats> {
     let count = |state: ItemState| -> rusqlite::Result<u64> {
         let sql = format!(
-            "SELECT count(*) FROM queue_items WHERE queue = ?1 AND {}",
+            "SELECT count(*) FROM everstep_queue_items WHERE queue = ?1 AND {}",
             in_state(state)
         );
         let mut statement = conn.prepare_cached(&sql)?;
         Ok(statement.query_row([queue], |row| row.get::<_, i64>(0))? as u64)
     };
-    let sql = "SELECT min(at) FROM queue_items WHERE queue = ?1 AND state = 0";
+    let sql = "SELECT min(at) FROM everstep_queue_items WHERE queue = ?1 AND state = 0";
     let mut oldest = conn.prepare_cached(sql)?;
     Ok(QueueStats {
         ready: count(ItemState::Ready)?,
@@ -132,7 +132,7 @@ pub(crate) fn outlook(
     queue: &str,
     now: Timestamp,
 ) -> rusqlite::Result<QueueOutlook> {
-    let sql = "SELECT 1 FROM queue_items WHERE queue = ?1 AND state = 0 LIMIT 1";
+    let sql = "SELECT 1 FROM everstep_queue_items WHERE queue = ?1 AND state = 0 LIMIT 1";
     let is_ready = conn.prepare_cached(sql)?.exists([queue])?;
     let delayed = first_time(conn, queue, ItemState::Delayed)?;
     let claimed = first_time(conn, queue, ItemState::Claimed)?;
@@ -142,7 +142,7 @@ pub(crate) fn outlook(
 }
 
 pub(crate) fn first_place_lost(conn: &Connection) -> rusqlite::Result<Option<Timestamp>> {
-    let sql = "SELECT min(item.at) FROM limit_places AS place JOIN queue_items AS item \
+    let sql = "SELECT min(item.at) FROM everstep_limit_places AS place JOIN everstep_queue_items AS item \
                ON item.no = CAST(CAST(place.operation AS TEXT) AS INTEGER) WHERE place.run = ?1";
     let mut statement = conn.prepare_cached(sql)?;
     statement.query_row([HOLDERS.0], |row| columns::optional_time(row, 0))
@@ -154,7 +154,7 @@ fn first_time(
     state: ItemState,
 ) -> rusqlite::Result<Option<Timestamp>> {
     let sql = format!(
-        "SELECT at FROM queue_items INDEXED BY queue_timed WHERE queue = ?1 AND {} \
+        "SELECT at FROM everstep_queue_items INDEXED BY everstep_queue_timed WHERE queue = ?1 AND {} \
          ORDER BY at LIMIT 1",
         in_state(state)
     );
@@ -168,7 +168,7 @@ pub(crate) fn ended(
     conn: &Connection,
     items: &[ItemId],
 ) -> rusqlite::Result<Vec<(ItemId, Option<Vec<u8>>)>> {
-    let sql = "SELECT answer FROM queue_items WHERE no = ?1";
+    let sql = "SELECT answer FROM everstep_queue_items WHERE no = ?1";
     let mut statement = conn.prepare_cached(sql)?;
     let mut ended = Vec::new();
     for item in items {
@@ -189,7 +189,7 @@ impl QueueTables for Applier<'_> {
         state: ItemState,
         at: Timestamp,
     ) -> rusqlite::Result<ItemId> {
-        let sql = "INSERT INTO queue_items \
+        let sql = "INSERT INTO everstep_queue_items \
                    (queue, state, rank, at, attempts, keep_ms, dedupe, created_at, payload, \
                    trace) VALUES (?1, ?2, ?3, ?4, 0, ?5, ?6, ?7, ?8, ?9)";
         let (rank, keep) = (
@@ -215,20 +215,20 @@ impl QueueTables for Applier<'_> {
     }
 
     fn item(&mut self, item: ItemId) -> rusqlite::Result<Option<ItemHead>> {
-        let sql = format!("SELECT {HEAD} FROM queue_items WHERE no = ?1");
+        let sql = format!("SELECT {HEAD} FROM everstep_queue_items WHERE no = ?1");
         let mut statement = self.conn.prepare_cached(&sql)?;
         statement.query_row([no(item)], head).optional()
     }
 
     fn item_answer(&mut self, item: ItemId) -> rusqlite::Result<Option<Vec<u8>>> {
-        let sql = "SELECT answer FROM queue_items WHERE no = ?1";
+        let sql = "SELECT answer FROM everstep_queue_items WHERE no = ?1";
         let mut statement = self.conn.prepare_cached(sql)?;
         let answer = statement.query_row([no(item)], |row| row.get(0));
         answer.optional().map(Option::flatten)
     }
 
     fn item_by_dedupe(&mut self, queue: &str, key: &str) -> rusqlite::Result<Option<ItemId>> {
-        let sql = "SELECT no FROM queue_items WHERE queue = ?1 AND dedupe = ?2";
+        let sql = "SELECT no FROM everstep_queue_items WHERE queue = ?1 AND dedupe = ?2";
         let mut statement = self.conn.prepare_cached(sql)?;
         statement
             .query_row([queue, key], |row| item_id(row, 0))
@@ -236,7 +236,7 @@ impl QueueTables for Applier<'_> {
     }
 
     fn write_item(&mut self, head: &ItemHead, news: ItemNews<'_>) -> rusqlite::Result<()> {
-        let sql = "UPDATE queue_items SET state = ?2, at = ?3, claim = ?4, attempts = ?5, \
+        let sql = "UPDATE everstep_queue_items SET state = ?2, at = ?3, claim = ?4, attempts = ?5, \
                    error = coalesce(?6, error), answer = ?7 WHERE no = ?1";
         let claim = head.claim.as_ref().map(Uuid::as_bytes);
         let (no, state, at) = (no(head.id), head.state.code(), head.at.as_millis());
@@ -248,18 +248,19 @@ impl QueueTables for Applier<'_> {
     }
 
     fn free_dedupe(&mut self, item: ItemId) -> rusqlite::Result<()> {
-        let sql = "UPDATE queue_items SET dedupe = NULL WHERE no = ?1 AND dedupe IS NOT NULL";
+        let sql =
+            "UPDATE everstep_queue_items SET dedupe = NULL WHERE no = ?1 AND dedupe IS NOT NULL";
         self.execute(sql, [no(item)]).map(drop)
     }
 
     fn delete_item(&mut self, item: ItemId) -> rusqlite::Result<()> {
-        self.execute("DELETE FROM queue_items WHERE no = ?1", [no(item)])
+        self.execute("DELETE FROM everstep_queue_items WHERE no = ?1", [no(item)])
             .map(drop)
     }
 
     fn ready_items(&mut self, queue: &str, limit: usize) -> rusqlite::Result<Vec<ReadyItem>> {
         let sql = format!(
-            "SELECT {HEAD}, payload, trace FROM queue_items INDEXED BY queue_ready \
+            "SELECT {HEAD}, payload, trace FROM everstep_queue_items INDEXED BY everstep_queue_ready \
              WHERE queue = ?1 AND state = 0 ORDER BY rank, at, no LIMIT ?2"
         );
         let mut statement = self.conn.prepare_cached(&sql)?;
@@ -281,7 +282,7 @@ impl QueueTables for Applier<'_> {
         limit: usize,
     ) -> rusqlite::Result<Vec<ItemHead>> {
         let sql = format!(
-            "SELECT {HEAD} FROM queue_items INDEXED BY queue_timed \
+            "SELECT {HEAD} FROM everstep_queue_items INDEXED BY everstep_queue_timed \
              WHERE queue = ?1 AND {} AND at <= ?2 ORDER BY at, no LIMIT ?3",
             in_state(state)
         );
@@ -295,7 +296,7 @@ impl QueueTables for Applier<'_> {
     }
 
     fn put_wait(&mut self, wait: &Wait) -> rusqlite::Result<()> {
-        let sql = "INSERT OR REPLACE INTO queue_waits (run, generation, key, item, cancels) \
+        let sql = "INSERT OR REPLACE INTO everstep_queue_waits (run, generation, key, item, cancels) \
                    VALUES (?1, ?2, ?3, ?4, ?5)";
         let Waiter {
             run,
@@ -310,7 +311,7 @@ impl QueueTables for Applier<'_> {
     }
 
     fn take_wait(&mut self, waiter: &Waiter) -> rusqlite::Result<Option<Wait>> {
-        let sql = "DELETE FROM queue_waits WHERE run = ?1 AND generation = ?2 AND key = ?3 \
+        let sql = "DELETE FROM everstep_queue_waits WHERE run = ?1 AND generation = ?2 AND key = ?3 \
                    RETURNING run, generation, key, item, cancels";
         let mut statement = self.conn.prepare_cached(sql)?;
         let params = params![waiter.run.0, waiter.generation, waiter.key];
@@ -321,22 +322,25 @@ impl QueueTables for Applier<'_> {
         if !self.is_waited_for(item)? {
             return Ok(Vec::new());
         }
-        let sql = "SELECT run, generation, key, item, cancels FROM queue_waits WHERE item = ?1 \
+        let sql = "SELECT run, generation, key, item, cancels FROM everstep_queue_waits WHERE item = ?1 \
                    ORDER BY run, generation, key";
         let mut statement = self.conn.prepare_cached(sql)?;
         let waits = statement.query_map([no(item)], wait)?;
         let waits = waits.collect::<rusqlite::Result<Vec<_>>>()?;
-        self.execute("DELETE FROM queue_waits WHERE item = ?1", [no(item)])?;
+        self.execute(
+            "DELETE FROM everstep_queue_waits WHERE item = ?1",
+            [no(item)],
+        )?;
         Ok(waits)
     }
 
     fn is_waited_for(&mut self, item: ItemId) -> rusqlite::Result<bool> {
-        let sql = "SELECT 1 FROM queue_waits WHERE item = ?1";
+        let sql = "SELECT 1 FROM everstep_queue_waits WHERE item = ?1";
         self.conn.prepare_cached(sql)?.exists([no(item)])
     }
 
     fn waits_of_run(&mut self, run: RunNo) -> rusqlite::Result<Vec<Waiter>> {
-        let sql = "SELECT run, generation, key FROM queue_waits WHERE run = ?1 \
+        let sql = "SELECT run, generation, key FROM everstep_queue_waits WHERE run = ?1 \
                    ORDER BY generation, key";
         let mut statement = self.conn.prepare_cached(sql)?;
         statement.query_map([run.0], waiter)?.collect()

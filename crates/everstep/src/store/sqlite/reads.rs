@@ -21,7 +21,10 @@ pub(crate) fn run(conn: &Connection, target: &Target) -> rusqlite::Result<Option
 }
 
 fn run_by_no(conn: &Connection, no: RunNo) -> rusqlite::Result<Option<RunRow>> {
-    let sql = format!("SELECT {} FROM runs WHERE no = ?1", columns::RUN_ROW);
+    let sql = format!(
+        "SELECT {} FROM everstep_runs WHERE no = ?1",
+        columns::RUN_ROW
+    );
     conn.prepare_cached(&sql)?
         .query_row([no.0], columns::run_row)
         .optional()
@@ -31,7 +34,8 @@ pub(crate) fn load(conn: &Connection, no: RunNo) -> rusqlite::Result<Option<Load
     let Some(row) = run_by_no(conn, no)? else {
         return Ok(None);
     };
-    let sql = "SELECT key, value FROM history WHERE run = ?1 AND generation = ?2 ORDER BY key";
+    let sql =
+        "SELECT key, value FROM everstep_history WHERE run = ?1 AND generation = ?2 ORDER BY key";
     let mut statement = conn.prepare_cached(sql)?;
     let history = statement.query_map(params![no.0, row.generation], put)?;
     let history = history.collect::<rusqlite::Result<_>>()?;
@@ -58,8 +62,8 @@ pub(crate) fn history(
     after: Option<&[u8]>,
     limit: usize,
 ) -> rusqlite::Result<Vec<Put>> {
-    let sql = "SELECT key, value FROM history WHERE run = ?1 \
-               AND generation = (SELECT generation FROM runs WHERE no = ?1) \
+    let sql = "SELECT key, value FROM everstep_history WHERE run = ?1 \
+               AND generation = (SELECT generation FROM everstep_runs WHERE no = ?1) \
                AND (?2 IS NULL OR key > ?2) ORDER BY key LIMIT ?3";
     // Two statements, so that each can begin at its key.
     let sql = if after.is_some() {
@@ -89,12 +93,15 @@ pub(crate) fn due(
     }
     let (after_at, after_no) =
         after.map_or((i64::MIN, i64::MIN), |(at, RunNo(no))| (at.as_millis(), no));
-    let sql = "SELECT no, shard FROM runs INDEXED BY due \
+    let sql = "SELECT no, shard FROM everstep_runs INDEXED BY everstep_runs_due \
                WHERE available_at IS NOT NULL AND available_at >= ?1 AND available_at <= ?2 \
                AND (available_at > ?1 OR no > ?3) ORDER BY available_at, no";
     let mut statement = conn.prepare_cached(sql)?;
     let mut rows = statement.query(params![after_at, now.as_millis(), after_no])?;
-    let sql = format!("SELECT {} FROM runs WHERE no = ?1", columns::DUE_RUN);
+    let sql = format!(
+        "SELECT {} FROM everstep_runs WHERE no = ?1",
+        columns::DUE_RUN
+    );
     let mut by_no = conn.prepare_cached(&sql)?;
     let mut runs = Vec::new();
     while let Some(row) = rows.next()? {
@@ -120,7 +127,7 @@ fn of_the_future(
     limit: usize,
 ) -> rusqlite::Result<Vec<DueRun>> {
     let sql = format!(
-        "SELECT {} FROM runs NOT INDEXED WHERE no >= ?1 AND status = 0 \
+        "SELECT {} FROM everstep_runs NOT INDEXED WHERE no >= ?1 AND status = 0 \
          AND available_at > ?2 AND available_at <= created_at AND (available_at, no) > (?3, ?4) \
          ORDER BY available_at, no",
         columns::DUE_RUN
@@ -143,7 +150,7 @@ fn next_at(
     if shards.is_empty() {
         return Ok(None);
     }
-    let sql = "SELECT available_at, shard FROM runs INDEXED BY due \
+    let sql = "SELECT available_at, shard FROM everstep_runs INDEXED BY everstep_runs_due \
                WHERE available_at IS NOT NULL AND available_at > ?1 ORDER BY available_at";
     let mut statement = conn.prepare_cached(sql)?;
     let mut rows = statement.query([now.as_millis()])?;
@@ -167,7 +174,7 @@ pub(crate) fn live(
     limit: usize,
 ) -> rusqlite::Result<Vec<DueRun>> {
     let sql = format!(
-        "SELECT {} FROM runs INDEXED BY live WHERE status IN (1, 3) AND no > ?1 ORDER BY no",
+        "SELECT {} FROM everstep_runs INDEXED BY everstep_runs_live WHERE status IN (1, 3) AND no > ?1 ORDER BY no",
         columns::DUE_RUN
     );
     let mut statement = conn.prepare_cached(&sql)?;
@@ -189,7 +196,7 @@ pub(crate) fn paused(
     after: Option<RunNo>,
     limit: usize,
 ) -> rusqlite::Result<Vec<PausedRun>> {
-    let sql = "SELECT id, shard, workflow, version, waiting FROM runs INDEXED BY idle \
+    let sql = "SELECT id, shard, workflow, version, waiting FROM everstep_runs INDEXED BY everstep_runs_idle \
                WHERE status = 4 AND status IN (2, 4) AND available_at IS NULL AND no > ?1 \
                ORDER BY no";
     let mut statement = conn.prepare_cached(sql)?;
@@ -216,10 +223,10 @@ pub(crate) fn census(
 ) -> rusqlite::Result<Census> {
     let mut census = Census::default();
     // Both are answered by their indexes alone.
-    let sql = "SELECT shard, status, available_at > ?1, count(*) FROM runs INDEXED BY due \
+    let sql = "SELECT shard, status, available_at > ?1, count(*) FROM everstep_runs INDEXED BY everstep_runs_due \
                WHERE available_at IS NOT NULL GROUP BY 1, 2, 3 \
                UNION ALL \
-               SELECT shard, status, NULL, count(*) FROM runs INDEXED BY idle \
+               SELECT shard, status, NULL, count(*) FROM everstep_runs INDEXED BY everstep_runs_idle \
                WHERE status IN (2, 4) AND available_at IS NULL GROUP BY 1, 2";
     let mut statement = conn.prepare_cached(sql)?;
     let mut rows = statement.query([now.as_millis()])?;
@@ -241,7 +248,7 @@ pub(crate) fn census(
 
 pub(crate) fn count(conn: &Connection, filter: &Filter) -> rusqlite::Result<u64> {
     let (condition, params) = narrowed(conn, filter)?;
-    let sql = format!("SELECT count(*) FROM runs WHERE {condition}");
+    let sql = format!("SELECT count(*) FROM everstep_runs WHERE {condition}");
     let params = rusqlite::params_from_iter(params);
     conn.query_row(&sql, params, |row| row.get::<_, i64>(0))
         .map(|count| count as u64)
@@ -254,7 +261,7 @@ pub(crate) fn count_by_status(
     mut count: impl FnMut(RunStatus, u64),
 ) -> rusqlite::Result<()> {
     let (condition, params) = narrowed(conn, filter)?;
-    let sql = format!("SELECT status, count(*) FROM runs WHERE {condition} GROUP BY 1");
+    let sql = format!("SELECT status, count(*) FROM everstep_runs WHERE {condition} GROUP BY 1");
     let mut statement = conn.prepare(&sql)?;
     let mut rows = statement.query(rusqlite::params_from_iter(params))?;
     while let Some(row) = rows.next()? {
@@ -267,14 +274,14 @@ pub(crate) fn count_by_status(
 /// those that have not ended are found by theirs, so that no other row is read.
 pub(crate) fn tally(conn: &Connection) -> rusqlite::Result<Vec<WorkflowCount>> {
     let sql = "
-        SELECT workflow, status, count(*) FROM runs
+        SELECT workflow, status, count(*) FROM everstep_runs
         WHERE finished_at IS NOT NULL GROUP BY workflow, status
         UNION ALL
-        SELECT workflow, status, count(*) FROM runs
+        SELECT workflow, status, count(*) FROM everstep_runs
         WHERE finished_at IS NULL AND no IN (
-            SELECT no FROM runs WHERE available_at IS NOT NULL
-            UNION SELECT no FROM runs WHERE status IN (1, 3)
-            UNION SELECT no FROM runs WHERE status IN (2, 4) AND available_at IS NULL
+            SELECT no FROM everstep_runs WHERE available_at IS NOT NULL
+            UNION SELECT no FROM everstep_runs WHERE status IN (1, 3)
+            UNION SELECT no FROM everstep_runs WHERE status IN (2, 4) AND available_at IS NULL
         ) GROUP BY workflow, status";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
@@ -294,7 +301,7 @@ pub(super) type Params = Vec<Box<dyn ToSql>>;
 fn narrowed(conn: &Connection, filter: &Filter) -> rusqlite::Result<(String, Params)> {
     let (mut rest, mut terms, mut params) = (filter.clone(), Vec::new(), Params::new());
     for (name, value) in rest.tags.drain(..) {
-        terms.push("no IN (SELECT run FROM tags WHERE name = ? AND value = ?)".to_owned());
+        terms.push("no IN (SELECT run FROM everstep_tags WHERE name = ? AND value = ?)".to_owned());
         params.push(Box::new(name));
         params.push(Box::new(value));
     }
@@ -338,7 +345,7 @@ pub(super) fn condition(filter: &Filter) -> (String, Params) {
     }
     for (name, value) in &filter.tags {
         terms.push(
-            "EXISTS (SELECT 1 FROM tags WHERE name = ? AND value = ? AND run = runs.no)".to_owned(),
+            "EXISTS (SELECT 1 FROM everstep_tags WHERE name = ? AND value = ? AND run = everstep_runs.no)".to_owned(),
         );
         params.push(Box::new(name.clone()));
         params.push(Box::new(value.clone()));
@@ -376,8 +383,8 @@ pub(super) fn condition(filter: &Filter) -> (String, Params) {
 
 pub(crate) fn state(conn: &Connection, run: RunNo) -> rusqlite::Result<Vec<(String, Vec<u8>)>> {
     // What a deleted run has left is not shown.
-    let sql = "SELECT key, value FROM state WHERE run = ?1 \
-               AND EXISTS (SELECT 1 FROM runs WHERE no = ?1) ORDER BY key";
+    let sql = "SELECT key, value FROM everstep_state WHERE run = ?1 \
+               AND EXISTS (SELECT 1 FROM everstep_runs WHERE no = ?1) ORDER BY key";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([run.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
     rows.collect()
@@ -391,7 +398,7 @@ pub(crate) fn finished(
     // Every asked number comes with its row, if there is one; those that live are left out.
     let sql = format!(
         "WITH asked (no) AS (SELECT value FROM json_each(?1)) \
-         SELECT {}, asked.no FROM asked LEFT JOIN runs ON runs.no = asked.no \
+         SELECT {}, asked.no FROM asked LEFT JOIN everstep_runs ON everstep_runs.no = asked.no \
          WHERE status IS NULL OR status >= 5",
         columns::FINISHED
     );
@@ -417,8 +424,8 @@ pub(crate) fn answers(
         .map(|id| id.as_simple().to_string())
         .collect::<Vec<_>>();
     let sql = "WITH asked (id) AS (SELECT unhex(value) FROM json_each(?1)) \
-               SELECT asked.id, state, body FROM asked LEFT JOIN requests \
-               ON requests.id = asked.id AND requests.run NOT IN (SELECT run FROM graves) \
+               SELECT asked.id, state, body FROM asked LEFT JOIN everstep_requests \
+               ON everstep_requests.id = asked.id AND everstep_requests.run NOT IN (SELECT run FROM everstep_graves) \
                WHERE state IS NULL OR state > 0";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([columns::to_json(&hex)], |row| {
@@ -433,13 +440,12 @@ pub(crate) fn answers(
 }
 
 pub(crate) fn has_old_generations(conn: &Connection) -> rusqlite::Result<bool> {
-    conn.prepare_cached("SELECT 1 FROM old_generations LIMIT 1")?
+    conn.prepare_cached("SELECT 1 FROM everstep_old_generations LIMIT 1")?
         .exists([])
 }
 
 pub(crate) fn runners(conn: &Connection) -> rusqlite::Result<Vec<RunnerRow>> {
-    let sql =
-        "SELECT id, epoch, name, lease_until, workflows, pools, weight FROM runners ORDER BY id";
+    let sql = "SELECT id, epoch, name, lease_until, workflows, pools, weight FROM everstep_runners ORDER BY id";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
         let id = Uuid::from_bytes(row.get(0)?);
@@ -464,7 +470,7 @@ pub(crate) fn runners(conn: &Connection) -> rusqlite::Result<Vec<RunnerRow>> {
 
 /// The other runners that have an address, with it.
 pub(crate) fn addresses(conn: &Connection) -> rusqlite::Result<Vec<(Uuid, String)>> {
-    let sql = "SELECT id, address FROM runners WHERE address IS NOT NULL";
+    let sql = "SELECT id, address FROM everstep_runners WHERE address IS NOT NULL";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| Ok((Uuid::from_bytes(row.get(0)?), row.get(1)?)))?;
     rows.collect()

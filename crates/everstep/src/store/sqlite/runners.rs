@@ -17,15 +17,15 @@ pub(crate) fn register(
     address: Option<&str>,
 ) -> rusqlite::Result<Fence> {
     let id = runner.id.as_bytes();
-    conn.execute("DELETE FROM shards WHERE runner = ?1", [id])?;
-    let sql = "DELETE FROM runners \
-               WHERE lease_until <= ?1 AND id NOT IN (SELECT runner FROM shards)";
+    conn.execute("DELETE FROM everstep_shards WHERE runner = ?1", [id])?;
+    let sql = "DELETE FROM everstep_runners \
+               WHERE lease_until <= ?1 AND id NOT IN (SELECT runner FROM everstep_shards)";
     conn.execute(sql, [(runner.now - DEAD_RUNNER_KEPT).as_millis()])?;
     for pool in &runner.pools {
         pools::pool_no(conn, pool)?;
     }
     let epoch = next_epoch(conn)?;
-    let sql = "INSERT OR REPLACE INTO runners \
+    let sql = "INSERT OR REPLACE INTO everstep_runners \
                (id, epoch, name, lease_until, workflows, address, pools, weight) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
     let lease_until = (runner.now + runner.lease).as_millis();
@@ -53,7 +53,7 @@ pub(crate) fn register(
 
 fn next_epoch(conn: &Connection) -> rusqlite::Result<i64> {
     conn.query_row(
-        "UPDATE epochs SET last = last + 1 RETURNING last",
+        "UPDATE everstep_epochs SET last = last + 1 RETURNING last",
         [],
         |row| row.get(0),
     )
@@ -65,7 +65,7 @@ pub(crate) fn heartbeat(
     now: Timestamp,
     lease: Duration,
 ) -> rusqlite::Result<bool> {
-    let sql = "UPDATE runners SET lease_until = ?3 WHERE id = ?1 AND epoch = ?2";
+    let sql = "UPDATE everstep_runners SET lease_until = ?3 WHERE id = ?1 AND epoch = ?2";
     let lease_until = (now + lease).as_millis();
     let params = params![fence.runner.as_bytes(), fence.epoch as i64, lease_until];
     Ok(conn.prepare_cached(sql)?.execute(params)? > 0)
@@ -83,7 +83,7 @@ pub(crate) fn take_shards(
     }
     let list = columns::to_json(&wanted.iter().map(|shard| shard.0).collect::<Vec<_>>());
     oust_expired(conn, fence.runner, now, &list, dead)?;
-    let sql = "INSERT INTO shards (shard, runner) SELECT value, ?1 FROM json_each(?2) WHERE TRUE \
+    let sql = "INSERT INTO everstep_shards (shard, runner) SELECT value, ?1 FROM json_each(?2) WHERE TRUE \
                ON CONFLICT DO NOTHING";
     conn.execute(sql, params![fence.runner.as_bytes(), list])?;
     columns::shards_of(conn, fence.runner).map(Some)
@@ -98,7 +98,7 @@ fn oust_expired(
     wanted: &str,
     dead: &[Uuid],
 ) -> rusqlite::Result<()> {
-    let sql = "SELECT DISTINCT runner FROM shards LEFT JOIN runners ON id = runner \
+    let sql = "SELECT DISTINCT runner FROM everstep_shards LEFT JOIN everstep_runners ON id = runner \
                WHERE shard IN (SELECT value FROM json_each(?1)) AND runner <> ?2 \
                AND (id IS NULL OR lease_until <= ?3 \
                OR lower(hex(runner)) IN (SELECT value FROM json_each(?4)))";
@@ -110,14 +110,14 @@ fn oust_expired(
     for runner in expired.collect::<rusqlite::Result<Vec<_>>>()? {
         let epoch = next_epoch(conn)?;
         conn.execute(
-            "UPDATE runners SET epoch = ?2 WHERE id = ?1",
+            "UPDATE everstep_runners SET epoch = ?2 WHERE id = ?1",
             params![runner, epoch],
         )?;
-        let sql = "UPDATE runs SET recoveries = recoveries + 1 WHERE no IN ( \
-                   SELECT no FROM runs INDEXED BY live WHERE status IN (1, 3) \
-                   AND shard IN (SELECT shard FROM shards WHERE runner = ?1))";
+        let sql = "UPDATE everstep_runs SET recoveries = recoveries + 1 WHERE no IN ( \
+                   SELECT no FROM everstep_runs INDEXED BY everstep_runs_live WHERE status IN (1, 3) \
+                   AND shard IN (SELECT shard FROM everstep_shards WHERE runner = ?1))";
         conn.execute(sql, [runner])?;
-        conn.execute("DELETE FROM shards WHERE runner = ?1", [runner])?;
+        conn.execute("DELETE FROM everstep_shards WHERE runner = ?1", [runner])?;
     }
     Ok(())
 }
@@ -129,7 +129,7 @@ pub(crate) fn release_shards(
 ) -> rusqlite::Result<()> {
     if fence_holds(conn, fence)? {
         let list = columns::to_json(&shards.iter().map(|shard| shard.0).collect::<Vec<_>>());
-        let sql = "DELETE FROM shards \
+        let sql = "DELETE FROM everstep_shards \
                    WHERE runner = ?1 AND shard IN (SELECT value FROM json_each(?2))";
         conn.execute(sql, params![fence.runner.as_bytes(), list])?;
     }
@@ -139,14 +139,14 @@ pub(crate) fn release_shards(
 pub(crate) fn deregister(conn: &Connection, fence: Fence) -> rusqlite::Result<()> {
     if fence_holds(conn, fence)? {
         let id = fence.runner.as_bytes();
-        conn.execute("DELETE FROM shards WHERE runner = ?1", [id])?;
-        conn.execute("DELETE FROM runners WHERE id = ?1", [id])?;
+        conn.execute("DELETE FROM everstep_shards WHERE runner = ?1", [id])?;
+        conn.execute("DELETE FROM everstep_runners WHERE id = ?1", [id])?;
     }
     Ok(())
 }
 
 /// Enters the address at which a runner is woken. A runner without a row gets it when it registers.
 pub(crate) fn set_address(conn: &Connection, id: Uuid, address: &str) -> rusqlite::Result<()> {
-    let sql = "UPDATE runners SET address = ?2 WHERE id = ?1";
+    let sql = "UPDATE everstep_runners SET address = ?2 WHERE id = ?1";
     conn.execute(sql, params![id.as_bytes(), address]).map(drop)
 }

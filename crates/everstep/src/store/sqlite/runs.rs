@@ -28,7 +28,7 @@ pub(super) fn keyed(
     workflow: &str,
     key: &str,
 ) -> rusqlite::Result<Option<Keyed>> {
-    let sql = "SELECT run, deleted_id, deleted_at, kept_until FROM keys \
+    let sql = "SELECT run, deleted_id, deleted_at, kept_until FROM everstep_keys \
                WHERE workflow = ?1 AND key = ?2";
     let mut statement = conn.prepare_cached(sql)?;
     let found = statement.query_row([workflow, key], |row| {
@@ -51,12 +51,12 @@ fn tags_json(tags: &[(String, String)]) -> Option<String> {
 
 impl Applier<'_> {
     fn put_tag(&self, run: RunNo, (name, value): &(String, String)) -> rusqlite::Result<()> {
-        let sql = "INSERT OR IGNORE INTO tags (name, value, run) VALUES (?1, ?2, ?3)";
+        let sql = "INSERT OR IGNORE INTO everstep_tags (name, value, run) VALUES (?1, ?2, ?3)";
         self.execute(sql, params![name, value, run.0]).map(drop)
     }
 
     fn delete_tag(&self, run: RunNo, (name, value): &(String, String)) -> rusqlite::Result<()> {
-        let sql = "DELETE FROM tags WHERE name = ?1 AND value = ?2 AND run = ?3";
+        let sql = "DELETE FROM everstep_tags WHERE name = ?1 AND value = ?2 AND run = ?3";
         self.execute(sql, params![name, value, run.0]).map(drop)
     }
 }
@@ -70,7 +70,7 @@ impl RunTables for Applier<'_> {
     }
 
     fn put_key(&mut self, workflow: &str, key: &str, run: RunNo) -> rusqlite::Result<()> {
-        let sql = "INSERT OR REPLACE INTO keys (workflow, key, run) VALUES (?1, ?2, ?3)";
+        let sql = "INSERT OR REPLACE INTO everstep_keys (workflow, key, run) VALUES (?1, ?2, ?3)";
         self.execute(sql, params![workflow, key, run.0]).map(drop)
     }
 
@@ -82,10 +82,10 @@ impl RunTables for Applier<'_> {
         tombstone: Option<&Tombstone>,
     ) -> rusqlite::Result<()> {
         let Some(tombstone) = tombstone else {
-            let sql = "DELETE FROM keys WHERE workflow = ?1 AND key = ?2 AND run = ?3";
+            let sql = "DELETE FROM everstep_keys WHERE workflow = ?1 AND key = ?2 AND run = ?3";
             return self.execute(sql, params![workflow, key, run.0]).map(drop);
         };
-        let sql = "UPDATE keys SET run = ?4, deleted_id = ?5, deleted_at = ?6, kept_until = ?7 \
+        let sql = "UPDATE everstep_keys SET run = ?4, deleted_id = ?5, deleted_at = ?6, kept_until = ?7 \
                    WHERE workflow = ?1 AND key = ?2 AND run = ?3";
         let id = tombstone.run.as_uuid();
         let params = params![
@@ -110,7 +110,7 @@ impl RunTables for Applier<'_> {
         let swept = match self.memory.swept {
             Some(swept) => swept,
             None => {
-                let sql = "SELECT 1 FROM graves LIMIT 1";
+                let sql = "SELECT 1 FROM everstep_graves LIMIT 1";
                 let any = self.conn.prepare_cached(sql)?.exists([])?;
                 let swept = if any { Swept::No } else { Swept::Clean };
                 *self.memory.swept.insert(swept)
@@ -119,7 +119,7 @@ impl RunTables for Applier<'_> {
         if swept == Swept::Clean {
             return Ok(false);
         }
-        let sql = "SELECT 1 FROM graves WHERE run = ?1";
+        let sql = "SELECT 1 FROM everstep_graves WHERE run = ?1";
         self.conn.prepare_cached(sql)?.exists([run.0])
     }
 
@@ -154,7 +154,7 @@ impl RunTables for Applier<'_> {
     }
 
     fn import_run(&mut self, row: &RunRow, head: &Head) -> rusqlite::Result<()> {
-        let sql = "INSERT INTO runs (no, id, workflow, version, key, pool, shard, status, ending, \
+        let sql = "INSERT INTO everstep_runs (no, id, workflow, version, key, pool, shard, status, ending, \
                    generation, available_at, deadline_at, created_at, updated_at, finished_at, \
                    attempts, recoveries, inbox_seq, cancel_requested, last_number, waiting, tags, \
                    input, output, error, parent, resume_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, \
@@ -199,7 +199,7 @@ impl RunTables for Applier<'_> {
         run: RunNo,
         input: &[u8],
     ) -> rusqlite::Result<Option<(RunId, bool)>> {
-        let sql = "SELECT id, input = ?2 OR generation > 1 FROM runs WHERE no = ?1";
+        let sql = "SELECT id, input = ?2 OR generation > 1 FROM everstep_runs WHERE no = ?1";
         let mut statement = self.conn.prepare_cached(sql)?;
         let found = statement.query_row(params![run.0, input], |row| {
             Ok((columns::run_id(row, 0)?, row.get(1)?))
@@ -208,7 +208,7 @@ impl RunTables for Applier<'_> {
     }
 
     fn leaving(&mut self, run: RunNo) -> rusqlite::Result<Option<Leaving>> {
-        let sql = "SELECT workflow, key, finished_at, tags FROM runs WHERE no = ?1";
+        let sql = "SELECT workflow, key, finished_at, tags FROM everstep_runs WHERE no = ?1";
         let mut statement = self.conn.prepare_cached(sql)?;
         let found = statement.query_row([run.0], |row| {
             Ok(Leaving {
@@ -223,15 +223,18 @@ impl RunTables for Applier<'_> {
 
     fn delete_run(&mut self, run: RunNo, tags: &[(String, String)]) -> rusqlite::Result<()> {
         tags.iter().try_for_each(|tag| self.delete_tag(run, tag))?;
-        self.execute("DELETE FROM runs WHERE no = ?1", [run.0])?;
-        self.execute("INSERT OR IGNORE INTO graves (run) VALUES (?1)", [run.0])?;
+        self.execute("DELETE FROM everstep_runs WHERE no = ?1", [run.0])?;
+        self.execute(
+            "INSERT OR IGNORE INTO everstep_graves (run) VALUES (?1)",
+            [run.0],
+        )?;
         self.memory.swept = Some(Swept::No);
         self.memory.forget(run);
         Ok(())
     }
 
     fn tags(&mut self, run: RunNo) -> rusqlite::Result<Vec<(String, String)>> {
-        let sql = "SELECT tags FROM runs WHERE no = ?1";
+        let sql = "SELECT tags FROM everstep_runs WHERE no = ?1";
         let mut statement = self.conn.prepare_cached(sql)?;
         statement.query_row([run.0], |row| columns::tags(row, 0))
     }
@@ -248,13 +251,13 @@ impl RunTables for Applier<'_> {
         for new in after.iter().filter(|tag| !before.contains(tag)) {
             self.put_tag(run, new)?;
         }
-        let sql = "UPDATE runs SET tags = ?2 WHERE no = ?1";
+        let sql = "UPDATE everstep_runs SET tags = ?2 WHERE no = ?1";
         self.execute(sql, params![run.0, tags_json(after)])
             .map(drop)
     }
 
     fn touch(&mut self, run: RunNo) -> rusqlite::Result<()> {
-        let sql = "UPDATE runs SET updated_at = ?2 WHERE no = ?1";
+        let sql = "UPDATE everstep_runs SET updated_at = ?2 WHERE no = ?1";
         self.execute(sql, params![run.0, self.now]).map(drop)
     }
 
@@ -264,7 +267,7 @@ impl RunTables for Applier<'_> {
         waiting: Option<&str>,
         recoveries: Recoveries,
     ) -> rusqlite::Result<()> {
-        let sql = "UPDATE runs SET status = ?2, ending = ?3, available_at = ?4, attempts = ?5, \
+        let sql = "UPDATE everstep_runs SET status = ?2, ending = ?3, available_at = ?4, attempts = ?5, \
                    inbox_seq = ?6, cancel_requested = ?7, last_number = ?8, updated_at = ?9, \
                    waiting = ?10, resume_at = ?11, recoveries = iif(?12, 0, recoveries) \
                    WHERE no = ?1";
@@ -288,7 +291,7 @@ impl RunTables for Applier<'_> {
     }
 
     fn write_running(&mut self, head: &Head) -> rusqlite::Result<()> {
-        let sql = "UPDATE runs SET status = ?2, available_at = ?3, last_number = ?4, \
+        let sql = "UPDATE everstep_runs SET status = ?2, available_at = ?3, last_number = ?4, \
                    updated_at = ?5, recoveries = 0, waiting = NULL WHERE no = ?1";
         let available_at = head.available_at.map(Timestamp::as_millis);
         let (run, status) = (head.id.no().0, head.status.code());
@@ -299,7 +302,7 @@ impl RunTables for Applier<'_> {
     }
 
     fn write_number(&mut self, head: &Head) -> rusqlite::Result<()> {
-        let sql = "UPDATE runs SET last_number = ?2, updated_at = ?3 WHERE no = ?1";
+        let sql = "UPDATE everstep_runs SET last_number = ?2, updated_at = ?3 WHERE no = ?1";
         let params = params![head.id.no().0, head.stored_number(), self.now];
         self.execute(sql, params)?;
         self.remember(head);
@@ -311,7 +314,7 @@ impl RunTables for Applier<'_> {
     }
 
     fn write_cancel(&mut self, head: &Head) -> rusqlite::Result<()> {
-        let sql = "UPDATE runs SET cancel_requested = ?2, available_at = ?3, updated_at = ?4 \
+        let sql = "UPDATE everstep_runs SET cancel_requested = ?2, available_at = ?3, updated_at = ?4 \
                    WHERE no = ?1";
         let rollback = head.cancel.map(|cancel| cancel.rollback);
         let available_at = head.available_at.map(Timestamp::as_millis);
@@ -322,12 +325,12 @@ impl RunTables for Applier<'_> {
     }
 
     fn write_error(&mut self, run: RunNo, error: Option<&[u8]>) -> rusqlite::Result<()> {
-        let sql = "UPDATE runs SET error = ?2 WHERE no = ?1";
+        let sql = "UPDATE everstep_runs SET error = ?2 WHERE no = ?1";
         self.execute(sql, params![run.0, error]).map(drop)
     }
 
     fn write_generation(&mut self, head: &Head, next: NextGeneration<'_>) -> rusqlite::Result<()> {
-        let sql = "UPDATE runs SET generation = ?2, workflow = ?3, version = ?4, pool = ?5, \
+        let sql = "UPDATE everstep_runs SET generation = ?2, workflow = ?3, version = ?4, pool = ?5, \
                    input = ?6 WHERE no = ?1";
         let (run, generation) = (head.id.no().0, head.generation);
         let NextGeneration {
@@ -339,7 +342,8 @@ impl RunTables for Applier<'_> {
         let params = params![run, generation, &**workflow, version, &**pool, input];
         self.execute(sql, params)?;
         self.remember(head);
-        let sql = "INSERT OR IGNORE INTO old_generations (run, generation) VALUES (?1, ?2)";
+        let sql =
+            "INSERT OR IGNORE INTO everstep_old_generations (run, generation) VALUES (?1, ?2)";
         self.execute(sql, params![run, generation - 1]).map(drop)
     }
 
@@ -353,7 +357,7 @@ impl RunTables for Applier<'_> {
         let run = head.id.no();
         if was_due {
             // Apart, so that a run that was never due stays clear of that index.
-            let sql = "UPDATE runs SET available_at = NULL WHERE no = ?1";
+            let sql = "UPDATE everstep_runs SET available_at = NULL WHERE no = ?1";
             self.execute(sql, [run.0])?;
         }
         let (status, last_number) = (head.status.code(), head.stored_number());
@@ -365,13 +369,13 @@ impl RunTables for Applier<'_> {
     }
 
     fn clear_ending(&mut self, run: RunNo) -> rusqlite::Result<()> {
-        let sql = "UPDATE runs SET output = NULL, error = NULL, finished_at = NULL WHERE no = ?1";
+        let sql = "UPDATE everstep_runs SET output = NULL, error = NULL, finished_at = NULL WHERE no = ?1";
         self.execute(sql, [run.0]).map(drop)
     }
 
     fn write_state(&mut self, run: RunNo, state: &[(String, Vec<u8>)]) -> rusqlite::Result<()> {
         for (key, value) in state {
-            let sql = "INSERT INTO state (run, key, value) VALUES (?1, ?2, ?3) \
+            let sql = "INSERT INTO everstep_state (run, key, value) VALUES (?1, ?2, ?3) \
                        ON CONFLICT DO UPDATE SET value = excluded.value";
             self.execute(sql, params![run.0, key, value])?;
         }
@@ -383,7 +387,7 @@ impl RunTables for Applier<'_> {
     }
 
     fn old_generation(&mut self) -> rusqlite::Result<Option<(RunNo, u32)>> {
-        let sql = "SELECT run, generation FROM old_generations LIMIT 1";
+        let sql = "SELECT run, generation FROM everstep_old_generations LIMIT 1";
         let mut statement = self.conn.prepare_cached(sql)?;
         let next = statement.query_row([], |row| Ok((RunNo(row.get(0)?), row.get(1)?)));
         next.optional()
@@ -395,13 +399,13 @@ impl RunTables for Applier<'_> {
         generation: u32,
         limit: u32,
     ) -> rusqlite::Result<usize> {
-        let sql = "DELETE FROM history WHERE run = ?1 AND generation = ?2 AND key IN (SELECT key \
-                   FROM history WHERE run = ?1 AND generation = ?2 ORDER BY key LIMIT ?3)";
+        let sql = "DELETE FROM everstep_history WHERE run = ?1 AND generation = ?2 AND key IN (SELECT key \
+                   FROM everstep_history WHERE run = ?1 AND generation = ?2 ORDER BY key LIMIT ?3)";
         self.execute(sql, params![run.0, generation, limit])
     }
 
     fn forget_generation(&mut self, run: RunNo, generation: u32) -> rusqlite::Result<()> {
-        let sql = "DELETE FROM old_generations WHERE run = ?1 AND generation = ?2";
+        let sql = "DELETE FROM everstep_old_generations WHERE run = ?1 AND generation = ?2";
         self.execute(sql, params![run.0, generation]).map(drop)
     }
 }

@@ -17,7 +17,7 @@ const ROW: &str = "name, revision, workflow, version, input, tags, spec, anchor,
     updated_at";
 
 pub(crate) fn read_one(conn: &Connection, name: &str) -> rusqlite::Result<Option<ScheduleRow>> {
-    let sql = format!("SELECT {ROW} FROM schedules WHERE name = ?1");
+    let sql = format!("SELECT {ROW} FROM everstep_schedules WHERE name = ?1");
     let mut statement = conn.prepare_cached(&sql)?;
     statement.query_row([name], row).optional()
 }
@@ -31,7 +31,7 @@ pub(crate) fn read_all(
     let params = params![after.unwrap_or_default(), columns::limit(limit)];
     read(
         conn,
-        "schedules WHERE name > ?1 ORDER BY name LIMIT ?2",
+        "everstep_schedules WHERE name > ?1 ORDER BY name LIMIT ?2",
         params,
     )
 }
@@ -42,7 +42,7 @@ pub(crate) fn read_queued(
     limit: usize,
 ) -> rusqlite::Result<Vec<ScheduleRow>> {
     let params = params![after.unwrap_or_default(), columns::limit(limit)];
-    let from = "schedules INDEXED BY queued_schedules WHERE paused = 0 AND queue IS NOT NULL \
+    let from = "everstep_schedules INDEXED BY everstep_queued_schedules WHERE paused = 0 AND queue IS NOT NULL \
                 AND name > ?1 ORDER BY name LIMIT ?2";
     read(conn, from, params)
 }
@@ -54,11 +54,11 @@ pub(crate) fn read_due(
     limit: usize,
 ) -> rusqlite::Result<DueSchedules> {
     let (at, name) = after.map_or((i64::MIN, ""), |(at, name)| (at.as_millis(), name));
-    let from = "schedules INDEXED BY due_schedules WHERE paused = 0 AND next_at IS NOT NULL \
+    let from = "everstep_schedules INDEXED BY everstep_due_schedules WHERE paused = 0 AND next_at IS NOT NULL \
                 AND next_at <= ?1 AND (next_at, name) > (?2, ?3) ORDER BY next_at, name LIMIT ?4";
     let params = params![now.as_millis(), at, name, columns::limit(limit)];
     let rows = read(conn, from, params)?;
-    let sql = "SELECT min(next_at) FROM schedules INDEXED BY due_schedules \
+    let sql = "SELECT min(next_at) FROM everstep_schedules INDEXED BY everstep_due_schedules \
                WHERE paused = 0 AND next_at IS NOT NULL AND next_at > ?1";
     let mut statement = conn.prepare_cached(sql)?;
     let next_at = statement.query_row([now.as_millis()], |row| columns::optional_time(row, 0))?;
@@ -130,7 +130,7 @@ impl ScheduleTables for Applier<'_> {
 
     fn write_schedule(&mut self, row: &ScheduleRow) -> rusqlite::Result<()> {
         let sql = format!(
-            "INSERT OR REPLACE INTO schedules ({ROW}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, \
+            "INSERT OR REPLACE INTO everstep_schedules ({ROW}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, \
              ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)"
         );
         let tags = (!row.tags.is_empty()).then(|| columns::to_json(&row.tags));
@@ -165,7 +165,7 @@ impl ScheduleTables for Applier<'_> {
     }
 
     fn delete_schedule(&mut self, name: &str) -> rusqlite::Result<()> {
-        self.execute("DELETE FROM schedules WHERE name = ?1", [name])
+        self.execute("DELETE FROM everstep_schedules WHERE name = ?1", [name])
             .map(drop)
     }
 }

@@ -22,7 +22,7 @@ impl StreamTables for Applier<'_> {
         stream: &str,
         row: StreamRow,
     ) -> rusqlite::Result<()> {
-        let sql = "INSERT INTO streams (run, stream, pos, at, generation, step, attempt, life, \
+        let sql = "INSERT INTO everstep_streams (run, stream, pos, at, generation, step, attempt, life, \
                    body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
         let by = row.by.as_ref();
         let params = params![
@@ -40,7 +40,7 @@ impl StreamTables for Applier<'_> {
     }
 
     fn trim_stream(&mut self, run: RunNo, stream: &str, pos: u64) -> rusqlite::Result<()> {
-        let sql = "DELETE FROM streams WHERE run = ?1 AND stream = ?2 AND pos < ?3";
+        let sql = "DELETE FROM everstep_streams WHERE run = ?1 AND stream = ?2 AND pos < ?3";
         self.execute(sql, params![run.0, stream, pos as i64])
             .map(drop)
     }
@@ -49,7 +49,7 @@ impl StreamTables for Applier<'_> {
 /// The first or the last position of a stream.
 fn edge(conn: &Connection, run: RunNo, stream: &str, order: &str) -> rusqlite::Result<Option<u64>> {
     let sql = format!(
-        "SELECT pos FROM streams WHERE run = ?1 AND stream = ?2 ORDER BY pos {order} LIMIT 1"
+        "SELECT pos FROM everstep_streams WHERE run = ?1 AND stream = ?2 ORDER BY pos {order} LIMIT 1"
     );
     conn.prepare_cached(&sql)?
         .query_row(params![run.0, stream], |row| row.get::<_, i64>(0))
@@ -64,7 +64,7 @@ pub(super) fn page(
     from: u64,
     limit: usize,
 ) -> rusqlite::Result<Option<StreamPage>> {
-    let sql = "SELECT status FROM runs WHERE no = ?1";
+    let sql = "SELECT status FROM everstep_runs WHERE no = ?1";
     let mut statement = conn.prepare_cached(sql)?;
     let status = statement.query_row([run.0], |row| columns::status(row, 0));
     let Some(status) = status.optional()? else {
@@ -72,7 +72,7 @@ pub(super) fn page(
     };
     let next = edge(conn, run, stream, "DESC")?.map_or(0, |last| last + 1);
     let first = edge(conn, run, stream, "ASC")?.unwrap_or(next);
-    let sql = "SELECT pos, at, generation, step, attempt, life, body FROM streams \
+    let sql = "SELECT pos, at, generation, step, attempt, life, body FROM everstep_streams \
                WHERE run = ?1 AND stream = ?2 AND pos >= ?3 ORDER BY pos";
     let mut statement = conn.prepare_cached(sql)?;
     let from = i64::try_from(from).unwrap_or(i64::MAX);
@@ -106,9 +106,9 @@ fn stream_row(row: &Row<'_>) -> rusqlite::Result<StreamRow> {
 /// The names of a run's streams. Jumps from one to the next, however long they are.
 pub(super) fn names(conn: &Connection, run: RunNo) -> rusqlite::Result<Vec<String>> {
     let sql = "WITH RECURSIVE names (name) AS ( \
-                   SELECT min(stream) FROM streams WHERE run = ?1 \
+                   SELECT min(stream) FROM everstep_streams WHERE run = ?1 \
                    UNION ALL \
-                   SELECT (SELECT min(stream) FROM streams WHERE run = ?1 AND stream > name) \
+                   SELECT (SELECT min(stream) FROM everstep_streams WHERE run = ?1 AND stream > name) \
                    FROM names WHERE name IS NOT NULL) \
                SELECT name FROM names WHERE name IS NOT NULL";
     let mut statement = conn.prepare_cached(sql)?;
@@ -118,7 +118,7 @@ pub(super) fn names(conn: &Connection, run: RunNo) -> rusqlite::Result<Vec<Strin
 
 pub(super) fn extents(conn: &Connection, run: RunNo) -> rusqlite::Result<Vec<StreamExtent>> {
     // What a deleted run has left is not shown any more.
-    let sql = "SELECT 1 FROM runs WHERE no = ?1";
+    let sql = "SELECT 1 FROM everstep_runs WHERE no = ?1";
     if !conn.prepare_cached(sql)?.exists([run.0])? {
         return Ok(Vec::new());
     }
@@ -142,9 +142,9 @@ pub(super) fn grown(
         .iter()
         .map(|(run, stream, from)| (run.0, stream, i64::try_from(*from).unwrap_or(i64::MAX)))
         .collect::<Vec<_>>();
-    let sql = "SELECT key FROM json_each(?1) WHERE EXISTS (SELECT 1 FROM streams \
+    let sql = "SELECT key FROM json_each(?1) WHERE EXISTS (SELECT 1 FROM everstep_streams \
                WHERE run = value ->> 0 AND stream = value ->> 1 AND pos >= value ->> 2) \
-               AND NOT EXISTS (SELECT 1 FROM graves WHERE graves.run = value ->> 0)";
+               AND NOT EXISTS (SELECT 1 FROM everstep_graves WHERE everstep_graves.run = value ->> 0)";
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map([columns::to_json(&asked)], |row| {
         Ok(row.get::<_, i64>(0)? as usize)

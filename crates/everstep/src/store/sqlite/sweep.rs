@@ -17,8 +17,8 @@ use crate::{
 
 /// Whether deletes have left anything.
 pub(crate) fn is_left(conn: &Connection, now: Timestamp) -> rusqlite::Result<bool> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM graves) OR EXISTS (SELECT 1 FROM keys \
-               INDEXED BY tombstones WHERE kept_until IS NOT NULL AND kept_until <= ?1)";
+    let sql = "SELECT EXISTS (SELECT 1 FROM everstep_graves) OR EXISTS (SELECT 1 FROM everstep_keys \
+               INDEXED BY everstep_keys_tombstones WHERE kept_until IS NOT NULL AND kept_until <= ?1)";
     conn.prepare_cached(sql)?
         .query_row([now.as_millis()], |row| row.get(0))
 }
@@ -46,15 +46,15 @@ impl SweptTables for Left<'_> {
     type Error = rusqlite::Error;
 
     fn delete_tombstones(&mut self, limit: usize) -> rusqlite::Result<usize> {
-        let sql = "DELETE FROM keys WHERE (workflow, key) IN (SELECT workflow, key FROM keys \
-                   INDEXED BY tombstones WHERE kept_until IS NOT NULL AND kept_until <= ?1 \
+        let sql = "DELETE FROM everstep_keys WHERE (workflow, key) IN (SELECT workflow, key FROM everstep_keys \
+                   INDEXED BY everstep_keys_tombstones WHERE kept_until IS NOT NULL AND kept_until <= ?1 \
                    LIMIT ?2)";
         let params = params![self.now.as_millis(), columns::limit(limit)];
         self.conn.prepare_cached(sql)?.execute(params)
     }
 
     fn next_grave(&mut self) -> rusqlite::Result<Option<RunNo>> {
-        let sql = "SELECT run FROM graves ORDER BY run LIMIT 1";
+        let sql = "SELECT run FROM everstep_graves ORDER BY run LIMIT 1";
         let mut statement = self.conn.prepare_cached(sql)?;
         statement
             .query_row([], |row| row.get(0).map(RunNo))
@@ -68,7 +68,7 @@ impl SweptTables for Left<'_> {
     }
 
     fn delete_grave(&mut self, run: RunNo) -> rusqlite::Result<()> {
-        let sql = "DELETE FROM graves WHERE run = ?1";
+        let sql = "DELETE FROM everstep_graves WHERE run = ?1";
         self.conn.prepare_cached(sql)?.execute([run.0]).map(drop)
     }
 }
@@ -80,7 +80,7 @@ pub(crate) fn finished_before(
     before: Timestamp,
     limit: usize,
 ) -> rusqlite::Result<Vec<(RunId, Timestamp)>> {
-    let sql = "SELECT id, finished_at FROM runs INDEXED BY finished \
+    let sql = "SELECT id, finished_at FROM everstep_runs INDEXED BY everstep_runs_finished \
                WHERE workflow = ?1 AND status = ?2 AND finished_at IS NOT NULL \
                AND finished_at < ?3 ORDER BY finished_at, no LIMIT ?4";
     let mut statement = conn.prepare_cached(sql)?;
@@ -122,14 +122,14 @@ mod tests {
     /// Cleared by the delete itself, or what it leaves; empty once a run has ended; swept by the
     /// chore for old generations.
     const CLEARED: [&str; 8] = [
-        "event_waiters",
-        "queue_waits",
-        "keys",
-        "tags",
-        "graves",
-        "watchers",
-        "children",
-        "old_generations",
+        "everstep_event_waiters",
+        "everstep_queue_waits",
+        "everstep_keys",
+        "everstep_tags",
+        "everstep_graves",
+        "everstep_watchers",
+        "everstep_children",
+        "everstep_old_generations",
     ];
 
     #[test]
@@ -215,24 +215,25 @@ mod tests {
         };
         store.commit(&batch).expect("commit");
         let no = id.no().0;
-        let end = format!("UPDATE runs SET status = 5, available_at = NULL WHERE no = {no}");
+        let end =
+            format!("UPDATE everstep_runs SET status = 5, available_at = NULL WHERE no = {no}");
         conn.execute_batch(&end).expect("end");
         for n in 0..5 {
             let rows = format!(
-                "INSERT INTO history VALUES ({no}, 1, x'0{n}', x'');
-                 INSERT INTO inbox (run, seq, name, body, sent_at) VALUES ({no}, {n}, '', x'', 0);
-                 INSERT INTO dedupes VALUES ({no}, '{n}');
-                 INSERT INTO requests (id, run, state) VALUES (randomblob(16), {no}, 1);
-                 INSERT INTO state VALUES ({no}, '{n}', x'');
-                 INSERT INTO deferreds (run, generation, tag, body, at)
+                "INSERT INTO everstep_history VALUES ({no}, 1, x'0{n}', x'');
+                 INSERT INTO everstep_inbox (run, seq, name, body, sent_at) VALUES ({no}, {n}, '', x'', 0);
+                 INSERT INTO everstep_dedupes VALUES ({no}, '{n}');
+                 INSERT INTO everstep_requests (id, run, state) VALUES (randomblob(16), {no}, 1);
+                 INSERT INTO everstep_state VALUES ({no}, '{n}', x'');
+                 INSERT INTO everstep_deferreds (run, generation, tag, body, at)
                  VALUES ({no}, 1, x'0{n}', x'', 0);
-                 INSERT INTO deferred_waits (run, generation, tag, key)
+                 INSERT INTO everstep_deferred_waits (run, generation, tag, key)
                  VALUES ({no}, 1, x'0{n}', x'');
-                 INSERT INTO limit_places VALUES ({no}, 1, x'0{n}', '', '', 0, 0);
-                 INSERT INTO event_cursors VALUES ({no}, '{n}', '', 0);
-                 INSERT INTO streams (run, stream, pos, at, generation, body)
+                 INSERT INTO everstep_limit_places VALUES ({no}, 1, x'0{n}', '', '', 0, 0);
+                 INSERT INTO everstep_event_cursors VALUES ({no}, '{n}', '', 0);
+                 INSERT INTO everstep_streams (run, stream, pos, at, generation, body)
                  VALUES ({no}, '', {n}, 0, 1, x'');
-                 INSERT INTO dead_letters (run, name, body, reason, at)
+                 INSERT INTO everstep_dead_letters (run, name, body, reason, at)
                  VALUES ({no}, '', x'', '', 0);"
             );
             conn.execute_batch(&rows).expect("a row of each");

@@ -1,6 +1,6 @@
 //! What is true of SQLite files in particular; the contract itself is in the conformance suite.
 
-use std::{path::PathBuf, sync::mpsc, thread, time::Instant};
+use std::{sync::mpsc, thread, time::Instant};
 
 use super::{testing::Directory, *};
 use crate::{
@@ -200,9 +200,9 @@ fn a_file_of_a_later_version_is_refused() {
     let older = create(&path);
     let fence = register(&older, 1, NOW);
     let conn = Connection::open(&path).expect("connect");
-    conn.pragma_update(None, "user_version", schema::FORMAT + 1)
+    let known = schema::FORMATS.latest();
+    conn.execute("UPDATE everstep_format SET version = ?1", [known + 1])
         .expect("a later version");
-    let known = schema::FORMAT;
     assert!(
         matches!(open_error(&path), StoreError::TooNew { found, known: k, .. }
         if found == known + 1 && k == known)
@@ -217,47 +217,72 @@ fn a_file_of_a_later_version_is_refused() {
 }
 
 #[test]
-fn a_foreign_file_is_refused_and_untouched() {
+fn a_file_that_is_no_database_is_refused_and_untouched() {
     let directory = Directory::new();
-    let sqlite = |name: &str, sql: &str| {
-        let path = directory.path(name);
-        Connection::open(&path)
-            .and_then(|conn| conn.execute_batch(sql))
-            .expect(name);
-        path
-    };
-    let text = directory.path("text");
-    std::fs::write(
-        &text,
-        "Dear diary, today I have learned about databases. ".repeat(100),
-    )
-    .expect("write");
-    let files = [
-        text,
-        sqlite(
-            "tables",
-            "CREATE TABLE diary (a); INSERT INTO diary VALUES (1)",
-        ),
-        sqlite("wal", "PRAGMA journal_mode = WAL; CREATE TABLE runs (a)"),
-        sqlite("id", "PRAGMA application_id = 7; CREATE TABLE runs (a)"),
-        sqlite("empty-with-id", "PRAGMA application_id = 7"),
-    ];
-    for path in files {
-        let before = std::fs::read(&path).expect("read");
-        for options in [SqliteOptions::default(), creating()] {
-            let error = SqliteStore::open_with(&path, options).expect_err("foreign");
-            assert!(
-                matches!(error, StoreError::Foreign { .. }),
-                "{}: {error:?}",
-                path.display()
-            );
-        }
-        assert!(
-            std::fs::read(&path).expect("read") == before,
-            "{} changed",
-            path.display()
-        );
+    let path = directory.path("text");
+    let text = "Dear diary, today I have learned about databases. ".repeat(100);
+    std::fs::write(&path, &text).expect("write");
+    for options in [SqliteOptions::default(), creating()] {
+        let error = SqliteStore::open_with(&path, options).expect_err("foreign");
+        assert!(matches!(error, StoreError::Foreign { .. }), "{error:?}");
     }
+    assert_eq!(std::fs::read_to_string(&path).expect("read"), text);
+}
+
+/// Tables with the names that ours have without their prefix, and the two numbers of the header that
+/// migration tools use, belong to the application.
+#[test]
+fn a_file_with_tables_of_an_application_gets_ours_beside_them() {
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    let conn = Connection::open(&path).expect("connect");
+    conn.execute_batch(
+        "PRAGMA application_id = 7; PRAGMA user_version = 3; CREATE TABLE runs(a); \
+         CREATE TABLE events(a); INSERT INTO runs(a) VALUES ('a marathon')",
+    )
+    .expect("an application");
+    let client = SqliteStore::open(&path).expect("open");
+    let error = client
+        .count(&Filter::default())
+        .expect_err("no tables of ours");
+    assert!(matches!(error, StoreError::CannotOpen { .. }), "{error:?}");
+    let ours = "SELECT count(*) FROM sqlite_schema WHERE name LIKE 'everstep%'";
+    let read = |sql: &str| -> i64 { conn.query_row(sql, [], |row| row.get(0)).expect(sql) };
+    assert_eq!(read(ours), 0, "a client makes no tables");
+    client.migrate().expect("migrate");
+    assert!(read(ours) > 30);
+    let fence = register(&client, 1, NOW);
+    start(&client, fence, &RunIds::new(1));
+    assert_eq!(client.count(&Filter::default()).expect("count"), 1);
+    assert_eq!(read("SELECT count(*) FROM runs WHERE a = 'a marathon'"), 1);
+    assert_eq!(read("PRAGMA application_id"), 7);
+    assert_eq!(read("PRAGMA user_version"), 3);
+}
+
+#[test]
+fn a_file_with_another_schema_fingerprint_is_refused_and_untouched() {
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    drop(create(&path));
+    let conn = Connection::open(&path).expect("connect");
+    conn.execute("UPDATE everstep_format SET fingerprint = 'cafe'", [])
+        .expect("another schema");
+    drop(conn);
+    let before = std::fs::read(&path).expect("read");
+    for options in [SqliteOptions::default(), creating()] {
+        let error = SqliteStore::open_with(&path, options).expect_err("another schema");
+        assert!(matches!(error, StoreError::OtherSchema { .. }), "{error:?}");
+        let said = error.to_string();
+        assert!(said.contains("cafe") && said.contains("app.db"), "{said}");
+    }
+    assert!(std::fs::read(&path).expect("read") == before);
+    // Files of earlier versions had their mark in the header of the file.
+    let older = directory.path("older.db");
+    let sql = "PRAGMA application_id = 0x45767273; PRAGMA user_version = 12; CREATE TABLE everstep_runs (a)";
+    let made = Connection::open(&older).and_then(|conn| conn.execute_batch(sql));
+    made.expect("an older file");
+    let error = SqliteStore::open(&older).expect_err("another schema");
+    assert!(matches!(error, StoreError::OtherSchema { .. }), "{error:?}");
 }
 
 #[test]
@@ -588,7 +613,7 @@ fn views_show_words_and_times() {
         Write::Commit(Box::new(commit(id, "step", Patch::Keep))),
     );
     let conn = Connection::open(&path).expect("connect");
-    let sql = "SELECT id, workflow, status, created_at, finished_at FROM everstep_runs";
+    let sql = "SELECT id, workflow, status, created_at, finished_at FROM everstep_view_runs";
     let run = conn.query_row(sql, [], |row| {
         Ok((
             row.get(0)?,
@@ -607,7 +632,7 @@ fn views_show_words_and_times() {
         None::<String>,
     );
     assert_eq!(run.expect("everstep_runs"), expected);
-    let sql = "SELECT run, generation, key, size FROM everstep_steps";
+    let sql = "SELECT run, generation, key, size FROM everstep_view_steps";
     let step = conn.query_row(sql, [], |row| {
         Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
     });
@@ -884,7 +909,7 @@ fn a_log_that_has_filled_the_disk_is_emptied_and_the_next_try_has_room() {
     let flags = rusqlite::OpenFlags::default();
     let reader = Connection::open_with_flags_and_vfs(&path, flags, vfs.name()).expect("connect");
     reader
-        .execute_batch("BEGIN; SELECT count(*) FROM runs")
+        .execute_batch("BEGIN; SELECT count(*) FROM everstep_runs")
         .expect("a snapshot");
     let is_full = |tried: Result<(), StoreError>| matches!(tried, Err(StoreError::Full { .. }));
     while !is_full(overwrite(&store, fence, id)) {}
@@ -957,162 +982,4 @@ fn sockets_of_killed_processes_are_removed_by_the_next_runner() {
     assert!(alive.exists() && others.exists() && notes.exists());
     assert!(!store.runner_is_dead(fence.runner));
     drop((guard, listening));
-}
-
-fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/format_1.sqlite")
-}
-
-/// The runs of the fixture, by what they are: completed, waiting, failed.
-fn fixture_ids() -> [RunId; 3] {
-    let ids = RunIds::new(42);
-    [ids.next(NOW), ids.next(NOW), ids.next(NOW)]
-}
-
-/// Writes the file that [`a_file_of_format_1_can_be_opened`] opens. It is never written again once
-/// released: that is its point. Run with `EVERSTEP_WRITE_FIXTURE=1` while the format is unreleased.
-#[test]
-fn fixture_is_written_on_request() {
-    if std::env::var_os("EVERSTEP_WRITE_FIXTURE").is_none() {
-        return;
-    }
-    drop(std::fs::remove_file(fixture()));
-    let store = create(&fixture());
-    let fence = register(&store, 1, NOW);
-    let [completed, waiting, failed] = fixture_ids();
-    let tags = vec![("colour".to_owned(), "blue".to_owned())];
-    let start = |id, key: Option<&str>| {
-        let (key, tags) = (key.map(str::to_owned), tags.clone());
-        Write::Start(Box::new(NewRun {
-            key,
-            tags,
-            ..new_run(id)
-        }))
-    };
-    let writes = vec![
-        start(completed, Some("order-1")),
-        start(waiting, None),
-        start(failed, None),
-    ];
-    store.commit(&batch(fence, writes)).expect("starts");
-    let finish = |status| Patch::Finish {
-        status,
-        output: Some(b"output".to_vec()),
-        error: None,
-    };
-    let state = vec![("progress".to_owned(), b"half".to_vec())];
-    let last = Commit {
-        state,
-        ..commit(completed, "step", finish(RunStatus::Completed))
-    };
-    let park = Patch::Park {
-        status: RunStatus::Sleeping,
-        available_at: Some(NOW + Duration::from_secs(60)),
-        waiting: "approval".to_owned(),
-        attempts: 1,
-    };
-    let writes = vec![
-        Write::Commit(Box::new(last)),
-        Write::Commit(Box::new(commit(waiting, "step", park))),
-        Write::Deliver(Box::new(message(failed))),
-    ];
-    store.commit(&batch(fence, writes)).expect("commits");
-    let request = Some(Uuid::from_u128(9));
-    let dedupe = Some("once".to_owned());
-    let writes = vec![
-        Write::Commit(Box::new(commit(failed, "step", finish(RunStatus::Failed)))),
-        Write::Deliver(Box::new(Delivery {
-            request,
-            dedupe,
-            ..message(waiting)
-        })),
-    ];
-    store.commit(&batch(fence, writes)).expect("commits");
-    drop(store);
-    // Small pages, for a small file: their size is not part of the format.
-    let conn = Connection::open(fixture()).expect("connect");
-    let sql = "PRAGMA journal_mode = DELETE; PRAGMA page_size = 1024; VACUUM; \
-               PRAGMA journal_mode = WAL";
-    conn.execute_batch(sql).expect("vacuum");
-}
-
-#[test]
-fn a_file_of_format_1_can_be_opened() {
-    let directory = Directory::new();
-    let path = directory.path("app.db");
-    std::fs::copy(fixture(), &path).expect("the fixture");
-    // The runner that wrote it has been gone for long.
-    let conn = rusqlite::Connection::open(&path).expect("connect");
-    conn.execute("UPDATE runners SET lease_until = 0", [])
-        .expect("its lease is over");
-    drop(conn);
-    let store = SqliteStore::open(&path).expect("open");
-    store.migrate().expect("migrate");
-    let [completed, waiting, failed] = fixture_ids();
-    let key = Target::Key {
-        workflow: "checkout".to_owned(),
-        key: "order-1".to_owned(),
-    };
-    let row = store.run(&key).expect("run").expect("the run with the key");
-    assert_eq!((row.id, row.status), (completed, RunStatus::Completed));
-    assert_eq!(row.trace, None);
-    assert_eq!(
-        (row.output, row.input),
-        (Some(b"output".to_vec()), b"input".to_vec())
-    );
-    let state = store.state(completed.no()).expect("state");
-    assert_eq!(state, [("progress".to_owned(), b"half".to_vec())]);
-    let loaded = store
-        .load(waiting.no())
-        .expect("load")
-        .expect("the run that waits");
-    assert_eq!(
-        (loaded.row.status, loaded.row.available_at),
-        (RunStatus::Sleeping, Some(NOW))
-    );
-    assert_eq!((loaded.history.len(), loaded.inbox.len()), (1, 1));
-    assert_eq!(loaded.inbox[0].request, Some(Uuid::from_u128(9)));
-    assert!(
-        store
-            .answers(&[Uuid::from_u128(9)])
-            .expect("answers")
-            .is_empty()
-    );
-    let of_run = LetterFilter {
-        run: Some(failed.no()),
-        name: None,
-    };
-    let letters = store.dead_letters(&of_run, 0, 10).expect("dead_letters");
-    assert_eq!(letters.len(), 1);
-    let blue = vec![("colour".to_owned(), "blue".to_owned())];
-    assert_eq!(
-        store
-            .count(&Filter {
-                tags: blue,
-                ..Filter::default()
-            })
-            .expect("count"),
-        3
-    );
-    let runners = store.runners().expect("runners");
-    assert_eq!(runners.len(), 1);
-    assert_eq!(runners[0].shards, ShardSet::of_default_pool());
-    let fence = Fence {
-        runner: runners[0].id,
-        epoch: runners[0].epoch,
-    };
-    let dedupe = Some("once".to_owned());
-    let again = Write::Deliver(Box::new(Delivery {
-        dedupe,
-        ..message(waiting)
-    }));
-    let duplicate = Delivered {
-        receipt: Receipt::Duplicate,
-        run: Some(waiting),
-        seq: None,
-    };
-    assert_eq!(one(&store, fence, again), Outcome::Delivered(duplicate));
-    let run = commit(waiting, "more", Patch::Run { inbox_seq: 1 });
-    let outcome = one(&store, fence, Write::Commit(Box::new(run)));
-    assert_eq!(outcome, Outcome::Committed(Vec::new()));
 }

@@ -10,9 +10,7 @@
 
 use std::{
     cell::RefCell,
-    collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::OnceLock,
     time::{Duration, Instant},
 };
 
@@ -21,7 +19,7 @@ use rusqlite::{
     hooks::{AuthAction, AuthContext, Authorization},
 };
 
-use super::schema;
+use super::schema::PREFIX;
 use crate::{
     commit::{Batch, SqliteBody, Transaction, Tx},
     error::{Error, Failure, FailureKind},
@@ -158,23 +156,10 @@ fn forbidden(action: &AuthAction<'_>) -> Option<String> {
     is_ours(table).then(|| format!("write to the table `{table}`, which is everstep's"))
 }
 
-/// Whether this is one of the tables that our migrations make.
+/// Whether a table has the prefix of ours.
 pub(crate) fn is_ours(table: &str) -> bool {
-    static OURS: OnceLock<HashSet<String>> = OnceLock::new();
-    let ours = OURS.get_or_init(|| {
-        let read = || -> rusqlite::Result<HashSet<String>> {
-            let conn = Connection::open_in_memory()?;
-            for migration in schema::MIGRATIONS {
-                conn.execute_batch(migration)?;
-            }
-            let sql = "SELECT lower(name) FROM sqlite_schema WHERE type = 'table'";
-            conn.prepare(sql)?
-                .query_map([], |row| row.get(0))?
-                .collect()
-        };
-        read().expect("our own migrations make a database of nothing")
-    });
-    ours.contains(&table.to_ascii_lowercase())
+    let prefix = table.as_bytes().get(..PREFIX.len());
+    prefix.is_some_and(|prefix| prefix.eq_ignore_ascii_case(PREFIX.as_bytes()))
 }
 
 /// How many bodies of this batch are given up for good.
@@ -546,12 +531,16 @@ mod tests {
 
     #[test]
     fn every_table_of_ours_is_protected_and_no_other() {
-        for table in [
-            "runs", "RUNS", "history", "inbox", "keys", "runners", "shards",
-        ] {
-            assert!(is_ours(table), "{table}");
+        let conn = Connection::open_in_memory().expect("a database");
+        for statements in super::super::schema::FORMATS.0 {
+            conn.execute_batch(statements).expect("tables");
         }
-        assert!(!is_ours("shop") && !is_ours("sqlite_master"));
+        let sql = "SELECT name FROM sqlite_schema \
+                   WHERE name NOT GLOB 'everstep_*' AND name NOT GLOB 'sqlite_*'";
+        let has_others = conn.prepare(sql).and_then(|mut it| it.exists([]));
+        assert!(!has_others.expect("names"), "all have the prefix");
+        assert!(is_ours("everstep_runs") && is_ours("EVERSTEP_Runs"));
+        assert!(!is_ours("runs") && !is_ours("sqlite_master") && !is_ours("every"));
     }
 
     #[test]

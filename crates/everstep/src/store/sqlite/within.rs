@@ -21,8 +21,8 @@ pub(crate) fn commit(
     let error = |error| file.error(error);
     require_same(file, tx)?;
     require_durable(file, tx)?;
-    let format = tx.query_row("PRAGMA user_version", [], |row| row.get(0));
-    schema::require_current(format.map_err(error)?, file)?;
+    let format = schema::version(tx).map_err(error)?;
+    schema::FORMATS.require_latest(format, &file.name())?;
     tx.execute_batch("SAVEPOINT everstep_within")
         .map_err(error)?;
     let applied = batch::apply(tx, &mut Memory::default(), batch);

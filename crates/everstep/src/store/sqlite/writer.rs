@@ -130,16 +130,16 @@ impl Memory {
         if self.data_version == Some(data_version) {
             return Ok(());
         }
-        let format = u32::try_from(read("PRAGMA user_version")?).unwrap_or(u32::MAX);
-        if format > schema::FORMAT {
-            let (found, known) = (format, schema::FORMAT);
+        let format = schema::version(conn).map_err(|error| file.error(error))?;
+        let known = schema::FORMATS.latest();
+        if format > known {
             return Err(StoreError::TooNew {
                 store: file.name(),
-                found,
+                found: format,
                 known,
             });
         }
-        schema::require_current(format, file)?;
+        schema::FORMATS.require_latest(format, &file.name())?;
         if self.data_version.is_some() {
             self.company_at = Some(Instant::now());
         }

@@ -361,7 +361,7 @@ fn no_room_for_another_connection_is_waited_for() {
 fn a_lane_that_was_swept_is_replaced() {
     let mut world = World::new();
     world.note("before").unwrap();
-    world.direct.query("DELETE FROM lanes").unwrap();
+    world.direct.query("DELETE FROM everstep_lanes").unwrap();
     world.note("it").unwrap();
     assert_eq!(world.noted("it"), "1");
 }
@@ -760,7 +760,8 @@ fn a_takeover_from_a_hung_owner_ends_within_two_leases() {
                 // As a batch does: it takes its fence, and asks more later.
                 store.transact(|session, _| {
                     goes += 1;
-                    let sql = "SELECT 1 FROM runners WHERE id = $1 AND epoch = $2 FOR KEY SHARE";
+                    let sql =
+                        "SELECT 1 FROM everstep_runners WHERE id = $1 AND epoch = $2 FOR KEY SHARE";
                     session.exists(sql, params![owner.runner, owner.epoch as i64])?;
                     if goes == 1 {
                         proxy.hold(Which::All);

@@ -1,72 +1,62 @@
-//! Schemas of older formats.
+//! Schemas of other formats.
 
 use super::*;
-use crate::run_id::RunIds;
+use crate::store::format::Formats;
 
+/// As for a file of SQLite: from the first release on, every later version opens what every released
+/// one has written. The machinery for that is tried with a format that no release has.
 #[test]
-fn a_schema_of_format_2_gets_an_audit_log_and_tokens() {
+fn a_schema_of_format_1_is_migrated_to_a_made_up_format_2() {
     let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
     let store = PostgresStore::open(&url).expect("open");
+    let frozen = Formats(&[include_str!(
+        "../../../../tests/fixtures/frozen_format_1_postgres.sql"
+    )]);
+    let made_up = [
+        frozen.0[0],
+        "ALTER TABLE everstep_runs ADD COLUMN colour text; \
+         UPDATE everstep_runs SET colour = 'blue' WHERE key IS NOT NULL",
+    ];
+    let made_up = Formats(&made_up);
     let conn = store.take().expect("a connection");
-    let older = &schema::MIGRATIONS[..2];
-    schema::migrate(&conn, &store.route.schema, &store.name, older).expect("format 2");
+    let (schema, name) = (&store.route.schema, &store.name);
+    schema::migrate(&conn, schema, name, frozen).expect("format 1");
+    conn.batch(
+        "INSERT INTO everstep_runs (no, id, workflow, version, key, pool, shard, status, \
+         generation, created_at, updated_at, attempts, recoveries, inbox_seq, input) \
+         VALUES (1, '', 'checkout', 1, 'order-1', 'default', 0, 5, 1, 0, 0, 1, 0, 0, ''), \
+         (2, '', 'checkout', 1, NULL, 'default', 0, 5, 1, 0, 0, 1, 0, 0, '')"
+            .to_owned(),
+    )
+    .expect("runs of format 1");
+    schema::migrate(&conn, schema, name, made_up).expect("format 2");
+    let found = schema::inspect(&conn, schema, name, made_up).expect("format 2");
+    assert_eq!(found, 2);
+    let sql = "SELECT count(*) FROM everstep_runs WHERE colour = 'blue'";
+    let answers = conn.run(vec![session::Op::new(sql, Vec::new())]);
+    let count: i64 = answers.expect("count")[0].rows[0].get(0).expect("a number");
+    assert_eq!(count, 1);
+    let error = schema::migrate(&conn, schema, name, frozen).expect_err("too new");
+    assert!(matches!(error, StoreError::TooNew { .. }), "{error}");
     store.give_back(conn);
-    let error = store.audits(None, 9).expect_err("it is too old");
-    assert!(matches!(error, StoreError::CannotOpen { .. }), "{error:?}");
-    store.migrate().expect("migrate");
-    let begun = NewAudit {
-        at: Timestamp::from_millis(5),
-        who: "ada".to_owned(),
-        action: "cancel".to_owned(),
-        target: "run".to_owned(),
-        detail: String::new(),
-    };
-    let no = store.begin_audit(&begun).expect("begin");
-    let outcome = None;
-    let row = AuditRow { no, begun, outcome };
-    assert_eq!(store.audits(None, 9).expect("audits"), [row]);
-    assert_eq!(store.api_tokens().expect("api_tokens"), []);
     testing::ran_on("PostgreSQL");
 }
 
 #[test]
-fn runs_and_items_of_format_2_are_in_no_trace() {
+fn a_schema_with_another_fingerprint_is_refused() {
     let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
     let store = PostgresStore::open(&url).expect("open");
-    let conn = store.take().expect("a connection");
-    let older = &schema::MIGRATIONS[..2];
-    schema::migrate(&conn, &store.route.schema, &store.name, older).expect("format 2");
-    let now = Timestamp::from_millis(5);
-    let id = RunIds::new(3).next(now);
-    let (no, bytes) = (id.no().0, id.as_uuid().simple());
-    let rows = format!(
-        "INSERT INTO runs (no, id, workflow, version, pool, shard, status, generation, created_at, \
-         updated_at, attempts, recoveries, inbox_seq, input) \
-         VALUES ({no}, '\\x{bytes}', 'checkout', 1, 'default', 0, 3, 1, 5, 5, 1, 0, 0, '\\x01'); \
-         INSERT INTO queue_items (queue, state, rank, at, attempts, keep_ms, created_at, payload) \
-         VALUES ('thumbs', 0, 0, 5, 0, 0, 5, '\\x02')"
-    );
-    conn.batch(rows).expect("rows of format 2");
-    store.give_back(conn);
     store.migrate().expect("migrate");
-    let row = store.run(&Target::Id(id)).expect("run").expect("the run");
-    assert_eq!((row.input, row.trace), (vec![1], None));
-    let wanted = ClaimItems {
-        queue: "thumbs".to_owned(),
-        claim: Uuid::from_u128(1),
-        max: 9,
-        attempts_max: 1,
-        visibility: Duration::from_secs(1),
-        limit: None,
-    };
-    let write = Write::Queue(Box::new(QueueWrite::Claim(wanted)));
-    let (fence, writes) = (None, vec![write]);
-    let applied = store.commit(&Batch { fence, now, writes }).expect("commit");
-    let [Outcome::Queue(QueueDone::Claimed(claimed))] = &applied.outcomes[..] else {
-        panic!("{:?}", applied.outcomes);
-    };
-    let items = claimed.items.iter();
-    let items: Vec<_> = items.map(|item| (&*item.payload, &item.trace)).collect();
-    assert_eq!(items, [(&[2][..], &None)]);
+    let conn = store.take().expect("a connection");
+    let sql = "UPDATE everstep_format SET fingerprint = 'cafe'";
+    conn.batch(sql.to_owned()).expect("another schema");
+    let error = PostgresStore::open(&url).expect_err("another schema");
+    assert!(matches!(error, StoreError::OtherSchema { .. }), "{error:?}");
+    assert!(error.to_string().contains("cafe"), "{error}");
+    let sql = "ALTER TABLE everstep_format DROP COLUMN fingerprint";
+    conn.batch(sql.to_owned()).expect("an older schema");
+    let error = PostgresStore::open(&url).expect_err("an older schema");
+    assert!(matches!(error, StoreError::OtherSchema { .. }), "{error:?}");
+    store.give_back(conn);
     testing::ran_on("PostgreSQL");
 }

@@ -10,14 +10,14 @@ const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 /// Cleared by the delete itself, or what it leaves; empty once a run has ended; swept by the chore for
 /// old generations.
 const CLEARED: [&str; 8] = [
-    "event_waiters",
-    "queue_waits",
-    "keys",
-    "tags",
-    "graves",
-    "watchers",
-    "children",
-    "old_generations",
+    "everstep_event_waiters",
+    "everstep_queue_waits",
+    "everstep_keys",
+    "everstep_tags",
+    "everstep_graves",
+    "everstep_watchers",
+    "everstep_children",
+    "everstep_old_generations",
 ];
 
 /// The rows of a query that gives texts.
@@ -134,22 +134,23 @@ fn fill(store: &PostgresStore, id: RunId) {
     };
     commit(store, Write::Start(Box::new(new)));
     let no = id.no().0;
-    let mut rows = format!("UPDATE runs SET status = 5, available_at = NULL WHERE no = {no};");
+    let mut rows =
+        format!("UPDATE everstep_runs SET status = 5, available_at = NULL WHERE no = {no};");
     for n in 0..5 {
         rows += &format!(
-            "INSERT INTO history VALUES ({no}, 1, '\\x0{n}', '');
-             INSERT INTO inbox (run, seq, name, body, sent_at) VALUES ({no}, {n}, '', '', 0);
-             INSERT INTO dedupes VALUES ({no}, '{n}');
-             INSERT INTO requests (id, run, state)
+            "INSERT INTO everstep_history VALUES ({no}, 1, '\\x0{n}', '');
+             INSERT INTO everstep_inbox (run, seq, name, body, sent_at) VALUES ({no}, {n}, '', '', 0);
+             INSERT INTO everstep_dedupes VALUES ({no}, '{n}');
+             INSERT INTO everstep_requests (id, run, state)
              VALUES (sha256(gen_random_uuid()::text::bytea), {no}, 1);
-             INSERT INTO state VALUES ({no}, '{n}', '');
-             INSERT INTO deferreds (run, generation, tag, body, at) VALUES ({no}, 1, '\\x0{n}', '', 0);
-             INSERT INTO deferred_waits (run, generation, tag, key) VALUES ({no}, 1, '\\x0{n}', '');
-             INSERT INTO limit_places VALUES ({no}, 1, '\\x0{n}', '', '', 0, 0);
-             INSERT INTO event_cursors VALUES ({no}, '{n}', '', 0);
-             INSERT INTO streams (run, stream, pos, at, generation, body)
+             INSERT INTO everstep_state VALUES ({no}, '{n}', '');
+             INSERT INTO everstep_deferreds (run, generation, tag, body, at) VALUES ({no}, 1, '\\x0{n}', '', 0);
+             INSERT INTO everstep_deferred_waits (run, generation, tag, key) VALUES ({no}, 1, '\\x0{n}', '');
+             INSERT INTO everstep_limit_places VALUES ({no}, 1, '\\x0{n}', '', '', 0, 0);
+             INSERT INTO everstep_event_cursors VALUES ({no}, '{n}', '', 0);
+             INSERT INTO everstep_streams (run, stream, pos, at, generation, body)
              VALUES ({no}, '', {n}, 0, 1, '');
-             INSERT INTO dead_letters (run, name, body, reason, at) VALUES ({no}, '', '', '', 0);"
+             INSERT INTO everstep_dead_letters (run, name, body, reason, at) VALUES ({no}, '', '', '', 0);"
         );
     }
     let conn = store.take().expect("a connection");

@@ -24,7 +24,7 @@ fn shards_are_given_back_after_the_batches_under_way() {
     let blocker = store.take().expect("a connection");
     let process = blocker.run(vec![Op::new("SELECT pg_backend_pid()::bigint", Vec::new())]);
     let process: i64 = process.expect("its number")[0].rows[0].get(0).expect("one");
-    let lock = "BEGIN; LOCK TABLE runs IN ACCESS EXCLUSIVE MODE".to_owned();
+    let lock = "BEGIN; LOCK TABLE everstep_runs IN ACCESS EXCLUSIVE MODE".to_owned();
     blocker.batch(lock).expect("lock");
     let batch = Batch {
         fence: Some(fence),
@@ -57,7 +57,7 @@ fn shards_are_given_back_after_the_batches_of_other_stores() {
     let now = Timestamp::from_millis(1_000);
     let fence = register(&store, now);
     let other = store.take().expect("a connection");
-    let fenced = "BEGIN; SELECT 1 FROM runners FOR KEY SHARE".to_owned();
+    let fenced = "BEGIN; SELECT 1 FROM everstep_runners FOR KEY SHARE".to_owned();
     other.batch(fenced).expect("the fence");
     let shards: ShardSet = [ShardId(7)].into_iter().collect();
     let (told, given_back) = mpsc::channel();

@@ -8,13 +8,13 @@ fn the_lane_of_a_connection_that_was_lost_long_ago_is_swept() {
     let old = now_ms() - 2 * DEAD_LANE_KEPT.as_millis() as i64;
     let lanes = |store: &PostgresStore| {
         store.read(|session| {
-            let sql = "SELECT count(*) FROM lanes WHERE seen_at = $1";
+            let sql = "SELECT count(*) FROM everstep_lanes WHERE seen_at = $1";
             session.row(sql, params![old], |row| row.get::<i64>(0))
         })
     };
     store
         .write(|session| {
-            let sql = "INSERT INTO lanes (id, epoch, last, seen_at) VALUES ($1, 1, 7, $2)";
+            let sql = "INSERT INTO everstep_lanes (id, epoch, last, seen_at) VALUES ($1, 1, 7, $2)";
             session.execute(sql, params![Uuid::from_u128(77), old]);
             Ok(())
         })
@@ -89,45 +89,6 @@ fn a_time_that_goes_back_by_less_than_answers_are_wrong_by_stands_still() {
     assert!(second.now() >= began);
     let mut third = conn::Asked::now().answered(990_000).after(Some(second));
     assert!(third.now() < began);
-}
-
-#[test]
-fn a_schema_of_the_first_format_is_migrated_and_finds_what_is_due() {
-    let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
-    let options = PostgresOptions {
-        database_time: false,
-        ..PostgresOptions::default()
-    };
-    let store = PostgresStore::open_with(&url, options).expect("open");
-    let conn = store.take().expect("a connection");
-    let first = &schema::MIGRATIONS[..1];
-    schema::migrate(&conn, &store.route.schema, &store.name, first).expect("format 1");
-    let format = |conn: &Conn| schema::inspect(conn, &store.route.schema, &store.name);
-    assert_eq!(format(&conn).expect("format"), 1);
-    conn.batch(
-        "INSERT INTO runs (no, id, workflow, version, pool, shard, status, generation, \
-         available_at, created_at, updated_at, attempts, recoveries, inbox_seq, last_number, input) \
-         VALUES (5, decode('000000000005700080000000000000aa', 'hex'), 'w', 1, 'default', 3, 0, 1, \
-         10, 1, 1, 1, 0, 0, 0, '\\x00')"
-            .to_owned(),
-    )
-    .expect("a run");
-    store.give_back(conn);
-    store.migrate().expect("migrate");
-    let conn = store.take().expect("a connection");
-    assert_eq!(format(&conn).expect("format"), schema::FORMAT);
-    store.give_back(conn);
-    let all = ShardSet::of_default_pool();
-    let due = store
-        .due(Timestamp::from_millis(20), &all, None, 10)
-        .expect("due");
-    assert_eq!(due.runs.len(), 1, "{due:?}");
-    assert_eq!(due.next_at, None);
-    let due = store
-        .due(Timestamp::from_millis(9), &all, None, 10)
-        .expect("due");
-    assert_eq!(due.next_at, Some(Timestamp::from_millis(10)));
-    testing::ran_on("PostgreSQL");
 }
 
 #[test]
