@@ -11,8 +11,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::{runtime::RuntimeFlavor, sync::oneshot};
@@ -27,6 +26,7 @@ use crate::{
     queue::Queue,
     run::panics,
     run_id::RunId,
+    seam::{self, Process, Thread},
     store::{MemoryStore, ShardSet, Store, StoreError},
     telemetry::{EngineMetrics, EngineMonitor},
     time::{Clock, SystemClock},
@@ -102,7 +102,7 @@ pub struct Engine {
     reader: Arc<Reader>,
     report: RecoveryReport,
     stop: Arc<lease::Stop>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<Thread>>,
     /// Kept while the engine lives: brought along where the caller's runtime has one thread.
     own_runtime: Mutex<Option<tokio::runtime::Runtime>>,
     wake_guard: Mutex<Option<crate::store::WakeGuard>>,
@@ -343,26 +343,25 @@ impl Engine {
             thread.push(Event::Drain(done));
             drained.push(drain);
         }
-        let limit = Instant::now() + self.shared.settings.shutdown_limit;
+        let limit = seam::now() + self.shared.settings.shutdown_limit;
         let (sender, all) = oneshot::channel();
         let shared = self.shared.clone();
         // A thread waits, so that this needs no timer of any runtime.
-        let waiter = std::thread::Builder::new()
-            .name("everstep-shutdown".to_owned())
-            .spawn(move || {
-                for drain in &mut drained {
-                    while matches!(drain.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
-                        if Instant::now() >= limit {
-                            tracing::warn!("bodies are still in flight; they are dropped");
-                            shared.drop_runs();
-                            _ = sender.send(());
-                            return;
-                        }
-                        std::thread::sleep(Duration::from_millis(2));
+        let process = &self.shared.process;
+        let waiter = process.spawn("everstep-shutdown", move || {
+            for drain in &mut drained {
+                while matches!(drain.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
+                    if seam::now() >= limit {
+                        tracing::warn!("bodies are still in flight; they are dropped");
+                        shared.drop_runs();
+                        _ = sender.send(());
+                        return;
                     }
+                    seam::sleep(Duration::from_millis(2), "bodies end");
                 }
-                _ = sender.send(());
-            });
+            }
+            _ = sender.send(());
+        });
         if waiter.is_ok() {
             _ = all.await;
         }
@@ -376,20 +375,18 @@ impl Engine {
         let (shared, guard) = (self.shared.clone(), lock(&self.wake_guard).take());
         let runtime = lock(&self.own_runtime).take();
         let (sender, joined) = oneshot::channel();
-        let joiner = std::thread::Builder::new()
-            .name("everstep-join".to_owned())
-            .spawn(move || {
-                if join_all(&shared, threads) {
-                    sign_off(&shared, fence);
-                }
-                // Only now: a runner that nobody can wake is taken for dead, and then it cannot
-                // sign off.
-                drop(guard);
-                if let Some(runtime) = runtime {
-                    runtime.shutdown_background();
-                }
-                _ = sender.send(());
-            });
+        let joiner = process.spawn("everstep-join", move || {
+            if join_all(&shared, threads) {
+                sign_off(&shared, fence);
+            }
+            // Only now: a runner that nobody can wake is taken for dead, and then it cannot
+            // sign off.
+            drop(guard);
+            if let Some(runtime) = runtime {
+                runtime.shutdown_background();
+            }
+            _ = sender.send(());
+        });
         if joiner.is_ok() {
             _ = joined.await;
         }
@@ -701,6 +698,7 @@ impl EngineBuilder {
         panics::install_hook();
         let current = tokio::runtime::Handle::try_current().ok();
         let many = current.filter(|rt| rt.runtime_flavor() == RuntimeFlavor::MultiThread);
+        let many = seam::simulated_runtime().or(many);
         let own_runtime = match &many {
             Some(_) => None,
             None => Some(small_runtime().map_err(StartError::thread)?),
@@ -722,9 +720,8 @@ impl EngineBuilder {
             own_runtime,
         };
         // Everything here may block: it has a thread of its own.
-        std::thread::Builder::new()
-            .name("everstep-start".to_owned())
-            .spawn(move || _ = sender.send(parts.start()))
+        Process::current()
+            .spawn("everstep-start", move || _ = sender.send(parts.start()))
             .map_err(StartError::thread)?;
         match started.await {
             Ok(engine) => engine,
@@ -765,7 +762,7 @@ impl StartParts {
         } else {
             self.settings.threads
         };
-        let me = Uuid::from_u64_pair(crate::random::entropy(), crate::random::entropy());
+        let me = crate::seam::random_uuid();
         let shared = Arc::new(Shared::new(
             self.settings,
             store.clone(),
@@ -779,7 +776,7 @@ impl StartParts {
         // From now on there is always a thread that reads, so that no engine thread has to.
         reader.spawn(|_| {});
         let (begun, fence) = patiently(|| {
-            let begun = Instant::now();
+            let begun = seam::now();
             let fence = store.register_runner(&shared.as_runner(me))?;
             Ok((begun, fence))
         })?;
@@ -864,7 +861,7 @@ fn patiently<T>(mut attempt: impl FnMut() -> Result<T, StoreError>) -> Result<T,
                     let cause = cause.unwrap_or_default();
                     tracing::warn!(%error, cause, tries, "the engine waits with its start");
                 }
-                std::thread::sleep(START_RETRY);
+                seam::sleep(START_RETRY, "start again");
             }
             Err(StoreError::Full { .. }) if !was_full => was_full = true,
             other => return other,
@@ -876,11 +873,9 @@ fn patiently<T>(mut attempt: impl FnMut() -> Result<T, StoreError>) -> Result<T,
 /// How long a start waits before it tries again; the store itself has waited for the lock.
 const START_RETRY: Duration = Duration::from_millis(20);
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(work)
-        .map_err(StartError::thread)
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<Thread, StartError> {
+    let spawned = Process::current().spawn(name, work);
+    spawned.map_err(StartError::thread)
 }
 
 /// An engine thread, inside the application's runtime, so that sockets, timers and `tokio::spawn`
@@ -905,7 +900,8 @@ fn engine_thread(
             gone,
         );
         // Our own fairness: tokio's budget would starve all but the first 128 runs of a turn.
-        runtime.block_on(local.run_until(tokio::task::unconstrained(worker.run())));
+        let turns = local.run_until(tokio::task::unconstrained(worker.run()));
+        seam::block_on_in(&runtime, turns, "events");
     });
     if let Err(panic) = std::panic::catch_unwind(work) {
         shared.stop_after_panic("engine", &*panic);
@@ -958,11 +954,11 @@ const JOIN_MAX: Duration = Duration::from_secs(30);
 
 /// Waits until all threads have ended. One that a body blocks cannot be ended: it is left alone, and
 /// so is the lease, since the body goes on. Whether all have.
-fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) -> bool {
-    let begun = Instant::now();
+fn join_all(shared: &Shared, threads: Vec<Thread>) -> bool {
+    let begun = seam::now();
     let mut pause = Duration::from_micros(100);
-    while !threads.iter().all(JoinHandle::is_finished) {
-        let waited = begun.elapsed();
+    while !threads.iter().all(Thread::is_finished) {
+        let waited = seam::elapsed(begun);
         if waited >= BLOCKED_MAX {
             let blocking = blocking(shared);
             if !blocking.is_empty() {
@@ -972,7 +968,7 @@ fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) -> bool {
         }
         if waited >= JOIN_MAX || (waited >= BLOCKED_MAX && !shared.lease_lasts()) {
             let threads = threads.iter().filter(|thread| !thread.is_finished());
-            let names = threads.filter_map(|thread| thread.thread().name());
+            let names = threads.filter_map(|thread| thread.name());
             let threads = names.collect::<Vec<_>>().join(", ");
             tracing::warn!(
                 threads,
@@ -981,10 +977,10 @@ fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) -> bool {
             );
             return false;
         }
-        std::thread::sleep(pause);
+        seam::sleep(pause, "threads end");
         pause = (pause * 2).min(Duration::from_millis(10));
     }
-    threads.into_iter().for_each(|thread| _ = thread.join());
+    threads.into_iter().for_each(Thread::reap);
     true
 }
 

@@ -49,6 +49,7 @@ mod random;
 mod retention;
 mod retry;
 mod run_id;
+mod seam;
 pub mod telemetry;
 pub mod testing;
 mod time;

@@ -269,7 +269,7 @@ impl Migrate {
         refuse_what_is_there(&source, &destination, &destination.look()?)?;
         refuse_runners(&source)?;
         let attempt = Uuid::from_u128(
-            (u128::from(crate::random::entropy()) << 64) | u128::from(crate::random::entropy()),
+            (u128::from(crate::seam::random()) << 64) | u128::from(crate::seam::random()),
         );
         source.note(attempt, destination.name())?;
         self.reach(MigrateStage::Noted)?;

@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use crate::seam;
+
 /// An instant in milliseconds since the Unix epoch, as it is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(i64);
@@ -203,7 +205,7 @@ pub struct SystemClock;
 
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
-        SystemTime::now().into()
+        seam::wall().into()
     }
 }
 
@@ -212,6 +214,9 @@ impl Clock for SystemClock {
 ///
 /// [`Instant`] stands still during a suspend, on Linux and on macOS.
 pub(crate) fn suspended() -> Duration {
+    if seam::is_simulated() {
+        return Duration::ZERO;
+    }
     /// What `/proc/uptime` said at an instant.
     static FIRST: OnceLock<Option<(Duration, Instant)>> = OnceLock::new();
     let first = FIRST.get_or_init(|| Some((uptime()?, Instant::now())));

@@ -254,7 +254,7 @@ impl Partial {
     fn beside(to: &Path) -> Result<Partial, BackupError> {
         refuse_existing(to)?;
         let mut path = to.as_os_str().to_owned();
-        path.push(format!("-partial-{:016x}", crate::random::entropy()));
+        path.push(format!("-partial-{:016x}", crate::seam::random()));
         let (path, to) = (path.into(), to.to_owned());
         Ok(Partial { path, to })
     }

@@ -2,7 +2,7 @@
 //! values as they change.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -156,7 +156,7 @@ impl<O> RunHandle<O> {
             next: 0,
             missed: 0,
             read: VecDeque::new(),
-            seen: HashMap::new(),
+            seen: BTreeMap::new(),
             following: None,
         }
     }
@@ -335,7 +335,7 @@ pub struct StreamReader<T> {
     /// What was read and not yet given.
     read: VecDeque<StreamRow>,
     /// The body that last gave an item of each step, by generation and key.
-    seen: HashMap<(u32, Vec<u8>), (u32, u64)>,
+    seen: BTreeMap<(u32, Vec<u8>), (u32, u64)>,
     following: Option<Arc<Follower>>,
 }
 

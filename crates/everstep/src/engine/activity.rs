@@ -2,10 +2,12 @@
 //!
 //! A virtual clock moves only while nothing is. A real one does not ask.
 
-use std::sync::{
-    Condvar, Mutex, PoisonError,
-    atomic::{AtomicI64, AtomicU64, Ordering},
+use std::{
+    sync::atomic::{AtomicI64, AtomicU64, Ordering},
+    time::Duration,
 };
+
+use crate::seam::{self, Signal};
 
 /// Counts what is under way in an engine.
 #[derive(Default)]
@@ -14,8 +16,7 @@ pub(crate) struct Activity {
     bodies: AtomicI64,
     /// Rises with everything that begins, so that two looks can tell whether something was.
     begun: AtomicU64,
-    lock: Mutex<()>,
-    quiet: Condvar,
+    quiet: Signal,
 }
 
 impl Activity {
@@ -30,9 +31,7 @@ impl Activity {
             return;
         }
         if self.busy.fetch_sub(n as i64, Ordering::AcqRel) == n as i64 {
-            // The lock orders this with a waiter that has just looked and is about to wait.
-            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
-            self.quiet.notify_all();
+            self.quiet.notify();
         }
     }
 
@@ -56,10 +55,10 @@ impl Activity {
     }
 
     /// Waits until it is quiet, but not longer than this.
-    pub(crate) fn wait_quiet(&self, limit: std::time::Duration) {
-        let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn wait_quiet(&self, limit: Duration) {
+        let seen = self.quiet.seen();
         if !self.is_quiet() {
-            drop(self.quiet.wait_timeout(guard, limit));
+            self.quiet.wait(seen, seam::after(limit), "quiet");
         }
     }
 }

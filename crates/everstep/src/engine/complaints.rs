@@ -2,7 +2,7 @@
 //! hour must not fill a disk with the same line.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -15,7 +15,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// When each complaint was last made.
 #[derive(Debug, Default)]
-pub(crate) struct Complaints(Mutex<HashMap<&'static str, Instant>>);
+pub(crate) struct Complaints(Mutex<BTreeMap<&'static str, Instant>>);
 
 impl Complaints {
     /// Whether it is time for this one.
@@ -35,7 +35,7 @@ impl Shared {
     pub(crate) fn complain(&self, error: &StoreError, what: &'static str) {
         let cause = std::error::Error::source(error);
         let cause = cause.map(ToString::to_string).unwrap_or_default();
-        if self.complaints.is_time_for(what, Instant::now()) {
+        if self.complaints.is_time_for(what, crate::seam::now()) {
             tracing::warn!(%error, cause, "{what}; trying again");
         } else {
             tracing::debug!(%error, cause, "{what}; trying again");

@@ -4,7 +4,7 @@
 //! nobody feeds them but a poll of the store.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -22,7 +22,7 @@ use crate::{
 /// Who waits for the end of which run.
 type Ends = FastMap<RunNo, Awaited>;
 type EndSender = oneshot::Sender<Result<Finished, Arc<StoreError>>>;
-type Requests = HashMap<Uuid, Asked>;
+type Requests = BTreeMap<Uuid, Asked>;
 type AnswerSender = oneshot::Sender<Result<Answer, Arc<StoreError>>>;
 
 /// The answer of an item; none if it is gone.

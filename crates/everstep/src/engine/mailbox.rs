@@ -4,7 +4,6 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicI64, AtomicU64, Ordering},
-        mpsc,
     },
     time::Duration,
 };
@@ -21,6 +20,7 @@ use crate::{
     commit::{Control, InboxRow, NewRun},
     run::{core::OpId, wakers::WakeSink},
     run_id::RunNo,
+    seam::Channel,
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
     time::Timestamp,
 };
@@ -72,7 +72,7 @@ pub(crate) enum Event {
     Reconsidered(RunNo, Result<Option<Box<LoadedRun>>, StoreError>),
     /// Which of these shards have a body that has been in flight for longer than this. Answered with
     /// both.
-    LongBodies(ShardSet, Duration, mpsc::Sender<(ShardSet, ShardSet)>),
+    LongBodies(ShardSet, Duration, Channel<(ShardSet, ShardSet)>),
     /// Shards are given up: their runs must leave memory.
     Release(Release),
     /// These shards stay after all.
@@ -120,7 +120,7 @@ pub(crate) struct Release {
     pub(crate) number: u64,
     /// Bodies are dropped; otherwise they may end.
     pub(crate) forced: bool,
-    pub(crate) told: mpsc::Sender<(u64, ShardSet)>,
+    pub(crate) told: Channel<(u64, ShardSet)>,
 }
 
 /// What an engine thread has in memory.

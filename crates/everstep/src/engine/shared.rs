@@ -34,6 +34,7 @@ use super::{
 use crate::{
     commit::{Fence, NewRun},
     run_id::{RunId, RunIds, RunNo, ShardId},
+    seam::{self, Process},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
     telemetry::Metrics,
     time::{Clock, Timestamp, suspended},
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) clock: Arc<dyn Clock>,
+    /// Where its threads are started.
+    pub(crate) process: Process,
     /// The time by that clock, which may be set while this process runs.
     steady: Mutex<Steady>,
     /// The latest time that was given out, for [`Sabotage::BelieveClock`].
@@ -109,7 +112,7 @@ struct Lease {
 
 /// The machine's calendar. Only for leases, which go by real time whatever clock the engine has.
 fn wall_ms() -> i64 {
-    Timestamp::from(std::time::SystemTime::now()).as_millis()
+    Timestamp::from(seam::wall()).as_millis()
 }
 
 impl Shared {
@@ -122,13 +125,14 @@ impl Shared {
         me: Option<Uuid>,
     ) -> Shared {
         let activity = Arc::new(Activity::default());
-        let seed = settings.seed.unwrap_or_else(crate::random::entropy);
+        let seed = settings.seed.unwrap_or_else(seam::random);
         Shared {
             store,
             registry,
-            steady: Mutex::new(Steady::new(clock.now(), Instant::now(), suspended())),
+            steady: Mutex::new(Steady::new(clock.now(), seam::now(), suspended())),
             believed: AtomicI64::new(i64::MIN),
             clock,
+            process: Process::current(),
             threads: (0..threads)
                 .map(|_| Mailbox::new(activity.clone()))
                 .collect(),
@@ -146,7 +150,7 @@ impl Shared {
             lease_ends: AtomicU64::new(0),
             lease_ends_at: AtomicI64::new(0),
             lease_epoch: AtomicU64::new(NO_LEASE),
-            begun: Instant::now(),
+            begun: seam::now(),
             stopped: OnceLock::new(),
             closing: AtomicBool::new(false),
             closing_since: OnceLock::new(),
@@ -195,7 +199,7 @@ impl Shared {
     fn steady_now(&self) -> Timestamp {
         let mut steady = self.steady.lock().unwrap_or_else(PoisonError::into_inner);
         // Read behind the lock, so that looks follow each other in the order of their clocks.
-        let (clock, at) = (self.clock.now(), Instant::now());
+        let (clock, at) = (self.clock.now(), seam::now());
         let (now, seen) = steady.look(clock, at, suspended);
         drop(steady);
         match seen {
@@ -221,7 +225,7 @@ impl Shared {
     /// The latest time that any clock has ever shown here: the mistake that [`Sabotage::BelieveClock`]
     /// makes.
     fn believed_now(&self) -> Timestamp {
-        let machine = Timestamp::from(std::time::SystemTime::now()).as_millis();
+        let machine = Timestamp::from(seam::wall()).as_millis();
         let ahead = self.store.time().map_or(0, |it| it.as_millis() - machine);
         let now = self.clock.now().as_millis().saturating_add(ahead);
         Timestamp::from_millis(self.believed.fetch_max(now, Ordering::AcqRel).max(now))
@@ -288,7 +292,7 @@ impl Shared {
         let ends = ends.saturating_sub(margin);
         // 0 says that there is no lease.
         let ends = u64::try_from(ends.as_nanos()).unwrap_or(u64::MAX).max(1);
-        let left = lease.valid_until.saturating_duration_since(Instant::now());
+        let left = lease.valid_until.saturating_duration_since(seam::now());
         let left = left.saturating_sub(margin);
         let left = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
         let at = self
@@ -326,6 +330,8 @@ impl Shared {
     /// may have registered again while one run was polled, and another process may have completed
     /// that run's steps in between.
     pub(crate) fn lets_bodies_run(&self, epoch: u64) -> bool {
+        // The last point before a body: none stands between this check and the body.
+        seam::point("lease check");
         let is_own =
             self.is_current(epoch) || self.settings.sabotage == Some(Sabotage::ForeignEpoch);
         is_own && self.lease_lasts()
@@ -364,7 +370,7 @@ impl Shared {
     }
 
     fn nanos(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from(seam::elapsed(self.begun).as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// The epoch of the lease; [`NO_LEASE`] if there is none.
@@ -397,10 +403,10 @@ impl Shared {
         {
             return Some(lease.fence);
         }
-        if Instant::now() >= lease.valid_until {
+        if seam::now() >= lease.valid_until {
             self.counters.lease_is_over();
         }
-        let begun = Instant::now();
+        let begun = seam::now();
         match self
             .store
             .heartbeat(lease.fence, self.now(), self.settings.lease)
@@ -511,7 +517,7 @@ impl Shared {
     }
 
     pub(crate) fn begin_closing(&self) {
-        self.closing_since.get_or_init(Instant::now);
+        self.closing_since.get_or_init(seam::now);
         self.closing.store(true, Ordering::Release);
     }
 
@@ -519,7 +525,7 @@ impl Shared {
     pub(crate) fn closing_for(&self) -> Duration {
         self.closing_since
             .get()
-            .map_or(Duration::ZERO, Instant::elapsed)
+            .map_or(Duration::ZERO, |since| seam::elapsed(*since))
     }
 
     pub(crate) fn closing(&self) -> bool {
@@ -604,6 +610,10 @@ impl Shared {
 
     /// A thread has died by a bug of ours or of the store: nothing can be relied on any more.
     pub(crate) fn stop_after_panic(&self, thread: &str, panic: &(dyn std::any::Any + Send)) {
+        if seam::is_dead() {
+            // A simulation has killed this process, and the thread unwinds.
+            return;
+        }
         let message = crate::run::panics::message(panic);
         let store = format!("the engine (its {thread} thread has died: {message})");
         self.stop(StoreError::Closed { store });

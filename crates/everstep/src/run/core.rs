@@ -11,7 +11,7 @@
 use std::{
     cell::{Cell, OnceCell, RefCell},
     cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap, HashSet, VecDeque},
+    collections::{BTreeSet, BinaryHeap, VecDeque},
     rc::Rc,
     sync::{
         Arc, PoisonError,
@@ -1836,7 +1836,7 @@ impl Core {
     fn receive(&self, rows: Vec<crate::commit::InboxRow>) -> Vec<OpId> {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
-        let mut names = HashSet::new();
+        let mut names = BTreeSet::new();
         let mut answers = Vec::new();
         for row in rows {
             if !st.inbox.push(&row) {

@@ -11,13 +11,14 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicI64, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::sync::oneshot;
 
 use crate::{
     engine::Activity,
+    seam,
     time::{Clock, Timestamp},
 };
 
@@ -323,7 +324,7 @@ impl VirtualClock {
             return;
         }
         if !self.jump(next, wanted) {
-            std::thread::sleep(LOOK_AGAIN);
+            seam::sleep(LOOK_AGAIN, "clock");
         }
     }
 
@@ -358,13 +359,13 @@ fn first(waiters: &[Waiter]) -> Option<Timestamp> {
 
 /// Lets real time pass while nothing happens; `false` as soon as something does.
 fn pause(limit: Duration, still: impl Fn() -> bool) -> bool {
-    let end = Instant::now() + limit;
+    let end = seam::now() + limit;
     while still() {
-        let left = end.saturating_duration_since(Instant::now());
+        let left = end.saturating_duration_since(seam::now());
         if left.is_zero() {
             return still();
         }
-        std::thread::sleep(left.min(LOOK_AGAIN));
+        seam::sleep(left.min(LOOK_AGAIN), "clock");
     }
     false
 }
