@@ -66,6 +66,8 @@ pub(crate) mod schedules;
 mod services;
 mod settings;
 mod shared;
+#[cfg(test)]
+mod simulated;
 mod steady;
 mod streams;
 mod suspects;
