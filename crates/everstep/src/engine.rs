@@ -8,7 +8,7 @@
 use std::{
     future::Future,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -26,7 +26,7 @@ use crate::{
     queue::Queue,
     run::panics,
     run_id::RunId,
-    seam::{self, Process, Thread},
+    seam::{self, Leaf, Process, Thread},
     store::{MemoryStore, ShardSet, Store, StoreError},
     telemetry::{EngineMetrics, EngineMonitor},
     time::{Clock, SystemClock},
@@ -104,10 +104,10 @@ pub struct Engine {
     reader: Arc<Reader>,
     report: RecoveryReport,
     stop: Arc<lease::Stop>,
-    threads: Mutex<Vec<Thread>>,
+    threads: Leaf<Vec<Thread>>,
     /// Kept while the engine lives: brought along where the caller's runtime has one thread.
-    own_runtime: Mutex<Option<tokio::runtime::Runtime>>,
-    wake_guard: Mutex<Option<crate::store::WakeGuard>>,
+    own_runtime: Leaf<Option<tokio::runtime::Runtime>>,
+    wake_guard: Leaf<Option<crate::store::WakeGuard>>,
     /// Where bodies and the handlers of workers run.
     runtime: tokio::runtime::Handle,
 }
@@ -372,10 +372,10 @@ impl Engine {
         }
         let fence = self.shared.fence();
         self.signal();
-        let mut threads = std::mem::take(&mut *lock(&self.threads));
+        let mut threads = std::mem::take(&mut *self.threads.lock());
         threads.extend(self.shared.workers.take_thread());
-        let (shared, guard) = (self.shared.clone(), lock(&self.wake_guard).take());
-        let runtime = lock(&self.own_runtime).take();
+        let (shared, guard) = (self.shared.clone(), self.wake_guard.lock().take());
+        let runtime = self.own_runtime.lock().take();
         let (sender, joined) = oneshot::channel();
         let joiner = process.spawn("everstep-join", move || {
             if join_all(&shared, threads) {
@@ -459,12 +459,15 @@ pub struct EngineTools {
 impl EngineTools {
     /// From now on the size of every batch is noted.
     pub fn note_batch_sizes(&self) {
-        *lock(&self.shared.queue.batch_sizes) = Some(Vec::new());
+        *self.shared.queue.batch_sizes.lock() = Some(Vec::new());
     }
 
     /// The sizes that were noted.
     pub fn take_batch_sizes(&self) -> Vec<u32> {
-        lock(&self.shared.queue.batch_sizes)
+        self.shared
+            .queue
+            .batch_sizes
+            .lock()
             .take()
             .unwrap_or_default()
     }
@@ -505,14 +508,10 @@ impl Drop for Engine {
             thread.push(Event::Drain(done));
         }
         self.signal();
-        if let Some(runtime) = lock(&self.own_runtime).take() {
+        if let Some(runtime) = self.own_runtime.lock().take() {
             runtime.shutdown_background();
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits for SIGTERM or SIGINT (Ctrl-C).
@@ -821,9 +820,9 @@ impl StartParts {
             shared: shared.clone(),
             reader,
             stop,
-            threads: Mutex::new(handles),
-            own_runtime: Mutex::new(self.own_runtime),
-            wake_guard: Mutex::new(Some(guard)),
+            threads: Leaf::new(handles),
+            own_runtime: Leaf::new(self.own_runtime),
+            wake_guard: Leaf::new(Some(guard)),
             runtime: self.runtime.clone(),
         };
         let mut leaving = leaving::Leaving::default();
@@ -989,7 +988,7 @@ fn join_all(shared: &Shared, threads: Vec<Thread>) -> bool {
 /// The runs, with their steps, that engine threads are polling.
 fn blocking(shared: &Shared) -> Vec<String> {
     let blocking = shared.threads.iter().filter_map(|thread| {
-        let polling = lock(&thread.polling).clone()?;
+        let polling = thread.polling.lock().clone()?;
         let step = polling.step.map(|key| crate::history::keys::describe(&key));
         let step = step.as_deref().unwrap_or("the workflow's own code");
         let (run, workflow) = (polling.run, polling.workflow);
@@ -1037,6 +1036,10 @@ fn watch_runtime(runtime: &tokio::runtime::Handle, shared: &Arc<Shared>) -> Arc<
     }
     let gone = Arc::new(AtomicBool::new(false));
     let guard = OnDrop(gone.clone(), shared.clone());
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "it does nothing, and ends with the runtime"
+    )]
     runtime.spawn(async move {
         let _guard = guard;
         std::future::pending::<()>().await;

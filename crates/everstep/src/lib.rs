@@ -23,6 +23,9 @@
 //! # Ok(()) }
 //! ```
 
+// Code goes through the seam for time, randomness, waits and threads, except where a module says so.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
+
 mod client;
 mod codec;
 mod commit;
@@ -34,6 +37,11 @@ mod history;
 mod queue;
 mod run;
 mod schedule;
+#[allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a simulation sees the calls of a store, not what is under them"
+)]
 pub mod store;
 mod workflow;
 
@@ -49,8 +57,18 @@ mod random;
 mod retention;
 mod retry;
 mod run_id;
+#[allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "it is the one way to them"
+)]
 mod seam;
 pub mod telemetry;
+#[allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests wait for real threads"
+)]
 pub mod testing;
 mod time;
 mod token;

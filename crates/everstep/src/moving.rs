@@ -431,8 +431,8 @@ impl IntoFuture for Migrate {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let (sender, moved) = oneshot::channel();
-            let thread = std::thread::Builder::new().name("everstep-migrate".to_owned());
-            let spawned = thread.spawn(move || _ = sender.send(self.run()));
+            let work = move || _ = sender.send(self.run());
+            let spawned = crate::seam::Process::current().spawn("everstep-migrate", work);
             spawned.map_err(|_| MigrateError::Interrupted)?;
             moved.await.map_err(|_| MigrateError::Interrupted)?
         })

@@ -34,7 +34,7 @@ mod signal;
 pub(crate) mod sim;
 mod task;
 
-pub(crate) use lock::{Channel, Leaf, Lock, Monitor};
+pub(crate) use lock::{Channel, Leaf, LeafGuard, Lock, Monitor};
 pub(crate) use process::{Process, Thread};
 pub(crate) use signal::Signal;
 pub(crate) use task::{Abort, NotEnded, Task, spawn_blocking, spawn_task};

@@ -219,10 +219,10 @@ pub(crate) fn suspended() -> Duration {
     }
     /// What `/proc/uptime` said at an instant.
     static FIRST: OnceLock<Option<(Duration, Instant)>> = OnceLock::new();
-    let first = FIRST.get_or_init(|| Some((uptime()?, Instant::now())));
+    let first = FIRST.get_or_init(|| Some((uptime()?, seam::now())));
     let now = first.zip(uptime());
     now.map_or(Duration::ZERO, |((first, at), now)| {
-        let awake = at.elapsed();
+        let awake = seam::elapsed(at);
         now.saturating_sub(first).saturating_sub(awake)
     })
 }

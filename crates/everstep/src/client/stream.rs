@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -18,6 +18,7 @@ use crate::{
     engine::{Followed, Follower},
     history::keys,
     run_id::RunId,
+    seam::Leaf,
     store::{self, StreamRow},
     time::Timestamp,
 };
@@ -491,7 +492,7 @@ impl<T> StateWatch<T> {
                 });
             }
             let before = {
-                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut seen = seen.lock();
                 std::mem::replace(&mut *seen, value.clone())
             };
             if let Some(value) = value.filter(|value| before.as_ref() != Some(value)) {
@@ -509,7 +510,7 @@ impl<T> StateWatch<T> {
     fn follower(&mut self) -> Arc<Follower> {
         let (client, run, key) = (&self.client, self.run, &self.key);
         let follow = || {
-            let (key, seen) = (key.clone(), Mutex::default());
+            let (key, seen) = (key.clone(), Leaf::default());
             let followers = &client.shared.hub.followers;
             followers.follow(run, Followed::State { key, seen })
         };

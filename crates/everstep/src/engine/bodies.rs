@@ -3,17 +3,20 @@
 //! A token is fired by any thread (the shutdown, the watchdog of the lease), since the engine thread
 //! may be blocked, and a spawned body does not need it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::Mailbox;
-use crate::cancellation::Cancellation;
+use crate::{
+    cancellation::Cancellation,
+    seam::{Leaf, LeafGuard},
+};
 
 /// The tokens of the bodies in flight.
 #[derive(Default)]
 pub(crate) struct Bodies {
     /// Locked when such a body begins and ends, and while the list is copied; never while a token is
     /// fired, which calls wakers.
-    places: Mutex<Places>,
+    places: Leaf<Places>,
 }
 
 #[derive(Default)]
@@ -56,8 +59,8 @@ impl Drop for InFlight {
 }
 
 impl Bodies {
-    fn lock(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> LeafGuard<'_, Places> {
+        self.places.lock()
     }
 
     /// Forgets all tokens, as if they had been missed.

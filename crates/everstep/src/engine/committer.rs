@@ -7,7 +7,7 @@
 use std::{
     ops::ControlFlow::{Break, Continue},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -19,7 +19,7 @@ use super::{claims, lanes, settings::Sabotage, shared::Shared, streams::Room, wo
 use crate::{
     commit::{Applied, Batch, Commit, Fence, Outcome, QueueWrite, Refusal, Settlement, Write},
     run_id::RunNo,
-    seam::{self, Lock, Monitor},
+    seam::{self, Leaf, Lock, Monitor},
     store::{Reaction, StoreError},
 };
 
@@ -118,7 +118,7 @@ pub(crate) struct CommitQueue {
     committing: Lock,
     /// For benchmarks: how many batches, and how many writes were in them.
     pub(crate) batches: AtomicU64,
-    pub(crate) batch_sizes: Mutex<Option<Vec<u32>>>,
+    pub(crate) batch_sizes: Leaf<Option<Vec<u32>>>,
 }
 
 impl CommitQueue {
@@ -418,9 +418,7 @@ pub(super) fn react(
 fn note_batch(shared: &Shared, writes: usize) {
     shared.queue.batches.fetch_add(1, Ordering::Relaxed);
     shared.metrics.batch_made(writes);
-    if let Ok(mut sizes) = shared.queue.batch_sizes.try_lock()
-        && let Some(sizes) = sizes.as_mut()
-    {
+    if let Some(sizes) = shared.queue.batch_sizes.lock().as_mut() {
         sizes.push(u32::try_from(writes).unwrap_or(u32::MAX));
     }
 }
@@ -498,6 +496,8 @@ pub(crate) fn lease_holds(valid_until: Instant, lease: Duration) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
     use crate::{
         engine::{fixture, mailbox::Event},

@@ -194,7 +194,10 @@ pub(crate) fn keep_timers(shared: &Shared) {
     }
     let timers = &shared.due.timers;
     timers.closed.wait("timers", |closed| {
-        while !*closed {
+        if *closed {
+            return Break(());
+        }
+        loop {
             let (now, next) = (shared.now(), next_timer(shared));
             if next.is_some_and(|at| at <= now) {
                 wake_timers(shared);
@@ -211,7 +214,6 @@ pub(crate) fn keep_timers(shared: &Shared) {
             let limit = next.map_or(Duration::MAX, |at| until(shared, now, at));
             return Continue(seam::after(limit.min(shared.settings.safety_poll)));
         }
-        Break(())
     });
 }
 

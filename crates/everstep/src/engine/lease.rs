@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     ops::ControlFlow::{Break, Continue},
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -501,12 +501,10 @@ fn name_blocked(shared: &Shared, thread: &Mailbox, seen: &mut (u64, Instant, boo
         return;
     }
     seen.2 = true;
-    let polling = thread.polling.lock();
-    let Some(polling) = polling.unwrap_or_else(PoisonError::into_inner).clone() else {
+    let Some(polling) = thread.polling.lock().clone() else {
         return;
     };
-    let blocked = thread.blocked.lock();
-    *blocked.unwrap_or_else(PoisonError::into_inner) = Some((turn, polling.clone()));
+    *thread.blocked.lock() = Some((turn, polling.clone()));
     let step = polling.step.map(|key| crate::history::keys::describe(&key));
     tracing::warn!(
         run = %polling.run,

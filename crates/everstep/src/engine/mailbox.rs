@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
@@ -20,7 +20,7 @@ use crate::{
     commit::{Control, InboxRow, NewRun},
     run::{core::OpId, wakers::WakeSink},
     run_id::RunNo,
-    seam::Channel,
+    seam::{Channel, Leaf},
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
     time::Timestamp,
 };
@@ -133,7 +133,7 @@ pub(crate) struct ThreadCensus {
 
 /// The way to one engine thread.
 pub(crate) struct Mailbox {
-    events: Mutex<Vec<Event>>,
+    events: Leaf<Vec<Event>>,
     waker: AtomicWaker,
     activity: Arc<Activity>,
     /// When its next timer is due, in milliseconds; `i64::MAX` for never.
@@ -141,9 +141,9 @@ pub(crate) struct Mailbox {
     /// The number of the turn that it is in, odd while it works: for the watchdog.
     pub(crate) turn: AtomicU64,
     /// What it is polling: for the watchdog.
-    pub(crate) polling: Mutex<Option<Polling>>,
+    pub(crate) polling: Leaf<Option<Polling>>,
     /// What it was polling when the watchdog found it blocked, and the number of that turn.
-    pub(crate) blocked: Mutex<Option<(u64, Polling)>>,
+    pub(crate) blocked: Leaf<Option<(u64, Polling)>>,
     /// The bodies of its runs that can be told to stop.
     pub(crate) bodies: Bodies,
 }
@@ -159,23 +159,20 @@ pub(crate) struct Polling {
 impl Mailbox {
     pub(crate) fn new(activity: Arc<Activity>) -> Arc<Mailbox> {
         Arc::new(Mailbox {
-            events: Mutex::default(),
+            events: Leaf::default(),
             waker: AtomicWaker::new(),
             activity,
             next_timer: AtomicI64::new(i64::MAX),
             turn: AtomicU64::new(0),
-            polling: Mutex::default(),
-            blocked: Mutex::default(),
+            polling: Leaf::default(),
+            blocked: Leaf::default(),
             bodies: Bodies::default(),
         })
     }
 
     pub(crate) fn push(&self, event: Event) {
         self.activity.begin(1);
-        self.events
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(event);
+        self.events.lock().push(event);
         self.waker.wake();
     }
 
@@ -184,10 +181,7 @@ impl Mailbox {
             return;
         }
         self.activity.begin(events.len());
-        self.events
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend(events);
+        self.events.lock().extend(events);
         self.waker.wake();
     }
 
@@ -197,7 +191,7 @@ impl Mailbox {
 
     /// Takes all events. Each counts as activity until [`Mailbox::done`].
     pub(crate) fn take(&self) -> Vec<Event> {
-        std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.events.lock())
     }
 
     pub(crate) fn done(&self, events: usize) {
@@ -206,14 +200,14 @@ impl Mailbox {
 
     /// Code of a user's is run from now on, or none any more.
     pub(crate) fn set_polling(&self, polling: Option<Polling>) {
-        *self.polling.lock().unwrap_or_else(PoisonError::into_inner) = polling;
+        *self.polling.lock() = polling;
     }
 
     /// The run and the body that block it at this moment, if the watchdog has found that.
     pub(crate) fn blocked(&self) -> Option<Polling> {
-        let blocked = self.blocked.lock().unwrap_or_else(PoisonError::into_inner);
+        let blocked = self.blocked.lock();
         let (turn, blocked) = blocked.clone()?;
-        let polling = self.polling.lock().unwrap_or_else(PoisonError::into_inner);
+        let polling = self.polling.lock();
         let is_blocked = self.turn.load(Ordering::Acquire) == turn;
         (is_blocked && polling.as_ref() == Some(&blocked)).then_some(blocked)
     }

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     ops::ControlFlow::{Break, Continue},
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -223,7 +223,7 @@ fn tell_followers(shared: &Shared, followers: &[Arc<Follower>]) -> Result<bool, 
                 };
                 let value = state.iter().find(|(other, _)| other == key);
                 let value = value.map(|(_, value)| value);
-                let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                let seen = seen.lock();
                 if value != seen.as_ref() {
                     told = true;
                     follower.notify();

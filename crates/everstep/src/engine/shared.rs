@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -34,7 +34,7 @@ use super::{
 use crate::{
     commit::{Fence, NewRun},
     run_id::{RunId, RunIds, RunNo, ShardId},
-    seam::{self, Process},
+    seam::{self, Leaf, LeafGuard, Process},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
     telemetry::Metrics,
     time::{Clock, Timestamp, suspended},
@@ -49,7 +49,7 @@ pub(crate) struct Shared {
     /// Where its threads are started.
     pub(crate) process: Process,
     /// The time by that clock, which may be set while this process runs.
-    steady: Mutex<Steady>,
+    steady: Leaf<Steady>,
     /// The latest time that was given out, for [`Sabotage::BelieveClock`].
     believed: AtomicI64,
     pub(crate) activity: Arc<Activity>,
@@ -65,7 +65,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     /// Wakes and ends the threads that keep the lease.
     pub(crate) lease_stop: Arc<Stop>,
-    lease: Mutex<Option<Lease>>,
+    lease: Leaf<Option<Lease>>,
     /// When bodies must stop because the lease ends soon ([`Settings::lease_margin`]), in nanoseconds
     /// since `begun`: looked at before every run is driven, so without a lock. 0 while there is no
     /// lease.
@@ -129,7 +129,7 @@ impl Shared {
         Shared {
             store,
             registry,
-            steady: Mutex::new(Steady::new(clock.now(), seam::now(), suspended())),
+            steady: Leaf::new(Steady::new(clock.now(), seam::now(), suspended())),
             believed: AtomicI64::new(i64::MIN),
             clock,
             process: Process::current(),
@@ -146,7 +146,7 @@ impl Shared {
             counters: Counters::default(),
             metrics: Metrics::new(threads),
             lease_stop: Arc::default(),
-            lease: Mutex::new(None),
+            lease: Leaf::new(None),
             lease_ends: AtomicU64::new(0),
             lease_ends_at: AtomicI64::new(0),
             lease_epoch: AtomicU64::new(NO_LEASE),
@@ -197,7 +197,7 @@ impl Shared {
     }
 
     fn steady_now(&self) -> Timestamp {
-        let mut steady = self.steady.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut steady = self.steady.lock();
         // Read behind the lock, so that looks follow each other in the order of their clocks.
         let (clock, at) = (self.clock.now(), seam::now());
         let (now, seen) = steady.look(clock, at, suspended);
@@ -242,7 +242,7 @@ impl Shared {
     /// Sets what is owned under this fence; whether it is still ours. If it is not, the shards were
     /// lost since the caller has found them.
     pub(crate) fn set_owned_if(&self, fence: Fence, shards: &ShardSet) -> bool {
-        let lease = self.lock_lease();
+        let lease = self.lease.lock();
         let is_ours = lease.is_some_and(|lease| lease.fence == fence);
         if is_ours {
             self.owned.set_shards(shards);
@@ -273,18 +273,18 @@ impl Shared {
 
     /// Begins a lease.
     pub(crate) fn set_lease(&self, fence: Fence, valid_until: Instant) {
-        self.put_lease(self.lock_lease(), Lease { fence, valid_until });
+        self.put_lease(self.lease.lock(), Lease { fence, valid_until });
     }
 
     /// Prolongs the lease, unless it was lost since the caller has asked: another may have begun.
     pub(crate) fn prolong(&self, fence: Fence, valid_until: Instant) {
-        let lease = self.lock_lease();
+        let lease = self.lease.lock();
         if lease.is_some_and(|lease| lease.fence == fence) {
             self.put_lease(lease, Lease { fence, valid_until });
         }
     }
 
-    fn put_lease(&self, mut slot: std::sync::MutexGuard<'_, Option<Lease>>, lease: Lease) {
+    fn put_lease(&self, mut slot: LeafGuard<'_, Option<Lease>>, lease: Lease) {
         *slot = Some(lease);
         self.lease_epoch.store(lease.fence.epoch, Ordering::Release);
         let margin = self.settings.lease_margin();
@@ -384,11 +384,7 @@ impl Shared {
     }
 
     pub(crate) fn fence(&self) -> Option<Fence> {
-        self.lock_lease().map(|lease| lease.fence)
-    }
-
-    fn lock_lease(&self) -> std::sync::MutexGuard<'_, Option<Lease>> {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lease.lock().map(|lease| lease.fence)
     }
 
     /// The fence for the next batch. An owner whose lease is about to end renews it first, so that
@@ -397,7 +393,7 @@ impl Shared {
         if self.settings.sabotage == Some(Sabotage::NoFence) {
             return self.forged_fence();
         }
-        let lease = (*self.lock_lease())?;
+        let lease = (*self.lease.lock())?;
         if committer::lease_holds(lease.valid_until, self.settings.lease)
             || self.settings.sabotage == Some(Sabotage::NoSelfFencing)
         {
@@ -458,7 +454,7 @@ impl Shared {
             return;
         }
         {
-            let mut lease = self.lock_lease();
+            let mut lease = self.lease.lock();
             if lease.is_none_or(|lease| lease.fence != fence) {
                 return;
             }

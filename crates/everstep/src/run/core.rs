@@ -14,7 +14,7 @@ use std::{
     collections::{BTreeSet, BinaryHeap, VecDeque},
     rc::Rc,
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     task::Waker,
@@ -133,10 +133,7 @@ impl Env {
     /// Names the body that is about to be polled.
     pub(crate) fn name_body(&self, key: &[u8]) {
         if let Some(mailbox) = &self.mailbox {
-            let mut polling = mailbox
-                .polling
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut polling = mailbox.polling.lock();
             if let Some(polling) = polling.as_mut() {
                 let step = polling.step.get_or_insert_default();
                 step.clear();
@@ -160,6 +157,10 @@ impl Env {
         let Some(runtime) = &self.runtime else {
             return false;
         };
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "the task does nothing: whether the runtime takes it is all that counts"
+        )]
         let probe = runtime.spawn(std::future::pending::<()>());
         let refused = probe.is_finished();
         probe.abort();
