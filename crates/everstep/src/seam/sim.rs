@@ -520,6 +520,11 @@ impl SimProcess {
         self.start(name, Box::new(work))
     }
 
+    /// Whether it was killed.
+    pub fn is_dead(&self) -> bool {
+        lock(&self.sim.core).processes[self.process as usize].dead
+    }
+
     fn start(&self, name: &str, work: Job) -> SimThread {
         let thread = pool_thread();
         let mut core = lock(&self.sim.core);
