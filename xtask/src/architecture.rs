@@ -1,4 +1,5 @@
-//! Whether every path that ARCHITECTURE.md names exists.
+//! Whether every path that ARCHITECTURE.md names exists, and whether the modules of the core crate
+//! import each other as its table allows ([`layers`]).
 //!
 //! A map that names files which are gone is worse than none, and nobody notices by reading it. A
 //! path may be given from the root, from a crate, or from the sources of a crate, as the text reads
@@ -8,10 +9,12 @@ use std::{fs, path::Path};
 
 use crate::Failure;
 
+mod layers;
+
 /// What a file of ours may end in. Anything else in backticks is taken for code.
 const ENDINGS: &[&str] = &[".md", ".rs", ".sh", ".sql", ".toml"];
 
-/// Reads the document and looks for each path in it.
+/// Reads the document, looks for each path in it, and compares its table of layers with the code.
 pub(crate) fn check(root: &Path) -> Result<(), Failure> {
     let document = root.join("ARCHITECTURE.md");
     let text = fs::read_to_string(&document)
@@ -39,7 +42,7 @@ pub(crate) fn check(root: &Path) -> Result<(), Failure> {
         )));
     }
     println!("    {} paths", paths.len());
-    Ok(())
+    layers::check(root, &text)
 }
 
 /// The names of what lies in a folder; none if it cannot be read.

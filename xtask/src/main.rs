@@ -24,9 +24,11 @@ mod deploy_drill;
 mod examples;
 mod failover;
 mod fuzz_api;
+mod house;
 mod model;
 mod points;
 mod programs;
+mod source;
 mod stores;
 mod test;
 
@@ -38,13 +40,16 @@ Commands:
                    with names, only those checks (`cargo xtask test --list` shows them)
   crash            kill a real process over and over, and check every promise; with
                    `--store postgres --processes 3`, runners on one server, and the server
-  bench            measure, against a bare loop that writes the same rows (--store postgres)
+  bench            measure, against a bare loop that writes the same rows (--store postgres);
+                   `bench --json cpu` counts per run on both stores, for comparisons
   failover         kill a primary under load, promote its standby, and check every promise
   deploy-drill     replace runners of one version by runners of the next, under load
   fuzz-api         fuzz the HTTP API on seeded data (`--seconds 120`, `--seed`)
   browser          look at and use the dashboard in headless Chromium; pictures are in
                    `target/screenshots` (with words, only the tests with these in their names)
   model            search the model of lease, fence, takeover and hand-off to its end
+  house            count lines, imports, names and lengths of our own code (`--json`;
+                   `--root DIR` counts another checkout)
 
 Options:
   -h, --help       this text
@@ -87,6 +92,7 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         "fuzz-api" => fuzz_api::run(rest),
         "browser" => browser::run(rest),
         "model" => model::run(rest),
+        "house" => house::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");
             Ok(())

@@ -47,7 +47,7 @@ const CHECKS: &[Check] = &[
     Check::new("docs", "the docs build, and no link in them is dead", docs),
     Check::new(
         "architecture",
-        "every path in ARCHITECTURE.md exists",
+        "every path in ARCHITECTURE.md exists, and modules import what its table allows",
         check_architecture,
     ),
     Check::new(

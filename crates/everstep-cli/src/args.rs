@@ -29,14 +29,18 @@ pub(crate) fn check_store(db: &std::path::Path) -> Result<(), Trouble> {
     let text = db.to_string_lossy();
     match text.split_once("://") {
         // What comes after it may be a password.
-        Some((scheme, _)) if !matches!(scheme, "postgres" | "postgresql") => {
-            Err(Trouble::usage(format!(
-                "a URL that begins with `{scheme}://` names no store; give a SQLite file, or \
+        Some((scheme, _)) if !is_postgres(scheme) => Err(Trouble::usage(format!(
+            "a URL that begins with `{scheme}://` names no store; give a SQLite file, or \
                  `postgres://user@host/database`"
-            )))
-        }
+        ))),
         _ => Ok(()),
     }
+}
+
+/// Whether this is the scheme of a PostgreSQL URL, in upper or lower case.
+pub(crate) fn is_postgres(scheme: &str) -> bool {
+    let known = ["postgres", "postgresql"];
+    known.iter().any(|it| scheme.eq_ignore_ascii_case(it))
 }
 
 /// A run, by its id, by the beginning or the end of its id, or as `workflow/key`.

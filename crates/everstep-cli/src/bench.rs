@@ -17,7 +17,7 @@ use everstep::{Client, Engine, prelude::*, store::PostgresStore};
 use serde_json::{Value as Json, json};
 
 use crate::{
-    Exit,
+    Exit, args,
     demo::Scratch,
     output::{Shown, Table, is_json},
     progress::Progress,
@@ -206,10 +206,8 @@ impl Place {
             return Ok(Place::File(Scratch::new("everstep-bench")?));
         };
         let text = db.to_string_lossy();
-        let scheme = text
-            .split_once("://")
-            .map(|(scheme, _)| scheme.to_ascii_lowercase());
-        if matches!(scheme.as_deref(), Some("postgres" | "postgresql")) {
+        let scheme = text.split_once("://").map(|(scheme, _)| scheme);
+        if scheme.is_some_and(args::is_postgres) {
             let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
             let unique = format!("{}_{}", std::process::id(), since.subsec_nanos());
             let schema = format!("everstep_bench_{unique}");

@@ -80,13 +80,20 @@ impl Trouble {
 
     /// The store cannot be used. An engine would try again; a command does not.
     fn away(error: &StoreError) -> Trouble {
+        let is_file = |store: &str| store.starts_with("SQLite file");
         let (store, source, what) = match error {
             StoreError::Io { store, source } => {
-                let what = "cannot be read or written; check its name, and whether it is up";
+                let what = match is_file(store) {
+                    true => "cannot be read or written; check the file and its disk",
+                    false => "cannot be read or written; check its name, and whether it is up",
+                };
                 (store, source, what)
             }
             StoreError::Busy { store, source } => {
-                let what = "is busy: another process holds its write lock; try again";
+                let what = match is_file(store) {
+                    true => "is busy: another process holds its write lock; try again",
+                    false => "is busy: others hold locks on what is to be written; try again",
+                };
                 (store, source, what)
             }
             StoreError::CannotOpen { store, source } => (store, source, "cannot be opened"),

@@ -26,9 +26,10 @@ use crate::seam::Abort;
 /// | --- | --- | --- | --- |
 /// | shutdown | when the shutdown begins | [`shutdown_limit`](crate::Settings::shutdown_limit) | recorded |
 /// | cancel of the run | when its owner knows | [`stop_grace`](crate::Settings::stop_grace) | recorded, so that its rollback finds it |
+/// | deadline of the run | when it has passed | `stop_grace` | recorded, so that its rollback finds it |
 /// | timeout of the step | when its time is over | `stop_grace` | discarded: the attempt has timed out |
 /// | lost lease | `stop_grace` before the body must stop, which is before the lease ends | `stop_grace`, at most a fifth of the lease | recorded, unless the lease ends first |
-/// | lost `select!` or race, run out of its deadline | when the future is dropped | not at all: only a blocking body goes on | discarded |
+/// | lost `select!` or race | when the future is dropped | not at all: only a blocking body goes on | discarded |
 ///
 /// An error that a body returns after it has seen the token counts as no attempt (except after its
 /// timeout): the body has given up, and runs again when the run goes on.

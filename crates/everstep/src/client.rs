@@ -9,7 +9,7 @@ use std::{
     future::{Future, IntoFuture},
     marker::PhantomData,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     time::Duration,
 };
 
@@ -399,6 +399,12 @@ impl Drop for OwnCommitter {
     fn drop(&mut self) {
         self.0.begin_closing();
         self.0.queue.close();
+        // The process may end now, and with it a wake-up that was not sent: `RunHandle::wake` does not
+        // wait for its own. The store bounds the wait.
+        let (sent, is_sent) = mpsc::channel();
+        let store = &self.0.store;
+        store.after_wakes(Box::new(move || _ = sent.send(())));
+        _ = is_sent.recv();
     }
 }
 

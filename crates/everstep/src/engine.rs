@@ -29,7 +29,7 @@ use crate::{
     seam::{self, Leaf, Process, Thread},
     store::{MemoryStore, ShardSet, Store, StoreError},
     telemetry::{EngineMetrics, EngineMonitor},
-    time::{Clock, SystemClock},
+    time::{Clock, SystemClock, Uptime},
     workflow::{
         Definition, NameError, RegisterError, Registry, Value, Workflow, WorkflowFn,
         WorkflowOptions, WorkflowRef, check_name, check_pool,
@@ -777,7 +777,7 @@ impl StartParts {
         // From now on there is always a thread that reads, so that no engine thread has to.
         reader.spawn(|_| {});
         let (begun, fence) = patiently(|| {
-            let begun = seam::now();
+            let begun = Uptime::now();
             let fence = store.register_runner(&shared.as_runner(me))?;
             Ok((begun, fence))
         })?;

@@ -194,12 +194,27 @@ pub(crate) struct Run {
     /// The limit of the whole run, until it has let the run in.
     gate: Option<limits::Gate>,
     flush: flush::Flush,
-    /// A cancel was requested: until then bodies may end by themselves.
-    stopping: Option<Timestamp>,
+    /// The run is to end before its code does.
+    stopping: Option<Stopping>,
     /// Its owner wants no body to start: shutdown, or a shard that is given back.
     drained: bool,
     /// Only tried against the code that is here: see [`trial`].
     on_trial: bool,
+}
+
+/// A run that is to end, and lets its bodies end by themselves before.
+#[derive(Clone, Copy)]
+struct Stopping {
+    cause: Cause,
+    /// Until then bodies in flight may end.
+    until: Timestamp,
+}
+
+/// Why a run is to end before its code does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    Cancel,
+    Deadline,
 }
 
 /// A workflow that is still not quiet after this many polls never will be.
@@ -215,10 +230,8 @@ impl Run {
         let core = self.core.clone();
         self.check_foreign();
         core.fire_timers();
-        if self.is_stopped() {
-            return self.finish(End::Cancel);
-        }
-        if self.deadline_passed() || core.state.borrow().halt.is_some() || !self.pass_gate() {
+        self.check_deadline();
+        if self.ends_if_stopped() || core.state.borrow().halt.is_some() || !self.pass_gate() {
             return;
         }
         loop {
@@ -243,31 +256,19 @@ impl Run {
             }
         }
         core.note_lagging();
-        if self.is_stopped() {
-            return self.finish(End::Cancel);
-        }
-        if !self.on_trial {
+        if !self.ends_if_stopped() && !self.on_trial {
             self.check_rest();
         }
     }
 
-    /// The deadline of the run ends it, whatever it is doing; its rollbacks still run.
-    fn deadline_passed(&mut self) -> bool {
-        let passed = self
-            .core
-            .facts
-            .deadline_at
-            .is_some_and(|at| at <= self.core.now());
-        if !passed || self.stage != Stage::Forward {
-            return false;
+    /// The deadline of the run ends it, whatever it is doing; its rollbacks still run. A run that is to
+    /// end already goes by the first cause.
+    fn check_deadline(&mut self) {
+        let deadline = self.core.facts.deadline_at;
+        let passed = deadline.is_some_and(|at| at <= self.core.now());
+        if passed && self.stage == Stage::Forward && self.stopping.is_none() {
+            self.stop(Cause::Deadline);
         }
-        let deadline = self.core.facts.deadline_at.unwrap_or_default();
-        let failure = Failure::new(
-            FailureKind::Deadline,
-            format!("the deadline of the run, {deadline}, has passed"),
-        );
-        self.finish(End::Error(Error::recorded(failure, Vec::new())));
-        true
     }
 
     /// The code is done: it is dropped, and with it everything that was open.
@@ -276,27 +277,44 @@ impl Run {
         self.end = Some(end);
     }
 
-    /// Ends the run because a cancel was requested. Bodies in flight are told, and may end by
-    /// themselves for a while: a result counts, so that its rollback is found. Nothing else moves.
+    /// Ends the run because a cancel was requested.
     pub(crate) fn cancel(&mut self) {
-        if self.stage != Stage::Forward || self.end.is_some() {
-            return;
+        if self.stage == Stage::Forward && self.end.is_none() {
+            self.stop(Cause::Cancel);
         }
-        let now = self.core.now();
-        let until = *self
-            .stopping
-            .get_or_insert(now + self.core.env.settings.stop_grace);
-        if self.bodies() == 0 || until <= now {
-            return self.finish(End::Cancel);
-        }
-        self.hold_still();
-        self.core.tell_bodies();
     }
 
-    /// Whether a cancel was requested, and the bodies have ended or have had their time.
-    fn is_stopped(&self) -> bool {
-        let until = self.stopping.filter(|_| self.end.is_none());
-        until.is_some_and(|until| self.bodies() == 0 || until <= self.core.now())
+    /// Ends the run before its code does. Bodies in flight are told, and may end by themselves for a
+    /// while: a result counts, so that its rollback is found. Nothing else moves.
+    fn stop(&mut self, cause: Cause) {
+        let grace = self.core.env.settings.stop_grace;
+        let until = self.stopping.map(|it| it.until);
+        let until = until.unwrap_or_else(|| self.core.now() + grace);
+        self.stopping = Some(Stopping { cause, until });
+        if !self.ends_if_stopped() {
+            self.hold_still();
+            self.core.tell_bodies();
+        }
+    }
+
+    /// Ends a run that is to end, once its bodies have ended or have had their time; whether it has.
+    fn ends_if_stopped(&mut self) -> bool {
+        let stopping = self.stopping.filter(|_| self.end.is_none());
+        let now = self.core.now();
+        let stopped = stopping.filter(|it| self.bodies() == 0 || it.until <= now);
+        let Some(Stopping { cause, .. }) = stopped else {
+            return false;
+        };
+        self.finish(match cause {
+            Cause::Cancel => End::Cancel,
+            Cause::Deadline => {
+                let deadline = self.core.facts.deadline_at.unwrap_or_default();
+                let text = format!("the deadline of the run, {deadline}, has passed");
+                let failure = Failure::new(FailureKind::Deadline, text);
+                End::Error(Error::recorded(failure, Vec::new()))
+            }
+        });
+        true
     }
 
     /// Lets no body start that may not, and no completion be taken that cannot be written.
@@ -563,9 +581,10 @@ impl Run {
             .core
             .facts
             .deadline_at
-            .filter(|_| self.stage == Stage::Forward);
+            .filter(|_| self.stage == Stage::Forward && self.stopping.is_none());
         let turn = self.at_gate().and_then(|(turn, _)| turn);
-        [self.core.next_timer(), deadline, turn, self.stopping]
+        let stop = self.stopping.map(|it| it.until);
+        [self.core.next_timer(), deadline, turn, stop]
             .into_iter()
             .flatten()
             .min()

@@ -75,6 +75,30 @@ pub(crate) fn elapsed(since: Instant) -> Duration {
     now().saturating_duration_since(since)
 }
 
+/// How long the machine has been on, with the time that it was suspended.
+pub(crate) fn uptime() -> Duration {
+    if_simulated!(|here| here.uptime());
+    since_boot()
+}
+
+#[cfg(unix)]
+fn since_boot() -> Duration {
+    use rustix::time::{ClockId, clock_gettime};
+    // The other systems count a suspend in this one.
+    #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "openbsd")))]
+    const CLOCK: ClockId = ClockId::Monotonic;
+    #[cfg(any(target_os = "linux", target_os = "android", target_os = "openbsd"))]
+    const CLOCK: ClockId = ClockId::Boottime;
+    // Of a moment after the boot, neither part is negative.
+    Duration::try_from(clock_gettime(CLOCK)).unwrap_or_default()
+}
+
+#[cfg(not(unix))]
+fn since_boot() -> Duration {
+    static FIRST: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    FIRST.get_or_init(Instant::now).elapsed()
+}
+
 /// The calendar of the machine.
 pub(crate) fn wall() -> SystemTime {
     if_simulated!(|here| here.wall());

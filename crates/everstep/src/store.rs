@@ -140,6 +140,16 @@ pub(crate) fn url_of(place: &std::path::Path) -> Result<Option<&str>, StoreError
                 .to_owned(),
         ));
     }
+    let has_password = text
+        .split_once('@')
+        .is_some_and(|(before, _)| before.contains(':'));
+    if has_password && !text.starts_with('.') && !place.is_absolute() {
+        return Err(refused(
+            "it has a user and a password, and is not written as a URL; write \
+             `postgres://user@host/database`, or give the path of a SQLite file as `./..`"
+                .to_owned(),
+        ));
+    }
     Ok(None)
 }
 
@@ -463,6 +473,14 @@ pub trait Store: Send + Sync + 'static {
     /// Tells other processes' runners that something has happened to these runs. A hint that may
     /// be lost. Also reaches other engines of this process that have the same store open.
     fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]);
+
+    /// Calls `then` once the hints of all earlier calls of [`wake_others`](Store::wake_others) were
+    /// sent or given up: a process that ends after that takes no hint along. At once by default, for
+    /// stores whose `wake_others` sends before it returns. A store that sends later calls `then`
+    /// within about a second, whatever the network does.
+    fn after_wakes(&self, then: Box<dyn FnOnce() + Send>) {
+        then();
+    }
 
     /// From now on calls `wake` with the runs that others have named in
     /// [`wake_others`](Store::wake_others), until the returned guard is dropped. The address at

@@ -209,29 +209,52 @@ impl Clock for SystemClock {
     }
 }
 
-/// How long this machine has been suspended since the first call. Always zero where the system does not
-/// say: only Linux does, without a dependency.
+/// A moment by the monotonic clock that goes on while the machine is suspended: for leases, which
+/// others go by in the meantime. [`Instant`] stands still then, on Linux and on macOS. Nobody sets this
+/// clock, so it does not matter what the calendar shows.
 ///
-/// [`Instant`] stands still during a suspend, on Linux and on macOS.
+/// The standard library has no such clock. On systems other than Unix this is [`Instant`], which counts
+/// a suspend on Windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Uptime(Duration);
+
+impl Uptime {
+    pub(crate) fn now() -> Uptime {
+        let now = Uptime(seam::uptime());
+        #[cfg(test)]
+        let now = now + tests::SUSPENDED.get();
+        now
+    }
+
+    /// How long after `earlier` this is; zero if it is not after it.
+    pub(crate) fn since(self, earlier: Uptime) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// Nanoseconds since a moment that is the same for this process.
+    pub(crate) fn as_nanos(self) -> u64 {
+        u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Add<Duration> for Uptime {
+    type Output = Uptime;
+
+    fn add(self, passed: Duration) -> Uptime {
+        Uptime(self.0.saturating_add(passed))
+    }
+}
+
+/// How long this machine has been suspended since the first call.
 pub(crate) fn suspended() -> Duration {
+    static FIRST: OnceLock<(Uptime, Instant)> = OnceLock::new();
     if seam::is_simulated() {
         return Duration::ZERO;
     }
-    /// What `/proc/uptime` said at an instant.
-    static FIRST: OnceLock<Option<(Duration, Instant)>> = OnceLock::new();
-    let first = FIRST.get_or_init(|| Some((uptime()?, seam::now())));
-    let now = first.zip(uptime());
-    now.map_or(Duration::ZERO, |((first, at), now)| {
-        let awake = seam::elapsed(at);
-        now.saturating_sub(first).saturating_sub(awake)
-    })
-}
-
-/// The time since the machine was started, with the time that it was suspended.
-fn uptime() -> Option<Duration> {
-    let text = std::fs::read_to_string("/proc/uptime").ok()?;
-    let seconds: f64 = text.split_whitespace().next()?.parse().ok()?;
-    Duration::try_from_secs_f64(seconds).ok()
+    let (first, at) = FIRST.get_or_init(|| (Uptime::now(), seam::now()));
+    Uptime::now()
+        .since(*first)
+        .saturating_sub(seam::elapsed(*at))
 }
 
 /// `n` seconds.
@@ -255,8 +278,25 @@ pub const fn days(n: u64) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    thread_local! {
+        /// How long the machine has been suspended, as far as this thread can tell.
+        pub(crate) static SUSPENDED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
+
+    #[test]
+    fn a_suspend_counts_in_the_uptime_only() {
+        let (before, suspended_before) = (Uptime::now(), suspended());
+        SUSPENDED.set(Duration::from_secs(3_600));
+        let passed = Uptime::now().since(before);
+        assert!(passed >= Duration::from_secs(3_600));
+        let slept = suspended().saturating_sub(suspended_before);
+        assert!(slept > Duration::from_secs(3_500), "{slept:?}");
+    }
 
     #[test]
     fn timestamps_print_as_rfc_3339() {

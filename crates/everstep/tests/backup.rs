@@ -175,7 +175,11 @@ async fn nothing_is_overwritten_and_nothing_half_made_is_left() {
         .await
         .unwrap_err();
     assert!(matches!(error, BackupError::InUse { .. }), "{error}");
-    client.backup(at("nowhere/copy.db")).await.unwrap_err();
+    let error = client.backup(at("nowhere/copy.db")).await.unwrap_err();
+    assert!(
+        matches!(&error, BackupError::File { path, .. } if *path == at("nowhere/copy.db")),
+        "{error}"
+    );
     one.shutdown().await;
     exists(
         everstep::restore(at("copy.db"), at("app.db"))
@@ -204,6 +208,23 @@ async fn nothing_is_overwritten_and_nothing_half_made_is_left() {
         .unwrap_err();
     assert!(
         matches!(error, BackupError::Store(StoreError::Foreign { .. })),
+        "{error}"
+    );
+    // An empty file, which a copy leaves that was broken off, was restored as a database without runs.
+    std::fs::write(at("empty.db"), b"").unwrap();
+    let error = everstep::restore(at("empty.db"), at("new.db"))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, BackupError::Store(StoreError::Foreign { .. })),
+        "{error}"
+    );
+    std::fs::remove_file(at("empty.db")).unwrap();
+    let error = everstep::restore(dir.path(), at("new.db"))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, BackupError::File { act: "read", .. }),
         "{error}"
     );
     let mut bytes = std::fs::read(at("copy.db")).unwrap();

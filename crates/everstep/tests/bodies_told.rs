@@ -1,4 +1,5 @@
-//! Bodies are told that they should stop: on shutdown, on a cancel and after their timeout. What they
+//! Bodies are told that they should stop: on shutdown, on a cancel, at the deadline of their run and after their
+//! timeout. What they
 //! do then, and what becomes of it. The end of a lease is tested in `engine/thread/tests/ending.rs`.
 
 #![allow(clippy::unwrap_used)]
@@ -247,6 +248,67 @@ async fn a_body_that_goes_on_is_dropped_after_the_grace_of_a_cancel() {
             Some(cancelled_at + minutes(5)),
             "{kind:?}"
         );
+        engine.shutdown().await;
+    }
+}
+
+/// The bodies of a run past its deadline were dropped at once, so what they had done was not rolled back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_succeeds_within_the_grace_of_a_deadline_is_completed_and_rolled_back() {
+    for kind in KINDS {
+        let body = Body::new(kind, Answer::Done);
+        let clock = VirtualClock::new();
+        let engine = body.register(Engine::in_memory().clock(clock.clone()));
+        let engine = engine.start().await.unwrap();
+        let held = clock.hold();
+        let client = engine.client();
+        let run = client.start(RUN, ()).deadline_after(minutes(1));
+        let run = run.await.unwrap();
+        body.until_begun().await;
+        let deadline = run.info().await.unwrap().deadline_at;
+        drop(held);
+        let error = run.result().await.unwrap_err();
+        assert!(error.to_string().contains("deadline"), "{error}");
+        assert_eq!(run.status().await.unwrap(), RunStatus::Failed);
+        assert_eq!(body.counts(), (1, 1), "{kind:?}");
+        assert_eq!(entry(&run).await.unwrap().status, EntryStatus::Completed);
+        assert_eq!(*body.undone.lock().unwrap(), [1], "{kind:?}");
+        assert!(run.info().await.unwrap().finished_at >= deadline);
+        engine.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_goes_on_is_dropped_after_the_grace_of_a_deadline() {
+    for (kind, is_cancelled) in [Kind::Async, Kind::Spawned]
+        .into_iter()
+        .flat_map(|kind| [(kind, false), (kind, true)])
+    {
+        let body = Body::new(kind, Answer::Ignores);
+        let clock = VirtualClock::new();
+        let engine = body.register(Engine::in_memory().clock(clock.clone()));
+        let engine = engine.settings(|it| it.stop_grace = minutes(5));
+        let engine = engine.start().await.unwrap();
+        let held = clock.hold();
+        let client = engine.client();
+        let run = client.start(RUN, ()).deadline_after(minutes(1));
+        let run = run.await.unwrap();
+        body.until_begun().await;
+        let begun = clock.now();
+        if is_cancelled {
+            // The deadline passes within the grace of the cancel, and changes nothing.
+            run.cancel().await.unwrap();
+        }
+        let deadline = run.info().await.unwrap().deadline_at.unwrap();
+        drop(held);
+        run.result().await.unwrap_err();
+        let info = run.info().await.unwrap();
+        let (status, from) = match is_cancelled {
+            true => (RunStatus::Cancelled, begun),
+            false => (RunStatus::Failed, deadline),
+        };
+        assert_eq!(info.status, status, "{kind:?}");
+        assert_eq!(info.finished_at, Some(from + minutes(5)), "{kind:?}");
         engine.shutdown().await;
     }
 }

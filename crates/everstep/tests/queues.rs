@@ -472,50 +472,63 @@ async fn a_result_just_before_and_after_a_cancel_leaves_nothing_behind() {
     }
 }
 
+/// A handler that awaits is dropped. One that blocks its thread is told, and its result is dropped.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_lost_its_item_is_told_and_its_result_dropped() {
-    let clock = VirtualClock::new();
-    let store = testing::store();
-    let (began, cancelled) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
-    let counted = (began.clone(), cancelled.clone());
-    let engine = Engine::on(store.clone())
-        .clock(clock.clone())
-        .register_fn(RUN, |ctx, ()| async move {
-            Ok(json!(ctx.enqueue(NUM, &1).await?))
+async fn a_worker_that_lost_its_item_is_told_and_its_handler_or_its_result_dropped() {
+    for blocks in [false, true] {
+        let clock = VirtualClock::new();
+        let store = testing::store();
+        let (began, cancelled) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let counted = (began.clone(), cancelled.clone());
+        let engine = Engine::on(store.clone())
+            .clock(clock.clone())
+            .register_fn(RUN, |ctx, ()| async move {
+                Ok(json!(ctx.enqueue(NUM, &1).await?))
+            })
+            .work(NUM, 1, move |job: Job, _: u32| {
+                let (began, cancelled) = counted.clone();
+                async move {
+                    began.fetch_add(1, Ordering::SeqCst);
+                    let token = job.cancellation().clone();
+                    if blocks {
+                        while !token.is_cancelled() {
+                            std::thread::yield_now();
+                        }
+                        cancelled.fetch_add(1, Ordering::SeqCst);
+                        return Ok(1);
+                    }
+                    // What it has begun elsewhere is told.
+                    tokio::spawn(async move {
+                        token.cancelled().await;
+                        cancelled.fetch_add(1, Ordering::SeqCst);
+                    });
+                    std::future::pending().await
+                }
+            })
+            .start()
+            .await
+            .unwrap();
+        let held = clock.hold();
+        let run = engine.client().start(RUN, ()).await.unwrap();
+        // A handler that has not begun when its item is lost does not begin.
+        scenario::until("the handler to begin", async || {
+            (began.load(Ordering::SeqCst) == 1).then_some(())
         })
-        .work(NUM, 1, move |job: Job, _: u32| {
-            let (began, cancelled) = counted.clone();
-            async move {
-                began.fetch_add(1, Ordering::SeqCst);
-                job.cancellation().cancelled().await;
-                cancelled.fetch_add(1, Ordering::SeqCst);
-                assert!(!job.heartbeat().await.unwrap());
-                Ok(1)
-            }
+        .await;
+        // This process was stopped for an hour, and another took the item.
+        let item = elsewhere::claim(&*store, now(&clock) + hours(1));
+        clock.advance(minutes(1));
+        scenario::until("the handler to be told", async || {
+            (cancelled.load(Ordering::SeqCst) == 1).then_some(())
         })
-        .start()
-        .await
-        .unwrap();
-    let held = clock.hold();
-    let run = engine.client().start(RUN, ()).await.unwrap();
-    // A handler that has not begun when its item is lost does not begin.
-    scenario::until("the handler to begin", async || {
-        (began.load(Ordering::SeqCst) == 1).then_some(())
-    })
-    .await;
-    // This process was stopped for an hour, and another took the item.
-    let item = elsewhere::claim(&*store, now(&clock) + hours(1));
-    clock.advance(minutes(1));
-    scenario::until("the handler to be told", async || {
-        (cancelled.load(Ordering::SeqCst) == 1).then_some(())
-    })
-    .await;
-    assert_eq!(run.status().await.unwrap(), RunStatus::Sleeping);
-    assert!(elsewhere::settle(&*store, now(&clock), item, 7));
-    store.wake_others(None, &[run.id().no()]);
-    drop(held);
-    assert_eq!(run.result().await.unwrap(), json!(7));
-    engine.shutdown().await;
+        .await;
+        assert_eq!(run.status().await.unwrap(), RunStatus::Sleeping);
+        assert!(elsewhere::settle(&*store, now(&clock), item, 7));
+        store.wake_others(None, &[run.id().no()]);
+        drop(held);
+        assert_eq!(run.result().await.unwrap(), json!(7), "{blocks}");
+        engine.shutdown().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,9 +1,18 @@
 //! One measurement as one line of JSON, its fields in the order in which they were given.
 
-use std::{fmt::Write as _, sync::OnceLock, time::Duration};
+use std::{
+    fmt::Write as _,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
-/// The store that is measured, said once before the first line.
-pub(crate) static STORE: OnceLock<&str> = OnceLock::new();
+/// The store that is measured.
+static STORE: Mutex<&str> = Mutex::new("sqlite");
+
+/// Names the store of the lines from here on.
+pub(crate) fn set_store(name: &'static str) {
+    *STORE.lock().unwrap_or_else(PoisonError::into_inner) = name;
+}
 
 /// A line under construction.
 #[must_use = "a line must be printed"]
@@ -13,7 +22,7 @@ impl Line {
     /// A line about `n` things that took this long.
     pub(crate) fn new(bench: &str, n: u64, time: Duration) -> Line {
         let seconds = time.as_secs_f64();
-        let store = STORE.get().unwrap_or(&"sqlite");
+        let store = *STORE.lock().unwrap_or_else(PoisonError::into_inner);
         Line(format!("{{\"bench\":\"{bench}\",\"store\":\"{store}\""))
             .count("n", n)
             .number("seconds", seconds)
@@ -38,6 +47,27 @@ impl Line {
 
     pub(crate) fn count(mut self, name: &str, value: u64) -> Line {
         _ = write!(self.0, ",\"{name}\":{value}");
+        self
+    }
+
+    /// A word, which needs no escaping.
+    pub(crate) fn text(mut self, name: &str, value: &str) -> Line {
+        _ = write!(self.0, ",\"{name}\":\"{value}\"");
+        self
+    }
+
+    /// Numbers by name.
+    pub(crate) fn object(mut self, name: &str, values: &[(String, f64)]) -> Line {
+        let inside = values
+            .iter()
+            .fold(Line(String::new()), |line, (name, value)| {
+                line.number(name, *value)
+            });
+        _ = write!(
+            self.0,
+            ",\"{name}\":{{{}}}",
+            inside.0.trim_start_matches(',')
+        );
         self
     }
 
@@ -74,5 +104,18 @@ mod tests {
         let parsed: serde_json::Value = serde_json::from_str(&text).expect("a line of JSON");
         assert_eq!(parsed["per_second"], 2.0);
         assert_eq!(parsed["tiny"], 0.000_123_4);
+    }
+
+    #[test]
+    fn object_is_a_field_with_numbers() {
+        let values = [("a".to_owned(), 1.0), ("b".to_owned(), 2.5)];
+        let line = Line::new("x", 1, Duration::from_secs(1)).text("load", "y");
+        let text = format!("{}}}", line.object("each", &values).object("none", &[]).0);
+        let parsed: serde_json::Value = serde_json::from_str(&text).expect("a line of JSON");
+        assert_eq!(parsed["each"]["b"], 2.5);
+        assert_eq!(
+            (&parsed["load"], parsed["none"].is_object()),
+            (&"y".into(), true)
+        );
     }
 }

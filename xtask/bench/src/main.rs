@@ -6,7 +6,7 @@
 //! Every measurement has a new file in a directory of its own, which is removed at the end. Set
 //! `EVERSTEP_BENCH_DIR` to put it on another disk. On PostgreSQL it has new schemas on a throw-away
 //! server that waits for the disk; what it is set to is printed first, and if it could lose what it
-//! has confirmed, nothing is measured.
+//! has confirmed, nothing is measured. [`mod@cpu`] is made on both stores if none is named.
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
@@ -17,6 +17,7 @@ mod at_scale;
 mod bare;
 mod branches;
 mod cluster;
+mod cpu;
 mod directory;
 mod http;
 mod line;
@@ -47,6 +48,8 @@ struct Bench {
     name: &'static str,
     /// Only made when it is asked for with `--large`.
     large: bool,
+    /// Only made when it is named: its server is set in another way.
+    named: bool,
     /// Where it is made.
     stores: &'static [Store],
     run: fn(&tokio::runtime::Runtime, &Directory) -> Result<(), Problem>,
@@ -73,10 +76,12 @@ const BENCHES: &[Bench] = &[
     on_postgres("takeover", cluster::takeover),
     on_postgres("remote_start", cluster::remote_start),
     Bench {
-        name: "at_scale",
         large: true,
-        stores: &[Store::Sqlite, Store::Postgres],
-        run: at_scale::at_scale,
+        ..bench("at_scale", at_scale::at_scale)
+    },
+    Bench {
+        named: true,
+        ..bench("cpu", cpu::cpu)
     },
 ];
 
@@ -87,6 +92,7 @@ const fn bench(
     Bench {
         name,
         large: false,
+        named: false,
         stores: &[Store::Sqlite, Store::Postgres],
         run,
     }
@@ -115,15 +121,15 @@ fn main() -> ExitCode {
     {
         return ended(cluster::child(rest));
     }
-    let (mut large, mut store, mut names) = (false, Store::Sqlite, Vec::new());
+    let (mut large, mut chosen, mut names) = (false, None, Vec::new());
     let mut given = arguments.iter();
     while let Some(argument) = given.next() {
         match argument.as_str() {
             "--json" => {}
             "--large" => large = true,
             "--store" => match given.next().map(String::as_str) {
-                Some("sqlite") => store = Store::Sqlite,
-                Some("postgres") => store = Store::Postgres,
+                Some("sqlite") => chosen = Some(Store::Sqlite),
+                Some("postgres") => chosen = Some(Store::Postgres),
                 _ => {
                     eprintln!("say `--store sqlite` or `--store postgres`");
                     return ExitCode::from(2);
@@ -143,37 +149,54 @@ fn main() -> ExitCode {
         );
         return ExitCode::from(2);
     }
-    let asked = |bench: &&Bench| match names.is_empty() {
-        true => (large || !bench.large) && bench.stores.contains(&store),
-        false => names.iter().any(|name| *name == bench.name),
+    let stores = match chosen {
+        Some(store) => vec![store],
+        None if names.iter().any(|name| *name == "cpu") => vec![Store::Sqlite, Store::Postgres],
+        None => vec![Store::Sqlite],
     };
+    for store in stores {
+        if let Err(code) = measure_on(store, large, &names) {
+            return code;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Makes the measurements of these names on a store; without names, all that are made there.
+fn measure_on(store: Store, large: bool, names: &[&String]) -> Result<(), ExitCode> {
+    let named = |bench: &Bench| names.iter().any(|name| *name == bench.name);
+    let asked = |bench: &&Bench| match names.is_empty() {
+        true => (large || !bench.large) && !bench.named && bench.stores.contains(&store),
+        false => named(bench),
+    };
+    let counting = BENCHES.iter().any(|bench| bench.named && named(bench));
     let server = match store {
         Store::Sqlite => None,
-        Store::Postgres => match server() {
+        Store::Postgres => match server(counting) {
             Ok(server) => Some(Arc::new(server)),
             Err(problem) => {
                 let problem = with_causes(&*problem);
                 eprintln!("there is no PostgreSQL to measure: {problem}");
-                return ExitCode::FAILURE;
+                return Err(ExitCode::FAILURE);
             }
         },
     };
     for bench in BENCHES.iter().filter(asked) {
         if bench.large && !large {
             eprintln!("`{}` takes long and much space: say `--large`", bench.name);
-            return ExitCode::from(2);
+            return Err(ExitCode::from(2));
         }
         if !bench.stores.contains(&store) {
             eprintln!("`{}` is not measured on this store", bench.name);
-            return ExitCode::from(2);
+            return Err(ExitCode::from(2));
         }
         if let Err(problem) = measure(bench, server.clone()) {
             let problem = with_causes(&*problem);
             eprintln!("the measurement `{}` failed: {problem}", bench.name);
-            return ExitCode::FAILURE;
+            return Err(ExitCode::FAILURE);
         }
     }
-    ExitCode::SUCCESS
+    Ok(())
 }
 
 fn ended(result: Result<(), Problem>) -> ExitCode {
@@ -197,10 +220,14 @@ fn with_causes(problem: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// A server for all measurements. It fails if a confirmed commit could be lost.
-fn server() -> Result<Instance, Problem> {
-    _ = line::STORE.set("postgres");
-    let server = Instance::start_new()?;
+/// A server for all measurements, which counts statements if it is to. It fails if a confirmed commit
+/// could be lost.
+fn server(counting: bool) -> Result<Instance, Problem> {
+    line::set_store("postgres");
+    let server = match counting {
+        true => cpu::start_counting_server()?,
+        false => Instance::start_new()?,
+    };
     let settings = server.settings()?;
     println!(
         "{{\"bench\":\"settings\",\"store\":\"postgres\",\"fsync\":\"{}\",\

@@ -25,7 +25,7 @@ const TIME: Duration = Duration::from_secs(5);
 const ROUNDS: usize = 5;
 
 #[workflow]
-async fn three_steps(ctx: Ctx, n: u64) -> Result<u64> {
+pub(crate) async fn three_steps(ctx: Ctx, n: u64) -> Result<u64> {
     let a = ctx.step("first", async || Ok(n + 1)).await?;
     let b = ctx.step("second", async || Ok(a * 2)).await?;
     ctx.step("third", async || Ok(b - n)).await
@@ -142,14 +142,7 @@ pub(crate) async fn closed_loop(
     }
     let (time, after) = (began.elapsed(), engine.store().counters());
     let sizes = tools.take_batch_sizes();
-    let mut lanes: Vec<Vec<u32>> = Vec::new();
-    for size in &sizes {
-        let parts = tools.lanes_for(*size as usize);
-        lanes.resize_with(parts.max(lanes.len()), Vec::new);
-        for lane in lanes.iter_mut().take(parts) {
-            lane.push(size.div_ceil(parts as u32));
-        }
-    }
+    let lanes = lanes_of(&sizes, |size| tools.lanes_for(size));
     Ok(Measured {
         runs: times.len() as u64,
         time,
@@ -159,4 +152,17 @@ pub(crate) async fn closed_loop(
         lanes,
         times,
     })
+}
+
+/// What each lane had of batches of these sizes.
+pub(crate) fn lanes_of(sizes: &[u32], lanes_for: impl Fn(usize) -> usize) -> Vec<Vec<u32>> {
+    let mut lanes: Vec<Vec<u32>> = Vec::new();
+    for size in sizes {
+        let parts = lanes_for(*size as usize);
+        lanes.resize_with(parts.max(lanes.len()), Vec::new);
+        for lane in lanes.iter_mut().take(parts) {
+            lane.push(size.div_ceil(parts as u32));
+        }
+    }
+    lanes
 }

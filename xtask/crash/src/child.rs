@@ -177,6 +177,9 @@ pub(crate) fn nap_key(process: u32, n: u64) -> String {
     format!("nap-{process}-{n}")
 }
 
+/// Every second nap of a process begins so much later than it is started.
+const NAP_DELAY: Duration = Duration::from_millis(500);
+
 /// Starts runs when it is told to, until the parent is gone.
 async fn follow_orders(given: &Given, client: &Client) -> Result<(), Problem> {
     let (process, mut started) = (std::process::id(), 0);
@@ -188,7 +191,15 @@ async fn follow_orders(given: &Given, client: &Client) -> Result<(), Problem> {
         }
         while started < given.orders.starts(process) {
             let key = nap_key(process, started);
-            until_ok(async || client.start(naps, started).key(&key).await).await;
+            // A start without a delay is due whatever its client takes for the time.
+            let start = async || {
+                let start = client.start(naps, started).key(&key);
+                match started.is_multiple_of(2) {
+                    true => start.await,
+                    false => start.after(NAP_DELAY).await,
+                }
+            };
+            until_ok(start).await;
             started += 1;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -4,7 +4,7 @@
 //! - A runner is stopped for longer than its lease and goes on beside those who have its runs: at any
 //!   moment, in slow code, in slow bodies.
 //! - A body ends its own process at its first instruction.
-//! - The clock of a process shows another hour for two seconds.
+//! - The clocks of a runner and of a client without an engine show another hour for two seconds.
 //! - Runs are paused and resumed while they stand in line and while their owner commits.
 //!
 //! On a PostgreSQL server also:
@@ -300,11 +300,7 @@ impl Cluster<'_, '_> {
         self.is_quiet = false;
         let outside = self.outside.clone();
         let drivers = self.test.drive(&outside, PAIRS).await?;
-        let url = match &self.started.network {
-            Some(network) => named(&network.server.url(), "worker"),
-            None => self.test.file().display().to_string(),
-        };
-        let mut worker = self.test.start_child(&url, Role::Worker)?;
+        let mut worker = self.start_worker()?;
         while self.kills < self.test.options.kills {
             self.pause(100, 700).await;
             worker.check()?;
@@ -321,7 +317,7 @@ impl Cluster<'_, '_> {
             }
             if self.test.random.next().is_multiple_of(2) {
                 drop(worker);
-                worker = self.test.start_child(&url, Role::Worker)?;
+                worker = self.start_worker()?;
             }
             self.test.read_histories(&outside).await?;
             self.pause(0, 400).await;
@@ -342,6 +338,15 @@ impl Cluster<'_, '_> {
         let (runs, left) = self.test.check(&outside).await?;
         let is_well = self.report(runs, left)?;
         Ok(self.outcome(is_well))
+    }
+
+    /// Starts a process that has a client and no engine.
+    pub(crate) fn start_worker(&self) -> Result<Running, Problem> {
+        let url = match &self.started.network {
+            Some(network) => named(&network.server.url(), "worker"),
+            None => self.test.file().display().to_string(),
+        };
+        self.test.start_child(&url, Role::Worker)
     }
 
     /// Whatever the library finds wrong with the store, when everything is over.
@@ -543,6 +548,11 @@ impl Cluster<'_, '_> {
             return Ok(());
         };
         network.proxy.hold_replies(which.clone());
+        // The runner must have sent something, else nothing becomes unknown to it.
+        let limit = Instant::now() + LEASE / 2;
+        while !network.proxy.holds_replies(&which) && Instant::now() < limit {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         self.pause(20, 150).await;
         network.proxy.cut(&which);
         self.release(&which);

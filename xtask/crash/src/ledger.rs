@@ -5,7 +5,9 @@
 //! start after that is a step that runs again after its completion.
 //!
 //! A run has moved on when a body has started in a later life of it. A start in an earlier life is one
-//! by an owner that has lost the run.
+//! by an owner that has lost the run. A process that does not fence itself may begin a life of a run that
+//! it has lost, while the owner goes on in an earlier one; such a life is a later one only when the
+//! store has accepted its results.
 //!
 //! One such start cannot be prevented: a process that is stopped between the check of its lease and
 //! the first instruction of the body does the latter when it goes on. So the first line that a thread
@@ -76,6 +78,7 @@ struct Lives {
 }
 
 struct Start {
+    life: usize,
     at: String,
     past: String,
 }
@@ -92,17 +95,27 @@ impl Lives {
         }
     }
 
-    /// Whether a body of this life starts although a later one has started a body.
-    fn start(&mut self, life: &str, process: &str) -> bool {
-        let index = self.index(life);
-        let is_late = self
-            .moved_on
-            .as_ref()
-            .is_some_and(|(last, _)| *last > index);
-        if !is_late {
-            self.moved_on = Some((index, process.to_owned()));
+    /// Whether a body of this life starts although a later one has started a body. The start of a
+    /// process that does not fence itself counts only if its life owns the run for certain.
+    fn start(&mut self, start: &Started<'_>, is_unfenced: bool) -> bool {
+        let life = self.index(start.life);
+        let is_late = self.moved_on.as_ref().is_some_and(|(last, _)| *last > life);
+        if !is_late && (!is_unfenced || self.has_committed(life, start.steps)) {
+            self.moved_on = Some((life, start.process.to_owned()));
         }
+        self.starts.push(Start {
+            life,
+            at: start.at.to_owned(),
+            past: start.past.to_owned(),
+        });
         is_late
+    }
+
+    /// Whether the store has accepted a commit of this life: one of the results that its code has taken
+    /// is of a body that this life has started.
+    fn has_committed(&self, life: usize, steps: &str) -> bool {
+        let mut own = self.starts.iter().filter(|it| it.life == life);
+        own.any(|it| steps.split(' ').any(|step| step == it.at))
     }
 
     fn end(&mut self, life: &str, pasts: &str) {
@@ -293,11 +306,7 @@ impl Ledger {
         } = *start;
         let step = (run.to_owned(), at.to_owned());
         let lives = self.lives.entry(run.to_owned()).or_default();
-        let is_late = lives.start(start.life, process);
-        lives.starts.push(Start {
-            at: at.to_owned(),
-            past: start.past.to_owned(),
-        });
+        let is_late = lives.start(start, self.unfenced.contains(process));
         let is_again = self.durable.contains(&step);
         if (is_again || is_late) && !self.is_excused(process, is_first) {
             if is_again {
@@ -483,6 +492,23 @@ mod tests {
         assert_eq!((ledger.run_again, ledger.stale_bodies), (0, 1));
         ledger.line(&start(2, "x", "a", "0", ""));
         assert_eq!((ledger.run_again, ledger.stale_bodies), (1, 1));
+    }
+
+    #[test]
+    fn life_in_a_process_without_a_fence_of_its_own_is_later_only_when_its_results_are_stored() {
+        let mut ledger = read(&[&start(1, "x", "a", "0", "")]);
+        ledger.unfenced(2);
+        // It has lost the run and begins its body all the same; the owner goes on.
+        ledger.line("L\t2\t0\trun\ty");
+        ledger.line(&start(2, "y", "a", "0", ""));
+        ledger.line(&start(1, "x", "b", "1", "a"));
+        assert_eq!((ledger.after_lease, ledger.run_again), (0, 0));
+        // Its next life owns the run.
+        ledger.line("L\t2\t0\trun\tz");
+        ledger.line(&start(2, "z", "c", "2", "a b"));
+        ledger.line(&start(2, "z", "d", "3", "a b c"));
+        ledger.line(&start(1, "x", "c", "2", "a b"));
+        assert_eq!((ledger.after_lease, ledger.run_again), (1, 1));
     }
 
     #[test]

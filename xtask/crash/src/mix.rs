@@ -276,7 +276,9 @@ pub(crate) async fn until_ok<T>(mut attempt: impl AsyncFnMut() -> Result<T, Clie
         match attempt().await {
             Ok(done) => return done,
             Err(error) => {
-                eprintln!("trying again: {error:?}");
+                if !is_away(&error) {
+                    eprintln!("trying again: {error:?}");
+                }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
@@ -290,7 +292,6 @@ pub(crate) async fn ask<T>(
     loop {
         match question().await {
             Err(error) if is_away(&error) => {
-                eprintln!("asking again: {error:?}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             answer => return answer,
@@ -307,7 +308,6 @@ pub(crate) async fn ended<O: everstep::Value>(run: &RunHandle<O>) -> Result<O, R
     loop {
         match run.result().await {
             Err(RunError::Client(error)) if is_away(&error) => {
-                eprintln!("asking again: {error:?}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             result => return result,

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    io::Write,
     path::PathBuf,
     process::{Child, Command, Stdio},
     rc::Rc,
@@ -13,7 +14,8 @@ use std::{
 };
 
 use everstep::{
-    Client, ClientError, Count, EntryKind, EntryStatus, RunError, RunHandle, RunId, RunStatus, Sent,
+    Client, ClientError, Count, EntryKind, EntryStatus, RunError, RunHandle, RunId, RunStatus,
+    Sabotage, Sent,
 };
 
 use everstep_pg::Instance;
@@ -201,22 +203,29 @@ impl Test<'_> {
 
     /// Starts a child on a file or a URL.
     pub(crate) fn start_child(&self, place: &str, role: Role) -> Result<Running, Problem> {
-        let log = std::fs::OpenOptions::new()
+        let mut log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(self.directory.join("child.log"))?;
+        let broken = self.broken_in(role);
+        let arguments = child::arguments(&self.directory, place, role, broken);
         let child = Command::new(std::env::current_exe()?)
-            .args(child::arguments(
-                &self.directory,
-                place,
-                role,
-                self.options.sabotage,
-            ))
+            .args(&arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log)
+            .stderr(log.try_clone()?)
             .spawn()?;
+        writeln!(log, "process {}: {}", child.id(), arguments.join(" "))?;
         Ok(Running(child))
+    }
+
+    /// What is broken on purpose in a child. With every second seed only clients without an engine
+    /// believe their clocks, else only runners: each must be found alone.
+    fn broken_in(&self, role: Role) -> Option<Sabotage> {
+        let is_client = matches!(role, Role::Worker);
+        let is_for_clients = self.options.seed.is_multiple_of(2);
+        let broken = self.options.sabotage;
+        broken.filter(|it| *it != Sabotage::BelieveClock || is_client == is_for_clients)
     }
 
     /// A process goes on later as if nothing had been, while others may have its runs.

@@ -33,7 +33,7 @@ pub(crate) enum Scenario {
     LostPrice,
     /// Runs are paused and resumed while their owner commits that they stand in line.
     PauseInLine,
-    /// The clock of a process shows another hour for two seconds.
+    /// The clocks of a runner and of a client without an engine show another hour for two seconds.
     Glimpse,
     /// Runs read messages while their owners are killed.
     Letters,
@@ -469,33 +469,32 @@ impl Cluster<'_, '_> {
         Ok(())
     }
 
-    /// The clock of a process shows another hour for two seconds. What it starts from then on, and
-    /// what sleeps there, is due in time.
+    /// The clocks of a runner and of a client without an engine show another hour for two seconds. The
+    /// runs that they start meanwhile and later, and the sleeps in the runner, are due in time.
     async fn glimpse(&mut self) -> Result<(), Problem> {
         let slot = self.any_slot();
-        let Some(process) = self.runners().get(&slot).map(Runner::process) else {
+        let Some(runner) = self.runners().get(&slot).map(Runner::process) else {
             return Ok(());
         };
-        let limit = Instant::now() + MOMENT_LIMIT;
-        while !self.test.orders.is_up(process) {
-            if Instant::now() > limit {
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        let client = self.start_worker()?;
+        let processes = [runner, client.0.id()];
+        if !self.are_up(processes).await {
+            return Ok(());
         }
-        self.test.orders.set_clock(process, AHEAD)?;
-        tokio::time::sleep(GLIMPSE).await;
-        self.test.orders.set_clock(process, Duration::ZERO)?;
-        self.faults.clock_glitches += 1;
+        for process in processes {
+            self.test.orders.set_clock(process, AHEAD)?;
+        }
+        tokio::time::sleep(GLIMPSE / 2).await;
+        let early = self.start_naps_in(processes, 2).await?;
+        tokio::time::sleep(GLIMPSE / 2).await;
+        for process in processes {
+            self.test.orders.set_clock(process, Duration::ZERO)?;
+            self.faults.clock_glitches += 1;
+        }
         tokio::time::sleep(Duration::from_millis(100)).await;
         let begun = Instant::now();
-        let before = self.naps_of.get(&process).copied().unwrap_or_default();
-        self.naps_of.insert(process, before + 3);
-        self.test.orders.order_starts(process, before + 3)?;
         let mut runs = self.start(naps, 6).await;
-        for n in before..before + 3 {
-            runs.extend(self.find(&nap_key(process, n)).await?);
-        }
+        runs.extend(self.start_naps_in(processes, 3).await?);
         tokio::time::sleep(Duration::from_millis(300)).await;
         // Their children begin at once, too.
         let list = async || {
@@ -512,7 +511,39 @@ impl Cluster<'_, '_> {
                 "naps of {NAP:?} took from {first:?} to {last:?} after a glimpse of another hour"
             ));
         }
-        Ok(())
+        self.see_end(early).await.map(drop)
+    }
+
+    /// Waits until the engines and clients of processes have started; whether they have.
+    async fn are_up(&self, processes: [u32; 2]) -> bool {
+        let limit = Instant::now() + MOMENT_LIMIT;
+        while !processes.iter().all(|it| self.test.orders.is_up(*it)) {
+            if Instant::now() > limit {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        true
+    }
+
+    /// Has each of these processes start so many naps.
+    async fn start_naps_in(
+        &mut self,
+        processes: [u32; 2],
+        count: u64,
+    ) -> Result<Vec<RunId>, Problem> {
+        let mut keys = Vec::new();
+        for process in processes {
+            let started = self.naps_of.entry(process).or_default();
+            keys.extend((*started..*started + count).map(|n| nap_key(process, n)));
+            *started += count;
+            self.test.orders.order_starts(process, *started)?;
+        }
+        let mut runs = Vec::new();
+        for key in keys {
+            runs.extend(self.find(&key).await?);
+        }
+        Ok(runs)
     }
 
     /// A nap that a process was told to start.

@@ -5,6 +5,7 @@
 //!   It can be restarted, killed, followed by a synchronous standby, and promoted.
 //! - [`Pgbouncer`] pools transactions in front of an instance.
 //! - [`Proxy`] holds back bytes and drops connections in front of an instance.
+//! - [`TripCounter`] counts the round trips to an instance.
 //! - [`Session`] is the smallest client that can ask a server something.
 //! - [`find_or_install`] is how all of them come onto the machine, and other programs that tests need.
 //! - [`database_url`] is what the tests of a process connect to, and [`fresh_url`] a schema in there for
@@ -25,6 +26,7 @@ mod session;
 mod settings;
 mod shared;
 mod standby;
+mod trips;
 
 pub use debian::{find_or_install, on_path};
 pub use error::{Error, shown};
@@ -35,3 +37,4 @@ pub use session::{Row, Session};
 pub use settings::Settings;
 pub use shared::{DATABASE_URL, database_url, fresh_schema, fresh_url};
 pub use standby::url_of_all;
+pub use trips::TripCounter;

@@ -1,9 +1,10 @@
 //! A network between a client and a server that does as it is told.
 //!
 //! Each connection has two directions, requests (client to server) and replies. In each, one thread
-//! reads into a queue and one writes from it, so that what is held back has been taken from whoever
-//! sent it: a client that is gone has sent its batch all the same, and the server gets it when it is
-//! released, the end of the connection behind it.
+//! reads, and passes on at once, or into a queue while bytes are held back; another thread writes from
+//! the queue. So bytes that are held back have been taken from their sender: a client that is gone has
+//! sent its batch all the same, and the server gets it when it is released, the end of the connection
+//! behind it.
 //!
 //! 1. A connection is accepted, or dropped at once while connections are [refused](Proxy::refuse).
 //! 2. Its application name is known as soon as its first message is, and before that is passed on.
@@ -86,7 +87,7 @@ impl Proxy {
         let network = Arc::new(Network {
             server,
             state: Mutex::new(State::default()),
-            changed: Condvar::new(),
+            watched: Condvar::new(),
         });
         let accepting = Arc::clone(&network);
         spawn(move || accepting.accept(&listener))?;
@@ -159,6 +160,16 @@ impl Proxy {
         self.network.state().connections()
     }
 
+    /// Whether replies to these clients are held.
+    #[must_use]
+    pub fn holds_replies(&self, which: &Which) -> bool {
+        let state = self.network.state();
+        let mut links = state.links.iter().enumerate();
+        links.any(|(number, link)| {
+            !link.replies.bytes.is_empty() && which.is(number, link.name.as_deref())
+        })
+    }
+
     /// Waits until this is so of the connections, at most for `time`, and says whether it is.
     #[must_use]
     pub fn wait_until(&self, time: Duration, is_so: impl Fn(&[Connection]) -> bool) -> bool {
@@ -172,7 +183,7 @@ impl Proxy {
             if left.is_zero() {
                 return false;
             }
-            let waited = self.network.changed.wait_timeout(state, left);
+            let waited = self.network.watched.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -209,8 +220,10 @@ enum Way {
 struct Network {
     server: SocketAddr,
     state: Mutex<State>,
-    /// Notified after every change of `state`.
-    changed: Condvar,
+    /// Notified after every change of `state`, for callers of the proxy. The threads that write wait
+    /// for their own queues ([`Queue::changed`]): one for all would wake every thread of every
+    /// connection for every message.
+    watched: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -248,6 +261,8 @@ struct Queue {
     write_ended: bool,
     /// How many bytes are being written at the moment; they are out of `bytes`.
     passing: usize,
+    /// Notified when the thread that writes may have something to do.
+    changed: Arc<Condvar>,
 }
 
 impl Link {
@@ -304,28 +319,29 @@ impl Network {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        let woken = self.changed.wait(state);
-        woken.unwrap_or_else(PoisonError::into_inner)
-    }
-
+    /// Changes something that concerns every connection.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let changed = change(&mut self.state());
-        self.changed.notify_all();
+        let mut state = self.state();
+        let changed = change(&mut state);
+        for link in &state.links {
+            link.requests.changed.notify_one();
+            link.replies.changed.notify_one();
+        }
+        self.watched.notify_all();
         changed
     }
 
     fn hold(&self, way: Way, which: Which) {
+        // Writers need not be told: they look before they write.
         let mut state = self.state();
         state.holds.push((way, which));
-        self.changed.notify_all();
         // What is being written at this moment has passed.
         let passing = |state: &mut State| {
             (0..state.links.len())
                 .any(|no| state.is_held(way, no) && state.links[no].queue(way).passing > 0)
         };
         while passing(&mut state) {
-            state = self.wait(state);
+            state = wait(&self.watched, state);
         }
     }
 
@@ -362,8 +378,6 @@ impl Network {
         for stream in [client, server] {
             _ = stream.set_nodelay(true);
         }
-        let (from_client, to_client) = (copy(client)?, copy(client)?);
-        let (from_server, to_server) = (copy(server)?, copy(server)?);
         let link = Link {
             name: None,
             ends: Some(Ends {
@@ -377,65 +391,87 @@ impl Network {
             state.links.push(link);
             state.links.len() - 1
         });
-        let read = |way, from| {
+        let read = |way, from, to| {
             let network = Arc::clone(self);
-            spawn(move || network.read(number, way, from))
+            spawn(move || network.read(number, way, from, to))
         };
         let write = |way, to| {
             let network = Arc::clone(self);
             spawn(move || network.write(number, way, to))
         };
-        write(Way::Requests, to_server)?;
-        write(Way::Replies, to_client)?;
-        read(Way::Requests, from_client)?;
-        read(Way::Replies, from_server)
+        write(Way::Requests, copy(server)?)?;
+        write(Way::Replies, copy(client)?)?;
+        read(Way::Requests, copy(client)?, copy(server)?)?;
+        read(Way::Replies, copy(server)?, copy(client)?)
     }
 
-    fn read(&self, number: usize, way: Way, mut from: TcpStream) {
+    fn read(&self, number: usize, way: Way, mut from: TcpStream, mut to: TcpStream) {
         let mut startup = (way == Way::Requests).then(Startup::default);
         let mut bytes = [0; 16 * 1024];
         loop {
             // A connection that was torn down has ended like any other.
             let read = from.read(&mut bytes).unwrap_or(0);
-            let name = startup
-                .as_mut()
-                .and_then(|startup| startup.name_in(&bytes[..read]));
-            self.change(|state| {
-                let link = &mut state.links[number];
-                if name.is_some() {
-                    (link.name, startup) = (name, None);
-                }
-                let queue = link.queue(way);
-                queue.read_ended |= read == 0;
-                if !queue.write_ended {
-                    queue.bytes.extend(&bytes[..read]);
-                }
-            });
+            let bytes = &bytes[..read];
+            if let Some(name) = startup.as_mut().and_then(|startup| startup.name_in(bytes)) {
+                startup = None;
+                self.state().links[number].name = Some(name);
+            }
+            if self.passes(number, way, bytes) {
+                let written = to.write_all(bytes).is_ok();
+                self.passed(number, way, written);
+            }
             if read == 0 {
                 return;
             }
         }
     }
 
+    /// Whether bytes that were read go on at once. Otherwise they are queued.
+    fn passes(&self, number: usize, way: Way, bytes: &[u8]) -> bool {
+        let mut state = self.state();
+        let held = state.is_held(way, number);
+        let queue = state.links[number].queue(way);
+        let is_idle = queue.bytes.is_empty() && queue.passing == 0 && !queue.write_ended;
+        if is_idle && !held && !bytes.is_empty() {
+            queue.passing = bytes.len();
+            return true;
+        }
+        queue.read_ended |= bytes.is_empty();
+        if !queue.write_ended {
+            queue.bytes.extend(bytes);
+        }
+        queue.changed.notify_one();
+        self.watched.notify_all();
+        false
+    }
+
+    /// Bytes are out of the proxy's hands.
+    fn passed(&self, number: usize, way: Way, written: bool) {
+        let mut state = self.state();
+        let queue = state.links[number].queue(way);
+        queue.passing = 0;
+        if !written {
+            queue.write_ended = true;
+            queue.changed.notify_one();
+        }
+        self.watched.notify_all();
+    }
+
     fn write(&self, number: usize, way: Way, mut to: TcpStream) {
         while let Some(bytes) = self.next(number, way) {
             let written = to.write_all(&bytes).is_ok();
-            self.change(|state| {
-                let queue = state.links[number].queue(way);
-                queue.passing = 0;
-                queue.write_ended |= !written;
-            });
+            self.passed(number, way, written);
         }
         _ = to.shutdown(Shutdown::Write);
-        self.change(|state| {
-            let link = &mut state.links[number];
-            let queue = link.queue(way);
-            queue.bytes.clear();
-            queue.write_ended = true;
-            if !link.is_open() {
-                link.close();
-            }
-        });
+        let mut state = self.state();
+        let link = &mut state.links[number];
+        let queue = link.queue(way);
+        queue.bytes.clear();
+        queue.write_ended = true;
+        if !link.is_open() {
+            link.close();
+        }
+        self.watched.notify_all();
     }
 
     /// Waits for what may be written next; `None` when there will be nothing more.
@@ -450,16 +486,21 @@ impl Network {
             if !held && !queue.bytes.is_empty() {
                 let bytes: Vec<u8> = queue.bytes.drain(..).collect();
                 queue.passing = bytes.len();
-                drop(state);
-                self.changed.notify_all();
+                self.watched.notify_all();
                 return Some(bytes);
             }
             if !held && queue.read_ended {
                 return None;
             }
-            state = self.wait(state);
+            let changed = Arc::clone(&queue.changed);
+            state = wait(&changed, state);
         }
     }
+}
+
+fn wait<'a>(changed: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    let woken = changed.wait(state);
+    woken.unwrap_or_else(PoisonError::into_inner)
 }
 
 fn spawn(run: impl FnOnce() + Send + 'static) -> Result<(), Error> {

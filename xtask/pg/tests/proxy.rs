@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use everstep_pg::{Instance, Proxy, Session, Which};
+use everstep_pg::{Instance, Proxy, Session, TripCounter, Which};
 
 /// Far longer than anything takes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -192,4 +192,44 @@ fn nothing_passes_once_it_is_held_and_nothing_is_lost_or_mixed_up() {
         (sending.join().unwrap(), receiving.join().unwrap())
     });
     assert_eq!(sent, received);
+}
+
+#[test]
+fn round_trips_of_a_real_server_are_counted() {
+    let counter = TripCounter::start_before(instance().address()).unwrap();
+    let counts = || (counter.trips(), counter.requests());
+    let mut session = Session::open(counter.address(), "postgres", "postgres", "counted").unwrap();
+    assert_eq!(counts(), (1, 1), "the start of a connection");
+    session.query("SELECT 1").unwrap();
+    session.query("SELECT 2; SELECT 3").unwrap();
+    assert_eq!(counts(), (3, 3));
+    // Larger than a chunk in both directions.
+    let long = "x".repeat(300_000);
+    assert_eq!(session.value(&format!("SELECT '{long}'")).unwrap(), long);
+    assert_eq!(counts(), (4, 4));
+    // The first has no answer before the second was sent.
+    let mut holder = instance().session().unwrap();
+    holder.query("SELECT pg_advisory_lock(1)").unwrap();
+    session.send("SELECT pg_advisory_lock(1)").unwrap();
+    session.send("SELECT 5").unwrap();
+    let begun = Instant::now();
+    while counter.requests() < 6 {
+        assert!(begun.elapsed() < LIMIT, "it has counted {:?}", counts());
+        thread::sleep(Duration::from_millis(2));
+    }
+    holder.query("SELECT pg_advisory_unlock(1)").unwrap();
+    session.receive().unwrap();
+    session.receive().unwrap();
+    assert_eq!(counts(), (5, 6));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn processor_time_of_a_server_grows_with_its_work() {
+    let before = instance().cpu_time();
+    let mut session = instance().session().unwrap();
+    session
+        .query("SELECT count(*) FROM generate_series(1, 300000)")
+        .unwrap();
+    assert!(instance().cpu_time() > before);
 }

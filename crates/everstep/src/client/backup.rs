@@ -231,6 +231,11 @@ impl Restore {
         } = self;
         let name = format!("SQLite file `{}`", from.display());
         let copied = on_thread(move || {
+            let found = fs::metadata(&from).map_err(cannot(&from, "read"))?;
+            if !found.is_file() {
+                let source = std::io::Error::other("it is no file");
+                return Err(cannot(&from, "read")(source));
+            }
             for beside in beside(&from) {
                 if beside.exists() {
                     return Err(BackupError::InUse { path: from, beside });
@@ -254,6 +259,9 @@ impl Partial {
     /// A name for a copy that is to be called `to`.
     fn beside(to: &Path) -> Result<Partial, BackupError> {
         refuse_existing(to)?;
+        let directory = to.parent().filter(|it| !it.as_os_str().is_empty());
+        // Not under the name of the copy that is not finished, which nobody has given.
+        fs::metadata(directory.unwrap_or(Path::new("."))).map_err(cannot(to, "written"))?;
         let mut path = to.as_os_str().to_owned();
         path.push(format!("-partial-{:016x}", crate::seam::random()));
         let (path, to) = (path.into(), to.to_owned());

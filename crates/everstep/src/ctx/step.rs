@@ -589,8 +589,9 @@ impl Attempt<'_> {
             .insert(Cancellation::new(self.timeout))
             .clone();
         // Before the body begins, so that it misses nothing.
-        let mailbox = self.core.env.mailbox.as_ref();
-        *self.in_flight = mailbox.map(|mailbox| InFlight::enter(mailbox, &cancellation));
+        let env = &self.core.env;
+        let (mailbox, epoch) = (env.mailbox.as_ref(), env.epoch.get());
+        *self.in_flight = mailbox.map(|mailbox| InFlight::enter(mailbox, epoch, &cancellation));
         Step::new(self.core, self.key, self.attempt, cancellation)
     }
 }

@@ -21,7 +21,8 @@ pub(crate) struct Bodies {
 
 #[derive(Default)]
 struct Places {
-    tokens: Vec<Option<Cancellation>>,
+    /// Each with the epoch of the lease under which the run of the body was read.
+    tokens: Vec<Option<(u64, Cancellation)>>,
     free: Vec<usize>,
 }
 
@@ -32,13 +33,13 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    pub(crate) fn enter(mailbox: &Arc<Mailbox>, token: &Cancellation) -> InFlight {
+    pub(crate) fn enter(mailbox: &Arc<Mailbox>, epoch: u64, token: &Cancellation) -> InFlight {
         let mut places = mailbox.bodies.lock();
         let place = places.free.pop().unwrap_or(places.tokens.len());
         if place == places.tokens.len() {
             places.tokens.push(None);
         }
-        places.tokens[place] = Some(token.clone());
+        places.tokens[place] = Some((epoch, token.clone()));
         drop(places);
         InFlight {
             mailbox: mailbox.clone(),
@@ -71,17 +72,22 @@ impl Bodies {
         }
     }
 
-    fn tokens(&self) -> Vec<Cancellation> {
+    fn tokens(&self) -> Vec<(u64, Cancellation)> {
         self.lock().tokens.iter().flatten().cloned().collect()
     }
 
     /// Fires all tokens: the bodies should stop, and may see it.
     pub(crate) fn tell(&self) {
-        self.tokens().iter().for_each(Cancellation::cancel);
+        let tokens = self.tokens();
+        tokens.iter().for_each(|(_, token)| token.cancel());
     }
 
-    /// No body of these is polled again.
-    pub(crate) fn stop(&self) {
-        self.tokens().iter().for_each(Cancellation::stop);
+    /// No body of the leases with these epochs is polled again.
+    pub(crate) fn stop_where(&self, is_meant: impl Fn(u64) -> bool) {
+        for (epoch, token) in self.tokens() {
+            if is_meant(epoch) {
+                token.stop();
+            }
+        }
     }
 }

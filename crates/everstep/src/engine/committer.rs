@@ -10,7 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::sync::oneshot;
@@ -21,6 +21,7 @@ use crate::{
     run_id::RunNo,
     seam::{self, Leaf, Lock, Monitor},
     store::{Reaction, StoreError},
+    time::Uptime,
 };
 
 /// A write, and who wants to know what became of it.
@@ -490,8 +491,8 @@ pub(crate) fn lease_margin(lease: Duration) -> Duration {
 }
 
 /// Whether the lease lasts long enough for one more batch.
-pub(crate) fn lease_holds(valid_until: Instant, lease: Duration) -> bool {
-    seam::now() + lease_margin(lease) < valid_until
+pub(crate) fn lease_holds(valid_until: Uptime, lease: Duration) -> bool {
+    Uptime::now() + lease_margin(lease) < valid_until
 }
 
 #[cfg(test)]

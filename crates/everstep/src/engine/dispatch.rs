@@ -102,8 +102,16 @@ pub(super) fn dispatch(shared: &Shared, mut batch: Batch, senders: Vec<Sender>, 
         // Workers of other processes are not known by their queues: all look for themselves.
         shared.store.wake_others(shared.me, &[]);
     }
-    for (caller, outcome) in round.callers {
-        _ = caller.send(Ok(outcome));
+    let callers = round.callers;
+    let answer = move || {
+        for (caller, outcome) in callers {
+            _ = caller.send(Ok(outcome));
+        }
+    };
+    match shared.me {
+        // The process of an engine does not end before the engine has shut down.
+        Some(_) => answer(),
+        None => shared.store.after_wakes(Box::new(answer)),
     }
     shared.activity.end(n);
 }

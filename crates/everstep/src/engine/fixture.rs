@@ -1,9 +1,6 @@
 //! What unit tests of an engine's threads need: what the threads share, without the threads.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use uuid::Uuid;
 
@@ -17,7 +14,7 @@ use crate::{
     run_id::{RunId, RunIds},
     store::{MemoryStore, NewRunner, ShardSet, Store, StoreError},
     testing::CrashingStore,
-    time::{Clock, SystemClock},
+    time::{Clock, SystemClock, Uptime},
     workflow::{Definition, Registry, WorkflowOptions},
 };
 
@@ -79,7 +76,7 @@ pub(super) fn enter(shared: &Shared) -> Fence {
     let me = shared.me.expect("it is a runner");
     let fence = shared.store.register_runner(&shared.as_runner(me));
     let fence = fence.expect("register_runner");
-    shared.set_lease(fence, Instant::now() + shared.settings.lease);
+    shared.set_lease(fence, Uptime::now() + shared.settings.lease);
     fence
 }
 

@@ -129,7 +129,9 @@ impl Job {
     }
 
     /// Fires when the handler should stop: its item was given to another worker, or this one shuts
-    /// down.
+    /// down. In the first case the handler is dropped at its next await, since the other worker has
+    /// begun; the token is for what the handler has started elsewhere, on threads for instance. In the
+    /// second case the handler may end by itself until the limit of the shutdown.
     pub fn cancellation(&self) -> &Cancellation {
         &self.inner.cancellation
     }

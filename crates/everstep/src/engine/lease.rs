@@ -26,7 +26,7 @@ use crate::{
     run::is_mended_by_deploy,
     seam::{self, Monitor},
     store::{RunnerRow, ShardSet, StoreError},
-    time::Timestamp,
+    time::{Timestamp, Uptime},
 };
 
 /// Stops the heartbeat, or hurries it.
@@ -154,7 +154,7 @@ fn beat(shared: &Arc<Shared>, leaving: &mut Leaving) -> bool {
         }
         return false;
     };
-    let begun = seam::now();
+    let begun = Uptime::now();
     match shared
         .store
         .heartbeat(fence, shared.now(), shared.settings.lease)
@@ -203,7 +203,7 @@ fn look_around(shared: &Arc<Shared>, leaving: &mut Leaving, coming: &mut ShardSe
 fn register_again(shared: &Shared) {
     let Some(me) = shared.me else { return };
     let runner = shared.as_runner(me);
-    let begun = seam::now();
+    let begun = Uptime::now();
     // Nothing that was taken in before may be there when the shards come back.
     shared.drop_lost_runs();
     match shared.store.register_runner(&runner) {

@@ -123,6 +123,7 @@ impl Leaving {
             Event::Release(Release {
                 shards,
                 number,
+                epoch: fence.epoch,
                 forced,
                 told: self.news.clone(),
             })

@@ -118,6 +118,8 @@ pub(crate) enum Leaves {
 pub(crate) struct Release {
     pub(crate) shards: ShardSet,
     pub(crate) number: u64,
+    /// Of the lease that gives them up: when it is over, nobody waits for that any more.
+    pub(crate) epoch: u64,
     /// Bodies are dropped; otherwise they may end.
     pub(crate) forced: bool,
     pub(crate) told: Channel<(u64, ShardSet)>,

@@ -53,9 +53,10 @@ pub struct Settings {
     /// How long a shutdown waits for bodies that are in flight.
     pub shutdown_limit: Duration,
     /// How long a body may go on after its token has fired ([`Step::cancellation`](crate::Step)),
-    /// before it is dropped: on a cancel of its run, and after its timeout. Before the end of a lease
-    /// it is no more than a fifth of `lease`. 1 second by default; with zero bodies are dropped at
-    /// once. Every operation that has a body waits for this at most, so a cancel may take as long.
+    /// before it is dropped: on a cancel of its run, at the deadline of its run, and after its timeout.
+    /// Before the end of a lease it is no more than a fifth of `lease`. 1 second by default; with zero
+    /// bodies are dropped at once. Every operation that has a body waits for this at most, so a cancel
+    /// and the end at a deadline may take as long.
     pub stop_grace: Duration,
     /// How long an engine thread may be held up by one body before that body is named.
     pub blocked_after: Duration,

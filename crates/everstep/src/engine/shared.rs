@@ -37,7 +37,7 @@ use crate::{
     seam::{self, Leaf, LeafGuard, Process},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
     telemetry::Metrics,
-    time::{Clock, Timestamp, suspended},
+    time::{Clock, Timestamp, Uptime, suspended},
     workflow::{DEFAULT_POOL, Registry},
 };
 
@@ -66,17 +66,12 @@ pub(crate) struct Shared {
     /// Wakes and ends the threads that keep the lease.
     pub(crate) lease_stop: Arc<Stop>,
     lease: Leaf<Option<Lease>>,
-    /// When bodies must stop because the lease ends soon ([`Settings::lease_margin`]), in nanoseconds
-    /// since `begun`: looked at before every run is driven, so without a lock. 0 while there is no
-    /// lease.
+    /// When bodies must stop because the lease ends soon ([`Settings::lease_margin`]), in nanoseconds of
+    /// [`Uptime`]: looked at before every run is driven, so without a lock. 0 while there is no lease.
     lease_ends: AtomicU64,
-    /// The same by the machine's calendar, in milliseconds: the other clock stands still while the
-    /// machine sleeps.
-    lease_ends_at: AtomicI64,
     /// The epoch of the lease, without a lock; [`NO_LEASE`] while there is none. Changed only while
     /// the lease is locked.
     lease_epoch: AtomicU64,
-    begun: Instant,
     stopped: OnceLock<Arc<StoreError>>,
     closing: AtomicBool,
     closing_since: OnceLock<Instant>,
@@ -107,12 +102,7 @@ pub(crate) const NO_LEASE: u64 = u64::MAX;
 #[derive(Clone, Copy)]
 struct Lease {
     fence: Fence,
-    valid_until: Instant,
-}
-
-/// The machine's calendar. Only for leases, which go by real time whatever clock the engine has.
-fn wall_ms() -> i64 {
-    Timestamp::from(seam::wall()).as_millis()
+    valid_until: Uptime,
 }
 
 impl Shared {
@@ -148,9 +138,7 @@ impl Shared {
             lease_stop: Arc::default(),
             lease: Leaf::new(None),
             lease_ends: AtomicU64::new(0),
-            lease_ends_at: AtomicI64::new(0),
             lease_epoch: AtomicU64::new(NO_LEASE),
-            begun: seam::now(),
             stopped: OnceLock::new(),
             closing: AtomicBool::new(false),
             closing_since: OnceLock::new(),
@@ -272,12 +260,12 @@ impl Shared {
     }
 
     /// Begins a lease.
-    pub(crate) fn set_lease(&self, fence: Fence, valid_until: Instant) {
+    pub(crate) fn set_lease(&self, fence: Fence, valid_until: Uptime) {
         self.put_lease(self.lease.lock(), Lease { fence, valid_until });
     }
 
     /// Prolongs the lease, unless it was lost since the caller has asked: another may have begun.
-    pub(crate) fn prolong(&self, fence: Fence, valid_until: Instant) {
+    pub(crate) fn prolong(&self, fence: Fence, valid_until: Uptime) {
         let lease = self.lease.lock();
         if lease.is_some_and(|lease| lease.fence == fence) {
             self.put_lease(lease, Lease { fence, valid_until });
@@ -287,20 +275,13 @@ impl Shared {
     fn put_lease(&self, mut slot: LeafGuard<'_, Option<Lease>>, lease: Lease) {
         *slot = Some(lease);
         self.lease_epoch.store(lease.fence.epoch, Ordering::Release);
-        let margin = self.settings.lease_margin();
-        let ends = lease.valid_until.saturating_duration_since(self.begun);
-        let ends = ends.saturating_sub(margin);
+        let margin = self.settings.lease_margin().as_nanos();
+        let margin = u64::try_from(margin).unwrap_or(u64::MAX);
         // 0 says that there is no lease.
-        let ends = u64::try_from(ends.as_nanos()).unwrap_or(u64::MAX).max(1);
-        let left = lease.valid_until.saturating_duration_since(seam::now());
-        let left = left.saturating_sub(margin);
-        let left = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
-        let at = self
-            .lease_ends_at
-            .swap(wall_ms().saturating_add(left), Ordering::AcqRel);
-        // Looked at after the swap: whoever has found it over until then is woken.
+        let ends = lease.valid_until.as_nanos().saturating_sub(margin).max(1);
+        // The clock is read after the swap: whoever has found the lease over until then is woken.
         let before = self.lease_ends.swap(ends, Ordering::AcqRel);
-        let was_over = before <= self.nanos() || at <= wall_ms();
+        let was_over = before <= Uptime::now().as_nanos();
         drop(slot);
         self.counters.lease_lasts();
         if was_over {
@@ -311,12 +292,11 @@ impl Shared {
         }
     }
 
-    /// Whether the lease lasts long enough for bodies to start and to go on, by either clock of this
-    /// machine: until [`Settings::lease_margin`] before its end. A process that was stopped for longer,
-    /// or whose machine has slept, may have a successor, and must start no body before it knows.
+    /// Whether the lease lasts long enough for bodies to start and to go on: until
+    /// [`Settings::lease_margin`] before its end. A process that was stopped for longer, or whose machine
+    /// was suspended, may have a successor, and must start no body before it knows.
     pub(crate) fn lease_lasts(&self) -> bool {
-        let lasts = self.nanos() < self.lease_ends.load(Ordering::Acquire)
-            && wall_ms() < self.lease_ends_at.load(Ordering::Acquire);
+        let lasts = Uptime::now().as_nanos() < self.lease_ends.load(Ordering::Acquire);
         lasts
             || matches!(
                 self.settings.sabotage,
@@ -351,7 +331,7 @@ impl Shared {
         if !self.lease_lasts() {
             return Some((Duration::ZERO, ends));
         }
-        let left = ends.saturating_sub(self.nanos());
+        let left = ends.saturating_sub(Uptime::now().as_nanos());
         Some((Duration::from_nanos(left), ends))
     }
 
@@ -360,17 +340,17 @@ impl Shared {
         self.threads.iter().for_each(|it| it.bodies.tell());
     }
 
-    /// Ends all bodies in flight, whatever the engine threads do: tasks are aborted here, everything
-    /// else is dropped when its engine thread handles the event.
+    /// Ends the bodies in flight whose lease is over or about to end, whatever the engine threads do:
+    /// tasks are aborted here, everything else is dropped when its engine thread handles the event.
+    ///
+    /// The lease may have been renewed, or another begun, since the caller looked: the bodies of a
+    /// lease that lasts go on.
     pub(crate) fn stop_bodies(&self) {
         for thread in &self.threads {
-            thread.bodies.stop();
+            let is_over = |epoch| !self.lets_bodies_run(epoch);
+            thread.bodies.stop_where(is_over);
             thread.push(Event::StopBodies);
         }
-    }
-
-    fn nanos(&self) -> u64 {
-        u64::try_from(seam::elapsed(self.begun).as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// The epoch of the lease; [`NO_LEASE`] if there is none.
@@ -378,9 +358,11 @@ impl Shared {
         self.lease_epoch.load(Ordering::Acquire)
     }
 
-    /// Whether what was begun under the lease with this epoch is current.
+    /// Whether what was begun under the lease with this epoch is current. What was begun without a
+    /// lease never is.
     pub(crate) fn is_current(&self, epoch: u64) -> bool {
-        epoch == self.epoch() || self.settings.sabotage == Some(Sabotage::NoFence)
+        let is_own = epoch != NO_LEASE && epoch == self.epoch();
+        is_own || self.settings.sabotage == Some(Sabotage::NoFence)
     }
 
     pub(crate) fn fence(&self) -> Option<Fence> {
@@ -399,10 +381,10 @@ impl Shared {
         {
             return Some(lease.fence);
         }
-        if seam::now() >= lease.valid_until {
+        let begun = Uptime::now();
+        if begun >= lease.valid_until {
             self.counters.lease_is_over();
         }
-        let begun = seam::now();
         match self
             .store
             .heartbeat(lease.fence, self.now(), self.settings.lease)
@@ -461,17 +443,17 @@ impl Shared {
             *lease = None;
             self.lease_epoch.store(NO_LEASE, Ordering::Release);
             self.lease_ends.store(0, Ordering::Release);
-            self.lease_ends_at.store(0, Ordering::Release);
             self.owned.set_shards(&ShardSet::EMPTY);
         }
         tracing::error!("the lease of this runner is over; its runs are dropped from memory");
         self.drop_lost_runs();
     }
 
-    /// Has the runs dropped that were read under a lease which is over.
+    /// Has the runs dropped that were read under a lease which is over. Another may have begun.
     pub(crate) fn drop_lost_runs(&self) {
         for thread in &self.threads {
-            thread.bodies.stop();
+            let is_lost = |epoch| !self.is_current(epoch);
+            thread.bodies.stop_where(is_lost);
             thread.push(Event::Lost);
         }
     }
@@ -479,7 +461,7 @@ impl Shared {
     /// Has everything in memory dropped.
     pub(crate) fn drop_runs(&self) {
         for thread in &self.threads {
-            thread.bodies.stop();
+            thread.bodies.stop_where(|_| true);
             thread.push(Event::Forget);
         }
     }
@@ -645,7 +627,12 @@ fn runner_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{engine::fixture, pool::PoolNo};
+    use crate::{
+        engine::{fixture, lease::Ending},
+        pool::PoolNo,
+        testing::ShiftedClock,
+        time::tests::SUSPENDED,
+    };
 
     /// The committer found the loss of a lease after the lease thread had begun another.
     #[test]
@@ -657,13 +644,14 @@ mod tests {
         shared.lose_if(old);
         assert!(shared.owned().is_empty() && !shared.lease_lasts());
         assert_eq!((shared.fence(), shared.epoch()), (None, NO_LEASE));
+        assert!(!shared.is_current(NO_LEASE));
         // A balance that was under way.
         assert!(!shared.set_owned_if(old, &all));
         assert!(shared.owned().is_empty());
         let new = fixture::enter(&shared);
         assert!(shared.set_owned_if(new, &all));
         shared.lose_if(old);
-        shared.prolong(old, Instant::now());
+        shared.prolong(old, Uptime::now());
         assert!(!shared.set_owned_if(old, &ShardSet::EMPTY));
         assert_eq!((shared.fence(), shared.owned()), (Some(new), all));
         assert!(shared.lease_lasts());
@@ -674,27 +662,56 @@ mod tests {
         let (_, shared) = fixture::shared();
         let fence = fixture::enter(&shared);
         shared.threads[0].take();
-        shared.prolong(fence, Instant::now() + shared.settings.lease);
+        shared.prolong(fence, Uptime::now() + shared.settings.lease);
         assert!(shared.threads[0].take().is_empty());
-        shared.prolong(fence, Instant::now());
+        shared.prolong(fence, Uptime::now());
         shared.threads[0].take();
-        shared.prolong(fence, Instant::now() + shared.settings.lease);
+        shared.prolong(fence, Uptime::now() + shared.settings.lease);
         let events = shared.threads[0].take();
         assert!(matches!(events[..], [Event::Timer]));
     }
 
-    /// The clock that counts nanoseconds stands still while a machine sleeps; its lease does not.
+    /// The clock of [`Instant`] stands still while a machine is suspended; its lease does not.
     #[test]
     fn a_lease_is_over_when_the_machine_has_slept_past_it() {
         let (_, shared) = fixture::shared();
         let fence = fixture::enter(&shared);
         assert!(shared.lease_lasts());
         shared.threads[0].take();
-        shared.lease_ends_at.store(wall_ms() - 1, Ordering::Release);
+        SUSPENDED.set(shared.settings.lease);
         assert!(!shared.lease_lasts());
-        shared.prolong(fence, Instant::now() + shared.settings.lease);
+        assert_eq!(shared.bodies_end_in().map(|it| it.0), Some(Duration::ZERO));
+        // The committer renews it before it writes.
+        assert_eq!(shared.fence_for_commit(), Some(fence));
         assert!(shared.lease_lasts());
         assert!(matches!(shared.threads[0].take()[..], [Event::Timer]));
+    }
+
+    /// The end of a lease was also looked for in the calendar. When that was set ahead, all bodies were
+    /// dropped and began again.
+    #[test]
+    fn a_clock_that_is_set_does_not_end_a_lease() {
+        let (_, of) = fixture::shared();
+        let clock = Arc::new(ShiftedClock::new());
+        let (settings, registry) = (of.settings.clone(), of.registry.clone());
+        let shared = Shared::new(
+            settings,
+            of.store.clone(),
+            registry,
+            clock.clone(),
+            1,
+            of.me,
+        );
+        let fence = fixture::enter(&shared);
+        const YEAR_MS: i64 = 365 * 24 * 3_600_000;
+        for shift in [YEAR_MS, -YEAR_MS, 0] {
+            clock.shift(shift);
+            assert!(shared.lets_bodies_run(fence.epoch));
+            let (left, _) = shared.bodies_end_in().expect("a lease");
+            assert!(left > shared.settings.lease / 2);
+            assert!(Ending::default().look(&shared) > shared.settings.lease / 2);
+            assert_eq!(shared.fence_for_commit(), Some(fence));
+        }
     }
 
     /// Half of the runs that one of two processes started were the other's, which found and read them

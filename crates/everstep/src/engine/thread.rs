@@ -1201,6 +1201,8 @@ impl Worker {
         if self.draining.is_none() && self.releasing.is_empty() {
             return;
         }
+        let shared = &self.shared;
+        self.releasing.retain(|it| shared.is_current(it.epoch));
         self.drop_idle();
         if self.draining.is_some() && self.by_no.is_empty() && self.loading.is_empty() {
             self.drained = true;
@@ -1214,25 +1216,31 @@ impl Worker {
     /// The shards were lost. Runs that were read under a lease which is over are dropped; those whose
     /// shard has come back since are read again.
     ///
-    /// The event may come late, when runs of the next lease are in memory. Those stay: nothing else
-    /// would read them again.
+    /// The event may come late, when the next lease has taken its runs up. Nothing would do that again,
+    /// so everything that may stem from the next lease stays: its runs, and the runs that wait to be
+    /// read. A read of the old lease stays too, since it may be the reason why the next lease began
+    /// none; it is out of date by its era, and is made again.
     fn lost(&mut self) {
         let shared = self.shared.clone();
-        let is_stale = |epoch: u64| !shared.is_current(epoch);
-        let stale = self.by_no.values().copied().filter(|slot| {
+        let slots = self.by_no.values().copied();
+        let stale = slots.filter(|slot| {
             let task = self.tasks[*slot as usize].as_ref();
-            task.is_none_or(|task| is_stale(task.epoch))
+            task.is_none_or(|task| !shared.is_current(task.epoch))
         });
-        let stale: Vec<u32> = stale.collect();
-        self.loading.retain(|_, it| !is_stale(it.epoch));
-        if stale.len() < self.by_no.len() || !self.loading.is_empty() {
-            return stale.into_iter().for_each(|slot| self.read_anew(slot));
+        for slot in stale.collect::<Vec<u32>>() {
+            self.read_anew(slot);
         }
-        let runs = self.tasks.iter().flatten();
-        let back = runs.filter(|task| shared.owns(task.shard));
-        let back: Vec<RunNo> = back.map(|task| task.id.no()).collect();
-        self.drop_everything();
-        back.into_iter().for_each(|run| self.load(run));
+        if shared.owned().is_empty() {
+            // The runs of shards that come from now on are taken up after this.
+            return self.forget_waiting();
+        }
+        // The store may have refused the notes of the old lease.
+        self.unserved.retain(|_, it| shared.owns(it.shard()));
+        let unserved = self.unserved.iter();
+        let stale = unserved.filter(|(_, it)| !shared.is_current(it.epoch));
+        for run in stale.map(|(run, _)| *run).collect::<Vec<RunNo>>() {
+            self.look_again(run);
+        }
     }
 
     /// Memory is worth nothing any more.
@@ -1241,13 +1249,19 @@ impl Worker {
         for slot in slots {
             self.remove(slot);
         }
-        self.loading.clear();
         self.out.clear();
         self.ready.clear();
         self.woken.clear();
+        self.forget_waiting();
+    }
+
+    /// Forgets the runs that are to be read.
+    fn forget_waiting(&mut self) {
+        self.loading.clear();
         self.unserved.clear();
         self.held.clear();
-        self.to_reconsider.clear();
         self.suspects.clear();
+        // The first one is being read: the answer must not be taken for that of a later read.
+        self.to_reconsider.truncate(1);
     }
 }

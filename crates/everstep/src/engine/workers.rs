@@ -25,6 +25,7 @@ use std::{
         Arc,
         atomic::{AtomicI64, Ordering},
     },
+    task::{Poll, ready},
     time::{Duration, Instant},
 };
 
@@ -442,7 +443,9 @@ fn beat(shared: &Shared, stations: &[Arc<Station>]) {
                 item = claim.item.0,
                 "an item was given to another worker, since this one gave no sign of life in time"
             );
+            // The other worker has begun: there is no time for a grace.
             held.cancellation.cancel();
+            held.abort();
         }
     }
 }
@@ -604,17 +607,29 @@ struct AtDesk {
 }
 
 impl AtDesk {
-    /// Whether the item is still this worker's, asked right before its handler starts: a process
-    /// that was stopped since its claim may have lost the item to another worker. A claim whose time
-    /// has passed is prolonged first, which the store refuses if somebody else has the item.
+    /// Until when the item is this worker's, as far as it knows; `None` if another worker has it.
+    fn held_until(&self) -> Option<Timestamp> {
+        seam::point("claim check");
+        let desk = self.station.state.lock();
+        let held = desk.jobs.get(&self.item);
+        let held = held.filter(|held| held.claim == self.claim && !held.lost);
+        held.map(|held| held.until)
+    }
+
+    /// Whether the claim lasts, so that the handler may be polled.
+    fn lasts(&self) -> bool {
+        self.held_until()
+            .is_some_and(|until| self.shared.now() < until)
+    }
+
+    /// Whether the item is still this worker's, asked before its handler starts and whenever its claim
+    /// is found over: a process that was stopped since its claim may have lost the item to another
+    /// worker. A claim whose time has passed is prolonged first, which the store refuses if another
+    /// worker has the item.
     async fn holds(&self) -> bool {
         loop {
-            let until = {
-                let desk = self.station.state.lock();
-                match desk.jobs.get(&self.item) {
-                    Some(held) if held.claim == self.claim && !held.lost => held.until,
-                    _ => return false,
-                }
+            let Some(until) = self.held_until() else {
+                return false;
             };
             let now = self.shared.now();
             if now < until {
@@ -685,14 +700,35 @@ async fn handle(at_desk: AtDesk, beginning: Beginning, job: Job, item: ClaimedIt
     let attempt = job::attempt(&spec.handler, job.clone(), payload);
     let mut attempt = pin!(attempt.instrument(told.span().clone()));
     let mut beginning = Some(beginning);
+    let mut asking = None;
     let result = poll_fn(|cx| {
+        // A process that was stopped past its claim goes on in here, before its heartbeat has noticed.
+        if asking.is_none() && !at_desk.lasts() {
+            asking = Some(Box::pin(at_desk.holds()));
+        }
+        if let Some(asked) = &mut asking {
+            if !ready!(asked.as_mut().poll(cx)) {
+                return Poll::Ready(None);
+            }
+            asking = None;
+        }
         let polled = attempt.as_mut().poll(cx);
         if polled.is_pending() {
             beginning = None;
         }
-        polled
+        polled.map(Some)
     })
     .await;
+    drop(asking);
+    let Some(result) = result else {
+        tracing::warn!(
+            queue = station.queue(),
+            item = item.item.0,
+            attempt = item.attempt,
+            "a handler is dropped: its claim is over, and another worker has the item"
+        );
+        return job.cancellation().cancel();
+    };
     let stopped = station.state.lock().stopping.is_some() && job.cancellation().is_cancelled();
     let settlement = match result {
         // It was asked to stop, and says that it has not done its work.
@@ -816,7 +852,7 @@ fn set_timer(shared: &Shared, stations: &[Arc<Station>]) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
+    use std::{sync::atomic::AtomicBool, thread::JoinHandle};
 
     use super::*;
     use crate::{
@@ -828,26 +864,25 @@ mod tests {
 
     const WORK: Queue<u64, u64> = Queue::new("work");
 
-    /// A process was stopped between its claim and the start of the handler. Another worker had
-    /// taken the item by then, and both handlers ran.
-    #[test]
-    fn a_handler_starts_only_while_its_claim_is_its_own() {
-        for is_taken in [true, false] {
+    /// A queue with one item, and a committer.
+    struct Scene {
+        store: Arc<fixture::TestStore>,
+        shared: Arc<Shared>,
+        runtime: tokio::runtime::Runtime,
+        committer: JoinHandle<()>,
+    }
+
+    impl Scene {
+        fn new() -> Scene {
             let (store, shared) = fixture::shared();
             let committing = shared.clone();
             let committer = std::thread::spawn(move || committer::run(&committing));
-            let long_ago = shared.now() - Duration::from_secs(3_600);
-            let write = |now, write| {
-                let writes = vec![Write::Queue(Box::new(write))];
-                let batch = Batch {
-                    fence: None,
-                    now,
-                    writes,
-                };
-                match store.commit(&batch).expect("commit").outcomes.remove(0) {
-                    Outcome::Queue(done) => done,
-                    other => panic!("a write about a queue was answered with {other:?}"),
-                }
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            let scene = Scene {
+                store,
+                shared,
+                runtime: runtime.expect("a runtime"),
+                committer,
             };
             let item = NewItem {
                 queue: WORK.name().to_owned(),
@@ -858,50 +893,172 @@ mod tests {
                 keep: Duration::ZERO,
                 trace: None,
             };
-            write(long_ago, QueueWrite::Enqueue(item));
-            let claim_at = |now, claim| {
-                let wanted = ClaimItems {
-                    queue: WORK.name().to_owned(),
-                    claim: Uuid::from_u128(claim),
-                    max: 1,
-                    attempts_max: 10,
-                    visibility: Duration::from_secs(60),
-                    limit: None,
-                };
-                match write(now, QueueWrite::Claim(wanted)) {
-                    QueueDone::Claimed(claimed) => claimed,
-                    other => panic!("a claim was answered with {other:?}"),
-                }
+            scene.write(scene.ago(3_600), QueueWrite::Enqueue(item));
+            scene
+        }
+
+        fn ago(&self, seconds: u64) -> Timestamp {
+            self.shared.now() - Duration::from_secs(seconds)
+        }
+
+        fn write(&self, now: Timestamp, write: QueueWrite) -> QueueDone {
+            let writes = vec![Write::Queue(Box::new(write))];
+            let batch = Batch {
+                fence: None,
+                now,
+                writes,
             };
-            let ours = claim_at(long_ago, 1);
-            assert_eq!(ours.items.len(), 1);
-            if is_taken {
-                assert_eq!(claim_at(shared.now(), 2).items.len(), 1);
+            let mut applied = self.store.commit(&batch).expect("commit");
+            match applied.outcomes.remove(0) {
+                Outcome::Queue(done) => done,
+                other => panic!("a write about a queue was answered with {other:?}"),
             }
-            let started = Arc::new(AtomicBool::new(false));
-            let noted = started.clone();
-            let handler = job::handler(move |_job: Job, n: u64| {
-                noted.store(true, Ordering::Release);
-                async move { Ok(n) }
-            });
-            let runtime = tokio::runtime::Builder::new_current_thread().build();
-            let runtime = runtime.expect("a runtime");
+        }
+
+        /// Claims the item for a minute.
+        fn claim(&self, now: Timestamp, claim: u128) -> Claimed {
+            let wanted = ClaimItems {
+                queue: WORK.name().to_owned(),
+                claim: Uuid::from_u128(claim),
+                max: 1,
+                attempts_max: 10,
+                visibility: Duration::from_secs(60),
+                limit: None,
+            };
+            match self.write(now, QueueWrite::Claim(wanted)) {
+                QueueDone::Claimed(claimed) if claimed.items.len() == 1 => claimed,
+                other => panic!("a claim was answered with {other:?}"),
+            }
+        }
+
+        /// Begins the handler of this claim.
+        fn begin<F, R>(&self, claimed: Claimed, claim: u128, code: F) -> Arc<Station>
+        where
+            F: Fn(Job, u64) -> R + Send + Sync + 'static,
+            R: Future<Output = crate::Result<u64>> + Send + 'static,
+        {
+            let handler = job::handler(code);
+            let queue = WORK.visibility(Duration::from_secs(60));
             let station = Arc::new(Station {
-                spec: Spec::new(WORK, 1, handler).expect("one at a time"),
-                runtime: runtime.handle().clone(),
+                spec: Spec::new(queue, 1, handler).expect("one at a time"),
+                runtime: self.runtime.handle().clone(),
                 codecs: Codecs::default(),
                 state: Leaf::default(),
                 _keeps: None,
             });
-            begin(&shared, &station, Uuid::from_u128(1), ours);
-            runtime.block_on(async {
-                while !station.state.lock().jobs.is_empty() {
+            begin(&self.shared, &station, Uuid::from_u128(claim), claimed);
+            station
+        }
+
+        fn run_until(&self, is_over: impl Fn() -> bool) {
+            let limit = Instant::now() + Duration::from_secs(60);
+            self.runtime.block_on(async {
+                while !is_over() {
+                    assert!(Instant::now() < limit, "it does not come to that");
                     tokio::task::yield_now().await;
                 }
             });
+        }
+
+        fn end(self) {
+            self.shared.queue.close();
+            self.committer.join().expect("the committer ends");
+        }
+    }
+
+    /// A process was stopped between its claim and the start of the handler. Another worker had
+    /// taken the item by then, and both handlers ran.
+    #[test]
+    fn a_handler_starts_only_while_its_claim_is_its_own() {
+        for is_taken in [true, false] {
+            let scene = Scene::new();
+            let ours = scene.claim(scene.ago(3_600), 1);
+            if is_taken {
+                scene.claim(scene.shared.now(), 2);
+            }
+            let started = Arc::new(AtomicBool::new(false));
+            let noted = started.clone();
+            let station = scene.begin(ours, 1, move |_job, n| {
+                noted.store(true, Ordering::Release);
+                async move { Ok(n) }
+            });
+            scene.run_until(|| station.state.lock().jobs.is_empty());
             assert_eq!(started.load(Ordering::Acquire), !is_taken);
-            shared.queue.close();
-            committer.join().expect("the committer ends");
+            scene.end();
+        }
+    }
+
+    /// Set when the handler that has it is dropped.
+    struct Dropped(Arc<AtomicBool>);
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+
+    /// A handler whose item had gone to another worker was told, and went on beside the other.
+    #[test]
+    fn a_handler_that_waits_is_dropped_when_its_item_went_to_another_worker() {
+        for is_taken in [true, false] {
+            let scene = Scene::new();
+            let ours = scene.claim(scene.ago(30), 1);
+            let [started, dropped] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+            let (begins, ends) = (started.clone(), dropped.clone());
+            let station = scene.begin(ours, 1, move |_job, _| {
+                begins.store(true, Ordering::Release);
+                let dropped = Dropped(ends.clone());
+                async move {
+                    let _dropped = dropped;
+                    std::future::pending().await
+                }
+            });
+            scene.run_until(|| started.load(Ordering::Acquire));
+            if is_taken {
+                scene.claim(scene.shared.now() + Duration::from_secs(60), 2);
+            }
+            beat(&scene.shared, std::slice::from_ref(&station));
+            let job = station.state.lock().jobs.values().map(|it| it.lost).next();
+            assert_eq!(job, Some(is_taken));
+            if is_taken {
+                scene.run_until(|| station.state.lock().jobs.is_empty());
+            }
+            assert_eq!(dropped.load(Ordering::Acquire), is_taken);
+            scene.end();
+        }
+    }
+
+    /// A process was stopped past its claim and went on: its handler was polled before its heartbeat
+    /// found that another worker had the item.
+    #[test]
+    fn a_handler_is_not_polled_after_its_claim_unless_the_item_is_still_its_own() {
+        for is_taken in [true, false] {
+            let scene = Scene::new();
+            let ours = scene.claim(scene.ago(30), 1);
+            let polls = Arc::new(AtomicI64::new(0));
+            let polled = polls.clone();
+            let station = scene.begin(ours, 1, move |_job, n| {
+                let polled = polled.clone();
+                async move {
+                    while polled.fetch_add(1, Ordering::AcqRel) < 1_000 {
+                        tokio::task::yield_now().await;
+                    }
+                    Ok(n)
+                }
+            });
+            scene.run_until(|| polls.load(Ordering::Acquire) > 0);
+            let before = polls.load(Ordering::Acquire);
+            assert!(before < 1_000);
+            if is_taken {
+                scene.claim(scene.shared.now() + Duration::from_secs(60), 2);
+            }
+            for held in station.state.lock().jobs.values_mut() {
+                held.until = scene.ago(1);
+            }
+            scene.run_until(|| station.state.lock().jobs.is_empty());
+            let after = polls.load(Ordering::Acquire);
+            assert_eq!(after, if is_taken { before } else { 1_001 });
+            scene.end();
         }
     }
 }

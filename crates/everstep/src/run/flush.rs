@@ -202,7 +202,8 @@ impl Run {
             return self.results_commit();
         }
         if self.stopping.is_some() && self.end.is_none() {
-            // The store takes nothing from a run that is to be cancelled but its end.
+            // The store takes nothing from a run that is to be cancelled but its end. A run past its
+            // deadline may be cancelled at any moment.
             return None;
         }
         let halt = self.core.state.borrow_mut().halt.take();

@@ -440,6 +440,10 @@ impl Here {
         beginning() + Duration::from_nanos(lock(&self.sim.core).now)
     }
 
+    pub(super) fn uptime(&self) -> Duration {
+        UP_BEFORE + Duration::from_nanos(lock(&self.sim.core).now)
+    }
+
     pub(super) fn wall(&self) -> SystemTime {
         UNIX_EPOCH + CALENDAR + Duration::from_nanos(lock(&self.sim.core).now)
     }
@@ -503,6 +507,9 @@ fn beginning() -> Instant {
     static BEGINNING: OnceLock<Instant> = OnceLock::new();
     *BEGINNING.get_or_init(|| Instant::now() + Duration::from_secs(24 * 3_600))
 }
+
+/// How long the machine has been on at the beginning.
+const UP_BEFORE: Duration = Duration::from_secs(3_600);
 
 /// The calendar at the beginning: 2026-01-01.
 const CALENDAR: Duration = Duration::from_secs(1_767_225_600);

@@ -467,26 +467,35 @@ impl PostgresStore {
         self.require_current()?;
         self.settle_all()?;
         self.counters.reads.fetch_add(1, Ordering::Relaxed);
-        let mut is_again = false;
-        loop {
-            let conn = self.take_for(limits)?;
-            let session = Session::new(&conn);
+        self.on_connection(limits, |conn| {
+            let session = Session::new(conn);
             for Op { sql, params } in conn.begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             {
                 session.execute(sql, params);
             }
             let read = query(&session);
             let ended = session.finish("COMMIT");
-            match read.and_then(|value| ended.map(|()| value)) {
+            read.and_then(|value| ended.map(|()| value))
+        })
+    }
+
+    /// Makes `attempt` on a connection, and once more on a new one if the first was dead. `attempt`
+    /// must be something that may be done twice.
+    fn on_connection<T>(
+        &self,
+        limits: Limits,
+        attempt: impl Fn(&Conn) -> Result<T, Trouble>,
+    ) -> Result<T, StoreError> {
+        let mut is_again = false;
+        loop {
+            let conn = self.take_for(limits)?;
+            match attempt(&conn) {
                 Ok(value) => {
                     self.give_back(conn);
                     return Ok(value);
                 }
                 // A connection that was kept may have died in the meantime; a new one has not.
-                Err(trouble)
-                    if !is_again
-                        && (!trouble.spares_connection() || trouble.is_of_connection()) =>
-                {
+                Err(trouble) if trouble.ends_connection() && !is_again => {
                     is_again = true;
                     self.drop_idle();
                 }
@@ -514,31 +523,13 @@ impl PostgresStore {
         change: impl Fn(&Session<'_>) -> Result<T, Trouble>,
     ) -> Result<T, StoreError> {
         self.require_current()?;
-        let mut is_again = false;
-        loop {
-            let conn = self.take_for(self.limits_for_lease())?;
-            let session = Session::new(&conn);
+        self.on_connection(self.limits_for_lease(), |conn| {
+            let session = Session::new(conn);
             for Op { sql, params } in conn.begin(conn::BEGIN) {
                 session.execute(sql, params);
             }
-            let changed = change(&session);
-            drop(session);
-            match changed {
-                Ok(value) => {
-                    self.give_back(conn);
-                    return Ok(value);
-                }
-                // A connection that was kept may have died in the meantime; a new one has not.
-                Err(trouble)
-                    if !is_again
-                        && (!trouble.spares_connection() || trouble.is_of_connection()) =>
-                {
-                    is_again = true;
-                    self.drop_idle();
-                }
-                Err(trouble) => return Err(self.error(trouble)),
-            }
-        }
+            change(&session)
+        })
     }
 
     /// As [`transact_numbered`](Self::transact_numbered), without bodies, for whoever does not need
@@ -574,7 +565,7 @@ impl PostgresStore {
                 Attempt::Done(value) => return Ok(value),
                 Attempt::Undone(trouble) => trouble,
             };
-            if !trouble.spares_connection() || trouble.is_of_connection() {
+            if trouble.ends_connection() {
                 // Whatever has ended this one may have ended the others, too.
                 self.drop_idle();
                 lines += 1;
@@ -650,8 +641,7 @@ impl PostgresStore {
 
     /// Rolls back, and keeps the connection if it can be used again.
     fn undo<T>(&self, held: Held, trouble: Trouble) -> Attempt<T> {
-        let is_usable = trouble.spares_connection() && !trouble.is_of_connection();
-        if is_usable && session_rollback(&held).is_ok() {
+        if !trouble.ends_connection() && session_rollback(&held).is_ok() {
             held.end().into_iter().for_each(|it| self.give_back(it));
         }
         Attempt::Undone(trouble)
@@ -1260,6 +1250,10 @@ impl Store for PostgresStore {
 
     fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) {
         self.wakes.send(me, runs);
+    }
+
+    fn after_wakes(&self, then: Box<dyn FnOnce() + Send>) {
+        self.wakes.after(then);
     }
 
     fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {

@@ -164,16 +164,19 @@ impl SqliteStore {
     fn open_file(file: File) -> Result<SqliteStore, StoreError> {
         let orphaned = place::refuse_orphaned_log(file.path());
         orphaned.map_err(|displaced| file.displaced(displaced))?;
+        let cannot_open = |why: &str| {
+            let (store, source) = (file.name(), why.into());
+            StoreError::CannotOpen { store, source }
+        };
+        if file.path().is_dir() {
+            return Err(cannot_open("it is a directory"));
+        }
         let format = if schema::exists(file.path()) {
             schema::inspect(&file).map_err(|error| explain(&file, error))?
         } else if file.options().create || file.path().exists() {
             0
         } else {
-            let source: Cause = "there is no such file".into();
-            return Err(StoreError::CannotOpen {
-                store: file.name(),
-                source,
-            });
+            return Err(cannot_open("there is no such file"));
         };
         let writer = file.connect_writer()?;
         file.settle()?;

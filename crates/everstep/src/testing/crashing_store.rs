@@ -757,6 +757,10 @@ impl<S: Store> Store for CrashingStore<S> {
         }
     }
 
+    fn after_wakes(&self, then: Box<dyn FnOnce() + Send>) {
+        self.inner.after_wakes(then);
+    }
+
     fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {
         self.read(|store| store.on_wake(me, wake))
     }

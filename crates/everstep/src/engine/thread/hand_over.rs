@@ -13,7 +13,7 @@ use crate::{
     engine::peers::{self, Place},
     error::{Failure, FailureKind},
     pool::Overflow,
-    run_id::RunNo,
+    run_id::{RunNo, ShardId},
     store::{DueRun, LoadedRun, RunRow, StoreError},
     time::Timestamp,
 };
@@ -258,7 +258,13 @@ pub(super) struct Unserved {
     /// When it ends by itself, if that takes no code.
     deadline_at: Option<Timestamp>,
     /// The lease under which it was looked at.
-    epoch: u64,
+    pub(super) epoch: u64,
+}
+
+impl Unserved {
+    pub(super) fn shard(&self) -> ShardId {
+        self.run.shard
+    }
 }
 
 /// A run as the due poll would show it.

@@ -13,7 +13,9 @@ use crate::{
         fixture::{self, TestStore},
         shared::NO_LEASE,
     },
+    seam::Channel,
     store::Store,
+    time::Uptime,
 };
 
 struct Bench {
@@ -144,6 +146,139 @@ fn a_read_from_before_the_shards_were_lost_is_not_taken_in() {
     let current = bench.next_read();
     bench.worker.handle(current);
     assert_eq!(bench.epoch_of(run), Some(new.epoch));
+}
+
+impl Bench {
+    /// Whether the thread has this run, reads it, or will.
+    fn knows(&self, run: RunId) -> bool {
+        let (worker, no) = (&self.worker, run.no());
+        let is_suspect = worker.suspects.iter().any(|(run, _)| *run == no);
+        let is_held = worker.held.contains(&no) || is_suspect;
+        worker.by_no.contains_key(&no) || worker.loading.contains_key(&no) || is_held
+    }
+}
+
+/// A run was being read when the lease was lost. The next lease took it up, which was skipped because
+/// of that read; then the news of the loss dropped the read, and nothing read the run again before
+/// the next takeover.
+#[test]
+fn a_run_that_was_being_read_when_its_lease_was_lost_is_read_again() {
+    let mut bench = Bench::new();
+    let old = bench.begin();
+    let run = fixture::start(&bench.store, old);
+    bench.recover(run);
+    let stale = bench.next_read();
+    bench.shared.lose_if(old);
+    let new = bench.begin();
+    bench.recover(run);
+    bench.worker.handle(Event::Lost);
+    assert!(bench.knows(run));
+    bench.worker.handle(stale);
+    assert_eq!(bench.epoch_of(run), None);
+    let current = bench.next_read();
+    bench.worker.handle(current);
+    assert_eq!(bench.epoch_of(run), Some(new.epoch));
+}
+
+/// The runs of the next lease waited for the places of the old one. The news of the loss dropped both.
+#[test]
+fn runs_that_wait_for_room_are_not_forgotten_when_news_of_a_lost_lease_come_late() {
+    let mut bench = Bench::of(fixture::shared_with(|settings| settings.max_live_runs = 1));
+    let old = bench.begin();
+    let (first, _) = bench.take_in(old);
+    let others = [(); 3].map(|()| fixture::start(&bench.store, old));
+    let [waiting, suspect, paused] = others;
+    bench.shared.lose_if(old);
+    bench.begin();
+    bench.recover(first);
+    bench.recover(waiting);
+    bench.worker.suspects.push_back((suspect.no(), 1));
+    bench.worker.handle(Event::Reconsider(vec![paused.no()]));
+    bench.worker.handle(Event::Lost);
+    assert_eq!(bench.epoch_of(first), None);
+    for run in [first, waiting, suspect] {
+        assert!(bench.knows(run));
+    }
+    assert_eq!(bench.worker.to_reconsider, [paused.no()]);
+    // With the shards gone, all of it is somebody else's.
+    bench.shared.lose_if(bench.shared.fence().expect("a lease"));
+    bench.worker.handle(Event::Lost);
+    assert!(
+        [first, waiting, suspect]
+            .iter()
+            .all(|run| !bench.knows(*run))
+    );
+    assert_eq!(bench.shared.moving.load(Ordering::SeqCst), 0);
+}
+
+/// A paused run was being read for the old lease when the next one asked for it: the old answer was
+/// taken for the new one.
+#[test]
+fn a_paused_run_is_tried_with_what_was_read_under_the_lease_that_asks() {
+    let mut bench = Bench::new();
+    let old = bench.begin();
+    let run = fixture::start(&bench.store, old);
+    bench.worker.handle(Event::Reconsider(vec![run.no()]));
+    let stale = bench.next_read();
+    bench.shared.lose_if(old);
+    bench.worker.handle(Event::Lost);
+    bench.begin();
+    bench.worker.handle(Event::Reconsider(vec![run.no()]));
+    bench.worker.handle(stale);
+    assert_eq!(bench.worker.to_reconsider, [run.no()]);
+    let read = bench.next_read();
+    bench.worker.handle(read);
+    assert!(bench.worker.to_reconsider.is_empty());
+}
+
+/// A run without code anywhere was noted under the old lease, and the note was refused as stale. The
+/// next lease found it noted already.
+#[test]
+fn a_run_without_code_is_noted_again_under_the_next_lease() {
+    let mut bench = Bench::new();
+    let old = bench.begin();
+    let run = fixture::start_unserved(&bench.store, old);
+    let due = bench.due(run);
+    bench.worker.due(due.clone(), false);
+    bench.handle_until(|event| matches!(event, Event::Unserved(..)));
+    bench.shared.lose_if(old);
+    let new = bench.begin();
+    bench.worker.due(due, false);
+    bench.worker.handle(Event::Lost);
+    bench.handle_until(|event| matches!(event, Event::Loaded { .. }));
+    bench.handle_until(|event| matches!(event, Event::Unserved(..)));
+    assert_eq!(new.epoch, bench.shared.epoch());
+    committer::commit(&bench.shared, std::mem::take(&mut bench.worker.out));
+    let loaded = bench.store.load(run.no()).expect("load");
+    let waiting = loaded.expect("it is there").row.waiting;
+    assert!(waiting.is_some_and(|waiting| waiting.contains("version 2")));
+}
+
+/// Shards were being given back when the lease was lost. They came back with the next one, and its
+/// runs were dropped for the sake of the old one: nobody waited for them, and nobody read them again.
+#[test]
+fn runs_of_the_next_lease_do_not_leave_because_the_old_one_gave_their_shards_back() {
+    for is_lost in [true, false] {
+        let mut bench = Bench::new();
+        let old = bench.begin();
+        bench.take_in(old);
+        let freed = Channel::default();
+        bench.worker.handle(Event::Release(Release {
+            shards: ShardSet::of_default_pool(),
+            number: 1,
+            epoch: old.epoch,
+            forced: true,
+            told: freed.clone(),
+        }));
+        if is_lost {
+            bench.shared.lose_if(old);
+            bench.begin();
+        }
+        let (run, _) = bench.take_in(bench.shared.fence().expect("a lease"));
+        bench.worker.finish_waits();
+        assert_eq!(bench.knows(run), is_lost);
+        assert_eq!(freed.receive(Instant::now(), "freed").is_some(), !is_lost);
+    }
 }
 
 #[test]
@@ -518,7 +653,7 @@ fn a_blocking_body_that_waited_for_a_thread_starts_only_under_the_lease_of_its_r
         if is_lost {
             scene.lose_and_register();
         } else {
-            bench.shared.prolong(old, Instant::now());
+            bench.shared.prolong(old, Uptime::now());
         }
         go.send(()).expect("the first one waits");
         _ = bench.runtime.block_on(first);
@@ -536,7 +671,7 @@ fn a_blocking_body_that_waited_for_a_thread_starts_only_under_the_lease_of_its_r
         // The heartbeat was only late: the same body starts as soon as the lease lasts again.
         bench
             .shared
-            .prolong(old, Instant::now() + bench.shared.settings.lease);
+            .prolong(old, Uptime::now() + bench.shared.settings.lease);
         bench.worker.start_stalled();
         bench.worker.drive(slot);
         bench.let_blocking_bodies_run();

@@ -79,6 +79,8 @@ pub(super) struct Route {
 pub(super) struct Limits {
     /// How long an answer may take before the connection is given up.
     pub(super) answer: Duration,
+    /// The same for a connection that was kept and may have died meanwhile.
+    pub(super) answer_if_kept: Duration,
     /// How long the server keeps a transaction open whose client says nothing, with its locks.
     pub(super) idle: Duration,
     /// How long one server may take to let us in, at most.
@@ -91,21 +93,30 @@ impl Limits {
         let lease = lease.unwrap_or(USUAL_LEASE);
         Limits {
             answer: patience,
+            answer_if_kept: patience,
             // Far longer than the body of a transaction may take, which is a quarter of the lease.
             idle: (lease / 2).max(Duration::from_millis(500)),
             connect: (lease / 2).max(Duration::from_secs(1)),
         }
     }
 
-    /// Those for calls that keep the lease: a connection that is dead is given up while there is time
-    /// to prolong the lease on another.
+    /// Those for calls that keep the lease. A heartbeat that begins after half of the lease, on a kept
+    /// connection that is dead, has at least the last quarter of the lease for a new connection.
     pub(super) fn for_lease(self, lease: Option<Duration>) -> Limits {
-        let answer = lease.map_or(self.answer, |lease| lease / 3);
-        // A busy server may take a moment, however short the lease is.
-        let answer = answer.max(Duration::from_secs(1)).min(self.answer);
-        Limits { answer, ..self }
+        let Some(lease) = lease else { return self };
+        // A busy server may take a moment to let a new connection in, however short the lease is.
+        let answer = (lease / 3).max(Duration::from_secs(1)).min(self.answer);
+        let answer_if_kept = (lease / 4).max(KEPT_ANSWER_MIN).min(answer);
+        Limits {
+            answer,
+            answer_if_kept,
+            ..self
+        }
     }
 }
+
+/// How long a kept connection has for its answer at least: a quarter of a lease of one second.
+const KEPT_ANSWER_MIN: Duration = Duration::from_millis(250);
 
 /// How long a plan is kept: as long as the statistics of a table that grows may be wrong, which the
 /// server looks at once a minute by default.
@@ -401,9 +412,10 @@ impl Conn {
         Ok(())
     }
 
-    /// Sets the limits for what it is used for next.
+    /// Sets the limits of a connection that was kept, for what it is used for next.
     pub(super) fn set_limits(&mut self, limits: Limits) -> Result<(), Trouble> {
-        let before = std::mem::replace(&mut self.limits, limits);
+        let answer = limits.answer_if_kept;
+        let before = std::mem::replace(&mut self.limits, Limits { answer, ..limits });
         // Behind a pooler each transaction sets its own.
         if before.idle != limits.idle && !self.route.pooled {
             self.run(vec![set_idle(limits.idle)])?;

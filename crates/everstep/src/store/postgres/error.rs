@@ -95,6 +95,11 @@ impl Trouble {
         self.code().is_some_and(|code| own.contains(&code))
     }
 
+    /// Whether to go on with another connection.
+    pub(super) fn ends_connection(&self) -> bool {
+        !self.spares_connection() || self.is_of_connection()
+    }
+
     /// The one table of what PostgreSQL says. What the engine does about each is in
     /// [`StoreError::reaction`].
     pub(super) fn into_store_error(self, store: &str) -> StoreError {

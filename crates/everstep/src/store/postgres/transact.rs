@@ -87,7 +87,7 @@ impl Port for Remote {
 /// A connection for one transaction.
 pub(super) enum Held {
     /// For statements of ours alone.
-    Ours(Conn),
+    Ours(Box<Conn>),
     /// For bodies too.
     Shared(Remote, JoinHandle<Option<Conn>>),
 }
@@ -97,7 +97,7 @@ impl Held {
     pub(super) fn begin(conn: Conn, has_bodies: bool) -> Result<(Held, Vec<Op>), Trouble> {
         let mut ops = conn.begin(conn::BEGIN);
         if !has_bodies {
-            return Ok((Held::Ours(conn), ops));
+            return Ok((Held::Ours(Box::new(conn)), ops));
         }
         // The driver begins it, or it would not give us savepoints.
         ops.remove(0);
@@ -113,7 +113,7 @@ impl Held {
     /// The connection, if it can be used again.
     pub(super) fn end(self) -> Option<Conn> {
         match self {
-            Held::Ours(conn) => Some(conn),
+            Held::Ours(conn) => Some(*conn),
             Held::Shared(remote, thread) => {
                 drop(remote);
                 // A panic there has lost the connection, and nothing else.

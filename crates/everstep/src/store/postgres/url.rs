@@ -388,6 +388,33 @@ mod tests {
         }
     }
 
+    /// A missing slash or scheme made it the path of a file, which the error then showed.
+    #[test]
+    fn a_connection_string_that_is_no_url_is_not_taken_for_a_file() {
+        let url_of = |text: &'static str| crate::store::url_of(std::path::Path::new(text));
+        for text in [
+            "postgres//u:secret@h/d",
+            "postgres:/u:secret@h/d",
+            "u:secret@h/d",
+            "u:secret@h",
+            " postgres://u:secret@h/d",
+            "host=h password=secret",
+        ] {
+            let error = url_of(text).expect_err(text);
+            let text = format!("{error} {error:?}");
+            assert!(!text.contains("secret"), "{text}");
+        }
+        for file in [
+            "a@b.db",
+            "./u:p@h.db",
+            "/var/u:p@h.db",
+            "c:d.db",
+            "a@b:c.db",
+        ] {
+            assert_eq!(url_of(file).ok(), Some(None), "{file}");
+        }
+    }
+
     #[test]
     fn the_scheme_may_be_written_in_upper_case() {
         for scheme in ["POSTGRES", "PostgreSQL", "postgresql", "postgres"] {

@@ -8,12 +8,12 @@ use std::{
     collections::BTreeSet,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
 use uuid::Uuid;
 
 use super::{
@@ -30,6 +30,9 @@ const RUNS_MAX: usize = 400;
 /// How long an answer may take before the connection is given up.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long the answer of a call waits for the notifications that were sent before it.
+const WAITED_FOR: Duration = Duration::from_secs(1);
+
 /// How long to wait before the listening connection is made again.
 const AGAIN: Duration = Duration::from_millis(500);
 
@@ -42,10 +45,26 @@ pub(super) struct Wakes {
     listeners: Mutex<Vec<(Uuid, WakeFn)>>,
     /// Whether there may be somebody else to be told.
     has_others: AtomicBool,
-    outbox: Mutex<Option<mpsc::UnboundedSender<Vec<RunNo>>>>,
+    outbox: Mutex<Option<Outbox>>,
+    /// [`WAITED_FOR`]; tests change it.
+    pub(super) waited_for: Duration,
     is_listening: AtomicBool,
     /// Told when the store is gone, so that its connection goes with it.
     ended: Arc<Notify>,
+}
+
+/// The queue of the task that sends notifications.
+struct Outbox {
+    sender: mpsc::UnboundedSender<Item>,
+    /// How many notifications were queued, and how many of them were sent or given up.
+    queued: u64,
+    done: Arc<AtomicU64>,
+}
+
+enum Item {
+    Runs(Vec<RunNo>),
+    /// To be told when the notifications before it were sent or given up.
+    Mark(oneshot::Sender<()>),
 }
 
 /// Ends the calls of a listener.
@@ -82,6 +101,7 @@ impl Wakes {
             listeners: Mutex::default(),
             has_others: AtomicBool::new(true),
             outbox: Mutex::default(),
+            waited_for: WAITED_FOR,
             is_listening: AtomicBool::new(false),
             ended: Arc::default(),
         }
@@ -133,14 +153,47 @@ impl Wakes {
         if outbox.is_none() {
             let Ok(runtime) = runtime() else { return };
             let (sender, receiver) = mpsc::unbounded_channel();
-            let (route, me) = (Arc::clone(&self.route), self.me);
-            runtime.spawn(notify(route, self.channel.clone(), me, receiver));
-            *outbox = Some(sender);
+            let done = Arc::new(AtomicU64::new(0));
+            runtime.spawn(notify(
+                Arc::clone(&self.route),
+                self.channel.clone(),
+                self.me,
+                receiver,
+                Arc::clone(&done),
+            ));
+            let queued = 0;
+            *outbox = Some(Outbox {
+                sender,
+                queued,
+                done,
+            });
         }
-        if let Some(outbox) = &*outbox {
+        if let Some(outbox) = &mut *outbox {
+            outbox.queued += 1;
             // The task ends with this store.
-            let _ = outbox.send(runs.to_vec());
+            let _ = outbox.sender.send(Item::Runs(runs.to_vec()));
         }
+    }
+
+    /// Calls `then` once all notifications that were queued before were sent or given up: at once if
+    /// there is none, and after [`WAITED_FOR`] at the latest.
+    pub(super) fn after(&self, then: Box<dyn FnOnce() + Send>) {
+        let outbox = lock(&self.outbox);
+        let under_way = outbox
+            .as_ref()
+            .filter(|outbox| outbox.queued > outbox.done.load(Ordering::Acquire));
+        let (Some(outbox), Ok(runtime)) = (under_way, runtime()) else {
+            drop(outbox);
+            return then();
+        };
+        let (mark, reached) = oneshot::channel();
+        let _ = outbox.sender.send(Item::Mark(mark));
+        let limit = self.waited_for;
+        runtime.spawn(async move {
+            // A hint that takes longer is found by the slow poll.
+            let _ = tokio::time::timeout(limit, reached).await;
+            then();
+        });
     }
 
     /// Calls the listeners of this store.
@@ -244,15 +297,26 @@ async fn notify(
     route: Arc<Route>,
     channel: String,
     me: Uuid,
-    mut receiver: mpsc::UnboundedReceiver<Vec<RunNo>>,
+    mut receiver: mpsc::UnboundedReceiver<Item>,
+    done: Arc<AtomicU64>,
 ) {
     let mut line: Option<Line> = None;
     while let Some(first) = receiver.recv().await {
-        let mut look_for_yourself = first.is_empty();
-        let mut runs: BTreeSet<RunNo> = first.into_iter().collect();
-        while let Ok(more) = receiver.try_recv() {
-            look_for_yourself |= more.is_empty();
-            runs.extend(more);
+        let mut items = 0;
+        let mut look_for_yourself = false;
+        let mut runs: BTreeSet<RunNo> = BTreeSet::new();
+        let mut marks = Vec::new();
+        let mut next = Some(first);
+        while let Some(item) = next {
+            match item {
+                Item::Runs(more) => {
+                    items += 1;
+                    look_for_yourself |= more.is_empty();
+                    runs.extend(more);
+                }
+                Item::Mark(mark) => marks.push(mark),
+            }
+            next = receiver.try_recv().ok();
         }
         let list = if look_for_yourself || runs.len() > RUNS_MAX {
             String::new()
@@ -261,13 +325,20 @@ async fn notify(
             runs.join(",")
         };
         let sent = async {
+            if items == 0 {
+                return Ok(());
+            }
             if line.as_ref().is_none_or(Line::is_closed) {
                 line = Some(route.servers.connect(None, None).await?);
             }
             if let Some(line) = &line {
                 let payload = format!("{}:{list}", me.simple());
-                // Both are made of letters, digits, `_`, `:` and `,` alone.
-                let sql = format!("SELECT pg_notify('{channel}', '{payload}')");
+                // Both are made of letters, digits, `_`, `:` and `,` alone. A hint need not be on the
+                // server's disk before it is told.
+                let sql = format!(
+                    "SELECT set_config('synchronous_commit', 'off', true), \
+                     pg_notify('{channel}', '{payload}')"
+                );
                 within(line, line.client.simple_query(&sql)).await?;
             }
             Ok::<_, Trouble>(())
@@ -276,6 +347,11 @@ async fn notify(
             // A hint: those who were meant find their runs by the slow poll.
             tracing::debug!(%error, "a wake-up could not be sent");
             line = None;
+        }
+        done.fetch_add(items, Ordering::Release);
+        for mark in marks {
+            // Whoever waits for it may have given up.
+            let _ = mark.send(());
         }
     }
 }

@@ -72,6 +72,13 @@ pub(crate) fn check(path: &Path, name: &str) -> Result<bool, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = file.connect(flags)?;
     let format = schema::format_of(&conn, &file)?;
+    if format == 0 {
+        // As is left by a copy that was broken off. An engine would begin anew with it.
+        return Err(StoreError::Foreign {
+            store: name.to_owned(),
+            what: "it is empty".to_owned(),
+        });
+    }
     let faults = faults(&conn).map_err(error)?;
     if !faults.is_empty() {
         return Err(StoreError::Corrupt {
@@ -79,10 +86,8 @@ pub(crate) fn check(path: &Path, name: &str) -> Result<bool, StoreError> {
             source: faults.join("; ").into(),
         });
     }
-    if format > 0 {
-        let sql = "BEGIN IMMEDIATE; DELETE FROM shards; DELETE FROM runners; COMMIT";
-        conn.execute_batch(sql).map_err(error)?;
-    }
+    let sql = "BEGIN IMMEDIATE; DELETE FROM shards; DELETE FROM runners; COMMIT";
+    conn.execute_batch(sql).map_err(error)?;
     // The log goes with the last connection, and everything is in the file.
     conn.close().map_err(|(_, closing)| error(closing))?;
     Ok(format == schema::FORMAT)

@@ -719,7 +719,27 @@ fn a_database_whose_log_was_deleted_takes_no_more_writes() {
             said.contains(&format!("lost its `{suffix}` file")),
             "{said}"
         );
+        let error = store.raise_horizon(NOW).expect_err("it is still gone");
+        assert!(matches!(error, StoreError::Displaced { .. }), "{error}");
     }
+}
+
+/// A client without an engine has no heartbeat.
+#[cfg(unix)]
+#[test]
+fn a_process_that_only_writes_finds_that_the_log_was_deleted() {
+    let directory = Directory::new();
+    let path = directory.path("app.db");
+    let (store, ..) = with_a_run(&path);
+    std::fs::remove_file(place::beside(&path, "-wal")).expect("remove");
+    let begun = std::time::Instant::now();
+    let error = loop {
+        match store.raise_horizon(NOW) {
+            Err(error) => break error,
+            Ok(()) => assert!(begun.elapsed() < Duration::from_secs(60), "it goes on"),
+        }
+    };
+    assert!(matches!(error, StoreError::Displaced { .. }), "{error}");
 }
 
 #[cfg(unix)]

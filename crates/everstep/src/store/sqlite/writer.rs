@@ -2,7 +2,8 @@
 //!
 //! Always true:
 //! - Every write is made in a transaction that took the write lock first.
-//! - Nothing is written into a file that is no longer at its path ([`place`](mod@super::place)).
+//! - Nothing is written into a file that is no longer at its path ([`place`](mod@super::place)). That
+//!   its log and its index are in place is checked at each heartbeat, and every [`LOOK_EVERY`].
 //! - What is remembered of rows is what is in the file: it is forgotten when another process has
 //!   written (`PRAGMA data_version`), and when a transaction did not succeed.
 
@@ -45,6 +46,10 @@ const LOG_GROWN: u64 = 4;
 /// next reader does not hold it up, too.
 const READERS_WAITED_FOR: Duration = Duration::from_millis(20);
 
+/// How long after a look at the log and the index a write does not look again: to look costs 5 us,
+/// and a small commit costs 90.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
 /// A checkpoint that is to be made.
 #[derive(Clone, Copy)]
 pub(crate) struct Checkpoint {
@@ -58,6 +63,8 @@ pub(crate) struct Writer {
     conn: Option<Connection>,
     /// The log and the index that the connection uses; known from its first transaction on.
     shared: Option<place::Shared>,
+    /// When they were last looked at and found; `None` makes the next write look.
+    looked_at: Option<Instant>,
     memory: Memory,
     /// Whether anything but heartbeats was written since the last heartbeat, and since the last
     /// checkpoint that [`Writer::heartbeat`] made.
@@ -156,7 +163,7 @@ impl Writer {
         match &mut self.conn {
             Some(conn) => Ok(conn),
             none => {
-                self.shared = None;
+                (self.shared, self.looked_at) = (None, None);
                 Ok(none.insert(file.connect_writer()?))
             }
         }
@@ -231,6 +238,7 @@ impl Writer {
         beat: impl FnOnce(&Connection, &mut Memory) -> rusqlite::Result<T>,
     ) -> Result<(T, Option<Checkpoint>), StoreError> {
         let wrote = std::mem::take(&mut self.wrote);
+        self.looked_at = None;
         let beaten = self.transaction(file, beat)?;
         self.wrote = false;
         self.log_is_behind |= wrote;
@@ -280,12 +288,18 @@ impl Writer {
         change: impl FnOnce(&Connection, &mut Memory) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         self.conn(file)?;
-        let Writer { conn, shared, .. } = self;
+        let Writer {
+            conn,
+            shared,
+            looked_at,
+            ..
+        } = self;
         let Some(conn) = conn.as_ref() else {
             unreachable!("it was just opened");
         };
         file.retry_busy(|| execute(conn, "BEGIN IMMEDIATE"))?;
-        let found = require_in_place(file, shared).and_then(|()| memory.revalidate(conn, file));
+        let found =
+            require_in_place(file, shared, looked_at).and_then(|()| memory.revalidate(conn, file));
         let changed = found.and_then(|()| {
             let changed = change(conn, memory).map_err(|error| file.error(error))?;
             execute(conn, "COMMIT").map_err(|error| file.error(error))?;
@@ -305,18 +319,21 @@ impl Writer {
 
 /// Refuses to write into files that nobody finds any more. Called in a transaction, so that the
 /// files beside the database are there.
-fn require_in_place(file: &File, shared: &mut Option<place::Shared>) -> Result<(), StoreError> {
+fn require_in_place(
+    file: &File,
+    shared: &mut Option<place::Shared>,
+    looked_at: &mut Option<Instant>,
+) -> Result<(), StoreError> {
     file.require_in_place()?;
-    match shared {
-        Some(shared) => {
-            let found = shared.require(file.path());
-            found.map_err(|displaced| file.displaced(displaced))
-        }
-        none => {
-            *none = Some(place::Shared::of(file.path()));
-            Ok(())
-        }
+    if looked_at.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+        return Ok(());
     }
+    *looked_at = None;
+    let shared = shared.get_or_insert_with(|| place::Shared::of(file.path()));
+    let found = shared.require(file.path());
+    found.map_err(|displaced| file.displaced(displaced))?;
+    *looked_at = Some(Instant::now());
+    Ok(())
 }
 
 /// Not out of the cache of statements: the body of a user's transaction must not find it there.

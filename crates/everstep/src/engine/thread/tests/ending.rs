@@ -138,13 +138,13 @@ impl Bench {
 
     /// The lease is over now, and nobody was told.
     fn end_lease(&self, fence: Fence) {
-        self.shared.prolong(fence, Instant::now());
+        self.shared.prolong(fence, Uptime::now());
         assert!(!self.shared.lease_lasts());
     }
 
     /// The lease lasts again.
     fn renew(&mut self, fence: Fence) {
-        let until = Instant::now() + self.shared.settings.lease;
+        let until = Uptime::now() + self.shared.settings.lease;
         self.shared.prolong(fence, until);
         self.worker.start_stalled();
         self.handle_all();
@@ -292,6 +292,46 @@ fn a_blocking_body_is_told_that_its_lease_ends_and_its_result_is_discarded() {
     assert_eq!((count(&traces.began), bench.bodies(slot)), (1, 0));
 }
 
+/// The thread that found a lease lost, or about to end, was held up before it stopped the bodies. By
+/// then they were those of a lease that lasted, and began again without need.
+#[test]
+fn bodies_of_a_lease_that_lasts_go_on_when_news_of_an_earlier_end_come_late() {
+    let stops: [fn(&Shared); 2] = [Shared::drop_lost_runs, Shared::stop_bodies];
+    for (spawned, stop) in [false, true]
+        .into_iter()
+        .flat_map(|spawned| stops.map(|stop| (spawned, stop)))
+    {
+        let traces = Traces::default();
+        let body = traces.clone();
+        let (mut bench, fence, slot) = bench(move |ctx| {
+            let body = body.clone();
+            async move {
+                let waits = body.clone();
+                match spawned {
+                    true => ctx.spawn("body", move |_| body.clone().waits()).await,
+                    false => {
+                        ctx.step_with("body", async |_| waits.clone().waits().await)
+                            .await
+                    }
+                }
+            }
+        });
+        bench.run_tasks();
+        let let_go_on = |bench: &mut Bench| {
+            bench.run_tasks();
+            bench.handle_all();
+            bench.run_tasks();
+        };
+        stop(&bench.shared);
+        let_go_on(&mut bench);
+        assert_eq!((count(&traces.began), count(&traces.dropped)), (1, 0));
+        assert_eq!(bench.bodies(slot), 1);
+        bench.shared.lose_if(fence);
+        let_go_on(&mut bench);
+        assert_eq!((count(&traces.began), count(&traces.dropped)), (1, 1));
+    }
+}
+
 #[test]
 fn bodies_are_told_a_grace_before_they_must_stop_and_giving_up_is_no_attempt() {
     for spawned in [false, true] {
@@ -316,7 +356,7 @@ fn bodies_are_told_a_grace_before_they_must_stop_and_giving_up_is_no_attempt() {
         let mut ending = Ending::default();
         // Not yet.
         let margin = bench.shared.settings.lease_margin();
-        let in_time = |left: Duration| Instant::now() + margin + left;
+        let in_time = |left: Duration| Uptime::now() + margin + left;
         bench.shared.prolong(fence, in_time(GRACE * 2));
         assert!(ending.look(&bench.shared) <= GRACE);
         bench.run_tasks();

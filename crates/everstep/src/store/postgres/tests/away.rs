@@ -538,6 +538,86 @@ fn listeners_are_woken_when_their_connection_was_lost() {
     assert_eq!(woken.recv_timeout(PATIENCE), Ok(vec![RunNo(8)]));
 }
 
+/// The name of the connections that wake-ups are sent on.
+const WAKING: &str = "waking";
+
+/// A world whose wake-ups have connections of their own, which wait for as long as they must.
+fn world_with_named_wakes(waited_for: Duration) -> World {
+    let mut world = World::new();
+    let url = format!(
+        "{}?application_name={WAKING}&connect_timeout=60",
+        world.proxy.url_for("postgres")
+    );
+    let options = PostgresOptions {
+        schema: world.schema.clone(),
+        listen_url: Some(url),
+        ..PostgresOptions::default()
+    };
+    let url = world.proxy.url_for("postgres");
+    world.store = PostgresStore::open_with(&url, options).unwrap();
+    let wakes = Arc::get_mut(&mut world.store.wakes).unwrap();
+    wakes.waited_for = waited_for;
+    world
+}
+
+/// A client that ended as soon as its start was answered took the notification along, and the run began
+/// when its owner next looked by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_is_answered_after_its_notification_was_sent() {
+    let World { proxy, store, .. } = world_with_named_wakes(PATIENCE);
+    let client = crate::Client::on(Arc::new(store)).unwrap();
+    let waking = Which::Named(WAKING.to_owned());
+    proxy.hold(waking.clone());
+    let starting = client.start_json("ship", &serde_json::json!(7));
+    let starting = tokio::spawn(starting.into_future());
+    let proxy = tokio::task::spawn_blocking(move || {
+        let is_held = proxy.wait_until_held(PATIENCE, &Which::Named(WAKING.to_owned()));
+        assert!(is_held, "the notification is under way");
+        proxy
+    });
+    let proxy = proxy.await.unwrap();
+    assert!(!starting.is_finished(), "it was answered too early");
+    proxy.release(&waking);
+    starting.await.unwrap().unwrap();
+}
+
+/// `RunHandle::wake` does not wait: the client does, before it is gone.
+#[test]
+fn a_client_that_is_dropped_waits_for_its_notification() {
+    let World { proxy, store, .. } = world_with_named_wakes(PATIENCE);
+    let store = Arc::new(store);
+    let client = crate::Client::on(Arc::clone(&store) as Arc<dyn Store>).unwrap();
+    let waking = Which::Named(WAKING.to_owned());
+    proxy.hold(waking.clone());
+    store.wake_others(None, &[RunNo(1)]);
+    let dropping = thread::spawn(move || drop(client));
+    assert!(proxy.wait_until_held(PATIENCE, &waking));
+    assert!(!dropping.is_finished(), "it has not waited");
+    proxy.release(&waking);
+    dropping.join().unwrap();
+}
+
+#[test]
+fn a_notification_that_cannot_be_sent_is_waited_for_only_so_long() {
+    let World { proxy, store, .. } = world_with_named_wakes(Duration::from_millis(10));
+    let (called, is_called) = mpsc::channel();
+    let then = move |n: u32| -> Box<dyn FnOnce() + Send> {
+        let called = called.clone();
+        Box::new(move || _ = called.send(n))
+    };
+    // Nothing is under way.
+    store.after_wakes(then(1));
+    assert_eq!(is_called.try_recv(), Ok(1));
+    proxy.hold(Which::Named(WAKING.to_owned()));
+    store.wake_others(None, &[RunNo(1)]);
+    store.after_wakes(then(2));
+    assert_eq!(is_called.recv_timeout(PATIENCE), Ok(2));
+    // Neither is what comes later.
+    store.wake_others(None, &[RunNo(2)]);
+    store.after_wakes(then(3));
+    assert_eq!(is_called.recv_timeout(PATIENCE), Ok(3));
+}
+
 /// The table in ARCHITECTURE.md.
 #[test]
 fn each_code_of_the_server_has_its_reaction() {
@@ -625,6 +705,37 @@ fn a_heartbeat_that_is_not_answered_holds_up_no_takeover() {
         beating.join().unwrap().unwrap();
     });
     assert!(!world.store.heartbeat(owner, NOW, lease).unwrap());
+}
+
+/// With a lease below 3 s, a kept connection that was dead had a whole second for its answer, and the
+/// lease was over when the heartbeat was sent on another one.
+#[test]
+fn a_dead_connection_does_not_cost_a_short_lease() {
+    for lease_ms in [1_000, 1_500, 2_900, 10_000, 60_000] {
+        let lease = Duration::from_millis(lease_ms);
+        let limits = Limits::new(Duration::from_secs(20), None).for_lease(Some(lease));
+        // The longest interval between heartbeats that is allowed.
+        let left = lease - lease / 2 - limits.answer_if_kept;
+        assert!(left >= lease / 4, "{left:?} of {lease:?}");
+    }
+    let world = World::with(caller_time);
+    let lease = Duration::from_secs(1);
+    let owner = owner(&world.store, 1, lease);
+    // On a busy machine a new connection may take long; the old one took a second each time.
+    let is_in_time = (0..20).any(|_| {
+        assert!(world.store.heartbeat(owner, NOW, lease).unwrap());
+        world
+            .open()
+            .iter()
+            .for_each(|it| world.proxy.hold(Which::Number(*it)));
+        let begun = Instant::now();
+        let is_alive = world.store.heartbeat(owner, NOW, lease);
+        let took = begun.elapsed();
+        world.proxy.release_all();
+        assert!(is_alive.unwrap());
+        took < lease
+    });
+    assert!(is_in_time);
 }
 
 /// An owner that hung in the middle of a batch kept its locks for 30 s, whatever its lease was.
