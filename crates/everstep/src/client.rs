@@ -29,14 +29,18 @@ use crate::{
         RunStatus, Target, Write,
     },
     ctx::send::ToTarget,
-    engine::{self, Pending, Poller, Reader, Reply, Settings, SettingsError, Shared},
+    engine::{self, Pending, Poller, Reader, Reply, Shared},
     error::Failure,
     event::IfFinished,
+    name::{NameError, check_name, check_pool},
+    pool::DEFAULT_POOL,
+    registry::Registry,
     run_id::RunId,
+    settings::{Sabotage, Settings, SettingsError},
     store::{Answer, Finished, RunRow, Store, StoreError},
     telemetry::{EngineMonitor, trace},
     time::{Clock, SystemClock, Timestamp},
-    workflow::{DEFAULT_POOL, NameError, Registry, WorkflowRef, check_name, check_pool},
+    workflow::WorkflowRef,
 };
 
 mod audit;
@@ -55,6 +59,7 @@ mod inbox;
 mod letters;
 mod limits;
 mod list;
+mod of_engine;
 mod overview;
 mod placing;
 mod queues;
@@ -64,7 +69,7 @@ mod short_id;
 mod stream;
 mod tag;
 mod tokens;
-mod transfer;
+pub(crate) mod transfer;
 mod view;
 mod why;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -245,7 +250,7 @@ pub enum ClientError {
     )]
     UnknownItem {
         /// What was asked for.
-        item: crate::queue::ItemId,
+        item: crate::commit::ItemId,
     },
     /// A number or a time of a worker with which it cannot work.
     #[error("a worker cannot be set up")]
@@ -478,7 +483,7 @@ impl Client {
     pub fn on_clock(
         store: Arc<dyn Store>,
         clock: Arc<dyn Clock>,
-        sabotage: Option<engine::Sabotage>,
+        sabotage: Option<Sabotage>,
     ) -> Result<Client, ClientError> {
         let settings = Settings {
             sabotage,

@@ -1,33 +1,24 @@
 //! The codec: how keys, entries and payloads become bytes.
 //!
-//! On the path of a step, [`payload`] turns what a body returned into CBOR, [`entry`] wraps it in
-//! the versioned record that the store keeps, and [`mod@tuple`] packs the key that it is kept under
-//! ([`crate::history::keys`] says what the keys are). [`hook`] is where a user's own codec compresses
-//! or encrypts payloads, between the two. [`failure`] is the record of a failed
-//! operation or run, and [`bare`] is the notation that both records are written in.
+//! On the path of a step, [`payload`] turns what a body returned into CBOR, [`crate::history::record`]
+//! wraps it in the versioned record that the store keeps, and [`mod@tuple`] packs the key that it is
+//! kept under ([`crate::location::keys`] says what the keys are). [`hook`] is where a user's own codec
+//! compresses or encrypts payloads, between the two. [`bare`] is the notation that records are
+//! written in. Which fields a record has is not known here.
 //!
 //! Always true:
 //! - Bytes that were written by any released version are read by every later one: the fixed
 //!   vectors in the tests of each module never change.
 //! - Reading never panics, and never reserves memory for a length that the bytes do not back.
-//! - There is one encoding of a key, an entry and a failure: equal values have equal bytes.
+//! - There is one encoding of a key and of each record: equal values have equal bytes.
 
-pub(crate) mod answer;
 pub(crate) mod bare;
-pub(crate) mod entry;
-pub(crate) mod failure;
 pub(crate) mod hook;
 pub(crate) mod numbers;
 pub(crate) mod payload;
-pub(crate) mod run_file;
 pub(crate) mod tuple;
 
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) use entry::{append_payload, encode_payload_prefix};
-pub(crate) use entry::{
-    decode_entry, encode_entry, encode_item_prefix, encode_receipt_prefix, encode_started_prefix,
-};
-pub(crate) use failure::{decode_failure, encode_failure};
+pub use payload::Value;
 
 /// Why stored bytes could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

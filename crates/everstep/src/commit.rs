@@ -2,7 +2,7 @@
 //!
 //! On the path of a step, [`crate::run`] turns what changed into a [`Commit`], the committer
 //! gathers the commits of many runs into one [`Batch`], and [`crate::store`] makes that durable in
-//! one transaction with one sync.
+//! one transaction with one sync. [`RunRow`] and [`LoadedRun`] are the same run as a store reads it.
 //!
 //! Always true:
 //! - A write that is refused changes nothing, and the rest of its batch stands.
@@ -29,15 +29,23 @@ use crate::{
     time::Timestamp,
 };
 
+pub(crate) mod answer;
 mod control;
+mod mend;
+mod row;
 mod transaction;
 
+pub use crate::location::KeyRange;
 pub use control::{ControlRefusal, Delete, Deleted, Fork, Tagging};
+pub use mend::{Cell, Mend};
+pub use row::{CancelRequest, LoadedRun, RunRow};
 #[cfg(feature = "postgres")]
 pub(crate) use transaction::PostgresBody;
 #[cfg(feature = "sqlite")]
 pub(crate) use transaction::SqliteBody;
 pub use transaction::Transaction;
+#[cfg(feature = "sqlite")]
+pub use transaction::Tx;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) use transaction::{TransactionBody, TransactionLimits};
 
@@ -114,7 +122,7 @@ pub enum Write {
     /// Mends something that was found in the facts of a store, if it is still so. In a batch of its
     /// own: what is damaged may not let itself be mended, and takes the batch down. Answered by
     /// [`Outcome::Mended`].
-    Mend(Box<crate::store::doctor::Mend>),
+    Mend(Box<Mend>),
 }
 
 /// A run whose home is another pool from now on. Anybody may say so.
@@ -148,7 +156,7 @@ pub struct HandOver {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImportedRun {
     /// The row. A run that was in its owner's memory is in nobody's now: it is due.
-    pub row: crate::store::RunRow,
+    pub row: RunRow,
     /// All entries of its generation.
     pub history: Vec<Put>,
     /// Its unread messages, in order.
@@ -317,7 +325,7 @@ pub struct Commit {
 
 impl Commit {
     /// A commit that changes only the row, made by somebody who does not have the run in memory.
-    pub(crate) fn of_row(row: &crate::store::RunRow, patch: Patch) -> Commit {
+    pub(crate) fn of_row(row: &RunRow, patch: Patch) -> Commit {
         Commit {
             run: row.id.no(),
             generation: row.generation,
@@ -342,15 +350,6 @@ pub struct Put {
     pub key: Vec<u8>,
     /// An encoded entry.
     pub value: Vec<u8>,
-}
-
-/// All keys `k` with `start <= k < end`, in byte order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyRange {
-    /// The first key of the range.
-    pub start: Vec<u8>,
-    /// The first key past the range.
-    pub end: Vec<u8>,
 }
 
 /// What a commit does to the row of its run.
@@ -690,7 +689,7 @@ pub enum Notice {
     /// An item has ended whose result can be asked for.
     ItemEnded {
         /// The item.
-        item: crate::queue::ItemId,
+        item: ItemId,
         /// How, as an operation that waits for it is told.
         answer: Vec<u8>,
     },

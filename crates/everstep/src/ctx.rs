@@ -16,18 +16,19 @@ use uuid::Uuid;
 use crate::{
     codec::{hook::SealError, payload},
     commit::Effect,
-    engine::{Settings, SettingsError},
     error::{Error, Failure, FailureKind, Result},
     hash::FastMap,
-    history::{EntryKind, Key, keys},
+    history::{EntryKind, Key, OpId},
+    location::keys,
+    name::check_name,
     random,
     run::{
         Halt,
-        core::{Core, Op, OpId},
+        core::{Core, Op},
     },
     run_id::RunId,
+    settings::{Settings, SettingsError},
     time::Timestamp,
-    workflow::check_name,
 };
 
 pub(crate) mod attempt;
@@ -517,7 +518,7 @@ pub(crate) fn decode<T: serde::de::DeserializeOwned>(
 
 /// Makes a recorded failure readable for workflow code, or halts the run.
 pub(crate) fn open_failure(core: &Core, mut failure: Failure, at: &str) -> Option<Failure> {
-    match core.env.settings.codecs.open_details(&mut failure) {
+    match failure.open_details(&core.env.settings.codecs) {
         Ok(()) => Some(failure),
         Err(error) => {
             let what = format!("the error of `{at}`");

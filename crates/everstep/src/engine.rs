@@ -18,22 +18,23 @@ use tokio::{runtime::RuntimeFlavor, sync::oneshot};
 use uuid::Uuid;
 
 use crate::{
-    client::{Client, ClientError, Worker},
-    codec::hook::Codec,
+    codec::{Value, hook::Codec},
     commit::Fence,
     ctx::Ctx,
     error::Result as UserResult,
+    name::{NameError, check_name, check_pool},
+    panics,
     queue::Queue,
-    run::panics,
+    registry::{RegisterError, Registry, WorkflowFn},
+    run::Definition,
     run_id::RunId,
     seam::{self, Leaf, Process, Thread},
+    services::Services,
+    settings::{Sabotage, Settings, SettingsError},
     store::{MemoryStore, ShardSet, Store, StoreError},
-    telemetry::{EngineMetrics, EngineMonitor},
+    telemetry::{EngineCounters, EngineMetrics, EngineMonitor},
     time::{Clock, SystemClock, Uptime},
-    workflow::{
-        Definition, NameError, RegisterError, Registry, Value, Workflow, WorkflowFn,
-        WorkflowOptions, WorkflowRef, check_name, check_pool,
-    },
+    workflow::{Workflow, WorkflowOptions, WorkflowRef},
 };
 
 mod activity;
@@ -49,6 +50,7 @@ mod due;
 mod events;
 #[cfg(test)]
 mod fixture;
+mod host;
 mod hub;
 mod job;
 mod keeper;
@@ -63,8 +65,6 @@ mod preflight;
 mod reader;
 mod retention;
 pub(crate) mod schedules;
-mod services;
-mod settings;
 mod shared;
 #[cfg(test)]
 mod simulated;
@@ -76,19 +76,14 @@ mod unstarted;
 mod vacant;
 mod workers;
 
-pub(crate) use activity::Activity;
-pub(crate) use bodies::InFlight;
 pub(crate) use committer::{Pending, Reply};
-pub use counters::EngineCounters;
 pub use job::Job;
-pub(crate) use job::{Handler, handler};
-pub(crate) use mailbox::{Leaves, Mailbox};
+pub(crate) use job::{Answering, Handler, handler};
+pub(crate) use mailbox::Leaves;
 pub(crate) use peers::served;
 pub(crate) use poller::Poller;
 pub use preflight::{Misfit, Preflight};
 pub(crate) use reader::Reader;
-pub(crate) use services::Services;
-pub use settings::{Sabotage, Settings, SettingsError};
 pub(crate) use shared::Shared;
 pub(crate) use streams::{Followed, Follower};
 pub(crate) use workers::{Spec, Station, Workers};
@@ -100,8 +95,8 @@ use mailbox::Event;
 /// Dropping it only signals its threads to stop; what is in flight is found again by the next one
 /// on the same store. [`shutdown`](Engine::shutdown) waits for it in good order.
 pub struct Engine {
-    shared: Arc<Shared>,
-    reader: Arc<Reader>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) reader: Arc<Reader>,
     report: RecoveryReport,
     stop: Arc<lease::Stop>,
     threads: Leaf<Vec<Thread>>,
@@ -109,7 +104,7 @@ pub struct Engine {
     own_runtime: Leaf<Option<tokio::runtime::Runtime>>,
     wake_guard: Leaf<Option<crate::store::WakeGuard>>,
     /// Where bodies and the handlers of workers run.
-    runtime: tokio::runtime::Handle,
+    pub(crate) runtime: tokio::runtime::Handle,
 }
 
 /// What an engine found when it started.
@@ -144,17 +139,17 @@ impl std::fmt::Display for RecoveryReport {
 /// An engine that has not started yet.
 #[must_use = "an engine does nothing before `start`"]
 pub struct EngineBuilder {
-    store: StoreChoice,
+    pub(crate) store: StoreChoice,
     registry: Arc<Registry>,
     services: Arc<Services>,
-    settings: Settings,
+    pub(crate) settings: Settings,
     clock: Arc<dyn Clock>,
     work: Vec<Spec>,
     problem: Option<StartError>,
 }
 
 #[derive(Clone)]
-enum StoreChoice {
+pub(crate) enum StoreChoice {
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     Named(std::path::PathBuf),
     Given(Arc<dyn Store>),
@@ -235,34 +230,6 @@ impl Engine {
         EngineBuilder::new(StoreChoice::Given(Arc::new(MemoryStore::new())))
     }
 
-    /// A client in this process.
-    pub fn client(&self) -> Client {
-        Client::of_engine(self.shared.clone(), self.reader.clone())
-    }
-
-    /// Works on the items of a queue, up to `concurrency` at once, until the worker is
-    /// [stopped](crate::Worker::stop) or the engine shuts down: see [`Client::work`].
-    ///
-    /// # Errors
-    ///
-    /// If the queue's name cannot be used, or the engine is shutting down.
-    pub fn work<I, O, F, R>(
-        &self,
-        queue: Queue<I, O>,
-        concurrency: usize,
-        code: F,
-    ) -> Result<Worker, ClientError>
-    where
-        I: Value,
-        O: Value,
-        F: Fn(Job, I) -> R + Send + Sync + 'static,
-        R: Future<Output = UserResult<O>> + Send + 'static,
-    {
-        let runtime = self.runtime.clone();
-        self.client()
-            .work_on(queue, concurrency, handler(code), runtime)
-    }
-
     /// What was found when the engine started.
     pub fn recovery(&self) -> RecoveryReport {
         self.report
@@ -298,7 +265,9 @@ impl Engine {
     pub fn blocked(&self) -> Vec<(RunId, Option<String>)> {
         let blocked = self.shared.threads.iter().filter_map(|it| it.blocked());
         let named = blocked.map(|polling| {
-            let step = polling.step.map(|key| crate::history::keys::describe(&key));
+            let step = polling
+                .step
+                .map(|key| crate::location::keys::describe(&key));
             (polling.run, step)
         });
         named.collect()
@@ -839,7 +808,9 @@ impl StartParts {
                 shared.settings.codecs.clone(),
                 None,
             )
-            .map_err(|error| StartError::Thread(Arc::new(std::io::Error::other(error))))?;
+            .ok_or_else(|| {
+                StartError::thread(std::io::Error::other("the workers cannot be started"))
+            })?;
         }
         shared.keeper.poke_all();
         tracing::info!(store = store.describe(), %report, "the engine has started");
@@ -989,7 +960,9 @@ fn join_all(shared: &Shared, threads: Vec<Thread>) -> bool {
 fn blocking(shared: &Shared) -> Vec<String> {
     let blocking = shared.threads.iter().filter_map(|thread| {
         let polling = thread.polling.lock().clone()?;
-        let step = polling.step.map(|key| crate::history::keys::describe(&key));
+        let step = polling
+            .step
+            .map(|key| crate::location::keys::describe(&key));
         let step = step.as_deref().unwrap_or("the workflow's own code");
         let (run, workflow) = (polling.run, polling.workflow);
         Some(format!("run {run} of `{workflow}`, at {step}"))

@@ -7,7 +7,18 @@ use std::{any::Any, fmt, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{codec::payload, history::Location};
+use crate::{
+    codec::{
+        DecodeError,
+        hook::{Codecs, is_sealed},
+        payload,
+    },
+    location::Location,
+};
+
+pub(crate) mod record;
+
+pub(crate) use record::{decode_failure, encode_failure};
 
 /// The result of a body, a rollback or a workflow.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -289,6 +300,28 @@ impl Failure {
     pub fn details_json(&self) -> Option<serde_json::Value> {
         let (_, bytes) = self.details.as_ref()?;
         payload::to_json(bytes).ok()
+    }
+
+    /// Seals what was attached to the error. What cannot be sealed is left out, and the failure says
+    /// so: it must not be lost with it.
+    pub(crate) fn seal_details(&mut self, codecs: &Codecs) {
+        let Some((name, details)) = self.details.take() else {
+            return;
+        };
+        match codecs.seal(details, None) {
+            Ok(sealed) => self.details = Some((name, sealed)),
+            Err(error) => self.causes.push(format!("details left out: {error}")),
+        }
+    }
+
+    /// Opens what was attached to a failure that was stored.
+    pub(crate) fn open_details(&mut self, codecs: &Codecs) -> Result<(), DecodeError> {
+        if let Some((_, details)) = &mut self.details
+            && is_sealed(details)
+        {
+            *details = codecs.open(details, None)?.into_owned();
+        }
+        Ok(())
     }
 
     /// The message with its causes, on one line.

@@ -4,7 +4,7 @@ use std::{marker::PhantomData, time::Duration};
 
 use crate::{
     commit::{Deliver, Fallback, OnEnd, Publication},
-    engine::Settings,
+    settings::Settings,
 };
 
 /// An event by its name, with the type of its body. A constant that publishers and workflows share.

@@ -14,16 +14,27 @@
 use std::rc::Rc;
 
 pub(crate) mod entry;
-pub(crate) mod keys;
-pub(crate) mod location;
+pub(crate) mod record;
 
 pub use entry::*;
-pub use location::{Location, ParseLocationError, Segment};
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) use record::encode_payload_prefix;
+pub(crate) use record::{
+    decode_entry, encode_entry, encode_item_prefix, encode_receipt_prefix, encode_started_prefix,
+};
 
-use crate::{hash::FastMap, run::core::OpId};
+use crate::{hash::FastMap, location::keys};
 
 /// The packed key of an entry.
 pub(crate) type Key = Rc<[u8]>;
+
+/// An open operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct OpId {
+    pub(crate) index: u32,
+    /// Tells apart operations that had the same place one after another.
+    pub(crate) life: u32,
+}
 
 /// An entry in memory.
 pub(crate) struct Slot {

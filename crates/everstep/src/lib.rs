@@ -35,6 +35,7 @@ mod engine;
 mod event;
 mod history;
 mod queue;
+mod registry;
 mod run;
 mod schedule;
 #[allow(
@@ -52,6 +53,9 @@ mod cancellation;
 mod error;
 mod hash;
 mod limit;
+mod location;
+mod name;
+mod panics;
 mod pool;
 mod random;
 mod retention;
@@ -63,6 +67,8 @@ mod run_id;
     reason = "it is the one way to them"
 )]
 mod seam;
+mod services;
+mod settings;
 pub mod telemetry;
 #[allow(
     clippy::disallowed_methods,
@@ -90,8 +96,12 @@ pub use client::{
 };
 #[cfg(feature = "sqlite")]
 pub use client::{BackedUp, Backup, BackupError, BackupProgress, Restore, restore};
+pub use codec::Value;
 pub use codec::hook::{Codec, CodecError, PayloadContext};
 pub use codec::numbers::{NumberError, check_json_numbers};
+pub use commit::ItemId;
+#[cfg(feature = "sqlite")]
+pub use commit::Tx;
 pub use ctx::{
     Ctx,
     child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished, RunFinishedUntil},
@@ -113,22 +123,25 @@ pub use ctx::{
     step::{Outcome, Step, StepCall, StepOutcome},
 };
 pub use deferred::Deferred;
-pub use engine::{
-    Engine, EngineBuilder, EngineCensus, EngineCounters, Job, Misfit, Preflight, RecoveryReport,
-    Settings, SettingsError, StartError, shutdown_signal,
-};
 #[doc(hidden)]
-pub use engine::{EngineTools, Sabotage};
+pub use engine::EngineTools;
+pub use engine::{
+    Engine, EngineBuilder, EngineCensus, Job, Misfit, Preflight, RecoveryReport, StartError,
+    shutdown_signal,
+};
 pub use error::{Error, Failure, FailureKind, Result};
 pub use event::{Event, IfFinished, Since};
 #[cfg(feature = "macros")]
 pub use everstep_macros::workflow;
-pub use history::{AttemptError, EntryKind, EntryStatus, Location, ParseLocationError, Segment};
+pub use history::{AttemptError, EntryKind, EntryStatus};
 pub use limit::Limit;
+pub use location::{Location, ParseLocationError, Segment};
 #[cfg(all(feature = "sqlite", feature = "postgres"))]
 pub use moving::{Migrate, MigrateError, MigrateProgress, MigrateStage, Migrated, migrate};
+pub use name::NameError;
 pub use pool::{PoolNo, PoolRow};
-pub use queue::{ItemId, Queue};
+pub use queue::Queue;
+pub use registry::{RegisterError, WorkflowFn};
 pub use retention::Retention;
 pub use retry::Retry;
 pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
@@ -137,21 +150,21 @@ pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
 #[cfg(feature = "sqlite")]
 pub use rusqlite;
 pub use schedule::{Overlap, ScheduleSpec};
-#[cfg(feature = "sqlite")]
-pub use store::Tx;
+#[doc(hidden)]
+pub use settings::Sabotage;
+pub use settings::{Settings, SettingsError};
 pub use store::{
     Check, Close, Deliver, EventRow, Filter, InboxKind, ItemState, ParseRoleError, QueueStats,
     Role, RunStatus, StatusCounts, Target, WorkflowCount,
 };
+pub use telemetry::EngineCounters;
 pub use time::{Clock, ParseTimestampError, SystemClock, Timestamp, days, hours, minutes, seconds};
 pub use token::Token;
 /// The version of tokio-postgres that everstep uses: use it from here, so that the types of
 /// [`Ctx::pg_transaction`] and of [`Client::start_in`] are yours too.
 #[cfg(feature = "postgres")]
 pub use tokio_postgres;
-pub use workflow::{
-    NameError, OnFailure, RegisterError, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef,
-};
+pub use workflow::{OnFailure, Workflow, WorkflowOptions, WorkflowRef};
 
 /// What most programs need: `use everstep::prelude::*;`
 pub mod prelude {

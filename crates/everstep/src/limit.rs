@@ -8,10 +8,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    codec::{DecodeError, payload},
+    codec::{DecodeError, Value, payload},
     commit::{ClaimLimit, LimitRate, LimitRule},
     error::{Error, Result},
-    workflow::{NAME_BYTES_MAX, Value, check_name},
+    name::{NAME_BYTES_MAX, check_name},
 };
 
 /// How many at a time, and how often: shared by all workflows and processes on the same store.

@@ -5,7 +5,7 @@
 //! runners of the home pool that have the code for it. It is there while the runner that would own
 //! it at home does not have that code, as during a deploy.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::RangeInclusive, sync::Arc};
 
 /// The number of a pool: made when its name is first used, and never another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,6 +24,9 @@ pub struct PoolRow {
     /// Its name.
     pub name: Arc<str>,
 }
+
+/// The pool of workflows and runners that name none.
+pub(crate) const DEFAULT_POOL: &str = "default";
 
 /// What stands between the parts of the name of an overflow pool; no other pool has it in its name.
 pub(crate) const OVERFLOW_MARK: char = '@';
@@ -54,6 +57,26 @@ impl fmt::Display for Overflow<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (home, workflow, version) = (self.home, self.workflow, self.version);
         write!(f, "{home}{OVERFLOW_MARK}{workflow}/{version}")
+    }
+}
+
+/// A workflow that a runner has the code for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Serves {
+    /// The workflow's name.
+    pub workflow: String,
+    /// The version of the code.
+    pub version: u32,
+    /// The versions of runs that this code may run.
+    pub accepts: RangeInclusive<u32>,
+    /// The pool that its runs are in, unless a start says otherwise.
+    pub pool: String,
+}
+
+impl Serves {
+    /// Whether runs of this workflow and version can be run by this code.
+    pub fn accepts(&self, workflow: &str, version: u32) -> bool {
+        self.workflow == workflow && self.accepts.contains(&version)
     }
 }
 

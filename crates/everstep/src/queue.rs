@@ -5,9 +5,7 @@
 //! [`Client::work`](crate::Client::work)). On the path of an item, [`crate::store`] keeps it, and
 //! its rules decide who has it.
 
-use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
-
-use serde::{Deserialize, Serialize};
+use std::{fmt, marker::PhantomData, time::Duration};
 
 use crate::{
     limit::Limit,
@@ -148,24 +146,5 @@ impl<I, O> Copy for Queue<I, O> {}
 impl<I, O> fmt::Debug for Queue<I, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Queue({})", self.name)
-    }
-}
-
-/// The number of an item, unique in its store and never used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct ItemId(pub u64);
-
-impl fmt::Display for ItemId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl FromStr for ItemId {
-    type Err = std::num::ParseIntError;
-
-    fn from_str(text: &str) -> Result<ItemId, Self::Err> {
-        text.parse().map(ItemId)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{engine::SettingsError, error::RetryAdvice, random, time::Timestamp};
+use crate::{error::RetryAdvice, random, time::Timestamp};
 
 /// How often a step is tried, and how long it waits in between.
 ///
@@ -79,11 +79,6 @@ impl Retry {
             0.1
         };
         self
-    }
-
-    /// Refuses a policy that allows no attempt at all.
-    pub(crate) fn check(&self) -> Result<(), SettingsError> {
-        SettingsError::check_count("attempts", self.attempts.into())
     }
 
     pub(crate) const fn with_attempts(mut self, attempts: u32) -> Retry {

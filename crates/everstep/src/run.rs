@@ -26,18 +26,20 @@ use crate::{
     ctx::Ctx,
     error::{Error, Failure, FailureKind},
     history::EntryKind,
+    panics,
     time::Timestamp,
-    workflow::{Definition, OnFailure, RunEnd, RunFuture},
+    workflow::OnFailure,
 };
 
 pub(crate) mod core;
+mod definition;
 mod flush;
 pub(crate) mod fork;
 pub(crate) mod inbox;
 mod limits;
 mod load;
 mod mended;
-pub(crate) mod panics;
+pub(crate) mod owner;
 #[cfg(test)]
 mod tests;
 pub(crate) mod trial;
@@ -45,6 +47,7 @@ pub(crate) mod waits;
 pub(crate) mod wakers;
 
 use self::core::{Core, Mode, Phase};
+pub(crate) use definition::{Definition, RunEnd, RunFuture};
 pub(crate) use flush::{Next, WAITS_IN_ROW};
 pub(crate) use limits::is_at_gate;
 pub(crate) use load::{RunSeed, SUSPECT_AFTER};

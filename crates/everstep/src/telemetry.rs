@@ -69,15 +69,20 @@ pub(crate) mod trace;
 
 use std::sync::Arc;
 
+use crate::run_id::RunId;
+
 pub use histogram::Histogram;
-pub use metrics::{AttemptOutcome, EngineMetrics, WorkflowMetrics};
+pub use metrics::{AttemptOutcome, EngineCounters, EngineMetrics, WorkflowMetrics};
 pub(crate) use metrics::{Metrics, ThreadCells, WorkflowCells};
+pub(crate) use monitor::Watched;
 pub use monitor::{EngineMonitor, NotReady};
-pub(crate) use spans::{ItemSpan, Watch, run_span};
+pub(crate) use spans::{ItemSpan, Watch};
 pub use trace::{Propagator, TraceContext, set_propagator};
 
 /// What is told about one run while it is in memory.
 pub(crate) struct RunTelemetry {
+    pub(crate) run: RunId,
+    pub(crate) workflow: Arc<str>,
     pub(crate) span: tracing::Span,
     pub(crate) cells: Arc<WorkflowCells>,
 }

@@ -34,7 +34,6 @@ pub mod vfs;
 
 #[doc(hidden)]
 pub use chosen::store;
-pub(crate) use clock::Outlook;
 pub use clock::{Hold, VirtualClock};
 pub use crash_everywhere::{CrashReport, CrashTest, Difference, Ending, crash_everywhere};
 pub use crashing_store::{CrashPoint, CrashingStore};

@@ -191,12 +191,45 @@ pub trait Clock: Send + Sync + 'static {
     /// ahead and back, and a shorter one has no effect.
     fn now(&self) -> Timestamp;
 
-    /// The virtual clock behind this, if it is one: the engine then moves it to the next timer
-    /// whenever there is nothing else to do.
+    /// This clock as one that the engine moves, if it is one.
     #[doc(hidden)]
-    fn as_virtual(&self) -> Option<&crate::testing::VirtualClock> {
+    fn as_virtual(&self) -> Option<&dyn MovedByEngine> {
         None
     }
+}
+
+/// A clock that stands still until the engine moves it to the next timer, which the engine does
+/// whenever it has nothing else to do.
+#[doc(hidden)]
+pub trait MovedByEngine {
+    /// Called by the engine's timer thread, again and again, while it has nothing else to do: waits
+    /// until nothing goes on, then jumps to what comes next.
+    fn advance_when_quiet(&self, activity: &dyn Underway, outlook: &dyn Fn() -> Outlook);
+}
+
+/// What goes on in an engine, as a clock that the engine moves sees it.
+#[doc(hidden)]
+pub trait Underway {
+    /// Whether nothing goes on.
+    fn is_quiet(&self) -> bool;
+    /// How many things have begun so far: if this number has changed, something went on meanwhile.
+    fn begun(&self) -> u64;
+    /// How many bodies are running.
+    fn bodies(&self) -> i64;
+    /// Waits until nothing goes on, at most for this long.
+    fn wait_quiet(&self, limit: Duration);
+}
+
+/// What comes next in an engine, as its timer thread sees it.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Outlook {
+    /// The timer thread itself has something to do at once.
+    pub busy: bool,
+    /// The next timer.
+    pub next: Option<Timestamp>,
+    /// Whether somebody waits for a result or a reply.
+    pub watched: bool,
 }
 
 /// The clock of the machine.

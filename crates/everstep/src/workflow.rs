@@ -1,31 +1,18 @@
-//! What a workflow is: a name, a version, types, and somewhere a function.
+//! What a workflow is: a name, a version, types and options.
 //!
-//! A client needs only a [`WorkflowRef`] (a `const` will do); an engine also needs the function,
-//! which it keeps in its [`Registry`] under name and version. Registration is explicit.
+//! A client needs only a [`WorkflowRef`] (a `const` will do); an engine also needs the function, which
+//! it keeps in its [registry](crate::registry) under name and version.
 
-use std::{
-    collections::HashMap, future::Future, marker::PhantomData, ops::RangeInclusive, pin::Pin,
-    sync::Arc, time::Duration,
-};
-
-use serde::{Serialize, de::DeserializeOwned};
+use std::{marker::PhantomData, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use crate::{
-    codec::payload,
-    ctx::Ctx,
-    engine::SettingsError,
-    error::{Error, Failure, FailureKind, Result},
+    codec::Value,
     limit::{Limit, StartLimit},
+    pool::DEFAULT_POOL,
     retention::Retention,
     retry::Retry,
-    run::Halt,
-    store::Serves,
+    settings::SettingsError,
 };
-
-/// What can be stored and read back: an input, a result, a message, a state.
-pub trait Value: Serialize + DeserializeOwned + 'static {}
-
-impl<T: Serialize + DeserializeOwned + 'static> Value for T {}
 
 /// Names a workflow and its types. What a client needs to start one.
 pub trait WorkflowRef {
@@ -47,17 +34,6 @@ pub trait WorkflowRef {
         let _ = input;
         None
     }
-}
-
-/// A workflow with its function. `#[workflow]` implements it.
-pub trait WorkflowFn: WorkflowRef + Send + Sync + 'static {
-    /// How it is run.
-    fn options(&self) -> WorkflowOptions {
-        WorkflowOptions::new()
-    }
-
-    /// Its code.
-    fn call(ctx: Ctx, input: Self::Input) -> impl Future<Output = Result<Self::Output>> + 'static;
 }
 
 /// A workflow as a constant, without its code.
@@ -142,9 +118,6 @@ pub struct WorkflowOptions {
     pub(crate) labels: Vec<(String, String)>,
     pub(crate) limit: Option<StartLimit>,
 }
-
-/// The pool of workflows and runners that name none.
-pub(crate) const DEFAULT_POOL: &str = "default";
 
 impl WorkflowOptions {
     /// The defaults.
@@ -246,7 +219,7 @@ impl WorkflowOptions {
 
 impl WorkflowOptions {
     /// Refuses options with which every run would fail.
-    fn check(&self) -> Result<(), SettingsError> {
+    pub(crate) fn check(&self) -> Result<(), SettingsError> {
         SettingsError::check_count("retry", self.retry.attempts().into())?;
         let deadline = self.deadline.unwrap_or(DEADLINE_MIN);
         SettingsError::check_time("deadline", deadline, DEADLINE_MIN)
@@ -259,314 +232,5 @@ const DEADLINE_MIN: Duration = Duration::from_millis(1);
 impl Default for WorkflowOptions {
     fn default() -> WorkflowOptions {
         WorkflowOptions::new()
-    }
-}
-
-/// The future of a run: its output as a payload, or why it has none.
-pub(crate) type RunFuture = Pin<Box<dyn Future<Output = Result<Vec<u8>, RunEnd>>>>;
-
-/// How the code of a run can end without an output.
-pub(crate) enum RunEnd {
-    /// With an error.
-    Error(Error),
-    /// It cannot go on with this code.
-    Halt(Halt),
-}
-
-type Begin = dyn Fn(Ctx, Vec<u8>) -> RunFuture + Send + Sync;
-
-/// One registered workflow.
-pub(crate) struct Definition {
-    pub(crate) name: Arc<str>,
-    pub(crate) version: u32,
-    pub(crate) options: WorkflowOptions,
-    begin: Box<Begin>,
-}
-
-impl Definition {
-    pub(crate) fn new<I, O, F, R>(
-        name: &str,
-        version: u32,
-        options: WorkflowOptions,
-        function: F,
-    ) -> Definition
-    where
-        I: Value,
-        O: Value,
-        F: Fn(Ctx, I) -> R + Send + Sync + 'static,
-        R: Future<Output = Result<O>> + 'static,
-    {
-        let function = Arc::new(function);
-        // Nothing of the user's code, not even decoding, runs before the first poll: there a panic
-        // is caught.
-        let begin = move |ctx: Ctx, input: Vec<u8>| -> RunFuture {
-            let (function, core) = (function.clone(), ctx.core().clone());
-            Box::pin(async move {
-                let codecs = &core.env.settings.codecs;
-                let input = codecs.read(&input, Some(core.facts.id));
-                let input = input.map_err(|error| {
-                    RunEnd::Halt(Halt::unreadable("its input".to_owned(), error))
-                })?;
-                let output = function(ctx, input).await.map_err(RunEnd::Error)?;
-                let limit = core.env.settings.payload_bytes_max;
-                let output = encode_output(&output, limit).map_err(RunEnd::Error)?;
-                codecs.seal(output, None).map_err(|error| {
-                    RunEnd::Halt(Halt::Unsealable {
-                        what: "its output".to_owned(),
-                        error: error.to_string(),
-                    })
-                })
-            })
-        };
-        Definition {
-            name: Arc::from(name),
-            version,
-            options,
-            begin: Box::new(begin),
-        }
-    }
-
-    /// Calls the code. The future has not been polled yet.
-    pub(crate) fn begin(&self, ctx: Ctx, input: Vec<u8>) -> RunFuture {
-        (self.begin)(ctx, input)
-    }
-
-    /// How a runner that has it says so.
-    pub(crate) fn serves(&self) -> Serves {
-        let RegisterCheck(accepts) = RegisterCheck::of(self);
-        Serves {
-            workflow: self.name.to_string(),
-            version: self.version,
-            accepts,
-            pool: self.options.pool.to_string(),
-        }
-    }
-
-    pub(crate) fn accepts(&self, version: u32) -> bool {
-        match &self.options.accepts {
-            Some(versions) => versions.contains(&version),
-            None => version == self.version,
-        }
-    }
-}
-
-fn encode_output<O: Serialize>(output: &O, limit: usize) -> Result<Vec<u8>> {
-    let bytes = payload::to_vec(output).map_err(Error::fatal)?;
-    if bytes.len() > limit {
-        let mut failure = Failure::new(
-            FailureKind::Limit,
-            format!(
-                "the output has {} bytes, and the limit for a payload is {limit}; return less, or \
-                 raise `payload_bytes_max`",
-                bytes.len()
-            ),
-        );
-        failure.attempts = 1;
-        return Err(Error::recorded(failure, Vec::new()));
-    }
-    Ok(bytes)
-}
-
-/// The workflows that an engine can run, by name and version.
-#[derive(Clone, Default)]
-pub(crate) struct Registry {
-    by_name: HashMap<Arc<str>, Vec<Arc<Definition>>>,
-}
-
-impl Registry {
-    /// Fails if there is one of this name that serves one of the same versions.
-    pub(crate) fn insert(&mut self, definition: Definition) -> Result<(), RegisterError> {
-        let RegisterCheck(range) = RegisterCheck::of(&definition);
-        check_name(&definition.name).map_err(RegisterError::Name)?;
-        check_pool(&definition.options.pool).map_err(RegisterError::Name)?;
-        let checked = definition.options.check();
-        checked.map_err(|problem| RegisterError::Options {
-            name: definition.name.to_string(),
-            problem,
-        })?;
-        let versions = self.by_name.entry(definition.name.clone()).or_default();
-        for other in versions.iter() {
-            let RegisterCheck(taken) = RegisterCheck::of(other);
-            if range.start() <= taken.end() && taken.start() <= range.end() {
-                return Err(RegisterError::Twice {
-                    name: definition.name.to_string(),
-                    version: *range.start().max(taken.start()),
-                });
-            }
-        }
-        versions.push(Arc::new(definition));
-        Ok(())
-    }
-
-    /// The code for runs of this workflow and version.
-    pub(crate) fn find(&self, name: &str, version: u32) -> Option<&Arc<Definition>> {
-        self.by_name
-            .get(name)?
-            .iter()
-            .find(|definition| definition.accepts(version))
-    }
-
-    /// The newest version of the workflow that is here.
-    pub(crate) fn newest(&self, name: &str) -> Option<&Arc<Definition>> {
-        self.by_name
-            .get(name)?
-            .iter()
-            .max_by_key(|definition| definition.version)
-    }
-
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Definition>> {
-        self.by_name.values().flatten()
-    }
-}
-
-/// The versions that a definition serves.
-struct RegisterCheck(RangeInclusive<u32>);
-
-impl RegisterCheck {
-    fn of(definition: &Definition) -> RegisterCheck {
-        let own = definition.version..=definition.version;
-        RegisterCheck(definition.options.accepts.clone().unwrap_or(own))
-    }
-}
-
-/// Why a workflow cannot be registered.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RegisterError {
-    /// There is one already.
-    #[error(
-        "workflow `{name}` is registered twice for version {version}; give one of them another \
-             name or version, or narrow what it `accepts`"
-    )]
-    Twice {
-        /// The workflow.
-        name: String,
-        /// A version that both serve.
-        version: u32,
-    },
-    /// Its name cannot be used.
-    #[error("a workflow cannot be registered")]
-    Name(#[source] NameError),
-    /// A number or a time among its options cannot work.
-    #[error("workflow `{name}` cannot be registered")]
-    Options {
-        /// The workflow.
-        name: String,
-        /// The option.
-        #[source]
-        problem: SettingsError,
-    },
-}
-
-/// The longest name of a workflow, an operation, a message or a key, in bytes.
-pub(crate) const NAME_BYTES_MAX: usize = 256;
-
-/// A name that cannot be used.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NameError {
-    /// It is empty.
-    #[error("a name is empty; give every workflow, operation and message a name")]
-    Empty,
-    /// It is too long.
-    #[error(
-        "a name has {actual} bytes, and the limit is {limit}: `{start}..`; use a shorter one \
-             and put the rest into the payload"
-    )]
-    TooLong {
-        /// Its length.
-        actual: usize,
-        /// The limit.
-        limit: usize,
-        /// How it begins.
-        start: String,
-    },
-    /// It holds a character that cannot be seen and changes what is shown around it.
-    #[error(
-        "the name `{escaped}` holds a control character; leave it out, or put the text into the payload"
-    )]
-    Control {
-        /// The name, with these characters written as `\u{1b}`.
-        escaped: String,
-    },
-    /// It is the name of a pool, and has a sign in it that overflow pools have.
-    #[error(
-        "the pool `{name}` has an `@` in its name, as only overflow pools have; use another name"
-    )]
-    Overflow {
-        /// The name.
-        name: String,
-    },
-}
-
-/// Checks the name of a pool.
-pub(crate) fn check_pool(name: &str) -> Result<(), NameError> {
-    match name.contains(crate::pool::OVERFLOW_MARK) {
-        true => Err(NameError::Overflow {
-            name: name.to_owned(),
-        }),
-        false => check_name(name),
-    }
-}
-
-pub(crate) fn check_name(name: &str) -> Result<(), NameError> {
-    if name.is_empty() {
-        return Err(NameError::Empty);
-    }
-    if name.len() > NAME_BYTES_MAX {
-        return Err(NameError::TooLong {
-            actual: name.len(),
-            limit: NAME_BYTES_MAX,
-            start: escaped(&name.chars().take(32).collect::<String>()),
-        });
-    }
-    if name.chars().any(is_hidden) {
-        let escaped = escaped(name);
-        return Err(NameError::Control { escaped });
-    }
-    Ok(())
-}
-
-/// Whether a character has no place in a name: names are shown in terminals, logs and pages, one to a line.
-/// These are the control characters (C0, DEL and C1), the separators of lines and paragraphs, and those
-/// that change the direction of the text behind them.
-fn is_hidden(character: char) -> bool {
-    character.is_control()
-        || matches!(character, '\u{2028}' | '\u{2029}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
-}
-
-/// A name with such characters written out.
-fn escaped(name: &str) -> String {
-    let mut escaped = String::with_capacity(name.len());
-    for character in name.chars() {
-        if is_hidden(character) {
-            escaped.extend(character.escape_unicode());
-        } else {
-            escaped.push(character);
-        }
-    }
-    escaped
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_control_character_in_a_name_is_refused_and_shown_escaped() {
-        for hidden in [
-            '\0', '\n', '\r', '\t', '\u{1b}', '\u{7f}', '\u{9b}', '\u{202e}', '\u{2066}',
-        ] {
-            let name = format!("pay{hidden}ment");
-            let text = check_name(&name).map_err(|error| error.to_string());
-            let text = text.expect_err("it is refused");
-            assert!(text.contains("\\u{") && !text.contains(hidden), "{text}");
-            let long = name.repeat(100);
-            let text = check_name(&long).map_err(|error| error.to_string());
-            assert!(!text.expect_err("it is too long").contains(hidden));
-        }
-        for good in ["pay ment", "päy", "支払い", "دفع", "a/b:c#d", "🦀"] {
-            assert!(check_name(good).is_ok(), "{good}");
-        }
     }
 }

@@ -23,21 +23,14 @@ const HEADING: &str = "## Layers";
 /// The sources that the table is about.
 const SOURCES: &str = "crates/everstep/src";
 
-/// Whether ARCHITECTURE.md without the table fails. To be set once the table is there.
-const TABLE_IS_MANDATORY: bool = false;
-
 /// The largest cycle that the table may have: modules that belong together.
 const CYCLE_MAX: usize = 3;
 
 /// Compares the table in the text of ARCHITECTURE.md with the imports of the core crate.
 pub(super) fn check(root: &Path, document: &str) -> Result<(), Failure> {
     let Some(allowed) = table(document).map_err(Failure::Found)? else {
-        if TABLE_IS_MANDATORY {
-            let missing = format!("ARCHITECTURE.md has no table below `{HEADING}`");
-            return Err(Failure::Found(missing));
-        }
-        println!("    no table of layers");
-        return Ok(());
+        let missing = format!("ARCHITECTURE.md has no table below `{HEADING}`");
+        return Err(Failure::Found(missing));
     };
     let files = source::read(&root.join(SOURCES))?;
     let imports = imports::imports(&files);

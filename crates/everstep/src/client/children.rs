@@ -4,9 +4,8 @@ use std::{collections::BTreeSet, future::IntoFuture};
 
 use super::{Boxed, Client, ClientError, RunHandle, RunPage, history::read_all};
 use crate::{
-    codec,
     commit::{Put, Target},
-    history::{Entry, EntryKind, EntryValue},
+    history::{Entry, EntryKind, EntryValue, decode_entry},
     run_id::RunId,
     store::{Filter, RunRow, Store, StoreError},
 };
@@ -135,7 +134,7 @@ fn children(
 /// The run that the operation of this entry has started, or attached to. What cannot be read has
 /// started none: the history itself says so where it is shown.
 fn started_by(put: &Put) -> Option<RunId> {
-    child_of(&codec::decode_entry(&put.value).ok()?)
+    child_of(&decode_entry(&put.value).ok()?)
 }
 
 /// The run that an operation has started, or attached to.

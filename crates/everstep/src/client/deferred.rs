@@ -7,14 +7,13 @@ use serde_json::Value as Json;
 
 use super::{Boxed, Client, ClientError, RunHandle, check_size, encode};
 use crate::{
-    codec::{answer, payload},
-    commit::{Outcome, Resolution, Settled, Write},
+    codec::{Value, payload},
+    commit::{Outcome, Resolution, Settled, Write, answer},
     deferred::Deferred,
-    history::Location,
+    location::Location,
     run_id::RunId,
     time::Timestamp,
     token::{Secret, Tag, TokenProblem},
-    workflow::Value,
 };
 
 /// What became of a value for a deferred.
@@ -98,9 +97,9 @@ impl<O> RunHandle<O> {
     /// it: a value for one that it does not make is kept and never asked for.
     pub fn deferred<T: Value, E: Value>(&self, deferred: Deferred<T, E>) -> Resolver<T, E> {
         // A name is a location of one segment once its special letters are escaped.
-        let mut key = crate::history::keys::HISTORY.to_vec();
-        crate::history::keys::push_name(&mut key, deferred.name(), 1);
-        let location = crate::history::keys::describe(&key);
+        let mut key = crate::location::keys::HISTORY.to_vec();
+        crate::location::keys::push_name(&mut key, deferred.name(), 1);
+        let location = crate::location::keys::describe(&key);
         self.client.resolver(Which::At(self.id, location))
     }
 

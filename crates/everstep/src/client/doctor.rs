@@ -10,12 +10,12 @@ use std::{future::IntoFuture, sync::Arc, time::Duration};
 use super::{Boxed, Client, ClientError};
 use crate::{
     codec::hook::Codecs,
-    commit::ScheduleRow,
+    commit::{Cell, ScheduleRow},
     run_id::{RunId, RunNo},
     schedule::Ticks,
     store::{
         Store, StoreError,
-        doctor::{Ask, Cell, Check, Facts, FoundRow, PlaceFact, RULES, Remedy, Rule},
+        doctor::{Ask, Check, Facts, FoundRow, PlaceFact, RULES, Remedy, Rule},
     },
     time::Timestamp,
 };

@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use super::{Client, ClientError, RunHandle, encode, key_used, named, unreadable};
 use crate::{
-    codec,
     commit::{Fork, NewRun, Outcome, Write},
-    history::{EntryValue, Location, keys},
+    history::{EntryValue, decode_entry, encode_entry},
+    location::{Location, keys},
     run::fork::{ForkProblem, Forked, fork},
     run_id::RunId,
     store::{LoadedRun, Store, StoreError},
@@ -255,7 +255,7 @@ fn bind(client: &Client, from: RunId, mut fork: Fork) -> Result<Fork, ClientErro
         })
     };
     for put in &mut fork.history {
-        let Ok(mut entry) = codec::decode_entry(&put.value) else {
+        let Ok(mut entry) = decode_entry(&put.value) else {
             continue;
         };
         if let EntryValue::Payload(bytes) = &mut entry.value {
@@ -263,7 +263,7 @@ fn bind(client: &Client, from: RunId, mut fork: Fork) -> Result<Fork, ClientErro
                 bytes,
                 &format!("the result of `{}`", keys::describe(&put.key)),
             )?;
-            put.value = codec::encode_entry(&entry);
+            put.value = encode_entry(&entry);
         }
     }
     for (key, value) in &mut fork.state {

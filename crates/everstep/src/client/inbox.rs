@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 use super::{ClientError, RunHandle, view};
 use crate::{
     commit::{InboxKind, InboxRow},
-    history::keys,
+    location::keys,
     time::Timestamp,
 };
 

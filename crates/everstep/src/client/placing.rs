@@ -8,11 +8,11 @@ use super::{ClientError, RunHandle};
 use crate::{
     commit::{Batch, Controlled, HandOver, Outcome, Rehome, Target, Write},
     engine::Leaves,
+    name::check_pool,
     pool::Overflow,
     run_id::RunId,
     store::{NewRunner, RunRow, ShardSet, Store, StoreError},
     time::Timestamp,
-    workflow::check_pool,
 };
 
 /// What became of a run that was to leave memory.

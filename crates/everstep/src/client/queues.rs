@@ -12,22 +12,17 @@ use serde_json::Value as Json;
 
 use super::{Boxed, Client, ClientError, check_size, encode, named};
 use crate::{
-    codec::{
-        self,
-        answer::{self, Answered},
-        hook::Codecs,
-        payload,
-    },
+    codec::{Value, hook::Codecs, payload},
     commit::{
-        ItemControl, ItemControlled, ItemRow, ItemState, NewItem, Outcome, QueueDone, QueueStats,
-        QueueWrite, Write,
+        ItemControl, ItemControlled, ItemId, ItemRow, ItemState, NewItem, Outcome, QueueDone,
+        QueueStats, QueueWrite, Write,
+        answer::{self, Answered},
     },
-    engine::{Job, Poller, Shared, Spec, Station, Workers, handler},
-    error::{Failure, Result as UserResult},
-    queue::{ItemId, KEEP_DEFAULT, Queue},
+    engine::{Answering, Job, Poller, Shared, Spec, Station, Workers, handler},
+    error::{Failure, Result as UserResult, decode_failure},
+    queue::{KEEP_DEFAULT, Queue},
     telemetry::trace,
     time::Timestamp,
-    workflow::Value,
 };
 
 /// Why an item has no result.
@@ -155,7 +150,8 @@ impl Client {
         }
         let spec = Spec::new(queue, concurrency, handler)?;
         let keeps = self.own();
-        let station = Workers::open(&self.shared, spec, runtime, self.codecs.clone(), keeps)?;
+        let station = Workers::open(&self.shared, spec, runtime, self.codecs.clone(), keeps)
+            .ok_or(ClientError::Closed)?;
         Ok(Worker {
             shared: self.shared.clone(),
             station,
@@ -426,7 +422,7 @@ impl<O> ItemHandle<O> {
             Answered::Value(payload) => Ok(payload),
             Answered::Failure(mut failure) => {
                 let what = format!("the error of queue item {item}");
-                let opened = self.client.codecs.open_details(&mut failure);
+                let opened = failure.open_details(&self.client.codecs);
                 opened.map_err(|error| super::unreadable(what, &error))?;
                 Err(ItemError::Failed { item, failure })
             }
@@ -492,8 +488,8 @@ pub struct ItemInfo {
 impl ItemInfo {
     fn new(row: ItemRow, codecs: &Codecs) -> ItemInfo {
         let error = row.error.map(|bytes| {
-            let opened = codec::decode_failure(&bytes).and_then(|mut failure| {
-                codecs.open_details(&mut failure)?;
+            let opened = decode_failure(&bytes).and_then(|mut failure| {
+                failure.open_details(codecs)?;
                 Ok(failure)
             });
             opened.unwrap_or_else(|error| Failure::unreadable(&error.to_string()))
@@ -546,4 +542,31 @@ impl std::fmt::Debug for Worker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Worker({})", self.queue())
     }
+}
+
+impl Job {
+    /// Says that the handler is alive, and whether the item is still its own. The worker does so by
+    /// itself; ask before something that must not be done twice.
+    ///
+    /// # Errors
+    ///
+    /// If the store cannot be written.
+    pub async fn heartbeat(&self) -> Result<bool, ClientError> {
+        kept(self.ask_to_keep(None)).await
+    }
+
+    /// Keeps the item for at least this long from now, even without a sign of life; whether it is
+    /// still the worker's own.
+    ///
+    /// # Errors
+    ///
+    /// If the store cannot be written.
+    pub async fn extend(&self, by: std::time::Duration) -> Result<bool, ClientError> {
+        kept(self.ask_to_keep(Some(by))).await
+    }
+}
+
+async fn kept(answer: Answering) -> Result<bool, ClientError> {
+    let done = answer.await.map_err(|_| ClientError::Closed)??;
+    Ok(matches!(done, Outcome::Queue(QueueDone::Extended(held)) if held == [true]))
 }

@@ -3,7 +3,7 @@
 use super::{ClientError, RunHandle};
 use crate::{
     commit::{Outcome, Reopen, RunStatus, Target, Write},
-    history::keys,
+    location::keys,
     run_id::RunId,
     store::{RunRow, Store, StoreError},
     time::Timestamp,

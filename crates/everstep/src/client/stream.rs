@@ -16,7 +16,7 @@ use super::{Client, ClientError, RunHandle, named};
 use crate::{
     commit::EmittedBy,
     engine::{Followed, Follower},
-    history::keys,
+    location::keys,
     run_id::RunId,
     seam::Leaf,
     store::{self, StreamRow},

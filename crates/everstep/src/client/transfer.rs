@@ -2,15 +2,17 @@
 
 use std::{collections::HashSet, sync::Arc};
 
+pub(crate) mod run_file;
+
 use super::{Client, ClientError, RunHandle};
 use crate::{
-    codec::{self, run_file},
     commit::{Imported, ImportedRun, InboxKind, Outcome, RunStatus, Target, Write},
-    history::{EntryKind, EntryStatus, keys},
+    history::{EntryKind, EntryStatus, decode_entry},
+    location::keys,
+    name::check_name,
     run_id::RunId,
     store::RunRow,
     time::Timestamp,
-    workflow::check_name,
 };
 
 impl<O> RunHandle<O> {
@@ -57,7 +59,7 @@ fn register_again(run: &mut ImportedRun, now: Timestamp) {
     let mut in_line = waiting.is_some_and(crate::run::is_at_gate);
     let answered = |key: &[u8]| run.inbox.iter().any(|row| row.wait.as_deref() == Some(key));
     run.history.retain(|put| {
-        let Ok(entry) = codec::decode_entry(&put.value) else {
+        let Ok(entry) = decode_entry(&put.value) else {
             return true;
         };
         let waits = entry.status == EntryStatus::Waiting;
@@ -146,8 +148,7 @@ fn check_history(run: &ImportedRun, entries_max: u64) -> Result<(), String> {
         if put.key.is_empty() || !keys.insert(&put.key[..]) {
             return Err(format!("the entry of `{}` is there twice", at()));
         }
-        codec::decode_entry(&put.value)
-            .map_err(|error| format!("the entry of `{}`: {error}", at()))?;
+        decode_entry(&put.value).map_err(|error| format!("the entry of `{}`: {error}", at()))?;
     }
     Ok(())
 }

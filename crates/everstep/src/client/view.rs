@@ -4,15 +4,14 @@ use serde_json::Value as Json;
 
 use super::{ClientError, children};
 use crate::{
-    codec::{
-        self,
+    codec::{hook::Codecs, payload},
+    commit::{
+        InboxKind, Put, Receipt, RunStatus,
         answer::{self, Answered},
-        hook::Codecs,
-        payload,
     },
-    commit::{InboxKind, Put, Receipt, RunStatus},
-    error::Failure,
-    history::{AttemptError, EntryKind, EntryStatus, EntryValue, keys},
+    error::{Failure, decode_failure},
+    history::{AttemptError, EntryKind, EntryStatus, EntryValue, decode_entry},
+    location::keys,
     run_id::RunId,
     store::RunRow,
     time::Timestamp,
@@ -119,7 +118,7 @@ impl PayloadReader<'_> {
 
     /// A failure that stands alone.
     pub(super) fn failure(&self, bytes: &[u8]) -> Failure {
-        match codec::decode_failure(bytes) {
+        match decode_failure(bytes) {
             Ok(failure) => self.opened(failure),
             Err(error) => Failure::unreadable(&error.to_string()),
         }
@@ -127,7 +126,7 @@ impl PayloadReader<'_> {
 
     /// A failure whose details can be read, or that says why they cannot.
     fn opened(&self, mut failure: Failure) -> Failure {
-        if let Err(error) = self.codecs.open_details(&mut failure) {
+        if let Err(error) = failure.open_details(&self.codecs) {
             failure.details = None;
             failure
                 .causes
@@ -245,7 +244,7 @@ pub(super) fn entries(
             continue;
         }
         let location = keys::describe(&put.key);
-        let entry = codec::decode_entry(&put.value).map_err(|error| ClientError::Decode {
+        let entry = decode_entry(&put.value).map_err(|error| ClientError::Decode {
             what: format!("the entry of `{location}` of run {run}"),
             problem: error.to_string(),
         })?;

@@ -8,10 +8,10 @@ use std::collections::HashSet;
 
 use super::{ClientError, RunHandle, history};
 use crate::{
-    codec,
     commit::{Put, RunStatus, Target},
     engine::served,
-    history::{Entry, EntryKind, EntryStatus, EntryValue, keys},
+    history::{Entry, EntryKind, EntryStatus, EntryValue, decode_entry},
+    location::keys,
     run::WAITS_IN_ROW,
     run_id::RunId,
     store::{LimitPlace, RunRow, RunnerRow, Store, StoreError},
@@ -387,7 +387,7 @@ fn waits_of(
             keys::HISTORY
         };
         if put.key.starts_with(prefix)
-            && let Ok(entry) = codec::decode_entry(&put.value)
+            && let Ok(entry) = decode_entry(&put.value)
         {
             let location = keys::describe(&put.key);
             let given_up =

@@ -218,6 +218,14 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The record that begins with this prefix and ends with this data.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) fn with_data(prefix: &[u8], data: &[u8]) -> Vec<u8> {
+    let mut out = prefix.to_vec();
+    Writer::new(&mut out).data(data);
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

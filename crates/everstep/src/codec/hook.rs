@@ -20,7 +20,7 @@ use super::{
     bare::{Reader, Writer},
     payload,
 };
-use crate::{error::Failure, run_id::RunId};
+use crate::run_id::RunId;
 
 /// Compresses or encrypts payloads: what is stored of inputs, outputs, results, messages, replies,
 /// states and the details of errors.
@@ -217,28 +217,6 @@ impl Codecs {
     ) -> Result<T, DecodeError> {
         payload::from_slice(&self.open(bytes, run)?)
     }
-
-    /// Seals what was attached to an error. What cannot be sealed is left out, and the failure says
-    /// so: it must not be lost with it.
-    pub(crate) fn seal_details(&self, failure: &mut Failure) {
-        let Some((name, details)) = failure.details.take() else {
-            return;
-        };
-        match self.seal(details, None) {
-            Ok(sealed) => failure.details = Some((name, sealed)),
-            Err(error) => failure.causes.push(format!("details left out: {error}")),
-        }
-    }
-
-    /// Opens what was attached to a failure that was stored.
-    pub(crate) fn open_details(&self, failure: &mut Failure) -> Result<(), DecodeError> {
-        if let Some((_, details)) = &mut failure.details
-            && is_sealed(details)
-        {
-            *details = self.open(details, None)?.into_owned();
-        }
-        Ok(())
-    }
 }
 
 /// Whether this is in an envelope.
@@ -297,7 +275,7 @@ fn full(error: &(dyn std::error::Error + 'static)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::FailureKind;
+    use crate::error::{Failure, FailureKind};
 
     struct Plus(&'static str, u8);
 
@@ -382,14 +360,14 @@ mod tests {
         let plus = codecs(&[("plus", 1)]);
         let mut failure = Failure::new(FailureKind::Error, "no".to_owned());
         failure.details = Some(("u8".to_owned(), vec![0]));
-        plus.seal_details(&mut failure);
+        failure.seal_details(&plus);
         assert_eq!(failure.details, None);
         let said = "details left out: codec `plus` cannot encode it: no zeros";
         assert_eq!(failure.causes, [said]);
         failure.details = Some(("u8".to_owned(), vec![5]));
-        plus.seal_details(&mut failure);
-        assert!(Codecs::default().open_details(&mut failure).is_err());
-        plus.open_details(&mut failure).expect("opened");
+        failure.seal_details(&plus);
+        assert!(failure.open_details(&Codecs::default()).is_err());
+        failure.open_details(&plus).expect("opened");
         assert_eq!(failure.details, Some(("u8".to_owned(), vec![5])));
     }
 }

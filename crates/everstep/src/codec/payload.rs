@@ -9,6 +9,11 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::{DecodeError, EncodeError};
 
+/// What can be stored and read back: an input, a result, a message, a state.
+pub trait Value: Serialize + DeserializeOwned + 'static {}
+
+impl<T: Serialize + DeserializeOwned + 'static> Value for T {}
+
 /// The payload of `value`.
 pub(crate) fn to_vec<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, EncodeError> {
     let mut out = Vec::new();

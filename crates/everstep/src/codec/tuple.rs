@@ -13,7 +13,7 @@
 //! - The packed elements of a tuple stand one after another, so the packed form of a tuple begins
 //!   with the packed form of each of its beginnings.
 //! - No packed element begins with FF. So where a packed tuple is followed by FF, it was not the
-//!   end of an element but an escaped NUL; [`crate::history::keys`] builds its ranges on this.
+//!   end of an element but an escaped NUL; [`crate::location::keys`] builds its ranges on this.
 //! - There is one packed form of a value; the reader refuses any other.
 
 use std::borrow::Cow;

@@ -1,11 +1,31 @@
 //! What is said about the items of queues: by who puts them in, by workers, by operators.
 
-use std::time::Duration;
+use std::{fmt, str::FromStr, time::Duration};
 
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::LimitRule;
-use crate::{queue::ItemId, time::Timestamp};
+use crate::time::Timestamp;
+
+/// The number of an item, unique in its store and never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ItemId(pub u64);
+
+impl fmt::Display for ItemId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for ItemId {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<ItemId, Self::Err> {
+        text.parse().map(ItemId)
+    }
+}
 
 /// A write to a queue. Answered by the [`QueueDone`] of the same name.
 #[derive(Clone, Debug)]

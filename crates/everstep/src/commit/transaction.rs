@@ -8,6 +8,8 @@
 //! Always true: the entry that says that the body has completed is written by the store in the
 //! transaction in which the body has written, or neither is.
 
+#[cfg(feature = "postgres")]
+use std::pin::Pin;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use std::time::Duration;
 use std::{
@@ -15,10 +17,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-#[cfg(feature = "sqlite")]
-use crate::store::sqlite::Tx;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+use crate::codec::bare;
 #[cfg(feature = "postgres")]
-use crate::{commit::Applied, ctx::step::LocalBox};
+use crate::commit::Applied;
 use crate::{
     commit::Put,
     error::{Error, Failure, FailureKind},
@@ -68,7 +70,9 @@ pub(crate) type SqliteBody = Arc<dyn Fn(&Tx<'_>) -> Result<Vec<u8>, Error> + Sen
 /// Its future stays on the thread that called it.
 #[cfg(feature = "postgres")]
 pub(crate) type PostgresBody = Arc<
-    dyn for<'t> Fn(&'t tokio_postgres::Transaction<'t>) -> LocalBox<'t, Result<Vec<u8>, Error>>
+    dyn for<'t> Fn(
+            &'t tokio_postgres::Transaction<'t>,
+        ) -> Pin<Box<dyn Future<Output = Result<Vec<u8>, Error>> + 't>>
         + Send
         + Sync,
 >;
@@ -81,6 +85,40 @@ pub(crate) struct TransactionLimits {
     pub(crate) body: Duration,
     /// By the bodies of a batch before this one begins.
     pub(crate) batch: Duration,
+}
+
+/// The engine's own database, inside of a transaction that the engine commits: what the body of a
+/// [`Ctx::transaction`](crate::Ctx::transaction) is handed.
+///
+/// It is a [`rusqlite::Connection`] with three limits: it cannot begin or end a transaction
+/// (savepoints are fine), cannot write to the tables of everstep, and cannot attach databases, make
+/// temporary tables or set pragmas, since the connection is the engine's and not its own.
+#[cfg(feature = "sqlite")]
+pub struct Tx<'a> {
+    conn: &'a rusqlite::Connection,
+}
+
+#[cfg(feature = "sqlite")]
+impl<'a> Tx<'a> {
+    pub(crate) fn new(conn: &'a rusqlite::Connection) -> Tx<'a> {
+        Tx { conn }
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl std::ops::Deref for Tx<'_> {
+    type Target = rusqlite::Connection;
+
+    fn deref(&self) -> &rusqlite::Connection {
+        self.conn
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl fmt::Debug for Tx<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tx")
+    }
 }
 
 struct Inner {
@@ -134,7 +172,7 @@ impl Transaction {
     pub(crate) fn written(&self) -> Option<Put> {
         #[cfg(any(feature = "sqlite", feature = "postgres"))]
         if let Some(Ok(payload)) = &self.lock().answer {
-            let value = crate::codec::append_payload(&self.inner.prefix, payload);
+            let value = bare::with_data(&self.inner.prefix, payload);
             let key = self.inner.key.clone();
             return Some(Put { key, value });
         }

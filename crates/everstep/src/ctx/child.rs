@@ -17,19 +17,21 @@ use super::{
     sleep::Until, wait::RawWait,
 };
 use crate::{
-    codec::{
-        self,
+    codec::{Value, hook::Codecs},
+    commit::{
+        Close, Effect, NewRun, RunStatus, StartChild,
         answer::{self, Answered},
-        hook::Codecs,
     },
-    commit::{Close, Effect, NewRun, RunStatus, StartChild},
     error::{Error, Failure, FailureKind, Result},
-    history::{Entry, EntryKind, EntryValue, Key, Location},
+    history::{Entry, EntryKind, EntryValue, Key, encode_started_prefix},
+    location::Location,
+    name::{check_name, check_pool},
+    pool::DEFAULT_POOL,
     run::core::{Core, Turn},
     run_id::RunId,
     telemetry::trace,
     time::Timestamp,
-    workflow::{DEFAULT_POOL, Value, WorkflowRef, check_name, check_pool},
+    workflow::WorkflowRef,
 };
 
 impl Ctx {
@@ -96,7 +98,7 @@ impl Ctx {
         let wait = RawWait::new(claim, |_, key, entry| {
             let mut entry = entry.clone();
             entry.value = EntryValue::Started(RunId::nobody(), 0);
-            let entry = codec::encode_started_prefix(&entry);
+            let entry = encode_started_prefix(&entry);
             let key = key.to_vec();
             Some(Effect::Watch { target, key, entry })
         });
@@ -132,8 +134,7 @@ impl Plan {
     fn start(self, core: &Core, key: &Key, entry: &Entry, awaited: bool) -> Effect {
         let now = core.now();
         let owner = core.env.owner.as_ref();
-        let definition = owner.and_then(|owner| owner.registry.find(&self.workflow, self.version));
-        let options = definition.map(|definition| &definition.options);
+        let options = owner.and_then(|owner| owner.options_of(&self.workflow, self.version));
         let mut tags = self.tags;
         for (name, value) in options.map_or(&[][..], |options| &options.labels) {
             if !tags.iter().any(|(other, _)| other == name) {
@@ -161,7 +162,7 @@ impl Plan {
                 .flatten()
                 .min(),
             tags,
-            trace: trace::current_in(&core.facts),
+            trace: trace::current_in(core.facts.trace.as_deref()),
             input: self.input,
             parent: Some(core.facts.id),
             claim: false,
@@ -171,7 +172,7 @@ impl Plan {
         Effect::StartChild(Box::new(StartChild {
             new,
             key: key.to_vec(),
-            entry: codec::encode_started_prefix(&entry),
+            entry: encode_started_prefix(&entry),
             awaited,
             close,
         }))

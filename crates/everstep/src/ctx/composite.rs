@@ -169,7 +169,7 @@ impl<'a, T: 'a> Arm<'a> for Branch<'a, T> {
     type Output = T;
 
     fn start(self, place: &Place) -> StartedArm<'a, T> {
-        let checked = crate::workflow::check_name(&self.name);
+        let checked = crate::name::check_name(&self.name);
         let name = if checked.is_ok() {
             self.name.as_str()
         } else {
@@ -219,26 +219,26 @@ macro_rules! operations_are_arms {
 }
 
 operations_are_arms! {
-    [T: crate::workflow::Value] super::step::StepCall<'a, T>, raw.claim => T;
-    [T: crate::workflow::Value] super::step::StepOutcome<'a, T>, step.raw.claim => super::step::Outcome<T>;
+    [T: crate::codec::Value] super::step::StepCall<'a, T>, raw.claim => T;
+    [T: crate::codec::Value] super::step::StepOutcome<'a, T>, step.raw.claim => super::step::Outcome<T>;
     [T: 'a] Composite<'a, T>, claim => T;
     [] super::sleep::Sleep, claim => crate::time::Timestamp;
     [] super::send::Send, claim => ();
-    [O: crate::workflow::Value] super::enqueue::Enqueue<O>, raw.claim => O;
-    [O: crate::workflow::Value] super::enqueue::EnqueueUntil<O>, raw.claim => Option<O>;
-    [] super::enqueue::EnqueueDetached, raw.claim => crate::queue::ItemId;
+    [O: crate::codec::Value] super::enqueue::Enqueue<O>, raw.claim => O;
+    [O: crate::codec::Value] super::enqueue::EnqueueUntil<O>, raw.claim => Option<O>;
+    [] super::enqueue::EnqueueDetached, raw.claim => crate::commit::ItemId;
     [] super::publish::Publish, claim => ();
-    [T: crate::workflow::Value] super::event::EventWait<T>, raw.claim => T;
-    [T: crate::workflow::Value] super::event::EventUntil<T>, raw.claim => Option<T>;
+    [T: crate::codec::Value] super::event::EventWait<T>, raw.claim => T;
+    [T: crate::codec::Value] super::event::EventUntil<T>, raw.claim => Option<T>;
     [] super::limit::RateLimit, wait.claim => ();
-    [O: crate::workflow::Value] super::child::Child<O>, wait.claim => O;
-    [O: crate::workflow::Value] super::child::ChildOutcome<O>, child.wait.claim => Result<O, super::child::ChildError>;
+    [O: crate::codec::Value] super::child::Child<O>, wait.claim => O;
+    [O: crate::codec::Value] super::child::ChildOutcome<O>, child.wait.claim => Result<O, super::child::ChildError>;
     [] super::child::Detached, claim => crate::run_id::RunId;
     [] super::child::RunFinished, wait.claim => super::child::RunEnding;
     [] super::child::RunFinishedUntil, wait.claim => Option<super::child::RunEnding>;
-    [T: crate::workflow::Value, E: crate::workflow::Value] super::deferred::Gate<T, E>, raw.claim => std::result::Result<T, E>;
-    [T: crate::workflow::Value, E: crate::workflow::Value] super::deferred::GateUntil<T, E>, raw.claim => Option<std::result::Result<T, E>>;
-    [T: crate::workflow::Value, E: crate::workflow::Value] super::deferred::Peek<T, E>, raw.claim => Option<std::result::Result<T, E>>;
+    [T: crate::codec::Value, E: crate::codec::Value] super::deferred::Gate<T, E>, raw.claim => std::result::Result<T, E>;
+    [T: crate::codec::Value, E: crate::codec::Value] super::deferred::GateUntil<T, E>, raw.claim => Option<std::result::Result<T, E>>;
+    [T: crate::codec::Value, E: crate::codec::Value] super::deferred::Peek<T, E>, raw.claim => Option<std::result::Result<T, E>>;
     [K: super::listen::Take + 'a] super::listen::Listen<K>, raw.claim => K::Item;
     [K: super::listen::Take + 'a] super::listen::ListenUntil<K>, raw.claim => Option<K::Item>;
     [K: super::listen::Take + 'a] super::listen::ListenBatch<K>, raw.claim => Vec<K::Item>;
@@ -257,7 +257,7 @@ impl<'a, I: 'a, T: 'a> Arm<'a> for super::map::Map<'a, I, T> {
     }
 }
 
-impl<'a, S: crate::workflow::Value, B: 'a> Arm<'a> for super::repeat::Repeat<'a, S, B> {
+impl<'a, S: crate::codec::Value, B: 'a> Arm<'a> for super::repeat::Repeat<'a, S, B> {
     type Output = B;
 
     fn start(self, place: &Place) -> StartedArm<'a, B> {

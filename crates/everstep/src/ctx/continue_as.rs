@@ -10,10 +10,11 @@ use std::{
 
 use super::{Claim, Ctx, Whose, composite::refused, encode};
 use crate::{
+    codec::Value,
     error::{Error, Failure, FailureKind, Result},
     history::EntryKind,
     run::core::{Next, Turn},
-    workflow::{Value, WorkflowRef},
+    workflow::WorkflowRef,
 };
 
 impl Ctx {
@@ -45,8 +46,8 @@ impl Ctx {
     pub fn continue_as<I: Value, O>(&self, input: I) -> ContinueAs<O> {
         let facts = &self.core().facts;
         let owner = self.core().env.owner.as_ref();
-        let newest = owner.and_then(|owner| owner.registry.newest(&facts.workflow));
-        let version = newest.map_or(facts.version, |newest| newest.version);
+        let newest = owner.and_then(|owner| owner.newest_version(&facts.workflow));
+        let version = newest.unwrap_or(facts.version);
         self.continuing(facts.workflow.clone(), version, &input)
     }
 
@@ -78,7 +79,7 @@ impl Ctx {
                 let next = Next {
                     workflow,
                     version,
-                    pool: pool.unwrap_or_else(|| Arc::from(crate::workflow::DEFAULT_POOL)),
+                    pool: pool.unwrap_or_else(|| Arc::from(crate::pool::DEFAULT_POOL)),
                     input,
                 };
                 (claim, Some(next))

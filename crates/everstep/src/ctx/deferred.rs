@@ -15,8 +15,11 @@ use std::{
 
 use super::{Claim, Ctx, decode, sleep::Until};
 use crate::{
-    codec::answer::{self, Answered},
-    commit::{DeferredWait, Effect},
+    codec::Value,
+    commit::{
+        DeferredWait, Effect,
+        answer::{self, Answered},
+    },
     deferred::Deferred,
     error::Result,
     history::{Entry, EntryKind, EntryValue, Key},
@@ -26,7 +29,6 @@ use crate::{
     },
     time::Timestamp,
     token::{Claims, Tag, Token},
-    workflow::Value,
 };
 
 /// What became of a deferred: its value, or why it was rejected.

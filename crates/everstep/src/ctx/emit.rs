@@ -19,12 +19,15 @@ use serde::Serialize;
 use super::{Ctx, Sealer, Whose, encode, step::Step};
 use crate::{
     codec::{DecodeError, bare},
-    commit::{Effect, Emission, Emit, EmittedBy, Write},
-    engine::{Pending, Reply, Settings, Shared},
+    commit::{Effect, Emission, Emit, EmittedBy},
     error::{Error, Failure, FailureKind, Result},
-    run::core::{Core, Mode},
+    name::check_name,
+    run::{
+        core::{Core, Mode},
+        owner::Owner,
+    },
     run_id::RunNo,
-    workflow::check_name,
+    settings::Settings,
 };
 
 impl Ctx {
@@ -143,8 +146,8 @@ impl Step {
 
 /// How a body emits. On whatever thread it runs.
 pub(crate) struct Emitter {
-    /// None in tests that drive a run by hand.
-    shared: Option<Arc<Shared>>,
+    /// None where a run is tried, or driven by hand.
+    owner: Option<Arc<dyn Owner>>,
     /// Of the lease that the run is in memory under.
     epoch: u64,
     settings: Arc<Settings>,
@@ -157,10 +160,9 @@ pub(crate) struct Emitter {
 
 impl Emitter {
     pub(crate) fn new(core: &Core, key: &[u8], attempt: u32) -> Emitter {
-        let shared = core.env.owner.clone();
         let epoch = core.env.epoch.get();
         Emitter {
-            shared,
+            owner: core.env.owner.clone(),
             epoch,
             settings: core.env.settings.clone(),
             sealer: Sealer::of(core),
@@ -185,20 +187,14 @@ impl Emitter {
 
     /// Waits for room and hands the item to the committer.
     async fn send(&self, emit: Emit) {
-        let Some(shared) = &self.shared else { return };
+        let Some(owner) = &self.owner else { return };
         let bytes = emit.body.len() + emit.stream.len() + self.by.step.len() + ITEM_BYTES;
-        let Some(room) = shared.emitting.take(bytes).await else {
-            return;
-        };
         let emission = Emission {
             run: self.run,
             generation: self.generation,
             items: vec![emit],
         };
-        let write = Write::Emit(Box::new(emission));
-        let reply = Reply::Emitter(room);
-        let pending = Pending::under(self.epoch, write, reply);
-        shared.queue.push(shared, pending);
+        owner.emit(self.epoch, emission, bytes).await;
     }
 }
 

@@ -10,21 +10,22 @@ use std::{
 
 use super::{Claim, Ctx, Whose, composite::refused, decode, encode, open_failure, sleep::Until};
 use crate::{
-    codec::{
-        self,
+    codec::Value,
+    commit::{
+        AfterEnqueue, Effect, ItemId, NewItem,
         answer::{self, Answered},
     },
-    commit::{AfterEnqueue, Effect, NewItem},
     error::{Error, Failure, FailureKind, Result},
-    history::{Entry, EntryKind, EntryStatus, EntryValue, Key, Location},
-    queue::{ItemId, Queue},
+    history::{Entry, EntryKind, EntryStatus, EntryValue, Key, encode_item_prefix},
+    location::Location,
+    name::check_name,
+    queue::Queue,
     run::{
         Halt,
         core::{Core, Turn},
     },
     telemetry::trace,
     time::Timestamp,
-    workflow::{Value, check_name},
 };
 
 pub(crate) struct RawEnqueue {
@@ -41,7 +42,7 @@ impl RawEnqueue {
     fn take_item(&mut self, core: &Core) -> Option<NewItem> {
         let mut item = self.item.take()?;
         item.available_at = self.begin.map(|begin| begin.from(core.now()));
-        item.trace = trace::current_in(&core.facts);
+        item.trace = trace::current_in(core.facts.trace.as_deref());
         Some(item)
     }
 
@@ -317,7 +318,7 @@ impl Future for EnqueueDetached {
                         Effect::Enqueue {
                             item,
                             key: key.to_vec(),
-                            then: AfterEnqueue::Record(codec::encode_item_prefix(&entry)),
+                            then: AfterEnqueue::Record(encode_item_prefix(&entry)),
                         }
                     });
                 }

@@ -10,17 +10,20 @@ use std::{
 
 use super::{Claim, Ctx, composite::refused, decode, sleep::Until};
 use crate::{
-    codec::answer::{self, Answered},
-    commit::{Effect, SeenSince, Subscription},
+    codec::Value,
+    commit::{
+        Effect, SeenSince, Subscription,
+        answer::{self, Answered},
+    },
     error::{Error, Result},
     event::{Event, Since},
     history::{EntryKind, EntryValue},
+    name::check_name,
     run::{
         Halt,
         core::{Core, Turn},
     },
     time::Timestamp,
-    workflow::{Value, check_name},
 };
 
 pub(crate) struct RawEvent {

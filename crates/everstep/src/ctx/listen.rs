@@ -14,13 +14,14 @@ use uuid::Uuid;
 
 use super::{Claim, Ctx, Whose, decode, encode, refuse_if, sleep::Until};
 use crate::{
+    codec::Value,
     commit::Effect,
-    engine::SettingsError,
     error::{Error, Result},
     history::{EntryKind, EntryValue, TakenMessage},
+    name::check_name,
     run::core::{Core, ListenSpec, Turn},
+    settings::SettingsError,
     time::Timestamp,
-    workflow::{Value, check_name},
 };
 
 /// How a message is handed to the workflow: its [`Body`], or the [`Whole`] of it.

@@ -17,9 +17,9 @@ use super::{
     step::LocalBox,
 };
 use crate::{
-    engine::SettingsError,
     error::{Error, Result},
     history::EntryKind,
+    settings::SettingsError,
 };
 
 type KeyOf<'a, I> = Box<dyn Fn(&I) -> String + 'a>;
@@ -119,7 +119,7 @@ where
                 Some(key) => key(&item),
                 None => index.to_string(),
             };
-            crate::workflow::check_name(&name).map_err(Error::fatal)?;
+            crate::name::check_name(&name).map_err(Error::fatal)?;
             if options.key.is_some() && !keys.insert(name.clone()) {
                 return Err(Error::fatal(format!(
                     "two items of the map have the key `{name}`; give each a key of its own"

@@ -8,13 +8,13 @@ use std::{
 
 use super::{Claim, Ctx, Whose, composite::refused, encode};
 use crate::{
-    codec,
+    codec::Value,
     commit::{Effect, Publication},
     error::{Error, Result},
     event::Event,
-    history::{EntryKind, EntryValue},
+    history::{EntryKind, EntryValue, encode_receipt_prefix},
+    name::check_name,
     run::core::Turn,
-    workflow::{Value, check_name},
 };
 
 /// An event to be published. Await it.
@@ -93,7 +93,7 @@ impl Future for Publish {
                 if let Some(publication) = this.publication.take() {
                     op.core.activate_send(op.id, |key, mut entry| {
                         entry.value = EntryValue::Receipt(0);
-                        let receipt = codec::encode_receipt_prefix(&entry);
+                        let receipt = encode_receipt_prefix(&entry);
                         Effect::Publish {
                             publication,
                             key: key.to_vec(),

@@ -21,11 +21,12 @@ use super::{
     step::LocalBox,
 };
 use crate::{
-    engine::SettingsError,
+    codec::Value,
     error::Result,
-    history::{EntryKind, EntryValue, Key, keys},
+    history::{EntryKind, EntryValue, Key},
+    location::keys,
     run::core::{Core, Op, Turn},
-    workflow::Value,
+    settings::SettingsError,
 };
 
 /// How a loop is written down.

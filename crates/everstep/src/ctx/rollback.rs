@@ -12,13 +12,14 @@ use super::{
     step::{Attempt, LocalBox, RawStep, StepOptions, Work, idempotency_key},
 };
 use crate::{
-    engine::Services,
+    codec::Value,
     error::{Error, Result},
-    history::{EntryKind, EntryStatus, EntryValue, Key, keys},
+    history::{EntryKind, EntryStatus, EntryValue, Key},
+    location::keys,
     retry::Retry,
-    run::core::Core,
+    run::{RunEnd, RunFuture, core::Core},
     run_id::RunId,
-    workflow::{RunEnd, RunFuture, Value},
+    services::Services,
 };
 
 /// What a rollback is handed: dependencies, its own idempotency key, the attempt. No `Ctx`.
@@ -181,7 +182,7 @@ pub(crate) fn run_all(core: Rc<Core>, list: Vec<(Key, Undo)>) -> RunFuture {
             let rollback = RollbackCall::new(&core, key.clone(), undo);
             rollback.await.map_err(|error| {
                 let mut failure = error.into_failure();
-                failure.location = crate::history::Location::from_key(&key).ok();
+                failure.location = crate::location::Location::from_key(&key).ok();
                 RunEnd::Error(Error::recorded(failure, Vec::new()))
             })?;
         }

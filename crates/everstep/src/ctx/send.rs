@@ -10,14 +10,14 @@ use serde::Serialize;
 
 use super::{Claim, Ctx, Whose, composite::refused, encode};
 use crate::{
-    codec,
     commit::{Delivery, Effect, OnEnd, Receipt, Target},
     error::{Error, Failure, FailureKind, Result},
     event::IfFinished,
-    history::{EntryKind, EntryValue, Location},
+    history::{EntryKind, EntryValue, encode_receipt_prefix},
+    location::Location,
+    name::check_name,
     run::core::{Core, Turn},
     run_id::RunId,
-    workflow::check_name,
 };
 
 /// Which run a message goes to.
@@ -133,7 +133,7 @@ impl Future for Send {
                 if let Some(delivery) = this.delivery.take() {
                     op.core.activate_send(op.id, |key, mut entry| {
                         entry.value = EntryValue::Receipt(0);
-                        let receipt = codec::encode_receipt_prefix(&entry);
+                        let receipt = encode_receipt_prefix(&entry);
                         Effect::Send {
                             delivery,
                             key: key.to_vec(),

@@ -25,19 +25,22 @@ use super::{
 };
 use crate::{
     cancellation::Cancellation,
-    engine::{InFlight, Services, SettingsError},
+    codec::Value,
     error::{Error, Failure, FailureKind, Result},
     history::{Entry, EntryKind, EntryStatus, EntryValue},
     limit::{Limit, LimitUse},
+    panics,
     retry::Retry,
     run::{
-        core::{Core, Permit, Turn},
-        panics, wakers,
+        core::{Core, Turn},
+        owner::{InFlight, Permit},
+        wakers,
     },
     run_id::RunId,
     seam::{self, Process},
+    services::Services,
+    settings::SettingsError,
     telemetry::Watch,
-    workflow::Value,
 };
 
 /// The shortest timeout of an attempt.
@@ -358,7 +361,7 @@ impl<'a, T> StepCall<'a, T> {
 impl<'a, T: Value> StepCall<'a, T> {
     /// How often it is tried, and how long it waits in between.
     pub fn retry(mut self, retry: Retry) -> Self {
-        refuse_if(&mut self.raw.claim, retry.check());
+        refuse_if(&mut self.raw.claim, SettingsError::check_retry(&retry));
         self.raw.options.retry = retry;
         self
     }
@@ -427,7 +430,7 @@ impl<'a, T: Value> StepCall<'a, T> {
     /// How often the rollback is tried, and how long it waits in between. Set it after
     /// [`rollback`](StepCall::rollback).
     pub fn rollback_retry(mut self, retry: Retry) -> Self {
-        refuse_if(&mut self.raw.claim, retry.check());
+        refuse_if(&mut self.raw.claim, SettingsError::check_retry(&retry));
         if let Some(undo) = &mut self.undo {
             undo.retry = Some(retry);
         }
@@ -590,8 +593,8 @@ impl Attempt<'_> {
             .clone();
         // Before the body begins, so that it misses nothing.
         let env = &self.core.env;
-        let (mailbox, epoch) = (env.mailbox.as_ref(), env.epoch.get());
-        *self.in_flight = mailbox.map(|mailbox| InFlight::enter(mailbox, epoch, &cancellation));
+        let (owner, epoch) = (env.owner.as_ref(), env.epoch.get());
+        *self.in_flight = owner.map(|owner| InFlight::enter(owner, epoch, &cancellation));
         Step::new(self.core, self.key, self.attempt, cancellation)
     }
 }
@@ -738,7 +741,7 @@ impl<'a> RawStep<'a> {
             Some(op) => op.kind,
             None => return,
         };
-        self.watch = Watch::begin(&op.core, &key, kind, attempt);
+        self.watch = op.core.watch(&key, kind, attempt);
         let _entered = self.watch.as_ref().and_then(Watch::enter);
         tracing::trace!(run = %op.core.facts.id, attempt, "a body starts");
         (self.cancellation, self.in_flight, self.overdue) = (None, None, false);
@@ -832,7 +835,8 @@ impl<'a> RawStep<'a> {
                 true => Some(EntryStatus::Completed),
                 false => op.core.status_of(op.id),
             };
-            watch.end(&op.core, status.unwrap_or(EntryStatus::Failed));
+            op.core
+                .end_watch(watch, status.unwrap_or(EntryStatus::Failed));
         }
         match ready {
             true => Poll::Ready(()),

@@ -10,13 +10,13 @@ use super::{
 #[cfg(feature = "postgres")]
 use crate::commit::PostgresBody;
 #[cfg(feature = "sqlite")]
-use crate::store::Tx;
+use crate::commit::Tx;
 use crate::{
+    codec::Value,
     commit::{Transaction, TransactionBody, TransactionLimits},
     error::Result,
     history::EntryKind,
     run::core::{Core, Op},
-    workflow::Value,
 };
 
 impl Ctx {

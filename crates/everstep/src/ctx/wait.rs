@@ -5,11 +5,14 @@ use std::task::{Context, Poll};
 
 use super::{Claim, composite::refused, sleep::Until};
 use crate::{
-    codec::{DecodeError, answer, hook::Codecs},
-    commit::Effect,
+    codec::{DecodeError, hook::Codecs},
+    commit::{Effect, answer},
     error::Result,
     history::{Entry, EntryStatus, EntryValue, Key},
-    run::{Halt, core::Core, core::Turn},
+    run::{
+        Halt,
+        core::{Core, Turn},
+    },
 };
 
 /// Makes the effect that registers a wait, given the key and the entry of its operation. It is

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use crate::seam::{self, Signal};
+use crate::{
+    seam::{self, Signal},
+    time::Underway,
+};
 
 /// Counts what is under way in an engine.
 #[derive(Default)]
@@ -41,21 +44,22 @@ impl Activity {
             self.bodies.fetch_add(by, Ordering::AcqRel);
         }
     }
+}
 
-    pub(crate) fn is_quiet(&self) -> bool {
+impl Underway for Activity {
+    fn is_quiet(&self) -> bool {
         self.busy.load(Ordering::Acquire) == 0
     }
 
-    pub(crate) fn bodies(&self) -> i64 {
+    fn bodies(&self) -> i64 {
         self.bodies.load(Ordering::Acquire)
     }
 
-    pub(crate) fn begun(&self) -> u64 {
+    fn begun(&self) -> u64 {
         self.begun.load(Ordering::Acquire)
     }
 
-    /// Waits until it is quiet, but not longer than this.
-    pub(crate) fn wait_quiet(&self, limit: Duration) {
+    fn wait_quiet(&self, limit: Duration) {
         let seen = self.quiet.seen();
         if !self.is_quiet() {
             self.quiet.wait(seen, seam::after(limit), "quiet");

@@ -3,9 +3,6 @@
 //! A token is fired by any thread (the shutdown, the watchdog of the lease), since the engine thread
 //! may be blocked, and a spawned body does not need it.
 
-use std::sync::Arc;
-
-use super::Mailbox;
 use crate::{
     cancellation::Cancellation,
     seam::{Leaf, LeafGuard},
@@ -26,42 +23,31 @@ struct Places {
     free: Vec<usize>,
 }
 
-/// Keeps the token of a body in the list while the body is in flight.
-pub(crate) struct InFlight {
-    mailbox: Arc<Mailbox>,
-    place: usize,
-}
+impl Bodies {
+    fn lock(&self) -> LeafGuard<'_, Places> {
+        self.places.lock()
+    }
 
-impl InFlight {
-    pub(crate) fn enter(mailbox: &Arc<Mailbox>, epoch: u64, token: &Cancellation) -> InFlight {
-        let mut places = mailbox.bodies.lock();
+    /// Keeps the token of a body that begins, of a run that was read under the lease with this epoch.
+    /// Gives its place.
+    pub(crate) fn enter(&self, epoch: u64, token: &Cancellation) -> usize {
+        let mut places = self.lock();
         let place = places.free.pop().unwrap_or(places.tokens.len());
         if place == places.tokens.len() {
             places.tokens.push(None);
         }
         places.tokens[place] = Some((epoch, token.clone()));
-        drop(places);
-        InFlight {
-            mailbox: mailbox.clone(),
-            place,
-        }
+        place
     }
-}
 
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        let mut places = self.mailbox.bodies.lock();
-        let token = places.tokens[self.place].take();
-        places.free.push(self.place);
+    /// Forgets the token at this place.
+    pub(crate) fn leave(&self, place: usize) {
+        let mut places = self.lock();
+        let token = places.tokens[place].take();
+        places.free.push(place);
         drop(places);
         // Its last owner may drop wakers, which are not ours.
         drop(token);
-    }
-}
-
-impl Bodies {
-    fn lock(&self) -> LeafGuard<'_, Places> {
-        self.places.lock()
     }
 
     /// Forgets all tokens, as if they had been missed.

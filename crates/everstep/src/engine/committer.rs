@@ -15,11 +15,12 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{claims, lanes, settings::Sabotage, shared::Shared, streams::Room, workers};
+use super::{claims, lanes, shared::Shared, streams::Room, workers};
 use crate::{
     commit::{Applied, Batch, Commit, Fence, Outcome, QueueWrite, Refusal, Settlement, Write},
     run_id::RunNo,
     seam::{self, Leaf, Lock, Monitor},
+    settings::Sabotage,
     store::{Reaction, StoreError},
     time::Uptime,
 };

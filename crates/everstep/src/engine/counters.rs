@@ -2,20 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// How often something has happened in this engine since it started: see
-/// [`Engine::counters`](crate::Engine::counters).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct EngineCounters {
-    /// Shards of another runner were taken because its lease was over or it had died.
-    pub takeovers: u64,
-    /// It found its own lease to be over, or lost, before it wrote under it, and held still.
-    pub self_fenced: u64,
-    /// A commit or an emission was refused by the store because the shard was no longer its own.
-    pub stale_commits_refused: u64,
-    /// A run was handed over to another pool.
-    pub handed_over: u64,
-}
+use crate::telemetry::EngineCounters;
 
 #[derive(Default)]
 pub(crate) struct Counters {

@@ -22,8 +22,7 @@ use crate::{
     run_id::RunNo,
     seam::{self, Monitor},
     store::DueRun,
-    testing::Outlook,
-    time::Timestamp,
+    time::{Outlook, Timestamp},
 };
 
 /// What the thread that polls the store and the thread that keeps timers wait on.
@@ -165,7 +164,7 @@ fn wait(shared: &Shared, safety: Instant) -> Woken {
         }
         shared.keeper.wake_if_due(now);
         shared.workers.wake_if_due(shared, now);
-        clock.advance_when_quiet(&shared.activity, || outlook(shared));
+        clock.advance_when_quiet(&*shared.activity, &|| outlook(shared));
     }
     state.wait("due runs", |state| {
         let now = shared.now();

@@ -4,18 +4,21 @@ use std::{sync::Arc, time::Duration};
 
 use uuid::Uuid;
 
-use super::{Settings, shared::Shared};
+use super::shared::Shared;
 use crate::{
     commit::{
         Batch, Commit, Delivery, Fence, NewRun, OnEnd, Outcome, Patch, Put, RunStatus, Target,
         Write,
     },
     ctx::Ctx,
+    registry::Registry,
+    run::Definition,
     run_id::{RunId, RunIds},
+    settings::Settings,
     store::{MemoryStore, NewRunner, ShardSet, Store, StoreError},
     testing::CrashingStore,
     time::{Clock, SystemClock, Uptime},
-    workflow::{Definition, Registry, WorkflowOptions},
+    workflow::WorkflowOptions,
 };
 
 pub(super) type TestStore = CrashingStore<MemoryStore>;

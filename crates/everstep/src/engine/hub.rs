@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::streams::Followers;
 use crate::{
+    commit::ItemId,
     hash::FastMap,
-    queue::ItemId,
     run_id::{RunId, RunNo},
     seam::{Leaf, LeafGuard},
     store::{Answer, Finished, StoreError},

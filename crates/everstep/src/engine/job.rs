@@ -12,16 +12,12 @@ use super::{
 };
 use crate::{
     cancellation::Cancellation,
-    client::ClientError,
-    codec::{self, hook::Codecs, payload},
-    commit::{ClaimedItem, Extend, Outcome, QueueDone, QueueWrite, Settlement, Write},
-    error::{Error, Failure, FailureKind, Result},
-    queue::ItemId,
-    random,
+    codec::{Value, hook::Codecs, payload},
+    commit::{ClaimedItem, Extend, ItemId, Outcome, QueueWrite, Settlement, Write},
+    error::{Error, Failure, FailureKind, Result, encode_failure},
+    panics, random,
     retry::Retry,
-    run::panics,
     time::Timestamp,
-    workflow::Value,
 };
 
 /// The code of a worker: a payload goes in, a payload comes out.
@@ -136,34 +132,21 @@ impl Job {
         &self.inner.cancellation
     }
 
-    /// Says that the handler is alive, and whether the item is still its own. The worker does so by
-    /// itself; ask before something that must not be done twice.
-    ///
-    /// # Errors
-    ///
-    /// If the store cannot be written.
-    pub async fn heartbeat(&self) -> Result<bool, ClientError> {
-        self.extend(self.inner.visibility).await
-    }
-
-    /// Keeps the item for at least this long from now, even without a sign of life; whether it is
-    /// still the worker's own.
-    ///
-    /// # Errors
-    ///
-    /// If the store cannot be written.
-    pub async fn extend(&self, by: std::time::Duration) -> Result<bool, ClientError> {
+    /// Asks for the item for so long from now, or for its visibility: see [`QueueDone::Extended`](crate::commit::QueueDone::Extended).
+    pub(crate) fn ask_to_keep(&self, by: Option<std::time::Duration>) -> Answering {
         let JobInner {
             shared,
             item,
             claim,
+            visibility,
             ..
         } = &*self.inner;
-        let (item, claim, until) = (*item, *claim, shared.now() + by);
-        let extend = QueueWrite::Extend(vec![Extend { item, claim, until }]);
-        let answer = write(shared, extend);
-        let done = answer.await.map_err(|_| ClientError::Closed)??;
-        Ok(matches!(done, Outcome::Queue(QueueDone::Extended(held)) if held == [true]))
+        let (item, claim) = (*item, *claim);
+        let until = shared.now() + by.unwrap_or(*visibility);
+        write(
+            shared,
+            QueueWrite::Extend(vec![Extend { item, claim, until }]),
+        )
     }
 }
 
@@ -236,11 +219,11 @@ pub(crate) fn settlement(
     let next = policy.next_attempt(attempt, error.advice(), now, None, seed);
     let mut failure = error.into_failure();
     failure.attempts = attempt;
-    codecs.seal_details(&mut failure);
+    failure.seal_details(codecs);
     match next {
         Some(at) => Settlement::Retry {
             at,
-            error: codec::encode_failure(&failure),
+            error: encode_failure(&failure),
         },
         None => {
             if !matches!(
@@ -249,7 +232,7 @@ pub(crate) fn settlement(
             ) {
                 failure.kind = FailureKind::Exhausted;
             }
-            Settlement::Failed(codec::encode_failure(&failure))
+            Settlement::Failed(encode_failure(&failure))
         }
     }
 }
@@ -257,6 +240,7 @@ pub(crate) fn settlement(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::decode_failure;
 
     const NOW: Timestamp = Timestamp::from_millis(1_000);
 
@@ -275,7 +259,7 @@ mod tests {
 
     fn failed(settlement: Settlement) -> Failure {
         match settlement {
-            Settlement::Failed(bytes) => codec::decode_failure(&bytes).expect("its own bytes"),
+            Settlement::Failed(bytes) => decode_failure(&bytes).expect("its own bytes"),
             other => panic!("{other:?}"),
         }
     }
@@ -286,7 +270,7 @@ mod tests {
             panic!("there is a third attempt");
         };
         assert_eq!(at, Timestamp::from_millis(1_050));
-        let error = codec::decode_failure(&error).expect("its own bytes");
+        let error = decode_failure(&error).expect("its own bytes");
         assert_eq!((error.kind, error.attempts), (FailureKind::Error, 2));
         let last = failed(settle(Err(Error::msg("no").with_details(&7u8)), 3));
         assert_eq!((last.kind, last.attempts), (FailureKind::Exhausted, 3));

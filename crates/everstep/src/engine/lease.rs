@@ -18,13 +18,13 @@ use super::{
     leaving::Leaving,
     mailbox::{Event, Mailbox},
     poller::{self, Poller},
-    settings::Sabotage,
     shared::Shared,
 };
 use crate::{
     commit::Fence,
     run::is_mended_by_deploy,
     seam::{self, Monitor},
+    settings::Sabotage,
     store::{RunnerRow, ShardSet, StoreError},
     time::{Timestamp, Uptime},
 };
@@ -505,7 +505,9 @@ fn name_blocked(shared: &Shared, thread: &Mailbox, seen: &mut (u64, Instant, boo
         return;
     };
     *thread.blocked.lock() = Some((turn, polling.clone()));
-    let step = polling.step.map(|key| crate::history::keys::describe(&key));
+    let step = polling
+        .step
+        .map(|key| crate::location::keys::describe(&key));
     tracing::warn!(
         run = %polling.run,
         workflow = &*polling.workflow,

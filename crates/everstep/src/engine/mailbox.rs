@@ -18,7 +18,8 @@ use super::{
 };
 use crate::{
     commit::{Control, InboxRow, NewRun},
-    run::{core::OpId, wakers::WakeSink},
+    history::OpId,
+    run::wakers::WakeSink,
     run_id::RunNo,
     seam::{Channel, Leaf},
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},

@@ -13,10 +13,9 @@ use std::{
 };
 
 use crate::{
-    pool::{PoolNo, PoolRow},
+    pool::{DEFAULT_POOL, PoolNo, PoolRow},
     run_id::{RunId, ShardId},
     store::ShardSet,
-    workflow::DEFAULT_POOL,
 };
 
 /// Read on every start and message, written rarely, and never held for long.

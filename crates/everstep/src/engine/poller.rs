@@ -15,7 +15,7 @@ use super::{
     streams::{Followed, Follower},
 };
 use crate::{
-    queue::ItemId,
+    commit::ItemId,
     run_id::{RunId, RunNo},
     seam::{self, Monitor},
     store::{ShardSet, StoreError},

@@ -11,15 +11,15 @@ use tokio::sync::oneshot;
 use super::{EngineBuilder, StartError, StoreChoice, small_runtime};
 use crate::{
     commit::RunStatus,
+    panics,
+    registry::Registry,
     run::{
         core::Env,
-        panics,
         trial::{self, Verdict},
     },
     run_id::{RunId, RunIds},
     store::{Filter, RunRow, Store, StoreError},
     time::Timestamp,
-    workflow::Registry,
 };
 
 /// What [`EngineBuilder::preflight`] has found.
@@ -148,7 +148,6 @@ impl EngineBuilder {
                 runtime: runtime.clone(),
                 runtime_gone: Arc::new(AtomicBool::new(false)),
                 now: Cell::new(now),
-                mailbox: None,
                 owner: None,
                 ids: RunIds::new(0),
                 epoch: Cell::new(0),

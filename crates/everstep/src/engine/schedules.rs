@@ -19,12 +19,12 @@ use crate::{
         Fire, FireCause, Fired, NewRun, Outcome, ScheduleOutcome, ScheduleRow, ScheduleWrite,
         Target, Write,
     },
+    pool::DEFAULT_POOL,
     random,
     schedule::{self, Overlap, Ticks},
     store::{RunnerRow, Store, StoreError},
     telemetry::trace,
     time::{Timestamp, minutes},
-    workflow::DEFAULT_POOL,
 };
 
 /// How many schedules are read at a time.

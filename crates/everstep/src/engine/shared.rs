@@ -12,7 +12,6 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{
-    Settings,
     activity::Activity,
     committer::{self, CommitQueue},
     complaints::Complaints,
@@ -25,7 +24,6 @@ use super::{
     owned::Owned,
     peers::{self, Peers},
     poller::Poller,
-    settings::Sabotage,
     steady::{self, Seen, Steady},
     streams::Emitting,
     suspects::Gate,
@@ -33,12 +31,14 @@ use super::{
 };
 use crate::{
     commit::{Fence, NewRun},
+    pool::DEFAULT_POOL,
+    registry::Registry,
     run_id::{RunId, RunIds, RunNo, ShardId},
     seam::{self, Leaf, LeafGuard, Process},
+    settings::{Sabotage, Settings},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
-    telemetry::Metrics,
+    telemetry::{EngineMetrics, Metrics, NotReady, Watched},
     time::{Clock, Timestamp, Uptime, suspended},
-    workflow::{DEFAULT_POOL, Registry},
 };
 
 pub(crate) struct Shared {
@@ -592,7 +592,7 @@ impl Shared {
             // A simulation has killed this process, and the thread unwinds.
             return;
         }
-        let message = crate::run::panics::message(panic);
+        let message = crate::panics::message(panic);
         let store = format!("the engine (its {thread} thread has died: {message})");
         self.stop(StoreError::Closed { store });
     }
@@ -622,6 +622,26 @@ fn runner_name() -> String {
     let host = host.trim();
     let host = if host.is_empty() { "localhost" } else { host };
     format!("{host}/{}", std::process::id())
+}
+
+impl Watched for Shared {
+    fn metrics(&self) -> EngineMetrics {
+        let shards = self.owned().len() as u64;
+        self.metrics.read(shards, self.counters.read())
+    }
+
+    fn ready(&self) -> Result<(), NotReady> {
+        if let Some(error) = self.stopped() {
+            return Err(NotReady::Stopped(error));
+        }
+        if self.closing() || self.leaving() {
+            return Err(NotReady::Closing);
+        }
+        if !self.lease_lasts() {
+            return Err(NotReady::NoLease);
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -25,9 +25,9 @@ use tokio::sync::oneshot;
 
 use super::{
     committer::{self, Ack, Answer, Pending, Reply, Settled},
+    host::Host,
     mailbox::{Event, Mailbox, Polling, Release, ThreadCensus},
     reader::Reader,
-    services::Services,
     shared::Shared,
     suspects::{self, Gate, Pass},
 };
@@ -37,8 +37,9 @@ use crate::{
     run::{Next, Run, RunSeed, core::Env},
     run_id::{RunId, RunIds, RunNo, ShardId},
     seam,
+    services::Services,
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
-    telemetry::{RunTelemetry, ThreadCells, run_span},
+    telemetry::{RunTelemetry, ThreadCells},
     time::Timestamp,
 };
 
@@ -196,8 +197,10 @@ impl Worker {
             runtime: Some(runtime),
             runtime_gone,
             now: Cell::new(shared.now()),
-            mailbox: Some(mailbox.clone()),
-            owner: Some(shared.clone()),
+            owner: Some(Arc::new(Host {
+                shared: shared.clone(),
+                mailbox: mailbox.clone(),
+            })),
             ids: RunIds::new(0),
             epoch: Cell::new(0),
             children: Cell::new(0),
@@ -433,7 +436,9 @@ impl Worker {
         let token = self.next_token * self.shared.threads.len() as u64 + self.index as u64 + 1;
         self.next_token += 1;
         let told = RunTelemetry {
-            span: run_span(&seed),
+            run: id,
+            workflow: seed.facts.workflow.clone(),
+            span: seed.span(),
             cells: self.cells.of_workflow(&seed.facts.workflow),
         };
         let run = Run::new(

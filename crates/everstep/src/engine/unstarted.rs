@@ -1,8 +1,9 @@
 //! What an engine can be asked before it starts: for a program that is told by its arguments what to
 //! do with it.
 
-use super::{EngineBuilder, StoreChoice};
-use crate::client::{Client, ClientError};
+use super::EngineBuilder;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+use super::StoreChoice;
 
 impl EngineBuilder {
     /// Puts the engine on another SQLite file or PostgreSQL database, named as for
@@ -11,22 +12,6 @@ impl EngineBuilder {
     pub fn at(mut self, place: impl AsRef<std::path::Path>) -> Self {
         self.store = StoreChoice::Named(place.as_ref().to_owned());
         self
-    }
-
-    /// A client on the store of this engine, with its codecs, while the engine does not start. The
-    /// store must be there: nothing is made and nothing is migrated.
-    ///
-    /// # Errors
-    ///
-    /// As [`Client::open`].
-    pub async fn client(&self) -> Result<Client, ClientError> {
-        let mut client = match &self.store {
-            #[cfg(any(feature = "sqlite", feature = "postgres"))]
-            StoreChoice::Named(place) => Client::open(place).await?,
-            StoreChoice::Given(store) => Client::on(store.clone())?,
-        };
-        client.use_codecs(self.settings.codecs.clone());
-        Ok(client)
     }
 
     /// The workflows that are registered, each with its newest version, by name.

@@ -37,21 +37,20 @@ use super::{
     committer::Pending,
     job::{self, Answering, Handler, Job},
     keeper,
-    settings::SettingsError,
     shared::Shared,
 };
 use crate::{
     cancellation::Cancellation,
-    client::ClientError,
     codec::hook::Codecs,
     commit::{
-        ClaimItems, ClaimLimit, Claimed, ClaimedItem, Extend, Outcome, QueueDone, QueueWrite,
-        Settle, Settlement, Write,
+        ClaimItems, ClaimLimit, Claimed, ClaimedItem, Extend, ItemId, Outcome, QueueDone,
+        QueueWrite, Settle, Settlement, Write,
     },
     limit::LimitUse,
-    queue::{ItemId, Queue},
+    queue::Queue,
     retry::Retry,
     seam::{self, Abort, Leaf, Monitor, Thread},
+    settings::SettingsError,
     store::StoreError,
     telemetry::ItemSpan,
     time::Timestamp,
@@ -171,14 +170,14 @@ impl Default for Workers {
 }
 
 impl Workers {
-    /// A station opens; the thread comes with the first.
+    /// A station opens; the thread comes with the first. None if no more is worked on here.
     pub(crate) fn open(
         shared: &Arc<Shared>,
         spec: Spec,
         runtime: Handle,
         codecs: Codecs,
         keeps: Option<Arc<dyn std::any::Any + Send + Sync>>,
-    ) -> Result<Arc<Station>, ClientError> {
+    ) -> Option<Arc<Station>> {
         let poked = true;
         let desk = Desk {
             poked,
@@ -194,7 +193,7 @@ impl Workers {
         let workers = &shared.workers;
         let mut state = workers.state.lock();
         if state.closed {
-            return Err(ClientError::Closed);
+            return None;
         }
         state.stations.push(station.clone());
         if !state.running {
@@ -204,13 +203,13 @@ impl Workers {
                 Err(error) => {
                     tracing::error!(%error, "a thread cannot be started; no items are worked on");
                     state.stations.pop();
-                    return Err(ClientError::Closed);
+                    return None;
                 }
             }
         }
         drop(state);
         workers.signal(shared);
-        Ok(station)
+        Some(station)
     }
 
     /// Lets the thread look.

@@ -5,7 +5,12 @@
 //! - An entry in a terminal status changes in one way only: it gets its number when the workflow
 //!   takes it.
 
-use crate::{commit::InboxKind, error::Failure, queue::ItemId, run_id::RunId, time::Timestamp};
+use crate::{
+    commit::{InboxKind, ItemId},
+    error::Failure,
+    run_id::RunId,
+    time::Timestamp,
+};
 
 /// What is known about one operation of a run.
 #[derive(Clone, Debug, PartialEq)]

@@ -27,6 +27,7 @@ use super::{
     Halt,
     fork::Lineage,
     inbox::Inbox,
+    owner::{Owner, Permit},
     wakers::{self, RootWaker},
 };
 use crate::{
@@ -37,18 +38,20 @@ use crate::{
         emit::{Mark, StreamNames},
         rollback::Undo,
     },
-    engine::{Mailbox, Sabotage, Services, Settings, Shared},
     error::{Error, Failure, FailureKind},
     hash::{FastMap, FastSet},
     history::{
-        AttemptError, ERRORS_KEPT, Entry, EntryKind, EntryStatus, EntryValue, History, Key,
-        Location, TakenMessage, keys,
+        AttemptError, ERRORS_KEPT, Entry, EntryKind, EntryStatus, EntryValue, History, Key, OpId,
+        TakenMessage,
     },
     limit::LimitUse,
+    location::{Location, keys},
     random,
     retry::Retry,
     run_id::{RunId, RunIds},
-    telemetry::RunTelemetry,
+    services::Services,
+    settings::{Sabotage, Settings},
+    telemetry::{RunTelemetry, Watch},
     time::Timestamp,
     token::Secret,
 };
@@ -66,10 +69,8 @@ pub(crate) struct Env {
     /// Set once the runtime has begun to shut down.
     pub(crate) runtime_gone: Arc<AtomicBool>,
     pub(crate) now: Cell<Timestamp>,
-    /// Where the body that is being polled is named, for the watchdog.
-    pub(crate) mailbox: Option<Arc<Mailbox>>,
-    /// Whose lease must last for a body to start; none in tests that drive a run by hand.
-    pub(crate) owner: Option<Arc<Shared>>,
+    /// The owner; none where a run is tried, or driven by hand.
+    pub(crate) owner: Option<Arc<dyn Owner>>,
     /// Where ids come from without an owner.
     pub(crate) ids: RunIds,
     /// The epoch of the lease under which the run that is polled was taken into memory.
@@ -112,7 +113,7 @@ impl Env {
 
     /// Whether the engine shuts down.
     fn is_leaving(&self) -> bool {
-        self.owner.as_ref().is_some_and(|owner| owner.leaving())
+        self.owner.as_ref().is_some_and(|owner| owner.is_leaving())
     }
 
     /// An id for a run that is started by one of these.
@@ -124,21 +125,16 @@ impl Env {
         let children = self.children.get();
         self.children.set(children + 1);
         if children < CHILDREN_HERE {
-            owner.new_id(now, workflow, version, pool)
+            owner.new_run_id(now, workflow, version, pool)
         } else {
-            owner.ids.next(now)
+            owner.any_run_id(now)
         }
     }
 
     /// Names the body that is about to be polled.
     pub(crate) fn name_body(&self, key: &[u8]) {
-        if let Some(mailbox) = &self.mailbox {
-            let mut polling = mailbox.polling.lock();
-            if let Some(polling) = polling.as_mut() {
-                let step = polling.step.get_or_insert_default();
-                step.clear();
-                step.extend_from_slice(key);
-            }
+        if let Some(owner) = &self.owner {
+            owner.name_body(key);
         }
     }
 
@@ -165,21 +161,6 @@ impl Env {
         let refused = probe.is_finished();
         probe.abort();
         refused
-    }
-}
-
-/// Says on any thread whether the bodies of a run may run: see [`Shared::lets_bodies_run`].
-#[derive(Clone)]
-pub(crate) struct Permit {
-    /// The owner, and the epoch with which it has read the run; none in tests that drive a run by
-    /// hand.
-    lease: Option<(Arc<Shared>, u64)>,
-}
-
-impl Permit {
-    pub(crate) fn allows(&self) -> bool {
-        let lease = self.lease.as_ref();
-        lease.is_none_or(|(owner, epoch)| owner.lets_bodies_run(*epoch))
     }
 }
 
@@ -211,14 +192,6 @@ pub(crate) struct Core {
     pub(crate) polled_body: Cell<Option<OpId>>,
     /// The number of its life, once a body was given the right to emit: see [`Core::life`].
     pub(crate) life: Cell<Option<u32>>,
-}
-
-/// An open operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct OpId {
-    index: u32,
-    /// Tells apart operations that had the same place one after another.
-    life: u32,
 }
 
 /// What a run is being polled for.
@@ -264,6 +237,36 @@ pub(crate) struct OpState {
 }
 
 /// How far an open operation is, in this process.
+///
+/// A step whose entry is not recorded goes through the phases in this order. "The code" is the
+/// workflow function, "the driver" is [`Run`](super::Run).
+///
+/// 1. **Make.** `ctx.step(..)` claims its location: `Ctx::claim`, [`Core::claim`]. The step is `Idle`.
+/// 2. **Activate.** The code polls the step: `StepCall::poll_step`, `RawStep::poll_ready`,
+///    [`Core::turn`] answers [`Turn::Activate`] once replay is over, [`Core::activate_step`].
+/// 3. **Want.** [`Core::want_start`] notes the revision that the body waits for: `WantStart`. If
+///    [`Core::barrier`] is not durable yet, the step stands in line (`State::starters`).
+/// 4. **Commit.** The poll ends (`Run::drive`, `Run::settle`), and the owner asks for a commit:
+///    `Run::next_commit`, `must_flush`, `build` in `run/flush.rs`. The committer makes it durable.
+/// 5. **Ack.** `Run::committed` raises `State::durable`.
+/// 6. **Wake.** [`Core::wake_starters`] wakes the steps whose barrier is durable. They are polled
+///    before anything is offered (`State::starting`).
+/// 7. **Start.** [`Core::turn`] asks the lease (`Env::may_start`) and answers [`Turn::Start`];
+///    `RawStep::start_body`, [`Core::start_body`]: `Body`. `RawStep::poll_body` polls the body, with a
+///    waker of its own ([`wakers::body_waker`]).
+/// 8. **Finish.** [`Core::finish_body`] records the result in the entry: `Ready`. A failed attempt
+///    that is made again is `Waiting` instead, and comes back to 3 when [`Core::fire_timers`] finds it
+///    due.
+/// 9. **Offer.** When the run is quiet, `Run::offer_next` offers one completion: [`Core::next_offer`],
+///    [`Core::make_offer`], which wakes the step. Not while a commit is in flight that bodies wait for
+///    (`State::holds_offers`).
+/// 10. **Take.** [`Core::turn`] answers [`Turn::Take`]; [`Core::take`] gives the completion its number
+///     and the code its value: `Taken`. The entry is part of the next commit, for which the next body
+///     waits as in 3. If the code does not poll the step, [`Core::withdraw_offer`] takes the offer
+///     back.
+///
+/// A recorded completion goes from 1 to 9: `Run::replay_next` offers it by its number. The end of a
+/// body may be taken in the poll in which it ends; [`Core::finish_body`] says when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Made, and not active yet.
@@ -753,6 +756,20 @@ impl Core {
         Some(slot.entry.status)
     }
 
+    /// An attempt at the body of this operation has begun. Nothing is told of a run that is only
+    /// tried.
+    pub(crate) fn watch(&self, key: &[u8], kind: EntryKind, attempt: u32) -> Option<Watch> {
+        let told = self.telemetry.get()?;
+        Some(Watch::begin(told, key, kind, attempt))
+    }
+
+    /// The attempt has ended, and its entry says this.
+    pub(crate) fn end_watch(&self, watch: Watch, status: EntryStatus) {
+        if let Some(told) = self.telemetry.get() {
+            watch.end(told, status);
+        }
+    }
+
     /// What to call this place in messages.
     pub(crate) fn location(key: &[u8]) -> String {
         keys::describe(key)
@@ -1215,7 +1232,7 @@ impl Core {
                             _ => EntryStatus::Exhausted,
                         };
                         let mut failure = error.into_failure();
-                        self.env.settings.codecs.seal_details(&mut failure);
+                        failure.seal_details(&self.env.settings.codecs);
                         settle_failure(entry, &key, failure, status, now);
                     }
                 }

@@ -6,15 +6,16 @@
 
 use super::{
     End, Halt, Run, Stage,
-    core::{OpId, PendingTransaction, Phase},
+    core::{PendingTransaction, Phase},
     limits::ask_again,
 };
 use crate::{
-    codec::{self, bare},
+    codec::bare,
     commit::{Commit, Effect, EffectDone, InboxKind, InboxRow, Patch, Put, Refusal, RunStatus},
-    engine::Sabotage,
-    error::{Error, FailureKind, RetryAdvice},
-    history::{Entry, EntryKind, EntryStatus, Key, keys},
+    error::{Error, FailureKind, RetryAdvice, encode_failure},
+    history::{Entry, EntryKind, EntryStatus, Key, OpId, decode_entry, encode_entry},
+    location::keys,
+    settings::Sabotage,
     time::Timestamp,
 };
 
@@ -341,8 +342,8 @@ impl Run {
             return Ok(self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Failure));
         }
         let mut failure = failure.clone();
-        self.core.env.settings.codecs.seal_details(&mut failure);
-        let encoded = codec::encode_failure(&failure);
+        failure.seal_details(&self.core.env.settings.codecs);
+        let encoded = encode_failure(&failure);
         if self.has_compensations() {
             return Ok(self.roll_back(RunStatus::Failed, Some(encoded)));
         }
@@ -412,7 +413,7 @@ impl Run {
         let st = &mut *st;
         let refused = std::mem::take(&mut self.flush.unsent);
         let refused = refused.into_iter().filter_map(|put| {
-            let entry = codec::decode_entry(&put.value).ok()?;
+            let entry = decode_entry(&put.value).ok()?;
             let is_entry =
                 put.key.starts_with(keys::HISTORY) || put.key.starts_with(keys::ROLLBACKS);
             is_entry.then_some((put.key, entry))
@@ -433,7 +434,7 @@ impl Run {
             // What was made after a number that is not stored is made again.
             if has_body && ended && entry.born <= stored {
                 entry.number = entry.number.filter(|number| *number <= stored);
-                let value = codec::encode_entry(&entry);
+                let value = encode_entry(&entry);
                 self.flush.unsent.push(Put { key, value });
             }
         }
@@ -605,7 +606,7 @@ impl Run {
             }
             puts.push(Put {
                 key: key.to_vec(),
-                value: codec::encode_entry(&slot.entry),
+                value: encode_entry(&slot.entry),
             });
             st.forget_if_done(&key);
         }

@@ -12,15 +12,12 @@ use super::{
     load::{self, Records},
 };
 use crate::{
-    codec::{
-        self,
-        bare::{Reader, Writer},
-    },
-    commit::Put,
+    codec::bare::{Reader, Writer},
+    commit::{LoadedRun, Put},
     hash::FastMap,
-    history::{Entry, EntryKind, EntryStatus, EntryValue, Key, Location, keys},
+    history::{Entry, EntryKind, EntryStatus, EntryValue, Key, encode_entry},
+    location::{Location, keys},
     run_id::RunId,
-    store::LoadedRun,
     time::Timestamp,
 };
 
@@ -147,7 +144,7 @@ pub(crate) fn fork(
         .iter()
         .map(|(key, entry)| Put {
             key: key.to_vec(),
-            value: codec::encode_entry(entry),
+            value: encode_entry(entry),
         })
         .collect();
     history.push(Put {

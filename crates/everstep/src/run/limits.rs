@@ -14,16 +14,16 @@
 
 use super::{
     End, Halt, Run, Stage,
-    core::{Core, OpId, Phase, State, Timer},
+    core::{Core, Phase, State, Timer},
     inbox::Inbox,
-    panics,
 };
 use crate::{
-    commit::{Acquire, Effect, InboxKind},
+    commit::{Acquire, Effect, InboxKind, answer::decode_turn},
     error::{Error, Failure, FailureKind},
-    history::{EntryKind, EntryStatus, Key, keys},
+    history::{EntryKind, EntryStatus, Key, OpId},
     limit::LimitUse,
-    store::rules::limits::decode_turn,
+    location::keys,
+    panics,
     time::Timestamp,
 };
 

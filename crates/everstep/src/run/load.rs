@@ -11,18 +11,18 @@ use super::{
     wakers::{RootWaker, WakeSink},
 };
 use crate::{
-    codec,
-    commit::{InboxRow, KeyRange, NewRun, Put, RunStatus},
+    commit::{InboxRow, KeyRange, LoadedRun, NewRun, Put, RunStatus},
     ctx::{
         emit::{Mark, StreamNames},
         rollback,
     },
     hash::{FastMap, FastSet},
-    history::{Entry, EntryKind, EntryStatus, History, Key, keys},
+    history::{Entry, EntryKind, EntryStatus, History, Key, decode_entry, encode_entry},
+    location::keys,
+    run::Definition,
     schedule,
-    store::LoadedRun,
+    telemetry::trace,
     time::Timestamp,
-    workflow::Definition,
 };
 
 /// What a run is made from.
@@ -82,18 +82,29 @@ impl RunSeed {
     /// How often one of the run's bodies was recorded as running when its owner died.
     pub(crate) fn deaths(loaded: &LoadedRun) -> u32 {
         let entries = loaded.history.iter();
-        let decoded = entries.filter_map(|put| codec::decode_entry(&put.value).ok());
+        let decoded = entries.filter_map(|put| decode_entry(&put.value).ok());
         decoded.map(|entry| entry.deaths).max().unwrap_or(0)
     }
 
-    /// How often it was taken over from a process that died, since it last moved.
-    pub(crate) fn recoveries(&self) -> u32 {
-        self.recoveries
-    }
-
-    /// How many entries its history has.
-    pub(crate) fn entries(&self) -> usize {
-        self.history.len()
+    /// The span of its stay in memory: see [`crate::telemetry`].
+    pub(crate) fn span(&self) -> tracing::Span {
+        let facts = &self.facts;
+        let span = tracing::info_span!(
+            target: "everstep",
+            parent: None,
+            "everstep.run",
+            run = %facts.id,
+            workflow = &*facts.workflow,
+            version = facts.version,
+            key = self.key.as_deref(),
+            generation = facts.generation,
+            attempt = facts.attempts,
+            recovered = self.recoveries,
+            replayed = self.history.len(),
+            status = tracing::field::Empty,
+        );
+        trace::adopt_stored(&span, facts.trace.as_deref());
+        span
     }
 
     /// A run that was just created and claimed: nothing of it needs to be read.
@@ -325,7 +336,7 @@ impl Records {
                 records.lineage = Lineage::decode(&put.value);
                 continue;
             }
-            let entry = codec::decode_entry(&put.value).map_err(|error| Halt::Undecodable {
+            let entry = decode_entry(&put.value).map_err(|error| Halt::Undecodable {
                 what: format!("the entry of `{}`", Core::location(&put.key)),
                 error,
             })?;
@@ -487,7 +498,7 @@ pub(super) fn make_fresh(
                 if unfinished {
                     entry.status = EntryStatus::Running;
                 }
-                let value = codec::encode_entry(entry);
+                let value = encode_entry(entry);
                 rewrite.puts.push(Put {
                     key: key.to_vec(),
                     value,
@@ -499,7 +510,7 @@ pub(super) fn make_fresh(
         let aside = keys::set_aside_key(attempts, key);
         rewrite.puts.push(Put {
             key: aside,
-            value: codec::encode_entry(entry),
+            value: encode_entry(entry),
         });
         false
     });

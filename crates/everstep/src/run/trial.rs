@@ -8,16 +8,15 @@ use std::{rc::Rc, sync::Arc};
 
 use super::{
     End, Halt, Run, RunSeed,
-    core::{Core, Env, OpId, Phase},
+    core::{Core, Env, Phase},
     wakers::WakeSink,
 };
 use crate::{
-    codec,
-    commit::Put,
+    commit::{LoadedRun, Put, RunStatus},
     error::FailureKind,
-    history::keys,
-    store::{LoadedRun, RunStatus},
-    workflow::Definition,
+    history::{OpId, decode_entry},
+    location::keys,
+    run::Definition,
 };
 
 /// How a trial has ended.
@@ -113,7 +112,7 @@ impl Run {
 /// depends on them.
 fn forget_end(loaded: &mut LoadedRun) {
     (loaded.row.status, loaded.row.ending) = (RunStatus::Running, None);
-    let number = |put: &Put| codec::decode_entry(&put.value).ok()?.number;
+    let number = |put: &Put| decode_entry(&put.value).ok()?.number;
     let is_rollback = |put: &Put| put.key.starts_with(keys::ROLLBACKS);
     let forward = loaded.history.iter().filter(|put| !is_rollback(put));
     let last = forward.filter_map(number).max().unwrap_or(0);

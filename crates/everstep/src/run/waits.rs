@@ -10,10 +10,10 @@
 //! Always true: what is registered is taken back in the commit that records what the code did
 //! instead ([`State::abandon`]), or when the code of the run is over.
 
-use super::core::{Core, OpId, Phase, State, Timer};
+use super::core::{Core, Phase, State, Timer};
 use crate::{
     commit::{Close, Effect, InboxKind, InboxRow},
-    history::{Entry, EntryStatus, EntryValue, Key},
+    history::{Entry, EntryStatus, EntryValue, Key, OpId},
     time::Timestamp,
 };
 

@@ -16,7 +16,7 @@ use std::{
     task::{Wake, Waker},
 };
 
-use super::core::OpId;
+use crate::history::OpId;
 
 /// Where wakes from outside go: the mailbox of the engine thread that owns the run.
 pub(crate) trait WakeSink: Send + Sync {

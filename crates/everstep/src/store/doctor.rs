@@ -6,20 +6,9 @@
 //! judged in one snapshot: what moves is never seen half-way.
 
 use crate::{
-    commit::{InboxKind, RunStatus},
+    commit::{Cell, InboxKind, RunStatus},
     run_id::{RunId, RunNo},
 };
-
-/// A value of a row, as far as rows are named by it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Cell {
-    /// A number.
-    Int(i64),
-    /// A text.
-    Text(String),
-    /// Bytes.
-    Bytes(Vec<u8>),
-}
 
 /// What a column holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,45 +152,6 @@ pub struct RunFacts {
     /// The keys of its operations that are registered for an answer of a kind, or have one in the
     /// inbox.
     pub registered: Vec<(InboxKind, Vec<u8>)>,
-}
-
-/// A change that mends something: see [`Write::Mend`](super::Write::Mend). It is made only if
-/// what it mends is still so.
-#[derive(Clone, Debug)]
-pub enum Mend {
-    /// What the rule says for its rows.
-    Row {
-        /// The number of the rule.
-        rule: usize,
-        /// The row.
-        row: Vec<Cell>,
-    },
-    /// Removes an entry of the history of a run that is paused, so that its operation registers
-    /// again. Not if it is registered or answered.
-    RemoveEntry {
-        /// The run.
-        run: RunNo,
-        /// The key of the entry.
-        key: Vec<u8>,
-        /// The entry as it was seen.
-        value: Vec<u8>,
-    },
-    /// The row of a run no longer says what its last number is: its owner finds it in the history.
-    ForgetNumber {
-        /// The run.
-        run: RunNo,
-        /// The number as it was seen.
-        last_number: i64,
-    },
-    /// Puts a run that is in nobody's memory into another shard.
-    Shard {
-        /// The run.
-        run: RunNo,
-        /// The shard as it was seen.
-        from: i64,
-        /// The shard that it belongs to.
-        to: i64,
-    },
 }
 
 /// The part of the whole that a rule is about.

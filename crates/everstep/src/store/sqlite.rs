@@ -62,8 +62,6 @@ mod wake;
 mod within;
 mod writer;
 
-pub use transact::Tx;
-
 /// How a file is opened.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

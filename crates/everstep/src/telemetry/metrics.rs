@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::histogram::{Cells, Histogram, LAG, MANY, WORK};
-use crate::{commit::RunStatus, engine::EngineCounters, history::EntryStatus};
+use crate::{commit::RunStatus, history::EntryStatus};
 
 /// Workflows beyond this many are counted together, under [`OTHER`].
 const WORKFLOWS_MAX: usize = 200;
@@ -51,6 +51,21 @@ pub struct EngineMetrics {
     pub shards: u64,
     /// Takeovers, lost leases, refused commits.
     pub counters: EngineCounters,
+}
+
+/// How often something has happened in this engine since it started: see
+/// [`Engine::counters`](crate::Engine::counters).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EngineCounters {
+    /// Shards of another runner were taken because its lease was over or it had died.
+    pub takeovers: u64,
+    /// It found its own lease to be over, or lost, before it wrote under it, and held still.
+    pub self_fenced: u64,
+    /// A commit or an emission was refused by the store because the shard was no longer its own.
+    pub stale_commits_refused: u64,
+    /// A run was handed over to another pool.
+    pub handed_over: u64,
 }
 
 /// The numbers of one workflow.

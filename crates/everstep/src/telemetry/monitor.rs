@@ -3,12 +3,19 @@
 use std::sync::Arc;
 
 use super::EngineMetrics;
-use crate::{engine::Shared, store::StoreError};
+use crate::store::StoreError;
 
 /// Watches an engine without keeping it running. Cheap to clone; see [`Engine::monitor`](crate::Engine::monitor).
 #[derive(Clone)]
 pub struct EngineMonitor {
-    shared: Arc<Shared>,
+    engine: Arc<dyn Watched>,
+}
+
+/// An engine, as a monitor asks it.
+pub(crate) trait Watched: Send + Sync {
+    fn metrics(&self) -> EngineMetrics;
+
+    fn ready(&self) -> Result<(), NotReady>;
 }
 
 /// Why an engine does not take up runs.
@@ -27,15 +34,13 @@ pub enum NotReady {
 }
 
 impl EngineMonitor {
-    pub(crate) fn new(shared: Arc<Shared>) -> EngineMonitor {
-        EngineMonitor { shared }
+    pub(crate) fn new(engine: Arc<dyn Watched>) -> EngineMonitor {
+        EngineMonitor { engine }
     }
 
     /// The numbers of the engine since its start: see [`Engine::metrics`](crate::Engine::metrics).
     pub fn metrics(&self) -> EngineMetrics {
-        let shared = &self.shared;
-        let shards = shared.owned().len() as u64;
-        shared.metrics.read(shards, shared.counters.read())
+        self.engine.metrics()
     }
 
     /// Whether the engine takes up runs at this moment.
@@ -44,16 +49,7 @@ impl EngineMonitor {
     ///
     /// If it does not, with the reason.
     pub fn ready(&self) -> Result<(), NotReady> {
-        if let Some(error) = self.shared.stopped() {
-            return Err(NotReady::Stopped(error));
-        }
-        if self.shared.closing() || self.shared.leaving() {
-            return Err(NotReady::Closing);
-        }
-        if !self.shared.lease_lasts() {
-            return Err(NotReady::NoLease);
-        }
-        Ok(())
+        self.engine.ready()
     }
 }
 

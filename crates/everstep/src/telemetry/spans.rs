@@ -4,33 +4,12 @@ use std::time::{Duration, Instant};
 
 use tracing::{Span, field::Empty, span::Entered};
 
-use super::trace;
+use super::{RunTelemetry, trace};
 use crate::{
     commit::ClaimedItem,
     history::{EntryKind, EntryStatus},
-    run::{RunSeed, core::Core},
+    location::keys,
 };
-
-/// The span of a run that comes into memory.
-pub(crate) fn run_span(seed: &RunSeed) -> Span {
-    let facts = &seed.facts;
-    let span = tracing::info_span!(
-        target: "everstep",
-        parent: None,
-        "everstep.run",
-        run = %facts.id,
-        workflow = &*facts.workflow,
-        version = facts.version,
-        key = seed.key.as_deref(),
-        generation = facts.generation,
-        attempt = facts.attempts,
-        recovered = seed.recoveries(),
-        replayed = seed.entries(),
-        status = Empty,
-    );
-    trace::adopt_stored(&span, facts.trace.as_deref());
-    span
-}
 
 /// An attempt at a body that is under way. One that is dropped without an end was given up.
 pub(crate) struct Watch {
@@ -40,25 +19,23 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Nothing is made of a run that is only tried.
-    pub(crate) fn begin(core: &Core, key: &[u8], kind: EntryKind, attempt: u32) -> Option<Watch> {
-        let parent = &core.telemetry.get()?.span;
+    pub(crate) fn begin(told: &RunTelemetry, key: &[u8], kind: EntryKind, attempt: u32) -> Watch {
         let span = tracing::info_span!(
             target: "everstep",
-            parent: parent,
+            parent: &told.span,
             "everstep.step",
-            run = %core.facts.id,
-            workflow = &*core.facts.workflow,
-            step = Core::location(key),
+            run = %told.run,
+            workflow = &*told.workflow,
+            step = keys::describe(key),
             kind = kind_word(kind),
             attempt,
             outcome = Empty,
             duration_ms = Empty,
         );
-        Some(Watch {
+        Watch {
             begun: crate::seam::now(),
             span: (!span.is_disabled()).then(|| Box::new(span)),
-        })
+        }
     }
 
     /// Until the guard is dropped, what is logged is below the span.
@@ -73,11 +50,9 @@ impl Watch {
     }
 
     /// The attempt has ended, and its entry says this.
-    pub(crate) fn end(mut self, core: &Core, status: EntryStatus) {
+    pub(crate) fn end(mut self, told: &RunTelemetry, status: EntryStatus) {
         let took = crate::seam::elapsed(self.begun);
-        if let Some(telemetry) = core.telemetry.get() {
-            telemetry.cells.attempt_ended(status, took);
-        }
+        told.cells.attempt_ended(status, took);
         if let Some(span) = self.span.take() {
             record(&span, outcome_word(status), took);
         }

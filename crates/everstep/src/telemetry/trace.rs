@@ -9,8 +9,6 @@ use std::{fmt, sync::OnceLock};
 
 use tracing::Span;
 
-use crate::run::core::RunFacts;
-
 /// Tells which trace is current, and puts spans into one. See [`set_propagator`].
 pub trait Propagator: Send + Sync + 'static {
     /// The context of the span that is current on this thread; none outside of a trace.
@@ -116,10 +114,10 @@ pub(crate) fn current() -> Option<String> {
     Some(context.text)
 }
 
-/// The same inside of a run, whose own trace it is where nothing is known of the current one: a process
+/// The same inside of a run, whose `own` trace it is where nothing is known of the current one: a process
 /// without a tracing system between two that have one does not break the trace.
-pub(crate) fn current_in(facts: &RunFacts) -> Option<String> {
-    current().or_else(|| facts.trace.clone())
+pub(crate) fn current_in(own: Option<&str>) -> Option<String> {
+    current().or_else(|| own.map(str::to_owned))
 }
 
 /// Puts a new span into the trace that is stored with what it is about.

@@ -10,12 +10,12 @@ use std::{
 };
 
 use crate::{
-    codec,
     commit::{
         Applied, Batch, Commit, Delivery, Effect, KeyRange, Notice, Outcome, Patch, Put, Receipt,
         Write,
     },
-    history::{Entry, EntryKind, EntryValue, keys},
+    history::{Entry, EntryKind, EntryValue, decode_entry},
+    location::keys,
     run_id::RunNo,
 };
 
@@ -232,7 +232,7 @@ impl Audited {
             if keys::is_of_run(&put.key) || put.key.starts_with(keys::SET_ASIDE) {
                 continue;
             }
-            let Ok(entry) = codec::decode_entry(&put.value) else {
+            let Ok(entry) = decode_entry(&put.value) else {
                 violations.push(format!("`{}` cannot be read", keys::describe(&put.key)));
                 continue;
             };

@@ -1,7 +1,7 @@
 //! A clock for tests: it stands still while anything goes on, and jumps to the next timer when
 //! nothing does.
 //!
-//! The timer thread of an engine moves it ([`VirtualClock::advance_when_quiet`]), since that
+//! The timer thread of an engine moves it ([`MovedByEngine::advance_when_quiet`]), since that
 //! thread alone knows the next timer of all runs. A jump is decided in this order: nothing is
 //! under way; what comes next is looked up; still nothing has begun since. So no timer that was set
 //! meanwhile is passed over.
@@ -17,9 +17,8 @@ use std::{
 use tokio::sync::oneshot;
 
 use crate::{
-    engine::Activity,
     seam,
-    time::{Clock, Timestamp},
+    time::{Clock, MovedByEngine, Outlook, Timestamp, Underway},
 };
 
 /// A clock that stands still while anything goes on, and jumps to the next timer when nothing
@@ -103,16 +102,6 @@ enum WaitFor {
     Quiet,
     /// Nothing goes on, and no timer is set.
     Stuck,
-}
-
-/// What comes next in an engine, as its timer thread sees it.
-pub(crate) struct Outlook {
-    /// The thread itself has something to do at once.
-    pub(crate) busy: bool,
-    /// The next timer.
-    pub(crate) next: Option<Timestamp>,
-    /// Whether somebody waits for a result or a reply.
-    pub(crate) watched: bool,
 }
 
 /// Where virtual time begins: 2026-01-01.
@@ -286,48 +275,6 @@ impl VirtualClock {
         any
     }
 
-    /// Called by the timer thread, again and again, while it has nothing else to do: waits until
-    /// nothing goes on, then jumps to what comes next.
-    pub(crate) fn advance_when_quiet(&self, activity: &Activity, outlook: impl Fn() -> Outlook) {
-        activity.wait_quiet(Duration::from_millis(20));
-        let begun = activity.begun();
-        let still = || activity.is_quiet() && activity.begun() == begun;
-        if !still() {
-            return;
-        }
-        let Outlook {
-            busy,
-            next,
-            watched,
-        } = outlook();
-        if busy {
-            return;
-        }
-        let (wanted, waited_for) = self.waiting();
-        let next = [next, wanted].into_iter().flatten().min();
-        let bodies = activity.bodies() > 0;
-        let grace = match (bodies, watched || waited_for) {
-            (true, _) => GRACE_FOR_BODIES,
-            (false, true) => Duration::ZERO,
-            (false, false) => GRACE_FOR_CALLERS,
-        };
-        if !pause(grace, still) {
-            return;
-        }
-        // Whoever is told acts on it first; the clock is looked at again after that.
-        let alone = next.is_none() && !bodies;
-        if self.tell(|until| match until {
-            WaitFor::Quiet => true,
-            WaitFor::Stuck => alone,
-            WaitFor::Time(at) => at <= self.now(),
-        }) {
-            return;
-        }
-        if !self.jump(next, wanted) {
-            seam::sleep(LOOK_AGAIN, "clock");
-        }
-    }
-
     /// Jumps, unless the clock is held or somebody has come to wait for it meanwhile; whether it
     /// did.
     fn jump(&self, next: Option<Timestamp>, wanted: Option<Timestamp>) -> bool {
@@ -375,7 +322,49 @@ impl Clock for VirtualClock {
         Timestamp::from_millis(self.now.load(Ordering::Acquire))
     }
 
-    fn as_virtual(&self) -> Option<&VirtualClock> {
+    fn as_virtual(&self) -> Option<&dyn MovedByEngine> {
         Some(self)
+    }
+}
+
+impl MovedByEngine for VirtualClock {
+    fn advance_when_quiet(&self, activity: &dyn Underway, outlook: &dyn Fn() -> Outlook) {
+        activity.wait_quiet(Duration::from_millis(20));
+        let begun = activity.begun();
+        let still = || activity.is_quiet() && activity.begun() == begun;
+        if !still() {
+            return;
+        }
+        let Outlook {
+            busy,
+            next,
+            watched,
+        } = outlook();
+        if busy {
+            return;
+        }
+        let (wanted, waited_for) = self.waiting();
+        let next = [next, wanted].into_iter().flatten().min();
+        let bodies = activity.bodies() > 0;
+        let grace = match (bodies, watched || waited_for) {
+            (true, _) => GRACE_FOR_BODIES,
+            (false, true) => Duration::ZERO,
+            (false, false) => GRACE_FOR_CALLERS,
+        };
+        if !pause(grace, still) {
+            return;
+        }
+        // Whoever is told acts on it first; the clock is looked at again after that.
+        let alone = next.is_none() && !bodies;
+        if self.tell(|until| match until {
+            WaitFor::Quiet => true,
+            WaitFor::Stuck => alone,
+            WaitFor::Time(at) => at <= self.now(),
+        }) {
+            return;
+        }
+        if !self.jump(next, wanted) {
+            seam::sleep(LOOK_AGAIN, "clock");
+        }
     }
 }

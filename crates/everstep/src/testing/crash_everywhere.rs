@@ -29,10 +29,11 @@ use crate::{
     engine::{Engine, EngineBuilder},
     error::Failure,
     event::Event,
+    registry::WorkflowFn,
     run_id::RunId,
     store::{LetterFilter, MemoryStore, RunStatus, Store, Target},
     time::{Clock, Timestamp},
-    workflow::{WorkflowFn, WorkflowRef},
+    workflow::WorkflowRef,
 };
 
 /// Runs a workflow, lets its store die before and after every write in turn, starts again on what

@@ -15,7 +15,7 @@ use super::audit::Audit;
 #[cfg(feature = "postgres")]
 use crate::store::BoxFuture;
 use crate::{
-    queue::ItemId,
+    commit::ItemId,
     run_id::{RunId, RunNo},
     seam,
     store::{

@@ -3,19 +3,23 @@
 use std::{cell::Cell, fmt, future::Future, rc::Rc, sync::Arc, sync::atomic::AtomicBool};
 
 use crate::{
-    codec::{hook::Codec, run_file},
+    client::transfer::run_file,
+    codec::{Value, hook::Codec},
     commit::{ImportedRun, RunStatus},
     ctx::Ctx,
-    engine::{Services, Settings},
     error::Result as UserResult,
+    panics,
+    registry::WorkflowFn,
     run::{
+        Definition,
         core::Env,
-        panics,
         trial::{self, Standing, Verdict},
     },
     run_id::RunId,
+    services::Services,
+    settings::Settings,
     store::LoadedRun,
-    workflow::{Definition, Value, Workflow, WorkflowFn, WorkflowOptions, WorkflowRef},
+    workflow::{Workflow, WorkflowOptions, WorkflowRef},
 };
 
 /// Replays a run that [`RunHandle::export`](crate::RunHandle::export) has written against code: the
@@ -209,7 +213,6 @@ impl Replay {
             runtime: tokio::runtime::Handle::try_current().ok(),
             runtime_gone: Arc::new(AtomicBool::new(false)),
             now: Cell::new(row.updated_at),
-            mailbox: None,
             owner: None,
             ids: crate::run_id::RunIds::new(0),
             epoch: Cell::new(0),

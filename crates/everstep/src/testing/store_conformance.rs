@@ -219,7 +219,7 @@ struct Readings {
     pools: Vec<PoolRow>,
     runners: Vec<RunnerRow>,
     answers: Vec<(Uuid, Answer)>,
-    ended: Vec<(crate::queue::ItemId, Option<Vec<u8>>)>,
+    ended: Vec<(crate::commit::ItemId, Option<Vec<u8>>)>,
     found: Vec<RunId>,
     tagged: u64,
     over: Vec<(RunId, Timestamp)>,
@@ -243,7 +243,7 @@ struct QueueReadings {
 
 impl QueueReadings {
     fn of(store: &dyn Store, queue: &str, now: Timestamp) -> QueueReadings {
-        let after = Some(crate::queue::ItemId(3));
+        let after = Some(crate::commit::ItemId(3));
         QueueReadings {
             items: store
                 .queue_items(queue, None, None, 1_000)
@@ -356,7 +356,7 @@ impl Random {
         let items = items.expect("queue_items");
         let item = match items.get(self.below(items.len() as u64 + 1) as usize) {
             Some(item) => item.id,
-            None => crate::queue::ItemId(1 + self.below(60)),
+            None => crate::commit::ItemId(1 + self.below(60)),
         };
         let claim = Uuid::from_u128(u128::from(self.below(2)));
         let later = now + Duration::from_millis(self.below(30));
@@ -870,7 +870,7 @@ impl Random {
         let requests: Vec<Uuid> = (0..REQUESTS)
             .map(|no| Uuid::from_u128(u128::from(no)))
             .collect();
-        let items: Vec<_> = (1..60).map(crate::queue::ItemId).collect();
+        let items: Vec<_> = (1..60).map(crate::commit::ItemId).collect();
         let loaded = nos.iter().map(|no| {
             let run = store.load(*no).expect("load");
             run.map(|run| LoadedRun {
@@ -1302,7 +1302,7 @@ fn serves() -> Serves {
         workflow: "checkout".to_owned(),
         version: 2,
         accepts: 1..=2,
-        pool: crate::workflow::DEFAULT_POOL.to_owned(),
+        pool: crate::pool::DEFAULT_POOL.to_owned(),
     }
 }
 

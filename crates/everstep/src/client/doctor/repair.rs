@@ -9,11 +9,11 @@ use std::{
 use super::{Cure, DoctorReport, Finding};
 use crate::{
     client::{Client, ClientError},
-    commit::{Batch, Control, Controlled, Notice, Outcome, Write},
+    commit::{Batch, Cell, Control, Controlled, Mend, Notice, Outcome, Write},
     run_id::{RunId, RunNo},
     store::{
         Store, StoreError,
-        doctor::{Ask, Cell, Facts, Mend, RULES},
+        doctor::{Ask, Facts, RULES},
     },
 };
 

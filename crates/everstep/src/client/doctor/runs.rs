@@ -2,9 +2,11 @@
 
 use super::{Cure, Finding, Severity};
 use crate::{
-    codec::{self, DecodeError, hook::Codecs, payload},
+    codec::{DecodeError, hook::Codecs, payload},
     commit::{InboxKind, RunStatus},
-    history::{Entry, EntryKind, EntryStatus, EntryValue, keys},
+    error::decode_failure,
+    history::{Entry, EntryKind, EntryStatus, EntryValue, decode_entry},
+    location::keys,
     run::WAITS_IN_ROW,
     run_id::{RunId, RunNo, SHARDS, ShardId},
     store::{
@@ -135,7 +137,7 @@ impl Seen {
             problems.extend(problem.map(|problem| format!("its {name} cannot be read: {problem}")));
         }
         if let Some(error) = &facts.error
-            && let Err(problem) = codec::decode_failure(error)
+            && let Err(problem) = decode_failure(error)
         {
             problems.push(format!("its failure cannot be read: {problem}"));
         }
@@ -148,7 +150,7 @@ impl Seen {
             return;
         }
         self.entries += 1;
-        let entry = match codec::decode_entry(value) {
+        let entry = match decode_entry(value) {
             Ok(entry) => entry,
             Err(problem) => return self.cannot_read(key, &problem),
         };

@@ -1,10 +1,10 @@
 //! How a run has ended: what failed and where, who cancelled it, and what was rolled back.
 
 use crate::{
-    codec,
     commit::RunStatus,
-    error::{Failure, FailureKind},
-    history::{EntryStatus, keys},
+    error::{Failure, FailureKind, decode_failure},
+    history::{EntryStatus, decode_entry},
+    location::keys,
     store::{RunRow, Store, StoreError},
 };
 
@@ -31,7 +31,7 @@ pub(super) fn how(store: &dyn Store, row: &RunRow) -> Result<String, StoreError>
 }
 
 fn failure(row: &RunRow) -> String {
-    let failure = row.error.as_deref().map(codec::decode_failure);
+    let failure = row.error.as_deref().map(decode_failure);
     match failure {
         Some(Ok(failure)) => in_words(&failure),
         Some(Err(error)) => format!("its error cannot be read: {error}"),
@@ -82,7 +82,7 @@ fn rolled_back(store: &dyn Store, row: &RunRow) -> Result<String, StoreError> {
             break;
         };
         let step = keys::describe(&[keys::HISTORY, segments].concat());
-        match codec::decode_entry(&put.value) {
+        match decode_entry(&put.value) {
             Ok(entry) if entry.status == EntryStatus::Completed => done.push(step),
             _ => open.push(step),
         }

@@ -8,10 +8,9 @@ use std::sync::Arc;
 
 use super::{Event, Pending, Reply, Settled, Worker};
 use crate::{
-    codec::encode_failure,
     commit::{Commit, HandOver, Patch, RunStatus, Target, Write},
     engine::peers::{self, Place},
-    error::{Failure, FailureKind},
+    error::{Failure, FailureKind, encode_failure},
     pool::Overflow,
     run_id::{RunNo, ShardId},
     store::{DueRun, LoadedRun, RunRow, StoreError},

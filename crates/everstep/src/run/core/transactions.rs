@@ -4,12 +4,12 @@
 //! A transaction is a body, so it begins when everything before it is durable; but it runs in the
 //! commit, which may be refused. Until that is made its operation is `Committing`.
 
-use super::{Core, OpId, Phase, State};
+use super::{Core, Phase, State};
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
-use crate::{codec, history::Key};
+use crate::history::{Key, encode_payload_prefix};
 use crate::{
     commit::{Effect, Transaction},
-    history::{Entry, EntryStatus, EntryValue},
+    history::{Entry, EntryStatus, EntryValue, OpId},
     retry::Retry,
     telemetry::Watch,
 };
@@ -64,9 +64,9 @@ impl Core {
         entry.wake_at = None;
         entry.value = EntryValue::Payload(Vec::new());
         let key = op.key.clone();
-        let watch = Watch::begin(self, &key, op.kind, entry.attempts);
+        let watch = self.watch(&key, op.kind, entry.attempts);
         let span = watch.as_ref().and_then(Watch::span);
-        let work = make(&key, codec::encode_payload_prefix(&entry), span);
+        let work = make(&key, encode_payload_prefix(&entry), span);
         st.transactions.push(PendingTransaction {
             id,
             key,
@@ -82,14 +82,14 @@ impl Core {
         match pending.work.take_answer() {
             Some(Ok(payload)) => {
                 if let Some(watch) = pending.watch.take() {
-                    watch.end(self, EntryStatus::Completed);
+                    self.end_watch(watch, EntryStatus::Completed);
                 }
                 self.transaction_completed(pending, payload);
             }
             Some(Err(error)) => {
                 self.finish_body(pending.id, Err(error), &pending.retry, true);
                 if let (Some(watch), Some(status)) = (pending.watch, self.status_of(pending.id)) {
-                    watch.end(self, status);
+                    self.end_watch(watch, status);
                 }
             }
             // Its turn comes with the next commit.

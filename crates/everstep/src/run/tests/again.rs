@@ -15,7 +15,8 @@ use crate::{
     },
     error::{Error, Result},
     retry::Retry,
-    workflow::{Definition, WorkflowOptions},
+    run::Definition,
+    workflow::WorkflowOptions,
 };
 
 fn work<'a>(ctx: &Ctx, name: &str) -> StepCall<'a, u64> {
@@ -47,7 +48,7 @@ fn undone<'a>(step: StepCall<'a, u64>, name: &'static str) -> StepCall<'a, u64> 
 
 fn twice<O, F, R>(function: F) -> Arc<Definition>
 where
-    O: crate::workflow::Value,
+    O: crate::codec::Value,
     F: Fn(Ctx) -> R + Send + Sync + 'static,
     R: Future<Output = Result<O>> + 'static,
 {

@@ -29,7 +29,7 @@ fn commits(owner: &Owner) -> usize {
 /// The places that a commit of the run writes.
 fn puts(owner: &Owner, n: usize) -> Vec<String> {
     let puts = owner.commits[n].puts.iter();
-    puts.map(|put| crate::history::keys::describe(&put.key))
+    puts.map(|put| crate::location::keys::describe(&put.key))
         .collect()
 }
 

@@ -14,7 +14,7 @@ use crate::{
         step::{Step, StepCall},
     },
     error::Error,
-    workflow::Definition,
+    run::Definition,
 };
 
 fn work<'a>(ctx: &Ctx, name: &str) -> StepCall<'a, u64> {

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     ctx::{Ctx, step::Step},
     error::{Error, Result},
-    workflow::Definition,
+    run::Definition,
 };
 
 /// A step whose body ends when the test says so; logs what it gives.

@@ -15,7 +15,7 @@ use crate::{
     },
     error::Result,
     history::EntryKind,
-    workflow::Definition,
+    run::Definition,
 };
 
 fn work<'a>(ctx: &Ctx, name: &str) -> StepCall<'a, u64> {

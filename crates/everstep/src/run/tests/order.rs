@@ -11,8 +11,8 @@ use crate::{
     commit::RunStatus,
     history::{EntryKind, EntryStatus, EntryValue},
     retry::Retry,
-    run::End,
-    workflow::{Definition, WorkflowOptions},
+    run::{Definition, End},
+    workflow::WorkflowOptions,
 };
 use std::{sync::Arc, time::Duration};
 
@@ -253,7 +253,7 @@ fn first_failure(
     for seed in seeds {
         let program: &'static Program = Box::leak(Box::new(Program::grow(seed, depth, names)));
         let checked = std::panic::catch_unwind(|| check(program, seed));
-        let checked = checked.unwrap_or_else(|panic| Err(crate::run::panics::describe(&*panic)));
+        let checked = checked.unwrap_or_else(|panic| Err(crate::panics::describe(&*panic)));
         match checked {
             Ok(n) => points += n,
             Err(why) => {

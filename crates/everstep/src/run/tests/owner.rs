@@ -15,25 +15,27 @@ use std::{
 
 use super::hands;
 use crate::{
-    codec::{self, payload},
+    codec::{Value, payload},
     commit::{
-        Batch, Commit, Delivery, Fence, InboxRow, NewRun, Outcome, Refusal, RunStatus, Target,
-        Write,
+        Batch, Commit, Delivery, Fence, InboxRow, LoadedRun, NewRun, Outcome, Refusal, RunRow,
+        RunStatus, Target, Write,
     },
     ctx::Ctx,
-    engine::{Services, Settings},
     error::Result,
-    history::{Entry, EntryKind, EntryStatus, keys},
+    history::{Entry, EntryKind, EntryStatus, OpId, decode_entry},
+    location::keys,
     run::{
-        Next, Run, RunSeed, Stage,
-        core::{Core, Env, OpId, Phase},
+        Definition, Next, Run, RunSeed, Stage,
+        core::{Core, Env, Phase},
         flush::CommitKind,
         wakers::WakeSink,
     },
     run_id::RunId,
-    store::{LoadedRun, MemoryStore, NewRunner, PoolNo, RunRow, ShardSet, Store},
+    services::Services,
+    settings::Settings,
+    store::{MemoryStore, NewRunner, PoolNo, ShardSet, Store},
     time::Timestamp,
-    workflow::{Definition, Value, WorkflowOptions},
+    workflow::WorkflowOptions,
 };
 
 /// Where time begins.
@@ -153,7 +155,6 @@ fn env(now: Timestamp) -> Rc<Env> {
         runtime: None,
         runtime_gone: Arc::new(AtomicBool::new(false)),
         now: Cell::new(now),
-        mailbox: None,
         owner: None,
         ids: crate::run_id::RunIds::new(1),
         epoch: Cell::new(0),
@@ -320,7 +321,7 @@ impl Owner {
         let all = self.loaded().history.into_iter();
         let entries = all.filter(|put| !keys::is_of_run(&put.key));
         let decoded = entries.map(|put| {
-            let entry = codec::decode_entry(&put.value).expect("a stored entry");
+            let entry = decode_entry(&put.value).expect("a stored entry");
             (keys::describe(&put.key), entry)
         });
         decoded.collect()
@@ -607,7 +608,7 @@ fn note_durable(commit: &Commit) -> bool {
         if keys::is_of_run(&put.key) || put.key.starts_with(keys::SET_ASIDE) {
             continue;
         }
-        let entry = codec::decode_entry(&put.value).expect("an entry");
+        let entry = decode_entry(&put.value).expect("an entry");
         let has_body = matches!(entry.kind, EntryKind::Step | EntryKind::Rollback);
         if has_body && entry.status.is_terminal() {
             hands::note_done(keys::describe(&put.key));

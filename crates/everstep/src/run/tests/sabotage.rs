@@ -27,10 +27,10 @@ pub(crate) fn is(sabotage: Sabotage) -> bool {
 }
 
 /// The broken barrier, in the words of an engine's settings.
-pub(crate) fn of_barrier() -> Option<crate::engine::Sabotage> {
+pub(crate) fn of_barrier() -> Option<crate::settings::Sabotage> {
     match ACTIVE.get()? {
-        Sabotage::NoBarrier => Some(crate::engine::Sabotage::NoBarrier),
-        Sabotage::BarrierAtMaking => Some(crate::engine::Sabotage::BarrierAtMaking),
+        Sabotage::NoBarrier => Some(crate::settings::Sabotage::NoBarrier),
+        Sabotage::BarrierAtMaking => Some(crate::settings::Sabotage::BarrierAtMaking),
         _ => None,
     }
 }

@@ -4,10 +4,9 @@ use std::{convert::Infallible, sync::Arc};
 
 use super::Data;
 use crate::{
-    pool::{PoolNo, PoolRow},
+    pool::{DEFAULT_POOL, PoolNo, PoolRow},
     run_id::{RunNo, ShardId},
     store::rules::{Head, pools::Pools},
-    workflow::DEFAULT_POOL,
 };
 
 /// The names of pools, by number.

@@ -10,7 +10,7 @@ use std::{
 
 use super::Data;
 use crate::{
-    queue::ItemId,
+    commit::ItemId,
     run_id::RunNo,
     store::{
         rules::{

@@ -10,12 +10,11 @@ use super::{
     value::{Row, Value, params},
 };
 use crate::{
+    commit::{Cell, Mend},
     run_id::{RunId, RunNo},
     store::{
         InboxKind, RunStatus,
-        doctor::{
-            Ask, Cell, CellKind, Facts, FoundRow, Mend, PlaceFact, RULES, Rule, RunFacts, sql,
-        },
+        doctor::{Ask, CellKind, Facts, FoundRow, PlaceFact, RULES, Rule, RunFacts, sql},
         rules::mends,
     },
 };

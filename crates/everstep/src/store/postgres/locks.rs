@@ -11,11 +11,11 @@ use std::collections::BTreeSet;
 
 use crate::{
     commit::{
-        Batch, Effect, LetterWrite, NewItem, NewRun, QueueWrite, ScheduleWrite, Target, Write,
+        Batch, Cell, Effect, ItemId, LetterWrite, Mend, NewItem, NewRun, QueueWrite, ScheduleWrite,
+        Target, Write,
     },
-    queue::ItemId,
     run_id::RunNo,
-    store::doctor::{Cell, Mend, RULES},
+    store::doctor::RULES,
 };
 
 /// Something that is decided about under a lock. Their order is the order of locking.

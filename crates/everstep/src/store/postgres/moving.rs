@@ -17,9 +17,9 @@ use super::{
     url,
     value::{Value, params},
 };
-use crate::{
+use crate::store::{
+    StoreError,
     moving::{Cells, Kind, Numbers, Page, Table},
-    store::StoreError,
 };
 
 /// A schema that is to be filled, and the connection that fills it.

@@ -7,11 +7,10 @@ use super::{
     value::params,
 };
 use crate::{
-    pool::{PoolNo, PoolRow},
+    pool::{DEFAULT_POOL, PoolNo, PoolRow},
     run_id::{RunNo, ShardId},
     store::rules::{Head, pools::Pools},
     time::Timestamp,
-    workflow::DEFAULT_POOL,
 };
 
 /// The number of the pool with this name, which is made if there is none. Two that make one at the

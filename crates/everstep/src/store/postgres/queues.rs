@@ -22,7 +22,7 @@ use super::{
     value::{Row, Value, params},
 };
 use crate::{
-    queue::ItemId,
+    commit::ItemId,
     run_id::RunNo,
     store::{
         rules::{

@@ -32,7 +32,7 @@ use super::{
 use crate::{
     commit::PostgresBody,
     error::{Error, Failure, FailureKind},
-    run::panics,
+    panics,
     run_id::RunNo,
     store::{rules, *},
 };
@@ -430,9 +430,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        codec,
         commit::{TransactionBody, TransactionLimits},
-        history::{Entry, EntryKind, EntryStatus, EntryValue},
+        history::{Entry, EntryKind, EntryStatus, EntryValue, encode_payload_prefix},
         run_id::{RunId, RunIds},
     };
 
@@ -538,7 +537,7 @@ mod tests {
             body: limit,
             batch: limit,
         };
-        let prefix = codec::encode_payload_prefix(&entry);
+        let prefix = encode_payload_prefix(&entry);
         let body = TransactionBody::Postgres(body);
         let key = key.as_bytes().to_vec();
         let transaction = Transaction::new(key, prefix, "pay".to_owned(), body, limits);

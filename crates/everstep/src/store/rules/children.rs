@@ -11,10 +11,9 @@ use super::{
     tables::{self, Tables, Waiter, links},
 };
 use crate::{
-    codec::answer,
     commit::{
         Close, Commit, EffectDone, InboxKind, NewRun, Outcome, Refusal, RunStatus, StartChild,
-        Started, Target,
+        Started, Target, answer,
     },
     run_id::{RunId, RunNo},
     store::Finished,

@@ -13,8 +13,7 @@ use super::{
     tables::{self, Tables, Waiter, links},
 };
 use crate::{
-    codec::answer,
-    commit::{DeferredWait, InboxKind, Resolution, RunStatus, Settled},
+    commit::{DeferredWait, InboxKind, Resolution, RunStatus, Settled, answer},
     run_id::RunNo,
     time::Timestamp,
     token::Tag,

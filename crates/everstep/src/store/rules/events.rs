@@ -24,10 +24,9 @@ use super::{
     tables::{Tables, Waiter, answer, link, links},
 };
 use crate::{
-    codec,
     commit::{
         Commit, Deliver, InboxKind, InboxRow, Publication, Published, RunStatus, SeenSince,
-        Subscription, Tended,
+        Subscription, Tended, answer,
     },
     run_id::RunNo,
     time::Timestamp,
@@ -295,7 +294,7 @@ fn give<T: EventTables>(
     waiter: &EventWaiter,
     event: &StoredEvent,
 ) -> Result<bool, T::Error> {
-    let body = codec::answer::value(&event.body);
+    let body = answer::value(&event.body);
     let is_given = answer(tables, &waiter.waiter, InboxKind::Event, &waiter.name, body)?;
     if is_given {
         tables.write_given(waiter, event.seq)?;

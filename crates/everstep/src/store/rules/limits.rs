@@ -17,8 +17,7 @@ use super::{
     tables::{self, Tables, Waiter, links},
 };
 use crate::{
-    codec::{DecodeError, answer, payload},
-    commit::{Acquire, ClaimLimit, Commit, InboxKind, LimitRate, LimitRule, RunStatus},
+    commit::{Acquire, ClaimLimit, Commit, InboxKind, LimitRate, LimitRule, RunStatus, answer},
     store::LimitRow,
     time::Timestamp,
 };
@@ -299,23 +298,7 @@ fn tell<T: LimitTables>(
     name: &str,
     at: Timestamp,
 ) -> Result<bool, T::Error> {
-    tables::answer(tables, of, InboxKind::LimitGrant, name, encode_turn(at))
-}
-
-/// The body of a grant: the instant before which its operation does not begin.
-fn encode_turn(at: Timestamp) -> Vec<u8> {
-    let payload = payload::to_vec(&at.as_millis()).expect("a number can be encoded");
-    answer::value(&payload)
-}
-
-/// Reads what [`encode_turn`] has made.
-pub(crate) fn decode_turn(bytes: &[u8]) -> Result<Timestamp, DecodeError> {
-    let payload = match answer::decode(bytes)? {
-        answer::Answered::Value(payload) => payload,
-        // No payload at all, which says where it ends.
-        _ => Vec::new(),
-    };
-    payload::from_slice(&payload).map(Timestamp::from_millis)
+    tables::answer(tables, of, InboxKind::LimitGrant, name, answer::turn(at))
 }
 
 fn micros(at: Timestamp) -> i64 {
@@ -412,9 +395,9 @@ mod tests {
 
     #[test]
     fn a_grant_has_a_fixed_format() {
-        let bytes = encode_turn(Timestamp::from_millis(500));
+        let bytes = answer::turn(Timestamp::from_millis(500));
         assert_eq!(bytes, [1, 0, 0, 0x19, 0x01, 0xF4]);
-        assert_eq!(decode_turn(&bytes), Ok(Timestamp::from_millis(500)));
-        assert!(decode_turn(&[1, 0, 2]).is_err());
+        assert_eq!(answer::decode_turn(&bytes), Ok(Timestamp::from_millis(500)));
+        assert!(answer::decode_turn(&[1, 0, 2]).is_err());
     }
 }

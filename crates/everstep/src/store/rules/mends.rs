@@ -6,10 +6,7 @@ use super::{
     limits::{self, LimitTables},
     tables::Waiter,
 };
-use crate::{
-    run_id::RunNo,
-    store::doctor::{Cell, Remedy},
-};
+use crate::{commit::Cell, run_id::RunNo, store::doctor::Remedy};
 
 /// Locks what a row is about, in a store with several writers: whether the row is broken is judged
 /// after this.

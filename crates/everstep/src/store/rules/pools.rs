@@ -9,9 +9,8 @@ use crate::{
 };
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use crate::{
-    pool::Overflow,
+    pool::{DEFAULT_POOL, Overflow},
     store::{NewRunner, Serves},
-    workflow::DEFAULT_POOL,
 };
 
 /// The rows of pools and shards, within one batch.

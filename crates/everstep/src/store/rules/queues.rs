@@ -26,10 +26,8 @@ use super::{
     tables::{self, Waiter, links},
 };
 use crate::{
-    codec::{self, answer},
-    commit::*,
-    error::{Failure, FailureKind},
-    queue::ItemId,
+    commit::{ItemId, answer, *},
+    error::{Failure, FailureKind, encode_failure},
     run_id::RunNo,
     time::Timestamp,
 };
@@ -352,10 +350,10 @@ fn lose<T: QueueTables>(
     failure.attempts = head.attempts;
     if head.attempts >= attempts_max {
         failure.kind = FailureKind::Exhausted;
-        return fail(tables, head, &codec::encode_failure(&failure));
+        return fail(tables, head, &encode_failure(&failure));
     }
     (head.state, head.claim, head.at) = (ItemState::Ready, None, tables.now());
-    let error = codec::encode_failure(&failure);
+    let error = encode_failure(&failure);
     let error = Some(error.as_slice());
     let answer = None;
     tables.write_item(&head, ItemNews { error, answer })

@@ -24,13 +24,13 @@ use crate::{
     },
 };
 use crate::{
+    pool::DEFAULT_POOL,
     run_id::{RunId, RunNo, ShardId},
     store::{
         rules::{self, Head, Verdict},
         *,
     },
     time::Timestamp,
-    workflow::DEFAULT_POOL,
 };
 
 mod import;

@@ -9,12 +9,11 @@ use uuid::Uuid;
 
 use super::{batch::Applier, columns};
 use crate::{
+    commit::{Cell, Mend},
     run_id::{RunId, RunNo},
     store::{
         InboxKind, RunStatus,
-        doctor::{
-            Ask, Cell, CellKind, Facts, FoundRow, Mend, PlaceFact, RULES, Rule, RunFacts, sql,
-        },
+        doctor::{Ask, CellKind, Facts, FoundRow, PlaceFact, RULES, Rule, RunFacts, sql},
         rules::mends,
     },
 };

@@ -17,8 +17,10 @@ use super::{
     moved::{MOVED, has_marks, moved},
 };
 use crate::{
-    moving::{Cells, Column, Kind, Numbers, Page, Table},
-    store::{Store, StoreError},
+    store::{
+        Store, StoreError,
+        moving::{Cells, Column, Kind, Numbers, Page, Table},
+    },
     time::Timestamp,
 };
 

@@ -36,7 +36,7 @@ pub(crate) fn pools(conn: &Connection) -> rusqlite::Result<Vec<PoolRow>> {
 impl Pools for Applier<'_> {
     fn pool_no(&mut self, name: &str) -> rusqlite::Result<PoolNo> {
         // Almost every run is in it, and it has the same number in every file.
-        if name == crate::workflow::DEFAULT_POOL {
+        if name == crate::pool::DEFAULT_POOL {
             return Ok(PoolNo::DEFAULT);
         }
         pool_no(self.conn, name)

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{batch::Applier, columns, error::bad_value};
 use crate::{
-    queue::ItemId,
+    commit::ItemId,
     run_id::RunNo,
     store::{
         rules::{

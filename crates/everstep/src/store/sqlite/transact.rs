@@ -11,7 +11,6 @@
 use std::{
     cell::RefCell,
     collections::HashSet,
-    ops::Deref,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::OnceLock,
     time::{Duration, Instant},
@@ -24,35 +23,11 @@ use rusqlite::{
 
 use super::schema;
 use crate::{
-    commit::{Batch, SqliteBody, Transaction, Write},
+    commit::{Batch, SqliteBody, Transaction, Tx, Write},
     error::{Error, Failure, FailureKind},
-    run::panics,
+    panics,
     store::rules,
 };
-
-/// The engine's own database, inside of a transaction that the engine commits: what the body of a
-/// [`Ctx::transaction`](crate::Ctx::transaction) is handed.
-///
-/// It is a [`rusqlite::Connection`] with three limits: it cannot begin or end a transaction
-/// (savepoints are fine), cannot write to the tables of everstep, and cannot attach databases, make
-/// temporary tables or set pragmas, since the connection is the engine's and not its own.
-pub struct Tx<'a> {
-    conn: &'a Connection,
-}
-
-impl Deref for Tx<'_> {
-    type Target = Connection;
-
-    fn deref(&self) -> &Connection {
-        self.conn
-    }
-}
-
-impl std::fmt::Debug for Tx<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Tx")
-    }
-}
 
 const SAVEPOINT: &str = "everstep_transaction";
 
@@ -265,7 +240,7 @@ fn execute(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
 fn call(conn: &Connection, transaction: &Transaction, body: &SqliteBody) -> Result<Vec<u8>, Error> {
     let limit = transaction.limits().body;
     let watch = Watch::begin(limit);
-    let called = catch_unwind(AssertUnwindSafe(|| body(&Tx { conn })));
+    let called = catch_unwind(AssertUnwindSafe(|| body(&Tx::new(conn))));
     let watched = watch.end();
     let answer = called.unwrap_or_else(|panic| {
         let failure = Failure::new(FailureKind::Panic, panics::describe(&*panic));
@@ -333,9 +308,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        codec,
         commit::{SqliteBody, TransactionBody, TransactionLimits},
-        history::{Entry, EntryKind, EntryStatus, EntryValue},
+        history::{Entry, EntryKind, EntryStatus, EntryValue, decode_entry, encode_payload_prefix},
         run_id::{RunId, RunIds},
         store::{
             Commit, Effect, Fence, NewRun, NewRunner, Outcome, Patch, Put, RunStatus, ShardSet,
@@ -441,7 +415,7 @@ mod tests {
             errors: Vec::new(),
             value: EntryValue::Payload(Vec::new()),
         };
-        let prefix = codec::encode_payload_prefix(&entry);
+        let prefix = encode_payload_prefix(&entry);
         let (key, name) = (b"transaction".to_vec(), "pay".to_owned());
         let limits = TransactionLimits {
             body: Duration::from_millis(1_000),
@@ -592,7 +566,7 @@ mod tests {
         let row = shop.store.run(&crate::store::Target::Id(run)).expect("run");
         assert_eq!(row.expect("it is there").status, RunStatus::Running);
         let stored = shop.store.history(run.no(), Some(b"step"), 1);
-        let stored = codec::decode_entry(&stored.expect("history")[0].value).expect("an entry");
+        let stored = decode_entry(&stored.expect("history")[0].value).expect("an entry");
         assert_eq!(stored.kind, EntryKind::Transaction);
         assert_eq!(stored.value, EntryValue::Payload(vec![0xF6]));
     }

@@ -1,6 +1,7 @@
 //! Limits: places are given in order, in the transaction that makes room, and are not lost.
 
 use super::*;
+use crate::commit::answer;
 
 const STRIPE: LimitRule = LimitRule {
     concurrency: Some(1),
@@ -309,7 +310,7 @@ pub(super) fn turns_by_the_rate_are_given_away_in_order(world: &World) {
         world.accept(with(id, Effect::Acquire(acquire)));
     }
     let rows = world.store.inbox(id.no(), 0).expect("inbox");
-    let turn = |row: &InboxRow| rules::limits::decode_turn(&row.body).expect("a turn");
+    let turn = |row: &InboxRow| answer::decode_turn(&row.body).expect("a turn");
     let turns: Vec<Timestamp> = rows.iter().map(turn).collect();
     assert_eq!(turns, [at(1), at(501), at(1_001)]);
     assert_eq!(world.places(), (0, 0), "a turn is no place");

@@ -8,8 +8,10 @@ use uuid::Uuid;
 
 use super::{Check, World, at, commit, finish, park, roll_back};
 use crate::{
-    codec::answer::{self, Answered},
-    queue::ItemId,
+    commit::{
+        ItemId,
+        answer::{self, Answered},
+    },
     run_id::RunId,
     store::*,
 };
@@ -274,7 +276,7 @@ fn an_item_whose_last_worker_is_lost_has_failed(world: &World) {
     assert!(world.claim_payloads(1_000, 1, 9).is_empty());
     let row = world.item(id).expect("a dead letter");
     assert_eq!((row.state, row.attempts), (ItemState::Dead, 3));
-    let failure = crate::codec::decode_failure(&row.error.expect("why")).expect("a failure");
+    let failure = crate::error::decode_failure(&row.error.expect("why")).expect("a failure");
     assert_eq!(failure.kind, crate::error::FailureKind::Exhausted);
 }
 

@@ -4,10 +4,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
 use crate::{
-    codec,
     commit::{TransactionBody, TransactionLimits},
     error::{Error, FailureKind},
-    history::{Entry, EntryKind, EntryStatus, EntryValue},
+    history::{Entry, EntryKind, EntryStatus, EntryValue, decode_entry, encode_payload_prefix},
 };
 
 pub(super) const CHECKS: &[(&str, Check)] = checks![
@@ -80,7 +79,7 @@ fn transaction(body: TransactionBody) -> Transaction {
         body: Duration::from_secs(60),
         batch: Duration::from_secs(60),
     };
-    let (key, prefix) = (b"pay".to_vec(), codec::encode_payload_prefix(&entry));
+    let (key, prefix) = (b"pay".to_vec(), encode_payload_prefix(&entry));
     Transaction::new(key, prefix, "pay".to_owned(), body, limits)
 }
 
@@ -101,7 +100,7 @@ fn a_transaction_is_run_with_its_commit_or_refused(world: &World) {
                 assert_eq!(body.calls(), 1);
                 assert_eq!(world.keys(id), [b"a".to_vec(), b"pay".to_vec()]);
                 let stored = world.store.history(id.no(), Some(b"a"), 1);
-                let stored = codec::decode_entry(&stored.expect("history")[0].value);
+                let stored = decode_entry(&stored.expect("history")[0].value);
                 let value = stored.expect("the stored entry").value;
                 assert_eq!(value, EntryValue::Payload(payload));
             }

@@ -76,7 +76,7 @@ where
     F: Fn(Ctx) -> R + Send + Sync + 'static,
     R: Future<Output = crate::Result<()>> + 'static,
 {
-    let change = |settings: &mut crate::engine::Settings| settings.stop_grace = GRACE;
+    let change = |settings: &mut crate::settings::Settings| settings.stop_grace = GRACE;
     let shared = fixture::shared_running(change, move |ctx, (): ()| code(ctx));
     let mut bench = Bench::of(shared);
     let fence = bench.begin();

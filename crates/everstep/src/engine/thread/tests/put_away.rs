@@ -5,10 +5,12 @@ use super::*;
 use crate::{
     commit::{Acquire, Batch, Effect, LimitRule, NewRun, Outcome, Refusal, Target},
     ctx::Ctx,
-    engine::settings::Sabotage,
     limit::Limit,
+    registry::Registry,
+    run::Definition,
+    settings::Sabotage,
     store::MemoryStore,
-    workflow::{Definition, Registry, WorkflowOptions},
+    workflow::WorkflowOptions,
 };
 
 const ONE: Limit = Limit::new("one").concurrency(1);
@@ -88,7 +90,7 @@ impl Line {
     fn new(store: Arc<dyn Store>, workflow: &str, sabotage: Option<Sabotage>) -> Line {
         store.migrate().expect("migrate");
         let slow = Arc::new(tokio::sync::watch::Sender::new(false));
-        let change = |settings: &mut crate::engine::Settings| settings.sabotage = sabotage;
+        let change = |settings: &mut crate::settings::Settings| settings.sabotage = sabotage;
         let shared = fixture::shared_on(store.clone(), Line::registry(&slow), change);
         let fence = fixture::enter(&shared);
         let all = ShardSet::of_default_pool();

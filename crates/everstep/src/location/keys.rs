@@ -32,11 +32,8 @@
 
 use std::{borrow::Cow, fmt};
 
-use super::location::Location;
-use crate::{
-    codec::tuple::{self, Element, TupleError},
-    commit::KeyRange,
-};
+use super::Location;
+use crate::codec::tuple::{self, Element, TupleError};
 
 /// The key above all history keys.
 pub(crate) const HISTORY: &[u8] = &[0x15, 2];
@@ -46,6 +43,15 @@ pub(crate) const ROLLBACKS: &[u8] = &[0x15, 6];
 pub(crate) const SET_ASIDE: &[u8] = &[0x15, 7];
 /// What stands for the start of the run where an operation is named by its key.
 pub(crate) const START: &[u8] = &[0x15, 11];
+
+/// All keys `k` with `start <= k < end`, in byte order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyRange {
+    /// The first key of the range.
+    pub start: Vec<u8>,
+    /// The first key past the range.
+    pub end: Vec<u8>,
+}
 
 /// The key of the list of entries that the last failure of the run came from.
 pub(crate) fn failure_origins() -> Vec<u8> {
@@ -375,7 +381,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::history::location::tests::{location, names};
+    use crate::location::tests::{location, names};
 
     fn hex(bytes: &[u8]) -> String {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()

@@ -17,7 +17,7 @@
 //! value         union, by its number as uint:
 //!   0 none
 //!   1 payload   data
-//!   2 failure   see [`super::failure`]
+//!   2 failure   see [`crate::error::record`]
 //!   3 messages  list<{ seq: uint, name: string, body: data, request: optional<16 bytes>,
 //!                      sent_at: int since created_at }>
 //!   4 version   uint
@@ -34,14 +34,14 @@
 
 use uuid::Uuid;
 
-use super::{
-    DecodeError,
-    bare::{Reader, Writer},
-    failure,
-};
+use super::{AttemptError, Entry, EntryKind, EntryStatus, EntryValue, TakenMessage};
 use crate::{
-    history::{AttemptError, Entry, EntryKind, EntryStatus, EntryValue, TakenMessage},
-    queue::ItemId,
+    codec::{
+        DecodeError,
+        bare::{Reader, Writer},
+    },
+    commit::ItemId,
+    error::record,
     run_id::RunId,
     time::Timestamp,
 };
@@ -89,7 +89,7 @@ pub(crate) fn encode_entry_into(entry: &Entry, out: &mut Vec<u8>) {
         }
         EntryValue::Failure(failure) => {
             writer.uint(2);
-            failure::write(&mut writer, failure);
+            record::write(&mut writer, failure);
         }
         EntryValue::Messages(messages) => {
             writer.uint(3);
@@ -142,7 +142,7 @@ pub(crate) fn encode_receipt_prefix(entry: &Entry) -> Vec<u8> {
     out
 }
 
-/// The record of `entry` up to its payload, which [`append_payload`] completes.
+/// The record of `entry` up to its payload, which a [`Transaction`](crate::commit::Transaction) completes.
 ///
 /// # Panics
 ///
@@ -156,14 +156,6 @@ pub(crate) fn encode_payload_prefix(entry: &Entry) -> Vec<u8> {
     let mut out = encode_entry(entry);
     // The length of no bytes.
     out.pop();
-    out
-}
-
-/// The record that begins with this prefix and has this payload.
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) fn append_payload(prefix: &[u8], payload: &[u8]) -> Vec<u8> {
-    let mut out = prefix.to_vec();
-    Writer::new(&mut out).data(payload);
     out
 }
 
@@ -256,7 +248,7 @@ fn read_value(reader: &mut Reader<'_>, created_at: Timestamp) -> Result<EntryVal
     Ok(match reader.uint()? {
         0 => EntryValue::None,
         1 => EntryValue::Payload(reader.data()?.to_owned()),
-        2 => EntryValue::Failure(Box::new(failure::read(reader)?)),
+        2 => EntryValue::Failure(Box::new(record::read(reader)?)),
         3 => EntryValue::Messages(reader.list(|reader| read_message(reader, created_at))?),
         4 => EntryValue::Version(reader.uint32()?),
         5 => EntryValue::Receipt(reader.u8()?),
@@ -334,7 +326,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::codec::failure::tests::failure;
+    use crate::{codec::bare::with_data, error::record::tests::failure};
 
     const T: i64 = 1_763_239_620_123;
 
@@ -388,11 +380,11 @@ mod tests {
         };
         for len in [0, 1, 127, 128, 300] {
             let payload = vec![0x18; len];
-            let bytes = append_payload(&encode_payload_prefix(&entry(Vec::new())), &payload);
+            let bytes = with_data(&encode_payload_prefix(&entry(Vec::new())), &payload);
             assert_eq!(bytes, encode_entry(&entry(payload.clone())));
             assert_eq!(decode_entry(&bytes), Ok(entry(payload)));
         }
-        let bytes = append_payload(&encode_payload_prefix(&entry(Vec::new())), &[0x18, 42]);
+        let bytes = with_data(&encode_payload_prefix(&entry(Vec::new())), &[0x18, 42]);
         let fixed = [
             1, 0, 22, 2, 0, 3, 0, 1, 0, 10, 0, 1, 2, 0, 0, 1, 2, 0x18, 42,
         ];

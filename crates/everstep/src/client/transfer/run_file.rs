@@ -31,14 +31,13 @@
 
 use uuid::Uuid;
 
-use super::{
-    DecodeError,
-    bare::{Reader, Writer},
-};
 use crate::{
-    commit::{ImportedRun, InboxKind, InboxRow, Put, RunStatus},
+    codec::{
+        DecodeError,
+        bare::{Reader, Writer},
+    },
+    commit::{CancelRequest, ImportedRun, InboxKind, InboxRow, Put, RunRow, RunStatus},
     run_id::RunId,
-    store::{CancelRequest, RunRow},
     time::Timestamp,
 };
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    codec::hook::Codecs, retention::Retention, retry::Retry, run_id::SHARDS, workflow::DEFAULT_POOL,
+    codec::hook::Codecs, pool::DEFAULT_POOL, retention::Retention, retry::Retry, run_id::SHARDS,
 };
 
 /// How an engine works. Every field has a default that suits one process on one machine.
@@ -220,6 +220,11 @@ impl SettingsError {
             value: value.to_string(),
             min: "1".to_owned(),
         })
+    }
+
+    /// Refuses a policy that allows no attempt at all.
+    pub(crate) fn check_retry(retry: &Retry) -> Result<(), SettingsError> {
+        SettingsError::check_count("attempts", retry.attempts().into())
     }
 
     /// Refuses a time that is shorter than `min`.

@@ -9,8 +9,11 @@
 //! Stores make these without knowing what is inside, so there is no length: the rest is all that
 //! follows.
 
-use super::DecodeError;
-use crate::error::Failure;
+use crate::{
+    codec::{DecodeError, bare, payload},
+    error::{Failure, decode_failure},
+    time::Timestamp,
+};
 
 const VERSION: u16 = 1;
 
@@ -65,7 +68,7 @@ pub(crate) fn rejected(payload: &[u8]) -> Vec<u8> {
 
 /// Reads what the functions above have made.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Answered, DecodeError> {
-    let mut reader = super::bare::Reader::new(bytes);
+    let mut reader = bare::Reader::new(bytes);
     let found = reader.u16()?;
     if found != VERSION {
         return Err(DecodeError::UnknownVersion {
@@ -79,7 +82,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Answered, DecodeError> {
     let rest = bytes.get(3..).unwrap_or_default();
     Ok(match tag {
         0 => Answered::Value(rest.to_vec()),
-        1 => Answered::Failure(Box::new(super::decode_failure(rest)?)),
+        1 => Answered::Failure(Box::new(decode_failure(rest)?)),
         2 => Answered::Cancelled,
         3 => Answered::Unknown,
         4 => Answered::Rejected(rest.to_vec()),
@@ -87,10 +90,26 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Answered, DecodeError> {
     })
 }
 
+/// The body of a grant: the instant before which its operation does not begin.
+pub(crate) fn turn(at: Timestamp) -> Vec<u8> {
+    let payload = payload::to_vec(&at.as_millis()).expect("a number can be encoded");
+    value(&payload)
+}
+
+/// Reads what [`turn`] has made.
+pub(crate) fn decode_turn(bytes: &[u8]) -> Result<Timestamp, DecodeError> {
+    let payload = match decode(bytes)? {
+        Answered::Value(payload) => payload,
+        // No payload at all, which says where it ends.
+        _ => Vec::new(),
+    };
+    payload::from_slice(&payload).map(Timestamp::from_millis)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::FailureKind;
+    use crate::error::{FailureKind, encode_failure};
 
     #[test]
     fn answers_have_a_fixed_format() {
@@ -103,7 +122,7 @@ mod tests {
         assert_eq!(decode(&rejected(&[1])), Ok(Answered::Rejected(vec![1])));
         assert_eq!(rejected(&[1]), [1, 0, 4, 1]);
         let inner = Failure::new(FailureKind::Fatal, "no".to_owned());
-        let bytes = failure(&super::super::encode_failure(&inner));
+        let bytes = failure(&encode_failure(&inner));
         assert_eq!(decode(&bytes), Ok(Answered::Failure(Box::new(inner))));
     }
 

@@ -10,13 +10,13 @@
 //! details   optional<{ type: string, payload: data }>
 //! ```
 
-use super::{
-    DecodeError,
-    bare::{Reader, Writer},
-};
+use super::{Failure, FailureKind};
 use crate::{
-    error::{Failure, FailureKind},
-    history::Location,
+    codec::{
+        DecodeError,
+        bare::{Reader, Writer},
+    },
+    location::Location,
 };
 
 const VERSION: u16 = 1;
@@ -48,7 +48,7 @@ pub(crate) fn decode_failure(bytes: &[u8]) -> Result<Failure, DecodeError> {
 }
 
 /// Writes a failure inside another record, whose version it shares.
-pub(super) fn write(writer: &mut Writer<'_>, failure: &Failure) {
+pub(crate) fn write(writer: &mut Writer<'_>, failure: &Failure) {
     writer.uint(failure.kind as u64);
     writer.string(&failure.message);
     writer.list(&failure.causes, |writer, cause| writer.string(cause));
@@ -63,7 +63,7 @@ pub(super) fn write(writer: &mut Writer<'_>, failure: &Failure) {
 }
 
 /// Reads a failure inside another record.
-pub(super) fn read(reader: &mut Reader<'_>) -> Result<Failure, DecodeError> {
+pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Failure, DecodeError> {
     Ok(Failure {
         kind: read_kind(reader)?,
         message: reader.string()?.to_owned(),
@@ -101,13 +101,13 @@ fn read_location(reader: &mut Reader<'_>) -> Result<Location, DecodeError> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::history::location::tests::location;
+    use crate::location::tests::location;
 
-    pub(in crate::codec) fn failure() -> impl Strategy<Value = Failure> {
+    pub(crate) fn failure() -> impl Strategy<Value = Failure> {
         let kinds = (0..=10u8).prop_map(|code| {
             read_kind(&mut Reader::new(&[code])).expect("each of these is a kind")
         });

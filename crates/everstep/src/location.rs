@@ -1,7 +1,7 @@
 //! A location: which operation of a run is meant.
 //!
 //! It is a path of segments, claimed when the operation is made. The store has it as a key
-//! ([`super::keys`]); people and tools have it as text:
+//! ([`keys`]); people and tools have it as text:
 //!
 //! ```text
 //! charge              the operation `charge`
@@ -18,7 +18,10 @@
 
 use std::{fmt, str::FromStr};
 
-use super::keys::{self, KeyError, KeySegment};
+pub(crate) mod keys;
+
+pub use keys::KeyRange;
+use keys::{KeyError, KeySegment};
 
 /// Which operation of a run is meant: a path such as `orders/~7/charge`.
 ///
