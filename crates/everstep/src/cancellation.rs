@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::task::AbortHandle;
+use crate::seam::Abort;
 
 /// Fires when a body should stop. Cheap to clone, and may go to other threads.
 ///
@@ -46,7 +46,7 @@ struct Inner {
     /// The body is not polled again.
     stopped: AtomicBool,
     /// The task of a body that was spawned.
-    task: OnceLock<AbortHandle>,
+    task: OnceLock<Abort>,
     beaten: AtomicBool,
     timeout: Option<Duration>,
     wakers: Mutex<Vec<Waker>>,
@@ -88,7 +88,7 @@ impl Cancellation {
     }
 
     /// The body runs as this task, which ends when the body is stopped.
-    pub(crate) fn set_task(&self, task: AbortHandle) {
+    pub(crate) fn set_task(&self, task: Abort) {
         let task = self.inner.task.get_or_init(|| task);
         // A stop that came before has found no task.
         if self.is_stopped() {

@@ -680,7 +680,7 @@ impl Client {
         body: Vec<u8>,
     ) -> Result<Vec<u8>, ClientError> {
         let body = self.seal(body, "the request")?;
-        let request = Uuid::from_u64_pair(crate::random::entropy(), crate::random::entropy());
+        let request = crate::seam::random_uuid();
         let text = describe(&target);
         let run = match &target {
             Target::Id(id) => *id,
@@ -959,9 +959,7 @@ pub enum Sent {
 }
 
 fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), ClientError> {
-    let spawned = std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(work);
+    let spawned = crate::seam::Process::current().spawn(name, work);
     spawned.map(|_| ()).map_err(|_| ClientError::Closed)
 }
 

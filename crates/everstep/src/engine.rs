@@ -8,11 +8,10 @@
 use std::{
     future::Future,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::{runtime::RuntimeFlavor, sync::oneshot};
@@ -29,6 +28,7 @@ use crate::{
     registry::{RegisterError, Registry, WorkflowFn},
     run::Definition,
     run_id::RunId,
+    seam::{self, Leaf, Process, Thread},
     services::Services,
     settings::{Sabotage, Settings, SettingsError},
     store::{MemoryStore, ShardSet, Store, StoreError},
@@ -66,6 +66,8 @@ mod reader;
 mod retention;
 pub(crate) mod schedules;
 mod shared;
+#[cfg(test)]
+mod simulated;
 mod steady;
 mod streams;
 mod suspects;
@@ -97,10 +99,10 @@ pub struct Engine {
     pub(crate) reader: Arc<Reader>,
     report: RecoveryReport,
     stop: Arc<lease::Stop>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Leaf<Vec<Thread>>,
     /// Kept while the engine lives: brought along where the caller's runtime has one thread.
-    own_runtime: Mutex<Option<tokio::runtime::Runtime>>,
-    wake_guard: Mutex<Option<crate::store::WakeGuard>>,
+    own_runtime: Leaf<Option<tokio::runtime::Runtime>>,
+    wake_guard: Leaf<Option<crate::store::WakeGuard>>,
     /// Where bodies and the handlers of workers run.
     pub(crate) runtime: tokio::runtime::Handle,
 }
@@ -312,26 +314,25 @@ impl Engine {
             thread.push(Event::Drain(done));
             drained.push(drain);
         }
-        let limit = Instant::now() + self.shared.settings.shutdown_limit;
+        let limit = seam::now() + self.shared.settings.shutdown_limit;
         let (sender, all) = oneshot::channel();
         let shared = self.shared.clone();
         // A thread waits, so that this needs no timer of any runtime.
-        let waiter = std::thread::Builder::new()
-            .name("everstep-shutdown".to_owned())
-            .spawn(move || {
-                for drain in &mut drained {
-                    while matches!(drain.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
-                        if Instant::now() >= limit {
-                            tracing::warn!("bodies are still in flight; they are dropped");
-                            shared.drop_runs();
-                            _ = sender.send(());
-                            return;
-                        }
-                        std::thread::sleep(Duration::from_millis(2));
+        let process = &self.shared.process;
+        let waiter = process.spawn("everstep-shutdown", move || {
+            for drain in &mut drained {
+                while matches!(drain.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
+                    if seam::now() >= limit {
+                        tracing::warn!("bodies are still in flight; they are dropped");
+                        shared.drop_runs();
+                        _ = sender.send(());
+                        return;
                     }
+                    seam::sleep(Duration::from_millis(2), "bodies end");
                 }
-                _ = sender.send(());
-            });
+            }
+            _ = sender.send(());
+        });
         if waiter.is_ok() {
             _ = all.await;
         }
@@ -340,25 +341,23 @@ impl Engine {
         }
         let fence = self.shared.fence();
         self.signal();
-        let mut threads = std::mem::take(&mut *lock(&self.threads));
+        let mut threads = std::mem::take(&mut *self.threads.lock());
         threads.extend(self.shared.workers.take_thread());
-        let (shared, guard) = (self.shared.clone(), lock(&self.wake_guard).take());
-        let runtime = lock(&self.own_runtime).take();
+        let (shared, guard) = (self.shared.clone(), self.wake_guard.lock().take());
+        let runtime = self.own_runtime.lock().take();
         let (sender, joined) = oneshot::channel();
-        let joiner = std::thread::Builder::new()
-            .name("everstep-join".to_owned())
-            .spawn(move || {
-                if join_all(&shared, threads) {
-                    sign_off(&shared, fence);
-                }
-                // Only now: a runner that nobody can wake is taken for dead, and then it cannot
-                // sign off.
-                drop(guard);
-                if let Some(runtime) = runtime {
-                    runtime.shutdown_background();
-                }
-                _ = sender.send(());
-            });
+        let joiner = process.spawn("everstep-join", move || {
+            if join_all(&shared, threads) {
+                sign_off(&shared, fence);
+            }
+            // Only now: a runner that nobody can wake is taken for dead, and then it cannot
+            // sign off.
+            drop(guard);
+            if let Some(runtime) = runtime {
+                runtime.shutdown_background();
+            }
+            _ = sender.send(());
+        });
         if joiner.is_ok() {
             _ = joined.await;
         }
@@ -429,12 +428,15 @@ pub struct EngineTools {
 impl EngineTools {
     /// From now on the size of every batch is noted.
     pub fn note_batch_sizes(&self) {
-        *lock(&self.shared.queue.batch_sizes) = Some(Vec::new());
+        *self.shared.queue.batch_sizes.lock() = Some(Vec::new());
     }
 
     /// The sizes that were noted.
     pub fn take_batch_sizes(&self) -> Vec<u32> {
-        lock(&self.shared.queue.batch_sizes)
+        self.shared
+            .queue
+            .batch_sizes
+            .lock()
             .take()
             .unwrap_or_default()
     }
@@ -475,14 +477,10 @@ impl Drop for Engine {
             thread.push(Event::Drain(done));
         }
         self.signal();
-        if let Some(runtime) = lock(&self.own_runtime).take() {
+        if let Some(runtime) = self.own_runtime.lock().take() {
             runtime.shutdown_background();
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits for SIGTERM or SIGINT (Ctrl-C).
@@ -670,6 +668,7 @@ impl EngineBuilder {
         panics::install_hook();
         let current = tokio::runtime::Handle::try_current().ok();
         let many = current.filter(|rt| rt.runtime_flavor() == RuntimeFlavor::MultiThread);
+        let many = seam::simulated_runtime().or(many);
         let own_runtime = match &many {
             Some(_) => None,
             None => Some(small_runtime().map_err(StartError::thread)?),
@@ -691,9 +690,8 @@ impl EngineBuilder {
             own_runtime,
         };
         // Everything here may block: it has a thread of its own.
-        std::thread::Builder::new()
-            .name("everstep-start".to_owned())
-            .spawn(move || _ = sender.send(parts.start()))
+        Process::current()
+            .spawn("everstep-start", move || _ = sender.send(parts.start()))
             .map_err(StartError::thread)?;
         match started.await {
             Ok(engine) => engine,
@@ -734,7 +732,7 @@ impl StartParts {
         } else {
             self.settings.threads
         };
-        let me = Uuid::from_u64_pair(crate::random::entropy(), crate::random::entropy());
+        let me = crate::seam::random_uuid();
         let shared = Arc::new(Shared::new(
             self.settings,
             store.clone(),
@@ -791,9 +789,9 @@ impl StartParts {
             shared: shared.clone(),
             reader,
             stop,
-            threads: Mutex::new(handles),
-            own_runtime: Mutex::new(self.own_runtime),
-            wake_guard: Mutex::new(Some(guard)),
+            threads: Leaf::new(handles),
+            own_runtime: Leaf::new(self.own_runtime),
+            wake_guard: Leaf::new(Some(guard)),
             runtime: self.runtime.clone(),
         };
         let mut leaving = leaving::Leaving::default();
@@ -835,7 +833,7 @@ fn patiently<T>(mut attempt: impl FnMut() -> Result<T, StoreError>) -> Result<T,
                     let cause = cause.unwrap_or_default();
                     tracing::warn!(%error, cause, tries, "the engine waits with its start");
                 }
-                std::thread::sleep(START_RETRY);
+                seam::sleep(START_RETRY, "start again");
             }
             Err(StoreError::Full { .. }) if !was_full => was_full = true,
             other => return other,
@@ -847,11 +845,9 @@ fn patiently<T>(mut attempt: impl FnMut() -> Result<T, StoreError>) -> Result<T,
 /// How long a start waits before it tries again; the store itself has waited for the lock.
 const START_RETRY: Duration = Duration::from_millis(20);
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(work)
-        .map_err(StartError::thread)
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<Thread, StartError> {
+    let spawned = Process::current().spawn(name, work);
+    spawned.map_err(StartError::thread)
 }
 
 /// An engine thread, inside the application's runtime, so that sockets, timers and `tokio::spawn`
@@ -876,7 +872,8 @@ fn engine_thread(
             gone,
         );
         // Our own fairness: tokio's budget would starve all but the first 128 runs of a turn.
-        runtime.block_on(local.run_until(tokio::task::unconstrained(worker.run())));
+        let turns = local.run_until(tokio::task::unconstrained(worker.run()));
+        seam::block_on_in(&runtime, turns, "events");
     });
     if let Err(panic) = std::panic::catch_unwind(work) {
         shared.stop_after_panic("engine", &*panic);
@@ -929,11 +926,11 @@ const JOIN_MAX: Duration = Duration::from_secs(30);
 
 /// Waits until all threads have ended. One that a body blocks cannot be ended: it is left alone, and
 /// so is the lease, since the body goes on. Whether all have.
-fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) -> bool {
-    let begun = Instant::now();
+fn join_all(shared: &Shared, threads: Vec<Thread>) -> bool {
+    let begun = seam::now();
     let mut pause = Duration::from_micros(100);
-    while !threads.iter().all(JoinHandle::is_finished) {
-        let waited = begun.elapsed();
+    while !threads.iter().all(Thread::is_finished) {
+        let waited = seam::elapsed(begun);
         if waited >= BLOCKED_MAX {
             let blocking = blocking(shared);
             if !blocking.is_empty() {
@@ -943,7 +940,7 @@ fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) -> bool {
         }
         if waited >= JOIN_MAX || (waited >= BLOCKED_MAX && !shared.lease_lasts()) {
             let threads = threads.iter().filter(|thread| !thread.is_finished());
-            let names = threads.filter_map(|thread| thread.thread().name());
+            let names = threads.filter_map(|thread| thread.name());
             let threads = names.collect::<Vec<_>>().join(", ");
             tracing::warn!(
                 threads,
@@ -952,17 +949,17 @@ fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) -> bool {
             );
             return false;
         }
-        std::thread::sleep(pause);
+        seam::sleep(pause, "threads end");
         pause = (pause * 2).min(Duration::from_millis(10));
     }
-    threads.into_iter().for_each(|thread| _ = thread.join());
+    threads.into_iter().for_each(Thread::reap);
     true
 }
 
 /// The runs, with their steps, that engine threads are polling.
 fn blocking(shared: &Shared) -> Vec<String> {
     let blocking = shared.threads.iter().filter_map(|thread| {
-        let polling = lock(&thread.polling).clone()?;
+        let polling = thread.polling.lock().clone()?;
         let step = polling
             .step
             .map(|key| crate::location::keys::describe(&key));
@@ -1012,6 +1009,10 @@ fn watch_runtime(runtime: &tokio::runtime::Handle, shared: &Arc<Shared>) -> Arc<
     }
     let gone = Arc::new(AtomicBool::new(false));
     let guard = OnDrop(gone.clone(), shared.clone());
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "it does nothing, and ends with the runtime"
+    )]
     runtime.spawn(async move {
         let _guard = guard;
         std::future::pending::<()>().await;

@@ -23,6 +23,9 @@
 //! # Ok(()) }
 //! ```
 
+// Code goes through the seam for time, randomness, waits and threads, except where a module says so.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
+
 mod client;
 mod codec;
 mod commit;
@@ -35,6 +38,11 @@ mod queue;
 mod registry;
 mod run;
 mod schedule;
+#[allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a simulation sees the calls of a store, not what is under them"
+)]
 pub mod store;
 mod workflow;
 
@@ -53,9 +61,20 @@ mod random;
 mod retention;
 mod retry;
 mod run_id;
+#[allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "it is the one way to them"
+)]
+mod seam;
 mod services;
 mod settings;
 pub mod telemetry;
+#[allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests wait for real threads"
+)]
 pub mod testing;
 mod time;
 mod token;

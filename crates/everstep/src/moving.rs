@@ -213,7 +213,7 @@ impl Migrate {
         refuse_what_is_there(&source, &destination, &destination.look()?)?;
         refuse_runners(&source)?;
         let attempt = Uuid::from_u128(
-            (u128::from(crate::random::entropy()) << 64) | u128::from(crate::random::entropy()),
+            (u128::from(crate::seam::random()) << 64) | u128::from(crate::seam::random()),
         );
         source.note(attempt, destination.name())?;
         self.reach(MigrateStage::Noted)?;
@@ -375,8 +375,8 @@ impl IntoFuture for Migrate {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let (sender, moved) = oneshot::channel();
-            let thread = std::thread::Builder::new().name("everstep-migrate".to_owned());
-            let spawned = thread.spawn(move || _ = sender.send(self.run()));
+            let work = move || _ = sender.send(self.run());
+            let spawned = crate::seam::Process::current().spawn("everstep-migrate", work);
             spawned.map_err(|_| MigrateError::Interrupted)?;
             moved.await.map_err(|_| MigrateError::Interrupted)?
         })

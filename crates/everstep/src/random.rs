@@ -19,13 +19,6 @@ pub(crate) fn hash(seed: u64, bytes: &[u8]) -> u64 {
     mix(h)
 }
 
-/// A seed that differs from process to process.
-pub(crate) fn entropy() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    // The standard library keys its hash maps from the system's own source of randomness.
-    RandomState::new().hash_one(std::process::id())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,6 +25,9 @@ mod queue_load;
 mod ran_on;
 mod replay;
 mod shifted_clock;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod simulation;
 pub mod store_conformance;
 #[cfg(feature = "sqlite")]
 pub mod vfs;

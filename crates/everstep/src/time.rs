@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use crate::seam;
+
 /// An instant in milliseconds since the Unix epoch, as it is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(i64);
@@ -236,7 +238,7 @@ pub struct SystemClock;
 
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
-        SystemTime::now().into()
+        seam::wall().into()
     }
 }
 
@@ -251,7 +253,7 @@ pub(crate) struct Uptime(Duration);
 
 impl Uptime {
     pub(crate) fn now() -> Uptime {
-        let now = Uptime(since_boot());
+        let now = Uptime(seam::uptime());
         #[cfg(test)]
         let now = now + tests::SUSPENDED.get();
         now
@@ -276,29 +278,16 @@ impl Add<Duration> for Uptime {
     }
 }
 
-#[cfg(unix)]
-fn since_boot() -> Duration {
-    use rustix::time::{ClockId, clock_gettime};
-    // The other systems count a suspend in this one.
-    #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "openbsd")))]
-    const CLOCK: ClockId = ClockId::Monotonic;
-    #[cfg(any(target_os = "linux", target_os = "android", target_os = "openbsd"))]
-    const CLOCK: ClockId = ClockId::Boottime;
-    // Of a moment after the boot, neither part is negative.
-    Duration::try_from(clock_gettime(CLOCK)).unwrap_or_default()
-}
-
-#[cfg(not(unix))]
-fn since_boot() -> Duration {
-    static FIRST: OnceLock<Instant> = OnceLock::new();
-    FIRST.get_or_init(Instant::now).elapsed()
-}
-
 /// How long this machine has been suspended since the first call.
 pub(crate) fn suspended() -> Duration {
     static FIRST: OnceLock<(Uptime, Instant)> = OnceLock::new();
-    let (first, at) = FIRST.get_or_init(|| (Uptime::now(), Instant::now()));
-    Uptime::now().since(*first).saturating_sub(at.elapsed())
+    if seam::is_simulated() {
+        return Duration::ZERO;
+    }
+    let (first, at) = FIRST.get_or_init(|| (Uptime::now(), seam::now()));
+    Uptime::now()
+        .since(*first)
+        .saturating_sub(seam::elapsed(*at))
 }
 
 /// `n` seconds.

@@ -68,7 +68,7 @@ impl Secret {
     pub(crate) fn of_this_process() -> Secret {
         let mut bytes = [0; 32];
         for part in bytes.chunks_mut(8) {
-            part.copy_from_slice(&crate::random::entropy().to_le_bytes());
+            part.copy_from_slice(&crate::seam::random().to_le_bytes());
         }
         Secret(bytes)
     }

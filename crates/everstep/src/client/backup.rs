@@ -10,7 +10,7 @@ use std::{
     io::{Read, Write},
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::sync::oneshot;
@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use super::{Boxed, Client, ClientError, DoctorReport, spawn_thread};
 use crate::{
     codec::hook::Codecs,
+    seam,
     store::{SqliteStore, StoreError, sqlite},
 };
 
@@ -262,7 +263,7 @@ impl Partial {
         // Not under the name of the copy that is not finished, which nobody has given.
         fs::metadata(directory.unwrap_or(Path::new("."))).map_err(cannot(to, "written"))?;
         let mut path = to.as_os_str().to_owned();
-        path.push(format!("-partial-{:016x}", crate::random::entropy()));
+        path.push(format!("-partial-{:016x}", crate::seam::random()));
         let (path, to) = (path.into(), to.to_owned());
         Ok(Partial { path, to })
     }
@@ -337,12 +338,12 @@ async fn examine(path: &Path, codecs: Codecs) -> Result<DoctorReport, BackupErro
     drop(client);
     // The threads of the client close the file when they end; before that it cannot be renamed.
     on_thread(move || {
-        let begun = Instant::now();
+        let begun = seam::now();
         while Arc::strong_count(&store) > 1 {
-            if begun.elapsed() > CLOSING_LIMIT {
+            if seam::elapsed(begun) > CLOSING_LIMIT {
                 return Err(BackupError::Interrupted);
             }
-            std::thread::sleep(Duration::from_millis(1));
+            seam::sleep(Duration::from_millis(1), "the file is closed");
         }
         Ok(())
     })

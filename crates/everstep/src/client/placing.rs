@@ -10,7 +10,6 @@ use crate::{
     engine::Leaves,
     name::check_pool,
     pool::Overflow,
-    random,
     run_id::RunId,
     store::{NewRunner, RunRow, ShardSet, Store, StoreError},
     time::Timestamp,
@@ -185,7 +184,7 @@ fn move_if_unowned(
     if owner(store, &row, now)?.is_some() {
         return Ok(Some(Place::Owned));
     }
-    let id = Uuid::from_u64_pair(random::entropy(), random::entropy());
+    let id = crate::seam::random_uuid();
     let mover = NewRunner {
         pools: Vec::new(),
         ..NewRunner::new(id, format!("the move of run {run}"), now, HELD)

@@ -2,9 +2,9 @@
 //! values as they change.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -18,6 +18,7 @@ use crate::{
     engine::{Followed, Follower},
     location::keys,
     run_id::RunId,
+    seam::Leaf,
     store::{self, StreamRow},
     time::Timestamp,
 };
@@ -156,7 +157,7 @@ impl<O> RunHandle<O> {
             next: 0,
             missed: 0,
             read: VecDeque::new(),
-            seen: HashMap::new(),
+            seen: BTreeMap::new(),
             following: None,
         }
     }
@@ -335,7 +336,7 @@ pub struct StreamReader<T> {
     /// What was read and not yet given.
     read: VecDeque<StreamRow>,
     /// The body that last gave an item of each step, by generation and key.
-    seen: HashMap<(u32, Vec<u8>), (u32, u64)>,
+    seen: BTreeMap<(u32, Vec<u8>), (u32, u64)>,
     following: Option<Arc<Follower>>,
 }
 
@@ -491,7 +492,7 @@ impl<T> StateWatch<T> {
                 });
             }
             let before = {
-                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut seen = seen.lock();
                 std::mem::replace(&mut *seen, value.clone())
             };
             if let Some(value) = value.filter(|value| before.as_ref() != Some(value)) {
@@ -509,7 +510,7 @@ impl<T> StateWatch<T> {
     fn follower(&mut self) -> Arc<Follower> {
         let (client, run, key) = (&self.client, self.run, &self.key);
         let follow = || {
-            let (key, seen) = (key.clone(), Mutex::default());
+            let (key, seen) = (key.clone(), Leaf::default());
             let followers = &client.shared.hub.followers;
             followers.follow(run, Followed::State { key, seen })
         };

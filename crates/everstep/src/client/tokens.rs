@@ -75,7 +75,7 @@ impl TokenSecret {
     /// A new one.
     fn draw() -> Result<TokenSecret, ClientError> {
         let mut bytes = [0; 32];
-        getrandom::fill(&mut bytes).map_err(|error| ClientError::Encode {
+        crate::seam::fill_random(&mut bytes).map_err(|error| ClientError::Encode {
             what: "a token".to_owned(),
             problem: format!("the system gives no random numbers: {error}"),
         })?;

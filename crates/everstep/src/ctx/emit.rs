@@ -10,12 +10,8 @@
 //! faster than the disk can take it waits.
 
 use std::{
-    collections::HashSet,
-    future::Future,
-    pin::pin,
+    collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll, Wake, Waker},
-    thread,
 };
 
 use serde::Serialize;
@@ -143,7 +139,7 @@ impl Step {
     pub fn emit_blocking<T: Serialize + ?Sized>(&self, stream: &str, item: &T) -> Result<()> {
         let emitter = self.emitter();
         let emit = emitter.prepare(stream, item)?;
-        block_on(emitter.send(emit));
+        crate::seam::block_on(emitter.send(emit), "room to emit");
         Ok(())
     }
 }
@@ -224,7 +220,7 @@ fn prepare(
 
 /// The names of a run's streams, shared by its code and its bodies.
 #[derive(Default)]
-pub(crate) struct StreamNames(Mutex<HashSet<String>>);
+pub(crate) struct StreamNames(Mutex<BTreeSet<String>>);
 
 impl StreamNames {
     pub(crate) fn new(names: Vec<String>) -> StreamNames {
@@ -323,25 +319,6 @@ impl Core {
         st.emit_mark = st.emit_mark.next(st.taken_by_code);
         if st.emit_mark > st.emitted {
             st.effects.push(Effect::Emit(Box::new(emit)));
-        }
-    }
-}
-
-/// Waits on this thread.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    struct Unpark(thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut cx = Context::from_waker(&waker);
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut cx) {
-            Poll::Ready(value) => return value,
-            Poll::Pending => thread::park(),
         }
     }
 }

@@ -37,6 +37,7 @@ use crate::{
         wakers,
     },
     run_id::RunId,
+    seam::{self, Process},
     services::Services,
     settings::SettingsError,
     telemetry::Watch,
@@ -227,7 +228,7 @@ impl Ctx {
                     span.in_scope(|| sealer.encode(&body(step)?))
                 };
                 match &runtime {
-                    Some(runtime) => Box::pin(joined(runtime.spawn_blocking(work))),
+                    Some(runtime) => Box::pin(joined(seam::spawn_blocking(runtime, work))),
                     None => Box::pin(async move { work() }),
                 }
             }),
@@ -257,11 +258,12 @@ impl Ctx {
                 let work = work.instrument(tracing::Span::current());
                 match &runtime {
                     Some(runtime) => {
-                        let task = runtime.spawn(Leased {
+                        let work = Leased {
                             work: Some(Box::pin(work)),
                             token: token.clone(),
                             permit: attempt.core.env.permit(),
-                        });
+                        };
+                        let task = seam::spawn_task(&Process::current(), runtime, work);
                         token.set_task(task.abort_handle());
                         Box::pin(joined(AbortOnDrop(task)))
                     }
@@ -318,16 +320,16 @@ impl<F: Future<Output = Result<Vec<u8>>>> Future for Leased<F> {
     }
 }
 
-struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
+struct AbortOnDrop<T>(seam::Task<T>);
 
 impl<T> Drop for AbortOnDrop<T> {
     fn drop(&mut self) {
-        self.0.abort();
+        self.0.abort_handle().abort();
     }
 }
 
 impl<T> Future for AbortOnDrop<T> {
-    type Output = std::result::Result<T, tokio::task::JoinError>;
+    type Output = std::result::Result<T, seam::NotEnded>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.0).poll(cx)
@@ -337,14 +339,12 @@ impl<T> Future for AbortOnDrop<T> {
 /// The result of a task. A task that was cancelled went down with its runtime: that is no result
 /// at all, so the body never ends and nothing is recorded.
 async fn joined(
-    task: impl Future<Output = std::result::Result<Result<Vec<u8>>, tokio::task::JoinError>>,
+    task: impl Future<Output = std::result::Result<Result<Vec<u8>>, seam::NotEnded>>,
 ) -> Result<Vec<u8>> {
     match task.await {
         Ok(result) => result,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => std::future::pending().await,
-        },
+        Err(seam::NotEnded::Panicked(panic)) => std::panic::resume_unwind(panic),
+        Err(seam::NotEnded::Cancelled) => std::future::pending().await,
     }
 }
 

@@ -3,14 +3,14 @@
 //! A virtual clock moves only while nothing is. A real one does not ask.
 
 use std::{
-    sync::{
-        Condvar, Mutex, PoisonError,
-        atomic::{AtomicI64, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicI64, AtomicU64, Ordering},
     time::Duration,
 };
 
-use crate::time::Underway;
+use crate::{
+    seam::{self, Signal},
+    time::Underway,
+};
 
 /// Counts what is under way in an engine.
 #[derive(Default)]
@@ -19,8 +19,7 @@ pub(crate) struct Activity {
     bodies: AtomicI64,
     /// Rises with everything that begins, so that two looks can tell whether something was.
     begun: AtomicU64,
-    lock: Mutex<()>,
-    quiet: Condvar,
+    quiet: Signal,
 }
 
 impl Activity {
@@ -35,9 +34,7 @@ impl Activity {
             return;
         }
         if self.busy.fetch_sub(n as i64, Ordering::AcqRel) == n as i64 {
-            // The lock orders this with a waiter that has just looked and is about to wait.
-            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
-            self.quiet.notify_all();
+            self.quiet.notify();
         }
     }
 
@@ -63,9 +60,9 @@ impl Underway for Activity {
     }
 
     fn wait_quiet(&self, limit: Duration) {
-        let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = self.quiet.seen();
         if !self.is_quiet() {
-            drop(self.quiet.wait_timeout(guard, limit));
+            self.quiet.wait(seen, seam::after(limit), "quiet");
         }
     }
 }

@@ -4,7 +4,7 @@
 //! So a runner that comes takes shards only for itself, one that goes leaves only its own, and the
 //! shares are as the weights. Whole numbers only: two machines must not differ in a last bit.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use uuid::Uuid;
 
@@ -24,7 +24,7 @@ pub(crate) fn assigned(
     me: Uuid,
     alive: &[&RunnerRow],
     pools: &[PoolRow],
-    vacant: &HashSet<PoolNo>,
+    vacant: &BTreeSet<PoolNo>,
 ) -> ShardSet {
     let mut shards = ShardSet::EMPTY;
     for pool in pools.iter().filter(|pool| !vacant.contains(&pool.no)) {
@@ -125,7 +125,7 @@ mod tests {
 
     fn shares(alive: &[RunnerRow], pools: &[PoolRow]) -> Vec<ShardSet> {
         let refs: Vec<&RunnerRow> = alive.iter().collect();
-        let vacant = HashSet::from([VACANT]);
+        let vacant = BTreeSet::from([VACANT]);
         let share = |runner: &RunnerRow| assigned(runner.id, &refs, pools, &vacant);
         alive.iter().map(share).collect()
     }

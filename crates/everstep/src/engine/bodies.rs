@@ -3,16 +3,17 @@
 //! A token is fired by any thread (the shutdown, the watchdog of the lease), since the engine thread
 //! may be blocked, and a spawned body does not need it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use crate::cancellation::Cancellation;
+use crate::{
+    cancellation::Cancellation,
+    seam::{Leaf, LeafGuard},
+};
 
 /// The tokens of the bodies in flight.
 #[derive(Default)]
 pub(crate) struct Bodies {
     /// Locked when such a body begins and ends, and while the list is copied; never while a token is
     /// fired, which calls wakers.
-    places: Mutex<Places>,
+    places: Leaf<Places>,
 }
 
 #[derive(Default)]
@@ -23,8 +24,8 @@ struct Places {
 }
 
 impl Bodies {
-    fn lock(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> LeafGuard<'_, Places> {
+        self.places.lock()
     }
 
     /// Keeps the token of a body that begins, of a run that was read under the lease with this epoch.

@@ -5,11 +5,12 @@
 //! done here.
 
 use std::{
+    ops::ControlFlow::{Break, Continue},
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::sync::oneshot;
@@ -18,6 +19,7 @@ use super::{claims, lanes, shared::Shared, streams::Room, workers};
 use crate::{
     commit::{Applied, Batch, Commit, Fence, Outcome, QueueWrite, Refusal, Settlement, Write},
     run_id::RunNo,
+    seam::{self, Leaf, Lock, Monitor},
     settings::Sabotage,
     store::{Reaction, StoreError},
     time::Uptime,
@@ -107,33 +109,28 @@ pub(crate) enum Settled {
 /// The queue in front of the committer.
 #[derive(Default)]
 pub(crate) struct CommitQueue {
-    list: Mutex<Vec<Pending>>,
+    list: Monitor<Vec<Pending>>,
     /// Nobody takes from the list any more. Changed only while the list is locked.
     ended: AtomicBool,
     /// The committer has taken writes and not yet committed them all. Set while the list is
     /// locked: whoever finds the list empty and this not set has nothing in front of it.
     in_hand: AtomicBool,
-    filled: Condvar,
     closed: AtomicBool,
-    /// Held by whoever commits.
-    committing: Mutex<()>,
+    /// Held by the thread that commits, across its calls of the store.
+    committing: Lock,
     /// For benchmarks: how many batches, and how many writes were in them.
     pub(crate) batches: AtomicU64,
-    pub(crate) batch_sizes: Mutex<Option<Vec<u32>>>,
+    pub(crate) batch_sizes: Leaf<Option<Vec<u32>>>,
 }
 
 impl CommitQueue {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Pending>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Appends these, in order. After the end of the committer they are dropped, and with them
     /// whoever waits for an answer.
     pub(crate) fn push_all(&self, shared: &Shared, pending: &mut Vec<Pending>) {
         if pending.is_empty() {
             return;
         }
-        let mut list = self.lock();
+        let mut list = self.list.lock();
         if self.ended.load(Ordering::Acquire) {
             drop(list);
             return pending.clear();
@@ -143,7 +140,7 @@ impl CommitQueue {
         list.append(pending);
         drop(list);
         if was_empty {
-            self.filled.notify_one();
+            self.list.notify();
         }
     }
 
@@ -153,25 +150,22 @@ impl CommitQueue {
 
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        drop(self.lock());
-        self.filled.notify_all();
+        self.list.notify();
     }
 
     /// Everything that is queued; `None` once it is closed and empty.
     fn take(&self) -> Option<Vec<Pending>> {
-        let mut list = self.lock();
-        while list.is_empty() {
+        self.list.wait("writes", |list| {
+            if !list.is_empty() {
+                self.in_hand.store(true, Ordering::Release);
+                return Break(Some(std::mem::take(list)));
+            }
             if self.closed.load(Ordering::Acquire) {
                 self.ended.store(true, Ordering::Release);
-                return None;
+                return Break(None);
             }
-            list = self
-                .filled
-                .wait(list)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        self.in_hand.store(true, Ordering::Release);
-        Some(std::mem::take(&mut *list))
+            Continue(None)
+        })
     }
 }
 
@@ -179,8 +173,8 @@ impl CommitQueue {
 pub(crate) fn run(shared: &Shared) {
     while let Some(mut queued) = shared.queue.take() {
         while !queued.is_empty() {
-            let committing = &shared.queue.committing;
-            let _committing = committing.lock().unwrap_or_else(PoisonError::into_inner);
+            let _committing = shared.queue.committing.lock("committing");
+            seam::point("batch");
             let rest = queued.split_off(batch_len(shared, &queued));
             let batch = std::mem::replace(&mut queued, rest);
             lanes::commit(shared, batch);
@@ -261,12 +255,12 @@ fn size_of_write(write: &Write) -> usize {
 /// else to do, since to hand them over costs about as much as half a sync. What cannot be committed
 /// here stays in the list.
 pub(crate) fn commit_here(shared: &Shared, pending: &mut Vec<Pending>) {
-    let Ok(_committing) = shared.queue.committing.try_lock() else {
+    let Some(_committing) = shared.queue.committing.try_lock() else {
         return;
     };
     // Nothing may overtake what was queued before it: the items of a body come before its result.
     let is_first = {
-        let list = shared.queue.lock();
+        let list = shared.queue.list.lock();
         list.is_empty() && !shared.queue.in_hand.load(Ordering::Acquire)
     };
     if !is_first || shared.stopped().is_some() {
@@ -323,10 +317,10 @@ pub(super) fn commit(shared: &Shared, pending: Vec<Pending>) {
 
 /// Has the store make a batch durable, and notes how long that took.
 pub(super) fn store_commit(shared: &Shared, batch: &Batch) -> Result<Applied, StoreError> {
-    let begun = Instant::now();
+    let begun = seam::now();
     let applied = shared.store.commit(batch);
     if applied.is_ok() {
-        shared.metrics.batch_took(begun.elapsed());
+        shared.metrics.batch_took(seam::elapsed(begun));
     }
     applied
 }
@@ -402,7 +396,7 @@ pub(super) fn react(
             if shared.closing() && is_enough {
                 shared.stop(error);
             } else {
-                std::thread::sleep(retry_delay(shared, tries));
+                seam::sleep(retry_delay(shared, tries), "commit again");
             }
             return Some((batch, senders));
         }
@@ -426,9 +420,7 @@ pub(super) fn react(
 fn note_batch(shared: &Shared, writes: usize) {
     shared.queue.batches.fetch_add(1, Ordering::Relaxed);
     shared.metrics.batch_made(writes);
-    if let Ok(mut sizes) = shared.queue.batch_sizes.try_lock()
-        && let Some(sizes) = sizes.as_mut()
-    {
+    if let Some(sizes) = shared.queue.batch_sizes.lock().as_mut() {
         sizes.push(u32::try_from(writes).unwrap_or(u32::MAX));
     }
 }
@@ -506,6 +498,8 @@ pub(crate) fn lease_holds(valid_until: Uptime, lease: Duration) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
     use crate::{
         engine::{fixture, mailbox::Event},

@@ -2,25 +2,27 @@
 //! hour must not fill a disk with the same line.
 
 use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
+    collections::BTreeMap,
     time::{Duration, Instant},
 };
 
 use super::shared::Shared;
-use crate::store::StoreError;
+use crate::{
+    seam::{self, Leaf},
+    store::StoreError,
+};
 
 /// How long the same complaint is not made again.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// When each complaint was last made.
-#[derive(Debug, Default)]
-pub(crate) struct Complaints(Mutex<HashMap<&'static str, Instant>>);
+#[derive(Default)]
+pub(crate) struct Complaints(Leaf<BTreeMap<&'static str, Instant>>);
 
 impl Complaints {
     /// Whether it is time for this one.
     fn is_time_for(&self, what: &'static str, now: Instant) -> bool {
-        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.0.lock();
         let last = made.get(what);
         if last.is_some_and(|last| now.saturating_duration_since(*last) < SILENCE) {
             return false;
@@ -35,7 +37,7 @@ impl Shared {
     pub(crate) fn complain(&self, error: &StoreError, what: &'static str) {
         let cause = std::error::Error::source(error);
         let cause = cause.map(ToString::to_string).unwrap_or_default();
-        if self.complaints.is_time_for(what, Instant::now()) {
+        if self.complaints.is_time_for(what, seam::now()) {
             tracing::warn!(%error, cause, "{what}; trying again");
         } else {
             tracing::debug!(%error, cause, "{what}; trying again");

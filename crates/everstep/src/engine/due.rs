@@ -9,8 +9,9 @@
 //! Under a virtual clock the thread that polls keeps the timers too, since it moves the clock.
 
 use std::{
+    ops::ControlFlow::{Break, Continue},
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicI64, Ordering, fence},
     },
     time::{Duration, Instant},
@@ -19,6 +20,7 @@ use std::{
 use super::{mailbox::Event, poller::Poller, shared::Shared};
 use crate::{
     run_id::RunNo,
+    seam::{self, Monitor},
     store::DueRun,
     time::{Outlook, Timestamp},
 };
@@ -26,8 +28,7 @@ use crate::{
 /// What the thread that polls the store and the thread that keeps timers wait on.
 #[derive(Default)]
 pub(crate) struct DueSignal {
-    state: Mutex<State>,
-    changed: Condvar,
+    state: Monitor<State>,
     /// Whether there may be runs in the store that no thread has in memory.
     cold: AtomicBool,
     timers: Timers,
@@ -36,16 +37,9 @@ pub(crate) struct DueSignal {
 /// What the thread that keeps timers waits on.
 #[derive(Default)]
 struct Timers {
-    closed: Mutex<bool>,
-    changed: Condvar,
+    closed: Monitor<bool>,
     /// The earliest time for which the thread is known to be awake; a later one needs no signal.
     awake_by: AtomicI64,
-}
-
-impl Timers {
-    fn lock(&self) -> std::sync::MutexGuard<'_, bool> {
-        self.closed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[derive(Default)]
@@ -90,29 +84,24 @@ impl State {
 }
 
 impl DueSignal {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A run that is in nobody's memory is due at this time.
     pub(crate) fn note(&self, at: Timestamp) {
         self.cold.store(true, Ordering::Release);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.next.is_none_or(|next| at < next) {
             state.next = Some(at);
             drop(state);
-            self.changed.notify_one();
+            self.state.notify();
         }
     }
 
     /// Look now.
     pub(crate) fn poke(&self, from_outside: bool) {
-        let mut state = self.lock();
-        state.poked = true;
-        state.from_outside |= from_outside;
-        drop(state);
         self.cold.store(true, Ordering::Release);
-        self.changed.notify_one();
+        self.state.change(|state| {
+            state.poked = true;
+            state.from_outside |= from_outside;
+        });
     }
 
     /// An engine thread has set its next timer to this time.
@@ -123,16 +112,12 @@ impl DueSignal {
         if at.as_millis() >= self.timers.awake_by.load(Ordering::Acquire) {
             return;
         }
-        // Locked, so that the thread is not between its look at the timers and its wait.
-        drop(self.timers.lock());
-        self.timers.changed.notify_one();
+        self.timers.closed.notify();
     }
 
     pub(crate) fn close(&self) {
-        self.lock().closed = true;
-        self.changed.notify_all();
-        *self.timers.lock() = true;
-        self.timers.changed.notify_all();
+        self.state.change(|state| state.closed = true);
+        self.timers.closed.change(|closed| *closed = true);
     }
 }
 
@@ -141,7 +126,7 @@ const PAGE: usize = 1_000;
 
 /// The thread that finds due runs, until it is closed.
 pub(crate) fn run(shared: &Arc<Shared>) {
-    let mut safety = Instant::now() + shared.settings.safety_poll;
+    let mut safety = seam::now() + shared.settings.safety_poll;
     loop {
         let (poll, look) = match wait(shared, safety) {
             Woken::Closed => return,
@@ -150,7 +135,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
             Woken::Safety => {
                 // Shards may have moved away from under somebody who waits.
                 Poller::ensure(shared);
-                safety = Instant::now() + shared.settings.safety_poll;
+                safety = seam::now() + shared.settings.safety_poll;
                 (true, true)
             }
         };
@@ -171,31 +156,27 @@ enum Woken {
 
 /// Waits for the next thing to do.
 fn wait(shared: &Shared, safety: Instant) -> Woken {
-    let mut state = shared.due.lock();
-    loop {
-        let (now, clock) = (shared.now(), shared.clock.as_virtual());
-        // By a real clock they are kept by another thread.
-        let timer = clock.and_then(|_| next_timer(shared));
-        if let Some(woken) = state.woken(now, timer, Instant::now() >= safety) {
+    let state = &shared.due.state;
+    while let Some(clock) = shared.clock.as_virtual() {
+        let (now, timer) = (shared.now(), next_timer(shared));
+        if let Some(woken) = state.lock().woken(now, timer, seam::now() >= safety) {
             return woken;
         }
-        if let Some(clock) = clock {
-            drop(state);
-            shared.keeper.wake_if_due(now);
-            shared.workers.wake_if_due(shared, now);
-            clock.advance_when_quiet(&*shared.activity, &|| outlook(shared));
-            state = shared.due.lock();
-            continue;
-        }
-        let until_next = state
-            .next
-            .map_or(Duration::MAX, |at| until(shared, now, at));
-        let limit = safety
-            .saturating_duration_since(Instant::now())
-            .min(until_next);
-        let waited = shared.due.changed.wait_timeout(state, limit);
-        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        shared.keeper.wake_if_due(now);
+        shared.workers.wake_if_due(shared, now);
+        clock.advance_when_quiet(&*shared.activity, &|| outlook(shared));
     }
+    state.wait("due runs", |state| {
+        let now = shared.now();
+        // By a real clock timers are kept by another thread.
+        if let Some(woken) = state.woken(now, None, seam::now() >= safety) {
+            return Break(woken);
+        }
+        let next = state
+            .next
+            .and_then(|at| seam::after(until(shared, now, at)));
+        Continue(Some(next.map_or(safety, |next| next.min(safety))))
+    })
 }
 
 /// How long to wait for this instant. Not shorter than the resolution of timers: those that end
@@ -211,32 +192,34 @@ pub(crate) fn keep_timers(shared: &Shared) {
         return;
     }
     let timers = &shared.due.timers;
-    let mut closed = timers.lock();
-    while !*closed {
-        let (now, next) = (shared.now(), next_timer(shared));
-        if next.is_some_and(|at| at <= now) {
-            wake_timers(shared);
-            continue;
+    timers.closed.wait("timers", |closed| {
+        if *closed {
+            return Break(());
         }
-        let awake_by = next.map_or(i64::MAX, Timestamp::as_millis);
-        timers.awake_by.store(awake_by, Ordering::Release);
-        // Pairs with the fence in `timer_set`.
-        fence(Ordering::SeqCst);
-        if next_timer(shared).is_some_and(|at| at.as_millis() < awake_by) {
-            continue;
+        loop {
+            let (now, next) = (shared.now(), next_timer(shared));
+            if next.is_some_and(|at| at <= now) {
+                wake_timers(shared);
+                continue;
+            }
+            let awake_by = next.map_or(i64::MAX, Timestamp::as_millis);
+            timers.awake_by.store(awake_by, Ordering::Release);
+            // Pairs with the fence in `timer_set`.
+            fence(Ordering::SeqCst);
+            if next_timer(shared).is_some_and(|at| at.as_millis() < awake_by) {
+                continue;
+            }
+            // The clock may be set meanwhile, so even a late timer is looked at now and then.
+            let limit = next.map_or(Duration::MAX, |at| until(shared, now, at));
+            return Continue(seam::after(limit.min(shared.settings.safety_poll)));
         }
-        // The clock may be set meanwhile, so even a late timer is looked at now and then.
-        let limit = next.map_or(Duration::MAX, |at| until(shared, now, at));
-        let limit = limit.min(shared.settings.safety_poll);
-        let waited = timers.changed.wait_timeout(closed, limit);
-        closed = waited.unwrap_or_else(PoisonError::into_inner).0;
-    }
+    });
 }
 
 /// What comes next, for a virtual clock.
 fn outlook(shared: &Shared) -> Outlook {
     let (next, busy) = {
-        let state = shared.due.lock();
+        let state = shared.due.state.lock();
         (state.next, state.poked || state.closed)
     };
     let (chore, chore_due) = shared.keeper.outlook(shared.now());
@@ -289,7 +272,7 @@ fn poll_store(shared: &Shared, look: bool) {
             Err(error) => {
                 shared.complain(&error, "due runs cannot be read");
                 // Nobody has looked yet.
-                shared.due.lock().from_outside |= look;
+                shared.due.state.lock().from_outside |= look;
                 shared
                     .due
                     .note(now + shared.settings.store_retry.max(Duration::from_millis(100)));
@@ -312,7 +295,7 @@ fn poll_store(shared: &Shared, look: bool) {
             }
             // Without cold runs the next one is in some thread's memory, with a timer there.
             if let (Some(at), true) = (due.next_at, shared.due.cold.load(Ordering::Acquire)) {
-                let mut state = shared.due.lock();
+                let mut state = shared.due.state.lock();
                 state.next = Some(state.next.map_or(at, |next| next.min(at)));
             }
             return;

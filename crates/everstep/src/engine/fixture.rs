@@ -116,7 +116,7 @@ pub(super) fn start_unserved(store: &TestStore, fence: Fence) -> RunId {
 }
 
 fn create(store: &TestStore, fence: Fence, version: u32, claim: bool) -> RunId {
-    let ids = RunIds::new(crate::random::entropy());
+    let ids = RunIds::new(crate::seam::random());
     let id = ids.next(SystemClock.now());
     let new = NewRun {
         id,

@@ -1,10 +1,6 @@
 //! An engine thread as the owner of its runs: what they ask of it in the middle of a poll.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::{Arc, PoisonError},
-};
+use std::{future::Future, pin::Pin, sync::Arc};
 
 use super::{
     committer::{Pending, Reply},
@@ -57,8 +53,7 @@ impl Owner for Host {
     }
 
     fn name_body(&self, key: &[u8]) {
-        let polling = self.mailbox.polling.lock();
-        let mut polling = polling.unwrap_or_else(PoisonError::into_inner);
+        let mut polling = self.mailbox.polling.lock();
         if let Some(polling) = polling.as_mut() {
             let step = polling.step.get_or_insert_default();
             step.clear();

@@ -3,10 +3,7 @@
 //! Waiters are fed after the commit that holds what they wait for. In a client without an engine
 //! nobody feeds them but a poll of the store.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use tokio::sync::oneshot;
 use uuid::Uuid;
@@ -16,13 +13,14 @@ use crate::{
     commit::ItemId,
     hash::FastMap,
     run_id::{RunId, RunNo},
+    seam::{Leaf, LeafGuard},
     store::{Answer, Finished, StoreError},
 };
 
 /// Who waits for the end of which run.
 type Ends = FastMap<RunNo, Awaited>;
 type EndSender = oneshot::Sender<Result<Finished, Arc<StoreError>>>;
-type Requests = HashMap<Uuid, Asked>;
+type Requests = BTreeMap<Uuid, Asked>;
 type AnswerSender = oneshot::Sender<Result<Answer, Arc<StoreError>>>;
 
 /// The answer of an item; none if it is gone.
@@ -49,23 +47,21 @@ struct Asked {
 #[derive(Default)]
 pub(crate) struct Hub {
     // Sharded by run, so that thousands of waiters do not meet on one lock.
-    ends: [Mutex<Ends>; 16],
-    answers: Mutex<Requests>,
-    items: Mutex<FastMap<ItemId, Vec<ItemSender>>>,
+    ends: [Leaf<Ends>; 16],
+    answers: Leaf<Requests>,
+    items: Leaf<FastMap<ItemId, Vec<ItemSender>>>,
     /// Who follows streams and values.
     pub(crate) followers: Followers,
 }
 
 impl Hub {
-    fn ends(&self, run: RunNo) -> std::sync::MutexGuard<'_, Ends> {
+    fn ends(&self, run: RunNo) -> LeafGuard<'_, Ends> {
         let part = crate::random::mix(run.0 as u64) as usize % self.ends.len();
-        self.ends[part]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.ends[part].lock()
     }
 
-    fn answers(&self) -> std::sync::MutexGuard<'_, Requests> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn answers(&self) -> LeafGuard<'_, Requests> {
+        self.answers.lock()
     }
 
     /// Registers a waiter. Look into the store after this, not before: the run may have ended.
@@ -134,8 +130,8 @@ impl Hub {
         receiver
     }
 
-    fn items(&self) -> std::sync::MutexGuard<'_, FastMap<ItemId, Vec<ItemSender>>> {
-        self.items.lock().unwrap_or_else(PoisonError::into_inner)
+    fn items(&self) -> LeafGuard<'_, FastMap<ItemId, Vec<ItemSender>>> {
+        self.items.lock()
     }
 
     /// The item has ended, durably; or it is gone.
@@ -229,7 +225,7 @@ impl Hub {
     pub(crate) fn waiting(&self) -> (Vec<RunId>, Vec<(Uuid, RunId)>) {
         let mut runs = Vec::new();
         for part in &self.ends {
-            let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut part = part.lock();
             part.retain(|_, awaited| {
                 awaited.waiters.retain(|waiter| !waiter.is_closed());
                 !awaited.waiters.is_empty()
@@ -257,7 +253,7 @@ impl Hub {
     pub(crate) fn stop(&self, error: &Arc<StoreError>) {
         self.followers.notify_all();
         for part in &self.ends {
-            let waiters = std::mem::take(&mut *part.lock().unwrap_or_else(PoisonError::into_inner));
+            let waiters = std::mem::take(&mut *part.lock());
             for waiter in waiters.into_values().flat_map(|awaited| awaited.waiters) {
                 _ = waiter.send(Err(error.clone()));
             }

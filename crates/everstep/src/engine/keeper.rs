@@ -9,9 +9,10 @@
 //! taken up until it has said when to come back. So a virtual clock never passes it over.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
+    ops::ControlFlow::{Break, Continue},
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -28,6 +29,7 @@ use super::{
 use crate::{
     commit::{Outcome, Write},
     run_id::RunNo,
+    seam::{self, Leaf, Monitor},
     store::{Reaction, StoreError},
     time::Timestamp,
 };
@@ -93,10 +95,9 @@ fn sweep(shared: &Shared, now: Timestamp) -> Result<Option<Timestamp>, Arc<Store
 /// What the thread waits on.
 #[derive(Default)]
 pub(crate) struct Keeper {
-    state: Mutex<State>,
-    changed: Condvar,
+    state: Monitor<State>,
     /// The runs whose end somebody is to be poked for.
-    watched: Mutex<HashMap<RunNo, Chore>>,
+    watched: Leaf<BTreeMap<RunNo, Chore>>,
     /// Whether there are any: asked at the end of every run.
     watches: AtomicBool,
 }
@@ -110,6 +111,10 @@ struct State {
 }
 
 impl State {
+    fn poke_all(&mut self) {
+        self.plans.iter_mut().for_each(|plan| plan.poked = true);
+    }
+
     /// Takes up the next chore that is due, by its place in the list. All take turns: one that is
     /// poked again and again, as by busy processes elsewhere, keeps no other waiting.
     fn take_due(&mut self, now: Timestamp) -> Option<usize> {
@@ -139,33 +144,24 @@ impl Plan {
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 impl Keeper {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Do this chore now.
     pub(crate) fn poke(&self, chore: Chore) {
-        let mut state = self.lock();
-        for (plan, (other, _)) in state.plans.iter_mut().zip(CHORES) {
-            plan.poked |= other == chore;
-        }
-        drop(state);
-        self.changed.notify_one();
+        self.state.change(|state| {
+            for (plan, (other, _)) in state.plans.iter_mut().zip(CHORES) {
+                plan.poked |= other == chore;
+            }
+        });
     }
 
     /// Do all chores now: something has happened elsewhere.
     pub(crate) fn poke_all(&self) {
-        self.lock()
-            .plans
-            .iter_mut()
-            .for_each(|plan| plan.poked = true);
-        self.changed.notify_one();
+        self.state.change(State::poke_all);
     }
 
     /// From now on this chore is poked when one of these runs ends in this process, and not for
     /// those that it has named before.
     pub(crate) fn watch(&self, chore: Chore, runs: impl Iterator<Item = RunNo>) {
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = self.watched.lock();
         watched.retain(|_, other| *other != chore);
         watched.extend(runs.map(|run| (run, chore)));
         self.watches.store(!watched.is_empty(), Ordering::Release);
@@ -176,9 +172,7 @@ impl Keeper {
         if !self.watches.load(Ordering::Acquire) {
             return;
         }
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        let chore = watched.remove(&run);
-        drop(watched);
+        let chore = self.watched.lock().remove(&run);
         if let Some(chore) = chore {
             self.poke(chore);
         }
@@ -186,18 +180,17 @@ impl Keeper {
 
     /// Whether no chore is to go on.
     pub(crate) fn is_closed(&self) -> bool {
-        self.lock().closed
+        self.state.lock().closed
     }
 
     /// No chore is begun any more.
     pub(crate) fn close(&self) {
-        self.lock().closed = true;
-        self.changed.notify_all();
+        self.state.change(|state| state.closed = true);
     }
 
     /// When a chore comes next, and whether one is to be done at once: for a virtual clock.
     pub(crate) fn outlook(&self, now: Timestamp) -> (Option<Timestamp>, bool) {
-        let state = self.lock();
+        let state = self.state.lock();
         if state.closed {
             return (None, false);
         }
@@ -208,14 +201,14 @@ impl Keeper {
     /// Wakes the thread if its time has come: it cannot see a virtual clock jump.
     pub(crate) fn wake_if_due(&self, now: Timestamp) {
         if self.outlook(now).1 {
-            self.changed.notify_one();
+            self.state.notify();
         }
     }
 }
 
 /// The thread, until it is closed. Begins with every chore.
 pub(crate) fn run(shared: &Arc<Shared>) {
-    let mut safety = Instant::now() + shared.settings.safety_poll;
+    let mut safety = seam::now() + shared.settings.safety_poll;
     while let Some(chore) = wait(shared, &mut safety) {
         let (name, work) = CHORES[chore];
         // A store that has stopped the engine is not asked any more.
@@ -223,9 +216,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
             Some(_) => None,
             None => come_back(shared, name, work(shared, shared.now())),
         };
-        let mut state = shared.keeper.lock();
-        state.plans[chore].at = next;
-        drop(state);
+        shared.keeper.state.lock().plans[chore].at = next;
         shared.activity.end(1);
     }
 }
@@ -252,31 +243,25 @@ fn come_back(
 /// Waits for the next chore that is due, by its place in the list; `None` when it is closed. What
 /// this gives counts as going on.
 fn wait(shared: &Shared, safety: &mut Instant) -> Option<usize> {
-    let mut state = shared.keeper.lock();
-    loop {
+    shared.keeper.state.wait("chores", |state| {
         if state.closed {
-            return None;
+            return Break(None);
+        }
+        if seam::now() >= *safety {
+            *safety = seam::now() + shared.settings.safety_poll;
+            state.poke_all();
         }
         let now = shared.now();
         if let Some(due) = state.take_due(now) {
             shared.activity.begin(1);
-            return Some(due);
-        }
-        let left = safety.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            *safety = Instant::now() + shared.settings.safety_poll;
-            state.plans.iter_mut().for_each(|plan| plan.poked = true);
-            continue;
+            return Break(Some(due));
         }
         let next = state.plans.iter().filter_map(|plan| plan.at).min();
-        let limit = match (next, shared.clock.as_virtual()) {
-            (Some(at), None) => left.min(at.since(now)),
-            // Whoever moves a virtual clock wakes this.
-            _ => left,
-        };
-        let waited = shared.keeper.changed.wait_timeout(state, limit);
-        state = waited.unwrap_or_else(PoisonError::into_inner).0;
-    }
+        // Whoever moves a virtual clock wakes this.
+        let next = next.filter(|_| shared.clock.as_virtual().is_none());
+        let next = next.and_then(|at| seam::after(at.since(now)));
+        Continue(Some(next.map_or(*safety, |next| next.min(*safety))))
+    })
 }
 
 /// Hands a write of a chore to the committer, and waits until it is durable.
@@ -284,7 +269,7 @@ pub(crate) fn write(shared: &Shared, write: Write) -> Result<Outcome, Arc<StoreE
     let (sender, answer) = oneshot::channel();
     let reply = Reply::Caller(sender);
     shared.queue.push(shared, Pending::new(write, reply));
-    answer.blocking_recv().unwrap_or_else(|_| {
+    seam::block_on(answer, "answer to a chore").unwrap_or_else(|_| {
         let store = shared.store.describe();
         Err(Arc::new(StoreError::Closed { store }))
     })
@@ -310,7 +295,7 @@ pub(crate) fn write_all(
     answers
         .into_iter()
         .map(|answer| {
-            let answered = answer.blocking_recv();
+            let answered = seam::block_on(answer, "answers to a chore");
             answered.unwrap_or_else(|_| Err(Arc::new(closed())))
         })
         .collect()
@@ -330,7 +315,13 @@ mod tests {
         let mut done = Vec::new();
         for _ in 0..CHORES.len() {
             keeper.poke_all();
-            done.extend(keeper.lock().take_due(now).map(|chore| CHORES[chore].0));
+            done.extend(
+                keeper
+                    .state
+                    .lock()
+                    .take_due(now)
+                    .map(|chore| CHORES[chore].0),
+            );
         }
         assert_eq!(done, CHORES.map(|(chore, _)| chore));
     }

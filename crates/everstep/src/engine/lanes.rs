@@ -13,6 +13,7 @@ use super::{
 use crate::{
     commit::{Applied, Batch, Target, Write},
     run_id::RunNo,
+    seam,
     store::StoreError,
 };
 
@@ -99,6 +100,13 @@ fn split(batch: Batch, senders: Vec<Sender>, lanes: usize) -> Vec<Part> {
 
 /// The first part here, the others on threads of their own.
 fn commit_all(shared: &Shared, parts: &[Part]) -> Vec<Result<Applied, StoreError>> {
+    if seam::is_simulated() {
+        // One after another: threads of a scope are joined outside of the seam.
+        let parts = parts.iter();
+        return parts
+            .map(|part| committer::store_commit(shared, &part.batch))
+            .collect();
+    }
     std::thread::scope(|scope| {
         let others = parts.iter().skip(1);
         let others: Vec<_> = others

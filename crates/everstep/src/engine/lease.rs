@@ -5,8 +5,9 @@
 //! ([`super::leaving`]).
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    collections::BTreeMap,
+    ops::ControlFlow::{Break, Continue},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,6 +23,7 @@ use super::{
 use crate::{
     commit::Fence,
     run::is_mended_by_deploy,
+    seam::{self, Monitor},
     settings::Sabotage,
     store::{RunnerRow, ShardSet, StoreError},
     time::{Timestamp, Uptime},
@@ -29,10 +31,7 @@ use crate::{
 
 /// Stops the heartbeat, or hurries it.
 #[derive(Default)]
-pub(crate) struct Stop {
-    state: Mutex<Told>,
-    changed: Condvar,
-}
+pub(crate) struct Stop(Monitor<Told>);
 
 #[derive(Clone, Copy, Default)]
 struct Told {
@@ -44,49 +43,54 @@ struct Told {
 }
 
 impl Stop {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Told> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn stop(&self) {
-        self.lock().stopped = true;
-        self.changed.notify_all();
+        self.0.change(|told| told.stopped = true);
     }
 
     /// From now on the shards are kept as they should be.
     pub(crate) fn begin(&self) {
-        self.lock().started = true;
+        self.0.lock().started = true;
     }
 
     /// Asks for a look at who has which shards.
     pub(crate) fn poke(&self) {
-        self.lock().poked = true;
-        self.changed.notify_all();
+        self.0.change(|told| told.poked = true);
     }
 
     /// Waits for this long; whether it was stopped.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
-        self.wait_while(limit, |told| !told.stopped).stopped
+        let until = seam::after(limit);
+        self.wait_while("end of the lease", until, |told| !told.stopped)
+            .stopped
     }
 
     /// Waits until `beat`, or, if it is poked, until `hurried`.
     fn wait_for_beat(&self, beat: Instant, hurried: Instant) -> Told {
-        let left = |until: Instant| until.saturating_duration_since(Instant::now());
-        let told = self.wait_while(left(beat), |told| !told.stopped && !told.poked);
+        let is_calm = |told: &Told| !told.stopped && !told.poked;
+        let told = self.wait_while("beat", Some(beat), is_calm);
         if told.poked && !told.stopped {
-            self.wait_while(left(hurried.min(beat)), |told| !told.stopped);
+            let until = Some(hurried.min(beat));
+            self.wait_while("hurried beat", until, |told| !told.stopped);
         }
-        let mut told = self.lock();
+        let mut told = self.0.lock();
         let now = *told;
         told.poked = false;
         now
     }
 
-    fn wait_while(&self, limit: Duration, goes_on: impl Fn(&Told) -> bool) -> Told {
-        let waited = self
-            .changed
-            .wait_timeout_while(self.lock(), limit, |told| goes_on(told));
-        *waited.unwrap_or_else(PoisonError::into_inner).0
+    fn wait_while(
+        &self,
+        label: &'static str,
+        until: Option<Instant>,
+        goes_on: impl Fn(&Told) -> bool,
+    ) -> Told {
+        self.0.wait(label, |told| {
+            let is_over = until.is_some_and(|until| seam::now() >= until);
+            match goes_on(told) && !is_over {
+                true => Continue(until),
+                false => Break(*told),
+            }
+        })
     }
 }
 
@@ -96,8 +100,8 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
     let mut beats = 0u64;
     let mut leaving = Leaving::default();
     let mut coming = ShardSet::EMPTY;
-    let mut next = Instant::now() + heartbeat;
-    let mut balanced = Instant::now();
+    let mut next = seam::now() + heartbeat;
+    let mut balanced = seam::now();
     let mut poked = false;
     loop {
         // However often it is poked, it looks no more often than twice in a beat.
@@ -106,8 +110,8 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
             return;
         }
         poked |= told.poked;
-        if Instant::now() >= next {
-            next = Instant::now() + heartbeat;
+        if seam::now() >= next {
+            next = seam::now() + heartbeat;
             beats += 1;
             if !beat(shared, &mut leaving) {
                 continue;
@@ -118,9 +122,9 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
             continue;
         }
         // Others are looked for at every second beat: an idle engine asks little.
-        if (beats.is_multiple_of(2) && balanced + heartbeat <= Instant::now()) || poked {
+        if (beats.is_multiple_of(2) && balanced + heartbeat <= seam::now()) || poked {
             poked = false;
-            balanced = Instant::now();
+            balanced = seam::now();
             look_around(shared, &mut leaving, &mut coming);
         }
     }
@@ -259,7 +263,7 @@ impl<'a> Seen<'a> {
 /// clock of another, and one of them may be wrong: a runner whose lease lasts would be taken over from. So
 /// a lease is over only when it is over by the calendar and was not prolonged for as long as it lasts.
 #[derive(Default)]
-pub(crate) struct Beats(HashMap<Uuid, Beat>);
+pub(crate) struct Beats(BTreeMap<Uuid, Beat>);
 
 struct Beat {
     epoch: u64,
@@ -279,7 +283,7 @@ impl Beats {
             return now;
         }
         let others = runners.iter().filter(|runner| runner.id != me);
-        self.look(others, now, shared.settings.lease, Instant::now())
+        self.look(others, now, shared.settings.lease, seam::now())
     }
 
     fn look<'a>(
@@ -436,7 +440,7 @@ pub(crate) fn watch(shared: &Arc<Shared>, stop: &Stop) {
     let mut seen: Vec<(u64, Instant, bool)> = shared
         .threads
         .iter()
-        .map(|_| (0, Instant::now(), false))
+        .map(|_| (0, seam::now(), false))
         .collect();
     let mut ending = Ending::default();
     let step = (shared.settings.blocked_after / 4).min(shared.settings.lease / 10);
@@ -489,20 +493,18 @@ impl Ending {
 fn name_blocked(shared: &Shared, thread: &Mailbox, seen: &mut (u64, Instant, bool)) {
     let turn = thread.turn.load(std::sync::atomic::Ordering::Acquire);
     if turn != seen.0 {
-        *seen = (turn, Instant::now(), false);
+        *seen = (turn, seam::now(), false);
         return;
     }
     let working = turn % 2 == 1;
-    if !working || seen.2 || seen.1.elapsed() < shared.settings.blocked_after {
+    if !working || seen.2 || seam::elapsed(seen.1) < shared.settings.blocked_after {
         return;
     }
     seen.2 = true;
-    let polling = thread.polling.lock();
-    let Some(polling) = polling.unwrap_or_else(PoisonError::into_inner).clone() else {
+    let Some(polling) = thread.polling.lock().clone() else {
         return;
     };
-    let blocked = thread.blocked.lock();
-    *blocked.unwrap_or_else(PoisonError::into_inner) = Some((turn, polling.clone()));
+    *thread.blocked.lock() = Some((turn, polling.clone()));
     let step = polling
         .step
         .map(|key| crate::location::keys::describe(&key));
@@ -510,7 +512,7 @@ fn name_blocked(shared: &Shared, thread: &Mailbox, seen: &mut (u64, Instant, boo
         run = %polling.run,
         workflow = &*polling.workflow,
         step = step.as_deref().unwrap_or("(the workflow's own code)"),
-        blocked_for = ?seen.1.elapsed(),
+        blocked_for = ?seam::elapsed(seen.1),
         "a body blocks its engine thread; use `ctx.blocking` for work that blocks"
     );
 }

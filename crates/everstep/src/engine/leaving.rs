@@ -8,8 +8,7 @@
 //! Always true: a shard is owned, or it is leaving, or it is not ours in the store.
 
 use std::{
-    collections::HashMap,
-    sync::mpsc,
+    collections::BTreeMap,
     time::{Duration, Instant},
 };
 
@@ -22,17 +21,18 @@ use super::{
 use crate::{
     commit::Fence,
     run_id::ShardId,
+    seam::{self, Channel},
     store::{ShardSet, StoreError},
 };
 
 /// What is given back, and what is to be.
 pub(crate) struct Leaving {
     /// Not taken in any more, and some run of it may be in memory.
-    busy: HashMap<ShardId, Given>,
+    busy: BTreeMap<ShardId, Given>,
     /// Out of memory, and still ours in the store.
     freed: ShardSet,
     /// Since when each shard should be somebody else's.
-    excess_since: HashMap<ShardId, Instant>,
+    excess_since: BTreeMap<ShardId, Instant>,
     /// Owned, and what is stored of them may not be in memory: their runs are to be taken up.
     pub(super) unread: ShardSet,
     /// Pools whose shards nobody needs.
@@ -42,8 +42,8 @@ pub(crate) struct Leaving {
     /// Each time that something is given back has its own, so that an answer of an earlier time is
     /// not taken for one of this.
     number: u64,
-    told: mpsc::Sender<(u64, ShardSet)>,
-    news: mpsc::Receiver<(u64, ShardSet)>,
+    /// What has left memory, by these numbers.
+    news: Channel<(u64, ShardSet)>,
 }
 
 /// How a shard was given back.
@@ -55,17 +55,15 @@ struct Given {
 
 impl Default for Leaving {
     fn default() -> Leaving {
-        let (told, news) = mpsc::channel();
         Leaving {
-            busy: HashMap::new(),
+            busy: BTreeMap::new(),
             freed: ShardSet::EMPTY,
-            excess_since: HashMap::new(),
+            excess_since: BTreeMap::new(),
             unread: ShardSet::EMPTY,
             vacant: Vacant::default(),
             beats: Beats::default(),
             number: 0,
-            told,
-            news,
+            news: Channel::default(),
         }
     }
 }
@@ -93,7 +91,7 @@ impl Leaving {
         self.begin(shared, fence, &free, false);
         let is_due = |shard: ShardId| {
             let since = self.excess_since.get(&shard);
-            since.is_some_and(|since| since.elapsed() >= shared.settings.shutdown_limit)
+            since.is_some_and(|since| seam::elapsed(*since) >= shared.settings.shutdown_limit)
         };
         let overdue = minus(&held, |shard| !is_due(shard));
         if !overdue.is_empty() {
@@ -109,7 +107,7 @@ impl Leaving {
         self.excess_since
             .retain(|shard, _| excess.contains(*shard) || busy.contains_key(shard));
         for shard in excess.iter() {
-            self.excess_since.entry(shard).or_insert_with(Instant::now);
+            self.excess_since.entry(shard).or_insert_with(seam::now);
         }
     }
 
@@ -120,14 +118,14 @@ impl Leaving {
             return;
         }
         self.number += 1;
-        let (number, at) = (self.number, Instant::now());
+        let (number, at) = (self.number, seam::now());
         tell_threads(shared, shards, |shards| {
             Event::Release(Release {
                 shards,
                 number,
                 epoch: fence.epoch,
                 forced,
-                told: self.told.clone(),
+                told: self.news.clone(),
             })
         });
         for shard in shards.iter() {
@@ -140,7 +138,7 @@ impl Leaving {
     /// far away.
     pub(super) fn take_back(&mut self, shared: &Shared, fence: Fence, wanted: &ShardSet) {
         let patience = shared.settings.heartbeat() * 2;
-        let is_stuck = |given: &Given| !given.forced && given.at.elapsed() >= patience;
+        let is_stuck = |given: &Given| !given.forced && seam::elapsed(given.at) >= patience;
         let busy = self.busy.iter();
         let busy = busy.filter(|(shard, given)| wanted.contains(**shard) || is_stuck(given));
         let mut back: ShardSet = busy.map(|(shard, _)| *shard).collect();
@@ -168,10 +166,9 @@ impl Leaving {
         fence: Fence,
         limit: Duration,
     ) -> Result<(), StoreError> {
-        let until = Instant::now() + limit;
+        let until = seam::now() + limit;
         while !self.busy.is_empty() {
-            let left = until.saturating_duration_since(Instant::now());
-            let Ok((number, freed)) = self.news.recv_timeout(left) else {
+            let Some((number, freed)) = self.news.receive(until, "shards that are freed") else {
                 break;
             };
             for shard in freed.iter() {
@@ -208,17 +205,16 @@ fn tell_threads(shared: &Shared, shards: &ShardSet, mut event: impl FnMut(ShardS
 /// blocks it.
 fn long_bodies(shared: &Shared, shards: &ShardSet) -> ShardSet {
     let limit = shared.settings.heartbeat();
-    let (answer, answers) = mpsc::channel();
+    let answers = Channel::default();
     let mut long = shards.clone();
     let mut asked = 0;
     tell_threads(shared, shards, |its| {
         asked += 1;
-        Event::LongBodies(its, limit, answer.clone())
+        Event::LongBodies(its, limit, answers.clone())
     });
-    let until = Instant::now() + limit / 4;
+    let until = seam::now() + limit / 4;
     for _ in 0..asked {
-        let left = until.saturating_duration_since(Instant::now());
-        let Ok((asked, its)) = answers.recv_timeout(left) else {
+        let Some((asked, its)) = answers.receive(until, "long bodies") else {
             break;
         };
         let free = minus(&asked, |shard| its.contains(shard));

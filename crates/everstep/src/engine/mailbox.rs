@@ -2,9 +2,8 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicI64, AtomicU64, Ordering},
-        mpsc,
     },
     time::Duration,
 };
@@ -22,6 +21,7 @@ use crate::{
     history::OpId,
     run::wakers::WakeSink,
     run_id::RunNo,
+    seam::{Channel, Leaf},
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
     time::Timestamp,
 };
@@ -73,7 +73,7 @@ pub(crate) enum Event {
     Reconsidered(RunNo, Result<Option<Box<LoadedRun>>, StoreError>),
     /// Which of these shards have a body that has been in flight for longer than this. Answered with
     /// both.
-    LongBodies(ShardSet, Duration, mpsc::Sender<(ShardSet, ShardSet)>),
+    LongBodies(ShardSet, Duration, Channel<(ShardSet, ShardSet)>),
     /// Shards are given up: their runs must leave memory.
     Release(Release),
     /// These shards stay after all.
@@ -123,7 +123,7 @@ pub(crate) struct Release {
     pub(crate) epoch: u64,
     /// Bodies are dropped; otherwise they may end.
     pub(crate) forced: bool,
-    pub(crate) told: mpsc::Sender<(u64, ShardSet)>,
+    pub(crate) told: Channel<(u64, ShardSet)>,
 }
 
 /// What an engine thread has in memory.
@@ -136,7 +136,7 @@ pub(crate) struct ThreadCensus {
 
 /// The way to one engine thread.
 pub(crate) struct Mailbox {
-    events: Mutex<Vec<Event>>,
+    events: Leaf<Vec<Event>>,
     waker: AtomicWaker,
     activity: Arc<Activity>,
     /// When its next timer is due, in milliseconds; `i64::MAX` for never.
@@ -144,9 +144,9 @@ pub(crate) struct Mailbox {
     /// The number of the turn that it is in, odd while it works: for the watchdog.
     pub(crate) turn: AtomicU64,
     /// What it is polling: for the watchdog.
-    pub(crate) polling: Mutex<Option<Polling>>,
+    pub(crate) polling: Leaf<Option<Polling>>,
     /// What it was polling when the watchdog found it blocked, and the number of that turn.
-    pub(crate) blocked: Mutex<Option<(u64, Polling)>>,
+    pub(crate) blocked: Leaf<Option<(u64, Polling)>>,
     /// The bodies of its runs that can be told to stop.
     pub(crate) bodies: Bodies,
 }
@@ -162,23 +162,20 @@ pub(crate) struct Polling {
 impl Mailbox {
     pub(crate) fn new(activity: Arc<Activity>) -> Arc<Mailbox> {
         Arc::new(Mailbox {
-            events: Mutex::default(),
+            events: Leaf::default(),
             waker: AtomicWaker::new(),
             activity,
             next_timer: AtomicI64::new(i64::MAX),
             turn: AtomicU64::new(0),
-            polling: Mutex::default(),
-            blocked: Mutex::default(),
+            polling: Leaf::default(),
+            blocked: Leaf::default(),
             bodies: Bodies::default(),
         })
     }
 
     pub(crate) fn push(&self, event: Event) {
         self.activity.begin(1);
-        self.events
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(event);
+        self.events.lock().push(event);
         self.waker.wake();
     }
 
@@ -187,10 +184,7 @@ impl Mailbox {
             return;
         }
         self.activity.begin(events.len());
-        self.events
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend(events);
+        self.events.lock().extend(events);
         self.waker.wake();
     }
 
@@ -200,7 +194,7 @@ impl Mailbox {
 
     /// Takes all events. Each counts as activity until [`Mailbox::done`].
     pub(crate) fn take(&self) -> Vec<Event> {
-        std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.events.lock())
     }
 
     pub(crate) fn done(&self, events: usize) {
@@ -209,14 +203,14 @@ impl Mailbox {
 
     /// Code of a user's is run from now on, or none any more.
     pub(crate) fn set_polling(&self, polling: Option<Polling>) {
-        *self.polling.lock().unwrap_or_else(PoisonError::into_inner) = polling;
+        *self.polling.lock() = polling;
     }
 
     /// The run and the body that block it at this moment, if the watchdog has found that.
     pub(crate) fn blocked(&self) -> Option<Polling> {
-        let blocked = self.blocked.lock().unwrap_or_else(PoisonError::into_inner);
+        let blocked = self.blocked.lock();
         let (turn, blocked) = blocked.clone()?;
-        let polling = self.polling.lock().unwrap_or_else(PoisonError::into_inner);
+        let polling = self.polling.lock();
         let is_blocked = self.turn.load(Ordering::Acquire) == turn;
         (is_blocked && polling.as_ref() == Some(&blocked)).then_some(blocked)
     }

@@ -5,7 +5,7 @@
 //! is: its shard is one of as many as there are pools.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicUsize, Ordering},
@@ -28,13 +28,13 @@ pub(crate) struct Owned {
 struct State {
     shards: ShardSet,
     /// The indexes of those shards, by pool.
-    indexes: HashMap<PoolNo, Vec<u8>>,
+    indexes: BTreeMap<PoolNo, Vec<u8>>,
     /// How often the shards were set: while this is the same, no run has moved away and come back.
     era: u64,
     /// Pools are never renamed or removed, so what is known stays true.
-    pools: HashMap<Arc<str>, PoolNo>,
+    pools: BTreeMap<Arc<str>, PoolNo>,
     /// Those of them that nobody serves and no run is in.
-    vacant: HashSet<PoolNo>,
+    vacant: BTreeSet<PoolNo>,
 }
 
 impl State {
@@ -49,10 +49,10 @@ impl Default for Owned {
     fn default() -> Owned {
         let state = State {
             shards: ShardSet::EMPTY,
-            indexes: HashMap::new(),
+            indexes: BTreeMap::new(),
             era: 0,
-            pools: HashMap::from([(Arc::from(DEFAULT_POOL), PoolNo::DEFAULT)]),
-            vacant: HashSet::new(),
+            pools: BTreeMap::from([(Arc::from(DEFAULT_POOL), PoolNo::DEFAULT)]),
+            vacant: BTreeSet::new(),
         };
         Owned {
             state: RwLock::new(state),
@@ -120,7 +120,7 @@ impl Owned {
     }
 
     pub(crate) fn set_shards(&self, shards: &ShardSet) {
-        let mut indexes: HashMap<PoolNo, Vec<u8>> = HashMap::new();
+        let mut indexes: BTreeMap<PoolNo, Vec<u8>> = BTreeMap::new();
         for shard in shards.iter() {
             indexes.entry(shard.pool()).or_default().push(shard.index());
         }
@@ -137,7 +137,7 @@ impl Owned {
     }
 
     /// Takes note of the pools that there are, and which of them are vacant.
-    pub(crate) fn set_pools(&self, pools: &[PoolRow], vacant: &HashSet<PoolNo>) {
+    pub(crate) fn set_pools(&self, pools: &[PoolRow], vacant: &BTreeSet<PoolNo>) {
         let pools = pools.iter().map(|row| (Arc::clone(&row.name), row.no));
         let mut state = self.write();
         state.pools.extend(pools);
@@ -175,13 +175,13 @@ mod tests {
             no: PoolNo(1),
             name: Arc::from("gpu"),
         };
-        owned.set_pools(&[gpu], &HashSet::new());
+        owned.set_pools(&[gpu], &BTreeSet::new());
         let here: Vec<u8> = (0..=u8::MAX).filter(|index| index % 3 == 1).collect();
         let shards = here
             .iter()
             .map(|index| ShardId::new(PoolNo::DEFAULT, *index));
         owned.set_shards(&shards.collect());
-        let mut counts: HashMap<u8, usize> = HashMap::new();
+        let mut counts: BTreeMap<u8, usize> = BTreeMap::new();
         const RUNS: usize = 85_000;
         for _ in 0..RUNS {
             let drawn = ids.next(now);

@@ -2,8 +2,9 @@
 //! ends and answers of runs that another process owns. One query per round, however many wait.
 
 use std::{
-    collections::{HashMap, HashSet, hash_map::Entry},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    ops::ControlFlow::{Break, Continue},
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -16,16 +17,13 @@ use super::{
 use crate::{
     commit::ItemId,
     run_id::{RunId, RunNo},
+    seam::{self, Monitor},
     store::{ShardSet, StoreError},
 };
 
 /// The thread that asks. It comes when somebody waits, and goes when nobody does.
 #[derive(Default)]
-pub(crate) struct Poller {
-    state: Mutex<State>,
-    /// Somebody has a new question.
-    asked: Condvar,
-}
+pub(crate) struct Poller(Monitor<State>);
 
 #[derive(Default)]
 struct State {
@@ -45,14 +43,14 @@ const PAUSE_MAX: Duration = Duration::from_millis(200);
 impl Poller {
     /// Starts the thread if somebody waits for a run of another process, and it is not there.
     pub(crate) fn ensure(shared: &Arc<Shared>) {
-        let mut state = shared.poller.lock();
+        let mut state = shared.poller.0.lock();
         if state.running || questions(shared).is_none() {
             return;
         }
         state.running = true;
         let asking = shared.clone();
-        let thread = std::thread::Builder::new().name("everstep-poll".to_owned());
-        if let Err(error) = thread.spawn(move || run(&asking)) {
+        let spawned = shared.process.spawn("everstep-poll", move || run(&asking));
+        if let Err(error) = spawned {
             tracing::error!(%error, "a thread cannot be started; results are not asked for");
             state.running = false;
         }
@@ -61,27 +59,23 @@ impl Poller {
     /// As [`ensure`](Poller::ensure), and asks soon: together with all others that come within a
     /// moment.
     pub(crate) fn ask_soon(shared: &Arc<Shared>) {
-        shared.poller.lock().is_new = true;
-        shared.poller.asked.notify_one();
+        shared.poller.0.change(|state| state.is_new = true);
         Poller::ensure(shared);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for this long, or until there are new questions.
     fn wait(&self, pause: Duration) {
-        let state = self.lock();
-        let waited = self
-            .asked
-            .wait_timeout_while(state, pause, |state| !state.is_new);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if std::mem::take(&mut state.is_new) {
-            drop(state);
-            std::thread::sleep(GATHER);
+        let until = seam::now() + pause;
+        let is_new = self.0.wait("questions", |state| {
+            match !state.is_new && seam::now() < until {
+                true => Continue(Some(until)),
+                false => Break(state.is_new),
+            }
+        });
+        if is_new {
+            seam::sleep(GATHER, "more questions");
             // Those that have come meanwhile are asked too.
-            self.lock().is_new = false;
+            self.0.lock().is_new = false;
         }
     }
 }
@@ -93,7 +87,7 @@ fn run(shared: &Shared) {
         pause = (pause * 2).min(PAUSE_MAX);
         let questions = {
             // Whoever registers after this look finds the flag down and starts another thread.
-            let mut state = shared.poller.lock();
+            let mut state = shared.poller.0.lock();
             match questions(shared) {
                 Some(questions) => questions,
                 None => {
@@ -124,7 +118,7 @@ struct Questions {
 /// Asks once for what is waited for in shards that have just come to this process: what ended
 /// before that was told to another one. Asked again if that fails, since nobody else asks for them.
 pub(crate) fn ask_about(shared: &Shared, shards: &ShardSet) -> Result<(), StoreError> {
-    let indexes: HashSet<u8> = shards.iter().map(|shard| shard.index()).collect();
+    let indexes: BTreeSet<u8> = shards.iter().map(|shard| shard.index()).collect();
     let questions = questions_where(shared, |run| indexes.contains(&run.shard_index()));
     match questions {
         Some(questions) => ask(shared, &questions).1,
@@ -212,7 +206,7 @@ fn ask(shared: &Shared, questions: &Questions) -> (bool, Result<(), StoreError>)
 /// Tells those followers that have something to read; whether there is one.
 fn tell_followers(shared: &Shared, followers: &[Arc<Follower>]) -> Result<bool, StoreError> {
     let (mut streams, mut readers, mut told) = (Vec::new(), Vec::new(), false);
-    let mut states = HashMap::new();
+    let mut states = BTreeMap::new();
     for follower in followers {
         match &follower.what {
             Followed::Stream { name, next } => {
@@ -229,7 +223,7 @@ fn tell_followers(shared: &Shared, followers: &[Arc<Follower>]) -> Result<bool, 
                 };
                 let value = state.iter().find(|(other, _)| other == key);
                 let value = value.map(|(_, value)| value);
-                let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                let seen = seen.lock();
                 if value != seen.as_ref() {
                     told = true;
                     follower.notify();

@@ -164,9 +164,8 @@ impl EngineBuilder {
             }
             Ok(found?)
         };
-        std::thread::Builder::new()
-            .name("everstep-preflight".to_owned())
-            .spawn(move || _ = sender.send(work()))
+        crate::seam::Process::current()
+            .spawn("everstep-preflight", move || _ = sender.send(work()))
             .map_err(StartError::thread)?;
         checked
             .await

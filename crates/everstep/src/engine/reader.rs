@@ -2,15 +2,18 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread,
+    ops::ControlFlow::{Break, Continue},
+    sync::Arc,
     time::Duration,
 };
 
 use tokio::sync::oneshot;
 
 use super::activity::Activity;
-use crate::store::Store;
+use crate::{
+    seam::{self, Monitor, Process},
+    store::Store,
+};
 
 type Job = Box<dyn FnOnce(&dyn Store) + Send>;
 
@@ -23,8 +26,8 @@ pub(crate) struct Reader(Arc<Desk>);
 struct Desk {
     store: Arc<dyn Store>,
     activity: Arc<Activity>,
-    state: Mutex<State>,
-    filled: Condvar,
+    process: Process,
+    state: Monitor<State>,
 }
 
 #[derive(Default)]
@@ -44,8 +47,8 @@ impl Reader {
         Arc::new(Reader(Arc::new(Desk {
             store,
             activity,
-            state: Mutex::default(),
-            filled: Condvar::new(),
+            process: Process::current(),
+            state: Monitor::default(),
         })))
     }
 
@@ -53,23 +56,23 @@ impl Reader {
     pub(crate) fn spawn(self: &Arc<Self>, job: impl FnOnce(&dyn Store) + Send + 'static) {
         let desk = &self.0;
         desk.activity.begin(1);
-        let mut state = desk.lock();
+        let mut state = desk.state.lock();
         state.jobs.push_back(Box::new(job));
         // One that was told of an earlier job may still count as idle.
         if state.idle >= state.jobs.len() || state.threads == THREADS_MAX {
             drop(state);
-            desk.filled.notify_one();
+            desk.state.notify_one();
             return;
         }
         state.threads += 1;
         drop(state);
         let of_thread = Arc::clone(desk);
-        let spawned = thread::Builder::new()
-            .name("everstep-read".to_owned())
-            .spawn(move || of_thread.work());
+        let spawned = desk
+            .process
+            .spawn("everstep-read", move || of_thread.work());
         if let Err(error) = spawned {
             tracing::error!(%error, "a thread that reads the store cannot be started");
-            desk.lock().threads -= 1;
+            desk.state.lock().threads -= 1;
             desk.do_without_thread();
         }
     }
@@ -87,24 +90,19 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.0.lock().closed = true;
-        self.0.filled.notify_all();
+        self.0.state.change(|state| state.closed = true);
     }
 }
 
 impl Desk {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// No thread could be started for what was asked last: the others will come to it. Without any,
     /// it is read in place, as an engine never does: it has one from its start.
     fn do_without_thread(&self) {
         loop {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             if state.threads > 0 {
                 drop(state);
-                return self.filled.notify_one();
+                return self.state.notify_one();
             }
             let Some(job) = state.jobs.pop_front() else {
                 return;
@@ -115,39 +113,41 @@ impl Desk {
     }
 
     fn read(&self, job: Job) {
+        seam::point("read");
         job(&*self.store);
         self.activity.end(1);
     }
 
     fn work(&self) {
-        let mut state = self.lock();
-        loop {
+        while let Some(job) = self.next() {
+            self.read(job);
+        }
+    }
+
+    /// The next job; none if the thread is to go.
+    fn next(&self) -> Option<Job> {
+        let mut idle_since = None;
+        self.state.wait("reads", |state| {
+            let idle = idle_since.take().map(seam::elapsed);
+            state.idle -= usize::from(idle.is_some());
             if let Some(job) = state.jobs.pop_front() {
-                drop(state);
-                self.read(job);
-                state = self.lock();
-                continue;
+                return Break(Some(job));
             }
-            if state.closed {
+            let is_enough = idle.is_some_and(|idle| idle >= IDLE_LIMIT) && state.threads > 1;
+            if state.closed || is_enough {
                 state.threads -= 1;
-                return;
+                return Break(None);
             }
             state.idle += 1;
-            let waited = self.filled.wait_timeout(state, IDLE_LIMIT);
-            let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-            state = woken;
-            state.idle -= 1;
-            if timeout.timed_out() && state.jobs.is_empty() && state.threads > 1 {
-                state.threads -= 1;
-                return;
-            }
-        }
+            idle_since = Some(seam::now());
+            Continue(seam::after(IDLE_LIMIT))
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::{thread, time::Instant};
 
     use super::*;
     use crate::store::MemoryStore;

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -34,6 +34,7 @@ use crate::{
     pool::DEFAULT_POOL,
     registry::Registry,
     run_id::{RunId, RunIds, RunNo, ShardId},
+    seam::{self, Leaf, LeafGuard, Process},
     settings::{Sabotage, Settings},
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
     telemetry::{EngineMetrics, Metrics, NotReady, Watched},
@@ -45,8 +46,10 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) clock: Arc<dyn Clock>,
+    /// Where its threads are started.
+    pub(crate) process: Process,
     /// The time by that clock, which may be set while this process runs.
-    steady: Mutex<Steady>,
+    steady: Leaf<Steady>,
     /// The latest time that was given out, for [`Sabotage::BelieveClock`].
     believed: AtomicI64,
     pub(crate) activity: Arc<Activity>,
@@ -62,7 +65,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     /// Wakes and ends the threads that keep the lease.
     pub(crate) lease_stop: Arc<Stop>,
-    lease: Mutex<Option<Lease>>,
+    lease: Leaf<Option<Lease>>,
     /// When bodies must stop because the lease ends soon ([`Settings::lease_margin`]), in nanoseconds of
     /// [`Uptime`]: looked at before every run is driven, so without a lock. 0 while there is no lease.
     lease_ends: AtomicU64,
@@ -112,13 +115,14 @@ impl Shared {
         me: Option<Uuid>,
     ) -> Shared {
         let activity = Arc::new(Activity::default());
-        let seed = settings.seed.unwrap_or_else(crate::random::entropy);
+        let seed = settings.seed.unwrap_or_else(seam::random);
         Shared {
             store,
             registry,
-            steady: Mutex::new(Steady::new(clock.now(), Instant::now(), suspended())),
+            steady: Leaf::new(Steady::new(clock.now(), seam::now(), suspended())),
             believed: AtomicI64::new(i64::MIN),
             clock,
+            process: Process::current(),
             threads: (0..threads)
                 .map(|_| Mailbox::new(activity.clone()))
                 .collect(),
@@ -132,7 +136,7 @@ impl Shared {
             counters: Counters::default(),
             metrics: Metrics::new(threads),
             lease_stop: Arc::default(),
-            lease: Mutex::new(None),
+            lease: Leaf::new(None),
             lease_ends: AtomicU64::new(0),
             lease_epoch: AtomicU64::new(NO_LEASE),
             stopped: OnceLock::new(),
@@ -181,9 +185,9 @@ impl Shared {
     }
 
     fn steady_now(&self) -> Timestamp {
-        let mut steady = self.steady.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut steady = self.steady.lock();
         // Read behind the lock, so that looks follow each other in the order of their clocks.
-        let (clock, at) = (self.clock.now(), Instant::now());
+        let (clock, at) = (self.clock.now(), seam::now());
         let (now, seen) = steady.look(clock, at, suspended);
         drop(steady);
         match seen {
@@ -209,7 +213,7 @@ impl Shared {
     /// The latest time that any clock has ever shown here: the mistake that [`Sabotage::BelieveClock`]
     /// makes.
     fn believed_now(&self) -> Timestamp {
-        let machine = Timestamp::from(std::time::SystemTime::now()).as_millis();
+        let machine = Timestamp::from(seam::wall()).as_millis();
         let ahead = self.store.time().map_or(0, |it| it.as_millis() - machine);
         let now = self.clock.now().as_millis().saturating_add(ahead);
         Timestamp::from_millis(self.believed.fetch_max(now, Ordering::AcqRel).max(now))
@@ -226,7 +230,7 @@ impl Shared {
     /// Sets what is owned under this fence; whether it is still ours. If it is not, the shards were
     /// lost since the caller has found them.
     pub(crate) fn set_owned_if(&self, fence: Fence, shards: &ShardSet) -> bool {
-        let lease = self.lock_lease();
+        let lease = self.lease.lock();
         let is_ours = lease.is_some_and(|lease| lease.fence == fence);
         if is_ours {
             self.owned.set_shards(shards);
@@ -257,18 +261,18 @@ impl Shared {
 
     /// Begins a lease.
     pub(crate) fn set_lease(&self, fence: Fence, valid_until: Uptime) {
-        self.put_lease(self.lock_lease(), Lease { fence, valid_until });
+        self.put_lease(self.lease.lock(), Lease { fence, valid_until });
     }
 
     /// Prolongs the lease, unless it was lost since the caller has asked: another may have begun.
     pub(crate) fn prolong(&self, fence: Fence, valid_until: Uptime) {
-        let lease = self.lock_lease();
+        let lease = self.lease.lock();
         if lease.is_some_and(|lease| lease.fence == fence) {
             self.put_lease(lease, Lease { fence, valid_until });
         }
     }
 
-    fn put_lease(&self, mut slot: std::sync::MutexGuard<'_, Option<Lease>>, lease: Lease) {
+    fn put_lease(&self, mut slot: LeafGuard<'_, Option<Lease>>, lease: Lease) {
         *slot = Some(lease);
         self.lease_epoch.store(lease.fence.epoch, Ordering::Release);
         let margin = self.settings.lease_margin().as_nanos();
@@ -306,6 +310,8 @@ impl Shared {
     /// may have registered again while one run was polled, and another process may have completed
     /// that run's steps in between.
     pub(crate) fn lets_bodies_run(&self, epoch: u64) -> bool {
+        // The last point before a body: none stands between this check and the body.
+        seam::point("lease check");
         let is_own =
             self.is_current(epoch) || self.settings.sabotage == Some(Sabotage::ForeignEpoch);
         is_own && self.lease_lasts()
@@ -360,11 +366,7 @@ impl Shared {
     }
 
     pub(crate) fn fence(&self) -> Option<Fence> {
-        self.lock_lease().map(|lease| lease.fence)
-    }
-
-    fn lock_lease(&self) -> std::sync::MutexGuard<'_, Option<Lease>> {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lease.lock().map(|lease| lease.fence)
     }
 
     /// The fence for the next batch. An owner whose lease is about to end renews it first, so that
@@ -373,7 +375,7 @@ impl Shared {
         if self.settings.sabotage == Some(Sabotage::NoFence) {
             return self.forged_fence();
         }
-        let lease = (*self.lock_lease())?;
+        let lease = (*self.lease.lock())?;
         if committer::lease_holds(lease.valid_until, self.settings.lease)
             || self.settings.sabotage == Some(Sabotage::NoSelfFencing)
         {
@@ -434,7 +436,7 @@ impl Shared {
             return;
         }
         {
-            let mut lease = self.lock_lease();
+            let mut lease = self.lease.lock();
             if lease.is_none_or(|lease| lease.fence != fence) {
                 return;
             }
@@ -493,7 +495,7 @@ impl Shared {
     }
 
     pub(crate) fn begin_closing(&self) {
-        self.closing_since.get_or_init(Instant::now);
+        self.closing_since.get_or_init(seam::now);
         self.closing.store(true, Ordering::Release);
     }
 
@@ -501,7 +503,7 @@ impl Shared {
     pub(crate) fn closing_for(&self) -> Duration {
         self.closing_since
             .get()
-            .map_or(Duration::ZERO, Instant::elapsed)
+            .map_or(Duration::ZERO, |since| seam::elapsed(*since))
     }
 
     pub(crate) fn closing(&self) -> bool {
@@ -586,6 +588,10 @@ impl Shared {
 
     /// A thread has died by a bug of ours or of the store: nothing can be relied on any more.
     pub(crate) fn stop_after_panic(&self, thread: &str, panic: &(dyn std::any::Any + Send)) {
+        if seam::is_dead() {
+            // A simulation has killed this process, and the thread unwinds.
+            return;
+        }
         let message = crate::panics::message(panic);
         let store = format!("the engine (its {thread} thread has died: {message})");
         self.stop(StoreError::Closed { store });

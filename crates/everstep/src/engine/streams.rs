@@ -4,7 +4,7 @@
 //! something to read. So nothing is kept for one that is slow.
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, Weak,
+    Arc, Weak,
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
 
@@ -13,6 +13,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use crate::{
     hash::FastMap,
     run_id::{RunId, RunNo},
+    seam::{Leaf, LeafGuard},
 };
 
 /// How many bytes of what bodies emit may be queued.
@@ -62,7 +63,7 @@ pub(crate) enum Followed {
     State {
         key: String,
         /// What was read last.
-        seen: Mutex<Option<Vec<u8>>>,
+        seen: Leaf<Option<Vec<u8>>>,
     },
 }
 
@@ -94,14 +95,14 @@ impl Drop for Waiting<'_> {
 /// The followers of one process.
 #[derive(Default)]
 pub(crate) struct Followers {
-    by_run: Mutex<FastMap<RunNo, Vec<Weak<Follower>>>>,
+    by_run: Leaf<FastMap<RunNo, Vec<Weak<Follower>>>>,
     /// How many there are, so that a commit need not lock when there is none.
     count: AtomicUsize,
 }
 
 impl Followers {
-    fn lock(&self) -> MutexGuard<'_, FastMap<RunNo, Vec<Weak<Follower>>>> {
-        self.by_run.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> LeafGuard<'_, FastMap<RunNo, Vec<Weak<Follower>>>> {
+        self.by_run.lock()
     }
 
     /// Registers a follower. Read the store after this, not before.

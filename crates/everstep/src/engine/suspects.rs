@@ -4,9 +4,10 @@
 //! running at several deaths runs alone, so that in the end only the culprit is recorded every
 //! time, and the innocent get on.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::{mailbox::Event, shared::Shared};
+use crate::seam::{Leaf, LeafGuard};
 
 /// How many suspects run at the same time.
 const TOGETHER: usize = 4;
@@ -16,7 +17,7 @@ pub(crate) const ALONE_AFTER: u32 = 3;
 
 /// Lets suspects in.
 #[derive(Default)]
-pub(crate) struct Gate(Mutex<Inside>);
+pub(crate) struct Gate(Leaf<Inside>);
 
 #[derive(Default)]
 struct Inside {
@@ -50,8 +51,8 @@ impl Gate {
         })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inside> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> LeafGuard<'_, Inside> {
+        self.0.lock()
     }
 }
 

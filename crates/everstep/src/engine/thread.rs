@@ -36,6 +36,7 @@ use crate::{
     hash::FastMap,
     run::{Next, Run, RunSeed, core::Env},
     run_id::{RunId, RunIds, RunNo, ShardId},
+    seam,
     services::Services,
     store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
     telemetry::{RunTelemetry, ThreadCells},
@@ -246,6 +247,7 @@ impl Worker {
     }
 
     fn turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        seam::point("turn");
         self.mailbox.register(cx.waker());
         self.mailbox.turn.fetch_add(1, Ordering::Release);
         let events = self.mailbox.take();
@@ -367,7 +369,7 @@ impl Worker {
             Event::Reconsidered(run, loaded) => self.reconsidered(run, loaded),
             Event::LongBodies(shards, limit, answer) => {
                 let long = self.long_bodies(&shards, limit);
-                _ = answer.send((shards, long));
+                answer.send((shards, long));
             }
             Event::Release(release) => self.release(release),
             Event::Keep(shards) => self.keep(&shards),
@@ -569,6 +571,7 @@ impl Worker {
         self.mailbox.set_polling(Some(polling));
         self.env.epoch.set(task.epoch);
         self.env.children.set(0);
+        seam::point("poll");
         task.run.drive();
         if !self.shared.is_current(task.epoch) {
             // The shards were lost during this poll. Nothing that the run has done since can be
@@ -583,7 +586,7 @@ impl Worker {
         let bodies = task.run.bodies();
         let before = std::mem::replace(&mut task.bodies, bodies);
         if (before == 0) != (bodies == 0) {
-            task.busy_since = (bodies > 0).then(Instant::now);
+            task.busy_since = (bodies > 0).then(seam::now);
         }
         self.mailbox.set_polling(None);
         self.note_bodies(before, bodies);
@@ -1019,7 +1022,7 @@ impl Worker {
             let loaded = store.load(run).map(|loaded| loaded.map(Box::new));
             if loaded.is_err() {
                 // The thread that asked will ask again at once.
-                std::thread::sleep(pause);
+                seam::sleep(pause, "read again");
             }
             mailbox.push(Event::Loaded {
                 run,

@@ -4,13 +4,14 @@
 //! Pools are never removed, and every deploy may leave some behind.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet},
     time::Instant,
 };
 
 use super::{assign::may_own, shared::Shared};
 use crate::{
     pool::{Overflow, PoolNo, PoolRow},
+    seam,
     store::{RunnerRow, ShardSet, StoreError},
 };
 
@@ -20,7 +21,7 @@ const BELIEVED_BEATS: u32 = 10;
 
 /// The vacant pools, with when each was found to be.
 #[derive(Default)]
-pub(super) struct Vacant(HashMap<PoolNo, Instant>);
+pub(super) struct Vacant(BTreeMap<PoolNo, Instant>);
 
 impl Vacant {
     /// Looks which pools are vacant.
@@ -29,18 +30,18 @@ impl Vacant {
         shared: &Shared,
         alive: &[&RunnerRow],
         pools: &[PoolRow],
-    ) -> Result<HashSet<PoolNo>, StoreError> {
+    ) -> Result<BTreeSet<PoolNo>, StoreError> {
         let believed = shared.settings.heartbeat() * BELIEVED_BEATS;
         let unserved = pools.iter().filter(|pool| {
             let is_overflow = Overflow::parse(&pool.name).is_some();
             is_overflow && !alive.iter().any(|row| may_own(row, &pool.name))
         });
-        let mut vacant = HashMap::new();
+        let mut vacant = BTreeMap::new();
         for pool in unserved {
             let found = self.0.get(&pool.no).copied();
-            let found = found.filter(|found| found.elapsed() < believed);
+            let found = found.filter(|found| seam::elapsed(*found) < believed);
             if found.is_some() || is_empty(shared, pool.no)? {
-                vacant.insert(pool.no, found.unwrap_or_else(Instant::now));
+                vacant.insert(pool.no, found.unwrap_or_else(seam::now));
             }
         }
         self.0 = vacant;

@@ -17,19 +17,19 @@
 //!   virtual clock does not jump over it.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     future::poll_fn,
+    ops::ControlFlow::{Break, Continue},
     pin::pin,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicI64, Ordering},
     },
     task::{Poll, ready},
-    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
-use tokio::{runtime::Handle, sync::oneshot, task::AbortHandle};
+use tokio::{runtime::Handle, sync::oneshot};
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -48,8 +48,8 @@ use crate::{
     },
     limit::LimitUse,
     queue::Queue,
-    random,
     retry::Retry,
+    seam::{self, Abort, Leaf, Monitor, Thread},
     settings::SettingsError,
     store::StoreError,
     telemetry::ItemSpan,
@@ -67,8 +67,7 @@ const VISIBILITY_MIN: Duration = Duration::from_millis(3);
 
 /// The stations of a process, and what their thread waits on.
 pub(crate) struct Workers {
-    state: Mutex<State>,
-    changed: Condvar,
+    state: Monitor<State>,
     /// When the thread has something to do by the clock.
     next_timer: AtomicI64,
 }
@@ -80,7 +79,7 @@ struct State {
     signalled: bool,
     running: bool,
     closed: bool,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
 }
 
 /// What `work` was asked for.
@@ -119,7 +118,7 @@ pub(crate) struct Station {
     spec: Spec,
     runtime: Handle,
     codecs: Codecs,
-    state: Mutex<Desk>,
+    state: Leaf<Desk>,
     /// Kept while it works: the committer of a client without an engine.
     _keeps: Option<Arc<dyn std::any::Any + Send + Sync>>,
 }
@@ -127,7 +126,7 @@ pub(crate) struct Station {
 /// What changes at a station.
 #[derive(Default)]
 struct Desk {
-    jobs: HashMap<ItemId, Held>,
+    jobs: BTreeMap<ItemId, Held>,
     /// The queue may have something that `claiming` does not see.
     poked: bool,
     /// The claim that is on its way.
@@ -143,7 +142,7 @@ struct Held {
     until: Timestamp,
     cancellation: Cancellation,
     /// Absent until it is spawned.
-    task: Option<AbortHandle>,
+    task: Option<Abort>,
     /// Another worker has it.
     lost: bool,
 }
@@ -161,15 +160,10 @@ struct Stopping {
     told: Vec<oneshot::Sender<()>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Default for Workers {
     fn default() -> Workers {
         Workers {
-            state: Mutex::default(),
-            changed: Condvar::new(),
+            state: Monitor::default(),
             next_timer: AtomicI64::new(i64::MAX),
         }
     }
@@ -193,19 +187,18 @@ impl Workers {
             spec,
             runtime,
             codecs,
-            state: Mutex::new(desk),
+            state: Leaf::new(desk),
             _keeps: keeps,
         });
         let workers = &shared.workers;
-        let mut state = lock(&workers.state);
+        let mut state = workers.state.lock();
         if state.closed {
             return None;
         }
         state.stations.push(station.clone());
         if !state.running {
             let working = shared.clone();
-            let thread = std::thread::Builder::new().name("everstep-work".to_owned());
-            match thread.spawn(move || run(&working)) {
+            match shared.process.spawn("everstep-work", move || run(&working)) {
                 Ok(thread) => (state.running, state.thread) = (true, Some(thread)),
                 Err(error) => {
                     tracing::error!(%error, "a thread cannot be started; no items are worked on");
@@ -221,19 +214,18 @@ impl Workers {
 
     /// Lets the thread look.
     pub(crate) fn signal(&self, shared: &Shared) {
-        let mut state = lock(&self.state);
-        if state.running && !state.signalled {
-            state.signalled = true;
-            shared.activity.begin(1);
-        }
-        drop(state);
-        self.changed.notify_one();
+        self.state.change(|state| {
+            if state.running && !state.signalled {
+                state.signalled = true;
+                shared.activity.begin(1);
+            }
+        });
     }
 
     fn poke_where(&self, shared: &Shared, meant: impl Fn(&Station, &Desk) -> bool) {
         let mut any = false;
-        for station in &lock(&self.state).stations {
-            let mut desk = lock(&station.state);
+        for station in &self.state.lock().stations {
+            let mut desk = station.state.lock();
             if meant(station, &desk) {
                 desk.poked = true;
                 any = true;
@@ -276,19 +268,18 @@ impl Workers {
     /// All stations take no more items; each is told when its handlers have ended, or were stopped
     /// after this long and their items given back.
     pub(crate) fn stop_all(&self, shared: &Shared, limit: Duration) -> Vec<oneshot::Receiver<()>> {
-        let stations = lock(&self.state).stations.clone();
+        let stations = self.state.lock().stations.clone();
         let stopped = stations.iter().map(|station| station.stop(shared, limit));
         stopped.collect()
     }
 
     /// Ends the thread; what handlers do is dropped.
     pub(crate) fn close(&self) {
-        lock(&self.state).closed = true;
-        self.changed.notify_all();
+        self.state.change(|state| state.closed = true);
     }
 
-    pub(crate) fn take_thread(&self) -> Option<JoinHandle<()>> {
-        lock(&self.state).thread.take()
+    pub(crate) fn take_thread(&self) -> Option<Thread> {
+        self.state.lock().thread.take()
     }
 }
 
@@ -300,9 +291,9 @@ impl Station {
     /// Takes no more items; told when the handlers have ended.
     pub(crate) fn stop(&self, shared: &Shared, limit: Duration) -> oneshot::Receiver<()> {
         let (sender, stopped) = oneshot::channel();
-        let mut desk = lock(&self.state);
+        let mut desk = self.state.lock();
         let stopping = desk.stopping.get_or_insert_with(|| Stopping {
-            until: Instant::now() + limit,
+            until: seam::now() + limit,
             told: Vec::new(),
         });
         stopping.told.push(sender);
@@ -326,16 +317,16 @@ fn run(shared: &Arc<Shared>) {
         Some(_) => shared.settings.safety_poll,
         None => UNTOLD_POLL,
     };
-    let mut safety = Instant::now() + every;
+    let mut safety = seam::now() + every;
     while let Some(look) = wait(shared, safety) {
-        let stations = lock(&shared.workers.state).stations.clone();
+        let stations = shared.workers.state.lock().stations.clone();
         if shared.stopped().is_some() || shared.closing() {
             stations.iter().for_each(|station| drop_jobs(station));
         } else {
             beat(shared, &stations);
             if look {
                 look_around(shared, &stations);
-                safety = Instant::now() + every;
+                safety = seam::now() + every;
             }
             claim(shared, &stations);
         }
@@ -346,7 +337,7 @@ fn run(shared: &Arc<Shared>) {
             return;
         }
     }
-    let mut state = lock(&shared.workers.state);
+    let mut state = shared.workers.state.lock();
     state.running = false;
     let stations = std::mem::take(&mut state.stations);
     if std::mem::take(&mut state.signalled) {
@@ -358,7 +349,7 @@ fn run(shared: &Arc<Shared>) {
 
 /// The last station has closed: the thread goes, and comes again with the next.
 fn end_if_alone(shared: &Shared) -> bool {
-    let mut state = lock(&shared.workers.state);
+    let mut state = shared.workers.state.lock();
     if !state.stations.is_empty() {
         return false;
     }
@@ -374,44 +365,42 @@ fn end_if_alone(shared: &Shared) -> bool {
 /// `None` if it is closed.
 fn wait(shared: &Shared, safety: Instant) -> Option<bool> {
     let workers = &shared.workers;
-    let mut state = lock(&workers.state);
-    loop {
+    workers.state.wait("work", |state| {
         if state.closed {
-            return None;
+            return Break(None);
         }
         if std::mem::take(&mut state.signalled) {
-            return Some(false);
+            return Break(Some(false));
         }
-        let left = safety.saturating_duration_since(Instant::now());
-        let mut limit = left.min(next_stop(&state.stations));
-        if limit.is_zero() {
+        let (at, stop) = (seam::now(), next_stop(&state.stations));
+        let mut until = stop.map_or(safety, |stop| stop.min(safety));
+        if until <= at {
             shared.activity.begin(1);
-            return Some(left.is_zero());
+            return Break(Some(safety <= at));
         }
         if shared.clock.as_virtual().is_none()
-            && let Some(at) = workers.next_timer()
+            && let Some(timer) = workers.next_timer()
         {
             let now = shared.now();
-            if at <= now {
+            if timer <= now {
                 workers.next_timer.store(i64::MAX, Ordering::Release);
                 shared.activity.begin(1);
-                return Some(false);
+                return Break(Some(false));
             }
-            limit = limit.min(at.since(now));
+            let timer = at.checked_add(timer.since(now));
+            until = timer.map_or(until, |timer| timer.min(until));
         }
-        let waited = workers.changed.wait_timeout(state, limit);
-        state = waited.unwrap_or_else(PoisonError::into_inner).0;
-    }
+        Continue(Some(until))
+    })
 }
 
-/// How long until a station that stops has waited long enough for its handlers.
-fn next_stop(stations: &[Arc<Station>]) -> Duration {
+/// When a station that stops has waited long enough for its handlers.
+fn next_stop(stations: &[Arc<Station>]) -> Option<Instant> {
     let limits = stations.iter().filter_map(|station| {
-        let desk = lock(&station.state);
-        let until = desk.stopping.as_ref()?.until;
-        Some(until.saturating_duration_since(Instant::now()))
+        let desk = station.state.lock();
+        desk.stopping.as_ref().map(|stopping| stopping.until)
     });
-    limits.min().unwrap_or(Duration::MAX)
+    limits.min()
 }
 
 /// Says that all handlers are alive, in one write, if it is time for one of them.
@@ -421,7 +410,7 @@ fn beat(shared: &Shared, stations: &[Arc<Station>]) {
     let mut claims = Vec::new();
     let mut held_at = Vec::new();
     for station in stations {
-        let desk = lock(&station.state);
+        let desk = station.state.lock();
         let until = now + station.spec.visibility;
         for (item, held) in desk.jobs.iter().filter(|(_, held)| !held.lost) {
             due |= station.beat_at(held) <= now;
@@ -438,7 +427,7 @@ fn beat(shared: &Shared, stations: &[Arc<Station>]) {
         return;
     };
     for ((claim, station), holds) in claims.iter().zip(held_at).zip(still) {
-        let mut desk = lock(&station.state);
+        let mut desk = station.state.lock();
         let Some(held) = desk.jobs.get_mut(&claim.item) else {
             continue;
         };
@@ -462,7 +451,7 @@ fn beat(shared: &Shared, stations: &[Arc<Station>]) {
 
 /// What became of a write; none if it was not made.
 fn receive(answer: Answering) -> Option<QueueDone> {
-    match answer.blocking_recv() {
+    match seam::block_on(answer, "answer about a queue") {
         Ok(Ok(Outcome::Queue(done))) => Some(done),
         Ok(Err(error)) => {
             tracing::warn!(%error, "a write about a queue was not made; trying again");
@@ -476,7 +465,7 @@ fn receive(answer: Answering) -> Option<QueueDone> {
 fn look_around(shared: &Shared, stations: &[Arc<Station>]) {
     for station in stations {
         {
-            let desk = lock(&station.state);
+            let desk = station.state.lock();
             if desk.poked || desk.stopping.is_some() || desk.jobs.len() >= station.spec.concurrency
             {
                 continue;
@@ -484,7 +473,7 @@ fn look_around(shared: &Shared, stations: &[Arc<Station>]) {
         }
         match shared.store.queue_outlook(station.queue(), shared.now()) {
             Ok(outlook) => {
-                let mut desk = lock(&station.state);
+                let mut desk = station.state.lock();
                 desk.poked |= outlook.ready;
                 desk.next_at = [desk.next_at, outlook.next_at].into_iter().flatten().min();
             }
@@ -501,13 +490,13 @@ fn claim(shared: &Arc<Shared>, stations: &[Arc<Station>]) {
     let now = shared.now();
     let mut asked = Vec::new();
     for station in stations {
-        let mut desk = lock(&station.state);
+        let mut desk = station.state.lock();
         let room = station.spec.concurrency.saturating_sub(desk.jobs.len());
         let due = desk.poked || desk.next_at.is_some_and(|at| at <= now);
         if !due || room == 0 || desk.stopping.is_some() {
             continue;
         }
-        let claim = Uuid::from_u64_pair(random::entropy(), random::entropy());
+        let claim = seam::random_uuid();
         (desk.poked, desk.next_at, desk.claiming) = (false, None, Some(claim));
         let wanted = ClaimItems {
             queue: station.spec.queue.to_string(),
@@ -523,10 +512,10 @@ fn claim(shared: &Arc<Shared>, stations: &[Arc<Station>]) {
     }
     for (station, claim, answer) in asked {
         let answer = receive(answer);
-        lock(&station.state).claiming = None;
+        station.state.lock().claiming = None;
         match answer {
             Some(QueueDone::Claimed(claimed)) => begin(shared, station, claim, claimed),
-            _ => lock(&station.state).next_at = Some(now + RETRY_AFTER),
+            _ => station.state.lock().next_at = Some(now + RETRY_AFTER),
         }
     }
 }
@@ -540,8 +529,8 @@ pub(super) fn claim_last(shared: &Shared, pending: &mut [Pending]) {
     }
     // The order of all others stays.
     pending.sort_by_key(|pending| claim_of(&pending.write).is_some());
-    for station in &lock(&shared.workers.state).stations {
-        let mut desk = lock(&station.state);
+    for station in &shared.workers.state.lock().stations {
+        let mut desk = station.state.lock();
         if desk.claiming.is_some_and(|claim| claims.contains(&claim)) {
             desk.poked = false;
         }
@@ -566,7 +555,7 @@ fn claim_of(write: &Write) -> Option<Uuid> {
 /// Starts the handlers of what was claimed.
 fn begin(shared: &Arc<Shared>, station: &Arc<Station>, claim: Uuid, claimed: Claimed) {
     {
-        let mut desk = lock(&station.state);
+        let mut desk = station.state.lock();
         desk.poked |= claimed.more;
         desk.next_at = [desk.next_at, claimed.next_at].into_iter().flatten().min();
     }
@@ -585,7 +574,7 @@ fn begin(shared: &Arc<Shared>, station: &Arc<Station>, claim: Uuid, claimed: Cla
             lost: false,
         };
         {
-            let mut desk = lock(&station.state);
+            let mut desk = station.state.lock();
             desk.jobs.insert(id, held);
             if desk.stopping.is_some() {
                 cancellation.cancel();
@@ -600,8 +589,9 @@ fn begin(shared: &Arc<Shared>, station: &Arc<Station>, claim: Uuid, claimed: Cla
         };
         // Without a lock: a runtime that shuts down drops the task at once.
         let beginning = Beginning::new(shared);
-        let task = station.runtime.spawn(handle(at_desk, beginning, job, item));
-        if let Some(held) = lock(&station.state).jobs.get_mut(&id) {
+        let work = handle(at_desk, beginning, job, item);
+        let task = seam::spawn_task(&shared.process, &station.runtime, work);
+        if let Some(held) = station.state.lock().jobs.get_mut(&id) {
             held.task = Some(task.abort_handle());
         }
     }
@@ -618,7 +608,8 @@ struct AtDesk {
 impl AtDesk {
     /// Until when the item is this worker's, as far as it knows; `None` if another worker has it.
     fn held_until(&self) -> Option<Timestamp> {
-        let desk = lock(&self.station.state);
+        seam::point("claim check");
+        let desk = self.station.state.lock();
         let held = desk.jobs.get(&self.item);
         let held = held.filter(|held| held.claim == self.claim && !held.lost);
         held.map(|held| held.until)
@@ -653,7 +644,7 @@ impl AtDesk {
             if still != [true] {
                 return false;
             }
-            if let Some(held) = lock(&self.station.state).jobs.get_mut(&item) {
+            if let Some(held) = self.station.state.lock().jobs.get_mut(&item) {
                 held.until = held.until.max(until);
             }
         }
@@ -662,7 +653,7 @@ impl AtDesk {
 
 impl Drop for AtDesk {
     fn drop(&mut self) {
-        let mut desk = lock(&self.station.state);
+        let mut desk = self.station.state.lock();
         let ours = |held: &Held| held.claim == self.claim;
         if desk.jobs.get(&self.item).is_some_and(ours) {
             desk.jobs.remove(&self.item);
@@ -737,7 +728,7 @@ async fn handle(at_desk: AtDesk, beginning: Beginning, job: Job, item: ClaimedIt
         );
         return job.cancellation().cancel();
     };
-    let stopped = lock(&station.state).stopping.is_some() && job.cancellation().is_cancelled();
+    let stopped = station.state.lock().stopping.is_some() && job.cancellation().is_cancelled();
     let settlement = match result {
         // It was asked to stop, and says that it has not done its work.
         Err(_) if stopped => Settlement::Release,
@@ -784,10 +775,10 @@ async fn handle(at_desk: AtDesk, beginning: Beginning, job: Job, item: ClaimedIt
 fn close_stopped(shared: &Shared, stations: Vec<Arc<Station>>) -> Vec<Arc<Station>> {
     let mut left = Vec::new();
     for station in stations {
-        let mut desk = lock(&station.state);
+        let mut desk = station.state.lock();
         let over = match &desk.stopping {
             None => false,
-            Some(stopping) => desk.jobs.is_empty() || stopping.until <= Instant::now(),
+            Some(stopping) => desk.jobs.is_empty() || stopping.until <= seam::now(),
         };
         if !over {
             drop(desk);
@@ -810,7 +801,7 @@ fn close_stopped(shared: &Shared, stations: Vec<Arc<Station>>) -> Vec<Arc<Statio
         }
         let told = desk.stopping.take().map(|stopping| stopping.told);
         drop(desk);
-        let mut state = lock(&shared.workers.state);
+        let mut state = shared.workers.state.lock();
         state.stations.retain(|other| !Arc::ptr_eq(other, &station));
         drop(state);
         for waiter in told.unwrap_or_default() {
@@ -822,7 +813,7 @@ fn close_stopped(shared: &Shared, stations: Vec<Arc<Station>>) -> Vec<Arc<Statio
 
 /// Drops all handlers: nothing that they give could be written.
 fn drop_jobs(station: &Station) {
-    let jobs = std::mem::take(&mut lock(&station.state).jobs);
+    let jobs = std::mem::take(&mut station.state.lock().jobs);
     for held in jobs.into_values() {
         held.cancellation.cancel();
         held.abort();
@@ -847,7 +838,7 @@ pub(super) fn take_lost_places(
 fn set_timer(shared: &Shared, stations: &[Arc<Station>]) {
     let mut next: Option<Timestamp> = None;
     for station in stations {
-        let desk = lock(&station.state);
+        let desk = station.state.lock();
         let beats = desk.jobs.values().filter(|held| !held.lost);
         let beat = beats.map(|held| station.beat_at(held)).min();
         let has_room = desk.jobs.len() < station.spec.concurrency && desk.stopping.is_none();
@@ -860,7 +851,7 @@ fn set_timer(shared: &Shared, stations: &[Arc<Station>]) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
+    use std::{sync::atomic::AtomicBool, thread::JoinHandle};
 
     use super::*;
     use crate::{
@@ -951,7 +942,7 @@ mod tests {
                 spec: Spec::new(queue, 1, handler).expect("one at a time"),
                 runtime: self.runtime.handle().clone(),
                 codecs: Codecs::default(),
-                state: Mutex::default(),
+                state: Leaf::default(),
                 _keeps: None,
             });
             begin(&self.shared, &station, Uuid::from_u128(claim), claimed);
@@ -990,7 +981,7 @@ mod tests {
                 noted.store(true, Ordering::Release);
                 async move { Ok(n) }
             });
-            scene.run_until(|| lock(&station.state).jobs.is_empty());
+            scene.run_until(|| station.state.lock().jobs.is_empty());
             assert_eq!(started.load(Ordering::Acquire), !is_taken);
             scene.end();
         }
@@ -1026,10 +1017,10 @@ mod tests {
                 scene.claim(scene.shared.now() + Duration::from_secs(60), 2);
             }
             beat(&scene.shared, std::slice::from_ref(&station));
-            let job = lock(&station.state).jobs.values().map(|it| it.lost).next();
+            let job = station.state.lock().jobs.values().map(|it| it.lost).next();
             assert_eq!(job, Some(is_taken));
             if is_taken {
-                scene.run_until(|| lock(&station.state).jobs.is_empty());
+                scene.run_until(|| station.state.lock().jobs.is_empty());
             }
             assert_eq!(dropped.load(Ordering::Acquire), is_taken);
             scene.end();
@@ -1060,10 +1051,10 @@ mod tests {
             if is_taken {
                 scene.claim(scene.shared.now() + Duration::from_secs(60), 2);
             }
-            for held in lock(&station.state).jobs.values_mut() {
+            for held in station.state.lock().jobs.values_mut() {
                 held.until = scene.ago(1);
             }
-            scene.run_until(|| lock(&station.state).jobs.is_empty());
+            scene.run_until(|| station.state.lock().jobs.is_empty());
             let after = polls.load(Ordering::Acquire);
             assert_eq!(after, if is_taken { before } else { 1_001 });
             scene.end();

@@ -11,7 +11,7 @@
 use std::{
     cell::{Cell, OnceCell, RefCell},
     cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap, HashSet, VecDeque},
+    collections::{BTreeSet, BinaryHeap, VecDeque},
     rc::Rc,
     sync::{
         Arc,
@@ -153,6 +153,10 @@ impl Env {
         let Some(runtime) = &self.runtime else {
             return false;
         };
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "the task does nothing: whether the runtime takes it is all that counts"
+        )]
         let probe = runtime.spawn(std::future::pending::<()>());
         let refused = probe.is_finished();
         probe.abort();
@@ -1850,7 +1854,7 @@ impl Core {
     fn receive(&self, rows: Vec<crate::commit::InboxRow>) -> Vec<OpId> {
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
-        let mut names = HashSet::new();
+        let mut names = BTreeSet::new();
         let mut answers = Vec::new();
         for row in rows {
             if !st.inbox.push(&row) {

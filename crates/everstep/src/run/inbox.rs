@@ -1,15 +1,15 @@
 //! The messages of a run that it has not read, as far as its owner has seen them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::commit::{InboxKind, InboxRow};
 
 /// Unread messages by name, each in order of arrival.
 #[derive(Default)]
 pub(crate) struct Inbox {
-    by_name: HashMap<String, VecDeque<InboxRow>>,
+    by_name: BTreeMap<String, VecDeque<InboxRow>>,
     /// What is for one operation alone, by its key.
-    answers: HashMap<Vec<u8>, InboxRow>,
+    answers: BTreeMap<Vec<u8>, InboxRow>,
     /// The last message that was seen, read or not.
     seen: u64,
 }

@@ -188,7 +188,7 @@ enum Attempt<T> {
 /// How long to wait after so many goes, so that those who collided do not do so again.
 fn pause_after(goes: u32) -> Duration {
     let most = 1_000u64 << goes.min(6);
-    Duration::from_micros(crate::random::entropy() % most)
+    Duration::from_micros(crate::seam::random() % most)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

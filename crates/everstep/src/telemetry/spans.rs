@@ -33,7 +33,7 @@ impl Watch {
             duration_ms = Empty,
         );
         Watch {
-            begun: Instant::now(),
+            begun: crate::seam::now(),
             span: (!span.is_disabled()).then(|| Box::new(span)),
         }
     }
@@ -51,7 +51,7 @@ impl Watch {
 
     /// The attempt has ended, and its entry says this.
     pub(crate) fn end(mut self, told: &RunTelemetry, status: EntryStatus) {
-        let took = self.begun.elapsed();
+        let took = crate::seam::elapsed(self.begun);
         told.cells.attempt_ended(status, took);
         if let Some(span) = self.span.take() {
             record(&span, outcome_word(status), took);
@@ -62,7 +62,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if let Some(span) = self.span.take() {
-            record(&span, "dropped", self.begun.elapsed());
+            record(&span, "dropped", crate::seam::elapsed(self.begun));
         }
     }
 }
@@ -109,7 +109,7 @@ impl ItemSpan {
             duration_ms = Empty,
         );
         trace::adopt_stored(&span, item.trace.as_deref());
-        let begun = Instant::now();
+        let begun = crate::seam::now();
         ItemSpan { span, begun }
     }
 
@@ -118,6 +118,6 @@ impl ItemSpan {
     }
 
     pub(crate) fn end(self, outcome: &str) {
-        record(&self.span, outcome, self.begun.elapsed());
+        record(&self.span, outcome, crate::seam::elapsed(self.begun));
     }
 }

@@ -91,7 +91,7 @@ static FILES: Mutex<Vec<(Weak<dyn Store>, PathBuf)>> = Mutex::new(Vec::new());
 fn on_file() -> Arc<dyn Store> {
     use crate::store::SqliteStore;
 
-    let name = format!("everstep-test-{:016x}", crate::random::entropy());
+    let name = format!("everstep-test-{:016x}", crate::seam::random());
     let directory = std::env::temp_dir().join(name);
     std::fs::create_dir_all(&directory).expect("a directory for temporary files");
     let store = SqliteStore::create_unsynced(&directory.join("app.db"));

@@ -11,12 +11,15 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicI64, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::sync::oneshot;
 
-use crate::time::{Clock, MovedByEngine, Outlook, Timestamp, Underway};
+use crate::{
+    seam,
+    time::{Clock, MovedByEngine, Outlook, Timestamp, Underway},
+};
 
 /// A clock that stands still while anything goes on, and jumps to the next timer when nothing
 /// does. A week of sleeping takes a test no time.
@@ -303,13 +306,13 @@ fn first(waiters: &[Waiter]) -> Option<Timestamp> {
 
 /// Lets real time pass while nothing happens; `false` as soon as something does.
 fn pause(limit: Duration, still: impl Fn() -> bool) -> bool {
-    let end = Instant::now() + limit;
+    let end = seam::now() + limit;
     while still() {
-        let left = end.saturating_duration_since(Instant::now());
+        let left = end.saturating_duration_since(seam::now());
         if left.is_zero() {
             return still();
         }
-        std::thread::sleep(left.min(LOOK_AGAIN));
+        seam::sleep(left.min(LOOK_AGAIN), "clock");
     }
     false
 }
@@ -361,7 +364,7 @@ impl MovedByEngine for VirtualClock {
             return;
         }
         if !self.jump(next, wanted) {
-            std::thread::sleep(LOOK_AGAIN);
+            seam::sleep(LOOK_AGAIN, "clock");
         }
     }
 }

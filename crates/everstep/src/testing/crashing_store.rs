@@ -17,6 +17,7 @@ use crate::store::BoxFuture;
 use crate::{
     commit::ItemId,
     run_id::{RunId, RunNo},
+    seam,
     store::{
         Answer, ApiTokenRow, Applied, Ask, AuditRow, Batch, Census, DeadLetter, Due, DueRun,
         DueSchedules, EventRow, Facts, Fence, Filter, Finished, InboxRow, ItemRow, ItemState,
@@ -273,6 +274,26 @@ impl<S: Store> CrashingStore<S> {
     }
 
     fn read<T>(&self, read: impl FnOnce(&S) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        self.between_points("read of the store", || self.read_now(read))
+    }
+
+    /// A call of the store in a simulation: another activity may go on before it is made and before
+    /// it is answered, and a process that was killed meanwhile makes no call.
+    fn between_points<T>(
+        &self,
+        label: &'static str,
+        call: impl FnOnce() -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        seam::point(label);
+        if seam::is_dead() {
+            return self.closed();
+        }
+        let answer = call();
+        seam::point("answer of the store");
+        answer
+    }
+
+    fn read_now<T>(&self, read: impl FnOnce(&S) -> Result<T, StoreError>) -> Result<T, StoreError> {
         // Nothing is seen of a write whose fate is not decided yet.
         let _no_write = self.lock();
         if self.is_dead() {
@@ -282,6 +303,13 @@ impl<S: Store> CrashingStore<S> {
     }
 
     fn write<T>(
+        &self,
+        write: impl FnOnce(&S, &mut State) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.between_points("write of the store", || self.write_now(write))
+    }
+
+    fn write_now<T>(
         &self,
         write: impl FnOnce(&S, &mut State) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
@@ -724,7 +752,7 @@ impl<S: Store> Store for CrashingStore<S> {
     }
 
     fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) {
-        if !self.is_dead() {
+        if !self.is_dead() && !seam::is_dead() {
             self.inner.wake_others(me, runs);
         }
     }

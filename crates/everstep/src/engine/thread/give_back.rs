@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use super::{Task, Worker, away::Leaving};
-use crate::{engine::mailbox::Release, run_id::ShardId, store::ShardSet};
+use crate::{engine::mailbox::Release, run_id::ShardId, seam, store::ShardSet};
 
 impl Worker {
     /// Those of these shards that have a body which has been in flight for longer than this.
     pub(super) fn long_bodies(&self, shards: &ShardSet, limit: Duration) -> ShardSet {
         let is_long = |task: &&Task| {
             let since = task.busy_since.filter(|_| shards.contains(task.shard));
-            since.is_some_and(|since| since.elapsed() > limit)
+            since.is_some_and(|since| seam::elapsed(since) > limit)
         };
         let long = self.tasks.iter().flatten().filter(is_long);
         long.map(|task| task.shard).collect()
@@ -63,7 +63,7 @@ impl Worker {
             release.shards = kept.into_iter().collect();
             if !freed.is_empty() {
                 let freed = freed.into_iter().collect();
-                _ = release.told.send((release.number, freed));
+                release.told.send((release.number, freed));
             }
             !release.shards.is_empty()
         });

@@ -143,7 +143,7 @@ impl Worker {
                 Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(run = %id, %error, "a run cannot be read; trying again");
-                    std::thread::sleep(pause);
+                    crate::seam::sleep(pause, "read again");
                     mailbox.push(Event::Unread(no));
                 }
             }

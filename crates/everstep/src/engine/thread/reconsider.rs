@@ -35,7 +35,7 @@ impl Worker {
             let loaded = store.load(run).map(|loaded| loaded.map(Box::new));
             if loaded.is_err() {
                 // The thread that asked will ask again at once.
-                std::thread::sleep(pause);
+                crate::seam::sleep(pause, "read again");
             }
             mailbox.push(super::Event::Reconsidered(run, loaded));
         });

@@ -13,6 +13,7 @@ use crate::{
         fixture::{self, TestStore},
         shared::NO_LEASE,
     },
+    seam::Channel,
     store::Store,
     time::Uptime,
 };
@@ -261,13 +262,13 @@ fn runs_of_the_next_lease_do_not_leave_because_the_old_one_gave_their_shards_bac
         let mut bench = Bench::new();
         let old = bench.begin();
         bench.take_in(old);
-        let (told, freed) = std::sync::mpsc::channel();
+        let freed = Channel::default();
         bench.worker.handle(Event::Release(Release {
             shards: ShardSet::of_default_pool(),
             number: 1,
             epoch: old.epoch,
             forced: true,
-            told,
+            told: freed.clone(),
         }));
         if is_lost {
             bench.shared.lose_if(old);
@@ -276,7 +277,7 @@ fn runs_of_the_next_lease_do_not_leave_because_the_old_one_gave_their_shards_bac
         let (run, _) = bench.take_in(bench.shared.fence().expect("a lease"));
         bench.worker.finish_waits();
         assert_eq!(bench.knows(run), is_lost);
-        assert_eq!(freed.try_recv().is_ok(), !is_lost);
+        assert_eq!(freed.receive(Instant::now(), "freed").is_some(), !is_lost);
     }
 }
 

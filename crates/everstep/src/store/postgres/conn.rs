@@ -366,8 +366,7 @@ impl Conn {
             route: Arc::clone(route),
             lane: Lane {
                 id: Uuid::from_u128(
-                    (u128::from(crate::random::entropy()) << 64)
-                        | u128::from(crate::random::entropy()),
+                    (u128::from(crate::seam::random()) << 64) | u128::from(crate::seam::random()),
                 ),
                 last: AtomicU64::new(0),
             },

@@ -94,7 +94,7 @@ impl Wakes {
         let schema = fnv(route.schema.bytes());
         Wakes {
             me: Uuid::from_u128(
-                (u128::from(crate::random::entropy()) << 64) | u128::from(crate::random::entropy()),
+                (u128::from(crate::seam::random()) << 64) | u128::from(crate::seam::random()),
             ),
             channel: format!("everstep_{schema:016x}"),
             route: Arc::clone(route),

@@ -7,7 +7,7 @@ pub(crate) struct Directory(PathBuf);
 
 impl Directory {
     pub(crate) fn new() -> Directory {
-        let name = format!("everstep-test-{:016x}", crate::random::entropy());
+        let name = format!("everstep-test-{:016x}", crate::seam::random());
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&path).expect("a directory for temporary files");
         Directory(path)

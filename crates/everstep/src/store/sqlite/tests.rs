@@ -341,7 +341,7 @@ fn a_read_only_directory_is_reported_at_once() {
     };
     set_mode(0o555);
     // The program itself may lie where only root can go.
-    let program = std::env::temp_dir().join(format!("everstep-{:016x}", crate::random::entropy()));
+    let program = std::env::temp_dir().join(format!("everstep-{:016x}", crate::seam::random()));
     std::fs::copy(std::env::current_exe().expect("this program"), &program).expect("copy");
     let mut command = std::process::Command::new(&program);
     command.args([
@@ -828,7 +828,7 @@ fn log_bytes(path: &Path) -> u64 {
 /// Gives a large entry of a run another value.
 fn overwrite(store: &SqliteStore, fence: Fence, id: RunId) -> Result<(), StoreError> {
     // SQLite does not write a page that stays as it is.
-    let value = crate::random::entropy().to_le_bytes();
+    let value = crate::seam::random().to_le_bytes();
     let mut commit = commit(id, "large", Patch::Keep);
     commit.puts[0].value = value.repeat(32 << 10);
     let write = Write::Commit(Box::new(commit));

@@ -107,7 +107,7 @@ impl Line {
             runtime.handle().clone(),
             Arc::default(),
         );
-        let ids = RunIds::new(crate::random::entropy());
+        let ids = RunIds::new(crate::seam::random());
         let mut line = Line {
             holder: ids.next(shared.now()),
             run: ids.next(shared.now()),

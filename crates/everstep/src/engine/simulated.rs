@@ -1,0 +1,287 @@
+//! Two engines on one store in a simulation ([`crate::seam`]): one activity at a time, chosen by a
+//! seed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+
+use super::{Engine, EngineBuilder, Sabotage};
+use crate::{
+    client::Client,
+    ctx::Ctx,
+    error::Result,
+    run_id::RunId,
+    seam::{
+        self, Leaf, Process, Thread,
+        sim::{self, Config, Fault, Report, SimProcess},
+    },
+    store::MemoryStore,
+    testing::CrashingStore,
+    workflow::Workflow,
+};
+
+type TestStore = CrashingStore<MemoryStore>;
+
+const LEASE: Duration = Duration::from_secs(3);
+
+fn new_store() -> Arc<TestStore> {
+    Arc::new(CrashingStore::counting(MemoryStore::new()))
+}
+
+fn engine_on(store: &Arc<TestStore>) -> EngineBuilder {
+    Engine::on(store.clone()).settings(|settings| {
+        settings.threads = 2;
+        settings.lease = LEASE;
+    })
+}
+
+/// Starts an engine in its process; none if that is killed before it has started.
+fn start(process: &SimProcess, builder: EngineBuilder) -> Option<Engine> {
+    let (sender, started) = oneshot::channel();
+    process.spawn("start", move || {
+        _ = sender.send(seam::block_on(builder.start(), "engine"));
+    });
+    let started = seam::block_on(started, "engine").ok()?;
+    Some(started.expect("nothing is wrong with it"))
+}
+
+const CHARGE: Workflow<(), String> = Workflow::new("charge");
+
+/// The point inside of the workflow's code.
+const IN_THE_CODE: &str = "workflow code";
+
+/// What a takeover was like.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Takeover {
+    /// The process of each body that has started, in order.
+    bodies: Vec<&'static str>,
+    result: Option<String>,
+    takeovers: u64,
+}
+
+/// The owner of a run is stopped inside the poll of the workflow's code for longer than its lease; each
+/// of its threads goes on at a time of its own. Another engine has taken over by then.
+fn take_over(seed: u64, sabotage: Option<Sabotage>) -> (Report, Takeover) {
+    let mut has_stalled = false;
+    let config = Config {
+        faults: Box::new(move |at, _| {
+            let is_first = at.label == IN_THE_CODE && !has_stalled;
+            has_stalled |= is_first;
+            is_first.then_some(Fault::StallProcess {
+                lasts: LEASE * 4,
+                spread: LEASE * 2,
+            })
+        }),
+        time_max: LEASE * 100,
+    };
+    let found: Arc<Leaf<Takeover>> = Arc::default();
+    let noted = found.clone();
+    let report = sim::simulate(seed, config, move || {
+        let store = new_store();
+        let start = |name: &'static str| {
+            let noted = noted.clone();
+            let code = move |ctx: Ctx, (): ()| {
+                let noted = noted.clone();
+                async move {
+                    seam::point(IN_THE_CODE);
+                    ctx.step("charge", async || {
+                        sim::note("the body starts");
+                        noted.lock().bodies.push(name);
+                        Ok(name.to_owned())
+                    })
+                    .await
+                }
+            };
+            let builder = engine_on(&store).settings(|settings| settings.sabotage = sabotage);
+            let builder = builder.register_fn(CHARGE, code);
+            start(&sim::new_process(name), builder).expect("nobody is killed")
+        };
+        let (old, new) = (start("old"), start("new"));
+        // Until each has its share of the shards: a run that is started by the old one is its own.
+        seam::sleep(LEASE * 3, "balance");
+        let run = seam::block_on(old.client().start(CHARGE, ()), "start");
+        let run = run.expect("it is started").id();
+        let result = new.client().run::<String>(run);
+        let result = seam::block_on(result.result(), "result");
+        // Until the old owner has gone on, and has read again what has come back to it.
+        seam::sleep(LEASE * 10, "the old owner goes on");
+        let mut noted = noted.lock();
+        noted.result = Some(result.expect("it has completed"));
+        noted.takeovers = new.counters().takeovers;
+    });
+    let found = std::mem::take(&mut *found.lock());
+    (report, found)
+}
+
+/// A process was stopped while it polled the code of a run. Its lease was over when it went on, it had
+/// registered again before that poll came to its body, and a lease lasted: the body of a step ran that
+/// its successor had completed.
+#[test]
+fn an_owner_that_was_stopped_inside_a_poll_starts_no_body_under_its_next_lease() {
+    for seed in 0..300 {
+        let (report, found) = take_over(seed, None);
+        assert_eq!((report.failure, report.stalls), (None, 1), "seed {seed}");
+        assert!(found.takeovers > 0, "seed {seed}: nobody took over");
+        assert_eq!(found.bodies, ["new"], "seed {seed}");
+        assert_eq!(found.result.as_deref(), Some("new"), "seed {seed}");
+    }
+}
+
+/// The simulation finds the body of the former owner when its epoch is not compared.
+#[test]
+fn a_body_under_a_foreign_epoch_is_found_by_a_seed() {
+    let bodies = |seed| take_over(seed, Some(Sabotage::ForeignEpoch)).1.bodies;
+    let found = (0..100).find(|seed| bodies(*seed).len() > 1);
+    let found = found.expect("one of these seeds finds it");
+    assert_eq!(bodies(found), ["new", "old"]);
+}
+
+#[test]
+fn one_seed_gives_one_trace_of_two_engines() {
+    for seed in 0..20 {
+        assert_same(seed, &take_over(seed, None), &take_over(seed, None));
+        assert_same(seed, &storm(seed), &storm(seed));
+    }
+}
+
+/// Compares line by line first, to name the place where two lives part.
+fn assert_same<T: std::fmt::Debug + PartialEq>(seed: u64, one: &(Report, T), other: &(Report, T)) {
+    let lines = one.0.trace.lines().zip(other.0.trace.lines());
+    for (number, (line, same)) in lines.enumerate() {
+        assert_eq!(line, same, "seed {seed}, line {number}");
+    }
+    assert_eq!(one, other, "seed {seed}");
+}
+
+const ORDER: Workflow<(), u64> = Workflow::new("order");
+
+const RUNS: usize = 3;
+
+/// What bodies and clients have seen in a storm.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Seen {
+    /// The results that bodies of a step have got from the step before, by run and step.
+    before: BTreeMap<(RunId, &'static str), BTreeSet<u64>>,
+    results: BTreeMap<RunId, u64>,
+}
+
+/// One step of each kind, each with the result of the one before.
+async fn order(ctx: Ctx, seen: Arc<Leaf<Seen>>) -> Result<u64> {
+    let run = ctx.run_id();
+    let note = move |step: &'static str, before: u64| {
+        sim::note(&format!("{step} of {run} starts with {before}"));
+        let mut seen = seen.lock();
+        seen.before.entry((run, step)).or_default().insert(before);
+    };
+    let noted = note.clone();
+    let first = ctx.step("first", async || {
+        noted("first", 0);
+        Ok(seam::random())
+    });
+    let first = first.await?;
+    ctx.sleep("pause", LEASE / 2).await?;
+    let noted = note.clone();
+    let second = ctx.blocking("second", move |_| {
+        noted("second", first);
+        seam::sleep(LEASE / 3, "a body that blocks");
+        Ok(seam::random())
+    });
+    let second = second.await?;
+    let third = ctx.spawn("third", move |_| {
+        let noted = note.clone();
+        async move {
+            noted("third", second);
+            seam::point("a body that is spawned");
+            Ok(seam::random())
+        }
+    });
+    third.await
+}
+
+/// Two engines that stall and die at any point, and are started again, with a few runs. The faults stop
+/// after a while.
+fn storm(seed: u64) -> (Report, Seen) {
+    let calm_after = LEASE * 20;
+    let config = Config {
+        faults: Box::new(move |at, rng| match rng.below(2_000) {
+            _ if at.time > calm_after => None,
+            0 => Some(Fault::Kill),
+            1..3 => Some(Fault::StallActivity(rng.up_to(LEASE * 3))),
+            3..5 => Some(Fault::StallProcess {
+                lasts: rng.up_to(LEASE * 3),
+                spread: LEASE * 2,
+            }),
+            _ => None,
+        }),
+        time_max: LEASE * 200,
+    };
+    let seen: Arc<Leaf<Seen>> = Arc::default();
+    let noted = seen.clone();
+    let report = sim::simulate(seed, config, move || {
+        let store = new_store();
+        let begin = |name| {
+            let noted = noted.clone();
+            let code = move |ctx: Ctx, (): ()| order(ctx, noted.clone());
+            let process = sim::new_process(name);
+            let engine = start(&process, engine_on(&store).register_fn(ORDER, code));
+            (name, process, engine)
+        };
+        let mut engines = ["a", "b"].map(begin);
+        let client = Client::on(store.clone()).expect("a client");
+        let clients = [(); RUNS].map(|()| {
+            let (client, noted) = (client.clone(), noted.clone());
+            let work = move || {
+                let run = seam::block_on(client.start(ORDER, ()), "start");
+                let run = run.expect("it is started");
+                let result = seam::block_on(run.result(), "result");
+                let result = result.expect("it has completed");
+                noted.lock().results.insert(run.id(), result);
+            };
+            let thread = Process::current().spawn("client", work);
+            thread.expect("a simulation always has threads")
+        });
+        while !clients.iter().all(Thread::is_finished) {
+            seam::sleep(LEASE, "watch");
+            for engine in engines
+                .iter_mut()
+                .filter(|(_, process, _)| process.is_dead())
+            {
+                *engine = begin(engine.0);
+            }
+        }
+        seam::sleep(calm_after, "calm");
+        for (_, process, engine) in engines {
+            if let Some(engine) = engine.filter(|_| !process.is_dead()) {
+                seam::block_on(engine.shutdown(), "shutdown");
+            }
+        }
+    });
+    let seen = std::mem::take(&mut *seen.lock());
+    (report, seen)
+}
+
+/// No later effect happens before a result is recorded: whoever runs a body, and however often, finds
+/// the same result of the step before it.
+#[test]
+fn runs_go_on_through_stalls_and_kills_with_one_result_for_each_step() {
+    let (mut stalls, mut kills, mut again) = (0, 0, 0);
+    for seed in 0..150 {
+        let (report, seen) = storm(seed);
+        assert_eq!(report.failure, None, "seed {seed}");
+        assert_eq!(seen.results.len(), RUNS, "seed {seed}");
+        assert_eq!(seen.before.len(), RUNS * 3, "seed {seed}");
+        for (step, before) in &seen.before {
+            assert_eq!(before.len(), 1, "seed {seed}: {step:?} has got {before:?}");
+        }
+        (stalls, kills) = (stalls + report.stalls, kills + report.kills);
+        again += report.trace.matches(" starts with ").count() - RUNS * 3;
+    }
+    assert!(
+        stalls > 100 && kills > 20 && again > 10,
+        "{stalls} {kills} {again}"
+    );
+}

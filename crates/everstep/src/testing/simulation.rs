@@ -1,0 +1,36 @@
+//! Several engines in one process, one activity at a time, chosen by a seed.
+//!
+//! What bodies and clients in a simulation use instead of the system's own: see the rules of the
+//! module `seam`.
+
+use std::time::{Duration, Instant};
+
+pub use crate::seam::sim::{
+    At, Config, Fault, Faults, Report, Rng, SimProcess, SimThread, new_process, note, simulate,
+};
+
+/// Another activity may go on here, and this one may be stopped for a while, or killed with its
+/// process.
+pub fn point(label: &'static str) {
+    crate::seam::point(label);
+}
+
+/// Waits on this thread for a future.
+pub fn block_on<T>(future: impl IntoFuture<Output = T>) -> T {
+    crate::seam::block_on(future, "future")
+}
+
+/// The monotonic clock.
+pub fn now() -> Instant {
+    crate::seam::now()
+}
+
+/// Sleeps.
+pub fn sleep(how_long: Duration) {
+    crate::seam::sleep(how_long, "sleep");
+}
+
+/// Whether the process of this thread was killed.
+pub fn is_dead() -> bool {
+    crate::seam::is_dead()
+}
