@@ -135,6 +135,10 @@ pub(crate) fn run(shared: &Arc<Shared>) {
             Woken::Safety => {
                 // Shards may have moved away from under somebody who waits.
                 Poller::ensure(shared);
+                if shared.has_room() {
+                    // The few places that are free may be the last for long: bodies can take hours.
+                    shared.tell_of_room();
+                }
                 safety = seam::now() + shared.settings.safety_poll;
                 (true, true)
             }
@@ -342,6 +346,28 @@ mod tests {
         );
         assert_eq!(state.woken(now, Some(now), false), Some(Woken::Timers));
         assert_eq!(state.woken(now, None, false), None);
+    }
+
+    /// A run that a process had left in the middle waited for a place, and its engine thread had nothing
+    /// else to do. Nobody told it of a place until a tenth of them all was free.
+    #[test]
+    fn the_look_for_safety_tells_of_a_single_place() {
+        let (_, shared) = fixture::shared_with(|settings| {
+            (settings.max_live_runs, settings.safety_poll) = (20, Duration::from_millis(1));
+        });
+        assert!((0..20).all(|_| shared.reserve()));
+        assert!(!shared.reserve_or_wait());
+        shared.release();
+        assert!(shared.threads[0].take().is_empty());
+        let due = shared.clone();
+        let thread = std::thread::spawn(move || run(&due));
+        let (mailbox, begun) = (&shared.threads[0], Instant::now());
+        while !mailbox.take().iter().any(|it| matches!(it, Event::Timer)) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nobody tells");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        shared.due.close();
+        thread.join().expect("it has ended");
     }
 
     /// The thread that polled the store kept the timers, too: while a poll was not answered, no step

@@ -574,11 +574,14 @@ impl Shared {
     pub(crate) fn release(&self) {
         let left = self.moving.fetch_sub(1, Ordering::SeqCst) - 1;
         // Not for every place that is free: reading what is due costs more than one run.
-        let has_room = left <= self.settings.max_live_runs * 9 / 10;
-        if has_room
-            && self.is_crowded.load(Ordering::SeqCst)
-            && self.is_crowded.swap(false, Ordering::SeqCst)
-        {
+        if left <= self.settings.max_live_runs * 9 / 10 {
+            self.tell_of_room();
+        }
+    }
+
+    /// Lets those look again who have found no place since they were last told.
+    pub(crate) fn tell_of_room(&self) {
+        if self.is_crowded.load(Ordering::SeqCst) && self.is_crowded.swap(false, Ordering::SeqCst) {
             self.due.poke(false);
             for thread in &self.threads {
                 thread.push(Event::Timer);

@@ -7,7 +7,7 @@
 use super::{
     End, Halt, Run, Stage,
     core::{PendingTransaction, Phase},
-    limits::ask_again,
+    limits::{ask_again, is_in_line},
 };
 use crate::{
     codec::bare,
@@ -173,10 +173,11 @@ impl Run {
     /// here. The next commit puts the row right and asks for places again: a run that is paused is
     /// passed over in line, and has no place after that.
     pub(crate) fn was_resumed(&mut self) {
-        // Without a view of the row the next commit writes it in any case.
-        if self.flush.row.take().is_some() {
-            self.core.state.borrow_mut().show = true;
-        }
+        let row = self.flush.row.take();
+        let mut st = self.core.state.borrow_mut();
+        // Without a view of the row the next commit writes it in any case. But it may come only with
+        // the end of a long body, and a run in line cannot wait for that.
+        st.show |= row.is_some() || is_in_line(&st, self.gate.as_ref());
     }
 
     /// Whether no body starts any more.

@@ -137,16 +137,28 @@ impl Core {
     }
 }
 
+/// The places that the run waits for in line, each with the key of what waits.
+fn in_line<'a>(
+    st: &'a State,
+    gate: Option<&'a Gate>,
+) -> impl Iterator<Item = (&'a LimitUse, &'a [u8])> {
+    let waits = |op: &&super::core::OpState| matches!(op.phase, Phase::Awaiting { .. });
+    let ops = st.ops.iter().map(|(_, op)| op).filter(waits);
+    let steps = ops.filter_map(|op| Some((op.limit.as_deref()?, &op.key[..])));
+    let gate = gate.filter(|gate| gate.asked && gate.turn.is_none());
+    steps.chain(gate.map(|gate| (&gate.limit, keys::START)))
+}
+
+/// Whether the run waits in line for a place.
+pub(super) fn is_in_line(st: &State, gate: Option<&Gate>) -> bool {
+    in_line(st, gate).next().is_some()
+}
+
 /// Asks again for every place that the run waits for in line. A run that was paused while it stood
 /// there may have been passed over, and may not have heard of it. If it stands there, the store does
 /// nothing.
 pub(super) fn ask_again(st: &State, gate: Option<&Gate>, effects: &mut Vec<Effect>) {
-    let in_line = |op: &&super::core::OpState| matches!(op.phase, Phase::Awaiting { .. });
-    let ops = st.ops.iter().map(|(_, op)| op).filter(in_line);
-    let steps = ops.filter_map(|op| Some((op.limit.as_deref()?, &op.key[..])));
-    let gate = gate.filter(|gate| gate.asked && gate.turn.is_none());
-    let gate = gate.map(|gate| (&gate.limit, keys::START));
-    for (limit, key) in steps.chain(gate) {
+    for (limit, key) in in_line(st, gate) {
         let asks = |effect: &Effect| matches!(effect, Effect::Acquire(it) if it.key == key);
         if !effects.iter().any(asks) {
             effects.push(limit.acquire(key, true));

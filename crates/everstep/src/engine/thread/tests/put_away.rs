@@ -3,7 +3,9 @@
 
 use super::*;
 use crate::{
-    commit::{Acquire, Batch, Effect, LimitRule, NewRun, Outcome, Refusal, Target},
+    commit::{
+        Acquire, Batch, Delivery, Effect, LimitRule, NewRun, OnEnd, Outcome, Refusal, Target,
+    },
     ctx::Ctx,
     limit::Limit,
     registry::Registry,
@@ -243,6 +245,28 @@ impl Line {
         }
     }
 
+    /// A message that nothing in the run listens for.
+    fn send(&self) {
+        let delivery = Delivery {
+            target: Target::Id(self.run),
+            name: "unheard".to_owned(),
+            body: Vec::new(),
+            dedupe: None,
+            request: None,
+            inbox_max: 10,
+            on_end: OnEnd::Error,
+        };
+        let outcome = self.write(Write::Deliver(Box::new(delivery)));
+        assert!(matches!(outcome, Outcome::Delivered(_)), "{outcome:?}");
+    }
+
+    /// Lets the run look at its row, and learn what it has found.
+    fn look(&mut self) {
+        let looked = self.held_look();
+        self.worker.handle(looked);
+        self.handle();
+    }
+
     /// Lets the run look at its row, and holds the answer back.
     fn held_look(&mut self) -> Event {
         self.worker.handle(Event::Look(self.run.no()));
@@ -315,11 +339,16 @@ fn sabotage_gives_the_place_of_a_live_run_away() {
 /// before its owner heard of the pause, waited for ever for a place that it did not ask for again.
 #[test]
 fn a_run_that_was_passed_over_unheard_asks_for_its_place_again() {
-    for looks in [false, true] {
+    // A message has touched its row before, so that what the row says is not known.
+    for (looks, is_sent_to) in [(false, false), (true, false), (true, true)] {
         Line::on_each_store("branches", None, |mut line| {
             line.until("a place in line", |line| line.places() == (1, 1));
             // Its entries and its row are written.
             line.until("it to be quiet", |line| line.worker.out.is_empty());
+            if is_sent_to {
+                line.send();
+                line.look();
+            }
             line.control(Control::Pause);
             let (first, second) = (line.holder, line.ids.next(line.shared.now()));
             line.end(first);
@@ -328,9 +357,7 @@ fn a_run_that_was_passed_over_unheard_asks_for_its_place_again() {
             line.control(Control::Resume);
             if looks {
                 // While its other body still runs.
-                let looked = line.held_look();
-                line.worker.handle(looked);
-                line.handle();
+                line.look();
             } else {
                 line.slow.send_replace(true);
             }
