@@ -399,13 +399,22 @@ async fn a_corrupt_or_foreign_file_is_refused_and_not_changed() {
     let other = rusqlite::Connection::open(path("other.db")).unwrap();
     other.execute_batch("CREATE TABLE customers (a)").unwrap();
     drop(other);
-    let foreign = "is not an everstep database (it has a table `customers`); nothing was changed, \
-                   give another path";
-    refused("other.db", foreign).await;
+    // An application's own file: an engine makes its tables beside the others, a client does not.
+    let before = std::fs::read(path("other.db")).unwrap();
+    let client = Client::open(path("other.db")).await.unwrap();
+    let error = client.count().await.unwrap_err();
+    drop(client);
+    assert!(
+        full(&error).contains("no tables of everstep"),
+        "{}",
+        full(&error)
+    );
+    assert_eq!(std::fs::read(path("other.db")).unwrap(), before);
     let newer = rusqlite::Connection::open(path("newer.db")).unwrap();
     newer
         .execute_batch(
-            "CREATE TABLE t (a); PRAGMA application_id = 1165390451; PRAGMA user_version = 99",
+            "CREATE TABLE everstep_format (version INTEGER, fingerprint TEXT); \
+             INSERT INTO everstep_format VALUES (99, 'cafe')",
         )
         .unwrap();
     drop(newer);

@@ -113,7 +113,7 @@ async fn a_client_is_not_opened_on_a_database_without_our_schema() {
         panic!("{error:?}");
     };
     assert!(
-        matches!(&*error, StoreError::CannotOpen { source, .. } if source.to_string().contains("empty")),
+        matches!(&*error, StoreError::CannotOpen { source, .. } if source.to_string().contains("no tables of everstep")),
         "{error:?}"
     );
     // And nothing was made.

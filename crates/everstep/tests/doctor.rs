@@ -817,8 +817,9 @@ async fn why_says_that_a_run_waits_for_a_limit_without_being_registered() {
 #[tokio::test]
 async fn what_is_no_longer_so_is_left_alone() {
     const PUT_AWAY: &str = "CREATE TABLE put_away AS SELECT * FROM ";
-    let waiters = format!("{PUT_AWAY} event_waiters; DELETE FROM everstep_event_waiters");
-    let schedules = format!("{PUT_AWAY} schedules; UPDATE everstep_schedules SET next_at = NULL");
+    let waiters = format!("{PUT_AWAY} everstep_event_waiters; DELETE FROM everstep_event_waiters");
+    let schedules =
+        format!("{PUT_AWAY} everstep_schedules; UPDATE everstep_schedules SET next_at = NULL");
     let put_back = |table| {
         format!(
             "DELETE FROM {table}; INSERT INTO {table} SELECT * FROM put_away; DROP TABLE put_away"

@@ -317,8 +317,8 @@ fn postgres(url: &str) -> PostgresStore {
 fn rows_in_file(path: &Path) -> BTreeMap<String, i64> {
     let conn = Connection::open(path).unwrap();
     let sql = "SELECT name FROM sqlite_schema WHERE type = 'table' \
-               AND name NOT LIKE 'sqlite%' AND name NOT LIKE 'everstep%' \
-               AND name NOT IN ('runners', 'shards', 'epochs')";
+               AND name GLOB 'everstep_*' AND name NOT IN ('everstep_runners', \
+               'everstep_shards', 'everstep_epochs', 'everstep_format', 'everstep_move')";
     let mut statement = conn.prepare(sql).unwrap();
     let names = statement.query_map([], |row| row.get::<_, String>(0));
     let count = |name: String| {

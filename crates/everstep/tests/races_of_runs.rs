@@ -189,9 +189,9 @@ async fn everywhere<R>(
 fn nothing_is_left(file: &Connection) {
     let ended = "SELECT no FROM everstep_runs WHERE status IN (5, 6, 7)";
     for rows in [
-        format!("watchers WHERE waiter IN ({ended}) OR run IN ({ended})"),
-        format!("children WHERE run IN ({ended})"),
-        format!("inbox WHERE run IN ({ended})"),
+        format!("everstep_watchers WHERE waiter IN ({ended}) OR run IN ({ended})"),
+        format!("everstep_children WHERE run IN ({ended})"),
+        format!("everstep_inbox WHERE run IN ({ended})"),
     ] {
         let sql = format!("SELECT count(*) FROM {rows}");
         let left: u32 = file.query_row(&sql, [], |row| row.get(0)).unwrap();

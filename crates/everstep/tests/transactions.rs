@@ -309,19 +309,22 @@ async fn a_body_that_fails_twice_is_recorded_with_both_errors() {
 #[tokio::test(flavor = "multi_thread")]
 async fn tables_of_everstep_cannot_be_written_and_the_error_names_the_table() {
     for (sql, word) in [
-        ("UPDATE everstep_runs SET status = 5", "`runs`"),
-        ("DELETE FROM everstep_history", "`history`"),
+        ("UPDATE everstep_runs SET status = 5", "`everstep_runs`"),
+        ("DELETE FROM everstep_history", "`everstep_history`"),
         (
             "INSERT INTO everstep_inbox (run, seq) VALUES (1, 1)",
-            "`inbox`",
+            "`everstep_inbox`",
         ),
-        ("DROP TABLE everstep_keys", "`keys`"),
-        ("ALTER TABLE everstep_runs ADD COLUMN mine", "`runs`"),
-        ("CREATE INDEX mine ON everstep_runs (id)", "`runs`"),
+        ("DROP TABLE everstep_keys", "`everstep_keys`"),
+        (
+            "ALTER TABLE everstep_runs ADD COLUMN mine",
+            "`everstep_runs`",
+        ),
+        ("CREATE INDEX mine ON everstep_runs (id)", "`everstep_runs`"),
         (
             "CREATE TRIGGER mine AFTER INSERT ON shop_log BEGIN DELETE FROM everstep_runs; END; \
              INSERT INTO shop_log VALUES ('x')",
-            "`runs`",
+            "`everstep_runs`",
         ),
         ("COMMIT", "transaction"),
         ("ROLLBACK", "transaction"),
