@@ -30,7 +30,20 @@ pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let program = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(program);
     command.current_dir(root).args(arguments);
+    // Cargo tells us about our own package in these. The build script of a dependency (ring) asks to
+    // be run again when they change, so with them everything above it was built again after each
+    // cargo command that was called by hand, and once more after the next one of ours.
+    for (name, _) in env::vars_os() {
+        if name.to_str().is_some_and(is_about_a_package) {
+            command.env_remove(name);
+        }
+    }
     command
+}
+
+/// Whether cargo sets this variable for the program of a package that it runs.
+fn is_about_a_package(variable: &str) -> bool {
+    variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
 }
 
 /// Where cargo run at `root` puts what it builds, unless a configuration file says otherwise.
@@ -117,6 +130,14 @@ pub(crate) fn counted(line: &str) -> Option<Tests> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cargo_is_not_told_of_our_own_package() {
+        let command = cargo(Path::new("."), &["build"]);
+        let removed = |variable: &str| command.get_envs().any(|it| it == (variable.as_ref(), None));
+        assert!(removed("CARGO_MANIFEST_DIR") && removed("CARGO_PKG_NAME"));
+        assert!(!is_about_a_package("CARGO_TARGET_DIR") && !is_about_a_package("CARGO_HOME"));
+    }
 
     #[test]
     fn counts_are_read_from_the_line_that_ends_a_test_program() {
