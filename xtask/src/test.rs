@@ -57,35 +57,18 @@ const CHECKS: &[Check] = &[
     ),
 ];
 
-/// The test programs that take their store from `testing::store`: one for each feature at least. With
-/// the rest of the tests they are made in memory, then again on each of the other stores. What is not
-/// here is about no store, about one of them, or names its stores itself.
-const ON_ANY_STORE: &[&str] = &[
-    "children",
-    "codec",
-    "controls",
-    "crash_loop",
-    "deferreds",
-    "events",
-    "given_up_waits",
-    "hot_and_cold",
-    "limits",
-    "outside",
-    "queues",
-    "races",
-    "schedules",
-    "semantics",
-    "streams",
-    "threads",
-    "transfer",
-    "versions",
-];
+/// The test program whose tests take their store from `testing::store`: at least one file for each
+/// feature. It is run in memory with all other programs, then again on each of the other stores.
+const ON_ANY_STORE: Part = ("any_store", &[]);
 
-/// Those that crash, which are made on a file in the first pass already.
-const CRASHING: &[&str] = &["crash_primitives", "queues_crash"];
+/// The tests that crash every primitive, which are made in memory and on a file in the first pass.
+const CRASHING: Part = ("crashes", &["crash_primitives::", "queues_crash::"]);
+
+/// A test program, and how the names of its tests begin; all of them if nothing is said.
+type Part = (&'static str, &'static [&'static str]);
 
 /// The stores of the later passes, as `testing::store` calls them, and what is made on each.
-const PASSES: &[(&str, &[&[&str]])] = &[
+const PASSES: &[(&str, &[Part])] = &[
     ("sqlite", &[ON_ANY_STORE]),
     ("postgres", &[ON_ANY_STORE, CRASHING]),
 ];
@@ -93,15 +76,14 @@ const PASSES: &[(&str, &[&[&str]])] = &[
 /// The programs that take longest, with their stores. What is missing here only makes it all longer.
 const LONGEST: &[(&str, Option<&str>)] = &[
     ("everstep", None),
+    ("named_stores", None),
+    ("crashes", None),
+    ("everstep_conformance", None),
     ("browser", None),
-    ("crash_primitives", Some("postgres")),
-    ("crash_primitives", None),
-    ("deferreds", Some("postgres")),
-    ("deferreds", None),
+    ("crashes", Some("postgres")),
+    ("any_store", Some("postgres")),
+    ("any_store", None),
     ("everstep-model", None),
-    ("queues_crash", Some("postgres")),
-    ("events", Some("postgres")),
-    ("queues_crash", None),
 ];
 
 /// The variable that names the store of a pass.
@@ -318,9 +300,9 @@ fn runs(
         let run = program.run("", &libraries);
         all.push((&program.name, None, run));
     }
-    for (store, names) in PASSES {
-        for name in names.concat() {
-            let found = programs.iter().find(|program| program.name == name);
+    for (store, parts) in PASSES {
+        for (name, tests) in *parts {
+            let found = programs.iter().find(|program| program.name == *name);
             let program = found.ok_or_else(|| {
                 Failure::Found(format!(
                     "there is no test program `{name}` to run on {store}"
@@ -331,6 +313,7 @@ fn runs(
             run.env("TMPDIR", files);
             // Power is cut under files alone, which the first pass has done.
             run.arguments(&["--skip", "power_cut"]);
+            run.arguments(tests);
             all.push((&program.name, Some(store), run));
         }
     }
@@ -432,10 +415,15 @@ mod tests {
     }
 
     #[test]
-    fn every_program_of_a_pass_exists() {
+    fn every_part_of_a_pass_exists() {
         let programs = root().join("crates/everstep/tests");
-        for program in PASSES.iter().flat_map(|(_, programs)| programs.concat()) {
-            assert!(programs.join(format!("{program}.rs")).exists(), "{program}");
+        for (program, tests) in PASSES.iter().flat_map(|(_, parts)| *parts) {
+            let program = programs.join(program);
+            assert!(program.join("main.rs").exists(), "{program:?}");
+            for module in *tests {
+                let file = format!("{}.rs", module.trim_end_matches("::"));
+                assert!(program.join(&file).exists(), "{program:?}: {file}");
+            }
         }
     }
 

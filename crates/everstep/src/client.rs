@@ -36,7 +36,7 @@ use crate::{
     pool::DEFAULT_POOL,
     registry::Registry,
     run_id::RunId,
-    settings::{Sabotage, Settings, SettingsError},
+    settings::{Settings, SettingsError},
     store::{Answer, Finished, RunRow, Store, StoreError},
     telemetry::{EngineMonitor, trace},
     time::{Clock, SystemClock, Timestamp},
@@ -471,24 +471,44 @@ impl Client {
     ///
     /// If its thread cannot be started.
     pub fn on(store: Arc<dyn Store>) -> Result<Client, ClientError> {
-        Client::on_clock(store, Arc::new(SystemClock), None)
+        Client::with(store, Arc::new(SystemClock), Settings::default())
     }
 
-    /// As [`on`](Client::on), on another clock, and with something broken on purpose: for tests.
+    /// As [`on`](Client::on), on another clock.
     ///
     /// # Errors
     ///
     /// As [`on`](Client::on).
+    #[cfg(feature = "testing")]
     #[doc(hidden)]
-    pub fn on_clock(
+    pub fn on_clock(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Result<Client, ClientError> {
+        Client::with(store, clock, Settings::default())
+    }
+
+    /// As [`on`](Client::on), on another clock, and with something broken on purpose.
+    ///
+    /// # Errors
+    ///
+    /// As [`on`](Client::on).
+    #[cfg(feature = "sabotage")]
+    #[doc(hidden)]
+    pub fn sabotaged(
         store: Arc<dyn Store>,
         clock: Arc<dyn Clock>,
-        sabotage: Option<Sabotage>,
+        sabotage: Option<crate::Sabotage>,
     ) -> Result<Client, ClientError> {
         let settings = Settings {
             sabotage,
             ..Settings::default()
         };
+        Client::with(store, clock, settings)
+    }
+
+    fn with(
+        store: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        settings: Settings,
+    ) -> Result<Client, ClientError> {
         let shared = Arc::new(Shared::new(
             Arc::new(settings),
             store.clone(),
@@ -1363,6 +1383,7 @@ impl<O> std::fmt::Debug for RunHandle<O> {
 }
 
 impl<O> RunHandle<O> {
+    #[cfg(feature = "testing")]
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }

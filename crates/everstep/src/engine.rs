@@ -30,7 +30,7 @@ use crate::{
     run_id::RunId,
     seam::{self, Leaf, Process, Thread},
     services::Services,
-    settings::{Sabotage, Settings, SettingsError},
+    settings::{Settings, SettingsError},
     store::{MemoryStore, ShardSet, Store, StoreError},
     telemetry::{EngineCounters, EngineMetrics, EngineMonitor},
     time::{Clock, SystemClock, Uptime},
@@ -411,6 +411,7 @@ impl Engine {
         &self.shared.store
     }
 
+    #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn shared_for_tools(&self) -> EngineTools {
         EngineTools {
@@ -420,11 +421,13 @@ impl Engine {
 }
 
 /// What benchmarks look at.
+#[cfg(feature = "testing")]
 #[doc(hidden)]
 pub struct EngineTools {
     shared: Arc<Shared>,
 }
 
+#[cfg(feature = "testing")]
 impl EngineTools {
     /// From now on the size of every batch is noted.
     pub fn note_batch_sizes(&self) {
@@ -630,9 +633,10 @@ impl EngineBuilder {
 
     /// The runner does not look at its own clock before it writes, so that only the store's fence
     /// refuses what comes too late: for the drills that must see it refuse.
+    #[cfg(feature = "sabotage")]
     #[doc(hidden)]
     pub fn without_self_fencing(mut self) -> Self {
-        self.settings.sabotage = Some(Sabotage::NoSelfFencing);
+        self.settings.sabotage = Some(crate::Sabotage::NoSelfFencing);
         self
     }
 

@@ -61,6 +61,11 @@ mod random;
 mod retention;
 mod retry;
 mod run_id;
+#[cfg_attr(
+    not(feature = "sabotage"),
+    expect(unreachable_pub, reason = "it is exported with the feature alone")
+)]
+mod sabotage;
 #[allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -70,6 +75,7 @@ mod seam;
 mod services;
 mod settings;
 pub mod telemetry;
+#[cfg(feature = "testing")]
 #[allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -123,6 +129,7 @@ pub use ctx::{
     step::{Outcome, Step, StepCall, StepOutcome},
 };
 pub use deferred::Deferred;
+#[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use engine::EngineTools;
 pub use engine::{
@@ -149,9 +156,10 @@ pub use run_id::{ParseRunIdError, RunId, RunNo, SHARDS, ShardId};
 /// [`Tx`] and of [`Client::start_in`] are yours too.
 #[cfg(feature = "sqlite")]
 pub use rusqlite;
-pub use schedule::{Overlap, ScheduleSpec};
+#[cfg(feature = "sabotage")]
 #[doc(hidden)]
-pub use settings::Sabotage;
+pub use sabotage::Sabotage;
+pub use schedule::{Overlap, ScheduleSpec};
 pub use settings::{Settings, SettingsError};
 pub use store::{
     Check, Close, Deliver, EventRow, Filter, InboxKind, ItemState, ParseRoleError, QueueStats,

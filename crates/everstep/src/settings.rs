@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::{
     codec::hook::Codecs, pool::DEFAULT_POOL, retention::Retention, retry::Retry, run_id::SHARDS,
+    sabotage::Sabotage,
 };
 
 /// How an engine works. Every field has a default that suits one process on one machine.
@@ -91,33 +92,23 @@ pub struct Settings {
     /// What payloads are sealed and opened with.
     pub(crate) codecs: Codecs,
     /// What is broken on purpose, for the tests that must notice.
+    #[cfg(feature = "sabotage")]
     #[doc(hidden)]
     pub sabotage: Option<Sabotage>,
 }
 
-/// A promise that an engine breaks on purpose, so that the tests of it can be tested.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sabotage {
-    /// Bodies start before what they build on is durable.
-    NoBarrier,
-    /// A runner goes on writing after it has lost its shards.
-    NoFence,
-    /// A message that was taken stays in the inbox.
-    DoubleConsume,
-    /// A runner does not look at its own clock: only the store refuses what it writes after its
-    /// lease has ended.
-    NoSelfFencing,
-    /// The latest time that any clock has shown counts for ever, though the clock was set back.
-    BelieveClock,
-    /// A body starts under a lease of this process that is not the one with which its run was read.
-    ForeignEpoch,
-    /// A body waits for the results that its run had taken when its step was made, not for those
-    /// that other branches have taken since.
-    BarrierAtMaking,
-    /// A run that was paused gives its places under limits away and leaves memory, though it was
-    /// resumed meanwhile.
-    GivePlaceAway,
+impl Settings {
+    /// Whether this promise is broken on purpose.
+    #[cfg(feature = "sabotage")]
+    pub(crate) fn breaks(&self, sabotage: Sabotage) -> bool {
+        self.sabotage == Some(sabotage)
+    }
+
+    /// No promise can be broken on purpose without the feature `sabotage`.
+    #[cfg(not(feature = "sabotage"))]
+    pub(crate) const fn breaks(&self, _: Sabotage) -> bool {
+        false
+    }
 }
 
 impl Default for Settings {
@@ -156,6 +147,7 @@ impl Default for Settings {
             key_tombstone: Duration::from_secs(7 * 86_400),
             seed: None,
             codecs: Codecs::default(),
+            #[cfg(feature = "sabotage")]
             sabotage: None,
         }
     }

@@ -3,7 +3,7 @@
 //! All calls block; the engine makes them from threads that may block. A store is shared by the
 //! threads of a process, and several processes may have stores on the same data.
 //!
-//! What every store promises, and [`crate::testing::store_conformance`] checks:
+//! What every store promises, and the crate `everstep-conformance` checks:
 //! - When [`Store::commit`] returns `Ok`, everything that was not refused is durable: it survives
 //!   the loss of power. When it returns an error other than [`StoreError::UnknownOutcome`],
 //!   nothing of the batch has happened.
@@ -36,8 +36,6 @@ pub(crate) mod memory;
 pub(crate) mod moving;
 mod operators;
 mod overview;
-#[cfg(all(test, any(feature = "sqlite", feature = "postgres")))]
-mod owner_and_client;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 pub(crate) mod rules;
@@ -896,7 +894,6 @@ pub struct LimitRow {
 
 /// Which runs are meant. Everything that is set must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Filter {
     /// One of these statuses; any if empty.
     pub statuses: Vec<RunStatus>,

@@ -1,11 +1,19 @@
-//! For tests: an engine on virtual time, crashes at every point, a suite for stores.
+//! For tests: an engine on virtual time, crashes at every point, the replay of exported runs.
 //!
 //! - [`engine`] makes an engine in memory whose clock jumps to the next timer by itself.
 //! - [`crash_everywhere()`] runs a workflow, dies at every write in turn, and compares.
 //! - [`CrashingStore`] and [`vfs::FaultVfs`] are what it is made of: a store that dies at a
 //!   chosen write, and a layer under SQLite on which the power can be cut.
 //! - [`replay()`] replays a run that was exported against the code of a test.
-//! - [`store_conformance`] is what every [`Store`](crate::store::Store) must pass.
+//!
+//! What every [`Store`](crate::store::Store) must pass is in the crate `everstep-conformance`.
+//!
+//! Only with the feature `testing`, which a program takes as a dev-dependency:
+//!
+//! ```toml
+//! [dev-dependencies]
+//! everstep = { version = "0.1", features = ["testing"] }
+//! ```
 
 use crate::engine::{Engine, EngineBuilder};
 
@@ -16,6 +24,8 @@ mod clock;
 mod crash_everywhere;
 mod crash_points;
 mod crashing_store;
+#[doc(hidden)]
+pub mod internal;
 mod ledger;
 #[cfg(feature = "postgres")]
 mod on_postgres;
@@ -25,10 +35,8 @@ mod queue_load;
 mod ran_on;
 mod replay;
 mod shifted_clock;
-#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod simulation;
-pub mod store_conformance;
 #[cfg(feature = "sqlite")]
 pub mod vfs;
 

@@ -43,7 +43,7 @@ fn child(ms: u64) -> Option<()> {
 }
 
 fn begin(test: &str, path: &Path) -> (Child, impl Iterator<Item = String> + use<>) {
-    let mut child = scenario::second_process(test, CHILD, path.to_str().unwrap());
+    let mut child = scenario::second_process(module_path!(), test, CHILD, path.to_str().unwrap());
     let mut lines = BufReader::new(child.stdout.take().unwrap())
         .lines()
         .map(Result::unwrap);

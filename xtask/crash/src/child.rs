@@ -125,7 +125,7 @@ async fn work(given: &Given) -> Result<(), Problem> {
         true => Arc::new(PostgresStore::open(&given.place)?),
         false => Arc::new(SqliteStore::open(&given.place)?),
     };
-    let client = Client::on_clock(store, clock(given), given.broken)?.codec(Xor);
+    let client = Client::sabotaged(store, clock(given), given.broken)?.codec(Xor);
     let _worker = tasks::work(&client, &given.bodies)?;
     follow_orders(given, &client).await
 }

@@ -7,6 +7,7 @@ mod changes;
 mod document;
 mod live;
 mod login;
+mod metrics;
 mod once;
 mod pages;
 mod schema;

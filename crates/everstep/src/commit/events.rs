@@ -164,7 +164,6 @@ pub struct Tended {
 
 /// The events of one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct EventRow {
     /// The name.
     pub name: String,
@@ -180,7 +179,6 @@ pub struct EventRow {
 
 /// A message that no run will read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct DeadLetter {
     /// Its number in the list, in order of arrival.
     pub no: u64,
@@ -204,7 +202,6 @@ pub struct DeadLetter {
 
 /// Which dead letters are meant. Everything that is set must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct LetterFilter {
     /// Sent to this run.
     pub run: Option<RunNo>,

@@ -266,7 +266,6 @@ impl std::fmt::Display for ItemState {
 
 /// An item as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct ItemRow {
     /// Its number.
     pub id: ItemId,
@@ -298,7 +297,6 @@ pub type EndedItem = (ItemId, Option<Vec<u8>>);
 
 /// How a queue stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct QueueStats {
     /// Items that a worker may take.
     pub ready: u64,

@@ -10,7 +10,6 @@ use crate::{
 
 /// A run as it is stored, without its history.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct RunRow {
     /// Its id.
     pub id: RunId,

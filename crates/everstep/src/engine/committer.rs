@@ -8,7 +8,7 @@ use std::{
     ops::ControlFlow::{Break, Continue},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -19,8 +19,8 @@ use super::{claims, lanes, shared::Shared, streams::Room, workers};
 use crate::{
     commit::{Applied, Batch, Commit, Fence, Outcome, QueueWrite, Refusal, Settlement, Write},
     run_id::RunNo,
-    seam::{self, Leaf, Lock, Monitor},
-    settings::Sabotage,
+    sabotage::Sabotage,
+    seam::{self, Lock, Monitor},
     store::{Reaction, StoreError},
     time::Uptime,
 };
@@ -119,8 +119,10 @@ pub(crate) struct CommitQueue {
     /// Held by the thread that commits, across its calls of the store.
     committing: Lock,
     /// For benchmarks: how many batches, and how many writes were in them.
-    pub(crate) batches: AtomicU64,
-    pub(crate) batch_sizes: Leaf<Option<Vec<u32>>>,
+    #[cfg(feature = "testing")]
+    pub(crate) batches: std::sync::atomic::AtomicU64,
+    #[cfg(feature = "testing")]
+    pub(crate) batch_sizes: seam::Leaf<Option<Vec<u32>>>,
 }
 
 impl CommitQueue {
@@ -352,7 +354,7 @@ pub(super) fn refuse_stale(
 ) -> (Batch, Vec<Sender>) {
     let fence = batch.fence;
     let is_sound = !senders.iter().any(|sender| sender.is_stale(fence));
-    if is_sound || shared.settings.sabotage == Some(Sabotage::NoFence) {
+    if is_sound || shared.settings.breaks(Sabotage::NoFence) {
         return (batch, senders);
     }
     let writes = std::mem::take(&mut batch.writes);
@@ -418,8 +420,10 @@ pub(super) fn react(
 }
 
 fn note_batch(shared: &Shared, writes: usize) {
-    shared.queue.batches.fetch_add(1, Ordering::Relaxed);
     shared.metrics.batch_made(writes);
+    #[cfg(feature = "testing")]
+    shared.queue.batches.fetch_add(1, Ordering::Relaxed);
+    #[cfg(feature = "testing")]
     if let Some(sizes) = shared.queue.batch_sizes.lock().as_mut() {
         sizes.push(u32::try_from(writes).unwrap_or(u32::MAX));
     }

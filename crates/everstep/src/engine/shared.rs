@@ -34,8 +34,9 @@ use crate::{
     pool::DEFAULT_POOL,
     registry::Registry,
     run_id::{RunId, RunIds, RunNo, ShardId},
+    sabotage::Sabotage,
     seam::{self, Leaf, LeafGuard, Process},
-    settings::{Sabotage, Settings},
+    settings::Settings,
     store::{NewRunner, Secret, ShardSet, Store, StoreError},
     telemetry::{EngineMetrics, Metrics, NotReady, Watched},
     time::{Clock, Timestamp, Uptime, suspended},
@@ -51,6 +52,7 @@ pub(crate) struct Shared {
     /// The time by that clock, which may be set while this process runs.
     steady: Leaf<Steady>,
     /// The latest time that was given out, for [`Sabotage::BelieveClock`].
+    #[cfg(feature = "sabotage")]
     believed: AtomicI64,
     pub(crate) activity: Arc<Activity>,
     pub(crate) queue: CommitQueue,
@@ -120,6 +122,7 @@ impl Shared {
             store,
             registry,
             steady: Leaf::new(Steady::new(clock.now(), seam::now(), suspended())),
+            #[cfg(feature = "sabotage")]
             believed: AtomicI64::new(i64::MIN),
             clock,
             process: Process::current(),
@@ -174,7 +177,8 @@ impl Shared {
     /// May go back, when the clock was set back. What must not go back sees to it by itself: leases go
     /// by the monotonic clock, and a run's `ctx.now()` by the latest completion that it took.
     pub(crate) fn now(&self) -> Timestamp {
-        if self.settings.sabotage == Some(Sabotage::BelieveClock) {
+        #[cfg(feature = "sabotage")]
+        if self.settings.breaks(Sabotage::BelieveClock) {
             return self.believed_now();
         }
         // A virtual clock is nobody's calendar: whoever moves it means it.
@@ -212,6 +216,7 @@ impl Shared {
 
     /// The latest time that any clock has ever shown here: the mistake that [`Sabotage::BelieveClock`]
     /// makes.
+    #[cfg(feature = "sabotage")]
     fn believed_now(&self) -> Timestamp {
         let machine = Timestamp::from(seam::wall()).as_millis();
         let ahead = self.store.time().map_or(0, |it| it.as_millis() - machine);
@@ -297,11 +302,13 @@ impl Shared {
     /// was suspended, may have a successor, and must start no body before it knows.
     pub(crate) fn lease_lasts(&self) -> bool {
         let lasts = Uptime::now().as_nanos() < self.lease_ends.load(Ordering::Acquire);
-        lasts
-            || matches!(
-                self.settings.sabotage,
-                Some(Sabotage::NoFence | Sabotage::NoSelfFencing)
-            )
+        lasts || self.is_blind()
+    }
+
+    /// Whether this runner is told not to look at its own clock.
+    fn is_blind(&self) -> bool {
+        let settings = &self.settings;
+        settings.breaks(Sabotage::NoFence) || settings.breaks(Sabotage::NoSelfFencing)
     }
 
     /// Whether bodies may start and go on of a run that was read under the lease with this epoch.
@@ -312,8 +319,7 @@ impl Shared {
     pub(crate) fn lets_bodies_run(&self, epoch: u64) -> bool {
         // The last point before a body: none stands between this check and the body.
         seam::point("lease check");
-        let is_own =
-            self.is_current(epoch) || self.settings.sabotage == Some(Sabotage::ForeignEpoch);
+        let is_own = self.is_current(epoch) || self.settings.breaks(Sabotage::ForeignEpoch);
         is_own && self.lease_lasts()
     }
 
@@ -321,11 +327,7 @@ impl Shared {
     /// `None` if there is no lease, or nobody looks at the clock.
     pub(crate) fn bodies_end_in(&self) -> Option<(Duration, u64)> {
         let ends = self.lease_ends.load(Ordering::Acquire);
-        let is_blind = matches!(
-            self.settings.sabotage,
-            Some(Sabotage::NoFence | Sabotage::NoSelfFencing)
-        );
-        if ends == 0 || is_blind {
+        if ends == 0 || self.is_blind() {
             return None;
         }
         if !self.lease_lasts() {
@@ -362,7 +364,7 @@ impl Shared {
     /// lease never is.
     pub(crate) fn is_current(&self, epoch: u64) -> bool {
         let is_own = epoch != NO_LEASE && epoch == self.epoch();
-        is_own || self.settings.sabotage == Some(Sabotage::NoFence)
+        is_own || self.settings.breaks(Sabotage::NoFence)
     }
 
     pub(crate) fn fence(&self) -> Option<Fence> {
@@ -372,12 +374,13 @@ impl Shared {
     /// The fence for the next batch. An owner whose lease is about to end renews it first, so that
     /// it never writes past it; one that cannot has lost its shards.
     pub(crate) fn fence_for_commit(&self) -> Option<Fence> {
-        if self.settings.sabotage == Some(Sabotage::NoFence) {
+        #[cfg(feature = "sabotage")]
+        if self.settings.breaks(Sabotage::NoFence) {
             return self.forged_fence();
         }
         let lease = (*self.lease.lock())?;
         if committer::lease_holds(lease.valid_until, self.settings.lease)
-            || self.settings.sabotage == Some(Sabotage::NoSelfFencing)
+            || self.settings.breaks(Sabotage::NoSelfFencing)
         {
             return Some(lease.fence);
         }
@@ -404,6 +407,7 @@ impl Shared {
     }
 
     /// Its own fence while that holds; then whichever does, whosever it is.
+    #[cfg(feature = "sabotage")]
     fn forged_fence(&self) -> Option<Fence> {
         let runners = self.store.runners().unwrap_or_default();
         let holders = runners.iter().filter(|runner| !runner.shards.is_empty());
@@ -432,7 +436,7 @@ impl Shared {
     /// Another runner has taken over from the one with this fence: nothing may be written any more.
     /// Nothing happens if that was known already, though this runner may have begun anew since.
     pub(crate) fn lose_if(&self, fence: Fence) {
-        if self.settings.sabotage == Some(Sabotage::NoFence) {
+        if self.settings.breaks(Sabotage::NoFence) {
             return;
         }
         {

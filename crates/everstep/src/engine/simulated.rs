@@ -9,12 +9,13 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{Engine, EngineBuilder, Sabotage};
+use super::{Engine, EngineBuilder};
 use crate::{
     client::Client,
     ctx::Ctx,
     error::Result,
     run_id::RunId,
+    sabotage::Sabotage,
     seam::{
         self, Leaf, Process, Thread,
         sim::{self, Config, Fault, Report, SimProcess},

@@ -21,8 +21,6 @@ use std::{
     time::Duration,
 };
 
-#[cfg(test)]
-use super::tests::sabotage::{self, Sabotage as Broken};
 use super::{
     Halt,
     fork::Lineage,
@@ -49,8 +47,9 @@ use crate::{
     random,
     retry::Retry,
     run_id::{RunId, RunIds},
+    sabotage::Sabotage,
     services::Services,
-    settings::{Sabotage, Settings},
+    settings::Settings,
     telemetry::{RunTelemetry, Watch},
     time::Timestamp,
     token::Secret,
@@ -889,8 +888,7 @@ impl Core {
         if st.halt.is_some() {
             return Turn::Pending;
         }
-        #[cfg(test)]
-        if op.phase == Phase::Ready && sabotage::is(Broken::AnyPoll) {
+        if op.phase == Phase::Ready && self.env.settings.breaks(Sabotage::AnyPoll) {
             return Turn::Take;
         }
         match op.phase {
@@ -999,25 +997,25 @@ impl Core {
             return 0;
         };
         let seen = if op.ephemeral { st.seen_firm } else { st.seen };
-        match self.broken_barrier() {
-            Some(Sabotage::NoBarrier) => 0,
-            Some(Sabotage::BarrierAtMaking) => barrier,
-            _ => barrier.max(seen),
+        if self.env.settings.breaks(Sabotage::NoBarrier) {
+            0
+        } else if self.env.settings.breaks(Sabotage::BarrierAtMaking) {
+            barrier
+        } else {
+            barrier.max(seen)
         }
     }
 
-    /// How the barrier is broken on purpose, if it is.
-    fn broken_barrier(&self) -> Option<Sabotage> {
-        let broken = self.env.settings.sabotage;
-        #[cfg(test)]
-        let broken = broken.or(sabotage::of_barrier());
-        broken.filter(|it| matches!(it, Sabotage::NoBarrier | Sabotage::BarrierAtMaking))
+    /// Whether the barrier is broken on purpose.
+    fn has_broken_barrier(&self) -> bool {
+        let settings = &self.env.settings;
+        settings.breaks(Sabotage::NoBarrier) || settings.breaks(Sabotage::BarrierAtMaking)
     }
 
     /// Whether nothing is offered while the commit that is being made is in flight: see
     /// [`State::holds_offers`].
     pub(crate) fn must_hold_offers(&self, st: &State) -> bool {
-        !st.draining && self.broken_barrier().is_none() && self.waits_to_start(st)
+        !st.draining && !self.has_broken_barrier() && self.waits_to_start(st)
     }
 
     /// Whether a body waits for more than is durable.
@@ -1255,8 +1253,7 @@ impl Core {
         }
         let is_held = st.holds_offers || st.starting;
         let direct = st.direct && !first_poll && !st.released && !st.leaving && !is_held;
-        #[cfg(test)]
-        let direct = direct || sabotage::is(Broken::AlwaysDirect);
+        let direct = direct || self.env.settings.breaks(Sabotage::AlwaysDirect);
         if direct {
             st.released = true;
             return true;
@@ -1464,7 +1461,7 @@ impl Core {
             st.note_seen(ephemeral);
         } else {
             // Replayed and handed out: only what must be found again stays in memory.
-            st.forget_if_done(&key);
+            self.forget_if_done(st, &key);
             st.pass_removed();
         }
         if let Some(op) = st.ops.get_mut(id) {
@@ -2087,7 +2084,7 @@ impl Core {
                     }
                 }
             }
-            st.starting |= !ready.is_empty() && self.broken_barrier().is_none();
+            st.starting |= !ready.is_empty() && !self.has_broken_barrier();
             ready
         };
         for id in ready {
@@ -2124,13 +2121,11 @@ impl Core {
             }
         }
     }
-}
 
-impl State {
     /// Drops an entry that was taken and needs no write, unless it has a rollback, or is one: a
     /// step that was compensated must not be compensated again when the run fails later.
-    pub(crate) fn forget_if_done(&mut self, key: &[u8]) {
-        let done = self.history.get(key).is_some_and(|slot| {
+    pub(crate) fn forget_if_done(&self, st: &mut State, key: &[u8]) {
+        let done = st.history.get(key).is_some_and(|slot| {
             let entry = &slot.entry;
             let structure = matches!(
                 entry.kind,
@@ -2142,8 +2137,7 @@ impl State {
             );
             // A rollback must be remembered, so that nothing is compensated twice.
             let rollback = entry.kind == EntryKind::Rollback;
-            #[cfg(test)]
-            let rollback = rollback && !sabotage::is(Broken::ForgetRollbacks);
+            let rollback = rollback && !self.env.settings.breaks(Sabotage::ForgetRollbacks);
             !slot.dirty
                 && slot.claimed
                 && !entry.compensable
@@ -2152,10 +2146,12 @@ impl State {
                 && (entry.number.is_some() || structure || entry.kind == EntryKind::Version)
         });
         if done {
-            self.history.remove(key);
+            st.history.remove(key);
         }
     }
+}
 
+impl State {
     pub(crate) fn has_undeclined(&self) -> bool {
         let open = |id: &&OpId| self.ops.get(**id).is_some_and(|op| !op.declined);
         self.available.iter().any(|id| open(&id))

@@ -11,11 +11,11 @@ use super::{
 };
 use crate::{
     codec::bare,
-    commit::{Commit, Effect, EffectDone, InboxKind, InboxRow, Patch, Put, Refusal, RunStatus},
+    commit::{Commit, Effect, EffectDone, InboxRow, Patch, Put, Refusal, RunStatus},
     error::{Error, FailureKind, RetryAdvice, encode_failure},
     history::{Entry, EntryKind, EntryStatus, Key, OpId, decode_entry, encode_entry},
     location::keys,
-    settings::Sabotage,
+    sabotage::Sabotage,
     time::Timestamp,
 };
 
@@ -609,7 +609,7 @@ impl Run {
                 key: key.to_vec(),
                 value: encode_entry(&slot.entry),
             });
-            st.forget_if_done(&key);
+            self.core.forget_if_done(st, &key);
         }
         if folded {
             puts = keep_last(puts);
@@ -655,7 +655,7 @@ impl Run {
                 value: st.emit_mark.encode(),
             });
         }
-        if self.core.env.settings.sabotage == Some(Sabotage::DoubleConsume) {
+        if self.core.env.settings.breaks(Sabotage::DoubleConsume) {
             st.consumed.clear();
         }
         let commit = Commit {
@@ -738,13 +738,14 @@ impl Run {
 
     fn is_put_away(&self, done: &[EffectDone]) -> bool {
         done.contains(&EffectDone::PutAway)
-            || self.core.env.settings.sabotage == Some(Sabotage::GivePlaceAway)
+            || self.core.env.settings.breaks(Sabotage::GivePlaceAway)
     }
 
     /// What [`Sabotage::GivePlaceAway`] writes after results: the run gives its places away,
     /// whatever its row says.
+    #[cfg(feature = "sabotage")]
     pub(crate) fn gives_places_away(&self) -> Option<Commit> {
-        let is_meant = self.core.env.settings.sabotage == Some(Sabotage::GivePlaceAway);
+        let is_meant = self.core.env.settings.breaks(Sabotage::GivePlaceAway);
         if !is_meant || !self.is_leaving() {
             return None;
         }
@@ -752,7 +753,7 @@ impl Run {
         let limited = st.ops.iter().filter(|(_, op)| op.limit.is_some());
         let places = limited.map(|(_, op)| op.key.to_vec());
         let effects = places.chain([keys::START.to_vec()]).map(|key| {
-            let kind = InboxKind::LimitGrant;
+            let kind = crate::commit::InboxKind::LimitGrant;
             Effect::Abandon { kind, key }
         });
         Some(Commit {

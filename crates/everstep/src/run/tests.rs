@@ -15,4 +15,4 @@ mod inside_body;
 mod order;
 mod owner;
 mod program;
-pub(super) mod sabotage;
+mod sabotage;

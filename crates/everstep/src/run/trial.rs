@@ -23,6 +23,10 @@ use crate::{
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// The code does what the history has.
+    #[cfg_attr(
+        not(feature = "testing"),
+        expect(dead_code, reason = "only `testing::replay` says where a run stands")
+    )]
     Fits(Standing),
     /// It does not: the reason for which the run would be paused.
     Differs(String),
@@ -30,6 +34,10 @@ pub(crate) enum Verdict {
 
 /// Where a run that fits stands.
 #[derive(Debug, Default)]
+#[cfg_attr(
+    not(feature = "testing"),
+    expect(dead_code, reason = "only `testing::replay` says where a run stands")
+)]
 pub(crate) struct Standing {
     /// How many recorded completions the code has taken.
     pub(crate) completions: usize,

@@ -168,6 +168,7 @@ impl MemoryStore {
 
     /// An empty store whose tokens are the same every time: for tests that compare what two stores
     /// come to.
+    #[cfg(feature = "testing")]
     pub(crate) fn with_known_secret() -> MemoryStore {
         let store = MemoryStore::default();
         store.write(|data| data.deferreds.secret = Secret::new([1; 32]));
@@ -1156,13 +1157,6 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{ran_on, store_conformance};
-
-    #[test]
-    fn memory_store_keeps_the_contract() {
-        store_conformance::run_all(|| Arc::new(MemoryStore::new()));
-        ran_on("memory");
-    }
 
     #[test]
     fn a_fork_is_independent_in_both_directions() {

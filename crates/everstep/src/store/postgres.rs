@@ -47,6 +47,7 @@ mod drop;
 mod error;
 mod events;
 mod known;
+#[cfg(feature = "testing")]
 mod lent;
 mod letters;
 mod limits;
@@ -147,6 +148,7 @@ pub struct PostgresStore {
     wakes: Arc<wake::Wakes>,
     schema_number: u32,
     /// For tests: the schema goes back to where it came from when nobody uses it any more.
+    #[cfg(feature = "testing")]
     lent: Option<Arc<lent::Lent>>,
     /// The server, and the name of the database as the server calls it.
     system: String,
@@ -271,6 +273,7 @@ impl PostgresStore {
             spare_items: Mutex::default(),
             counters: Counters::default(),
             schema_number,
+            #[cfg(feature = "testing")]
             lent: None,
             system: String::new(),
             database: String::new(),

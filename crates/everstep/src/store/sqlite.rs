@@ -152,6 +152,7 @@ impl SqliteStore {
     }
 
     /// As [`create`](SqliteStore::create), for tests that make many files and cut no power.
+    #[cfg(feature = "testing")]
     pub(crate) fn create_unsynced(path: &Path) -> Result<SqliteStore, StoreError> {
         let options = SqliteOptions {
             create: true,

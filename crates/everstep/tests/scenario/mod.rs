@@ -96,11 +96,24 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Starts this test binary again, to run only the test of this name, with a variable that tells it
-/// that it is the second process. Its standard output is piped.
-pub(crate) fn second_process(test: &str, variable: &str, value: &str) -> Child {
+/// The name of a test, as this program calls it, by its `module_path!()` and its function.
+pub(crate) fn name_of(module: &str, test: &str) -> String {
+    match module.split_once("::") {
+        Some((_, module)) => format!("{module}::{test}"),
+        None => test.to_owned(),
+    }
+}
+
+/// Starts this test binary again, to run only the test of this name in this `module_path!()`, with a
+/// variable that tells it that it is the second process. Its standard output is piped.
+pub(crate) fn second_process(module: &str, test: &str, variable: &str, value: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .args([
+            &name_of(module, test),
+            "--exact",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(variable, value)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -611,7 +611,7 @@ fn a_body_does_not_start_under_another_lease_than_its_run_was_read_with() {
     {
         let scene = Scene::default();
         let in_code = scene.clone();
-        let sabotage = is_broken.then_some(crate::settings::Sabotage::ForeignEpoch);
+        let sabotage = is_broken.then_some(crate::Sabotage::ForeignEpoch);
         let mut bench = Bench::of(fixture::shared_running(
             |settings| settings.sabotage = sabotage,
             move |ctx, ()| come_to(ctx, kind, in_code.clone(), Scene::lose_and_register),

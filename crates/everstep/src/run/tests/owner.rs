@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use super::hands;
+use super::{hands, sabotage};
 use crate::{
     codec::{Value, payload},
     commit::{
@@ -150,7 +150,10 @@ where
 
 fn env(now: Timestamp) -> Rc<Env> {
     Rc::new(Env {
-        settings: Arc::new(Settings::default()),
+        settings: Arc::new(Settings {
+            sabotage: sabotage::active(),
+            ..Settings::default()
+        }),
         services: Arc::new(Services::default()),
         runtime: None,
         runtime_gone: Arc::new(AtomicBool::new(false)),

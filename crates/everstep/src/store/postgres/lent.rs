@@ -89,6 +89,27 @@ impl PostgresStore {
         Ok(store)
     }
 
+    /// As [`lent`](Self::lent), through a pooler of transactions before the same server.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub(crate) fn lent_through_pooler(
+        url: &str,
+        pooler: &str,
+    ) -> Result<PostgresStore, StoreError> {
+        // Who has a schema is said by a lock of a session, and a pooler has none to offer.
+        let lent = PostgresStore::lent(url)?;
+        let options = PostgresOptions {
+            pooled: true,
+            listen_url: Some(url.to_owned()),
+            ..lent.options.clone()
+        };
+        let mut store = PostgresStore::open_with(pooler, options)?;
+        store.lent = lent.lent.clone();
+        Ok(store)
+    }
+
     /// The store as another process would open it: with nothing in memory but the connections.
     pub(crate) fn reborn(&self) -> PostgresStore {
         PostgresStore {

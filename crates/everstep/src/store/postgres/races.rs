@@ -3,17 +3,13 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Barrier,
+        Barrier,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use super::*;
-use crate::{
-    run_id::RunIds,
-    store::owner_and_client::OwnerAndClient,
-    testing::{self, store_conformance},
-};
+use crate::{run_id::RunIds, testing};
 
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 const LEASE: Duration = Duration::from_secs(3_600);
@@ -219,19 +215,6 @@ fn an_owner_that_was_ousted_is_refused_whatever_it_remembers() {
     assert!(all_committed(
         &commit(&new, Some(successor), vec![step(run, 2)]).0
     ));
-    testing::ran_on("PostgreSQL");
-}
-
-#[test]
-fn an_owner_and_a_client_with_stores_of_their_own_keep_the_contract() {
-    store_conformance::run_all(|| {
-        let [owner, client] = stores();
-        Arc::new(OwnerAndClient {
-            owner,
-            client,
-            shares_runner: false,
-        })
-    });
     testing::ran_on("PostgreSQL");
 }
 

@@ -57,6 +57,7 @@ impl File {
     }
 
     /// What is written survives the death of the process, and no power cut.
+    #[cfg(feature = "testing")]
     pub(crate) fn unsynced(mut self) -> File {
         self.unsynced = true;
         self

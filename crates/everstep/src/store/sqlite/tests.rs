@@ -3,11 +3,7 @@
 use std::{sync::mpsc, thread, time::Instant};
 
 use super::{testing::Directory, *};
-use crate::{
-    run_id::RunIds,
-    store::owner_and_client::OwnerAndClient,
-    testing::{ran_on, store_conformance},
-};
+use crate::run_id::RunIds;
 
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 const LEASE: Duration = Duration::from_secs(10);
@@ -110,44 +106,6 @@ fn start(store: &SqliteStore, fence: Fence, ids: &RunIds) -> RunId {
 
 fn open_error(path: &Path) -> StoreError {
     SqliteStore::open(path).expect_err("it cannot be opened")
-}
-
-#[test]
-fn sqlite_store_keeps_the_contract() {
-    let directory = Directory::new();
-    let files = AtomicU64::new(0);
-    store_conformance::run_all(|| {
-        let no = files.fetch_add(1, Ordering::Relaxed);
-        Arc::new(create(&directory.path(&format!("{no}.db"))))
-    });
-    ran_on("SQLite");
-}
-
-#[test]
-fn sqlite_store_answers_as_the_store_in_memory_does() {
-    let directory = Directory::new();
-    for seed in 0..12 {
-        let store = create(&directory.path(&format!("{seed}.db")));
-        store_conformance::compare(&MemoryStore::new(), &store, seed);
-    }
-    ran_on("memory");
-    ran_on("SQLite");
-}
-
-#[test]
-fn an_owner_and_a_client_with_stores_of_their_own_keep_the_contract() {
-    let directory = Directory::new();
-    let files = AtomicU64::new(0);
-    store_conformance::run_all(|| {
-        let path = directory.path(&format!("{}.db", files.fetch_add(1, Ordering::Relaxed)));
-        let owner = create(&path);
-        Arc::new(OwnerAndClient {
-            owner,
-            client: SqliteStore::open(&path).expect("open"),
-            shares_runner: true,
-        })
-    });
-    ran_on("SQLite");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::{
     limit::Limit,
     registry::Registry,
     run::Definition,
-    settings::Sabotage,
+    sabotage::Sabotage,
     store::MemoryStore,
     workflow::WorkflowOptions,
 };

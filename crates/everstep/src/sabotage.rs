@@ -1,0 +1,34 @@
+//! Promises that an engine can be told to break, so that the tests of a promise can be tested.
+//!
+//! [`Settings::sabotage`](crate::Settings) names one, with the feature `sabotage` alone, which no
+//! release build has. Without it [`Settings::breaks`](crate::Settings) is `false` at compile time.
+
+/// A promise that an engine breaks on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// Bodies start before what they build on is durable.
+    NoBarrier,
+    /// A body waits for the results that its run had taken when its step was made, not for those
+    /// that other branches have taken since.
+    BarrierAtMaking,
+    /// An operation that is ready resolves in any poll, not only when it is offered.
+    AnyPoll,
+    /// A body hands over its result directly, also in its first poll or after another release.
+    AlwaysDirect,
+    /// A finished rollback is forgotten while the run is in memory.
+    ForgetRollbacks,
+    /// A message that was taken stays in the inbox.
+    DoubleConsume,
+    /// A run that was paused gives its places under limits away and leaves memory, though it was
+    /// resumed meanwhile.
+    GivePlaceAway,
+    /// A runner goes on writing after it has lost its shards.
+    NoFence,
+    /// A runner does not look at its own clock: only the store refuses what it writes after its
+    /// lease has ended.
+    NoSelfFencing,
+    /// A body starts under a lease of this process that is not the one with which its run was read.
+    ForeignEpoch,
+    /// The latest time that any clock has shown counts for ever, though the clock was set back.
+    BelieveClock,
+}
