@@ -318,13 +318,20 @@ pub(super) fn commit(shared: &Shared, pending: Vec<Pending>) {
 }
 
 /// Has the store make a batch durable, and notes how long that took.
+///
+/// A store that answers with another number of outcomes than it was given writes has not said which
+/// of them were made: without an answer a run would be in flight for ever.
 pub(super) fn store_commit(shared: &Shared, batch: &Batch) -> Result<Applied, StoreError> {
     let begun = seam::now();
-    let applied = shared.store.commit(batch);
-    if applied.is_ok() {
-        shared.metrics.batch_took(seam::elapsed(begun));
+    let applied = shared.store.commit(batch)?;
+    shared.metrics.batch_took(seam::elapsed(begun));
+    let (writes, outcomes) = (batch.writes.len(), applied.outcomes.len());
+    if outcomes != writes {
+        let store = shared.store.describe();
+        let source = format!("it was given {writes} writes and has answered {outcomes}").into();
+        return Err(StoreError::UnknownOutcome { store, source });
     }
-    applied
+    Ok(applied)
 }
 
 pub(super) fn to_batch(shared: &Shared, mut pending: Vec<Pending>) -> (Batch, Vec<Sender>) {
@@ -584,5 +591,51 @@ mod tests {
         let newest = told.lock().expect("lock").expect("it was called");
         commit(&shared, vec![pending(newest)]);
         assert!(matches!(outcomes(&shared)[..], [Outcome::Committed(_)]));
+    }
+
+    /// The writes without an outcome were dropped with whoever waited for it. Their runs were in flight
+    /// for ever.
+    #[test]
+    fn a_batch_that_is_not_answered_in_full_is_one_whose_outcome_is_not_known() {
+        type Make = fn(&Shared, Vec<Pending>);
+        let here: Make = |shared, mut pending| commit_here(shared, &mut pending);
+        for (make, kept) in [(commit as Make, 1), (commit as Make, 0), (here, 1)] {
+            let (store, shared) = fixture::shared();
+            let fence = begin_anew(&shared, fixture::enter(&shared));
+            let run = fixture::start(&store, fence);
+            let write = Write::Commit(Box::new(fixture::step(run, 1)));
+            let (thread, slot) = (0, 0);
+            let reply = Reply::Run {
+                thread,
+                slot,
+                run: 1,
+            };
+            let (caller, mut answer) = oneshot::channel();
+            let control = Write::TendEvents { limit: 1 };
+            store.shorten_next_answer(kept);
+            make(
+                &shared,
+                vec![
+                    Pending::new(control, Reply::Caller(caller)),
+                    Pending::under(fence.epoch, write, reply),
+                ],
+            );
+            let told = shared.threads[0].take().into_iter().any(|event| {
+                let Event::Acks(acks) = event else {
+                    return false;
+                };
+                matches!(
+                    acks[..],
+                    [Ack {
+                        answer: Answer::Unknown,
+                        ..
+                    }]
+                )
+            });
+            assert!(told);
+            let answer = answer.try_recv().expect("it is answered");
+            let error = answer.expect_err("nobody knows");
+            assert!(matches!(*error, StoreError::UnknownOutcome { .. }));
+        }
     }
 }

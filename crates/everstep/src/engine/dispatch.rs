@@ -50,7 +50,8 @@ type Caller = oneshot::Sender<Result<Outcome, Arc<StoreError>>>;
 pub(super) fn dispatch(shared: &Shared, mut batch: Batch, senders: Vec<Sender>, applied: Applied) {
     let Applied { outcomes, notices } = applied;
     let n = batch.writes.len();
-    debug_assert_eq!(n, outcomes.len(), "a store answers every write");
+    // Of a store that does not, nothing comes here: see `committer::store_commit`.
+    assert_eq!(n, outcomes.len(), "every write is answered");
     let mut round = Round {
         shared,
         now: batch.now,

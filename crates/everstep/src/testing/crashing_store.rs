@@ -94,8 +94,12 @@ pub struct CrashingStore<S> {
     meddling: Mutex<Option<Meddle<S>>>,
     /// What happens to it just after.
     meddling_after: Mutex<Option<Meddle<S>>>,
-    /// Calls that fail, by the names of their methods.
+    /// Calls that fail before they are made, by the names of their methods.
     failing: Mutex<Vec<(&'static str, Failing)>>,
+    /// Calls that are made and fail.
+    losing: Mutex<Vec<(&'static str, Failing)>>,
+    /// How many outcomes the next batch is answered with, if not with all.
+    outcomes_kept: Mutex<Option<usize>>,
 }
 
 /// What is done to the store underneath before or after a write, by its number; whether that is
@@ -159,6 +163,8 @@ impl<S: Store> CrashingStore<S> {
             meddling: Mutex::new(None),
             meddling_after: Mutex::new(None),
             failing: Mutex::default(),
+            losing: Mutex::default(),
+            outcomes_kept: Mutex::default(),
         }
     }
 
@@ -204,7 +210,7 @@ impl<S: Store> CrashingStore<S> {
     }
 
     /// The next call of this method fails, before it has done anything: one of `commit`, `due`,
-    /// `finished`, `heartbeat`, `live`, `load`, `paused` and `run`.
+    /// `finished`, `heartbeat`, `live`, `load`, `paused`, `release_shards`, `run` and `take_shards`.
     #[doc(hidden)]
     pub fn fail_next(
         &self,
@@ -214,14 +220,29 @@ impl<S: Store> CrashingStore<S> {
         lock(&self.failing).push((method, Box::new(failing)));
     }
 
+    /// The next call of this method is made, and its answer is lost: one of `commit`,
+    /// `release_shards` and `take_shards`.
+    #[doc(hidden)]
+    pub fn lose_next(
+        &self,
+        method: &'static str,
+        failing: impl FnOnce() -> StoreError + Send + 'static,
+    ) {
+        lock(&self.losing).push((method, Box::new(failing)));
+    }
+
+    /// The next batch is made, and is answered with this many outcomes.
+    #[doc(hidden)]
+    pub fn shorten_next_answer(&self, outcomes: usize) {
+        *lock(&self.outcomes_kept) = Some(outcomes);
+    }
+
     fn called(&self, method: &'static str) -> Result<(), StoreError> {
-        let mut failing = lock(&self.failing);
-        let Some(at) = failing.iter().position(|(other, _)| *other == method) else {
-            return Ok(());
-        };
-        let (_, fail) = failing.remove(at);
-        drop(failing);
-        Err(fail())
+        next_of(&self.failing, method)
+    }
+
+    fn answered<T>(&self, method: &'static str, answer: T) -> Result<T, StoreError> {
+        next_of(&self.losing, method).map(|()| answer)
     }
 
     /// Calls this at the instant of death, before anybody else learns of it.
@@ -346,6 +367,20 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Fails if the next call of this method is to.
+fn next_of(
+    failing: &Mutex<Vec<(&'static str, Failing)>>,
+    method: &'static str,
+) -> Result<(), StoreError> {
+    let mut failing = lock(failing);
+    let Some(at) = failing.iter().position(|(other, _)| *other == method) else {
+        return Ok(());
+    };
+    let (_, fail) = failing.remove(at);
+    drop(failing);
+    Err(fail())
+}
+
 impl<S: Store> Store for CrashingStore<S> {
     fn describe(&self) -> String {
         self.inner.describe()
@@ -377,14 +412,18 @@ impl<S: Store> Store for CrashingStore<S> {
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
         self.called("commit")?;
-        self.write(|store, state| {
+        let mut applied = self.write(|store, state| {
             state.commits += 1;
             let applied = store.commit(batch)?;
             if let Some(audit) = &self.audit {
                 audit.committed(batch, &applied);
             }
             Ok(applied)
-        })
+        })?;
+        if let Some(outcomes) = lock(&self.outcomes_kept).take() {
+            applied.outcomes.truncate(outcomes);
+        }
+        self.answered("commit", applied)
     }
 
     #[cfg(feature = "sqlite")]
@@ -734,7 +773,9 @@ impl<S: Store> Store for CrashingStore<S> {
         wanted: &ShardSet,
         dead: &[Uuid],
     ) -> Result<Option<ShardSet>, StoreError> {
-        self.write(|store, _| store.take_shards(fence, now, wanted, dead))
+        self.called("take_shards")?;
+        let held = self.write(|store, _| store.take_shards(fence, now, wanted, dead))?;
+        self.answered("take_shards", held)
     }
 
     /// All runners that were not entered through this store died with an earlier one.
@@ -744,7 +785,9 @@ impl<S: Store> Store for CrashingStore<S> {
     }
 
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
-        self.write(|store, _| store.release_shards(fence, shards))
+        self.called("release_shards")?;
+        self.write(|store, _| store.release_shards(fence, shards))?;
+        self.answered("release_shards", ())
     }
 
     fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> {
