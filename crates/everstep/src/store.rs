@@ -442,7 +442,8 @@ pub trait Store: Send + Sync + 'static {
     /// must stop at once.
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError>;
 
-    /// The runners that are entered, with the shards they hold.
+    /// The runners that are entered, with the shards they hold. A runner compares its own row with
+    /// what it takes for its own: a change that was answered before the call is in it.
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError>;
 
     /// Takes for this runner those of the wanted shards that nobody holds, or whose holder's lease
@@ -466,7 +467,8 @@ pub trait Store: Send + Sync + 'static {
         false
     }
 
-    /// Gives shards back. They belong to nobody until somebody takes them.
+    /// Gives shards back. They belong to nobody until somebody takes them. After an error they may or
+    /// may not, but never later than the next answer of this store.
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError>;
 
     /// Removes the runner and frees all that it holds.

@@ -41,6 +41,8 @@ struct Round<'a> {
     queues: bool,
     /// Whether a run was handed over to a pool that may be new to everybody.
     new_pool: bool,
+    /// Whether what only the owner of a run may write was refused.
+    fenced: bool,
     /// The claims of workers in this batch, which come last in it.
     claims: Vec<Uuid>,
 }
@@ -62,6 +64,7 @@ pub(super) fn dispatch(shared: &Shared, mut batch: Batch, senders: Vec<Sender>, 
         callers: Vec::new(),
         queues: false,
         new_pool: false,
+        fenced: false,
         claims: workers::claims_in(batch.writes.iter()),
     };
     let (claimed, notices): (Vec<_>, Vec<_>) = notices
@@ -94,6 +97,10 @@ pub(super) fn dispatch(shared: &Shared, mut batch: Batch, senders: Vec<Sender>, 
             events.push(Event::Acks(acks));
         }
         mailbox.push_all(events);
+    }
+    // After the threads were told: they have dropped the runs when these are looked for.
+    if round.fenced && round.epoch != NO_LEASE && round.epoch == shared.epoch() {
+        shared.lease_stop.doubt();
     }
     shared.wake_others(&round.elsewhere);
     if round.new_pool {
@@ -197,6 +204,8 @@ impl Round<'_> {
             }
             _ => {}
         }
+        let is_owners = matches!(reply, Reply::Run { .. } | Reply::Owner { .. });
+        self.fenced |= is_owners && outcome == Outcome::Refused(Refusal::Fenced);
         match reply {
             Reply::Run { thread, slot, run } => {
                 let answer = Answer::Outcome(outcome, back);

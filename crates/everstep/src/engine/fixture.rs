@@ -13,7 +13,7 @@ use crate::{
     ctx::Ctx,
     registry::Registry,
     run::Definition,
-    run_id::{RunId, RunIds},
+    run_id::{RunId, RunIds, ShardId},
     settings::Settings,
     store::{MemoryStore, NewRunner, ShardSet, Store, StoreError},
     testing::CrashingStore,
@@ -85,14 +85,19 @@ pub(super) fn enter(shared: &Shared) -> Fence {
 
 /// Enters a runner without an engine, which takes all shards that are free.
 pub(super) fn enter_raw(store: &TestStore, id: u128) -> Fence {
+    enter_raw_for(store, id, "default").0
+}
+
+/// The same with a runner that serves this pool; also gives what it has taken of the default pool.
+pub(super) fn enter_raw_for(store: &TestStore, id: u128, pool: &str) -> (Fence, ShardSet) {
     let now = SystemClock.now();
     let lease = Duration::from_secs(3_600);
-    let new = NewRunner::new(Uuid::from_u128(id), "raw", now, lease);
+    let mut new = NewRunner::new(Uuid::from_u128(id), "raw", now, lease);
+    new.pools = vec![pool.to_owned()];
     let fence = store.register_runner(&new).expect("register_runner");
     let all = ShardSet::of_default_pool();
     let held = store.take_shards(fence, now, &all, &[]);
-    assert!(held.expect("take_shards").is_some());
-    fence
+    (fence, held.expect("take_shards").expect("its fence holds"))
 }
 
 fn one(store: &TestStore, fence: Fence, write: Write) -> Outcome {
@@ -107,17 +112,25 @@ fn one(store: &TestStore, fence: Fence, write: Write) -> Outcome {
 
 /// A run in the memory of the runner with this fence.
 pub(super) fn start(store: &TestStore, fence: Fence) -> RunId {
-    create(store, fence, 1, true)
+    create(store, fence, draw(), 1, true)
+}
+
+/// The same, in this shard of the default pool.
+pub(super) fn start_in(store: &TestStore, fence: Fence, shard: ShardId) -> RunId {
+    let id = draw().with_shard_index(shard.index());
+    create(store, fence, id, 1, true)
 }
 
 /// A run that nobody has code for.
 pub(super) fn start_unserved(store: &TestStore, fence: Fence) -> RunId {
-    create(store, fence, 2, false)
+    create(store, fence, draw(), 2, false)
 }
 
-fn create(store: &TestStore, fence: Fence, version: u32, claim: bool) -> RunId {
-    let ids = RunIds::new(crate::seam::random());
-    let id = ids.next(SystemClock.now());
+fn draw() -> RunId {
+    RunIds::new(crate::seam::random()).next(SystemClock.now())
+}
+
+fn create(store: &TestStore, fence: Fence, id: RunId, version: u32, claim: bool) -> RunId {
     let new = NewRun {
         id,
         workflow: "w".into(),

@@ -38,6 +38,8 @@ struct Told {
     stopped: bool,
     /// Shards may be free, or of a pool that was not there before.
     poked: bool,
+    /// The store has refused what an owner alone may write, under the lease that is current.
+    doubted: bool,
     /// The start has taken its shards: until then it alone looks who has which.
     started: bool,
 }
@@ -57,6 +59,13 @@ impl Stop {
         self.0.change(|told| told.poked = true);
     }
 
+    /// Asks whether the lease lasts and which shards are under it, and for a look at all their runs:
+    /// the store has refused the commit of one, which is in nobody's memory since.
+    pub(crate) fn doubt(&self) {
+        self.0
+            .change(|told| (told.poked, told.doubted) = (true, true));
+    }
+
     /// Waits for this long; whether it was stopped.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let until = seam::after(limit);
@@ -74,7 +83,7 @@ impl Stop {
         }
         let mut told = self.0.lock();
         let now = *told;
-        told.poked = false;
+        (told.poked, told.doubted) = (false, false);
         now
     }
 
@@ -99,33 +108,32 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
     let heartbeat = shared.settings.heartbeat();
     let mut beats = 0u64;
     let mut leaving = Leaving::default();
-    let mut coming = ShardSet::EMPTY;
     let mut next = seam::now() + heartbeat;
     let mut balanced = seam::now();
-    let mut poked = false;
+    let (mut poked, mut doubted) = (false, false);
     loop {
         // However often it is poked, it looks no more often than twice in a beat.
         let told = stop.wait_for_beat(next, balanced + heartbeat / 2);
         if told.stopped {
             return;
         }
-        poked |= told.poked;
-        if seam::now() >= next {
+        (poked, doubted) = (poked || told.poked, doubted || told.doubted);
+        if seam::now() >= next || doubted {
             next = seam::now() + heartbeat;
             beats += 1;
             if !beat(shared, &mut leaving) {
                 continue;
             }
-            take_up_rest(shared, &mut coming);
+            take_up_rest(shared, &mut leaving.unread);
         }
         if !told.started {
             continue;
         }
         // Others are looked for at every second beat: an idle engine asks little.
-        if (beats.is_multiple_of(2) && balanced + heartbeat <= seam::now()) || poked {
+        if (beats.is_multiple_of(2) && balanced + heartbeat <= seam::now()) || poked || doubted {
             poked = false;
             balanced = seam::now();
-            look_around(shared, &mut leaving, &mut coming);
+            doubted &= !look_around(shared, &mut leaving, doubted);
         }
     }
 }
@@ -133,14 +141,14 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
 /// Takes up the runs of shards that have come here, as far as that is not done. What fails is tried
 /// again at the next beat: most runs in memory are in no list of the store but this one, and their
 /// shard may never move again.
-fn take_up_rest(shared: &Shared, coming: &mut ShardSet) {
+fn take_up_rest(shared: &Shared, unread: &mut ShardSet) {
     // Those that have left since are another's.
-    *coming = coming.iter().filter(|shard| shared.owns(*shard)).collect();
-    if coming.is_empty() {
+    *unread = unread.iter().filter(|shard| shared.owns(*shard)).collect();
+    if unread.is_empty() {
         return;
     }
-    match take_up(shared, coming) {
-        Ok(()) => *coming = ShardSet::EMPTY,
+    match take_up(shared, unread) {
+        Ok(()) => *unread = ShardSet::EMPTY,
         Err(error) => shared.complain(&error, "the runs of new shards cannot be taken up"),
     }
 }
@@ -180,23 +188,27 @@ fn beat(shared: &Arc<Shared>, leaving: &mut Leaving) -> bool {
     true
 }
 
-/// Looks who else is alive, and takes and gives back shards accordingly.
-fn look_around(shared: &Arc<Shared>, leaving: &mut Leaving, coming: &mut ShardSet) {
+/// Looks who else is alive, and takes and gives back shards accordingly. The runs of all shards are
+/// looked for if that is in doubt. Whether the store has said which are ours.
+fn look_around(shared: &Arc<Shared>, leaving: &mut Leaving, doubted: bool) -> bool {
     let Some(fence) = shared.fence().filter(|_| !shared.leaving()) else {
-        return;
+        return true;
     };
-    match balance(shared, fence, leaving) {
-        Ok(new) => new.iter().for_each(|shard| coming.insert(shard)),
+    let balanced = balance(shared, fence, leaving);
+    let is_known = balanced.is_ok();
+    match balanced {
+        Ok(new) => new.iter().for_each(|shard| leaving.unread.insert(shard)),
         Err(error) => shared.complain(&error, "shards cannot be balanced"),
     }
-    // What was to be given back, and stays.
-    let back = std::mem::replace(&mut leaving.unread, ShardSet::EMPTY);
-    back.iter().for_each(|shard| coming.insert(shard));
-    take_up_rest(shared, coming);
+    if doubted && is_known {
+        leaving.unread = shared.owned();
+    }
+    take_up_rest(shared, &mut leaving.unread);
     if shared.owned.is_partial() {
         // They may have moved away from under somebody who waits.
         Poller::ensure(shared);
     }
+    is_known
 }
 
 /// A runner that has lost its shards starts over, with nothing in memory.
@@ -327,6 +339,14 @@ pub(crate) fn balance(
     leaving: &mut Leaving,
 ) -> Result<ShardSet, StoreError> {
     let runners = shared.store.runners()?;
+    let own = |row: &&RunnerRow| (row.id, row.epoch) == (fence.runner, fence.epoch);
+    let Some(own) = runners.iter().find(own) else {
+        shared.lose_if(fence);
+        return Ok(ShardSet::EMPTY);
+    };
+    if !leaving.compare(shared, fence, &own.shards) {
+        return Ok(ShardSet::EMPTY);
+    }
     let now = leaving.beats.as_of(shared, &runners, fence.runner);
     let Seen { alive, gone, dead } = Seen::of(&runners, fence.runner, now, |runner| {
         shared.store.runner_is_dead(runner)
@@ -573,24 +593,24 @@ mod tests {
             fixture::enter(&shared);
             let mut waiting = shared.hub.await_end(ended);
             store.fail_next(method, fixture::away);
-            let (mut leaving, mut coming) = (Leaving::default(), ShardSet::EMPTY);
-            look_around(&shared, &mut leaving, &mut coming);
+            let mut leaving = Leaving::default();
+            assert!(look_around(&shared, &mut leaving, false));
             assert_eq!(shared.owned(), ShardSet::of_default_pool());
-            assert_eq!(coming, shared.owned(), "{method}");
+            assert_eq!(leaving.unread, shared.owned(), "{method}");
             let before = shared.threads[0].take();
             if method == "live" {
                 let recovered = |event: &Event| matches!(event, Event::Recovered(_));
                 assert!(!before.iter().any(recovered));
             }
-            take_up_rest(&shared, &mut coming);
-            assert!(coming.is_empty(), "{method}");
+            take_up_rest(&shared, &mut leaving.unread);
+            assert!(leaving.unread.is_empty(), "{method}");
             let recovered = shared.threads[0].take().into_iter().any(|event| {
                 matches!(event, Event::Recovered(runs) if runs.iter().any(|it| it.id == run))
             });
             assert!(recovered, "{method}");
             assert!(waiting.try_recv().is_ok(), "{method}");
             // Nothing is left to be done.
-            take_up_rest(&shared, &mut coming);
+            take_up_rest(&shared, &mut leaving.unread);
             assert!(shared.threads[0].take().is_empty());
         }
     }
@@ -599,11 +619,11 @@ mod tests {
     fn shards_that_have_left_again_are_not_taken_up() {
         let (store, shared) = fixture::shared();
         let fence = fixture::enter(&shared);
-        let mut coming = ShardSet::of_default_pool();
+        let mut unread = ShardSet::of_default_pool();
         assert!(shared.set_owned_if(fence, &ShardSet::EMPTY));
         store.fail_next("live", || unreachable!("nobody asks"));
-        take_up_rest(&shared, &mut coming);
-        assert!(coming.is_empty());
+        take_up_rest(&shared, &mut unread);
+        assert!(unread.is_empty());
     }
 
     /// Before its start was over, an engine balanced on two threads, each with its own idea of what

@@ -3,9 +3,16 @@
 //! A shard can be somebody else's once none of its runs is in memory here, and a body may take as
 //! long as it likes. While a shard is being given back nobody serves its runs, so it must not wait
 //! for long: a shard with a long body stays where it is, with all its runs, until the body has ended
-//! or `shutdown_limit` has passed; then the body is dropped, as on a shutdown.
+//! or `shutdown_limit` has passed; then the body is dropped, as on a shutdown. A shard with a commit
+//! that the store takes long to answer stays until the answer has come.
 //!
-//! Always true: a shard is owned, or it is leaving, or it is not ours in the store.
+//! 1. *owned*: its runs are served here. It is *unread* too until all of them were looked for once.
+//! 2. *busy*: it leaves, and some run of it may be in memory. Taken back, as unread, if that lasts.
+//! 3. *freed*: none is. It is released in the store; an error may mean that it was.
+//!
+//! Always true: a shard is in one of these states, or it is not ours in the store, as far as its
+//! answers say. An answer can be lost, so both sides are compared at every look
+//! ([`Leaving::compare`]).
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +21,7 @@ use std::{
 
 use super::{
     lease::Beats,
-    mailbox::{Event, Release},
+    mailbox::{Event, HeldUp, Release},
     shared::Shared,
     vacant::Vacant,
 };
@@ -33,7 +40,8 @@ pub(crate) struct Leaving {
     freed: ShardSet,
     /// Since when each shard should be somebody else's.
     excess_since: BTreeMap<ShardId, Instant>,
-    /// Owned, and what is stored of them may not be in memory: their runs are to be taken up.
+    /// Owned, and what is stored of them may not be in memory: their runs are to be taken up. None of
+    /// them is given back before that: nobody would serve what has left memory the last time.
     pub(super) unread: ShardSet,
     /// Pools whose shards nobody needs.
     pub(super) vacant: Vacant,
@@ -86,14 +94,15 @@ impl Leaving {
         if excess.is_empty() {
             return Ok(());
         }
-        let held = long_bodies(shared, &excess);
-        let free = minus(&excess, |shard| held.contains(shard));
-        self.begin(shared, fence, &free, false);
+        let HeldUp { bodies, commits } = held_up(shared, &excess);
+        let stays = |shard| commits.contains(shard) || self.unread.contains(shard);
+        let free = minus(&excess, |shard| bodies.contains(shard) || stays(shard));
         let is_due = |shard: ShardId| {
             let since = self.excess_since.get(&shard);
             since.is_some_and(|since| seam::elapsed(*since) >= shared.settings.shutdown_limit)
         };
-        let overdue = minus(&held, |shard| !is_due(shard));
+        let overdue = minus(&bodies, |shard| stays(shard) || !is_due(shard));
+        self.begin(shared, fence, &free, false);
         if !overdue.is_empty() {
             let shards = overdue.len();
             tracing::warn!(shards, "bodies hold up shards of others; they are dropped");
@@ -134,14 +143,46 @@ impl Leaving {
         }
     }
 
-    /// Keeps shards that are wanted again, and those that a body holds up after all: its end may be
-    /// far away.
+    /// Compares what this process takes for its own with what the store says; whether it has its
+    /// lease. Before any shard is taken back.
+    ///
+    /// The answer to taking or releasing shards may have been lost. A shard that the store gives this
+    /// runner is served from now on, since nobody else does. One that was to be released is. But if
+    /// the store gives a shard of ours to others or to nobody, there may be runs of it in memory and
+    /// commits on their way; with the next lease nothing of either is written.
+    pub(super) fn compare(&mut self, shared: &Shared, fence: Fence, stored: &ShardSet) -> bool {
+        self.freed = minus(&self.freed, |shard| !stored.contains(shard));
+        let owned = shared.owned();
+        let mut served = owned.iter().chain(self.busy.keys().copied());
+        if !served.all(|shard| stored.contains(shard)) {
+            tracing::error!("shards of this runner are not its own in the store");
+            shared.lose_if(fence);
+            return false;
+        }
+        let unknown = minus(stored, |shard| owned.contains(shard) || self.has(shard));
+        if unknown.is_empty() {
+            return true;
+        }
+        let shards = unknown.len();
+        tracing::warn!(shards, "the store has given shards to this runner unheard");
+        unknown.iter().for_each(|shard| self.unread.insert(shard));
+        shared.set_owned_if(fence, &owned.iter().chain(unknown.iter()).collect())
+    }
+
+    /// Keeps shards that are wanted again, and those that a body or a commit holds up after all: its
+    /// end may be far away.
     pub(super) fn take_back(&mut self, shared: &Shared, fence: Fence, wanted: &ShardSet) {
         let patience = shared.settings.heartbeat() * 2;
-        let is_stuck = |given: &Given| !given.forced && seam::elapsed(given.at) >= patience;
         let busy = self.busy.iter();
-        let busy = busy.filter(|(shard, given)| wanted.contains(**shard) || is_stuck(given));
-        let mut back: ShardSet = busy.map(|(shard, _)| *shard).collect();
+        let stuck = busy.filter(|(_, given)| seam::elapsed(given.at) >= patience);
+        let (forced, stuck): (Vec<_>, Vec<_>) = stuck.partition(|(_, given)| given.forced);
+        // What a thread has that a body blocks is not served here in any case.
+        let forced = forced.into_iter().map(|(shard, _)| *shard).collect();
+        let forced = held_up(shared, &forced).commits;
+        let again = self.busy.keys().filter(|shard| wanted.contains(**shard));
+        let stuck = stuck.into_iter().map(|(shard, _)| shard);
+        let busy = again.chain(stuck).copied().chain(forced.iter());
+        let mut back: ShardSet = busy.collect();
         let freed = self.freed.iter().filter(|shard| wanted.contains(*shard));
         freed.for_each(|shard| back.insert(shard));
         if back.is_empty() {
@@ -201,24 +242,29 @@ fn tell_threads(shared: &Shared, shards: &ShardSet, mut event: impl FnMut(ShardS
     }
 }
 
-/// Those of these shards that have a long body. All of a thread that does not answer: something
-/// blocks it.
-fn long_bodies(shared: &Shared, shards: &ShardSet) -> ShardSet {
+/// Those of these shards that have a long body or a slow commit. All of a thread that does not answer
+/// count as having a body: something blocks it.
+fn held_up(shared: &Shared, shards: &ShardSet) -> HeldUp {
     let limit = shared.settings.heartbeat();
     let answers = Channel::default();
-    let mut long = shards.clone();
+    let mut held_up = HeldUp {
+        bodies: shards.clone(),
+        commits: ShardSet::EMPTY,
+    };
     let mut asked = 0;
     tell_threads(shared, shards, |its| {
         asked += 1;
-        Event::LongBodies(its, limit, answers.clone())
+        Event::HeldUp(its, limit, answers.clone())
     });
     let until = seam::now() + limit / 4;
     for _ in 0..asked {
-        let Some((asked, its)) = answers.receive(until, "long bodies") else {
+        let Some((asked, its)) = answers.receive(until, "shards that are held up") else {
             break;
         };
-        let free = minus(&asked, |shard| its.contains(shard));
-        free.iter().for_each(|shard| long.remove(shard));
+        let free = minus(&asked, |shard| its.bodies.contains(shard));
+        free.iter().for_each(|shard| held_up.bodies.remove(shard));
+        let commits = its.commits.iter();
+        commits.for_each(|shard| held_up.commits.insert(shard));
     }
-    long
+    held_up
 }

@@ -71,9 +71,9 @@ pub(crate) enum Event {
     Reconsider(Vec<RunNo>),
     /// One of them was read from the store.
     Reconsidered(RunNo, Result<Option<Box<LoadedRun>>, StoreError>),
-    /// Which of these shards have a body that has been in flight for longer than this. Answered with
-    /// both.
-    LongBodies(ShardSet, Duration, Channel<(ShardSet, ShardSet)>),
+    /// What holds these shards up: bodies that have been in flight for longer than this, and commits.
+    /// Answered with both.
+    HeldUp(ShardSet, Duration, Channel<(ShardSet, HeldUp)>),
     /// Shards are given up: their runs must leave memory.
     Release(Release),
     /// These shards stay after all.
@@ -124,6 +124,15 @@ pub(crate) struct Release {
     /// Bodies are dropped; otherwise they may end.
     pub(crate) forced: bool,
     pub(crate) told: Channel<(u64, ShardSet)>,
+}
+
+/// Shards that cannot be given back soon.
+#[derive(Default)]
+pub(crate) struct HeldUp {
+    /// They have a long body.
+    pub(crate) bodies: ShardSet,
+    /// They have a commit that was in flight when they were last asked for.
+    pub(crate) commits: ShardSet,
 }
 
 /// What an engine thread has in memory.

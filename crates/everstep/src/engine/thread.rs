@@ -70,6 +70,8 @@ struct Task {
     bodies: usize,
     /// Since when there has always been a body.
     busy_since: Option<Instant>,
+    /// Its commit was in flight when it was last asked what holds up its shard.
+    was_in_flight: bool,
     /// It is resumed or cancelled, perhaps while it is about to leave: its row is read once it has.
     come_back: bool,
     /// Held while it is a suspect.
@@ -367,9 +369,9 @@ impl Worker {
             Event::Settled(run, how) => self.settled(run, how),
             Event::Reconsider(runs) => self.reconsider(runs),
             Event::Reconsidered(run, loaded) => self.reconsidered(run, loaded),
-            Event::LongBodies(shards, limit, answer) => {
-                let long = self.long_bodies(&shards, limit);
-                answer.send((shards, long));
+            Event::HeldUp(shards, limit, answer) => {
+                let held_up = self.held_up(&shards, limit);
+                answer.send((shards, held_up));
             }
             Event::Release(release) => self.release(release),
             Event::Keep(shards) => self.keep(&shards),
@@ -469,6 +471,7 @@ impl Worker {
             hot: None,
             bodies: 0,
             busy_since: None,
+            was_in_flight: false,
             come_back: false,
             pass: None,
             leaving: None,
@@ -737,6 +740,7 @@ impl Worker {
         let Some(task) = self.task(ack.slot, ack.run) else {
             return;
         };
+        task.was_in_flight = false;
         let (id, come_back) = (task.id, task.come_back);
         let next = match ack.answer {
             Answer::Outcome(Outcome::Committed(delivered), _) => {

@@ -779,6 +779,7 @@ impl Run {
         };
         self.core.state.borrow_mut().holds_offers = false;
         match refusal {
+            // It is another's. If it is not, the engine finds out and reads it again.
             Refusal::Fenced => return Next::Drop,
             // It has ended, or begun anew: then its row says that it is in its owner's memory.
             Refusal::Gone => return Next::Reload,

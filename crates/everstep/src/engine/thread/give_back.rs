@@ -4,17 +4,30 @@
 use std::time::Duration;
 
 use super::{Task, Worker, away::Leaving};
-use crate::{engine::mailbox::Release, run_id::ShardId, seam, store::ShardSet};
+use crate::{
+    engine::mailbox::{HeldUp, Release},
+    run_id::ShardId,
+    seam,
+    store::ShardSet,
+};
 
 impl Worker {
-    /// Those of these shards that have a body which has been in flight for longer than this.
-    pub(super) fn long_bodies(&self, shards: &ShardSet, limit: Duration) -> ShardSet {
-        let is_long = |task: &&Task| {
-            let since = task.busy_since.filter(|_| shards.contains(task.shard));
-            since.is_some_and(|since| seam::elapsed(since) > limit)
-        };
-        let long = self.tasks.iter().flatten().filter(is_long);
-        long.map(|task| task.shard).collect()
+    /// Those of these shards that have a body which has been in flight for longer than this, or a
+    /// commit that was in flight the last time already.
+    pub(super) fn held_up(&mut self, shards: &ShardSet, limit: Duration) -> HeldUp {
+        let mut held_up = HeldUp::default();
+        let tasks = self.tasks.iter_mut().flatten();
+        for task in tasks.filter(|task| shards.contains(task.shard)) {
+            let since = task.busy_since;
+            if since.is_some_and(|since| seam::elapsed(since) > limit) {
+                held_up.bodies.insert(task.shard);
+            }
+            let in_flight = task.run.in_flight();
+            if std::mem::replace(&mut task.was_in_flight, in_flight) && in_flight {
+                held_up.commits.insert(task.shard);
+            }
+        }
+        held_up
     }
 
     /// Gives up shards, each once none of its runs is in memory.

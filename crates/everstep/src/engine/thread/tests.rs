@@ -1,6 +1,7 @@
 //! An engine thread, one event after another.
 
 mod ending;
+mod leaving;
 mod put_away;
 
 use std::sync::OnceLock;
