@@ -273,7 +273,8 @@ impl Engine {
         named.collect()
     }
 
-    /// Why the engine has stopped by itself, if it has.
+    /// Why the engine has stopped by itself, if it has. Its runs go on in other processes when its lease
+    /// is over.
     pub fn stopped(&self) -> Option<Arc<StoreError>> {
         self.shared.stopped()
     }
@@ -773,21 +774,23 @@ impl StartParts {
                 engine_thread(index, shared, reader, services, runtime, leaving);
             })?);
         }
-        let (a, b, c, d) = (
-            shared.clone(),
-            shared.clone(),
-            shared.clone(),
-            shared.clone(),
-        );
-        let (stop_c, stop_d) = (stop.clone(), stop.clone());
-        handles.push(spawn("everstep-commit", move || committer_thread(&a))?);
-        handles.push(spawn("everstep-due", move || due::run(&b))?);
-        let timed = shared.clone();
-        handles.push(spawn("everstep-timers", move || due::keep_timers(&timed))?);
-        let kept = shared.clone();
-        handles.push(spawn("everstep-keeper", move || keeper_thread(&kept))?);
-        handles.push(spawn("everstep-lease", move || lease::run(&c, &stop_c))?);
-        handles.push(spawn("everstep-watch", move || lease::watch(&d, &stop_d))?);
+        let threads: [(&str, fn(&Arc<Shared>)); 6] = [
+            ("everstep-commit", |shared| committer_thread(shared)),
+            ("everstep-due", due::run),
+            ("everstep-timers", |shared| due::keep_timers(shared)),
+            ("everstep-keeper", keeper::run),
+            ("everstep-lease", |shared| {
+                lease::run(shared, &shared.lease_stop)
+            }),
+            ("everstep-watch", |shared| {
+                lease::watch(shared, &shared.lease_stop)
+            }),
+        ];
+        for (name, work) in threads {
+            let shared = shared.clone();
+            let work = move || shared.guard(name, || work(&shared));
+            handles.push(spawn(name, work)?);
+        }
         let engine = Engine {
             report: RecoveryReport::default(),
             shared: shared.clone(),
@@ -865,7 +868,7 @@ fn engine_thread(
     leaving: Arc<Leaving>,
 ) {
     let gone = leaving.gone.clone();
-    let work = std::panic::AssertUnwindSafe(|| {
+    shared.guard("engine", || {
         let local = tokio::task::LocalSet::new();
         let worker = thread::Worker::new(
             index,
@@ -879,9 +882,6 @@ fn engine_thread(
         let turns = local.run_until(tokio::task::unconstrained(worker.run()));
         seam::block_on_in(&runtime, turns, "events");
     });
-    if let Err(panic) = std::panic::catch_unwind(work) {
-        shared.stop_after_panic("engine", &*panic);
-    }
     leaving.left(&shared);
 }
 
@@ -989,14 +989,6 @@ pub(crate) fn committer_thread(shared: &Shared) {
         shared.stop_after_panic("committing", &*panic);
         // Whoever is still in the queue is told.
         committer::run(shared);
-    }
-}
-
-/// The thread that does chores.
-fn keeper_thread(shared: &Arc<Shared>) {
-    let work = std::panic::AssertUnwindSafe(|| keeper::run(shared));
-    if let Err(panic) = std::panic::catch_unwind(work) {
-        shared.stop_after_panic("keeper", &*panic);
     }
 }
 

@@ -114,7 +114,8 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
     loop {
         // However often it is poked, it looks no more often than twice in a beat.
         let told = stop.wait_for_beat(next, balanced + heartbeat / 2);
-        if told.stopped {
+        if told.stopped || shared.stopped().is_some() {
+            // An engine that has stopped runs nothing: others may when the lease is over.
             return;
         }
         (poked, doubted) = (poked || told.poked, doubted || told.doubted);
@@ -465,7 +466,7 @@ pub(crate) fn watch(shared: &Arc<Shared>, stop: &Stop) {
     let mut ending = Ending::default();
     let step = (shared.settings.blocked_after / 4).min(shared.settings.lease / 10);
     let step = step.max(Duration::from_millis(10));
-    while !stop.wait(step.min(ending.look(shared))) {
+    while !stop.wait(step.min(ending.look(shared))) && shared.stopped().is_none() {
         for (thread, seen) in shared.threads.iter().zip(&mut seen) {
             name_blocked(shared, thread, seen);
         }

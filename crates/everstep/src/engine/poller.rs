@@ -49,7 +49,8 @@ impl Poller {
         }
         state.running = true;
         let asking = shared.clone();
-        let spawned = shared.process.spawn("everstep-poll", move || run(&asking));
+        let work = move || asking.guard("asking", || run(&asking));
+        let spawned = shared.process.spawn("everstep-poll", work);
         if let Err(error) = spawned {
             tracing::error!(%error, "a thread cannot be started; results are not asked for");
             state.running = false;

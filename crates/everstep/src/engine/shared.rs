@@ -470,7 +470,8 @@ impl Shared {
         }
     }
 
-    /// Stops for good: nothing is written any more, and every caller gets this error.
+    /// Stops for good: nothing is written any more, every caller gets this error, and the lease is not
+    /// prolonged, so that others take over.
     pub(crate) fn stop(&self, error: StoreError) {
         let cause = std::error::Error::source(&error)
             .map(ToString::to_string)
@@ -590,6 +591,15 @@ impl Shared {
             for thread in &self.threads {
                 thread.push(Event::Timer);
             }
+        }
+    }
+
+    /// Does the work of a thread of the engine. If that panics, the engine stops: what the thread was
+    /// for is not done any more, and others can do it only when this one gives up its lease.
+    pub(crate) fn guard(&self, thread: &str, work: impl FnOnce()) {
+        let work = std::panic::AssertUnwindSafe(work);
+        if let Err(panic) = std::panic::catch_unwind(work) {
+            self.stop_after_panic(thread, &*panic);
         }
     }
 

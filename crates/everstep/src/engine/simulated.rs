@@ -20,7 +20,7 @@ use crate::{
         self, Leaf, Process, Thread,
         sim::{self, Config, Fault, Report, SimProcess},
     },
-    store::MemoryStore,
+    store::{MemoryStore, StoreError},
     testing::CrashingStore,
     workflow::Workflow,
 };
@@ -285,4 +285,54 @@ fn runs_go_on_through_stalls_and_kills_with_one_result_for_each_step() {
         stalls > 100 && kills > 20 && again > 10,
         "{stalls} {kills} {again}"
     );
+}
+
+const NAP: Workflow<(), String> = Workflow::new("nap");
+
+/// An engine that had stopped by itself went on with its heartbeats. Nobody else took its runs, since
+/// its lease never ended.
+#[test]
+fn runs_of_an_engine_that_stops_go_on_elsewhere() {
+    let stops: [fn(&Engine, &TestStore); 3] = [
+        |old, _| {
+            let store = "the test's store".to_owned();
+            old.shared.stop(StoreError::Closed { store });
+        },
+        // A thread of it has died.
+        |old, store| {
+            store.fail_next("due", || panic!("the store has a mistake"));
+            old.shared.due.poke(false);
+        },
+        |old, store| {
+            store.fail_next("heartbeat", || panic!("the store has a mistake"));
+            old.shared.lease_stop.doubt();
+        },
+    ];
+    for stop in stops {
+        let config = Config {
+            time_max: LEASE * 100,
+            ..Config::default()
+        };
+        let report = sim::simulate(1, config, move || {
+            let store = new_store();
+            let start = |name: &'static str| {
+                let code = move |ctx: Ctx, (): ()| async move {
+                    ctx.sleep("nap", LEASE * 3).await?;
+                    ctx.step("name", async || Ok(name.to_owned())).await
+                };
+                let builder = engine_on(&store).register_fn(NAP, code);
+                start(&sim::new_process(name), builder).expect("nobody is killed")
+            };
+            let (old, new) = (start("old"), start("new"));
+            seam::sleep(LEASE * 3, "balance");
+            let run = seam::block_on(old.client().start(NAP, ()), "start");
+            let run = run.expect("it is started").id();
+            stop(&old, &store);
+            let result = new.client().run::<String>(run);
+            let result = seam::block_on(result.result(), "result");
+            assert_eq!(result.expect("it has completed"), "new");
+            assert!(old.stopped().is_some());
+        });
+        assert_eq!(report.failure, None);
+    }
 }

@@ -38,7 +38,7 @@ use crate::{
     run_id::{RunId, RunIds, RunNo, ShardId},
     seam,
     services::Services,
-    store::{DueRun, LoadedRun, RunRow, ShardSet, StoreError},
+    store::{DueRun, LoadedRun, RunRow, ShardSet, Store, StoreError},
     telemetry::{RunTelemetry, ThreadCells},
     time::Timestamp,
 };
@@ -863,7 +863,7 @@ impl Worker {
         };
         let (id, token, seen) = (task.id, task.token, task.run.inbox_seen());
         let mailbox = self.mailbox.clone();
-        self.reader.spawn(move |store| {
+        self.ask(move |store| {
             let found = store
                 .run(&crate::commit::Target::Id(id))
                 .and_then(|row| match row {
@@ -1012,6 +1012,13 @@ impl Worker {
         self.read(run);
     }
 
+    /// Asks the store on a thread that may block. Whatever is read, this thread waits for the answer.
+    fn ask(&self, read: impl FnOnce(&dyn Store) + Send + 'static) {
+        let shared = self.shared.clone();
+        self.reader
+            .spawn(move |store| shared.guard("reading", || read(store)));
+    }
+
     /// Reads a run that is waited for; an earlier read of it does not count any more.
     fn read(&mut self, run: RunNo) {
         let Some(loading) = self.loading.get_mut(&run) else {
@@ -1024,7 +1031,7 @@ impl Worker {
         (loading.era, loading.epoch) = (self.shared.owned.era(), self.shared.epoch());
         let mailbox = self.mailbox.clone();
         let pause = self.shared.settings.store_retry * 2;
-        self.reader.spawn(move |store| {
+        self.ask(move |store| {
             let loaded = store.load(run).map(|loaded| loaded.map(Box::new));
             if loaded.is_err() {
                 // The thread that asked will ask again at once.

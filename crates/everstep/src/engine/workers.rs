@@ -198,7 +198,8 @@ impl Workers {
         state.stations.push(station.clone());
         if !state.running {
             let working = shared.clone();
-            match shared.process.spawn("everstep-work", move || run(&working)) {
+            let work = move || working.guard("working", || run(&working));
+            match shared.process.spawn("everstep-work", work) {
                 Ok(thread) => (state.running, state.thread) = (true, Some(thread)),
                 Err(error) => {
                     tracing::error!(%error, "a thread cannot be started; no items are worked on");

@@ -133,7 +133,7 @@ impl Worker {
         self.unserved.insert(no, unserved);
         let (id, mailbox) = (run.id, self.mailbox.clone());
         let pause = self.shared.settings.store_retry * 2;
-        self.reader.spawn(move |store| {
+        self.ask(move |store| {
             let read = || match store.run(&Target::Id(id))? {
                 Some(row) => Ok(Some((row, store.history(no, None, 1)?.is_empty()))),
                 None => Ok::<_, StoreError>(None),

@@ -31,7 +31,7 @@ impl Worker {
         };
         let mailbox = self.mailbox.clone();
         let pause = self.shared.settings.store_retry * 2;
-        self.reader.spawn(move |store| {
+        self.ask(move |store| {
             let loaded = store.load(run).map(|loaded| loaded.map(Box::new));
             if loaded.is_err() {
                 // The thread that asked will ask again at once.

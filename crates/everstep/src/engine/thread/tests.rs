@@ -696,3 +696,27 @@ fn news_of_a_lost_lease_that_come_late_leave_the_runs_of_the_next_lease_in_memor
     bench.worker.handle(Event::Lost);
     assert_eq!(bench.epoch_of(run), None);
 }
+
+/// A store panicked while it read a run. The thread that had asked waited for that read for ever, and
+/// nobody else looked for the run.
+#[test]
+fn a_read_that_panics_stops_the_engine() {
+    let reads: [fn(&mut Worker, RunId); 3] = [
+        |worker, run| worker.load(run.no()),
+        |worker, run| worker.look(run.no()),
+        |worker, run| worker.reconsider(vec![run.no()]),
+    ];
+    for (read, method) in reads.into_iter().zip(["load", "run", "load"]) {
+        let mut bench = Bench::new();
+        let fence = bench.begin();
+        let run = match method {
+            "run" => bench.take_in(fence).0,
+            _ => fixture::start(&bench.store, fence),
+        };
+        let failing = || panic!("the store has a mistake");
+        bench.store.fail_next(method, failing);
+        read(&mut bench.worker, run);
+        bench.handle_until(|event| matches!(event, Event::Forget));
+        assert!(bench.shared.stopped().is_some());
+    }
+}
