@@ -8,7 +8,7 @@
 use std::{
     future::Future,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -761,8 +761,10 @@ impl StartParts {
         store.wake_others(Some(me), &[]);
         let mut handles = Vec::new();
         let stop = shared.lease_stop.clone();
+        let (gone, watch) = watch_runtime(&self.runtime, &shared);
         let leaving = Arc::new(Leaving {
-            gone: watch_runtime(&self.runtime, &shared),
+            gone,
+            _watch: watch,
             threads: AtomicUsize::new(threads),
             stop: stop.clone(),
         });
@@ -889,6 +891,8 @@ fn engine_thread(
 /// its shards by its heartbeat, and run nothing.
 struct Leaving {
     gone: Arc<AtomicBool>,
+    /// Dropped with the last engine thread: then the runtime is watched no longer.
+    _watch: oneshot::Sender<()>,
     threads: AtomicUsize,
     stop: Arc<lease::Stop>,
 }
@@ -992,28 +996,35 @@ pub(crate) fn committer_thread(shared: &Shared) {
     }
 }
 
-/// Notes when the caller's runtime goes away under the engine.
-fn watch_runtime(runtime: &tokio::runtime::Handle, shared: &Arc<Shared>) -> Arc<AtomicBool> {
-    struct OnDrop(Arc<AtomicBool>, Arc<Shared>);
+/// Notes when the caller's runtime goes away under the engine. The task that does so lives as long as
+/// the sender, and keeps nothing of the engine: the runtime may outlive it by far.
+fn watch_runtime(
+    runtime: &tokio::runtime::Handle,
+    shared: &Arc<Shared>,
+) -> (Arc<AtomicBool>, oneshot::Sender<()>) {
+    struct OnDrop(Arc<AtomicBool>, Weak<Shared>);
     impl Drop for OnDrop {
         fn drop(&mut self) {
             self.0.store(true, Ordering::Release);
-            for thread in &self.1.threads {
-                thread.push(Event::Timer);
+            if let Some(shared) = self.1.upgrade() {
+                for thread in &shared.threads {
+                    thread.push(Event::Timer);
+                }
             }
         }
     }
     let gone = Arc::new(AtomicBool::new(false));
-    let guard = OnDrop(gone.clone(), shared.clone());
+    let guard = OnDrop(gone.clone(), Arc::downgrade(shared));
+    let (sender, unwatched) = oneshot::channel::<()>();
     #[allow(
         clippy::disallowed_methods,
         reason = "it does nothing, and ends with the runtime"
     )]
     runtime.spawn(async move {
         let _guard = guard;
-        std::future::pending::<()>().await;
+        _ = unwatched.await;
     });
-    gone
+    (gone, sender)
 }
 
 fn listen_for_wakes(shared: &Arc<Shared>, me: Uuid) -> Result<crate::store::WakeGuard, StoreError> {
@@ -1094,5 +1105,25 @@ mod tests {
         let mut answers = vec![Ok(7), Err(full()), Err(busy()), Err(full())];
         let started = patiently(|| answers.pop().expect("an answer"));
         assert!(matches!(started, Err(StoreError::Full { .. })));
+    }
+
+    /// A task that watched the caller's runtime held the engine's insides, and so the store: its file or
+    /// its connections stayed open until the runtime ended.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nothing_keeps_the_store_of_an_engine_that_was_shut_down_or_dropped() {
+        for shut_down in [true, false] {
+            let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+            let weak = Arc::downgrade(&store);
+            let engine = Engine::on(store).start().await.expect("it starts");
+            match shut_down {
+                true => engine.shutdown().await,
+                false => drop(engine),
+            }
+            let until = std::time::Instant::now() + Duration::from_secs(10);
+            while weak.upgrade().is_some() {
+                assert!(std::time::Instant::now() < until, "the store is open");
+                tokio::task::yield_now().await;
+            }
+        }
     }
 }
