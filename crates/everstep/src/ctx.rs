@@ -6,6 +6,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    fmt,
     rc::Rc,
     sync::Arc,
 };
@@ -19,7 +20,7 @@ use crate::{
     error::{Error, Failure, FailureKind, Result},
     hash::FastMap,
     history::{EntryKind, Key, OpId},
-    location::keys,
+    location::{Location, keys},
     name::check_name,
     random,
     run::{
@@ -27,7 +28,7 @@ use crate::{
         core::{Core, Op},
     },
     run_id::RunId,
-    settings::{Settings, SettingsError},
+    settings::Settings,
     time::Timestamp,
 };
 
@@ -43,6 +44,7 @@ pub(crate) mod join;
 pub(crate) mod limit;
 pub(crate) mod listen;
 pub(crate) mod map;
+pub(crate) mod operation;
 pub(crate) mod publish;
 pub(crate) mod race;
 pub(crate) mod repeat;
@@ -52,7 +54,6 @@ pub(crate) mod sleep;
 pub(crate) mod step;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod transaction;
-pub(crate) mod wait;
 
 /// What a workflow is handed to do durable things with.
 ///
@@ -108,13 +109,24 @@ struct NameUse {
 }
 
 /// An operation that was made, or why it could not be.
-pub(crate) type Claim = std::result::Result<Op, Option<Error>>;
+pub(crate) type Claim = Result<Op, Option<Error>>;
 
 /// Refuses an operation that was given a value with which it cannot work.
-pub(crate) fn refuse_if(claim: &mut Claim, checked: std::result::Result<(), SettingsError>) {
+pub(crate) fn refuse_if<E: fmt::Display + 'static>(claim: &mut Claim, checked: Result<(), E>) {
     if let Err(error) = checked {
         *claim = Err(Some(Error::fatal(error)));
     }
+}
+
+/// The key of an operation; `None` if it was refused.
+pub(crate) fn key_of(claim: &Claim) -> Option<Key> {
+    claim.as_ref().ok()?.key()
+}
+
+/// The error that workflow code gets for a failure at this key.
+pub(crate) fn error_at(key: &[u8], mut failure: Failure) -> Error {
+    failure.location = Location::from_key(key).ok();
+    Error::recorded(failure, vec![Box::from(key)])
 }
 
 impl Ctx {
@@ -351,6 +363,21 @@ impl Ctx {
         Ok(op)
     }
 
+    /// Claims the next location of this name for an operation that hands a value out. A value that
+    /// cannot be encoded is refused, and takes no location.
+    pub(crate) fn claim_with<T: Serialize + ?Sized>(
+        &self,
+        kind: EntryKind,
+        name: &str,
+        value: &T,
+        what: impl FnOnce() -> String,
+    ) -> (Claim, Vec<u8>) {
+        match encode(self.core(), value, Whose::Others, what) {
+            Ok(bytes) => (self.claim(kind, name), bytes),
+            Err(error) => (Err(Some(error)), Vec::new()),
+        }
+    }
+
     fn history_full(&self) -> Option<Error> {
         let limit = self.core().env.settings.history_entries_max;
         let entries = self.core().state.borrow().entries;
@@ -394,8 +421,8 @@ impl Ctx {
     }
 }
 
-impl std::fmt::Debug for Ctx {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Ctx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "Ctx({} at `{}`)",

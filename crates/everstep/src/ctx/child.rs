@@ -5,6 +5,7 @@ use std::{
     future::Future,
     marker::PhantomData,
     pin::Pin,
+    rc::Rc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -13,21 +14,20 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use super::{
-    Claim, Ctx, Whose, composite::refused, decode, encode, open_failure, send::ToTarget,
-    sleep::Until, wait::RawWait,
+    Claim, Ctx, decode, error_at, key_of, open_failure,
+    operation::{self, Operation, Until, read_answer, take_answer},
+    refuse_if,
+    send::ToTarget,
+    sleep::When,
 };
 use crate::{
     codec::{Value, hook::Codecs},
-    commit::{
-        Close, Effect, NewRun, RunStatus, StartChild,
-        answer::{self, Answered},
-    },
+    commit::{Close, Effect, NewRun, RunStatus, StartChild, Target, answer::Answered},
     error::{Error, Failure, FailureKind, Result},
-    history::{Entry, EntryKind, EntryValue, Key, encode_started_prefix},
-    location::Location,
+    history::{Entry, EntryKind, EntryValue, Key, OpId, encode_started_prefix},
     name::{check_name, check_pool},
     pool::DEFAULT_POOL,
-    run::core::{Core, Turn},
+    run::core::Core,
     run_id::RunId,
     telemetry::trace,
     time::Timestamp,
@@ -59,30 +59,26 @@ impl Ctx {
     pub fn child<W: WorkflowRef>(&self, workflow: W, input: W::Input) -> Child<W::Output> {
         let key = workflow.default_key(&input);
         let what = || format!("the input of the child `{}`", workflow.name());
-        let encoded = encode(self.core(), &input, Whose::Others, what);
-        let claim = match &encoded {
-            Ok(_) => self.claim(EntryKind::Child, workflow.name()),
-            Err(_) => Err(None),
-        };
-        let (claim, input) = match encoded {
-            Ok(input) => (claim, input),
-            Err(error) => (Err(Some(error)), Vec::new()),
-        };
+        let (claim, input) = self.claim_with(EntryKind::Child, workflow.name(), &input, what);
         let plan = Plan {
             workflow: workflow.name().to_owned(),
             version: workflow.version(),
-            key,
+            key: None,
             pool: None,
             deadline: None,
             tags: Vec::new(),
             input,
             close: None,
         };
-        Child {
-            wait: RawWait::unregistered(claim),
+        let child = Child {
+            claim,
             plan: Some(Box::new(plan)),
             workflow: workflow.name().to_owned(),
             output: PhantomData,
+        };
+        match key {
+            Some(key) => child.key(key),
+            None => child,
         }
     }
 
@@ -93,16 +89,11 @@ impl Ctx {
     ///
     /// If there is no such run.
     pub fn finished(&self, run: impl ToTarget) -> RunFinished {
-        let target = run.to_target();
-        let claim = self.claim(EntryKind::Finished, "finished");
-        let wait = RawWait::new(claim, |_, key, entry| {
-            let mut entry = entry.clone();
-            entry.value = EntryValue::Started(RunId::nobody(), 0);
-            let entry = encode_started_prefix(&entry);
-            let key = key.to_vec();
-            Some(Effect::Watch { target, key, entry })
-        });
-        RunFinished { wait }
+        RunFinished {
+            claim: self.claim(EntryKind::Finished, "finished"),
+            target: Some(run.to_target()),
+            until: None,
+        }
     }
 }
 
@@ -112,24 +103,13 @@ struct Plan {
     version: u32,
     key: Option<String>,
     pool: Option<String>,
-    deadline: Option<Until>,
+    deadline: Option<When>,
     tags: Vec<(String, String)>,
     input: Vec<u8>,
     close: Option<Close>,
 }
 
 impl Plan {
-    fn check(&self) -> Result<()> {
-        let tags = self.tags.iter().flat_map(|(name, value)| [name, value]);
-        for name in self.key.iter().chain(tags) {
-            check_name(name).map_err(Error::fatal)?;
-        }
-        if let Some(pool) = &self.pool {
-            check_pool(pool).map_err(Error::fatal)?;
-        }
-        Ok(())
-    }
-
     /// The effect that starts the child of the operation at `key`.
     fn start(self, core: &Core, key: &Key, entry: &Entry, awaited: bool) -> Effect {
         let now = core.now();
@@ -142,7 +122,7 @@ impl Plan {
             }
         }
         let limit = options.and_then(|options| options.deadline);
-        let deadline = self.deadline.or(limit.map(Until::After));
+        let deadline = self.deadline.or(limit.map(When::After));
         let deadline = deadline.map(|deadline| deadline.from(now));
         let close = self
             .close
@@ -182,7 +162,7 @@ impl Plan {
 /// A run of another workflow, started by this one. Await it for its output.
 #[must_use = "a child is not started unless it is awaited"]
 pub struct Child<O> {
-    pub(crate) wait: RawWait,
+    pub(crate) claim: Claim,
     plan: Option<Box<Plan>>,
     workflow: String,
     output: PhantomData<fn() -> O>,
@@ -198,8 +178,10 @@ impl<O: Value> Child<O> {
 
     /// Unique per workflow: if there is a run with this key, it is waited for instead of a new one.
     /// It is then not this run's child: it is neither cancelled nor given a deadline.
-    pub fn key(self, key: impl Into<String>) -> Self {
-        self.set(|plan| plan.key = Some(key.into()))
+    pub fn key(mut self, key: impl Into<String>) -> Self {
+        let key = key.into();
+        refuse_if(&mut self.claim, check_name(&key));
+        self.set(|plan| plan.key = Some(key))
     }
 
     /// The version of the workflow, if another than the reference says.
@@ -210,23 +192,28 @@ impl<O: Value> Child<O> {
     /// The pool whose runners run it, if another than its workflow says. A runner that does not have
     /// the workflow's code asks those that do; if none of them is alive, it takes `default` unless
     /// this is said.
-    pub fn pool(self, pool: impl Into<String>) -> Self {
-        self.set(|plan| plan.pool = Some(pool.into()))
+    pub fn pool(mut self, pool: impl Into<String>) -> Self {
+        let pool = pool.into();
+        refuse_if(&mut self.claim, check_pool(&pool));
+        self.set(|plan| plan.pool = Some(pool))
     }
 
     /// It fails if it has not ended by this instant.
     pub fn deadline(self, at: Timestamp) -> Self {
-        self.set(|plan| plan.deadline = Some(Until::At(at)))
+        self.set(|plan| plan.deadline = Some(When::At(at)))
     }
 
     /// It fails if it has not ended after this long.
     pub fn deadline_after(self, limit: Duration) -> Self {
-        self.set(|plan| plan.deadline = Some(Until::After(limit)))
+        self.set(|plan| plan.deadline = Some(When::After(limit)))
     }
 
     /// Something it can be found by.
-    pub fn tag(self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.set(|plan| plan.tags.push((name.into(), value.into())))
+    pub fn tag(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        let (name, value) = (name.into(), value.into());
+        let checked = check_name(&name).and_then(|()| check_name(&value));
+        refuse_if(&mut self.claim, checked);
+        self.set(|plan| plan.tags.push((name, value)))
     }
 
     /// What becomes of it when this run ends or gives it up: [`Close::Cancel`] if it is awaited,
@@ -238,7 +225,7 @@ impl<O: Value> Child<O> {
     /// Does not wait for its end: gives its id as soon as it is started.
     pub fn detach(self) -> Detached {
         Detached {
-            claim: self.wait.claim,
+            claim: self.claim,
             plan: self.plan,
         }
     }
@@ -247,35 +234,32 @@ impl<O: Value> Child<O> {
     pub fn outcome(self) -> ChildOutcome<O> {
         ChildOutcome { child: self }
     }
+}
 
-    fn poll_child(&mut self, cx: &mut Context<'_>) -> Poll<Result<Result<O, ChildError>>> {
+impl<O: Value> Operation for Child<O> {
+    type Output = Result<O, ChildError>;
+
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.claim
+    }
+
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
         if let Some(plan) = self.plan.take() {
-            if let Err(error) = plan.check() {
-                self.wait.claim = Err(Some(error));
-            }
-            self.wait
-                .register_with(move |core, key, entry| Some(plan.start(core, key, entry, true)));
+            let start = |key: &Key, entry: &Entry| Some(plan.start(core, key, entry, true));
+            core.activate_wait(id, None, start);
         }
-        let bytes = ready!(self.wait.poll(cx))?.unwrap_or_default();
-        let Some((run, answered)) = read_end(&self.wait, &bytes) else {
-            // The run is halted; its code is not polled again.
-            return Poll::Pending;
-        };
+    }
+
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<Self::Output>> {
+        let bytes = take_answer(core, id)?.unwrap_or_default();
+        let (run, answered) = read_end(core, id, &bytes)?;
         let (status, failure) = match answered {
             Answered::Value(bytes) => {
-                let Ok(op) = &self.wait.claim else {
-                    return Poll::Pending;
-                };
                 let what = || format!("the output of the child `{}`", self.workflow);
-                return match decode(&op.core, &bytes, what) {
-                    Some(output) => Poll::Ready(Ok(Ok(output))),
-                    None => Poll::Pending,
-                };
+                return Some(Ok(Ok(decode(core, &bytes, what)?)));
             }
             Answered::Failure(failure) => {
-                let Some(failure) = opened(&self.wait, *failure) else {
-                    return Poll::Pending;
-                };
+                let failure = open_failure(core, *failure, &location_of(core, id))?;
                 (RunStatus::Failed, Some(Box::new(failure)))
             }
             Answered::Unknown => {
@@ -285,7 +269,7 @@ impl<O: Value> Child<O> {
             }
             Answered::Cancelled | Answered::Rejected(_) => (RunStatus::Cancelled, None),
         };
-        Poll::Ready(Ok(Err(ChildError {
+        Some(Ok(Err(ChildError {
             run,
             workflow: self.workflow.clone(),
             status,
@@ -298,8 +282,8 @@ impl<O: Value> Future for Child<O> {
     type Output = Result<O>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<O>> {
-        let result = ready!(self.poll_child(cx))?;
-        Poll::Ready(result.map_err(|error| error.into_error(self.wait.key())))
+        let result = ready!(operation::poll(&mut *self, cx))?;
+        Poll::Ready(result.map_err(|error| error.into_error(key_of(&self.claim))))
     }
 }
 
@@ -313,7 +297,7 @@ impl<O: Value> Future for ChildOutcome<O> {
     type Output = Result<Result<O, ChildError>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.child.poll_child(cx)
+        operation::poll(&mut self.child, cx)
     }
 }
 
@@ -339,12 +323,13 @@ impl ChildError {
 
     fn into_error(self, key: Option<Key>) -> Error {
         let mut failure = Failure::new(FailureKind::Child, self.to_string());
-        failure.location = key.as_ref().and_then(|key| Location::from_key(key).ok());
         if let Some(own) = self.failure {
             (failure.causes, failure.details) = (own.causes, own.details);
         }
-        let origins = key.iter().map(|key| Box::from(&key[..])).collect();
-        Error::recorded(failure, origins)
+        match key {
+            Some(key) => error_at(&key, failure),
+            None => Error::recorded(failure, Vec::new()),
+        }
     }
 }
 
@@ -367,52 +352,34 @@ pub struct Detached {
     plan: Option<Box<Plan>>,
 }
 
-impl Future for Detached {
-    type Output = Result<RunId>;
+impl Operation for Detached {
+    type Output = RunId;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<RunId>> {
-        let this = &mut *self;
-        if let Some(Err(error)) = this.plan.as_ref().map(|plan| plan.check()) {
-            this.claim = Err(Some(error));
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.claim
+    }
+
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
+        if let Some(plan) = self.plan.take() {
+            core.activate_send(id, |key, entry| plan.start(core, &key, &entry, false));
         }
-        let op = match &mut this.claim {
-            Ok(op) => op,
-            Err(error) => return refused(error),
-        };
-        match op.core.turn(op.id, cx.waker()) {
-            Turn::Activate => {
-                if let Some(plan) = this.plan.take() {
-                    let core = op.core.clone();
-                    op.core
-                        .activate_send(op.id, |key, entry| plan.start(&core, &key, &entry, false));
-                }
-                Poll::Pending
-            }
-            Turn::Take => {
-                let started = op.core.take(op.id, |entry| match entry.value {
-                    EntryValue::Started(id, _) => Some(id),
-                    _ => None,
-                });
-                match started.flatten() {
-                    Some(id) => Poll::Ready(Ok(id)),
-                    None => Poll::Pending,
-                }
-            }
-            _ => Poll::Pending,
-        }
+    }
+
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<RunId>> {
+        let started = core.take(id, |entry| match entry.value {
+            EntryValue::Started(id, _) => Some(id),
+            _ => None,
+        });
+        started.flatten().map(Ok)
     }
 }
 
 /// A wait for the end of a run. Await it.
 #[must_use = "an operation does nothing unless it is awaited"]
 pub struct RunFinished {
-    pub(crate) wait: RawWait,
-}
-
-/// A wait for the end of a run that may end without one. Await it.
-#[must_use = "an operation does nothing unless it is awaited"]
-pub struct RunFinishedUntil {
-    pub(crate) wait: RawWait,
+    pub(crate) claim: Claim,
+    target: Option<Target>,
+    until: Option<When>,
 }
 
 /// How a run ended.
@@ -447,89 +414,79 @@ impl RunEnding {
 
 impl RunFinished {
     /// Gives `None` when it has not ended after this long.
-    pub fn timeout(mut self, timeout: Duration) -> RunFinishedUntil {
-        self.wait.until = Some(Until::After(timeout));
-        RunFinishedUntil { wait: self.wait }
+    pub fn timeout(mut self, timeout: Duration) -> Until<Self> {
+        self.until = Some(When::After(timeout));
+        Until(self)
     }
 
     /// Gives `None` when it has not ended by this instant.
-    pub fn until(mut self, at: Timestamp) -> RunFinishedUntil {
-        self.wait.until = Some(Until::At(at));
-        RunFinishedUntil { wait: self.wait }
+    pub fn until(mut self, at: Timestamp) -> Until<Self> {
+        self.until = Some(When::At(at));
+        Until(self)
     }
 }
 
-fn poll_finished(wait: &mut RawWait, cx: &mut Context<'_>) -> Poll<Result<Option<RunEnding>>> {
-    let Some(bytes) = ready!(wait.poll(cx))? else {
-        return Poll::Ready(Ok(None));
-    };
-    let Some((run, answered)) = read_end(wait, &bytes) else {
-        // The run is halted; its code is not polled again.
-        return Poll::Pending;
-    };
-    let (status, failure, output) = match answered {
-        Answered::Value(output) => (RunStatus::Completed, None, Some(output)),
-        Answered::Failure(failure) => {
-            let Some(failure) = opened(wait, *failure) else {
-                return Poll::Pending;
-            };
-            (RunStatus::Failed, Some(Box::new(failure)), None)
-        }
-        Answered::Cancelled | Answered::Rejected(_) => (RunStatus::Cancelled, None, None),
-        Answered::Unknown => {
-            let text =
-                "there is no such run; it may have been deleted, or belongs to another store";
-            let mut failure = Failure::new(FailureKind::Undeliverable, text);
-            let key = wait.key();
-            failure.location = key.as_ref().and_then(|key| Location::from_key(key).ok());
-            let origins = key.iter().map(|key| Box::from(&key[..])).collect();
-            return Poll::Ready(Err(Error::recorded(failure, origins)));
-        }
-    };
-    let codecs = wait.codecs();
-    Poll::Ready(Ok(Some(RunEnding {
-        run,
-        codecs,
-        status,
-        failure,
-        output,
-    })))
-}
+impl Operation for RunFinished {
+    type Output = Option<RunEnding>;
 
-impl Future for RunFinished {
-    type Output = Result<RunEnding>;
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.claim
+    }
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<RunEnding>> {
-        match ready!(poll_finished(&mut self.wait, cx))? {
-            Some(ending) => Poll::Ready(Ok(ending)),
-            // Without a deadline it can only end with an answer.
-            None => Poll::Pending,
-        }
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
+        let target = self.target.take();
+        core.activate_wait(id, self.until, |key, entry| {
+            let mut entry = entry.clone();
+            entry.value = EntryValue::Started(RunId::nobody(), 0);
+            Some(Effect::Watch {
+                target: target?,
+                key: key.to_vec(),
+                entry: encode_started_prefix(&entry),
+            })
+        });
+    }
+
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<Option<RunEnding>>> {
+        let key = core.key_of(id)?;
+        let Some(bytes) = take_answer(core, id)? else {
+            return Some(Ok(None));
+        };
+        let (run, answered) = read_end(core, id, &bytes)?;
+        let (status, failure, output) = match answered {
+            Answered::Value(output) => (RunStatus::Completed, None, Some(output)),
+            Answered::Failure(failure) => {
+                let failure = open_failure(core, *failure, &Core::location(&key))?;
+                (RunStatus::Failed, Some(Box::new(failure)), None)
+            }
+            Answered::Cancelled | Answered::Rejected(_) => (RunStatus::Cancelled, None, None),
+            Answered::Unknown => {
+                let text =
+                    "there is no such run; it may have been deleted, or belongs to another store";
+                let failure = Failure::new(FailureKind::Undeliverable, text);
+                return Some(Err(error_at(&key, failure)));
+            }
+        };
+        Some(Ok(Some(RunEnding {
+            run,
+            status,
+            failure,
+            output,
+            codecs: core.env.settings.codecs.clone(),
+        })))
     }
 }
 
-impl Future for RunFinishedUntil {
-    type Output = Result<Option<RunEnding>>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        poll_finished(&mut self.wait, cx)
-    }
+fn location_of(core: &Core, id: OpId) -> String {
+    let key = core.key_of(id);
+    key.map(|key| Core::location(&key)).unwrap_or_default()
 }
 
-/// A failure whose details can be read, or the run is halted.
-fn opened(wait: &RawWait, failure: Failure) -> Option<Failure> {
-    let op = wait.claim.as_ref().ok()?;
-    open_failure(&op.core, failure, &wait.location())
-}
-
-/// The run that has ended, and how: 16 bytes of its id, and the answer.
-fn read_end(wait: &RawWait, bytes: &[u8]) -> Option<(RunId, Answered)> {
-    let (id, rest) = bytes.split_at_checked(16).unwrap_or((bytes, &[]));
-    let answered = wait.read(answer::decode(rest))?;
-    let id = Uuid::from_slice(id).ok().and_then(RunId::from_uuid);
-    match (id, &answered) {
-        (Some(id), _) => Some((id, answered)),
-        // Nobody has this id; it is not shown.
-        (None, _) => Some((RunId::nobody(), answered)),
-    }
+/// The run that has ended, and how: 16 bytes of its id, and the answer. The id is
+/// [`nobody`](RunId::nobody) if no run has it.
+fn read_end(core: &Core, id: OpId, bytes: &[u8]) -> Option<(RunId, Answered)> {
+    let (run, rest) = bytes.split_at_checked(16).unwrap_or((bytes, &[]));
+    let what = || format!("the answer for `{}`", location_of(core, id));
+    let answered = read_answer(core, rest, what)?;
+    let run = Uuid::from_slice(run).ok().and_then(RunId::from_uuid);
+    Some((run.unwrap_or_else(RunId::nobody), answered))
 }

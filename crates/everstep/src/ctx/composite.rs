@@ -11,11 +11,32 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::{Claim, Ctx, step::LocalBox};
+use super::{
+    Claim, Ctx,
+    child::{Child, ChildError, ChildOutcome, Detached, RunEnding, RunFinished},
+    deferred::{Gate, Verdict},
+    enqueue::{Enqueue, EnqueueDetached},
+    event::EventWait,
+    key_of,
+    limit::RateLimit,
+    listen::{Listen, ListenBatch, Take},
+    map::Map,
+    operation::{self, Operation, Until},
+    publish::Publish,
+    repeat::Repeat,
+    send::Send,
+    sleep::Sleep,
+    step::{LocalBox, Outcome, StepCall, StepOutcome},
+};
 use crate::{
+    codec::Value,
+    commit::ItemId,
     error::{Error, Result},
     history::{EntryKind, Key},
+    name::check_name,
     run::core::Core,
+    run_id::RunId,
+    time::Timestamp,
 };
 
 /// An operation that was refused when it was made gives its error once.
@@ -99,14 +120,9 @@ pub(crate) fn poll_structure<'a, T>(
     }
     if let Some(start) = start {
         op.core.open_structure(op.id);
-        let key = op
-            .core
-            .state
-            .borrow()
-            .ops
-            .get(op.id)
-            .map(|op| op.key.clone());
-        let Some(key) = key else { return Poll::Pending };
+        let Some(key) = op.key() else {
+            return Poll::Pending;
+        };
         *running = Some(start(Place::new(op.core.clone(), key)));
     }
     let Some(future) = running else {
@@ -169,7 +185,7 @@ impl<'a, T: 'a> Arm<'a> for Branch<'a, T> {
     type Output = T;
 
     fn start(self, place: &Place) -> StartedArm<'a, T> {
-        let checked = crate::name::check_name(&self.name);
+        let checked = check_name(&self.name);
         let name = if checked.is_ok() {
             self.name.as_str()
         } else {
@@ -189,83 +205,82 @@ impl<'a, T: 'a> Arm<'a> for Branch<'a, T> {
     }
 }
 
-/// The name and the key of a bare operation.
-fn identity(claim: &Claim, place: &Place) -> (String, Key) {
-    let key = match claim {
-        Ok(op) => op
-            .core
-            .state
-            .borrow()
-            .ops
-            .get(op.id)
-            .map(|op| op.key.clone()),
-        Err(_) => None,
-    };
-    let key = key.unwrap_or_else(|| place.key.clone());
-    (Core::location(&key), key)
+impl<'a, T> StartedArm<'a, T> {
+    /// A bare operation, which keeps the location that it was made with.
+    fn bare(
+        key: Option<Key>,
+        place: &Place,
+        operation: impl Future<Output = Result<T>> + 'a,
+    ) -> StartedArm<'a, T> {
+        let key = key.unwrap_or_else(|| place.key.clone());
+        StartedArm {
+            name: Core::location(&key),
+            key,
+            future: Box::pin(operation),
+        }
+    }
 }
 
-macro_rules! operations_are_arms {
+macro_rules! arms {
     ($([$($bounds:tt)*] $operation:ty, $claim:ident $(. $path:ident)* => $output:ty;)*) => {$(
         impl<'a, $($bounds)*> Arm<'a> for $operation {
             type Output = $output;
 
             fn start(self, place: &Place) -> StartedArm<'a, $output> {
-                let (name, key) = identity(&self.$claim $(. $path)*, place);
-                StartedArm { name, key, future: Box::pin(self) }
+                StartedArm::bare(key_of(&self.$claim $(. $path)*), place, self)
             }
         }
     )*};
 }
 
-operations_are_arms! {
-    [T: crate::codec::Value] super::step::StepCall<'a, T>, raw.claim => T;
-    [T: crate::codec::Value] super::step::StepOutcome<'a, T>, step.raw.claim => super::step::Outcome<T>;
+/// Each [`Operation`](super::operation::Operation) is a future and an arm.
+macro_rules! operations {
+    ($poll:ident: $([$($bounds:tt)*] $operation:ty, $($claim:ident).+ => $output:ty;)*) => {
+        arms! { $([$($bounds)*] $operation, $($claim).+ => $output;)* }
+        $(
+            impl<$($bounds)*> Future for $operation {
+                type Output = Result<$output>;
+
+                fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+                    operation::$poll(&mut *self, cx)
+                }
+            }
+        )*
+    };
+}
+
+operations! { poll:
+    [] Sleep, claim => Timestamp;
+    [] Send, claim => ();
+    [] Publish, claim => ();
+    [] EnqueueDetached, raw.claim => ItemId;
+    [] Detached, claim => RunId;
+    [] RateLimit, claim => ();
+    [K: Take] ListenBatch<K>, listen.claim => Vec<K::Item>;
+}
+
+operations! { poll_value:
+    [K: Take] Listen<K>, claim => K::Item;
+    [T: Value] EventWait<T>, claim => T;
+    [O: Value] Enqueue<O>, raw.claim => O;
+    [T: Value, E: Value] Gate<T, E>, claim => Verdict<T, E>;
+    [] RunFinished, claim => RunEnding;
+}
+
+arms! {
+    [T: Value] StepCall<'a, T>, raw.claim => T;
+    [T: Value] StepOutcome<'a, T>, step.raw.claim => Outcome<T>;
     [T: 'a] Composite<'a, T>, claim => T;
-    [] super::sleep::Sleep, claim => crate::time::Timestamp;
-    [] super::send::Send, claim => ();
-    [O: crate::codec::Value] super::enqueue::Enqueue<O>, raw.claim => O;
-    [O: crate::codec::Value] super::enqueue::EnqueueUntil<O>, raw.claim => Option<O>;
-    [] super::enqueue::EnqueueDetached, raw.claim => crate::commit::ItemId;
-    [] super::publish::Publish, claim => ();
-    [T: crate::codec::Value] super::event::EventWait<T>, raw.claim => T;
-    [T: crate::codec::Value] super::event::EventUntil<T>, raw.claim => Option<T>;
-    [] super::limit::RateLimit, wait.claim => ();
-    [O: crate::codec::Value] super::child::Child<O>, wait.claim => O;
-    [O: crate::codec::Value] super::child::ChildOutcome<O>, child.wait.claim => Result<O, super::child::ChildError>;
-    [] super::child::Detached, claim => crate::run_id::RunId;
-    [] super::child::RunFinished, wait.claim => super::child::RunEnding;
-    [] super::child::RunFinishedUntil, wait.claim => Option<super::child::RunEnding>;
-    [T: crate::codec::Value, E: crate::codec::Value] super::deferred::Gate<T, E>, raw.claim => std::result::Result<T, E>;
-    [T: crate::codec::Value, E: crate::codec::Value] super::deferred::GateUntil<T, E>, raw.claim => Option<std::result::Result<T, E>>;
-    [T: crate::codec::Value, E: crate::codec::Value] super::deferred::Peek<T, E>, raw.claim => Option<std::result::Result<T, E>>;
-    [K: super::listen::Take + 'a] super::listen::Listen<K>, raw.claim => K::Item;
-    [K: super::listen::Take + 'a] super::listen::ListenUntil<K>, raw.claim => Option<K::Item>;
-    [K: super::listen::Take + 'a] super::listen::ListenBatch<K>, raw.claim => Vec<K::Item>;
+    [I: 'a, T: 'a] Map<'a, I, T>, claim => Vec<T>;
+    [S: Value, B: 'a] Repeat<'a, S, B>, claim => B;
+    [O: Value] Child<O>, claim => O;
+    [O: Value] ChildOutcome<O>, child.claim => Result<O, ChildError>;
 }
 
-impl<'a, I: 'a, T: 'a> Arm<'a> for super::map::Map<'a, I, T> {
-    type Output = Vec<T>;
+impl<'a, T: 'a, W: Operation<Output = Option<T>> + 'a> Arm<'a> for Until<W> {
+    type Output = Option<T>;
 
-    fn start(self, place: &Place) -> StartedArm<'a, Vec<T>> {
-        let (name, key) = identity(&self.claim, place);
-        StartedArm {
-            name,
-            key,
-            future: Box::pin(self),
-        }
-    }
-}
-
-impl<'a, S: crate::codec::Value, B: 'a> Arm<'a> for super::repeat::Repeat<'a, S, B> {
-    type Output = B;
-
-    fn start(self, place: &Place) -> StartedArm<'a, B> {
-        let (name, key) = identity(&self.claim, place);
-        StartedArm {
-            name,
-            key,
-            future: Box::pin(self),
-        }
+    fn start(mut self, place: &Place) -> StartedArm<'a, Option<T>> {
+        StartedArm::bare(key_of(self.0.claim()), place, self)
     }
 }

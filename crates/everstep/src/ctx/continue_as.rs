@@ -8,11 +8,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::{Claim, Ctx, Whose, composite::refused, encode};
+use super::{Claim, Ctx, composite::refused};
 use crate::{
     codec::Value,
     error::{Error, Failure, FailureKind, Result},
     history::EntryKind,
+    pool::DEFAULT_POOL,
     run::core::{Next, Turn},
     workflow::WorkflowRef,
 };
@@ -68,27 +69,17 @@ impl Ctx {
     ) -> ContinueAs<O> {
         let owner = self.core().env.owner.as_ref();
         let pool = owner.map(|owner| owner.home_of(&workflow, version));
+        let pool = pool.unwrap_or_else(|| Arc::from(DEFAULT_POOL));
         let what = || "the input of the next generation".to_owned();
-        let encoded = encode(self.core(), input, Whose::Others, what);
-        let claim = match &encoded {
-            Ok(_) => self.claim(EntryKind::Continue, "continue_as"),
-            Err(_) => Err(None),
-        };
-        let (claim, next) = match encoded {
-            Ok(input) => {
-                let next = Next {
-                    workflow,
-                    version,
-                    pool: pool.unwrap_or_else(|| Arc::from(crate::pool::DEFAULT_POOL)),
-                    input,
-                };
-                (claim, Some(next))
-            }
-            Err(error) => (Err(Some(error)), None),
-        };
+        let (claim, input) = self.claim_with(EntryKind::Continue, "continue_as", input, what);
         ContinueAs {
             claim,
-            next,
+            next: Some(Next {
+                workflow,
+                version,
+                pool,
+                input,
+            }),
             forget_rollbacks: false,
             output: PhantomData,
         }

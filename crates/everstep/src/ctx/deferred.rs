@@ -4,35 +4,26 @@
 //! A wait registers with the store ([`crate::run`] calls that a wait with an answer), which has the
 //! value already or hands it over when it comes.
 
-use std::{
-    future::Future,
-    marker::PhantomData,
-    pin::Pin,
-    rc::Rc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{marker::PhantomData, rc::Rc, time::Duration};
 
-use super::{Claim, Ctx, decode, sleep::Until};
+use super::{
+    Claim, Ctx, decode, key_of,
+    operation::{Operation, Until, read_answer, take_answer},
+    sleep::When,
+};
 use crate::{
     codec::Value,
-    commit::{
-        DeferredWait, Effect,
-        answer::{self, Answered},
-    },
+    commit::{DeferredWait, Effect, answer::Answered},
     deferred::Deferred,
-    error::Result,
-    history::{Entry, EntryKind, EntryValue, Key},
-    run::{
-        Halt,
-        core::{Core, Turn},
-    },
+    error::{Error, Result},
+    history::{EntryKind, OpId},
+    run::core::Core,
     time::Timestamp,
-    token::{Claims, Tag, Token},
+    token::{Claims, Token},
 };
 
 /// What became of a deferred: its value, or why it was rejected.
-type Verdict<T, E> = std::result::Result<T, E>;
+pub(crate) type Verdict<T, E> = std::result::Result<T, E>;
 
 impl Ctx {
     /// Makes a promise that somebody outside of the run keeps or breaks: see [`Deferred`].
@@ -58,25 +49,20 @@ impl Ctx {
     /// ```
     pub fn deferred<T: Value, E: Value>(&self, deferred: Deferred<T, E>) -> Gate<T, E> {
         let claim = self.claim(EntryKind::Deferred, deferred.name());
-        let place = claim.as_ref().ok().and_then(|op| {
-            let key = op.core.state.borrow().ops.get(op.id)?.key.clone();
-            let facts = &op.core.facts;
-            let claims = Claims {
-                run: facts.id,
-                generation: facts.generation,
-                tag: op.core.env.secret.tag(facts.id, &key),
-            };
-            Some((claims, key))
+        let key = key_of(&claim);
+        let core = self.core();
+        let claims = key.as_ref().map(|key| Claims {
+            run: core.facts.id,
+            generation: core.facts.generation,
+            tag: core.env.secret.tag(core.facts.id, key),
         });
-        let below = place
-            .as_ref()
-            .map(|(_, key)| Ctx::at(self.core().clone(), key.clone()));
-        let claims = place.map(|(claims, _)| claims);
         Gate {
-            core: self.core().clone(),
-            raw: RawGate::new(claim, claims, false),
+            core: core.clone(),
+            claim,
             claims,
-            below,
+            below: key.map(|key| Ctx::at(core.clone(), key)),
+            looks: false,
+            until: None,
             types: PhantomData,
         }
     }
@@ -86,25 +72,14 @@ impl Ctx {
 #[must_use = "an operation does nothing unless it is awaited"]
 pub struct Gate<T, E = String> {
     core: Rc<Core>,
-    pub(crate) raw: RawGate,
+    pub(crate) claim: Claim,
     /// None if it could not be made, which awaiting it says.
     claims: Option<Claims>,
     /// Where its looks and its waits with a time limit are counted.
     below: Option<Ctx>,
-    types: PhantomData<fn() -> (T, E)>,
-}
-
-/// A wait for a deferred that may end without its value. Await it.
-#[must_use = "an operation does nothing unless it is awaited"]
-pub struct GateUntil<T, E = String> {
-    pub(crate) raw: RawGate,
-    types: PhantomData<fn() -> (T, E)>,
-}
-
-/// A look at a deferred. Await it.
-#[must_use = "an operation does nothing unless it is awaited"]
-pub struct Peek<T, E = String> {
-    pub(crate) raw: RawGate,
+    /// Whether it only looks, and does not wait.
+    looks: bool,
+    until: Option<When>,
     types: PhantomData<fn() -> (T, E)>,
 }
 
@@ -125,43 +100,43 @@ impl<T: Value, E: Value> Gate<T, E> {
     ///
     /// The promise stays open: wait again, with or without a limit, on the same token. Each such
     /// wait is an operation of its own, `wait`, below the deferred.
-    pub fn timeout(&self, timeout: Duration) -> GateUntil<T, E> {
-        self.wait(Until::After(timeout))
+    pub fn timeout(&self, timeout: Duration) -> Until<Self> {
+        self.again(EntryKind::Deferred, "wait", Some(When::After(timeout)))
     }
 
     /// As [`timeout`](Gate::timeout), until this instant.
-    pub fn until(&self, at: Timestamp) -> GateUntil<T, E> {
-        self.wait(Until::At(at))
-    }
-
-    fn wait(&self, until: Until) -> GateUntil<T, E> {
-        let mut raw = self.raw_below(EntryKind::Deferred, "wait");
-        raw.until = Some(until);
-        let types = PhantomData;
-        GateUntil { raw, types }
+    pub fn until(&self, at: Timestamp) -> Until<Self> {
+        self.again(EntryKind::Deferred, "wait", Some(When::At(at)))
     }
 
     /// Gives what has come so far, without a wait; `None` if nothing has.
     ///
     /// What it gave is recorded, and given again on a replay. Each look is an operation of its own,
     /// `peek`, below the deferred.
-    pub fn peek(&self) -> Peek<T, E> {
-        let raw = self.raw_below(EntryKind::Peek, "peek");
-        let types = PhantomData;
-        Peek { raw, types }
+    pub fn peek(&self) -> Until<Self> {
+        self.again(EntryKind::Peek, "peek", None)
     }
 
-    fn raw_below(&self, kind: EntryKind, name: &str) -> RawGate {
-        let claim = match (&self.below, &self.raw.claim) {
+    /// Another operation on the same promise.
+    fn again(&self, kind: EntryKind, name: &str, until: Option<When>) -> Until<Self> {
+        let claim = match (&self.below, &self.claim) {
             (Some(below), _) => below.claim(kind, name),
             // It says why when it is awaited itself; this one cannot be made either.
-            (None, Err(Some(error))) => Err(Some(crate::error::Error::recorded(
-                error.failure().clone(),
-                Vec::new(),
-            ))),
+            (None, Err(Some(error))) => {
+                let failure = error.failure().clone();
+                Err(Some(Error::recorded(failure, Vec::new())))
+            }
             (None, _) => Err(None),
         };
-        RawGate::new(claim, self.claims, kind == EntryKind::Peek)
+        Until(Gate {
+            core: self.core.clone(),
+            claim,
+            claims: self.claims,
+            below: None,
+            looks: kind == EntryKind::Peek,
+            until,
+            types: PhantomData,
+        })
     }
 }
 
@@ -171,108 +146,37 @@ impl<T, E> std::fmt::Debug for Gate<T, E> {
     }
 }
 
-/// A wait for a deferred, whatever its types.
-pub(crate) struct RawGate {
-    pub(crate) claim: Claim,
-    tag: Option<Tag>,
-    looks: bool,
-    until: Option<Until>,
-}
+impl<T: Value, E: Value> Operation for Gate<T, E> {
+    type Output = Option<Verdict<T, E>>;
 
-impl RawGate {
-    fn new(claim: Claim, claims: Option<Claims>, looks: bool) -> RawGate {
-        RawGate {
-            claim,
-            tag: claims.map(|claims| claims.tag),
-            looks,
-            until: None,
-        }
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.claim
     }
 
-    /// What came; `None` if nothing did in time.
-    fn poll<T: Value, E: Value>(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<Verdict<T, E>>>> {
-        let op = match &mut self.claim {
-            Ok(op) => op,
-            Err(error) => return super::composite::refused(error),
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
+        let (claims, looks) = (self.claims, self.looks);
+        core.activate_wait(id, self.until, |key, _| {
+            let (key, tag) = (key.to_vec(), claims?.tag);
+            Some(Effect::AwaitDeferred(DeferredWait { key, tag, looks }))
+        });
+    }
+
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<Self::Output>> {
+        let Some(bytes) = take_answer(core, id)? else {
+            return Some(Ok(None));
         };
-        match op.core.turn(op.id, cx.waker()) {
-            Turn::Activate => {
-                let until = self.until.map(|until| until.from(op.core.now()));
-                let (tag, looks) = (self.tag, self.looks);
-                let register = |key: &Key, _: &Entry| {
-                    let key = key.to_vec();
-                    tag.map(|tag| Effect::AwaitDeferred(DeferredWait { key, tag, looks }))
-                };
-                op.core.activate_wait(op.id, register, until);
-                Poll::Pending
+        let what = || "the answer to a deferred".to_owned();
+        let verdict = match read_answer(core, &bytes, what)? {
+            Answered::Value(value) => {
+                let what = || "the value of a deferred".to_owned();
+                Some(Ok(decode(core, &value, what)?))
             }
-            Turn::Take => {
-                let taken = op.core.take(op.id, |entry| match &entry.value {
-                    EntryValue::Answer(answer) => Some(answer.clone()),
-                    _ => None,
-                });
-                let Some(answer) = taken.flatten() else {
-                    return Poll::Ready(Ok(None));
-                };
-                match read(&op.core, &answer) {
-                    Some(verdict) => Poll::Ready(Ok(verdict)),
-                    // The run is halted; its code is not polled again.
-                    None => Poll::Pending,
-                }
+            Answered::Rejected(reason) => {
+                let what = || "the rejection of a deferred".to_owned();
+                Some(Err(decode(core, &reason, what)?))
             }
-            _ => Poll::Pending,
-        }
-    }
-}
-
-/// What an answer says; `None`, and the run is halted, if it cannot be decoded.
-fn read<T: Value, E: Value>(core: &Core, bytes: &[u8]) -> Option<Option<Verdict<T, E>>> {
-    match answer::decode(bytes) {
-        Ok(Answered::Value(value)) => {
-            let value = decode(core, &value, || "the value of a deferred".to_owned())?;
-            Some(Some(Ok(value)))
-        }
-        Ok(Answered::Rejected(reason)) => {
-            let reason = decode(core, &reason, || "the rejection of a deferred".to_owned())?;
-            Some(Some(Err(reason)))
-        }
-        Ok(Answered::Unknown | Answered::Cancelled | Answered::Failure(_)) => Some(None),
-        Err(error) => {
-            let what = "the answer to a deferred".to_owned();
-            core.halt(Halt::Undecodable { what, error });
-            None
-        }
-    }
-}
-
-impl<T: Value, E: Value> Future for Gate<T, E> {
-    type Output = Result<Verdict<T, E>>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match std::task::ready!(self.raw.poll(cx)) {
-            Ok(Some(verdict)) => Poll::Ready(Ok(verdict)),
-            // Without a deadline it can only end with a value.
-            Ok(None) => Poll::Pending,
-            Err(error) => Poll::Ready(Err(error)),
-        }
-    }
-}
-
-impl<T: Value, E: Value> Future for GateUntil<T, E> {
-    type Output = Result<Option<Verdict<T, E>>>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.raw.poll(cx)
-    }
-}
-
-impl<T: Value, E: Value> Future for Peek<T, E> {
-    type Output = Result<Option<Verdict<T, E>>>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.raw.poll(cx)
+            Answered::Unknown | Answered::Cancelled | Answered::Failure(_) => None,
+        };
+        Some(Ok(verdict))
     }
 }

@@ -1,14 +1,13 @@
 //! `ctx.enqueue`: an item for a work queue, and the wait for what its worker makes of it.
 
-use std::{
-    future::Future,
-    marker::PhantomData,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{marker::PhantomData, rc::Rc, time::Duration};
 
-use super::{Claim, Ctx, Whose, composite::refused, decode, encode, open_failure, sleep::Until};
+use super::{
+    Claim, Ctx, decode, error_at, open_failure,
+    operation::{Operation, Until, read_answer},
+    refuse_if,
+    sleep::When,
+};
 use crate::{
     codec::Value,
     commit::{
@@ -16,14 +15,10 @@ use crate::{
         answer::{self, Answered},
     },
     error::{Error, Failure, FailureKind, Result},
-    history::{Entry, EntryKind, EntryStatus, EntryValue, Key, encode_item_prefix},
-    location::Location,
+    history::{EntryKind, EntryStatus, EntryValue, OpId, encode_item_prefix},
     name::check_name,
     queue::Queue,
-    run::{
-        Halt,
-        core::{Core, Turn},
-    },
+    run::core::Core,
     telemetry::trace,
     time::Timestamp,
 };
@@ -31,8 +26,7 @@ use crate::{
 pub(crate) struct RawEnqueue {
     pub(crate) claim: Claim,
     item: Option<NewItem>,
-    begin: Option<Until>,
-    leave: bool,
+    begin: Option<When>,
     /// How long the result is kept if somebody else may ask for it.
     kept_for: Duration,
 }
@@ -44,90 +38,6 @@ impl RawEnqueue {
         item.available_at = self.begin.map(|begin| begin.from(core.now()));
         item.trace = trace::current_in(core.facts.trace.as_deref());
         Some(item)
-    }
-
-    fn poll(&mut self, until: Option<Until>, cx: &mut Context<'_>) -> Poll<Result<Option<Taken>>> {
-        let op = match &mut self.claim {
-            Ok(op) => op,
-            Err(error) => return refused(error),
-        };
-        let (core, id) = (op.core.clone(), op.id);
-        match core.turn(id, cx.waker()) {
-            Turn::Activate => {
-                let (now, leave) = (core.now(), self.leave);
-                let until = until.map(|until| until.from(now));
-                let item = self.take_item(&core);
-                let register = |key: &Key, _: &Entry| {
-                    item.map(|item| Effect::Enqueue {
-                        item,
-                        key: key.to_vec(),
-                        then: AfterEnqueue::Wait { leave },
-                    })
-                };
-                core.activate_wait(id, register, until);
-                Poll::Pending
-            }
-            Turn::Take => {
-                let key = core.state.borrow().ops.get(id).map(|op| op.key.clone());
-                let taken = core.take(id, |entry| match &entry.value {
-                    EntryValue::Answer(bytes) => Some(bytes.clone()),
-                    _ if entry.status == EntryStatus::TimedOut => None,
-                    _ => Some(answer::unknown()),
-                });
-                let (Some(taken), Some(key)) = (taken, key) else {
-                    return Poll::Pending;
-                };
-                Poll::Ready(Ok(taken.map(|bytes| Taken { bytes, key, core })))
-            }
-            _ => Poll::Pending,
-        }
-    }
-}
-
-/// An answer that was taken.
-struct Taken {
-    bytes: Vec<u8>,
-    key: Key,
-    core: std::rc::Rc<Core>,
-}
-
-impl Taken {
-    /// The result of the item; pending if it cannot be decoded, since the run is then halted.
-    fn read<O: Value>(self) -> Poll<Result<O>> {
-        let place = Core::location(&self.key);
-        let failed = |mut failure: Failure| {
-            failure.location = Location::from_key(&self.key).ok();
-            Error::recorded(failure, vec![Box::from(&*self.key)])
-        };
-        let answered = match answer::decode(&self.bytes) {
-            Ok(answered) => answered,
-            Err(error) => {
-                let what = format!("the result of the queue item of `{place}`");
-                self.core.halt(Halt::unreadable(what, error));
-                return Poll::Pending;
-            }
-        };
-        Poll::Ready(match answered {
-            Answered::Value(payload) => {
-                let what = || format!("the result of the queue item of `{place}`");
-                match decode(&self.core, &payload, what) {
-                    Some(value) => Ok(value),
-                    None => return Poll::Pending,
-                }
-            }
-            Answered::Failure(failure) => match open_failure(&self.core, *failure, &place) {
-                Some(failure) => Err(failed(failure)),
-                None => return Poll::Pending,
-            },
-            Answered::Cancelled => Err(failed(Failure::new(
-                FailureKind::Fatal,
-                "the queue item was cancelled before a worker took it",
-            ))),
-            Answered::Unknown | Answered::Rejected(_) => Err(failed(Failure::new(
-                FailureKind::Fatal,
-                "the queue item has no result",
-            ))),
-        })
     }
 }
 
@@ -155,30 +65,25 @@ impl Ctx {
     /// ```
     pub fn enqueue<I: Value, O: Value>(&self, queue: Queue<I, O>, input: &I) -> Enqueue<O> {
         let what = || format!("the item for queue `{}`", queue.name());
-        let encoded = encode(self.core(), input, Whose::Others, what);
-        let (claim, item) = match encoded {
-            Ok(payload) => {
-                let item = NewItem {
-                    queue: queue.name().to_owned(),
-                    payload,
-                    priority: 0,
-                    available_at: None,
-                    dedupe: None,
-                    keep: Duration::ZERO,
-                    trace: None,
-                };
-                (self.claim(EntryKind::Enqueue, queue.name()), Some(item))
-            }
-            Err(error) => (Err(Some(error)), None),
+        let (claim, payload) = self.claim_with(EntryKind::Enqueue, queue.name(), input, what);
+        let item = NewItem {
+            queue: queue.name().to_owned(),
+            payload,
+            priority: 0,
+            available_at: None,
+            dedupe: None,
+            keep: Duration::ZERO,
+            trace: None,
         };
         Enqueue {
             raw: RawEnqueue {
                 claim,
-                item,
+                item: Some(item),
                 begin: None,
-                leave: false,
                 kept_for: queue.kept_for(),
             },
+            leave: false,
+            until: None,
             output: PhantomData,
         }
     }
@@ -188,14 +93,8 @@ impl Ctx {
 #[must_use = "an operation does nothing unless it is awaited"]
 pub struct Enqueue<O> {
     pub(crate) raw: RawEnqueue,
-    output: PhantomData<fn() -> O>,
-}
-
-/// An item for a queue whose result is waited for until some time. Await it.
-#[must_use = "an operation does nothing unless it is awaited"]
-pub struct EnqueueUntil<O> {
-    pub(crate) raw: RawEnqueue,
-    until: Until,
+    leave: bool,
+    until: Option<When>,
     output: PhantomData<fn() -> O>,
 }
 
@@ -216,22 +115,20 @@ impl<O: Value> Enqueue<O> {
 
     /// No worker takes it before this long.
     pub fn delay(mut self, delay: Duration) -> Self {
-        self.raw.begin = Some(Until::After(delay));
+        self.raw.begin = Some(When::After(delay));
         self
     }
 
     /// No worker takes it before this instant.
     pub fn at(mut self, at: Timestamp) -> Self {
-        self.raw.begin = Some(Until::At(at));
+        self.raw.begin = Some(When::At(at));
         self
     }
 
     /// If an item of the queue has an equal key, waits for that one instead of putting in another:
     /// one that has not ended, or whose result is still kept.
     pub fn dedupe(mut self, key: &str) -> Self {
-        if let Err(error) = check_name(key) {
-            self.raw.claim = Err(Some(Error::fatal(error)));
-        }
+        refuse_if(&mut self.raw.claim, check_name(key));
         let kept_for = self.raw.kept_for;
         if let Some(item) = &mut self.raw.item {
             (item.dedupe, item.keep) = (Some(key.to_owned()), kept_for);
@@ -241,26 +138,20 @@ impl<O: Value> Enqueue<O> {
 
     /// The item stays in its queue even if this wait is given up before a worker has taken it.
     pub fn leave(mut self) -> Self {
-        self.raw.leave = true;
+        self.leave = true;
         self
     }
 
     /// Gives `None` when there is no result after this long. A result that is there wins.
-    pub fn timeout(self, timeout: Duration) -> EnqueueUntil<O> {
-        EnqueueUntil {
-            raw: self.raw,
-            until: Until::After(timeout),
-            output: PhantomData,
-        }
+    pub fn timeout(mut self, timeout: Duration) -> Until<Self> {
+        self.until = Some(When::After(timeout));
+        Until(self)
     }
 
     /// Gives `None` when there is no result by this instant. A result that is there wins.
-    pub fn until(self, at: Timestamp) -> EnqueueUntil<O> {
-        EnqueueUntil {
-            raw: self.raw,
-            until: Until::At(at),
-            output: PhantomData,
-        }
+    pub fn until(mut self, at: Timestamp) -> Until<Self> {
+        self.until = Some(When::At(at));
+        Until(self)
     }
 
     /// Does not wait for the result: gives the id of the item once it is in the queue, or that of
@@ -274,64 +165,75 @@ impl<O: Value> Enqueue<O> {
     }
 }
 
-impl<O: Value> Future for Enqueue<O> {
-    type Output = Result<O>;
+impl<O: Value> Operation for Enqueue<O> {
+    type Output = Option<O>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match std::task::ready!(self.raw.poll(None, cx)) {
-            Ok(Some(taken)) => taken.read(),
-            // Without a deadline it can only end with an answer.
-            Ok(None) => Poll::Pending,
-            Err(error) => Poll::Ready(Err(error)),
-        }
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.raw.claim
     }
-}
 
-impl<O: Value> Future for EnqueueUntil<O> {
-    type Output = Result<Option<O>>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let until = Some(self.until);
-        match std::task::ready!(self.raw.poll(until, cx)) {
-            Ok(Some(taken)) => taken.read().map(|read| read.map(Some)),
-            Ok(None) => Poll::Ready(Ok(None)),
-            Err(error) => Poll::Ready(Err(error)),
-        }
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
+        let (item, leave) = (self.raw.take_item(core), self.leave);
+        core.activate_wait(id, self.until, |key, _| {
+            Some(Effect::Enqueue {
+                item: item?,
+                key: key.to_vec(),
+                then: AfterEnqueue::Wait { leave },
+            })
+        });
     }
-}
 
-impl Future for EnqueueDetached {
-    type Output = Result<ItemId>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let raw = &mut self.raw;
-        let op = match &mut raw.claim {
-            Ok(op) => op,
-            Err(error) => return refused(error),
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<Option<O>>> {
+        let key = core.key_of(id)?;
+        let taken = core.take(id, |entry| match &entry.value {
+            EntryValue::Answer(bytes) => Some(bytes.clone()),
+            _ if entry.status == EntryStatus::TimedOut => None,
+            _ => Some(answer::unknown()),
+        })?;
+        let Some(bytes) = taken else {
+            return Some(Ok(None));
         };
-        let (core, id) = (op.core.clone(), op.id);
-        match core.turn(id, cx.waker()) {
-            Turn::Activate => {
-                if let Some(item) = raw.take_item(&core) {
-                    core.activate_send(id, |key, mut entry| {
-                        entry.value = EntryValue::Item(ItemId(0));
-                        Effect::Enqueue {
-                            item,
-                            key: key.to_vec(),
-                            then: AfterEnqueue::Record(encode_item_prefix(&entry)),
-                        }
-                    });
+        let place = Core::location(&key);
+        let what = || format!("the result of the queue item of `{place}`");
+        let failure = match read_answer(core, &bytes, what)? {
+            Answered::Value(payload) => return Some(Ok(Some(decode(core, &payload, what)?))),
+            Answered::Failure(failure) => open_failure(core, *failure, &place)?,
+            Answered::Cancelled => Failure::new(
+                FailureKind::Fatal,
+                "the queue item was cancelled before a worker took it",
+            ),
+            Answered::Unknown | Answered::Rejected(_) => {
+                Failure::new(FailureKind::Fatal, "the queue item has no result")
+            }
+        };
+        Some(Err(error_at(&key, failure)))
+    }
+}
+
+impl Operation for EnqueueDetached {
+    type Output = ItemId;
+
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.raw.claim
+    }
+
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
+        if let Some(item) = self.raw.take_item(core) {
+            core.activate_send(id, |key, mut entry| {
+                entry.value = EntryValue::Item(ItemId(0));
+                Effect::Enqueue {
+                    item,
+                    key: key.to_vec(),
+                    then: AfterEnqueue::Record(encode_item_prefix(&entry)),
                 }
-                Poll::Pending
-            }
-            Turn::Take => {
-                let item = core.take(id, |entry| match entry.value {
-                    EntryValue::Item(item) => Ok(item),
-                    _ => Err(Error::fatal("the entry of a queue item has no item")),
-                });
-                item.map_or(Poll::Pending, Poll::Ready)
-            }
-            _ => Poll::Pending,
+            });
         }
+    }
+
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<ItemId>> {
+        core.take(id, |entry| match entry.value {
+            EntryValue::Item(item) => Ok(item),
+            _ => Err(Error::fatal("the entry of a queue item has no item")),
+        })
     }
 }

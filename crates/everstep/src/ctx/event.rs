@@ -1,50 +1,32 @@
 //! `ctx.event`: waits for an event that somebody publishes.
 
-use std::{
-    future::Future,
-    marker::PhantomData,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{marker::PhantomData, rc::Rc, time::Duration};
 
-use super::{Claim, Ctx, composite::refused, decode, sleep::Until};
+use super::{
+    Claim, Ctx, decode,
+    operation::{Operation, Until, read_answer, take_answer},
+    refuse_if,
+    sleep::When,
+};
 use crate::{
-    codec::Value,
-    commit::{
-        Effect, SeenSince, Subscription,
-        answer::{self, Answered},
-    },
-    error::{Error, Result},
+    codec::{DecodeError, Value},
+    commit::{Effect, SeenSince, Subscription, answer::Answered},
+    error::Result,
     event::{Event, Since},
-    history::{EntryKind, EntryValue},
+    history::{EntryKind, OpId},
     name::check_name,
-    run::{
-        Halt,
-        core::{Core, Turn},
-    },
+    run::{Halt, core::Core},
     time::Timestamp,
 };
-
-pub(crate) struct RawEvent {
-    pub(crate) claim: Claim,
-    name: &'static str,
-    since: Since,
-    matching: Option<String>,
-    until: Option<Until>,
-}
 
 /// A wait for an event. Await it.
 #[must_use = "an operation does nothing unless it is awaited"]
 pub struct EventWait<T> {
-    pub(crate) raw: RawEvent,
-    body: PhantomData<fn() -> T>,
-}
-
-/// A wait for an event that may end without one. Await it.
-#[must_use = "an operation does nothing unless it is awaited"]
-pub struct EventUntil<T> {
-    pub(crate) raw: RawEvent,
+    pub(crate) claim: Claim,
+    name: &'static str,
+    since: Since,
+    matching: Option<String>,
+    until: Option<When>,
     body: PhantomData<fn() -> T>,
 }
 
@@ -61,92 +43,12 @@ impl Ctx {
     /// handed goes to the next one.
     pub fn event<T: Value>(&self, event: Event<T>) -> EventWait<T> {
         EventWait {
-            raw: RawEvent {
-                claim: self.claim(EntryKind::Event, event.name),
-                name: event.name,
-                since: event.since,
-                matching: None,
-                until: None,
-            },
+            claim: self.claim(EntryKind::Event, event.name),
+            name: event.name,
+            since: event.since,
+            matching: None,
+            until: None,
             body: PhantomData,
-        }
-    }
-}
-
-impl RawEvent {
-    fn set_matching(&mut self, key: String) {
-        if let Err(error) = check_name(&key) {
-            self.claim = Err(Some(Error::fatal(error)));
-        }
-        self.matching = Some(key);
-    }
-
-    /// The body of the event; none if the time ran out first.
-    fn poll<T: Value>(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<T>>> {
-        let op = match &mut self.claim {
-            Ok(op) => op,
-            Err(error) => return refused(error),
-        };
-        match op.core.turn(op.id, cx.waker()) {
-            Turn::Activate => {
-                let until = self.until.map(|until| until.from(op.core.now()));
-                let since = match self.since {
-                    Since::Any => SeenSince::Any,
-                    Since::Run => SeenSince::At(op.core.facts.created_at),
-                    Since::Wait => SeenSince::Wait,
-                };
-                let (name, matching) = (self.name.to_owned(), self.matching.take());
-                let register = |key: &crate::history::Key, _: &_| {
-                    Some(Effect::Subscribe(Box::new(Subscription {
-                        name,
-                        matching,
-                        since,
-                        key: key.to_vec(),
-                    })))
-                };
-                op.core.activate_wait(op.id, register, until);
-                Poll::Pending
-            }
-            Turn::Take => {
-                let taken = op.core.take(op.id, |entry| match &entry.value {
-                    EntryValue::Answer(bytes) => Some(bytes.clone()),
-                    _ => None,
-                });
-                match taken.flatten() {
-                    None => Poll::Ready(Ok(None)),
-                    Some(bytes) => match read(&op.core, self.name, &bytes) {
-                        Some(body) => Poll::Ready(Ok(Some(body))),
-                        // The run is halted; its code is not polled again.
-                        None => Poll::Pending,
-                    },
-                }
-            }
-            _ => Poll::Pending,
-        }
-    }
-}
-
-/// The body of the event that an operation was handed.
-fn read<T: Value>(core: &Core, name: &str, bytes: &[u8]) -> Option<T> {
-    let what = || format!("the event `{name}`");
-    match answer::decode(bytes) {
-        Ok(Answered::Value(payload)) => decode(core, &payload, what),
-        Ok(_) => {
-            core.halt(Halt::Undecodable {
-                what: what(),
-                error: crate::codec::DecodeError::Invalid {
-                    at: 2,
-                    problem: "an event is a value".to_owned(),
-                },
-            });
-            None
-        }
-        Err(error) => {
-            core.halt(Halt::Undecodable {
-                what: what(),
-                error,
-            });
-            None
         }
     }
 }
@@ -154,54 +56,67 @@ fn read<T: Value>(core: &Core, name: &str, bytes: &[u8]) -> Option<T> {
 impl<T: Value> EventWait<T> {
     /// Only events that were published with this key.
     pub fn matching(mut self, key: impl Into<String>) -> Self {
-        self.raw.set_matching(key.into());
+        let key = key.into();
+        refuse_if(&mut self.claim, check_name(&key));
+        self.matching = Some(key);
         self
     }
 
     /// Gives `None` when no event has come after this long. An event that is there wins.
-    pub fn timeout(mut self, timeout: Duration) -> EventUntil<T> {
-        self.raw.until = Some(Until::After(timeout));
-        EventUntil {
-            raw: self.raw,
-            body: PhantomData,
-        }
+    pub fn timeout(mut self, timeout: Duration) -> Until<Self> {
+        self.until = Some(When::After(timeout));
+        Until(self)
     }
 
     /// Gives `None` when no event has come by this instant. An event that is there wins.
-    pub fn until(mut self, at: Timestamp) -> EventUntil<T> {
-        self.raw.until = Some(Until::At(at));
-        EventUntil {
-            raw: self.raw,
-            body: PhantomData,
-        }
+    pub fn until(mut self, at: Timestamp) -> Until<Self> {
+        self.until = Some(When::At(at));
+        Until(self)
     }
 }
 
-impl<T: Value> EventUntil<T> {
+impl<T: Value> Until<EventWait<T>> {
     /// As [`EventWait::matching`].
-    pub fn matching(mut self, key: impl Into<String>) -> Self {
-        self.raw.set_matching(key.into());
-        self
+    pub fn matching(self, key: impl Into<String>) -> Self {
+        Until(self.0.matching(key))
     }
 }
 
-impl<T: Value> Future for EventWait<T> {
-    type Output = Result<T>;
+impl<T: Value> Operation for EventWait<T> {
+    type Output = Option<T>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match std::task::ready!(self.raw.poll::<T>(cx)) {
-            Ok(Some(body)) => Poll::Ready(Ok(body)),
-            // Without a deadline it can only end with an event.
-            Ok(None) => Poll::Pending,
-            Err(error) => Poll::Ready(Err(error)),
-        }
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.claim
     }
-}
 
-impl<T: Value> Future for EventUntil<T> {
-    type Output = Result<Option<T>>;
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
+        let since = match self.since {
+            Since::Any => SeenSince::Any,
+            Since::Run => SeenSince::At(core.facts.created_at),
+            Since::Wait => SeenSince::Wait,
+        };
+        let (name, matching) = (self.name.to_owned(), self.matching.take());
+        core.activate_wait(id, self.until, |key, _| {
+            Some(Effect::Subscribe(Box::new(Subscription {
+                name,
+                matching,
+                since,
+                key: key.to_vec(),
+            })))
+        });
+    }
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.raw.poll::<T>(cx)
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<Option<T>>> {
+        let Some(bytes) = take_answer(core, id)? else {
+            return Some(Ok(None));
+        };
+        let what = || format!("the event `{}`", self.name);
+        let Answered::Value(body) = read_answer(core, &bytes, what)? else {
+            let (at, problem) = (2, "an event is a value".to_owned());
+            let error = DecodeError::Invalid { at, problem };
+            core.halt(Halt::unreadable(what(), error));
+            return None;
+        };
+        Some(Ok(Some(decode(core, &body, what)?)))
     }
 }

@@ -1,17 +1,13 @@
 //! `ctx.rate_limit`: waits for a turn under a limit. Limits of steps are in [`super::step`].
 
-use std::{
-    fmt,
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll, ready},
-};
+use std::{fmt, rc::Rc};
 
-use super::{Ctx, wait::RawWait};
+use super::{Claim, Ctx, operation::Operation};
 use crate::{
     error::Result,
-    history::EntryKind,
+    history::{EntryKind, OpId},
     limit::{Limit, LimitUse},
+    run::core::Core,
 };
 
 impl Ctx {
@@ -35,8 +31,8 @@ impl Ctx {
     /// If the name or the key of the limit cannot be used.
     pub fn rate_limit(&self, limit: Limit) -> RateLimit {
         RateLimit {
-            wait: RawWait::unregistered(self.claim(EntryKind::Limit, limit.name())),
-            limit: Some(LimitUse::new(limit)),
+            claim: self.claim(EntryKind::Limit, limit.name()),
+            limit: LimitUse::new(limit),
         }
     }
 }
@@ -44,34 +40,33 @@ impl Ctx {
 /// A wait for a turn under a limit. Await it.
 #[must_use = "an operation does nothing unless it is awaited"]
 pub struct RateLimit {
-    pub(crate) wait: RawWait,
-    limit: Option<LimitUse>,
+    pub(crate) claim: Claim,
+    limit: LimitUse,
 }
 
 impl RateLimit {
     /// The key: each is limited on its own.
     pub fn key(mut self, key: impl fmt::Display) -> RateLimit {
-        if let Some(limit) = &mut self.limit {
-            limit.key = key.to_string();
+        self.limit.key = key.to_string();
+        if let Err(error) = self.limit.check() {
+            self.claim = Err(Some(error));
         }
         self
     }
 }
 
-impl Future for RateLimit {
-    type Output = Result<()>;
+impl Operation for RateLimit {
+    type Output = ();
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = &mut *self;
-        if let Some(limit) = this.limit.take() {
-            match limit.check() {
-                Ok(()) => this
-                    .wait
-                    .register_with(move |_, key, _| Some(limit.acquire(key, false))),
-                Err(error) => this.wait.claim = Err(Some(error)),
-            }
-        }
-        ready!(this.wait.poll(cx))?;
-        Poll::Ready(Ok(()))
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.claim
+    }
+
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
+        core.activate_wait(id, None, |key, _| Some(self.limit.acquire(key, false)));
+    }
+
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<()>> {
+        core.take(id, |_| Ok(()))
     }
 }

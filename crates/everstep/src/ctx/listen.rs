@@ -1,25 +1,23 @@
 //! `ctx.listen` and `ctx.receive`: the next message, in order of arrival.
 
-use std::{
-    future::Future,
-    marker::PhantomData,
-    pin::Pin,
-    rc::Rc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{marker::PhantomData, rc::Rc, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
-use super::{Claim, Ctx, Whose, decode, encode, refuse_if, sleep::Until};
+use super::{
+    Claim, Ctx, Whose, decode, encode,
+    operation::{Operation, Until},
+    refuse_if,
+    sleep::When,
+};
 use crate::{
     codec::Value,
     commit::Effect,
-    error::{Error, Result},
-    history::{EntryKind, EntryValue, TakenMessage},
+    error::Result,
+    history::{EntryKind, EntryValue, OpId, TakenMessage},
     name::check_name,
-    run::core::{Core, ListenSpec, Turn},
+    run::core::{Core, ListenSpec},
     settings::SettingsError,
     time::Timestamp,
 };
@@ -35,9 +33,9 @@ pub struct Source(Rc<Core>);
 mod sealed {
     use super::{Source, TakenMessage};
 
-    pub trait Read {
+    pub trait Read: 'static {
         /// What the workflow gets.
-        type Item;
+        type Item: 'static;
 
         /// Makes it of the message that was taken; `None` if it cannot be decoded.
         fn read(source: &Source, message: TakenMessage) -> Option<Self::Item>;
@@ -129,94 +127,29 @@ impl<T: std::fmt::Debug> std::fmt::Debug for Message<T> {
     }
 }
 
-pub(crate) struct RawListen {
-    pub(crate) claim: Claim,
-    spec: Option<ListenSpec>,
-    until: Option<Until>,
-}
-
-impl RawListen {
-    fn set_names<N: Into<String>>(&mut self, names: impl IntoIterator<Item = N>) {
-        let names: Vec<String> = names.into_iter().map(Into::into).collect();
-        if let Some(error) = names.iter().find_map(|name| check_name(name).err()) {
-            self.claim = Err(Some(Error::fatal(error)));
-        }
-        if let Some(spec) = &mut self.spec {
-            spec.names = names;
-        }
-    }
-
-    fn set_batch(&mut self, n: usize) {
-        let checked = SettingsError::check_count("batch", n as u64);
-        refuse_if(&mut self.claim, checked);
-        if let Some(spec) = &mut self.spec {
-            spec.batch = n;
-        }
-    }
-
-    /// The messages; none if the time ran out first.
-    fn poll<K: Take>(&mut self, cx: &mut Context<'_>) -> Poll<Result<Vec<K::Item>>> {
-        let op = match &mut self.claim {
-            Ok(op) => op,
-            Err(error) => return super::composite::refused(error),
-        };
-        match op.core.turn(op.id, cx.waker()) {
-            Turn::Activate => {
-                if let Some(spec) = self.spec.take() {
-                    let until = self.until.map(|until| until.from(op.core.now()));
-                    op.core.activate_listen(op.id, spec, until);
-                }
-                Poll::Pending
-            }
-            Turn::Take => {
-                let taken = op.core.take(op.id, |entry| match &entry.value {
-                    EntryValue::Messages(messages) => messages.clone(),
-                    _ => Vec::new(),
-                });
-                let messages = taken.unwrap_or_default().into_iter();
-                let source = Source(op.core.clone());
-                let items: Option<Vec<_>> =
-                    messages.map(|message| K::read(&source, message)).collect();
-                match items {
-                    Some(items) => Poll::Ready(Ok(items)),
-                    // The run is halted; its code is not polled again.
-                    None => Poll::Pending,
-                }
-            }
-            _ => Poll::Pending,
-        }
-    }
-}
-
 impl Ctx {
     /// Waits for the next message of this name and gives its body.
     ///
     /// Messages are taken in the order in which they were sent, each once. One that was sent
     /// before the wait began is taken at once.
     pub fn listen<T: Value>(&self, name: &str) -> Listen<Body<T>> {
-        Listen {
-            raw: self.raw_listen(name),
-            kind: PhantomData,
-        }
+        self.listening(name)
     }
 
     /// As [`listen`](Ctx::listen), with the whole message, which can be answered.
     pub fn receive<T: Value>(&self, name: &str) -> Listen<Whole<T>> {
-        Listen {
-            raw: self.raw_listen(name),
-            kind: PhantomData,
-        }
+        self.listening(name)
     }
 
-    fn raw_listen(&self, name: &str) -> RawListen {
-        let spec = Some(ListenSpec {
-            names: vec![name.to_owned()],
-            batch: 1,
-        });
-        RawListen {
+    fn listening<K>(&self, name: &str) -> Listen<K> {
+        Listen {
             claim: self.claim(EntryKind::Listen, name),
-            spec,
+            spec: Some(ListenSpec {
+                names: vec![name.to_owned()],
+                batch: 1,
+            }),
             until: None,
+            kind: PhantomData,
         }
     }
 }
@@ -224,125 +157,129 @@ impl Ctx {
 /// A wait for a message. Await it.
 #[must_use = "an operation does nothing unless it is awaited"]
 pub struct Listen<K> {
-    pub(crate) raw: RawListen,
-    kind: PhantomData<fn() -> K>,
-}
-
-/// A wait for a message that may end without one. Await it.
-#[must_use = "an operation does nothing unless it is awaited"]
-pub struct ListenUntil<K> {
-    pub(crate) raw: RawListen,
+    pub(crate) claim: Claim,
+    spec: Option<ListenSpec>,
+    until: Option<When>,
     kind: PhantomData<fn() -> K>,
 }
 
 /// A wait for several messages at once. Await it.
 #[must_use = "an operation does nothing unless it is awaited"]
 pub struct ListenBatch<K> {
-    pub(crate) raw: RawListen,
-    kind: PhantomData<fn() -> K>,
+    pub(crate) listen: Listen<K>,
 }
 
 impl<K: Take> Listen<K> {
     /// Waits for messages of these names instead of the operation's own; any message if there are
     /// none.
     pub fn names<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
-        self.raw.set_names(names);
+        let names: Vec<String> = names.into_iter().map(Into::into).collect();
+        refuse_if(
+            &mut self.claim,
+            names.iter().try_for_each(|name| check_name(name)),
+        );
+        if let Some(spec) = &mut self.spec {
+            spec.names = names;
+        }
         self
     }
 
     /// Gives `None` when no message has come after this long. A message that is there wins.
-    pub fn timeout(mut self, timeout: Duration) -> ListenUntil<K> {
-        self.raw.until = Some(Until::After(timeout));
-        ListenUntil {
-            raw: self.raw,
-            kind: PhantomData,
-        }
+    pub fn timeout(mut self, timeout: Duration) -> Until<Self> {
+        self.until = Some(When::After(timeout));
+        Until(self)
     }
 
     /// Gives `None` when no message has come by this instant. A message that is there wins.
-    pub fn until(mut self, at: Timestamp) -> ListenUntil<K> {
-        self.raw.until = Some(Until::At(at));
-        ListenUntil {
-            raw: self.raw,
-            kind: PhantomData,
-        }
+    pub fn until(mut self, at: Timestamp) -> Until<Self> {
+        self.until = Some(When::At(at));
+        Until(self)
     }
 
     /// Gives up to `n` messages that are there, and waits only while there is none.
     pub fn batch(mut self, n: usize) -> ListenBatch<K> {
-        self.raw.set_batch(n);
-        ListenBatch {
-            raw: self.raw,
-            kind: PhantomData,
+        let checked = SettingsError::check_count("batch", n as u64);
+        refuse_if(&mut self.claim, checked);
+        if let Some(spec) = &mut self.spec {
+            spec.batch = n;
         }
+        ListenBatch { listen: self }
+    }
+
+    /// The messages; none if the time ran out first.
+    fn take_all(&self, core: &Rc<Core>, id: OpId) -> Option<Vec<K::Item>> {
+        let messages = core.take(id, |entry| match &entry.value {
+            EntryValue::Messages(messages) => messages.clone(),
+            _ => Vec::new(),
+        })?;
+        let source = Source(core.clone());
+        let read = |message| K::read(&source, message);
+        messages.into_iter().map(read).collect()
     }
 }
 
-impl<K: Take> ListenUntil<K> {
+impl<K: Take> Until<Listen<K>> {
     /// As [`Listen::names`].
-    pub fn names<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
-        self.raw.set_names(names);
-        self
+    pub fn names<N: Into<String>>(self, names: impl IntoIterator<Item = N>) -> Self {
+        Until(self.0.names(names))
     }
 
     /// As [`Listen::batch`]; none when the time runs out.
-    pub fn batch(mut self, n: usize) -> ListenBatch<K> {
-        self.raw.set_batch(n);
-        ListenBatch {
-            raw: self.raw,
-            kind: PhantomData,
-        }
+    pub fn batch(self, n: usize) -> ListenBatch<K> {
+        self.0.batch(n)
     }
 }
 
 impl<K: Take> ListenBatch<K> {
     /// As [`Listen::names`].
     pub fn names<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
-        self.raw.set_names(names);
+        self.listen = self.listen.names(names);
         self
     }
 
     /// Gives none when no message has come after this long.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.raw.until = Some(Until::After(timeout));
+        self.listen.until = Some(When::After(timeout));
         self
     }
 
     /// Gives none when no message has come by this instant.
     pub fn until(mut self, at: Timestamp) -> Self {
-        self.raw.until = Some(Until::At(at));
+        self.listen.until = Some(When::At(at));
         self
     }
 }
 
-impl<K: Take> Future for Listen<K> {
-    type Output = Result<K::Item>;
+impl<K: Take> Operation for Listen<K> {
+    type Output = Option<K::Item>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match std::task::ready!(self.raw.poll::<K>(cx)) {
-            Ok(items) => match items.into_iter().next() {
-                Some(item) => Poll::Ready(Ok(item)),
-                // Without a deadline it can only end with a message.
-                None => Poll::Pending,
-            },
-            Err(error) => Poll::Ready(Err(error)),
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.claim
+    }
+
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
+        if let Some(spec) = self.spec.take() {
+            core.activate_listen(id, spec, self.until);
         }
     }
-}
 
-impl<K: Take> Future for ListenUntil<K> {
-    type Output = Result<Option<K::Item>>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let items = std::task::ready!(self.raw.poll::<K>(cx));
-        Poll::Ready(items.map(|items| items.into_iter().next()))
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<Self::Output>> {
+        Some(Ok(self.take_all(core, id)?.into_iter().next()))
     }
 }
 
-impl<K: Take> Future for ListenBatch<K> {
-    type Output = Result<Vec<K::Item>>;
+impl<K: Take> Operation for ListenBatch<K> {
+    type Output = Vec<K::Item>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.raw.poll::<K>(cx)
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.listen.claim
+    }
+
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
+        self.listen.activate(core, id);
+    }
+
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<Self::Output>> {
+        self.listen.take_all(core, id).map(Ok)
     }
 }

@@ -1,20 +1,16 @@
 //! `ctx.publish`: an event, recorded once and published in the commit that records it.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::rc::Rc;
 
-use super::{Claim, Ctx, Whose, composite::refused, encode};
+use super::{Claim, Ctx, operation::Operation, refuse_if, send::receipt_of};
 use crate::{
     codec::Value,
     commit::{Effect, Publication},
-    error::{Error, Result},
+    error::Result,
     event::Event,
-    history::{EntryKind, EntryValue, encode_receipt_prefix},
+    history::{EntryKind, OpId},
     name::check_name,
-    run::core::Turn,
+    run::core::Core,
 };
 
 /// An event to be published. Await it.
@@ -34,19 +30,12 @@ impl Ctx {
     /// If the body cannot be encoded, or is larger than the limit for payloads.
     pub fn publish<T: Value>(&self, event: Event<T>, body: &T) -> Publish {
         let what = || format!("the event `{}`", event.name);
-        match encode(self.core(), body, Whose::Others, what) {
-            Ok(body) => Publish {
-                claim: self.claim(EntryKind::Publish, event.name),
-                publication: Some(Box::new(event.rules.publication(
-                    event.name,
-                    body,
-                    &self.core().env.settings,
-                ))),
-            },
-            Err(error) => Publish {
-                claim: Err(Some(error)),
-                publication: None,
-            },
+        let (claim, body) = self.claim_with(EntryKind::Publish, event.name, body, what);
+        let settings = &self.core().env.settings;
+        let publication = event.rules.publication(event.name, body, settings);
+        Publish {
+            claim,
+            publication: Some(Box::new(publication)),
         }
     }
 }
@@ -54,7 +43,7 @@ impl Ctx {
 impl Publish {
     /// Who waits for this key, or for any, gets it.
     pub fn key(mut self, key: &str) -> Publish {
-        self.check(key);
+        refuse_if(&mut self.claim, check_name(key));
         if let Some(publication) = &mut self.publication {
             publication.key = Some(key.to_owned());
         }
@@ -65,49 +54,32 @@ impl Publish {
     /// would be kept. A workflow publishes each event once by itself; this is for several
     /// workflows that may publish the same.
     pub fn dedupe(mut self, key: &str) -> Publish {
-        self.check(key);
+        refuse_if(&mut self.claim, check_name(key));
         if let Some(publication) = &mut self.publication {
             publication.dedupe = Some(key.to_owned());
         }
         self
     }
-
-    fn check(&mut self, key: &str) {
-        if let Err(error) = check_name(key) {
-            self.claim = Err(Some(Error::fatal(error)));
-        }
-    }
 }
 
-impl Future for Publish {
-    type Output = Result<()>;
+impl Operation for Publish {
+    type Output = ();
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = &mut *self;
-        let op = match &mut this.claim {
-            Ok(op) => op,
-            Err(error) => return refused(error),
-        };
-        match op.core.turn(op.id, cx.waker()) {
-            Turn::Activate => {
-                if let Some(publication) = this.publication.take() {
-                    op.core.activate_send(op.id, |key, mut entry| {
-                        entry.value = EntryValue::Receipt(0);
-                        let receipt = encode_receipt_prefix(&entry);
-                        Effect::Publish {
-                            publication,
-                            key: key.to_vec(),
-                            receipt,
-                        }
-                    });
-                }
-                Poll::Pending
-            }
-            Turn::Take => {
-                op.core.take(op.id, |_| ());
-                Poll::Ready(Ok(()))
-            }
-            _ => Poll::Pending,
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.claim
+    }
+
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
+        if let Some(publication) = self.publication.take() {
+            core.activate_send(id, |key, entry| Effect::Publish {
+                publication,
+                key: key.to_vec(),
+                receipt: receipt_of(entry),
+            });
         }
+    }
+
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<()>> {
+        core.take(id, |_| Ok(()))
     }
 }

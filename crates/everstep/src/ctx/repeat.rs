@@ -17,15 +17,17 @@ use futures_util::future::{Either, select};
 use super::{
     Claim, Ctx, Whose,
     composite::{Place, poll_structure},
-    decode, encode, refuse_if,
+    decode, encode,
+    operation::{self, Operation},
+    refuse_if,
     step::LocalBox,
 };
 use crate::{
     codec::Value,
     error::Result,
-    history::{EntryKind, EntryValue, Key},
+    history::{EntryKind, EntryValue, Key, OpId},
     location::keys,
-    run::core::{Core, Op, Turn},
+    run::core::Core,
     settings::SettingsError,
 };
 
@@ -216,7 +218,7 @@ fn trim(core: &Rc<Core>, loop_key: &[u8], name: &str, trimmed: &mut u64, end: u6
 
 /// The start of an iteration: gives its state, decoded from what is stored.
 struct Boundary<S> {
-    op: Op,
+    claim: Claim,
     given: Option<(Vec<u8>, bool)>,
     state: std::marker::PhantomData<fn() -> S>,
 }
@@ -230,12 +232,37 @@ impl<S: Value> Boundary<S> {
         given: Option<(Vec<u8>, bool)>,
     ) -> Boundary<S> {
         let key = iteration_key(loop_key, name, n);
-        let op = core.claim_boundary(key, given.is_some());
         Boundary {
-            op,
+            claim: Ok(core.claim_boundary(key, given.is_some())),
             given,
             state: std::marker::PhantomData,
         }
+    }
+}
+
+impl<S: Value> Operation for Boundary<S> {
+    type Output = S;
+
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.claim
+    }
+
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
+        if let Some((state, firm)) = self.given.take() {
+            core.activate_boundary(id, state, firm);
+        }
+    }
+
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<S>> {
+        let bytes = core.take(id, |entry| match &entry.value {
+            EntryValue::Payload(bytes) => bytes.clone(),
+            _ => Vec::new(),
+        });
+        let what = || {
+            let at = core.key_of(id).map(|key| Core::location(&key));
+            format!("the state of the loop at `{}`", at.unwrap_or_default())
+        };
+        decode(core, &bytes.unwrap_or_default(), what).map(Ok)
     }
 }
 
@@ -243,33 +270,7 @@ impl<S: Value> Future for Boundary<S> {
     type Output = Result<S>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<S>> {
-        let this = &mut *self;
-        let op = &this.op;
-        match op.core.turn(op.id, cx.waker()) {
-            Turn::Activate => {
-                if let Some((state, firm)) = this.given.take() {
-                    op.core.activate_boundary(op.id, state, firm);
-                }
-                Poll::Pending
-            }
-            Turn::Take => {
-                let bytes = op.core.take(op.id, |entry| match &entry.value {
-                    EntryValue::Payload(bytes) => bytes.clone(),
-                    _ => Vec::new(),
-                });
-                let what = || {
-                    let st = op.core.state.borrow();
-                    let key = st.ops.get(op.id).map(|op| op.key.clone());
-                    let at = key.map(|key| Core::location(&key)).unwrap_or_default();
-                    format!("the state of the loop at `{at}`")
-                };
-                match decode(&op.core, &bytes.unwrap_or_default(), what) {
-                    Some(state) => Poll::Ready(Ok(state)),
-                    None => Poll::Pending,
-                }
-            }
-            _ => Poll::Pending,
-        }
+        operation::poll(&mut *self, cx)
     }
 }
 

@@ -1,22 +1,17 @@
 //! `ctx.send`: a message to another run, recorded once and delivered in the commit that records it.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::rc::Rc;
 
 use serde::Serialize;
 
-use super::{Claim, Ctx, Whose, composite::refused, encode};
+use super::{Claim, Ctx, error_at, operation::Operation, refuse_if};
 use crate::{
     commit::{Delivery, Effect, OnEnd, Receipt, Target},
     error::{Error, Failure, FailureKind, Result},
     event::IfFinished,
-    history::{EntryKind, EntryValue, encode_receipt_prefix},
-    location::Location,
+    history::{Entry, EntryKind, EntryValue, OpId, encode_receipt_prefix},
     name::check_name,
-    run::core::{Core, Turn},
+    run::core::Core,
     run_id::RunId,
 };
 
@@ -66,28 +61,18 @@ impl Ctx {
     /// letter. [`Send::if_finished`] says otherwise for a run that has ended.
     pub fn send<T: Serialize>(&self, to: impl ToTarget, name: &str, body: &T) -> Send {
         let what = || format!("the message `{name}`");
-        let encoded = encode(self.core(), body, Whose::Others, what);
-        let claim = match encoded {
-            Ok(_) => self.claim(EntryKind::Send, name),
-            Err(_) => Err(None),
-        };
-        match encoded {
-            Ok(body) => Send {
-                claim,
-                delivery: Some(Delivery {
-                    target: to.to_target(),
-                    name: name.to_owned(),
-                    body,
-                    dedupe: None,
-                    request: None,
-                    inbox_max: self.core().env.settings.inbox_messages_max,
-                    on_end: OnEnd::Error,
-                }),
-            },
-            Err(error) => Send {
-                claim: Err(Some(error)),
-                delivery: None,
-            },
+        let (claim, body) = self.claim_with(EntryKind::Send, name, body, what);
+        Send {
+            claim,
+            delivery: Some(Delivery {
+                target: to.to_target(),
+                name: name.to_owned(),
+                body,
+                dedupe: None,
+                request: None,
+                inbox_max: self.core().env.settings.inbox_messages_max,
+                on_end: OnEnd::Error,
+            }),
         }
     }
 }
@@ -98,19 +83,15 @@ impl Send {
         if let Some(delivery) = &mut self.delivery {
             delivery.dedupe = Some(key.to_owned());
         }
-        if let Err(error) = check_name(key) {
-            self.claim = Err(Some(Error::fatal(error)));
-        }
+        refuse_if(&mut self.claim, check_name(key));
         self
     }
 
     /// What becomes of it if the run has ended, or ends before it has read it: an error, if this
     /// is not said.
     pub fn if_finished(mut self, policy: IfFinished) -> Send {
-        if let IfFinished::Publish(event) = &policy
-            && let Err(error) = check_name(event)
-        {
-            self.claim = Err(Some(Error::fatal(error)));
+        if let IfFinished::Publish(event) = &policy {
+            refuse_if(&mut self.claim, check_name(event));
         }
         if let (Ok(op), Some(delivery)) = (&self.claim, &mut self.delivery) {
             delivery.on_end = policy.on_end(&op.core.env.settings);
@@ -119,76 +100,55 @@ impl Send {
     }
 }
 
-impl Future for Send {
-    type Output = Result<()>;
+impl Operation for Send {
+    type Output = ();
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = &mut *self;
-        let op = match &mut this.claim {
-            Ok(op) => op,
-            Err(error) => return refused(error),
-        };
-        match op.core.turn(op.id, cx.waker()) {
-            Turn::Activate => {
-                if let Some(delivery) = this.delivery.take() {
-                    op.core.activate_send(op.id, |key, mut entry| {
-                        entry.value = EntryValue::Receipt(0);
-                        let receipt = encode_receipt_prefix(&entry);
-                        Effect::Send {
-                            delivery,
-                            key: key.to_vec(),
-                            receipt,
-                        }
-                    });
-                }
-                Poll::Pending
-            }
-            Turn::Take => {
-                let key = op
-                    .core
-                    .state
-                    .borrow()
-                    .ops
-                    .get(op.id)
-                    .map(|op| op.key.clone());
-                let code = op.core.take(op.id, |entry| match entry.value {
-                    EntryValue::Receipt(code) => code,
-                    _ => 0,
-                });
-                let receipt = Receipt::from_code(code.unwrap_or(0));
-                Poll::Ready(match receipt {
-                    Some(
-                        Receipt::Delivered
-                        | Receipt::Duplicate
-                        | Receipt::DeadLettered
-                        | Receipt::Published,
-                    )
-                    | None => Ok(()),
-                    Some(receipt) => {
-                        let key = key.unwrap_or_else(|| [].into());
-                        Err(undeliverable(receipt, &key))
-                    }
-                })
-            }
-            _ => Poll::Pending,
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.claim
+    }
+
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
+        if let Some(delivery) = self.delivery.take() {
+            core.activate_send(id, |key, entry| Effect::Send {
+                delivery,
+                key: key.to_vec(),
+                receipt: receipt_of(entry),
+            });
+        }
+    }
+
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<()>> {
+        let key = core.key_of(id)?;
+        let code = core.take(id, |entry| match entry.value {
+            EntryValue::Receipt(code) => code,
+            _ => 0,
+        })?;
+        let refused = Receipt::from_code(code).and_then(why_not_delivered);
+        Some(refused.map_or(Ok(()), |why| Err(undeliverable(why, &key))))
+    }
+}
+
+/// The record of an operation whose receipt the store fills in when it has committed the operation.
+pub(super) fn receipt_of(mut entry: Entry) -> Vec<u8> {
+    entry.value = EntryValue::Receipt(0);
+    encode_receipt_prefix(&entry)
+}
+
+fn why_not_delivered(receipt: Receipt) -> Option<&'static str> {
+    match receipt {
+        Receipt::Unknown => Some("there is no such run"),
+        Receipt::Finished => Some("the run has ended"),
+        Receipt::Full => Some("the inbox of the run is full"),
+        Receipt::Delivered | Receipt::Duplicate | Receipt::DeadLettered | Receipt::Published => {
+            None
         }
     }
 }
 
-fn undeliverable(receipt: Receipt, key: &[u8]) -> Error {
-    let why = match receipt {
-        Receipt::Unknown => "there is no such run",
-        Receipt::Finished => "the run has ended",
-        Receipt::Full => "the inbox of the run is full",
-        Receipt::Delivered | Receipt::Duplicate | Receipt::DeadLettered | Receipt::Published => {
-            "it was delivered"
-        }
-    };
+fn undeliverable(why: &str, key: &[u8]) -> Error {
     let message = format!(
         "the message `{}` was not delivered: {why}",
         Core::location(key)
     );
-    let mut failure = Failure::new(FailureKind::Undeliverable, message);
-    failure.location = Location::from_key(key).ok();
-    Error::recorded(failure, vec![Box::from(key)])
+    error_at(key, Failure::new(FailureKind::Undeliverable, message))
 }

@@ -1,33 +1,34 @@
 //! `ctx.sleep`: a durable timer. It holds no thread.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{rc::Rc, time::Duration};
 
-use super::{Claim, Ctx};
-use crate::{error::Result, history::EntryKind, run::core::Turn, time::Timestamp};
+use super::{Claim, Ctx, operation::Operation};
+use crate::{
+    error::Result,
+    history::{EntryKind, OpId},
+    run::core::Core,
+    time::Timestamp,
+};
 
 /// A durable timer; gives the instant at which it fired.
 #[must_use = "a sleep does nothing unless it is awaited"]
 pub struct Sleep {
     pub(crate) claim: Claim,
-    until: Until,
+    until: When,
 }
 
+/// An instant, or how long after now.
 #[derive(Clone, Copy)]
-pub(crate) enum Until {
+pub(crate) enum When {
     After(Duration),
     At(Timestamp),
 }
 
-impl Until {
+impl When {
     pub(crate) fn from(self, now: Timestamp) -> Timestamp {
         match self {
-            Until::After(delay) => now + delay,
-            Until::At(at) => at,
+            When::After(delay) => now + delay,
+            When::At(at) => at,
         }
     }
 }
@@ -38,7 +39,7 @@ impl Ctx {
     pub fn sleep(&self, name: &str, delay: Duration) -> Sleep {
         Sleep {
             claim: self.claim(EntryKind::Sleep, name),
-            until: Until::After(delay),
+            until: When::After(delay),
         }
     }
 
@@ -46,30 +47,24 @@ impl Ctx {
     pub fn sleep_until(&self, name: &str, at: Timestamp) -> Sleep {
         Sleep {
             claim: self.claim(EntryKind::Sleep, name),
-            until: Until::At(at),
+            until: When::At(at),
         }
     }
 }
 
-impl Future for Sleep {
-    type Output = Result<Timestamp>;
+impl Operation for Sleep {
+    type Output = Timestamp;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let until = self.until;
-        let op = match &mut self.claim {
-            Ok(op) => op,
-            Err(error) => return super::composite::refused(error),
-        };
-        match op.core.turn(op.id, cx.waker()) {
-            Turn::Activate => {
-                op.core.activate_sleep(op.id, until.from(op.core.now()));
-                Poll::Pending
-            }
-            Turn::Take => {
-                let fired = op.core.take(op.id, |entry| entry.completed_at);
-                Poll::Ready(Ok(fired.flatten().unwrap_or_default()))
-            }
-            _ => Poll::Pending,
-        }
+    fn claim(&mut self) -> &mut Claim {
+        &mut self.claim
+    }
+
+    fn activate(&mut self, core: &Rc<Core>, id: OpId) {
+        core.activate_sleep(id, self.until.from(core.now()));
+    }
+
+    fn take(&mut self, core: &Rc<Core>, id: OpId) -> Option<Result<Timestamp>> {
+        let fired = core.take(id, |entry| entry.completed_at)?;
+        Some(Ok(fired.unwrap_or_default()))
     }
 }

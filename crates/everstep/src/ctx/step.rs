@@ -20,14 +20,14 @@ use tracing::Instrument;
 use super::{
     Claim, Ctx, decode,
     emit::Emitter,
-    open_failure, refuse_if,
+    key_of, open_failure, refuse_if,
     rollback::{Rollback, Undo},
 };
 use crate::{
     cancellation::Cancellation,
     codec::Value,
     error::{Error, Failure, FailureKind, Result},
-    history::{Entry, EntryKind, EntryStatus, EntryValue},
+    history::{Entry, EntryKind, EntryStatus, EntryValue, Key},
     limit::{Limit, LimitUse},
     panics,
     retry::Retry,
@@ -640,9 +640,8 @@ impl<'a> RawStep<'a> {
         }
     }
 
-    fn key(&self) -> Option<crate::history::Key> {
-        let op = self.claim.as_ref().ok()?;
-        Some(op.core.state.borrow().ops.get(op.id)?.key.clone())
+    fn key(&self) -> Option<Key> {
+        key_of(&self.claim)
     }
 
     pub(crate) fn location(&self) -> String {

@@ -35,6 +35,7 @@ use crate::{
     ctx::{
         emit::{Mark, StreamNames},
         rollback::Undo,
+        sleep::When,
     },
     error::{Error, Failure, FailureKind},
     hash::{FastMap, FastSet},
@@ -679,6 +680,12 @@ pub(crate) struct Op {
     pub(crate) id: OpId,
 }
 
+impl Op {
+    pub(crate) fn key(&self) -> Option<Key> {
+        self.core.key_of(self.id)
+    }
+}
+
 impl Drop for Op {
     fn drop(&mut self) {
         let mut st = self.core.state.borrow_mut();
@@ -739,6 +746,12 @@ impl Core {
         st.bodies -= usize::from(matches!(op.phase, Phase::Body { .. }));
         // Nothing starts or resolves it any more.
         op.phase = Phase::Taken;
+    }
+
+    /// The key of an operation that is open.
+    pub(crate) fn key_of(&self, id: OpId) -> Option<Key> {
+        let st = self.state.borrow();
+        st.ops.get(id).map(|op| op.key.clone())
     }
 
     /// Something that was sent at this time was taken from the inbox.
@@ -1316,7 +1329,8 @@ impl Core {
     }
 
     /// A listen becomes active.
-    pub(crate) fn activate_listen(&self, id: OpId, spec: ListenSpec, until: Option<Timestamp>) {
+    pub(crate) fn activate_listen(&self, id: OpId, spec: ListenSpec, until: Option<When>) {
+        let until = until.map(|until| until.from(self.now()));
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         if Core::adopt_terminal(st, id) {

@@ -13,6 +13,7 @@
 use super::core::{Core, Phase, State, Timer};
 use crate::{
     commit::{Close, Effect, InboxKind, InboxRow},
+    ctx::sleep::When,
     history::{Entry, EntryStatus, EntryValue, Key, OpId},
     time::Timestamp,
 };
@@ -23,9 +24,10 @@ impl Core {
     pub(crate) fn activate_wait(
         &self,
         id: OpId,
+        until: Option<When>,
         register: impl FnOnce(&Key, &Entry) -> Option<Effect>,
-        until: Option<Timestamp>,
     ) {
+        let until = until.map(|until| until.from(self.now()));
         let mut st = self.state.borrow_mut();
         let st = &mut *st;
         if Core::adopt_terminal(st, id) {
