@@ -11,7 +11,10 @@
 //! - An entry that was taken and is durable leaves memory: a run that goes on for long stays
 //!   small. What has a rollback stays, since its value is needed to compensate it.
 
-use std::rc::Rc;
+use std::{
+    collections::hash_map::Entry::{Occupied, Vacant},
+    rc::Rc,
+};
 
 pub(crate) mod entry;
 pub(crate) mod record;
@@ -81,6 +84,14 @@ impl History {
             .entry(key)
             .insert_entry(Slot::new(entry))
             .into_mut()
+    }
+
+    /// The entry at this key, which `make` makes if there is none; whether it was made.
+    pub(crate) fn ensure(&mut self, key: &Key, make: impl FnOnce() -> Entry) -> (&mut Slot, bool) {
+        match self.slots.entry(key.clone()) {
+            Occupied(slot) => (slot.into_mut(), false),
+            Vacant(place) => (place.insert(Slot::new(make())), true),
+        }
     }
 
     /// Puts in an entry that was read from the store.

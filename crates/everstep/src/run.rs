@@ -463,12 +463,7 @@ impl Run {
             core.go_live();
             return true;
         };
-        let op = core
-            .state
-            .borrow()
-            .history
-            .get(&key)
-            .and_then(|slot| slot.op);
+        let op = core.op_at(&key);
         let why = match op {
             None => "does not make, or has dropped",
             Some(id) => {
@@ -499,12 +494,7 @@ impl Run {
             self.collected();
             return true;
         };
-        let op = core
-            .state
-            .borrow()
-            .history
-            .get(&key)
-            .and_then(|slot| slot.op);
+        let op = core.op_at(&key);
         if let Some(id) = op {
             // Taking it reads the number from the front of the queue.
             core.state.borrow_mut().replay.push_front((number, key));

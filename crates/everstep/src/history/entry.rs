@@ -43,6 +43,16 @@ pub(crate) struct Entry {
     pub value: EntryValue,
 }
 
+impl Entry {
+    /// The operation has ended with this value.
+    pub(crate) fn complete(&mut self, now: Timestamp, value: EntryValue) {
+        self.status = EntryStatus::Completed;
+        self.completed_at = Some(now);
+        self.wake_at = None;
+        self.value = value;
+    }
+}
+
 /// How many errors of failed attempts an entry keeps.
 pub(crate) const ERRORS_KEPT: usize = 10;
 

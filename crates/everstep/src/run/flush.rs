@@ -8,6 +8,7 @@ use super::{
     End, Halt, Run, Stage,
     core::{PendingTransaction, Phase},
     limits::{ask_again, is_in_line},
+    load::to_compensate,
 };
 use crate::{
     codec::bare,
@@ -373,11 +374,7 @@ impl Run {
 
     fn has_compensations(&self) -> bool {
         let st = self.core.state.borrow();
-        st.history.iter().any(|(key, slot)| {
-            slot.entry.compensable
-                && slot.entry.status == EntryStatus::Completed
-                && !super::load::is_compensated(&st.history, key)
-        })
+        to_compensate(&st.history).next().is_some()
     }
 
     fn roll_back(&mut self, ending: RunStatus, error: Option<Vec<u8>>) -> Sent {
@@ -410,8 +407,7 @@ impl Run {
     /// be written now. Without the numbers it is done when the run goes on.
     fn keep_only_results(&mut self) {
         let stored = self.flush.stored_number;
-        let mut st = self.core.state.borrow_mut();
-        let st = &mut *st;
+        let st = &mut *self.core.state.borrow_mut();
         let refused = std::mem::take(&mut self.flush.unsent);
         let refused = refused.into_iter().filter_map(|put| {
             let entry = decode_entry(&put.value).ok()?;
@@ -563,8 +559,7 @@ impl Run {
 
     fn build(&mut self, patch: Patch, kind: CommitKind, scope: Scope) -> Sent {
         let now = self.core.now();
-        let mut st = self.core.state.borrow_mut();
-        let st = &mut *st;
+        let st = &mut *self.core.state.borrow_mut();
         let parking = matches!(kind, CommitKind::Park);
         let mut timeouts = match scope {
             Scope::Everything => std::mem::take(&mut st.timeouts),
@@ -833,8 +828,7 @@ impl Run {
 
     /// Waits that were to run out go on: what they have registered stays.
     fn keep_registered(&mut self, timeouts: &[OpId]) {
-        let mut st = self.core.state.borrow_mut();
-        let st = &mut *st;
+        let st = &mut *self.core.state.borrow_mut();
         let ops = timeouts.iter().filter_map(|id| st.ops.get(*id));
         let keys: Vec<Key> = ops.map(|op| op.key.clone()).collect();
         st.effects.retain(|effect| match effect {

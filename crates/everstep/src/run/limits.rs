@@ -96,12 +96,7 @@ impl Core {
         let Some(limit) = &op.limit else { return };
         st.effects.push(limit.acquire(&key, true));
         op.phase = Phase::Awaiting { wake_at: None };
-        if st.history.get(&key).is_none() {
-            let entry = op.entry();
-            st.history.insert(key.clone(), entry).op = Some(id);
-            st.entries += 1;
-        }
-        if let Some(slot) = st.history.get_mut(&key) {
+        if let Some((_, slot)) = st.ensure_entry(id) {
             slot.entry.status = EntryStatus::Waiting;
             slot.entry.wake_at = None;
         }

@@ -259,8 +259,7 @@ impl Run {
     pub(super) fn collected(&mut self) {
         let mut list = Vec::new();
         {
-            let mut st = self.core.state.borrow_mut();
-            let st = &mut *st;
+            let st = &mut *self.core.state.borrow_mut();
             st.mode = Mode::Live;
             st.quiet_effects = false;
             st.replay.clear();
@@ -440,7 +439,7 @@ fn is_past(key: &[u8], newest: &FastMap<Vec<u8>, u64>) -> bool {
 }
 
 /// Whether the rollback of this step is done.
-pub(super) fn is_compensated(history: &History, key: &[u8]) -> bool {
+fn is_compensated(history: &History, key: &[u8]) -> bool {
     key.starts_with(keys::HISTORY)
         && history
             .get(&keys::rollback_key(key))

@@ -28,8 +28,7 @@ impl Core {
         register: impl FnOnce(&Key, &Entry) -> Option<Effect>,
     ) {
         let until = until.map(|until| until.from(self.now()));
-        let mut st = self.state.borrow_mut();
-        let st = &mut *st;
+        let st = &mut *self.state.borrow_mut();
         if Core::adopt_terminal(st, id) {
             return;
         }
@@ -94,10 +93,8 @@ impl Core {
         let Some(slot) = st.history.get_mut(&key) else {
             return;
         };
-        slot.entry.status = EntryStatus::Completed;
-        slot.entry.completed_at = Some(self.now());
-        slot.entry.wake_at = None;
-        slot.entry.value = EntryValue::Answer(row.body);
+        slot.entry
+            .complete(self.now(), EntryValue::Answer(row.body));
         if row.kind == InboxKind::Event {
             st.effects.push(Effect::Took { key: key.to_vec() });
         }

@@ -50,8 +50,7 @@ impl Core {
         retry: Retry,
         make: impl FnOnce(&Key, Vec<u8>, Option<&tracing::Span>) -> Transaction,
     ) {
-        let mut st = self.state.borrow_mut();
-        let st = &mut *st;
+        let st = &mut *self.state.borrow_mut();
         let now = self.now();
         let Some(op) = st.ops.get_mut(id) else { return };
         (op.phase, op.started_at, op.timed_out) = (Phase::Committing, now, false);
@@ -98,8 +97,7 @@ impl Core {
     }
 
     fn transaction_completed(&self, pending: PendingTransaction, payload: Vec<u8>) {
-        let mut st = self.state.borrow_mut();
-        let st = &mut *st;
+        let st = &mut *self.state.borrow_mut();
         let PendingTransaction {
             id, key, mut entry, ..
         } = pending;
