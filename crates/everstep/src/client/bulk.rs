@@ -1,6 +1,6 @@
 //! The same thing done to many runs.
 
-use super::{Client, ClientError, delete, refused, retry};
+use super::{Client, ClientError, delete, handle::refused, retry};
 use crate::{
     commit::{Control, Controlled, Deleted, Outcome, Target, Write},
     run_id::RunId,

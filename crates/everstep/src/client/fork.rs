@@ -4,7 +4,7 @@ use std::{marker::PhantomData, sync::Arc};
 
 use serde::Serialize;
 
-use super::{Client, ClientError, RunHandle, encode, key_used, named, unreadable};
+use super::{Client, ClientError, RunHandle, encode, error::unreadable, named, start::key_used};
 use crate::{
     commit::{Fork, NewRun, Outcome, Write},
     history::{EntryValue, decode_entry, encode_entry},

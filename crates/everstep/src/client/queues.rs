@@ -10,7 +10,7 @@ use std::{
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
-use super::{Boxed, Client, ClientError, check_size, encode, named};
+use super::{Boxed, Client, ClientError, check_size, encode, error::unreadable, named};
 use crate::{
     codec::{Value, hook::Codecs, payload},
     commit::{
@@ -423,7 +423,7 @@ impl<O> ItemHandle<O> {
             Answered::Failure(mut failure) => {
                 let what = format!("the error of queue item {item}");
                 let opened = failure.open_details(&self.client.codecs);
-                opened.map_err(|error| super::unreadable(what, &error))?;
+                opened.map_err(|error| unreadable(what, &error))?;
                 Err(ItemError::Failed { item, failure })
             }
             Answered::Cancelled => Err(ItemError::Cancelled { item }),

@@ -1,0 +1,215 @@
+//! Messages to runs, and requests that a run replies to.
+
+use std::future::IntoFuture;
+
+use serde::{Serialize, de::DeserializeOwned};
+use uuid::Uuid;
+
+use super::{Boxed, Client, ClientError, describe, encode, named};
+use crate::{
+    commit::{Delivery, Outcome, Receipt, Target, Write},
+    ctx::send::ToTarget,
+    event::IfFinished,
+    run_id::RunId,
+    store::Answer,
+};
+
+impl Client {
+    /// Sends a message to a run. Set what else is to be said, then await it.
+    pub fn send<T: Serialize>(&self, to: impl ToTarget, name: &str, body: &T) -> SendMessage {
+        let body =
+            encode(body, "the message", self).and_then(|body| self.seal(body, "the message"));
+        SendMessage {
+            client: self.clone(),
+            target: to.to_target(),
+            name: name.to_owned(),
+            body,
+            dedupe: None,
+            if_finished: IfFinished::Error,
+        }
+    }
+
+    /// Sends a message to a run and waits for its reply.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Client::send), and if the run ends without a reply.
+    pub async fn request<T: Serialize, R: DeserializeOwned>(
+        &self,
+        to: impl ToTarget,
+        name: &str,
+        body: &T,
+    ) -> Result<R, ClientError> {
+        let body = encode(body, "the request", self)?;
+        let bytes = self.request_bytes(to.to_target(), name, body).await?;
+        self.decode(&bytes, None, || format!("the reply to `{name}`"))
+    }
+
+    pub(super) async fn request_bytes(
+        &self,
+        target: Target,
+        name: &str,
+        body: Vec<u8>,
+    ) -> Result<Vec<u8>, ClientError> {
+        let body = self.seal(body, "the request")?;
+        let request = crate::seam::random_uuid();
+        let text = describe(&target);
+        let run = match &target {
+            Target::Id(id) => *id,
+            Target::Key { .. } => {
+                let target = target.clone();
+                let row = self.read(move |store| store.run(&target)).await?;
+                row.ok_or_else(|| ClientError::UnknownRun { run: text.clone() })?
+                    .id
+            }
+        };
+        let answer = self.shared.hub.await_answer(run, request);
+        let sent = self
+            .deliver(
+                Target::Id(run),
+                name,
+                body,
+                None,
+                Some(request),
+                IfFinished::Error,
+            )
+            .await;
+        if let Err(error) = sent {
+            self.shared.hub.forget_request(request);
+            return Err(error);
+        }
+        self.shared.hub.request_delivered(request);
+        self.watch(run);
+        match answer.await.map_err(|_| ClientError::Closed)?? {
+            Answer::Reply(bytes) => Ok(bytes),
+            Answer::RunEnded | Answer::Unknown => Err(ClientError::NoReply { run: text }),
+        }
+    }
+
+    async fn deliver(
+        &self,
+        target: Target,
+        name: &str,
+        body: Vec<u8>,
+        dedupe: Option<String>,
+        request: Option<Uuid>,
+        if_finished: IfFinished,
+    ) -> Result<Sent, ClientError> {
+        let text = describe(&target);
+        let delivery = self.delivery(target, name, body, dedupe, request, if_finished)?;
+        let limit = delivery.inbox_max;
+        let Outcome::Delivered(delivered) = self.write(Write::Deliver(Box::new(delivery))).await?
+        else {
+            return Err(ClientError::Closed);
+        };
+        match delivered.receipt {
+            Receipt::Delivered => Ok(Sent::Delivered),
+            Receipt::Duplicate => Ok(Sent::Duplicate),
+            Receipt::DeadLettered => Ok(Sent::DeadLettered),
+            Receipt::Published => Ok(Sent::Published),
+            Receipt::Unknown => Err(ClientError::UnknownRun { run: text }),
+            Receipt::Finished => {
+                let status = match delivered.run {
+                    Some(run) => self.status_text(run).await,
+                    None => "ended".to_owned(),
+                };
+                Err(ClientError::Finished { run: text, status })
+            }
+            Receipt::Full => Err(ClientError::InboxFull { run: text, limit }),
+        }
+    }
+
+    pub(super) fn delivery(
+        &self,
+        target: Target,
+        name: &str,
+        body: Vec<u8>,
+        dedupe: Option<String>,
+        request: Option<Uuid>,
+        if_finished: IfFinished,
+    ) -> Result<Delivery, ClientError> {
+        named("the message's name", name)?;
+        if let Some(key) = &dedupe {
+            named("the dedupe key", key)?;
+        }
+        if let IfFinished::Publish(event) = &if_finished {
+            named("the event's name", event)?;
+        }
+        Ok(Delivery {
+            target,
+            name: name.to_owned(),
+            body,
+            dedupe,
+            request,
+            inbox_max: self.shared.settings.inbox_messages_max,
+            on_end: if_finished.on_end(&self.shared.settings),
+        })
+    }
+
+    async fn status_text(&self, run: RunId) -> String {
+        let row = self.read(move |store| store.run(&Target::Id(run))).await;
+        row.ok()
+            .flatten()
+            .map_or_else(|| "ended".to_owned(), |row| row.status.to_string())
+    }
+}
+
+/// A message that was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// It is in the inbox of the run.
+    Delivered,
+    /// An equal one was delivered before; nothing was done.
+    Duplicate,
+    /// The run has ended, and it is a dead letter: see [`SendMessage::if_finished`].
+    DeadLettered,
+    /// The run has ended, and it was published as an event: see [`SendMessage::if_finished`].
+    Published,
+}
+
+/// A message to be sent. Await it.
+#[must_use = "nothing is sent unless it is awaited"]
+pub struct SendMessage {
+    pub(super) client: Client,
+    pub(super) target: Target,
+    pub(super) name: String,
+    pub(super) body: Result<Vec<u8>, ClientError>,
+    pub(super) dedupe: Option<String>,
+    pub(super) if_finished: IfFinished,
+}
+
+impl SendMessage {
+    /// A second message to the same run with an equal key is not delivered, and says so.
+    pub fn dedupe(mut self, key: impl Into<String>) -> Self {
+        self.dedupe = Some(key.into());
+        self
+    }
+
+    /// What becomes of it if the run has ended, or ends before it has read it: an error, if this
+    /// is not said.
+    pub fn if_finished(mut self, policy: IfFinished) -> Self {
+        self.if_finished = policy;
+        self
+    }
+}
+
+impl IntoFuture for SendMessage {
+    type Output = Result<Sent, ClientError>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let body = self.body?;
+            self.client
+                .deliver(
+                    self.target,
+                    &self.name,
+                    body,
+                    self.dedupe,
+                    None,
+                    self.if_finished,
+                )
+                .await
+        })
+    }
+}
