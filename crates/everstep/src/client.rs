@@ -20,8 +20,8 @@ use crate::{
         hook::{Codec, Codecs},
         payload,
     },
-    commit::{Outcome, Target, Write},
-    engine::{self, Pending, Poller, Reader, Reply, Shared},
+    commit::Target,
+    engine::{self, Poller, Reader, Shared},
     name::{NameError, check_name},
     registry::Registry,
     run_id::RunId,
@@ -30,6 +30,20 @@ use crate::{
     telemetry::EngineMonitor,
     time::{Clock, SystemClock},
 };
+
+/// A builder that is awaited: this method does what the builder was told.
+macro_rules! awaited {
+    ([$($bounds:tt)*] $builder:ty, $method:ident => $output:ty) => {
+        impl<$($bounds)*> std::future::IntoFuture for $builder {
+            type Output = $output;
+            type IntoFuture = $crate::client::Boxed<'static, $output>;
+
+            fn into_future(self) -> Self::IntoFuture {
+                Box::pin(self.$method())
+            }
+        }
+    };
+}
 
 mod audit;
 #[cfg(feature = "sqlite")]
@@ -66,6 +80,7 @@ mod view;
 mod why;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod within;
+mod write;
 
 pub use audit::{Audit, AuditEntry, AuditNew, AuditPage};
 #[cfg(feature = "sqlite")]
@@ -290,48 +305,6 @@ impl Client {
             .map_err(|error| unreadable(what(), &error))
     }
 
-    /// Hands a write to the committer and waits until it is durable.
-    async fn write(&self, write: Write) -> Result<Outcome, ClientError> {
-        if let Some(error) = self.shared.stopped() {
-            return Err(error.into());
-        }
-        if self.shared.closing() {
-            return Err(ClientError::Closed);
-        }
-        let (sender, receiver) = oneshot::channel();
-        let pending = Pending::new(write, Reply::Caller(sender));
-        self.shared.queue.push(&self.shared, pending);
-        receiver
-            .await
-            .map_err(|_| ClientError::Closed)?
-            .map_err(ClientError::from)
-    }
-
-    /// Hands writes to the committer together and waits until they are durable. One answer for
-    /// each, in order.
-    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Outcome>, ClientError> {
-        if let Some(error) = self.shared.stopped() {
-            return Err(error.into());
-        }
-        if self.shared.closing() {
-            return Err(ClientError::Closed);
-        }
-        let mut answers = Vec::with_capacity(writes.len());
-        let pending = writes.into_iter().map(|write| {
-            let (sender, answer) = oneshot::channel();
-            answers.push(answer);
-            let reply = Reply::Caller(sender);
-            Pending::new(write, reply)
-        });
-        let mut pending = pending.collect();
-        self.shared.queue.push_all(&self.shared, &mut pending);
-        let mut outcomes = Vec::with_capacity(answers.len());
-        for answer in answers {
-            outcomes.push(answer.await.map_err(|_| ClientError::Closed)??);
-        }
-        Ok(outcomes)
-    }
-
     async fn read<T: Send + 'static>(
         &self,
         job: impl FnOnce(&dyn Store) -> Result<T, StoreError> + Send + 'static,
@@ -376,11 +349,28 @@ fn describe(target: &Target) -> String {
     }
 }
 
+/// A page of the rows that were read, and the cursor for the next one if there is one. One row more than
+/// the limit is read for that.
+fn page<T, C>(mut rows: Vec<T>, limit: usize, cursor: impl FnOnce(&T) -> C) -> (Vec<T>, Option<C>) {
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = rows.last().filter(|_| more).map(cursor);
+    (rows, next)
+}
+
 fn named(what: &str, name: &str) -> Result<(), ClientError> {
     check_name(name).map_err(|problem: NameError| ClientError::Name {
         what: what.to_owned(),
         problem: problem.to_string(),
     })
+}
+
+fn check_tags(tags: &[(String, String)]) -> Result<(), ClientError> {
+    for (name, value) in tags {
+        named("a tag's name", name)?;
+        named("a tag's value", value)?;
+    }
+    Ok(())
 }
 
 /// Encodes a value, within the limit. It is not sealed yet.
@@ -390,6 +380,11 @@ fn encode<T: Serialize>(value: &T, what: &str, client: &Client) -> Result<Vec<u8
         problem: error.to_string(),
     })?;
     check_size(bytes, what, client)
+}
+
+/// As [`encode`], for callers without the type.
+fn encode_json(value: &Json, what: &str, client: &Client) -> Result<Vec<u8>, ClientError> {
+    check_size(payload::from_json(value), what, client)
 }
 
 fn check_size(bytes: Vec<u8>, what: &str, client: &Client) -> Result<Vec<u8>, ClientError> {

@@ -387,3 +387,19 @@ pub(crate) mod tests {
         }
     }
 }
+
+/// An instant, or how long after now.
+#[derive(Clone, Copy)]
+pub(crate) enum When {
+    After(Duration),
+    At(Timestamp),
+}
+
+impl When {
+    pub(crate) fn from(self, now: Timestamp) -> Timestamp {
+        match self {
+            When::After(delay) => now + delay,
+            When::At(at) => at,
+        }
+    }
+}

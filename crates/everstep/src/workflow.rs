@@ -218,6 +218,15 @@ impl WorkflowOptions {
 }
 
 impl WorkflowOptions {
+    /// Adds the labels to the tags of a run, which has another value for a name if it was given one.
+    pub(crate) fn add_labels(&self, tags: &mut Vec<(String, String)>) {
+        for (name, value) in &self.labels {
+            if !tags.iter().any(|(other, _)| other == name) {
+                tags.push((name.clone(), value.clone()));
+            }
+        }
+    }
+
     /// Refuses options with which every run would fail.
     pub(crate) fn check(&self) -> Result<(), SettingsError> {
         SettingsError::check_count("retry", self.retry.attempts().into())?;

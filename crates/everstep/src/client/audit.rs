@@ -1,6 +1,6 @@
 //! The audit log: who has changed what.
 
-use super::{Client, ClientError};
+use super::{Client, ClientError, page};
 use crate::{
     store::{AuditRow, NewAudit},
     time::Timestamp,
@@ -156,10 +156,7 @@ impl Audit {
         let rows = self
             .client
             .read(move |store| store.audits(cursor, limit + 1));
-        let mut rows = rows.await?;
-        let is_last = rows.len() <= limit;
-        rows.truncate(limit);
-        let next = rows.last().map(|row| row.no).filter(|_| !is_last);
+        let (rows, next) = page(rows.await?, limit, |row| row.no);
         Ok(AuditPage {
             entries: rows.into_iter().map(AuditEntry::new).collect(),
             next,

@@ -6,7 +6,6 @@
 
 use std::{
     fmt, fs,
-    future::IntoFuture,
     io::{Read, Write},
     path::{Path, PathBuf},
     sync::Arc,
@@ -15,7 +14,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{Boxed, Client, ClientError, DoctorReport, spawn_thread};
+use super::{Client, ClientError, DoctorReport, spawn_thread};
 use crate::{
     codec::hook::Codecs,
     seam,
@@ -395,23 +394,9 @@ async fn on_thread<T: Send + 'static>(
     done.await.map_err(|_| BackupError::Interrupted)?
 }
 
-impl IntoFuture for Backup {
-    type Output = Result<BackedUp, BackupError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
+awaited!([] Backup, run => Result<BackedUp, BackupError>);
 
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.run())
-    }
-}
-
-impl IntoFuture for Restore {
-    type Output = Result<BackedUp, BackupError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.run())
-    }
-}
+awaited!([] Restore, run => Result<BackedUp, BackupError>);
 
 impl fmt::Debug for Backup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,8 +1,8 @@
 //! The runs that a run has started.
 
-use std::{collections::BTreeSet, future::IntoFuture};
+use std::collections::BTreeSet;
 
-use super::{Boxed, Client, ClientError, RunHandle, RunPage, history::read_all};
+use super::{Client, ClientError, RunHandle, RunPage, history::read_all};
 use crate::{
     commit::{Put, Target},
     history::{Entry, EntryKind, EntryValue, decode_entry},
@@ -75,29 +75,24 @@ impl Children {
     }
 }
 
-impl IntoFuture for Children {
-    type Output = Result<RunPage, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Children {
-                client,
-                run,
-                after,
-                limit,
-            } = self;
-            let rows = client
-                // One more than asked for shows whether there is another page.
-                .read(move |store| children(store, run, after, limit + 1))
-                .await?;
-            let rows = rows.ok_or_else(|| ClientError::UnknownRun {
-                run: run.to_string(),
-            })?;
-            Ok(RunPage::new(rows, limit, &client.codecs))
-        })
+impl Children {
+    async fn read(self) -> Result<RunPage, ClientError> {
+        let Children {
+            client,
+            run,
+            after,
+            limit,
+        } = self;
+        let rows = client
+            // One more than asked for shows whether there is another page.
+            .read(move |store| children(store, run, after, limit + 1))
+            .await?;
+        let rows = rows.ok_or_else(|| ClientError::unknown_run(run))?;
+        Ok(RunPage::new(rows, limit, &client.codecs))
     }
 }
+
+awaited!([] Children, read => Result<RunPage, ClientError>);
 
 /// The rows of the children after the given one; `None` if there is no such run.
 fn children(

@@ -1,14 +1,14 @@
 //! Settling deferreds from outside: with a token, or with authority over the run.
 
-use std::{future::IntoFuture, marker::PhantomData};
+use std::marker::PhantomData;
 
 use serde::Serialize;
 use serde_json::Value as Json;
 
-use super::{Boxed, Client, ClientError, RunHandle, check_size, encode};
+use super::{Client, ClientError, RunHandle, encode, encode_json};
 use crate::{
-    codec::{Value, payload},
-    commit::{Outcome, Resolution, Settled, Write, answer},
+    codec::Value,
+    commit::{Resolution, Settled, Write, answer},
     deferred::Deferred,
     location::Location,
     run_id::RunId,
@@ -145,8 +145,7 @@ impl<T: Value, E: Value> Resolver<T, E> {
     }
 
     fn with_json(&self, value: &Json, answer: fn(&[u8]) -> Vec<u8>) -> Settle {
-        let bytes = payload::from_json(value);
-        let bytes = check_size(bytes, "the value of the deferred", &self.client);
+        let bytes = encode_json(value, "the value of the deferred", &self.client);
         self.settle(bytes, answer)
     }
 
@@ -198,11 +197,8 @@ impl Settle {
             body,
         };
         let write = Write::Resolve(Box::new(resolution));
-        let Outcome::Settled(settled) = self.client.write(write).await? else {
-            return Err(ClientError::Closed);
-        };
         let run = run.to_string();
-        match settled {
+        match self.client.ask(write).await? {
             Settled::First => Ok(Resolved::First),
             Settled::Already { at } => Ok(Resolved::Already { at }),
             Settled::Unknown => Err(ClientError::UnknownRun { run }),
@@ -246,11 +242,4 @@ impl Which {
     }
 }
 
-impl IntoFuture for Settle {
-    type Output = Result<Resolved, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.send())
-    }
-}
+awaited!([] Settle, send => Result<Resolved, ClientError>);

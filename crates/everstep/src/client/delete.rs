@@ -1,10 +1,8 @@
 //! Forgetting a run that has ended.
 
-use std::future::IntoFuture;
-
-use super::{Boxed, Client, ClientError, RunHandle};
+use super::{Client, ClientError, RunHandle};
 use crate::{
-    commit::{Delete, Deleted, Outcome, Target, Write},
+    commit::{Delete, Deleted, Target, Write},
     run_id::RunId,
 };
 
@@ -72,25 +70,21 @@ impl DeleteRun {
     }
 }
 
-impl IntoFuture for DeleteRun {
-    type Output = Result<(), ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let write = self.client.deletion(self.run, self.forget_key);
-            let run = self.run.to_string();
-            match self.client.write(write).await? {
-                Outcome::Deleted(Deleted::Done { .. }) => Ok(()),
-                Outcome::Deleted(Deleted::Live { status, .. }) => Err(ClientError::WrongStatus {
-                    run,
-                    status,
-                    act: "deleted",
-                    hint: LIVE,
-                }),
-                Outcome::Deleted(_) => Err(ClientError::UnknownRun { run }),
-                _ => Err(ClientError::Closed),
-            }
-        })
+impl DeleteRun {
+    async fn send(self) -> Result<(), ClientError> {
+        let write = self.client.deletion(self.run, self.forget_key);
+        let run = self.run.to_string();
+        match self.client.ask(write).await? {
+            Deleted::Done { .. } => Ok(()),
+            Deleted::Live { status, .. } => Err(ClientError::WrongStatus {
+                run,
+                status,
+                act: "deleted",
+                hint: LIVE,
+            }),
+            _ => Err(ClientError::UnknownRun { run }),
+        }
     }
 }
+
+awaited!([] DeleteRun, send => Result<(), ClientError>);

@@ -5,9 +5,9 @@
 //! nothing up. What it finds it looks at a second time, so that nothing is reported that was only on
 //! its way.
 
-use std::{future::IntoFuture, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use super::{Boxed, Client, ClientError};
+use super::{Client, ClientError};
 use crate::{
     codec::hook::Codecs,
     commit::{Cell, ScheduleRow},
@@ -355,14 +355,7 @@ impl Client {
     }
 }
 
-impl IntoFuture for Doctor {
-    type Output = Result<DoctorReport, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.look())
-    }
-}
+awaited!([] Doctor, look => Result<DoctorReport, ClientError>);
 
 fn is_unreadable(error: &Arc<StoreError>) -> bool {
     matches!(

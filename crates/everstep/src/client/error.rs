@@ -275,6 +275,13 @@ impl RunError {
     }
 }
 
+impl ClientError {
+    pub(super) fn unknown_run(run: RunId) -> ClientError {
+        let run = run.to_string();
+        ClientError::UnknownRun { run }
+    }
+}
+
 impl From<Arc<StoreError>> for ClientError {
     fn from(error: Arc<StoreError>) -> ClientError {
         match &*error {

@@ -1,14 +1,13 @@
 //! Publishing events from outside.
 
-use std::{future::IntoFuture, time::Duration};
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::Value as Json;
 
-use super::{Boxed, Client, ClientError, check_size, encode, named};
+use super::{Client, ClientError, encode, encode_json, named};
 use crate::{
-    codec::payload,
-    commit::{Deliver, EventRow, Outcome, Write},
+    commit::{Deliver, EventRow, Published, Write},
     event::{Event, EventRules},
 };
 
@@ -22,7 +21,7 @@ impl Client {
     /// Publishes an event that is only known by name. It is a broadcast, unless
     /// [`delivery`](PublishEvent::delivery) says otherwise.
     pub fn publish_json(&self, name: &str, body: &Json) -> PublishEvent {
-        let body = check_size(payload::from_json(body), "the event", self);
+        let body = encode_json(body, "the event", self);
         self.publish_encoded(name, EventRules::default(), body)
     }
 
@@ -132,9 +131,7 @@ impl PublishEvent {
         let mut publication = self.rules.publication(&self.name, body, settings);
         (publication.key, publication.dedupe) = (self.key, self.dedupe);
         let write = Write::Publish(Box::new(publication));
-        let Outcome::Published(published) = self.client.write(write).await? else {
-            return Err(ClientError::Closed);
-        };
+        let published: Published = self.client.ask(write).await?;
         Ok(match published.seq {
             None => PublishedEvent::Duplicate,
             Some(_) => PublishedEvent::Published {
@@ -147,11 +144,4 @@ impl PublishEvent {
     }
 }
 
-impl IntoFuture for PublishEvent {
-    type Output = Result<PublishedEvent, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.send())
-    }
-}
+awaited!([] PublishEvent, send => Result<PublishedEvent, ClientError>);

@@ -4,9 +4,12 @@ use std::{marker::PhantomData, sync::Arc};
 
 use serde::Serialize;
 
-use super::{Client, ClientError, RunHandle, encode, error::unreadable, named, start::key_used};
+use super::{
+    Client, ClientError, RunHandle, check_tags, encode, error::unreadable, named,
+    start::refuse_used_key,
+};
 use crate::{
-    commit::{Fork, NewRun, Outcome, Write},
+    commit::{Fork, NewRun, Write},
     history::{EntryValue, decode_entry, encode_entry},
     location::{Location, keys},
     run::fork::{ForkProblem, Forked, fork},
@@ -155,10 +158,7 @@ impl<O> ForkRun<O> {
         if let Some(key) = &self.key {
             named("the key", key)?;
         }
-        for (name, value) in &self.tags {
-            named("a tag's name", name)?;
-            named("a tag's value", value)?;
-        }
+        check_tags(&self.tags)?;
         let from = self.from.as_deref().map(parse).transpose()?;
         let results = self
             .results
@@ -181,8 +181,7 @@ impl<O> ForkRun<O> {
             Ok(Some((row, forked, state)))
         };
         let Some((row, forked, state)) = client.read(read).await? else {
-            let run = id.to_string();
-            return Err(ClientError::UnknownRun { run });
+            return Err(ClientError::unknown_run(id));
         };
         let Forked {
             history,
@@ -220,20 +219,9 @@ impl<O> ForkRun<O> {
             let (shared, new) = (&client.shared, &write.new);
             write.new.id = shared.new_id(shared.now(), &new.workflow, new.version, &new.pool);
             let bound = bind(&client, id, write.clone())?;
-            match client.write(Write::Fork(Box::new(bound))).await? {
-                Outcome::Started(started) => {
-                    let mut handle = client.handle(started.id, None);
-                    handle.attached = started.attached;
-                    handle.input_differs = started.input_differs;
-                    return Ok(handle);
-                }
-                Outcome::Refused(refusal) => {
-                    // Otherwise the number is taken, and the next id is free.
-                    if let Some(error) = key_used(&workflow, self.key.as_deref(), &refusal) {
-                        return Err(error);
-                    }
-                }
-                _ => return Err(ClientError::Closed),
+            match client.ask(Write::Fork(Box::new(bound))).await? {
+                Ok(started) => return Ok(client.handle_of(&started, None)),
+                Err(refusal) => refuse_used_key(&workflow, self.key.as_deref(), &refusal)?,
             }
         }
     }

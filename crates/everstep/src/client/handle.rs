@@ -1,7 +1,6 @@
 //! A run, from outside: its result, its state, and control over it.
 
 use std::{
-    future::IntoFuture,
     marker::PhantomData,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -11,11 +10,10 @@ use serde_json::Value as Json;
 use tokio::sync::oneshot;
 
 use super::{
-    Boxed, Client, ClientError, RunError, RunInfo, SendMessage, check_size, view::PayloadReader,
+    Client, ClientError, RunError, RunInfo, SendMessage, encode_json, view::PayloadReader,
 };
 use crate::{
-    codec::payload,
-    commit::{Control, ControlRefusal, Controlled, Outcome, RunStatus, Target, Write},
+    commit::{Control, ControlRefusal, Controlled, RunStatus, Started, Target, Write},
     ctx::send::ToTarget,
     engine::Poller,
     error::Failure,
@@ -75,17 +73,27 @@ impl Client {
         }
     }
 
+    /// The handle to a run that was started, or attached to.
+    pub(super) fn handle_of<O>(
+        &self,
+        started: &Started,
+        ended: Option<EndReceiver>,
+    ) -> RunHandle<O> {
+        RunHandle {
+            attached: started.attached,
+            input_differs: started.input_differs,
+            ..self.handle(started.id, ended)
+        }
+    }
+
     pub(super) async fn control(
         &self,
         run: RunId,
         control: Control,
     ) -> Result<Controlled, ClientError> {
-        match self.write(Write::Control(Target::Id(run), control)).await? {
-            Outcome::Controlled(Controlled::Unknown) => Err(ClientError::UnknownRun {
-                run: run.to_string(),
-            }),
-            Outcome::Controlled(controlled) => Ok(controlled),
-            _ => Err(ClientError::Closed),
+        match self.ask(Write::Control(Target::Id(run), control)).await? {
+            Controlled::Unknown => Err(ClientError::unknown_run(run)),
+            controlled => Ok(controlled),
         }
     }
 
@@ -107,12 +115,7 @@ impl Client {
             // Asked for together with all others that are waited for here.
             None if self.shared.threads.is_empty() => {
                 let ended = self.shared.hub.await_end(run);
-                if let Some(error) = self.shared.stopped() {
-                    return Err(error.into());
-                }
-                if self.shared.closing() {
-                    return Err(ClientError::Closed);
-                }
+                self.check_open()?;
                 Poller::ask_soon(&self.shared);
                 ended
             }
@@ -123,17 +126,11 @@ impl Client {
                 if let Some((_, finished)) = found.into_iter().next() {
                     drop(ended);
                     self.shared.hub.forget_gone(run);
-                    let run = run.to_string();
-                    return finished.ok_or(ClientError::UnknownRun { run });
+                    return finished.ok_or_else(|| ClientError::unknown_run(run));
                 }
                 // Asked after the waiter was registered: it is either told of the end of the
                 // engine, or finds it here.
-                if let Some(error) = self.shared.stopped() {
-                    return Err(error.into());
-                }
-                if self.shared.closing() {
-                    return Err(ClientError::Closed);
-                }
+                self.check_open()?;
                 self.watch(run);
                 ended
             }
@@ -145,9 +142,8 @@ impl Client {
             Err(_) => {
                 let no = run.no();
                 let found = self.read(move |store| store.finished(&[no])).await?;
-                let run = run.to_string();
                 match found.into_iter().next() {
-                    Some((_, finished)) => finished.ok_or(ClientError::UnknownRun { run }),
+                    Some((_, finished)) => finished.ok_or_else(|| ClientError::unknown_run(run)),
                     None => Err(ClientError::Closed),
                 }
             }
@@ -232,7 +228,7 @@ impl<O> RunHandle<O> {
     ///
     /// As [`request`](RunHandle::request).
     pub async fn request_json(&self, name: &str, body: &Json) -> Result<Json, ClientError> {
-        let body = check_size(payload::from_json(body), "the request", &self.client)?;
+        let body = encode_json(body, "the request", &self.client)?;
         let bytes = self
             .client
             .request_bytes(Target::Id(self.id), name, body)
@@ -308,9 +304,7 @@ impl<O> RunHandle<O> {
             .client
             .read(move |store| store.run(&Target::Id(id)))
             .await?;
-        row.ok_or_else(|| ClientError::UnknownRun {
-            run: id.to_string(),
-        })
+        row.ok_or_else(|| ClientError::unknown_run(id))
     }
 
     /// A value that the run has set with `ctx.set_state`; `None` if it has not.
@@ -408,9 +402,7 @@ impl<O: DeserializeOwned> RunHandle<O> {
         let found = self.client.read(move |store| store.finished(&[no])).await?;
         match found.into_iter().next() {
             None => Ok(None),
-            Some((_, None)) => Err(RunError::Client(ClientError::UnknownRun {
-                run: self.id.to_string(),
-            })),
+            Some((_, None)) => Err(RunError::Client(ClientError::unknown_run(self.id))),
             Some((_, Some(finished))) => self.decode(finished).map(Some),
         }
     }
@@ -509,11 +501,10 @@ impl Cancel {
     }
 }
 
-impl IntoFuture for Cancel {
-    type Output = Result<bool, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { Ok(matches!(self.send().await?, Controlled::Done { .. })) })
+impl Cancel {
+    async fn request(self) -> Result<bool, ClientError> {
+        Ok(matches!(self.send().await?, Controlled::Done { .. }))
     }
 }
+
+awaited!([] Cancel, request => Result<bool, ClientError>);

@@ -1,8 +1,6 @@
 //! The history of a run for people.
 
-use std::future::IntoFuture;
-
-use super::{Boxed, Client, ClientError, HistoryEntry, RunHandle, view};
+use super::{Client, ClientError, HistoryEntry, RunHandle, page, view};
 use crate::{
     commit::Put,
     run_id::RunId,
@@ -86,14 +84,12 @@ impl ReadHistory {
         let (run, limit) = (self.run, self.limit);
         let after = self.after.as_deref().map(from_hex).transpose()?;
         let row = self.client.run::<()>(run).row().await?;
-        let mut puts = self
+        let puts = self
             .client
             // One more than asked for shows whether there is another page.
             .read(move |store| store.history(row.id.no(), after.as_deref(), limit + 1))
             .await?;
-        let more = puts.len() > limit;
-        puts.truncate(limit);
-        let next = puts.last().filter(|_| more).map(|put| to_hex(&put.key));
+        let (puts, next) = page(puts, limit, |put| to_hex(&put.key));
         Ok(HistoryPage {
             entries: view::entries(&self.client.run::<()>(run).payload_reader(), puts)?,
             next,
@@ -101,21 +97,18 @@ impl ReadHistory {
     }
 }
 
-impl IntoFuture for ReadHistory {
-    type Output = Result<Vec<HistoryEntry>, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let run = self.run;
-            let after = self.after.as_deref().map(from_hex).transpose()?;
-            self.client.run::<()>(run).row().await?;
-            let puts = self.client.read(move |store| read_all(store, run, after));
-            let puts = puts.await?;
-            view::entries(&self.client.run::<()>(run).payload_reader(), puts)
-        })
+impl ReadHistory {
+    async fn read(self) -> Result<Vec<HistoryEntry>, ClientError> {
+        let run = self.run;
+        let after = self.after.as_deref().map(from_hex).transpose()?;
+        self.client.run::<()>(run).row().await?;
+        let puts = self.client.read(move |store| read_all(store, run, after));
+        let puts = puts.await?;
+        view::entries(&self.client.run::<()>(run).payload_reader(), puts)
     }
 }
+
+awaited!([] ReadHistory, read => Result<Vec<HistoryEntry>, ClientError>);
 
 pub(super) fn read_all(
     store: &dyn Store,

@@ -1,14 +1,12 @@
 //! The dead letters: messages that no run will read.
 
-use std::future::IntoFuture;
-
 use serde_json::Value as Json;
 
-use super::{Boxed, Client, ClientError, named};
+use super::{Client, ClientError, named, page};
 use crate::{
     commit::{
-        DeadLetter, LetterDone, LetterFilter, LetterWrite, Outcome, Receipt, ReplayTo, RunStatus,
-        Target, Write,
+        DeadLetter, LetterDone, LetterFilter, LetterWrite, Receipt, ReplayTo, RunStatus, Target,
+        Write,
     },
     ctx::send::ToTarget,
     event::fallback,
@@ -65,8 +63,8 @@ impl Client {
 
     async fn drop_letters(&self, nos: Vec<u64>) -> Result<u64, ClientError> {
         let write = Write::Letter(Box::new(LetterWrite::Drop(nos)));
-        match self.write(write).await? {
-            Outcome::Letter(LetterDone::Dropped(dropped)) => Ok(dropped),
+        match self.ask(write).await? {
+            LetterDone::Dropped(dropped) => Ok(dropped),
             _ => Err(ClientError::Closed),
         }
     }
@@ -78,19 +76,17 @@ impl Client {
             inbox_max: self.shared.settings.inbox_messages_max,
         };
         let write = Write::Letter(Box::new(replay));
-        Ok(match self.write(write).await? {
-            Outcome::Letter(LetterDone::Unknown) => Replayed::Unknown,
-            Outcome::Letter(LetterDone::Published(published)) => Replayed::Published {
+        Ok(match self.ask(write).await? {
+            LetterDone::Unknown => Replayed::Unknown,
+            LetterDone::Published(published) => Replayed::Published {
                 told: published.told,
             },
-            Outcome::Letter(LetterDone::Delivered(delivered)) => {
-                match (delivered.receipt, delivered.run) {
-                    (Receipt::Delivered, Some(run)) => Replayed::Delivered { run },
-                    (receipt, _) => Replayed::Refused {
-                        reason: crate::store::rules::undeliverable(receipt),
-                    },
-                }
-            }
+            LetterDone::Delivered(delivered) => match (delivered.receipt, delivered.run) {
+                (Receipt::Delivered, Some(run)) => Replayed::Delivered { run },
+                (receipt, _) => Replayed::Refused {
+                    reason: crate::store::rules::undeliverable(receipt),
+                },
+            },
             _ => return Err(ClientError::Closed),
         })
     }
@@ -213,31 +209,26 @@ impl DeadLetters {
     }
 }
 
-impl IntoFuture for DeadLetters {
-    type Output = Result<DeadLetterPage, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let (filter, after, limit) = (self.filter, self.after, self.limit);
-            // One more than asked for shows whether there is another page.
-            let mut letters = self
-                .client
-                .read(move |store| store.dead_letters(&filter, after, limit + 1))
-                .await?;
-            let is_last = letters.len() <= limit;
-            letters.truncate(limit);
-            let next = letters.last().map(|letter| letter.no);
-            Ok(DeadLetterPage {
-                letters: letters
-                    .into_iter()
-                    .map(|letter| shown(letter, &self.client))
-                    .collect(),
-                next: next.filter(|_| !is_last),
-            })
+impl DeadLetters {
+    async fn read(self) -> Result<DeadLetterPage, ClientError> {
+        let (filter, after, limit) = (self.filter, self.after, self.limit);
+        // One more than asked for shows whether there is another page.
+        let letters = self
+            .client
+            .read(move |store| store.dead_letters(&filter, after, limit + 1))
+            .await?;
+        let (letters, next) = page(letters, limit, |letter| letter.no);
+        Ok(DeadLetterPage {
+            letters: letters
+                .into_iter()
+                .map(|letter| shown(letter, &self.client))
+                .collect(),
+            next,
         })
     }
 }
+
+awaited!([] DeadLetters, read => Result<DeadLetterPage, ClientError>);
 
 fn shown(letter: DeadLetter, client: &Client) -> DeadLetterInfo {
     let body = client.decode_json(&letter.body, None, || "the message".to_owned());
@@ -315,22 +306,19 @@ impl ReplayLetter {
     }
 }
 
-impl IntoFuture for ReplayLetter {
-    type Output = Result<Replayed, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let to = match self.to {
-                To::Same => ReplayTo::Same,
-                To::Run(target) => ReplayTo::Run(target),
-                To::Event(name) => {
-                    named("the event's name", &name)?;
-                    let settings = &self.client.shared.settings;
-                    ReplayTo::Event(Box::new(fallback(name, settings)))
-                }
-            };
-            self.client.replay(self.no, to).await
-        })
+impl ReplayLetter {
+    async fn send(self) -> Result<Replayed, ClientError> {
+        let to = match self.to {
+            To::Same => ReplayTo::Same,
+            To::Run(target) => ReplayTo::Run(target),
+            To::Event(name) => {
+                named("the event's name", &name)?;
+                let settings = &self.client.shared.settings;
+                ReplayTo::Event(Box::new(fallback(name, settings)))
+            }
+        };
+        self.client.replay(self.no, to).await
     }
 }
+
+awaited!([] ReplayLetter, send => Result<Replayed, ClientError>);

@@ -1,8 +1,6 @@
 //! Which runs are meant, and lists and counts of them.
 
-use std::future::IntoFuture;
-
-use super::{Boxed, Client, ClientError, RunPage};
+use super::{Client, ClientError, RunPage};
 use crate::{
     commit::RunStatus,
     run_id::RunId,
@@ -10,148 +8,92 @@ use crate::{
     time::Timestamp,
 };
 
-/// What a filter is made of. Ids, tags, keys, workflow, status and end are found by an index; when a run
-/// was started and its version are looked at run by run.
 impl Filter {
     /// All runs.
     pub fn new() -> Filter {
         Filter::default()
     }
-
-    /// Only runs in this status; call it again for more.
-    pub fn status(mut self, status: RunStatus) -> Filter {
-        self.statuses.push(status);
-        self
-    }
-
-    /// Only this run; call it again for more.
-    pub fn id(mut self, run: RunId) -> Filter {
-        self.ids.push(run);
-        self
-    }
-
-    /// Only runs of this workflow.
-    pub fn workflow(mut self, name: impl Into<String>) -> Filter {
-        self.workflow = Some(name.into());
-        self
-    }
-
-    /// Only runs of this version of their workflow.
-    pub fn version(mut self, version: u32) -> Filter {
-        self.version = Some(version);
-        self
-    }
-
-    /// Only runs whose key begins with this.
-    pub fn key_prefix(mut self, prefix: impl Into<String>) -> Filter {
-        self.key_prefix = Some(prefix.into());
-        self
-    }
-
-    /// Only runs with this tag; call it again for more, and all must be there.
-    pub fn tag(mut self, name: impl Into<String>, value: impl Into<String>) -> Filter {
-        self.tags.push((name.into(), value.into()));
-        self
-    }
-
-    /// Only runs that were started at or after this instant.
-    pub fn created_from(mut self, at: Timestamp) -> Filter {
-        self.created_from = Some(at);
-        self
-    }
-
-    /// Only runs that were started before this instant.
-    pub fn created_before(mut self, at: Timestamp) -> Filter {
-        self.created_before = Some(at);
-        self
-    }
-
-    /// Only runs that ended at or after this instant.
-    pub fn finished_from(mut self, at: Timestamp) -> Filter {
-        self.finished_from = Some(at);
-        self
-    }
-
-    /// Only runs that ended before this instant.
-    pub fn finished_before(mut self, at: Timestamp) -> Filter {
-        self.finished_before = Some(at);
-        self
-    }
 }
 
 macro_rules! filters {
-    ($($builder:ident),+) => {$(
+    ($($builder:ident $(. $filter:ident)?),+) => {$(
+        /// What a filter is made of. Ids, tags, keys, workflow, status and end are found by an index;
+        /// when a run was started and its version are looked at run by run.
         impl $builder {
-            /// Only runs that match this, instead of what was said before.
-            pub fn filter(mut self, filter: Filter) -> Self {
-                self.filter = filter;
-                self
-            }
-
             /// Only runs in this status; call it again for more.
             pub fn status(mut self, status: RunStatus) -> Self {
-                self.filter = self.filter.status(status);
+                self$(.$filter)?.statuses.push(status);
                 self
             }
 
             /// Only this run; call it again for more.
             pub fn id(mut self, run: RunId) -> Self {
-                self.filter = self.filter.id(run);
+                self$(.$filter)?.ids.push(run);
                 self
             }
 
             /// Only runs of this workflow.
             pub fn workflow(mut self, name: impl Into<String>) -> Self {
-                self.filter = self.filter.workflow(name);
+                self$(.$filter)?.workflow = Some(name.into());
                 self
             }
 
             /// Only runs of this version of their workflow.
             pub fn version(mut self, version: u32) -> Self {
-                self.filter = self.filter.version(version);
+                self$(.$filter)?.version = Some(version);
                 self
             }
 
             /// Only runs whose key begins with this.
             pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
-                self.filter = self.filter.key_prefix(prefix);
+                self$(.$filter)?.key_prefix = Some(prefix.into());
                 self
             }
 
             /// Only runs with this tag; call it again for more, and all must be there.
             pub fn tag(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-                self.filter = self.filter.tag(name, value);
+                self$(.$filter)?.tags.push((name.into(), value.into()));
                 self
             }
 
             /// Only runs that were started at or after this instant.
             pub fn created_from(mut self, at: Timestamp) -> Self {
-                self.filter = self.filter.created_from(at);
+                self$(.$filter)?.created_from = Some(at);
                 self
             }
 
             /// Only runs that were started before this instant.
             pub fn created_before(mut self, at: Timestamp) -> Self {
-                self.filter = self.filter.created_before(at);
+                self$(.$filter)?.created_before = Some(at);
                 self
             }
 
             /// Only runs that ended at or after this instant.
             pub fn finished_from(mut self, at: Timestamp) -> Self {
-                self.filter = self.filter.finished_from(at);
+                self$(.$filter)?.finished_from = Some(at);
                 self
             }
 
             /// Only runs that ended before this instant.
             pub fn finished_before(mut self, at: Timestamp) -> Self {
-                self.filter = self.filter.finished_before(at);
+                self$(.$filter)?.finished_before = Some(at);
                 self
             }
         }
+
+        $(
+            impl $builder {
+                /// Only runs that match this, instead of what was said before.
+                pub fn filter(mut self, filter: Filter) -> Self {
+                    self.$filter = filter;
+                    self
+                }
+            }
+        )?
     )+};
 }
 
-filters!(List, Count);
+filters!(Filter, List.filter, Count.filter);
 
 impl Client {
     /// Runs, newest first. Set filters, then await it.
@@ -208,27 +150,24 @@ impl List {
     }
 }
 
-impl IntoFuture for List {
-    type Output = Result<RunPage, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let List {
-                client,
-                filter,
-                after,
-                limit,
-            } = self;
-            let after = after.map(RunId::no);
-            // One more than asked for shows whether there is another page.
-            let rows = client
-                .read(move |store| store.list(&filter, after, limit + 1))
-                .await?;
-            Ok(RunPage::new(rows, limit, &client.codecs))
-        })
+impl List {
+    async fn read(self) -> Result<RunPage, ClientError> {
+        let List {
+            client,
+            filter,
+            after,
+            limit,
+        } = self;
+        let after = after.map(RunId::no);
+        // One more than asked for shows whether there is another page.
+        let rows = client
+            .read(move |store| store.list(&filter, after, limit + 1))
+            .await?;
+        Ok(RunPage::new(rows, limit, &client.codecs))
     }
 }
+
+awaited!([] List, read => Result<RunPage, ClientError>);
 
 /// A number of runs. Await it.
 #[must_use = "nothing is read unless it is awaited"]
@@ -237,14 +176,11 @@ pub struct Count {
     filter: Filter,
 }
 
-impl IntoFuture for Count {
-    type Output = Result<u64, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Count { client, filter } = self;
-            client.read(move |store| store.count(&filter)).await
-        })
+impl Count {
+    async fn read(self) -> Result<u64, ClientError> {
+        let Count { client, filter } = self;
+        client.read(move |store| store.count(&filter)).await
     }
 }
+
+awaited!([] Count, read => Result<u64, ClientError>);

@@ -96,20 +96,18 @@ impl<O> RunHandle<O> {
             target: Target::Id(self.id),
             pool: pool.into(),
         };
-        let unknown = || ClientError::UnknownRun {
-            run: self.id.to_string(),
-        };
-        let is_new = match self.client.write(Write::Rehome(Box::new(rehome))).await? {
-            Outcome::Controlled(Controlled::Done { .. }) => true,
-            Outcome::Controlled(Controlled::Already { .. }) => false,
-            Outcome::Controlled(Controlled::Finished { run, status }) => {
+        let unknown = || ClientError::unknown_run(self.id);
+        let is_new = match self.client.ask(Write::Rehome(Box::new(rehome))).await? {
+            Controlled::Done { .. } => true,
+            Controlled::Already { .. } => false,
+            Controlled::Finished { run, status } => {
                 return Err(ClientError::Finished {
                     run: run.to_string(),
                     status: status.to_string(),
                 });
             }
-            Outcome::Controlled(Controlled::Unknown) => return Err(unknown()),
-            _ => return Err(ClientError::Closed),
+            Controlled::Unknown => return Err(unknown()),
+            Controlled::Refused { .. } => return Err(ClientError::Closed),
         };
         let (id, pool, now) = (self.id, pool.to_owned(), self.client.shared.now());
         let moved = self

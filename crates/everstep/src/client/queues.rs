@@ -1,16 +1,11 @@
 //! Queues from outside: items put in and waited for, workers, and what operators look at.
 
-use std::{
-    future::{Future, IntoFuture},
-    marker::PhantomData,
-    sync::Arc,
-    time::Duration,
-};
+use std::{future::Future, marker::PhantomData, sync::Arc, time::Duration};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
-use super::{Boxed, Client, ClientError, check_size, encode, error::unreadable, named};
+use super::{Client, ClientError, encode, encode_json, error::unreadable, named};
 use crate::{
     codec::{Value, hook::Codecs, payload},
     commit::{
@@ -73,7 +68,7 @@ impl Client {
 
     /// Puts an item into a queue that is only known by name: JSON in, JSON out.
     pub fn enqueue_json(&self, queue: &str, input: &Json) -> EnqueueItem<Json> {
-        let payload = check_size(payload::from_json(input), "the item", self);
+        let payload = encode_json(input, "the item", self);
         self.enqueue_encoded(queue, payload, KEEP_DEFAULT)
     }
 
@@ -206,10 +201,7 @@ impl Client {
     }
 
     async fn write_queue(&self, write: QueueWrite) -> Result<QueueDone, ClientError> {
-        match self.write(Write::Queue(Box::new(write))).await? {
-            Outcome::Queue(done) => Ok(done),
-            _ => Err(ClientError::Closed),
-        }
+        self.ask(Write::Queue(Box::new(write))).await
     }
 
     async fn item_answer(&self, item: ItemId) -> Result<Vec<u8>, ClientError> {
@@ -224,12 +216,7 @@ impl Client {
         }
         // Asked after the waiter was registered: it is either told of the end of the engine, or
         // finds it here.
-        if let Some(error) = self.shared.stopped() {
-            return Err(error.into());
-        }
-        if self.shared.closing() {
-            return Err(ClientError::Closed);
-        }
+        self.check_open()?;
         Poller::ensure(&self.shared);
         let answer = ended.await.map_err(|_| ClientError::Closed)??;
         answer.ok_or_else(unknown)
@@ -302,14 +289,7 @@ impl<O> EnqueueItem<O> {
     }
 }
 
-impl<O: 'static> IntoFuture for EnqueueItem<O> {
-    type Output = Result<ItemHandle<O>, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.send())
-    }
-}
+awaited!([O: 'static] EnqueueItem<O>, send => Result<ItemHandle<O>, ClientError>);
 
 /// An item of a queue, from outside. Cheap to clone.
 pub struct ItemHandle<O = Json> {

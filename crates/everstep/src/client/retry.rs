@@ -28,8 +28,7 @@ pub(super) fn reopening(
     now: Timestamp,
 ) -> Result<Result<(RunRow, Reopen), ClientError>, StoreError> {
     let Some(row) = store.run(&Target::Id(id))? else {
-        let run = id.to_string();
-        return Ok(Err(ClientError::UnknownRun { run }));
+        return Ok(Err(ClientError::unknown_run(id)));
     };
     if row.status != RunStatus::Failed {
         return Ok(Err(wrong(&row, "only a failed run can be retried")));

@@ -1,15 +1,14 @@
 //! Schedules, from outside: made, looked at, paused, triggered, filled up.
 
-use std::{future::IntoFuture, ops::Range, sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use serde_json::Value as Json;
 
-use super::{Boxed, Client, ClientError, RunHandle, check_size, encode, named};
+use super::{Client, ClientError, RunHandle, check_tags, encode, encode_json, named, page};
 use crate::{
-    codec::payload,
     commit::{
-        Fire, FireCause, Fired, NewSchedule, Outcome, ScheduleOutcome, ScheduleRow, ScheduleWrite,
-        Write,
+        Fire, FireCause, Fired, NewSchedule, Refusal, ScheduleOutcome, ScheduleRow, ScheduleWrite,
+        Started, Write,
     },
     engine::schedules::{home_among, run_of_tick, run_of_trigger},
     run_id::RunId,
@@ -77,9 +76,8 @@ impl Client {
     ///
     /// The version is the newest that is registered in this process, or 1.
     pub fn schedule_json(&self, name: impl Into<String>, workflow: &str, input: &Json) -> Schedule {
-        let newest = self.shared.registry.newest(workflow);
-        let version = newest.map_or(1, |newest| newest.version);
-        let input = check_size(payload::from_json(input), "the input", self);
+        let version = self.newest_version(workflow);
+        let input = encode_json(input, "the input", self);
         self.schedule_encoded(name.into(), workflow, version, input)
     }
 
@@ -139,10 +137,7 @@ impl Client {
     }
 
     async fn write_schedule(&self, write: ScheduleWrite) -> Result<ScheduleOutcome, ClientError> {
-        match self.write(Write::Schedule(Box::new(write))).await? {
-            Outcome::Scheduled(outcome) => Ok(outcome),
-            _ => Err(ClientError::Closed),
-        }
+        self.ask(Write::Schedule(Box::new(write))).await
     }
 }
 
@@ -304,22 +299,11 @@ impl Schedule {
             });
         }
         named("the workflow's name", &self.workflow)?;
-        for (name, value) in &self.tags {
-            named("a tag's name", name)?;
-            named("a tag's value", value)?;
-        }
-        Ok(())
+        check_tags(&self.tags)
     }
 }
 
-impl IntoFuture for Schedule {
-    type Output = Result<ScheduleHandle, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.send())
-    }
-}
+awaited!([] Schedule, send => Result<ScheduleHandle, ClientError>);
 
 /// A schedule, from outside. Cheap to clone.
 #[derive(Clone)]
@@ -567,11 +551,11 @@ impl ScheduleHandle {
         let home = self.home(row).await?;
         loop {
             let new = run_of_tick(&self.client.shared, row, tick, home.clone());
-            match self.client.write(Write::Start(Box::new(new))).await? {
-                Outcome::Started(started) => return Ok(started.attached),
-                // Another process has made a run with the same number: the next id is free.
-                Outcome::Refused(_) => {}
-                _ => return Err(ClientError::Closed),
+            let answer = self.client.ask(Write::Start(Box::new(new))).await?;
+            // If it is refused, another process has made a run with the same number: the next id is
+            // free.
+            if let Result::<Started, Refusal>::Ok(started) = answer {
+                return Ok(started.attached);
             }
         }
     }
@@ -696,31 +680,26 @@ pub struct SchedulePage {
     pub next: Option<String>,
 }
 
-impl IntoFuture for Schedules {
-    type Output = Result<SchedulePage, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Schedules {
-                client,
-                after,
-                limit,
-            } = self;
-            // One more than asked for shows whether there is another page.
-            let mut rows = client
-                .read(move |store| store.schedules(after.as_deref(), limit + 1))
-                .await?;
-            let more = rows.len() > limit;
-            rows.truncate(limit);
-            let next = rows.last().filter(|_| more).map(|row| row.name.clone());
-            Ok(SchedulePage {
-                schedules: rows
-                    .into_iter()
-                    .map(|row| ScheduleInfo::new(row, &client))
-                    .collect(),
-                next,
-            })
+impl Schedules {
+    async fn read(self) -> Result<SchedulePage, ClientError> {
+        let Schedules {
+            client,
+            after,
+            limit,
+        } = self;
+        // One more than asked for shows whether there is another page.
+        let rows = client
+            .read(move |store| store.schedules(after.as_deref(), limit + 1))
+            .await?;
+        let (rows, next) = page(rows, limit, |row| row.name.clone());
+        Ok(SchedulePage {
+            schedules: rows
+                .into_iter()
+                .map(|row| ScheduleInfo::new(row, &client))
+                .collect(),
+            next,
         })
     }
 }
+
+awaited!([] Schedules, read => Result<SchedulePage, ClientError>);

@@ -1,13 +1,11 @@
 //! Messages to runs, and requests that a run replies to.
 
-use std::future::IntoFuture;
-
 use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
-use super::{Boxed, Client, ClientError, describe, encode, named};
+use super::{Client, ClientError, describe, encode, named};
 use crate::{
-    commit::{Delivery, Outcome, Receipt, Target, Write},
+    commit::{Delivered, Delivery, Receipt, Target, Write},
     ctx::send::ToTarget,
     event::IfFinished,
     run_id::RunId,
@@ -98,25 +96,12 @@ impl Client {
         let text = describe(&target);
         let delivery = self.delivery(target, name, body, dedupe, request, if_finished)?;
         let limit = delivery.inbox_max;
-        let Outcome::Delivered(delivered) = self.write(Write::Deliver(Box::new(delivery))).await?
-        else {
-            return Err(ClientError::Closed);
+        let delivered: Delivered = self.ask(Write::Deliver(Box::new(delivery))).await?;
+        let status = match (delivered.receipt, delivered.run) {
+            (Receipt::Finished, Some(run)) => self.status_text(run).await,
+            _ => ENDED.to_owned(),
         };
-        match delivered.receipt {
-            Receipt::Delivered => Ok(Sent::Delivered),
-            Receipt::Duplicate => Ok(Sent::Duplicate),
-            Receipt::DeadLettered => Ok(Sent::DeadLettered),
-            Receipt::Published => Ok(Sent::Published),
-            Receipt::Unknown => Err(ClientError::UnknownRun { run: text }),
-            Receipt::Finished => {
-                let status = match delivered.run {
-                    Some(run) => self.status_text(run).await,
-                    None => "ended".to_owned(),
-                };
-                Err(ClientError::Finished { run: text, status })
-            }
-            Receipt::Full => Err(ClientError::InboxFull { run: text, limit }),
-        }
+        sent(delivered.receipt, text, status, limit)
     }
 
     pub(super) fn delivery(
@@ -150,7 +135,28 @@ impl Client {
         let row = self.read(move |store| store.run(&Target::Id(run))).await;
         row.ok()
             .flatten()
-            .map_or_else(|| "ended".to_owned(), |row| row.status.to_string())
+            .map_or_else(|| ENDED.to_owned(), |row| row.status.to_string())
+    }
+}
+
+/// The status of a run that has ended in one way or another.
+pub(super) const ENDED: &str = "ended";
+
+/// What a receipt means for the sender of a message to this run.
+pub(super) fn sent(
+    receipt: Receipt,
+    run: String,
+    status: String,
+    limit: u64,
+) -> Result<Sent, ClientError> {
+    match receipt {
+        Receipt::Delivered => Ok(Sent::Delivered),
+        Receipt::Duplicate => Ok(Sent::Duplicate),
+        Receipt::DeadLettered => Ok(Sent::DeadLettered),
+        Receipt::Published => Ok(Sent::Published),
+        Receipt::Unknown => Err(ClientError::UnknownRun { run }),
+        Receipt::Finished => Err(ClientError::Finished { run, status }),
+        Receipt::Full => Err(ClientError::InboxFull { run, limit }),
     }
 }
 
@@ -193,23 +199,20 @@ impl SendMessage {
     }
 }
 
-impl IntoFuture for SendMessage {
-    type Output = Result<Sent, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let body = self.body?;
-            self.client
-                .deliver(
-                    self.target,
-                    &self.name,
-                    body,
-                    self.dedupe,
-                    None,
-                    self.if_finished,
-                )
-                .await
-        })
+impl SendMessage {
+    async fn send(self) -> Result<Sent, ClientError> {
+        let body = self.body?;
+        self.client
+            .deliver(
+                self.target,
+                &self.name,
+                body,
+                self.dedupe,
+                None,
+                self.if_finished,
+            )
+            .await
     }
 }
+
+awaited!([] SendMessage, send => Result<Sent, ClientError>);

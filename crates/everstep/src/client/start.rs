@@ -1,18 +1,19 @@
 //! Starting runs.
 
-use std::{future::IntoFuture, marker::PhantomData, sync::Arc, time::Duration};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 use serde_json::Value as Json;
 
-use super::{Boxed, Client, ClientError, RunHandle, check_size, encode, error::unreadable, named};
+use super::{
+    Client, ClientError, RunHandle, check_tags, encode, encode_json, error::unreadable, named,
+};
 use crate::{
-    codec::payload,
-    commit::{NewRun, Outcome, Refusal, Target, Write},
+    commit::{NewRun, Refusal, Started, Target, Write},
     name::check_pool,
     pool::DEFAULT_POOL,
     run_id::RunId,
     telemetry::trace,
-    time::Timestamp,
+    time::{Timestamp, When},
     workflow::WorkflowRef,
 };
 
@@ -28,14 +29,14 @@ impl Client {
     ///
     /// The version is the newest that is registered in this process, or 1.
     pub fn start_json(&self, workflow: &str, input: &Json) -> Start<Json> {
-        let bytes = payload::from_json(input);
-        let version = self
-            .shared
-            .registry
-            .newest(workflow)
-            .map_or(1, |newest| newest.version);
-        let input = check_size(bytes, "the input", self);
-        self.start_encoded(workflow, version, input, None)
+        let input = encode_json(input, "the input", self);
+        self.start_encoded(workflow, self.newest_version(workflow), input, None)
+    }
+
+    /// The newest version of a workflow that is registered in this process, or 1.
+    pub(super) fn newest_version(&self, workflow: &str) -> u32 {
+        let newest = self.shared.registry.newest(workflow);
+        newest.map_or(1, |newest| newest.version)
     }
 
     fn start_encoded<O>(
@@ -51,7 +52,7 @@ impl Client {
             version,
             input,
             key,
-            begin: Begin::Now,
+            begin: None,
             deadline: None,
             tags: Vec::new(),
             pool: None,
@@ -62,9 +63,7 @@ impl Client {
     /// Whether the run was started with another input than this, as far as it can be read.
     async fn has_other_input(&self, run: RunId, plain: &[u8]) -> Result<bool, ClientError> {
         let row = self.read(move |store| store.run(&Target::Id(run))).await?;
-        let row = row.ok_or_else(|| ClientError::UnknownRun {
-            run: run.to_string(),
-        })?;
+        let row = row.ok_or_else(|| ClientError::unknown_run(run))?;
         let opened = self.codecs.open(&row.input, None);
         opened
             .map(|input| *input != *plain)
@@ -80,24 +79,11 @@ pub struct Start<O> {
     version: u32,
     input: Result<Vec<u8>, ClientError>,
     key: Option<String>,
-    begin: Begin,
-    deadline: Option<Deadline>,
+    begin: Option<When>,
+    deadline: Option<When>,
     tags: Vec<(String, String)>,
     pool: Option<String>,
     output: PhantomData<fn() -> O>,
-}
-
-#[derive(Clone, Copy)]
-enum Begin {
-    Now,
-    At(Timestamp),
-    After(Duration),
-}
-
-#[derive(Clone, Copy)]
-enum Deadline {
-    At(Timestamp),
-    After(Duration),
 }
 
 impl<O> Start<O> {
@@ -115,25 +101,25 @@ impl<O> Start<O> {
 
     /// It begins at this instant.
     pub fn at(mut self, at: Timestamp) -> Self {
-        self.begin = Begin::At(at);
+        self.begin = Some(When::At(at));
         self
     }
 
     /// It begins after this long.
     pub fn after(mut self, delay: Duration) -> Self {
-        self.begin = Begin::After(delay);
+        self.begin = Some(When::After(delay));
         self
     }
 
     /// It fails if it has not ended by this instant.
     pub fn deadline(mut self, at: Timestamp) -> Self {
-        self.deadline = Some(Deadline::At(at));
+        self.deadline = Some(When::At(at));
         self
     }
 
     /// It fails if it has not ended after this long.
     pub fn deadline_after(mut self, limit: Duration) -> Self {
-        self.deadline = Some(Deadline::After(limit));
+        self.deadline = Some(When::After(limit));
         self
     }
 
@@ -174,10 +160,7 @@ impl<O> Start<O> {
                 problem: problem.to_string(),
             })?;
         }
-        for (name, value) in &self.tags {
-            named("a tag's name", name)?;
-            named("a tag's value", value)?;
-        }
+        check_tags(&self.tags)?;
         let client = self.client;
         // Kept where a codec may have written the same input in other bytes.
         let mut plain = None;
@@ -190,14 +173,12 @@ impl<O> Start<O> {
         let definition = shared.registry.find(&self.workflow, self.version).cloned();
         let options = definition.as_ref().map(|definition| &definition.options);
         let mut tags = self.tags;
-        for (name, value) in options.map_or(&[][..], |options| &options.labels) {
-            if !tags.iter().any(|(other, _)| other == name) {
-                tags.push((name.clone(), value.clone()));
-            }
+        if let Some(options) = options {
+            options.add_labels(&mut tags);
         }
         let limit = options
             .and_then(|options| options.deadline)
-            .map(Deadline::After);
+            .map(When::After);
         let deadline = self.deadline.or(limit);
         let pool = match (self.pool, options) {
             (Some(pool), _) => Arc::from(pool),
@@ -235,8 +216,11 @@ impl<O> Start<O> {
             new.claim = claim;
             // Listened for before it can end.
             let ended = claim.then(|| shared.hub.await_end_of_new(id));
-            match client.write(Write::Start(Box::new(new))).await? {
-                Outcome::Started(started) => {
+            match client
+                .ask::<Result<Started, Refusal>>(Write::Start(Box::new(new)))
+                .await?
+            {
+                Ok(started) => {
                     let ended = ended.filter(|_| started.claimed);
                     if ended.is_some() {
                         shared.hub.started(id);
@@ -244,27 +228,18 @@ impl<O> Start<O> {
                     if !started.claimed && claim {
                         shared.hub.forget_gone(id);
                     }
-                    let mut handle = client.handle(started.id, ended);
-                    handle.attached = started.attached;
-                    handle.input_differs = match &plan.plain {
-                        Some(plain) if started.input_differs => {
-                            client.has_other_input(started.id, plain).await?
-                        }
-                        _ => started.input_differs,
-                    };
+                    let mut handle = client.handle_of(&started, ended);
+                    if let (Some(plain), true) = (&plan.plain, started.input_differs) {
+                        handle.input_differs = client.has_other_input(started.id, plain).await?;
+                    }
                     return Ok(handle);
                 }
-                Outcome::Refused(refusal) => {
+                Err(refusal) => {
                     if claim {
                         shared.hub.forget_gone(id);
                     }
-                    // Otherwise another process has made a run with the same number, and the next
-                    // id is free.
-                    if let Some(error) = key_used(&plan.workflow, plan.key.as_deref(), &refusal) {
-                        return Err(error);
-                    }
+                    refuse_used_key(&plan.workflow, plan.key.as_deref(), &refusal)?;
                 }
-                _ => return Err(ClientError::Closed),
             }
         }
     }
@@ -277,8 +252,8 @@ pub(super) struct Plan {
     version: u32,
     key: Option<String>,
     pool: Arc<str>,
-    begin: Begin,
-    deadline: Option<Deadline>,
+    begin: Option<When>,
+    deadline: Option<When>,
     tags: Vec<(String, String)>,
     trace: Option<String>,
     input: Vec<u8>,
@@ -293,15 +268,9 @@ impl Plan {
     pub(super) fn new_run(&self) -> NewRun {
         let shared = &self.client.shared;
         let now = shared.now();
-        let begin = match self.begin {
-            Begin::Now => None,
-            Begin::At(at) => Some(at),
-            Begin::After(delay) => Some(now + delay),
-        };
-        let deadline_at = self.deadline.map(|deadline| match deadline {
-            Deadline::At(at) => at,
-            Deadline::After(limit) => begin.unwrap_or(now) + limit,
-        });
+        let begin = self.begin.map(|begin| begin.from(now));
+        let deadline = self.deadline;
+        let deadline_at = deadline.map(|deadline| deadline.from(begin.unwrap_or(now)));
         NewRun {
             id: match begin {
                 None => shared.new_id(now, &self.workflow, self.version, &self.pool),
@@ -332,30 +301,24 @@ impl Plan {
     }
 }
 
-impl<O: 'static> IntoFuture for Start<O> {
-    type Output = Result<RunHandle<O>, ClientError>;
-    type IntoFuture = Boxed<'static, Self::Output>;
+awaited!([O: 'static] Start<O>, send => Result<RunHandle<O>, ClientError>);
 
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.send())
-    }
-}
-
-/// What to say if a start was refused because of its key.
-pub(super) fn key_used(
+/// Fails if a start was refused because of its key. Otherwise another process has made a run with the
+/// same number, and the next id is free.
+pub(super) fn refuse_used_key(
     workflow: &str,
     key: Option<&str>,
     refusal: &Refusal,
-) -> Option<ClientError> {
+) -> Result<(), ClientError> {
     let &Refusal::KeyUsed {
         run,
         deleted_at,
         kept_until,
     } = refusal
     else {
-        return None;
+        return Ok(());
     };
-    Some(ClientError::KeyUsed {
+    Err(ClientError::KeyUsed {
         workflow: workflow.to_owned(),
         key: key.unwrap_or_default().to_owned(),
         run,

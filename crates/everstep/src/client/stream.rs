@@ -297,9 +297,7 @@ async fn read_page(
     let page = client
         .read(move |store| store.stream(no, &name, from, limit))
         .await?;
-    page.ok_or_else(|| ClientError::UnknownRun {
-        run: run.to_string(),
-    })
+    page.ok_or_else(|| ClientError::unknown_run(run))
 }
 
 fn to_item<T>(
@@ -433,13 +431,7 @@ impl<T> std::fmt::Debug for StreamReader<T> {
 
 /// Waits until there is something to read, or the run or this engine has ended.
 async fn wait(client: &Client, follower: &Follower) -> Result<(), ClientError> {
-    let shared = &client.shared;
-    if let Some(error) = shared.stopped() {
-        return Err(error.into());
-    }
-    if shared.closing() {
-        return Err(ClientError::Closed);
-    }
+    client.check_open()?;
     follower.wait(|| client.watch(follower.run)).await;
     Ok(())
 }
@@ -487,9 +479,7 @@ impl<T> StateWatch<T> {
                 .await?;
             let value = value.map(|(_, value)| value);
             if let Some((_, None)) = ended {
-                return Err(ClientError::UnknownRun {
-                    run: self.run.to_string(),
-                });
+                return Err(ClientError::unknown_run(self.run));
             }
             let before = {
                 let mut seen = seen.lock();

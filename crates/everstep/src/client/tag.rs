@@ -1,7 +1,7 @@
 //! Tags: what runs are found by, changed from outside.
 
 use super::{ClientError, RunHandle, named};
-use crate::commit::{Controlled, Outcome, Refusal, Tagging, Target, Write};
+use crate::commit::{Controlled, Refusal, Tagging, Target, Write};
 
 impl<O> RunHandle<O> {
     /// Sets a tag, in the place of all tags of this name; also of a run that has ended. `false` if
@@ -34,16 +34,14 @@ impl<O> RunHandle<O> {
             name: name.to_owned(),
             value: value.map(str::to_owned),
         };
-        match self.client.write(Write::Tag(Box::new(tagging))).await? {
-            Outcome::Controlled(Controlled::Unknown) => Err(ClientError::UnknownRun {
-                run: self.id.to_string(),
-            }),
-            Outcome::Controlled(controlled) => Ok(matches!(controlled, Controlled::Done { .. })),
-            Outcome::Refused(Refusal::TagsFull { limit }) => Err(ClientError::TagsFull {
+        match self.client.ask(Write::Tag(Box::new(tagging))).await? {
+            Ok(Controlled::Unknown) => Err(ClientError::unknown_run(self.id)),
+            Ok(controlled) => Ok(matches!(controlled, Controlled::Done { .. })),
+            Err(Refusal::TagsFull { limit }) => Err(ClientError::TagsFull {
                 run: self.id,
                 limit,
             }),
-            _ => Err(ClientError::Closed),
+            Err(_) => Err(ClientError::Closed),
         }
     }
 }

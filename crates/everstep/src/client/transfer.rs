@@ -6,7 +6,7 @@ pub(crate) mod run_file;
 
 use super::{Client, ClientError, RunHandle};
 use crate::{
-    commit::{Imported, ImportedRun, InboxKind, Outcome, RunStatus, Target, Write},
+    commit::{Imported, ImportedRun, InboxKind, RunStatus, Target, Write},
     history::{EntryKind, EntryStatus, decode_entry},
     location::keys,
     name::check_name,
@@ -42,9 +42,7 @@ impl<O> RunHandle<O> {
                     state,
                 }))
             }
-            _ => Err(ClientError::UnknownRun {
-                run: id.to_string(),
-            }),
+            _ => Err(ClientError::unknown_run(id)),
         }
     }
 }
@@ -183,13 +181,10 @@ impl Client {
             run: run.to_string(),
             what,
         };
-        match self.write(Write::Import(Box::new(run))).await? {
-            Outcome::Imported(Imported::Done { .. }) => Ok(self.handle(id, None)),
-            Outcome::Imported(Imported::IdTaken) => Err(taken(id, "its id".to_owned())),
-            Outcome::Imported(Imported::KeyTaken { .. }) => {
-                Err(self.key_taken(id, workflow, key).await)
-            }
-            _ => Err(ClientError::Closed),
+        match self.ask(Write::Import(Box::new(run))).await? {
+            Imported::Done { .. } => Ok(self.handle(id, None)),
+            Imported::IdTaken => Err(taken(id, "its id".to_owned())),
+            Imported::KeyTaken { .. } => Err(self.key_taken(id, workflow, key).await),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use super::{ClientError, children};
+use super::{ClientError, children, page};
 use crate::{
     codec::{hook::Codecs, payload},
     commit::{
@@ -147,15 +147,11 @@ pub struct RunPage {
 }
 
 impl RunPage {
-    pub(super) fn new(mut rows: Vec<RunRow>, limit: usize, codecs: &Codecs) -> RunPage {
-        let more = rows.len() > limit;
-        rows.truncate(limit);
-        let next = rows.last().filter(|_| more).map(|row| row.id);
+    pub(super) fn new(rows: Vec<RunRow>, limit: usize, codecs: &Codecs) -> RunPage {
+        let (rows, next) = page(rows, limit, |row| row.id);
+        let runs = rows.into_iter().map(|row| RunInfo::new(row, codecs));
         RunPage {
-            runs: rows
-                .into_iter()
-                .map(|row| RunInfo::new(row, codecs))
-                .collect(),
+            runs: runs.collect(),
             next,
         }
     }

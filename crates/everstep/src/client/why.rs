@@ -170,9 +170,7 @@ impl<O> RunHandle<O> {
             let runners = store.runners()?;
             walk(id, |run| look(store, run, &runners, now))
         });
-        walked.await?.ok_or_else(|| ClientError::UnknownRun {
-            run: id.to_string(),
-        })
+        walked.await?.ok_or_else(|| ClientError::unknown_run(id))
     }
 }
 

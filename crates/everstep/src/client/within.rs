@@ -4,11 +4,14 @@ use std::{ops::ControlFlow, sync::Arc};
 
 use serde::Serialize;
 
-use super::{Client, ClientError, RunHandle, SendMessage, Sent, Start, describe};
+use super::{
+    Client, ClientError, RunHandle, SendMessage, Sent, Start, describe,
+    send::{ENDED, sent},
+};
 #[cfg(feature = "postgres")]
 use crate::store::BoxFuture;
 use crate::{
-    commit::{Batch, Outcome, Receipt, Write},
+    commit::{Batch, Outcome, Write},
     ctx::send::ToTarget,
     store::Store,
     workflow::WorkflowRef,
@@ -210,10 +213,7 @@ impl<O> Start<O> {
             let client = &plan.client;
             match before {
                 Some(Outcome::Started(started)) => {
-                    let mut handle = client.handle(started.id, None);
-                    handle.attached = started.attached;
-                    handle.input_differs = started.input_differs;
-                    Ok(ControlFlow::Break(handle))
+                    Ok(ControlFlow::Break(client.handle_of(&started, None)))
                 }
                 // At the second time, another run has the same number: the next id is free.
                 None | Some(Outcome::Refused(_)) => {
@@ -255,25 +255,10 @@ impl SendMessage {
             let Some(Outcome::Delivered(delivered)) = before else {
                 return Err(ClientError::Closed);
             };
-            sent(delivered.receipt, &run, limit).map(ControlFlow::Break)
+            let answer = sent(delivered.receipt, run.clone(), ENDED.to_owned(), limit);
+            answer.map(ControlFlow::Break)
         });
         tx.ask(store, Asking(next))
-    }
-}
-
-fn sent(receipt: Receipt, run: &str, limit: u64) -> Result<Sent, ClientError> {
-    let run = run.to_owned();
-    match receipt {
-        Receipt::Delivered => Ok(Sent::Delivered),
-        Receipt::Duplicate => Ok(Sent::Duplicate),
-        Receipt::DeadLettered => Ok(Sent::DeadLettered),
-        Receipt::Published => Ok(Sent::Published),
-        Receipt::Unknown => Err(ClientError::UnknownRun { run }),
-        Receipt::Finished => Err(ClientError::Finished {
-            run,
-            status: "ended".to_owned(),
-        }),
-        Receipt::Full => Err(ClientError::InboxFull { run, limit }),
     }
 }
 

@@ -18,7 +18,6 @@ use super::{
     operation::{self, Operation, Until, read_answer, take_answer},
     refuse_if,
     send::ToTarget,
-    sleep::When,
 };
 use crate::{
     codec::{Value, hook::Codecs},
@@ -30,7 +29,7 @@ use crate::{
     run::core::Core,
     run_id::RunId,
     telemetry::trace,
-    time::Timestamp,
+    time::{Timestamp, When},
     workflow::WorkflowRef,
 };
 
@@ -116,10 +115,8 @@ impl Plan {
         let owner = core.env.owner.as_ref();
         let options = owner.and_then(|owner| owner.options_of(&self.workflow, self.version));
         let mut tags = self.tags;
-        for (name, value) in options.map_or(&[][..], |options| &options.labels) {
-            if !tags.iter().any(|(other, _)| other == name) {
-                tags.push((name.clone(), value.clone()));
-            }
+        if let Some(options) = options {
+            options.add_labels(&mut tags);
         }
         let limit = options.and_then(|options| options.deadline);
         let deadline = self.deadline.or(limit.map(When::After));

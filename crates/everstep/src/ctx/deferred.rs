@@ -9,7 +9,6 @@ use std::{marker::PhantomData, rc::Rc, time::Duration};
 use super::{
     Claim, Ctx, decode, key_of,
     operation::{Operation, Until, read_answer, take_answer},
-    sleep::When,
 };
 use crate::{
     codec::Value,
@@ -18,7 +17,7 @@ use crate::{
     error::{Error, Result},
     history::{EntryKind, OpId},
     run::core::Core,
-    time::Timestamp,
+    time::{Timestamp, When},
     token::{Claims, Token},
 };
 

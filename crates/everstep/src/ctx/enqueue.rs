@@ -6,7 +6,6 @@ use super::{
     Claim, Ctx, decode, error_at, open_failure,
     operation::{Operation, Until, read_answer},
     refuse_if,
-    sleep::When,
 };
 use crate::{
     codec::Value,
@@ -20,7 +19,7 @@ use crate::{
     queue::Queue,
     run::core::Core,
     telemetry::trace,
-    time::Timestamp,
+    time::{Timestamp, When},
 };
 
 pub(crate) struct RawEnqueue {

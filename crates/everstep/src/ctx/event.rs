@@ -6,7 +6,6 @@ use super::{
     Claim, Ctx, decode,
     operation::{Operation, Until, read_answer, take_answer},
     refuse_if,
-    sleep::When,
 };
 use crate::{
     codec::{DecodeError, Value},
@@ -16,7 +15,7 @@ use crate::{
     history::{EntryKind, OpId},
     name::check_name,
     run::{Halt, core::Core},
-    time::Timestamp,
+    time::{Timestamp, When},
 };
 
 /// A wait for an event. Await it.

@@ -9,7 +9,6 @@ use super::{
     Claim, Ctx, Whose, decode, encode,
     operation::{Operation, Until},
     refuse_if,
-    sleep::When,
 };
 use crate::{
     codec::Value,
@@ -19,7 +18,7 @@ use crate::{
     name::check_name,
     run::core::{Core, ListenSpec},
     settings::SettingsError,
-    time::Timestamp,
+    time::{Timestamp, When},
 };
 
 /// How a message is handed to the workflow: its [`Body`], or the [`Whole`] of it.

@@ -7,7 +7,7 @@ use crate::{
     error::Result,
     history::{EntryKind, OpId},
     run::core::Core,
-    time::Timestamp,
+    time::{Timestamp, When},
 };
 
 /// A durable timer; gives the instant at which it fired.
@@ -15,22 +15,6 @@ use crate::{
 pub struct Sleep {
     pub(crate) claim: Claim,
     until: When,
-}
-
-/// An instant, or how long after now.
-#[derive(Clone, Copy)]
-pub(crate) enum When {
-    After(Duration),
-    At(Timestamp),
-}
-
-impl When {
-    pub(crate) fn from(self, now: Timestamp) -> Timestamp {
-        match self {
-            When::After(delay) => now + delay,
-            When::At(at) => at,
-        }
-    }
 }
 
 impl Ctx {

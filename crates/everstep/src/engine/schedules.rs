@@ -326,10 +326,8 @@ fn run_of(shared: &Shared, row: &ScheduleRow, pool: Arc<str>) -> NewRun {
     let definition = shared.registry.find(&row.workflow, row.version);
     let options = definition.map(|definition| &definition.options);
     let mut tags = row.tags.clone();
-    for (name, value) in options.map_or(&[][..], |options| &options.labels) {
-        if !tags.iter().any(|(other, _)| other == name) {
-            tags.push((name.clone(), value.clone()));
-        }
+    if let Some(options) = options {
+        options.add_labels(&mut tags);
     }
     tags.retain(|(name, _)| name != schedule::TAG);
     tags.push((schedule::TAG.to_owned(), row.name.clone()));

@@ -13,9 +13,8 @@
 use super::core::{Core, Phase, State, Timer};
 use crate::{
     commit::{Close, Effect, InboxKind, InboxRow},
-    ctx::sleep::When,
     history::{Entry, EntryStatus, EntryValue, Key, OpId},
-    time::Timestamp,
+    time::{Timestamp, When},
 };
 
 impl Core {

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::{Core, ListenSpec, Phase, timers::Timer};
 use crate::{
     commit::{Effect, EffectDone, InboxRow, Receipt},
-    ctx::sleep::When,
     history::{Entry, EntryValue, Key, OpId},
+    time::When,
 };
 
 impl Core {
