@@ -13,7 +13,6 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value as Json;
-use tokio::sync::oneshot;
 
 use crate::{
     codec::{
@@ -186,7 +185,7 @@ impl Client {
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub async fn open(place: impl AsRef<std::path::Path>) -> Result<Client, ClientError> {
         let place = place.as_ref().to_owned();
-        let (sender, opened) = oneshot::channel();
+        let (sender, opened) = tokio::sync::oneshot::channel();
         let open = move || _ = sender.send(crate::store::open(&place, false));
         spawn_thread("everstep-open", open)?;
         let store = opened.await.map_err(|_| ClientError::Closed)??;

@@ -76,15 +76,14 @@ mod unstarted;
 mod vacant;
 mod workers;
 
-pub(crate) use committer::{Pending, Reply};
 pub use job::Job;
-pub(crate) use job::{Answering, Handler, handler};
+pub(crate) use job::{Handler, handler};
 pub(crate) use mailbox::Leaves;
 pub(crate) use peers::served;
 pub(crate) use poller::Poller;
 pub use preflight::{Misfit, Preflight};
 pub(crate) use reader::Reader;
-pub(crate) use shared::Shared;
+pub(crate) use shared::{Answering, Shared};
 pub(crate) use streams::{Followed, Follower};
 pub(crate) use workers::{Spec, Station, Workers};
 

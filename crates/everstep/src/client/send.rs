@@ -23,6 +23,7 @@ impl Client {
             name: name.to_owned(),
             body,
             dedupe: None,
+            request: None,
             if_finished: IfFinished::Error,
         }
     }
@@ -62,16 +63,16 @@ impl Client {
             }
         };
         let answer = self.shared.hub.await_answer(run, request);
-        let sent = self
-            .deliver(
-                Target::Id(run),
-                name,
-                body,
-                None,
-                Some(request),
-                IfFinished::Error,
-            )
-            .await;
+        let message = SendMessage {
+            client: self.clone(),
+            target: Target::Id(run),
+            name: name.to_owned(),
+            body: Ok(body),
+            dedupe: None,
+            request: Some(request),
+            if_finished: IfFinished::Error,
+        };
+        let sent = message.send().await;
         if let Err(error) = sent {
             self.shared.hub.forget_request(request);
             return Err(error);
@@ -82,53 +83,6 @@ impl Client {
             Answer::Reply(bytes) => Ok(bytes),
             Answer::RunEnded | Answer::Unknown => Err(ClientError::NoReply { run: text }),
         }
-    }
-
-    async fn deliver(
-        &self,
-        target: Target,
-        name: &str,
-        body: Vec<u8>,
-        dedupe: Option<String>,
-        request: Option<Uuid>,
-        if_finished: IfFinished,
-    ) -> Result<Sent, ClientError> {
-        let text = describe(&target);
-        let delivery = self.delivery(target, name, body, dedupe, request, if_finished)?;
-        let limit = delivery.inbox_max;
-        let delivered: Delivered = self.ask(Write::Deliver(Box::new(delivery))).await?;
-        let status = match (delivered.receipt, delivered.run) {
-            (Receipt::Finished, Some(run)) => self.status_text(run).await,
-            _ => ENDED.to_owned(),
-        };
-        sent(delivered.receipt, text, status, limit)
-    }
-
-    pub(super) fn delivery(
-        &self,
-        target: Target,
-        name: &str,
-        body: Vec<u8>,
-        dedupe: Option<String>,
-        request: Option<Uuid>,
-        if_finished: IfFinished,
-    ) -> Result<Delivery, ClientError> {
-        named("the message's name", name)?;
-        if let Some(key) = &dedupe {
-            named("the dedupe key", key)?;
-        }
-        if let IfFinished::Publish(event) = &if_finished {
-            named("the event's name", event)?;
-        }
-        Ok(Delivery {
-            target,
-            name: name.to_owned(),
-            body,
-            dedupe,
-            request,
-            inbox_max: self.shared.settings.inbox_messages_max,
-            on_end: if_finished.on_end(&self.shared.settings),
-        })
     }
 
     async fn status_text(&self, run: RunId) -> String {
@@ -178,10 +132,12 @@ pub enum Sent {
 pub struct SendMessage {
     pub(super) client: Client,
     pub(super) target: Target,
-    pub(super) name: String,
-    pub(super) body: Result<Vec<u8>, ClientError>,
-    pub(super) dedupe: Option<String>,
-    pub(super) if_finished: IfFinished,
+    name: String,
+    body: Result<Vec<u8>, ClientError>,
+    dedupe: Option<String>,
+    /// Who waits for a reply.
+    request: Option<Uuid>,
+    if_finished: IfFinished,
 }
 
 impl SendMessage {
@@ -197,21 +153,39 @@ impl SendMessage {
         self.if_finished = policy;
         self
     }
-}
 
-impl SendMessage {
-    async fn send(self) -> Result<Sent, ClientError> {
+    /// Checks what was said.
+    pub(super) fn delivery(self) -> Result<Delivery, ClientError> {
         let body = self.body?;
-        self.client
-            .deliver(
-                self.target,
-                &self.name,
-                body,
-                self.dedupe,
-                None,
-                self.if_finished,
-            )
-            .await
+        named("the message's name", &self.name)?;
+        if let Some(key) = &self.dedupe {
+            named("the dedupe key", key)?;
+        }
+        if let IfFinished::Publish(event) = &self.if_finished {
+            named("the event's name", event)?;
+        }
+        let settings = &self.client.shared.settings;
+        Ok(Delivery {
+            target: self.target,
+            name: self.name,
+            body,
+            dedupe: self.dedupe,
+            request: self.request,
+            inbox_max: settings.inbox_messages_max,
+            on_end: self.if_finished.on_end(settings),
+        })
+    }
+
+    async fn send(self) -> Result<Sent, ClientError> {
+        let client = self.client.clone();
+        let delivery = self.delivery()?;
+        let (run, limit) = (describe(&delivery.target), delivery.inbox_max);
+        let delivered: Delivered = client.ask(Write::Deliver(Box::new(delivery))).await?;
+        let status = match (delivered.receipt, delivered.run) {
+            (Receipt::Finished, Some(run)) => client.status_text(run).await,
+            _ => ENDED.to_owned(),
+        };
+        sent(delivered.receipt, run, status, limit)
     }
 }
 

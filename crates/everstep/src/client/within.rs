@@ -239,15 +239,8 @@ impl SendMessage {
         let mut message = Some(self);
         let next: Next<'_, Sent> = Box::new(move |before| {
             if let Some(message) = message.take() {
-                let client = &message.client;
-                let delivery = client.delivery(
-                    message.target,
-                    &message.name,
-                    message.body?,
-                    message.dedupe,
-                    None,
-                    message.if_finished,
-                )?;
+                let client = message.client.clone();
+                let delivery = message.delivery()?;
                 limit = delivery.inbox_max;
                 let batch = client.batch(Write::Deliver(Box::new(delivery)));
                 return Ok(ControlFlow::Continue(batch));

@@ -1,14 +1,9 @@
 //! Writes by the committer, and which answer belongs to which write.
 
-use tokio::sync::oneshot;
-
 use super::{Client, ClientError};
-use crate::{
-    commit::{
-        Controlled, Deleted, Delivered, Imported, LetterDone, Outcome, Published, QueueDone,
-        Refusal, ScheduleOutcome, Settled, Started, Write,
-    },
-    engine::{Pending, Reply},
+use crate::commit::{
+    Controlled, Deleted, Delivered, Imported, LetterDone, Outcome, Published, QueueDone, Refusal,
+    ScheduleOutcome, Settled, Started, Write,
 };
 
 /// The answer to a kind of write.
@@ -73,9 +68,7 @@ impl Client {
     /// As [`ask`](Client::ask), with whatever the answer is.
     pub(super) async fn write(&self, write: Write) -> Result<Outcome, ClientError> {
         self.check_open()?;
-        let (sender, answer) = oneshot::channel();
-        let pending = Pending::new(write, Reply::Caller(sender));
-        self.shared.queue.push(&self.shared, pending);
+        let answer = self.shared.hand_in(write);
         Ok(answer.await.map_err(|_| ClientError::Closed)??)
     }
 
@@ -83,17 +76,8 @@ impl Client {
     /// each, in order.
     pub(super) async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Outcome>, ClientError> {
         self.check_open()?;
-        let mut answers = Vec::with_capacity(writes.len());
-        let pending = writes.into_iter().map(|write| {
-            let (sender, answer) = oneshot::channel();
-            answers.push(answer);
-            let reply = Reply::Caller(sender);
-            Pending::new(write, reply)
-        });
-        let mut pending = pending.collect();
-        self.shared.queue.push_all(&self.shared, &mut pending);
-        let mut outcomes = Vec::with_capacity(answers.len());
-        for answer in answers {
+        let mut outcomes = Vec::with_capacity(writes.len());
+        for answer in self.shared.hand_in_all(writes.into_iter()) {
             outcomes.push(answer.await.map_err(|_| ClientError::Closed)??);
         }
         Ok(outcomes)

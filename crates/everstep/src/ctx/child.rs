@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::{
     Claim, Ctx, decode, error_at, key_of, open_failure,
-    operation::{self, Operation, Until, read_answer, take_answer},
+    operation::{self, Operation, Until, read_answer, take_answer, timed},
     refuse_if,
     send::ToTarget,
 };
@@ -409,19 +409,7 @@ impl RunEnding {
     }
 }
 
-impl RunFinished {
-    /// Gives `None` when it has not ended after this long.
-    pub fn timeout(mut self, timeout: Duration) -> Until<Self> {
-        self.until = Some(When::After(timeout));
-        Until(self)
-    }
-
-    /// Gives `None` when it has not ended by this instant.
-    pub fn until(mut self, at: Timestamp) -> Until<Self> {
-        self.until = Some(When::At(at));
-        Until(self)
-    }
-}
+timed!([] RunFinished, "it has not ended", "");
 
 impl Operation for RunFinished {
     type Output = Option<RunEnding>;

@@ -233,7 +233,7 @@ macro_rules! arms {
     )*};
 }
 
-/// Each [`Operation`](super::operation::Operation) is a future and an arm.
+/// Each [`Operation`] is a future and an arm.
 macro_rules! operations {
     ($poll:ident: $([$($bounds:tt)*] $operation:ty, $($claim:ident).+ => $output:ty;)*) => {
         arms! { $([$($bounds)*] $operation, $($claim).+ => $output;)* }

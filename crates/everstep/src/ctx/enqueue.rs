@@ -4,7 +4,7 @@ use std::{marker::PhantomData, rc::Rc, time::Duration};
 
 use super::{
     Claim, Ctx, decode, error_at, open_failure,
-    operation::{Operation, Until, read_answer},
+    operation::{Operation, Until, read_answer, timed},
     refuse_if,
 };
 use crate::{
@@ -141,18 +141,6 @@ impl<O: Value> Enqueue<O> {
         self
     }
 
-    /// Gives `None` when there is no result after this long. A result that is there wins.
-    pub fn timeout(mut self, timeout: Duration) -> Until<Self> {
-        self.until = Some(When::After(timeout));
-        Until(self)
-    }
-
-    /// Gives `None` when there is no result by this instant. A result that is there wins.
-    pub fn until(mut self, at: Timestamp) -> Until<Self> {
-        self.until = Some(When::At(at));
-        Until(self)
-    }
-
     /// Does not wait for the result: gives the id of the item once it is in the queue, or that of
     /// the one which has the dedupe key.
     pub fn detach(mut self) -> EnqueueDetached {
@@ -163,6 +151,8 @@ impl<O: Value> Enqueue<O> {
         EnqueueDetached { raw: self.raw }
     }
 }
+
+timed!([O: Value] Enqueue<O>, "there is no result", " A result that is there wins.");
 
 impl<O: Value> Operation for Enqueue<O> {
     type Output = Option<O>;

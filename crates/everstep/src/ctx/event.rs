@@ -1,10 +1,10 @@
 //! `ctx.event`: waits for an event that somebody publishes.
 
-use std::{marker::PhantomData, rc::Rc, time::Duration};
+use std::{marker::PhantomData, rc::Rc};
 
 use super::{
     Claim, Ctx, decode,
-    operation::{Operation, Until, read_answer, take_answer},
+    operation::{Operation, Until, read_answer, take_answer, timed},
     refuse_if,
 };
 use crate::{
@@ -60,19 +60,9 @@ impl<T: Value> EventWait<T> {
         self.matching = Some(key);
         self
     }
-
-    /// Gives `None` when no event has come after this long. An event that is there wins.
-    pub fn timeout(mut self, timeout: Duration) -> Until<Self> {
-        self.until = Some(When::After(timeout));
-        Until(self)
-    }
-
-    /// Gives `None` when no event has come by this instant. An event that is there wins.
-    pub fn until(mut self, at: Timestamp) -> Until<Self> {
-        self.until = Some(When::At(at));
-        Until(self)
-    }
 }
+
+timed!([T: Value] EventWait<T>, "no event has come", " An event that is there wins.");
 
 impl<T: Value> Until<EventWait<T>> {
     /// As [`EventWait::matching`].

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{
     Claim, Ctx, Whose, decode, encode,
-    operation::{Operation, Until},
+    operation::{Operation, Until, timed},
     refuse_if,
 };
 use crate::{
@@ -183,18 +183,6 @@ impl<K: Take> Listen<K> {
         self
     }
 
-    /// Gives `None` when no message has come after this long. A message that is there wins.
-    pub fn timeout(mut self, timeout: Duration) -> Until<Self> {
-        self.until = Some(When::After(timeout));
-        Until(self)
-    }
-
-    /// Gives `None` when no message has come by this instant. A message that is there wins.
-    pub fn until(mut self, at: Timestamp) -> Until<Self> {
-        self.until = Some(When::At(at));
-        Until(self)
-    }
-
     /// Gives up to `n` messages that are there, and waits only while there is none.
     pub fn batch(mut self, n: usize) -> ListenBatch<K> {
         let checked = SettingsError::check_count("batch", n as u64);
@@ -216,6 +204,8 @@ impl<K: Take> Listen<K> {
         messages.into_iter().map(read).collect()
     }
 }
+
+timed!([K: Take] Listen<K>, "no message has come", " A message that is there wins.");
 
 impl<K: Take> Until<Listen<K>> {
     /// As [`Listen::names`].

@@ -81,6 +81,26 @@ impl<T, W: Operation<Output = Option<T>>> Future for Until<W> {
     }
 }
 
+/// Waits that can have a time limit.
+macro_rules! timed {
+    ([$($bounds:tt)*] $wait:ty, $none:literal, $wins:literal) => {
+        impl<$($bounds)*> $wait {
+            #[doc = concat!("Gives `None` when ", $none, " after this long.", $wins)]
+            pub fn timeout(mut self, timeout: std::time::Duration) -> Until<Self> {
+                self.until = Some(When::After(timeout));
+                Until(self)
+            }
+
+            #[doc = concat!("Gives `None` when ", $none, " by this instant.", $wins)]
+            pub fn until(mut self, at: Timestamp) -> Until<Self> {
+                self.until = Some(When::At(at));
+                Until(self)
+            }
+        }
+    };
+}
+pub(super) use timed;
+
 /// The bytes of the answer that a wait takes; `Some(None)` if its time ran out first.
 pub(super) fn take_answer(core: &Core, id: OpId) -> Option<Option<Vec<u8>>> {
     core.take(id, |entry| match &entry.value {

@@ -86,25 +86,22 @@ impl Ctx {
 }
 
 impl<S, B> Repeat<'_, S, B> {
+    fn checked(mut self, option: &'static str, n: u64) -> Self {
+        refuse_if(&mut self.claim, SettingsError::check_count(option, n));
+        self
+    }
+
     /// At the latest after this many iterations the state is written, also if nothing else is;
     /// 20 if this is not said.
     pub fn commit_every(mut self, n: u64) -> Self {
-        refuse_if(
-            &mut self.claim,
-            SettingsError::check_count("commit_every", n),
-        );
         self.options.commit_every = n;
-        self
+        self.checked("commit_every", n)
     }
 
     /// After every so many iterations old ones are deleted; 20 if this is not said.
     pub fn history_every(mut self, n: u64) -> Self {
-        refuse_if(
-            &mut self.claim,
-            SettingsError::check_count("history_every", n),
-        );
         self.options.history_every = n;
-        self
+        self.checked("history_every", n)
     }
 
     /// How many iterations are kept when old ones are deleted; 20 if this is not said.
@@ -112,12 +109,8 @@ impl<S, B> Repeat<'_, S, B> {
     /// An iteration in which a step with a rollback has completed is kept beyond that, since the
     /// rollback must be found again.
     pub fn history_keep(mut self, n: u64) -> Self {
-        refuse_if(
-            &mut self.claim,
-            SettingsError::check_count("history_keep", n),
-        );
         self.options.history_keep = n;
-        self
+        self.checked("history_keep", n)
     }
 }
 

@@ -21,7 +21,6 @@ use super::{mailbox::Event, poller::Poller, shared::Shared};
 use crate::{
     run_id::RunNo,
     seam::{self, Monitor},
-    store::DueRun,
     time::{Outlook, Timestamp},
 };
 
@@ -288,7 +287,8 @@ fn poll_store(shared: &Shared, look: bool) {
             .last()
             .and_then(|run| Some((run.available_at?, run.id.no())));
         let full = due.runs.len() == PAGE;
-        hand_out(shared, due.runs, look);
+        let runs = due.runs.into_iter().map(|run| (run.id, run));
+        shared.tell_owners(runs, |runs| Event::Due { runs, look });
         if !full || !shared.has_room() {
             if full {
                 // The rest is read when there is room again.
@@ -305,18 +305,6 @@ fn poll_store(shared: &Shared, look: bool) {
             return;
         }
         after = last;
-    }
-}
-
-fn hand_out(shared: &Shared, runs: Vec<DueRun>, look: bool) {
-    let mut by_thread: Vec<Vec<DueRun>> = shared.threads.iter().map(|_| Vec::new()).collect();
-    for run in runs {
-        by_thread[shared.thread_of(run.id.shard_index())].push(run);
-    }
-    for (thread, runs) in by_thread.into_iter().enumerate() {
-        if !runs.is_empty() {
-            shared.threads[thread].push(Event::Due { runs, look });
-        }
     }
 }
 

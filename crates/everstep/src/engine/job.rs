@@ -3,17 +3,13 @@
 use std::{future::Future, pin::Pin, sync::Arc};
 
 use futures_util::FutureExt;
-use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::{
-    committer::{Pending, Reply},
-    shared::Shared,
-};
+use super::shared::{Answering, Shared};
 use crate::{
     cancellation::Cancellation,
     codec::{Value, hook::Codecs, payload},
-    commit::{ClaimedItem, Extend, ItemId, Outcome, QueueWrite, Settlement, Write},
+    commit::{ClaimedItem, Extend, ItemId, QueueWrite, Settlement, Write},
     error::{Error, Failure, FailureKind, Result, encode_failure},
     panics, random,
     retry::Retry,
@@ -160,17 +156,9 @@ impl std::fmt::Debug for Job {
     }
 }
 
-/// The answer to a write that is on its way.
-pub(crate) type Answering =
-    oneshot::Receiver<std::result::Result<Outcome, Arc<crate::store::StoreError>>>;
-
 /// Hands a write about a queue to the committer.
 pub(crate) fn write(shared: &Shared, write: QueueWrite) -> Answering {
-    let (sender, answer) = oneshot::channel();
-    let write = Write::Queue(Box::new(write));
-    let pending = Pending::new(write, Reply::Caller(sender));
-    shared.queue.push(shared, pending);
-    answer
+    shared.hand_in(Write::Queue(Box::new(write)))
 }
 
 /// Runs the code; a panic is an error like any other.

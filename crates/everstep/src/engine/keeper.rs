@@ -18,13 +18,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::oneshot;
-
 use super::{
-    audit,
-    committer::{Pending, Reply},
-    retention, schedules,
-    shared::Shared,
+    audit, retention, schedules,
+    shared::{Answering, Shared},
 };
 use crate::{
     commit::{Outcome, Write},
@@ -266,9 +262,10 @@ fn wait(shared: &Shared, safety: &mut Instant) -> Option<usize> {
 
 /// Hands a write of a chore to the committer, and waits until it is durable.
 pub(crate) fn write(shared: &Shared, write: Write) -> Result<Outcome, Arc<StoreError>> {
-    let (sender, answer) = oneshot::channel();
-    let reply = Reply::Caller(sender);
-    shared.queue.push(shared, Pending::new(write, reply));
+    answered(shared, shared.hand_in(write))
+}
+
+fn answered(shared: &Shared, answer: Answering) -> Result<Outcome, Arc<StoreError>> {
     seam::block_on(answer, "answer to a chore").unwrap_or_else(|_| {
         let store = shared.store.describe();
         Err(Arc::new(StoreError::Closed { store }))
@@ -281,24 +278,8 @@ pub(crate) fn write_all(
     shared: &Shared,
     writes: impl Iterator<Item = Write>,
 ) -> Result<Vec<Outcome>, Arc<StoreError>> {
-    let mut answers = Vec::new();
-    let pending = writes.map(|write| {
-        let (sender, answer) = oneshot::channel();
-        answers.push(answer);
-        let reply = Reply::Caller(sender);
-        Pending::new(write, reply)
-    });
-    shared.queue.push_all(shared, &mut pending.collect());
-    let closed = || StoreError::Closed {
-        store: shared.store.describe(),
-    };
-    answers
-        .into_iter()
-        .map(|answer| {
-            let answered = seam::block_on(answer, "answers to a chore");
-            answered.unwrap_or_else(|_| Err(Arc::new(closed())))
-        })
-        .collect()
+    let answers = shared.hand_in_all(writes).into_iter();
+    answers.map(|answer| answered(shared, answer)).collect()
 }
 
 #[cfg(test)]

@@ -414,15 +414,8 @@ pub(crate) fn take_up(shared: &Shared, shards: &ShardSet) -> Result<(), StoreErr
         let page = shared.store.live(shards, after, PAGE)?;
         after = page.last().map(|run| run.id.no());
         let full = page.len() == PAGE;
-        let mut by_thread: Vec<Vec<_>> = shared.threads.iter().map(|_| Vec::new()).collect();
-        for run in page {
-            by_thread[shared.thread_of(run.id.shard_index())].push(run);
-        }
-        for (thread, runs) in by_thread.into_iter().enumerate() {
-            if !runs.is_empty() {
-                shared.threads[thread].push(Event::Recovered(runs));
-            }
-        }
+        let runs = page.into_iter().map(|run| (run.id, run));
+        shared.tell_owners(runs, Event::Recovered);
         if !full {
             shared.due.poke(false);
             poller::ask_about(shared, shards)?;
@@ -438,18 +431,12 @@ fn reconsider(shared: &Shared, shards: &ShardSet) -> Result<(), StoreError> {
         let page = shared.store.paused(shards, after, PAGE)?;
         after = page.last().map(|run| run.id.no());
         let full = page.len() == PAGE;
-        let mut by_thread: Vec<Vec<_>> = shared.threads.iter().map(|_| Vec::new()).collect();
-        for run in page {
+        let runs = page.iter().filter(|run| {
             let mendable = run.reason.as_deref().is_some_and(is_mended_by_deploy);
-            if mendable && shared.registry.find(&run.workflow, run.version).is_some() {
-                by_thread[shared.thread_of(run.id.shard_index())].push(run.id.no());
-            }
-        }
-        for (thread, runs) in by_thread.into_iter().enumerate() {
-            if !runs.is_empty() {
-                shared.threads[thread].push(Event::Reconsider(runs));
-            }
-        }
+            mendable && shared.registry.find(&run.workflow, run.version).is_some()
+        });
+        let runs = runs.map(|run| (run.id, run.id.no()));
+        shared.tell_owners(runs, Event::Reconsider);
         if !full {
             return Ok(());
         }

@@ -255,20 +255,22 @@ fn fire_all(shared: &Shared, fires: Vec<Fire>) -> Result<bool, Arc<StoreError>> 
 }
 
 fn report(schedule: &str, cause: FireCause, outcome: &Outcome) {
-    if let FireCause::Tick { missed, .. } = cause
-        && missed > 0
-        && matches!(outcome, Outcome::Scheduled(ScheduleOutcome::Fired(_)))
+    let Outcome::Scheduled(ScheduleOutcome::Fired(fired)) = outcome else {
+        return;
+    };
+    if let FireCause::Tick {
+        missed: missed @ 1..,
+        ..
+    } = cause
     {
         tracing::warn!(schedule, missed, "ticks came too late and were missed");
     }
-    if let Outcome::Scheduled(ScheduleOutcome::Fired(fired)) = outcome {
-        match fired {
-            Fired::Started(run) => tracing::debug!(schedule, run = %run.id, "started"),
-            Fired::Skipped { by } => {
-                tracing::info!(schedule, ?by, "a tick was skipped: a run has not ended");
-            }
-            Fired::Queued | Fired::Missed => {}
+    match fired {
+        Fired::Started(run) => tracing::debug!(schedule, run = %run.id, "started"),
+        Fired::Skipped { by } => {
+            tracing::info!(schedule, ?by, "a tick was skipped: a run has not ended");
         }
+        Fired::Queued | Fired::Missed => {}
     }
 }
 

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{
     activity::Activity,
-    committer::{self, CommitQueue},
+    committer::{self, CommitQueue, Pending, Reply},
     complaints::Complaints,
     counters::Counters,
     due::DueSignal,
@@ -30,7 +30,7 @@ use super::{
     workers::Workers,
 };
 use crate::{
-    commit::{Fence, NewRun},
+    commit::{Fence, NewRun, Outcome, Write},
     pool::DEFAULT_POOL,
     registry::Registry,
     run_id::{RunId, RunIds, RunNo, ShardId},
@@ -41,6 +41,9 @@ use crate::{
     telemetry::{EngineMetrics, Metrics, NotReady, Watched},
     time::{Clock, Timestamp, Uptime, suspended},
 };
+
+/// The answer to a write that is on its way.
+pub(crate) type Answering = oneshot::Receiver<Result<Outcome, Arc<StoreError>>>;
 
 pub(crate) struct Shared {
     pub(crate) settings: Arc<Settings>,
@@ -251,6 +254,43 @@ impl Shared {
 
     pub(crate) fn mailbox_of(&self, run: RunId) -> &Mailbox {
         &self.threads[self.thread_of(run.shard_index())]
+    }
+
+    /// Tells each engine thread of those of these that belong to its runs.
+    pub(crate) fn tell_owners<T>(
+        &self,
+        runs: impl Iterator<Item = (RunId, T)>,
+        event: impl Fn(Vec<T>) -> Event,
+    ) {
+        let mut by_thread: Vec<Vec<T>> = self.threads.iter().map(|_| Vec::new()).collect();
+        for (run, what) in runs {
+            by_thread[self.thread_of(run.shard_index())].push(what);
+        }
+        for (thread, told) in self.threads.iter().zip(by_thread) {
+            if !told.is_empty() {
+                thread.push(event(told));
+            }
+        }
+    }
+
+    /// Hands a write to the committer.
+    pub(crate) fn hand_in(&self, write: Write) -> Answering {
+        let (sender, answer) = oneshot::channel();
+        let pending = Pending::new(write, Reply::Caller(sender));
+        self.queue.push(self, pending);
+        answer
+    }
+
+    /// Hands writes to the committer together. One answer for each, in order.
+    pub(crate) fn hand_in_all(&self, writes: impl Iterator<Item = Write>) -> Vec<Answering> {
+        let mut answers = Vec::new();
+        let pending = writes.map(|write| {
+            let (sender, answer) = oneshot::channel();
+            answers.push(answer);
+            Pending::new(write, Reply::Caller(sender))
+        });
+        self.queue.push_all(self, &mut pending.collect());
+        answers
     }
 
     /// Takes a run out of memory, if it is in that of this process; `None` if there is no engine.

@@ -35,9 +35,9 @@ use uuid::Uuid;
 
 use super::{
     committer::Pending,
-    job::{self, Answering, Handler, Job},
+    job::{self, Handler, Job},
     keeper,
-    shared::Shared,
+    shared::{Answering, Shared},
 };
 use crate::{
     cancellation::Cancellation,
