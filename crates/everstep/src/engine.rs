@@ -775,7 +775,7 @@ impl StartParts {
                 engine_thread(index, shared, reader, services, runtime, leaving);
             })?);
         }
-        let threads: [(&str, fn(&Arc<Shared>)); 6] = [
+        let threads: [(&str, Work); 6] = [
             ("everstep-commit", |shared| committer_thread(shared)),
             ("everstep-due", due::run),
             ("everstep-timers", |shared| due::keep_timers(shared)),
@@ -994,6 +994,9 @@ pub(crate) fn committer_thread(shared: &Shared) {
         committer::run(shared);
     }
 }
+
+/// The work of a thread of the engine that is no engine thread.
+type Work = fn(&Arc<Shared>);
 
 /// Notes when the caller's runtime goes away under the engine. The task that does so lives as long as
 /// the sender, and keeps nothing of the engine: the runtime may outlive it by far.
