@@ -17,7 +17,7 @@ use std::{
 use crate::{
     Failure, root,
     source::{
-        self,
+        self, Build,
         imports::{self, Graph},
     },
 };
@@ -45,6 +45,8 @@ struct House {
     /// The top-level modules of the core crate; its root is `lib`.
     modules: BTreeMap<String, Lines>,
     core: Lines,
+    /// Those of the core crate that a program of a user compiles: without the kit for tests.
+    users: Lines,
     graph: Graph,
     cycle: Vec<String>,
     names: Vec<String>,
@@ -88,7 +90,7 @@ impl House {
             let name = package.strip_prefix(root).unwrap_or(&package);
             crates.push((name.to_string_lossy().replace('\\', "/"), lines));
         }
-        let files = source::read(&root.join(CORE).join("src"))?;
+        let files = source::read(&root.join(CORE).join("src"), Build::AnyFeature)?;
         if files.is_empty() {
             let message = format!("{} has no {CORE}/src", root.display());
             return Err(Failure::Found(message));
@@ -98,6 +100,10 @@ impl House {
             let lines = Lines::of(file);
             core += lines;
             *modules.entry(file.top().to_owned()).or_default() += lines;
+        }
+        let mut users = Lines::default();
+        for file in source::read(&root.join(CORE).join("src"), Build::Users)? {
+            users += Lines::of(&file);
         }
         let lib = files.iter().find(|file| file.path == "lib.rs");
         let names = lib.map(imports::exports).unwrap_or_default();
@@ -109,6 +115,7 @@ impl House {
             crates,
             modules,
             core,
+            users,
             cycle: imports::largest_cycle(&graph).into_iter().collect(),
             graph,
             names,
@@ -155,6 +162,7 @@ impl House {
         });
         Json::object([
             ("core_code_lines", Json::Number(self.core.code)),
+            ("users_code_lines", Json::Number(self.users.code)),
             ("cycle", Json::Number(self.cycle.len())),
             ("root_names", Json::Number(self.names.len())),
             ("shared_store_lines", Json::Number(self.shared_lines())),
@@ -184,6 +192,7 @@ impl House {
             println!("{name:<28}{lines}");
         }
         println!("{:<28}{}", "all", self.core);
+        println!("{:<28}{}", "in users' builds", self.users);
         println!("\nimports between modules: {}", self.edges());
         println!(
             "largest cycle: {} ({})",
@@ -244,10 +253,10 @@ fn packages(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 /// All lines of a package: those below `tests` are tests, others as [`crate::source`] reads them.
 fn lines_of_package(package: &Path) -> Result<Lines, Failure> {
     let mut lines = Lines::default();
-    for file in source::read(&package.join("src"))? {
+    for file in source::read(&package.join("src"), Build::AnyFeature)? {
         lines += Lines::of(&file);
     }
-    for mut file in source::read(package)? {
+    for mut file in source::read(package, Build::AnyFeature)? {
         if !file.path.starts_with("src/") {
             file.test |= file.path.starts_with("tests/");
             lines += Lines::of(&file);

@@ -3,7 +3,8 @@
 //!
 //! Test code is an item under a `#[cfg(..)]` that cannot hold without `test`, a `#[test]` function,
 //! and a file that only such items declare. [`crate::architecture`] and [`crate::house`] share this
-//! reading, so that the layers that one checks are those that the other counts.
+//! reading, so that the layers that one checks are those that the other counts. [`Build`] says whether
+//! features that only tests turn on count as test code, too.
 
 use std::{
     collections::BTreeSet,
@@ -19,6 +20,18 @@ pub(crate) mod lexer;
 
 use lexer::{Kind, Token};
 
+/// The build whose code is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Build {
+    /// Every feature may be on.
+    AnyFeature,
+    /// A program of a user: without the features that only tests turn on.
+    Users,
+}
+
+/// The features that no program of a user turns on, as they stand in a `cfg`.
+const TEST_FEATURES: [&str; 2] = ["\"testing\"", "\"sabotage\""];
+
 /// One file of a crate.
 pub(crate) struct File {
     /// From the folder that was read, with `/`.
@@ -32,9 +45,14 @@ pub(crate) struct File {
 }
 
 impl File {
+    #[cfg(test)]
     pub(crate) fn new(path: &str, text: &str) -> File {
+        File::in_build(path, text, Build::AnyFeature)
+    }
+
+    fn in_build(path: &str, text: &str, build: Build) -> File {
         let mut tokens = lexer::tokens(text);
-        let test = mark_tests(&mut tokens);
+        let test = mark_tests(&mut tokens, build);
         let mut module: Vec<String> = path
             .trim_end_matches(".rs")
             .split('/')
@@ -72,7 +90,7 @@ impl File {
 
 /// Reads all files below the folder of a crate's sources, in the order of their paths; none if there
 /// is no such folder.
-pub(crate) fn read(folder: &Path) -> Result<Vec<File>, Failure> {
+pub(crate) fn read(folder: &Path, build: Build) -> Result<Vec<File>, Failure> {
     let mut paths = Vec::new();
     if folder.is_dir() {
         rust_files(folder, &mut paths)?;
@@ -83,7 +101,7 @@ pub(crate) fn read(folder: &Path) -> Result<Vec<File>, Failure> {
         let text = fs::read_to_string(&path).map_err(|error| failed(&path, &error))?;
         let below = path.strip_prefix(folder).unwrap_or(&path);
         let below = below.to_string_lossy().replace('\\', "/");
-        files.push(File::new(&below, &text));
+        files.push(File::in_build(&below, &text, build));
     }
     mark_test_files(&mut files);
     Ok(files)
@@ -177,10 +195,10 @@ fn modules_at(file: &[String], tokens: &[&Token]) -> Vec<Rc<Vec<String>>> {
 }
 
 /// Marks the tokens of items that only tests have. Whether that is the whole file.
-fn mark_tests(tokens: &mut [Token]) -> bool {
+fn mark_tests(tokens: &mut [Token], build: Build) -> bool {
     let mut at = 0;
     while at < tokens.len() {
-        let (item, attributes) = attributes(tokens, at);
+        let (item, attributes) = attributes(tokens, at, build);
         if item == at {
             at += 1;
             continue;
@@ -203,7 +221,7 @@ fn mark_tests(tokens: &mut [Token]) -> bool {
 
 /// Passes over docs and attributes. Gives the index of what follows, and for each attribute whether
 /// it is an inner one and whether it keeps its item for tests.
-fn attributes(tokens: &[Token], from: usize) -> (usize, Vec<(bool, bool)>) {
+fn attributes(tokens: &[Token], from: usize, build: Build) -> (usize, Vec<(bool, bool)>) {
     let (mut at, mut found) = (from, Vec::new());
     let mut end = from;
     while at < tokens.len() {
@@ -223,7 +241,7 @@ fn attributes(tokens: &[Token], from: usize) -> (usize, Vec<(bool, bool)>) {
         }
         let close = closing(tokens, bracket);
         let inside = &tokens[bracket + 1..close.min(tokens.len())];
-        found.push((inner, only_for_tests(inside)));
+        found.push((inner, only_for_tests(inside, build)));
         at = close + 1;
         end = at;
     }
@@ -247,10 +265,12 @@ fn closing(tokens: &[Token], open: usize) -> usize {
 }
 
 /// Whether an attribute keeps its item for tests: `test`, `tokio::test`, or a `cfg` that cannot hold
-/// without `test`.
-fn only_for_tests(attribute: &[Token]) -> bool {
+/// in the build.
+fn only_for_tests(attribute: &[Token], build: Build) -> bool {
     match attribute {
-        [cfg, open, predicate @ .., _] if cfg.is("cfg") && open.is("(") => !may_hold(predicate),
+        [cfg, open, predicate @ .., _] if cfg.is("cfg") && open.is("(") => {
+            !may_hold(predicate, build)
+        }
         [path @ .., last] if last.is("test") => path
             .iter()
             .all(|token| token.is(":") || token.kind == Kind::Word),
@@ -258,10 +278,14 @@ fn only_for_tests(attribute: &[Token]) -> bool {
     }
 }
 
-/// Whether a predicate of `cfg` may hold in a build without `test`.
-fn may_hold(predicate: &[Token]) -> bool {
+/// Whether a predicate of `cfg` may hold in this build, which is without `test`.
+fn may_hold(predicate: &[Token], build: Build) -> bool {
+    let may_hold = |part| may_hold(part, build);
     match predicate {
         [word] => !word.is("test"),
+        [feature, equals, name] if feature.is("feature") && equals.is("=") => {
+            build == Build::AnyFeature || !TEST_FEATURES.contains(&name.text.as_str())
+        }
         [all, open, inside @ .., _] if all.is("all") && open.is("(") => {
             parts(inside).into_iter().all(may_hold)
         }
@@ -395,6 +419,24 @@ mod tests {
         );
         assert_eq!(words("#[cfg(test)] let a = B { c: d }; e"), "e");
         assert_eq!(words("#[cfg(test)] if a { b } c"), "c");
+    }
+
+    #[test]
+    fn features_of_tests_are_test_code_in_the_build_of_a_user() {
+        let text = "#[cfg(feature = \"testing\")] fn a() {} #[cfg(any(test, feature = \"sabotage\"))] \
+                    fn b() {} #[cfg(feature = \"sqlite\")] fn c() {} \
+                    #[cfg(not(feature = \"testing\"))] fn d() {}";
+        let names = |build| {
+            let file = File::in_build("a.rs", text, build);
+            let names = file
+                .code()
+                .into_iter()
+                .filter(|token| token.text.len() == 1);
+            let names = names.filter(|token| token.kind == Kind::Word);
+            names.map(|token| token.text.clone()).collect::<String>()
+        };
+        assert_eq!(names(Build::AnyFeature), "abcd");
+        assert_eq!(names(Build::Users), "cd");
     }
 
     #[test]

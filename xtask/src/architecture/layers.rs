@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, path::Path};
 use crate::{
     Failure,
     source::{
-        self,
+        self, Build,
         imports::{self, Graph, Import},
     },
 };
@@ -32,7 +32,7 @@ pub(super) fn check(root: &Path, document: &str) -> Result<(), Failure> {
         let missing = format!("ARCHITECTURE.md has no table below `{HEADING}`");
         return Err(Failure::Found(missing));
     };
-    let files = source::read(&root.join(SOURCES))?;
+    let files = source::read(&root.join(SOURCES), Build::AnyFeature)?;
     let imports = imports::imports(&files);
     let problems = problems(&allowed, &imports::modules(&files), &imports);
     if !problems.is_empty() {
