@@ -72,12 +72,13 @@ impl Schema {
     /// What makes tables like those of this schema in another.
     fn layout_of_copies(&self, other: &str) -> String {
         let copy = |table: &str, with: &str| {
-            let like = format!("LIKE {}.{table} INCLUDING ALL", self.name);
-            format!("CREATE TABLE {other}.{table} ({like}) {with}")
+            let like = format!("LIKE {}.everstep_{table} INCLUDING ALL", self.name);
+            format!("CREATE TABLE {other}.everstep_{table} ({like}) {with}")
         };
         let (runs, history) = (copy("runs", "WITH (fillfactor = 70)"), copy("history", ""));
         // It is not among what the bare loop writes.
-        let generation = format!("ALTER TABLE {other}.history ALTER generation SET DEFAULT 1");
+        let generation =
+            format!("ALTER TABLE {other}.everstep_history ALTER generation SET DEFAULT 1");
         format!("{runs}; {history}; {generation}")
     }
 

@@ -41,7 +41,7 @@ impl Place {
             }
             Place::Server(server) => {
                 let name = name.replace('\'', "''");
-                let of = format!("FROM {SCHEMA}.schedules WHERE name = '{name}'");
+                let of = format!("FROM {SCHEMA}.everstep_schedules WHERE name = '{name}'");
                 let mut session = server.session()?;
                 let mut number = |column: &str| -> Result<i64, Problem> {
                     Ok(session.value(&format!("SELECT {column} {of}"))?.parse()?)
@@ -73,7 +73,7 @@ impl Place {
                 let mut session = server.session()?;
                 session.query(&format!(
                     "BEGIN; SET LOCAL lock_timeout = '2s'; \
-                     LOCK TABLE {SCHEMA}.runners IN EXCLUSIVE MODE"
+                     LOCK TABLE {SCHEMA}.everstep_runners IN EXCLUSIVE MODE"
                 ))?;
                 Ok(Held::Server(session))
             }
