@@ -32,7 +32,8 @@ use crate::seam::Abort;
 /// | lost `select!` or race | when the future is dropped | not at all: only a blocking body goes on | discarded |
 ///
 /// An error that a body returns after it has seen the token counts as no attempt (except after its
-/// timeout): the body has given up, and runs again when the run goes on.
+/// timeout): the body has given up, and runs again when the run goes on. That is never in an engine that
+/// shuts down, and after the end of a lease was announced only once the lease is renewed.
 #[derive(Clone, Debug)]
 pub struct Cancellation {
     inner: Arc<Inner>,

@@ -22,12 +22,12 @@ pub(crate) struct Host {
 }
 
 impl Owner for Host {
-    fn lets_bodies_run(&self, epoch: u64) -> bool {
-        self.shared.lets_bodies_run(epoch)
+    fn lets_bodies_start(&self, epoch: u64) -> bool {
+        self.shared.lets_bodies_start(epoch)
     }
 
-    fn is_leaving(&self) -> bool {
-        self.shared.leaving()
+    fn lets_bodies_run(&self, epoch: u64) -> bool {
+        self.shared.lets_bodies_run(epoch)
     }
 
     fn new_run_id(&self, now: Timestamp, workflow: &str, version: u32, pool: &str) -> RunId {

@@ -326,11 +326,11 @@ impl Shared {
         let ends = lease.valid_until.as_nanos().saturating_sub(margin).max(1);
         // The clock is read after the swap: whoever has found the lease over until then is woken.
         let before = self.lease_ends.swap(ends, Ordering::AcqRel);
-        let was_over = before <= Uptime::now().as_nanos();
+        let was_ending = !is_after(before, self.settings.lease_grace());
         drop(slot);
         self.counters.lease_lasts();
-        if was_over {
-            // The threads hold still while it is over.
+        if was_ending {
+            // The threads start no body while it is about to end, and hold still while it is over.
             for thread in &self.threads {
                 thread.push(Event::Timer);
             }
@@ -341,8 +341,13 @@ impl Shared {
     /// [`Settings::lease_margin`] before its end. A process that was stopped for longer, or whose machine
     /// was suspended, may have a successor, and must start no body before it knows.
     pub(crate) fn lease_lasts(&self) -> bool {
-        let lasts = Uptime::now().as_nanos() < self.lease_ends.load(Ordering::Acquire);
-        lasts || self.is_blind()
+        self.lease_lasts_for(Duration::ZERO)
+    }
+
+    /// Whether it lasts for longer than this.
+    fn lease_lasts_for(&self, time: Duration) -> bool {
+        let ends = self.lease_ends.load(Ordering::Acquire);
+        is_after(ends, time) || self.is_blind()
     }
 
     /// Whether this runner is told not to look at its own clock.
@@ -351,16 +356,30 @@ impl Shared {
         settings.breaks(Sabotage::NoFence) || settings.breaks(Sabotage::NoSelfFencing)
     }
 
-    /// Whether bodies may start and go on of a run that was read under the lease with this epoch.
+    /// Whether a body may start of a run that was read under the lease with this epoch.
+    ///
+    /// Not once the engine is leaving: its bodies were told, or dropped, and one that gives up for that
+    /// would begin again here. Not in the grace before the end of the lease either: a body that begins
+    /// after the others were told would be dropped without a word.
+    pub(crate) fn lets_bodies_start(&self, epoch: u64) -> bool {
+        self.holds_for(epoch, self.settings.lease_grace()) && !self.leaving()
+    }
+
+    /// Whether bodies may go on of a run that was read under the lease with this epoch.
+    pub(crate) fn lets_bodies_run(&self, epoch: u64) -> bool {
+        self.holds_for(epoch, Duration::ZERO)
+    }
+
+    /// Whether the lease with this epoch lasts for longer than this.
     ///
     /// The lease must last, and it must be the same one. A process that was stopped past its lease
     /// may have registered again while one run was polled, and another process may have completed
     /// that run's steps in between.
-    pub(crate) fn lets_bodies_run(&self, epoch: u64) -> bool {
+    fn holds_for(&self, epoch: u64, time: Duration) -> bool {
         // The last point before a body: none stands between this check and the body.
         seam::point("lease check");
         let is_own = self.is_current(epoch) || self.settings.breaks(Sabotage::ForeignEpoch);
-        is_own && self.lease_lasts()
+        is_own && self.lease_lasts_for(time)
     }
 
     /// How long bodies may go on if the lease is not renewed, and which end of the lease that is.
@@ -502,8 +521,10 @@ impl Shared {
         }
     }
 
-    /// Has everything in memory dropped.
+    /// Has everything in memory dropped, for good: no body starts any more.
     pub(crate) fn drop_runs(&self) {
+        // First: a body that is polled now may give up when its token is stopped.
+        self.begin_leaving();
         for thread in &self.threads {
             thread.bodies.stop_where(|_| true);
             thread.push(Event::Forget);
@@ -530,7 +551,7 @@ impl Shared {
         self.stopped.get().cloned()
     }
 
-    /// From now on no shard is taken.
+    /// From now on no shard is taken, and no body starts.
     pub(crate) fn begin_leaving(&self) {
         self.leaving.store(true, Ordering::Release);
     }
@@ -671,6 +692,12 @@ impl Shared {
             self.store.wake_others(self.me, runs);
         }
     }
+}
+
+/// Whether this uptime in nanoseconds is further away than that.
+fn is_after(uptime: u64, time: Duration) -> bool {
+    let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    Uptime::now().as_nanos().saturating_add(time) < uptime
 }
 
 /// A name for people: the host and the process.

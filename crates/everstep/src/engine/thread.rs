@@ -307,7 +307,8 @@ impl Worker {
 
     /// The lease lasts again: bodies that did not start may.
     fn start_stalled(&mut self) {
-        if !self.env.stalled.get() || !self.shared.lease_lasts() {
+        let epoch = self.shared.epoch();
+        if !self.env.stalled.get() || !self.shared.lets_bodies_start(epoch) {
             return;
         }
         self.env.stalled.set(false);

@@ -694,6 +694,10 @@ async fn handle(at_desk: AtDesk, beginning: Beginning, job: Job, item: ClaimedIt
         );
         return;
     }
+    if station.state.lock().stopping.is_some() || shared.leaving() {
+        // It was claimed before the stop. Nothing has begun, so there is nothing to wait for.
+        return settle(at_desk, Some(beginning), &item, Settlement::Release).await;
+    }
     let spec = &station.spec;
     let payload = item.payload.clone();
     let told = ItemSpan::begin(&spec.queue, &item);
@@ -753,6 +757,17 @@ async fn handle(at_desk: AtDesk, beginning: Beginning, job: Job, item: ClaimedIt
         Settlement::Failed(_) => "failed",
         Settlement::Release => "released",
     });
+    settle(at_desk, beginning, &item, settlement).await;
+}
+
+/// Writes how an attempt has ended, and leaves the desk.
+async fn settle(
+    at_desk: AtDesk,
+    beginning: Option<Beginning>,
+    item: &ClaimedItem,
+    settlement: Settlement,
+) {
+    let (shared, station) = (at_desk.shared.clone(), at_desk.station.clone());
     let settle = Settle {
         item: item.item,
         claim: at_desk.claim,
@@ -857,7 +872,7 @@ mod tests {
     use super::*;
     use crate::{
         codec::payload,
-        commit::{Batch, NewItem},
+        commit::{Batch, ItemState, NewItem},
         engine::{committer, fixture},
         store::Store,
     };
@@ -984,6 +999,32 @@ mod tests {
             });
             scene.run_until(|| station.state.lock().jobs.is_empty());
             assert_eq!(started.load(Ordering::Acquire), !is_taken);
+            scene.end();
+        }
+    }
+
+    /// A claim was answered after its station was to stop: the handler began, and was told at once.
+    #[test]
+    fn a_handler_does_not_start_once_its_station_or_its_engine_stops() {
+        for is_engine in [true, false] {
+            let scene = Scene::new();
+            let ours = scene.claim(scene.shared.now(), 1);
+            let item = ours.items[0].item;
+            let started = Arc::new(AtomicBool::new(false));
+            let noted = started.clone();
+            let station = scene.begin(ours, 1, move |_job, n| {
+                noted.store(true, Ordering::Release);
+                async move { Ok(n) }
+            });
+            match is_engine {
+                true => scene.shared.begin_leaving(),
+                false => drop(station.stop(&scene.shared, Duration::from_secs(60))),
+            }
+            let row = || scene.store.queue_item(item).expect("queue_item");
+            scene.run_until(|| row().is_none_or(|row| row.state == ItemState::Ready));
+            let attempts = row().map(|row| row.attempts);
+            assert_eq!(attempts, Some(0), "the attempt does not count");
+            assert!(!started.load(Ordering::Acquire));
             scene.end();
         }
     }

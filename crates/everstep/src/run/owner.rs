@@ -13,12 +13,13 @@ use crate::{
 
 /// The owner of a run: an engine thread. Called on any thread on which a body runs.
 pub(crate) trait Owner: Send + Sync {
-    /// Whether bodies may start and go on of a run that was read under the lease with this epoch.
-    /// Asked right before each body and each further poll of it.
-    fn lets_bodies_run(&self, epoch: u64) -> bool;
+    /// Whether a body may start of a run that was read under the lease with this epoch. Asked right
+    /// before each body.
+    fn lets_bodies_start(&self, epoch: u64) -> bool;
 
-    /// Whether the engine shuts down.
-    fn is_leaving(&self) -> bool;
+    /// Whether bodies may go on of a run that was read under the lease with this epoch. Asked right
+    /// before each further poll of a body.
+    fn lets_bodies_run(&self, epoch: u64) -> bool;
 
     /// An id for a run that begins now: for a shard of this process if that serves its workflow and has
     /// room for it.

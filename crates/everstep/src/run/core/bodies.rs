@@ -328,9 +328,6 @@ impl Core {
         // The attempt has the same number again, and readers must tell what it emits from what this
         // body has emitted.
         self.life.set(None);
-        // The shutdown tells bodies before the engine thread hears of it: the next attempt is for the
-        // next owner.
-        st.draining |= self.env.is_leaving();
         // It has its place under a limit. It has not killed its owner, if it is a suspect.
         let suspect = std::mem::replace(&mut st.suspect, false);
         self.want_start(st, id);

@@ -34,7 +34,8 @@ pub(crate) struct Env {
     pub(crate) epoch: Cell<u64>,
     /// How many children the run that is polled has started in this poll.
     pub(crate) children: Cell<usize>,
-    /// A body did not start because the lease was over, or another one.
+    /// A body did not start because the lease was about to end, or another one, or the engine shuts
+    /// down.
     pub(crate) stalled: Cell<bool>,
     /// What tokens are made with.
     pub(crate) secret: Secret,
@@ -48,7 +49,9 @@ impl Env {
     /// Whether a body of the run that is polled may start. If not, [`stalled`](Env::stalled) is
     /// set.
     pub(super) fn may_start(&self) -> bool {
-        let may_start = self.may_go_on();
+        let epoch = self.epoch.get();
+        let owner = self.owner.as_ref();
+        let may_start = owner.is_none_or(|it| it.lets_bodies_start(epoch));
         if !may_start {
             self.stalled.set(true);
         }
@@ -66,11 +69,6 @@ impl Env {
         let epoch = self.epoch.get();
         let owner = self.owner.as_ref();
         owner.is_none_or(|it| it.lets_bodies_run(epoch))
-    }
-
-    /// Whether the engine shuts down.
-    pub(super) fn is_leaving(&self) -> bool {
-        self.owner.as_ref().is_some_and(|owner| owner.is_leaving())
     }
 
     /// An id for a run that is started by one of these.

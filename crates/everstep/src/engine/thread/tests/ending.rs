@@ -1,4 +1,4 @@
-//! Bodies at the end of a lease.
+//! Bodies at the end of a lease, and of their engine.
 
 use std::{
     sync::{Mutex, atomic::AtomicUsize, mpsc},
@@ -367,11 +367,81 @@ fn bodies_are_told_a_grace_before_they_must_stop_and_giving_up_is_no_attempt() {
         bench.handle_all();
         bench.run_tasks();
         assert_eq!(count(&traces.told), 1, "{spawned}");
-        assert_eq!((count(&traces.began), count(&traces.dropped)), (2, 1));
-        assert_eq!(bench.bodies(slot), 1, "its attempt is made again");
+        // A body that began now would be dropped without having been told: that end is told already.
+        assert_eq!((count(&traces.began), count(&traces.dropped)), (1, 1));
+        assert_eq!(bench.bodies(slot), 0);
         assert!(bench.worker.out.is_empty(), "no failure is recorded");
-        // It was told, and the lease is renewed: the next end is another.
+        bench.shared.threads[0].take();
         bench.renew(fence);
+        bench.run_tasks();
+        assert_eq!((count(&traces.began), bench.bodies(slot)), (2, 1));
+        // It was told, and the lease is renewed: the next end is another.
         assert!(ending.look(&bench.shared) > GRACE);
+    }
+}
+
+/// The renewal that lets bodies begin again wakes the threads that hold them.
+#[test]
+fn a_thread_is_woken_when_a_lease_that_was_about_to_end_is_renewed() {
+    let (bench, fence, _) = bench(|_| async { Ok(()) });
+    let margin = bench.shared.settings.lease_margin();
+    let until = Uptime::now() + margin + GRACE / 2;
+    bench.shared.prolong(fence, until);
+    bench.shared.threads[0].take();
+    let until = Uptime::now() + bench.shared.settings.lease;
+    bench.shared.prolong(fence, until);
+    assert!(matches!(bench.shared.threads[0].take()[..], [Event::Timer]));
+}
+
+/// A store died while a body was polled. The body returned an error after its token was stopped, so it
+/// had given up, and it began once more at once: nobody had told its thread yet that all is over.
+#[test]
+fn a_body_that_gives_up_because_its_engine_ends_does_not_begin_again() {
+    let ends: [fn(&Shared); 3] = [
+        |shared| {
+            shared.stop(StoreError::Closed {
+                store: "the test's store".to_owned(),
+            });
+        },
+        // As the drop of an engine does.
+        Shared::drop_runs,
+        // As a shutdown does.
+        |shared| {
+            shared.begin_leaving();
+            shared.tell_bodies();
+        },
+    ];
+    for end in ends {
+        let traces = Traces::default();
+        let ending: Arc<Mutex<Option<Arc<Shared>>>> = Arc::default();
+        let (body, told) = (traces.clone(), ending.clone());
+        let (mut bench, _, slot) = bench(move |ctx| {
+            let (body, told) = (body.clone(), told.clone());
+            async move {
+                let attempt = async |step: Step| {
+                    let _inside = body.begin();
+                    poll_fn(|_| match told.lock().expect("lock").take() {
+                        Some(shared) => {
+                            end(&shared);
+                            Poll::Ready(())
+                        }
+                        None => Poll::Pending,
+                    })
+                    .await;
+                    assert!(step.cancellation().is_cancelled());
+                    Err::<(), _>(Error::msg("it was told to stop"))
+                };
+                ctx.step_with("body", attempt).await
+            }
+        });
+        assert_eq!((count(&traces.began), bench.bodies(slot)), (1, 1));
+        *ending.lock().expect("lock") = Some(bench.shared.clone());
+        let task = bench.worker.tasks[slot as usize].as_ref();
+        task.expect("it is in memory").run.core.wake_bodies();
+        bench.worker.drive(slot);
+        bench.worker.start_stalled();
+        bench.handle_all();
+        assert_eq!((count(&traces.began), count(&traces.dropped)), (1, 1));
+        assert!(bench.worker.out.is_empty(), "no failure is recorded");
     }
 }
