@@ -12,8 +12,11 @@
 //!   future by [`block_on`]. It never joins, parks, or blocks on a channel or a condition variable.
 //! - No [`Leaf`], and no guard of the standard library, is held across a [`point`], a wait, a sleep or a
 //!   call of the store. A [`Lock`] may be.
-//! - A point stands before and after every call of the store, at the start of every turn of a loop,
-//!   and before a body starts. None stands between a check and the act that the check protects.
+//! - A point stands around every call of the store, at the start of every turn of a loop, before a
+//!   lock that may be held across points, and before a body starts. A clock is read at a point, too,
+//!   unless a leaf is held. None stands between a check and the act that the check protects: [`uptime`]
+//!   is no point, since the check of a lease reads it, nor is [`instant`], which is for what is measured
+//!   between that check and the body.
 //! - Nothing random but [`random`]: no `RandomState` in a map that is iterated, no `select!` without
 //!   `biased`, no address or thread id in an order.
 //! - Code that runs while its process is killed in a simulation (a `Drop` while the thread unwinds) has
@@ -58,10 +61,20 @@ pub(crate) fn point(label: &'static str) {
     _ = label;
 }
 
-/// The monotonic clock.
+/// The monotonic clock. A simulation may let another activity go on before it is read.
 #[inline]
 pub(crate) fn now() -> Instant {
-    if_simulated!(|here| here.now());
+    if_simulated!(|here| {
+        here.clock_point("clock");
+        here.instant()
+    });
+    Instant::now()
+}
+
+/// The monotonic clock, and no point: for a read between a check and the act that the check protects,
+/// or inside of what runs only once.
+pub(crate) fn instant() -> Instant {
+    if_simulated!(|here| here.instant());
     Instant::now()
 }
 
@@ -75,7 +88,8 @@ pub(crate) fn elapsed(since: Instant) -> Duration {
     now().saturating_duration_since(since)
 }
 
-/// How long the machine has been on, with the time that it was suspended.
+/// How long the machine has been on, with the time that it was suspended. No point: it is what the lease
+/// is checked by, right before a body starts.
 pub(crate) fn uptime() -> Duration {
     if_simulated!(|here| here.uptime());
     since_boot()
@@ -99,9 +113,12 @@ fn since_boot() -> Duration {
     FIRST.get_or_init(Instant::now).elapsed()
 }
 
-/// The calendar of the machine.
+/// The calendar of the machine. A simulation may let another activity go on before it is read.
 pub(crate) fn wall() -> SystemTime {
-    if_simulated!(|here| here.wall());
+    if_simulated!(|here| {
+        here.clock_point("calendar");
+        here.wall()
+    });
     SystemTime::now()
 }
 
@@ -180,6 +197,12 @@ pub(crate) fn block_on_in<T>(
 pub(crate) fn is_simulated() -> bool {
     if_simulated!(|_here| true);
     false
+}
+
+/// The name of the simulated process of this thread.
+pub(crate) fn process_name() -> Option<String> {
+    if_simulated!(|here| Some(here.process_name()));
+    None
 }
 
 /// Whether the process of this thread was killed: what is dropped then does nothing outside of it.

@@ -561,7 +561,7 @@ impl Shared {
     }
 
     pub(crate) fn begin_closing(&self) {
-        self.closing_since.get_or_init(seam::now);
+        self.closing_since.get_or_init(seam::instant);
         self.closing.store(true, Ordering::Release);
     }
 
@@ -702,6 +702,9 @@ fn is_after(uptime: u64, time: Duration) -> bool {
 
 /// A name for people: the host and the process.
 fn runner_name() -> String {
+    if let Some(name) = seam::process_name() {
+        return name;
+    }
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = host.trim();
     let host = if host.is_empty() { "localhost" } else { host };

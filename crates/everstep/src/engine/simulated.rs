@@ -78,6 +78,7 @@ fn take_over(seed: u64, sabotage: Option<Sabotage>) -> (Report, Takeover) {
             })
         }),
         time_max: LEASE * 100,
+        ..Config::default()
     };
     let found: Arc<Leaf<Takeover>> = Arc::default();
     let noted = found.clone();
@@ -219,6 +220,8 @@ fn storm(seed: u64) -> (Report, Seen) {
             _ => None,
         }),
         time_max: LEASE * 200,
+        clock_points: 100,
+        ..Config::default()
     };
     let seen: Arc<Leaf<Seen>> = Arc::default();
     let noted = seen.clone();

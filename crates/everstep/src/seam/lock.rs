@@ -75,6 +75,7 @@ pub(crate) struct Lock {
 
 impl Lock {
     pub(crate) fn lock(&self, label: &'static str) -> LockGuard<'_> {
+        super::point(label);
         while super::is_simulated() {
             let seen = self.free.seen();
             if let Some(guard) = self.try_lock() {

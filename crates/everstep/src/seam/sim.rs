@@ -7,7 +7,9 @@
 //! activity can go on, to the next timer. Nothing but the seed and the code decides: two simulations of
 //! the same `main` with one seed give the same trace.
 //!
-//! A *process* groups activities for faults. A stall of a process lets each of its activities go on at
+//! A *process* groups activities for faults, and has clocks of its own ([`Clocks`]): its monotonic clock
+//! and its calendar may go faster or slower than the simulation's time, and its calendar may be wrong and
+//! may jump. A stall of a process lets each of its activities go on at
 //! a time of its own once it is over: that is how a lease ends, and another begins, within one poll. A
 //! kill unwinds each activity from where it waits. A `catch_unwind` on the way gets as far as the next
 //! point. While an activity unwinds, the functions of the seam return at once.
@@ -28,7 +30,7 @@ use std::{
 };
 
 use super::{Signal, lock::leaves_held};
-use crate::random::mix;
+use crate::random::{hash, mix};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -72,6 +74,11 @@ impl Rng {
         self.draw() % end.max(1)
     }
 
+    /// Whether something happens that has so many chances in a thousand.
+    pub fn happens(&mut self, per_mille: u32) -> bool {
+        self.below(1_000) < u64::from(per_mille)
+    }
+
     /// A time up to this one.
     pub fn up_to(&mut self, limit: Duration) -> Duration {
         Duration::from_nanos(self.below(nanos(limit).saturating_add(1)))
@@ -108,6 +115,55 @@ pub enum Fault {
     },
     /// The process ends.
     Kill,
+    /// The calendar of the process is set: it is ahead of the simulation's time by so many milliseconds
+    /// from now on.
+    SetCalendar(i64),
+}
+
+/// How the clocks of a process go, by the simulation's own time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Clocks {
+    /// How much faster the monotonic clock goes, in millionths.
+    pub monotonic_ppm: i32,
+    /// How much faster the calendar goes, in millionths.
+    pub calendar_ppm: i32,
+    /// How far the calendar is ahead, in milliseconds.
+    pub calendar_ahead_ms: i64,
+}
+
+impl Clocks {
+    /// What the monotonic clock shows at this time of the simulation, both in nanoseconds since its
+    /// beginning.
+    fn monotonic(self, now: u64) -> u64 {
+        scaled(now, self.monotonic_ppm)
+    }
+
+    /// The first time of the simulation at which the monotonic clock shows this.
+    fn when_monotonic(self, shown: u64) -> u64 {
+        let rate = u128::from(rate(self.monotonic_ppm));
+        let now = (u128::from(shown) * 1_000_000).div_ceil(rate);
+        u64::try_from(now).unwrap_or(u64::MAX)
+    }
+
+    fn calendar(self, now: u64) -> SystemTime {
+        let passed = Duration::from_nanos(scaled(now, self.calendar_ppm));
+        let shown = UNIX_EPOCH + CALENDAR + passed;
+        let ahead = Duration::from_millis(self.calendar_ahead_ms.unsigned_abs());
+        match self.calendar_ahead_ms < 0 {
+            true => shown - ahead,
+            false => shown + ahead,
+        }
+    }
+}
+
+/// How far a clock goes in a million nanoseconds. No clock stands still.
+fn rate(ppm: i32) -> u64 {
+    u64::try_from(1_000_000 + i64::from(ppm)).map_or(1, |rate| rate.max(1))
+}
+
+fn scaled(time: u64, ppm: i32) -> u64 {
+    let scaled = u128::from(time) * u128::from(rate(ppm)) / 1_000_000;
+    u64::try_from(scaled).unwrap_or(u64::MAX)
 }
 
 /// Decides what befalls an activity at a point.
@@ -119,6 +175,13 @@ pub struct Config {
     pub faults: Faults,
     /// The simulation fails if it lasts for longer than this, in virtual time.
     pub time_max: Duration,
+    /// How many of a thousand reads of a clock are points at which another activity may go on.
+    pub clock_points: u32,
+    /// At how many of a thousand points the activity that came there goes on by itself, before anybody
+    /// else is drawn.
+    pub goes_on: u32,
+    /// Whether [`Report::trace`] is written; without it a simulation is quicker.
+    pub is_traced: bool,
 }
 
 impl Default for Config {
@@ -126,6 +189,9 @@ impl Default for Config {
         Config {
             faults: Box::new(|_, _| None),
             time_max: Duration::from_secs(24 * 3_600),
+            clock_points: 0,
+            goes_on: 0,
+            is_traced: true,
         }
     }
 }
@@ -135,6 +201,8 @@ impl Default for Config {
 pub struct Report {
     /// One line for each time that an activity has gone on, and for each [`note`].
     pub trace: String,
+    /// A number that depends on who went on when, from where, for every step.
+    pub digest: u64,
     /// How often an activity has gone on.
     pub steps: u64,
     /// How often that was another one than before.
@@ -147,6 +215,8 @@ pub struct Report {
     pub stalls: u64,
     /// How many processes were killed.
     pub kills: u64,
+    /// How often the calendar of a process was set.
+    pub clock_jumps: u64,
     /// Why it has failed.
     pub failure: Option<String>,
 }
@@ -182,6 +252,7 @@ struct ProcessState {
     dead: bool,
     stalled_until: u64,
     spread: Duration,
+    clocks: Clocks,
 }
 
 struct Core {
@@ -246,6 +317,12 @@ impl Core {
         }
     }
 
+    /// The clocks of the process of this activity.
+    fn clocks(&self, id: u32) -> Clocks {
+        let process = self.activities[id as usize].process;
+        self.processes[process as usize].clocks
+    }
+
     fn set_timer(&mut self, id: u32, at: u64) {
         self.timers_set += 1;
         self.activities[id as usize].timer = self.timers_set;
@@ -271,6 +348,9 @@ impl Core {
     }
 
     fn trace(&mut self, process: u32, activity: &str, what: &str) {
+        if !self.config.is_traced {
+            return;
+        }
         let (ms, us) = (self.now / 1_000_000, self.now / 1_000 % 1_000);
         let process = &self.processes[process as usize].name;
         let line = writeln!(
@@ -307,12 +387,31 @@ impl Core {
     fn draw(&mut self) -> u32 {
         let place = self.rng.below(self.runnable.len() as u64) as usize;
         let id = self.runnable.swap_remove(place);
+        self.go_on(id);
+        id
+    }
+
+    /// Lets the activity at the end of the list go on, which has just come to a point, if the seed says
+    /// so: whether it does.
+    fn goes_on(&mut self, id: u32) -> bool {
+        let may = self.runnable.last() == Some(&id) && !self.ending;
+        let goes_on = may && self.rng.happens(self.config.goes_on);
+        if goes_on {
+            self.runnable.pop();
+            self.go_on(id);
+        }
+        goes_on
+    }
+
+    fn go_on(&mut self, id: u32) {
         let activity = &mut self.activities[id as usize];
         activity.state = State::Running;
         let (process, name, label) = (activity.process, activity.name.clone(), activity.label);
         self.report.steps += 1;
         if !self.ending {
             self.trace(process, &name, label);
+            let step = hash(u64::from(id), label.as_bytes());
+            self.report.digest = mix(self.report.digest ^ self.now ^ step);
         }
         if self.running != id {
             self.report.switches += 1;
@@ -321,7 +420,6 @@ impl Core {
         if self.report.steps > STEPS_MAX && !self.ending {
             self.fail(format!("no end after {STEPS_MAX} steps"));
         }
-        id
     }
 
     /// Where everybody is.
@@ -357,6 +455,12 @@ impl Core {
             Fault::Kill => {
                 self.report.kills += 1;
                 self.kill(process);
+                self.make_runnable(id);
+            }
+            Fault::SetCalendar(ahead_ms) => {
+                self.report.clock_jumps += 1;
+                let clocks = &mut self.processes[process as usize].clocks;
+                clocks.calendar_ahead_ms = ahead_ms;
                 self.make_runnable(id);
             }
             Fault::StallActivity(lasts) => {
@@ -397,8 +501,9 @@ impl Here {
     pub(super) fn sleep(&self, how_long: Duration, label: &'static str) {
         self.pause(label, |core| {
             core.activities[self.id as usize].state = State::Waiting(0);
-            let at = core.now.saturating_add(nanos(how_long));
-            core.set_timer(self.id, at);
+            let clocks = core.clocks(self.id);
+            let shown = clocks.monotonic(core.now).saturating_add(nanos(how_long));
+            core.set_timer(self.id, clocks.when_monotonic(shown));
         });
     }
 
@@ -410,7 +515,9 @@ impl Here {
         label: &'static str,
     ) {
         self.pause(label, |core| {
+            let clocks = core.clocks(self.id);
             let until = until.map(|until| nanos(until.saturating_duration_since(beginning())));
+            let until = until.map(|shown| clocks.when_monotonic(shown));
             if signal.seen() != seen || until.is_some_and(|until| until <= core.now) {
                 return core.befall(self.id);
             }
@@ -436,16 +543,43 @@ impl Here {
         waiting.into_iter().for_each(|id| core.make_runnable(id));
     }
 
-    pub(super) fn now(&self) -> Instant {
-        beginning() + Duration::from_nanos(lock(&self.sim.core).now)
+    /// A clock is about to be read: a point, as often as the simulation is configured to have one here.
+    /// None while a leaf is held, since another activity may wait for that.
+    pub(super) fn clock_point(&self, label: &'static str) {
+        if leaves_held() > 0 || thread::panicking() {
+            return;
+        }
+        let mut core = lock(&self.sim.core);
+        let chances = core.config.clock_points;
+        let is_point = !core.ending && core.rng.happens(chances);
+        drop(core);
+        if is_point {
+            self.point(label);
+        }
+    }
+
+    pub(super) fn instant(&self) -> Instant {
+        beginning() + self.monotonic()
     }
 
     pub(super) fn uptime(&self) -> Duration {
-        UP_BEFORE + Duration::from_nanos(lock(&self.sim.core).now)
+        UP_BEFORE + self.monotonic()
+    }
+
+    fn monotonic(&self) -> Duration {
+        let core = lock(&self.sim.core);
+        Duration::from_nanos(core.clocks(self.id).monotonic(core.now))
     }
 
     pub(super) fn wall(&self) -> SystemTime {
-        UNIX_EPOCH + CALENDAR + Duration::from_nanos(lock(&self.sim.core).now)
+        let core = lock(&self.sim.core);
+        core.clocks(self.id).calendar(core.now)
+    }
+
+    pub(super) fn process_name(&self) -> String {
+        let core = lock(&self.sim.core);
+        let process = core.activities[self.id as usize].process;
+        core.processes[process as usize].name.clone()
     }
 
     pub(super) fn random(&self) -> u64 {
@@ -482,6 +616,9 @@ impl Here {
         match core.activities[self.id as usize].killed {
             true => core.make_runnable(self.id),
             false => enter(&mut core),
+        }
+        if core.goes_on(self.id) {
+            return;
         }
         let next = core.pick().expect("there is at least this one");
         if next != self.id {
@@ -530,6 +667,11 @@ impl SimProcess {
     /// Whether it was killed.
     pub fn is_dead(&self) -> bool {
         lock(&self.sim.core).processes[self.process as usize].dead
+    }
+
+    /// Gives the process other clocks.
+    pub fn set_clocks(&self, clocks: Clocks) {
+        lock(&self.sim.core).processes[self.process as usize].clocks = clocks;
     }
 
     fn start(&self, name: &str, work: Job) -> SimThread {
@@ -600,8 +742,25 @@ impl ProcessState {
             dead: false,
             stalled_until: 0,
             spread: Duration::ZERO,
+            clocks: Clocks::default(),
         }
     }
+}
+
+/// How long the simulation of this thread has lasted, by no clock of any process.
+///
+/// # Panics
+///
+/// If this thread is none of a simulation.
+pub fn time() -> Duration {
+    let here = here().expect("a thread of a simulation");
+    let core = lock(&here.sim.core);
+    Duration::from_nanos(core.now)
+}
+
+/// Whether the simulation of this thread writes its trace: a [`note`] is worth its words.
+pub fn is_traced() -> bool {
+    here().is_some_and(|here| lock(&here.sim.core).config.is_traced)
 }
 
 /// Puts a line into the trace.

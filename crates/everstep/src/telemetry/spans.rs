@@ -33,7 +33,8 @@ impl Watch {
             duration_ms = Empty,
         );
         Watch {
-            begun: crate::seam::now(),
+            // Between the check of the lease and the body.
+            begun: crate::seam::instant(),
             span: (!span.is_disabled()).then(|| Box::new(span)),
         }
     }
@@ -109,7 +110,7 @@ impl ItemSpan {
             duration_ms = Empty,
         );
         trace::adopt_stored(&span, item.trace.as_deref());
-        let begun = crate::seam::now();
+        let begun = crate::seam::instant();
         ItemSpan { span, begun }
     }
 

@@ -3,10 +3,11 @@
 //! What bodies and clients in a simulation use instead of the system's own: see the rules of the
 //! module `seam`.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 pub use crate::seam::sim::{
-    At, Config, Fault, Faults, Report, Rng, SimProcess, SimThread, new_process, note, simulate,
+    At, Clocks, Config, Fault, Faults, Report, Rng, SimProcess, SimThread, is_traced, new_process,
+    note, simulate, time,
 };
 
 /// Another activity may go on here, and this one may be stopped for a while, or killed with its
@@ -23,6 +24,16 @@ pub fn block_on<T>(future: impl IntoFuture<Output = T>) -> T {
 /// The monotonic clock.
 pub fn now() -> Instant {
     crate::seam::now()
+}
+
+/// A number that nobody can foresee but the seed.
+pub fn random() -> u64 {
+    crate::seam::random()
+}
+
+/// The calendar of the process of this thread.
+pub fn calendar() -> SystemTime {
+    crate::seam::wall()
 }
 
 /// Sleeps.

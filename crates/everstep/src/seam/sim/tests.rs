@@ -245,3 +245,93 @@ fn a_future_is_waited_for_on_the_seam() {
         (None, Duration::from_secs(5))
     );
 }
+
+#[test]
+fn each_process_goes_by_its_own_clocks() {
+    let report = simulate(8, calm(), || {
+        let fast = new_process("fast");
+        fast.set_clocks(Clocks {
+            monotonic_ppm: 10_000,
+            calendar_ppm: -10_000,
+            calendar_ahead_ms: 500,
+        });
+        let right = seam::wall();
+        fast.spawn("thread", move || {
+            let begun = seam::now();
+            seam::sleep(Duration::from_secs(101), "by its clock");
+            assert_eq!(seam::elapsed(begun), Duration::from_secs(101));
+            assert_eq!(time(), Duration::from_secs(100));
+            let passed = seam::wall().duration_since(right).expect("not before");
+            assert_eq!(passed, Duration::from_millis(99_500));
+            let until = seam::after(Duration::from_secs(101));
+            let signal = Signal::default();
+            assert!(!signal.wait(signal.seen(), until, "until its time"));
+            assert!(until <= seam::after(Duration::ZERO));
+            assert_eq!(time(), Duration::from_secs(200));
+        });
+        seam::sleep(Duration::from_secs(300), "watch");
+    });
+    assert_eq!(report.failure, None);
+}
+
+#[test]
+fn a_calendar_that_is_set_moves_no_other_clock() {
+    let faults: Faults =
+        Box::new(|at, _| (at.label == "set").then_some(Fault::SetCalendar(-3_600_000)));
+    let config = Config {
+        faults,
+        ..Config::default()
+    };
+    let report = simulate(9, config, || {
+        let (right, other) = (seam::wall(), new_process("other"));
+        other.spawn("thread", move || {
+            let begun = seam::now();
+            seam::point("set");
+            let behind = right.duration_since(seam::wall()).expect("it is behind");
+            assert_eq!(behind, Duration::from_secs(3_600));
+            assert_eq!(seam::elapsed(begun), Duration::ZERO);
+        });
+        seam::sleep(Duration::from_secs(1), "watch");
+        assert_eq!(seam::wall(), right + Duration::from_secs(1));
+    });
+    assert_eq!((report.failure, report.clock_jumps), (None, 1));
+}
+
+/// Reads of clocks are points, except under a leaf; an activity that goes on by itself at every point
+/// is never left for another.
+#[test]
+fn what_a_point_does_is_configured() {
+    let order = |clock_points, goes_on| {
+        let config = Config {
+            clock_points,
+            goes_on,
+            is_traced: false,
+            ..Config::default()
+        };
+        let order: Arc<Leaf<Vec<u32>>> = Arc::default();
+        let seen = order.clone();
+        let report = simulate(10, config, move || {
+            let workers = [1, 2].map(|number| {
+                let order = order.clone();
+                new_process("p").spawn("worker", move || {
+                    for _ in 0..20 {
+                        let mut order = order.lock();
+                        order.push(number);
+                        seam::now();
+                        drop(order);
+                        seam::now();
+                    }
+                })
+            });
+            while !workers.iter().all(SimThread::is_finished) {
+                seam::sleep(Duration::from_millis(1), "join");
+            }
+        });
+        assert_eq!((report.failure, report.trace.as_str()), (None, ""));
+        let seen = seen.lock();
+        seen.windows(2).filter(|pair| pair[0] != pair[1]).count()
+    };
+    assert_eq!(order(0, 0), 1);
+    assert!(order(1_000, 0) > 5);
+    assert_eq!(order(1_000, 1_000), 1);
+}
