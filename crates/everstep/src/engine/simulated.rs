@@ -339,3 +339,25 @@ fn runs_of_an_engine_that_stops_go_on_elsewhere() {
         assert_eq!(report.failure, None);
     }
 }
+
+const WAIT: Workflow<(), bool> = Workflow::new("wait");
+
+/// Found by the simulation of `xtask/sim`: an engine without room for parked runs read a run whose wait had run
+/// out, parked it before the timer of that wait could fire, dropped it, and read it again, without end.
+#[test]
+fn a_wait_that_has_run_out_ends_without_room_for_parked_runs() {
+    let report = sim::simulate(1, Config::default(), || {
+        let code = |ctx: Ctx, (): ()| async move {
+            let heard: Option<u64> = ctx.listen("never").timeout(LEASE).await?;
+            Ok(heard.is_none())
+        };
+        let builder = engine_on(&new_store()).settings(|settings| settings.hot_bytes = 0);
+        let builder = builder.register_fn(WAIT, code);
+        let engine = start(&sim::new_process("engine"), builder).expect("nobody is killed");
+        let run = seam::block_on(engine.client().start(WAIT, ()), "start");
+        let run = run.expect("it is started");
+        assert!(seam::block_on(run.result(), "result").expect("it has completed"));
+    });
+    assert_eq!(report.failure, None);
+    assert!(report.time < LEASE * 2, "{:?}", report.time);
+}

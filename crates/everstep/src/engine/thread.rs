@@ -90,6 +90,11 @@ impl Task {
             told.span.record("status", status.as_str());
         }
     }
+
+    /// Whether a timer of its run is due, and fires when the run is driven next.
+    fn is_due(&self, now: Timestamp) -> bool {
+        self.run.next_timer().is_some_and(|at| at <= now)
+    }
 }
 
 /// The state of one engine thread.
@@ -594,6 +599,7 @@ impl Worker {
         }
         self.mailbox.set_polling(None);
         self.note_bodies(before, bodies);
+        let (now, is_leaving) = (self.env.now.get(), self.drained || self.draining.is_some());
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;
         };
@@ -612,6 +618,9 @@ impl Worker {
                 self.out.push(Pending::under(task.epoch, write, reply));
             }
             None if task.leaving.is_some() => self.leave_if_idle(slot),
+            // A wait that was over when its operation was made is not what a run parks for: dropped from
+            // memory now, it would be due, read and parked again, without end.
+            None if task.run.is_parked() && !is_leaving && task.is_due(now) => self.queue(slot),
             None if task.run.is_parked() => self.keep_hot(slot),
             None => {}
         }
