@@ -221,8 +221,9 @@ impl Ctx {
                 let (body, sealer, step) = (body.clone(), sealer.clone(), attempt.step());
                 let (span, permit) = (tracing::Span::current(), attempt.core.env.permit());
                 let work = move || {
-                    // The body may have waited for a thread, and its lease may be over since.
-                    if !permit.allows() {
+                    // The body may have waited for a thread: its lease may be over since, or its run
+                    // may have left memory and gone on elsewhere under a lease that lasts.
+                    if !permit.allows() || step.cancellation().is_cancelled() {
                         return refuse(step.cancellation());
                     }
                     span.in_scope(|| sealer.encode(&body(step)?))

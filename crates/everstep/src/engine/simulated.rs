@@ -361,3 +361,40 @@ fn a_wait_that_has_run_out_ends_without_room_for_parked_runs() {
     assert_eq!(report.failure, None);
     assert!(report.time < LEASE * 2, "{:?}", report.time);
 }
+
+const GIVE_UP: Workflow<(), bool> = Workflow::new("give-up");
+
+/// Found by `cargo xtask sim`: a blocking body waited for its thread while its shard was given back, and
+/// its run went on in another process. The lease of the first one lasted, so the body began there when
+/// there was a thread for it. A body that was given up before it has begun never begins.
+#[test]
+fn a_blocking_body_that_was_given_up_while_it_waited_for_a_thread_does_not_begin() {
+    let config = Config {
+        faults: Box::new(|at, _| {
+            let waits = at.label == "blocking work";
+            waits.then_some(Fault::StallActivity(LEASE * 2))
+        }),
+        ..Config::default()
+    };
+    let report = sim::simulate(1, config, || {
+        let code = |ctx: Ctx, (): ()| async move {
+            let body = |_| {
+                sim::note("the body begins");
+                Ok(())
+            };
+            let nap = ctx.sleep("nap", LEASE);
+            crate::select! {
+                done = ctx.blocking("late", body) => done.map(|()| true),
+                over = nap => over.map(|_| false),
+            }
+        };
+        let builder = engine_on(&new_store()).register_fn(GIVE_UP, code);
+        let engine = start(&sim::new_process("engine"), builder).expect("nobody is killed");
+        let run = seam::block_on(engine.client().start(GIVE_UP, ()), "start");
+        let run = run.expect("it is started");
+        assert!(!seam::block_on(run.result(), "result").expect("it has completed"));
+        seam::sleep(LEASE * 3, "the thread is there");
+    });
+    assert_eq!((report.failure, report.stalls), (None, 1));
+    assert!(!report.trace.contains("the body begins"));
+}
