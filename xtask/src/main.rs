@@ -28,6 +28,7 @@ mod house;
 mod model;
 mod points;
 mod programs;
+mod sim;
 mod source;
 mod stores;
 mod test;
@@ -48,6 +49,8 @@ Commands:
   browser          look at and use the dashboard in headless Chromium; pictures are in
                    `target/screenshots` (with words, only the tests with these in their names)
   model            search the model of lease, fence, takeover and hand-off to its end
+  sim              live the lives of many seeds: engines, clocks, a store and faults in one
+                   process (`--seeds 10000`, `--minutes 10`, `--seed 7`, `--break all`)
   house            count lines, imports, names and lengths of our own code (`--json`;
                    `--root DIR` counts another checkout)
 
@@ -92,6 +95,7 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         "fuzz-api" => fuzz_api::run(rest),
         "browser" => browser::run(rest),
         "model" => model::run(rest),
+        "sim" => sim::run(rest),
         "house" => house::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");

@@ -93,6 +93,8 @@ fn nanos(time: Duration) -> u64 {
 pub struct At<'a> {
     /// The process of the activity, by its place: 0 is that of `main`.
     pub process: u32,
+    /// The name of the process.
+    pub name: &'a str,
     /// The name of its thread.
     pub activity: &'a str,
     /// The name of the point.
@@ -115,9 +117,13 @@ pub enum Fault {
     },
     /// The process ends.
     Kill,
-    /// The calendar of the process is set: it is ahead of the simulation's time by so many milliseconds
-    /// from now on.
-    SetCalendar(i64),
+    /// The calendar of the process is set: it is ahead of the simulation's time by so many milliseconds.
+    SetCalendar {
+        /// How far it is ahead.
+        ahead_ms: i64,
+        /// For how long; then it shows what it would have shown. For good if this is not said.
+        lasts: Option<Duration>,
+    },
 }
 
 /// How the clocks of a process go, by the simulation's own time.
@@ -253,6 +259,8 @@ struct ProcessState {
     stalled_until: u64,
     spread: Duration,
     clocks: Clocks,
+    /// Until when, and by how many milliseconds, the calendar is ahead instead.
+    glitch: Option<(u64, i64)>,
 }
 
 struct Core {
@@ -320,7 +328,12 @@ impl Core {
     /// The clocks of the process of this activity.
     fn clocks(&self, id: u32) -> Clocks {
         let process = self.activities[id as usize].process;
-        self.processes[process as usize].clocks
+        let process = &self.processes[process as usize];
+        let mut clocks = process.clocks;
+        if let Some((_, ahead_ms)) = process.glitch.filter(|(until, _)| *until > self.now) {
+            clocks.calendar_ahead_ms = ahead_ms;
+        }
+        clocks
     }
 
     fn set_timer(&mut self, id: u32, at: u64) {
@@ -438,6 +451,7 @@ impl Core {
         let (process, name) = (activity.process, activity.name.clone());
         let at = At {
             process,
+            name: &self.processes[process as usize].name,
             activity: &name,
             label: activity.label,
             time: Duration::from_nanos(self.now),
@@ -457,10 +471,16 @@ impl Core {
                 self.kill(process);
                 self.make_runnable(id);
             }
-            Fault::SetCalendar(ahead_ms) => {
+            Fault::SetCalendar { ahead_ms, lasts } => {
                 self.report.clock_jumps += 1;
-                let clocks = &mut self.processes[process as usize].clocks;
-                clocks.calendar_ahead_ms = ahead_ms;
+                let state = &mut self.processes[process as usize];
+                match lasts {
+                    None => (state.clocks.calendar_ahead_ms, state.glitch) = (ahead_ms, None),
+                    Some(lasts) => {
+                        let until = self.now.saturating_add(nanos(lasts));
+                        state.glitch = Some((until, ahead_ms));
+                    }
+                }
                 self.make_runnable(id);
             }
             Fault::StallActivity(lasts) => {
@@ -669,6 +689,12 @@ impl SimProcess {
         lock(&self.sim.core).processes[self.process as usize].dead
     }
 
+    /// Ends the process, if it has not ended: its activities unwind from where they are, as in one that
+    /// is killed.
+    pub fn exit(&self) {
+        lock(&self.sim.core).kill(self.process);
+    }
+
     /// Gives the process other clocks.
     pub fn set_clocks(&self, clocks: Clocks) {
         lock(&self.sim.core).processes[self.process as usize].clocks = clocks;
@@ -743,6 +769,7 @@ impl ProcessState {
             stalled_until: 0,
             spread: Duration::ZERO,
             clocks: Clocks::default(),
+            glitch: None,
         }
     }
 }
@@ -756,6 +783,20 @@ pub fn time() -> Duration {
     let here = here().expect("a thread of a simulation");
     let core = lock(&here.sim.core);
     Duration::from_nanos(core.now)
+}
+
+/// The right time of the calendar, whatever the calendars of processes show.
+pub fn right_time() -> SystemTime {
+    UNIX_EPOCH + CALENDAR + time()
+}
+
+/// The process of this thread.
+///
+/// # Panics
+///
+/// If this thread is none of a simulation.
+pub fn this_process() -> SimProcess {
+    here().expect("a thread of a simulation").process()
 }
 
 /// Whether the simulation of this thread writes its trace: a [`note`] is worth its words.

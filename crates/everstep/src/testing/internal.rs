@@ -17,9 +17,9 @@ use crate::store::StoreError;
 use crate::{
     commit::{Commit, Patch, Transaction},
     error::{Error, Failure},
-    history::EntryValue,
+    history::{EntryStatus, EntryValue},
     run_id::RunId,
-    store::RunRow,
+    store::{Put, RunRow},
     time::Timestamp,
 };
 
@@ -90,6 +90,18 @@ pub fn payload_of_entry(bytes: &[u8]) -> Option<Vec<u8>> {
         EntryValue::Payload(payload) => Some(payload),
         _ => None,
     }
+}
+
+/// The text that is the whole of a payload; `None` if it is none.
+pub fn decode_text(payload: &[u8]) -> Option<String> {
+    crate::codec::payload::from_slice(payload).ok()
+}
+
+/// Whether this is the entry of an operation at this location, and says that it has completed.
+pub fn is_completed_at(put: &Put, location: &str) -> bool {
+    crate::location::keys::describe(&put.key) == location
+        && crate::history::decode_entry(&put.value)
+            .is_ok_and(|entry| entry.status == EntryStatus::Completed)
 }
 
 /// A transaction of a workflow, at the key `pay`, that counts how often it was run.

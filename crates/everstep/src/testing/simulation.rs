@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 pub use crate::seam::sim::{
     At, Clocks, Config, Fault, Faults, Report, Rng, SimProcess, SimThread, is_traced, new_process,
-    note, simulate, time,
+    note, right_time, simulate, this_process, time,
 };
 
 /// Another activity may go on here, and this one may be stopped for a while, or killed with its
@@ -24,6 +24,22 @@ pub fn block_on<T>(future: impl IntoFuture<Output = T>) -> T {
 /// The monotonic clock.
 pub fn now() -> Instant {
     crate::seam::now()
+}
+
+/// The monotonic clock, and no point at which another activity may go on.
+pub fn instant() -> Instant {
+    crate::seam::instant()
+}
+
+/// Starts a thread in the process of this one.
+///
+/// # Panics
+///
+/// If this thread is none of a simulation.
+pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
+    assert!(crate::seam::is_simulated(), "a thread of a simulation");
+    let spawned = crate::seam::Process::current().spawn(name, work);
+    spawned.expect("a simulation always has threads");
 }
 
 /// A number that nobody can foresee but the seed.

@@ -1,0 +1,149 @@
+//! What can be broken on purpose, and whether the simulation finds it: one that cannot fail shows
+//! nothing.
+
+use everstep::Sabotage;
+use serde::Serialize;
+
+use crate::{
+    args::{Amount, Args},
+    fleet::{Fleet, Share},
+};
+
+/// How many seeds a break may take to be found.
+pub(crate) const SEEDS: u64 = 2_000;
+
+/// A promise that engines can be told to break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Break {
+    pub(crate) name: &'static str,
+    pub(crate) sabotage: Sabotage,
+    what: &'static str,
+}
+
+pub(crate) const ALL: [Break; 11] = [
+    new(
+        "no-barrier",
+        Sabotage::NoBarrier,
+        "bodies start before what they build on is durable",
+    ),
+    new(
+        "barrier-at-making",
+        Sabotage::BarrierAtMaking,
+        "a body waits for what was taken when its step was made, not when it starts",
+    ),
+    new(
+        "any-poll",
+        Sabotage::AnyPoll,
+        "an operation resolves in any poll, not only when it is offered",
+    ),
+    new(
+        "always-direct",
+        Sabotage::AlwaysDirect,
+        "a body hands over its result directly, also after another release",
+    ),
+    new(
+        "forget-rollbacks",
+        Sabotage::ForgetRollbacks,
+        "a finished rollback is forgotten while the run is in memory",
+    ),
+    new(
+        "double-consume",
+        Sabotage::DoubleConsume,
+        "a message that was taken stays in the inbox",
+    ),
+    new(
+        "give-place-away",
+        Sabotage::GivePlaceAway,
+        "a run that was paused and resumed gives its places under limits away",
+    ),
+    new(
+        "no-fence",
+        Sabotage::NoFence,
+        "a runner goes on writing after it has lost its shards",
+    ),
+    new(
+        "no-self-fencing",
+        Sabotage::NoSelfFencing,
+        "a runner does not look at its own clock",
+    ),
+    new(
+        "foreign-epoch",
+        Sabotage::ForeignEpoch,
+        "a body starts under another lease than the one that its run was read under",
+    ),
+    new(
+        "believe-clock",
+        Sabotage::BelieveClock,
+        "the latest time that any clock has shown counts for ever",
+    ),
+];
+
+const fn new(name: &'static str, sabotage: Sabotage, what: &'static str) -> Break {
+    Break {
+        name,
+        sabotage,
+        what,
+    }
+}
+
+pub(crate) fn by_name(name: &str) -> Result<Break, String> {
+    let found = ALL.into_iter().find(|it| it.name == name);
+    found.ok_or_else(|| format!("`{name}` is no break; `--break help` lists them"))
+}
+
+pub(crate) fn print_all() {
+    for it in ALL {
+        println!("{:<18} {}", it.name, it.what);
+    }
+}
+
+/// What became of the search for a break.
+#[derive(Serialize)]
+struct Found {
+    #[serde(rename = "break")]
+    name: &'static str,
+    found: bool,
+    /// How many seeds it took, or were tried.
+    seeds: u64,
+    /// The seed that found it, and how.
+    seed: Option<u64>,
+    violation: Option<String>,
+}
+
+/// Looks for each of these; whether all were found.
+pub(crate) fn find_all(args: &Args, broken: &[Break]) -> bool {
+    let mut all = true;
+    for it in broken {
+        let found = find(args, *it);
+        all &= found.found;
+        let line = serde_json::to_string(&found).expect("numbers and texts are always JSON");
+        println!("{line}");
+    }
+    all
+}
+
+fn find(args: &Args, broken: Break) -> Found {
+    let shares = Share::of(args, Some(broken));
+    let mut found = None;
+    let mut tried = 0;
+    Fleet::start(&shares).hear(|life| {
+        tried += 1;
+        // The lowest seed that finds it may be another worker's; any is good.
+        if let Some(violation) = life.violations.first() {
+            found = Some((life.seed, violation.to_string()));
+        }
+        found.is_none()
+    });
+    let seeds = match (args.amount, &found) {
+        (Amount::Seeds(all), None) => all,
+        _ => tried,
+    };
+    let (seed, violation) = found.unzip();
+    Found {
+        name: broken.name,
+        found: seed.is_some(),
+        seeds,
+        seed,
+        violation,
+    }
+}

@@ -1,0 +1,281 @@
+//! One life: everything that a seed decides, from the first process to the verdict.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    time::Duration,
+};
+
+use everstep::{
+    Client, RunStatus, Sabotage,
+    store::{Filter, LetterFilter, RunRow, Store},
+    testing::simulation::{self, Config, Report, SimThread},
+};
+
+use crate::{
+    oracle::{
+        Promise, Violation,
+        ending::{self, Ending, Left},
+        ledger::{Ledger, note},
+    },
+    plan::Plan,
+    summary::Summary,
+    work::{key, program::Op},
+    world::{
+        clients::{self, Outside},
+        engines::Engines,
+        store::Server,
+    },
+};
+
+/// What became of a life.
+pub(crate) struct Verdict {
+    pub(crate) report: Report,
+    pub(crate) summary: Summary,
+    pub(crate) violations: Vec<Violation>,
+}
+
+/// How a life is lived.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Options {
+    pub(crate) is_traced: bool,
+    pub(crate) sabotage: Option<Sabotage>,
+}
+
+/// Lives the life of a plan, and judges it.
+pub(crate) fn live(plan: Plan, options: Options) -> Verdict {
+    let plan = Arc::new(plan);
+    let config = Config {
+        faults: plan.sky.faults(),
+        time_max: plan.sky.calm_after + plan.bound() * 2 + SHUTDOWN_MAX,
+        clock_points: plan.clock_points,
+        goes_on: plan.goes_on,
+        is_traced: options.is_traced,
+    };
+    let left: Arc<Mutex<Option<Left>>> = Arc::default();
+    let (of, kept) = (plan.clone(), left.clone());
+    let report = simulation::simulate(plan.seed, config, move || {
+        let main = Main::new(of, options.sabotage);
+        // Kept from the beginning, so that it is there if the simulation fails.
+        *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(Left {
+            server: main.server.clone(),
+            ledger: main.ledger.clone(),
+            engines: main.engines.clone(),
+            ending: None,
+        });
+        let ending = main.live();
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(left) = &mut *kept {
+            left.ending = Some(ending);
+        }
+    });
+    let left = left.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let left = left.expect("the main process has begun");
+    let violations = ending::judge(&plan, &report, &left);
+    let summary = Summary::of(&report, &left, &violations);
+    Verdict {
+        report,
+        summary,
+        violations,
+    }
+}
+
+/// How long engines may take to shut down.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(120);
+
+/// The process that nothing befalls: it starts the others, and sees to it that everything ends.
+struct Main {
+    plan: Arc<Plan>,
+    server: Arc<Server>,
+    ledger: Arc<Ledger>,
+    engines: Arc<Engines>,
+}
+
+impl Main {
+    fn new(plan: Arc<Plan>, sabotage: Option<Sabotage>) -> Main {
+        let (sky, ahead_ms, ppm) = (plan.sky.clone(), plan.store_ahead_ms, plan.store_ppm);
+        let server = Server::new(plan.kind, sky, ahead_ms, ppm);
+        let ledger = Ledger::new(Some(server.data.clone()));
+        let engines = Engines::new(plan.clone(), server.clone(), ledger.clone(), sabotage);
+        Main {
+            plan,
+            server,
+            ledger,
+            engines,
+        }
+    }
+
+    fn live(&self) -> Ending {
+        let supervisors = self.engines.begin();
+        clients::begin(&self.plan, &self.server, &self.ledger);
+        simulation::sleep(self.plan.sky.calm_after);
+        note(|| "the faults stop".to_owned());
+        let store = self.server.open(&simulation::this_process(), true);
+        let client = Client::on(store).expect("a simulation always has threads");
+        let outside = Outside {
+            client,
+            name: "main".to_owned(),
+            plan: self.plan.clone(),
+            ledger: self.ledger.clone(),
+        };
+        self.start_the_rest(&outside);
+        let all_ended = self.await_ends(&outside);
+        self.engines
+            .expects_nothing
+            .store(all_ended, Ordering::Relaxed);
+        self.hear_results(&outside);
+        self.close(&supervisors);
+        self.end(&outside)
+    }
+
+    /// Starts the runs that no client has started.
+    fn start_the_rest(&self, outside: &Outside) {
+        for number in 0..self.plan.programs.len() {
+            outside.start(number);
+        }
+    }
+
+    /// Sends the runs that have not ended what they may wait for without end.
+    fn feed(&self, outside: &Outside, open: &[RunRow], round: u64) {
+        for (number, program) in self.plan.programs.iter().enumerate() {
+            let key = key(number);
+            if !open.iter().any(|row| row.key.as_deref() == Some(&key)) {
+                continue;
+            }
+            let mut channels = BTreeSet::new();
+            for op in program.all() {
+                if let Op::Listen { channel, .. } = op {
+                    channels.insert(*channel);
+                }
+            }
+            for channel in channels {
+                let message = format!("main:{number}-{channel}-{round}");
+                outside.send(number, channel, &message, true);
+            }
+        }
+    }
+
+    fn rows(&self) -> Vec<RunRow> {
+        let rows = self.server.data.list(&Filter::default(), None, usize::MAX);
+        rows.expect("the store in memory never fails")
+    }
+
+    /// Waits until all runs have ended; whether they have within their bound.
+    fn await_ends(&self, outside: &Outside) -> bool {
+        let until = simulation::time() + self.plan.bound();
+        for round in 0.. {
+            let open: Vec<RunRow> = self
+                .rows()
+                .into_iter()
+                .filter(|it| !has_ended(it))
+                .collect();
+            if open.is_empty() {
+                return true;
+            }
+            if simulation::time() > until {
+                for row in open {
+                    self.tell_of_hung(outside, &row);
+                }
+                return false;
+            }
+            if round % 5 == 4 {
+                self.feed(outside, &open, round);
+            }
+            simulation::sleep(Duration::from_secs(1));
+        }
+        unreachable!("it waits until its time is over")
+    }
+
+    fn tell_of_hung(&self, outside: &Outside, row: &RunRow) {
+        let why = simulation::block_on(outside.client.run::<u64>(row.id).why());
+        let why = why.map_or_else(|error| format!("{error:?}"), |why| why.sentence);
+        let RunRow {
+            id,
+            status,
+            available_at,
+            waiting,
+            recoveries,
+            shard,
+            ..
+        } = row;
+        let runners = self.server.data.runners().unwrap_or_default();
+        let owner = runners.iter().find(|it| it.shards.contains(*shard));
+        let owner = owner.map_or("nobody", |it| it.name.as_str());
+        let what = format!(
+            "run {id} ({:?}) has not ended: {status:?}, due {available_at:?}, waits for {waiting:?}, \
+             {recoveries} recoveries, owned by {owner}; why: {why}",
+            row.key
+        );
+        let promise = match status {
+            RunStatus::Paused => Promise::DeployDamagesNothing,
+            _ => Promise::EveryRunEnds,
+        };
+        self.ledger.violate(promise, what);
+    }
+
+    /// Asks for the results that are there.
+    fn hear_results(&self, outside: &Outside) {
+        for row in self.rows().iter().filter(|row| has_ended(row)) {
+            outside.hear_result(&outside.client.run(row.id));
+        }
+    }
+
+    /// Has all engines shut down.
+    fn close(&self, supervisors: &[SimThread]) {
+        self.engines.close();
+        let until = simulation::time() + SHUTDOWN_MAX;
+        while !supervisors.iter().all(SimThread::is_finished) {
+            if simulation::time() > until {
+                let what = "an engine does not shut down".to_owned();
+                return self.ledger.violate(Promise::NothingIsLeft, what);
+            }
+            simulation::sleep(Duration::from_millis(500));
+        }
+    }
+
+    /// What is in the store at the end.
+    fn end(&self, outside: &Outside) -> Ending {
+        let data = &self.server.data;
+        match simulation::block_on(outside.client.doctor()) {
+            Ok(report) => {
+                for finding in report.findings {
+                    let what = format!("{}: {}", finding.check, finding.what);
+                    self.ledger.violate(Promise::StoreIsSound, what);
+                }
+            }
+            Err(error) => {
+                let what = format!("the doctor cannot look: {error:?}");
+                self.ledger.violate(Promise::StoreIsSound, what);
+            }
+        }
+        for runner in data.runners().expect("the store in memory never fails") {
+            if !runner.shards.is_empty() && self.engines.has_signed_off(&runner.name) {
+                let (name, shards) = (&runner.name, runner.shards.len());
+                let what = format!("{name} holds {shards} shards after all have shut down");
+                self.ledger.violate(Promise::NothingIsLeft, what);
+            }
+        }
+        let runs = self.rows().into_iter().map(|row| {
+            let file = simulation::block_on(outside.client.run::<u64>(row.id).export());
+            let inbox = data.inbox(row.id.no(), 0);
+            ending::Ended {
+                file: file.expect("the run is there"),
+                inbox: inbox.expect("the store in memory never fails"),
+                row,
+            }
+        });
+        let runs = runs.collect();
+        let letters = data.dead_letters(&LetterFilter::default(), 0, usize::MAX);
+        Ending {
+            runs,
+            letters: letters.expect("the store in memory never fails"),
+        }
+    }
+}
+
+fn has_ended(row: &RunRow) -> bool {
+    matches!(
+        row.status,
+        RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled
+    )
+}

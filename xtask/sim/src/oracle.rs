@@ -1,0 +1,81 @@
+//! The oracle: what must be true of a life, whatever befell it.
+//!
+//! The [`ledger`] is written from outside of the store, by bodies, workflow code and clients, and finds
+//! some violations at once. The others are found at the end ([`ending`]), when everything is compared:
+//! the ledger, the store, what clients were told, and a cold replay of every run.
+
+pub(crate) mod ending;
+pub(crate) mod ledger;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What must hold. The first ones are the promises of the README, under "After a crash".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Promise {
+    /// A completed step never runs again.
+    CompletedStepNeverRunsAgain,
+    /// What the workflow had seen when a body started is kept.
+    SeenIsDurable,
+    /// Nothing sent is lost.
+    NothingSentIsLost,
+    /// A message is taken once.
+    MessageIsTakenOnce,
+    /// Messages of one sender are taken in their order.
+    MessagesAreInOrder,
+    /// Replay is exact.
+    ReplayIsExact,
+    /// One live owner per run: no body starts or goes on where the run has moved on.
+    OneOwnerPerRun,
+    /// A deploy never damages a run: none is paused by the engine for good.
+    DeployDamagesNothing,
+    /// Attempts and waits go on where they were.
+    RetriesGoOn,
+    /// What a client was told stays true.
+    ToldStaysTrue,
+    /// Every run comes to its end once the faults have stopped.
+    EveryRunEnds,
+    /// The doctor finds nothing.
+    StoreIsSound,
+    /// Nothing is left in memory, and shards are given back.
+    NothingIsLeft,
+    /// No thread of an engine dies, and no engine stops by itself.
+    EnginesLive,
+    /// The simulation itself goes on: no deadlock, no end that never comes.
+    SimulationGoesOn,
+}
+
+impl Promise {
+    pub(crate) const ALL: [Promise; 15] = [
+        Promise::CompletedStepNeverRunsAgain,
+        Promise::SeenIsDurable,
+        Promise::NothingSentIsLost,
+        Promise::MessageIsTakenOnce,
+        Promise::MessagesAreInOrder,
+        Promise::ReplayIsExact,
+        Promise::OneOwnerPerRun,
+        Promise::DeployDamagesNothing,
+        Promise::RetriesGoOn,
+        Promise::ToldStaysTrue,
+        Promise::EveryRunEnds,
+        Promise::StoreIsSound,
+        Promise::NothingIsLeft,
+        Promise::EnginesLive,
+        Promise::SimulationGoesOn,
+    ];
+}
+
+/// A promise that was broken, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Violation {
+    pub(crate) promise: Promise,
+    pub(crate) what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.promise, self.what)
+    }
+}

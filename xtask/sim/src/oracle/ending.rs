@@ -1,0 +1,295 @@
+//! The judgement at the end of a life.
+//!
+//! Every run is replayed cold, from what is stored, by the code that it had. What its code takes there,
+//! in order, is what has happened for good: everything that bodies have built on must be in it, and what
+//! clients were told must follow from it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use everstep::{
+    RunId, RunStatus,
+    store::{DeadLetter, InboxRow, RunRow},
+    testing::{self, simulation::Report},
+};
+
+use super::{
+    Promise, Violation,
+    ledger::{Got, Ledger, Taken, Told, digest},
+};
+use crate::{
+    plan::Plan,
+    work::{
+        Order, PERFORM, key,
+        perform::{Code, perform},
+        program::End,
+    },
+    world::{engines::Engines, store::Server},
+};
+
+/// What is left of a life.
+pub(crate) struct Left {
+    pub(crate) server: Arc<Server>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) engines: Arc<Engines>,
+    /// None if the simulation has failed.
+    pub(crate) ending: Option<Ending>,
+}
+
+/// What is in the store at the end.
+pub(crate) struct Ending {
+    pub(crate) runs: Vec<Ended>,
+    pub(crate) letters: Vec<DeadLetter>,
+}
+
+/// A run at the end.
+pub(crate) struct Ended {
+    pub(crate) row: RunRow,
+    pub(crate) file: Vec<u8>,
+    pub(crate) inbox: Vec<InboxRow>,
+}
+
+/// All violations of a life.
+pub(crate) fn judge(plan: &Plan, report: &Report, left: &Left) -> Vec<Violation> {
+    let ledger = &left.ledger;
+    if let Some(failure) = &report.failure {
+        ledger.violate(Promise::SimulationGoesOn, failure.clone());
+    }
+    if let Some(ending) = &left.ending {
+        let judgement = Judgement {
+            plan,
+            ledger,
+            ending,
+            finals: finals(plan, ledger, ending),
+        };
+        judgement.check_seen();
+        judgement.check_values();
+        judgement.check_told();
+        judgement.check_messages();
+    }
+    std::mem::take(&mut ledger.book().violations)
+}
+
+/// What the code of each run takes in a cold replay, in order.
+type Finals = BTreeMap<RunId, Vec<Taken>>;
+
+fn finals(plan: &Plan, ledger: &Ledger, ending: &Ending) -> Finals {
+    let mut finals = Finals::new();
+    for run in &ending.runs {
+        let cold = Ledger::new(None);
+        let code = Arc::new(Code {
+            programs: plan.programs.clone(),
+            ledger: cold.clone(),
+            process: "replay".to_owned(),
+        });
+        let code = move |ctx, order: Order| perform(code.clone(), ctx, order);
+        let replay = testing::replay(&run.file);
+        let replayed = replay.against_fn(PERFORM.version(run.row.version), code);
+        if let Err(error) = replayed {
+            let what = format!("a cold replay of run {}: {error}", run.row.id);
+            ledger.violate(Promise::ReplayIsExact, what);
+        }
+        let stays = cold.book().stays.clone();
+        let taken = stays.last().map(|stay| stay.all_taken());
+        finals.insert(run.row.id, taken.unwrap_or_default());
+    }
+    finals
+}
+
+struct Judgement<'a> {
+    plan: &'a Plan,
+    ledger: &'a Ledger,
+    ending: &'a Ending,
+    finals: Finals,
+}
+
+impl Judgement<'_> {
+    fn violate(&self, promise: Promise, what: String) {
+        self.ledger.violate(promise, what);
+    }
+
+    fn row(&self, run: RunId) -> Option<&RunRow> {
+        let mut runs = self.ending.runs.iter();
+        runs.find(|it| it.row.id == run).map(|it| &it.row)
+    }
+
+    /// What firm bodies have built on is in the history for good, in its order.
+    fn check_seen(&self) {
+        let stays = self.ledger.book().stays.clone();
+        for stay in stays {
+            let Some(row) = self.row(stay.run) else {
+                let what = format!("run {} is gone", stay.run);
+                self.violate(Promise::SeenIsDurable, what);
+                continue;
+            };
+            let is_last = (row.generation, row.attempts) == (stay.generation, stay.attempt);
+            if !is_last {
+                continue;
+            }
+            let taken = stay.all_taken();
+            let kept = &taken[..stay.kept().min(taken.len())];
+            let last = &self.finals[&stay.run];
+            if last.len() >= kept.len() && last[..kept.len()] == *kept {
+                continue;
+            }
+            let at = last.iter().zip(kept).position(|(last, kept)| last != kept);
+            let at = at.unwrap_or_else(|| last.len().min(kept.len()));
+            let what = format!(
+                "run {}: a body in {} had started on {:?} as number {at}, where the history has {:?}",
+                stay.run,
+                stay.process,
+                kept.get(at),
+                last.get(at)
+            );
+            self.violate(Promise::SeenIsDurable, what);
+        }
+    }
+
+    /// A recorded result is one that a body has given, and a run gives what its history says.
+    fn check_values(&self) {
+        for run in &self.ending.runs {
+            let (id, last) = (run.row.id, &self.finals[&run.row.id]);
+            for taken in last {
+                let Got::Value(value) = &taken.got else {
+                    continue;
+                };
+                let book = self.ledger.book();
+                let mut given = book.given.iter().filter(|(place, _)| place.run == id);
+                let is_given =
+                    given.any(|(place, given)| place.at == taken.at && given.contains(value));
+                drop(book);
+                if !is_given {
+                    let what = format!("run {id}: no body has given {taken:?}");
+                    self.violate(Promise::ReplayIsExact, what);
+                }
+            }
+        }
+    }
+
+    /// What clients were told of the end of a run is how it has ended.
+    fn check_told(&self) {
+        let told = self.ledger.book().told.clone();
+        for (run, told) in told {
+            let Some(row) = self.row(run) else {
+                let what = format!("run {run} was said to have ended, and is gone");
+                self.violate(Promise::ToldStaysTrue, what);
+                continue;
+            };
+            let is_true = row.status == told.status()
+                && match told {
+                    Told::Completed(value) => value == digest(&self.finals[&run]),
+                    Told::Failed | Told::Cancelled => true,
+                };
+            if !is_true {
+                let what = format!(
+                    "run {run} was said to have ended with {told:?}, and is {:?}, with {}",
+                    row.status,
+                    digest(&self.finals[&run])
+                );
+                self.violate(Promise::ToldStaysTrue, what);
+            }
+        }
+        for (number, program) in self.plan.programs.iter().enumerate() {
+            let key = key(number);
+            let mut runs = self.ending.runs.iter();
+            let Some(run) = runs.find(|it| it.row.key.as_deref() == Some(&key)) else {
+                let what = format!("there is no run with the key `{key}`");
+                self.violate(Promise::ToldStaysTrue, what);
+                continue;
+            };
+            let expected = match program.end {
+                End::Completes => RunStatus::Completed,
+                End::Fails => RunStatus::Failed,
+            };
+            let has_ended = matches!(run.row.status, RunStatus::Completed | RunStatus::Failed);
+            if has_ended && run.row.status != expected {
+                let (id, status) = (run.row.id, run.row.status);
+                let what = format!("run {id} is {status:?}, and its program {:?}", program.end);
+                self.violate(Promise::ReplayIsExact, what);
+            }
+        }
+    }
+
+    /// What was delivered is taken, unread or a dead letter, once; and taken in the order of its sender.
+    fn check_messages(&self) {
+        let mut deliveries = Vec::new();
+        let book = self.ledger.book();
+        for sending in &book.sendings {
+            if sending.is_delivered == Some(true) {
+                deliveries.push((key(sending.to), sending.message.clone()));
+            }
+        }
+        drop(book);
+        for taken in self.finals.values().flatten() {
+            if let Got::Receipt(to, _, message, true) = &taken.got {
+                deliveries.push((to.clone(), message.clone()));
+            }
+        }
+        let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut put = |message: &str, place: String| {
+            places.entry(message.to_owned()).or_default().push(place);
+        };
+        for run in &self.ending.runs {
+            let id = run.row.id;
+            for taken in &self.finals[&id] {
+                if let Got::Message(_, message) = &taken.got {
+                    put(message, format!("taken by {id} at {}", taken.at));
+                }
+            }
+            for row in &run.inbox {
+                if let Some(message) = text_of(&row.body) {
+                    put(&message, format!("unread by {id}"));
+                }
+            }
+        }
+        for letter in &self.ending.letters {
+            if let Some(message) = text_of(&letter.body) {
+                put(&message, "a dead letter".to_owned());
+            }
+        }
+        for (to, message) in deliveries {
+            if !places.contains_key(&message) {
+                let what = format!("`{message}` was delivered to `{to}` and is nowhere");
+                self.violate(Promise::NothingSentIsLost, what);
+            }
+        }
+        for (message, places) in &places {
+            if places.len() > 1 {
+                let what = format!("`{message}` is {}", places.join(" and "));
+                self.violate(Promise::MessageIsTakenOnce, what);
+            }
+        }
+        self.check_message_order();
+    }
+
+    /// Clients number their messages, and send one after another.
+    fn check_message_order(&self) {
+        for (run, last) in &self.finals {
+            let mut seen: BTreeMap<(u32, &str), u64> = BTreeMap::new();
+            let mut named = BTreeSet::new();
+            for taken in last {
+                let Got::Message(channel, message) = &taken.got else {
+                    continue;
+                };
+                let Some((client, number)) = message.split_once(':') else {
+                    continue;
+                };
+                let Ok(number) = number.parse::<u64>() else {
+                    continue;
+                };
+                let before = seen.insert((*channel, client), number);
+                if before.is_some_and(|before| before > number) && named.insert(client) {
+                    let what = format!("run {run} took `{message}` after number {before:?}");
+                    self.violate(Promise::MessagesAreInOrder, what);
+                }
+            }
+        }
+    }
+}
+
+/// A message that is a text.
+fn text_of(payload: &[u8]) -> Option<String> {
+    testing::internal::decode_text(payload)
+}

@@ -1,0 +1,289 @@
+//! The ledger: what bodies, workflow code and clients have done and seen, written outside of the store.
+//!
+//! A *stay* is the time that a run is in the memory of a process: its code writes what it takes, in order. A body that
+//! starts says how much its code had taken: all of that must be in the history for good. What can be
+//! decided at once is: a body may not start if the store has its result, nor may it start or go on if a
+//! later stay of its run has started one.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use everstep::{
+    RunId, RunStatus,
+    store::{MemoryStore, Store, Target},
+    testing::{internal, simulation},
+};
+
+use super::{Promise, Violation};
+
+/// What code has taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Got {
+    /// The result of a body.
+    Value(u64),
+    /// The failure of one.
+    Failure,
+    /// The end of a wait, or of something that has no value.
+    Time,
+    /// Nothing came in time.
+    Nothing,
+    /// A message, and its channel.
+    Message(u32, String),
+    /// What became of a message: to whom, the channel, the message, and whether it was delivered.
+    Receipt(String, u32, String, bool),
+}
+
+/// Something that code has taken, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub(crate) at: String,
+    pub(crate) got: Got,
+}
+
+/// One stay of a run in memory.
+#[derive(Debug)]
+pub(crate) struct Stay {
+    pub(crate) index: usize,
+    pub(crate) run: RunId,
+    pub(crate) generation: u32,
+    pub(crate) attempt: u32,
+    pub(crate) process: String,
+    taken: Mutex<Vec<Taken>>,
+    /// How much of that was kept for certain, since a firm body has started on it.
+    kept: AtomicUsize,
+}
+
+impl Stay {
+    pub(crate) fn take(&self, at: String, got: Got) {
+        lock(&self.taken).push(Taken { at, got });
+    }
+
+    /// How much it has taken.
+    pub(crate) fn taken(&self) -> usize {
+        lock(&self.taken).len()
+    }
+
+    pub(crate) fn all_taken(&self) -> Vec<Taken> {
+        lock(&self.taken).clone()
+    }
+
+    pub(crate) fn kept(&self) -> usize {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    /// A number that depends on everything that was taken, in order.
+    pub(crate) fn digest(&self) -> u64 {
+        digest(&lock(&self.taken))
+    }
+}
+
+/// A number that depends on all of these, in order.
+pub(crate) fn digest(taken: &[Taken]) -> u64 {
+    let mut digest = 0;
+    for taken in taken {
+        let text = format!("{taken:?}");
+        digest = internal::hash(digest, text.as_bytes());
+    }
+    digest
+}
+
+/// A step of a generation of a run.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) run: RunId,
+    pub(crate) generation: u32,
+    pub(crate) at: String,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "`{}` of run {}", self.at, self.run)?;
+        match self.generation {
+            1 => Ok(()),
+            later => write!(f, ", generation {later}"),
+        }
+    }
+}
+
+/// A message that a client has sent, and what it was told.
+#[derive(Clone, Debug)]
+pub(crate) struct Sending {
+    pub(crate) to: usize,
+    pub(crate) message: String,
+    /// It is in an inbox for certain; `None` if the client was not told.
+    pub(crate) is_delivered: Option<bool>,
+}
+
+/// What clients, code and bodies have written.
+#[derive(Default)]
+pub(crate) struct Book {
+    pub(crate) stays: Vec<Arc<Stay>>,
+    /// The last stay of a generation of a run that has started a body.
+    moved_on: BTreeMap<(RunId, u32), usize>,
+    /// The values that bodies have given.
+    pub(crate) given: BTreeMap<Place, Vec<u64>>,
+    pub(crate) bodies: u64,
+    pub(crate) sendings: Vec<Sending>,
+    /// What clients were told the end of a run to be.
+    pub(crate) told: Vec<(RunId, Told)>,
+    /// The run that clients were told to be that of an order.
+    pub(crate) runs: BTreeMap<usize, RunId>,
+    pub(crate) violations: Vec<Violation>,
+}
+
+/// How a run has ended, as a client was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Completed(u64),
+    Failed,
+    Cancelled,
+}
+
+impl Told {
+    pub(crate) fn status(&self) -> RunStatus {
+        match self {
+            Told::Completed(_) => RunStatus::Completed,
+            Told::Failed => RunStatus::Failed,
+            Told::Cancelled => RunStatus::Cancelled,
+        }
+    }
+}
+
+/// The book, and the store beside it.
+pub(crate) struct Ledger {
+    book: Mutex<Book>,
+    /// What is durable. None in a replay, in which no body runs.
+    data: Option<MemoryStore>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Puts a line into the trace, if there is one.
+pub(crate) fn note(what: impl FnOnce() -> String) {
+    if simulation::is_traced() {
+        simulation::note(&what());
+    }
+}
+
+impl Ledger {
+    pub(crate) fn new(data: Option<MemoryStore>) -> Arc<Ledger> {
+        Arc::new(Ledger {
+            book: Mutex::default(),
+            data,
+        })
+    }
+
+    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
+        lock(&self.book)
+    }
+
+    pub(crate) fn violate(&self, promise: Promise, what: String) {
+        note(|| format!("VIOLATION of {promise:?}: {what}"));
+        self.book().violations.push(Violation { promise, what });
+    }
+
+    pub(crate) fn stay_begins(
+        &self,
+        run: RunId,
+        generation: u32,
+        attempt: u32,
+        process: &str,
+    ) -> Arc<Stay> {
+        let mut book = self.book();
+        let stay = Arc::new(Stay {
+            index: book.stays.len(),
+            run,
+            generation,
+            attempt,
+            process: process.to_owned(),
+            taken: Mutex::default(),
+            kept: AtomicUsize::new(0),
+        });
+        book.stays.push(stay.clone());
+        stay
+    }
+
+    /// A body starts after so much was taken by its code.
+    pub(crate) fn body_starts(
+        &self,
+        stay: &Stay,
+        place: &Place,
+        attempt: u32,
+        firm: bool,
+        taken: usize,
+    ) {
+        note(|| format!("{place}: the body starts, attempt {attempt}, after {taken}"));
+        self.book().bodies += 1;
+        if firm {
+            stay.kept.fetch_max(taken, Ordering::Relaxed);
+        }
+        self.check_not_completed(stay, place);
+        self.check_not_moved_on(stay, place, "starts");
+        let of = (stay.run, stay.generation);
+        let mut book = self.book();
+        let last = book.moved_on.entry(of).or_insert(stay.index);
+        *last = (*last).max(stay.index);
+    }
+
+    pub(crate) fn undo_starts(&self, stay: &Stay, place: &Place) {
+        note(|| format!("{place}: the rollback starts"));
+        self.check_not_completed(stay, place);
+    }
+
+    pub(crate) fn body_goes_on(&self, stay: &Stay, place: &Place) {
+        self.check_not_moved_on(stay, place, "goes on");
+    }
+
+    pub(crate) fn body_ends(&self, place: &Place, value: Option<u64>) {
+        note(|| format!("{place}: the body ends with {value:?}"));
+        if let Some(value) = value {
+            let mut book = self.book();
+            book.given.entry(place.clone()).or_default().push(value);
+        }
+    }
+
+    fn check_not_completed(&self, stay: &Stay, place: &Place) {
+        let Some(data) = &self.data else { return };
+        // What a run that is tried again makes fresh is in the store until its next commit.
+        if stay.attempt > 1 {
+            return;
+        }
+        let row = data.run(&Target::Id(place.run));
+        let Ok(Some(row)) = row else {
+            let what = format!("{place} starts, and there is no such run");
+            return self.violate(Promise::OneOwnerPerRun, what);
+        };
+        if row.generation != place.generation {
+            let (process, now) = (&stay.process, row.generation);
+            let what = format!("{place} starts in {process}, and the run is in generation {now}");
+            return self.violate(Promise::OneOwnerPerRun, what);
+        }
+        let history = data.history(place.run.no(), None, usize::MAX);
+        let history = history.unwrap_or_default();
+        let is_completed = |put| internal::is_completed_at(put, &place.at);
+        if history.iter().any(is_completed) {
+            let process = &stay.process;
+            let what = format!("{place} starts in {process}, and its result is in the store");
+            self.violate(Promise::CompletedStepNeverRunsAgain, what);
+        }
+    }
+
+    fn check_not_moved_on(&self, stay: &Stay, place: &Place, does: &str) {
+        let book = self.book();
+        let last = book.moved_on.get(&(stay.run, stay.generation)).copied();
+        let Some(later) = last.filter(|last| *last > stay.index) else {
+            return;
+        };
+        let (process, other) = (&stay.process, book.stays[later].process.clone());
+        let what = format!("{place} {does} in {process}, and a body has started in {other} since");
+        drop(book);
+        self.violate(Promise::OneOwnerPerRun, what);
+    }
+}

@@ -1,0 +1,215 @@
+//! What a seed draws before a life begins: its world and its work.
+//!
+//! Everything here is plain data, so that a life can be printed and made smaller.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use everstep::testing::simulation::{Clocks, Rng};
+
+use crate::{
+    work::{
+        draw::{CHANNELS, Draw},
+        program::Program,
+    },
+    world::{
+        sky::{Sky, WRONG_MAX},
+        store::Kind,
+    },
+};
+
+/// A life, before it begins.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) kind: Kind,
+    /// How far the store's clock is ahead, in milliseconds, and how much faster it goes, in millionths.
+    pub(crate) store_ahead_ms: i64,
+    pub(crate) store_ppm: i64,
+    pub(crate) lease: Duration,
+    pub(crate) sky: Sky,
+    pub(crate) engines: Vec<EnginePlan>,
+    /// Of a thousand reads of a clock, how many are points.
+    pub(crate) clock_points: u32,
+    /// At how many of a thousand points an activity goes on by itself.
+    pub(crate) goes_on: u32,
+    pub(crate) programs: Arc<Vec<Program>>,
+    pub(crate) scripts: Vec<Vec<Act>>,
+}
+
+/// A process that is started again whenever it has ended.
+#[derive(Clone, Debug)]
+pub(crate) struct EnginePlan {
+    pub(crate) threads: usize,
+    /// Runs that wait are kept in memory.
+    pub(crate) keeps_hot: bool,
+    pub(crate) max_live_runs: usize,
+    pub(crate) batch_commits_max: usize,
+    pub(crate) clocks: Clocks,
+    /// When it begins.
+    pub(crate) begins: Duration,
+    /// How long it stays, if it leaves by itself before the calm.
+    pub(crate) stays: Option<Duration>,
+    /// Whether its code is always the newest.
+    pub(crate) is_steady: bool,
+}
+
+/// What a client does, and how long it waits before that.
+#[derive(Clone, Debug)]
+pub(crate) struct Act {
+    pub(crate) after: Duration,
+    pub(crate) deed: Deed,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Deed {
+    /// Starts the run of a program, by its key.
+    Start(usize),
+    /// Sends a message to it.
+    Send {
+        to: usize,
+        channel: u32,
+        message: String,
+        /// With a key, so that it may be sent again.
+        dedupe: bool,
+    },
+    /// Waits for its result.
+    Await(usize),
+}
+
+impl Plan {
+    /// The life of a seed.
+    pub(crate) fn draw(seed: u64) -> Plan {
+        let mut rng = Rng::new(seed ^ 0x91A2);
+        let rng = &mut rng;
+        let lease = Duration::from_millis(1_000 + rng.below(4_000));
+        let kind = match rng.below(2) {
+            0 => Kind::File,
+            _ => Kind::Database,
+        };
+        let sky = Sky::draw(rng, lease);
+        let engines = (0..1 + rng.below(4)).map(|_| EnginePlan::draw(rng, lease, kind));
+        let engines = engines.collect();
+        let programs = 1 + rng.below(6) as usize;
+        let mut draw = Draw::new(rng, programs, lease);
+        let programs: Vec<Program> = (0..programs).map(|_| draw.program()).collect();
+        let scripts =
+            (0..1 + rng.below(3)).map(|client| script(rng, client, programs.len(), lease));
+        let scripts = scripts.collect();
+        Plan {
+            seed,
+            kind,
+            store_ahead_ms: rng.below(120_000) as i64 - 60_000,
+            store_ppm: rng.below(400) as i64 - 200,
+            lease,
+            sky,
+            engines,
+            clock_points: [0, 50, 300][rng.below(3) as usize],
+            goes_on: [0, 400, 800, 950][rng.below(4) as usize],
+            programs: Arc::new(programs),
+            scripts,
+        }
+    }
+
+    /// How long after the faults have stopped every run must have ended.
+    pub(crate) fn bound(&self) -> Duration {
+        let programs = self.programs.iter().map(Program::lasts_at_most);
+        let longest = programs.max().unwrap_or_default();
+        // Of what was set by a wrong clock, everything comes by so much later.
+        longest * 2 + self.lease * 20 + self.sky.stall_max * 2 + WRONG_MAX * 4
+    }
+}
+
+impl EnginePlan {
+    fn draw(rng: &mut Rng, lease: Duration, kind: Kind) -> EnginePlan {
+        let mut ppm = || rng.below(400) as i32 - 200;
+        let (monotonic_ppm, calendar_ppm) = (ppm(), ppm());
+        EnginePlan {
+            threads: 1 + rng.below(2) as usize,
+            keeps_hot: rng.below(2) == 0,
+            max_live_runs: [1, 3, 20_000][rng.below(3) as usize],
+            batch_commits_max: [1, 3, 2_000][rng.below(3) as usize],
+            clocks: Clocks {
+                monotonic_ppm,
+                calendar_ppm,
+                // On one machine there is one calendar, until it is set.
+                calendar_ahead_ms: match kind {
+                    Kind::File => 0,
+                    Kind::Database => rng.below(7_200_000) as i64 - 3_600_000,
+                },
+            },
+            begins: match rng.below(3) {
+                0 => rng.up_to(lease * 6),
+                _ => Duration::ZERO,
+            },
+            stays: match rng.below(2) {
+                0 => Some(lease + rng.up_to(lease * 8)),
+                _ => None,
+            },
+            is_steady: rng.below(2) == 0,
+        }
+    }
+}
+
+/// Starts some of the runs, sends them messages, and waits for them.
+fn script(rng: &mut Rng, client: u64, programs: usize, lease: Duration) -> Vec<Act> {
+    let mut acts = Vec::new();
+    for program in 0..programs {
+        if rng.below(3) == 0 {
+            continue;
+        }
+        let after = rng.up_to(lease);
+        let deed = Deed::Start(program);
+        acts.push(Act { after, deed });
+    }
+    for _ in 0..rng.below(8) {
+        let deed = Deed::Send {
+            to: rng.below(programs as u64) as usize,
+            channel: rng.below(CHANNELS) as u32,
+            message: String::new(),
+            dedupe: rng.below(2) == 0,
+        };
+        let after = rng.up_to(lease);
+        let at = rng.below(acts.len() as u64 + 1) as usize;
+        acts.insert(at, Act { after, deed });
+    }
+    // Numbered in the order in which they are sent.
+    for (number, act) in acts.iter_mut().enumerate() {
+        if let Deed::Send { message, .. } = &mut act.deed {
+            *message = format!("client-{client}:{number}");
+        }
+    }
+    for program in 0..programs {
+        let after = rng.up_to(lease / 4);
+        let deed = Deed::Await(program);
+        acts.push(Act { after, deed });
+    }
+    acts
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed {}", self.seed)?;
+        let (ahead, ppm) = (self.store_ahead_ms, self.store_ppm);
+        writeln!(f, "store: {:?}, {ahead} ms ahead, {ppm} ppm", self.kind)?;
+        writeln!(f, "lease: {:?}", self.lease)?;
+        writeln!(f, "{:?}", self.sky)?;
+        let (points, goes_on) = (self.clock_points, self.goes_on);
+        writeln!(
+            f,
+            "clock points: {points}, goes on: {goes_on}, of a thousand"
+        )?;
+        for (number, engine) in self.engines.iter().enumerate() {
+            writeln!(f, "engine-{number}: {engine:?}")?;
+        }
+        for (number, program) in self.programs.iter().enumerate() {
+            write!(f, "program {number}, {program}")?;
+        }
+        for (number, script) in self.scripts.iter().enumerate() {
+            writeln!(f, "client-{number}:")?;
+            for act in script {
+                writeln!(f, "    after {:?}: {:?}", act.after, act.deed)?;
+            }
+        }
+        Ok(())
+    }
+}

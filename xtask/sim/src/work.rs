@@ -1,0 +1,27 @@
+//! The work of a life: programs that a seed draws, and one workflow that performs any of them.
+//!
+//! A program is data ([`program`]), so that it can be printed, and made smaller when it has found
+//! something. A new operation is a variant of [`program::Op`], an arm in [`draw`] and one in [`perform`],
+//! each with what the oracle needs to know of it.
+
+pub(crate) mod bodies;
+pub(crate) mod draw;
+pub(crate) mod perform;
+pub(crate) mod program;
+
+use everstep::Workflow;
+use serde::{Deserialize, Serialize};
+
+/// What a run is started with: which program it performs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Order {
+    pub(crate) program: usize,
+}
+
+/// The workflow that performs programs. Its second version accepts runs of the first.
+pub(crate) const PERFORM: Workflow<Order, u64> = Workflow::new("perform");
+
+/// The key of the run that a client starts with this program.
+pub(crate) fn key(program: usize) -> String {
+    format!("order-{program}")
+}

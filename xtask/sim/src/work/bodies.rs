@@ -1,0 +1,160 @@
+//! Bodies of steps: they take their time, and write into the ledger that they did.
+
+use std::{sync::Arc, time::Duration};
+
+use everstep::{Rollback, prelude::*, testing::simulation};
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+
+use super::program::StepOp;
+use crate::oracle::ledger::{Ledger, Place, Stay};
+
+/// What a body gives: where it was, and a number that no other has.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Done {
+    pub(crate) at: String,
+    pub(crate) value: u64,
+}
+
+/// What a body knows of the code that made it.
+#[derive(Clone)]
+pub(crate) struct Made {
+    pub(crate) op: StepOp,
+    pub(crate) stay: Arc<Stay>,
+    pub(crate) ledger: Arc<Ledger>,
+    /// How many results the code had taken when it made the step.
+    pub(crate) taken: usize,
+}
+
+impl Made {
+    /// The body begins, in the state that the code is in by now: all of that must be kept.
+    pub(crate) fn begin(&self, step: &Step) -> Running {
+        self.begin_after(step, self.stay.taken())
+    }
+
+    /// The body begins on another thread, while the code goes on: what is known to be kept is what the
+    /// code had taken when it made the step.
+    pub(crate) fn begin_elsewhere(&self, step: &Step) -> Running {
+        self.begin_after(step, self.taken)
+    }
+
+    fn begin_after(&self, step: &Step, taken: usize) -> Running {
+        let place = Place {
+            run: step.run_id(),
+            generation: step.generation(),
+            at: step.location().to_owned(),
+        };
+        let attempt = step.attempt();
+        let firm = !self.op.ephemeral;
+        self.ledger
+            .body_starts(&self.stay, &place, attempt, firm, taken);
+        Running {
+            made: self.clone(),
+            place,
+            attempt,
+            has_ended: false,
+        }
+    }
+}
+
+/// A body between its start and its end.
+pub(crate) struct Running {
+    made: Made,
+    place: Place,
+    attempt: u32,
+    has_ended: bool,
+}
+
+impl Running {
+    /// The body goes on after a wait, which it must not if its run has moved on elsewhere.
+    pub(crate) fn goes_on(&self) {
+        self.made.ledger.body_goes_on(&self.made.stay, &self.place);
+    }
+
+    pub(crate) fn end(mut self) -> Result<Done> {
+        self.has_ended = true;
+        let op = &self.made.op;
+        if self.attempt <= op.fails {
+            self.made.ledger.body_ends(&self.place, None);
+            return Err(Error::msg(format!("attempt {} fails", self.attempt)));
+        }
+        let at = self.place.at.clone();
+        let value = match op.ephemeral {
+            // It may be lost with the process, so it is the same each time.
+            true => at.len() as u64,
+            false => simulation::random(),
+        };
+        self.made.ledger.body_ends(&self.place, Some(value));
+        Ok(Done { at, value })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.made.ledger.body_ends(&self.place, None);
+        }
+    }
+}
+
+/// On the engine thread, as a future.
+pub(crate) async fn run_async(made: &Made, step: Step) -> Result<Done> {
+    let running = made.begin(&step);
+    simulation::point("in a body");
+    if !made.op.lasts.is_zero() {
+        pause(made.op.lasts).await;
+        running.goes_on();
+    }
+    running.end()
+}
+
+/// On the engine thread, which it blocks.
+pub(crate) fn run_clogging(made: &Made, step: &Step) -> Result<Done> {
+    let running = made.begin(step);
+    simulation::sleep(made.op.lasts);
+    running.end()
+}
+
+/// On a thread of its own.
+pub(crate) fn run_blocking(made: &Made, step: &Step) -> Result<Done> {
+    let running = made.begin_elsewhere(step);
+    simulation::sleep(made.op.lasts);
+    running.end()
+}
+
+/// As a task of its own.
+pub(crate) async fn run_spawned(made: Made, step: Step) -> Result<Done> {
+    let running = made.begin_elsewhere(&step);
+    simulation::point("in a spawned body");
+    if !made.op.lasts.is_zero() {
+        pause(made.op.lasts).await;
+        running.goes_on();
+    }
+    running.end()
+}
+
+/// Undoes a step.
+pub(crate) async fn undo(ledger: &Ledger, stay: &Stay, undo: &Rollback) -> Result<()> {
+    // run:generation:location
+    let mut parts = undo.idempotency_key().splitn(3, ':').skip(1);
+    let generation = parts.next().and_then(|it| it.parse().ok()).unwrap_or(1);
+    let place = Place {
+        run: undo.run_id(),
+        generation,
+        at: parts.next().unwrap_or_default().to_owned(),
+    };
+    ledger.undo_starts(stay, &place);
+    simulation::point("in a rollback");
+    Ok(())
+}
+
+/// Waits in a future.
+pub(crate) async fn pause(lasts: Duration) {
+    let (sender, is_over) = oneshot::channel();
+    simulation::spawn("timer", move || {
+        simulation::sleep(lasts);
+        // A body that was dropped does not wait any more.
+        _ = sender.send(());
+    });
+    _ = is_over.await;
+}

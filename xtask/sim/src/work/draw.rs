@@ -1,0 +1,165 @@
+//! Draws programs from a seed.
+
+use std::time::Duration;
+
+use everstep::testing::simulation::Rng;
+
+use super::program::{Body, End, Op, Program, StepOp};
+
+/// The kinds of operations, each with how often it is drawn against the others.
+const KINDS: [(Kind, u64); 5] = [
+    (Kind::Step, 10),
+    (Kind::Sleep, 4),
+    (Kind::Listen, 3),
+    (Kind::Send, 3),
+    (Kind::Join, 3),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Step,
+    Sleep,
+    Listen,
+    Send,
+    Join,
+}
+
+/// How many channels a run listens to.
+pub(crate) const CHANNELS: u64 = 3;
+
+/// How deep programs are.
+const DEPTH_MAX: usize = 3;
+
+/// Draws the programs of a life.
+pub(crate) struct Draw<'a> {
+    rng: &'a mut Rng,
+    /// The kinds that this life has: not all lives have all.
+    kinds: Vec<(Kind, u64)>,
+    /// How many programs there are.
+    programs: usize,
+    lease: Duration,
+    next_id: u32,
+}
+
+impl<'a> Draw<'a> {
+    pub(crate) fn new(rng: &'a mut Rng, programs: usize, lease: Duration) -> Draw<'a> {
+        let mut kinds: Vec<_> = KINDS.to_vec();
+        kinds.retain(|(kind, _)| *kind == Kind::Step || rng.below(4) > 0);
+        Draw {
+            rng,
+            kinds,
+            programs,
+            lease,
+            next_id: 0,
+        }
+    }
+
+    pub(crate) fn program(&mut self) -> Program {
+        self.next_id = 0;
+        let length = 1 + self.rng.below(6) as usize;
+        Program {
+            version: 1 + self.rng.below(2) as u32,
+            ops: self.ops(length, 0),
+            end: match self.rng.below(8) {
+                0 => End::Fails,
+                _ => End::Completes,
+            },
+        }
+    }
+
+    fn ops(&mut self, length: usize, depth: usize) -> Vec<Op> {
+        (0..length).map(|_| self.op(depth)).collect()
+    }
+
+    fn op(&mut self, depth: usize) -> Op {
+        let all: u64 = self.kinds.iter().map(|(_, weight)| weight).sum();
+        let mut drawn = self.rng.below(all);
+        let kind = self.kinds.iter().find(|(_, weight)| {
+            let is_drawn = drawn < *weight;
+            drawn = drawn.saturating_sub(*weight);
+            is_drawn
+        });
+        let kind = kind.map_or(Kind::Step, |(kind, _)| *kind);
+        self.next_id += 1;
+        let id = self.next_id;
+        match kind {
+            Kind::Step => self.step(id),
+            Kind::Join if depth >= DEPTH_MAX => self.step(id),
+            Kind::Sleep => Op::Sleep {
+                id,
+                lasts: self.time(self.lease * 4),
+            },
+            Kind::Listen => Op::Listen {
+                id,
+                channel: self.channel(),
+                timeout: match self.rng.below(3) {
+                    0 => None,
+                    _ => Some(self.time(self.lease * 4) + Duration::from_millis(1)),
+                },
+            },
+            Kind::Send => Op::Send {
+                id,
+                to: self.rng.below(self.programs as u64) as usize,
+                channel: self.channel(),
+            },
+            Kind::Join => Op::Join {
+                id,
+                branches: self.parts(depth),
+            },
+        }
+    }
+
+    fn channel(&mut self) -> u32 {
+        self.rng.below(CHANNELS) as u32
+    }
+
+    fn parts(&mut self, depth: usize) -> Vec<Vec<Op>> {
+        let parts = 2 + self.rng.below(2) as usize;
+        let mut part = || {
+            let length = 1 + self.rng.below(3) as usize;
+            self.ops(length, depth + 1)
+        };
+        (0..parts).map(|_| part()).collect()
+    }
+
+    fn step(&mut self, id: u32) -> Op {
+        let rng = &mut *self.rng;
+        let body = [
+            Body::Async,
+            Body::Async,
+            Body::Async,
+            Body::Spawned,
+            Body::Blocking,
+            Body::Clogging,
+        ][rng.below(6) as usize];
+        let attempts = 1 + rng.below(4) as u32;
+        let fails = match rng.below(4) {
+            0 => rng.below(u64::from(attempts) + 1) as u32,
+            _ => 0,
+        };
+        let ephemeral = rng.below(6) == 0;
+        let delay = Duration::from_millis(1 + rng.below(2_000));
+        let rollback = !ephemeral && rng.below(4) == 0;
+        Op::Step(StepOp {
+            id,
+            body,
+            lasts: self.time(self.lease * 2),
+            ephemeral,
+            fails,
+            attempts,
+            delay,
+            rollback,
+        })
+    }
+
+    /// A time that is mostly short, and now and then as long as this.
+    fn time(&mut self, most: Duration) -> Duration {
+        let most = match self.rng.below(6) {
+            0 | 1 => return Duration::ZERO,
+            2 | 3 => Duration::from_millis(20),
+            4 => Duration::from_millis(500),
+            _ => most,
+        };
+        Duration::from_millis(self.rng.up_to(most).as_millis() as u64)
+    }
+}

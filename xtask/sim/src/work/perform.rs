@@ -1,0 +1,176 @@
+//! The workflow that performs programs.
+
+use std::sync::Arc;
+
+use everstep::{Outcome, prelude::*};
+use futures_util::future::LocalBoxFuture;
+
+use super::{
+    Order, bodies,
+    bodies::{Done, Made},
+    key,
+    program::{Body, End, Op, Program, StepOp},
+};
+use crate::oracle::ledger::{Got, Ledger, Stay};
+
+/// The code of a process: what it knows besides its input.
+pub(crate) struct Code {
+    pub(crate) programs: Arc<Vec<Program>>,
+    pub(crate) ledger: Arc<Ledger>,
+    /// The name of the process.
+    pub(crate) process: String,
+}
+
+/// Performs a program; gives a number that depends on everything that it has seen, in order.
+pub(crate) async fn perform(code: Arc<Code>, ctx: Ctx, order: Order) -> Result<u64> {
+    let program = code.programs.get(order.program);
+    let program = program.ok_or_else(|| Error::fatal("there is no such program"))?;
+    let stay = code.ledger.stay_begins(
+        ctx.run_id(),
+        ctx.generation(),
+        ctx.run_attempt(),
+        &code.process,
+    );
+    let stage = Stage {
+        code: &code,
+        order,
+        stay,
+        ctx,
+        at: String::new(),
+    };
+    stage.ops(&program.ops).await?;
+    match program.end {
+        End::Completes => Ok(stage.stay.digest()),
+        End::Fails => Err(Error::fatal("as its program says")),
+    }
+}
+
+/// Where in a program the code is.
+struct Stage<'a> {
+    code: &'a Arc<Code>,
+    order: Order,
+    stay: Arc<Stay>,
+    ctx: Ctx,
+    /// The names of the operations that this is inside of.
+    at: String,
+}
+
+impl<'a> Stage<'a> {
+    fn inside(&self, name: &str, ctx: Ctx) -> Stage<'a> {
+        Stage {
+            code: self.code,
+            order: self.order,
+            stay: self.stay.clone(),
+            ctx,
+            at: format!("{}{name}/", self.at),
+        }
+    }
+
+    fn ops<'b>(&'b self, ops: &'b [Op]) -> LocalBoxFuture<'b, Result<()>> {
+        Box::pin(async move {
+            for op in ops {
+                self.op(op).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn take(&self, name: &str, got: Got) {
+        self.stay.take(format!("{}{name}", self.at), got);
+    }
+
+    async fn op(&self, op: &Op) -> Result<()> {
+        match op {
+            Op::Step(step) => self.step(step).await,
+            Op::Sleep { id, lasts } => {
+                let name = format!("sleep-{id}");
+                self.ctx.sleep(&name, *lasts).await?;
+                self.take(&name, Got::Time);
+                Ok(())
+            }
+            Op::Listen {
+                id,
+                channel,
+                timeout,
+            } => {
+                let name = format!("channel-{channel}");
+                let heard: Option<String> = match timeout {
+                    Some(timeout) => self.ctx.listen(&name).timeout(*timeout).await?,
+                    None => Some(self.ctx.listen(&name).await?),
+                };
+                let got = match heard {
+                    Some(message) => Got::Message(*channel, message),
+                    None => Got::Nothing,
+                };
+                self.take(&format!("listen-{id}"), got);
+                Ok(())
+            }
+            Op::Send { id, to, channel } => {
+                let (name, to) = (format!("channel-{channel}"), key(*to));
+                let message = self.message(*id);
+                let sent = self.ctx.send(("perform", to.as_str()), &name, &message);
+                // The other may not be there yet, or have ended.
+                let is_delivered = sent.await.is_ok();
+                let got = Got::Receipt(to, *channel, message, is_delivered);
+                self.take(&format!("send-{id}"), got);
+                Ok(())
+            }
+            Op::Join { id, branches } => {
+                let name = format!("join-{id}");
+                let at = &name;
+                let branches = branches.iter().enumerate().map(|(number, ops)| {
+                    let branch_name = format!("part-{number}");
+                    let path = format!("{at}/{branch_name}");
+                    branch(branch_name, async move |ctx| {
+                        self.inside(&path, ctx).ops(ops).await
+                    })
+                });
+                self.ctx.join(&name, branches.collect::<Vec<_>>()).await?;
+                self.take(&name, Got::Time);
+                Ok(())
+            }
+        }
+    }
+
+    /// The words of the next message: no two are the same, and a replay says the same ones.
+    fn message(&self, id: u32) -> String {
+        let (run, generation) = (self.ctx.run_id(), self.ctx.generation());
+        format!("{run}.{generation}:{}send-{id}", self.at)
+    }
+
+    async fn step(&self, op: &StepOp) -> Result<()> {
+        let name = format!("step-{}", op.id);
+        let made = Made {
+            op: op.clone(),
+            stay: self.stay.clone(),
+            ledger: self.code.ledger.clone(),
+            taken: self.stay.taken(),
+        };
+        let ctx = &self.ctx;
+        let mut call = match op.body {
+            Body::Async => ctx.step_with(&name, async move |step| {
+                bodies::run_async(&made, step).await
+            }),
+            Body::Clogging => {
+                ctx.step_with(&name, async move |step| bodies::run_clogging(&made, &step))
+            }
+            Body::Blocking => ctx.blocking(&name, move |step| bodies::run_blocking(&made, &step)),
+            Body::Spawned => ctx.spawn(&name, move |step| bodies::run_spawned(made.clone(), step)),
+        };
+        call = call.retry(Retry::fixed(op.attempts, op.delay));
+        if op.ephemeral {
+            call = call.ephemeral();
+        }
+        if op.rollback {
+            let (ledger, stay) = (self.code.ledger.clone(), self.stay.clone());
+            call =
+                call.rollback(async move |undo, _: Done| bodies::undo(&ledger, &stay, &undo).await);
+        }
+        let got = match call.outcome().await? {
+            Outcome::Completed(done) => Got::Value(done.value),
+            Outcome::Failed { .. } => Got::Failure,
+        };
+        self.take(&name, got);
+        Ok(())
+    }
+}

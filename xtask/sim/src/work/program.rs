@@ -1,0 +1,173 @@
+//! Programs: trees of operations, as data.
+
+use std::{fmt, time::Duration};
+
+/// What a run does, from start to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Program {
+    /// The version of the workflow that its run is started with.
+    pub(crate) version: u32,
+    pub(crate) ops: Vec<Op>,
+    pub(crate) end: End,
+}
+
+/// How a program ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Completes,
+    Fails,
+}
+
+/// One operation. Its `id` is its own in the whole program, and names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    Step(StepOp),
+    Sleep {
+        id: u32,
+        lasts: Duration,
+    },
+    /// Waits for a message; without a timeout one is sent in the end.
+    Listen {
+        id: u32,
+        channel: u32,
+        timeout: Option<Duration>,
+    },
+    /// Sends a message to the run of another program.
+    Send {
+        id: u32,
+        to: usize,
+        channel: u32,
+    },
+    Join {
+        id: u32,
+        branches: Vec<Vec<Op>>,
+    },
+}
+
+/// A step and its body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StepOp {
+    pub(crate) id: u32,
+    pub(crate) body: Body,
+    /// How long the body takes.
+    pub(crate) lasts: Duration,
+    /// Its result rides on the next write.
+    pub(crate) ephemeral: bool,
+    /// So many attempts fail before one does not.
+    pub(crate) fails: u32,
+    /// How many attempts there are; fewer than fail, and it fails for good.
+    pub(crate) attempts: u32,
+    /// How long it waits between two.
+    pub(crate) delay: Duration,
+    pub(crate) rollback: bool,
+}
+
+/// Where a body runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Body {
+    /// On the engine thread, as a future.
+    Async,
+    /// On the engine thread, and it blocks it for as long as it takes.
+    Clogging,
+    Blocking,
+    Spawned,
+}
+
+impl Program {
+    /// All operations, from the outside in.
+    pub(crate) fn all(&self) -> Vec<&Op> {
+        let mut all = Vec::new();
+        gather(&self.ops, &mut all);
+        all
+    }
+
+    /// How long it can take by itself, if no process fails.
+    pub(crate) fn lasts_at_most(&self) -> Duration {
+        self.all().into_iter().map(Op::lasts_at_most).sum()
+    }
+}
+
+fn gather<'a>(ops: &'a [Op], all: &mut Vec<&'a Op>) {
+    for op in ops {
+        all.push(op);
+        op.parts().iter().for_each(|part| gather(part, all));
+    }
+}
+
+impl Op {
+    /// What is inside of it.
+    fn parts(&self) -> &[Vec<Op>] {
+        match self {
+            Op::Step(_) | Op::Sleep { .. } | Op::Listen { .. } | Op::Send { .. } => &[],
+            Op::Join { branches, .. } => branches,
+        }
+    }
+
+    /// How long it can take by itself, without its parts.
+    fn lasts_at_most(&self) -> Duration {
+        match self {
+            Op::Step(step) => (step.lasts + step.delay) * step.attempts,
+            Op::Sleep { lasts, .. } => *lasts,
+            Op::Listen { timeout, .. } => timeout.unwrap_or_default(),
+            Op::Send { .. } | Op::Join { .. } => Duration::ZERO,
+        }
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "version {} {{", self.version)?;
+        print(f, &self.ops, 1)?;
+        writeln!(f, "    {:?}", self.end)?;
+        writeln!(f, "}}")
+    }
+}
+
+fn print(f: &mut fmt::Formatter<'_>, ops: &[Op], depth: usize) -> fmt::Result {
+    for op in ops {
+        writeln!(f, "{:1$}{op}", "", depth * 4)?;
+        for (number, part) in op.parts().iter().enumerate() {
+            writeln!(f, "{:1$}part {number}:", "", depth * 4 + 2)?;
+            print(f, part, depth + 1)?;
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Op::Step(step) => write!(f, "{step}"),
+            Op::Sleep { id, lasts } => write!(f, "sleep-{id} {lasts:?}"),
+            Op::Listen {
+                id,
+                channel,
+                timeout,
+            } => match timeout {
+                Some(timeout) => write!(f, "listen-{id} to channel-{channel} for {timeout:?}"),
+                None => write!(f, "listen-{id} to channel-{channel}"),
+            },
+            Op::Send { id, to, channel } => {
+                write!(f, "send-{id} to program {to}, channel-{channel}")
+            }
+            Op::Join { id, .. } => write!(f, "join-{id}"),
+        }
+    }
+}
+
+impl fmt::Display for StepOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step-{} {:?} {:?}", self.id, self.body, self.lasts)?;
+        if self.fails > 0 {
+            let (fails, attempts) = (self.fails, self.attempts);
+            write!(f, ", fails {fails} of {attempts}, {:?} apart", self.delay)?;
+        }
+        if self.ephemeral {
+            write!(f, ", ephemeral")?;
+        }
+        if self.rollback {
+            write!(f, ", with rollback")?;
+        }
+        Ok(())
+    }
+}

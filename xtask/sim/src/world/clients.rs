@@ -1,0 +1,171 @@
+//! Clients, each in a process of its own that follows a script.
+
+use std::sync::Arc;
+
+use everstep::{Client, ClientError, RunError, RunHandle, Sent, testing::simulation};
+
+use super::store::Server;
+use crate::{
+    oracle::{
+        Promise,
+        ledger::{Ledger, Sending, Told, note},
+    },
+    plan::{Act, Deed, Plan},
+    work::{Order, PERFORM, key},
+};
+
+/// Starts a process for each script.
+pub(crate) fn begin(plan: &Arc<Plan>, server: &Arc<Server>, ledger: &Arc<Ledger>) {
+    for number in 0..plan.scripts.len() {
+        let process = simulation::new_process(&format!("client-{number}"));
+        process.set_clocks(plan.engines[number % plan.engines.len()].clocks);
+        let store = server.open(&process, false);
+        let (plan, ledger) = (plan.clone(), ledger.clone());
+        process.spawn("script", move || {
+            let Ok(client) = Client::on(store) else {
+                return;
+            };
+            let outside = Outside {
+                client,
+                name: format!("client-{number}"),
+                plan: plan.clone(),
+                ledger,
+            };
+            for act in &plan.scripts[number] {
+                outside.act(act);
+            }
+        });
+    }
+}
+
+/// A client, and what it writes down.
+pub(crate) struct Outside {
+    pub(crate) client: Client,
+    pub(crate) name: String,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) ledger: Arc<Ledger>,
+}
+
+impl Outside {
+    fn act(&self, act: &Act) {
+        simulation::sleep(act.after);
+        note(|| format!("{:?}", act.deed));
+        match &act.deed {
+            Deed::Start(program) => _ = self.start(*program),
+            Deed::Send {
+                to,
+                channel,
+                message,
+                dedupe,
+            } => self.send(*to, *channel, message, *dedupe),
+            Deed::Await(program) => self.wait_for(*program),
+        }
+    }
+
+    /// Starts the run of a program, or finds it.
+    pub(crate) fn start(&self, program: usize) -> Option<RunHandle<u64>> {
+        let version = self.plan.programs[program].version;
+        let start = self
+            .client
+            .start(PERFORM.version(version), Order { program });
+        match simulation::block_on(start.key(key(program))) {
+            Ok(run) => {
+                self.found(program, &run);
+                Some(run)
+            }
+            Err(error) => {
+                self.expect_store_error("a start", &error);
+                None
+            }
+        }
+    }
+
+    /// A key leads to one run.
+    fn found(&self, program: usize, run: &RunHandle<u64>) {
+        let mut book = self.ledger.book();
+        let known = *book.runs.entry(program).or_insert(run.id());
+        drop(book);
+        if known != run.id() {
+            let what = format!(
+                "`{}` was run {known}, and is run {} now",
+                key(program),
+                run.id()
+            );
+            self.ledger.violate(Promise::ToldStaysTrue, what);
+        }
+    }
+
+    pub(crate) fn send(&self, to: usize, channel: u32, message: &str, dedupe: bool) {
+        let (target, name) = (key(to), format!("channel-{channel}"));
+        let index = {
+            let mut book = self.ledger.book();
+            book.sendings.push(Sending {
+                to,
+                message: message.to_owned(),
+                is_delivered: None,
+            });
+            book.sendings.len() - 1
+        };
+        for _ in 0..if dedupe { 5 } else { 1 } {
+            let mut send = self
+                .client
+                .send(("perform", target.as_str()), &name, &message);
+            if dedupe {
+                send = send.dedupe(message);
+            }
+            let is_delivered = match simulation::block_on(send) {
+                Ok(Sent::Delivered | Sent::Duplicate) => true,
+                Ok(_) | Err(ClientError::UnknownRun { .. } | ClientError::Finished { .. }) => false,
+                Err(error) => {
+                    self.expect_store_error("a message", &error);
+                    continue;
+                }
+            };
+            self.ledger.book().sendings[index].is_delivered = Some(is_delivered);
+            return;
+        }
+    }
+
+    fn wait_for(&self, program: usize) {
+        let target = key(program);
+        let found = self.client.get_typed(PERFORM, ("perform", target.as_str()));
+        let run = match simulation::block_on(found) {
+            Ok(Some(run)) => run,
+            Ok(None) => return,
+            Err(error) => return self.expect_store_error("a look", &error),
+        };
+        self.found(program, &run);
+        self.hear_result(&run);
+    }
+
+    /// Waits for the end of a run, and writes down what it is.
+    pub(crate) fn hear_result(&self, run: &RunHandle<u64>) {
+        loop {
+            let told = match simulation::block_on(run.result()) {
+                Ok(value) => Told::Completed(value),
+                Err(RunError::Failed { .. }) => Told::Failed,
+                Err(RunError::Cancelled { .. }) => Told::Cancelled,
+                Err(RunError::Client(error)) => {
+                    self.expect_store_error("a result", &error);
+                    simulation::sleep(self.plan.lease);
+                    continue;
+                }
+                Err(error) => {
+                    let what = format!("the result of run {} is {error:?}", run.id());
+                    return self.ledger.violate(Promise::ToldStaysTrue, what);
+                }
+            };
+            note(|| format!("run {} ended with {told:?}", run.id()));
+            return self.ledger.book().told.push((run.id(), told));
+        }
+    }
+
+    /// Nothing else goes wrong for a client.
+    fn expect_store_error(&self, what: &str, error: &ClientError) {
+        note(|| format!("{what} fails: {error:?}"));
+        if !matches!(error, ClientError::Store(_)) {
+            let what = format!("{what} by {} fails: {error:?}", self.name);
+            self.ledger.violate(Promise::ToldStaysTrue, what);
+        }
+    }
+}
