@@ -853,6 +853,9 @@ fn patiently<T>(mut attempt: impl FnMut() -> Result<T, StoreError>) -> Result<T,
 /// How long a start waits before it tries again; the store itself has waited for the lock.
 const START_RETRY: Duration = Duration::from_millis(20);
 
+/// What a thread of the engine does.
+type Work = fn(&Arc<Shared>);
+
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<Thread, StartError> {
     let spawned = Process::current().spawn(name, work);
     spawned.map_err(StartError::thread)

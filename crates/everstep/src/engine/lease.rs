@@ -132,9 +132,10 @@ pub(crate) fn run(shared: &Arc<Shared>, stop: &Stop) {
         }
         // Others are looked for at every second beat: an idle engine asks little.
         if (beats.is_multiple_of(2) && balanced + heartbeat <= seam::now()) || poked || doubted {
-            poked = false;
             balanced = seam::now();
-            doubted &= !look_around(shared, &mut leaving, doubted);
+            let is_known = look_around(shared, &mut leaving, doubted);
+            // What has failed is tried at the next beat.
+            (poked, doubted) = (!is_known, doubted && !is_known);
         }
     }
 }

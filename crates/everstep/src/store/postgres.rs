@@ -14,7 +14,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime},
@@ -26,6 +26,7 @@ use self::{
     batch::Terms,
     conn::{Conn, DatabaseTime, Identity, Limits, Route, Unsettled},
     error::{CHANGED, FENCED, Trouble},
+    giving::Giving,
     known::{Known, Revision},
     locks::Named,
     runners::Clock,
@@ -46,6 +47,7 @@ mod doctor;
 mod drop;
 mod error;
 mod events;
+mod giving;
 mod known;
 #[cfg(feature = "testing")]
 mod lent;
@@ -128,8 +130,8 @@ pub struct PostgresStore {
     unsettled: Mutex<Vec<Unsettled>>,
     /// The shards of the runner of this store, as it last took or gave them.
     held: Mutex<Option<(Fence, ShardSet)>>,
-    /// Read-locked by batches, which go by `held`; locked for writing while shards are given back.
-    giving_back: RwLock<()>,
+    /// Keeps batches, which go by `held`, and the release of shards apart.
+    giving: Giving,
     /// The database as it was last seen. After a failover it is another.
     identity: Mutex<Option<Identity>>,
     /// How many databases that were.
@@ -178,6 +180,16 @@ const SQLITE_BODY: &str = "its body is for a SQLite file, and the store is Postg
 
 /// How long to look for the outcome of a batch before it is given back as unknown.
 const SETTLING: Duration = Duration::from_secs(60);
+
+/// How long a transaction is tried.
+#[derive(Clone, Copy)]
+struct Tries {
+    limits: Limits,
+    /// How many connections are lost, one after another, before it is given back.
+    lines: u32,
+    /// How long to look for its outcome before that is given back as unknown.
+    settling: Duration,
+}
 
 /// What became of one go of a transaction.
 enum Attempt<T> {
@@ -262,7 +274,7 @@ impl PostgresStore {
             is_current: AtomicBool::new(false),
             unsettled: Mutex::default(),
             held: Mutex::default(),
-            giving_back: RwLock::default(),
+            giving: Giving::default(),
             identity: Mutex::default(),
             life: AtomicU64::new(0),
             lease_ms: AtomicU64::new(0),
@@ -326,6 +338,28 @@ impl PostgresStore {
     /// The limits of calls that keep the lease.
     fn limits_for_lease(&self) -> Limits {
         self.limits().for_lease(self.lease())
+    }
+
+    fn tries(&self) -> Tries {
+        Tries {
+            limits: self.limits(),
+            lines: LINES,
+            settling: SETTLING,
+        }
+    }
+
+    /// The tries of calls of the thread that keeps the lease: whatever they wait for, its next
+    /// heartbeat must not wait for as long.
+    fn tries_for_lease(&self) -> Tries {
+        let Some(lease) = self.lease() else {
+            return self.tries();
+        };
+        Tries {
+            limits: self.limits_for_lease(),
+            // One that was kept and is dead.
+            lines: 1,
+            settling: lease / 4,
+        }
     }
 
     fn connect(&self, limits: Limits) -> Result<Conn, StoreError> {
@@ -516,6 +550,27 @@ impl PostgresStore {
         self.transact(|session, _| change(session))
     }
 
+    /// As [`write`](Self::write), for the thread that keeps the lease.
+    ///
+    /// It does not wait for long for a row that others have locked: it may hold its own runner's row
+    /// by then, which every batch of that runner needs. The server ends the wait, so nothing of it is
+    /// left behind there.
+    fn write_for_lease<T>(
+        &self,
+        change: impl Fn(&Session<'_>) -> Result<T, Trouble>,
+    ) -> Result<T, StoreError> {
+        self.require_current()?;
+        let tries = self.tries_for_lease();
+        // It says so before the connection is given up.
+        let wait = conn::setting(tries.limits.answer_if_kept / 2);
+        let made = self.transact_numbered(tries, false, |session, _| {
+            let sql = "SELECT set_config('lock_timeout', $1, true)";
+            session.execute(sql, params![wait.clone()]);
+            change(session)
+        });
+        made.map(|(value, _)| value)
+    }
+
     /// Writes in one round trip, which `change` ends with `COMMIT`, for what keeps the lease.
     ///
     /// The transaction never waits for this process, so that it holds no lock while the network or the
@@ -541,7 +596,7 @@ impl PostgresStore {
         &self,
         change: impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
     ) -> Result<T, StoreError> {
-        let made = self.transact_numbered(false, change);
+        let made = self.transact_numbered(self.tries(), false, change);
         made.map(|(value, _)| value)
     }
 
@@ -555,6 +610,7 @@ impl PostgresStore {
     /// 4. A database that is away is the caller's to wait for.
     fn transact_numbered<T>(
         &self,
+        tries: Tries,
         has_bodies: bool,
         mut change: impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
     ) -> Result<(T, Option<Revision>), StoreError> {
@@ -562,9 +618,10 @@ impl PostgresStore {
         let (mut goes, mut lines) = (0, 0);
         let mut before: Option<Trouble> = None;
         loop {
-            let conn = self.take()?;
+            let conn = self.take_for(tries.limits)?;
             goes += 1;
-            let trouble = match self.attempt(conn, has_bodies, &mut change, before.take())? {
+            let attempt = self.attempt(conn, tries, has_bodies, &mut change, before.take());
+            let trouble = match attempt? {
                 Attempt::Done(value) => return Ok(value),
                 Attempt::Undone(trouble) => trouble,
             };
@@ -572,7 +629,7 @@ impl PostgresStore {
                 // Whatever has ended this one may have ended the others, too.
                 self.drop_idle();
                 lines += 1;
-                if lines > LINES {
+                if lines > tries.lines {
                     return Err(self.error(trouble));
                 }
                 continue;
@@ -593,6 +650,7 @@ impl PostgresStore {
     fn attempt<T>(
         &self,
         conn: Conn,
+        tries: Tries,
         has_bodies: bool,
         change: &mut impl FnMut(&Session<'_>, Option<&Trouble>) -> Result<T, Trouble>,
         before: Option<Trouble>,
@@ -632,7 +690,7 @@ impl PostgresStore {
             Err(trouble) if trouble.spares_connection() => Ok(self.undo(held, trouble)),
             Err(trouble) => {
                 drop(held);
-                Ok(if self.settle(lost, &trouble)? {
+                Ok(if self.settle(lost, &trouble, tries)? {
                     Attempt::Done((value, transaction))
                 } else {
                     // It has not landed and never will: it is made again.
@@ -657,7 +715,7 @@ impl PostgresStore {
     }
 
     /// Whether a batch whose answer was lost has landed. Waits for the database to come back.
-    fn settle(&self, lost: Unsettled, trouble: &Trouble) -> Result<bool, StoreError> {
+    fn settle(&self, lost: Unsettled, trouble: &Trouble, tries: Tries) -> Result<bool, StoreError> {
         tracing::warn!(
             error = %trouble,
             "{} was lost during a commit; finding out whether it was made",
@@ -666,13 +724,13 @@ impl PostgresStore {
         let begun = Instant::now();
         let mut pause = Duration::from_millis(20);
         loop {
-            match self.look_up(lost) {
+            match self.look_up(lost, tries.limits) {
                 Ok(landed) => {
                     self.counters.settled.fetch_add(1, Ordering::Relaxed);
                     tracing::info!(landed, "the outcome of the commit is known");
                     return Ok(landed);
                 }
-                Err(error) if begun.elapsed() < SETTLING && !is_fatal(&error) => {
+                Err(error) if begun.elapsed() < tries.settling && !is_fatal(&error) => {
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(Duration::from_secs(1));
                 }
@@ -687,9 +745,9 @@ impl PostgresStore {
         }
     }
 
-    fn look_up(&self, lost: Unsettled) -> Result<bool, StoreError> {
+    fn look_up(&self, lost: Unsettled, limits: Limits) -> Result<bool, StoreError> {
         self.drop_idle();
-        let conn = self.connect(self.limits())?;
+        let conn = self.connect(limits)?;
         let landed = conn::settle(&conn, lost).map_err(|trouble| self.error(trouble))?;
         self.give_back(conn);
         landed.ok_or_else(|| StoreError::UnknownOutcome {
@@ -703,7 +761,7 @@ impl PostgresStore {
         loop {
             let next = lock(&self.unsettled).first().copied();
             let Some(lost) = next else { return Ok(()) };
-            match self.look_up(lost) {
+            match self.look_up(lost, self.limits()) {
                 Ok(_) | Err(StoreError::UnknownOutcome { .. }) => {
                     let mut unsettled = lock(&self.unsettled);
                     unsettled.retain(|it| (it.lane, it.batch) != (lost.lane, lost.batch));
@@ -718,11 +776,10 @@ impl PostgresStore {
         let has_bodies = batch.writes.iter().any(transact::has_body);
         let mut named = Named::of(batch);
         let mut fenced = true;
-        let giving_back = self.giving_back.read();
-        let _under_way = giving_back.unwrap_or_else(PoisonError::into_inner);
+        let _under_way = self.giving.begin_batch();
         let (mut goes, mut rows) = (0, None);
         let items_in_hand = Mutex::default();
-        let made = self.transact_numbered(has_bodies, |session, before| {
+        let made = self.transact_numbered(self.tries(), has_bodies, |session, before| {
             goes += 1;
             // With the connection it may have been found that this is another database than the one
             // that the runner has registered in; its row may be there all the same, as a copy.
@@ -1225,10 +1282,13 @@ impl Store for PostgresStore {
             return Ok(None);
         }
         let clock = self.clock(now);
-        let ousted =
-            self.write(|session| runners::oust_expired(session, fence, clock, wanted, dead))?;
-        let held = self
-            .write(|session| runners::take_shards(session, fence, clock, wanted, &ousted, dead))?;
+        let oust =
+            |session: &Session<'_>| runners::oust_expired(session, fence, clock, wanted, dead);
+        let ousted = self.write_for_lease(oust)?;
+        let take = |session: &Session<'_>| {
+            runners::take_shards(session, fence, clock, wanted, &ousted, dead)
+        };
+        let held = self.write_for_lease(take)?;
         *lock(&self.held) = held.clone().map(|held| (fence, held));
         Ok(held)
     }
@@ -1237,11 +1297,16 @@ impl Store for PostgresStore {
         // A batch that is under way may start a run in one of these shards and claim it for this
         // process. Were the shard another's by then, that one would have looked for runs to take up
         // already, and nobody would have this one.
-        let giving_back = self.giving_back.write();
-        let _given_back = giving_back.unwrap_or_else(PoisonError::into_inner);
+        let limit = self.limits_for_lease().answer_if_kept;
+        let Some(_given_back) = self.giving.begin_release(limit) else {
+            return Err(StoreError::Busy {
+                store: self.name.clone(),
+                source: "a batch is under way".into(),
+            });
+        };
         *lock(&self.held) = None;
         lock(&self.known).forget(shards);
-        self.write(|session| runners::release_shards(session, fence, shards))
+        self.write_for_lease(|session| runners::release_shards(session, fence, shards))
     }
 
     fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> {

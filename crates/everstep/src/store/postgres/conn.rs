@@ -137,13 +137,8 @@ impl Route {
             set("search_path", &search_path(&self.schema)),
             // A host that vanishes in the middle of a transaction must not hold its locks for long.
             set_idle(limits.idle),
-            // Nor one that waits for a lock of somebody else's when its client has hung up. Not every
-            // system can notice that.
-            Op::new(
-                "DO $$ BEGIN PERFORM set_config('client_connection_check_interval', '5s', false); \
-                 EXCEPTION WHEN OTHERS THEN NULL; END $$",
-                Vec::new(),
-            ),
+            // Nor one that waits for a lock of somebody else's when its client has hung up.
+            set_check(limits.idle),
             // Nor one to which an answer cannot be sent. Not every server knows this setting.
             Op::new(
                 "DO $$ BEGIN PERFORM set_config('tcp_user_timeout', '10s', false); \
@@ -418,7 +413,7 @@ impl Conn {
         let before = std::mem::replace(&mut self.limits, Limits { answer, ..limits });
         // Behind a pooler each transaction sets its own.
         if before.idle != limits.idle && !self.route.pooled {
-            self.run(vec![set_idle(limits.idle)])?;
+            self.run(vec![set_idle(limits.idle), set_check(limits.idle)])?;
         }
         Ok(())
     }
@@ -528,8 +523,21 @@ fn set_idle(limit: Duration) -> Op {
     set("idle_in_transaction_session_timeout", &setting(limit))
 }
 
+/// How often the server looks whether its client is still there while it works for it. Not every system
+/// can notice that.
+fn set_check(interval: Duration) -> Op {
+    let interval = setting(interval.min(CHECK_MAX));
+    let sql = format!(
+        "DO $$ BEGIN PERFORM set_config('client_connection_check_interval', '{interval}', false); \
+         EXCEPTION WHEN OTHERS THEN NULL; END $$"
+    );
+    Op::new(sql, Vec::new())
+}
+
+const CHECK_MAX: Duration = Duration::from_secs(5);
+
 /// A length of time as a setting.
-fn setting(time: Duration) -> String {
+pub(super) fn setting(time: Duration) -> String {
     format!("{}ms", time.as_millis())
 }
 

@@ -126,7 +126,7 @@ impl PostgresStore {
             homes: Mutex::default(),
             away: Mutex::default(),
             time: Mutex::new(*lock(&self.time)),
-            giving_back: Default::default(),
+            giving: Default::default(),
             known: Mutex::default(),
             spare_items: Mutex::default(),
             counters: Default::default(),
