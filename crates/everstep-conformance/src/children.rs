@@ -48,7 +48,11 @@ fn a_child_that_is_not_claimed_is_due(world: &World) {
     let claim = false;
     let id = new.id;
     let notices = start_child(world, parent, NewRun { claim, ..new });
-    assert_eq!(notices, [Notice::Due { run: id, at: at(1) }]);
+    let due = Notice::Due {
+        run: id,
+        at: AT_ONCE,
+    };
+    assert_eq!(notices, [due]);
     assert_eq!(world.row(id).status, RunStatus::Pending);
     assert_eq!(world.due(1), [id]);
 }

@@ -297,7 +297,6 @@ fn a_run_that_is_tried_again_finds_its_values(world: &World) {
         attempts: 1,
         puts: Vec::new(),
         deletes: Vec::new(),
-        available_at: at(5),
     };
     world.one(5, Write::Reopen(Box::new(reopen)));
     let again = world.running();

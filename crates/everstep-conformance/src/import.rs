@@ -1,6 +1,6 @@
 //! Runs from other stores, and the list of paused ones.
 
-use super::{World, at};
+use super::{AT_ONCE, World, at};
 use everstep::{RunId, ShardId, store::*, testing::internal};
 
 /// A run that another store has had, with something in every field.
@@ -107,7 +107,7 @@ pub(super) fn an_imported_run_has_everything_it_had(world: &World) {
 }
 
 pub(super) fn an_imported_run_that_was_in_memory_is_due(world: &World) {
-    let now = Some(at(10));
+    let now = Some(AT_ONCE);
     let cases = [
         (RunStatus::Running, RunStatus::Pending, now),
         (RunStatus::Pending, RunStatus::Pending, now),

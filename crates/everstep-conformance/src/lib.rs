@@ -40,6 +40,7 @@ macro_rules! checks {
 }
 
 mod children;
+mod clocks;
 mod control;
 mod deferreds;
 #[cfg(test)]
@@ -72,6 +73,7 @@ fn all_checks() -> impl Iterator<Item = &'static (&'static str, Check)> {
     let checks = checks.chain(control::CHECKS).chain(deferreds::CHECKS);
     checks
         .chain(children::CHECKS)
+        .chain(clocks::CHECKS)
         .chain(listing::CHECKS)
         .chain(operators::CHECKS)
         .chain(pools::CHECKS)
@@ -316,7 +318,7 @@ impl Random {
                 0 | 1 => Write::Start(Box::new(self.start(now))),
                 2 | 3 => Write::Deliver(Box::new(self.delivery(id))),
                 4 => Write::Control(self.target(id), self.control()),
-                5 => Write::Reopen(Box::new(self.reopening(model, id, now))),
+                5 => Write::Reopen(Box::new(self.reopening(model, id))),
                 6 if self.one_in(2) => self.event_write(id),
                 6 => Write::Emit(Box::new(self.emission(id))),
                 13 if self.one_in(4) => Write::Import(Box::new(self.import(now))),
@@ -529,7 +531,7 @@ impl Random {
         }
     }
 
-    fn reopening(&mut self, model: &dyn Store, id: RunId, now: Timestamp) -> Reopen {
+    fn reopening(&mut self, model: &dyn Store, id: RunId) -> Reopen {
         let row = Random::row(model, id);
         Reopen {
             run: id.no(),
@@ -537,7 +539,6 @@ impl Random {
             attempts: row.map_or(1, |row| row.attempts) + u32::from(self.one_in(4)),
             puts: vec![self.put()],
             deletes: vec![self.range()],
-            available_at: now + Duration::from_millis(self.below(30)),
         }
     }
 
@@ -1114,6 +1115,9 @@ const CHECKS: &[(&str, Check)] = checks![
 
 const START: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 const LEASE: Duration = Duration::from_secs(10);
+
+/// What a run has as its time that is due at once: the instant at which its id was made.
+const AT_ONCE: Timestamp = START;
 
 fn at(ms: i64) -> Timestamp {
     Timestamp::from_millis(START.as_millis() + ms)
@@ -2223,7 +2227,7 @@ fn running_clears_the_due_time_and_the_recoveries(world: &World) {
     };
     world.store.commit(&batch).expect("commit");
     assert_eq!(world.row(id).recoveries, 0);
-    assert_eq!(world.row(id).available_at, Some(at(20_000)));
+    assert_eq!(world.row(id).available_at, Some(AT_ONCE));
     let run = Commit {
         patch: Patch::Run { inbox_seq: 1 },
         ..commit(id)
@@ -2252,7 +2256,7 @@ fn running_keeps_the_due_time_if_a_message_was_not_seen(world: &World) {
     let row = world.row(id);
     assert_eq!(
         (row.status, row.available_at),
-        (RunStatus::Running, Some(at(2)))
+        (RunStatus::Running, Some(AT_ONCE))
     );
     assert_eq!((row.waiting, world.due(2)), (None, vec![id]));
     world.accept(run(1));
@@ -2266,7 +2270,7 @@ fn delivery_after_parking_makes_the_run_due(world: &World) {
         let row = world.row(id);
         assert_eq!(
             (row.status, row.available_at),
-            (RunStatus::Sleeping, Some(at(2)))
+            (RunStatus::Sleeping, Some(AT_ONCE))
         );
         assert_eq!(row.inbox_seq, 1);
         assert!(world.due(2).contains(&id));
@@ -2328,7 +2332,7 @@ fn delivery_and_parking_in_one_batch_make_the_run_due(world: &World) {
         let row = world.row(id);
         assert_eq!(
             (row.status, row.available_at),
-            (RunStatus::Sleeping, Some(at(5)))
+            (RunStatus::Sleeping, Some(AT_ONCE))
         );
         assert_eq!(world.seqs(id), [1]);
     }
@@ -2395,7 +2399,7 @@ fn a_delivery_to_a_run_started_in_the_same_batch_arrives(world: &World) {
         let outcomes = world.batch(5, writes);
         assert_eq!(outcomes[1], Outcome::Delivered(delivered(id, 1)));
         assert_eq!(outcomes[2], Outcome::Delivered(delivered(id, 2)));
-        assert_eq!(world.row(id).available_at, Some(at(5)));
+        assert_eq!(world.row(id).available_at, Some(AT_ONCE));
         // What the owner believes about its new run is no longer true.
         let parking = Commit {
             inbox_seq: Some(0),
@@ -2438,7 +2442,7 @@ fn a_delivery_makes_a_running_run_due(world: &World) {
     let row = world.row(id);
     assert_eq!(
         (row.status, row.available_at),
-        (RunStatus::Running, Some(at(2)))
+        (RunStatus::Running, Some(AT_ONCE))
     );
     // The owner's commits that do not look at the inbox go on.
     world.accept(Commit {
@@ -2580,7 +2584,7 @@ fn an_effect_delivers_and_writes_its_receipt(world: &World) {
     assert_eq!(world.accept(sending), [delivered(receiver, 1)]);
     let history = world.store.history(sender.no(), None, 10).expect("history");
     assert_eq!(history, [put("send", b"sent\0")]);
-    assert_eq!(world.row(receiver).available_at, Some(at(1)));
+    assert_eq!(world.row(receiver).available_at, Some(AT_ONCE));
 }
 
 fn an_undeliverable_effect_is_a_dead_letter_and_never_refuses(world: &World) {
@@ -2643,7 +2647,7 @@ fn a_run_can_send_to_itself(world: &World) {
     let row = world.row(id);
     assert_eq!(
         (row.status, row.available_at),
-        (RunStatus::Sleeping, Some(at(1)))
+        (RunStatus::Sleeping, Some(AT_ONCE))
     );
 }
 
@@ -2864,7 +2868,7 @@ fn a_cancel_makes_every_row_due(world: &World) {
         let row = world.row(id);
         assert_eq!(
             (row.status, row.available_at),
-            (status, Some(at(3))),
+            (status, Some(AT_ONCE)),
             "{status}"
         );
     }
@@ -3013,7 +3017,7 @@ fn resume_makes_a_paused_run_due_again(world: &World) {
     let row = world.row(id);
     assert_eq!(
         (row.status, row.available_at),
-        (RunStatus::Pending, Some(at(3)))
+        (RunStatus::Pending, Some(AT_ONCE))
     );
     assert_eq!((row.waiting, world.due(3)), (None, vec![id]));
     world.accept(commit(id));
@@ -3031,7 +3035,7 @@ fn a_run_paused_in_its_rollback_resumes_in_it(world: &World) {
     let row = world.row(id);
     assert_eq!(
         (row.status, row.available_at),
-        (RunStatus::RollingBack, Some(at(3)))
+        (RunStatus::RollingBack, Some(AT_ONCE))
     );
 }
 
@@ -3138,7 +3142,6 @@ fn reopening(id: RunId) -> Reopen {
         attempts: 1,
         puts: vec![put("b", "new")],
         deletes: vec![range("b", "d")],
-        available_at: at(60),
     }
 }
 
@@ -3176,12 +3179,12 @@ fn a_finished_run_can_be_reopened(world: &World) {
         (row.status, row.attempts, row.generation),
         (RunStatus::Pending, 2, 1)
     );
-    assert_eq!((row.available_at, row.finished_at), (Some(at(60)), None));
+    assert_eq!((row.available_at, row.finished_at), (Some(AT_ONCE), None));
     assert_eq!((row.error, row.output, row.ending), (None, None, None));
     assert_eq!((row.cancel_requested, row.waiting), (None, None));
     let history = world.store.history(id.no(), None, 10).expect("history");
     assert_eq!(history, [put("a", "1"), put("b", "new")]);
-    assert_eq!(world.due(60), [id]);
+    assert_eq!(world.due(9), [id]);
     // How many numbers are left is known to the owner alone.
     let run = Patch::Run { inbox_seq: 0 };
     world.accept(Commit {

@@ -54,7 +54,7 @@ pub(super) fn a_place_that_is_free_is_given_at_once(world: &World) {
         ..with(a, acquire(STRIPE, 1))
     });
     assert_eq!(world.let_in(a), [1]);
-    assert_eq!(world.row(a).available_at, Some(at(1)));
+    assert_eq!(world.row(a).available_at, Some(AT_ONCE));
     world.accept(Commit {
         inbox_seq: Some(0),
         patch: park(None),

@@ -229,11 +229,15 @@ fn a_run_in_memory_is_due_once_it_is_handed_over(world: &World) {
     });
     let (outcome, notices) = world.hand_over_with_notices(id, "gpu");
     assert_eq!(outcome, DONE);
-    assert_eq!(notices, [Notice::Due { run: id, at: at(5) }]);
+    let due = Notice::Due {
+        run: id,
+        at: AT_ONCE,
+    };
+    assert_eq!(notices, [due]);
     let row = world.row(id);
     assert_eq!(
         (row.status, row.available_at),
-        (RunStatus::Pending, Some(at(5)))
+        (RunStatus::Pending, Some(AT_ONCE))
     );
     let live = world.store.live(&ShardSet::of_pools([GPU]), None, 10);
     assert_eq!(live.expect("live"), []);
@@ -252,7 +256,7 @@ fn a_rollback_that_is_handed_over_goes_on(world: &World) {
     assert_eq!(row.status, RunStatus::RollingBack);
     assert_eq!(
         (row.ending, row.available_at),
-        (Some(RunStatus::Cancelled), Some(at(5)))
+        (Some(RunStatus::Cancelled), Some(AT_ONCE))
     );
 }
 

@@ -61,7 +61,7 @@ fn a_sleeping_run_with_another_home_is_due(world: &World) {
         assert_eq!(notices, [Notice::Due { run: id, at: at(5) }]);
         let row = world.row(id);
         assert_eq!((&*row.pool, row.status), ("gpu", RunStatus::Sleeping));
-        assert_eq!(row.available_at, Some(at(5)));
+        assert_eq!(row.available_at, Some(AT_ONCE));
         assert!(world.due(5).contains(&id));
     }
     let delayed = NewRun {

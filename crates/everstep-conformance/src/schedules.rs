@@ -200,7 +200,7 @@ fn a_tick_starts_one_run_and_moves_on(world: &World) {
     let run = world.row(id);
     assert_eq!(
         (run.status, run.available_at),
-        (RunStatus::Pending, Some(at(5)))
+        (RunStatus::Pending, Some(AT_ONCE))
     );
     assert_eq!(run.key.as_deref(), Some("tick-10"));
     assert_eq!(world.due(5), [id]);
@@ -361,7 +361,7 @@ fn cancelling_the_old_run_is_part_of_the_tick(world: &World) {
     // Its owner is told, and so is the one of the new run.
     let due = Notice::Due {
         run: new,
-        at: at(5),
+        at: AT_ONCE,
     };
     assert_eq!(applied.expect("commit").notices, [due, cancel]);
     let request = Some(CancelRequest { rollback });

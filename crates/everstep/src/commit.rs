@@ -293,7 +293,7 @@ pub enum Control {
     Resume,
 }
 
-/// A finished run that becomes live again.
+/// A finished run that becomes live again, and is due at once.
 #[derive(Clone, Debug)]
 pub struct Reopen {
     /// The run.
@@ -306,8 +306,6 @@ pub struct Reopen {
     pub puts: Vec<Put>,
     /// Entries to remove, before `puts` are written.
     pub deletes: Vec<KeyRange>,
-    /// When it may begin.
-    pub available_at: Timestamp,
 }
 
 /// One run's atomic change, made by its owner.

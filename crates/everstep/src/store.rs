@@ -241,9 +241,9 @@ pub trait Store: Send + Sync + 'static {
     /// Runs with `available_at <= now` in these shards, ordered by (`available_at`, number), after
     /// the given place, at most `limit`; and when the next one after `now` is due.
     ///
-    /// Behind those come pending runs of the future: their numbers are from [`FUTURE`] after `now` on,
-    /// and their `available_at` is not after their `created_at`. They were to begin at once, by a clock
-    /// that is ahead.
+    /// A run whose `available_at` is not after the instant at which its id was made is due at once,
+    /// whatever a clock says. So behind the others come those whose ids were made by a clock that is
+    /// ahead: their numbers are from [`FUTURE`] after `now` on.
     fn due(
         &self,
         now: Timestamp,

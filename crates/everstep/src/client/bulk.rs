@@ -279,11 +279,11 @@ impl Runs {
     }
 
     async fn retry_page(&self, runs: &[RunId], report: &mut BulkReport) -> Result<(), ClientError> {
-        let (asked, now) = (runs.to_vec(), self.client.shared.now());
+        let asked = runs.to_vec();
         let found = self
             .client
             .read(move |store| {
-                let plans = asked.iter().map(|run| retry::reopening(store, *run, now));
+                let plans = asked.iter().map(|run| retry::reopening(store, *run));
                 plans.collect::<Result<Vec<_>, _>>()
             })
             .await?;

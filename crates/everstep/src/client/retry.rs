@@ -6,7 +6,6 @@ use crate::{
     location::keys,
     run_id::RunId,
     store::{RunRow, Store, StoreError},
-    time::Timestamp,
 };
 
 /// Why a run cannot be retried.
@@ -25,7 +24,6 @@ pub(super) const MEANWHILE: &str = "something else has happened to it meanwhile;
 pub(super) fn reopening(
     store: &dyn Store,
     id: RunId,
-    now: Timestamp,
 ) -> Result<Result<(RunRow, Reopen), ClientError>, StoreError> {
     let Some(row) = store.run(&Target::Id(id))? else {
         return Ok(Err(ClientError::unknown_run(id)));
@@ -50,7 +48,6 @@ pub(super) fn reopening(
         attempts: row.attempts,
         puts: Vec::new(),
         deletes: Vec::new(),
-        available_at: now,
     };
     Ok(Ok((row, reopen)))
 }
@@ -64,11 +61,8 @@ impl<O> RunHandle<O> {
     /// If it has not failed, or failed by an error that workflow code made itself: trying that
     /// again would only make it again. [`fork`](RunHandle::fork) goes on from an earlier step.
     pub async fn retry(&self) -> Result<(), ClientError> {
-        let (id, now) = (self.id, self.client.shared.now());
-        let found = self
-            .client
-            .read(move |store| reopening(store, id, now))
-            .await?;
+        let id = self.id;
+        let found = self.client.read(move |store| reopening(store, id)).await?;
         let (row, reopen) = found?;
         match self.client.write(Write::Reopen(Box::new(reopen))).await? {
             Outcome::Committed(_) => Ok(()),

@@ -12,7 +12,6 @@ use crate::{
     name::check_name,
     run_id::RunId,
     store::RunRow,
-    time::Timestamp,
 };
 
 impl<O> RunHandle<O> {
@@ -49,7 +48,7 @@ impl<O> RunHandle<O> {
 
 /// Removes what says that the run is registered with its old store, and makes it due: it registers
 /// when it is replayed.
-fn register_again(run: &mut ImportedRun, now: Timestamp) {
+fn register_again(run: &mut ImportedRun) {
     let before = (run.history.len(), run.inbox.len());
     // A place under a limit is its old store's, and so is one in line.
     run.inbox.retain(|row| !row.is_grant());
@@ -71,7 +70,8 @@ fn register_again(run: &mut ImportedRun, now: Timestamp) {
     });
     let changed = (run.history.len(), run.inbox.len()) != before;
     if (changed || in_line) && run.row.status == RunStatus::Sleeping {
-        run.row.available_at = Some(now);
+        // At once, whatever the clocks say: the rules of the store say the same.
+        run.row.available_at = Some(RunId::started_at(run.row.id.no()));
     }
 }
 
@@ -174,7 +174,7 @@ impl Client {
         let decoded = run_file::decode_run(file.as_ref());
         let mut run = decoded.map_err(|error| unreadable(error.to_string()))?;
         check(&run, self.shared.settings.history_entries_max).map_err(unreadable)?;
-        register_again(&mut run, self.shared.now());
+        register_again(&mut run);
         let RunRow { id, .. } = run.row;
         let (workflow, key) = (run.row.workflow.clone(), run.row.key.clone());
         let taken = |run: RunId, what: String| ClientError::Taken {

@@ -349,7 +349,7 @@ fn waits_of(
             return (vec![WaitsFor::Resume { reason }], false);
         }
         RunStatus::Pending => {
-            if let Some(at) = row.available_at.filter(|at| *at > now) {
+            if let Some(at) = row.waits_until(now) {
                 return (vec![WaitsFor::Time { location: None, at }], false);
             }
         }
@@ -503,7 +503,7 @@ fn wait_of(location: String, entry: Entry) -> Option<WaitsFor> {
 
 /// Why no runner has a run that is due, or should be in somebody's memory.
 fn no_runner(row: &RunRow, runners: &[RunnerRow], now: Timestamp) -> Option<String> {
-    let is_due = row.available_at.is_some_and(|at| at <= now);
+    let is_due = row.is_due(now);
     let in_memory = matches!(row.status, RunStatus::Running | RunStatus::RollingBack);
     if !is_due && !in_memory {
         return None;

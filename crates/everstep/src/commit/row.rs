@@ -30,7 +30,7 @@ pub struct RunRow {
     /// Which of its lives this is, from 1.
     pub generation: u32,
     /// When it is due. Absent while it is in its owner's memory, and while nothing but a message
-    /// can move it.
+    /// can move it. Not after the instant at which its id was made if it is due at once.
     pub available_at: Option<Timestamp>,
     /// When it fails if it has not ended by then.
     pub deadline_at: Option<Timestamp>,
@@ -68,6 +68,25 @@ pub struct RunRow {
     pub error: Option<Vec<u8>>,
     /// When it goes on at the earliest once it is resumed, if it is paused and had a time.
     pub resume_at: Option<Timestamp>,
+}
+
+impl RunRow {
+    /// The time that it waits for, if that has not come. One that is due at once waits for none, though
+    /// the clock by which its id was made is ahead.
+    pub(crate) fn waits_until(&self, now: Timestamp) -> Option<Timestamp> {
+        let made_at = RunId::started_at(self.id.no());
+        self.available_at.filter(|at| *at > now.max(made_at))
+    }
+
+    /// Whether it is due.
+    pub(crate) fn is_due(&self, now: Timestamp) -> bool {
+        self.available_at.is_some() && self.waits_until(now).is_none()
+    }
+
+    /// Since when it is due, or when it will be: a row that says "at once" does so since it was written.
+    pub(crate) fn due_since(&self) -> Option<Timestamp> {
+        self.available_at.map(|at| at.max(self.updated_at))
+    }
 }
 
 /// A cancel that was asked for.

@@ -149,7 +149,7 @@ impl Round<'_> {
                 self.controlled(*run, control);
             }
             (Write::Reopen(reopen), Outcome::Committed(_)) => {
-                self.shared.due.note(reopen.available_at);
+                self.shared.due.note(self.now);
                 self.elsewhere.push(reopen.run);
             }
             (

@@ -891,8 +891,7 @@ impl Worker {
         let Some(slot) = self.by_no.get(&run).copied() else {
             // It has left memory since, and may have done so without the news.
             let now = self.env.now.get();
-            let due = found.and_then(|found| found.0.available_at);
-            if due.is_some_and(|at| at <= now) {
+            if found.is_some_and(|found| found.0.is_due(now)) {
                 self.load_if_room(run);
             }
             return;
@@ -1114,9 +1113,7 @@ impl Worker {
             self.belongs_here(&hand_over::due_run(row));
             return;
         }
-        // One that was to begin at once does so, though the clock that it was started by is ahead.
-        let begins = self.env.now.get().max(row.created_at);
-        let later = row.available_at.filter(|at| *at > begins);
+        let later = row.waits_until(self.env.now.get());
         if let (RunStatus::Pending, Some(at), None) = (row.status, later, cancel) {
             // A message does not begin a run before its time.
             self.shared.due.note(at);
@@ -1145,13 +1142,13 @@ impl Worker {
             }
             return;
         };
-        let (shard, due_at) = (row.shard, row.available_at);
+        let (shard, due_since) = (row.shard, row.due_since());
         let Some(slot) = self.insert(RunSeed::from(loaded), shard, loading.epoch) else {
             return;
         };
         self.cells.loaded();
         let now = self.env.now.get();
-        if let Some(at) = due_at.filter(|at| *at <= now) {
+        if let Some(at) = due_since.filter(|at| *at <= now) {
             self.cells.taken_up(now.since(at));
         }
         place.keep();

@@ -179,7 +179,7 @@ impl<T: BatchTables> Applier<'_, T> {
     fn write_patch(&mut self, before: &Head, commit: &Commit) -> Result<(), T::Error> {
         let tables = &mut *self.tables;
         let mut head = *before;
-        rules::apply(&mut head, commit);
+        rules::apply(&mut head, commit, tables.now());
         if !rules::writes_row(before, commit) {
             tables.remember(&head);
             return Ok(());

@@ -220,7 +220,7 @@ pub(crate) struct Rule {
 pub(crate) enum Remedy {
     /// It is removed.
     Delete,
-    /// Columns are set to something else: `{now}` is the time.
+    /// Columns are set to something else.
     Set(&'static str),
     /// A row of another table is put back: what stands between `INSERT` and `FROM`.
     PutBack(&'static str),
@@ -673,7 +673,7 @@ pub(crate) const RULES: &[Rule] = &[
         others: "status, available_at",
         run: "no",
         broken: "t.status = 0 AND t.available_at IS NULL",
-        remedy: Remedy::Set("available_at = {now}"),
+        remedy: Remedy::Set("available_at = t.no >> 20"),
         what: "{run} is pending and has no time at which it is taken up",
     },
     Rule {
@@ -705,7 +705,7 @@ pub(crate) const RULES: &[Rule] = &[
         broken: "t.inbox_seq < (SELECT coalesce(max(seq), 0) FROM everstep_inbox WHERE everstep_inbox.run = t.no)",
         remedy: Remedy::Set(
             "inbox_seq = (SELECT max(seq) FROM everstep_inbox WHERE everstep_inbox.run = t.no), available_at = CASE \
-             WHEN t.status IN (0, 1, 2) THEN {now} ELSE t.available_at END",
+             WHEN t.status IN (0, 1, 2) THEN t.no >> 20 ELSE t.available_at END",
         ),
         what: "{run} has messages with higher numbers than it was ever sent: it does not see them",
     },
@@ -841,15 +841,12 @@ pub(crate) mod sql {
     }
 
     /// What mends a row; nothing if nothing does, or if it takes more than a statement.
-    pub(crate) fn mend(rule: &Rule, now_ms: i64, item: &str) -> Option<String> {
+    pub(crate) fn mend(rule: &Rule, item: &str) -> Option<String> {
         let broken = this_broken(rule, item);
         let table = rule.table;
         Some(match rule.remedy {
             Remedy::Delete => format!("DELETE FROM {table} AS t WHERE {broken}"),
-            Remedy::Set(columns) => {
-                let columns = columns.replace("{now}", &now_ms.to_string());
-                format!("UPDATE {table} AS t SET {columns} WHERE {broken}")
-            }
+            Remedy::Set(columns) => format!("UPDATE {table} AS t SET {columns} WHERE {broken}"),
             Remedy::PutBack(into) => format!("INSERT {into} FROM {table} AS t WHERE {broken}"),
             Remedy::TakeBack | Remedy::Vacate | Remedy::Recount | Remedy::None => return None,
         })

@@ -904,7 +904,7 @@ impl Tables for Data {
 
 /// Runners and shards.
 impl Data {
-    /// Runs that were to begin at once, by a clock that is ahead.
+    /// Runs that are due at once, and whose ids were made by a clock that is ahead.
     fn of_the_future(
         &self,
         now: Timestamp,
@@ -912,12 +912,11 @@ impl Data {
         after: Option<(Timestamp, RunNo)>,
     ) -> impl Iterator<Item = DueRun> {
         let ahead = self.runs.range(RunId::first_no(now + FUTURE)..);
-        let ahead = ahead.filter(|(_, run)| run.head.status == RunStatus::Pending);
         let placed = ahead.filter_map(|(no, run)| Some((run.head.available_at?, *no, run)));
         let mut found: Vec<_> = placed
             .filter(|(at, no, run)| {
-                let was_at_once = *at > now && *at <= run.created_at;
-                was_at_once && after < Some((*at, *no)) && shards.contains(run.head.shard)
+                let is_at_once = *at > now && *at <= RunId::started_at(*no);
+                is_at_once && after < Some((*at, *no)) && shards.contains(run.head.shard)
             })
             .collect();
         found.sort_unstable_by_key(|(at, no, _)| (*at, *no));

@@ -38,6 +38,10 @@ pub(crate) mod schedules;
 
 pub(crate) use control::*;
 
+/// The instant at which the id of a run was made, in SQL: [`RunId::started_at`] of its number.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) const MADE_AT: &str = "(no >> 20)";
+
 /// Why a run that was paused from outside waits.
 pub(crate) const PAUSED_BY_REQUEST: &str = "paused by request";
 /// Why the unread messages of a run that ended are dead letters.
@@ -174,7 +178,7 @@ fn numbers_follow(head: &Head, commit: &Commit) -> bool {
 }
 
 /// Makes the change of an accepted commit.
-pub(crate) fn apply(head: &mut Head, commit: &Commit) {
+pub(crate) fn apply(head: &mut Head, commit: &Commit, now: Timestamp) {
     (head.last_number, head.last_number_exact) = (commit.last_number, true);
     match &commit.patch {
         Patch::Keep => {}
@@ -190,7 +194,8 @@ pub(crate) fn apply(head: &mut Head, commit: &Commit) {
             attempts,
             ..
         } => {
-            (head.status, head.available_at) = (*status, *available_at);
+            head.status = *status;
+            head.available_at = available_at.map(|at| due_at(head.id, at, now));
             head.attempts = *attempts;
             if *status == RunStatus::Pending {
                 forget_number(head);
@@ -260,7 +265,7 @@ pub(crate) fn deliver(head: &mut Head, now: Timestamp) -> u64 {
     head.inbox_seq += 1;
     let wakes = match head.status {
         // A delayed start, or a run that waits to be tried again, keeps its time.
-        RunStatus::Pending => head.available_at.is_none_or(|at| at <= now),
+        RunStatus::Pending => head.available_at.is_none(),
         RunStatus::Running | RunStatus::Sleeping => true,
         // A rollback reads no messages, and a paused run waits for something else.
         RunStatus::RollingBack | RunStatus::Paused => false,
@@ -273,7 +278,25 @@ pub(crate) fn deliver(head: &mut Head, now: Timestamp) -> u64 {
 }
 
 fn make_due(head: &mut Head, now: Timestamp) {
-    head.available_at = Some(head.available_at.map_or(now, |at| at.min(now)));
+    let at = due_at(head.id, now, now);
+    head.available_at = Some(head.available_at.map_or(at, |before| before.min(at)));
+}
+
+/// The `available_at` of a run that is to be due at `at`, where the clock of the writer shows `now`.
+///
+/// A time that has come stands for "at once", and that must hold by the clock of every reader, though
+/// the writer's may be ahead. So it is stored as the instant at which the id of the run was made, if
+/// that is earlier. A run whose id is from the future is found by its number (see
+/// [`Store::due`](crate::store::Store::due)). So `available_at` is after the id exactly if the run waits
+/// for a time.
+///
+/// Of those that are due at once, the oldest runs come first. A value in the order of the wake-ups would
+/// have to be read from a clock.
+pub(crate) fn due_at(id: RunId, at: Timestamp, now: Timestamp) -> Timestamp {
+    match at > now {
+        true => at,
+        false => at.min(RunId::started_at(id.no())),
+    }
 }
 
 /// The words for a dead letter.
@@ -335,7 +358,8 @@ pub(crate) fn control(head: &mut Head, control: Control, now: Timestamp) -> Cont
         }
         Control::Pause => {
             let waits = status == RunStatus::Pending;
-            head.resume_at = head.available_at.filter(|at| waits && *at > now);
+            let made_at = RunId::started_at(head.id.no());
+            head.resume_at = head.available_at.filter(|at| waits && *at > made_at);
             (head.status, head.available_at) = (RunStatus::Paused, None);
         }
         Control::Resume => {
@@ -343,7 +367,10 @@ pub(crate) fn control(head: &mut Head, control: Control, now: Timestamp) -> Cont
                 Some(_) => RunStatus::RollingBack,
                 None => RunStatus::Pending,
             };
-            head.available_at = Some(head.resume_at.take().map_or(now, |at| at.max(now)));
+            head.available_at = head.resume_at.take();
+            if head.available_at.is_none() {
+                make_due(head, now);
+            }
             forget_number(head);
         }
     }
@@ -357,7 +384,7 @@ fn forget_number(head: &mut Head) {
 }
 
 /// Makes a finished run live again; `false` if it is not as the caller believes.
-pub(crate) fn reopen(head: &mut Head, reopen: &Reopen) -> bool {
+pub(crate) fn reopen(head: &mut Head, reopen: &Reopen, now: Timestamp) -> bool {
     if !head.status.is_terminal()
         || head.status != reopen.status
         || head.attempts != reopen.attempts
@@ -366,7 +393,7 @@ pub(crate) fn reopen(head: &mut Head, reopen: &Reopen) -> bool {
     }
     head.status = RunStatus::Pending;
     head.attempts += 1;
-    head.available_at = Some(reopen.available_at);
+    make_due(head, now);
     (head.ending, head.cancel) = (None, None);
     forget_number(head);
     true

@@ -3,12 +3,16 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
 use everstep::{
-    Client, Clock, RunStatus, Sabotage, Timestamp, Workflow, hours, seconds,
+    Client, Clock, Ctx, Deferred, Error, Event, Queue, Result, Retry, RunStatus, Sabotage,
+    Timestamp, Workflow, hours, seconds,
     testing::{ShiftedClock, VirtualClock},
 };
 
@@ -16,6 +20,11 @@ use crate::stores;
 
 const NAP: Workflow<(), ()> = Workflow::new("nap");
 const QUICK: Workflow<(), ()> = Workflow::new("quick");
+const WAITS: Workflow<String, u32> = Workflow::new("waits");
+
+const PAID: Event<u32> = Event::new("paid");
+const REVIEW: Deferred<u32, u32> = Deferred::new("review");
+const DOUBLE: Queue<u32, u32> = Queue::new("double");
 
 const HOUR_MS: i64 = 3_600_000;
 
@@ -44,6 +53,119 @@ async fn a_start_by_a_client_whose_clock_is_ahead_begins_at_once() {
                 .await
                 .unwrap();
         }
+        engine.shutdown().await;
+    })
+    .await;
+}
+
+/// Waits for what `kind` says.
+async fn wait_for(ctx: Ctx, kind: String, is_mended: Arc<AtomicBool>) -> Result<u32> {
+    match kind.as_str() {
+        "event" => ctx.event(PAID).await,
+        "deferred" => match ctx.deferred(REVIEW).await? {
+            Ok(n) | Err(n) => Ok(n),
+        },
+        "item" => ctx.enqueue(DOUBLE, &4).await,
+        "retry" => {
+            let fails = async || match is_mended.load(Ordering::SeqCst) {
+                true => Ok(8),
+                false => Err(Error::msg("not yet")),
+            };
+            ctx.step("fails", fails).retry(Retry::never()).await
+        }
+        _ => ctx.listen("go").await,
+    }
+}
+
+/// What a client whose clock was an hour ahead did to a run that was in nobody's memory moved the run
+/// only an hour later: a message, a cancel, a resume, a retry, and every answer that it waits for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cold_run_is_moved_at_once_by_a_client_whose_clock_is_ahead() {
+    stores::on_each_store(async |place| {
+        let is_mended = Arc::new(AtomicBool::new(false));
+        let engine = async || {
+            let is_mended = is_mended.clone();
+            let code = move |ctx, kind| wait_for(ctx, kind, is_mended.clone());
+            let engine = place.engine().register_fn(WAITS, code);
+            engine.start().await.unwrap()
+        };
+        let first = engine().await;
+        let mut runs = Vec::new();
+        for kind in [
+            "message", "cancel", "resume", "event", "deferred", "item", "retry",
+        ] {
+            let run = first.client().start(WAITS, kind.to_owned()).await.unwrap();
+            let rests = async || {
+                let status = run.status().await.unwrap();
+                matches!(status, RunStatus::Sleeping | RunStatus::Failed)
+            };
+            let at_rest = async {
+                while !rests().await {
+                    tokio::task::yield_now().await;
+                }
+            };
+            in_time(at_rest).await;
+            runs.push((kind, run.id()));
+        }
+        first.shutdown().await;
+        is_mended.store(true, Ordering::SeqCst);
+        let clock = Arc::new(ShiftedClock::new());
+        clock.shift(HOUR_MS);
+        let ahead = Client::on_clock(place.open_store(), clock).unwrap();
+        let worker = ahead.work(DOUBLE, 1, async |_, n: u32| Ok(2 * n)).unwrap();
+        for (kind, id) in &runs {
+            let run = ahead.run::<u32>(*id);
+            match *kind {
+                "message" => _ = run.send("go", &8u32).await.unwrap(),
+                "cancel" => _ = run.cancel().await.unwrap(),
+                "resume" => {
+                    run.pause().await.unwrap();
+                    run.send("go", &8u32).await.unwrap();
+                    run.resume().await.unwrap();
+                }
+                "event" => _ = ahead.publish(PAID, &8).await.unwrap(),
+                "deferred" => _ = run.deferred(REVIEW).resolve(&8).await.unwrap(),
+                "retry" => run.retry().await.unwrap(),
+                _ => {
+                    let settled = async {
+                        let stats = async || ahead.queue_stats("double").await.unwrap();
+                        while stats().await.ready + stats().await.claimed > 0 {
+                            tokio::task::yield_now().await;
+                        }
+                    };
+                    in_time(settled).await;
+                }
+            }
+        }
+        worker.stop().await;
+        let second = engine().await;
+        for (kind, id) in runs {
+            println!("{kind}");
+            let result = in_time(second.client().run::<u32>(id).result()).await;
+            assert_eq!(result.ok(), (kind != "cancel").then_some(8), "{kind}");
+        }
+        second.shutdown().await;
+    })
+    .await;
+}
+
+/// A delayed start that a client with a wrong clock pauses and resumes begins at its time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delayed_start_keeps_its_time_through_a_pause_by_a_clock_that_is_ahead() {
+    stores::on_each_store(async |place| {
+        let engine = place.engine().register_fn(QUICK, |_, ()| async { Ok(()) });
+        let engine = engine.start().await.unwrap();
+        let delayed = engine.client().start(QUICK, ()).after(hours(1));
+        let delayed = delayed.await.unwrap();
+        let at = delayed.info().await.unwrap().available_at;
+        let clock = Arc::new(ShiftedClock::new());
+        clock.shift(2 * HOUR_MS);
+        let client = Client::on_clock(place.open_store(), clock).unwrap();
+        let run = client.run::<()>(delayed.id());
+        run.pause().await.unwrap();
+        run.resume().await.unwrap();
+        let info = run.info().await.unwrap();
+        assert_eq!((info.status, info.available_at), (RunStatus::Pending, at));
         engine.shutdown().await;
     })
     .await;

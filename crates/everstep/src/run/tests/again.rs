@@ -154,7 +154,6 @@ fn reopen(owner: &mut Owner) {
         attempts: row.attempts,
         puts: Vec::new(),
         deletes: Vec::new(),
-        available_at: owner.env.now.get(),
     };
     let outcome = owner.write(Write::Reopen(Box::new(reopen)));
     assert!(matches!(outcome, Outcome::Committed(_)), "{outcome:?}");

@@ -120,13 +120,14 @@ pub(super) fn due(
          ORDER BY available_at, no LIMIT $5) AS runs ORDER BY available_at, no LIMIT $5",
         columns::DUE_RUN
     );
-    // Runs that were to begin at once, by a clock that is ahead. Their numbers are ahead, too, so that this
-    // costs a look behind the last one as long as there are none.
+    // Runs that are due at once, and whose ids were made by a clock that is ahead. So this costs a look
+    // behind the last number as long as there are none.
     let future = format!(
-        "SELECT {} FROM everstep_runs WHERE no >= $6 AND status = 0 AND available_at > $1 \
-         AND available_at <= created_at AND (available_at, no) > ($3, $4) AND shard = ANY ($2) \
+        "SELECT {} FROM everstep_runs WHERE no >= $6 AND available_at > $1 \
+         AND available_at <= {} AND (available_at, no) > ($3, $4) AND shard = ANY ($2) \
          ORDER BY available_at, no LIMIT $5",
-        columns::DUE_RUN
+        columns::DUE_RUN,
+        rules::MADE_AT
     );
     let first = RunId::first_no(now + FUTURE).0;
     let (now, most) = (now.as_millis(), columns::limit(limit));

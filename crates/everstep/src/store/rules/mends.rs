@@ -55,7 +55,7 @@ pub(crate) fn apply<T: MendTables>(tables: &mut T, mend: &Mend) -> Result<u64, T
 }
 
 fn mend_row<T: MendTables>(tables: &mut T, rule: &Rule, row: &[Cell]) -> Result<u64, T::Error> {
-    if let Some(sql) = sql::mend(rule, tables.now().as_millis(), T::ITEM) {
+    if let Some(sql) = sql::mend(rule, T::ITEM) {
         let run = match (rule.table, row) {
             ("everstep_runs", [Cell::Int(no), ..]) => Some(RunNo(*no)),
             _ => None,

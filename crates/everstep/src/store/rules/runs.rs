@@ -1,8 +1,8 @@
 //! Runs: how they are started, imported, controlled, reopened and swept.
 
 use super::{
-    Head, Tombstone, control as decide_control, fork_head, import as imported_head, pools::Pools,
-    reopen as decide_reopen, tables::Keyed,
+    Head, Tombstone, control as decide_control, due_at, fork_head, import as imported_head,
+    pools::Pools, reopen as decide_reopen, tables::Keyed,
 };
 use crate::{
     pool::DEFAULT_POOL,
@@ -192,7 +192,8 @@ pub(crate) fn start<T: RunTables>(tables: &mut T, new: &NewRun) -> Result<Outcom
     let pool = tables.pool_no(&new.pool)?;
     let shard = new.id.shard_in(pool);
     let claimed = new.claim && new.available_at.is_none() && tables.owns(shard)?;
-    let available_at = (!claimed).then(|| new.available_at.unwrap_or(now));
+    let begin = new.available_at.unwrap_or(now);
+    let available_at = (!claimed).then(|| due_at(new.id, begin, now));
     let head = Head::new(new.id, pool, available_at);
     if !tables.insert_run_if_free(new, &head)? {
         return attach(tables, run, new, false);
@@ -313,7 +314,7 @@ pub(crate) fn reopen<T: RunTables>(tables: &mut T, reopen: &Reopen) -> Result<Ou
     let Some(mut head) = head else {
         return Ok(Outcome::Refused(Refusal::Gone));
     };
-    if !decide_reopen(&mut head, reopen) {
+    if !decide_reopen(&mut head, reopen, tables.now()) {
         return Ok(Outcome::Refused(Refusal::Gone));
     }
     tables.write_entries(reopen.run, head.generation, &reopen.deletes, &reopen.puts)?;

@@ -117,8 +117,8 @@ pub(crate) fn due(
     Ok(Due { runs, next_at })
 }
 
-/// Runs that were to begin at once, by a clock that is ahead. Their numbers are ahead, too, so that this
-/// costs a look behind the last one as long as there are none.
+/// Runs that are due at once, and whose ids were made by a clock that is ahead. So this costs a look
+/// behind the last number as long as there are none.
 fn of_the_future(
     conn: &Connection,
     now: Timestamp,
@@ -127,10 +127,10 @@ fn of_the_future(
     limit: usize,
 ) -> rusqlite::Result<Vec<DueRun>> {
     let sql = format!(
-        "SELECT {} FROM everstep_runs NOT INDEXED WHERE no >= ?1 AND status = 0 \
-         AND available_at > ?2 AND available_at <= created_at AND (available_at, no) > (?3, ?4) \
-         ORDER BY available_at, no",
-        columns::DUE_RUN
+        "SELECT {} FROM everstep_runs NOT INDEXED WHERE no >= ?1 AND available_at > ?2 \
+         AND available_at <= {} AND (available_at, no) > (?3, ?4) ORDER BY available_at, no",
+        columns::DUE_RUN,
+        rules::MADE_AT
     );
     let first = RunId::first_no(now + FUTURE).0;
     let mut statement = conn.prepare_cached(&sql)?;
