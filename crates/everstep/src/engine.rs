@@ -998,9 +998,6 @@ pub(crate) fn committer_thread(shared: &Shared) {
     }
 }
 
-/// The work of a thread of the engine that is no engine thread.
-type Work = fn(&Arc<Shared>);
-
 /// Notes when the caller's runtime goes away under the engine. The task that does so lives as long as
 /// the sender, and keeps nothing of the engine: the runtime may outlive it by far.
 fn watch_runtime(

@@ -159,8 +159,12 @@ pub struct Schedule {
 
 impl Schedule {
     /// A tick whenever a clock matches this: minute, hour, day of month, month, day of week, and
-    /// seconds before them if there are six fields. Names (`MON`, `JAN`), steps, lists, `L`, `#` and
-    /// `W`, and the short forms `@daily` and so on are understood.
+    /// seconds before them if there are six fields. Names (`MON`, `JAN`), ranges, steps (`*/5`, `10-40/5`)
+    /// and lists are understood, and the short forms `@yearly`, `@monthly`, `@weekly`, `@daily` and
+    /// `@hourly`. In the day of the month `L` is the last day and `15W` the weekday nearest to the 15th; in
+    /// the day of the week 0 and 7 are Sunday, `FRI#3` is the third Friday of a month and `FRI#L` the last
+    /// one. If neither of these two fields is `*`, a day that matches one of them is enough, unless the day
+    /// of the week begins with `+` (`0 9 13 * +FRI`).
     ///
     /// Where clocks are changed, a tick at a fixed time of day comes once on that day: right after
     /// the gap if clocks go forward over it, the first time if they go back over it. A field with
