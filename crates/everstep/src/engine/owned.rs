@@ -136,6 +136,12 @@ impl Owned {
         self.read().era
     }
 
+    /// Whether a shard is here and was in this era, by one look; none if the era is another by now.
+    pub(crate) fn has_in(&self, era: u64, shard: ShardId) -> Option<bool> {
+        let state = self.read();
+        (state.era == era).then(|| state.shards.contains(shard))
+    }
+
     /// Takes note of the pools that there are, and which of them are vacant.
     pub(crate) fn set_pools(&self, pools: &[PoolRow], vacant: &BTreeSet<PoolNo>) {
         let pools = pools.iter().map(|row| (Arc::clone(&row.name), row.no));
@@ -199,5 +205,15 @@ mod tests {
             let drawn = ids.next(now);
             assert_eq!(owned.place(drawn, pool), drawn);
         }
+    }
+
+    #[test]
+    fn what_is_here_is_said_only_of_the_era_that_was_asked_for() {
+        let (owned, shard) = (Owned::default(), ShardId::new(PoolNo::DEFAULT, 7));
+        let before = owned.era();
+        assert_eq!(owned.has_in(before, shard), Some(false));
+        owned.set_shards(&[shard].into_iter().collect());
+        assert_eq!(owned.has_in(before, shard), None);
+        assert_eq!(owned.has_in(owned.era(), shard), Some(true));
     }
 }

@@ -1060,22 +1060,27 @@ impl Worker {
         ticket: u64,
         loaded: Result<Option<Box<LoadedRun>>, StoreError>,
     ) {
-        match self.loading.get(&run) {
-            Some(loading) if loading.ticket == ticket => {
-                // Shards have moved meanwhile, perhaps its own, to another owner and back.
-                if loading.era != self.shared.owned.era() {
-                    return self.read(run);
-                }
-            }
+        let era = match self.loading.get(&run) {
+            Some(loading) if loading.ticket == ticket => loading.era,
             _ => return,
-        }
+        };
+        // By one look: a shard that comes between two was not this runner's when the run was read.
+        let owned = &self.shared.owned;
+        let is_ours = match &loaded {
+            Ok(Some(loaded)) => owned.has_in(era, loaded.row.shard),
+            _ => (owned.era() == era).then_some(false),
+        };
+        let Some(is_ours) = is_ours else {
+            // Shards have moved meanwhile, perhaps its own, to another owner and back.
+            return self.read(run);
+        };
         let Some(loading) = self.loading.remove(&run) else {
             return;
         };
         if self.by_no.contains_key(&run) {
             return;
         }
-        self.take_in(run, loading, loaded);
+        self.take_in(run, loading, loaded, is_ours);
     }
 
     fn take_in(
@@ -1083,6 +1088,7 @@ impl Worker {
         run: RunNo,
         mut loading: Loading,
         loaded: Result<Option<Box<LoadedRun>>, StoreError>,
+        is_ours: bool,
     ) {
         let loaded = match loaded {
             Ok(Some(loaded)) => *loaded,
@@ -1095,7 +1101,7 @@ impl Worker {
             }
         };
         let row = &loaded.row;
-        if row.status.is_terminal() || !self.shared.owns(row.shard) {
+        if row.status.is_terminal() || !is_ours {
             return;
         }
         let cancel = row.cancel_requested.filter(|_| row.ending.is_none());
