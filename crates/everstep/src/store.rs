@@ -39,6 +39,8 @@ mod overview;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 pub(crate) mod rules;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod sql;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 

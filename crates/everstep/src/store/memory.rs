@@ -118,23 +118,9 @@ struct Data {
 
 #[derive(Clone)]
 struct Run {
+    /// What decisions are made from. In `row` these columns are those of the start.
     head: Head,
-    workflow: Arc<str>,
-    version: u32,
-    key: Option<String>,
-    pool: Arc<str>,
-    deadline_at: Option<Timestamp>,
-    created_at: Timestamp,
-    updated_at: Timestamp,
-    finished_at: Option<Timestamp>,
-    recoveries: u32,
-    waiting: Option<String>,
-    tags: Vec<(String, String)>,
-    trace: Option<String>,
-    parent: Option<RunId>,
-    input: Vec<u8>,
-    output: Option<Vec<u8>>,
-    error: Option<Vec<u8>>,
+    row: RunRow,
     /// The entries of the current generation.
     history: BTreeMap<Vec<u8>, Vec<u8>>,
     /// The unread messages.
@@ -332,9 +318,9 @@ impl Store for MemoryStore {
         });
         let paused = paused.map(|run| PausedRun {
             id: run.head.id,
-            workflow: Arc::clone(&run.workflow),
-            version: run.version,
-            reason: run.waiting.clone(),
+            workflow: Arc::clone(&run.row.workflow),
+            version: run.row.version,
+            reason: run.row.waiting.clone(),
         });
         Ok(paused.take(limit).collect())
     }
@@ -444,7 +430,7 @@ impl Store for MemoryStore {
     fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> {
         let mut counts = HashMap::<(Arc<str>, RunStatus), u64>::new();
         for run in self.read().runs.values() {
-            let of = (run.workflow.clone(), run.head.status);
+            let of = (run.row.workflow.clone(), run.head.status);
             *counts.entry(of).or_default() += 1;
         }
         let tallies = counts
@@ -801,7 +787,7 @@ impl Data {
     fn write(&mut self, head: &Head, change: impl FnOnce(&mut Run)) -> Result<(), Infallible> {
         let now = self.now;
         self.change(head.id.no(), |run| {
-            (run.head, run.updated_at) = (*head, now);
+            (run.head, run.row.updated_at) = (*head, now);
             change(run);
         });
         Ok(())
@@ -915,8 +901,13 @@ impl Data {
         let placed = ahead.filter_map(|(no, run)| Some((run.head.available_at?, *no, run)));
         let mut found: Vec<_> = placed
             .filter(|(at, no, run)| {
+<<<<<<< ours
                 let is_at_once = *at > now && *at <= RunId::started_at(*no);
                 is_at_once && after < Some((*at, *no)) && shards.contains(run.head.shard)
+=======
+                let was_at_once = *at > now && *at <= run.row.created_at;
+                was_at_once && after < Some((*at, *no)) && shards.contains(run.head.shard)
+>>>>>>> theirs
             })
             .collect();
         found.sort_unstable_by_key(|(at, no, _)| (*at, *no));
@@ -1009,32 +1000,17 @@ impl Data {
                 .values()
                 .filter(|run| run.is_live() && freed.contains(run.head.shard));
             for no in lost.map(|run| run.head.id.no()).collect::<Vec<_>>() {
-                self.change(no, |run| run.recoveries += 1);
+                self.change(no, |run| run.row.recoveries += 1);
             }
         }
     }
 }
 
 impl Run {
-    fn new(new: &NewRun, head: Head, now: Timestamp) -> Run {
+    fn new(head: Head, row: RunRow) -> Run {
         Run {
             head,
-            workflow: Arc::clone(&new.workflow),
-            version: new.version,
-            key: new.key.clone(),
-            pool: Arc::clone(&new.pool),
-            deadline_at: new.deadline_at,
-            created_at: now,
-            updated_at: now,
-            finished_at: None,
-            recoveries: 0,
-            waiting: None,
-            tags: new.tags.clone(),
-            trace: new.trace.clone(),
-            parent: new.parent,
-            input: new.input.clone(),
-            output: None,
-            error: None,
+            row,
             history: BTreeMap::new(),
             inbox: BTreeMap::new(),
             dedupes: BTreeSet::new(),
@@ -1045,33 +1021,17 @@ impl Run {
 
     fn row(&self) -> RunRow {
         RunRow {
-            id: self.head.id,
-            workflow: Arc::clone(&self.workflow),
-            version: self.version,
-            key: self.key.clone(),
-            pool: Arc::clone(&self.pool),
             shard: self.head.shard,
             status: self.head.status,
             ending: self.head.ending,
             generation: self.head.generation,
             available_at: self.head.available_at,
-            deadline_at: self.deadline_at,
-            created_at: self.created_at,
-            updated_at: self.updated_at,
-            finished_at: self.finished_at,
             attempts: self.head.attempts,
-            recoveries: self.recoveries,
             inbox_seq: self.head.inbox_seq,
             cancel_requested: self.head.cancel,
             last_number: self.head.last_number,
-            waiting: self.waiting.clone(),
-            tags: self.tags.clone(),
-            trace: self.trace.clone(),
-            parent: self.parent,
-            input: self.input.clone(),
-            output: self.output.clone(),
-            error: self.error.clone(),
             resume_at: self.head.resume_at,
+            ..self.row.clone()
         }
     }
 
@@ -1081,17 +1041,17 @@ impl Run {
             shard: self.head.shard,
             available_at: self.head.available_at,
             status: self.head.status,
-            workflow: Arc::clone(&self.workflow),
-            version: self.version,
-            pool: Arc::clone(&self.pool),
+            workflow: Arc::clone(&self.row.workflow),
+            version: self.row.version,
+            pool: Arc::clone(&self.row.pool),
         }
     }
 
     fn finished(&self) -> Finished {
         Finished {
             status: self.head.status,
-            output: self.output.clone(),
-            error: self.error.clone(),
+            output: self.row.output.clone(),
+            error: self.row.error.clone(),
         }
     }
 
@@ -1108,25 +1068,27 @@ impl Run {
             && filter
                 .workflow
                 .as_ref()
-                .is_none_or(|name| **name == *self.workflow)
-            && filter.tags.iter().all(|tag| self.tags.contains(tag))
+                .is_none_or(|name| **name == *self.row.workflow)
+            && filter.tags.iter().all(|tag| self.row.tags.contains(tag))
             && filter
                 .created_from
-                .is_none_or(|from| self.created_at >= from)
+                .is_none_or(|from| self.row.created_at >= from)
             && filter
                 .created_before
-                .is_none_or(|end| self.created_at < end)
-            && filter.version.is_none_or(|version| self.version == version)
+                .is_none_or(|end| self.row.created_at < end)
+            && filter
+                .version
+                .is_none_or(|version| self.row.version == version)
             && filter.key_prefix.as_ref().is_none_or(|prefix| {
-                let key = self.key.as_ref();
+                let key = self.row.key.as_ref();
                 key.is_some_and(|key| key.starts_with(prefix))
             })
             && filter
                 .finished_from
-                .is_none_or(|from| self.finished_at.is_some_and(|at| at >= from))
+                .is_none_or(|from| self.row.finished_at.is_some_and(|at| at >= from))
             && filter
                 .finished_before
-                .is_none_or(|end| self.finished_at.is_some_and(|at| at < end))
+                .is_none_or(|end| self.row.finished_at.is_some_and(|at| at < end))
     }
 
     fn entries_after(&self, after: Option<&[u8]>) -> impl Iterator<Item = Put> + '_ {

@@ -34,43 +34,36 @@ use self::{
     transact::Held,
     value::params,
 };
-use super::*;
+use super::{
+    sql::{self, Sql, columns, store::shared_methods, sweep},
+    *,
+};
 
 mod ahead;
 mod batch;
 mod children;
-mod columns;
 mod conn;
-mod deferreds;
 mod dial;
 mod doctor;
 mod drop;
+mod due;
 mod error;
 mod events;
 mod giving;
 mod known;
 #[cfg(feature = "testing")]
 mod lent;
-mod letters;
-mod limits;
-mod listing;
 mod locks;
 #[cfg(feature = "sqlite")]
 pub(crate) mod moving;
-mod operators;
-mod overview;
-mod pools;
 mod queues;
 #[cfg(test)]
 mod races;
-mod reads;
 mod runners;
 mod runs;
-mod schedules;
 mod schema;
 mod session;
-mod streams;
-mod sweep;
+mod stats;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -887,6 +880,8 @@ impl fmt::Debug for PostgresStore {
 }
 
 impl Store for PostgresStore {
+    shared_methods!();
+
     fn describe(&self) -> String {
         self.name.clone()
     }
@@ -897,10 +892,6 @@ impl Store for PostgresStore {
         self.give_back(conn);
         self.is_current.store(true, Ordering::Relaxed);
         Ok(())
-    }
-
-    fn secret(&self) -> Result<Secret, StoreError> {
-        self.read(deferreds::secret)
     }
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
@@ -919,121 +910,8 @@ impl Store for PostgresStore {
         Box::pin(self.commit_within(tx, batch))
     }
 
-    fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
-        self.read(|session| reads::run(session, target))
-    }
-
-    fn load(&self, run: RunNo) -> Result<Option<LoadedRun>, StoreError> {
-        self.read(|session| reads::load(session, run))
-    }
-
-    fn children(&self, parent: RunNo) -> Result<Vec<RunId>, StoreError> {
-        self.read(|session| overview::live_children(session, parent))
-    }
-
-    fn unread(&self, run: RunNo, after: u64, limit: usize) -> Result<Vec<InboxRow>, StoreError> {
-        self.read(|session| overview::unread(session, run, after, limit))
-    }
-
-    fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
-        self.read(|session| columns::inbox_after(session, run, after))
-    }
-
-    fn due(
-        &self,
-        now: Timestamp,
-        shards: &ShardSet,
-        after: Option<(Timestamp, RunNo)>,
-        limit: usize,
-    ) -> Result<Due, StoreError> {
-        self.read(|session| reads::due(session, now, shards, after, limit))
-    }
-
-    fn live(
-        &self,
-        shards: &ShardSet,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<DueRun>, StoreError> {
-        self.read(|session| reads::live(session, shards, after, limit))
-    }
-
-    fn paused(
-        &self,
-        shards: &ShardSet,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<PausedRun>, StoreError> {
-        self.read(|session| reads::paused(session, shards, after, limit))
-    }
-
-    fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
-        self.read(|session| reads::census(session, now, shards))
-    }
-
-    fn list(
-        &self,
-        filter: &Filter,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<RunRow>, StoreError> {
-        self.read(|session| listing::list(session, filter, after, limit))
-    }
-
-    fn find(
-        &self,
-        filter: &Filter,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<RunId>, StoreError> {
-        self.read(|session| listing::find(session, filter, after, limit))
-    }
-
-    fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
-        self.read(|session| overview::count(session, filter))
-    }
-
-    fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError> {
-        self.read(|session| overview::count_by_status(session, filter))
-    }
-
-    fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError> {
-        self.read(|session| overview::stats(session, range))
-    }
-
-    fn horizon(&self) -> Result<Option<Timestamp>, StoreError> {
-        self.read(overview::horizon)
-    }
-
-    fn raise_horizon(&self, to: Timestamp) -> Result<(), StoreError> {
-        self.write(|session| overview::raise_horizon(session, to))
-    }
-
-    fn queues(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-        most: u64,
-    ) -> Result<Vec<QueueRow>, StoreError> {
-        self.read(|session| overview::queues(session, after, limit, most))
-    }
-
-    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> {
-        self.read(reads::tally)
-    }
-
-    fn finished_before(
-        &self,
-        workflow: &str,
-        status: RunStatus,
-        before: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
-        self.read(|session| sweep::finished_before(session, workflow, status, before, limit))
-    }
-
     fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
-        let lanes_before = now_ms() - DEAD_LANE_KEPT.as_millis() as i64;
+        let lanes_before = Timestamp::from(SystemTime::now()) - DEAD_LANE_KEPT;
         if !self.read(|session| sweep::is_left(session, now, lanes_before))? {
             return Ok(false);
         }
@@ -1042,185 +920,13 @@ impl Store for PostgresStore {
             let sql = "DELETE FROM everstep_lanes WHERE id IN (SELECT id FROM everstep_lanes WHERE seen_at < $1 \
                        ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED)";
             session.execute(sql, params![lanes_before]);
-            rules::sweep::sweep(&mut sweep::Left { session, now }, limit)
+            let sql = session;
+            rules::sweep::sweep(&mut sweep::Left { sql, now }, limit)
         })
-    }
-
-    fn history(
-        &self,
-        run: RunNo,
-        after: Option<&[u8]>,
-        limit: usize,
-    ) -> Result<Vec<Put>, StoreError> {
-        self.read(|session| reads::history(session, run, after, limit))
-    }
-
-    fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
-        self.read(|session| reads::state(session, run))
-    }
-
-    fn stream(
-        &self,
-        run: RunNo,
-        stream: &str,
-        from: u64,
-        limit: usize,
-    ) -> Result<Option<StreamPage>, StoreError> {
-        self.read(|session| streams::page(session, run, stream, from, limit))
-    }
-
-    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
-        self.read(|session| streams::extents(session, run))
-    }
-
-    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
-        self.read(|session| streams::grown(session, asked))
-    }
-
-    fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
-        self.read(|session| reads::finished(session, runs))
-    }
-
-    fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> {
-        self.read(|session| reads::answers(session, requests))
-    }
-
-    fn dead_letters(
-        &self,
-        filter: &LetterFilter,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.read(|session| letters::list(session, filter, after, limit))
-    }
-
-    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
-        self.read(|session| events::event_row(session, name))
-    }
-
-    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
-        self.read(|session| events::to_tend(session, now))
-    }
-
-    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
-        self.read(|session| queues::item(session, item))
-    }
-
-    fn queue_items(
-        &self,
-        queue: &str,
-        state: Option<ItemState>,
-        after: Option<ItemId>,
-        limit: usize,
-    ) -> Result<Vec<ItemRow>, StoreError> {
-        self.read(|session| queues::list(session, queue, state, after, limit))
-    }
-
-    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> {
-        self.read(|session| queues::stats(session, queue))
-    }
-
-    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
-        self.read(|session| queues::outlook(session, queue, now))
-    }
-
-    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
-        self.read(queues::first_place_lost)
-    }
-
-    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
-        self.read(|session| queues::ended(session, items))
-    }
-
-    fn has_old_generations(&self) -> Result<bool, StoreError> {
-        self.read(reads::has_old_generations)
-    }
-
-    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
-        self.read(|session| schedules::read_one(session, name))
-    }
-
-    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
-        self.read(|session| schedules::read_all(session, after, limit))
-    }
-
-    fn due_schedules(
-        &self,
-        now: Timestamp,
-        after: Option<(Timestamp, &str)>,
-        limit: usize,
-    ) -> Result<DueSchedules, StoreError> {
-        self.read(|session| schedules::read_due(session, now, after, limit))
-    }
-
-    fn queued_schedules(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<ScheduleRow>, StoreError> {
-        self.read(|session| schedules::read_queued(session, after, limit))
-    }
-
-    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
-        self.read(|session| limits::places(session, run))
-    }
-
-    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
-        self.read(|session| limits::list(session, name, limit))
     }
 
     fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
-        self.read_within(self.limits_for_lease(), pools::list)
-    }
-
-    fn begin_audit(&self, begun: &NewAudit) -> Result<u64, StoreError> {
-        self.write(|session| operators::begin_audit(session, begun))
-    }
-
-    fn end_audit(&self, no: u64, outcome: &str) -> Result<bool, StoreError> {
-        self.write(|session| operators::end_audit(session, no, outcome))
-    }
-
-    fn audits(&self, before: Option<u64>, limit: usize) -> Result<Vec<AuditRow>, StoreError> {
-        self.read(|session| operators::audits(session, before, limit))
-    }
-
-    fn delete_audits(
-        &self,
-        before: Timestamp,
-        limit: usize,
-    ) -> Result<Option<Timestamp>, StoreError> {
-        let oldest = self.read(operators::oldest_audit)?;
-        if oldest.is_none_or(|oldest| oldest >= before) {
-            return Ok(oldest);
-        }
-        self.write(|session| {
-            operators::delete_audits(session, before, limit)?;
-            operators::oldest_audit(session)
-        })
-    }
-
-    fn add_api_token(&self, token: &ApiTokenRow) -> Result<bool, StoreError> {
-        self.write(|session| operators::add_api_token(session, token))
-    }
-
-    fn remove_api_token(&self, name: &str) -> Result<bool, StoreError> {
-        self.write(|session| operators::remove_api_token(session, name))
-    }
-
-    fn note_api_token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> {
-        self.write(|session| {
-            operators::note_api_token_used(session, name, at);
-            Ok(())
-        })
-    }
-
-    fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError> {
-        self.read(operators::api_tokens)
-    }
-
-    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
-        self.read(|session| doctor::examine(session, ask))
+        self.read_within(self.limits_for_lease(), |session| sql::pools::list(session))
     }
 
     fn register_runner(&self, runner: &NewRunner) -> Result<Fence, StoreError> {
@@ -1265,7 +971,9 @@ impl Store for PostgresStore {
     }
 
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
-        let rows = self.read_within(self.limits_for_lease(), runners::list)?;
+        let rows = self.read_within(self.limits_for_lease(), |session| {
+            sql::runners::list(session)
+        })?;
         let has_others = rows.iter().any(|row| !self.wakes.is_here(row.id));
         self.wakes.set_has_others(has_others);
         Ok(rows)
@@ -1306,12 +1014,12 @@ impl Store for PostgresStore {
         };
         *lock(&self.held) = None;
         lock(&self.known).forget(shards);
-        self.write_for_lease(|session| runners::release_shards(session, fence, shards))
+        self.write_for_lease(|session| sql::runners::release_shards(session, fence, shards))
     }
 
     fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> {
         *lock(&self.held) = None;
-        self.write(|session| runners::deregister(session, fence))?;
+        self.write(|session| sql::runners::deregister(session, fence))?;
         lock(&self.homes).remove(&fence.runner);
         Ok(())
     }
@@ -1352,15 +1060,6 @@ impl Store for PostgresStore {
         })?;
         self.note_time(time);
         Ok(())
-    }
-
-    fn counters(&self) -> StoreCounters {
-        StoreCounters {
-            batches: self.counters.batches.load(Ordering::Relaxed),
-            writes: self.counters.writes.load(Ordering::Relaxed),
-            rows: self.counters.rows.load(Ordering::Relaxed),
-            reads: self.counters.reads.load(Ordering::Relaxed),
-        }
     }
 }
 

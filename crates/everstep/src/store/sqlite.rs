@@ -19,42 +19,32 @@ use std::{
     time::Duration,
 };
 
-use rusqlite::Connection;
 use uuid::Uuid;
 
-use self::{file::File, writer::Writer};
-use super::*;
+use self::{file::File, session::Session, writer::Writer};
+use super::{
+    sql::{self, store::shared_methods, sweep},
+    *,
+};
 
 pub(crate) mod backup;
 mod batch;
-mod children;
-mod columns;
-mod deferreds;
 mod doctor;
+mod due;
 mod error;
-mod events;
 mod file;
 mod holder;
-mod letters;
-mod limits;
-mod listing;
 mod moved;
 #[cfg(feature = "postgres")]
 pub(crate) mod moving;
-mod operators;
-mod overview;
 pub(crate) mod place;
-mod pools;
 mod queues;
-mod reads;
 mod runners;
-mod runs;
-mod schedules;
 mod schema;
-mod streams;
-mod sweep;
+mod session;
+mod stats;
 #[cfg(test)]
-mod testing;
+pub(super) mod testing;
 #[cfg(test)]
 mod tests;
 mod transact;
@@ -223,34 +213,34 @@ impl SqliteStore {
 
     fn read<T>(
         &self,
-        query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+        query: impl FnOnce(&Session<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         self.require_current()?;
         self.counters.reads.fetch_add(1, Ordering::Relaxed);
-        self.file.read(query)
+        self.file.read(|conn| query(&Session::new(conn)))
     }
 
     /// Changes something that the writer remembers nothing of.
-    fn change<T>(
+    fn write<T>(
         &self,
-        change: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+        change: impl FnOnce(&Session<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         self.require_current()?;
         self.writer()
-            .transaction(&self.file, |conn, _| change(conn))
+            .transaction(&self.file, |conn, _| change(&Session::new(conn)))
     }
 
     /// Changes something about runners or shards.
     fn change_runners<T>(
         &self,
-        change: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+        change: impl FnOnce(&Session<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         self.require_current()?;
         #[cfg(unix)]
         self.wakes.forget_peers();
         self.writer().transaction(&self.file, |conn, memory| {
             memory.shards = None;
-            change(conn)
+            change(&Session::new(conn))
         })
     }
 }
@@ -274,6 +264,8 @@ impl fmt::Debug for SqliteStore {
 }
 
 impl Store for SqliteStore {
+    shared_methods!();
+
     fn describe(&self) -> String {
         self.file.name()
     }
@@ -288,10 +280,6 @@ impl Store for SqliteStore {
         schema::migrate(conn, &self.file, schema::FORMATS)?;
         self.is_current.store(true, Ordering::Relaxed);
         Ok(())
-    }
-
-    fn secret(&self) -> Result<Secret, StoreError> {
-        self.read(deferreds::secret)
     }
 
     fn commit(&self, batch: &Batch) -> Result<Applied, StoreError> {
@@ -325,298 +313,19 @@ impl Store for SqliteStore {
         within::commit(&self.file, tx, batch)
     }
 
-    fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
-        self.read(|conn| reads::run(conn, target))
-    }
-
-    fn load(&self, run: RunNo) -> Result<Option<LoadedRun>, StoreError> {
-        self.read(|conn| reads::load(conn, run))
-    }
-
-    fn children(&self, parent: RunNo) -> Result<Vec<RunId>, StoreError> {
-        self.read(|conn| children::live_children(conn, parent))
-    }
-
-    fn unread(&self, run: RunNo, after: u64, limit: usize) -> Result<Vec<InboxRow>, StoreError> {
-        self.read(|conn| overview::unread(conn, run, after, limit))
-    }
-
-    fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
-        self.read(|conn| columns::inbox_after(conn, run, after))
-    }
-
-    fn due(
-        &self,
-        now: Timestamp,
-        shards: &ShardSet,
-        after: Option<(Timestamp, RunNo)>,
-        limit: usize,
-    ) -> Result<Due, StoreError> {
-        self.read(|conn| reads::due(conn, now, shards, after, limit))
-    }
-
-    fn live(
-        &self,
-        shards: &ShardSet,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<DueRun>, StoreError> {
-        self.read(|conn| reads::live(conn, shards, after, limit))
-    }
-
-    fn paused(
-        &self,
-        shards: &ShardSet,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<PausedRun>, StoreError> {
-        self.read(|conn| reads::paused(conn, shards, after, limit))
-    }
-
-    fn census(&self, now: Timestamp, shards: &ShardSet) -> Result<Census, StoreError> {
-        self.read(|conn| reads::census(conn, now, shards))
-    }
-
-    fn list(
-        &self,
-        filter: &Filter,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<RunRow>, StoreError> {
-        self.read(|conn| listing::list(conn, filter, after, limit))
-    }
-
-    fn find(
-        &self,
-        filter: &Filter,
-        after: Option<RunNo>,
-        limit: usize,
-    ) -> Result<Vec<RunId>, StoreError> {
-        self.read(|conn| listing::find(conn, filter, after, limit))
-    }
-
-    fn finished_before(
-        &self,
-        workflow: &str,
-        status: RunStatus,
-        before: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<(RunId, Timestamp)>, StoreError> {
-        self.read(|conn| sweep::finished_before(conn, workflow, status, before, limit))
-    }
-
     fn sweep(&self, now: Timestamp, limit: usize) -> Result<bool, StoreError> {
         // Seldom anything, and to look does not hold up the writer.
-        if !self.read(|conn| sweep::is_left(conn, now))? {
+        if !self.read(|session| sweep::is_left(session, now, now))? {
             return Ok(false);
         }
         self.writer().transaction(&self.file, |conn, memory| {
-            sweep::sweep(conn, memory, now, limit)
+            let sql = &Session::new(conn);
+            let is_more = rules::sweep::sweep(&mut sweep::Left { sql, now }, limit)?;
+            if !is_more {
+                memory.swept = Some(writer::Swept::Clean);
+            }
+            Ok(is_more)
         })
-    }
-
-    fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
-        self.read(|conn| overview::count(conn, filter))
-    }
-
-    fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError> {
-        self.read(|conn| overview::count_by_status(conn, filter))
-    }
-
-    fn stats(&self, range: &StatsRange) -> Result<Vec<StatsRow>, StoreError> {
-        self.read(|conn| overview::stats(conn, range))
-    }
-
-    fn horizon(&self) -> Result<Option<Timestamp>, StoreError> {
-        self.read(overview::horizon)
-    }
-
-    fn raise_horizon(&self, to: Timestamp) -> Result<(), StoreError> {
-        self.change(|conn| overview::raise_horizon(conn, to))
-    }
-
-    fn queues(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-        most: u64,
-    ) -> Result<Vec<QueueRow>, StoreError> {
-        self.read(|conn| overview::queues(conn, after, limit, most))
-    }
-
-    fn tally(&self) -> Result<Vec<WorkflowCount>, StoreError> {
-        self.read(reads::tally)
-    }
-
-    fn history(
-        &self,
-        run: RunNo,
-        after: Option<&[u8]>,
-        limit: usize,
-    ) -> Result<Vec<Put>, StoreError> {
-        self.read(|conn| reads::history(conn, run, after, limit))
-    }
-
-    fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
-        self.read(|conn| reads::state(conn, run))
-    }
-
-    fn stream(
-        &self,
-        run: RunNo,
-        stream: &str,
-        from: u64,
-        limit: usize,
-    ) -> Result<Option<StreamPage>, StoreError> {
-        self.read(|conn| streams::page(conn, run, stream, from, limit))
-    }
-
-    fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
-        self.read(|conn| streams::extents(conn, run))
-    }
-
-    fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
-        self.read(|conn| streams::grown(conn, asked))
-    }
-
-    fn finished(&self, runs: &[RunNo]) -> Result<Vec<(RunNo, Option<Finished>)>, StoreError> {
-        self.read(|conn| reads::finished(conn, runs))
-    }
-
-    fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> {
-        self.read(|conn| reads::answers(conn, requests))
-    }
-
-    fn dead_letters(
-        &self,
-        filter: &LetterFilter,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<DeadLetter>, StoreError> {
-        self.read(|conn| letters::list(conn, filter, after, limit))
-    }
-
-    fn event(&self, name: &str) -> Result<Option<EventRow>, StoreError> {
-        self.read(|conn| events::event_row(conn, name))
-    }
-
-    fn events_to_tend(&self, now: Timestamp) -> Result<bool, StoreError> {
-        self.read(|conn| events::to_tend(conn, now))
-    }
-
-    fn queue_item(&self, item: ItemId) -> Result<Option<ItemRow>, StoreError> {
-        self.read(|conn| queues::item(conn, item))
-    }
-
-    fn queue_items(
-        &self,
-        queue: &str,
-        state: Option<ItemState>,
-        after: Option<ItemId>,
-        limit: usize,
-    ) -> Result<Vec<ItemRow>, StoreError> {
-        self.read(|conn| queues::list(conn, queue, state, after, limit))
-    }
-
-    fn queue_stats(&self, queue: &str) -> Result<QueueStats, StoreError> {
-        self.read(|conn| queues::stats(conn, queue))
-    }
-
-    fn queue_outlook(&self, queue: &str, now: Timestamp) -> Result<QueueOutlook, StoreError> {
-        self.read(|conn| queues::outlook(conn, queue, now))
-    }
-
-    fn first_place_lost(&self) -> Result<Option<Timestamp>, StoreError> {
-        self.read(queues::first_place_lost)
-    }
-
-    fn queue_ended(&self, items: &[ItemId]) -> Result<Vec<(ItemId, Option<Vec<u8>>)>, StoreError> {
-        self.read(|conn| queues::ended(conn, items))
-    }
-
-    fn has_old_generations(&self) -> Result<bool, StoreError> {
-        self.read(reads::has_old_generations)
-    }
-
-    fn schedule(&self, name: &str) -> Result<Option<ScheduleRow>, StoreError> {
-        self.read(|conn| schedules::read_one(conn, name))
-    }
-
-    fn schedules(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleRow>, StoreError> {
-        self.read(|conn| schedules::read_all(conn, after, limit))
-    }
-
-    fn due_schedules(
-        &self,
-        now: Timestamp,
-        after: Option<(Timestamp, &str)>,
-        limit: usize,
-    ) -> Result<DueSchedules, StoreError> {
-        self.read(|conn| schedules::read_due(conn, now, after, limit))
-    }
-
-    fn queued_schedules(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<ScheduleRow>, StoreError> {
-        self.read(|conn| schedules::read_queued(conn, after, limit))
-    }
-
-    fn limit_places(&self, run: RunNo) -> Result<Vec<LimitPlace>, StoreError> {
-        self.read(|conn| limits::places(conn, run))
-    }
-
-    fn limits(&self, name: Option<&str>, limit: usize) -> Result<Vec<LimitRow>, StoreError> {
-        self.read(|conn| limits::list(conn, name, limit))
-    }
-
-    fn begin_audit(&self, begun: &NewAudit) -> Result<u64, StoreError> {
-        self.change(|conn| operators::begin_audit(conn, begun))
-    }
-
-    fn end_audit(&self, no: u64, outcome: &str) -> Result<bool, StoreError> {
-        self.change(|conn| operators::end_audit(conn, no, outcome))
-    }
-
-    fn audits(&self, before: Option<u64>, limit: usize) -> Result<Vec<AuditRow>, StoreError> {
-        self.read(|conn| operators::audits(conn, before, limit))
-    }
-
-    fn delete_audits(
-        &self,
-        before: Timestamp,
-        limit: usize,
-    ) -> Result<Option<Timestamp>, StoreError> {
-        // Seldom anything, and to look does not hold up the writer.
-        let oldest = self.read(operators::oldest_audit)?;
-        if oldest.is_none_or(|oldest| oldest >= before) {
-            return Ok(oldest);
-        }
-        self.change(|conn| {
-            operators::delete_audits(conn, before, limit)?;
-            operators::oldest_audit(conn)
-        })
-    }
-
-    fn add_api_token(&self, token: &ApiTokenRow) -> Result<bool, StoreError> {
-        self.change(|conn| operators::add_api_token(conn, token))
-    }
-
-    fn remove_api_token(&self, name: &str) -> Result<bool, StoreError> {
-        self.change(|conn| operators::remove_api_token(conn, name))
-    }
-
-    fn note_api_token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> {
-        self.change(|conn| operators::note_api_token_used(conn, name, at))
-    }
-
-    fn api_tokens(&self) -> Result<Vec<ApiTokenRow>, StoreError> {
-        self.read(operators::api_tokens)
-    }
-
-    fn examine(&self, ask: &Ask) -> Result<Facts, StoreError> {
-        self.read(|conn| doctor::examine(conn, ask))
     }
 
     fn copy_to(&self, to: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<bool, StoreError> {
@@ -630,14 +339,15 @@ impl Store for SqliteStore {
         let address = self.wakes.address_of(runner.id);
         #[cfg(not(unix))]
         let address = None::<String>;
-        self.change_runners(|conn| runners::register(conn, runner, address.as_deref()))
+        self.change_runners(|session| runners::register(session, runner, address.as_deref()))
     }
 
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
         self.require_current()?;
-        let beat =
-            |conn: &Connection, _: &mut writer::Memory| runners::heartbeat(conn, fence, now, lease);
-        let (holds, checkpoint) = self.writer().heartbeat(&self.file, beat)?;
+        let beaten = self.writer().heartbeat(&self.file, |conn, _| {
+            runners::heartbeat(&Session::new(conn), fence, now, lease)
+        });
+        let (holds, checkpoint) = beaten?;
         if let Some(checkpoint) = checkpoint {
             // Most of the work is done while batches go on, so that they wait for the rest only.
             self.file.checkpoint_beside();
@@ -647,11 +357,11 @@ impl Store for SqliteStore {
     }
 
     fn pools(&self) -> Result<Vec<PoolRow>, StoreError> {
-        self.read(pools::pools)
+        self.read(|session| sql::pools::list(session))
     }
 
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
-        self.read(reads::runners)
+        self.read(|session| sql::runners::list(session))
     }
 
     fn take_shards(
@@ -661,12 +371,12 @@ impl Store for SqliteStore {
         wanted: &ShardSet,
         dead: &[Uuid],
     ) -> Result<Option<ShardSet>, StoreError> {
-        self.change_runners(|conn| runners::take_shards(conn, fence, now, wanted, dead))
+        self.change_runners(|session| runners::take_shards(session, fence, now, wanted, dead))
     }
 
     #[cfg(unix)]
     fn runner_is_dead(&self, runner: Uuid) -> bool {
-        let Ok(addresses) = self.read(reads::addresses) else {
+        let Ok(addresses) = self.read(runners::addresses) else {
             return false;
         };
         let address = addresses.iter().find(|(id, _)| *id == runner);
@@ -674,27 +384,27 @@ impl Store for SqliteStore {
     }
 
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
-        self.change_runners(|conn| runners::release_shards(conn, fence, shards))
+        self.change_runners(|session| sql::runners::release_shards(session, fence, shards))
     }
 
     fn deregister_runner(&self, fence: Fence) -> Result<(), StoreError> {
-        self.change_runners(|conn| runners::deregister(conn, fence))
+        self.change_runners(|session| sql::runners::deregister(session, fence))
     }
 
     #[cfg(unix)]
     fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) {
         self.wakes
-            .send(me, runs, || self.read(reads::addresses).ok());
+            .send(me, runs, || self.read(runners::addresses).ok());
     }
 
     #[cfg(unix)]
     fn on_wake(&self, me: Uuid, wake: WakeFn) -> Result<WakeGuard, StoreError> {
         let found = wake::sockets_of(self.file.path());
         // Bound under the write lock, under which others remove what is deserted.
-        let listener = self.change_runners(|conn| {
+        let listener = self.change_runners(|session| {
             let listener = wake::Listener::bind(self.file.path(), me, wake);
             if let Some(address) = listener.as_ref().ok().and_then(wake::Listener::address) {
-                runners::set_address(conn, me, &address)?;
+                runners::set_address(session, me, &address)?;
             }
             wake::remove_deserted(&found);
             Ok(listener)
@@ -717,14 +427,5 @@ impl Store for SqliteStore {
     #[cfg(not(unix))]
     fn on_wake(&self, _me: Uuid, _wake: WakeFn) -> Result<WakeGuard, StoreError> {
         Ok(WakeGuard::new(()))
-    }
-
-    fn counters(&self) -> StoreCounters {
-        StoreCounters {
-            batches: self.counters.batches.load(Ordering::Relaxed),
-            writes: self.counters.writes.load(Ordering::Relaxed),
-            rows: self.counters.rows.load(Ordering::Relaxed),
-            reads: self.counters.reads.load(Ordering::Relaxed),
-        }
     }
 }

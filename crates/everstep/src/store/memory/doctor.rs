@@ -44,13 +44,13 @@ impl Data {
             is_ending: head.ending.is_some(),
             generation: i64::from(head.generation),
             available_at: head.available_at.map(Timestamp::as_millis),
-            updated_at: run.updated_at.as_millis(),
+            updated_at: run.row.updated_at.as_millis(),
             inbox_seq: head.inbox_seq as i64,
             last_number: head.last_number_exact.then_some(head.last_number as i64),
-            waiting: run.waiting.clone(),
-            input: run.input.clone(),
-            output: run.output.clone(),
-            error: run.error.clone(),
+            waiting: run.row.waiting.clone(),
+            input: run.row.input.clone(),
+            output: run.row.output.clone(),
+            error: run.row.error.clone(),
             registered: self.registered(run),
         }
     }

@@ -52,9 +52,9 @@ impl Pools for Data {
     fn write_home(&mut self, run: RunNo, pool: &str) -> Result<bool, Infallible> {
         let now = self.now;
         let changed = self.change(run, |run| {
-            let is_new = *run.pool != *pool;
+            let is_new = *run.row.pool != *pool;
             if is_new {
-                (run.pool, run.updated_at) = (Arc::from(pool), now);
+                (run.row.pool, run.row.updated_at) = (Arc::from(pool), now);
             }
             is_new
         });
@@ -65,7 +65,7 @@ impl Pools for Data {
         let now = self.now;
         self.change(head.id.no(), |run| {
             run.head = *head;
-            run.updated_at = now;
+            run.row.updated_at = now;
         });
         Ok(())
     }

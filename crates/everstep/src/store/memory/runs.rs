@@ -61,36 +61,49 @@ impl RunTables for Data {
     fn insert_run_if_free(&mut self, new: &NewRun, head: &Head) -> Result<bool, Infallible> {
         let is_free = !self.runs.contains_key(&new.id.no());
         if is_free {
-            self.insert(Run::new(new, *head, self.now));
+            let new = new.clone();
+            let row = RunRow {
+                id: new.id,
+                workflow: new.workflow,
+                version: new.version,
+                key: new.key,
+                pool: new.pool,
+                shard: head.shard,
+                status: head.status,
+                ending: None,
+                generation: head.generation,
+                available_at: head.available_at,
+                deadline_at: new.deadline_at,
+                created_at: self.now,
+                updated_at: self.now,
+                finished_at: None,
+                attempts: head.attempts,
+                recoveries: 0,
+                inbox_seq: 0,
+                cancel_requested: None,
+                last_number: 0,
+                waiting: None,
+                tags: new.tags,
+                trace: new.trace,
+                parent: new.parent,
+                input: new.input,
+                output: None,
+                error: None,
+                resume_at: None,
+            };
+            self.insert(Run::new(*head, row));
         }
         Ok(is_free)
     }
 
     fn import_run(&mut self, row: &RunRow, head: &Head) -> Result<(), Infallible> {
-        self.insert(Run {
-            head: *head,
-            workflow: Arc::clone(&row.workflow),
-            version: row.version,
-            key: row.key.clone(),
-            pool: Arc::clone(&row.pool),
-            deadline_at: row.deadline_at,
-            created_at: row.created_at,
+        let row = RunRow {
             updated_at: self.now,
-            finished_at: row.finished_at,
             recoveries: 0,
-            waiting: row.waiting.clone(),
-            tags: row.tags.clone(),
             trace: None,
-            parent: row.parent,
-            input: row.input.clone(),
-            output: row.output.clone(),
-            error: row.error.clone(),
-            history: Default::default(),
-            inbox: Default::default(),
-            dedupes: Default::default(),
-            state: Default::default(),
-            streams: Default::default(),
-        });
+            ..row.clone()
+        };
+        self.insert(Run::new(*head, row));
         Ok(())
     }
 
@@ -99,17 +112,17 @@ impl RunTables for Data {
         run: RunNo,
         input: &[u8],
     ) -> Result<Option<(RunId, bool)>, Infallible> {
-        let is_same = |run: &Run| run.input == input || run.head.generation > 1;
+        let is_same = |run: &Run| run.row.input == input || run.head.generation > 1;
         let run = self.runs.get(&run);
         Ok(run.map(|run| (run.head.id, is_same(run))))
     }
 
     fn leaving(&mut self, run: RunNo) -> Result<Option<Leaving>, Infallible> {
         Ok(self.runs.get(&run).map(|run| Leaving {
-            workflow: run.workflow.to_string(),
-            key: run.key.clone(),
-            finished_at: run.finished_at,
-            tags: run.tags.clone(),
+            workflow: run.row.workflow.to_string(),
+            key: run.row.key.clone(),
+            finished_at: run.row.finished_at,
+            tags: run.row.tags.clone(),
         }))
     }
 
@@ -131,7 +144,7 @@ impl RunTables for Data {
 
     fn tags(&mut self, run: RunNo) -> Result<Vec<(String, String)>, Infallible> {
         let run = self.runs.get(&run);
-        Ok(run.map_or_else(Vec::new, |run| run.tags.clone()))
+        Ok(run.map_or_else(Vec::new, |run| run.row.tags.clone()))
     }
 
     fn write_tags(
@@ -140,13 +153,13 @@ impl RunTables for Data {
         _: &[(String, String)],
         after: &[(String, String)],
     ) -> Result<(), Infallible> {
-        self.change(run, |run| run.tags = after.to_vec());
+        self.change(run, |run| run.row.tags = after.to_vec());
         Ok(())
     }
 
     fn touch(&mut self, run: RunNo) -> Result<(), Infallible> {
         let now = self.now;
-        self.change(run, |run| run.updated_at = now);
+        self.change(run, |run| run.row.updated_at = now);
         Ok(())
     }
 
@@ -157,9 +170,9 @@ impl RunTables for Data {
         recoveries: Recoveries,
     ) -> Result<(), Infallible> {
         self.write(head, |run| {
-            run.waiting = waiting.map(str::to_owned);
+            run.row.waiting = waiting.map(str::to_owned);
             if recoveries == Recoveries::Cleared {
-                run.recoveries = 0;
+                run.row.recoveries = 0;
             }
         })
     }
@@ -181,7 +194,7 @@ impl RunTables for Data {
     }
 
     fn write_error(&mut self, run: RunNo, error: Option<&[u8]>) -> Result<(), Infallible> {
-        self.change(run, |run| run.error = error.map(<[u8]>::to_vec));
+        self.change(run, |run| run.row.error = error.map(<[u8]>::to_vec));
         Ok(())
     }
 
@@ -192,8 +205,8 @@ impl RunTables for Data {
     ) -> Result<(), Infallible> {
         self.write(head, |run| {
             run.history.clear();
-            (run.workflow, run.version) = (Arc::clone(next.workflow), next.version);
-            (run.pool, run.input) = (Arc::clone(next.pool), next.input.clone());
+            (run.row.workflow, run.row.version) = (Arc::clone(next.workflow), next.version);
+            (run.row.pool, run.row.input) = (Arc::clone(next.pool), next.input.clone());
         })
     }
 
@@ -206,15 +219,15 @@ impl RunTables for Data {
     ) -> Result<(), Infallible> {
         let now = self.now;
         self.write(head, |run| {
-            (run.waiting, run.finished_at) = (None, Some(now));
-            run.output = output.map(<[u8]>::to_vec);
-            run.error = error.map(<[u8]>::to_vec);
+            (run.row.waiting, run.row.finished_at) = (None, Some(now));
+            run.row.output = output.map(<[u8]>::to_vec);
+            run.row.error = error.map(<[u8]>::to_vec);
         })
     }
 
     fn clear_ending(&mut self, run: RunNo) -> Result<(), Infallible> {
         self.change(run, |run| {
-            (run.output, run.error, run.finished_at) = (None, None, None);
+            (run.row.output, run.row.error, run.row.finished_at) = (None, None, None);
         });
         Ok(())
     }
@@ -246,7 +259,9 @@ impl RunTables for Data {
 
 /// It has no tables that could come to differ.
 impl MendTables for Data {
-    const ITEM: &'static str = "";
+    fn item() -> &'static str {
+        ""
+    }
 
     fn mend_by(
         &mut self,

@@ -17,8 +17,14 @@ impl Run {
     pub(super) fn stream_page(&self, stream: &str, from: u64, limit: usize) -> StreamPage {
         let StreamExtent { first, next, .. } = self.extent(stream);
         let rows = self.streams.get(stream).into_iter();
-        let rows = rows.flat_map(|rows| rows.range(from..).map(|(_, row)| Ok(row.clone())));
-        let Ok(items) = streams::page::<Infallible>(rows, limit);
+        let rows = rows.flat_map(|rows| rows.range(from..));
+        let (mut items, mut bytes) = (Vec::new(), 0);
+        for (_, row) in rows.take(limit) {
+            if !streams::fits(&items, &mut bytes, row) {
+                break;
+            }
+            items.push(row.clone());
+        }
         StreamPage {
             status: self.head.status,
             first,

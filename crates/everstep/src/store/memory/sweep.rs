@@ -18,10 +18,10 @@ impl Data {
         limit: usize,
     ) -> Vec<(RunId, Timestamp)> {
         let of_workflow = self.runs.values().filter(|run| {
-            *run.workflow == *workflow && run.head.status == status && status.is_terminal()
+            *run.row.workflow == *workflow && run.head.status == status && status.is_terminal()
         });
         let mut ended: Vec<_> = of_workflow
-            .filter_map(|run| Some((run.head.id, run.finished_at.filter(|at| *at < before)?)))
+            .filter_map(|run| Some((run.head.id, run.row.finished_at.filter(|at| *at < before)?)))
             .collect();
         ended.sort_by_key(|(id, at)| (*at, id.no()));
         ended.truncate(limit);

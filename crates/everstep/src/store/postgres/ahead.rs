@@ -1,71 +1,34 @@
-//! Rows by table and key that a batch knows without asking: read ahead, or written by the batch.
+//! What a batch reads before the rules ask for it: see [`Ahead`].
 //!
 //! The rules ask for one row at a time, and here each question is a round trip. So everything that a
 //! batch names is read at its beginning ([`Applier::lock_and_read`]); and of a batch in which a thousand
 //! runs end, what they have elsewhere is read before anything is decided about the first
 //! ([`Applier::look_ahead`]).
-//!
-//! Always true: a row that is kept here is what the server would say. It is under a lock, of its own or
-//! of its run, so that nobody else changes it; what the batch itself writes is noted here, or makes this
-//! forget the row. What is not here is asked for.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    hash::Hash,
-};
+use std::{collections::BTreeSet, hash::Hash};
 
 use super::{
     batch::Applier,
     children, columns,
     error::Trouble,
-    events,
-    locks::Named,
-    queues,
     session::Op,
-    streams,
-    value::{Row, params},
+    value::{PgRow, Value, params},
 };
 use crate::{
-    commit::{Batch, Effect, InboxKind, InboxRow},
+    commit::{Batch, Effect},
     hash::FastMap,
     run_id::RunNo,
     store::{
-        ScheduleRow,
-        rules::{
-            effects,
-            events::{EventName, EventWaiter, StoredEvent},
-            tables::{Keyed, Waiter, links},
+        rules::{effects, tables::links},
+        sql::{
+            ahead::{Ahead, Rows},
+            events, schedules,
         },
     },
 };
 
-/// Rows by key; `None` where there is no such row, nothing where nobody has asked.
-pub(super) type Rows<K, V> = HashMap<K, Option<V>>;
-
 /// A query of [`Applier::read_ahead`], and what takes in the answer.
-pub(super) type Asked<'a> = (Op, fn(&mut Applier<'a>, &[Row]) -> Result<(), Trouble>);
-
-/// The rows that a batch knows, besides those of runs.
-#[derive(Default)]
-pub(super) struct Ahead {
-    /// The rows of event names that are locked.
-    pub(super) event_names: Rows<String, EventName>,
-    /// Workflows and keys.
-    pub(super) keys: Rows<(String, String), Keyed>,
-    pub(super) schedules: Rows<String, ScheduleRow>,
-    pub(super) queues: queues::Known,
-    pub(super) tails: streams::Tails,
-    /// The inboxes of runs that end or take an event, without plain messages, in order.
-    inbox: FastMap<RunNo, Vec<InboxRow>>,
-    /// The events that these runs wait for, in the order of generation and operation.
-    waits: FastMap<RunNo, Vec<EventWaiter>>,
-    /// The cursors of these runs, by name and key.
-    cursors: FastMap<RunNo, HashMap<(String, String), u64>>,
-    /// The events that these runs were given.
-    events: Rows<(String, u64), StoredEvent>,
-    /// Those who wait for the end of these runs; their rows are locked, too.
-    watchers: FastMap<RunNo, Vec<Waiter>>,
-}
+pub(super) type Asked<'a> = (Op, fn(&mut Applier<'a>, &[PgRow]) -> Result<(), Trouble>);
 
 /// The runs that something will be asked about.
 #[derive(Default)]
@@ -98,7 +61,7 @@ impl<'a> Applier<'a> {
             applier.ahead.add_inbox(rows)
         })];
         if !with_events.is_empty() {
-            let [waits, cursors, events] = events::ops_ahead(&with_events);
+            let [waits, cursors, events] = super::events::ops_ahead(&with_events);
             (self.ahead.waits, self.ahead.cursors) = (empty(&with_events), empty(&with_events));
             asked.push((waits, |applier, rows| applier.ahead.add_waits(rows)));
             asked.push((cursors, |applier, rows| applier.ahead.add_cursors(rows)));
@@ -140,8 +103,8 @@ impl<'a> Applier<'a> {
 
     /// Locks the rows of those who wait, as far as nobody else has them. Until then they could give
     /// up waiting, so they are read again.
-    fn take_watching(&mut self, rows: &[Row]) -> Result<(), Trouble> {
-        let waiting = rows.iter().map(|row| row.get(1).map(RunNo));
+    fn take_watching(&mut self, rows: &[PgRow]) -> Result<(), Trouble> {
+        let waiting = rows.iter().map(|row| row.get(1));
         let mut waiting: Vec<RunNo> = waiting.collect::<Result<_, _>>()?;
         waiting.sort_unstable();
         waiting.dedup();
@@ -154,8 +117,8 @@ impl<'a> Applier<'a> {
         }
         let mut watchers = std::mem::take(&mut self.ahead.watchers);
         for row in rows {
-            let watchers = watchers.entry(RunNo(row.get(0)?)).or_default();
-            watchers.push(children::waiter(row, 1)?);
+            let watchers = watchers.entry(row.get(0)?).or_default();
+            watchers.push(columns::waiter(row, 1)?);
         }
         watchers.retain(|_, all| all.iter().all(|it| self.is_head_known(it.run)));
         self.ahead.watchers = watchers;
@@ -173,25 +136,51 @@ fn empty<T: Default>(runs: &[i64]) -> FastMap<RunNo, T> {
     each.collect()
 }
 
+/// Reads where these streams end.
+pub(super) fn tails<'n>(named: impl Iterator<Item = &'n (RunNo, String)>) -> Op {
+    let (runs, names) = named
+        .map(|(run, name)| (Some(run.0), Some(name.clone())))
+        .unzip();
+    let sql = "SELECT r, s, (SELECT pos FROM everstep_streams WHERE run = r AND stream = s \
+               ORDER BY pos DESC LIMIT 1) FROM unnest($1::bigint[], $2::text[]) AS asked (r, s)";
+    Op::new(sql, vec![Value::Ints(runs), Value::Texts(names)])
+}
+
+/// Reads these schedules, to be asked behind their locks.
+pub(super) fn schedules(names: impl Iterator<Item = String>) -> Op {
+    let sql = format!(
+        "SELECT {} FROM everstep_schedules WHERE name = ANY ($1)",
+        schedules::ROW
+    );
+    Op::new(sql, vec![Value::texts(names)])
+}
+
+/// What takes in the rows.
 impl Ahead {
-    /// Nothing is read yet. A batch that names keys reads them before anything else.
-    pub(super) fn of(named: &Named) -> Ahead {
-        Ahead {
-            keys: absent(&named.keys),
-            queues: queues::Known::new(named),
-            ..Ahead::default()
+    pub(super) fn add_tails(&mut self, rows: &[PgRow]) -> Result<(), Trouble> {
+        for row in rows {
+            self.tails.add(row.get(0)?, row.get(1)?, row.get(2)?);
         }
+        Ok(())
     }
 
-    fn add_inbox(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+    pub(super) fn add_schedules(&mut self, rows: &[PgRow]) -> Result<(), Trouble> {
         for row in rows {
-            let rows = self.inbox.entry(RunNo(row.get(8)?)).or_default();
+            let found = schedules::row(row)?;
+            self.schedules.insert(found.name.clone(), Some(found));
+        }
+        Ok(())
+    }
+
+    fn add_inbox(&mut self, rows: &[PgRow]) -> Result<(), Trouble> {
+        for row in rows {
+            let rows = self.inbox.entry(row.get(8)?).or_default();
             rows.push(columns::inbox_row(row)?);
         }
         Ok(())
     }
 
-    fn add_waits(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+    fn add_waits(&mut self, rows: &[PgRow]) -> Result<(), Trouble> {
         for row in rows {
             let waiter = events::waiter(row)?;
             if let Some(seq) = waiter.given {
@@ -203,7 +192,7 @@ impl Ahead {
         Ok(())
     }
 
-    fn add_events(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+    fn add_events(&mut self, rows: &[PgRow]) -> Result<(), Trouble> {
         for row in rows {
             let event = events::event(row)?;
             self.events.insert((row.get(8)?, event.seq), Some(event));
@@ -211,108 +200,11 @@ impl Ahead {
         Ok(())
     }
 
-    fn add_cursors(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+    fn add_cursors(&mut self, rows: &[PgRow]) -> Result<(), Trouble> {
         for row in rows {
-            let cursors = self.cursors.entry(RunNo(row.get(0)?)).or_default();
-            cursors.insert((row.get(1)?, row.get(2)?), columns::number(row, 3)?);
+            let cursors = self.cursors.entry(row.get(0)?).or_default();
+            cursors.insert((row.get(1)?, row.get(2)?), row.get(3)?);
         }
         Ok(())
-    }
-
-    /// Takes what lies in the inbox of a run, if that is known: what is taken must be deleted.
-    pub(super) fn take_inbox(
-        &mut self,
-        run: RunNo,
-        mut is_taken: impl FnMut(&InboxRow) -> bool,
-    ) -> Option<Vec<InboxRow>> {
-        let rows = self.inbox.get_mut(&run)?;
-        let (taken, left) = std::mem::take(rows)
-            .into_iter()
-            .partition(|row| is_taken(row));
-        *rows = left;
-        Some(taken)
-    }
-
-    /// A row was put into the inbox of a run.
-    pub(super) fn arrived(&mut self, run: RunNo, row: &InboxRow) {
-        let is_plain = row.kind == InboxKind::Message && row.on_end.is_none();
-        if let Some(rows) = self.inbox.get_mut(&run).filter(|_| !is_plain) {
-            rows.push(row.clone());
-        }
-    }
-
-    /// A row of the inbox of a run is gone.
-    pub(super) fn consumed(&mut self, run: RunNo, seq: u64) {
-        if let Some(rows) = self.inbox.get_mut(&run) {
-            rows.retain(|row| row.seq != seq);
-        }
-    }
-
-    /// The waits of a run for events, if they are known.
-    pub(super) fn waits(&self, run: RunNo) -> Option<&[EventWaiter]> {
-        self.waits.get(&run).map(Vec::as_slice)
-    }
-
-    /// The waits of a run have changed in a way that is not followed here.
-    pub(super) fn forget_waits(&mut self, run: RunNo) {
-        self.waits.remove(&run);
-    }
-
-    /// A wait is gone.
-    pub(super) fn waited(&mut self, gone: &EventWaiter) {
-        if let Some(waits) = self.waits.get_mut(&gone.waiter.run) {
-            waits.retain(|it| (it.no, &it.name) != (gone.no, &gone.name));
-        }
-    }
-
-    /// The cursor of a run, if it is known.
-    pub(super) fn cursor(&self, run: RunNo, name: &str, key: &str) -> Option<u64> {
-        let cursors = self.cursors.get(&run)?;
-        let found = cursors.get(&(name.to_owned(), key.to_owned()));
-        Some(found.copied().unwrap_or(0))
-    }
-
-    pub(super) fn set_cursor(&mut self, run: RunNo, name: &str, key: &str, seq: u64) {
-        if let Some(cursors) = self.cursors.get_mut(&run) {
-            cursors.insert((name.to_owned(), key.to_owned()), seq);
-        }
-    }
-
-    pub(super) fn forget_cursors(&mut self, run: RunNo) {
-        self.cursors.remove(&run);
-    }
-
-    /// An event, or that there is none, if that is known.
-    pub(super) fn event(&self, name: &str, seq: u64) -> Option<Option<StoredEvent>> {
-        if self.events.is_empty() {
-            return None;
-        }
-        self.events.get(&(name.to_owned(), seq)).cloned()
-    }
-
-    pub(super) fn forget_event(&mut self, name: &str, seq: u64) {
-        if !self.events.is_empty() {
-            self.events.remove(&(name.to_owned(), seq));
-        }
-    }
-
-    /// A name was locked. What was read before that may be old.
-    pub(super) fn forget_events(&mut self) {
-        self.events.clear();
-    }
-
-    /// Who waits for the end of a run, if that is known.
-    pub(super) fn take_watchers(&mut self, run: RunNo) -> Option<Vec<Waiter>> {
-        self.watchers.remove(&run)
-    }
-
-    pub(super) fn forget_watchers(&mut self, run: RunNo) {
-        self.watchers.remove(&run);
-    }
-
-    /// A run does not wait for others any more.
-    pub(super) fn forget_watches(&mut self, by: RunNo) {
-        let waits = |all: &Vec<Waiter>| all.iter().any(|it| it.run == by);
-        self.watchers.retain(|_, all| !waits(all));
     }
 }

@@ -5,34 +5,29 @@
 //! event, the parent of a run that ends) is read in between.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use uuid::Uuid;
-
 use super::{
-    ahead::{Ahead, Asked, absent},
-    children, columns,
+    ahead::{self, Asked, absent},
     error::{CHANGED, Trouble},
     known::{self, Keys, Known, KnownRow, Learned, Revision, WrittenBy},
     locks::{Lock, Named},
-    runs::{keys_of_batch, read_keyed},
-    schedules,
-    session::{Bulk, Op, Session},
-    streams,
-    value::{Row, Value, params},
+    queues,
+    runs::keys_of_batch,
+    session::{Op, Session},
+    value::{PgRow, Value, params},
 };
 use crate::{
     hash::FastMap,
-    pool::PoolNo,
-    run_id::{RunNo, ShardId},
+    run_id::RunNo,
     store::{
-        rules::{
-            Head,
-            letters::LetterTables,
-            runs::RunTables,
-            tables::{Keyed, Tables},
+        rules::Head,
+        sql::{
+            Sql, SqlTables,
+            ahead::Ahead,
+            runs::{HEAD, head, keyed},
         },
         *,
     },
@@ -93,8 +88,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 pub(super) struct Applier<'a> {
     pub(super) session: &'a Session<'a>,
-    pub(super) now: i64,
-    notices: Vec<Notice>,
+    pub(super) now: Timestamp,
+    pub(super) notices: Vec<Notice>,
     pub(super) terms: &'a Terms<'a>,
     /// The fence, if it holds.
     pub(super) fence: Option<Fence>,
@@ -109,65 +104,12 @@ pub(super) struct Applier<'a> {
     pub(super) entries: FastMap<RunNo, Keys>,
     /// Of the runs to be made, those whose number is not free yet.
     pub(super) graves: HashSet<RunNo>,
-    /// The numbers of pools that were asked for.
-    pub(super) pools: HashMap<String, PoolNo>,
     /// Numbers for items of queues.
     pub(super) item_numbers: Vec<u64>,
-    pub(super) families: children::Families,
     /// Rows as they are now.
     pub(super) ahead: Ahead,
+    pub(super) queues: queues::Known,
 }
-
-pub(super) const HEAD: &str = "no, id, status, ending, generation, available_at, attempts, inbox_seq, \
-                    cancel_requested, last_number, links, resume_at, shard";
-
-static PUT: Bulk = Bulk {
-    table: "everstep_history",
-    sql: "INSERT INTO everstep_history (run, generation, key, value) \
-          SELECT unnest($1::bigint[]), unnest($2::bigint[]), unnest($3::bytea[]), \
-          unnest($4::bytea[]) ON CONFLICT (run, generation, key) DO UPDATE SET value = excluded.value",
-    unique: 3,
-};
-
-/// For keys under which there is nothing.
-static PUT_NEW: Bulk = Bulk {
-    table: "everstep_history",
-    sql: "INSERT INTO everstep_history (run, generation, key, value) \
-          SELECT unnest($1::bigint[]), unnest($2::bigint[]), unnest($3::bytea[]), \
-          unnest($4::bytea[])",
-    unique: 0,
-};
-
-static DELETE_ENTRIES: Bulk = Bulk {
-    table: "everstep_history",
-    sql: "DELETE FROM everstep_history USING \
-          unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[]) AS gone (r, g, a, b) \
-          WHERE run = r AND generation = g AND key >= a AND key < b",
-    unique: 0,
-};
-
-static WRITE_INBOX_SEQ: Bulk = Bulk {
-    table: "everstep_runs",
-    sql: "UPDATE everstep_runs SET inbox_seq = new.inbox_seq, available_at = new.available_at, \
-          updated_at = new.now FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], \
-          $4::bigint[]) AS new (no, inbox_seq, available_at, now) WHERE everstep_runs.no = new.no",
-    unique: 1,
-};
-
-static WRITE_LINKS: Bulk = Bulk {
-    table: "everstep_runs",
-    sql: "UPDATE everstep_runs SET links = new.links FROM unnest($1::bigint[], $2::bigint[]) \
-          AS new (no, links) WHERE everstep_runs.no = new.no",
-    unique: 1,
-};
-
-static PUT_INBOX: Bulk = Bulk {
-    table: "everstep_inbox",
-    sql: "INSERT INTO everstep_inbox (run, seq, name, body, request, sent_at, kind, wait, on_end) \
-          SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::bytea[], $5::bytea[], \
-          $6::bigint[], $7::bigint[], $8::bytea[], $9::text[])",
-    unique: 2,
-};
 
 impl<'a> Applier<'a> {
     /// Nothing is read yet.
@@ -179,7 +121,7 @@ impl<'a> Applier<'a> {
         }
         Applier {
             session,
-            now: now.as_millis(),
+            now,
             notices: Vec::new(),
             terms,
             fence: None,
@@ -189,10 +131,12 @@ impl<'a> Applier<'a> {
             revisions: FastMap::default(),
             entries: FastMap::default(),
             graves: HashSet::new(),
-            pools: HashMap::new(),
             item_numbers: Vec::new(),
-            families: children::Families::default(),
-            ahead: Ahead::of(named),
+            ahead: Ahead {
+                keys: absent(&named.keys),
+                ..Ahead::default()
+            },
+            queues: queues::Known::new(named),
         }
     }
 
@@ -230,12 +174,12 @@ impl<'a> Applier<'a> {
         if drawn > 0 {
             let sql = "SELECT nextval(pg_get_serial_sequence('everstep_queue_items', 'no')) \
                        FROM generate_series(1, $1)";
-            let op = Op::new(sql, params![columns::limit(drawn)]);
+            let op = Op::new(sql, params![drawn]);
             asked.push((op, Self::take_item_numbers));
         }
         if !named.streams.is_empty() {
-            let op = streams::Tails::op(named.streams.iter());
-            asked.push((op, |applier, rows| applier.ahead.tails.add(rows)));
+            let op = ahead::tails(named.streams.iter());
+            asked.push((op, |applier, rows| applier.ahead.add_tails(rows)));
         }
         let later = locks.filter(|lock| !matches!(lock, Lock::Event(_)));
         if let Some(op) = names_op(terms.schema, later) {
@@ -244,7 +188,7 @@ impl<'a> Applier<'a> {
         if !named.schedules.is_empty() {
             // Behind their locks.
             self.ahead.schedules = absent(&named.schedules);
-            let op = schedules::op_ahead(named.schedules.iter().cloned());
+            let op = ahead::schedules(named.schedules.iter().cloned());
             asked.push((op, |applier, rows| applier.ahead.add_schedules(rows)));
         }
         self.read_ahead(asked)
@@ -258,34 +202,34 @@ impl<'a> Applier<'a> {
         answers.try_for_each(|(take, rows)| take(self, &rows))
     }
 
-    fn take_heads(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+    fn take_heads(&mut self, rows: &[PgRow]) -> Result<(), Trouble> {
         for row in rows {
-            let head = self.completed(read_head(row)?);
-            self.remember(&head);
+            let head = self.completed(head(row)?);
+            self.keep(&head);
             let revision = Revision::new(row.get(13)?);
             self.revisions.insert(head.id.no(), revision);
         }
         Ok(())
     }
 
-    fn take_keys(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+    fn take_keys(&mut self, rows: &[PgRow]) -> Result<(), Trouble> {
         for row in rows {
             let name = (row.get(0)?, row.get(1)?);
-            self.ahead.keys.insert(name, Some(read_keyed(row, 2)?));
+            self.ahead.keys.insert(name, Some(keyed(row, 2)?));
         }
         Ok(())
     }
 
-    fn take_graves(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+    fn take_graves(&mut self, rows: &[PgRow]) -> Result<(), Trouble> {
         for row in rows {
-            self.graves.insert(RunNo(row.get(0)?));
+            self.graves.insert(row.get(0)?);
         }
         Ok(())
     }
 
-    fn take_item_numbers(&mut self, rows: &[Row]) -> Result<(), Trouble> {
+    fn take_item_numbers(&mut self, rows: &[PgRow]) -> Result<(), Trouble> {
         for row in rows {
-            self.item_numbers.push(columns::number(row, 0)?);
+            self.item_numbers.push(row.get(0)?);
         }
         self.hold_item_numbers();
         Ok(())
@@ -377,7 +321,7 @@ impl<'a> Applier<'a> {
         &mut self,
         locks: &[Lock],
         ops: Vec<Op>,
-    ) -> Result<Vec<Vec<Row>>, Trouble> {
+    ) -> Result<Vec<Vec<PgRow>>, Trouble> {
         let numbers: Vec<i64> = locks
             .iter()
             .filter_map(|it| it.advisory(self.terms.schema))
@@ -422,7 +366,7 @@ impl<'a> Applier<'a> {
         &mut self,
         runs: &[RunNo],
         op: Op,
-    ) -> Result<Vec<Row>, Trouble> {
+    ) -> Result<Vec<PgRow>, Trouble> {
         let mut asked: Vec<Op> = self.heads_op(runs).into_iter().collect();
         asked.push(op);
         let mut answers = self.session.queries(asked)?;
@@ -440,10 +384,10 @@ impl<'a> Applier<'a> {
         (!numbers.is_empty()).then(|| Op::new(sql, params![numbers]))
     }
 
-    fn remember_heads(&mut self, answers: &[Vec<Row>]) -> Result<(), Trouble> {
+    fn remember_heads(&mut self, answers: &[Vec<PgRow>]) -> Result<(), Trouble> {
         for row in answers.iter().flatten() {
-            let head = self.completed(read_head(row)?);
-            self.remember(&head);
+            let head = self.completed(head(row)?);
+            self.keep(&head);
         }
         Ok(())
     }
@@ -484,28 +428,6 @@ impl<'a> Applier<'a> {
         learned.collect()
     }
 
-    fn put(&mut self, run: RunNo, generation: u32, key: &[u8], value: &[u8]) {
-        let keys = self.entries.get_mut(&run);
-        let is_new = keys.is_some_and(|keys| keys.add(generation, key));
-        let bulk = if is_new { &PUT_NEW } else { &PUT };
-        self.session
-            .put(bulk, params![run.0, generation, key, value]);
-    }
-
-    /// Removes what is wanted from the inbox of a run, if it is known what is there.
-    pub(super) fn take_known(
-        &mut self,
-        run: RunNo,
-        is_wanted: impl FnMut(&InboxRow) -> bool,
-    ) -> Result<Option<Vec<InboxRow>>, Trouble> {
-        let taken = self.ahead.take_inbox(run, is_wanted);
-        if let Some(taken) = &taken {
-            let seqs: Vec<u64> = taken.iter().map(|row| row.seq).collect();
-            self.consume(run, &seqs)?;
-        }
-        Ok(taken)
-    }
-
     /// A body of the user's may have started runs and sent messages in this transaction: what was
     /// read before it is read again. Numbers of entries are not in the rows, and are the owner's alone.
     pub(super) fn look_again(&mut self) -> Result<(), Trouble> {
@@ -522,126 +444,8 @@ impl<'a> Applier<'a> {
                 now.last_number_exact = old.last_number_exact;
             }
         }
-        self.ahead = Ahead::default();
+        (self.ahead, self.queues) = (Ahead::default(), queues::Known::default());
         Ok(())
-    }
-}
-
-impl Tables for Applier<'_> {
-    type Error = Trouble;
-
-    fn now(&self) -> Timestamp {
-        Timestamp::from_millis(self.now)
-    }
-
-    /// The row as it is in this transaction, locked.
-    fn head(&mut self, run: RunNo) -> Result<Option<Head>, Trouble> {
-        if let Some(head) = self.heads.get(&run) {
-            return Ok(*head);
-        }
-        let sql =
-            format!("SELECT {HEAD} FROM everstep_runs WHERE no = $1 FOR NO KEY UPDATE NOWAIT");
-        let found = self.session.row(sql, params![run.0], read_head);
-        let head = match found {
-            Err(trouble) if trouble.code() == Some("55P03") => {
-                return Err(Trouble::Contended(Lock::Run(run)));
-            }
-            found => found?.map(|head| self.completed(head)),
-        };
-        self.heads.insert(run, head);
-        Ok(head)
-    }
-
-    fn keyed(&mut self, workflow: &str, key: &str) -> Result<Option<Keyed>, Trouble> {
-        let name = (workflow.to_owned(), key.to_owned());
-        if let Some(known) = self.ahead.keys.get(&name) {
-            return Ok(*known);
-        }
-        let sql = "SELECT run, deleted_id, deleted_at, kept_until FROM everstep_keys \
-                   WHERE workflow = $1 AND key = $2 FOR UPDATE";
-        let params = params![workflow, key];
-        let found = self.session.row(sql, params, |row| read_keyed(row, 0))?;
-        self.ahead.keys.insert(name, found);
-        Ok(found)
-    }
-
-    fn insert_inbox(&mut self, run: RunNo, row: &InboxRow) -> Result<(), Trouble> {
-        let params = params![
-            run.0,
-            row.seq as i64,
-            row.name,
-            row.body,
-            row.request.map(Uuid::into_bytes),
-            row.sent_at.as_millis(),
-            row.kind.code(),
-            row.wait,
-            row.on_end.as_deref().map(columns::fallback_json),
-        ];
-        self.session.put(&PUT_INBOX, params);
-        self.ahead.arrived(run, row);
-        Ok(())
-    }
-
-    fn write_inbox_seq(&mut self, head: &Head) -> Result<(), Trouble> {
-        let available_at = head.available_at.map(Timestamp::as_millis);
-        let (run, seq) = (head.id.no().0, head.inbox_seq as i64);
-        let row = params![run, seq, available_at, self.now];
-        self.session.put(&WRITE_INBOX_SEQ, row);
-        self.remember(head);
-        Ok(())
-    }
-
-    fn write_entries(
-        &mut self,
-        run: RunNo,
-        generation: u32,
-        deletes: &[KeyRange],
-        puts: &[Put],
-    ) -> Result<(), Trouble> {
-        for KeyRange { start, end } in deletes {
-            let row = params![run.0, generation, start, end];
-            self.session.put(&DELETE_ENTRIES, row);
-        }
-        for Put { key, value } in puts {
-            self.put(run, generation, key, value);
-        }
-        Ok(())
-    }
-
-    fn take_all_answers(&mut self, run: RunNo) -> Result<Vec<InboxRow>, Trouble> {
-        if let Some(taken) = self.take_known(run, |row| row.kind != InboxKind::Message)? {
-            return Ok(taken);
-        }
-        let sql = format!(
-            "WITH taken AS (DELETE FROM everstep_inbox WHERE run = $1 AND kind <> 0 RETURNING *) \
-             SELECT {} FROM taken ORDER BY seq",
-            columns::INBOX_ROW
-        );
-        self.session.rows(sql, params![run.0], columns::inbox_row)
-    }
-
-    fn take_answers(&mut self, run: RunNo, wait: &[u8]) -> Result<Vec<InboxRow>, Trouble> {
-        if let Some(taken) = self.take_known(run, |row| row.wait.as_deref() == Some(wait))? {
-            return Ok(taken);
-        }
-        let sql = format!(
-            "WITH taken AS (DELETE FROM everstep_inbox WHERE run = $1 AND wait = $2 RETURNING *) \
-             SELECT {} FROM taken ORDER BY seq",
-            columns::INBOX_ROW
-        );
-        self.session
-            .rows(sql, params![run.0, wait], columns::inbox_row)
-    }
-
-    fn write_links(&mut self, head: &Head) -> Result<(), Trouble> {
-        let run = head.id.no();
-        self.session.put(&WRITE_LINKS, params![run.0, head.links]);
-        self.remember(head);
-        Ok(())
-    }
-
-    fn notice(&mut self, notice: Notice) {
-        self.notices.push(notice);
     }
 }
 
@@ -658,25 +462,4 @@ fn names_op<'l>(schema: u32, locks: impl Iterator<Item = &'l Lock>) -> Option<Op
     let sql = "SELECT pg_advisory_xact_lock(number) FROM \
                (SELECT number FROM unnest($1::bigint[]) AS number ORDER BY number) AS names";
     (!numbers.is_empty()).then(|| Op::new(sql, params![numbers]))
-}
-
-pub(super) fn read_head(row: &Row) -> Result<Head, Trouble> {
-    let status = columns::status(row, 2)?;
-    let last_number = row.get::<Option<i64>>(9)?;
-    Ok(Head {
-        id: columns::run_id(row, 1)?,
-        status,
-        ending: columns::optional_status(row, 3)?,
-        generation: row.get(4)?,
-        available_at: columns::optional_time(row, 5)?,
-        attempts: row.get(6)?,
-        inbox_seq: columns::number(row, 7)?,
-        cancel: columns::cancel(row, 8)?,
-        last_number: last_number.unwrap_or(0) as u64,
-        // Commits that only add entries do not write the row.
-        last_number_exact: last_number.is_some() && status != RunStatus::Running,
-        links: row.get(10)?,
-        resume_at: columns::optional_time(row, 11)?,
-        shard: ShardId(row.get(12)?),
-    })
 }

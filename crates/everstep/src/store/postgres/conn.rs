@@ -25,7 +25,7 @@ use super::{
     dial::{Line, Servers},
     error::{LANE_CLOSED, Trouble},
     session::{Answer, Op, Port},
-    value::{Row, Value, params},
+    value::{BadValue, PgRow, Row, Value, params},
 };
 use crate::time::suspended;
 
@@ -321,7 +321,7 @@ const SESSION_BEGUN: &str = "(extract(epoch FROM backend_start) * 1000000)::bigi
 
 impl Identity {
     /// Reads two columns, the first of them being this one.
-    pub(super) fn read(row: &Row, first: usize) -> Result<Identity, Trouble> {
+    pub(super) fn read(row: &dyn Row, first: usize) -> Result<Identity, BadValue> {
         Ok(Identity {
             system: row.get(first)?,
             timeline: row.get(first + 1)?,
@@ -664,7 +664,7 @@ pub(super) async fn answer(rows: tokio_postgres::RowStream) -> Result<Answer, Tr
     let mut stream = std::pin::pin!(rows);
     let mut rows = Vec::new();
     while let Some(row) = stream.try_next().await? {
-        rows.push(Row(row));
+        rows.push(PgRow(row));
     }
     let affected = stream.rows_affected().unwrap_or(0);
     Ok(Answer { rows, affected })

@@ -5,7 +5,7 @@ use std::fmt;
 use tokio_postgres::error::{Severity, SqlState};
 
 use super::locks::Lock;
-use crate::store::StoreError;
+use crate::store::{StoreError, sql::value::BadValue};
 
 /// What can go wrong within a transaction.
 #[derive(Debug)]
@@ -167,6 +167,12 @@ impl fmt::Display for Trouble {
             }
             Trouble::Contended(lock) => write!(f, "others hold {lock:?}"),
         }
+    }
+}
+
+impl From<BadValue> for Trouble {
+    fn from(BadValue { column, found }: BadValue) -> Trouble {
+        Trouble::Value { column, found }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
         Target, Write,
     },
     run_id::RunNo,
-    store::doctor::RULES,
+    store::{doctor::RULES, sql::Subject},
 };
 
 /// Something that is decided about under a lock. Their order is the order of locking.
@@ -52,6 +52,15 @@ pub(super) fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
 }
 
 impl Lock {
+    pub(super) fn of(subject: Subject<'_>) -> Lock {
+        match subject {
+            Subject::Event(name) => Lock::event(name),
+            Subject::Limit(name, key) => Lock::limit(name, key),
+            Subject::Schedule(name) => Lock::schedule(name),
+            Subject::Letter(no) => Lock::letter(no),
+        }
+    }
+
     pub(super) fn event(name: &str) -> Lock {
         Lock::Event(share(&[name]))
     }

@@ -1,26 +1,20 @@
-//! The items of queues in SQL: rows for [`rules::queues`], and what
-//! clients read.
+//! The rows of queues, as a batch reads and writes them.
 //!
 //! What is decided about an item is decided under the lock of its queue. An item never changes its
 //! queue, and its number is never another's, so which lock that is can be asked for without it.
 //! Whether anybody waits for an item is said under that lock, too; that somebody waits no more,
 //! under the lock of its run.
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::Duration,
-};
-
-use uuid::Uuid;
+use std::collections::{HashMap, HashSet};
 
 use super::{
-    ahead::Rows,
+    Sql,
     batch::Applier,
     columns,
     error::Trouble,
     locks::{Lock, Named},
     session::{Bulk, Op, Session},
-    value::{Row, Value, params},
+    value::{PgRow, Value, params},
 };
 use crate::{
     commit::ItemId,
@@ -30,75 +24,69 @@ use crate::{
             queues::{HOLDERS, ItemHead, ItemNews, QueueTables, ReadyItem, Wait},
             tables::{Tables, Waiter},
         },
+        sql::{
+            ahead::Rows,
+            queues::{HEAD, WAIT, first_time, head, in_state, numbers, ready_items, wait},
+        },
         *,
     },
     time::Timestamp,
 };
 
-/// The columns that [`head`] reads.
-const HEAD: &str = "no, queue, state, at, claim, attempts, keep_ms, created_at";
-
-/// The columns that [`item_row`] reads.
-const ROW: &str =
-    "no, queue, state, at, rank, attempts, dedupe, created_at, payload, error, answer";
-
-/// The columns that [`wait`] reads.
-const WAIT: &str = "run, generation, key, item, cancels";
-
-static INSERT_ITEM: Bulk = Bulk {
-    table: "everstep_queue_items",
-    sql: "INSERT INTO everstep_queue_items (no, queue, state, rank, at, attempts, keep_ms, dedupe, \
+static INSERT_ITEM: Bulk = Bulk::over_arrays(
+    "everstep_queue_items",
+    1,
+    "INSERT INTO everstep_queue_items (no, queue, state, rank, at, attempts, keep_ms, dedupe, \
           created_at, payload, trace) SELECT no, queue, state, rank, at, 0, keep_ms, dedupe, now, \
           payload, trace FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], \
           $5::bigint[], $6::bigint[], $7::text[], $8::bigint[], $9::bytea[], $10::text[]) \
           AS new (no, queue, state, rank, at, keep_ms, dedupe, now, payload, trace)",
-    unique: 1,
-};
+);
 
-static WRITE_ITEM: Bulk = Bulk {
-    table: "everstep_queue_items",
-    sql: "UPDATE everstep_queue_items SET state = new.state, at = new.at, claim = new.claim, \
+static WRITE_ITEM: Bulk = Bulk::over_arrays(
+    "everstep_queue_items",
+    1,
+    "UPDATE everstep_queue_items SET state = new.state, at = new.at, claim = new.claim, \
           attempts = new.attempts, answer = new.answer FROM unnest($1::bigint[], $2::bigint[], \
           $3::bigint[], $4::bytea[], $5::bigint[], $6::bytea[]) \
           AS new (no, state, at, claim, attempts, answer) WHERE everstep_queue_items.no = new.no",
-    unique: 1,
-};
+);
 
 /// Of its own, so that a later write without an error does not take the place of one that has one.
-static WRITE_ERROR: Bulk = Bulk {
-    table: "everstep_queue_items",
-    sql: "UPDATE everstep_queue_items SET error = new.error FROM unnest($1::bigint[], $2::bytea[]) \
+static WRITE_ERROR: Bulk = Bulk::over_arrays(
+    "everstep_queue_items",
+    1,
+    "UPDATE everstep_queue_items SET error = new.error FROM unnest($1::bigint[], $2::bytea[]) \
           AS new (no, error) WHERE everstep_queue_items.no = new.no",
-    unique: 1,
-};
+);
 
-static FREE_DEDUPE: Bulk = Bulk {
-    table: "everstep_queue_items",
-    sql: "UPDATE everstep_queue_items SET dedupe = NULL WHERE no = ANY ($1) AND dedupe IS NOT NULL",
-    unique: 1,
-};
+static FREE_DEDUPE: Bulk = Bulk::over_arrays(
+    "everstep_queue_items",
+    1,
+    "UPDATE everstep_queue_items SET dedupe = NULL WHERE no = ANY ($1) AND dedupe IS NOT NULL",
+);
 
-static DELETE_ITEM: Bulk = Bulk {
-    table: "everstep_queue_items",
-    sql: "DELETE FROM everstep_queue_items WHERE no = ANY ($1)",
-    unique: 1,
-};
+static DELETE_ITEM: Bulk = Bulk::over_arrays(
+    "everstep_queue_items",
+    1,
+    "DELETE FROM everstep_queue_items WHERE no = ANY ($1)",
+);
 
-static PUT_WAIT: Bulk = Bulk {
-    table: "everstep_queue_waits",
-    sql: "INSERT INTO everstep_queue_waits (run, generation, key, item, cancels) \
+static PUT_WAIT: Bulk = Bulk::over_arrays(
+    "everstep_queue_waits",
+    3,
+    "INSERT INTO everstep_queue_waits (run, generation, key, item, cancels) \
           SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bigint[], \
           $5::bigint[]) ON CONFLICT (run, generation, key) \
           DO UPDATE SET item = excluded.item, cancels = excluded.cancels",
-    unique: 3,
-};
+);
 
-static DELETE_WAIT: Bulk = Bulk {
-    table: "everstep_queue_waits",
-    sql: "DELETE FROM everstep_queue_waits USING unnest($1::bigint[], $2::bigint[], $3::bytea[]) \
+static DELETE_WAIT: Bulk = Bulk::over_arrays(
+    "everstep_queue_waits",
+    3,
+    "DELETE FROM everstep_queue_waits USING unnest($1::bigint[], $2::bigint[], $3::bytea[]) \
           AS gone (r, g, k) WHERE run = r AND generation = g AND key = k",
-    unique: 3,
-};
+);
 
 /// What a batch knows of queues: read and written under their locks, so it stays true.
 #[derive(Default)]
@@ -148,200 +136,20 @@ enum Ahead {
     },
 }
 
-fn state(row: &Row, column: usize) -> Result<ItemState, Trouble> {
-    let code: u8 = row.get(column)?;
-    ItemState::from_code(code).ok_or_else(|| Trouble::value("state", code))
-}
-
-fn item_id(row: &Row, column: usize) -> Result<ItemId, Trouble> {
-    columns::number(row, column).map(ItemId)
-}
-
-fn head(row: &Row) -> Result<ItemHead, Trouble> {
-    Ok(ItemHead {
-        id: item_id(row, 0)?,
-        queue: row.get(1)?,
-        state: state(row, 2)?,
-        at: columns::time(row, 3)?,
-        claim: row.get::<Option<[u8; 16]>>(4)?.map(Uuid::from_bytes),
-        attempts: row.get(5)?,
-        keep: Duration::from_millis(columns::number(row, 6)?),
-        created_at: columns::time(row, 7)?,
-    })
-}
-
-fn item_row(row: &Row) -> Result<ItemRow, Trouble> {
-    let rank: i64 = row.get(4)?;
-    Ok(ItemRow {
-        id: item_id(row, 0)?,
-        queue: row.get(1)?,
-        state: state(row, 2)?,
-        at: columns::time(row, 3)?,
-        priority: i32::try_from(-rank).map_err(|_| Trouble::value("rank", rank))?,
-        attempts: row.get(5)?,
-        dedupe: row.get(6)?,
-        created_at: columns::time(row, 7)?,
-        payload: row.get(8)?,
-        error: row.get(9)?,
-        answer: row.get(10)?,
-    })
-}
-
-fn waiter(row: &Row) -> Result<Waiter, Trouble> {
-    Ok(Waiter {
-        run: RunNo(row.get(0)?),
-        generation: row.get(1)?,
-        key: row.get(2)?,
-    })
-}
-
-fn wait(row: &Row) -> Result<Wait, Trouble> {
-    Ok(Wait {
-        waiter: waiter(row)?,
-        item: item_id(row, 3)?,
-        cancels: row.get(4)?,
-    })
-}
-
-/// The condition for this state, as a text: a parameter would hide from the planner which partial
-/// index holds its rows.
-pub(super) const fn in_state(state: ItemState) -> &'static str {
-    match state {
-        ItemState::Ready => "state = 0",
-        ItemState::Delayed => "state = 1",
-        ItemState::Claimed => "state = 2",
-        ItemState::Done => "state = 3",
-        ItemState::Dead => "state = 4",
-    }
-}
-
-/// The number as SQL takes it. Numbers are given out by PostgreSQL, which has signed ones.
-fn no(item: ItemId) -> i64 {
-    columns::limit(item.0)
-}
-
-pub(super) fn item(session: &Session<'_>, item: ItemId) -> Result<Option<ItemRow>, Trouble> {
-    let sql = format!("SELECT {ROW} FROM everstep_queue_items WHERE no = $1");
-    session.row(sql, params![no(item)], item_row)
-}
-
-pub(super) fn list(
-    session: &Session<'_>,
-    queue: &str,
-    state: Option<ItemState>,
-    after: Option<ItemId>,
-    limit: usize,
-) -> Result<Vec<ItemRow>, Trouble> {
-    let after = after.map_or(-1, no);
-    let state = state.map_or_else(String::new, |state| format!("AND {}", in_state(state)));
-    let sql = format!(
-        "SELECT {ROW} FROM everstep_queue_items WHERE queue = $1 {state} AND no > $2 ORDER BY no LIMIT $3"
-    );
-    session.rows(sql, params![queue, after, columns::limit(limit)], item_row)
-}
-
-pub(super) fn stats(session: &Session<'_>, queue: &str) -> Result<QueueStats, Trouble> {
-    let count = |state: ItemState| {
-        let state = in_state(state);
-        format!("(SELECT count(*) FROM everstep_queue_items WHERE queue = $1 AND {state})")
-    };
-    let sql = format!(
-        "SELECT {}, {}, {}, {}, {}, \
-         (SELECT min(at) FROM everstep_queue_items WHERE queue = $1 AND state = 0)",
-        count(ItemState::Ready),
-        count(ItemState::Delayed),
-        count(ItemState::Claimed),
-        count(ItemState::Done),
-        count(ItemState::Dead),
-    );
-    let stats = session.row(sql, params![queue], |row| {
-        Ok(QueueStats {
-            ready: columns::number(row, 0)?,
-            delayed: columns::number(row, 1)?,
-            claimed: columns::number(row, 2)?,
-            done: columns::number(row, 3)?,
-            dead: columns::number(row, 4)?,
-            oldest_ready: columns::optional_time(row, 5)?,
-        })
-    })?;
-    stats.ok_or_else(|| Trouble::value("count", "no row"))
-}
-
-pub(super) fn outlook(
-    session: &Session<'_>,
-    queue: &str,
-    now: Timestamp,
-) -> Result<QueueOutlook, Trouble> {
-    let sql = format!(
-        "SELECT EXISTS (SELECT 1 FROM everstep_queue_items WHERE queue = $1 AND state = 0), {}, {}",
-        first_time_of(ItemState::Delayed),
-        first_time_of(ItemState::Claimed),
-    );
-    let found = session.row(sql, params![queue], |row| {
-        let times = (
-            columns::optional_time(row, 1)?,
-            columns::optional_time(row, 2)?,
-        );
-        Ok((row.get::<bool>(0)?, times))
-    })?;
-    let (is_ready, (delayed, claimed)) = found.unwrap_or_default();
-    let next_at = [delayed, claimed].into_iter().flatten().min();
-    let ready = is_ready || next_at.is_some_and(|at| at <= now);
-    Ok(QueueOutlook { ready, next_at })
-}
-
-/// The earliest time of an item in this state of the queue that is the first parameter.
-fn first_time_of(state: ItemState) -> String {
-    let state = in_state(state);
-    format!(
-        "(SELECT at FROM everstep_queue_items WHERE queue = $1 AND {state} ORDER BY at LIMIT 1)"
-    )
-}
-
-pub(super) fn first_place_lost(session: &Session<'_>) -> Result<Option<Timestamp>, Trouble> {
-    let sql = "SELECT min(item.at) FROM everstep_limit_places AS place JOIN everstep_queue_items AS item \
-               ON item.no = convert_from(place.operation, 'UTF8')::bigint WHERE place.run = $1";
-    let found = session.row(sql, params![HOLDERS.0], |row| {
-        columns::optional_time(row, 0)
-    })?;
-    Ok(found.flatten())
-}
-
-pub(super) fn ended(session: &Session<'_>, items: &[ItemId]) -> Result<Vec<EndedItem>, Trouble> {
-    let sql = "SELECT no, answer FROM everstep_queue_items WHERE no = ANY ($1)";
-    let found = session.rows(sql, params![numbers(items)], |row| {
-        Ok((item_id(row, 0)?, row.get::<Option<Vec<u8>>>(1)?))
-    })?;
-    let found: HashMap<_, _> = found.into_iter().collect();
-    let mut ended = Vec::new();
-    for item in items {
-        match found.get(item) {
-            None => ended.push((*item, None)),
-            Some(Some(answer)) => ended.push((*item, Some(answer.clone()))),
-            Some(None) => {}
-        }
-    }
-    Ok(ended)
-}
-
-fn numbers(items: &[ItemId]) -> Vec<i64> {
-    items.iter().map(|item| no(*item)).collect()
-}
-
 impl Applier<'_> {
     /// Reads an item under the lock of its queue, and with it all others that the batch names:
     /// whether they are there, who waits for them, and which are under a limit.
     fn know_item(&mut self, item: ItemId) -> Result<(), Trouble> {
-        if self.ahead.queues.items.contains_key(&item) {
+        if self.queues.items.contains_key(&item) {
             return Ok(());
         }
-        self.ahead.queues.named.push(item);
+        self.queues.named.push(item);
         self.know_items()
     }
 
     fn know_items(&mut self) -> Result<(), Trouble> {
-        let mut asked = std::mem::take(&mut self.ahead.queues.named);
-        asked.retain(|item| !self.ahead.queues.items.contains_key(item));
+        let mut asked = std::mem::take(&mut self.queues.named);
+        asked.retain(|item| !self.queues.items.contains_key(item));
         asked.sort_unstable();
         asked.dedup();
         if asked.is_empty() {
@@ -357,16 +165,16 @@ impl Applier<'_> {
             heads = read_heads(&answers)?;
         }
         for item in &asked {
-            self.ahead.queues.items.insert(*item, None);
+            self.queues.items.insert(*item, None);
         }
         for head in heads {
-            self.ahead.queues.items.insert(head.id, Some(head));
+            self.queues.items.insert(head.id, Some(head));
         }
         let mut placeless: HashSet<ItemId> = asked.iter().copied().collect();
         for row in answers.get(2).into_iter().flatten() {
-            placeless.remove(&item_id(row, 0)?);
+            placeless.remove(&row.get(0)?);
         }
-        self.ahead.queues.placeless.extend(placeless);
+        self.queues.placeless.extend(placeless);
         self.know_waits(&asked, answers.get(1).into_iter().flatten())
     }
 
@@ -374,15 +182,15 @@ impl Applier<'_> {
     fn know_waits<'r>(
         &mut self,
         items: &[ItemId],
-        rows: impl Iterator<Item = &'r Row>,
+        rows: impl Iterator<Item = &'r PgRow>,
     ) -> Result<(), Trouble> {
         for item in items {
-            self.ahead.queues.waits.insert(*item, Waits::default());
+            self.queues.waits.insert(*item, Waits::default());
         }
         for row in rows {
             let wait = wait(row)?;
             let is_certain = self.is_head_known(wait.waiter.run);
-            let waits = self.ahead.queues.waits.entry(wait.item).or_default();
+            let waits = self.queues.waits.entry(wait.item).or_default();
             waits.uncertain |= !is_certain;
             waits.list.push(wait);
         }
@@ -392,21 +200,21 @@ impl Applier<'_> {
     /// Those who wait for an item, with their runs locked. They are forgotten.
     fn waits_for(&mut self, item: ItemId) -> Result<Vec<Wait>, Trouble> {
         self.know_item(item)?;
-        if let Some(waits) = self.ahead.queues.waits.remove(&item) {
+        if let Some(waits) = self.queues.waits.remove(&item) {
             if !waits.uncertain {
                 return Ok(waits.list);
             }
             // Whoever tells of one item is likely to tell of the others.
-            self.ahead.queues.waits.insert(item, waits);
+            self.queues.waits.insert(item, waits);
             self.lock_waiters()?;
         }
-        if let Some(waits) = self.ahead.queues.waits.remove(&item)
+        if let Some(waits) = self.queues.waits.remove(&item)
             && !waits.uncertain
         {
             return Ok(waits.list);
         }
         let sql = format!("SELECT {WAIT} FROM everstep_queue_waits WHERE item = $1");
-        let mut waits = self.session.rows(sql.clone(), params![no(item)], wait)?;
+        let mut waits = self.session.rows(sql.clone(), params![item], wait)?;
         if waits
             .iter()
             .any(|wait| !self.is_head_known(wait.waiter.run))
@@ -414,7 +222,7 @@ impl Applier<'_> {
             for wait in &waits {
                 self.head(wait.waiter.run)?;
             }
-            waits = self.session.rows(sql, params![no(item)], wait)?;
+            waits = self.session.rows(sql, params![item], wait)?;
         }
         Ok(waits)
     }
@@ -424,7 +232,6 @@ impl Applier<'_> {
     fn lock_waiters(&mut self) -> Result<(), Trouble> {
         let (mut items, mut runs) = (Vec::new(), Vec::new());
         for (item, waits) in self
-            .ahead
             .queues
             .waits
             .iter()
@@ -444,8 +251,7 @@ impl Applier<'_> {
         &mut self,
         holders: impl Iterator<Item = &'w Waiter>,
     ) -> Result<(), Trouble> {
-        self.ahead
-            .queues
+        self.queues
             .named
             .extend(holders.filter_map(rules::queues::item_of));
         self.know_items()
@@ -454,8 +260,7 @@ impl Applier<'_> {
     /// Whether an item is known to have no place under a limit.
     pub(super) fn is_placeless(&self, of: &Waiter) -> bool {
         of.run == HOLDERS
-            && rules::queues::item_of(of)
-                .is_some_and(|item| self.ahead.queues.placeless.contains(&item))
+            && rules::queues::item_of(of).is_some_and(|item| self.queues.placeless.contains(&item))
     }
 
     /// An item gets a place.
@@ -463,17 +268,17 @@ impl Applier<'_> {
         if of.run == HOLDERS
             && let Some(item) = rules::queues::item_of(of)
         {
-            self.ahead.queues.placeless.remove(&item);
+            self.queues.placeless.remove(&item);
         }
     }
 
     /// Reads who has a dedupe key, and with it all others that the batch names.
     fn know_dedupe(&mut self, name: &(String, String)) -> Result<(), Trouble> {
-        let mut asked = std::mem::take(&mut self.ahead.queues.named_dedupes);
+        let mut asked = std::mem::take(&mut self.queues.named_dedupes);
         asked.retain(|other| {
             other != name
                 && self.is_locked(Lock::queue(&other.0))
-                && !self.ahead.queues.dedupes.contains_key(other)
+                && !self.queues.dedupes.contains_key(other)
         });
         asked.push(name.clone());
         let (queues, keys) = asked
@@ -485,24 +290,24 @@ impl Applier<'_> {
                    AS asked (q, k) ON queue = q AND dedupe = k";
         let params = vec![Value::Texts(queues), Value::Texts(keys)];
         let found = self.session.rows(sql, params, |row| {
-            Ok(((row.get(0)?, row.get(1)?), item_id(row, 2)?))
+            Ok(((row.get(0)?, row.get(1)?), row.get(2)?))
         })?;
         for name in asked {
-            self.ahead.queues.dedupes.insert(name, None);
+            self.queues.dedupes.insert(name, None);
         }
         for (name, item) in found {
             // They are looked at next.
-            self.ahead.queues.named.push(item);
-            self.ahead.queues.dedupes.insert(name, Some(item));
+            self.queues.named.push(item);
+            self.queues.dedupes.insert(name, Some(item));
         }
         Ok(())
     }
 
     /// The key of this item is free now. It must be so before another item has it.
     fn forget_dedupe(&mut self, item: ItemId) {
-        let before = self.ahead.queues.dedupes.len();
-        self.ahead.queues.dedupes.retain(|_, of| *of != Some(item));
-        if self.ahead.queues.dedupes.len() < before {
+        let before = self.queues.dedupes.len();
+        self.queues.dedupes.retain(|_, of| *of != Some(item));
+        if self.queues.dedupes.len() < before {
             self.session.barrier();
         }
     }
@@ -528,8 +333,13 @@ fn about_items(items: &[ItemId]) -> Vec<Op> {
     ]
 }
 
-fn read_heads(answers: &[Vec<Row>]) -> Result<Vec<ItemHead>, Trouble> {
-    answers.first().into_iter().flatten().map(head).collect()
+fn read_heads(answers: &[Vec<PgRow>]) -> Result<Vec<ItemHead>, Trouble> {
+    answers
+        .first()
+        .into_iter()
+        .flatten()
+        .map(|row| Ok(head(row)?))
+        .collect()
 }
 
 impl QueueTables for Applier<'_> {
@@ -544,101 +354,88 @@ impl QueueTables for Applier<'_> {
             Some(number) => number,
             None => {
                 let sql = "SELECT nextval(pg_get_serial_sequence('everstep_queue_items', 'no'))";
-                let drawn = self
-                    .session
-                    .row(sql, Vec::new(), |row| columns::number(row, 0))?;
+                let drawn = self.session.row(sql, Vec::new(), |row| row.get(0))?;
                 drawn.ok_or_else(|| Trouble::value("no", "no row"))?
             }
         };
         let item = ItemId(number);
         let row = params![
-            no(item),
+            item,
             new.queue,
             state.code(),
             -i64::from(new.priority),
-            at.as_millis(),
-            columns::limit(new.keep.as_millis()),
+            at,
+            new.keep.as_millis(),
             new.dedupe,
             self.now,
             new.payload,
             new.trace,
         ];
         self.session.put(&INSERT_ITEM, row);
-        self.ahead.queues.ahead = None;
+        self.queues.ahead = None;
         if let Some(key) = &new.dedupe {
             let name = (new.queue.clone(), key.clone());
-            self.ahead.queues.dedupes.insert(name, Some(item));
+            self.queues.dedupes.insert(name, Some(item));
         }
         Ok(item)
     }
 
     fn item(&mut self, item: ItemId) -> Result<Option<ItemHead>, Trouble> {
         self.know_item(item)?;
-        Ok(self.ahead.queues.items.get(&item).cloned().flatten())
+        Ok(self.queues.items.get(&item).cloned().flatten())
     }
 
     fn item_answer(&mut self, item: ItemId) -> Result<Option<Vec<u8>>, Trouble> {
         self.know_item(item)?;
         let sql = "SELECT answer FROM everstep_queue_items WHERE no = $1";
-        let answer = self.session.row(sql, params![no(item)], |row| row.get(0))?;
+        let answer = self.session.row(sql, params![item], |row| row.get(0))?;
         Ok(answer.flatten())
     }
 
     fn item_by_dedupe(&mut self, queue: &str, key: &str) -> Result<Option<ItemId>, Trouble> {
         self.lock(Lock::queue(queue))?;
         let name = (queue.to_owned(), key.to_owned());
-        if !self.ahead.queues.dedupes.contains_key(&name) {
+        if !self.queues.dedupes.contains_key(&name) {
             self.know_dedupe(&name)?;
         }
-        Ok(self.ahead.queues.dedupes.get(&name).copied().flatten())
+        Ok(self.queues.dedupes.get(&name).copied().flatten())
     }
 
     fn write_item(&mut self, head: &ItemHead, news: ItemNews<'_>) -> Result<(), Trouble> {
         let row = params![
-            no(head.id),
+            head.id,
             head.state.code(),
-            head.at.as_millis(),
-            head.claim.map(Uuid::into_bytes),
+            head.at,
+            head.claim,
             head.attempts,
             news.answer,
         ];
         self.session.put(&WRITE_ITEM, row);
         if let Some(error) = news.error {
-            self.session.put(&WRITE_ERROR, params![no(head.id), error]);
+            self.session.put(&WRITE_ERROR, params![head.id, error]);
         }
-        self.ahead.queues.ahead = None;
-        self.ahead.queues.items.insert(head.id, Some(head.clone()));
+        self.queues.ahead = None;
+        self.queues.items.insert(head.id, Some(head.clone()));
         Ok(())
     }
 
     fn free_dedupe(&mut self, item: ItemId) -> Result<(), Trouble> {
-        self.session.put(&FREE_DEDUPE, params![no(item)]);
+        self.session.put(&FREE_DEDUPE, params![item]);
         self.forget_dedupe(item);
         Ok(())
     }
 
     fn delete_item(&mut self, item: ItemId) -> Result<(), Trouble> {
-        self.session.put(&DELETE_ITEM, params![no(item)]);
+        self.session.put(&DELETE_ITEM, params![item]);
         self.forget_dedupe(item);
-        self.ahead.queues.ahead = None;
-        self.ahead.queues.items.insert(item, None);
+        self.queues.ahead = None;
+        self.queues.items.insert(item, None);
         Ok(())
     }
 
     fn ready_items(&mut self, queue: &str, limit: usize) -> Result<Vec<ReadyItem>, Trouble> {
         self.lock(Lock::queue(queue))?;
-        let sql = format!(
-            "SELECT {HEAD}, payload, trace FROM everstep_queue_items WHERE queue = $1 AND state = 0 \
-             ORDER BY rank, at, no LIMIT $2"
-        );
-        self.session
-            .rows(sql, params![queue, columns::limit(limit)], |row| {
-                Ok(ReadyItem {
-                    head: head(row)?,
-                    payload: row.get(8)?,
-                    trace: row.get(9)?,
-                })
-            })
+        ready_items(self.session, queue, limit)
     }
 
     fn timed_items(
@@ -654,19 +451,19 @@ impl QueueTables for Applier<'_> {
             until: of_until,
             limit: of_limit,
             of,
-        }) = &mut self.ahead.queues.ahead
+        }) = &mut self.queues.ahead
             && (of_queue.as_str(), *of_until, *of_limit) == (queue, until, limit)
             && let Some(place) = of.iter().position(|(of_state, _)| *of_state == state)
         {
             return Ok(of.swap_remove(place).1);
         }
         let asked = |state: ItemState| {
-            let state = in_state(state);
+            let state = in_state::<Session<'_>>(state);
             let sql = format!(
                 "SELECT {HEAD} FROM everstep_queue_items WHERE queue = $1 AND {state} AND at <= $2 \
                  ORDER BY at, no LIMIT $3"
             );
-            let params = params![queue, until.as_millis(), columns::limit(limit)];
+            let params = params![queue, until, limit];
             Op::new(sql, params)
         };
         // Whoever asks for one of them asks for all: one round trip.
@@ -678,11 +475,16 @@ impl QueueTables for Applier<'_> {
             .queries(states.iter().copied().map(asked).collect())?;
         let mut of = Vec::new();
         for (state, rows) in states.into_iter().zip(&answers) {
-            of.push((state, rows.iter().map(head).collect::<Result<Vec<_>, _>>()?));
+            of.push((
+                state,
+                rows.iter()
+                    .map(|row| head(row))
+                    .collect::<Result<Vec<_>, _>>()?,
+            ));
         }
         let (_, items) = of.swap_remove(0);
         let queue = queue.to_owned();
-        self.ahead.queues.ahead = Some(Ahead::Timed {
+        self.queues.ahead = Some(Ahead::Timed {
             queue,
             until,
             limit,
@@ -692,7 +494,7 @@ impl QueueTables for Applier<'_> {
     }
 
     fn first_time(&mut self, queue: &str, state: ItemState) -> Result<Option<Timestamp>, Trouble> {
-        if let Some(Ahead::FirstClaimed { queue: of, at }) = &self.ahead.queues.ahead
+        if let Some(Ahead::FirstClaimed { queue: of, at }) = &self.queues.ahead
             && of == queue
             && state == ItemState::Claimed
         {
@@ -700,18 +502,15 @@ impl QueueTables for Applier<'_> {
         }
         let sql = format!(
             "SELECT {}, {}",
-            first_time_of(state),
-            first_time_of(ItemState::Claimed)
+            first_time::<Session<'_>>(state),
+            first_time::<Session<'_>>(ItemState::Claimed)
         );
-        let found = self.session.row(sql, params![queue], |row| {
-            Ok((
-                columns::optional_time(row, 0)?,
-                columns::optional_time(row, 1)?,
-            ))
-        })?;
+        let found = self
+            .session
+            .row(sql, params![queue], |row| Ok((row.get(0)?, row.get(1)?)))?;
         let (first, at) = found.unwrap_or_default();
         let queue = queue.to_owned();
-        self.ahead.queues.ahead = Some(Ahead::FirstClaimed { queue, at });
+        self.queues.ahead = Some(Ahead::FirstClaimed { queue, at });
         Ok(first)
     }
 
@@ -721,9 +520,9 @@ impl QueueTables for Applier<'_> {
             generation,
             key,
         } = &wait.waiter;
-        let row = params![run.0, *generation, *key, no(wait.item), wait.cancels];
+        let row = params![run, generation, key, wait.item, wait.cancels];
         self.session.put(&PUT_WAIT, row);
-        self.ahead.queues.waits.remove(&wait.item);
+        self.queues.waits.remove(&wait.item);
         Ok(())
     }
 
@@ -735,7 +534,7 @@ impl QueueTables for Applier<'_> {
         let params = params![waiter.run.0, waiter.generation, waiter.key];
         let taken = self.session.row(sql, params, wait)?;
         if let Some(taken) = &taken {
-            self.ahead.queues.waits.remove(&taken.item);
+            self.queues.waits.remove(&taken.item);
         }
         Ok(taken)
     }
@@ -750,25 +549,26 @@ impl QueueTables for Applier<'_> {
                 key,
             } = &wait.waiter;
             self.session
-                .put(&DELETE_WAIT, params![run.0, *generation, *key]);
+                .put(&DELETE_WAIT, params![run, generation, key]);
         }
-        self.ahead.queues.waits.insert(item, Waits::default());
+        self.queues.waits.insert(item, Waits::default());
         Ok(waits)
     }
 
     fn is_waited_for(&mut self, item: ItemId) -> Result<bool, Trouble> {
         // Under its lock: who begins to wait for an item must find it as it was left.
         self.know_item(item)?;
-        if let Some(waits) = self.ahead.queues.waits.get(&item) {
+        if let Some(waits) = self.queues.waits.get(&item) {
             return Ok(!waits.list.is_empty());
         }
         let sql = "SELECT 1 FROM everstep_queue_waits WHERE item = $1 LIMIT 1";
-        self.session.exists(sql, params![no(item)])
+        self.session.exists(sql, params![item])
     }
 
     fn waits_of_run(&mut self, run: RunNo) -> Result<Vec<Waiter>, Trouble> {
         let sql = "SELECT run, generation, key FROM everstep_queue_waits WHERE run = $1 \
                    ORDER BY generation, key";
-        self.session.rows(sql, params![run.0], waiter)
+        self.session
+            .rows(sql, params![run], |row| columns::waiter(row, 0))
     }
 }

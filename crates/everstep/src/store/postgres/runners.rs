@@ -10,15 +10,18 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::{
-    columns,
+    Sql, columns,
     error::Trouble,
-    pools,
     session::{Op, Session},
-    value::{Row, Value, params},
+    value::{Value, params},
 };
 use crate::{
-    run_id::ShardId,
-    store::{Fence, NewRunner, RunnerRow, ShardSet, memory::DEAD_RUNNER_KEPT, rules::pools::Said},
+    store::{
+        Fence, NewRunner, ShardSet,
+        memory::DEAD_RUNNER_KEPT,
+        rules::pools::Said,
+        sql::{pools, reads::listed, runners::fence_holds},
+    },
     time::Timestamp,
 };
 
@@ -63,7 +66,7 @@ pub(super) fn register(
         "DELETE FROM everstep_runners WHERE lease_until <= {now} - $1 \
          AND id NOT IN (SELECT runner FROM everstep_shards)"
     );
-    session.execute(sql, params![millis(DEAD_RUNNER_KEPT)]);
+    session.execute(sql, params![DEAD_RUNNER_KEPT.as_millis()]);
     let sql = format!(
         "INSERT INTO everstep_runners (id, epoch, name, lease_until, workflows, pools, weight) \
          VALUES ($1, nextval('everstep_epochs'), $2, {now} + $3, $4, $5, $6) \
@@ -74,7 +77,7 @@ pub(super) fn register(
     let said = Said::by(runner);
     let workflows = columns::to_json(&said.workflows);
     let pools = columns::to_json(&said.pools);
-    let lease = millis(runner.lease);
+    let lease = runner.lease.as_millis();
     let params = params![
         runner.id,
         runner.name,
@@ -83,15 +86,11 @@ pub(super) fn register(
         pools,
         runner.weight
     ];
-    let epoch = session.row(sql, params, |row| columns::number(row, 0))?;
+    let epoch = session.row(sql, params, |row| row.get(0))?;
     Ok(Fence {
         runner: runner.id,
         epoch: epoch.unwrap_or(0),
     })
-}
-
-fn millis(duration: Duration) -> i64 {
-    columns::limit(duration.as_millis())
 }
 
 /// The statement that prolongs a lease; it gives a row if the fence holds.
@@ -100,17 +99,8 @@ pub(super) fn heartbeat(fence: Fence, clock: Clock, lease: Duration) -> Op {
         "UPDATE everstep_runners SET lease_until = {} + $3 WHERE id = $1 AND epoch = $2 RETURNING 1",
         clock.now()
     );
-    let params = params![fence.runner, fence.epoch as i64, millis(lease)];
+    let params = params![fence.runner, fence.epoch, lease.as_millis()];
     Op::new(sql, params)
-}
-
-fn fence_holds(session: &Session<'_>, fence: Fence) -> Result<bool, Trouble> {
-    let sql = "SELECT 1 FROM everstep_runners WHERE id = $1 AND epoch = $2 FOR KEY SHARE";
-    session.exists(sql, params![fence.runner, fence.epoch as i64])
-}
-
-fn numbers(shards: &ShardSet) -> Vec<i64> {
-    shards.iter().map(|shard| i64::from(shard.0)).collect()
 }
 
 /// Raises the epoch of those holders of wanted shards whose lease is over, or who are dead: from
@@ -126,12 +116,8 @@ pub(super) fn oust_expired(
         return Ok(Vec::new());
     }
     let now = clock.now();
-    let dead = dead.iter().map(|id| Some(id.as_bytes().to_vec())).collect();
-    let params = vec![
-        Value::Ints(numbers(wanted).into_iter().map(Some).collect()),
-        Value::Bytes(Some(fence.runner.as_bytes().to_vec())),
-        Value::Blobs(dead),
-    ];
+    let dead = Value::uuids(dead.iter().copied());
+    let params = params![listed(wanted), fence.runner, dead];
     // In the order of ids, so that two who do this do not wait for each other.
     let sql = format!(
         "WITH expired AS (SELECT id FROM everstep_runners WHERE id <> $2 \
@@ -166,10 +152,10 @@ pub(super) fn take_shards(
                AND runner NOT IN (SELECT id FROM everstep_runners) RETURNING shard) \
                UPDATE everstep_runs SET recoveries = recoveries + 1 \
                WHERE status IN (1, 3) AND shard IN (SELECT shard FROM freed)";
-    session.execute(sql, params![numbers(wanted)]);
+    session.execute(sql, params![listed(wanted)]);
     let sql = "INSERT INTO everstep_shards (shard, runner) SELECT number, $1 FROM unnest($2::bigint[]) \
                AS number ORDER BY number ON CONFLICT DO NOTHING";
-    session.execute(sql, params![fence.runner, numbers(wanted)]);
+    session.execute(sql, params![fence.runner, listed(wanted)]);
     columns::shards_of(session, fence.runner).map(Some)
 }
 
@@ -197,8 +183,8 @@ fn free_shards_of(
         Value::Blobs(dead.iter().map(bytes).collect()),
     ];
     let rows = session.rows(sql, params, |row| {
-        let id = Uuid::from_bytes(row.get(0)?);
-        Ok((id, columns::number(row, 1)?, row.get::<bool>(2)?))
+        let id = row.get(0)?;
+        Ok((id, row.get(1)?, row.get::<bool>(2)?))
     })?;
     let me = (fence.runner, fence.epoch);
     if !rows.iter().any(|(id, epoch, _)| (*id, *epoch) == me) {
@@ -217,61 +203,4 @@ fn free_shards_of(
                WHERE status IN (1, 3) AND shard IN (SELECT shard FROM freed)";
     session.execute(sql, vec![Value::Blobs(gone)]);
     Ok(true)
-}
-
-pub(super) fn release_shards(
-    session: &Session<'_>,
-    fence: Fence,
-    shards: &ShardSet,
-) -> Result<(), Trouble> {
-    // Waits for batches under way: they go by the shards that the runner has.
-    let sql = "SELECT 1 FROM everstep_runners WHERE id = $1 AND epoch = $2 FOR UPDATE";
-    if session.exists(sql, params![fence.runner, fence.epoch as i64])? {
-        let sql = "DELETE FROM everstep_shards WHERE runner = $1 AND shard = ANY ($2)";
-        session.execute(sql, params![fence.runner, numbers(shards)]);
-    }
-    Ok(())
-}
-
-pub(super) fn deregister(session: &Session<'_>, fence: Fence) -> Result<(), Trouble> {
-    // Waits for batches under way.
-    let sql = "SELECT 1 FROM everstep_runners WHERE id = $1 AND epoch = $2 FOR UPDATE";
-    if session.exists(sql, params![fence.runner, fence.epoch as i64])? {
-        session.execute(
-            "DELETE FROM everstep_shards WHERE runner = $1",
-            params![fence.runner],
-        );
-        session.execute(
-            "DELETE FROM everstep_runners WHERE id = $1",
-            params![fence.runner],
-        );
-    }
-    Ok(())
-}
-
-/// The runners, with their leases in the database's time.
-pub(super) fn list(session: &Session<'_>) -> Result<Vec<RunnerRow>, Trouble> {
-    let sql = "SELECT id, epoch, name, lease_until, workflows, pools, weight, \
-               ARRAY(SELECT shard FROM everstep_shards WHERE runner = everstep_runners.id) \
-               FROM everstep_runners ORDER BY id";
-    session.rows(sql, Vec::new(), runner_row)
-}
-
-fn runner_row(row: &Row) -> Result<RunnerRow, Trouble> {
-    let shards: Vec<i64> = row.get(7)?;
-    let said = Said {
-        workflows: columns::from_json(&row.get::<String>(4)?)?,
-        pools: columns::from_json(&row.get::<String>(5)?)?,
-    };
-    let (workflows, pools) = said.read();
-    Ok(RunnerRow {
-        id: Uuid::from_bytes(row.get(0)?),
-        epoch: columns::number(row, 1)?,
-        name: row.get(2)?,
-        lease_until: Timestamp::from_millis(row.get::<i64>(3)?),
-        shards: shards.into_iter().map(|it| ShardId(it as u32)).collect(),
-        workflows,
-        pools,
-        weight: row.get(6)?,
-    })
 }

@@ -61,7 +61,7 @@ pub(super) fn mark(conn: &Conn, schema: &str) -> Result<Option<Mark>, Trouble> {
     let first = answers.first().and_then(|answer| answer.rows.first());
     let Some(row) = first else { return Ok(None) };
     Ok(Some(Mark {
-        id: Uuid::from_bytes(row.get(0)?),
+        id: row.get(0)?,
         source: row.get(1)?,
         is_done: row.get(2)?,
     }))

@@ -13,12 +13,14 @@ use std::{
 use super::{
     error::Trouble,
     known::Revision,
-    value::{Row, Value},
+    value::{PgRow, Value},
 };
+pub(super) use crate::store::sql::bulk::Bulk;
 use crate::{
     commit::Transaction,
     hash::{FastMap, FastSet},
     run_id::RunNo,
+    store::sql::{Query, Sql},
 };
 
 /// One statement on its way.
@@ -37,7 +39,7 @@ impl Op {
 
 /// What came back for one.
 pub(super) struct Answer {
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<PgRow>,
     pub(super) affected: u64,
 }
 
@@ -52,16 +54,6 @@ pub(super) trait Port {
         transaction.refuse(super::SQLITE_BODY);
         Ok(())
     }
-}
-
-/// A statement over arrays, one element of each for a row.
-pub(super) struct Bulk {
-    /// The table that it changes.
-    pub(super) table: &'static str,
-    pub(super) sql: &'static str,
-    /// How many of its columns, from the first, name the row: a second write of the same row in one
-    /// statement takes the place of the first. The first column is a number.
-    pub(super) unique: usize,
 }
 
 /// A transaction under way.
@@ -162,51 +154,8 @@ impl<'a> Session<'a> {
         self.queue.borrow_mut().put(bulk, row);
     }
 
-    /// Executes a statement now; how many rows it has changed.
-    pub(super) fn execute_now(
-        &self,
-        sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
-    ) -> Result<usize, Trouble> {
-        let mut answers = self.run(vec![Op::new(sql, params)])?;
-        let affected = answers.pop().map_or(0, |answer| answer.affected);
-        Ok(usize::try_from(affected).unwrap_or(usize::MAX))
-    }
-
-    /// The rows of a query, read by `read`.
-    pub(super) fn rows<T>(
-        &self,
-        sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
-        read: impl FnMut(&Row) -> Result<T, Trouble>,
-    ) -> Result<Vec<T>, Trouble> {
-        let answers = self.run(vec![Op::new(sql, params)])?;
-        answers.iter().flat_map(|it| &it.rows).map(read).collect()
-    }
-
-    /// The first row of a query, if there is one.
-    pub(super) fn row<T>(
-        &self,
-        sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
-        read: impl FnOnce(&Row) -> Result<T, Trouble>,
-    ) -> Result<Option<T>, Trouble> {
-        let answers = self.run(vec![Op::new(sql, params)])?;
-        let first = answers.first().and_then(|answer| answer.rows.first());
-        first.map(read).transpose()
-    }
-
-    /// Whether a query has a row.
-    pub(super) fn exists(
-        &self,
-        sql: impl Into<Cow<'static, str>>,
-        params: Vec<Value>,
-    ) -> Result<bool, Trouble> {
-        self.row(sql, params, |_| Ok(())).map(|row| row.is_some())
-    }
-
     /// The answers to several queries, in one round trip.
-    pub(super) fn queries(&self, ops: Vec<Op>) -> Result<Vec<Vec<Row>>, Trouble> {
+    pub(super) fn queries(&self, ops: Vec<Op>) -> Result<Vec<Vec<PgRow>>, Trouble> {
         let answers = self.run(ops)?;
         Ok(answers.into_iter().map(|answer| answer.rows).collect())
     }
@@ -247,6 +196,59 @@ impl<'a> Session<'a> {
     /// Sends what is queued and then this, which ends the transaction.
     pub(super) fn finish(&self, sql: &'static str) -> Result<(), Trouble> {
         self.run(vec![Op::new(sql, Vec::new())]).map(drop)
+    }
+}
+
+impl Sql for Session<'_> {
+    type Error = Trouble;
+
+    const HAS_OTHERS: bool = true;
+
+    fn pick<'t>(_: &'t str, postgres: &'t str) -> &'t str {
+        postgres
+    }
+
+    fn execute(
+        &self,
+        sql: impl Into<Cow<'static, str>>,
+        params: Vec<Value>,
+    ) -> Result<(), Trouble> {
+        Session::execute(self, sql, params);
+        Ok(())
+    }
+
+    fn execute_now(
+        &self,
+        sql: impl Into<Cow<'static, str>>,
+        params: Vec<Value>,
+    ) -> Result<usize, Trouble> {
+        let mut answers = self.run(vec![Op::new(sql, params)])?;
+        let affected = answers.pop().map_or(0, |answer| answer.affected);
+        Ok(usize::try_from(affected).unwrap_or(usize::MAX))
+    }
+
+    fn put(&self, bulk: &'static Bulk, row: Vec<Value>) -> Result<(), Trouble> {
+        Session::put(self, bulk, row);
+        Ok(())
+    }
+
+    fn barrier(&self) {
+        Session::barrier(self);
+    }
+
+    fn ask(&self, queries: Vec<Query<'_>>) -> Result<(), Trouble> {
+        let (ops, takes): (Vec<Op>, Vec<_>) = queries
+            .into_iter()
+            .map(|Query { sql, params, take }| (Op { sql, params }, take))
+            .unzip();
+        for (answer, mut take) in self.run(ops)?.iter().zip(takes) {
+            for row in &answer.rows {
+                if take(row)?.is_break() {
+                    break;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -326,7 +328,7 @@ impl Many {
             order.sort_by_key(|row| numbers[*row]);
             self.columns.iter_mut().for_each(|it| it.reorder(&order));
         }
-        Op::new(self.bulk.sql, self.columns)
+        Op::new(self.bulk.many(), self.columns)
     }
 }
 

@@ -1,23 +1,13 @@
-//! What goes into statements and comes out of rows: numbers, texts and bytes, and lists of them.
+//! Parameters and rows as PostgreSQL takes and gives them.
 
 use std::borrow::Cow;
 
 use bytes::BytesMut;
-use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
-use uuid::Uuid;
+use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
 use super::error::Trouble;
-
-/// A parameter of a statement. Every column is one of the first three.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Value {
-    Int(Option<i64>),
-    Text(Option<String>),
-    Bytes(Option<Vec<u8>>),
-    Ints(Vec<Option<i64>>),
-    Texts(Vec<Option<String>>),
-    Blobs(Vec<Option<Vec<u8>>>),
-}
+pub(super) use crate::store::sql::value::{BadValue, Row, Value, params};
+use crate::store::sql::value::{Datum, FromDatum};
 
 impl Value {
     pub(super) fn sql_type(&self) -> Type {
@@ -57,9 +47,7 @@ impl Value {
             (column, value) => debug_assert!(false, "{value:?} in {column:?}"),
         }
     }
-}
 
-impl Value {
     /// The rows of a column in this order, each of them once.
     pub(super) fn reorder(&mut self, order: &[usize]) {
         fn take<T: Default>(column: &mut [T], order: &[usize]) -> Vec<T> {
@@ -127,9 +115,9 @@ fn stored(text: &str) -> Cow<'_, str> {
 }
 
 /// A text as it was before it was [`stored`].
-fn restored(text: String) -> String {
+fn restored(text: &str) -> Cow<'_, str> {
     if !text.contains('\x01') {
-        return text;
+        return Cow::Borrowed(text);
     }
     let mut restored = String::with_capacity(text.len());
     let mut chars = text.chars();
@@ -142,223 +130,48 @@ fn restored(text: String) -> String {
             }),
         }
     }
-    restored
+    Cow::Owned(restored)
 }
-
-/// What can be a parameter.
-pub(super) trait IntoValue {
-    fn value(&self) -> Value;
-}
-
-impl IntoValue for Value {
-    fn value(&self) -> Value {
-        self.clone()
-    }
-}
-
-macro_rules! ints {
-    ($($ty:ty),*) => {$(
-        impl IntoValue for $ty {
-            fn value(&self) -> Value {
-                Value::Int(Some(i64::from(*self)))
-            }
-        }
-        impl IntoValue for Option<$ty> {
-            fn value(&self) -> Value {
-                Value::Int(self.map(i64::from))
-            }
-        }
-        impl FromColumn for $ty {
-            fn from_column(row: &Row, column: usize) -> Result<$ty, Trouble> {
-                let number: i64 = row.cell(column)?;
-                <$ty>::try_from(number).map_err(|_| Trouble::value(row.name(column), number))
-            }
-        }
-        impl FromColumn for Option<$ty> {
-            fn from_column(row: &Row, column: usize) -> Result<Option<$ty>, Trouble> {
-                let Some(number) = row.cell::<Option<i64>>(column)? else {
-                    return Ok(None);
-                };
-                <$ty>::try_from(number)
-                    .map(Some)
-                    .map_err(|_| Trouble::value(row.name(column), number))
-            }
-        }
-    )*};
-}
-
-ints!(i64, i32, u32, u16, u8);
-
-impl IntoValue for bool {
-    fn value(&self) -> Value {
-        Value::Int(Some(i64::from(*self)))
-    }
-}
-
-impl IntoValue for Option<bool> {
-    fn value(&self) -> Value {
-        Value::Int(self.map(i64::from))
-    }
-}
-
-macro_rules! owned {
-    ($kind:ident: $($ty:ty),*) => {$(
-        impl IntoValue for $ty {
-            fn value(&self) -> Value {
-                Value::$kind(Some(<$ty>::clone(self).into()))
-            }
-        }
-        impl IntoValue for Option<$ty> {
-            fn value(&self) -> Value {
-                Value::$kind(self.clone().map(Into::into))
-            }
-        }
-    )*};
-}
-
-owned!(Text: String, &str);
-owned!(Bytes: Vec<u8>, &[u8], [u8; 16], &[u8; 16]);
-
-impl IntoValue for str {
-    fn value(&self) -> Value {
-        Value::Text(Some(self.to_owned()))
-    }
-}
-
-impl IntoValue for Option<&String> {
-    fn value(&self) -> Value {
-        Value::Text(self.cloned())
-    }
-}
-
-impl IntoValue for Option<&Vec<u8>> {
-    fn value(&self) -> Value {
-        Value::Bytes(self.cloned())
-    }
-}
-
-impl IntoValue for Uuid {
-    fn value(&self) -> Value {
-        Value::Bytes(Some(self.as_bytes().to_vec()))
-    }
-}
-
-impl IntoValue for Vec<i64> {
-    fn value(&self) -> Value {
-        Value::Ints(self.iter().copied().map(Some).collect())
-    }
-}
-
-impl IntoValue for &Vec<u8> {
-    fn value(&self) -> Value {
-        Value::Bytes(Some(self.to_vec()))
-    }
-}
-
-impl IntoValue for &String {
-    fn value(&self) -> Value {
-        Value::Text(Some(self.to_string()))
-    }
-}
-
-/// The parameters of a statement.
-macro_rules! params {
-    ($($value:expr),* $(,)?) => {
-        vec![$($crate::store::postgres::value::IntoValue::value(&$value)),*]
-    };
-}
-pub(super) use params;
 
 /// A row of an answer.
-pub(super) struct Row(pub(super) tokio_postgres::Row);
+pub(super) struct PgRow(pub(super) tokio_postgres::Row);
 
-impl Row {
+impl PgRow {
     /// The column as this type.
-    pub(super) fn get<T: FromColumn>(&self, column: usize) -> Result<T, Trouble> {
-        T::from_column(self, column)
+    pub(super) fn get<T: FromDatum>(&self, column: usize) -> Result<T, Trouble> {
+        Ok((self as &dyn Row).get(column)?)
     }
 
-    fn cell<'a, T: tokio_postgres::types::FromSql<'a>>(
-        &'a self,
+    fn cell<'r, T: FromSql<'r>>(
+        &'r self,
         column: usize,
-    ) -> Result<T, Trouble> {
-        self.0
-            .try_get(column)
-            .map_err(|error| Trouble::value(self.name(column), error))
-    }
-
-    fn name(&self, column: usize) -> &str {
-        self.0.columns().get(column).map_or("?", |it| it.name())
+        datum: impl FnOnce(T) -> Datum<'r>,
+    ) -> Result<Datum<'r>, BadValue> {
+        let found = self.0.try_get::<_, Option<T>>(column);
+        let found = found.map_err(|error| BadValue::new(&Row::name(self, column), error))?;
+        Ok(found.map_or(Datum::Null, datum))
     }
 }
 
-/// What a column can be read as.
-pub(super) trait FromColumn: Sized {
-    fn from_column(row: &Row, column: usize) -> Result<Self, Trouble>;
-}
-
-macro_rules! plain {
-    ($($ty:ty),*) => {$(
-        impl FromColumn for $ty {
-            fn from_column(row: &Row, column: usize) -> Result<$ty, Trouble> {
-                row.cell(column)
-            }
+impl Row for PgRow {
+    fn datum(&self, column: usize) -> Result<Datum<'_>, BadValue> {
+        match self.0.columns().get(column).map(|it| it.type_()) {
+            Some(&Type::TEXT) => self.cell(column, |text| Datum::Text(restored(text))),
+            Some(&Type::BYTEA) => self.cell(column, Datum::Bytes),
+            // Columns are numbers; what a query computes may be a truth value.
+            Some(&Type::BOOL) => self.cell(column, |is_so: bool| Datum::Int(is_so.into())),
+            Some(&Type::INT4) => self.cell(column, |number: i32| Datum::Int(number.into())),
+            _ => self.cell(column, Datum::Int),
         }
-    )*};
-}
-
-plain!(Vec<u8>, Option<Vec<u8>>, Vec<i64>);
-
-impl FromColumn for String {
-    fn from_column(row: &Row, column: usize) -> Result<String, Trouble> {
-        row.cell(column).map(restored)
     }
-}
 
-impl FromColumn for Option<String> {
-    fn from_column(row: &Row, column: usize) -> Result<Option<String>, Trouble> {
-        Ok(row.cell::<Option<String>>(column)?.map(restored))
+    fn width(&self) -> usize {
+        self.0.len()
     }
-}
 
-impl FromColumn for bool {
-    fn from_column(row: &Row, column: usize) -> Result<bool, Trouble> {
-        // Columns are numbers; what a query computes may be a truth value.
-        if row.0.columns().get(column).map(|it| it.type_()) == Some(&Type::BOOL) {
-            return row.cell(column);
-        }
-        row.cell::<i64>(column).map(|number| number != 0)
-    }
-}
-
-impl FromColumn for Option<bool> {
-    fn from_column(row: &Row, column: usize) -> Result<Option<bool>, Trouble> {
-        if row.0.columns().get(column).map(|it| it.type_()) == Some(&Type::BOOL) {
-            return row.cell(column);
-        }
-        let number = row.cell::<Option<i64>>(column)?;
-        Ok(number.map(|number| number != 0))
-    }
-}
-
-impl FromColumn for [u8; 16] {
-    fn from_column(row: &Row, column: usize) -> Result<[u8; 16], Trouble> {
-        let bytes: &[u8] = row.cell(column)?;
-        bytes
-            .try_into()
-            .map_err(|_| Trouble::value(row.name(column), format!("{} bytes", bytes.len())))
-    }
-}
-
-impl FromColumn for Option<[u8; 16]> {
-    fn from_column(row: &Row, column: usize) -> Result<Option<[u8; 16]>, Trouble> {
-        let Some(bytes) = row.cell::<Option<&[u8]>>(column)? else {
-            return Ok(None);
-        };
-        bytes
-            .try_into()
-            .map(Some)
-            .map_err(|_| Trouble::value(row.name(column), format!("{} bytes", bytes.len())))
+    fn name(&self, column: usize) -> String {
+        let column = self.0.columns().get(column);
+        column.map_or("?", |it| it.name()).to_owned()
     }
 }
 
@@ -375,7 +188,7 @@ mod tests {
         assert!(all.is_sorted(), "{all:?}");
         for (text, stored) in texts.iter().zip(all) {
             assert!(!stored.contains('\0'));
-            assert_eq!(restored(stored), *text);
+            assert_eq!(restored(&stored), *text);
         }
     }
 

@@ -21,7 +21,7 @@ use super::{
     schema,
     session::{Op, Port, Session},
     transact::{Remote, Request},
-    value::{Row, params},
+    value::{PgRow, params},
 };
 use crate::store::{Applied, Batch, Store, StoreError};
 
@@ -117,7 +117,7 @@ impl PostgresStore {
         );
         let asked = conn::Asked::now();
         let rows = ask(tx, sql, params![table.clone()]).await.map_err(error)?;
-        let read = |rows: &[Row]| -> Result<_, Trouble> {
+        let read = |rows: &[PgRow]| -> Result<_, Trouble> {
             let row = rows
                 .first()
                 .ok_or_else(|| Trouble::value("system_identifier", "nothing"))?;
@@ -166,7 +166,7 @@ async fn ask(
     tx: &Transaction<'_>,
     sql: impl Into<std::borrow::Cow<'static, str>>,
     params: Vec<super::value::Value>,
-) -> Result<Vec<Row>, Trouble> {
+) -> Result<Vec<PgRow>, Trouble> {
     let answers = conn::run_unnamed(tx.client(), &[Op::new(sql, params)]).await?;
     Ok(answers.into_iter().flat_map(|answer| answer.rows).collect())
 }

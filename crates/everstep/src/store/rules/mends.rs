@@ -17,7 +17,7 @@ use crate::{
 /// What the doctor asks of the tables of a store, within one batch.
 pub(crate) trait MendTables: EventTables + LimitTables {
     /// SQL for the number of the queue item that has a place `t`.
-    const ITEM: &'static str;
+    fn item() -> &'static str;
 
     /// Makes a change of the doctor to the row of this run or to something else; how many rows were
     /// changed. Nothing that was remembered of them is believed afterwards.
@@ -55,7 +55,7 @@ pub(crate) fn apply<T: MendTables>(tables: &mut T, mend: &Mend) -> Result<u64, T
 }
 
 fn mend_row<T: MendTables>(tables: &mut T, rule: &Rule, row: &[Cell]) -> Result<u64, T::Error> {
-    if let Some(sql) = sql::mend(rule, T::ITEM) {
+    if let Some(sql) = sql::mend(rule, T::item()) {
         let run = match (rule.table, row) {
             ("everstep_runs", [Cell::Int(no), ..]) => Some(RunNo(*no)),
             _ => None,
@@ -63,7 +63,7 @@ fn mend_row<T: MendTables>(tables: &mut T, rule: &Rule, row: &[Cell]) -> Result<
         return tables.mend_by(run, sql.into(), row);
     }
     lock(tables, rule.remedy, row)?;
-    if !tables.is_so(sql::is_broken(rule, T::ITEM), row)? {
+    if !tables.is_so(sql::is_broken(rule, T::item()), row)? {
         return Ok(0);
     }
     mend_by_rules(tables, rule.remedy, row).map(u64::from)

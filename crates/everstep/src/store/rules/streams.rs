@@ -61,19 +61,8 @@ pub(crate) fn append<T: StreamTables>(
     }
 }
 
-/// Takes items for one page: as many as `limit`, and not more bytes than a page may have.
-pub(crate) fn page<E>(
-    rows: impl Iterator<Item = Result<StreamRow, E>>,
-    limit: usize,
-) -> Result<Vec<StreamRow>, E> {
-    let (mut items, mut bytes) = (Vec::new(), 0);
-    for row in rows.take(limit) {
-        let row = row?;
-        bytes += row.body.len();
-        if bytes > PAGE_BYTES_MAX && !items.is_empty() {
-            break;
-        }
-        items.push(row);
-    }
-    Ok(items)
+/// Whether one more item fits into a page of these, which has so many bytes. It counts the item.
+pub(crate) fn fits(page: &[StreamRow], bytes: &mut usize, item: &StreamRow) -> bool {
+    *bytes += item.body.len();
+    *bytes <= PAGE_BYTES_MAX || page.is_empty()
 }

@@ -3,7 +3,7 @@
 use rusqlite::{Error, ErrorCode};
 
 use super::moved::MOVED;
-use crate::store::{Cause, StoreError};
+use crate::store::StoreError;
 
 /// The error of the store called `store`, when something other than a commit failed.
 pub(crate) fn store_error(store: &str, error: Error) -> StoreError {
@@ -100,12 +100,6 @@ fn without_code(store: &str, error: Error) -> StoreError {
             source: Box::new(error),
         },
     }
-}
-
-/// A value in the file that no version of this program has written.
-pub(crate) fn bad_value(column: &'static str, value: impl std::fmt::Display) -> Error {
-    let text: Cause = format!("the column `{column}` holds `{value}`").into();
-    Error::FromSqlConversionFailure(0, rusqlite::types::Type::Null, text)
 }
 
 /// Whether the write lock is held by somebody else.

@@ -12,7 +12,6 @@ use uuid::Uuid;
 
 use super::{
     SqliteOptions, SqliteStore,
-    error::bad_value,
     file::File,
     moved::{MOVED, has_marks, moved},
 };
@@ -20,6 +19,7 @@ use crate::{
     store::{
         Store, StoreError,
         moving::{Cells, Column, Kind, Numbers, Page, Table},
+        sql::value::BadValue,
     },
     time::Timestamp,
 };
@@ -171,7 +171,7 @@ impl Source {
                 "INTEGER" => Kind::Int,
                 "TEXT" => Kind::Text,
                 "BLOB" => Kind::Bytes,
-                other => return Err(bad_value("type", other)),
+                other => return Err(BadValue::new("type", other).into()),
             };
             Ok(Column { name, kind })
         })?;
@@ -204,7 +204,7 @@ impl Source {
                 let value = row.get_ref(place).map_err(failed)?;
                 bytes += push(cells, value).ok_or_else(|| {
                     let name = format!("{}.{}", table.name, column.name);
-                    failed(bad_value("of a table that is moved", name))
+                    failed(BadValue::new("of a table that is moved", name).into())
                 })?;
             }
             page.rows += 1;

@@ -2,6 +2,8 @@
 
 use std::{sync::mpsc, thread, time::Instant};
 
+use rusqlite::Connection;
+
 use super::{testing::Directory, *};
 use crate::run_id::RunIds;
 

@@ -27,7 +27,7 @@ fn texts<const N: usize>(store: &PostgresStore, sql: &str) -> Vec<[String; N]> {
         .run(vec![Op::new(sql.to_owned(), Vec::new())])
         .expect("an answer");
     let rows = answers.iter().flat_map(|answer| &answer.rows);
-    let text = |row: &value::Row, column| row.get(column).expect("a text");
+    let text = |row: &value::PgRow, column| row.get(column).expect("a text");
     rows.map(|row| std::array::from_fn(|column| text(row, column)))
         .collect()
 }

@@ -1,30 +1,53 @@
 //! How the server goes about the statements of a batch.
 
 use super::*;
-use crate::store::postgres::session::Port;
+use crate::store::postgres::session::{Bulk, Port};
 
-/// The name and the text of each bulk statement in the sources.
-fn bulks() -> Vec<(String, String)> {
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/postgres");
+/// The name and the text over arrays of each bulk statement in the sources.
+fn bulks() -> Vec<(String, &'static str)> {
     let mut all = Vec::new();
-    for file in std::fs::read_dir(directory).expect("the sources are there") {
-        let path = file.expect("a file").path();
-        if path.is_file() && path.extension().is_some_and(|it| it == "rs") {
-            let source = std::fs::read_to_string(path).expect("a source");
-            all.extend(bulks_of(&source));
+    for directory in ["/src/store/postgres", "/src/store/sql"] {
+        let directory = format!("{}{directory}", env!("CARGO_MANIFEST_DIR"));
+        for file in std::fs::read_dir(directory).expect("the sources are there") {
+            let path = file.expect("a file").path();
+            if path.is_file() && path.extension().is_some_and(|it| it == "rs") {
+                let source = std::fs::read_to_string(path).expect("a source");
+                let (source, _) = source.split_once("#[cfg(test)]").unwrap_or((&source, ""));
+                all.extend(bulks_of(source));
+            }
         }
     }
     all
 }
 
-fn bulks_of(source: &str) -> Vec<(String, String)> {
-    let parts: Vec<&str> = source.split(": Bulk = Bulk {").collect();
+fn bulks_of(source: &str) -> Vec<(String, &'static str)> {
+    let parts: Vec<&str> = source.split(": Bulk = Bulk::").collect();
     let bulks = parts.windows(2).map(|pair| {
         let name = pair[0].rsplit(' ').next().unwrap_or_default();
-        let (_, text) = pair[1].split_once("sql: \"").expect("it has a text");
-        let (text, _) = text.split_once("\",\n").expect("the text ends");
-        let text: String = text.split("\\\n").map(str::trim_start).collect();
-        (name.to_owned(), text)
+        let (call, _) = pair[1].split_once(");\n").expect("the call ends");
+        let (kind, arguments) = call.split_once('(').expect("a call");
+        // Every other part is a text; behind the first is a number.
+        let parts: Vec<&str> = arguments.split('"').collect();
+        let mut texts = parts.iter().skip(1).step_by(2).map(|text| {
+            let text: String = text.split("\\\n").map(str::trim_start).collect();
+            &*text.leak()
+        });
+        let table = texts.next().expect("a table");
+        let columns = texts.next().expect("columns or a text");
+        let unique = parts[2].trim_matches([',', ' ', '\n']);
+        let unique = unique.parse().expect("a number");
+        let bulk = match kind {
+            "insert" => Bulk::insert(table, unique, columns),
+            "insert_new" => Bulk::insert_new(table, unique, columns),
+            "put" => Bulk::put(table, unique, columns),
+            "update" => Bulk::update(table, unique, columns),
+            "delete" => Bulk::delete(table, unique, columns),
+            "over_arrays" => Bulk::over_arrays(table, unique, columns),
+            "written" => Bulk::written(table, unique, columns, texts.next().expect("a text")),
+            other => panic!("`{other}` is no kind of bulk statement"),
+        };
+        let bulk: &'static Bulk = Box::leak(Box::new(bulk));
+        (name.to_owned(), bulk.many())
     });
     bulks.collect()
 }

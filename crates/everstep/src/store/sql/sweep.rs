@@ -1,110 +1,98 @@
 //! What deletes have left and the sweep that removes it, and the runs that retention deletes.
 
-use rusqlite::{Connection, OptionalExtension, params};
-
-use super::{
-    columns,
-    writer::{Memory, Swept},
-};
+use super::{Sql, value::params};
 use crate::{
     run_id::{RunId, RunNo},
-    store::{
-        rules::sweep::{self, SweptTables},
-        *,
-    },
+    store::{RunStatus, rules::sweep::SweptTables},
     time::Timestamp,
 };
 
-/// Whether deletes have left anything.
-pub(crate) fn is_left(conn: &Connection, now: Timestamp) -> rusqlite::Result<bool> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM everstep_graves) OR EXISTS (SELECT 1 FROM everstep_keys \
-               INDEXED BY everstep_keys_tombstones WHERE kept_until IS NOT NULL AND kept_until <= ?1)";
-    conn.prepare_cached(sql)?
-        .query_row([now.as_millis()], |row| row.get(0))
-}
-
-/// Deletes about `limit` rows of what deletes have left. Whether there is more.
-pub(crate) fn sweep(
-    conn: &Connection,
-    memory: &mut Memory,
+/// Whether deletes have left anything, or connections to PostgreSQL that were last seen before this.
+pub(crate) fn is_left<S: Sql>(
+    sql: &S,
     now: Timestamp,
-    limit: usize,
-) -> rusqlite::Result<bool> {
-    let is_more = sweep::sweep(&mut Left { conn, now }, limit)?;
-    if !is_more {
-        memory.swept = Some(Swept::Clean);
-    }
-    Ok(is_more)
+    seen_before: Timestamp,
+) -> Result<bool, S::Error> {
+    let text = format!(
+        "SELECT 1 WHERE EXISTS (SELECT 1 FROM everstep_graves) OR EXISTS (SELECT 1 \
+         FROM everstep_keys{} WHERE kept_until IS NOT NULL AND kept_until <= $1){}",
+        S::indexed_by("everstep_keys_tombstones"),
+        S::pick(
+            "",
+            " OR EXISTS (SELECT 1 FROM everstep_lanes WHERE seen_at < $2)"
+        )
+    );
+    sql.exists(text, params![now, seen_before])
 }
 
-struct Left<'a> {
-    conn: &'a Connection,
-    now: Timestamp,
+/// What deletes have left. Several processes may sweep it: each takes graves of its own.
+pub(crate) struct Left<'s, S> {
+    pub(crate) sql: &'s S,
+    pub(crate) now: Timestamp,
 }
 
-impl SweptTables for Left<'_> {
-    type Error = rusqlite::Error;
+impl<S: Sql> SweptTables for Left<'_, S> {
+    type Error = S::Error;
 
-    fn delete_tombstones(&mut self, limit: usize) -> rusqlite::Result<usize> {
-        let sql = "DELETE FROM everstep_keys WHERE (workflow, key) IN (SELECT workflow, key FROM everstep_keys \
-                   INDEXED BY everstep_keys_tombstones WHERE kept_until IS NOT NULL AND kept_until <= ?1 \
-                   LIMIT ?2)";
-        let params = params![self.now.as_millis(), columns::limit(limit)];
-        self.conn.prepare_cached(sql)?.execute(params)
+    fn delete_tombstones(&mut self, limit: usize) -> Result<usize, S::Error> {
+        let text = format!(
+            "DELETE FROM everstep_keys WHERE (workflow, key) IN (SELECT workflow, key \
+             FROM everstep_keys{} WHERE kept_until IS NOT NULL AND kept_until <= $1 \
+             {} LIMIT $2{})",
+            S::indexed_by("everstep_keys_tombstones"),
+            S::pick("", "ORDER BY workflow, key"),
+            S::skip_locked(),
+        );
+        self.sql.execute_now(text, params![self.now, limit])
     }
 
-    fn next_grave(&mut self) -> rusqlite::Result<Option<RunNo>> {
-        let sql = "SELECT run FROM everstep_graves ORDER BY run LIMIT 1";
-        let mut statement = self.conn.prepare_cached(sql)?;
-        statement
-            .query_row([], |row| row.get(0).map(RunNo))
-            .optional()
+    fn next_grave(&mut self) -> Result<Option<RunNo>, S::Error> {
+        let text = format!(
+            "SELECT run FROM everstep_graves ORDER BY run LIMIT 1{}",
+            S::skip_locked()
+        );
+        self.sql.row(text, Vec::new(), |row| row.get(0))
     }
 
-    fn delete_left(&mut self, sql: String, run: RunNo, limit: usize) -> rusqlite::Result<usize> {
-        let params = params![run.0, columns::limit(limit)];
-        let sql = sql.replace('$', "?");
-        self.conn.prepare_cached(&sql)?.execute(params)
+    fn delete_left(&mut self, text: String, run: RunNo, limit: usize) -> Result<usize, S::Error> {
+        self.sql.execute_now(text, params![run, limit])
     }
 
-    fn delete_grave(&mut self, run: RunNo) -> rusqlite::Result<()> {
-        let sql = "DELETE FROM everstep_graves WHERE run = ?1";
-        self.conn.prepare_cached(sql)?.execute([run.0]).map(drop)
+    fn delete_grave(&mut self, run: RunNo) -> Result<(), S::Error> {
+        let text = "DELETE FROM everstep_graves WHERE run = $1";
+        self.sql.execute(text, params![run])
     }
 }
 
-pub(crate) fn finished_before(
-    conn: &Connection,
+pub(crate) fn finished_before<S: Sql>(
+    sql: &S,
     workflow: &str,
     status: RunStatus,
     before: Timestamp,
     limit: usize,
-) -> rusqlite::Result<Vec<(RunId, Timestamp)>> {
-    let sql = "SELECT id, finished_at FROM everstep_runs INDEXED BY everstep_runs_finished \
-               WHERE workflow = ?1 AND status = ?2 AND finished_at IS NOT NULL \
-               AND finished_at < ?3 ORDER BY finished_at, no LIMIT ?4";
-    let mut statement = conn.prepare_cached(sql)?;
-    let params = params![
-        workflow,
-        status.code(),
-        before.as_millis(),
-        columns::limit(limit)
-    ];
-    let rows = statement.query_map(params, |row| {
-        Ok((columns::run_id(row, 0)?, columns::time(row, 1)?))
-    })?;
-    rows.collect()
+) -> Result<Vec<(RunId, Timestamp)>, S::Error> {
+    let text = format!(
+        "SELECT id, finished_at FROM everstep_runs{} WHERE workflow = $1 AND status = $2 \
+         AND finished_at IS NOT NULL AND finished_at < $3 ORDER BY finished_at, no LIMIT $4",
+        S::indexed_by("everstep_runs_finished")
+    );
+    sql.rows(text, params![workflow, status, before, limit], |row| {
+        Ok((row.get(0)?, row.get(1)?))
+    })
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sqlite"))]
 mod tests {
-    use super::*;
+    use rusqlite::Connection;
+
     use crate::{
-        run_id::RunIds,
+        run_id::{RunId, RunIds},
         store::{
             rules::sweep::LEFT_BY_RUNS,
             sqlite::{SqliteStore, testing::Directory},
+            *,
         },
+        time::Timestamp,
     };
 
     const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
