@@ -14,6 +14,7 @@ pub(super) const CHECKS: &[(&str, Check)] = checks![
     an_item_is_claimed_once,
     a_delayed_item_is_ready_at_its_time,
     a_claim_that_runs_out_is_given_to_another_and_the_first_is_refused,
+    a_claim_goes_back_with_the_clock_of_its_worker,
     a_claim_is_prolonged_only_by_its_holder,
     an_item_whose_last_worker_is_lost_has_failed,
     a_retry_waits_and_keeps_its_error,
@@ -232,6 +233,22 @@ fn a_claim_that_runs_out_is_given_to_another_and_the_first_is_refused(world: &Wo
     assert!(!world.settle(153, id, 2, Settlement::Done(vec![3])));
     let answer = world.item(id).and_then(|row| row.answer).expect("kept");
     assert_eq!(answer, value(2));
+}
+
+/// The clock of its worker was an hour ahead, and was then set right.
+fn a_claim_goes_back_with_the_clock_of_its_worker(world: &World) {
+    const AHEAD: i64 = 3_600_000;
+    let id = world.enqueue(0, item(1)).item;
+    world.claim_all(AHEAD, 1, 9);
+    let beat = Extend {
+        item: id,
+        claim: claim_id(1),
+        until: at(150),
+    };
+    let still = world.queue(50, QueueWrite::Extend(vec![beat]));
+    assert_eq!(still, QueueDone::Extended(vec![true]));
+    assert!(world.claim_payloads(149, 2, 9).is_empty());
+    assert_eq!(world.claim_payloads(150, 2, 9), [1]);
 }
 
 fn a_claim_is_prolonged_only_by_its_holder(world: &World) {

@@ -34,7 +34,7 @@ pub enum QueueWrite {
     Enqueue(NewItem),
     /// Takes items for a worker. Answered by [`QueueDone::Claimed`].
     Claim(ClaimItems),
-    /// Prolongs claims. Answered by [`QueueDone::Extended`].
+    /// Says until when claims last. Answered by [`QueueDone::Extended`].
     Extend(Vec<Extend>),
     /// Ends a claim. Answered by [`QueueDone::Settled`].
     Settle(Settle),
@@ -147,7 +147,7 @@ pub struct ClaimedItem {
     pub until: Timestamp,
 }
 
-/// A claim that is to last longer.
+/// A claim that is to last until another time, which is earlier if the clock of its worker was set back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extend {
     /// The item.

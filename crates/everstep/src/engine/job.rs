@@ -1,6 +1,6 @@
 //! One attempt at an item of a queue: what its handler is given, and what its end means.
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use uuid::Uuid;
@@ -13,6 +13,7 @@ use crate::{
     error::{Error, Failure, FailureKind, Result, encode_failure},
     panics, random,
     retry::Retry,
+    seam::Leaf,
     time::Timestamp,
 };
 
@@ -62,10 +63,35 @@ struct JobInner {
     claim: Uuid,
     attempt: u32,
     created_at: Timestamp,
-    visibility: std::time::Duration,
+    visibility: Duration,
     cancellation: Cancellation,
     idempotency_key: String,
     codecs: Codecs,
+    kept: Kept,
+}
+
+/// For how long a handler has asked to keep its item, if it has: when it asked, and how long from then.
+/// The heartbeats of its worker do not shorten that.
+#[derive(Clone, Default)]
+pub(super) struct Kept(Arc<Leaf<Option<(Timestamp, Duration)>>>);
+
+impl Kept {
+    fn ask(&self, now: Timestamp, by: Duration) {
+        if self.left(now) < by {
+            *self.0.lock() = Some((now, by));
+        }
+    }
+
+    /// How long that is from now on. Never longer than it has asked for, though the clock was set back.
+    fn left(&self, now: Timestamp) -> Duration {
+        let asked = *self.0.lock();
+        asked.map_or(Duration::ZERO, |(at, by)| by.saturating_sub(now.since(at)))
+    }
+
+    /// Until when the store is to keep the item for its worker.
+    pub(super) fn until(&self, now: Timestamp, visibility: Duration) -> Timestamp {
+        now + visibility.max(self.left(now))
+    }
 }
 
 impl Job {
@@ -73,7 +99,7 @@ impl Job {
         shared: Arc<Shared>,
         queue: Arc<str>,
         claim: Uuid,
-        visibility: std::time::Duration,
+        visibility: Duration,
         item: &ClaimedItem,
         codecs: Codecs,
     ) -> Job {
@@ -90,8 +116,13 @@ impl Job {
                 cancellation: Cancellation::new(None),
                 idempotency_key,
                 codecs,
+                kept: Kept::default(),
             }),
         }
+    }
+
+    pub(super) fn kept(&self) -> &Kept {
+        &self.inner.kept
     }
 
     /// The item.
@@ -129,16 +160,20 @@ impl Job {
     }
 
     /// Asks for the item for so long from now, or for its visibility: see [`QueueDone::Extended`](crate::commit::QueueDone::Extended).
-    pub(crate) fn ask_to_keep(&self, by: Option<std::time::Duration>) -> Answering {
+    pub(crate) fn ask_to_keep(&self, by: Option<Duration>) -> Answering {
         let JobInner {
             shared,
             item,
             claim,
             visibility,
+            kept,
             ..
         } = &*self.inner;
-        let (item, claim) = (*item, *claim);
-        let until = shared.now() + by.unwrap_or(*visibility);
+        let (item, claim, now) = (*item, *claim, shared.now());
+        if let Some(by) = by {
+            kept.ask(now, by);
+        }
+        let until = kept.until(now, *visibility);
         write(
             shared,
             QueueWrite::Extend(vec![Extend { item, claim, until }]),
@@ -233,7 +268,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_millis(1_000);
 
     fn settle(result: Result<Vec<u8>>, attempt: u32) -> Settlement {
-        let policy = Retry::fixed(3, std::time::Duration::from_millis(50));
+        let policy = Retry::fixed(3, Duration::from_millis(50));
         let item = ClaimedItem {
             item: ItemId(7),
             attempt,

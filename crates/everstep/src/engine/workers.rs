@@ -35,7 +35,7 @@ use uuid::Uuid;
 
 use super::{
     committer::Pending,
-    job::{self, Handler, Job},
+    job::{self, Handler, Job, Kept},
     keeper,
     shared::{Answering, Shared},
 };
@@ -139,8 +139,11 @@ struct Desk {
 /// An item that a handler works on.
 struct Held {
     claim: Uuid,
+    /// Until when the handler is polled without a further sign of life. The store may keep the item for
+    /// longer.
     until: Timestamp,
     cancellation: Cancellation,
+    kept: Kept,
     /// Absent until it is spawned.
     task: Option<Abort>,
     /// Another worker has it.
@@ -306,9 +309,14 @@ impl Station {
         stopped
     }
 
-    /// When its next sign of life is due.
-    fn beat_at(&self, held: &Held) -> Timestamp {
-        held.until - self.spec.visibility * 2 / 3
+    /// When its next sign of life is due: a third of the visibility after the last one. At once if the
+    /// claim lasts for longer than it can: the clock was ahead, and was set back.
+    fn beat_at(&self, held: &Held, now: Timestamp) -> Timestamp {
+        let third = self.spec.visibility / 3;
+        match held.until.since(now) > third * 4 {
+            true => now,
+            false => held.until - third * 2,
+        }
     }
 }
 
@@ -412,10 +420,10 @@ fn beat(shared: &Shared, stations: &[Arc<Station>]) {
     let mut held_at = Vec::new();
     for station in stations {
         let desk = station.state.lock();
-        let until = now + station.spec.visibility;
         for (item, held) in desk.jobs.iter().filter(|(_, held)| !held.lost) {
-            due |= station.beat_at(held) <= now;
+            due |= station.beat_at(held, now) <= now;
             let (item, claim) = (*item, held.claim);
+            let until = held.kept.until(now, station.spec.visibility);
             claims.push(Extend { item, claim, until });
             held_at.push(station.clone());
         }
@@ -435,7 +443,7 @@ fn beat(shared: &Shared, stations: &[Arc<Station>]) {
         if held.claim != claim.claim {
             continue;
         }
-        held.until = held.until.max(claim.until);
+        held.until = now + station.spec.visibility;
         if !holds {
             held.lost = true;
             tracing::warn!(
@@ -571,6 +579,7 @@ fn begin(shared: &Arc<Shared>, station: &Arc<Station>, claim: Uuid, claimed: Cla
             claim,
             until,
             cancellation: cancellation.clone(),
+            kept: job.kept().clone(),
             task: None,
             lost: false,
         };
@@ -587,6 +596,7 @@ fn begin(shared: &Arc<Shared>, station: &Arc<Station>, claim: Uuid, claimed: Cla
             station: station.clone(),
             item: id,
             claim,
+            kept: job.kept().clone(),
         };
         // Without a lock: a runtime that shuts down drops the task at once.
         let beginning = Beginning::new(shared);
@@ -604,6 +614,7 @@ struct AtDesk {
     station: Arc<Station>,
     item: ItemId,
     claim: Uuid,
+    kept: Kept,
 }
 
 impl AtDesk {
@@ -635,7 +646,8 @@ impl AtDesk {
             if now < until {
                 return true;
             }
-            let until = now + self.station.spec.visibility;
+            let visibility = self.station.spec.visibility;
+            let until = self.kept.until(now, visibility);
             let (item, claim) = (self.item, self.claim);
             let wanted = QueueWrite::Extend(vec![Extend { item, claim, until }]);
             let answer = job::write(&self.shared, wanted).await;
@@ -646,7 +658,7 @@ impl AtDesk {
                 return false;
             }
             if let Some(held) = self.station.state.lock().jobs.get_mut(&item) {
-                held.until = held.until.max(until);
+                held.until = now + visibility;
             }
         }
     }
@@ -852,11 +864,12 @@ pub(super) fn take_lost_places(
 
 /// Notes when the thread has something to do by the clock.
 fn set_timer(shared: &Shared, stations: &[Arc<Station>]) {
+    let now = shared.now();
     let mut next: Option<Timestamp> = None;
     for station in stations {
         let desk = station.state.lock();
         let beats = desk.jobs.values().filter(|held| !held.lost);
-        let beat = beats.map(|held| station.beat_at(held)).min();
+        let beat = beats.map(|held| station.beat_at(held, now)).min();
         let has_room = desk.jobs.len() < station.spec.concurrency && desk.stopping.is_none();
         let ready = desk.next_at.filter(|_| has_room);
         next = [next, beat, ready].into_iter().flatten().min();
@@ -1065,6 +1078,43 @@ mod tests {
                 scene.run_until(|| station.state.lock().jobs.is_empty());
             }
             assert_eq!(dropped.load(Ordering::Acquire), is_taken);
+            scene.end();
+        }
+    }
+
+    /// A claim that was made by a clock which was an hour ahead stayed like that when the clock was set
+    /// right, and its worker gave no sign of life for that hour. If the worker died, the item was lost
+    /// for an hour.
+    #[test]
+    fn a_claim_goes_back_when_the_clock_of_its_worker_does() {
+        for kept in [None, Some(Duration::from_secs(1_800))] {
+            let scene = Scene::new();
+            let now = scene.shared.now();
+            let ours = scene.claim(now + Duration::from_secs(3_600), 1);
+            let item = ours.items[0].item;
+            let started = Arc::new(AtomicBool::new(false));
+            let begins = started.clone();
+            let station = scene.begin(ours, 1, move |job, _| {
+                let begins = begins.clone();
+                async move {
+                    if let Some(kept) = kept {
+                        assert!(job.extend(kept).await.expect("extend"));
+                    }
+                    begins.store(true, Ordering::Release);
+                    std::future::pending().await
+                }
+            });
+            scene.run_until(|| started.load(Ordering::Acquire));
+            set_timer(&scene.shared, std::slice::from_ref(&station));
+            let next = scene.shared.workers.next_timer().expect("a heartbeat");
+            assert!(next <= scene.shared.now() + Duration::from_secs(20));
+            beat(&scene.shared, std::slice::from_ref(&station));
+            let row = scene.store.queue_item(item).expect("queue_item");
+            let left = row.expect("it is there").at.since(now);
+            // It is kept for as long as the handler has asked for, and not for longer.
+            let wanted = kept.unwrap_or(Duration::from_secs(60));
+            let limit = wanted + Duration::from_secs(300);
+            assert!((wanted..limit).contains(&left), "{left:?}");
             scene.end();
         }
     }

@@ -901,13 +901,8 @@ impl Data {
         let placed = ahead.filter_map(|(no, run)| Some((run.head.available_at?, *no, run)));
         let mut found: Vec<_> = placed
             .filter(|(at, no, run)| {
-<<<<<<< ours
                 let is_at_once = *at > now && *at <= RunId::started_at(*no);
                 is_at_once && after < Some((*at, *no)) && shards.contains(run.head.shard)
-=======
-                let was_at_once = *at > now && *at <= run.row.created_at;
-                was_at_once && after < Some((*at, *no)) && shards.contains(run.head.shard)
->>>>>>> theirs
             })
             .collect();
         found.sort_unstable_by_key(|(at, no, _)| (*at, *no));

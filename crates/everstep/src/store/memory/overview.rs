@@ -52,6 +52,7 @@ impl Data {
                 rows[index].started += 1;
             }
             let ended = run
+                .row
                 .finished_at
                 .and_then(|at| Some((range.index_of(at)?, at)));
             let Some((index, at)) = ended else { continue };
