@@ -62,10 +62,7 @@ async fn engine() -> Result<Engine, Box<dyn StdError>> {
 /// The first terminal: has the engine.
 async fn start(task: &str) -> Result<(), Box<dyn StdError>> {
     let engine = engine().await?;
-    let task = Task {
-        task: task.to_owned(),
-        patience: None,
-    };
+    let task = Task { task: task.to_owned(), patience: None };
     let run = engine.client().start(agent_review, task).await?;
     println!("the draft and the token will be in {OUTBOX}; `list` shows what waits");
     println!("{}", run.result().await?);
@@ -105,10 +102,7 @@ async fn by_itself() -> Result<(), Box<dyn StdError>> {
     let engine = engine().await?;
     let client = engine.client();
     let n = client.count().workflow("agent_review").await? + 1;
-    let task = Task {
-        task: format!("home page {n}"),
-        patience: Some(60),
-    };
+    let task = Task { task: format!("home page {n}"), patience: Some(60) };
     let run = client.start(agent_review, task).await?;
     // The last message before the draft is out is the second agent's result.
     let mut messages = run.stream::<Message>("messages");

@@ -20,10 +20,7 @@ struct Expense {
 
 #[workflow]
 async fn approval(ctx: Ctx, expense: Expense) -> Result<String> {
-    ctx.set_state(
-        "asked",
-        &format!("{} for {} cents", expense.what, expense.cents),
-    )?;
+    ctx.set_state("asked", &format!("{} for {} cents", expense.what, expense.cents))?;
     let answer = ctx.receive::<bool>("answer").await?;
     let verdict = match answer.body {
         true => "approved",
@@ -51,20 +48,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// The first terminal: has the engine.
 async fn wait() -> Result<(), Box<dyn std::error::Error>> {
-    let engine = Engine::open("approval.db")
-        .register(approval)
-        .start()
-        .await?;
+    let engine = Engine::open("approval.db").register(approval).start().await?;
     let client = engine.client();
     // The newest run is the one to go on with, unless it has ended.
     let newest = client.list().workflow("approval").limit(1).await?;
     let run = match newest.runs.first().filter(|run| run.finished_at.is_none()) {
         Some(run) => client.run(run.id),
         None => {
-            let expense = Expense {
-                what: "a teapot".to_owned(),
-                cents: 4_200,
-            };
+            let expense = Expense { what: "a teapot".to_owned(), cents: 4_200 };
             client.start(approval, expense).await?
         }
     };

@@ -80,11 +80,7 @@ async fn checkout(ctx: Ctx, order: Order) -> Result<Receipt> {
             outside(&step, &format!("shipped it with \"{label}\"")).await
         })
         .await?;
-    Ok(Receipt {
-        hold,
-        charge,
-        parcel,
-    })
+    Ok(Receipt { hold, charge, parcel })
 }
 
 /// Stands for a shop's stock, bank and post. It takes a moment, and like any good outside system
@@ -105,10 +101,7 @@ const LEDGER: &str = "checkout.ledger";
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let engine = Engine::open("checkout.db")
-        .register(checkout)
-        .start()
-        .await?;
+    let engine = Engine::open("checkout.db").register(checkout).start().await?;
     let client = engine.client();
 
     // Orders are numbered, and the one that has not ended yet is the one to go on with.
@@ -119,11 +112,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .status(RunStatus::Failed)
         .status(RunStatus::Cancelled)
         .await?;
-    let order = Order {
-        number: ended + 1,
-        item: "teapot".to_owned(),
-        cents: 4_200,
-    };
+    let order = Order { number: ended + 1, item: "teapot".to_owned(), cents: 4_200 };
     let key = format!("order-{}", order.number);
     let run = client.start(checkout, order).key(&key).await?;
     match run.attached() {
@@ -142,10 +131,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let receipt = run.result().await?;
     println!("{key} is done: {receipt:#?}");
-    println!(
-        "the ledger is in {LEDGER}; the next start begins order {}",
-        ended + 2
-    );
+    println!("the ledger is in {LEDGER}; the next start begins order {}", ended + 2);
     engine.shutdown().await;
     Ok(())
 }

@@ -15,9 +15,7 @@ use everstep_cli::{EngineCli as _, Exit};
 
 #[workflow]
 async fn greet(ctx: Ctx, name: String) -> Result<String> {
-    let greeting = ctx
-        .step("greet", async || Ok(format!("Hello, {name}!")))
-        .await?;
+    let greeting = ctx.step("greet", async || Ok(format!("Hello, {name}!"))).await?;
     ctx.sleep("think", seconds(2)).await?;
     Ok(greeting)
 }

@@ -41,9 +41,7 @@ impl Encrypted {
     fn with(keys: &[(u32, [u8; 32])]) -> Encrypted {
         let keys = keys.iter();
         let keys = keys.map(|(id, key)| (*id, XChaCha20Poly1305::new(key.into())));
-        Encrypted {
-            keys: keys.collect(),
-        }
+        Encrypted { keys: keys.collect() }
     }
 }
 
@@ -64,13 +62,8 @@ impl Codec for Encrypted {
         let compressed = lz4_flex::compress_prepend_size(&payload);
         let nonce = XNonce::generate();
         let aad = associated(*id, about);
-        let message = Payload {
-            msg: &compressed,
-            aad: &aad,
-        };
-        let sealed = cipher
-            .encrypt(&nonce, message)
-            .map_err(|_| "it cannot be encrypted")?;
+        let message = Payload { msg: &compressed, aad: &aad };
+        let sealed = cipher.encrypt(&nonce, message).map_err(|_| "it cannot be encrypted")?;
         Ok([&id.to_be_bytes()[..], &nonce[..], &sealed[..]].concat())
     }
 
@@ -81,10 +74,7 @@ impl Codec for Encrypted {
         let cipher = self.keys.get(&id);
         let cipher = cipher.ok_or_else(|| format!("key {id} is not here"))?;
         let aad = associated(id, about);
-        let message = Payload {
-            msg: sealed,
-            aad: &aad,
-        };
+        let message = Payload { msg: sealed, aad: &aad };
         // It tells whether the bytes are what was written, for this run and with this key.
         let compressed = cipher
             .decrypt(nonce.into(), message)
@@ -100,9 +90,7 @@ impl Codec for Encrypted {
 #[workflow]
 async fn enrol(ctx: Ctx, patient: String) -> Result<String> {
     ctx.set_state("patient", &patient)?;
-    let record = ctx
-        .step("open a record", async || Ok(format!("record of {patient}")))
-        .await?;
+    let record = ctx.step("open a record", async || Ok(format!("record of {patient}"))).await?;
     let finding: String = ctx.listen("finding").await?;
     Ok(format!("{record}: {finding}"))
 }
@@ -132,10 +120,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let second = (2, [0x22; 32]);
 
     let engine_1 = engine(Encrypted::with(&[first])).start().await?;
-    let run = engine_1
-        .client()
-        .start(enrol, "Ada Lovelace".to_owned())
-        .await?;
+    let run = engine_1.client().start(enrol, "Ada Lovelace".to_owned()).await?;
     until(&run, RunStatus::Sleeping).await?;
     println!("key 1: the run waits for a finding");
     engine_1.shutdown().await;

@@ -50,12 +50,8 @@ async fn packer(ctx: Ctx, name: String) -> Result<Vec<String>> {
 async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     // Virtual time, so that two weeks pass in a moment.
     let clock = everstep::testing::VirtualClock::new();
-    let engine = Engine::in_memory()
-        .register(order)
-        .register(packer)
-        .clock(clock.clone())
-        .start()
-        .await?;
+    let engine =
+        Engine::in_memory().register(order).register(packer).clock(clock.clone()).start().await?;
     let client = engine.client();
     let held = clock.hold();
     let mut packers = Vec::new();
@@ -64,25 +60,12 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     }
 
     // Before the order waits, and after.
-    let early = client
-        .publish(PAID, &Payment { cents: 1250 })
-        .key("order-1");
-    assert!(matches!(
-        early.await?,
-        PublishedEvent::Published {
-            told: 0,
-            kept: true,
-            ..
-        }
-    ));
+    let early = client.publish(PAID, &Payment { cents: 1250 }).key("order-1");
+    assert!(matches!(early.await?, PublishedEvent::Published { told: 0, kept: true, .. }));
     let first = client.start(order, "order-1".to_owned()).await?;
     let second = client.start(order, "order-2".to_owned()).await?;
     let third = client.start(order, "order-3".to_owned()).await?;
-    client
-        .publish(PAID, &Payment { cents: 300 })
-        .key("order-2")
-        .dedupe("payment-2")
-        .await?;
+    client.publish(PAID, &Payment { cents: 300 }).key("order-2").dedupe("payment-2").await?;
     let again = client.publish(PAID, &Payment { cents: 300 });
     let again = again.key("order-2").dedupe("payment-2").await?;
     assert_eq!(again, PublishedEvent::Duplicate);
@@ -101,9 +84,7 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let policy = IfFinished::Publish(LATE.name().to_owned());
     let sent = first.send("word", &"thanks").if_finished(policy).await?;
     assert_eq!(sent, Sent::Published);
-    let dead = first
-        .send("word", &"hello?")
-        .if_finished(IfFinished::DeadLetter);
+    let dead = first.send("word", &"hello?").if_finished(IfFinished::DeadLetter);
     assert_eq!(dead.await?, Sent::DeadLettered);
     for letter in client.dead_letters().run(first.id()).await?.letters {
         println!("letter {}: {} ({})", letter.no, letter.body, letter.reason);

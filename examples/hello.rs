@@ -8,9 +8,7 @@ use everstep::prelude::*;
 
 #[workflow]
 async fn hello(ctx: Ctx, name: String) -> Result<String> {
-    let greeting = ctx
-        .step("greet", async || Ok(format!("Hello, {name}!")))
-        .await?;
+    let greeting = ctx.step("greet", async || Ok(format!("Hello, {name}!"))).await?;
     ctx.sleep("think", seconds(1)).await?;
     Ok(greeting)
 }

@@ -30,26 +30,17 @@ struct Transfer {
 /// account in between.
 #[workflow]
 async fn transfer(ctx: Ctx, order: Transfer) -> Result<()> {
-    let Transfer {
-        number,
-        from,
-        to,
-        cents,
-    } = order;
+    let Transfer { number, from, to, cents } = order;
     // What this writes and the record that it was done are committed together. If the program is
     // killed right before that, neither has happened; right after it, both have.
     ctx.transaction("take", move |tx| {
         let sql = "UPDATE bank_accounts SET cents = cents - ?2 WHERE id = ?1";
         tx.execute(sql, params![from, cents])?;
-        tx.execute(
-            "INSERT INTO bank_underway VALUES (?1, ?2)",
-            params![number, cents],
-        )?;
+        tx.execute("INSERT INTO bank_underway VALUES (?1, ?2)", params![number, cents])?;
         Ok(())
     })
     .await?;
-    ctx.sleep("clearing", std::time::Duration::from_millis(20))
-        .await?;
+    ctx.sleep("clearing", std::time::Duration::from_millis(20)).await?;
     ctx.transaction("book", move |tx| {
         let sql = "UPDATE bank_accounts SET cents = cents + ?2 WHERE id = ?1";
         tx.execute(sql, params![to, cents])?;
@@ -92,12 +83,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         for number in batch {
             let (from, to) = (number * 7 % ACCOUNTS, (number * 3 + 1) % ACCOUNTS);
             let cents = i64::from(number % 90) + 10;
-            let input = Transfer {
-                number: *number,
-                from,
-                to,
-                cents,
-            };
+            let input = Transfer { number: *number, from, to, cents };
             let start = client.start(transfer, input);
             runs.push(start.key(format!("transfer-{number}")).within(&tx)?);
         }
@@ -117,11 +103,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let done = number("SELECT count(*) FROM bank_done")?;
     println!("{done} transfers, {underway} under way, {sum} cents in all accounts");
     engine.shutdown().await;
-    let expected = (
-        i64::from(first + TRANSFERS),
-        0,
-        i64::from(ACCOUNTS) * CENTS_EACH,
-    );
+    let expected = (i64::from(first + TRANSFERS), 0, i64::from(ACCOUNTS) * CENTS_EACH);
     if (done, underway, sum) != expected {
         return Err(format!("it should be {expected:?}").into());
     }

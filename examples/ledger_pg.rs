@@ -32,12 +32,7 @@ struct Transfer {
 /// account in between.
 #[workflow]
 async fn transfer(ctx: Ctx, order: Transfer) -> Result<()> {
-    let Transfer {
-        number,
-        from,
-        to,
-        cents,
-    } = order;
+    let Transfer { number, from, to, cents } = order;
     // What this writes and the record that it was done are committed together. If the program is
     // killed right before that, neither has happened; right after it, both have.
     ctx.pg_transaction("take", async move |tx| {
@@ -48,8 +43,7 @@ async fn transfer(ctx: Ctx, order: Transfer) -> Result<()> {
         Ok(())
     })
     .await?;
-    ctx.sleep("clearing", std::time::Duration::from_millis(20))
-        .await?;
+    ctx.sleep("clearing", std::time::Duration::from_millis(20)).await?;
     ctx.pg_transaction("book", async move |tx| {
         let sql = "UPDATE bank_accounts SET cents = cents + $2 WHERE id = $1";
         tx.execute(sql, &[&to, &cents]).await?;
@@ -82,8 +76,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     tokio::spawn(connection);
     let tx = user.transaction().await?;
     // Several may start at once.
-    tx.batch_execute("SELECT pg_advisory_xact_lock(20261116)")
-        .await?;
+    tx.batch_execute("SELECT pg_advisory_xact_lock(20261116)").await?;
     tx.batch_execute(
         "CREATE TABLE IF NOT EXISTS bank_accounts (id bigint PRIMARY KEY, cents bigint NOT NULL);
          CREATE TABLE IF NOT EXISTS bank_underway (number bigint PRIMARY KEY, cents bigint);

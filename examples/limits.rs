@@ -11,10 +11,7 @@ use std::time::{Duration, Instant};
 
 use everstep::{Limit, prelude::*};
 
-const BANK: Limit = Limit::new("bank")
-    .concurrency(3)
-    .rate(5, Duration::from_secs(1))
-    .burst(1);
+const BANK: Limit = Limit::new("bank").concurrency(3).rate(5, Duration::from_secs(1)).burst(1);
 
 #[workflow]
 async fn transfer(ctx: Ctx, amount: u64) -> Result<u64> {

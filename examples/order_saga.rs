@@ -15,25 +15,20 @@ struct Order {
 
 #[workflow]
 async fn order_saga(ctx: Ctx, order: Order) -> Result<String> {
-    ctx.step("reserve", async || {
-        said(format!("reserve a {}", order.item))
-    })
-    .rollback(async |_, done: String| said(format!("   undo: {done}")).map(drop))
-    .await?;
+    ctx.step("reserve", async || said(format!("reserve a {}", order.item)))
+        .rollback(async |_, done: String| said(format!("   undo: {done}")).map(drop))
+        .await?;
 
-    ctx.step("charge", async || {
-        said(format!("charge {} cents", order.cents))
-    })
-    .rollback(async |undo, done: String| {
-        // A refund is a call to the outside world too: it has a key of its own.
-        let key = undo.idempotency_key().len();
-        said(format!("   undo: {done} (with a key of {key} letters)")).map(drop)
-    })
-    .await?;
+    ctx.step("charge", async || said(format!("charge {} cents", order.cents)))
+        .rollback(async |undo, done: String| {
+            // A refund is a call to the outside world too: it has a key of its own.
+            let key = undo.idempotency_key().len();
+            said(format!("   undo: {done} (with a key of {key} letters)")).map(drop)
+        })
+        .await?;
 
     // No rollback: there is nothing to take back.
-    ctx.step("notify", async || said("notify the warehouse".to_owned()))
-        .await?;
+    ctx.step("notify", async || said("notify the warehouse".to_owned())).await?;
 
     ctx.step("ship", async || {
         println!("ship it .. the van has broken down");
@@ -49,14 +44,8 @@ fn said(what: String) -> Result<String> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let engine = Engine::open("order_saga.db")
-        .register(order_saga)
-        .start()
-        .await?;
-    let order = Order {
-        item: "teapot".to_owned(),
-        cents: 4_200,
-    };
+    let engine = Engine::open("order_saga.db").register(order_saga).start().await?;
+    let order = Order { item: "teapot".to_owned(), cents: 4_200 };
     let run = engine.client().start(order_saga, order).await?;
     match run.result().await {
         Err(RunError::Failed { failure, .. }) => println!("the order failed: {}", failure.full()),

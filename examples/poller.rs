@@ -32,8 +32,7 @@ async fn poller(ctx: Ctx, _: ()) -> Result<u64> {
         if page.items.is_empty() {
             return Ok(ControlFlow::Break(at.processed));
         }
-        ctx.step("process", async || process(&page.items).await)
-            .await?;
+        ctx.step("process", async || process(&page.items).await).await?;
         Ok(ControlFlow::Continue(Progress {
             cursor: page.next,
             processed: at.processed + page.items.len() as u64,
@@ -49,10 +48,7 @@ async fn poller(ctx: Ctx, _: ()) -> Result<u64> {
 async fn fetch(cursor: u64) -> Result<Page> {
     tokio::time::sleep(Duration::from_millis(20)).await;
     let next = (cursor + 5).min(120);
-    Ok(Page {
-        items: (cursor..next).collect(),
-        next,
-    })
+    Ok(Page { items: (cursor..next).collect(), next })
 }
 
 async fn process(items: &[u64]) -> Result<()> {
@@ -65,15 +61,8 @@ async fn process(items: &[u64]) -> Result<()> {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::open("poller.db").register(poller).start().await?;
     let client = engine.client();
-    let ended = client
-        .count()
-        .workflow("poller")
-        .status(RunStatus::Completed)
-        .await?;
-    let run = client
-        .start(poller, ())
-        .key(format!("pass-{}", ended + 1))
-        .await?;
+    let ended = client.count().workflow("poller").status(RunStatus::Completed).await?;
+    let run = client.start(poller, ()).key(format!("pass-{}", ended + 1)).await?;
     println!("{} items processed", run.result().await?);
 
     let history = run.history().await?;

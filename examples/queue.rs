@@ -30,8 +30,7 @@ async fn album(ctx: Ctx, names: Vec<String>) -> Result<Vec<String>> {
     let waits = images.map(|(name, width)| {
         let image = Image { name, width };
         // The large ones first.
-        ctx.enqueue(THUMBS, &image)
-            .priority(i32::try_from(width).unwrap_or(0))
+        ctx.enqueue(THUMBS, &image).priority(i32::try_from(width).unwrap_or(0))
     });
     ctx.join("thumbs", waits.collect::<Vec<_>>()).await
 }

@@ -49,11 +49,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     // The runs of a schedule have a tag with its name.
-    let sent = client
-        .count()
-        .tag("everstep.schedule", "reports")
-        .status(RunStatus::Completed)
-        .await?;
+    let sent =
+        client.count().tag("everstep.schedule", "reports").status(RunStatus::Completed).await?;
     println!("{sent} reports were sent");
     engine.shutdown().await;
     Ok(())

@@ -28,9 +28,7 @@ mod first {
     #[workflow(name = "order")]
     pub(crate) async fn order(ctx: Ctx, item: String) -> Result<String> {
         ctx.step("reserve", async || Ok(())).await?;
-        let charged = ctx
-            .step("charge", async || Ok("charged".to_owned()))
-            .await?;
+        let charged = ctx.step("charge", async || Ok("charged".to_owned())).await?;
         ctx.step("announce", async || Ok(())).await?;
         ctx.listen::<()>("packed").await?;
         ctx.step("ship", async || Ok(())).await?;
@@ -61,10 +59,7 @@ mod gated {
         ctx.step("reserve", async || Ok(())).await?;
         // 1 for orders that had gone past this place before there was a gate, 2 for all others.
         let paid = match ctx.version("how to pay", 2) {
-            1 => {
-                ctx.step("charge", async || Ok("charged".to_owned()))
-                    .await?
-            }
+            1 => ctx.step("charge", async || Ok("charged".to_owned())).await?,
             _ => ctx.step("pay", async || Ok("paid".to_owned())).await?,
         };
         // Orders that have it in their history go on without it.
@@ -81,9 +76,7 @@ mod second {
 
     #[workflow(name = "order", version = 2)]
     pub(crate) async fn order(ctx: Ctx, item: String) -> Result<String> {
-        let parcel = ctx
-            .step("all at once", async || Ok("parcel 7".to_owned()))
-            .await?;
+        let parcel = ctx.step("all at once", async || Ok("parcel 7".to_owned())).await?;
         Ok(format!("{item}: {parcel}"))
     }
 }
@@ -112,14 +105,8 @@ async fn until(
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("deploy 1: the first code");
     let engine_1 = engine().register(first::order).start().await?;
-    let teapot = engine_1
-        .client()
-        .start(first::order, "teapot".to_owned())
-        .await?;
-    println!(
-        "  the teapot waits for: {}",
-        until(&teapot, RunStatus::Sleeping).await?
-    );
+    let teapot = engine_1.client().start(first::order, "teapot".to_owned()).await?;
+    println!("  the teapot waits for: {}", until(&teapot, RunStatus::Sleeping).await?);
 
     println!("deploy 2, without a gate:");
     let found = engine().register(careless::order).preflight().await?;
@@ -140,14 +127,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // It was paused, and goes on by itself.
     let teapot = engine_2.client().run::<String>(teapot.id());
     println!("  {}", teapot.result().await?);
-    let cup = engine_2
-        .client()
-        .start(gated::order, "cup".to_owned())
-        .await?;
-    println!(
-        "  the cup waits for: {}",
-        until(&cup, RunStatus::Sleeping).await?
-    );
+    let cup = engine_2.client().start(gated::order, "cup".to_owned()).await?;
+    println!("  the cup waits for: {}", until(&cup, RunStatus::Sleeping).await?);
     engine_2.shutdown().await;
 
     println!("deploy 3, a version beside the first:");
@@ -157,10 +138,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cup = engine_3.client().run::<String>(cup.id());
     cup.send("packed", &()).await?;
     println!("  version 1: {}", cup.result().await?);
-    let kettle = engine_3
-        .client()
-        .start(second::order, "kettle".to_owned())
-        .await?;
+    let kettle = engine_3.client().start(second::order, "kettle".to_owned()).await?;
     println!("  version 2: {}", kettle.result().await?);
     engine_3.shutdown().await;
     Ok(())

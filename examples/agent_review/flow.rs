@@ -62,10 +62,7 @@ pub(crate) async fn agent_review(ctx: Ctx, task: Task) -> Result<String> {
     ctx.step_with("NotifyReviewer", async |step| {
         let line = format!("{} {}\n", token.as_str(), refined.replace('\n', " "));
         let path = &step.get::<Outside>().outbox;
-        let mut outbox = fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(path)?;
+        let mut outbox = fs::OpenOptions::new().create(true).append(true).open(path)?;
         Ok(outbox.write_all(line.as_bytes())?)
     })
     .await?;
@@ -102,10 +99,7 @@ async fn run_agent(ctx: &Ctx, agent: &str, prompt: String) -> Result<String> {
             }
         }
         result.ok_or_else(|| {
-            let missing = AgentError::MissingResult {
-                agent: agent.to_owned(),
-                attempt,
-            };
+            let missing = AgentError::MissingResult { agent: agent.to_owned(), attempt };
             Error::msg(format!("{agent} gave no result")).with_details(&missing)
         })
     })

@@ -36,11 +36,7 @@ pub(crate) async fn summarize(ctx: Ctx, request: Request) -> Result<Summary> {
     let claim = ctx
         .step_with("AcquireWorkspaceLock", async |step| {
             let acquired = Workspace::new(workspace).acquire(request)?;
-            let claim = Claim {
-                workspace: workspace.clone(),
-                request: request.clone(),
-                acquired,
-            };
+            let claim = Claim { workspace: workspace.clone(), request: request.clone(), acquired };
             ended(&step, claim).await
         })
         // Whether it holds the lock by then or still waits for it: it must not keep its place.
@@ -78,11 +74,8 @@ pub(crate) async fn summarize(ctx: Ctx, request: Request) -> Result<Summary> {
     };
     let branches = vec![work("BranchA"), work("BranchB"), work("BranchC")];
     let results = ctx.join("branches", branches).await?;
-    let summary = ctx
-        .step_with("Aggregate", async |step| {
-            ended(&step, results.join(", ")).await
-        })
-        .await?;
+    let summary =
+        ctx.step_with("Aggregate", async |step| ended(&step, results.join(", ")).await).await?;
     ctx.step_with("WriteOutputs", async |step| {
         fs::write(Path::new(workspace).join("summary"), &summary)?;
         ended(&step, ()).await
@@ -123,11 +116,7 @@ pub(crate) async fn let_go(client: &Client, workspace: &str, request: &str) -> R
 /// gets it.
 async fn tell(client: &Client, workspace: &str, owner: Option<Claimant>) -> Result<()> {
     let mut owner = owner;
-    while let Some(Claimant {
-        request,
-        token: Some(token),
-    }) = owner
-    {
+    while let Some(Claimant { request, token: Some(token) }) = owner {
         let told = client.deferred(WORKSPACE_LOCK, &token).resolve(&()).await;
         owner = match told {
             // Told now, or by somebody who died after it.
@@ -162,10 +151,7 @@ fn run_branch(name: &str, files: &[String]) -> Result<String> {
         return Err(Error::fatal("the input is unreadable").with_details(&files.len()));
     }
     let (what, count) = match name {
-        "BranchA" => (
-            "letters",
-            text.chars().filter(|c| c.is_alphabetic()).count(),
-        ),
+        "BranchA" => ("letters", text.chars().filter(|c| c.is_alphabetic()).count()),
         "BranchB" => ("words", text.split_whitespace().count()),
         _ => ("lines", text.lines().count()),
     };
@@ -175,9 +161,6 @@ fn run_branch(name: &str, files: &[String]) -> Result<String> {
 /// One line for each time that something was done in the workspace.
 fn trace(workspace: &str, what: &str, request: &str) -> Result<()> {
     let path = Path::new(workspace).join("trace");
-    let mut file = fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(path)?;
+    let mut file = fs::OpenOptions::new().create(true).append(true).open(path)?;
     Ok(file.write_all(format!("{what} {request}\n").as_bytes())?)
 }

@@ -45,10 +45,9 @@ impl Workspace {
     /// Takes the lock, if it is free or this request's already.
     pub(crate) fn acquire(&self, request: &str) -> io::Result<bool> {
         self.change(|state| {
-            let holder = state.holder.get_or_insert_with(|| Claimant {
-                request: request.to_owned(),
-                token: None,
-            });
+            let holder = state
+                .holder
+                .get_or_insert_with(|| Claimant { request: request.to_owned(), token: None });
             holder.request == request
         })
     }
@@ -57,10 +56,7 @@ impl Workspace {
     /// owns the lock.
     pub(crate) fn enqueue(&self, request: &str, token: &Token) -> io::Result<Option<Claimant>> {
         self.change(|state| {
-            let claimant = Claimant {
-                request: request.to_owned(),
-                token: Some(token.clone()),
-            };
+            let claimant = Claimant { request: request.to_owned(), token: Some(token.clone()) };
             match &state.holder {
                 None => state.holder = Some(claimant),
                 Some(holder) if holder.request == request => {}

@@ -27,9 +27,8 @@ pub(crate) fn check(root: &Path) -> Result<(), Failure> {
         .flat_map(|base| [base.join("src"), base])
         .chain([root.to_path_buf()])
         .collect();
-    let paths: Vec<&str> = in_backticks(&text)
-        .filter(|quoted| looks_like_a_path(quoted, &top))
-        .collect();
+    let paths: Vec<&str> =
+        in_backticks(&text).filter(|quoted| looks_like_a_path(quoted, &top)).collect();
     let missing: Vec<&str> = paths
         .iter()
         .copied()
@@ -48,9 +47,7 @@ pub(crate) fn check(root: &Path) -> Result<(), Failure> {
 /// The names of what lies in a folder; none if it cannot be read.
 fn names_in(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect()
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// What stands between single backticks; blocks of code are passed over.
@@ -108,9 +105,6 @@ mod tests {
     #[test]
     fn blocks_of_code_are_passed_over() {
         let text = "see `a.rs` and `b.rs`\n```text\n`c.rs`\n```\nthen `d.rs`";
-        assert_eq!(
-            in_backticks(text).collect::<Vec<_>>(),
-            ["a.rs", "b.rs", "d.rs"]
-        );
+        assert_eq!(in_backticks(text).collect::<Vec<_>>(), ["a.rs", "b.rs", "d.rs"]);
     }
 }

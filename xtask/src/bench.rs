@@ -8,10 +8,7 @@ use crate::{
 
 /// Builds the benchmark program with optimisations and runs it with the same arguments.
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
-    let mut bench = cargo(
-        &root(),
-        &["run", "--quiet", "--release", "--package", "everstep-bench"],
-    );
+    let mut bench = cargo(&root(), &["run", "--quiet", "--release", "--package", "everstep-bench"]);
     bench.arg("--").args(arguments);
     cargo::succeed(bench)
 }

@@ -54,16 +54,11 @@ pub(crate) fn target_directory(root: &Path) -> PathBuf {
 
 /// Runs a command to its end, its output shown.
 pub(crate) fn succeed(mut command: Command) -> Result<(), Failure> {
-    let status = command
-        .status()
-        .map_err(|error| no_start(&command, &error))?;
+    let status = command.status().map_err(|error| no_start(&command, &error))?;
     if status.success() {
         Ok(())
     } else {
-        Err(Failure::Found(format!(
-            "{} ended with {status}",
-            shown(&command)
-        )))
+        Err(Failure::Found(format!("{} ended with {status}", shown(&command))))
     }
 }
 
@@ -71,9 +66,7 @@ pub(crate) fn succeed(mut command: Command) -> Result<(), Failure> {
 /// it succeeds.
 pub(crate) fn succeed_counting(mut command: Command, tests: &mut Tests) -> Result<(), Failure> {
     command.stdout(Stdio::piped());
-    let mut child = command
-        .spawn()
-        .map_err(|error| no_start(&command, &error))?;
+    let mut child = command.spawn().map_err(|error| no_start(&command, &error))?;
     let stdout = child.stdout.take().expect("standard output is piped");
     for line in BufReader::new(stdout).split(b'\n') {
         let line = line.map_err(|error| Failure::Found(format!("reading its output: {error}")))?;
@@ -81,16 +74,12 @@ pub(crate) fn succeed_counting(mut command: Command, tests: &mut Tests) -> Resul
         println!("{line}");
         *tests += counted(&line).unwrap_or_default();
     }
-    let status = child
-        .wait()
-        .map_err(|error| Failure::Found(format!("waiting for it: {error}")))?;
+    let status =
+        child.wait().map_err(|error| Failure::Found(format!("waiting for it: {error}")))?;
     if status.success() {
         Ok(())
     } else {
-        Err(Failure::Found(format!(
-            "{} ended with {status}",
-            shown(&command)
-        )))
+        Err(Failure::Found(format!("{} ended with {status}", shown(&command))))
     }
 }
 
@@ -112,19 +101,11 @@ pub(crate) fn no_start(command: &Command, error: &std::io::Error) -> Failure {
 
 /// Reads `test result: ok. 3 passed; 0 failed; ..`, the line that ends each test program.
 pub(crate) fn counted(line: &str) -> Option<Tests> {
-    let (_, counts) = line
-        .trim()
-        .strip_prefix("test result: ")?
-        .split_once(". ")?;
+    let (_, counts) = line.trim().strip_prefix("test result: ")?.split_once(". ")?;
     let count = |word: &str| {
-        counts
-            .split("; ")
-            .find_map(|part| part.strip_suffix(word)?.trim().parse().ok())
+        counts.split("; ").find_map(|part| part.strip_suffix(word)?.trim().parse().ok())
     };
-    Some(Tests {
-        passed: count("passed")?,
-        failed: count("failed")?,
-    })
+    Some(Tests { passed: count("passed")?, failed: count("failed")? })
 }
 
 #[cfg(test)]
@@ -143,27 +124,16 @@ mod tests {
     fn counts_are_read_from_the_line_that_ends_a_test_program() {
         let line = "test result: ok. 26 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; \
                     finished in 0.01s";
-        let tests = Tests {
-            passed: 26,
-            failed: 0,
-        };
+        let tests = Tests { passed: 26, failed: 0 };
         assert_eq!(counted(line), Some(tests));
         let line = "test result: FAILED. 24 passed; 2 failed; 0 ignored; 0 measured";
-        let tests = Tests {
-            passed: 24,
-            failed: 2,
-        };
+        let tests = Tests { passed: 24, failed: 2 };
         assert_eq!(counted(line), Some(tests));
     }
 
     #[test]
     fn other_lines_count_nothing() {
-        for line in [
-            "",
-            "running 26 tests",
-            "test a::b ... ok",
-            "test result: unknown",
-        ] {
+        for line in ["", "running 26 tests", "test a::b ... ok", "test result: unknown"] {
             assert_eq!(counted(line), None, "{line}");
         }
     }

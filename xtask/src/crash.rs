@@ -8,10 +8,7 @@ use crate::{
 
 /// Builds the crash test with optimisations and runs it with the same arguments.
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
-    let mut crash = cargo(
-        &root(),
-        &["run", "--quiet", "--release", "--package", "everstep-crash"],
-    );
+    let mut crash = cargo(&root(), &["run", "--quiet", "--release", "--package", "everstep-crash"]);
     crash.arg("--").args(arguments);
     cargo::succeed(crash)
 }

@@ -32,10 +32,7 @@ struct Answer {
 }
 
 /// The examples that wait for a person.
-const ANSWERS: &[Answer] = &[Answer {
-    example: "approval",
-    arguments: &["approve"],
-}];
+const ANSWERS: &[Answer] = &[Answer { example: "approval", arguments: &["approve"] }];
 
 /// Builds all examples, then runs each: those whose name ends with `_pg` on the database of this URL.
 pub(crate) fn run_all(root: &Path, url: &str) -> Result<(), Failure> {
@@ -137,12 +134,8 @@ fn give_answer(
 const KILLS: usize = 20;
 
 /// What the steps of one order write into the ledger: a line for each of these locations.
-const CHECKOUT_STEPS: &[&str] = &[
-    "pay-and-pack/pack/label",
-    "pay-and-pack/pay/charge",
-    "reserve",
-    "ship",
-];
+const CHECKOUT_STEPS: &[&str] =
+    &["pay-and-pack/pack/label", "pay-and-pack/pay/charge", "reserve", "ship"];
 
 /// Kills the example `checkout` at random moments, lets it finish, and reads its ledger.
 pub(crate) fn kill_checkout(root: &Path) -> Result<(), Failure> {
@@ -172,9 +165,8 @@ fn kill_at_random(root: &Path, name: &str, within_ms: u64, url: &str) -> Result<
     let folder = env::temp_dir().join(format!("everstep-{name}-{}", process::id()));
     fs::create_dir_all(&folder).map_err(|error| at(&folder, &error))?;
     build(root)?;
-    let mut random = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(1, |now| now.as_nanos() as u64 | 1);
+    let mut random =
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_nanos() as u64 | 1);
     println!("    seed {random}");
     for _ in 0..KILLS {
         let mut command = example_on(root, name, &folder, url);
@@ -210,10 +202,7 @@ fn check_ledger(text: &str) -> Result<usize, String> {
     for (run, locations) in &mut orders {
         locations.sort_unstable();
         if locations != CHECKOUT_STEPS {
-            return Err(format!(
-                "run {run} has these steps: {}",
-                locations.join(", ")
-            ));
+            return Err(format!("run {run} has these steps: {}", locations.join(", ")));
         }
     }
     match orders.len() {
@@ -235,12 +224,7 @@ impl Running {
         let child = command
             .spawn()
             .map_err(|error| Failure::Found(format!("starting `{name}`: {error}")))?;
-        Ok(Self {
-            name: name.into(),
-            child,
-            started: Instant::now(),
-            limit: TIME_LIMIT,
-        })
+        Ok(Self { name: name.into(), child, started: Instant::now(), limit: TIME_LIMIT })
     }
 
     /// Waits until it has said something. What it says later is passed over.
@@ -304,9 +288,7 @@ mod tests {
 
     #[test]
     fn ledger_shows_each_step_once() {
-        let lines = CHECKOUT_STEPS
-            .iter()
-            .map(|step| format!("run:1:{step} did it\n"));
+        let lines = CHECKOUT_STEPS.iter().map(|step| format!("run:1:{step} did it\n"));
         let whole: String = lines.collect();
         assert_eq!(check_ledger(&whole), Ok(1));
         assert!(check_ledger(&format!("{whole}run:1:ship did it\n")).is_err());

@@ -8,16 +8,8 @@ use crate::{
 
 /// Builds the drill with optimisations and runs it with the same arguments.
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
-    let mut failover = cargo(
-        &root(),
-        &[
-            "run",
-            "--quiet",
-            "--release",
-            "--package",
-            "everstep-failover",
-        ],
-    );
+    let mut failover =
+        cargo(&root(), &["run", "--quiet", "--release", "--package", "everstep-failover"]);
     failover.arg("--").args(arguments);
     cargo::succeed(failover)
 }

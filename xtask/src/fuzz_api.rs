@@ -12,9 +12,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     let root = root();
     let run = ["run", "--quiet", "--package", "everstep-fuzz-api"];
     let mut fuzz = cargo(&root, &run);
-    fuzz.arg("--")
-        .arg("--directory")
-        .arg(target_directory(&root));
+    fuzz.arg("--").arg("--directory").arg(target_directory(&root));
     fuzz.args(arguments);
     cargo::succeed(fuzz)
 }

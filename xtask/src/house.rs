@@ -171,10 +171,7 @@ impl House {
             ("cycle_members", names(&self.cycle)),
             ("longest_files", long(&self.files)),
             ("longest_functions", long(&self.functions)),
-            (
-                "crates",
-                by_name(&mut self.crates.iter().map(|(name, lines)| (name, lines))),
-            ),
+            ("crates", by_name(&mut self.crates.iter().map(|(name, lines)| (name, lines)))),
             ("modules", by_name(&mut self.modules.iter())),
             ("imports", Json::object(imported)),
             ("names", names(&self.names)),
@@ -194,11 +191,7 @@ impl House {
         println!("{:<28}{}", "all", self.core);
         println!("{:<28}{}", "in users' builds", self.users);
         println!("\nimports between modules: {}", self.edges());
-        println!(
-            "largest cycle: {} ({})",
-            self.cycle.len(),
-            self.cycle.join(", ")
-        );
+        println!("largest cycle: {} ({})", self.cycle.len(), self.cycle.join(", "));
         println!("names at the root: {}", self.names.len());
         println!("bare u64 fields and parameters: {}", self.bare_u64);
         for (title, longest) in [("files", &self.files), ("functions", &self.functions)] {
@@ -211,12 +204,7 @@ impl House {
             "\n{:<28}{:>10}{:>10}{:>10}",
             "shared by the SQL stores", "sqlite", "postgres", "shared"
         );
-        for Pair {
-            name,
-            lines: [sqlite, postgres],
-            shared,
-        } in &self.shared
-        {
+        for Pair { name, lines: [sqlite, postgres], shared } in &self.shared {
             println!("{name:<28}{sqlite:>10}{postgres:>10}{shared:>10}");
         }
         println!("{:<48}{:>10}", "all", self.shared_lines());

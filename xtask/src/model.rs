@@ -8,10 +8,7 @@ use crate::{
 
 /// Builds the model with optimisations and searches it with the same arguments.
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
-    let mut model = cargo(
-        &root(),
-        &["run", "--quiet", "--release", "--package", "everstep-model"],
-    );
+    let mut model = cargo(&root(), &["run", "--quiet", "--release", "--package", "everstep-model"]);
     model.arg("--").args(arguments);
     cargo::succeed(model)
 }

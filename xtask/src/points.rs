@@ -126,10 +126,7 @@ fn read(lines: &str) -> Result<Points, Failure> {
             let message = format!("`{line}` is not a count of crash points");
             return Err(Failure::Found(message));
         };
-        points
-            .entry((primitive.to_owned(), store.to_owned()))
-            .or_default()
-            .add(tried);
+        points.entry((primitive.to_owned(), store.to_owned())).or_default().add(tried);
     }
     Ok(points)
 }
@@ -165,10 +162,7 @@ fn line(name: &str, row: [Tried; 4]) -> String {
 fn missing(points: &Points) -> Vec<String> {
     let mut missing = Vec::new();
     for (primitive, stores) in PRIMITIVES {
-        for store in stores
-            .iter()
-            .filter(|store| tried(points, primitive, store).points == 0)
-        {
+        for store in stores.iter().filter(|store| tried(points, primitive, store).points == 0) {
             missing.push(format!("`{primitive}` in {store}"));
         }
     }
@@ -188,9 +182,7 @@ mod tests {
     fn all() -> Vec<String> {
         let stores = |(primitive, stores): &(&'static str, &'static [&'static str])| {
             let primitive = *primitive;
-            let lines = stores
-                .iter()
-                .map(move |store| format!("{primitive}\t{store}\t3\t5\n"));
+            let lines = stores.iter().map(move |store| format!("{primitive}\t{store}\t3\t5\n"));
             lines.collect::<Vec<_>>()
         };
         PRIMITIVES.iter().flat_map(stores).collect()
@@ -199,9 +191,7 @@ mod tests {
     #[test]
     fn a_primitive_without_points_on_one_store_is_missing() {
         assert!(missing(&read(&all().concat()).unwrap()).is_empty());
-        let without = all()
-            .into_iter()
-            .filter(|line| !line.starts_with("send\tSQLite"));
+        let without = all().into_iter().filter(|line| !line.starts_with("send\tSQLite"));
         let points = read(&without.collect::<String>()).unwrap();
         assert_eq!(missing(&points), ["`send` in SQLite"]);
         let zero = all().concat().replace("send\tmemory\t3", "send\tmemory\t0");

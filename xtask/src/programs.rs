@@ -45,13 +45,7 @@ pub(crate) struct Run {
 /// Builds all tests of the workspace with all features, and gives their programs.
 pub(crate) fn build(root: &Path) -> Result<Vec<Program>, Failure> {
     let format = "--message-format=json-render-diagnostics";
-    let arguments = [
-        "test",
-        "--workspace",
-        "--all-features",
-        "--tests",
-        "--no-run",
-    ];
+    let arguments = ["test", "--workspace", "--all-features", "--tests", "--no-run"];
     let mut build = cargo(root, &[&arguments[..], &[format]].concat());
     let output = build.stderr(Stdio::inherit()).output();
     let output = output.map_err(|error| cargo::no_start(&build, &error))?;
@@ -60,10 +54,7 @@ pub(crate) fn build(root: &Path) -> Result<Vec<Program>, Failure> {
         return Err(Failure::Found(format!("{what} ended with {status}")));
     }
     let messages = String::from_utf8_lossy(&output.stdout);
-    let programs: Vec<Program> = messages
-        .lines()
-        .filter_map(program)
-        .collect::<Result<_, _>>()?;
+    let programs: Vec<Program> = messages.lines().filter_map(program).collect::<Result<_, _>>()?;
     match programs.is_empty() {
         true => Err(Failure::Found(
             "cargo named no test programs; has the form of its messages changed?".into(),
@@ -137,10 +128,7 @@ impl Run {
 /// Where the compiler's own libraries are, which the tests of a macro's crate are linked to.
 pub(crate) fn libraries(root: &Path) -> OsString {
     let mut rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    let asked = rustc
-        .current_dir(root)
-        .args(["--print", "sysroot"])
-        .output();
+    let asked = rustc.current_dir(root).args(["--print", "sysroot"]).output();
     let sysroot = asked.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     let mut paths = OsString::from(sysroot.unwrap_or_default());
     paths.push("/lib");
@@ -295,10 +283,7 @@ mod tests {
         let (mut tests, mut shown) = (Tests::default(), Vec::new());
         let ended = run_all(vec![good, bad, last], &outputs, &mut shown, &mut tests);
         _ = fs::remove_dir_all(&outputs);
-        let sum = Tests {
-            passed: 8,
-            failed: 2,
-        };
+        let sum = Tests { passed: 8, failed: 2 };
         assert_eq!(tests, sum);
         let Err(Failure::Found(why)) = ended else {
             panic!("a program that failed was not noticed");

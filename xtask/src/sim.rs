@@ -9,10 +9,7 @@ use crate::{
 
 /// Builds the simulation with optimisations and runs it with the same arguments.
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
-    let mut sim = cargo(
-        &root(),
-        &["run", "--quiet", "--release", "--package", "everstep-sim"],
-    );
+    let mut sim = cargo(&root(), &["run", "--quiet", "--release", "--package", "everstep-sim"]);
     sim.arg("--").args(arguments);
     cargo::succeed(sim)
 }

@@ -53,24 +53,12 @@ impl File {
     fn in_build(path: &str, text: &str, build: Build) -> File {
         let mut tokens = lexer::tokens(text);
         let test = mark_tests(&mut tokens, build);
-        let mut module: Vec<String> = path
-            .trim_end_matches(".rs")
-            .split('/')
-            .map(String::from)
-            .collect();
-        if matches!(
-            module.last().map(String::as_str),
-            Some("lib" | "main" | "mod")
-        ) {
+        let mut module: Vec<String> =
+            path.trim_end_matches(".rs").split('/').map(String::from).collect();
+        if matches!(module.last().map(String::as_str), Some("lib" | "main" | "mod")) {
             module.pop();
         }
-        File {
-            path: path.to_owned(),
-            module,
-            tokens,
-            text: text.to_owned(),
-            test,
-        }
+        File { path: path.to_owned(), module, tokens, text: text.to_owned(), test }
     }
 
     /// The top-level module that it belongs to; `lib` or `main` for the root.
@@ -208,9 +196,7 @@ fn mark_tests(tokens: &mut [Token], build: Build) -> bool {
         }
         if attributes.iter().any(|(_, only)| *only) {
             let end = item_end(tokens, item);
-            tokens[at..end]
-                .iter_mut()
-                .for_each(|token| token.test = true);
+            tokens[at..end].iter_mut().for_each(|token| token.test = true);
             at = end;
         } else {
             at = item;
@@ -271,9 +257,9 @@ fn only_for_tests(attribute: &[Token], build: Build) -> bool {
         [cfg, open, predicate @ .., _] if cfg.is("cfg") && open.is("(") => {
             !may_hold(predicate, build)
         }
-        [path @ .., last] if last.is("test") => path
-            .iter()
-            .all(|token| token.is(":") || token.kind == Kind::Word),
+        [path @ .., last] if last.is("test") => {
+            path.iter().all(|token| token.is(":") || token.kind == Kind::Word)
+        }
         _ => false,
     }
 }
@@ -321,11 +307,7 @@ fn item_end(tokens: &[Token], from: usize) -> usize {
         .iter()
         .filter(|token| token.is_code())
         .find(|token| !token.is("pub") && !token.is("(") && !token.is("crate") && !token.is(")"))
-        .is_some_and(|token| {
-            ["use", "static", "let", "type"]
-                .iter()
-                .any(|word| token.is(word))
-        });
+        .is_some_and(|token| ["use", "static", "let", "type"].iter().any(|word| token.is(word)));
     let (mut at, mut angles) = (from, 0);
     while at < tokens.len() {
         let token = &tokens[at];
@@ -333,9 +315,7 @@ fn item_end(tokens: &[Token], from: usize) -> usize {
             at = closing(tokens, at);
             if token.is("{") && !to_semicolon {
                 // The comma behind the last brace of an arm or of a field belongs to it.
-                let comma = tokens
-                    .get(at + 1)
-                    .is_some_and(|next| next.is(",") || next.is(";"));
+                let comma = tokens.get(at + 1).is_some_and(|next| next.is(",") || next.is(";"));
                 return (at + 1 + usize::from(comma)).min(tokens.len());
             }
         } else if token.is(";") {
@@ -364,59 +344,30 @@ mod tests {
         let file = File::new("a.rs", text);
         let words = file.code();
         let words = words.iter().filter(|token| token.kind == Kind::Word);
-        words
-            .map(|token| &*token.text)
-            .collect::<Vec<_>>()
-            .join(" ")
+        words.map(|token| &*token.text).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
     fn item_under_cfg_test_is_test_code_to_its_end() {
-        assert_eq!(
-            words("a! {} #[cfg(test)] mod tests { fn x() { y } } fn b() {}"),
-            "a fn b"
-        );
+        assert_eq!(words("a! {} #[cfg(test)] mod tests { fn x() { y } } fn b() {}"), "a fn b");
         assert_eq!(words("#[cfg(test)] use a::{b, c}; fn d() {}"), "fn d");
-        assert_eq!(
-            words("#[cfg(test)] const A: [u8; 2] = [1, 2]; fn d() {}"),
-            "fn d"
-        );
+        assert_eq!(words("#[cfg(test)] const A: [u8; 2] = [1, 2]; fn d() {}"), "fn d");
         assert_eq!(words("#[cfg(test)] pub(crate) mod x; fn d() {}"), "fn d");
-        assert_eq!(
-            words("#[test] fn x() {} #[tokio::test] async fn y() {} fn d() {}"),
-            "fn d"
-        );
+        assert_eq!(words("#[test] fn x() {} #[tokio::test] async fn y() {} fn d() {}"), "fn d");
     }
 
     #[test]
     fn docs_and_attributes_of_a_test_item_are_part_of_it() {
-        let file = File::new(
-            "a.rs",
-            "/// A.\n#[allow(x)]\n#[cfg(test)]\n// b\nfn a() {}\nb",
-        );
-        let code: Vec<usize> = file
-            .tokens
-            .iter()
-            .filter(|it| !it.test)
-            .map(|it| it.line)
-            .collect();
+        let file = File::new("a.rs", "/// A.\n#[allow(x)]\n#[cfg(test)]\n// b\nfn a() {}\nb");
+        let code: Vec<usize> = file.tokens.iter().filter(|it| !it.test).map(|it| it.line).collect();
         assert_eq!(code, [6]);
     }
 
     #[test]
     fn field_arm_and_statement_under_cfg_test_end_with_themselves() {
-        assert_eq!(
-            words("struct A { #[cfg(test)] x: Map<B, C>, y: D }"),
-            "struct A y D"
-        );
-        assert_eq!(
-            words("struct A { y: D, #[cfg(test)] x: B }"),
-            "struct A y D"
-        );
-        assert_eq!(
-            words("match a { #[cfg(test)] B => { c } D => e }"),
-            "match a D e"
-        );
+        assert_eq!(words("struct A { #[cfg(test)] x: Map<B, C>, y: D }"), "struct A y D");
+        assert_eq!(words("struct A { y: D, #[cfg(test)] x: B }"), "struct A y D");
+        assert_eq!(words("match a { #[cfg(test)] B => { c } D => e }"), "match a D e");
         assert_eq!(words("#[cfg(test)] let a = B { c: d }; e"), "e");
         assert_eq!(words("#[cfg(test)] if a { b } c"), "c");
     }
@@ -428,10 +379,7 @@ mod tests {
                     #[cfg(not(feature = \"testing\"))] fn d() {}";
         let names = |build| {
             let file = File::in_build("a.rs", text, build);
-            let names = file
-                .code()
-                .into_iter()
-                .filter(|token| token.text.len() == 1);
+            let names = file.code().into_iter().filter(|token| token.text.len() == 1);
             let names = names.filter(|token| token.kind == Kind::Word);
             names.map(|token| token.text.clone()).collect::<String>()
         };
@@ -441,16 +389,8 @@ mod tests {
 
     #[test]
     fn cfg_that_may_hold_without_test_is_no_test_code() {
-        for cfg in [
-            "not(test)",
-            "any(test, feature = \"x\")",
-            "feature = \"test\"",
-            "unix",
-        ] {
-            assert!(
-                words(&format!("#[cfg({cfg})] fn a() {{}}")).ends_with("fn a"),
-                "{cfg}"
-            );
+        for cfg in ["not(test)", "any(test, feature = \"x\")", "feature = \"test\"", "unix"] {
+            assert!(words(&format!("#[cfg({cfg})] fn a() {{}}")).ends_with("fn a"), "{cfg}");
         }
         for cfg in ["test", "all(test, unix)", "all(unix, any(test))"] {
             assert_eq!(words(&format!("#[cfg({cfg})] fn a() {{}} b")), "b", "{cfg}");
@@ -472,11 +412,7 @@ mod tests {
         ]
         .map(|(path, text)| File::new(path, text));
         mark_test_files(&mut files);
-        let tests: Vec<&str> = files
-            .iter()
-            .filter(|it| it.test)
-            .map(|it| &*it.path)
-            .collect();
+        let tests: Vec<&str> = files.iter().filter(|it| it.test).map(|it| &*it.path).collect();
         assert_eq!(tests, ["a/tests.rs", "a/tests/d.rs", "b.rs", "b/e.rs"]);
     }
 }

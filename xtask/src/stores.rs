@@ -18,11 +18,8 @@ use crate::Failure;
 pub(crate) const STORES_FILE: &str = "EVERSTEP_STORES_TESTED";
 
 /// The stores as tests call them, with the feature that they are behind.
-const STORES: [(&str, Option<&str>); 3] = [
-    ("memory", None),
-    ("SQLite", Some("sqlite")),
-    ("PostgreSQL", Some("postgres")),
-];
+const STORES: [(&str, Option<&str>); 3] =
+    [("memory", None), ("SQLite", Some("sqlite")), ("PostgreSQL", Some("postgres"))];
 
 /// A database that tests may use.
 pub(crate) enum Database {
@@ -129,10 +126,7 @@ mod tests {
 
     #[test]
     fn a_store_without_a_test_is_missing_if_there_is_a_feature_for_it() {
-        assert_eq!(
-            missing([1, 1, 0], &["sqlite", "postgres"]),
-            Some("PostgreSQL")
-        );
+        assert_eq!(missing([1, 1, 0], &["sqlite", "postgres"]), Some("PostgreSQL"));
         assert_eq!(missing([1, 1, 0], &["sqlite"]), None);
         assert_eq!(missing([1, 0, 1], &["sqlite", "postgres"]), Some("SQLite"));
         assert_eq!(missing([0, 1, 1], &[]), Some("memory"));

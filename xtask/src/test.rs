@@ -22,11 +22,7 @@ use crate::{
 const CHECKS: &[Check] = &[
     Check::new("format", "the code is formatted", format),
     Check::new("clippy", "no lint fires", clippy),
-    Check::new(
-        "features",
-        "each feature builds alone, none and all",
-        features,
-    ),
+    Check::new("features", "each feature builds alone, none and all", features),
     Check::new(
         "tests",
         "all tests pass on every store and in a browser, and every primitive was crashed on each",
@@ -34,11 +30,7 @@ const CHECKS: &[Check] = &[
     ),
     Check::new("doc-tests", "the code in the docs runs", doc_tests),
     Check::new("examples", "every example runs to its end", run_examples),
-    Check::new(
-        "checkout-kill",
-        "`checkout` goes on wherever it is killed",
-        kill_checkout,
-    ),
+    Check::new("checkout-kill", "`checkout` goes on wherever it is killed", kill_checkout),
     Check::new(
         "ledger-kill",
         "no ledger loses or makes a cent, wherever it is killed",
@@ -50,11 +42,7 @@ const CHECKS: &[Check] = &[
         "every path in ARCHITECTURE.md exists, and modules import what its table allows",
         check_architecture,
     ),
-    Check::new(
-        "licences",
-        "no licence or crate that we do not want",
-        licences,
-    ),
+    Check::new("licences", "no licence or crate that we do not want", licences),
 ];
 
 /// The test program whose tests take their store from `testing::store`: at least one file for each
@@ -68,10 +56,8 @@ const CRASHING: Part = ("crashes", &["crash_primitives::", "queues_crash::"]);
 type Part = (&'static str, &'static [&'static str]);
 
 /// The stores of the later passes, as `testing::store` calls them, and what is made on each.
-const PASSES: &[(&str, &[Part])] = &[
-    ("sqlite", &[ON_ANY_STORE]),
-    ("postgres", &[ON_ANY_STORE, CRASHING]),
-];
+const PASSES: &[(&str, &[Part])] =
+    &[("sqlite", &[ON_ANY_STORE]), ("postgres", &[ON_ANY_STORE, CRASHING])];
 
 /// The programs that take longest, with their stores. What is missing here only makes it all longer.
 const LONGEST: &[(&str, Option<&str>)] = &[
@@ -123,11 +109,7 @@ impl Checking {
         if self.database.is_none() {
             self.database = Some(Database::find_or_start()?);
         }
-        Ok(self
-            .database
-            .as_ref()
-            .map(Database::url)
-            .unwrap_or_default())
+        Ok(self.database.as_ref().map(Database::url).unwrap_or_default())
     }
 }
 
@@ -139,21 +121,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
         return Ok(());
     }
     let checks = chosen(arguments)?;
-    let mut checking = Checking {
-        root: root(),
-        tests: Tests::default(),
-        database: None,
-        skipped: None,
-    };
+    let mut checking =
+        Checking { root: root(), tests: Tests::default(), database: None, skipped: None };
     let started = Instant::now();
     for check in checks {
         run_one(check, &mut checking)?;
     }
     println!("\n==> all of it took {}", shown(started.elapsed()));
-    println!(
-        "{} passed, {} failed",
-        checking.tests.passed, checking.tests.failed
-    );
+    println!("{} passed, {} failed", checking.tests.passed, checking.tests.failed);
     Ok(())
 }
 
@@ -221,10 +196,7 @@ fn features(checking: &mut Checking) -> Result<(), Failure> {
     lint_with(&["--no-default-features", "--features", "sqlite,postgres"])?;
     // With all of them it was built by the check before this one. These are as most will build them.
     let others = ["everstep-cli", "everstep-examples"].map(|name| ["--package", name]);
-    lint(
-        &checking.root,
-        &[&others.concat()[..], &["--bins", "--examples"]].concat(),
-    )
+    lint(&checking.root, &[&others.concat()[..], &["--bins", "--examples"]].concat())
 }
 
 fn library_manifest(root: &Path) -> Result<String, Failure> {
@@ -304,9 +276,7 @@ fn runs(
         for (name, tests) in *parts {
             let found = programs.iter().find(|program| program.name == *name);
             let program = found.ok_or_else(|| {
-                Failure::Found(format!(
-                    "there is no test program `{name}` to run on {store}"
-                ))
+                Failure::Found(format!("there is no test program `{name}` to run on {store}"))
             })?;
             let mut run = program.run(&format!("on {store}"), &libraries);
             run.env(STORE, store);
@@ -336,13 +306,7 @@ fn runs(
 fn doc_tests(checking: &mut Checking) -> Result<(), Failure> {
     let mut tests = cargo(
         &checking.root,
-        &[
-            "test",
-            "--workspace",
-            "--all-features",
-            "--doc",
-            "--no-fail-fast",
-        ],
+        &["test", "--workspace", "--all-features", "--doc", "--no-fail-fast"],
     );
     tests.env(DATABASE_URL, checking.database_url()?);
     cargo::succeed_counting(tests, &mut checking.tests)
@@ -364,15 +328,8 @@ fn kill_ledger(checking: &mut Checking) -> Result<(), Failure> {
 
 /// Modules are private and name each other in their headers, so private items are documented too.
 fn docs(checking: &mut Checking) -> Result<(), Failure> {
-    let mut docs = cargo(
-        &checking.root,
-        &[
-            "doc",
-            "--workspace",
-            "--no-deps",
-            "--document-private-items",
-        ],
-    );
+    let mut docs =
+        cargo(&checking.root, &["doc", "--workspace", "--no-deps", "--document-private-items"]);
     docs.env("RUSTDOCFLAGS", "-D warnings");
     cargo::succeed(docs)
 }
@@ -388,10 +345,7 @@ fn licences(checking: &mut Checking) -> Result<(), Failure> {
         checking.skipped = Some("cargo-deny is not installed (`cargo install cargo-deny`)");
         return Ok(());
     }
-    cargo::succeed(cargo(
-        &checking.root,
-        &["deny", "check", "bans", "licenses", "sources"],
-    ))
+    cargo::succeed(cargo(&checking.root, &["deny", "check", "bans", "licenses", "sources"]))
 }
 
 #[cfg(test)]
@@ -431,10 +385,7 @@ mod tests {
     fn features_are_read_from_the_manifest() {
         let manifest = "[package]\nname = \"x\"\n\n[features]\ndefault = [\"a\"]\n## About a.\n\
                         a = [\"dep:z\"]\nb-c = []\n\n[dependencies]\nd = \"1\"\n";
-        assert_eq!(
-            optional_features(manifest).collect::<Vec<_>>(),
-            ["a", "b-c"]
-        );
+        assert_eq!(optional_features(manifest).collect::<Vec<_>>(), ["a", "b-c"]);
         assert_eq!(optional_features("[package]\nname = \"x\"").count(), 0);
     }
 }

@@ -183,15 +183,11 @@ impl Which {
     pub(crate) fn json(&self) -> Json {
         let joined: Vec<String> = self.status.iter().map(ToString::to_string).collect();
         let pairs = self.tag.iter();
-        let tags: Vec<Json> = pairs
-            .map(|Pair(name, value)| format!("{name}:{value}").into())
-            .collect();
+        let tags: Vec<Json> =
+            pairs.map(|Pair(name, value)| format!("{name}:{value}").into()).collect();
         let moment = |at: Option<Moment>| at.map(|Moment(at)| at.to_string().into());
         let fields = [
-            (
-                "status",
-                (!joined.is_empty()).then(|| joined.join(",").into()),
-            ),
+            ("status", (!joined.is_empty()).then(|| joined.join(",").into())),
             ("workflow", self.workflow.clone().map(Json::from)),
             ("version", self.version.map(Json::from)),
             ("key_prefix", self.key.clone().map(Json::from)),
@@ -216,9 +212,8 @@ impl std::str::FromStr for Pair {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Pair, String> {
-        let (name, value) = text
-            .split_once(':')
-            .ok_or_else(|| "write it as `name:value`".to_owned())?;
+        let (name, value) =
+            text.split_once(':').ok_or_else(|| "write it as `name:value`".to_owned())?;
         Ok(Pair(name.to_owned(), value.to_owned()))
     }
 }
@@ -250,9 +245,7 @@ impl std::str::FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Span, String> {
-        let end = text
-            .find(|it: char| !it.is_ascii_digit())
-            .unwrap_or(text.len());
+        let end = text.find(|it: char| !it.is_ascii_digit()).unwrap_or(text.len());
         let wrong =
             || format!("`{text}` is no length of time; write `250ms`, `90s`, `15m`, `2h` or `3d`");
         let number: u64 = text[..end].parse().map_err(|_| wrong())?;
@@ -279,25 +272,17 @@ pub(crate) fn json(text: &str) -> Result<Json, Trouble> {
     let usage = |text: String| Trouble::new(Exit::Usage, text);
     let (text, from) = if text == "-" {
         let read = std::io::read_to_string(std::io::stdin());
-        (
-            read.map_err(|error| usage(format!("standard input: {error}")))?,
-            "standard input",
-        )
+        (read.map_err(|error| usage(format!("standard input: {error}")))?, "standard input")
     } else if let Some(path) = text.strip_prefix('@') {
         let read = std::fs::read_to_string(path);
-        (
-            read.map_err(|error| usage(format!("{path}: {error}")))?,
-            path,
-        )
+        (read.map_err(|error| usage(format!("{path}: {error}")))?, path)
     } else {
         (text.to_owned(), "the argument")
     };
     everstep::check_json_numbers(text.as_bytes())
         .map_err(|error| usage(format!("{from}: {error}")))?;
     serde_json::from_str(&text).map_err(|error| {
-        usage(format!(
-            "{from} is no JSON: {error}; a text is JSON with its quotes: '\"text\"'"
-        ))
+        usage(format!("{from} is no JSON: {error}; a text is JSON with its quotes: '\"text\"'"))
     })
 }
 

@@ -53,9 +53,7 @@ impl Change {
             Err(trouble) => trouble.exit(),
         };
         if let Err(error) = audit.end(no, exit.word()).await {
-            output::note(&format!(
-                "what became of it is not in the audit log: {error}"
-            ));
+            output::note(&format!("what became of it is not in the audit log: {error}"));
         }
         done
     }

@@ -41,10 +41,9 @@ pub(crate) struct Restore {
 pub(crate) fn check(db: Option<&Path>) -> Result<(), Trouble> {
     let is_url = db.is_some_and(|db| db.to_string_lossy().contains("://"));
     match is_url {
-        true => Err(BackupError::Unsupported {
-            store: "the PostgreSQL database".to_owned(),
+        true => {
+            Err(BackupError::Unsupported { store: "the PostgreSQL database".to_owned() }.into())
         }
-        .into()),
         false => Ok(()),
     }
 }
@@ -80,10 +79,7 @@ fn report(what: &str, made: &BackedUp) -> Exit {
         (Some(_), Some(runs)) if findings == 0 => {
             format!("all is well with its {}", many(runs, "run"))
         }
-        (Some(_), _) => format!(
-            "{}: `doctor --db {path}` lists them",
-            many(findings, "finding")
-        ),
+        (Some(_), _) => format!("{}: `doctor --db {path}` lists them", many(findings, "finding")),
         _ => "it has an older format, which the next engine migrates".to_owned(),
     };
     say(

@@ -60,10 +60,7 @@ pub(crate) async fn run(db: Option<PathBuf>, said: Bench) -> Outcome {
 }
 
 async fn measure(place: &Place, said: &Bench) -> Result<Shown, Trouble> {
-    let engine = Engine::open(place.name())
-        .register(steps_of_nothing)
-        .start()
-        .await?;
+    let engine = Engine::open(place.name()).register(steps_of_nothing).start().await?;
     let client = engine.client();
     // One in twenty is enough to see how long one takes that has the engine to itself.
     let alone = said.runs / 20;
@@ -106,11 +103,7 @@ impl Measured {
         }
         let took = begun.elapsed();
         latencies.sort();
-        Ok(Measured {
-            at_once,
-            took,
-            latencies,
-        })
+        Ok(Measured { at_once, took, latencies })
     }
 
     fn per_second(&self) -> f64 {
@@ -148,16 +141,9 @@ async fn starter(
 ) -> Result<Vec<Duration>, Trouble> {
     let mut latencies = Vec::new();
     let next = |left: u64| left.checked_sub(1);
-    while left
-        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
-        .is_ok()
-    {
+    while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok() {
         let begun = Instant::now();
-        client
-            .start(steps_of_nothing, count)
-            .await?
-            .result()
-            .await?;
+        client.start(steps_of_nothing, count).await?.result().await?;
         latencies.push(begun.elapsed());
         progress.step();
     }
@@ -221,10 +207,7 @@ impl Place {
             let text = format!("there is no directory {}", parent.display());
             return Err(Trouble::new(Exit::Unavailable, text));
         }
-        Ok(Place::File(Scratch::in_directory(
-            parent,
-            ".everstep-bench",
-        )?))
+        Ok(Place::File(Scratch::in_directory(parent, ".everstep-bench")?))
     }
 
     fn name(&self) -> PathBuf {

@@ -38,10 +38,7 @@ async fn show(client: &Client) -> Result<Shown, Trouble> {
     }
     let mut pools = Table::new(["POOL", "SHARDS WITH A RUNNER"]);
     for pool in cluster.pools {
-        pools.row([
-            pool.name.into(),
-            format!("{} of {}", pool.owned, everstep::SHARDS).into(),
-        ]);
+        pools.row([pool.name.into(), format!("{} of {}", pool.owned, everstep::SHARDS).into()]);
     }
     let (runners, pools) = (runners.text("no runners"), pools.text("no pools"));
     Ok(Shown::Text(format!("{runners}\n{pools}")))
@@ -65,21 +62,11 @@ pub(crate) async fn limits(client: &Client) -> Outcome {
         Shown::Json(json!({"limits": limits})).print();
         return Ok(Exit::Done);
     }
-    let head = [
-        "LIMIT",
-        "KEY",
-        "PLACES",
-        "RATE",
-        "IN USE",
-        "WAITING",
-        "NEXT FREE",
-    ];
+    let head = ["LIMIT", "KEY", "PLACES", "RATE", "IN USE", "WAITING", "NEXT FREE"];
     let mut table = Table::new(head);
     for limit in limits {
         let places = limit.concurrency.map(|it| it.to_string());
-        let rate = limit
-            .rate
-            .map(|(count, per)| format!("{count} per {}", span(per)));
+        let rate = limit.rate.map(|(count, per)| format!("{count} per {}", span(per)));
         table.row([
             limit.name.into(),
             limit.key.unwrap_or_default().into(),

@@ -39,10 +39,8 @@ pub(crate) async fn run(said: Demo, db: Option<PathBuf>) -> Outcome {
     let engine = samples::register(Engine::open(&place))
         .settings(|settings| {
             // It may go on for days.
-            settings.retention = Retention::new()
-                .completed(minutes(10))
-                .failed(minutes(20))
-                .cancelled(minutes(10));
+            settings.retention =
+                Retention::new().completed(minutes(10)).failed(minutes(20)).cancelled(minutes(10));
             settings.shutdown_limit = seconds(3);
         })
         .start()

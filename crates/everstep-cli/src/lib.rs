@@ -131,9 +131,7 @@ enum Command {
 
 /// The `everstep` command. It has no workflows of its own.
 pub fn main() -> Exit {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     match runtime {
         Ok(runtime) => runtime.block_on(run(std::env::args_os(), None)),
         Err(error) => {

@@ -23,9 +23,8 @@ impl Log {
         };
         let filter = EnvFilter::try_from_env("EVERSTEP_LOG");
         let filter = filter.unwrap_or_else(|_| EnvFilter::new(unless_said));
-        let written = tracing_subscriber::fmt::layer()
-            .with_writer(std::io::stderr)
-            .with_filter(filter);
+        let written =
+            tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(filter);
         let subscriber = tracing_subscriber::registry().with(written);
         // A program of one's own may have set up its own before: then nothing is set up here.
         #[cfg(feature = "otel")]
@@ -33,9 +32,7 @@ impl Log {
             return match everstep::telemetry::otel::Otlp::new(name).layer() {
                 Ok((layer, exporting)) => {
                     let is_ours = subscriber.with(layer).try_init().is_ok();
-                    Log {
-                        exporting: is_ours.then_some(exporting),
-                    }
+                    Log { exporting: is_ours.then_some(exporting) }
                 }
                 Err(error) => {
                     output::note(&format!("warning: no spans are exported: {error}"));
@@ -65,18 +62,12 @@ impl Log {
 /// Whether engines or servers run in it, rather than one question that is asked.
 #[cfg(feature = "otel")]
 fn is_long(command: &Command) -> bool {
-    matches!(
-        command,
-        Command::Demo(_) | Command::Serve(_) | Command::Worker(_)
-    )
+    matches!(command, Command::Demo(_) | Command::Serve(_) | Command::Worker(_))
 }
 
 #[cfg(feature = "otel")]
 fn names_collector() -> bool {
-    let names = [
-        "OTEL_EXPORTER_OTLP_ENDPOINT",
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-    ];
+    let names = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"];
     let is_said = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     names.into_iter().any(is_said)
 }

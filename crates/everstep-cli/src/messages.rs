@@ -52,14 +52,8 @@ pub(crate) async fn send(client: &Client, said: Send) -> Outcome {
     let sent = change.made(client, async || Ok(send.await?));
     let (sent, text) = match sent.await? {
         Sent::Delivered => ("delivered", "delivered"),
-        Sent::Duplicate => (
-            "duplicate",
-            "an equal one was sent before; nothing was done",
-        ),
-        Sent::DeadLettered => (
-            "dead_lettered",
-            "the run has ended; it is kept as a dead letter",
-        ),
+        Sent::Duplicate => ("duplicate", "an equal one was sent before; nothing was done"),
+        Sent::DeadLettered => ("dead_lettered", "the run has ended; it is kept as a dead letter"),
         Sent::Published => ("published", "the run has ended; it was published"),
     };
     say(json!({"sent": sent}), text);
@@ -141,12 +135,7 @@ pub(crate) async fn publish(client: &Client, said: Publish) -> Outcome {
     let change = Change::new("publish_event", &said.event);
     let published_event = change.made(client, async || Ok(publish.await?));
     let (json, text) = match published_event.await? {
-        PublishedEvent::Published {
-            told,
-            spreading,
-            kept,
-            ..
-        } => (
+        PublishedEvent::Published { told, spreading, kept, .. } => (
             json!({"duplicate": false, "told": told, "spreading": spreading, "kept": kept}),
             published(told, spreading, kept),
         ),

@@ -162,10 +162,7 @@ pub(crate) struct Cell {
 
 impl<T: Into<String>> From<T> for Cell {
     fn from(text: T) -> Cell {
-        Cell {
-            text: plain(&text.into()),
-            colour: None,
-        }
+        Cell { text: plain(&text.into()), colour: None }
     }
 }
 
@@ -181,10 +178,7 @@ pub(crate) fn plain(text: &str) -> String {
 
 impl Table {
     pub(crate) fn new<H: Into<String>>(head: impl IntoIterator<Item = H>) -> Table {
-        Table {
-            head: head.into_iter().map(Into::into).collect(),
-            rows: Vec::new(),
-        }
+        Table { head: head.into_iter().map(Into::into).collect(), rows: Vec::new() }
     }
 
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
@@ -263,10 +257,7 @@ pub(crate) fn status(status: RunStatus) -> Cell {
         RunStatus::Running => "36",
         _ => "34",
     };
-    Cell {
-        text: status.to_string(),
-        colour: Some(colour),
-    }
+    Cell { text: status.to_string(), colour: Some(colour) }
 }
 
 /// How long ago, or in how long.

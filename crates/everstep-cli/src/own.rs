@@ -135,18 +135,13 @@ fn shown(found: &Preflight) -> Shown {
             "divergent": named(&found.divergent), "unknown": named(&found.unknown_workflow),
         }));
     }
-    let mut text = format!(
-        "{} of {} live runs go on with this program",
-        found.ok, found.checked
-    );
+    let mut text = format!("{} of {} live runs go on with this program", found.ok, found.checked);
     if found.divergent_count > 0 {
         text += &format!(", {} would be paused", found.divergent_count);
     }
     if found.unknown_count > 0 {
-        text += &format!(
-            ", {} are of workflows or versions that are not here",
-            found.unknown_count
-        );
+        text +=
+            &format!(", {} are of workflows or versions that are not here", found.unknown_count);
     }
     text += "\n";
     let mut table = Table::new(["RUN", "WORKFLOW", "WHY"]);

@@ -135,15 +135,7 @@ async fn list(client: &Client) -> Result<Shown, Trouble> {
         let queues: Vec<Json> = queues.collect();
         return Ok(Shown::Json(json!({"queues": queues})));
     }
-    let head = [
-        "QUEUE",
-        "READY",
-        "DELAYED",
-        "CLAIMED",
-        "DONE",
-        "DEAD",
-        "OLDEST READY",
-    ];
+    let head = ["QUEUE", "READY", "DELAYED", "CLAIMED", "DONE", "DEAD", "OLDEST READY"];
     let mut table = Table::new(head);
     for queue in queues {
         table.row([
@@ -189,17 +181,13 @@ async fn items(client: &Client, said: &Items) -> Outcome {
         State::Done => ItemState::Done,
         State::Dead => ItemState::Dead,
     });
-    let items = client
-        .queue_items(&said.queue, state, None, said.limit)
-        .await?;
+    let items = client.queue_items(&said.queue, state, None, said.limit).await?;
     if is_json() {
         let items: Vec<_> = items.into_iter().map(json::item).collect();
         Shown::Json(json!({"items": items})).print();
         return Ok(Exit::Done);
     }
-    let head = [
-        "ITEM", "STATE", "PRIORITY", "ATTEMPTS", "PUT", "INPUT", "ERROR",
-    ];
+    let head = ["ITEM", "STATE", "PRIORITY", "ATTEMPTS", "PUT", "INPUT", "ERROR"];
     let mut table = Table::new(head);
     for item in items {
         let input = item.input.map(|it| it.to_string()).unwrap_or_default();
@@ -248,11 +236,7 @@ struct Doing {
 
 impl Doing {
     fn new(action: &'static str, done: &'static str, wrong: &'static str) -> Doing {
-        Doing {
-            action,
-            done,
-            wrong,
-        }
+        Doing { action, done, wrong }
     }
 }
 
@@ -260,11 +244,7 @@ impl Doing {
 async fn each(
     client: &Client,
     said: These,
-    Doing {
-        action,
-        done,
-        wrong,
-    }: Doing,
+    Doing { action, done, wrong }: Doing,
     act: impl AsyncFn(&Client, ItemId) -> Result<bool, everstep::ClientError>,
 ) -> Outcome {
     let mut exit = Exit::Done;

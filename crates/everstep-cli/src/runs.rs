@@ -130,15 +130,7 @@ async fn list(client: &Client, list: &List) -> Result<Shown, Trouble> {
         }
         return Ok(Shown::Json(shown));
     }
-    let head = [
-        "ID",
-        "WORKFLOW",
-        "STATUS",
-        "KEY",
-        "STARTED",
-        "TOOK",
-        "WAITS FOR",
-    ];
+    let head = ["ID", "WORKFLOW", "STATUS", "KEY", "STARTED", "TOOK", "WAITS FOR"];
     let mut table = Table::new(head);
     for run in runs {
         let took = took(&run);
@@ -172,9 +164,8 @@ async fn counts(client: &Client, which: &Which) -> Result<Shown, Trouble> {
     let is_meant = |status: &RunStatus| which.status.is_empty() || which.status.contains(status);
     let meant = counts.iter().filter(|(status, _)| is_meant(status));
     if is_json() {
-        let counted: serde_json::Map<_, _> = meant
-            .map(|(status, count)| (status.to_string(), json!(count)))
-            .collect();
+        let counted: serde_json::Map<_, _> =
+            meant.map(|(status, count)| (status.to_string(), json!(count))).collect();
         let json = json!({"counts": counted, "total": counts.total()});
         return Ok(Shown::Json(json));
     }

@@ -125,11 +125,7 @@ pub(crate) async fn run(client: &Client, said: Schedules) -> Outcome {
             let schedule = client.schedule_named(name);
             let changed = change.made(client, async || Ok(schedule.pause().await?));
             let changed = changed.await?;
-            let text = if changed {
-                "paused"
-            } else {
-                "it was paused before"
-            };
+            let text = if changed { "paused" } else { "it was paused before" };
             say(json!({"changed": changed}), text);
         }
         Command::Resume(Named { name }) => {
@@ -137,11 +133,7 @@ pub(crate) async fn run(client: &Client, said: Schedules) -> Outcome {
             let schedule = client.schedule_named(name);
             let changed = change.made(client, async || Ok(schedule.resume().await?));
             let changed = changed.await?;
-            let text = if changed {
-                "resumed"
-            } else {
-                "it was not paused"
-            };
+            let text = if changed { "resumed" } else { "it was not paused" };
             say(json!({"changed": changed}), text);
         }
         Command::Trigger(Named { name }) => return trigger(client, name).await,
@@ -216,10 +208,7 @@ async fn set(client: &Client, said: Set) -> Outcome {
         (false, true) => "changed",
         (false, false) => "it was so already",
     };
-    say(
-        json!({"created": set.created(), "replaced": set.replaced()}),
-        text,
-    );
+    say(json!({"created": set.created(), "replaced": set.replaced()}), text);
     Ok(Exit::Done)
 }
 
@@ -258,10 +247,7 @@ fn overlap(overlap: Overlap) -> &'static str {
 
 fn spec(schedule: &ScheduleInfo) -> String {
     match &schedule.spec {
-        Some(ScheduleSpec::Cron {
-            expression,
-            time_zone,
-        }) => format!("{expression} ({time_zone})"),
+        Some(ScheduleSpec::Cron { expression, time_zone }) => format!("{expression} ({time_zone})"),
         Some(ScheduleSpec::Every(every)) => format!("every {}", span(*every)),
         _ => "it cannot be read by this version".to_owned(),
     }

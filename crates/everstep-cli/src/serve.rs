@@ -24,12 +24,7 @@ pub(crate) struct Serve {
     listen: String,
     /// A file with one token in each line, as `role name token`; roles are read, operate and admin.
     /// Instead of the token there may be its hash, as `sha256:..`.
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "EVERSTEP_TOKENS",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_TOKENS", hide_env_values = true)]
     tokens: Option<PathBuf>,
     /// A name under which the server is reached; may be said several times.
     #[arg(long, value_name = "NAME")]
@@ -68,10 +63,7 @@ pub(crate) struct Limits {
 impl Limits {
     pub(crate) fn apply(self, mut server: Server) -> Result<Server, Trouble> {
         let limits = [
-            (
-                self.connections,
-                Server::connection_limit as fn(Server, usize) -> Server,
-            ),
+            (self.connections, Server::connection_limit as fn(Server, usize) -> Server),
             (self.connections_per_peer, Server::connections_per_peer),
             (self.requests_per_token, Server::requests_per_token),
             (self.streams_per_token, Server::streams_per_token),
@@ -110,9 +102,7 @@ pub(crate) async fn server(
     for host in hosts {
         server = server.host(host);
     }
-    server
-        .redact(redact)
-        .map_err(|error| Trouble::usage(error.to_string()))
+    server.redact(redact).map_err(|error| Trouble::usage(error.to_string()))
 }
 
 fn with_tokens(mut server: Server, file: Option<&Path>) -> Result<Server, Trouble> {
@@ -165,15 +155,13 @@ pub(crate) async fn listen(server: Server, address: &str) -> Result<Listening, T
     server.listen(address).await.map_err(|error| {
         let (exit, hint) = match error.kind() {
             // It is not the system that refuses, but the server.
-            ErrorKind::PermissionDenied if error.raw_os_error().is_none() => (
-                Exit::Conflict,
-                "; `tokens create` makes one, `--tokens` reads them from a file",
-            ),
+            ErrorKind::PermissionDenied if error.raw_os_error().is_none() => {
+                (Exit::Conflict, "; `tokens create` makes one, `--tokens` reads them from a file")
+            }
             ErrorKind::PermissionDenied => (Exit::Conflict, ""),
-            ErrorKind::AddrInUse => (
-                Exit::Conflict,
-                "; say another one, port 0 is any that is free",
-            ),
+            ErrorKind::AddrInUse => {
+                (Exit::Conflict, "; say another one, port 0 is any that is free")
+            }
             _ => (Exit::Usage, "; write it as `127.0.0.1:7878`"),
         };
         Trouble::new(exit, format!("cannot listen at {address}: {error}{hint}"))

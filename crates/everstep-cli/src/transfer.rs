@@ -80,10 +80,7 @@ async fn export_many(client: &Client, which: &Which, directory: &Path) -> Outcom
         }
     }
     progress.end();
-    say(
-        json!({"runs": runs, "bytes": bytes}),
-        &format!("{}, {bytes} bytes", many(runs, "run")),
-    );
+    say(json!({"runs": runs, "bytes": bytes}), &format!("{}, {bytes} bytes", many(runs, "run")));
     Ok(Exit::Done)
 }
 

@@ -17,10 +17,7 @@ fn start_child(world: &World, parent: RunId, new: NewRun) -> Vec<Notice> {
         awaited: true,
         close: Close::Cancel,
     };
-    let commit = Commit {
-        effects: vec![Effect::StartChild(Box::new(start))],
-        ..commit(parent)
-    };
+    let commit = Commit { effects: vec![Effect::StartChild(Box::new(start))], ..commit(parent) };
     let batch = Batch {
         fence: Some(world.fence),
         now: at(1),
@@ -48,10 +45,7 @@ fn a_child_that_is_not_claimed_is_due(world: &World) {
     let claim = false;
     let id = new.id;
     let notices = start_child(world, parent, NewRun { claim, ..new });
-    let due = Notice::Due {
-        run: id,
-        at: AT_ONCE,
-    };
+    let due = Notice::Due { run: id, at: AT_ONCE };
     assert_eq!(notices, [due]);
     assert_eq!(world.row(id).status, RunStatus::Pending);
     assert_eq!(world.due(1), [id]);

@@ -15,10 +15,7 @@ const LATER: i64 = 2 * AHEAD;
 /// A run that has failed.
 fn failed(world: &World) -> RunId {
     let id = world.running();
-    world.accept(Commit {
-        patch: finish(RunStatus::Failed),
-        ..commit(id)
-    });
+    world.accept(Commit { patch: finish(RunStatus::Failed), ..commit(id) });
     id
 }
 
@@ -44,9 +41,7 @@ fn what_a_clock_that_is_ahead_makes_due_is_due_at_once(world: &World) {
     let receiver = world.parked(None);
     let claim = false;
     let start = NewRun { claim, ..started };
-    let mut wanted = vec![
-        start.id, sent, cancelled, resumed, reopened, again, receiver,
-    ];
+    let mut wanted = vec![start.id, sent, cancelled, resumed, reopened, again, receiver];
     let cancel = Control::Cancel { rollback: false };
     let writes = vec![
         Write::Start(Box::new(start)),
@@ -65,10 +60,7 @@ fn what_a_clock_that_is_ahead_makes_due_is_due_at_once(world: &World) {
             },
             ..commit(again)
         })),
-        Write::Commit(Box::new(Commit {
-            effects: vec![send(receiver, "sent")],
-            ..commit(sender)
-        })),
+        Write::Commit(Box::new(Commit { effects: vec![send(receiver, "sent")], ..commit(sender) })),
     ];
     let outcomes = world.batch(AHEAD, writes);
     let refused = |outcome: &Outcome| matches!(outcome, Outcome::Refused(_));
@@ -82,15 +74,8 @@ fn what_a_clock_that_is_ahead_makes_due_is_due_at_once(world: &World) {
 fn a_run_whose_id_is_from_the_future_is_made_due_at_once(world: &World) {
     let from_the_future = || {
         let id = world.ids.next(at(AHEAD));
-        let new = NewRun {
-            id,
-            ..world.new_run()
-        };
-        let parks = Commit {
-            inbox_seq: Some(0),
-            patch: park(Some(at(LATER))),
-            ..commit(id)
-        };
+        let new = NewRun { id, ..world.new_run() };
+        let parks = Commit { inbox_seq: Some(0), patch: park(Some(at(LATER))), ..commit(id) };
         world.one(AHEAD, Write::Start(Box::new(new)));
         world.one(AHEAD, Write::Commit(Box::new(parks)));
         id
@@ -109,10 +94,7 @@ fn a_run_whose_id_is_from_the_future_is_made_due_at_once(world: &World) {
 }
 
 fn a_time_is_kept_through_everything_that_a_clock_beyond_it_does(world: &World) {
-    let delayed = NewRun {
-        available_at: Some(at(500)),
-        ..world.new_run()
-    };
+    let delayed = NewRun { available_at: Some(at(500)), ..world.new_run() };
     let id = world.start(delayed).id;
     world.one(AHEAD, Write::Deliver(Box::new(message(id))));
     world.one(AHEAD, control(id, Control::Pause));

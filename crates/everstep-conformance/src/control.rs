@@ -30,11 +30,7 @@ pub(super) const CHECKS: &[(&str, Check)] = checks![
 ];
 
 fn delete(id: RunId) -> Delete {
-    Delete {
-        target: Target::Id(id),
-        finished_before: None,
-        key_kept_until: None,
-    }
+    Delete { target: Target::Id(id), finished_before: None, key_kept_until: None }
 }
 
 impl World {
@@ -86,10 +82,7 @@ impl World {
 }
 
 fn tagged(name: &str, value: &str) -> Filter {
-    Filter {
-        tags: vec![(name.to_owned(), value.to_owned())],
-        ..Filter::default()
-    }
+    Filter { tags: vec![(name.to_owned(), value.to_owned())], ..Filter::default() }
 }
 
 fn a_deleted_run_cannot_be_read_from_its_batch_on(world: &World) {
@@ -104,10 +97,7 @@ fn a_deleted_run_cannot_be_read_from_its_batch_on(world: &World) {
     assert!(store.state(no).expect("state").is_empty());
     assert!(world.letters(Some(id)).is_empty());
     assert!(world.letters(None).is_empty());
-    assert_eq!(
-        store.answers(&[request]).expect("answers"),
-        [(request, Answer::Unknown)]
-    );
+    assert_eq!(store.answers(&[request]).expect("answers"), [(request, Answer::Unknown)]);
     assert_eq!(store.finished(&[no]).expect("finished"), [(no, None)]);
     assert!(world.found(&Filter::default()).is_empty());
     assert!(world.found(&tagged("colour", "red")).is_empty());
@@ -128,20 +118,14 @@ fn a_deleted_run_cannot_be_read_from_its_batch_on(world: &World) {
 fn the_number_of_a_deleted_run_is_free_after_the_sweep(world: &World) {
     let (id, _) = world.rich("k");
     world.delete(5, delete(id));
-    let again = || NewRun {
-        id,
-        ..world.new_run()
-    };
+    let again = || NewRun { id, ..world.new_run() };
     let outcome = world.one(6, Write::Start(Box::new(again())));
     assert_eq!(outcome, Outcome::Refused(Refusal::Gone));
     world.sweep(7);
     assert!(!world.start(again()).attached);
     assert!(world.keys(id).is_empty(), "nothing of the first is left");
     assert!(world.store.state(id.no()).expect("state").is_empty());
-    let delivery = Delivery {
-        dedupe: Some("once".to_owned()),
-        ..message(id)
-    };
+    let delivery = Delivery { dedupe: Some("once".to_owned()), ..message(id) };
     assert_eq!(world.deliver(delivery).receipt, Receipt::Delivered);
 }
 
@@ -166,25 +150,16 @@ fn a_sweep_in_slices_leaves_other_runs_alone(world: &World) {
 fn a_live_run_is_not_deleted(world: &World) {
     for id in [world.running(), world.parked(None)] {
         let status = world.row(id).status;
-        assert_eq!(
-            world.delete(5, delete(id)),
-            Deleted::Live { run: id, status }
-        );
+        assert_eq!(world.delete(5, delete(id)), Deleted::Live { run: id, status });
         assert_eq!(world.row(id).status, status);
     }
 }
 
 fn a_run_that_ends_in_the_batch_of_its_delete_is_deleted(world: &World) {
     let id = world.running();
-    let end = Commit {
-        patch: finish(RunStatus::Failed),
-        ..commit(id)
-    };
+    let end = Commit { patch: finish(RunStatus::Failed), ..commit(id) };
     // Commits come first, wherever they stand.
-    let writes = vec![
-        Write::Delete(Box::new(delete(id))),
-        Write::Commit(Box::new(end)),
-    ];
+    let writes = vec![Write::Delete(Box::new(delete(id))), Write::Commit(Box::new(end))];
     let outcomes = world.batch(5, writes);
     assert_eq!(outcomes[0], Outcome::Deleted(Deleted::Done { run: id }));
     assert_eq!(world.store.run(&Target::Id(id)).expect("run"), None);
@@ -192,10 +167,7 @@ fn a_run_that_ends_in_the_batch_of_its_delete_is_deleted(world: &World) {
 
 fn a_run_that_ended_too_recently_is_not_deleted(world: &World) {
     let (id, _) = world.rich("k"); // It ended at 1.
-    let before = |ms| Delete {
-        finished_before: Some(at(ms)),
-        ..delete(id)
-    };
+    let before = |ms| Delete { finished_before: Some(at(ms)), ..delete(id) };
     assert_eq!(world.delete(5, before(1)), Deleted::TooRecent { run: id });
     assert_eq!(world.row(id).status, RunStatus::Completed);
     assert_eq!(world.delete(5, before(2)), Deleted::Done { run: id });
@@ -203,32 +175,17 @@ fn a_run_that_ended_too_recently_is_not_deleted(world: &World) {
 
 fn the_key_of_a_deleted_run_is_kept_for_its_window(world: &World) {
     let (id, _) = world.rich("k");
-    let kept = Delete {
-        key_kept_until: Some(at(100)),
-        ..delete(id)
-    };
+    let kept = Delete { key_kept_until: Some(at(100)), ..delete(id) };
     world.delete(5, kept);
-    let by_key = Target::Key {
-        workflow: "checkout".to_owned(),
-        key: "k".to_owned(),
-    };
+    let by_key = Target::Key { workflow: "checkout".to_owned(), key: "k".to_owned() };
     assert_eq!(world.store.run(&by_key).expect("run"), None);
-    let new = || NewRun {
-        key: Some("k".to_owned()),
-        ..world.new_run()
-    };
-    let refused = Outcome::Refused(Refusal::KeyUsed {
-        run: id,
-        deleted_at: at(5),
-        kept_until: at(100),
-    });
+    let new = || NewRun { key: Some("k".to_owned()), ..world.new_run() };
+    let refused =
+        Outcome::Refused(Refusal::KeyUsed { run: id, deleted_at: at(5), kept_until: at(100) });
     assert_eq!(world.one(6, Write::Start(Box::new(new()))), refused);
     world.sweep(99);
     assert_eq!(world.one(99, Write::Start(Box::new(new()))), refused);
-    let other = NewRun {
-        workflow: "refund".into(),
-        ..new()
-    };
+    let other = NewRun { workflow: "refund".into(), ..new() };
     assert!(!world.start(other).attached, "keys are per workflow");
     let Outcome::Started(started) = world.one(100, Write::Start(Box::new(new()))) else {
         panic!("the window is over");
@@ -248,10 +205,7 @@ fn a_run_that_continued_as_another_workflow_leaves_with_its_own_key(world: &Worl
         ..world.new_run()
     };
     let by_key = |workflow: &str| {
-        let target = Target::Key {
-            workflow: workflow.to_owned(),
-            key: "k".to_owned(),
-        };
+        let target = Target::Key { workflow: workflow.to_owned(), key: "k".to_owned() };
         let found = world.store.run(&target).expect("run");
         found.map(|row| row.id)
     };
@@ -267,16 +221,9 @@ fn a_run_that_continued_as_another_workflow_leaves_with_its_own_key(world: &Worl
             },
             ..commit(id)
         });
-        world.accept(Commit {
-            generation: 2,
-            patch: finish(RunStatus::Completed),
-            ..commit(id)
-        });
+        world.accept(Commit { generation: 2, patch: finish(RunStatus::Completed), ..commit(id) });
         assert_eq!(by_key("checkout"), Some(id));
-        let delete = Delete {
-            key_kept_until: kept_until,
-            ..delete(id)
-        };
+        let delete = Delete { key_kept_until: kept_until, ..delete(id) };
         assert_eq!(world.delete(5, delete), Deleted::Done { run: id });
         assert_eq!(by_key("checkout"), None, "its key has gone with it");
         assert_eq!(by_key("refund"), Some(other), "the key of another stays");
@@ -292,11 +239,7 @@ fn a_run_that_continued_as_another_workflow_leaves_with_its_own_key(world: &Worl
             }
             Some(kept_until) => assert_eq!(
                 again,
-                Outcome::Refused(Refusal::KeyUsed {
-                    run: id,
-                    deleted_at: at(5),
-                    kept_until,
-                })
+                Outcome::Refused(Refusal::KeyUsed { run: id, deleted_at: at(5), kept_until })
             ),
         }
     }
@@ -305,10 +248,7 @@ fn a_run_that_continued_as_another_workflow_leaves_with_its_own_key(world: &Worl
 fn a_key_that_is_not_kept_is_free_at_once(world: &World) {
     let (id, _) = world.rich("k");
     world.delete(5, delete(id));
-    let started = world.start(NewRun {
-        key: Some("k".to_owned()),
-        ..world.new_run()
-    });
+    let started = world.start(NewRun { key: Some("k".to_owned()), ..world.new_run() });
     assert!(!started.attached);
 }
 
@@ -332,20 +272,15 @@ fn a_tag_is_replaced_and_removed_by_name(world: &World) {
     assert_eq!(world.found(&tagged("colour", "blue")), [id]);
     assert_eq!(world.found(&tagged("size", "l")), [id]);
     assert!(world.found(&tagged("colour", "red")).is_empty());
-    let already = Outcome::Controlled(Controlled::Already {
-        run: id,
-        status: RunStatus::Completed,
-    });
+    let already =
+        Outcome::Controlled(Controlled::Already { run: id, status: RunStatus::Completed });
     assert_eq!(world.tag(id, "size", Some("l")), already);
     assert_eq!(world.tag(id, "colour", None), done);
     assert!(world.found(&tagged("colour", "blue")).is_empty());
     let size = ("size".to_owned(), "l".to_owned());
     assert_eq!(world.row(id).tags, [size]);
     let nobody = world.ids.next(START);
-    assert_eq!(
-        world.tag(nobody, "size", None),
-        Outcome::Controlled(Controlled::Unknown)
-    );
+    assert_eq!(world.tag(nobody, "size", None), Outcome::Controlled(Controlled::Unknown));
 }
 
 fn a_commit_sets_tags_of_its_run(world: &World) {
@@ -384,10 +319,7 @@ fn a_run_has_a_bound_of_tags(world: &World) {
     }
     let limit = limit.expect("there is a bound");
     assert_eq!(world.row(id).tags.len(), limit);
-    assert!(matches!(
-        world.tag(id, "0", Some("y")),
-        Outcome::Controlled(Controlled::Done { .. })
-    ));
+    assert!(matches!(world.tag(id, "0", Some("y")), Outcome::Controlled(Controlled::Done { .. })));
 }
 
 pub(super) fn fork_of(new: NewRun) -> Fork {
@@ -412,10 +344,7 @@ fn a_fork_begins_with_its_history(world: &World) {
     let loaded = world.store.load(id.no()).expect("load").expect("a run");
     assert_eq!(loaded.history, [put("a", "1"), put("b", "2")]);
     assert_eq!(loaded.row.last_number, 7);
-    assert_eq!(
-        world.store.state(id.no()).expect("state"),
-        [("s".to_owned(), b"1".to_vec())]
-    );
+    assert_eq!(world.store.state(id.no()).expect("state"), [("s".to_owned(), b"1".to_vec())]);
     let next = |last_number| Commit {
         last_number,
         numbers: 1,
@@ -429,10 +358,7 @@ fn a_fork_begins_with_its_history(world: &World) {
 
 fn a_fork_with_a_used_key_attaches(world: &World) {
     let (id, _) = world.rich("k");
-    let fork = fork_of(NewRun {
-        key: Some("k".to_owned()),
-        ..world.new_run()
-    });
+    let fork = fork_of(NewRun { key: Some("k".to_owned()), ..world.new_run() });
     let new = fork.new.id;
     let Outcome::Started(started) = world.one(0, Write::Fork(Box::new(fork))) else {
         panic!("it is answered as a start");
@@ -445,10 +371,7 @@ fn a_fork_with_a_used_key_attaches(world: &World) {
 fn ended_runs_are_found_in_the_order_of_their_ends(world: &World) {
     let runs: Vec<RunId> = (0..5).map(|_| world.running()).collect();
     let end = |id, ms, status| {
-        let commit = Commit {
-            patch: finish(status),
-            ..commit(id)
-        };
+        let commit = Commit { patch: finish(status), ..commit(id) };
         world.one(ms, Write::Commit(Box::new(commit)))
     };
     end(runs[2], 10, RunStatus::Failed);
@@ -467,9 +390,7 @@ fn ended_runs_are_found_in_the_order_of_their_ends(world: &World) {
     assert_eq!(find(RunStatus::Completed, 41, 9), [(runs[1], at(30))]);
     assert!(find(RunStatus::Cancelled, 41, 9).is_empty());
     assert!(find(RunStatus::Running, 41, 9).is_empty());
-    let other = world
-        .store
-        .finished_before("refund", RunStatus::Failed, at(41), 9);
+    let other = world.store.finished_before("refund", RunStatus::Failed, at(41), 9);
     assert!(other.expect("finished_before").is_empty());
     world.delete(50, delete(runs[2]));
     assert_eq!(find(RunStatus::Failed, 41, 10), failed[1..]);
@@ -498,23 +419,14 @@ fn filters_know_versions_keys_and_ends(world: &World) {
         assert_eq!(count, found.len() as u64);
         found
     };
-    let prefix = |prefix: &str| Filter {
-        key_prefix: Some(prefix.to_owned()),
-        ..any()
-    };
+    let prefix = |prefix: &str| Filter { key_prefix: Some(prefix.to_owned()), ..any() };
     assert_eq!(of(prefix("order-")), [d, b, a]);
     assert_eq!(of(prefix("order")), [d, c, b, a]);
     assert_eq!(of(prefix("")), [d, c, b, a]);
     assert!(of(prefix("order-1x")).is_empty());
-    let checkout = |filter| Filter {
-        workflow: Some("checkout".to_owned()),
-        ..filter
-    };
+    let checkout = |filter| Filter { workflow: Some("checkout".to_owned()), ..filter };
     assert_eq!(of(checkout(prefix("order-"))), [b, a]);
-    let version = Filter {
-        version: Some(2),
-        ..any()
-    };
+    let version = Filter { version: Some(2), ..any() };
     assert_eq!(of(version), [b]);
     let ended = |from: Option<i64>, before: Option<i64>| Filter {
         finished_from: from.map(at),
@@ -545,11 +457,8 @@ fn finding_is_listing_without_rows(world: &World) {
 }
 
 fn a_delayed_start_keeps_its_time_through_a_pause(world: &World) {
-    let started = world.start(NewRun {
-        claim: false,
-        available_at: Some(at(500)),
-        ..world.new_run()
-    });
+    let started =
+        world.start(NewRun { claim: false, available_at: Some(at(500)), ..world.new_run() });
     let id = started.id;
     world.control(id, Control::Pause);
     let row = world.row(id);
@@ -600,21 +509,13 @@ fn a_sleeping_run_is_due_when_it_is_resumed(world: &World) {
 
 fn a_cancel_of_a_paused_rollback_is_refused(world: &World) {
     let id = world.running();
-    world.accept(Commit {
-        patch: roll_back(),
-        ..commit(id)
-    });
-    world.accept(Commit {
-        patch: pause(),
-        ..commit(id)
-    });
+    world.accept(Commit { patch: roll_back(), ..commit(id) });
+    world.accept(Commit { patch: pause(), ..commit(id) });
     let before = world.row(id);
     let refused = Controlled::Refused {
         run: id,
         status: RunStatus::Paused,
-        reason: ControlRefusal::RollbackPaused {
-            ending: RunStatus::Cancelled,
-        },
+        reason: ControlRefusal::RollbackPaused { ending: RunStatus::Cancelled },
     };
     let cancel = Control::Cancel { rollback: false };
     assert_eq!(world.control(id, cancel), refused);
@@ -623,15 +524,9 @@ fn a_cancel_of_a_paused_rollback_is_refused(world: &World) {
 
 fn a_cancel_of_a_rollback_changes_nothing(world: &World) {
     let id = world.running();
-    world.accept(Commit {
-        patch: roll_back(),
-        ..commit(id)
-    });
+    world.accept(Commit { patch: roll_back(), ..commit(id) });
     let before = world.row(id);
-    let already = Controlled::Already {
-        run: id,
-        status: RunStatus::RollingBack,
-    };
+    let already = Controlled::Already { run: id, status: RunStatus::RollingBack };
     let cancel = Control::Cancel { rollback: false };
     assert_eq!(world.control(id, cancel), already);
     assert_eq!(world.row(id), before);

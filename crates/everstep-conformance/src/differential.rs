@@ -98,14 +98,8 @@ impl Part {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let who = || 0..RUNNERS;
-    let part = || {
-        prop_oneof![
-            Just(Part::All),
-            Just(Part::Even),
-            Just(Part::Odd),
-            Just(Part::Second),
-        ]
-    };
+    let part =
+        || prop_oneof![Just(Part::All), Just(Part::Even), Just(Part::Odd), Just(Part::Second),];
     let choices = prop::collection::vec(any::<u16>(), 0..100);
     let act = prop_oneof![
         // The first runner does most of the work, so that most of it is taken.
@@ -125,10 +119,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         // A lease is over then, or almost.
         1 => 4_000..12_000_u64,
     ];
-    let step = (after, act).prop_map(|(after, act)| Step {
-        after: Duration::from_millis(after),
-        act,
-    });
+    let step =
+        (after, act).prop_map(|(after, act)| Step { after: Duration::from_millis(after), act });
     prop::collection::vec(step, 1..40)
 }
 
@@ -187,9 +179,7 @@ impl Trial<'_> {
 
     fn fail(&self, what: String) -> TestCaseError {
         let done = self.log.join("\n");
-        TestCaseError::fail(format!(
-            "done so far:\n{done}\n\nthe last answers differ\n{what}"
-        ))
+        TestCaseError::fail(format!("done so far:\n{done}\n\nthe last answers differ\n{what}"))
     }
 
     fn take(&mut self, step: Step) -> Differs {
@@ -199,10 +189,7 @@ impl Trial<'_> {
         match step.act {
             Act::Commit { who, choices } => {
                 self.random.tape = Some(choices.into_iter());
-                let unknown = Fence {
-                    runner: runner(who),
-                    epoch: 0,
-                };
+                let unknown = Fence { runner: runner(who), epoch: 0 };
                 let fences = self.fences[who].unwrap_or([unknown; 3]);
                 let batch = self.random.batch(self.stores[0].1, fences[0], now);
                 let applied = self.ask(format!("{said}{batch:?}"), |at, store| {
@@ -239,26 +226,20 @@ impl Trial<'_> {
                     return Ok(());
                 };
                 // Nobody says that it is dead itself.
-                let dead: Vec<Uuid> = dead
-                    .filter(|it| *it != who)
-                    .map(runner)
-                    .into_iter()
-                    .collect();
+                let dead: Vec<Uuid> =
+                    dead.filter(|it| *it != who).map(runner).into_iter().collect();
                 let what = format!("{said}runner {who} takes {part:?}, dead: {dead:?}");
                 let wanted = part.shards();
-                self.ask(what, |at, store| {
-                    store.take_shards(fences[at], now, &wanted, &dead)
-                })?;
+                self.ask(what, |at, store| store.take_shards(fences[at], now, &wanted, &dead))?;
             }
             Act::Release { who, part } => {
                 let Some(fences) = self.fences[who] else {
                     return Ok(());
                 };
                 let shards = part.shards();
-                self.ask(
-                    format!("{said}runner {who} releases {part:?}"),
-                    |at, store| store.release_shards(fences[at], &shards),
-                )?;
+                self.ask(format!("{said}runner {who} releases {part:?}"), |at, store| {
+                    store.release_shards(fences[at], &shards)
+                })?;
             }
             Act::Deregister { who } => {
                 let Some(fences) = self.fences[who] else {
@@ -273,11 +254,7 @@ impl Trial<'_> {
     }
 
     fn register(&mut self, who: usize, gpu: bool) -> Differs {
-        let pools = if gpu {
-            &["default", "gpu"][..]
-        } else {
-            &["default"]
-        };
+        let pools = if gpu { &["default", "gpu"][..] } else { &["default"] };
         let new = NewRunner {
             pools: pools.iter().map(ToString::to_string).collect(),
             ..NewRunner::new(runner(who), format!("runner {who}"), self.now, LEASE)
@@ -341,11 +318,8 @@ fn try_steps(steps: Vec<Step>) -> Differs {
     );
     let url = everstep_pg::database_url().unwrap_or_else(|error| panic!("{error}"));
     let database = internal::lent_postgres(&url).expect("a schema for a test");
-    let stores: [(&str, &dyn Store); 3] = [
-        ("memory", &memory),
-        ("SQLite", &file),
-        ("PostgreSQL", &database),
-    ];
+    let stores: [(&str, &dyn Store); 3] =
+        [("memory", &memory), ("SQLite", &file), ("PostgreSQL", &database)];
     let mut trial = Trial {
         stores,
         random: Random::new(1),
@@ -356,15 +330,8 @@ fn try_steps(steps: Vec<Step>) -> Differs {
     };
     trial.ask("migrate".to_owned(), |_, store| store.migrate())?;
     trial.register(0, true)?;
-    let everything = Act::Take {
-        who: 0,
-        part: Part::All,
-        dead: None,
-    };
-    trial.take(Step {
-        after: Duration::ZERO,
-        act: everything,
-    })?;
+    let everything = Act::Take { who: 0, part: Part::All, dead: None };
+    trial.take(Step { after: Duration::ZERO, act: everything })?;
     trial.read()?;
     for step in steps {
         trial.take(step)?;
@@ -409,11 +376,7 @@ fn a_number_is_left_out_where_a_store_may_not_know_it_until_the_owner_says_it() 
     assert_eq!(run, same);
     let mut random = Random::new(1);
     random.runs = vec![run];
-    let read = |random: &Random| {
-        worlds
-            .each_ref()
-            .map(|it| random.read(&*it.store, at(4)).loaded)
-    };
+    let read = |random: &Random| worlds.each_ref().map(|it| random.read(&*it.store, at(4)).loaded);
     let model = &*worlds[0].store;
 
     let pause = Batch {
@@ -422,9 +385,7 @@ fn a_number_is_left_out_where_a_store_may_not_know_it_until_the_owner_says_it() 
         writes: vec![Write::Control(Target::Id(run), Control::Pause)],
     };
     random.open_numbers.before(model, &pause, false);
-    let [paused, _] = worlds
-        .each_ref()
-        .map(|it| it.store.commit(&pause).expect("commit"));
+    let [paused, _] = worlds.each_ref().map(|it| it.store.commit(&pause).expect("commit"));
     let [wanted, got] = read(&random);
     assert_ne!(got, wanted);
     let open = &mut random.open_numbers;
@@ -435,10 +396,7 @@ fn a_number_is_left_out_where_a_store_may_not_know_it_until_the_owner_says_it() 
 
     let commit = || Write::Commit(Box::new(numbers::results(run, 4, 1)));
     let [committed, _] = worlds.each_ref().map(|it| it.batch(5, vec![commit()]));
-    let said = Batch {
-        writes: vec![commit()],
-        ..pause
-    };
+    let said = Batch { writes: vec![commit()], ..pause };
     let open = &mut random.open_numbers;
     open.after(model, &said, &committed);
     assert!(!open.is_open(run.no()));

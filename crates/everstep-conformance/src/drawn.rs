@@ -249,9 +249,7 @@ fn every_kind_of_write_is_drawn_and_taken() {
         let store = MemoryStore::new();
         let fence = register(&store, "first", START);
         let shards = ShardSet::of_default_pool();
-        store
-            .take_shards(fence, START, &shards, &[])
-            .expect("take_shards");
+        store.take_shards(fence, START, &shards, &[]).expect("take_shards");
         let mut random = Random::new(seed);
         for no in 0..150 {
             let batch = random.batch(&store, fence, at(no));
@@ -263,10 +261,7 @@ fn every_kind_of_write_is_drawn_and_taken() {
     }
     let wanted: BTreeSet<&str> = KINDS.iter().copied().collect();
     let missing: Vec<_> = wanted.difference(&taken).collect();
-    assert!(
-        missing.is_empty(),
-        "never drawn, or never taken: {missing:?}"
-    );
+    assert!(missing.is_empty(), "never drawn, or never taken: {missing:?}");
     let unknown: Vec<_> = taken.difference(&wanted).collect();
     assert!(unknown.is_empty(), "not on the list: {unknown:?}");
 }

@@ -27,11 +27,7 @@ pub(super) const CHECKS: &[(&str, Check)] = checks![
 const DAY: Duration = Duration::from_secs(86_400);
 
 pub(super) fn fallback(event: &str) -> Fallback {
-    Fallback {
-        event: event.to_owned(),
-        retain: Duration::from_millis(60),
-        max_pending: 3,
-    }
+    Fallback { event: event.to_owned(), retain: Duration::from_millis(60), max_pending: 3 }
 }
 
 impl Random {
@@ -48,11 +44,7 @@ impl Random {
             name: self.event_name(),
             key: self.event_key(),
             body: vec![self.below(256) as u8],
-            deliver: if self.one_in(2) {
-                Deliver::One
-            } else {
-                Deliver::Broadcast
-            },
+            deliver: if self.one_in(2) { Deliver::One } else { Deliver::Broadcast },
             retain: Duration::from_millis(self.below(80)),
             max_pending: 1 + self.below(4),
             dedupe: self.one_in(6).then(|| self.below(3).to_string()),
@@ -62,9 +54,7 @@ impl Random {
     pub(super) fn event_write(&mut self, id: RunId) -> Write {
         match self.below(6) {
             0..=3 => Write::Publish(Box::new(self.publication())),
-            4 => Write::TendEvents {
-                limit: 1 + self.below(3) as usize,
-            },
+            4 => Write::TendEvents { limit: 1 + self.below(3) as usize },
             _ => {
                 let no = 1 + self.below(6);
                 let to = match self.below(3) {
@@ -110,10 +100,7 @@ impl Random {
                 key: vec![9, self.below(3) as u8],
                 receipt: vec![1],
             },
-            _ => Effect::Abandon {
-                kind: InboxKind::Event,
-                key,
-            },
+            _ => Effect::Abandon { kind: InboxKind::Event, key },
         }
     }
 }
@@ -131,19 +118,11 @@ fn publication(body: u8) -> Publication {
 }
 
 fn one(body: u8) -> Publication {
-    Publication {
-        deliver: Deliver::One,
-        ..publication(body)
-    }
+    Publication { deliver: Deliver::One, ..publication(body) }
 }
 
 fn subscription(key: &str) -> Subscription {
-    Subscription {
-        name: "paid".to_owned(),
-        matching: None,
-        since: SeenSince::Any,
-        key: key.into(),
-    }
+    Subscription { name: "paid".to_owned(), matching: None, since: SeenSince::Any, key: key.into() }
 }
 
 impl World {
@@ -163,10 +142,7 @@ impl World {
     }
 
     fn effect(&self, id: RunId, effect: Effect) {
-        self.accept(Commit {
-            effects: vec![effect],
-            ..commit(id)
-        });
+        self.accept(Commit { effects: vec![effect], ..commit(id) });
     }
 
     /// A run with one wait, `w`.
@@ -227,11 +203,7 @@ impl World {
 fn a_broadcast_reaches_everybody_who_waits(world: &World) {
     let runs = [world.waiting(), world.waiting()];
     let parked = world.waiting();
-    world.accept(Commit {
-        inbox_seq: Some(0),
-        patch: park(None),
-        ..commit(parked)
-    });
+    world.accept(Commit { inbox_seq: Some(0), patch: park(None), ..commit(parked) });
     let published = world.publish(publication(1));
     assert_eq!((published.told, published.kept), (3, true));
     assert!(!published.spreading);
@@ -245,20 +217,13 @@ fn an_event_for_one_reaches_the_oldest_waiter_alone(world: &World) {
     let (first, second) = (world.waiting(), world.waiting());
     let published = world.publish(one(1));
     assert_eq!((published.told, published.kept), (1, false));
-    assert_eq!(
-        (world.handed(first), world.handed(second)),
-        (vec![1], vec![])
-    );
+    assert_eq!((world.handed(first), world.handed(second)), (vec![1], vec![]));
     world.publish(one(2));
     assert_eq!(world.handed(second), [2]);
     let kept = world.publish(one(3));
     assert_eq!((kept.told, kept.kept), (0, true));
     assert_eq!(world.take(first, "w"), 1);
-    assert_eq!(
-        world.kept(),
-        1,
-        "what was taken is gone, what nobody has is kept"
-    );
+    assert_eq!(world.kept(), 1, "what was taken is gone, what nobody has is kept");
 }
 
 fn an_event_before_the_wait_is_handed_over_at_once(world: &World) {
@@ -277,10 +242,7 @@ fn since_decides_what_from_before_counts(world: &World) {
     world.publish_at(9, publication(2));
     let handed = |since| {
         let id = world.running();
-        let since = Subscription {
-            since,
-            ..subscription("w")
-        };
+        let since = Subscription { since, ..subscription("w") };
         world.subscribe(id, since);
         world.handed(id)
     };
@@ -308,37 +270,21 @@ fn a_run_sees_each_broadcast_once_and_in_order(world: &World) {
 }
 
 fn a_key_selects(world: &World) {
-    let keyed = |body, key: &str| Publication {
-        key: Some(key.to_owned()),
-        ..publication(body)
-    };
-    let matching = |key: &str| Subscription {
-        matching: Some(key.to_owned()),
-        ..subscription("w")
-    };
+    let keyed = |body, key: &str| Publication { key: Some(key.to_owned()), ..publication(body) };
+    let matching = |key: &str| Subscription { matching: Some(key.to_owned()), ..subscription("w") };
     let (a, b, any) = (world.running(), world.running(), world.waiting());
     world.subscribe(a, matching("a"));
     world.subscribe(b, matching("b"));
     world.publish(keyed(1, "b"));
-    assert_eq!(
-        (world.handed(a), world.handed(b), world.handed(any)),
-        (vec![], vec![1], vec![1])
-    );
+    assert_eq!((world.handed(a), world.handed(b), world.handed(any)), (vec![], vec![1], vec![1]));
     world.publish(publication(2));
-    assert_eq!(
-        world.handed(a),
-        [0_u8; 0],
-        "one without a key matches no key"
-    );
+    assert_eq!(world.handed(a), [0_u8; 0], "one without a key matches no key");
     let late = world.running();
     world.subscribe(late, matching("b"));
     assert_eq!(world.handed(late), [1]);
     // Each key has a place of its own in what was published.
     assert_eq!(world.take(late, "w"), 1);
-    let other = Subscription {
-        key: b"w2".to_vec(),
-        ..matching("a")
-    };
+    let other = Subscription { key: b"w2".to_vec(), ..matching("a") };
     world.publish(keyed(3, "a"));
     world.subscribe(late, other);
     assert_eq!(world.take(late, "w2"), 3);
@@ -348,10 +294,7 @@ fn an_abandoned_wait_gives_its_event_to_the_next(world: &World) {
     let (first, second) = (world.waiting(), world.waiting());
     world.publish(one(1));
     world.abandon(first, "w");
-    assert_eq!(
-        (world.handed(first), world.handed(second)),
-        (vec![], vec![1])
-    );
+    assert_eq!((world.handed(first), world.handed(second)), (vec![], vec![1]));
     world.abandon(second, "w");
     assert_eq!(world.kept(), 1, "nobody waits: it is back in its place");
     world.publish(one(2));
@@ -386,10 +329,7 @@ fn the_end_of_a_run_gives_its_event_back(world: &World) {
         world.subscribe(first, subscription("second"));
         let second = world.waiting();
         world.publish(one(1));
-        world.accept(Commit {
-            patch,
-            ..commit(first)
-        });
+        world.accept(Commit { patch, ..commit(first) });
         assert_eq!(world.handed(first), [0_u8; 0]);
         assert_eq!(world.take(second, "w"), 1);
         let row = world.store.event("paid").expect("event").expect("known");
@@ -411,23 +351,14 @@ fn a_broadcast_is_spread_page_by_page(world: &World) {
     let id = world.running();
     let subscribe = |n: usize| Effect::Subscribe(Box::new(subscription(&format!("w{n:05}"))));
     let page = internal::EVENT_PAGE;
-    world.accept(Commit {
-        effects: (0..2 * page + 10).map(subscribe).collect(),
-        ..commit(id)
-    });
+    world.accept(Commit { effects: (0..2 * page + 10).map(subscribe).collect(), ..commit(id) });
     let published = world.publish(publication(1));
     assert_eq!((published.told, published.spreading), (page as u64, true));
     assert!(world.store.events_to_tend(at(6)).expect("events_to_tend"));
     // Who comes meanwhile is handed it once.
     let late = world.waiting();
     let wait = world.running();
-    world.subscribe(
-        wait,
-        Subscription {
-            since: SeenSince::Wait,
-            ..subscription("w")
-        },
-    );
+    world.subscribe(wait, Subscription { since: SeenSince::Wait, ..subscription("w") });
     assert_eq!(world.handed(late), [1]);
     let mut told = published.told;
     while world.store.events_to_tend(at(6)).expect("events_to_tend") {
@@ -442,10 +373,7 @@ fn a_later_broadcast_waits_for_the_one_that_is_spread(world: &World) {
     let id = world.running();
     let subscribe = |n: usize| Effect::Subscribe(Box::new(subscription(&format!("w{n:05}"))));
     let page = internal::EVENT_PAGE;
-    world.accept(Commit {
-        effects: (0..page).map(subscribe).collect(),
-        ..commit(id)
-    });
+    world.accept(Commit { effects: (0..page).map(subscribe).collect(), ..commit(id) });
     let last = world.waiting();
     world.publish(publication(1));
     let second = world.publish(publication(2));
@@ -467,10 +395,7 @@ fn what_is_over_is_not_seen_and_then_removed(world: &World) {
     assert!(world.store.events_to_tend(at(15)).expect("events_to_tend"));
     let id = world.running();
     let effects = vec![Effect::Subscribe(Box::new(subscription("w")))];
-    let late = Commit {
-        effects,
-        ..commit(id)
-    };
+    let late = Commit { effects, ..commit(id) };
     let outcome = world.one(15, Write::Commit(Box::new(late)));
     assert!(matches!(outcome, Outcome::Committed(_)), "{outcome:?}");
     assert_eq!(world.handed(id), [0_u8; 0]);
@@ -482,10 +407,7 @@ fn what_is_over_is_not_seen_and_then_removed(world: &World) {
 
 fn too_many_events_drop_the_oldest(world: &World) {
     for body in 1..=5 {
-        let few = Publication {
-            max_pending: 3,
-            ..one(body)
-        };
+        let few = Publication { max_pending: 3, ..one(body) };
         let published = world.publish(few);
         assert_eq!(published.dropped, u64::from(body > 3));
     }
@@ -495,30 +417,21 @@ fn too_many_events_drop_the_oldest(world: &World) {
 }
 
 fn a_second_event_with_a_dedupe_key_is_not_published(world: &World) {
-    let keyed = |body| Publication {
-        dedupe: Some("d".to_owned()),
-        ..one(body)
-    };
+    let keyed = |body| Publication { dedupe: Some("d".to_owned()), ..one(body) };
     assert_eq!(world.publish(keyed(1)).seq, Some(1));
     assert_eq!(world.publish(keyed(2)), Published::default());
     let id = world.waiting();
     assert_eq!(world.take(id, "w"), 1);
     let again = world.publish(keyed(3));
     assert_eq!(again.seq, None, "also after the first was taken");
-    let other = Publication {
-        name: "other".to_owned(),
-        ..keyed(4)
-    };
+    let other = Publication { name: "other".to_owned(), ..keyed(4) };
     assert_eq!(world.publish(other).seq, Some(1));
 }
 
 fn a_published_effect_writes_its_receipt(world: &World) {
     let (publisher, waiter) = (world.running(), world.waiting());
     let publish = |key: &str| Effect::Publish {
-        publication: Box::new(Publication {
-            dedupe: Some("d".to_owned()),
-            ..publication(1)
-        }),
+        publication: Box::new(Publication { dedupe: Some("d".to_owned()), ..publication(1) }),
         key: key.into(),
         receipt: b"sent".to_vec(),
     };
@@ -541,10 +454,7 @@ fn a_published_effect_writes_its_receipt(world: &World) {
         "in the order of the effects: {done:?}"
     );
     assert_eq!(world.handed(waiter), [1]);
-    let history = world
-        .store
-        .history(publisher.no(), None, 10)
-        .expect("history");
+    let history = world.store.history(publisher.no(), None, 10).expect("history");
     let receipts = [Receipt::Published, Receipt::Delivered, Receipt::Duplicate];
     let expected = receipts.map(|receipt| [b"sent", &[receipt.code()][..]].concat());
     let found: Vec<_> = history.into_iter().map(|put| put.value).collect();
@@ -554,11 +464,7 @@ fn a_published_effect_writes_its_receipt(world: &World) {
 fn an_event_refuses_parking(world: &World) {
     let id = world.waiting();
     world.publish(publication(1));
-    let refusal = world.refuse(Commit {
-        inbox_seq: Some(0),
-        patch: park(None),
-        ..commit(id)
-    });
+    let refusal = world.refuse(Commit { inbox_seq: Some(0), patch: park(None), ..commit(id) });
     let Refusal::InboxMoved(rows) = refusal else {
         panic!("{refusal:?}");
     };
@@ -573,10 +479,7 @@ fn an_event_refuses_parking(world: &World) {
     };
     world.batch(
         7,
-        vec![
-            Write::Publish(Box::new(publication(2))),
-            Write::Commit(Box::new(register)),
-        ],
+        vec![Write::Publish(Box::new(publication(2))), Write::Commit(Box::new(register))],
     );
     assert_eq!(world.handed(late), [1]);
     assert!(world.due(8).contains(&late));
@@ -586,11 +489,7 @@ fn a_message_to_a_finished_run_becomes_what_its_sender_says(world: &World) {
     let (id, waiter) = (world.running(), world.waiting());
     world.finish(id);
     let sent = |on_end| {
-        let delivery = Delivery {
-            on_end,
-            dedupe: Some("d".to_owned()),
-            ..message(id)
-        };
+        let delivery = Delivery { on_end, dedupe: Some("d".to_owned()), ..message(id) };
         world.deliver(delivery).receipt
     };
     assert_eq!(sent(OnEnd::Error), Receipt::Finished);
@@ -603,10 +502,7 @@ fn a_message_to_a_finished_run_becomes_what_its_sender_says(world: &World) {
     assert_eq!(letters[0].run_id, Some(id));
     assert_eq!(letters[0].target, Some(Target::Id(id)));
     let fallback = Box::new(fallback("paid"));
-    let published = world.deliver(Delivery {
-        on_end: OnEnd::Publish(fallback),
-        ..message(id)
-    });
+    let published = world.deliver(Delivery { on_end: OnEnd::Publish(fallback), ..message(id) });
     assert_eq!(published.receipt, Receipt::Published);
     assert_eq!(world.handed(waiter), [b's'], "the last letter of `yes`");
 }
@@ -633,13 +529,7 @@ fn a_dead_letter_is_replayed_once(world: &World) {
     world.deliver(message(ended));
     world.deliver(message(ended));
     world.finish(ended);
-    let replay = |no, to| {
-        world.letter(LetterWrite::Replay {
-            no,
-            to,
-            inbox_max: 10,
-        })
-    };
+    let replay = |no, to| world.letter(LetterWrite::Replay { no, to, inbox_max: 10 });
     let refused = replay(1, ReplayTo::Same);
     let LetterDone::Delivered(refused) = refused else {
         panic!("{refused:?}");
@@ -651,10 +541,7 @@ fn a_dead_letter_is_replayed_once(world: &World) {
     assert_eq!(replay(1, ReplayTo::Same), LetterDone::Unknown);
     assert_eq!(world.seqs(live), [1]);
     let event = replay(2, ReplayTo::Event(Box::new(fallback("paid"))));
-    assert!(
-        matches!(&event, LetterDone::Published(published) if published.told == 1),
-        "{event:?}"
-    );
+    assert!(matches!(&event, LetterDone::Published(published) if published.told == 1), "{event:?}");
     assert_eq!(world.handed(waiter), [b's']);
     assert_eq!(world.letters(None), []);
 }
@@ -663,18 +550,12 @@ fn dead_letters_are_filtered_paged_and_dropped(world: &World) {
     let (one, two) = (world.running(), world.running());
     for (id, name) in [(one, "a"), (two, "a"), (one, "b"), (one, "a")] {
         let name = name.to_owned();
-        world.deliver(Delivery {
-            name,
-            ..message(id)
-        });
+        world.deliver(Delivery { name, ..message(id) });
     }
     world.finish(one);
     world.finish(two);
     let nos = |run: Option<RunId>, name: Option<&str>, after, limit| -> Vec<u64> {
-        let filter = LetterFilter {
-            run: run.map(RunId::no),
-            name: name.map(str::to_owned),
-        };
+        let filter = LetterFilter { run: run.map(RunId::no), name: name.map(str::to_owned) };
         let letters = world.store.dead_letters(&filter, after, limit);
         let letters = letters.expect("dead_letters").into_iter();
         letters.map(|letter| letter.no).collect()

@@ -37,10 +37,7 @@ fn other(world: &World, status: RunStatus) -> ImportedRun {
             output: terminal.then(|| vec![2]),
             error: None,
         },
-        history: vec![Put {
-            key: vec![1],
-            value: vec![2],
-        }],
+        history: vec![Put { key: vec![1], value: vec![2] }],
         inbox: vec![
             InboxRow {
                 on_end: None,
@@ -92,17 +89,12 @@ pub(super) fn an_imported_run_has_everything_it_had(world: &World) {
         assert_eq!(loaded.history, run.history);
         assert_eq!(loaded.inbox, run.inbox);
         assert_eq!(world.store.state(id.no()).expect("state"), run.state);
-        let by_key = Target::Key {
-            workflow: "moved".to_owned(),
-            key: row.key.clone().unwrap_or_default(),
-        };
+        let by_key =
+            Target::Key { workflow: "moved".to_owned(), key: row.key.clone().unwrap_or_default() };
         let found = world.store.run(&by_key).expect("run").expect("by key");
         assert_eq!(found.id, id);
     }
-    let filter = Filter {
-        tags: vec![("team".to_owned(), "tea".to_owned())],
-        ..Filter::default()
-    };
+    let filter = Filter { tags: vec![("team".to_owned(), "tea".to_owned())], ..Filter::default() };
     assert_eq!(world.store.count(&filter).expect("count"), 3);
 }
 
@@ -147,9 +139,7 @@ pub(super) fn an_import_beside_its_id_or_key_changes_nothing(world: &World) {
     assert_eq!(world.store.load(run.row.id.no()).expect("load"), before);
     let mut same_key = other(world, RunStatus::Sleeping);
     same_key.row.key.clone_from(&run.row.key);
-    let taken = Imported::KeyTaken {
-        run: run.row.id.no(),
-    };
+    let taken = Imported::KeyTaken { run: run.row.id.no() };
     assert_eq!(import(world, &same_key), taken);
     let id = same_key.row.id;
     assert_eq!(world.store.load(id.no()).expect("load"), None);
@@ -163,11 +153,8 @@ pub(super) fn a_deleted_run_comes_back_by_an_import(world: &World) {
     let run = other(world, RunStatus::Completed);
     import(world, &run);
     let id = run.row.id;
-    let delete = Delete {
-        target: Target::Id(id),
-        finished_before: None,
-        key_kept_until: Some(at(100)),
-    };
+    let delete =
+        Delete { target: Target::Id(id), finished_before: None, key_kept_until: Some(at(100)) };
     let deleted = world.one(11, Write::Delete(Box::new(delete)));
     assert_eq!(deleted, Outcome::Deleted(Deleted::Done { run: id }));
     assert_eq!(import(world, &run), Imported::IdTaken);
@@ -177,10 +164,8 @@ pub(super) fn a_deleted_run_comes_back_by_an_import(world: &World) {
     while world.store.sweep(at(101), 1_000).expect("sweep") {}
     let loaded = world.store.load(id.no()).expect("load").expect("the run");
     assert_eq!(loaded.history, run.history);
-    let by_key = Target::Key {
-        workflow: "moved".to_owned(),
-        key: run.row.key.clone().unwrap_or_default(),
-    };
+    let by_key =
+        Target::Key { workflow: "moved".to_owned(), key: run.row.key.clone().unwrap_or_default() };
     let found = world.store.run(&by_key).expect("run").expect("by key");
     assert_eq!(found.id, id);
 }
@@ -211,19 +196,12 @@ pub(super) fn paused_runs_are_paged_by_number(world: &World) {
     };
     assert_eq!(page(&ShardSet::of_default_pool(), None, 10), all);
     assert_eq!(page(&ShardSet::of_default_pool(), None, 2), all[..2]);
-    assert_eq!(
-        page(&ShardSet::of_default_pool(), Some(runs[1]), 10),
-        all[2..]
-    );
+    assert_eq!(page(&ShardSet::of_default_pool(), Some(runs[1]), 10), all[2..]);
     assert_eq!(page(&ShardSet::EMPTY, None, 10), []);
     let one: ShardSet = [runs[3].shard_in(PoolNo::DEFAULT)].into_iter().collect();
-    let of_shard = |shard: ShardId| {
-        runs.iter()
-            .filter(move |id| id.shard_in(PoolNo::DEFAULT) == shard)
-    };
-    let expected: Vec<_> = of_shard(runs[3].shard_in(PoolNo::DEFAULT))
-        .copied()
-        .map(paused)
-        .collect();
+    let of_shard =
+        |shard: ShardId| runs.iter().filter(move |id| id.shard_in(PoolNo::DEFAULT) == shard);
+    let expected: Vec<_> =
+        of_shard(runs[3].shard_in(PoolNo::DEFAULT)).copied().map(paused).collect();
     assert_eq!(page(&one, None, 10), expected);
 }

@@ -161,9 +161,7 @@ pub fn compare(model: &dyn Store, store: &dyn Store, seed: u64) {
         };
         let fence = store.register_runner(&runner).expect("register_runner");
         let shards = ShardSet::of_pools([PoolNo(0), PoolNo(1)]);
-        store
-            .take_shards(fence, START, &shards, &[])
-            .expect("take_shards");
+        store.take_shards(fence, START, &shards, &[]).expect("take_shards");
         fence
     });
     assert_eq!(fences[0], fences[1], "seed {seed}");
@@ -256,9 +254,7 @@ impl QueueReadings {
     fn of(store: &dyn Store, queue: &str, now: Timestamp) -> QueueReadings {
         let after = Some(ItemId(3));
         QueueReadings {
-            items: store
-                .queue_items(queue, None, None, 1_000)
-                .expect("queue_items"),
+            items: store.queue_items(queue, None, None, 1_000).expect("queue_items"),
             claimed: store
                 .queue_items(queue, Some(ItemState::Claimed), after, 3)
                 .expect("queue_items"),
@@ -295,10 +291,7 @@ impl Random {
 
     fn run(&mut self) -> RunId {
         let no = self.below(self.runs.len() as u64 + 1) as usize;
-        self.runs
-            .get(no)
-            .copied()
-            .unwrap_or_else(|| self.ids.next(START))
+        self.runs.get(no).copied().unwrap_or_else(|| self.ids.next(START))
     }
 
     fn batch(&mut self, model: &dyn Store, fence: Fence, now: Timestamp) -> Batch {
@@ -384,11 +377,7 @@ impl Random {
                 visibility: Duration::from_millis(20),
                 limit: self.one_in(2).then(|| self.claim_limit()),
             }),
-            4 => QueueWrite::Extend(vec![Extend {
-                item,
-                claim,
-                until: later,
-            }]),
+            4 => QueueWrite::Extend(vec![Extend { item, claim, until: later }]),
             5 => {
                 let controls = [ItemControl::Cancel, ItemControl::Replay, ItemControl::Drop];
                 QueueWrite::Control(item, controls[self.below(3) as usize])
@@ -398,10 +387,7 @@ impl Random {
                 claim,
                 settlement: match self.below(4) {
                     0 => Settlement::Done(vec![1]),
-                    1 => Settlement::Retry {
-                        at: later,
-                        error: vec![2],
-                    },
+                    1 => Settlement::Retry { at: later, error: vec![2] },
                     2 => Settlement::Failed(vec![3]),
                     _ => Settlement::Release,
                 },
@@ -412,21 +398,14 @@ impl Random {
     fn target(&mut self, id: RunId) -> Target {
         if self.one_in(3) {
             let key = self.below(4).to_string();
-            Target::Key {
-                workflow: "checkout".to_owned(),
-                key,
-            }
+            Target::Key { workflow: "checkout".to_owned(), key }
         } else {
             Target::Id(id)
         }
     }
 
     fn start(&mut self, now: Timestamp) -> NewRun {
-        let id = if self.one_in(10) {
-            self.run()
-        } else {
-            self.ids.next(now)
-        };
+        let id = if self.one_in(10) { self.run() } else { self.ids.next(now) };
         // The runs that most is about: later ones take the place of earlier ones now and then.
         match self.below(24) as usize {
             _ if self.runs.len() < 12 => self.runs.push(id),
@@ -465,9 +444,7 @@ impl Random {
             target: self.target(id),
             body: vec![self.below(256) as u8],
             dedupe: self.one_in(2).then(|| self.below(5).to_string()),
-            request: self
-                .one_in(4)
-                .then(|| Uuid::from_u128(u128::from(self.below(REQUESTS)))),
+            request: self.one_in(4).then(|| Uuid::from_u128(u128::from(self.below(REQUESTS)))),
             inbox_max: 1 + self.below(6),
             ..message(id)
         }
@@ -510,9 +487,7 @@ impl Random {
 
     fn control(&mut self) -> Control {
         match self.below(5) {
-            0 => Control::Cancel {
-                rollback: self.one_in(2),
-            },
+            0 => Control::Cancel { rollback: self.one_in(2) },
             1 | 2 => Control::Pause,
             _ => Control::Resume,
         }
@@ -525,10 +500,7 @@ impl Random {
     /// To where the runner has shards, or to where nobody has.
     fn hand_over(&mut self, id: RunId) -> HandOver {
         let pools = ["default", "gpu", "gpu", "default", "default@checkout/1"];
-        HandOver {
-            run: id.no(),
-            pool: pools[self.below(5) as usize].into(),
-        }
+        HandOver { run: id.no(), pool: pools[self.below(5) as usize].into() }
     }
 
     fn reopening(&mut self, model: &dyn Store, id: RunId) -> Reopen {
@@ -543,27 +515,18 @@ impl Random {
     }
 
     fn put(&mut self) -> Put {
-        put(
-            [self.below(8) as u8, self.below(3) as u8],
-            [self.below(256) as u8],
-        )
+        put([self.below(8) as u8, self.below(3) as u8], [self.below(256) as u8])
     }
 
     fn range(&mut self) -> KeyRange {
-        range(
-            [self.below(8) as u8],
-            [self.below(9) as u8, self.below(2) as u8],
-        )
+        range([self.below(8) as u8], [self.below(9) as u8, self.below(2) as u8])
     }
 
     fn commit(&mut self, model: &dyn Store, id: RunId, now: Timestamp) -> Commit {
         let row = Random::row(model, id);
-        let is_running = row
-            .as_ref()
-            .is_some_and(|row| row.status == RunStatus::Running);
-        let (base, inbox_seq, generation) = row.map_or((0, 0, 1), |row| {
-            (row.last_number, row.inbox_seq, row.generation)
-        });
+        let is_running = row.as_ref().is_some_and(|row| row.status == RunStatus::Running);
+        let (base, inbox_seq, generation) =
+            row.map_or((0, 0, 1), |row| (row.last_number, row.inbox_seq, row.generation));
         // With several runners it is open how exactly a store knows the last number of a run in its
         // owner's memory, or of one that was paused there, and so whether it sees that one is left
         // out.
@@ -583,28 +546,12 @@ impl Random {
             results_only,
             last_number: base + numbers,
             numbers,
-            deletes: if self.one_in(4) {
-                vec![self.range()]
-            } else {
-                Vec::new()
-            },
+            deletes: if self.one_in(4) { vec![self.range()] } else { Vec::new() },
             puts: (0..self.below(4)).map(|_| self.put()).collect(),
-            consumed: if self.one_in(3) {
-                vec![1 + self.below(8)]
-            } else {
-                Vec::new()
-            },
-            state: if self.one_in(5) {
-                vec![("s".to_owned(), vec![1])]
-            } else {
-                Vec::new()
-            },
+            consumed: if self.one_in(3) { vec![1 + self.below(8)] } else { Vec::new() },
+            state: if self.one_in(5) { vec![("s".to_owned(), vec![1])] } else { Vec::new() },
             effects: self.effects(now),
-            patch: if results_only {
-                Patch::Keep
-            } else {
-                self.patch(seen, now)
-            },
+            patch: if results_only { Patch::Keep } else { self.patch(seen, now) },
         }
     }
 
@@ -667,9 +614,7 @@ impl Random {
             7 => Some(Effect::Enqueue {
                 item: self.new_item(now),
                 key: vec![10, self.below(2) as u8],
-                then: AfterEnqueue::Wait {
-                    leave: self.one_in(3),
-                },
+                then: AfterEnqueue::Wait { leave: self.one_in(3) },
             }),
             8 => Some(Effect::Enqueue {
                 item: self.new_item(now),
@@ -685,9 +630,7 @@ impl Random {
                 kind: InboxKind::LimitGrant,
                 key: vec![self.below(3) as u8],
             }),
-            14 => Some(Effect::Release {
-                key: vec![self.below(3) as u8],
-            }),
+            14 => Some(Effect::Release { key: vec![self.below(3) as u8] }),
             _ => None,
         }
     }
@@ -698,11 +641,7 @@ impl Random {
             key: vec![12, self.below(3) as u8],
             entry: vec![1],
             awaited: !self.one_in(3),
-            close: if self.one_in(2) {
-                Close::Cancel
-            } else {
-                Close::Leave
-            },
+            close: if self.one_in(2) { Close::Cancel } else { Close::Leave },
         }
     }
 
@@ -765,11 +704,7 @@ impl Random {
         let Effect::Acquire(acquire) = self.acquire() else {
             unreachable!("it is one");
         };
-        ClaimLimit {
-            limit: acquire.limit,
-            limit_key: acquire.limit_key,
-            rule: acquire.rule,
-        }
+        ClaimLimit { limit: acquire.limit, limit_key: acquire.limit_key, rule: acquire.rule }
     }
 
     fn acquire(&mut self) -> Effect {
@@ -808,10 +743,7 @@ impl Random {
                 waiting: "its next attempt".to_owned(),
                 attempts: 2,
             },
-            9 if self.one_in(2) => Patch::RollBack {
-                ending: RunStatus::Cancelled,
-                error: None,
-            },
+            9 if self.one_in(2) => Patch::RollBack { ending: RunStatus::Cancelled, error: None },
             9 => roll_back(),
             10 => pause(),
             _ => match self.below(3) {
@@ -828,74 +760,38 @@ impl Random {
         let all = Filter::default;
         [
             Filter {
-                statuses: vec![
-                    RunStatus::Running,
-                    RunStatus::Sleeping,
-                    RunStatus::Completed,
-                ],
+                statuses: vec![RunStatus::Running, RunStatus::Sleeping, RunStatus::Completed],
                 workflow: Some("checkout".to_owned()),
                 ..all()
             },
-            Filter {
-                tags: vec![("1".to_owned(), "0".to_owned())],
-                ..all()
-            },
-            Filter {
-                created_from: Some(earlier),
-                created_before: Some(now),
-                ..all()
-            },
-            Filter {
-                version: Some(2),
-                ..all()
-            },
-            Filter {
-                key_prefix: Some("x/".to_owned()),
-                ..all()
-            },
-            Filter {
-                finished_from: Some(earlier),
-                finished_before: Some(now),
-                ..all()
-            },
+            Filter { tags: vec![("1".to_owned(), "0".to_owned())], ..all() },
+            Filter { created_from: Some(earlier), created_before: Some(now), ..all() },
+            Filter { version: Some(2), ..all() },
+            Filter { key_prefix: Some("x/".to_owned()), ..all() },
+            Filter { finished_from: Some(earlier), finished_before: Some(now), ..all() },
         ]
     }
 
     fn list(&self, store: &dyn Store, filter: &Filter) -> Vec<RunRow> {
         let rows = store.list(filter, None, 5).expect("list").into_iter();
-        rows.map(|row| self.open_numbers.comparable(store, row))
-            .collect()
+        rows.map(|row| self.open_numbers.comparable(store, row)).collect()
     }
 
     fn read(&self, store: &dyn Store, now: Timestamp) -> Readings {
         let nos = self.runs.iter().map(|id| id.no()).collect::<Vec<_>>();
-        let failed = Filter {
-            statuses: vec![RunStatus::Failed],
-            ..Filter::default()
-        };
-        let tagged = Filter {
-            tags: vec![("1".to_owned(), "1".to_owned())],
-            ..Filter::default()
-        };
-        let requests: Vec<Uuid> = (0..REQUESTS)
-            .map(|no| Uuid::from_u128(u128::from(no)))
-            .collect();
+        let failed = Filter { statuses: vec![RunStatus::Failed], ..Filter::default() };
+        let tagged = Filter { tags: vec![("1".to_owned(), "1".to_owned())], ..Filter::default() };
+        let requests: Vec<Uuid> = (0..REQUESTS).map(|no| Uuid::from_u128(u128::from(no))).collect();
         let items: Vec<_> = (1..60).map(ItemId).collect();
         let loaded = nos.iter().map(|no| {
             let run = store.load(*no).expect("load");
-            run.map(|run| LoadedRun {
-                row: self.open_numbers.comparable(store, run.row),
-                ..run
-            })
+            run.map(|run| LoadedRun { row: self.open_numbers.comparable(store, run.row), ..run })
         });
         let grown: Vec<_> = nos
             .iter()
             .flat_map(|no| [(*no, "a".to_owned(), 1), (*no, "b".to_owned(), 0)])
             .collect();
-        let hello = LetterFilter {
-            name: Some("hello".to_owned()),
-            ..LetterFilter::default()
-        };
+        let hello = LetterFilter { name: Some("hello".to_owned()), ..LetterFilter::default() };
         // Everything, or one pool.
         let pools: Vec<PoolNo> = match now.as_millis() % 4 {
             3 => (0..3).map(PoolNo).collect(),
@@ -904,10 +800,7 @@ impl Random {
         let shards = ShardSet::of_pools(pools);
         Readings {
             loaded: loaded.collect(),
-            states: nos
-                .iter()
-                .map(|no| store.state(*no).expect("state"))
-                .collect(),
+            states: nos.iter().map(|no| store.state(*no).expect("state")).collect(),
             due: store.due(now, &shards, None, 100).expect("due"),
             live: store.live(&shards, None, 100).expect("live"),
             paused: store.paused(&shards, None, 100).expect("paused"),
@@ -918,29 +811,20 @@ impl Random {
             dead_letters: store
                 .dead_letters(&LetterFilter::default(), 0, 1_000)
                 .expect("dead_letters"),
-            queues: QUEUES
-                .iter()
-                .map(|queue| QueueReadings::of(store, queue, now))
-                .collect(),
+            queues: QUEUES.iter().map(|queue| QueueReadings::of(store, queue, now)).collect(),
             items: items
                 .iter()
                 .step_by(7)
                 .map(|item| store.queue_item(*item).expect("queue_item"))
                 .collect(),
-            events: ["e0", "e1"]
-                .iter()
-                .map(|name| store.event(name).expect("event"))
-                .collect(),
+            events: ["e0", "e1"].iter().map(|name| store.event(name).expect("event")).collect(),
             to_tend: store.events_to_tend(now).expect("events_to_tend"),
             streams: nos.iter().map(|no| streams::read(store, *no)).collect(),
             schedules: store.schedules(None, 100).expect("schedules"),
             due_schedules: store.due_schedules(now, None, 100).expect("due_schedules"),
             queued_schedules: store.queued_schedules(None, 100).expect("queued_schedules"),
             limits: store.limits(None, 100).expect("limits"),
-            places: nos
-                .iter()
-                .map(|no| store.limit_places(*no).expect("limit_places"))
-                .collect(),
+            places: nos.iter().map(|no| store.limit_places(*no).expect("limit_places")).collect(),
             first_place_lost: store.first_place_lost().expect("first_place_lost"),
             runners: store.runners().expect("runners"),
             answers: store.answers(&requests).expect("answers"),
@@ -950,19 +834,12 @@ impl Random {
             over: store
                 .finished_before("checkout", RunStatus::Failed, now, 100)
                 .expect("finished_before"),
-            unread: nos
-                .iter()
-                .map(|no| store.inbox(*no, 1).expect("inbox"))
-                .collect(),
+            unread: nos.iter().map(|no| store.inbox(*no, 1).expect("inbox")).collect(),
             pages: nos
                 .iter()
                 .map(|no| store.history(*no, Some(&[1]), 2).expect("history"))
                 .collect(),
-            listed: self
-                .filters(now)
-                .iter()
-                .map(|filter| self.list(store, filter))
-                .collect(),
+            listed: self.filters(now).iter().map(|filter| self.list(store, filter)).collect(),
             grown: store.streams_grown(&grown).expect("streams_grown"),
             letters: store.dead_letters(&hello, 2, 3).expect("dead_letters"),
             schedule: store.schedule("x").expect("schedule"),
@@ -980,10 +857,7 @@ fn trace_of(n: u64) -> Option<String> {
 }
 
 fn of_key(key: u64) -> Target {
-    Target::Key {
-        workflow: "checkout".to_owned(),
-        key: key.to_string(),
-    }
+    Target::Key { workflow: "checkout".to_owned(), key: key.to_string() }
 }
 
 /// The key of the operation that an effect is about, if it is about one.
@@ -1136,16 +1010,8 @@ impl World {
         let held = store
             .take_shards(fence, START, &ShardSet::of_default_pool(), &[])
             .expect("take_shards");
-        assert_eq!(
-            held,
-            Some(ShardSet::of_default_pool()),
-            "a fresh store's shards are free"
-        );
-        World {
-            store,
-            ids: RunIds::new(11),
-            fence,
-        }
+        assert_eq!(held, Some(ShardSet::of_default_pool()), "a fresh store's shards are free");
+        World { store, ids: RunIds::new(11), fence }
     }
 
     fn new_run(&self) -> NewRun {
@@ -1166,11 +1032,7 @@ impl World {
     }
 
     fn batch(&self, ms: i64, writes: Vec<Write>) -> Vec<Outcome> {
-        let batch = Batch {
-            fence: Some(self.fence),
-            now: at(ms),
-            writes,
-        };
+        let batch = Batch { fence: Some(self.fence), now: at(ms), writes };
         let wanted = batch.writes.len();
         let outcomes = self.store.commit(&batch).expect("commit").outcomes;
         assert_eq!(outcomes.len(), wanted, "one outcome for each write");
@@ -1199,19 +1061,12 @@ impl World {
     fn parked(&self, available_at: Option<Timestamp>) -> RunId {
         let id = self.running();
         let patch = park(available_at);
-        self.accept(Commit {
-            inbox_seq: Some(0),
-            patch,
-            ..commit(id)
-        });
+        self.accept(Commit { inbox_seq: Some(0), patch, ..commit(id) });
         id
     }
 
     fn finish(&self, id: RunId) {
-        self.accept(Commit {
-            patch: finish(RunStatus::Completed),
-            ..commit(id)
-        });
+        self.accept(Commit { patch: finish(RunStatus::Completed), ..commit(id) });
     }
 
     fn commit(&self, commit: Commit) -> Outcome {
@@ -1253,47 +1108,26 @@ impl World {
     }
 
     fn row(&self, id: RunId) -> RunRow {
-        self.store
-            .run(&Target::Id(id))
-            .expect("run")
-            .expect("the run exists")
+        self.store.run(&Target::Id(id)).expect("run").expect("the run exists")
     }
 
     fn keys(&self, id: RunId) -> Vec<Vec<u8>> {
-        let entries = self
-            .store
-            .history(id.no(), None, usize::MAX)
-            .expect("history");
+        let entries = self.store.history(id.no(), None, usize::MAX).expect("history");
         entries.into_iter().map(|put| put.key).collect()
     }
 
     fn seqs(&self, id: RunId) -> Vec<u64> {
-        self.store
-            .inbox(id.no(), 0)
-            .expect("inbox")
-            .into_iter()
-            .map(|row| row.seq)
-            .collect()
+        self.store.inbox(id.no(), 0).expect("inbox").into_iter().map(|row| row.seq).collect()
     }
 
     fn due(&self, ms: i64) -> Vec<RunId> {
-        let due = self
-            .store
-            .due(at(ms), &ShardSet::of_default_pool(), None, 1_000)
-            .expect("due");
+        let due = self.store.due(at(ms), &ShardSet::of_default_pool(), None, 1_000).expect("due");
         due.runs.into_iter().map(|run| run.id).collect()
     }
 
     fn letters(&self, run: Option<RunId>) -> Vec<DeadLetter> {
         self.store
-            .dead_letters(
-                &LetterFilter {
-                    run: run.map(RunId::no),
-                    name: None,
-                },
-                0,
-                1_000,
-            )
+            .dead_letters(&LetterFilter { run: run.map(RunId::no), name: None }, 0, 1_000)
             .expect("dead_letters")
     }
 }
@@ -1303,10 +1137,7 @@ fn register(store: &dyn Store, name: &str, now: Timestamp) -> Fence {
 }
 
 fn register_as(store: &dyn Store, id: Uuid, name: &str, now: Timestamp) -> Fence {
-    let runner = NewRunner {
-        workflows: vec![serves()],
-        ..NewRunner::new(id, name, now, LEASE)
-    };
+    let runner = NewRunner { workflows: vec![serves()], ..NewRunner::new(id, name, now, LEASE) };
     store.register_runner(&runner).expect("register_runner")
 }
 
@@ -1349,48 +1180,28 @@ fn commit(id: RunId) -> Commit {
 }
 
 fn put(key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Put {
-    Put {
-        key: key.as_ref().to_vec(),
-        value: value.as_ref().to_vec(),
-    }
+    Put { key: key.as_ref().to_vec(), value: value.as_ref().to_vec() }
 }
 
 fn range(start: impl AsRef<[u8]>, end: impl AsRef<[u8]>) -> KeyRange {
-    KeyRange {
-        start: start.as_ref().to_vec(),
-        end: end.as_ref().to_vec(),
-    }
+    KeyRange { start: start.as_ref().to_vec(), end: end.as_ref().to_vec() }
 }
 
 fn park(available_at: Option<Timestamp>) -> Patch {
     let (status, waiting) = (RunStatus::Sleeping, "approval".to_owned());
-    Patch::Park {
-        status,
-        available_at,
-        waiting,
-        attempts: 1,
-    }
+    Patch::Park { status, available_at, waiting, attempts: 1 }
 }
 
 fn finish(status: RunStatus) -> Patch {
-    Patch::Finish {
-        status,
-        output: Some(b"output".to_vec()),
-        error: None,
-    }
+    Patch::Finish { status, output: Some(b"output".to_vec()), error: None }
 }
 
 fn roll_back() -> Patch {
-    Patch::RollBack {
-        ending: RunStatus::Cancelled,
-        error: None,
-    }
+    Patch::RollBack { ending: RunStatus::Cancelled, error: None }
 }
 
 fn pause() -> Patch {
-    Patch::Pause {
-        reason: "the code differs".to_owned(),
-    }
+    Patch::Pause { reason: "the code differs".to_owned() }
 }
 
 fn message(id: RunId) -> Delivery {
@@ -1406,19 +1217,11 @@ fn message(id: RunId) -> Delivery {
 }
 
 fn send(id: RunId, key: &str) -> Effect {
-    Effect::Send {
-        delivery: message(id),
-        key: key.into(),
-        receipt: b"sent".to_vec(),
-    }
+    Effect::Send { delivery: message(id), key: key.into(), receipt: b"sent".to_vec() }
 }
 
 fn delivered(id: RunId, seq: u64) -> Delivered {
-    Delivered {
-        receipt: Receipt::Delivered,
-        run: Some(id),
-        seq: Some(seq),
-    }
+    Delivered { receipt: Receipt::Delivered, run: Some(id), seq: Some(seq) }
 }
 
 fn migrating_twice_changes_nothing(world: &World) {
@@ -1428,27 +1231,17 @@ fn migrating_twice_changes_nothing(world: &World) {
 }
 
 fn a_start_makes_a_pending_run_that_is_due_now(world: &World) {
-    let started = world.start(NewRun {
-        claim: false,
-        ..world.new_run()
-    });
+    let started = world.start(NewRun { claim: false, ..world.new_run() });
     assert_eq!((started.attached, started.claimed), (false, false));
     assert_eq!(started.available_at, Some(START));
     let row = world.row(started.id);
-    assert_eq!(
-        (row.status, row.available_at),
-        (RunStatus::Pending, Some(START))
-    );
+    assert_eq!((row.status, row.available_at), (RunStatus::Pending, Some(START)));
     assert_eq!((row.generation, row.attempts, row.recoveries), (1, 1, 0));
     assert_eq!(world.due(0), [started.id]);
 }
 
 fn a_delayed_start_is_due_at_its_time(world: &World) {
-    let new = NewRun {
-        claim: false,
-        available_at: Some(at(500)),
-        ..world.new_run()
-    };
+    let new = NewRun { claim: false, available_at: Some(at(500)), ..world.new_run() };
     let started = world.start(new);
     assert_eq!(started.available_at, Some(at(500)));
     assert!(world.due(499).is_empty());
@@ -1465,65 +1258,34 @@ fn a_claimed_start_is_running_and_not_due(world: &World) {
 
 fn a_start_without_fence_or_shard_is_not_claimed(world: &World) {
     let stranger = register(&*world.store, "stranger", START);
-    let stale = Fence {
-        epoch: world.fence.epoch + 100,
-        ..world.fence
-    };
+    let stale = Fence { epoch: world.fence.epoch + 100, ..world.fence };
     for fence in [None, Some(stale), Some(stranger)] {
         let writes = vec![Write::Start(Box::new(world.new_run()))];
-        let outcomes = world
-            .store
-            .commit(&Batch {
-                fence,
-                now: START,
-                writes,
-            })
-            .expect("commit")
-            .outcomes;
-        let [Outcome::Started(started)] = outcomes.as_slice() else {
-            panic!("{outcomes:?}")
-        };
-        assert_eq!(
-            (started.claimed, started.available_at),
-            (false, Some(START)),
-            "{fence:?}"
-        );
+        let outcomes =
+            world.store.commit(&Batch { fence, now: START, writes }).expect("commit").outcomes;
+        let [Outcome::Started(started)] = outcomes.as_slice() else { panic!("{outcomes:?}") };
+        assert_eq!((started.claimed, started.available_at), (false, Some(START)), "{fence:?}");
         assert_eq!(world.row(started.id).status, RunStatus::Pending);
     }
 }
 
 fn a_delayed_start_is_never_claimed(world: &World) {
-    let started = world.start(NewRun {
-        available_at: Some(at(500)),
-        ..world.new_run()
-    });
+    let started = world.start(NewRun { available_at: Some(at(500)), ..world.new_run() });
     assert!(!started.claimed);
     assert_eq!(world.row(started.id).status, RunStatus::Pending);
 }
 
 fn keyed(world: &World, key: &str) -> NewRun {
-    NewRun {
-        key: Some(key.to_owned()),
-        ..world.new_run()
-    }
+    NewRun { key: Some(key.to_owned()), ..world.new_run() }
 }
 
 fn a_second_start_of_a_key_attaches_and_compares_the_input(world: &World) {
     let first = world.start(keyed(world, "order-1"));
     let same = world.start(keyed(world, "order-1"));
-    assert_eq!(
-        (same.id, same.attached, same.input_differs),
-        (first.id, true, false)
-    );
+    assert_eq!((same.id, same.attached, same.input_differs), (first.id, true, false));
     assert_eq!((same.claimed, same.available_at), (false, None));
-    let other = world.start(NewRun {
-        input: b"other".to_vec(),
-        ..keyed(world, "order-1")
-    });
-    assert_eq!(
-        (other.id, other.attached, other.input_differs),
-        (first.id, true, true)
-    );
+    let other = world.start(NewRun { input: b"other".to_vec(), ..keyed(world, "order-1") });
+    assert_eq!((other.id, other.attached, other.input_differs), (first.id, true, true));
     // The key stays when the run has ended.
     world.finish(first.id);
     assert!(world.start(keyed(world, "order-1")).attached);
@@ -1533,28 +1295,19 @@ fn a_second_start_of_a_key_attaches_and_compares_the_input(world: &World) {
 fn two_starts_of_one_key_in_one_batch_make_one_run(world: &World) {
     let (first, second) = (keyed(world, "order-1"), keyed(world, "order-1"));
     let id = first.id;
-    let writes = vec![
-        Write::Start(Box::new(first)),
-        Write::Start(Box::new(second)),
-    ];
+    let writes = vec![Write::Start(Box::new(first)), Write::Start(Box::new(second))];
     let outcomes = world.batch(0, writes);
     let [Outcome::Started(first), Outcome::Started(second)] = outcomes.as_slice() else {
         panic!("{outcomes:?}")
     };
     assert_eq!((first.id, first.attached), (id, false));
-    assert_eq!(
-        (second.id, second.attached, second.claimed),
-        (id, true, false)
-    );
+    assert_eq!((second.id, second.attached, second.claimed), (id, true, false));
     assert_eq!(world.store.count(&Filter::default()).expect("count"), 1);
 }
 
 fn keys_are_unique_per_workflow_only(world: &World) {
     let first = world.start(keyed(world, "order-1"));
-    let second = world.start(NewRun {
-        workflow: "refund".into(),
-        ..keyed(world, "order-1")
-    });
+    let second = world.start(NewRun { workflow: "refund".into(), ..keyed(world, "order-1") });
     let third = world.start(keyed(world, "order-2"));
     assert!(!first.attached && !second.attached && !third.attached);
 }
@@ -1566,13 +1319,7 @@ fn a_start_with_a_used_id_attaches_and_with_a_used_number_is_refused(world: &Wor
     let twin = Uuid::from_u128(new.id.as_uuid().as_u128() ^ 1);
     let twin = RunId::from_uuid(twin).expect("still of version 7");
     assert_eq!(twin.no(), new.id.no());
-    let refused = world.one(
-        0,
-        Write::Start(Box::new(NewRun {
-            id: twin,
-            ..world.new_run()
-        })),
-    );
+    let refused = world.one(0, Write::Start(Box::new(NewRun { id: twin, ..world.new_run() })));
     assert_eq!(refused, Outcome::Refused(Refusal::Gone));
     assert_eq!(world.store.run(&Target::Id(twin)).expect("run"), None);
 }
@@ -1591,22 +1338,10 @@ fn every_field_of_a_start_is_kept(world: &World) {
     };
     world.start(new.clone());
     let row = world.row(new.id);
-    assert_eq!(
-        (row.id, row.workflow, row.version),
-        (new.id, new.workflow, 7)
-    );
-    assert_eq!(
-        (row.key, row.pool, row.shard),
-        (new.key, new.pool, new.id.shard_in(PoolNo(1)))
-    );
-    assert_eq!(
-        (row.deadline_at, row.tags, row.input),
-        (new.deadline_at, new.tags, new.input)
-    );
-    assert_eq!(
-        (row.created_at, row.updated_at, row.finished_at),
-        (START, START, None)
-    );
+    assert_eq!((row.id, row.workflow, row.version), (new.id, new.workflow, 7));
+    assert_eq!((row.key, row.pool, row.shard), (new.key, new.pool, new.id.shard_in(PoolNo(1))));
+    assert_eq!((row.deadline_at, row.tags, row.input), (new.deadline_at, new.tags, new.input));
+    assert_eq!((row.created_at, row.updated_at, row.finished_at), (START, START, None));
     assert_eq!((row.output, row.error, row.waiting), (None, None, None));
     assert_eq!((row.ending, row.cancel_requested), (None, None));
     assert_eq!((row.inbox_seq, row.last_number), (0, 0));
@@ -1615,10 +1350,7 @@ fn every_field_of_a_start_is_kept(world: &World) {
 fn a_target_is_found_by_id_and_by_key_only(world: &World) {
     let id = world.start(keyed(world, "order-1")).id;
     let by_key = |workflow: &str, key: &str| {
-        let target = Target::Key {
-            workflow: workflow.to_owned(),
-            key: key.to_owned(),
-        };
+        let target = Target::Key { workflow: workflow.to_owned(), key: key.to_owned() };
         world.store.run(&target).expect("run").map(|row| row.id)
     };
     assert_eq!(by_key("checkout", "order-1"), Some(id));
@@ -1630,16 +1362,7 @@ fn a_target_is_found_by_id_and_by_key_only(world: &World) {
 
 fn entries_come_back_in_byte_order(world: &World) {
     let id = world.running();
-    let keys: [&[u8]; 8] = [
-        b"\xff",
-        b"b",
-        b"a\0",
-        b"a",
-        b"",
-        b"\0",
-        b"a\xff",
-        b"\x7f\x80",
-    ];
+    let keys: [&[u8]; 8] = [b"\xff", b"b", b"a\0", b"a", b"", b"\0", b"a\xff", b"\x7f\x80"];
     let puts = keys.iter().map(|key| put(key, key)).collect();
     world.accept(Commit { puts, ..commit(id) });
     let mut sorted = keys.map(<[u8]>::to_vec).to_vec();
@@ -1649,59 +1372,31 @@ fn entries_come_back_in_byte_order(world: &World) {
 
 fn a_put_replaces_what_was_there(world: &World) {
     let id = world.running();
-    world.accept(Commit {
-        puts: vec![put("a", "1"), put("a", "2")],
-        ..commit(id)
-    });
-    world.accept(Commit {
-        puts: vec![put("a", "3")],
-        ..commit(id)
-    });
+    world.accept(Commit { puts: vec![put("a", "1"), put("a", "2")], ..commit(id) });
+    world.accept(Commit { puts: vec![put("a", "3")], ..commit(id) });
     let history = world.store.history(id.no(), None, 10).expect("history");
     assert_eq!(history, [put("a", "3")]);
 }
 
 fn a_range_removes_exactly_its_keys(world: &World) {
     let id = world.running();
-    let keys: [&[u8]; 9] = [
-        b"a",
-        b"b",
-        b"b\0",
-        b"b\0\0",
-        b"b\x01",
-        b"b\xff",
-        b"b\xff\xff",
-        b"c",
-        b"\xff",
-    ];
+    let keys: [&[u8]; 9] =
+        [b"a", b"b", b"b\0", b"b\0\0", b"b\x01", b"b\xff", b"b\xff\xff", b"c", b"\xff"];
     let puts = keys.iter().map(|key| put(key, "")).collect();
     world.accept(Commit { puts, ..commit(id) });
     let deletes = vec![range(b"b\0", b"b\xff"), range("x", "a"), range("c", "c")];
-    world.accept(Commit {
-        deletes,
-        ..commit(id)
-    });
+    world.accept(Commit { deletes, ..commit(id) });
     let left: [&[u8]; 6] = [b"a", b"b", b"b\xff", b"b\xff\xff", b"c", b"\xff"];
     assert_eq!(world.keys(id), left);
-    world.accept(Commit {
-        deletes: vec![range("", b"\xff")],
-        ..commit(id)
-    });
+    world.accept(Commit { deletes: vec![range("", b"\xff")], ..commit(id) });
     assert_eq!(world.keys(id), [b"\xff"]);
 }
 
 fn deletes_come_before_puts(world: &World) {
     let id = world.running();
-    world.accept(Commit {
-        puts: vec![put("a1", "old"), put("a2", "old")],
-        ..commit(id)
-    });
+    world.accept(Commit { puts: vec![put("a1", "old"), put("a2", "old")], ..commit(id) });
     let (deletes, puts) = (vec![range("a", "b")], vec![put("a1", "new")]);
-    world.accept(Commit {
-        deletes,
-        puts,
-        ..commit(id)
-    });
+    world.accept(Commit { deletes, puts, ..commit(id) });
     let history = world.store.history(id.no(), None, 10).expect("history");
     assert_eq!(history, [put("a1", "new")]);
 }
@@ -1709,58 +1404,32 @@ fn deletes_come_before_puts(world: &World) {
 fn history_is_paged_by_key(world: &World) {
     let id = world.running();
     let puts = (0..25u8).map(|i| put([i], [i])).collect::<Vec<_>>();
-    world.accept(Commit {
-        puts: puts.clone(),
-        ..commit(id)
-    });
+    world.accept(Commit { puts: puts.clone(), ..commit(id) });
     let (mut read, mut after) = (Vec::new(), None::<Vec<u8>>);
     loop {
-        let page = world
-            .store
-            .history(id.no(), after.as_deref(), 10)
-            .expect("history");
+        let page = world.store.history(id.no(), after.as_deref(), 10).expect("history");
         assert!(page.len() <= 10);
         let Some(last) = page.last() else { break };
         after = Some(last.key.clone());
         read.extend(page);
     }
     assert_eq!(read, puts);
-    assert!(
-        world
-            .store
-            .history(id.no(), None, 0)
-            .expect("history")
-            .is_empty()
-    );
+    assert!(world.store.history(id.no(), None, 0).expect("history").is_empty());
 }
 
 fn histories_do_not_mix(world: &World) {
     let (first, second) = (world.running(), world.running());
-    world.accept(Commit {
-        puts: vec![put("a", "first")],
-        ..commit(first)
-    });
-    world.accept(Commit {
-        puts: vec![put("a", "second"), put("b", "")],
-        ..commit(second)
-    });
-    world.accept(Commit {
-        deletes: vec![range("", "z")],
-        ..commit(second)
-    });
+    world.accept(Commit { puts: vec![put("a", "first")], ..commit(first) });
+    world.accept(Commit { puts: vec![put("a", "second"), put("b", "")], ..commit(second) });
+    world.accept(Commit { deletes: vec![range("", "z")], ..commit(second) });
     assert_eq!(world.keys(first), [b"a"]);
     assert!(world.keys(second).is_empty());
 }
 
 fn big_values_survive(world: &World) {
     let id = world.running();
-    let value = (0..3_000_000u32)
-        .map(|i| (i % 251) as u8)
-        .collect::<Vec<_>>();
-    world.accept(Commit {
-        puts: vec![put("big", &value)],
-        ..commit(id)
-    });
+    let value = (0..3_000_000u32).map(|i| (i % 251) as u8).collect::<Vec<_>>();
+    world.accept(Commit { puts: vec![put("big", &value)], ..commit(id) });
     assert!(world.store.history(id.no(), None, 1).expect("history")[0].value == value);
 }
 
@@ -1775,10 +1444,7 @@ fn a_refused_commit_changes_nothing_and_the_rest_stands(world: &World) {
         patch: finish(RunStatus::Completed),
         ..commit(second)
     };
-    let fine = |id| Commit {
-        puts: vec![put("a", "")],
-        ..commit(id)
-    };
+    let fine = |id| Commit { puts: vec![put("a", "")], ..commit(id) };
     let writes = [fine(first), refused, fine(third)].map(|c| Write::Commit(Box::new(c)));
     let outcomes = world.batch(1, writes.to_vec());
     assert_eq!(outcomes[0], Outcome::Committed(Vec::new()));
@@ -1794,67 +1460,29 @@ fn an_unknown_run_is_gone(world: &World) {
     let unknown = world.ids.next(START);
     assert_eq!(world.refuse(commit(unknown)), Refusal::Gone);
     assert_eq!(world.store.load(unknown.no()).expect("load"), None);
-    assert!(
-        world
-            .store
-            .inbox(unknown.no(), 0)
-            .expect("inbox")
-            .is_empty()
-    );
+    assert!(world.store.inbox(unknown.no(), 0).expect("inbox").is_empty());
 }
 
 fn another_generation_is_gone(world: &World) {
     let id = world.running();
-    assert_eq!(
-        world.refuse(Commit {
-            generation: 0,
-            ..commit(id)
-        }),
-        Refusal::Gone
-    );
-    assert_eq!(
-        world.refuse(Commit {
-            generation: 2,
-            ..commit(id)
-        }),
-        Refusal::Gone
-    );
+    assert_eq!(world.refuse(Commit { generation: 0, ..commit(id) }), Refusal::Gone);
+    assert_eq!(world.refuse(Commit { generation: 2, ..commit(id) }), Refusal::Gone);
     world.accept(commit(id));
 }
 
 fn a_finished_run_is_gone(world: &World) {
-    for status in [
-        RunStatus::Completed,
-        RunStatus::Failed,
-        RunStatus::Cancelled,
-    ] {
+    for status in [RunStatus::Completed, RunStatus::Failed, RunStatus::Cancelled] {
         let id = world.running();
-        world.accept(Commit {
-            patch: finish(status),
-            ..commit(id)
-        });
+        world.accept(Commit { patch: finish(status), ..commit(id) });
         assert_eq!(world.refuse(commit(id)), Refusal::Gone);
-        assert_eq!(
-            world.refuse(Commit {
-                results_only: true,
-                ..commit(id)
-            }),
-            Refusal::Gone
-        );
+        assert_eq!(world.refuse(Commit { results_only: true, ..commit(id) }), Refusal::Gone);
     }
 }
 
 fn numbers_must_follow(world: &World) {
     let id = world.running();
-    let numbered = |last_number, numbers| Commit {
-        last_number,
-        numbers,
-        ..commit(id)
-    };
-    let run = |c| Commit {
-        patch: Patch::Run { inbox_seq: 0 },
-        ..c
-    };
+    let numbered = |last_number, numbers| Commit { last_number, numbers, ..commit(id) };
+    let run = |c| Commit { patch: Patch::Run { inbox_seq: 0 }, ..c };
     world.accept(run(numbered(2, 2)));
     assert_eq!(world.refuse(numbered(4, 1)), Refusal::Gap { stored: 2 });
     assert_eq!(world.refuse(numbered(2, 2)), Refusal::Gap { stored: 2 });
@@ -1869,23 +1497,14 @@ fn numbers_must_follow(world: &World) {
 
 fn a_run_tried_again_as_a_whole_may_go_back_in_numbers(world: &World) {
     let id = world.running();
-    world.accept(Commit {
-        last_number: 5,
-        numbers: 5,
-        puts: vec![put("a", "")],
-        ..commit(id)
-    });
+    world.accept(Commit { last_number: 5, numbers: 5, puts: vec![put("a", "")], ..commit(id) });
     let patch = Patch::Park {
         status: RunStatus::Pending,
         available_at: Some(at(100)),
         waiting: "its next attempt".to_owned(),
         attempts: 2,
     };
-    world.accept(Commit {
-        last_number: 5,
-        patch,
-        ..commit(id)
-    });
+    world.accept(Commit { last_number: 5, patch, ..commit(id) });
     let row = world.row(id);
     assert_eq!((row.status, row.attempts), (RunStatus::Pending, 2));
     // To which number it goes back is known to the owner, who reads the entries.
@@ -1899,67 +1518,33 @@ fn a_run_tried_again_as_a_whole_may_go_back_in_numbers(world: &World) {
 
 fn the_last_number_is_exact_when_parked(world: &World) {
     let id = world.running();
-    world.accept(Commit {
-        last_number: 3,
-        numbers: 3,
-        ..commit(id)
-    });
+    world.accept(Commit { last_number: 3, numbers: 3, ..commit(id) });
     assert!(world.row(id).last_number <= 3);
-    world.accept(Commit {
-        last_number: 4,
-        numbers: 1,
-        patch: park(None),
-        ..commit(id)
-    });
+    world.accept(Commit { last_number: 4, numbers: 1, patch: park(None), ..commit(id) });
     assert_eq!(world.row(id).last_number, 4);
-    world.accept(Commit {
-        last_number: 5,
-        numbers: 1,
-        ..commit(id)
-    });
+    world.accept(Commit { last_number: 5, numbers: 1, ..commit(id) });
     assert_eq!(world.row(id).last_number, 5);
     world.control(id, Control::Pause);
-    let results = Commit {
-        last_number: 6,
-        numbers: 1,
-        results_only: true,
-        ..commit(id)
-    };
+    let results = Commit { last_number: 6, numbers: 1, results_only: true, ..commit(id) };
     world.accept(results);
     assert_eq!(world.row(id).last_number, 6);
 }
 
 fn a_batch_without_fence_commits_nothing_but_other_writes_stand(world: &World) {
     let (id, other) = (world.running(), world.parked(None));
-    let stale = Fence {
-        epoch: world.fence.epoch + 1,
-        ..world.fence
-    };
-    let unknown = Fence {
-        runner: Uuid::from_name("unknown"),
-        ..world.fence
-    };
+    let stale = Fence { epoch: world.fence.epoch + 1, ..world.fence };
+    let unknown = Fence { runner: Uuid::from_name("unknown"), ..world.fence };
     for (i, fence) in [None, Some(stale), Some(unknown)].into_iter().enumerate() {
-        let commit = Commit {
-            puts: vec![put("a", "")],
-            ..commit(id)
-        };
+        let commit = Commit { puts: vec![put("a", "")], ..commit(id) };
         let writes = vec![
             Write::Commit(Box::new(commit)),
             Write::Deliver(Box::new(message(other))),
             Write::Start(Box::new(world.new_run())),
         ];
-        let batch = Batch {
-            fence,
-            now: START,
-            writes,
-        };
+        let batch = Batch { fence, now: START, writes };
         let outcomes = world.store.commit(&batch).expect("commit").outcomes;
         assert_eq!(outcomes[0], Outcome::Refused(Refusal::Fenced));
-        assert_eq!(
-            outcomes[1],
-            Outcome::Delivered(delivered(other, i as u64 + 1))
-        );
+        assert_eq!(outcomes[1], Outcome::Delivered(delivered(other, i as u64 + 1)));
         assert!(matches!(&outcomes[2], Outcome::Started(s) if !s.claimed));
     }
     assert!(world.keys(id).is_empty());
@@ -1969,10 +1554,7 @@ fn a_batch_without_fence_commits_nothing_but_other_writes_stand(world: &World) {
 fn take_over(world: &World, wanted: &ShardSet) -> (Fence, ShardSet) {
     let now = START + LEASE;
     let fence = register(&*world.store, "second", now);
-    let held = world
-        .store
-        .take_shards(fence, now, wanted, &[])
-        .expect("take_shards");
+    let held = world.store.take_shards(fence, now, wanted, &[]).expect("take_shards");
     (fence, held.expect("its own fence holds"))
 }
 
@@ -1989,9 +1571,7 @@ fn a_runner_that_registers_again_commits_nothing_for_shards_it_lost(world: &Worl
     };
     let outcomes = world.store.commit(&batch(fence)).expect("commit").outcomes;
     assert_eq!(outcomes, [Outcome::Refused(Refusal::Fenced)]);
-    let held = world
-        .store
-        .take_shards(fence, now, &ShardSet::of_default_pool(), &[]);
+    let held = world.store.take_shards(fence, now, &ShardSet::of_default_pool(), &[]);
     assert_eq!(held.expect("take"), Some(ShardSet::of_default_pool()));
     let outcomes = world.store.commit(&batch(fence)).expect("commit").outcomes;
     assert_eq!(outcomes, [Outcome::Committed(Vec::new())]);
@@ -2002,52 +1582,23 @@ fn a_batch_under_a_raised_epoch_commits_nothing(world: &World) {
     world.accept(commit(id));
     let (second, held) = take_over(world, &ShardSet::of_default_pool());
     assert_eq!(held, ShardSet::of_default_pool());
-    let stale = Commit {
-        puts: vec![put("a", "stale")],
-        ..commit(id)
-    };
+    let stale = Commit { puts: vec![put("a", "stale")], ..commit(id) };
     assert_eq!(world.refuse(stale), Refusal::Fenced);
     assert!(world.keys(id).is_empty());
     let writes = vec![Write::Commit(Box::new(commit(id)))];
-    let batch = Batch {
-        fence: Some(second),
-        now: at(20_000),
-        writes,
-    };
+    let batch = Batch { fence: Some(second), now: at(20_000), writes };
     let outcomes = world.store.commit(&batch).expect("commit").outcomes;
     assert_eq!(outcomes, [Outcome::Committed(Vec::new())]);
     let now = at(20_000);
-    assert!(
-        !world
-            .store
-            .heartbeat(world.fence, now, LEASE)
-            .expect("heartbeat")
-    );
+    assert!(!world.store.heartbeat(world.fence, now, LEASE).expect("heartbeat"));
     assert_eq!(
-        world
-            .store
-            .take_shards(world.fence, now, &ShardSet::of_default_pool(), &[])
-            .expect("take"),
+        world.store.take_shards(world.fence, now, &ShardSet::of_default_pool(), &[]).expect("take"),
         None
     );
-    world
-        .store
-        .release_shards(world.fence, &ShardSet::of_default_pool())
-        .expect("release");
-    world
-        .store
-        .deregister_runner(world.fence)
-        .expect("deregister");
-    assert!(
-        world
-            .store
-            .heartbeat(second, now, LEASE)
-            .expect("heartbeat")
-    );
-    let held = world
-        .store
-        .take_shards(second, now, &ShardSet::EMPTY, &[])
-        .expect("take");
+    world.store.release_shards(world.fence, &ShardSet::of_default_pool()).expect("release");
+    world.store.deregister_runner(world.fence).expect("deregister");
+    assert!(world.store.heartbeat(second, now, LEASE).expect("heartbeat"));
+    let held = world.store.take_shards(second, now, &ShardSet::EMPTY, &[]).expect("take");
     assert_eq!(held, Some(ShardSet::of_default_pool()));
 }
 
@@ -2059,29 +1610,15 @@ fn a_takeover_frees_all_shards_and_counts_recoveries(world: &World) {
             break id;
         }
     };
-    world.accept(Commit {
-        patch: roll_back(),
-        ..commit(other)
-    });
-    let wanted = [running.shard_in(PoolNo::DEFAULT)]
-        .into_iter()
-        .collect::<ShardSet>();
+    world.accept(Commit { patch: roll_back(), ..commit(other) });
+    let wanted = [running.shard_in(PoolNo::DEFAULT)].into_iter().collect::<ShardSet>();
     let (second, held) = take_over(world, &wanted);
     assert_eq!(held, wanted);
     assert_eq!(world.row(running).recoveries, 1);
     assert_eq!(world.row(parked).recoveries, 0);
-    assert_eq!(
-        world.row(other).recoveries,
-        1,
-        "its owner is lost, whoever takes its shard"
-    );
+    assert_eq!(world.row(other).recoveries, 1, "its owner is lost, whoever takes its shard");
     let runners = world.store.runners().expect("runners");
-    let held_by = |name| {
-        runners
-            .iter()
-            .find(|row| row.name == name)
-            .map(|row| row.shards.clone())
-    };
+    let held_by = |name| runners.iter().find(|row| row.name == name).map(|row| row.shards.clone());
     assert_eq!(held_by("first"), Some(ShardSet::EMPTY));
     assert_eq!(held_by("second"), Some(wanted));
     let held = world
@@ -2089,39 +1626,24 @@ fn a_takeover_frees_all_shards_and_counts_recoveries(world: &World) {
         .take_shards(second, at(11_000), &ShardSet::of_default_pool(), &[])
         .expect("take");
     assert_eq!(held, Some(ShardSet::of_default_pool()));
-    assert_eq!(
-        (world.row(running).recoveries, world.row(other).recoveries),
-        (1, 1)
-    );
+    assert_eq!((world.row(running).recoveries, world.row(other).recoveries), (1, 1));
 }
 
 fn a_live_holder_keeps_its_shards(world: &World) {
     let last_ms = START + LEASE - Duration::from_millis(1);
     let second = register(&*world.store, "second", last_ms);
-    let held = world
-        .store
-        .take_shards(second, last_ms, &ShardSet::of_default_pool(), &[])
-        .expect("take");
+    let held =
+        world.store.take_shards(second, last_ms, &ShardSet::of_default_pool(), &[]).expect("take");
     assert_eq!(held, Some(ShardSet::EMPTY));
-    assert!(
-        world
-            .store
-            .heartbeat(world.fence, last_ms, LEASE)
-            .expect("heartbeat")
-    );
+    assert!(world.store.heartbeat(world.fence, last_ms, LEASE).expect("heartbeat"));
 }
 
 fn released_shards_belong_to_nobody(world: &World) {
     let released = (0..10).map(ShardId).collect::<ShardSet>();
-    world
-        .store
-        .release_shards(world.fence, &released)
-        .expect("release");
+    world.store.release_shards(world.fence, &released).expect("release");
     let second = register(&*world.store, "second", START);
-    let held = world
-        .store
-        .take_shards(second, START, &ShardSet::of_default_pool(), &[])
-        .expect("take");
+    let held =
+        world.store.take_shards(second, START, &ShardSet::of_default_pool(), &[]).expect("take");
     assert_eq!(held, Some(released.clone()));
     // Its fence still holds, for the shards it has kept.
     let id = loop {
@@ -2149,17 +1671,12 @@ fn a_shard_that_was_given_back_counts_no_recovery(world: &World) {
 
 fn a_runner_that_deregisters_frees_everything(world: &World) {
     let id = world.running();
-    world
-        .store
-        .deregister_runner(world.fence)
-        .expect("deregister");
+    world.store.deregister_runner(world.fence).expect("deregister");
     assert!(world.store.runners().expect("runners").is_empty());
     assert_eq!(world.refuse(commit(id)), Refusal::Fenced);
     let second = register(&*world.store, "second", START);
-    let held = world
-        .store
-        .take_shards(second, START, &ShardSet::of_default_pool(), &[])
-        .expect("take");
+    let held =
+        world.store.take_shards(second, START, &ShardSet::of_default_pool(), &[]).expect("take");
     assert_eq!(held, Some(ShardSet::of_default_pool()));
 }
 
@@ -2176,18 +1693,10 @@ fn a_runner_that_returns_gets_a_fresh_epoch(world: &World) {
 }
 
 fn a_heartbeat_prolongs_the_lease(world: &World) {
-    assert!(
-        world
-            .store
-            .heartbeat(world.fence, at(5_000), LEASE)
-            .expect("heartbeat")
-    );
+    assert!(world.store.heartbeat(world.fence, at(5_000), LEASE).expect("heartbeat"));
     let runners = world.store.runners().expect("runners");
     assert_eq!(runners[0].lease_until, at(5_000) + LEASE);
-    assert_eq!(
-        (runners[0].id, runners[0].epoch),
-        (world.fence.runner, world.fence.epoch)
-    );
+    assert_eq!((runners[0].id, runners[0].epoch), (world.fence.runner, world.fence.epoch));
     let (_, held) = take_over(world, &ShardSet::of_default_pool());
     assert!(held.is_empty());
 }
@@ -2196,10 +1705,7 @@ fn parking_clears_the_recoveries(world: &World) {
     let id = world.running();
     let (second, _) = take_over(world, &ShardSet::of_default_pool());
     assert_eq!(world.row(id).recoveries, 1);
-    let parked = Commit {
-        patch: park(None),
-        ..commit(id)
-    };
+    let parked = Commit { patch: park(None), ..commit(id) };
     let batch = Batch {
         fence: Some(second),
         now: at(20_000),
@@ -2214,33 +1720,16 @@ fn running_clears_the_due_time_and_the_recoveries(world: &World) {
     let (second, _) = take_over(world, &ShardSet::of_default_pool());
     assert_eq!(world.row(id).recoveries, 1);
     let writes = vec![
-        Write::Commit(Box::new(Commit {
-            patch: Patch::Run { inbox_seq: 0 },
-            ..commit(id)
-        })),
+        Write::Commit(Box::new(Commit { patch: Patch::Run { inbox_seq: 0 }, ..commit(id) })),
         Write::Deliver(Box::new(message(id))),
     ];
-    let batch = Batch {
-        fence: Some(second),
-        now: at(20_000),
-        writes,
-    };
+    let batch = Batch { fence: Some(second), now: at(20_000), writes };
     world.store.commit(&batch).expect("commit");
     assert_eq!(world.row(id).recoveries, 0);
     assert_eq!(world.row(id).available_at, Some(AT_ONCE));
-    let run = Commit {
-        patch: Patch::Run { inbox_seq: 1 },
-        ..commit(id)
-    };
+    let run = Commit { patch: Patch::Run { inbox_seq: 1 }, ..commit(id) };
     let writes = vec![Write::Commit(Box::new(run))];
-    world
-        .store
-        .commit(&Batch {
-            fence: Some(second),
-            now: at(20_001),
-            writes,
-        })
-        .expect("commit");
+    world.store.commit(&Batch { fence: Some(second), now: at(20_001), writes }).expect("commit");
     let row = world.row(id);
     assert_eq!((row.status, row.available_at), (RunStatus::Running, None));
 }
@@ -2248,16 +1737,10 @@ fn running_clears_the_due_time_and_the_recoveries(world: &World) {
 fn running_keeps_the_due_time_if_a_message_was_not_seen(world: &World) {
     let id = world.parked(None);
     world.deliver(message(id));
-    let run = |inbox_seq| Commit {
-        patch: Patch::Run { inbox_seq },
-        ..commit(id)
-    };
+    let run = |inbox_seq| Commit { patch: Patch::Run { inbox_seq }, ..commit(id) };
     world.accept(run(0));
     let row = world.row(id);
-    assert_eq!(
-        (row.status, row.available_at),
-        (RunStatus::Running, Some(AT_ONCE))
-    );
+    assert_eq!((row.status, row.available_at), (RunStatus::Running, Some(AT_ONCE)));
     assert_eq!((row.waiting, world.due(2)), (None, vec![id]));
     world.accept(run(1));
     assert_eq!(world.row(id).available_at, None);
@@ -2268,10 +1751,7 @@ fn delivery_after_parking_makes_the_run_due(world: &World) {
         let id = world.parked(available_at);
         assert_eq!(world.deliver(message(id)), delivered(id, 1));
         let row = world.row(id);
-        assert_eq!(
-            (row.status, row.available_at),
-            (RunStatus::Sleeping, Some(AT_ONCE))
-        );
+        assert_eq!((row.status, row.available_at), (RunStatus::Sleeping, Some(AT_ONCE)));
         assert_eq!(row.inbox_seq, 1);
         assert!(world.due(2).contains(&id));
     }
@@ -2280,81 +1760,40 @@ fn delivery_after_parking_makes_the_run_due(world: &World) {
 fn delivery_before_parking_refuses_it_with_the_messages(world: &World) {
     let id = world.running();
     for body in ["one", "two", "three"] {
-        world.deliver(Delivery {
-            body: body.into(),
-            ..message(id)
-        });
+        world.deliver(Delivery { body: body.into(), ..message(id) });
     }
     let before = world.row(id);
-    let parking = Commit {
-        inbox_seq: Some(1),
-        patch: park(None),
-        ..commit(id)
-    };
-    let Refusal::InboxMoved(unseen) = world.refuse(parking) else {
-        panic!("parked")
-    };
-    let unseen = unseen
-        .into_iter()
-        .map(|row| (row.seq, row.body))
-        .collect::<Vec<_>>();
+    let parking = Commit { inbox_seq: Some(1), patch: park(None), ..commit(id) };
+    let Refusal::InboxMoved(unseen) = world.refuse(parking) else { panic!("parked") };
+    let unseen = unseen.into_iter().map(|row| (row.seq, row.body)).collect::<Vec<_>>();
     assert_eq!(unseen, [(2, b"two".to_vec()), (3, b"three".to_vec())]);
     assert_eq!(world.row(id), before);
-    let seen = Commit {
-        inbox_seq: Some(3),
-        patch: park(Some(at(70))),
-        ..commit(id)
-    };
+    let seen = Commit { inbox_seq: Some(3), patch: park(Some(at(70))), ..commit(id) };
     world.accept(seen);
     let row = world.row(id);
-    assert_eq!(
-        (row.status, row.available_at),
-        (RunStatus::Sleeping, Some(at(70)))
-    );
+    assert_eq!((row.status, row.available_at), (RunStatus::Sleeping, Some(at(70))));
 }
 
 fn delivery_and_parking_in_one_batch_make_the_run_due(world: &World) {
     for parks_first in [true, false] {
         let id = world.running();
-        let parking = Commit {
-            inbox_seq: Some(0),
-            patch: park(None),
-            ..commit(id)
-        };
+        let parking = Commit { inbox_seq: Some(0), patch: park(None), ..commit(id) };
         let parking = Write::Commit(Box::new(parking));
         let delivery = Write::Deliver(Box::new(message(id)));
-        let writes = if parks_first {
-            vec![parking, delivery]
-        } else {
-            vec![delivery, parking]
-        };
+        let writes = if parks_first { vec![parking, delivery] } else { vec![delivery, parking] };
         world.batch(5, writes);
         let row = world.row(id);
-        assert_eq!(
-            (row.status, row.available_at),
-            (RunStatus::Sleeping, Some(AT_ONCE))
-        );
+        assert_eq!((row.status, row.available_at), (RunStatus::Sleeping, Some(AT_ONCE)));
         assert_eq!(world.seqs(id), [1]);
     }
 }
 
 fn deliveries_of_one_batch_get_consecutive_places(world: &World) {
     let (id, other) = (world.parked(None), world.running());
-    let deliver = |body: &str| {
-        Write::Deliver(Box::new(Delivery {
-            body: body.into(),
-            ..message(id)
-        }))
-    };
-    let sending = Commit {
-        effects: vec![send(id, "k1"), send(id, "k2")],
-        ..commit(other)
-    };
-    let writes = vec![
-        deliver("one"),
-        Write::Commit(Box::new(sending)),
-        deliver("four"),
-    ];
+    let deliver =
+        |body: &str| Write::Deliver(Box::new(Delivery { body: body.into(), ..message(id) }));
+    let sending = Commit { effects: vec![send(id, "k1"), send(id, "k2")], ..commit(other) };
+    let writes = vec![deliver("one"), Write::Commit(Box::new(sending)), deliver("four")];
     let outcomes = world.batch(5, writes);
     assert_eq!(outcomes[0], Outcome::Delivered(delivered(id, 1)));
     assert_eq!(
@@ -2366,10 +1805,7 @@ fn deliveries_of_one_batch_get_consecutive_places(world: &World) {
     );
     assert_eq!(outcomes[2], Outcome::Delivered(delivered(id, 4)));
     let inbox = world.store.inbox(id.no(), 0).expect("inbox");
-    let bodies = inbox
-        .iter()
-        .map(|row| row.body.as_slice())
-        .collect::<Vec<_>>();
+    let bodies = inbox.iter().map(|row| row.body.as_slice()).collect::<Vec<_>>();
     assert_eq!(bodies, [&b"one"[..], b"yes", b"yes", b"four"]);
     assert_eq!(world.deliver(message(id)), delivered(id, 5));
     assert_eq!(world.row(id).inbox_seq, 5);
@@ -2378,19 +1814,10 @@ fn deliveries_of_one_batch_get_consecutive_places(world: &World) {
 fn a_delivery_to_a_run_started_in_the_same_batch_arrives(world: &World) {
     for claim in [true, false] {
         let key = if claim { "order-1" } else { "order-2" };
-        let new = NewRun {
-            claim,
-            ..keyed(world, key)
-        };
+        let new = NewRun { claim, ..keyed(world, key) };
         let id = new.id;
-        let target = Target::Key {
-            workflow: "checkout".to_owned(),
-            key: key.to_owned(),
-        };
-        let by_key = Delivery {
-            target,
-            ..message(id)
-        };
+        let target = Target::Key { workflow: "checkout".to_owned(), key: key.to_owned() };
+        let by_key = Delivery { target, ..message(id) };
         let writes = vec![
             Write::Start(Box::new(new)),
             Write::Deliver(Box::new(by_key)),
@@ -2401,21 +1828,13 @@ fn a_delivery_to_a_run_started_in_the_same_batch_arrives(world: &World) {
         assert_eq!(outcomes[2], Outcome::Delivered(delivered(id, 2)));
         assert_eq!(world.row(id).available_at, Some(AT_ONCE));
         // What the owner believes about its new run is no longer true.
-        let parking = Commit {
-            inbox_seq: Some(0),
-            patch: park(None),
-            ..commit(id)
-        };
+        let parking = Commit { inbox_seq: Some(0), patch: park(None), ..commit(id) };
         assert!(matches!(world.refuse(parking), Refusal::InboxMoved(rows) if rows.len() == 2));
     }
 }
 
 fn a_delivery_does_not_hurry_a_delayed_start(world: &World) {
-    let new = NewRun {
-        claim: false,
-        available_at: Some(at(500)),
-        ..world.new_run()
-    };
+    let new = NewRun { claim: false, available_at: Some(at(500)), ..world.new_run() };
     let id = world.start(new).id;
     assert_eq!(world.deliver(message(id)), delivered(id, 1));
     assert_eq!(world.row(id).available_at, Some(at(500)));
@@ -2424,10 +1843,7 @@ fn a_delivery_does_not_hurry_a_delayed_start(world: &World) {
 fn a_delivery_does_not_wake_a_paused_run(world: &World) {
     let (by_request, by_owner) = (world.parked(None), world.running());
     world.control(by_request, Control::Pause);
-    world.accept(Commit {
-        patch: pause(),
-        ..commit(by_owner)
-    });
+    world.accept(Commit { patch: pause(), ..commit(by_owner) });
     for id in [by_request, by_owner] {
         assert_eq!(world.deliver(message(id)), delivered(id, 1));
         let row = world.row(id);
@@ -2440,15 +1856,9 @@ fn a_delivery_makes_a_running_run_due(world: &World) {
     let id = world.running();
     world.deliver(message(id));
     let row = world.row(id);
-    assert_eq!(
-        (row.status, row.available_at),
-        (RunStatus::Running, Some(AT_ONCE))
-    );
+    assert_eq!((row.status, row.available_at), (RunStatus::Running, Some(AT_ONCE)));
     // The owner's commits that do not look at the inbox go on.
-    world.accept(Commit {
-        puts: vec![put("a", "")],
-        ..commit(id)
-    });
+    world.accept(Commit { puts: vec![put("a", "")], ..commit(id) });
     assert_eq!(world.due(2), [id]);
 }
 
@@ -2457,10 +1867,7 @@ fn a_consumed_message_is_gone_and_the_others_stay(world: &World) {
     for _ in 0..4 {
         world.deliver(message(id));
     }
-    world.accept(Commit {
-        consumed: vec![3, 1, 99],
-        ..commit(id)
-    });
+    world.accept(Commit { consumed: vec![3, 1, 99], ..commit(id) });
     assert_eq!(world.seqs(id), [2, 4]);
     assert_eq!(world.deliver(message(id)), delivered(id, 5));
 }
@@ -2468,10 +1875,7 @@ fn a_consumed_message_is_gone_and_the_others_stay(world: &World) {
 fn the_inbox_is_read_after_a_place(world: &World) {
     let (id, request) = (world.running(), Uuid::from_name("request"));
     world.deliver(message(id));
-    world.deliver(Delivery {
-        request: Some(request),
-        ..message(id)
-    });
+    world.deliver(Delivery { request: Some(request), ..message(id) });
     let rows = world.store.inbox(id.no(), 1).expect("inbox");
     let row = InboxRow {
         kind: InboxKind::Message,
@@ -2489,28 +1893,14 @@ fn the_inbox_is_read_after_a_place(world: &World) {
 
 fn a_message_with_a_used_dedupe_key_is_a_duplicate(world: &World) {
     let (id, other) = (world.running(), world.running());
-    let keyed = |id, key: &str| Delivery {
-        dedupe: Some(key.to_owned()),
-        ..message(id)
-    };
-    let duplicate = Delivered {
-        receipt: Receipt::Duplicate,
-        run: Some(id),
-        seq: None,
-    };
+    let keyed = |id, key: &str| Delivery { dedupe: Some(key.to_owned()), ..message(id) };
+    let duplicate = Delivered { receipt: Receipt::Duplicate, run: Some(id), seq: None };
     assert_eq!(world.deliver(keyed(id, "a")), delivered(id, 1));
     assert_eq!(world.deliver(keyed(id, "a")), duplicate);
     assert_eq!(world.deliver(keyed(id, "b")), delivered(id, 2));
     assert_eq!(world.deliver(keyed(other, "a")), delivered(other, 1));
-    world.accept(Commit {
-        consumed: vec![1],
-        ..commit(id)
-    });
-    assert_eq!(
-        world.deliver(keyed(id, "a")),
-        duplicate,
-        "also after the first was read"
-    );
+    world.accept(Commit { consumed: vec![1], ..commit(id) });
+    assert_eq!(world.deliver(keyed(id, "a")), duplicate, "also after the first was read");
     assert_eq!(world.row(id).inbox_seq, 2);
     let twice = [keyed(id, "c"), keyed(id, "c")].map(|d| Write::Deliver(Box::new(d)));
     let outcomes = world.batch(5, twice.to_vec());
@@ -2528,59 +1918,31 @@ fn an_inbox_has_a_bound(world: &World) {
         dedupe: Some(world.ids.next(START).to_string()),
         ..message(id)
     };
-    let full = Delivered {
-        receipt: Receipt::Full,
-        run: Some(id),
-        seq: None,
-    };
+    let full = Delivered { receipt: Receipt::Full, run: Some(id), seq: None };
     assert_eq!(world.deliver(bounded()), delivered(id, 1));
     assert_eq!(world.deliver(bounded()), delivered(id, 2));
     let refused = bounded();
     assert_eq!(world.deliver(refused.clone()), full);
     assert_eq!((world.row(id).inbox_seq, world.letters(None).len()), (2, 0));
-    world.accept(Commit {
-        consumed: vec![1],
-        ..commit(id)
-    });
-    assert_eq!(
-        world.deliver(refused),
-        delivered(id, 3),
-        "it was not delivered before"
-    );
+    world.accept(Commit { consumed: vec![1], ..commit(id) });
+    assert_eq!(world.deliver(refused), delivered(id, 3), "it was not delivered before");
     assert_eq!(world.deliver(bounded()), full);
 }
 
 fn a_message_to_nobody_or_to_a_finished_run_is_not_delivered(world: &World) {
     let unknown = world.deliver(message(world.ids.next(START)));
-    assert_eq!(
-        unknown,
-        Delivered {
-            receipt: Receipt::Unknown,
-            run: None,
-            seq: None
-        }
-    );
+    assert_eq!(unknown, Delivered { receipt: Receipt::Unknown, run: None, seq: None });
     let id = world.running();
     world.finish(id);
-    let finished = Delivered {
-        receipt: Receipt::Finished,
-        run: Some(id),
-        seq: None,
-    };
+    let finished = Delivered { receipt: Receipt::Finished, run: Some(id), seq: None };
     assert_eq!(world.deliver(message(id)), finished);
-    assert!(
-        world.letters(None).is_empty(),
-        "a client is told and keeps its message"
-    );
+    assert!(world.letters(None).is_empty(), "a client is told and keeps its message");
     assert_eq!((world.row(id).inbox_seq, world.seqs(id).len()), (0, 0));
 }
 
 fn an_effect_delivers_and_writes_its_receipt(world: &World) {
     let (sender, receiver) = (world.running(), world.parked(None));
-    let sending = Commit {
-        effects: vec![send(receiver, "send")],
-        ..commit(sender)
-    };
+    let sending = Commit { effects: vec![send(receiver, "send")], ..commit(sender) };
     assert_eq!(world.accept(sending), [delivered(receiver, 1)]);
     let history = world.store.history(sender.no(), None, 10).expect("history");
     assert_eq!(history, [put("send", b"sent\0")]);
@@ -2590,49 +1952,22 @@ fn an_effect_delivers_and_writes_its_receipt(world: &World) {
 fn an_undeliverable_effect_is_a_dead_letter_and_never_refuses(world: &World) {
     let (sender, ended, full) = (world.running(), world.running(), world.running());
     world.finish(ended);
-    let bounded = |id| Delivery {
-        inbox_max: 0,
-        ..message(id)
-    };
-    let to_full = Effect::Send {
-        delivery: bounded(full),
-        key: b"full".to_vec(),
-        receipt: Vec::new(),
-    };
-    let effects = vec![
-        send(world.ids.next(START), "unknown"),
-        send(ended, "ended"),
-        to_full,
-    ];
-    let answers = world.accept(Commit {
-        effects,
-        ..commit(sender)
-    });
-    let receipts = answers
-        .iter()
-        .map(|answer| answer.receipt)
-        .collect::<Vec<_>>();
-    assert_eq!(
-        receipts,
-        [Receipt::Unknown, Receipt::Finished, Receipt::Full]
-    );
+    let bounded = |id| Delivery { inbox_max: 0, ..message(id) };
+    let to_full =
+        Effect::Send { delivery: bounded(full), key: b"full".to_vec(), receipt: Vec::new() };
+    let effects = vec![send(world.ids.next(START), "unknown"), send(ended, "ended"), to_full];
+    let answers = world.accept(Commit { effects, ..commit(sender) });
+    let receipts = answers.iter().map(|answer| answer.receipt).collect::<Vec<_>>();
+    assert_eq!(receipts, [Receipt::Unknown, Receipt::Finished, Receipt::Full]);
     let history = world.store.history(sender.no(), None, 10).expect("history");
     assert_eq!(
         history,
-        [
-            put("ended", b"sent\x03"),
-            put("full", b"\x04"),
-            put("unknown", b"sent\x02")
-        ]
+        [put("ended", b"sent\x03"), put("full", b"\x04"), put("unknown", b"sent\x02")]
     );
     let letters = world.letters(None);
     let runs = letters.iter().map(|letter| letter.run).collect::<Vec<_>>();
     assert_eq!(runs, [None, Some(ended.no()), Some(full.no())]);
-    assert!(
-        letters
-            .iter()
-            .all(|letter| letter.body == b"yes" && letter.at == at(1))
-    );
+    assert!(letters.iter().all(|letter| letter.body == b"yes" && letter.at == at(1)));
 }
 
 fn a_run_can_send_to_itself(world: &World) {
@@ -2645,10 +1980,7 @@ fn a_run_can_send_to_itself(world: &World) {
     };
     assert_eq!(world.accept(sending), [delivered(id, 1)]);
     let row = world.row(id);
-    assert_eq!(
-        (row.status, row.available_at),
-        (RunStatus::Sleeping, Some(AT_ONCE))
-    );
+    assert_eq!((row.status, row.available_at), (RunStatus::Sleeping, Some(AT_ONCE)));
 }
 
 fn a_refused_commit_sends_nothing(world: &World) {
@@ -2656,11 +1988,7 @@ fn a_refused_commit_sends_nothing(world: &World) {
     world.control(sender, Control::Cancel { rollback: true });
     for results_only in [false, true] {
         let effects = vec![send(receiver, "send")];
-        let refusal = world.refuse(Commit {
-            results_only,
-            effects,
-            ..commit(sender)
-        });
+        let refusal = world.refuse(Commit { results_only, effects, ..commit(sender) });
         assert_eq!(refusal, Refusal::CancelRequested { rollback: true });
     }
     assert!(world.seqs(receiver).is_empty() && world.keys(sender).is_empty());
@@ -2669,29 +1997,15 @@ fn a_refused_commit_sends_nothing(world: &World) {
 fn unread_messages_of_a_finished_run_are_dead_letters(world: &World) {
     let id = world.running();
     for body in ["one", "two", "three"] {
-        world.deliver(Delivery {
-            body: body.into(),
-            ..message(id)
-        });
+        world.deliver(Delivery { body: body.into(), ..message(id) });
     }
     let patch = finish(RunStatus::Completed);
-    world.accept(Commit {
-        consumed: vec![2],
-        patch,
-        ..commit(id)
-    });
+    world.accept(Commit { consumed: vec![2], patch, ..commit(id) });
     assert!(world.seqs(id).is_empty());
     let letters = world.letters(Some(id));
-    let bodies = letters
-        .iter()
-        .map(|letter| letter.body.as_slice())
-        .collect::<Vec<_>>();
+    let bodies = letters.iter().map(|letter| letter.body.as_slice()).collect::<Vec<_>>();
     assert_eq!(bodies, [&b"one"[..], b"three"]);
-    assert!(
-        letters
-            .iter()
-            .all(|letter| letter.name == "approval" && !letter.reason.is_empty())
-    );
+    assert!(letters.iter().all(|letter| letter.name == "approval" && !letter.reason.is_empty()));
 }
 
 fn dead_letters_are_listed_in_order_of_arrival(world: &World) {
@@ -2703,65 +2017,35 @@ fn dead_letters_are_listed_in_order_of_arrival(world: &World) {
     world.finish(first);
     let letters = world.letters(None);
     let runs = letters.iter().map(|letter| letter.run).collect::<Vec<_>>();
-    assert_eq!(
-        runs,
-        [Some(second.no()), Some(first.no()), Some(first.no())]
-    );
+    assert_eq!(runs, [Some(second.no()), Some(first.no()), Some(first.no())]);
     assert!(letters.is_sorted_by(|a, b| a.no < b.no));
     assert_eq!(world.letters(Some(second)).len(), 1);
     assert_eq!(
-        world
-            .store
-            .dead_letters(&LetterFilter::default(), 0, 2)
-            .expect("dead_letters")
-            .len(),
+        world.store.dead_letters(&LetterFilter::default(), 0, 2).expect("dead_letters").len(),
         2
     );
 }
 
 fn request(world: &World, id: RunId, name: &str) -> Uuid {
     let request = Uuid::from_name(name);
-    let receipt = world
-        .deliver(Delivery {
-            request: Some(request),
-            ..message(id)
-        })
-        .receipt;
+    let receipt = world.deliver(Delivery { request: Some(request), ..message(id) }).receipt;
     assert_eq!(receipt, Receipt::Delivered);
     request
 }
 
 fn reply(request: Uuid, body: &str) -> Effect {
-    Effect::Reply {
-        request,
-        body: body.into(),
-    }
+    Effect::Reply { request, body: body.into() }
 }
 
 fn the_first_reply_wins(world: &World) {
     let id = world.running();
     let (first, second) = (request(world, id, "first"), request(world, id, "second"));
     let unknown = Uuid::from_name("unknown");
-    let answers = || {
-        world
-            .store
-            .answers(&[second, unknown, first])
-            .expect("answers")
-    };
+    let answers = || world.store.answers(&[second, unknown, first]).expect("answers");
     assert_eq!(answers(), [(unknown, Answer::Unknown)]);
-    let effects = vec![
-        reply(first, "one"),
-        reply(first, "two"),
-        reply(unknown, "lost"),
-    ];
-    world.accept(Commit {
-        effects,
-        ..commit(id)
-    });
-    world.accept(Commit {
-        effects: vec![reply(first, "three")],
-        ..commit(id)
-    });
+    let effects = vec![reply(first, "one"), reply(first, "two"), reply(unknown, "lost")];
+    world.accept(Commit { effects, ..commit(id) });
+    world.accept(Commit { effects: vec![reply(first, "three")], ..commit(id) });
     let mut answered = answers();
     answered.sort_by_key(|(id, _)| *id != first);
     assert_eq!(answered[0], (first, Answer::Reply(b"one".to_vec())));
@@ -2772,15 +2056,9 @@ fn a_finished_run_answers_its_open_requests(world: &World) {
     let (id, other) = (world.running(), world.running());
     let (open, answered) = (request(world, id, "open"), request(world, id, "answered"));
     let elsewhere = request(world, other, "elsewhere");
-    world.accept(Commit {
-        effects: vec![reply(answered, "yes")],
-        ..commit(id)
-    });
+    world.accept(Commit { effects: vec![reply(answered, "yes")], ..commit(id) });
     world.finish(id);
-    let mut answers = world
-        .store
-        .answers(&[open, answered, elsewhere])
-        .expect("answers");
+    let mut answers = world.store.answers(&[open, answered, elsewhere]).expect("answers");
     answers.sort_by_key(|(id, _)| *id != open);
     let yes = Answer::Reply(b"yes".to_vec());
     assert_eq!(answers, [(open, Answer::RunEnded), (answered, yes)]);
@@ -2790,11 +2068,7 @@ fn a_reply_in_the_last_commit_counts(world: &World) {
     let id = world.running();
     let request = request(world, id, "request");
     let (effects, patch) = (vec![reply(request, "bye")], finish(RunStatus::Completed));
-    world.accept(Commit {
-        effects,
-        patch,
-        ..commit(id)
-    });
+    world.accept(Commit { effects, patch, ..commit(id) });
     let answers = world.store.answers(&[request]).expect("answers");
     assert_eq!(answers, [(request, Answer::Reply(b"bye".to_vec()))]);
 }
@@ -2816,19 +2090,11 @@ fn cancel_refuses_movement_and_takes_results(world: &World) {
         let done = world.control(id, Control::Cancel { rollback });
         assert_eq!(done, Controlled::Done { run: id });
         for patch in movements() {
-            let commit = Commit {
-                puts: vec![put("a", "")],
-                patch,
-                ..commit(id)
-            };
+            let commit = Commit { puts: vec![put("a", "")], patch, ..commit(id) };
             assert_eq!(world.refuse(commit), Refusal::CancelRequested { rollback });
         }
         assert!(world.keys(id).is_empty());
-        let results = Commit {
-            results_only: true,
-            puts: vec![put("a", "")],
-            ..commit(id)
-        };
+        let results = Commit { results_only: true, puts: vec![put("a", "")], ..commit(id) };
         world.accept(results);
         let row = world.row(id);
         assert_eq!(row.cancel_requested, Some(CancelRequest { rollback }));
@@ -2844,21 +2110,14 @@ fn a_cancel_can_be_carried_out(world: &World) {
                 world.control(id, Control::Pause);
             }
             world.control(id, Control::Cancel { rollback: true });
-            world.accept(Commit {
-                patch: patch.clone(),
-                ..commit(id)
-            });
+            world.accept(Commit { patch: patch.clone(), ..commit(id) });
             assert_eq!(world.row(id).available_at, None);
         }
     }
 }
 
 fn a_cancel_makes_every_row_due(world: &World) {
-    let delayed = NewRun {
-        claim: false,
-        available_at: Some(at(90_000)),
-        ..world.new_run()
-    };
+    let delayed = NewRun { claim: false, available_at: Some(at(90_000)), ..world.new_run() };
     let paused = world.parked(None);
     world.control(paused, Control::Pause);
     let (running, parked) = (world.running(), world.parked(Some(at(80_000))));
@@ -2866,11 +2125,7 @@ fn a_cancel_makes_every_row_due(world: &World) {
         let status = world.row(id).status;
         world.control(id, Control::Cancel { rollback: true });
         let row = world.row(id);
-        assert_eq!(
-            (row.status, row.available_at),
-            (status, Some(AT_ONCE)),
-            "{status}"
-        );
+        assert_eq!((row.status, row.available_at), (status, Some(AT_ONCE)), "{status}");
     }
     assert_eq!(world.due(3).len(), 4);
 }
@@ -2879,62 +2134,27 @@ fn a_second_cancel_and_a_cancel_of_a_finished_run_say_so(world: &World) {
     let id = world.running();
     world.control(id, Control::Cancel { rollback: true });
     let again = world.control(id, Control::Cancel { rollback: false });
-    assert_eq!(
-        again,
-        Controlled::Already {
-            run: id,
-            status: RunStatus::Running
-        }
-    );
-    assert_eq!(
-        world.row(id).cancel_requested,
-        Some(CancelRequest { rollback: true })
-    );
-    world.accept(Commit {
-        patch: finish(RunStatus::Cancelled),
-        ..commit(id)
-    });
-    for control in [
-        Control::Cancel { rollback: true },
-        Control::Pause,
-        Control::Resume,
-    ] {
-        let finished = Controlled::Finished {
-            run: id,
-            status: RunStatus::Cancelled,
-        };
+    assert_eq!(again, Controlled::Already { run: id, status: RunStatus::Running });
+    assert_eq!(world.row(id).cancel_requested, Some(CancelRequest { rollback: true }));
+    world.accept(Commit { patch: finish(RunStatus::Cancelled), ..commit(id) });
+    for control in [Control::Cancel { rollback: true }, Control::Pause, Control::Resume] {
+        let finished = Controlled::Finished { run: id, status: RunStatus::Cancelled };
         assert_eq!(world.control(id, control), finished);
     }
     let unknown = world.ids.next(START);
-    assert_eq!(
-        world.control(unknown, Control::Cancel { rollback: true }),
-        Controlled::Unknown
-    );
+    assert_eq!(world.control(unknown, Control::Cancel { rollback: true }), Controlled::Unknown);
 }
 
 fn a_cancel_in_the_batch_of_the_last_commit_finds_it_finished(world: &World) {
     for cancels_first in [true, false] {
         let id = world.running();
-        let last = Commit {
-            patch: finish(RunStatus::Completed),
-            ..commit(id)
-        };
+        let last = Commit { patch: finish(RunStatus::Completed), ..commit(id) };
         let last = Write::Commit(Box::new(last));
         let cancel = Write::Control(Target::Id(id), Control::Cancel { rollback: true });
-        let writes = if cancels_first {
-            vec![cancel, last]
-        } else {
-            vec![last, cancel]
-        };
+        let writes = if cancels_first { vec![cancel, last] } else { vec![last, cancel] };
         let outcomes = world.batch(5, writes);
-        let finished = Controlled::Finished {
-            run: id,
-            status: RunStatus::Completed,
-        };
-        assert!(
-            outcomes.contains(&Outcome::Controlled(finished)),
-            "{outcomes:?}"
-        );
+        let finished = Controlled::Finished { run: id, status: RunStatus::Completed };
+        assert!(outcomes.contains(&Outcome::Controlled(finished)), "{outcomes:?}");
         assert_eq!(world.row(id).cancel_requested, None);
     }
 }
@@ -2942,101 +2162,54 @@ fn a_cancel_in_the_batch_of_the_last_commit_finds_it_finished(world: &World) {
 fn cancel_refuses_nothing_once_the_end_is_decided(world: &World) {
     let id = world.running();
     world.control(id, Control::Cancel { rollback: true });
-    world.accept(Commit {
-        patch: roll_back(),
-        ..commit(id)
-    });
+    world.accept(Commit { patch: roll_back(), ..commit(id) });
     for patch in [Patch::Keep, Patch::Run { inbox_seq: 0 }, park(Some(at(50)))] {
         let puts = vec![put("compensation", "")];
-        world.accept(Commit {
-            puts,
-            patch,
-            ..commit(id)
-        });
+        world.accept(Commit { puts, patch, ..commit(id) });
         assert_eq!(world.row(id).ending, Some(RunStatus::Cancelled));
     }
-    world.accept(Commit {
-        patch: Patch::Run { inbox_seq: 0 },
-        ..commit(id)
-    });
+    world.accept(Commit { patch: Patch::Run { inbox_seq: 0 }, ..commit(id) });
     assert_eq!(world.row(id).status, RunStatus::RollingBack);
-    world.accept(Commit {
-        patch: finish(RunStatus::Cancelled),
-        ..commit(id)
-    });
+    world.accept(Commit { patch: finish(RunStatus::Cancelled), ..commit(id) });
     let row = world.row(id);
     assert_eq!((row.status, row.ending), (RunStatus::Cancelled, None));
 }
 
 fn pause_refuses_movement_and_takes_results(world: &World) {
     let id = world.running();
-    assert_eq!(
-        world.control(id, Control::Pause),
-        Controlled::Done { run: id }
-    );
+    assert_eq!(world.control(id, Control::Pause), Controlled::Done { run: id });
     for patch in movements().into_iter().chain([roll_back(), pause()]) {
-        assert_eq!(
-            world.refuse(Commit {
-                patch,
-                ..commit(id)
-            }),
-            Refusal::Paused
-        );
+        assert_eq!(world.refuse(Commit { patch, ..commit(id) }), Refusal::Paused);
     }
-    world.accept(Commit {
-        results_only: true,
-        puts: vec![put("a", "")],
-        ..commit(id)
-    });
+    world.accept(Commit { results_only: true, puts: vec![put("a", "")], ..commit(id) });
     let row = world.row(id);
     assert_eq!((row.status, row.available_at), (RunStatus::Paused, None));
     assert_eq!(row.waiting.as_deref(), Some("paused by request"));
     let again = world.control(id, Control::Pause);
-    assert_eq!(
-        again,
-        Controlled::Already {
-            run: id,
-            status: RunStatus::Paused
-        }
-    );
+    assert_eq!(again, Controlled::Already { run: id, status: RunStatus::Paused });
 }
 
 fn resume_makes_a_paused_run_due_again(world: &World) {
     let id = world.parked(Some(at(90_000)));
-    let not_paused = Controlled::Already {
-        run: id,
-        status: RunStatus::Sleeping,
-    };
+    let not_paused = Controlled::Already { run: id, status: RunStatus::Sleeping };
     assert_eq!(world.control(id, Control::Resume), not_paused);
     world.control(id, Control::Pause);
     assert!(world.due(100_000).is_empty());
-    assert_eq!(
-        world.control(id, Control::Resume),
-        Controlled::Done { run: id }
-    );
+    assert_eq!(world.control(id, Control::Resume), Controlled::Done { run: id });
     let row = world.row(id);
-    assert_eq!(
-        (row.status, row.available_at),
-        (RunStatus::Pending, Some(AT_ONCE))
-    );
+    assert_eq!((row.status, row.available_at), (RunStatus::Pending, Some(AT_ONCE)));
     assert_eq!((row.waiting, world.due(3)), (None, vec![id]));
     world.accept(commit(id));
 }
 
 fn a_run_paused_in_its_rollback_resumes_in_it(world: &World) {
     let id = world.running();
-    world.accept(Commit {
-        patch: roll_back(),
-        ..commit(id)
-    });
+    world.accept(Commit { patch: roll_back(), ..commit(id) });
     world.control(id, Control::Pause);
     assert_eq!(world.row(id).ending, Some(RunStatus::Cancelled));
     world.control(id, Control::Resume);
     let row = world.row(id);
-    assert_eq!(
-        (row.status, row.available_at),
-        (RunStatus::RollingBack, Some(AT_ONCE))
-    );
+    assert_eq!((row.status, row.available_at), (RunStatus::RollingBack, Some(AT_ONCE)));
 }
 
 fn a_run_being_cancelled_cannot_be_paused(world: &World) {
@@ -3054,82 +2227,33 @@ fn a_run_being_cancelled_cannot_be_paused(world: &World) {
 fn every_patch_sets_what_it_says(world: &World) {
     let id = world.parked(Some(at(40)));
     let row = world.row(id);
-    assert_eq!(
-        (row.status, row.available_at),
-        (RunStatus::Sleeping, Some(at(40)))
-    );
-    assert_eq!(
-        (row.waiting.as_deref(), row.updated_at),
-        (Some("approval"), at(1))
-    );
-    world.accept(Commit {
-        patch: Patch::Run { inbox_seq: 0 },
-        ..commit(id)
-    });
+    assert_eq!((row.status, row.available_at), (RunStatus::Sleeping, Some(at(40))));
+    assert_eq!((row.waiting.as_deref(), row.updated_at), (Some("approval"), at(1)));
+    world.accept(Commit { patch: Patch::Run { inbox_seq: 0 }, ..commit(id) });
     let row = world.row(id);
-    assert_eq!(
-        (row.status, row.available_at, row.waiting),
-        (RunStatus::Running, None, None)
-    );
-    world.accept(Commit {
-        patch: pause(),
-        ..commit(id)
-    });
+    assert_eq!((row.status, row.available_at, row.waiting), (RunStatus::Running, None, None));
+    world.accept(Commit { patch: pause(), ..commit(id) });
     let row = world.row(id);
-    assert_eq!(
-        (row.status, row.waiting.as_deref()),
-        (RunStatus::Paused, Some("the code differs"))
-    );
+    assert_eq!((row.status, row.waiting.as_deref()), (RunStatus::Paused, Some("the code differs")));
     world.control(id, Control::Resume);
     let error = Some(b"failure".to_vec());
-    let patch = Patch::RollBack {
-        ending: RunStatus::Failed,
-        error: error.clone(),
-    };
-    world.accept(Commit {
-        patch,
-        ..commit(id)
-    });
+    let patch = Patch::RollBack { ending: RunStatus::Failed, error: error.clone() };
+    world.accept(Commit { patch, ..commit(id) });
     let row = world.row(id);
-    assert_eq!(
-        (row.status, row.ending),
-        (RunStatus::RollingBack, Some(RunStatus::Failed))
-    );
-    assert_eq!(
-        (row.available_at, &row.error, row.finished_at),
-        (None, &error, None)
-    );
-    let patch = Patch::Finish {
-        status: RunStatus::Failed,
-        output: None,
-        error: error.clone(),
-    };
-    world.accept(Commit {
-        patch,
-        ..commit(id)
-    });
+    assert_eq!((row.status, row.ending), (RunStatus::RollingBack, Some(RunStatus::Failed)));
+    assert_eq!((row.available_at, &row.error, row.finished_at), (None, &error, None));
+    let patch = Patch::Finish { status: RunStatus::Failed, output: None, error: error.clone() };
+    world.accept(Commit { patch, ..commit(id) });
     let row = world.row(id);
-    assert_eq!(
-        (row.status, row.ending, row.waiting),
-        (RunStatus::Failed, None, None)
-    );
-    assert_eq!(
-        (row.finished_at, row.output, row.error),
-        (Some(at(1)), None, error)
-    );
+    assert_eq!((row.status, row.ending, row.waiting), (RunStatus::Failed, None, None));
+    assert_eq!((row.finished_at, row.output, row.error), (Some(at(1)), None, error));
 }
 
 fn state_is_kept_by_key_and_survives_the_end(world: &World) {
     let id = world.running();
     let value = |key: &str, value: &str| (key.to_owned(), value.as_bytes().to_vec());
-    world.accept(Commit {
-        state: vec![value("b", "1"), value("a", "2")],
-        ..commit(id)
-    });
-    world.accept(Commit {
-        state: vec![value("b", "3"), value("c", "")],
-        ..commit(id)
-    });
+    world.accept(Commit { state: vec![value("b", "1"), value("a", "2")], ..commit(id) });
+    world.accept(Commit { state: vec![value("b", "3"), value("c", "")], ..commit(id) });
     world.finish(id);
     let state = world.store.state(id.no()).expect("state");
     assert_eq!(state, [value("a", "2"), value("b", "3"), value("c", "")]);
@@ -3149,24 +2273,10 @@ fn failed(world: &World) -> RunId {
     let id = world.running();
     let puts = vec![put("a", "1"), put("b", "2"), put("c", "3")];
     world.control(id, Control::Cancel { rollback: true });
-    world.accept(Commit {
-        patch: roll_back(),
-        puts,
-        last_number: 3,
-        numbers: 3,
-        ..commit(id)
-    });
+    world.accept(Commit { patch: roll_back(), puts, last_number: 3, numbers: 3, ..commit(id) });
     let error = Some(b"failure".to_vec());
-    let patch = Patch::Finish {
-        status: RunStatus::Failed,
-        output: None,
-        error,
-    };
-    world.accept(Commit {
-        patch,
-        last_number: 3,
-        ..commit(id)
-    });
+    let patch = Patch::Finish { status: RunStatus::Failed, output: None, error };
+    world.accept(Commit { patch, last_number: 3, ..commit(id) });
     id
 }
 
@@ -3175,10 +2285,7 @@ fn a_finished_run_can_be_reopened(world: &World) {
     let outcome = world.one(9, Write::Reopen(Box::new(reopening(id))));
     assert_eq!(outcome, Outcome::Committed(Vec::new()));
     let row = world.row(id);
-    assert_eq!(
-        (row.status, row.attempts, row.generation),
-        (RunStatus::Pending, 2, 1)
-    );
+    assert_eq!((row.status, row.attempts, row.generation), (RunStatus::Pending, 2, 1));
     assert_eq!((row.available_at, row.finished_at), (Some(AT_ONCE), None));
     assert_eq!((row.error, row.output, row.ending), (None, None, None));
     assert_eq!((row.cancel_requested, row.waiting), (None, None));
@@ -3187,12 +2294,7 @@ fn a_finished_run_can_be_reopened(world: &World) {
     assert_eq!(world.due(9), [id]);
     // How many numbers are left is known to the owner alone.
     let run = Patch::Run { inbox_seq: 0 };
-    world.accept(Commit {
-        last_number: 2,
-        numbers: 1,
-        patch: run,
-        ..commit(id)
-    });
+    world.accept(Commit { last_number: 2, numbers: 1, patch: run, ..commit(id) });
     assert_eq!(world.row(id).last_number, 2);
 }
 
@@ -3200,18 +2302,9 @@ fn a_reopening_that_does_not_fit_is_refused(world: &World) {
     let (id, live) = (failed(world), world.running());
     let before = world.store.load(id.no()).expect("load");
     let wrong = [
-        Reopen {
-            attempts: 2,
-            ..reopening(id)
-        },
-        Reopen {
-            status: RunStatus::Completed,
-            ..reopening(id)
-        },
-        Reopen {
-            status: RunStatus::Running,
-            ..reopening(live)
-        },
+        Reopen { attempts: 2, ..reopening(id) },
+        Reopen { status: RunStatus::Completed, ..reopening(id) },
+        Reopen { status: RunStatus::Running, ..reopening(live) },
         reopening(world.ids.next(START)),
     ];
     for reopen in wrong {
@@ -3227,10 +2320,7 @@ fn due_runs_are_paged_in_order(world: &World) {
     ids.sort_by_key(|(at, id)| (*at, id.no()));
     let (mut read, mut after) = (Vec::new(), None);
     loop {
-        let due = world
-            .store
-            .due(at(30), &ShardSet::of_default_pool(), after, 2)
-            .expect("due");
+        let due = world.store.due(at(30), &ShardSet::of_default_pool(), after, 2).expect("due");
         assert!(due.runs.len() <= 2);
         assert_eq!(due.next_at, Some(at(99)));
         let Some(last) = due.runs.last() else { break };
@@ -3238,36 +2328,18 @@ fn due_runs_are_paged_in_order(world: &World) {
         read.extend(due.runs.into_iter().map(|run| run.id));
     }
     assert_eq!(read, ids[..6].iter().map(|(_, id)| *id).collect::<Vec<_>>());
-    let run = &world
-        .store
-        .due(at(30), &ShardSet::of_default_pool(), None, 1)
-        .expect("due")
-        .runs[0];
+    let run = &world.store.due(at(30), &ShardSet::of_default_pool(), None, 1).expect("due").runs[0];
     assert_eq!((&*run.workflow, run.version), ("checkout", 1));
-    assert_eq!(
-        (run.status, run.shard),
-        (RunStatus::Sleeping, run.id.shard_in(PoolNo::DEFAULT))
-    );
+    assert_eq!((run.status, run.shard), (RunStatus::Sleeping, run.id.shard_in(PoolNo::DEFAULT)));
     let past = Some((at(31), RunNo(0)));
-    let due = world
-        .store
-        .due(at(30), &ShardSet::of_default_pool(), past, 10)
-        .expect("due");
+    let due = world.store.due(at(30), &ShardSet::of_default_pool(), past, 10).expect("due");
     assert!(due.runs.is_empty());
 }
 
 fn due_runs_are_of_the_given_shards(world: &World) {
-    let ids = (0..60)
-        .map(|i| world.parked(Some(at(i))))
-        .collect::<Vec<_>>();
-    let shards = ids[..20]
-        .iter()
-        .map(|id| id.shard_in(PoolNo::DEFAULT))
-        .collect::<ShardSet>();
-    let wanted = ids
-        .iter()
-        .filter(|id| shards.contains(id.shard_in(PoolNo::DEFAULT)))
-        .copied();
+    let ids = (0..60).map(|i| world.parked(Some(at(i)))).collect::<Vec<_>>();
+    let shards = ids[..20].iter().map(|id| id.shard_in(PoolNo::DEFAULT)).collect::<ShardSet>();
+    let wanted = ids.iter().filter(|id| shards.contains(id.shard_in(PoolNo::DEFAULT))).copied();
     let due = world.store.due(at(60), &shards, None, 1_000).expect("due");
     assert!(due.runs.iter().map(|run| run.id).eq(wanted));
     let (mut read, mut after) = (0, None);
@@ -3279,23 +2351,15 @@ fn due_runs_are_of_the_given_shards(world: &World) {
         after = Some((last.available_at.expect("it is due"), last.id.no()));
     }
     assert_eq!(read, due.runs.len());
-    let due = world
-        .store
-        .due(at(60), &ShardSet::EMPTY, None, 1_000)
-        .expect("due");
+    let due = world.store.due(at(60), &ShardSet::EMPTY, None, 1_000).expect("due");
     assert_eq!(due, Due::default());
     let due = world.store.due(at(-1), &shards, None, 10).expect("due");
     assert_eq!((due.runs.len(), due.next_at), (0, Some(START)));
 }
 
 fn the_next_due_time_is_after_now(world: &World) {
-    let next_at = |ms| {
-        world
-            .store
-            .due(at(ms), &ShardSet::of_default_pool(), None, 0)
-            .expect("due")
-            .next_at
-    };
+    let next_at =
+        |ms| world.store.due(at(ms), &ShardSet::of_default_pool(), None, 0).expect("due").next_at;
     assert_eq!(next_at(0), None);
     world.parked(Some(at(50)));
     world.parked(None);
@@ -3304,24 +2368,15 @@ fn the_next_due_time_is_after_now(world: &World) {
 
 fn live_runs_are_paged_by_number(world: &World) {
     let rolling = world.running();
-    world.accept(Commit {
-        patch: roll_back(),
-        ..commit(rolling)
-    });
+    world.accept(Commit { patch: roll_back(), ..commit(rolling) });
     let (running, messaged) = (world.running(), world.running());
     world.deliver(message(messaged));
     world.parked(None);
     world.finish(world.running());
     world.control(world.running(), Control::Pause);
-    world.start(NewRun {
-        claim: false,
-        ..world.new_run()
-    });
+    world.start(NewRun { claim: false, ..world.new_run() });
     let ids = |after, limit| {
-        let live = world
-            .store
-            .live(&ShardSet::of_default_pool(), after, limit)
-            .expect("live");
+        let live = world.store.live(&ShardSet::of_default_pool(), after, limit).expect("live");
         live.into_iter().map(|run| run.id).collect::<Vec<_>>()
     };
     assert_eq!(ids(None, 10), [rolling, running, messaged]);
@@ -3331,48 +2386,23 @@ fn live_runs_are_paged_by_number(world: &World) {
     others.remove(running.shard_in(PoolNo::DEFAULT));
     let live = world.store.live(&others, None, 10).expect("live");
     assert!(live.iter().all(|run| run.id != running) && live.len() < 3);
-    let status = world
-        .store
-        .live(&ShardSet::of_default_pool(), None, 1)
-        .expect("live")[0]
-        .status;
+    let status = world.store.live(&ShardSet::of_default_pool(), None, 1).expect("live")[0].status;
     assert_eq!(status, RunStatus::RollingBack);
 }
 
 fn the_census_counts_what_waits(world: &World) {
     world.parked(Some(at(500)));
     world.parked(Some(at(501)));
-    world.start(NewRun {
-        claim: false,
-        available_at: Some(at(900)),
-        ..world.new_run()
-    });
-    world.start(NewRun {
-        claim: false,
-        ..world.new_run()
-    });
+    world.start(NewRun { claim: false, available_at: Some(at(900)), ..world.new_run() });
+    world.start(NewRun { claim: false, ..world.new_run() });
     world.parked(None);
     world.control(world.parked(None), Control::Pause);
     world.running();
     world.deliver(message(world.running()));
     world.finish(world.running());
-    let census = world
-        .store
-        .census(at(500), &ShardSet::of_default_pool())
-        .expect("census");
-    assert_eq!(
-        census,
-        Census {
-            timers: 2,
-            due: 2,
-            waiting: 1,
-            paused: 1
-        }
-    );
-    let nothing = world
-        .store
-        .census(at(500), &ShardSet::EMPTY)
-        .expect("census");
+    let census = world.store.census(at(500), &ShardSet::of_default_pool()).expect("census");
+    assert_eq!(census, Census { timers: 2, due: 2, waiting: 1, paused: 1 });
+    let nothing = world.store.census(at(500), &ShardSet::EMPTY).expect("census");
     assert_eq!(nothing, Census::default());
 }
 
@@ -3381,10 +2411,7 @@ fn lists_are_newest_first_and_paged(world: &World) {
     ids.reverse();
     let (mut read, mut after) = (Vec::new(), None);
     loop {
-        let page = world
-            .store
-            .list(&Filter::default(), after, 3)
-            .expect("list");
+        let page = world.store.list(&Filter::default(), after, 3).expect("list");
         assert!(page.len() <= 3);
         let Some(last) = page.last() else { break };
         after = Some(last.id.no());
@@ -3398,11 +2425,7 @@ fn lists_are_newest_first_and_paged(world: &World) {
 fn filters_must_all_hold(world: &World) {
     let tag = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     let start = |workflow: &str, tags: &[(String, String)], ms| {
-        let new = NewRun {
-            workflow: workflow.into(),
-            tags: tags.to_vec(),
-            ..world.new_run()
-        };
+        let new = NewRun { workflow: workflow.into(), tags: tags.to_vec(), ..world.new_run() };
         let id = new.id;
         world.batch(ms, vec![Write::Start(Box::new(new))]);
         id
@@ -3411,70 +2434,22 @@ fn filters_must_all_hold(world: &World) {
     let a = start("checkout", &[blue.clone(), large.clone()], 10);
     let b = start("refund", std::slice::from_ref(&blue), 20);
     let c = start("checkout", &[tag("colour", "red"), tag("size", "blue")], 30);
-    world.accept(Commit {
-        patch: finish(RunStatus::Failed),
-        ..commit(c)
-    });
+    world.accept(Commit { patch: finish(RunStatus::Failed), ..commit(c) });
     let found = |filter: Filter| {
         let rows = world.store.list(&filter, None, 100).expect("list");
-        assert_eq!(
-            world.store.count(&filter).expect("count"),
-            rows.len() as u64
-        );
+        assert_eq!(world.store.count(&filter).expect("count"), rows.len() as u64);
         rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
     };
     let any = Filter::default;
     assert_eq!(found(any()), [c, b, a]);
-    assert_eq!(
-        found(Filter {
-            workflow: Some("checkout".to_owned()),
-            ..any()
-        }),
-        [c, a]
-    );
-    assert_eq!(
-        found(Filter {
-            tags: vec![blue.clone()],
-            ..any()
-        }),
-        [b, a]
-    );
-    assert_eq!(
-        found(Filter {
-            tags: vec![blue.clone(), large],
-            ..any()
-        }),
-        [a]
-    );
-    assert_eq!(
-        found(Filter {
-            statuses: vec![RunStatus::Failed],
-            ..any()
-        }),
-        [c]
-    );
+    assert_eq!(found(Filter { workflow: Some("checkout".to_owned()), ..any() }), [c, a]);
+    assert_eq!(found(Filter { tags: vec![blue.clone()], ..any() }), [b, a]);
+    assert_eq!(found(Filter { tags: vec![blue.clone(), large], ..any() }), [a]);
+    assert_eq!(found(Filter { statuses: vec![RunStatus::Failed], ..any() }), [c]);
     let statuses = vec![RunStatus::Failed, RunStatus::Running];
-    assert_eq!(
-        found(Filter {
-            statuses: statuses.clone(),
-            ..any()
-        }),
-        [c, b, a]
-    );
-    assert_eq!(
-        found(Filter {
-            created_from: Some(at(20)),
-            ..any()
-        }),
-        [c, b]
-    );
-    assert_eq!(
-        found(Filter {
-            created_before: Some(at(20)),
-            ..any()
-        }),
-        [a]
-    );
+    assert_eq!(found(Filter { statuses: statuses.clone(), ..any() }), [c, b, a]);
+    assert_eq!(found(Filter { created_from: Some(at(20)), ..any() }), [c, b]);
+    assert_eq!(found(Filter { created_before: Some(at(20)), ..any() }), [a]);
     let all = Filter {
         statuses,
         workflow: Some("refund".to_owned()),
@@ -3484,13 +2459,7 @@ fn filters_must_all_hold(world: &World) {
         ..any()
     };
     assert_eq!(found(all.clone()), [b]);
-    assert!(
-        found(Filter {
-            workflow: Some("checkout".to_owned()),
-            ..all
-        })
-        .is_empty()
-    );
+    assert!(found(Filter { workflow: Some("checkout".to_owned()), ..all }).is_empty());
 }
 
 fn finished_names_the_ended_and_the_missing(world: &World) {
@@ -3499,12 +2468,7 @@ fn finished_names_the_ended_and_the_missing(world: &World) {
     let asked = [missing.no(), live.no(), done.no()];
     let ended = world.store.finished(&asked).expect("finished");
     assert_eq!(ended.len(), 2);
-    let of = |id: RunId| {
-        ended
-            .iter()
-            .find(|(no, _)| *no == id.no())
-            .map(|(_, how)| how)
-    };
+    let of = |id: RunId| ended.iter().find(|(no, _)| *no == id.no()).map(|(_, how)| how);
     assert_eq!(of(missing), Some(&None));
     let how = of(done).cloned().flatten().expect("it has ended");
     assert_eq!(how.status, RunStatus::Completed);
@@ -3514,21 +2478,11 @@ fn finished_names_the_ended_and_the_missing(world: &World) {
 
 fn loading_gives_row_history_and_inbox(world: &World) {
     let id = world.running();
-    world.accept(Commit {
-        puts: vec![put("b", "2"), put("a", "1")],
-        ..commit(id)
-    });
+    world.accept(Commit { puts: vec![put("b", "2"), put("a", "1")], ..commit(id) });
     world.deliver(message(id));
     world.deliver(message(id));
-    world.accept(Commit {
-        consumed: vec![1],
-        ..commit(id)
-    });
-    let loaded = world
-        .store
-        .load(id.no())
-        .expect("load")
-        .expect("the run exists");
+    world.accept(Commit { consumed: vec![1], ..commit(id) });
+    let loaded = world.store.load(id.no()).expect("load").expect("the run exists");
     assert_eq!(loaded.row, world.row(id));
     assert_eq!(loaded.history, [put("a", "1"), put("b", "2")]);
     assert_eq!(loaded.inbox, world.store.inbox(id.no(), 0).expect("inbox"));
@@ -3537,53 +2491,25 @@ fn loading_gives_row_history_and_inbox(world: &World) {
 
 fn an_empty_batch_is_fine(world: &World) {
     assert!(world.batch(0, Vec::new()).is_empty());
-    let nobody = Batch {
-        fence: None,
-        now: START,
-        writes: Vec::new(),
-    };
-    assert!(
-        world
-            .store
-            .commit(&nobody)
-            .expect("commit")
-            .outcomes
-            .is_empty()
-    );
+    let nobody = Batch { fence: None, now: START, writes: Vec::new() };
+    assert!(world.store.commit(&nobody).expect("commit").outcomes.is_empty());
 }
 
 fn a_large_batch_is_applied_as_a_whole(world: &World) {
     let new = (0..2_000).map(|_| world.new_run()).collect::<Vec<_>>();
     let ids = new.iter().map(|new| new.id).collect::<Vec<_>>();
-    world.batch(
-        0,
-        new.into_iter()
-            .map(|new| Write::Start(Box::new(new)))
-            .collect(),
-    );
+    world.batch(0, new.into_iter().map(|new| Write::Start(Box::new(new))).collect());
     let step = |id: &RunId| {
         let puts = vec![put("step", id.to_string())];
-        Write::Commit(Box::new(Commit {
-            puts,
-            last_number: 1,
-            numbers: 1,
-            ..commit(*id)
-        }))
+        Write::Commit(Box::new(Commit { puts, last_number: 1, numbers: 1, ..commit(*id) }))
     };
     world.batch(1, ids.iter().map(step).collect());
     let last = |id: &RunId| {
         let patch = finish(RunStatus::Completed);
-        Write::Commit(Box::new(Commit {
-            last_number: 1,
-            patch,
-            ..commit(*id)
-        }))
+        Write::Commit(Box::new(Commit { last_number: 1, patch, ..commit(*id) }))
     };
     world.batch(2, ids.iter().map(last).collect());
-    let completed = Filter {
-        statuses: vec![RunStatus::Completed],
-        ..Filter::default()
-    };
+    let completed = Filter { statuses: vec![RunStatus::Completed], ..Filter::default() };
     assert_eq!(world.store.count(&completed).expect("count"), 2_000);
     let nos = ids.iter().map(|id| id.no()).collect::<Vec<_>>();
     assert_eq!(world.store.finished(&nos).expect("finished").len(), 2_000);
@@ -3624,10 +2550,7 @@ fn a_dropped_guard_is_not_called(world: &World) {
 fn counters_count(world: &World) {
     let before = world.store.counters();
     let id = world.running();
-    world.accept(Commit {
-        puts: vec![put("a", "")],
-        ..commit(id)
-    });
+    world.accept(Commit { puts: vec![put("a", "")], ..commit(id) });
     world.row(id);
     let after = world.store.counters();
     // A store need not count, but if it does, it counts these.

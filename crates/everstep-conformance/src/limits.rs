@@ -2,10 +2,7 @@
 
 use super::*;
 
-const STRIPE: LimitRule = LimitRule {
-    concurrency: Some(1),
-    rate: None,
-};
+const STRIPE: LimitRule = LimitRule { concurrency: Some(1), rate: None };
 
 fn acquire(rule: LimitRule, op: u8) -> Effect {
     Effect::Acquire(Box::new(Acquire {
@@ -22,10 +19,7 @@ fn release(op: u8) -> Effect {
 }
 
 fn with(id: RunId, effect: Effect) -> Commit {
-    Commit {
-        effects: vec![effect],
-        ..commit(id)
-    }
+    Commit { effects: vec![effect], ..commit(id) }
 }
 
 impl World {
@@ -33,9 +27,7 @@ impl World {
     fn let_in(&self, id: RunId) -> Vec<u8> {
         let rows = self.store.inbox(id.no(), 0).expect("inbox");
         let grants = rows.iter().filter(|row| row.kind == InboxKind::LimitGrant);
-        grants
-            .filter_map(|row| row.wait.as_ref()?.first().copied())
-            .collect()
+        grants.filter_map(|row| row.wait.as_ref()?.first().copied()).collect()
     }
 
     /// How many have a place, and how many wait for one.
@@ -48,18 +40,10 @@ impl World {
 pub(super) fn a_place_that_is_free_is_given_at_once(world: &World) {
     let [a, b] = [world.running(), world.running()];
     // It parks in the same commit: what it is given makes it due again.
-    world.accept(Commit {
-        inbox_seq: Some(0),
-        patch: park(None),
-        ..with(a, acquire(STRIPE, 1))
-    });
+    world.accept(Commit { inbox_seq: Some(0), patch: park(None), ..with(a, acquire(STRIPE, 1)) });
     assert_eq!(world.let_in(a), [1]);
     assert_eq!(world.row(a).available_at, Some(AT_ONCE));
-    world.accept(Commit {
-        inbox_seq: Some(0),
-        patch: park(None),
-        ..with(b, acquire(STRIPE, 1))
-    });
+    world.accept(Commit { inbox_seq: Some(0), patch: park(None), ..with(b, acquire(STRIPE, 1)) });
     assert_eq!((world.let_in(b), world.places()), (vec![], (1, 1)));
     assert_eq!(world.row(b).available_at, None);
 }
@@ -69,10 +53,7 @@ pub(super) fn a_place_that_is_given_back_is_the_next_ones_in_the_same_batch(worl
         let [a, b] = [world.running(), world.running()];
         world.accept(with(a, acquire(STRIPE, 1)));
         let consumed = vec![1];
-        let back = Commit {
-            consumed,
-            ..with(a, release(1))
-        };
+        let back = Commit { consumed, ..with(a, release(1)) };
         let mut writes = vec![back, with(b, acquire(STRIPE, 2))];
         if !release_first {
             writes.reverse();
@@ -84,11 +65,7 @@ pub(super) fn a_place_that_is_given_back_is_the_next_ones_in_the_same_batch(worl
         assert_eq!((world.let_in(a), world.let_in(b)), (vec![], vec![2]));
         assert_eq!(world.places(), (1, 0));
         world.finish(b);
-        assert_eq!(
-            world.places(),
-            (0, 0),
-            "nobody is left, and neither is the row"
-        );
+        assert_eq!(world.places(), (0, 0), "nobody is left, and neither is the row");
         world.finish(a);
     }
 }
@@ -103,10 +80,7 @@ pub(super) fn places_are_given_in_the_order_of_asking(world: &World) {
         assert_eq!(world.let_in(*id), [1], "the {place}th is next");
         let later = runs.iter().skip(place + 1);
         assert!(later.clone().all(|id| world.let_in(*id).is_empty()));
-        world.accept(Commit {
-            consumed: vec![1],
-            ..with(*id, release(1))
-        });
+        world.accept(Commit { consumed: vec![1], ..with(*id, release(1)) });
     }
     assert_eq!(world.places(), (0, 0));
 }
@@ -124,22 +98,10 @@ pub(super) fn asking_again_changes_nothing(world: &World) {
 pub(super) fn a_run_that_is_over_or_put_away_holds_nothing(world: &World) {
     type Ends = fn(RunId) -> Commit;
     let ends: [Ends; 6] = [
-        |id| Commit {
-            patch: finish(RunStatus::Completed),
-            ..commit(id)
-        },
-        |id| Commit {
-            patch: roll_back(),
-            ..commit(id)
-        },
-        |id| Commit {
-            patch: pause(),
-            ..commit(id)
-        },
-        |id| Commit {
-            results_only: true,
-            ..commit(id)
-        },
+        |id| Commit { patch: finish(RunStatus::Completed), ..commit(id) },
+        |id| Commit { patch: roll_back(), ..commit(id) },
+        |id| Commit { patch: pause(), ..commit(id) },
+        |id| Commit { results_only: true, ..commit(id) },
         |id| Commit {
             patch: Patch::Park {
                 status: RunStatus::Pending,
@@ -185,16 +147,11 @@ pub(super) fn a_run_that_is_over_or_put_away_holds_nothing(world: &World) {
 /// lost its place by that, left its owner's memory, and was never told again.
 pub(super) fn a_run_that_was_resumed_keeps_its_places_and_is_not_put_away(world: &World) {
     let results = |id| {
-        let commit = Commit {
-            results_only: true,
-            ..commit(id)
-        };
+        let commit = Commit { results_only: true, ..commit(id) };
         world.commit(commit)
     };
-    let (live, put_away) = (
-        Outcome::Committed(Vec::new()),
-        Outcome::Committed(vec![EffectDone::PutAway]),
-    );
+    let (live, put_away) =
+        (Outcome::Committed(Vec::new()), Outcome::Committed(vec![EffectDone::PutAway]));
     let [a, b] = [world.running(), world.running()];
     for id in [a, b] {
         world.accept(with(id, acquire(STRIPE, 1)));
@@ -217,10 +174,7 @@ pub(super) fn a_run_that_was_resumed_keeps_its_places_and_is_not_put_away(world:
     assert_eq!((world.places(), world.let_in(b)), ((1, 0), vec![1]));
     // The order within a batch counts as that of two.
     let of_batch = |controls: [Control; 2], wanted: &Outcome| {
-        let commit = Commit {
-            results_only: true,
-            ..commit(b)
-        };
+        let commit = Commit { results_only: true, ..commit(b) };
         let [first, last] = controls.map(|control| Write::Control(Target::Id(b), control));
         let outcomes = world.batch(4, vec![first, Write::Commit(Box::new(commit)), last]);
         assert_eq!(outcomes[1], *wanted);
@@ -275,10 +229,7 @@ pub(super) fn another_rule_counts_from_the_next_asking(world: &World) {
     for id in &runs[..4] {
         world.accept(with(*id, acquire(STRIPE, 1)));
     }
-    let three = LimitRule {
-        concurrency: Some(3),
-        ..STRIPE
-    };
+    let three = LimitRule { concurrency: Some(3), ..STRIPE };
     world.accept(with(runs[4], acquire(three, 1)));
     let let_in = runs.iter().map(|id| world.let_in(*id).len());
     assert_eq!(let_in.collect::<Vec<_>>(), [1, 1, 1, 0, 0]);
@@ -295,11 +246,7 @@ pub(super) fn turns_by_the_rate_are_given_away_in_order(world: &World) {
     let id = world.running();
     let rule = LimitRule {
         concurrency: None,
-        rate: Some(LimitRate {
-            count: 2,
-            per_ms: 1_000,
-            burst: 1,
-        }),
+        rate: Some(LimitRate { count: 2, per_ms: 1_000, burst: 1 }),
     };
     for op in 1..=3 {
         let Effect::Acquire(mut acquire) = acquire(rule, op) else {

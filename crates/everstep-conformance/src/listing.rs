@@ -63,19 +63,12 @@ fn filters() -> Vec<(Filter, Matches)> {
         (all().workflow("even"), |row| &*row.workflow == "even"),
         (all().workflow("once"), |row| &*row.workflow == "once"),
         (all().workflow("none"), |_| false),
-        (all().status(RunStatus::Running), |row| {
-            row.status == RunStatus::Running
+        (all().status(RunStatus::Running), |row| row.status == RunStatus::Running),
+        (all().status(RunStatus::Pending), |row| row.status == RunStatus::Pending),
+        (all().status(RunStatus::Sleeping), |row| row.status == RunStatus::Sleeping),
+        (all().status(RunStatus::Paused).status(RunStatus::Failed), |row| {
+            matches!(row.status, RunStatus::Paused | RunStatus::Failed)
         }),
-        (all().status(RunStatus::Pending), |row| {
-            row.status == RunStatus::Pending
-        }),
-        (all().status(RunStatus::Sleeping), |row| {
-            row.status == RunStatus::Sleeping
-        }),
-        (
-            all().status(RunStatus::Paused).status(RunStatus::Failed),
-            |row| matches!(row.status, RunStatus::Paused | RunStatus::Failed),
-        ),
         (all().workflow("odd").status(RunStatus::Completed), |row| {
             &*row.workflow == "odd" && row.status == RunStatus::Completed
         }),
@@ -87,12 +80,8 @@ fn filters() -> Vec<(Filter, Matches)> {
             row.tags[0].1 == "1" && row.tags.len() > 1
         }),
         (all().tag("oldest", "yes").workflow("even"), |_| false),
-        (all().key_prefix("once-"), |row| {
-            row.key.is_some() && &*row.workflow == "once"
-        }),
-        (all().key_prefix("e"), |row| {
-            row.key.is_some() && &*row.workflow == "even"
-        }),
+        (all().key_prefix("once-"), |row| row.key.is_some() && &*row.workflow == "once"),
+        (all().key_prefix("e"), |row| row.key.is_some() && &*row.workflow == "even"),
         (all().key_prefix("odd-1").workflow("odd"), |row| {
             row.key.as_ref().is_some_and(|it| it.starts_with("odd-1"))
         }),
@@ -100,9 +89,7 @@ fn filters() -> Vec<(Filter, Matches)> {
             let key = row.key.as_ref();
             key.is_some_and(|it| it.starts_with("odd-1")) && row.status == RunStatus::Failed
         }),
-        (all().finished_from(at(20)), |row| {
-            row.finished_at.is_some_and(|it| it >= at(20))
-        }),
+        (all().finished_from(at(20)), |row| row.finished_at.is_some_and(|it| it >= at(20))),
         (all().finished_from(at(15)).finished_before(at(24)), |row| {
             let end = row.finished_at;
             end.is_some_and(|it| (at(15)..at(24)).contains(&it))

@@ -97,40 +97,24 @@ impl OpenNumbers {
 pub(super) fn running_at(world: &World, number: u64) -> RunId {
     let id = world.running();
     // A number is never without an entry.
-    world.accept(Commit {
-        puts: vec![put("a", "1")],
-        ..numbered(id, number, number)
-    });
+    world.accept(Commit { puts: vec![put("a", "1")], ..numbered(id, number, number) });
     id
 }
 
 fn numbered(id: RunId, last_number: u64, numbers: u64) -> Commit {
-    Commit {
-        last_number,
-        numbers,
-        ..commit(id)
-    }
+    Commit { last_number, numbers, ..commit(id) }
 }
 
 pub(super) fn results(id: RunId, last_number: u64, numbers: u64) -> Commit {
-    Commit {
-        results_only: true,
-        ..numbered(id, last_number, numbers)
-    }
+    Commit { results_only: true, ..numbered(id, last_number, numbers) }
 }
 
 /// Asked for by somebody who is no runner.
 fn control_by_others(world: &World, id: RunId, control: Control) {
-    let batch = Batch {
-        fence: None,
-        now: at(3),
-        writes: vec![Write::Control(Target::Id(id), control)],
-    };
+    let batch =
+        Batch { fence: None, now: at(3), writes: vec![Write::Control(Target::Id(id), control)] };
     let outcomes = world.store.commit(&batch).expect("commit").outcomes;
-    assert_eq!(
-        outcomes,
-        [Outcome::Controlled(Controlled::Done { run: id })]
-    );
+    assert_eq!(outcomes, [Outcome::Controlled(Controlled::Done { run: id })]);
 }
 
 fn a_run_that_others_pause_has_its_last_number_or_none_until_its_owner_says_it(world: &World) {
@@ -153,10 +137,7 @@ fn a_run_that_others_pause_and_resume_may_go_back_in_numbers(world: &World) {
     let id = running_at(world, 5);
     control_by_others(world, id, Control::Pause);
     control_by_others(world, id, Control::Resume);
-    world.accept(Commit {
-        patch: Patch::Run { inbox_seq: 0 },
-        ..numbered(id, 3, 1)
-    });
+    world.accept(Commit { patch: Patch::Run { inbox_seq: 0 }, ..numbered(id, 3, 1) });
     world.accept(numbered(id, 4, 1));
     assert_eq!(world.refuse(numbered(id, 6, 1)), Refusal::Gap { stored: 4 });
 }

@@ -94,10 +94,8 @@ fn token(name: &str, byte: u8) -> ApiTokenRow {
 }
 
 fn a_token_is_kept_as_it_was_added(world: &World) {
-    let tokens = [Role::Admin, Role::Operate, Role::Read].map(|role| ApiTokenRow {
-        role,
-        ..token(role.as_str(), role.as_str().len() as u8)
-    });
+    let tokens = [Role::Admin, Role::Operate, Role::Read]
+        .map(|role| ApiTokenRow { role, ..token(role.as_str(), role.as_str().len() as u8) });
     for token in tokens.iter().rev() {
         assert!(world.store.add_api_token(token).expect("add"));
     }

@@ -104,11 +104,7 @@ fn an_owner_and_a_client_of_one_database_keep_the_contract() {
             PostgresStore::open_with(&url, options).expect("open")
         };
         open().migrate().expect("migrate");
-        Arc::new(OwnerAndClient {
-            owner: open(),
-            client: open(),
-            shares_runner: false,
-        })
+        Arc::new(OwnerAndClient { owner: open(), client: open(), shares_runner: false })
     });
     ran_on("PostgreSQL");
 }

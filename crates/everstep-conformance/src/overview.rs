@@ -17,10 +17,7 @@ pub(super) const CHECKS: &[(&str, Check)] = checks![
 ];
 
 fn start_child(world: &World, parent: RunId, key: &str) -> RunId {
-    let new = NewRun {
-        parent: Some(parent),
-        ..world.new_run()
-    };
+    let new = NewRun { parent: Some(parent), ..world.new_run() };
     let id = new.id;
     let start = StartChild {
         new,
@@ -30,10 +27,7 @@ fn start_child(world: &World, parent: RunId, key: &str) -> RunId {
         close: Close::Leave,
     };
     let effects = vec![Effect::StartChild(Box::new(start))];
-    let outcome = world.commit(Commit {
-        effects,
-        ..commit(parent)
-    });
+    let outcome = world.commit(Commit { effects, ..commit(parent) });
     assert!(matches!(outcome, Outcome::Committed(_)), "{outcome:?}");
     id
 }
@@ -88,10 +82,7 @@ fn runs_are_found_by_their_ids(world: &World) {
     let twin = Uuid::from_u128(ids[0].as_uuid().as_u128() ^ 1);
     let twin = RunId::from_uuid(twin).expect("of version 7");
     assert_eq!(twin.no(), ids[0].no());
-    let filter = Filter {
-        ids: vec![twin],
-        ..Filter::default()
-    };
+    let filter = Filter { ids: vec![twin], ..Filter::default() };
     assert_eq!(list(&filter, None), []);
 }
 
@@ -168,10 +159,7 @@ fn the_oldest_ready_item_may_be_of_any_priority(world: &World) {
 
 /// Ends a run so, at this time.
 fn end(world: &World, id: RunId, status: RunStatus, now: i64) {
-    let commit = Commit {
-        patch: finish(status),
-        ..commit(id)
-    };
+    let commit = Commit { patch: finish(status), ..commit(id) };
     let outcome = world.one(now, Write::Commit(Box::new(commit)));
     assert_eq!(outcome, Outcome::Committed(Vec::new()));
 }
@@ -180,11 +168,7 @@ fn runs_are_counted_by_status(world: &World) {
     let counts = |filter: Filter| world.store.count_by_status(&filter).expect("counts");
     assert_eq!(counts(Filter::default()), StatusCounts::default());
     world.running();
-    for status in [
-        RunStatus::Completed,
-        RunStatus::Completed,
-        RunStatus::Failed,
-    ] {
+    for status in [RunStatus::Completed, RunStatus::Completed, RunStatus::Failed] {
         end(world, world.running(), status, 1);
     }
     world.parked(None);
@@ -195,10 +179,7 @@ fn runs_are_counted_by_status(world: &World) {
     let rollback = false;
     world.control(cancelled, Control::Cancel { rollback });
     let rolls_back = world.running();
-    world.accept(Commit {
-        patch: roll_back(),
-        ..commit(rolls_back)
-    });
+    world.accept(Commit { patch: roll_back(), ..commit(rolls_back) });
     let woken = world.running();
     world.deliver(message(woken));
     let delayed = NewRun {
@@ -215,31 +196,16 @@ fn runs_are_counted_by_status(world: &World) {
     let workflow = |name: &str| Some(name.to_owned());
     let filters = [
         Filter::default(),
-        Filter {
-            workflow: workflow("checkout"),
-            ..Filter::default()
-        },
-        Filter {
-            workflow: workflow("other"),
-            ..Filter::default()
-        },
-        Filter {
-            statuses: vec![RunStatus::Failed, RunStatus::Sleeping],
-            ..Filter::default()
-        },
+        Filter { workflow: workflow("checkout"), ..Filter::default() },
+        Filter { workflow: workflow("other"), ..Filter::default() },
+        Filter { statuses: vec![RunStatus::Failed, RunStatus::Sleeping], ..Filter::default() },
         Filter {
             workflow: workflow("checkout"),
             statuses: vec![RunStatus::Completed],
             ..Filter::default()
         },
-        Filter {
-            created_from: Some(at(0)),
-            ..Filter::default()
-        },
-        Filter {
-            version: Some(2),
-            ..Filter::default()
-        },
+        Filter { created_from: Some(at(0)), ..Filter::default() },
+        Filter { version: Some(2), ..Filter::default() },
     ];
     for filter in filters {
         let counts = counts(filter.clone());
@@ -255,11 +221,7 @@ fn runs_are_counted_by_status(world: &World) {
 
 /// A run whose id was made at this time, in its owner's memory.
 fn started_at(world: &World, ids: &RunIds, now: i64, workflow: &str) -> RunId {
-    let new = NewRun {
-        id: ids.next(at(now)),
-        workflow: workflow.into(),
-        ..world.new_run()
-    };
+    let new = NewRun { id: ids.next(at(now)), workflow: workflow.into(), ..world.new_run() };
     let id = new.id;
     world.one(now, Write::Start(Box::new(new)));
     id
@@ -282,9 +244,7 @@ fn stats_count_starts_and_ends_by_their_time(world: &World) {
     end(world, runs[3], RunStatus::Failed, 3_500);
     end(world, other, RunStatus::Failed, 2_999);
     let rows = stats(world, 1_000, 3_500, 1_000);
-    let numbers = rows
-        .iter()
-        .map(|row| [row.started, row.completed, row.failed, row.cancelled]);
+    let numbers = rows.iter().map(|row| [row.started, row.completed, row.failed, row.cancelled]);
     let numbers: Vec<[u64; 4]> = numbers.collect();
     assert_eq!(numbers, [[4, 1, 0, 0], [1, 0, 2, 0], [1, 0, 0, 1]]);
     let before = stats(world, 0, 1_000, 1_000);
@@ -294,12 +254,7 @@ fn stats_count_starts_and_ends_by_their_time(world: &World) {
 fn the_retention_horizon_moves_forward_only(world: &World) {
     let horizon = || world.store.horizon().expect("the horizon");
     assert_eq!(horizon(), None);
-    for (raised, expected) in [
-        (5_000, 5_000),
-        (4_999, 5_000),
-        (70_000, 70_000),
-        (1, 70_000),
-    ] {
+    for (raised, expected) in [(5_000, 5_000), (4_999, 5_000), (70_000, 70_000), (1, 70_000)] {
         world.store.raise_horizon(at(raised)).expect("a horizon");
         // A store of somebody else's may keep none.
         assert!(horizon().is_none_or(|it| it == at(expected)), "{raised}");
@@ -309,14 +264,7 @@ fn the_retention_horizon_moves_forward_only(world: &World) {
 fn stats_tell_how_long_completed_runs_took(world: &World) {
     let ids = RunIds::new(9);
     let runs: Vec<RunId> = (0..40)
-        .map(|n| {
-            started_at(
-                world,
-                &ids,
-                0,
-                if n % 2 == 0 { "checkout" } else { "other" },
-            )
-        })
+        .map(|n| started_at(world, &ids, 0, if n % 2 == 0 { "checkout" } else { "other" }))
         .collect();
     for (n, run) in (1..).zip(&runs[..38]) {
         end(world, *run, RunStatus::Completed, n * 10);
@@ -335,10 +283,7 @@ fn stats_tell_how_long_completed_runs_took(world: &World) {
 fn stats_of_many_runs_are_told_by_some(world: &World) {
     let ids = RunIds::new(9);
     let most = 3 * STATS_SAMPLE as i64;
-    let new = (0..most).map(|_| NewRun {
-        id: ids.next(at(0)),
-        ..world.new_run()
-    });
+    let new = (0..most).map(|_| NewRun { id: ids.next(at(0)), ..world.new_run() });
     let new: Vec<NewRun> = new.collect();
     let runs: Vec<RunId> = new.iter().map(|new| new.id).collect();
     let starts = new.into_iter().map(|new| Write::Start(Box::new(new)));
@@ -346,10 +291,7 @@ fn stats_of_many_runs_are_told_by_some(world: &World) {
     // Many end in the same millisecond.
     for (n, some) in (1..).zip(runs.chunks(64)) {
         let ends = some.iter().map(|id| {
-            Write::Commit(Box::new(Commit {
-                patch: finish(RunStatus::Completed),
-                ..commit(*id)
-            }))
+            Write::Commit(Box::new(Commit { patch: finish(RunStatus::Completed), ..commit(*id) }))
         });
         world.batch(n * 100, ends.collect());
     }
@@ -360,8 +302,5 @@ fn stats_of_many_runs_are_told_by_some(world: &World) {
         let wanted = last * percent / 100;
         found.is_some_and(|ms| (ms as i64 - wanted).abs() <= last / 20)
     };
-    assert!(
-        near(rows[0].p50_ms, 50) && near(rows[0].p95_ms, 95),
-        "{rows:?}"
-    );
+    assert!(near(rows[0].p50_ms, 50) && near(rows[0].p95_ms, 95), "{rows:?}");
 }

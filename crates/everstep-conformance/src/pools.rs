@@ -32,10 +32,7 @@ impl World {
     }
 
     fn new_run_of(&self, pool: &str) -> NewRun {
-        NewRun {
-            pool: pool.into(),
-            ..self.new_run()
-        }
+        NewRun { pool: pool.into(), ..self.new_run() }
     }
 
     fn take_shards(&self, fence: Fence, shards: &ShardSet) -> ShardSet {
@@ -48,11 +45,8 @@ impl World {
     }
 
     fn hand_over_with_notices(&self, id: RunId, pool: &str) -> (Outcome, Vec<Notice>) {
-        let batch = Batch {
-            fence: Some(self.fence),
-            now: at(5),
-            writes: vec![hand_over(id, pool)],
-        };
+        let batch =
+            Batch { fence: Some(self.fence), now: at(5), writes: vec![hand_over(id, pool)] };
         let mut applied = self.store.commit(&batch).expect("commit");
         let outcome = applied.outcomes.pop().expect("one outcome");
         (outcome, applied.notices)
@@ -61,20 +55,13 @@ impl World {
     fn due_in(&self, ms: i64, pool: PoolNo) -> Vec<RunId> {
         let shards = ShardSet::of_pools([pool]);
         let due = self.store.due(at(ms), &shards, None, 100).expect("due");
-        assert!(
-            due.runs
-                .iter()
-                .all(|run| run.shard == run.id.shard_in(pool))
-        );
+        assert!(due.runs.iter().all(|run| run.shard == run.id.shard_in(pool)));
         due.runs.into_iter().map(|run| run.id).collect()
     }
 }
 
 fn hand_over(id: RunId, pool: &str) -> Write {
-    Write::HandOver(Box::new(HandOver {
-        run: id.no(),
-        pool: pool.into(),
-    }))
+    Write::HandOver(Box::new(HandOver { run: id.no(), pool: pool.into() }))
 }
 
 const DONE: Outcome = Outcome::Committed(Vec::new());
@@ -101,16 +88,10 @@ fn a_pool_gets_its_number_when_it_is_first_used(world: &World) {
 
 fn a_start_that_attaches_makes_no_pool(world: &World) {
     let key = Some("k".to_owned());
-    let by_key = |pool| NewRun {
-        key: key.clone(),
-        ..world.new_run_of(pool)
-    };
+    let by_key = |pool| NewRun { key: key.clone(), ..world.new_run_of(pool) };
     let first = world.start(by_key("default"));
     assert!(world.start(by_key("gpu")).attached);
-    let by_id = NewRun {
-        id: first.id,
-        ..world.new_run_of("tape")
-    };
+    let by_id = NewRun { id: first.id, ..world.new_run_of("tape") };
     assert!(world.start(by_id).attached);
     assert_eq!(world.pools().len(), 1);
     assert_eq!(&*world.row(first.id).pool, "default");
@@ -146,10 +127,7 @@ fn a_run_of_another_pool_is_not_claimed_by_who_has_the_same_index(world: &World)
     assert!(world.start(world.new_run_of("gpu")).claimed);
     let other = world.fence.runner;
     let runners = world.store.runners().expect("runners");
-    let held = runners
-        .iter()
-        .find(|row| row.id == other)
-        .map(|row| &row.shards);
+    let held = runners.iter().find(|row| row.id == other).map(|row| &row.shards);
     assert_eq!(held, Some(&ShardSet::of_pools([PoolNo::DEFAULT, GPU])));
 }
 
@@ -174,11 +152,7 @@ fn runners_publish_pools_and_weight(world: &World) {
         weight: 3,
         workflows: vec![
             serves(),
-            Serves {
-                workflow: "a/b@c".to_owned(),
-                pool: "gpu".to_owned(),
-                ..serves()
-            },
+            Serves { workflow: "a/b@c".to_owned(), pool: "gpu".to_owned(), ..serves() },
         ],
         ..NewRunner::new(Uuid::from_name("second"), "second", START, LEASE)
     };
@@ -186,59 +160,35 @@ fn runners_publish_pools_and_weight(world: &World) {
     let runners = world.store.runners().expect("runners");
     let row = |name| runners.iter().find(|row| row.name == name).expect("a row");
     let first = row("first");
-    assert_eq!(
-        (&first.pools[..], first.weight),
-        (&["default".to_owned()][..], 1)
-    );
-    assert_eq!(
-        (&row("second").pools, row("second").weight),
-        (&runner.pools, 3)
-    );
+    assert_eq!((&first.pools[..], first.weight), (&["default".to_owned()][..], 1));
+    assert_eq!((&row("second").pools, row("second").weight), (&runner.pools, 3));
     assert_eq!(row("second").workflows, runner.workflows);
     assert!(first.serves("checkout", 1) && first.serves("checkout", 2));
     assert!(!first.serves("checkout", 3) && !first.serves("other", 1));
 }
 
 fn a_run_that_is_handed_over_is_due_in_the_other_pool(world: &World) {
-    let pending = NewRun {
-        available_at: Some(at(2)),
-        ..world.new_run()
-    };
+    let pending = NewRun { available_at: Some(at(2)), ..world.new_run() };
     let id = world.start(pending).id;
     let (outcome, notices) = world.hand_over_with_notices(id, "default@checkout/1");
     assert_eq!(outcome, DONE);
     assert_eq!(notices, [Notice::Due { run: id, at: at(2) }]);
     let row = world.row(id);
     assert_eq!((&*row.pool, row.shard), ("default", id.shard_in(PoolNo(1))));
-    assert_eq!(
-        (row.status, row.available_at),
-        (RunStatus::Pending, Some(at(2)))
-    );
+    assert_eq!((row.status, row.available_at), (RunStatus::Pending, Some(at(2))));
     assert_eq!((row.updated_at, row.created_at), (at(5), at(0)));
-    assert_eq!(
-        (world.due(10), world.due_in(10, PoolNo(1))),
-        (vec![], vec![id])
-    );
+    assert_eq!((world.due(10), world.due_in(10, PoolNo(1))), (vec![], vec![id]));
 }
 
 fn a_run_in_memory_is_due_once_it_is_handed_over(world: &World) {
     let id = world.running();
-    world.accept(Commit {
-        puts: vec![put([1], [1])],
-        ..commit(id)
-    });
+    world.accept(Commit { puts: vec![put([1], [1])], ..commit(id) });
     let (outcome, notices) = world.hand_over_with_notices(id, "gpu");
     assert_eq!(outcome, DONE);
-    let due = Notice::Due {
-        run: id,
-        at: AT_ONCE,
-    };
+    let due = Notice::Due { run: id, at: AT_ONCE };
     assert_eq!(notices, [due]);
     let row = world.row(id);
-    assert_eq!(
-        (row.status, row.available_at),
-        (RunStatus::Pending, Some(AT_ONCE))
-    );
+    assert_eq!((row.status, row.available_at), (RunStatus::Pending, Some(AT_ONCE)));
     let live = world.store.live(&ShardSet::of_pools([GPU]), None, 10);
     assert_eq!(live.expect("live"), []);
     assert_eq!(world.due_in(10, GPU), [id]);
@@ -247,17 +197,11 @@ fn a_run_in_memory_is_due_once_it_is_handed_over(world: &World) {
 
 fn a_rollback_that_is_handed_over_goes_on(world: &World) {
     let id = world.running();
-    world.accept(Commit {
-        patch: roll_back(),
-        ..commit(id)
-    });
+    world.accept(Commit { patch: roll_back(), ..commit(id) });
     assert_eq!(world.hand_over(id, "gpu"), DONE);
     let row = world.row(id);
     assert_eq!(row.status, RunStatus::RollingBack);
-    assert_eq!(
-        (row.ending, row.available_at),
-        (Some(RunStatus::Cancelled), Some(AT_ONCE))
-    );
+    assert_eq!((row.ending, row.available_at), (Some(RunStatus::Cancelled), Some(AT_ONCE)));
 }
 
 fn a_sleeping_run_that_is_handed_over_sleeps_on(world: &World) {
@@ -277,22 +221,14 @@ fn a_former_owner_commits_nothing_after_a_hand_over(world: &World) {
     world.accept(commit(id));
     assert_eq!(world.hand_over(id, "gpu"), DONE);
     assert_eq!(world.refuse(commit(id)), Refusal::Fenced);
-    let emission = Write::Emit(Box::new(Emission {
-        run: id.no(),
-        generation: 1,
-        items: Vec::new(),
-    }));
+    let emission =
+        Write::Emit(Box::new(Emission { run: id.no(), generation: 1, items: Vec::new() }));
     assert_eq!(world.one(6, emission), Outcome::Refused(Refusal::Fenced));
 }
 
 fn the_new_owner_goes_on_after_a_hand_over(world: &World) {
     let id = world.running();
-    world.accept(Commit {
-        puts: vec![put([1], [1])],
-        numbers: 1,
-        last_number: 1,
-        ..commit(id)
-    });
+    world.accept(Commit { puts: vec![put([1], [1])], numbers: 1, last_number: 1, ..commit(id) });
     assert_eq!(world.hand_over(id, "gpu"), DONE);
     let second = register(&*world.store, "second", START);
     world.take_shards(second, &ShardSet::of_pools([GPU]));
@@ -319,16 +255,9 @@ fn only_the_owner_hands_over(world: &World) {
     let id = world.running();
     let second = register(&*world.store, "second", START);
     for fence in [None, Some(second)] {
-        let batch = Batch {
-            fence,
-            now: at(5),
-            writes: vec![hand_over(id, "gpu")],
-        };
+        let batch = Batch { fence, now: at(5), writes: vec![hand_over(id, "gpu")] };
         let applied = world.store.commit(&batch).expect("commit");
-        assert_eq!(
-            (applied.outcomes, applied.notices),
-            (vec![fenced.clone()], vec![])
-        );
+        assert_eq!((applied.outcomes, applied.notices), (vec![fenced.clone()], vec![]));
     }
     let on_gpu = world.start(world.new_run_of("gpu")).id;
     assert_eq!(world.hand_over(on_gpu, "default"), fenced);
@@ -361,12 +290,7 @@ fn an_imported_run_is_in_its_home_pool(world: &World) {
     let other = world.ids.next(START);
     // Another store may know the pool by another number.
     (row.id, row.shard) = (other, other.shard_in(PoolNo(17)));
-    let imported = ImportedRun {
-        row,
-        history: Vec::new(),
-        inbox: Vec::new(),
-        state: Vec::new(),
-    };
+    let imported = ImportedRun { row, history: Vec::new(), inbox: Vec::new(), state: Vec::new() };
     world.one(3, Write::Import(Box::new(imported)));
     assert_eq!(world.row(other).shard, other.shard_in(GPU));
     assert_eq!(world.due_in(10, GPU), [id, other]);
@@ -376,10 +300,7 @@ fn a_fork_is_in_its_pool(world: &World) {
     let new = world.new_run_of("gpu");
     let id = new.id;
     let fork = Fork {
-        new: NewRun {
-            claim: false,
-            ..new
-        },
+        new: NewRun { claim: false, ..new },
         history: vec![put([1], [1])],
         last_number: 1,
         state: Vec::new(),
@@ -395,11 +316,7 @@ fn only_runs_in_the_memory_of_a_lost_owner_are_recovered(world: &World) {
     world.take_shards(other, &ShardSet::of_pools([GPU]));
     let new = world.new_run_of("gpu");
     let on_gpu = new.id;
-    let batch = Batch {
-        fence: Some(other),
-        now: at(1),
-        writes: vec![Write::Start(Box::new(new))],
-    };
+    let batch = Batch { fence: Some(other), now: at(1), writes: vec![Write::Start(Box::new(new))] };
     let outcomes = world.store.commit(&batch).expect("commit").outcomes;
     assert!(matches!(&outcomes[..], [Outcome::Started(started)] if started.claimed));
     let at_home = world.running();

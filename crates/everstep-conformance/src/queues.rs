@@ -89,11 +89,7 @@ impl World {
 
     fn settle(&self, ms: i64, item: ItemId, claim: u128, settlement: Settlement) -> bool {
         let claim = claim_id(claim);
-        let settle = Settle {
-            item,
-            claim,
-            settlement,
-        };
+        let settle = Settle { item, claim, settlement };
         self.queue(ms, QueueWrite::Settle(settle)) == QueueDone::Settled(true)
     }
 
@@ -136,18 +132,11 @@ impl World {
 }
 
 fn wait_for(item: NewItem, key: &str) -> Effect {
-    Effect::Enqueue {
-        item,
-        key: key.into(),
-        then: AfterEnqueue::Wait { leave: false },
-    }
+    Effect::Enqueue { item, key: key.into(), then: AfterEnqueue::Wait { leave: false } }
 }
 
 fn abandon(key: &str) -> Effect {
-    Effect::Abandon {
-        kind: InboxKind::QueueResult,
-        key: key.into(),
-    }
+    Effect::Abandon { kind: InboxKind::QueueResult, key: key.into() }
 }
 
 fn value(payload: u8) -> Vec<u8> {
@@ -156,10 +145,7 @@ fn value(payload: u8) -> Vec<u8> {
 
 fn items_are_claimed_by_priority_then_time_then_number(world: &World) {
     for (n, priority, ms) in [(1, 0, 5), (2, 7, 6), (3, -1, 1), (4, 0, 4), (5, 0, 4)] {
-        let priority_of = NewItem {
-            priority,
-            ..item(n)
-        };
+        let priority_of = NewItem { priority, ..item(n) };
         world.enqueue(ms, priority_of);
     }
     assert_eq!(world.claim_payloads(9, 1, 3), [2, 4, 5]);
@@ -189,23 +175,12 @@ fn an_item_is_claimed_once(world: &World) {
 }
 
 fn a_delayed_item_is_ready_at_its_time(world: &World) {
-    let later = NewItem {
-        available_at: Some(at(50)),
-        ..item(1)
-    };
+    let later = NewItem { available_at: Some(at(50)), ..item(1) };
     world.enqueue(0, later);
     let claimed = world.claim_all(49, 1, 9);
     assert_eq!((claimed.items.len(), claimed.next_at), (0, Some(at(50))));
-    let outlook = |ms| {
-        world
-            .store
-            .queue_outlook("thumbs", at(ms))
-            .expect("outlook")
-    };
-    assert_eq!(
-        (outlook(49).ready, outlook(49).next_at),
-        (false, Some(at(50)))
-    );
+    let outlook = |ms| world.store.queue_outlook("thumbs", at(ms)).expect("outlook");
+    assert_eq!((outlook(49).ready, outlook(49).next_at), (false, Some(at(50))));
     assert!(outlook(50).ready);
     assert_eq!(world.claim_payloads(50, 1, 9), [1]);
 }
@@ -217,11 +192,7 @@ fn a_claim_that_runs_out_is_given_to_another_and_the_first_is_refused(world: &Wo
     assert_eq!(first.next_at, Some(at(100)));
     assert!(world.claim_payloads(99, 2, 9).is_empty());
     // Its time is over, but nobody else has it yet: it is still its own.
-    let beat = Extend {
-        item: id,
-        claim: claim_id(1),
-        until: at(150),
-    };
+    let beat = Extend { item: id, claim: claim_id(1), until: at(150) };
     let beat = |ms| world.queue(ms, QueueWrite::Extend(vec![beat]));
     assert_eq!(beat(120), QueueDone::Extended(vec![true]));
     let second = world.claim_all(150, 2, 9);
@@ -240,11 +211,7 @@ fn a_claim_goes_back_with_the_clock_of_its_worker(world: &World) {
     const AHEAD: i64 = 3_600_000;
     let id = world.enqueue(0, item(1)).item;
     world.claim_all(AHEAD, 1, 9);
-    let beat = Extend {
-        item: id,
-        claim: claim_id(1),
-        until: at(150),
-    };
+    let beat = Extend { item: id, claim: claim_id(1), until: at(150) };
     let still = world.queue(50, QueueWrite::Extend(vec![beat]));
     assert_eq!(still, QueueDone::Extended(vec![true]));
     assert!(world.claim_payloads(149, 2, 9).is_empty());
@@ -252,27 +219,16 @@ fn a_claim_goes_back_with_the_clock_of_its_worker(world: &World) {
 }
 
 fn a_claim_is_prolonged_only_by_its_holder(world: &World) {
-    let (a, b) = (
-        world.enqueue(0, item(1)).item,
-        world.enqueue(0, item(2)).item,
-    );
+    let (a, b) = (world.enqueue(0, item(1)).item, world.enqueue(0, item(2)).item);
     world.claim_all(0, 1, 1);
     world.claim_all(0, 2, 1);
     let until = at(500);
-    let extend = |item, claim| Extend {
-        item,
-        claim: claim_id(claim),
-        until,
-    };
+    let extend = |item, claim| Extend { item, claim: claim_id(claim), until };
     let beats = QueueWrite::Extend(vec![extend(a, 1), extend(b, 1), extend(ItemId(99), 1)]);
     let still = world.queue(1, beats);
     assert_eq!(still, QueueDone::Extended(vec![true, false, false]));
     assert_eq!(world.claim_payloads(100, 3, 9), [2]);
-    assert_eq!(
-        world.claim_payloads(499, 3, 9),
-        [2],
-        "the first is still held"
-    );
+    assert_eq!(world.claim_payloads(499, 3, 9), [2], "the first is still held");
     assert_eq!(world.claim_payloads(500, 3, 9), [1]);
 }
 
@@ -292,20 +248,14 @@ fn an_item_whose_last_worker_is_lost_has_failed(world: &World) {
 fn a_retry_waits_and_keeps_its_error(world: &World) {
     let id = world.enqueue(0, item(1)).item;
     world.claim_all(0, 1, 9);
-    let retry = Settlement::Retry {
-        at: at(60),
-        error: b"why".to_vec(),
-    };
+    let retry = Settlement::Retry { at: at(60), error: b"why".to_vec() };
     assert!(world.settle(10, id, 1, retry));
     let row = world.item(id).expect("the item");
     assert_eq!((row.state, row.at), (ItemState::Delayed, at(60)));
     assert_eq!(row.error.as_deref(), Some(&b"why"[..]));
     assert!(world.claim_payloads(59, 2, 9).is_empty());
     assert_eq!(world.claim_all(60, 2, 9).items[0].attempt, 2);
-    assert_eq!(
-        world.item(id).and_then(|row| row.error).as_deref(),
-        Some(&b"why"[..])
-    );
+    assert_eq!(world.item(id).and_then(|row| row.error).as_deref(), Some(&b"why"[..]));
 }
 
 fn a_released_item_is_ready_at_once_and_its_attempt_does_not_count(world: &World) {
@@ -343,49 +293,22 @@ fn a_failure_that_nobody_was_told_of_is_a_dead_letter(world: &World) {
     assert_eq!(world.state_of(id), Some(ItemState::Dead));
     let ended = world.store.queue_ended(&[id]).expect("queue_ended");
     assert_eq!(ended, [(id, Some(internal::answer_with_failure(b"why")))]);
-    assert_eq!(
-        world.control_item(20, id, ItemControl::Replay),
-        ItemControlled::Done
-    );
-    assert!(
-        world
-            .store
-            .queue_ended(&[id])
-            .expect("queue_ended")
-            .is_empty()
-    );
+    assert_eq!(world.control_item(20, id, ItemControl::Replay), ItemControlled::Done);
+    assert!(world.store.queue_ended(&[id]).expect("queue_ended").is_empty());
     assert_eq!(world.claim_all(20, 2, 9).items[0].attempt, 1);
     assert!(world.settle(21, id, 2, Settlement::Failed(b"why".to_vec())));
-    assert_eq!(
-        world.control_item(22, id, ItemControl::Drop),
-        ItemControlled::Done
-    );
-    assert_eq!(
-        world.control_item(22, id, ItemControl::Drop),
-        ItemControlled::Unknown
-    );
+    assert_eq!(world.control_item(22, id, ItemControl::Drop), ItemControlled::Done);
+    assert_eq!(world.control_item(22, id, ItemControl::Drop), ItemControlled::Unknown);
 }
 
 fn a_dedupe_key_is_free_again_after_a_failure_a_cancel_and_its_time(world: &World) {
-    let keyed = || NewItem {
-        dedupe: Some("k".to_owned()),
-        ..item(1)
-    };
+    let keyed = || NewItem { dedupe: Some("k".to_owned()), ..item(1) };
     let first = world.enqueue(0, keyed());
-    assert_eq!(
-        world.enqueue(1, keyed()),
-        Enqueued {
-            item: first.item,
-            attached: true
-        }
-    );
+    assert_eq!(world.enqueue(1, keyed()), Enqueued { item: first.item, attached: true });
     let mut other = keyed();
     other.queue = "other".to_owned();
     assert!(!world.enqueue(1, other).attached, "keys are of one queue");
-    assert_eq!(
-        world.control_item(2, first.item, ItemControl::Cancel),
-        ItemControlled::Done
-    );
+    assert_eq!(world.control_item(2, first.item, ItemControl::Cancel), ItemControlled::Done);
     let second = world.enqueue(3, keyed());
     assert!(!second.attached);
     world.claim_all(3, 1, 9);
@@ -402,29 +325,17 @@ fn a_dedupe_key_is_free_again_after_a_failure_a_cancel_and_its_time(world: &Worl
 fn an_unclaimed_item_can_be_cancelled_and_a_claimed_one_cannot(world: &World) {
     let id = world.waiting_for(item(1), "a");
     let claimed = world.enqueue(1, item(2)).item;
-    let delayed = NewItem {
-        available_at: Some(at(90)),
-        ..item(3)
-    };
+    let delayed = NewItem { available_at: Some(at(90)), ..item(3) };
     let delayed = world.enqueue(1, delayed).item;
     let first = ItemId(claimed.0 - 1);
-    assert_eq!(
-        world.control_item(2, first, ItemControl::Cancel),
-        ItemControlled::Done
-    );
-    assert_eq!(
-        world.answers(id),
-        [(b"a".to_vec(), internal::answer_of_cancelled())]
-    );
+    assert_eq!(world.control_item(2, first, ItemControl::Cancel), ItemControlled::Done);
+    assert_eq!(world.answers(id), [(b"a".to_vec(), internal::answer_of_cancelled())]);
     assert_eq!(world.claim_payloads(2, 1, 9), [2]);
     assert_eq!(
         world.control_item(3, claimed, ItemControl::Cancel),
         ItemControlled::Refused(ItemState::Claimed)
     );
-    assert_eq!(
-        world.control_item(3, delayed, ItemControl::Cancel),
-        ItemControlled::Done
-    );
+    assert_eq!(world.control_item(3, delayed, ItemControl::Cancel), ItemControlled::Done);
     assert!(world.claim_payloads(95, 2, 9).is_empty());
 }
 
@@ -432,17 +343,10 @@ fn a_waiting_operation_is_told_once_and_made_due(world: &World) {
     let id = world.waiting_for(item(1), "a");
     assert!(world.due(1_000).is_empty());
     let claimed = world.claim_all(2, 1, 9).items.remove(0);
-    let settle = Settle {
-        item: claimed.item,
-        claim: claim_id(1),
-        settlement: Settlement::Done(vec![7]),
-    };
+    let settle =
+        Settle { item: claimed.item, claim: claim_id(1), settlement: Settlement::Done(vec![7]) };
     let write = || Write::Queue(Box::new(QueueWrite::Settle(settle.clone())));
-    let batch = Batch {
-        fence: None,
-        now: at(3),
-        writes: vec![write(), write()],
-    };
+    let batch = Batch { fence: None, now: at(3), writes: vec![write(), write()] };
     let applied = world.store.commit(&batch).expect("commit");
     let settled = |held| Outcome::Queue(QueueDone::Settled(held));
     assert_eq!(applied.outcomes, [settled(true), settled(false)]);
@@ -456,26 +360,16 @@ fn a_waiting_operation_is_told_once_and_made_due(world: &World) {
 
 fn a_result_before_the_parking_refuses_it(world: &World) {
     let id = world.running();
-    world.accept(Commit {
-        effects: vec![wait_for(item(1), "a")],
-        ..commit(id)
-    });
+    world.accept(Commit { effects: vec![wait_for(item(1), "a")], ..commit(id) });
     let claimed = world.claim_all(2, 1, 9).items.remove(0);
     assert!(world.settle(3, claimed.item, 1, Settlement::Done(vec![7])));
-    let refusal = world.refuse(Commit {
-        inbox_seq: Some(0),
-        patch: park(None),
-        ..commit(id)
-    });
+    let refusal = world.refuse(Commit { inbox_seq: Some(0), patch: park(None), ..commit(id) });
     let Refusal::InboxMoved(rows) = refusal else {
         panic!("{refusal:?}");
     };
     assert_eq!(rows[0].wait.as_deref(), Some(&b"a"[..]));
     // It is consumed with the commit that records it.
-    world.accept(Commit {
-        consumed: vec![rows[0].seq],
-        ..commit(id)
-    });
+    world.accept(Commit { consumed: vec![rows[0].seq], ..commit(id) });
     assert!(world.answers(id).is_empty());
 }
 
@@ -484,10 +378,7 @@ fn an_abandoned_wait_takes_its_item_along_unless_it_is_claimed(world: &World) {
     for claimed in [false, true] {
         let id = world.waiting_for(NewItem { keep, ..item(1) }, "a");
         let item = claimed.then(|| world.claim_all(1, 1, 9).items.remove(0).item);
-        world.accept(Commit {
-            effects: vec![abandon("a")],
-            ..commit(id)
-        });
+        world.accept(Commit { effects: vec![abandon("a")], ..commit(id) });
         match item {
             None => assert!(world.claim_payloads(2, 2, 9).is_empty()),
             Some(item) => {
@@ -501,10 +392,7 @@ fn an_abandoned_wait_takes_its_item_along_unless_it_is_claimed(world: &World) {
     let id = world.waiting_for(item(1), "a");
     let item = world.claim_all(1, 1, 9).items.remove(0).item;
     assert!(world.settle(2, item, 1, Settlement::Done(vec![7])));
-    world.accept(Commit {
-        effects: vec![abandon("a")],
-        ..commit(id)
-    });
+    world.accept(Commit { effects: vec![abandon("a")], ..commit(id) });
     assert!(world.answers(id).is_empty());
 }
 
@@ -514,22 +402,13 @@ fn the_end_of_a_run_removes_its_waits_and_answers(world: &World) {
     for patch in [finish(RunStatus::Failed), roll_back()] {
         let id = world.running();
         let effects = vec![wait_for(new(1), "a"), wait_for(new(2), "b")];
-        world.accept(Commit {
-            effects,
-            ..commit(id)
-        });
+        world.accept(Commit { effects, ..commit(id) });
         let first = world.claim_all(1, 1, 1).items.remove(0).item;
         assert!(world.settle(2, first, 1, Settlement::Done(vec![7])));
         assert_eq!(world.answers(id).len(), 1);
-        world.accept(Commit {
-            patch,
-            ..commit(id)
-        });
+        world.accept(Commit { patch, ..commit(id) });
         assert!(world.answers(id).is_empty());
-        assert!(
-            world.claim_payloads(3, 2, 9).is_empty(),
-            "it went with its wait"
-        );
+        assert!(world.claim_payloads(3, 2, 9).is_empty(), "it went with its wait");
     }
     // Put in by the commit that ends the run: there is nobody to wait.
     let id = world.running();
@@ -542,20 +421,11 @@ fn the_end_of_a_run_removes_its_waits_and_answers(world: &World) {
 }
 
 fn two_waits_for_one_item_are_both_told(world: &World) {
-    let keyed = || NewItem {
-        dedupe: Some("k".to_owned()),
-        ..item(1)
-    };
-    let (a, b) = (
-        world.waiting_for(keyed(), "a"),
-        world.waiting_for(keyed(), "b"),
-    );
+    let keyed = || NewItem { dedupe: Some("k".to_owned()), ..item(1) };
+    let (a, b) = (world.waiting_for(keyed(), "a"), world.waiting_for(keyed(), "b"));
     let c = world.waiting_for(keyed(), "c");
     // The one that put it in gives up: others wait for it, so it stays.
-    world.accept(Commit {
-        effects: vec![abandon("a")],
-        ..commit(a)
-    });
+    world.accept(Commit { effects: vec![abandon("a")], ..commit(a) });
     let claimed = world.claim_all(2, 1, 9).items;
     assert_eq!(claimed.len(), 1);
     assert!(world.settle(3, claimed[0].item, 1, Settlement::Done(vec![7])));
@@ -565,10 +435,7 @@ fn two_waits_for_one_item_are_both_told(world: &World) {
 }
 
 fn an_attached_wait_is_told_of_a_kept_result_at_once(world: &World) {
-    let keyed = || NewItem {
-        dedupe: Some("k".to_owned()),
-        ..item(1)
-    };
+    let keyed = || NewItem { dedupe: Some("k".to_owned()), ..item(1) };
     let done = world.enqueue(0, keyed()).item;
     world.claim_all(0, 1, 9);
     assert!(world.settle(0, done, 1, Settlement::Done(vec![7])));
@@ -584,10 +451,8 @@ fn a_recorded_item_is_in_the_history_of_its_run(world: &World) {
         key: b"a".to_vec(),
         then: AfterEnqueue::Record(b"item:".to_vec()),
     };
-    let outcome = world.commit(Commit {
-        effects: vec![super::send(id, "s"), record],
-        ..commit(id)
-    });
+    let outcome =
+        world.commit(Commit { effects: vec![super::send(id, "s"), record], ..commit(id) });
     let Outcome::Committed(done) = outcome else {
         panic!("{outcome:?}");
     };
@@ -595,26 +460,18 @@ fn a_recorded_item_is_in_the_history_of_its_run(world: &World) {
         panic!("in the order of the effects: {done:?}");
     };
     let entries = world.store.history(id.no(), None, 9).expect("history");
-    let entry = entries
-        .iter()
-        .find(|put| put.key == b"a")
-        .expect("recorded");
+    let entry = entries.iter().find(|put| put.key == b"a").expect("recorded");
     let number = enqueued.item.0.to_le_bytes();
     assert_eq!(entry.value, [&b"item:"[..], &number].concat());
     assert_eq!(world.claim_payloads(2, 1, 9), [1]);
 }
 
 fn listing_is_paged_and_counts_add_up(world: &World) {
-    let ids: Vec<ItemId> = (1..=7)
-        .map(|n| world.enqueue(n, item(n as u8)).item)
-        .collect();
+    let ids: Vec<ItemId> = (1..=7).map(|n| world.enqueue(n, item(n as u8)).item).collect();
     let mut other = item(1);
     other.queue = "other".to_owned();
     world.enqueue(8, other);
-    let delayed = NewItem {
-        available_at: Some(at(900)),
-        ..item(8)
-    };
+    let delayed = NewItem { available_at: Some(at(900)), ..item(8) };
     world.enqueue(8, delayed);
     world.claim_all(10, 1, 4);
     assert!(world.settle(11, ids[0], 1, Settlement::Done(vec![1])));
@@ -626,10 +483,7 @@ fn listing_is_paged_and_counts_add_up(world: &World) {
     assert_eq!(stats.oldest_ready, Some(at(5)));
     let list = |state, after, limit| -> Vec<ItemId> {
         let rows = world.store.queue_items("thumbs", state, after, limit);
-        rows.expect("queue_items")
-            .iter()
-            .map(|row| row.id)
-            .collect()
+        rows.expect("queue_items").iter().map(|row| row.id).collect()
     };
     assert_eq!(list(None, None, 3), ids[..3]);
     assert_eq!(list(None, Some(ids[2]), 3), ids[3..6]);

@@ -13,16 +13,9 @@ pub(super) const CHECKS: &[(&str, Check)] = checks![
 
 impl World {
     fn rehome(&self, id: RunId, pool: &str) -> (Outcome, Vec<Notice>) {
-        let what = Rehome {
-            target: Target::Id(id),
-            pool: pool.into(),
-        };
+        let what = Rehome { target: Target::Id(id), pool: pool.into() };
         // Anybody may say so.
-        let batch = Batch {
-            fence: None,
-            now: at(5),
-            writes: vec![Write::Rehome(Box::new(what))],
-        };
+        let batch = Batch { fence: None, now: at(5), writes: vec![Write::Rehome(Box::new(what))] };
         let mut applied = self.store.commit(&batch).expect("commit");
         let outcome = applied.outcomes.pop().expect("one outcome");
         (outcome, applied.notices)
@@ -42,12 +35,7 @@ fn a_run_with_another_home_stays_where_it_is(world: &World) {
     assert_eq!(after.status, RunStatus::Running);
     assert_eq!(after.available_at, None);
     // Its owner goes on with it.
-    world.accept(Commit {
-        puts: vec![put("a", "1")],
-        last_number: 1,
-        numbers: 1,
-        ..commit(id)
-    });
+    world.accept(Commit { puts: vec![put("a", "1")], last_number: 1, numbers: 1, ..commit(id) });
     let status = RunStatus::Running;
     let already = Outcome::Controlled(Controlled::Already { run: id, status });
     assert_eq!(world.rehome(id, "gpu"), (already, Vec::new()));
@@ -64,11 +52,7 @@ fn a_sleeping_run_with_another_home_is_due(world: &World) {
         assert_eq!(row.available_at, Some(AT_ONCE));
         assert!(world.due(5).contains(&id));
     }
-    let delayed = NewRun {
-        available_at: Some(at(1_000)),
-        claim: false,
-        ..world.new_run()
-    };
+    let delayed = NewRun { available_at: Some(at(1_000)), claim: false, ..world.new_run() };
     let id = world.start(delayed).id;
     assert_eq!(world.rehome(id, "gpu"), (done(id), Vec::new()));
     let row = world.row(id);
@@ -115,10 +99,7 @@ fn a_pool_that_is_new_gets_a_number_with_the_home(world: &World) {
 fn its_owner_hands_over_a_run_with_another_home(world: &World) {
     let id = world.parked(None);
     assert_eq!(world.rehome(id, "gpu").0, done(id));
-    let hand_over = HandOver {
-        run: id.no(),
-        pool: "gpu".into(),
-    };
+    let hand_over = HandOver { run: id.no(), pool: "gpu".into() };
     let handed = world.one(6, Write::HandOver(Box::new(hand_over)));
     assert_eq!(handed, Outcome::Committed(Vec::new()));
     let row = world.row(id);

@@ -67,11 +67,7 @@ fn row(world: &World, name: &str) -> ScheduleRow {
 }
 
 fn run_of(world: &World, tick: i64) -> Box<NewRun> {
-    Box::new(NewRun {
-        key: Some(format!("tick-{tick}")),
-        claim: false,
-        ..world.new_run()
-    })
+    Box::new(NewRun { key: Some(format!("tick-{tick}")), claim: false, ..world.new_run() })
 }
 
 /// The tick at `ms` of the schedule `s`, ten before the one after it.
@@ -109,24 +105,15 @@ fn started(world: &World, ms: i64) -> RunId {
 
 /// Ends a run that was started by a tick.
 fn end(world: &World, id: RunId) {
-    world.accept(Commit {
-        patch: finish(RunStatus::Completed),
-        ..commit(id)
-    });
+    world.accept(Commit { patch: finish(RunStatus::Completed), ..commit(id) });
 }
 
 fn waiting(ms: i64) -> QueuedTick {
-    QueuedTick {
-        at: at(ms),
-        is_trigger: false,
-    }
+    QueuedTick { at: at(ms), is_trigger: false }
 }
 
 fn queued(world: &World, ms: i64) -> Fire {
-    Fire {
-        cause: FireCause::Queued { tick: waiting(ms) },
-        ..fire_tick(world, ms)
-    }
+    Fire { cause: FireCause::Queued { tick: waiting(ms) }, ..fire_tick(world, ms) }
 }
 
 fn every_field_of_a_schedule_is_kept(world: &World) {
@@ -169,10 +156,7 @@ fn a_schedule_put_again_is_unchanged_and_keeps_its_next_tick(world: &World) {
     };
     assert_eq!(put(world, again.clone()), ScheduleOutcome::Unchanged);
     assert_eq!(row(world, "s"), before);
-    let other_input = NewSchedule {
-        input: b"other".to_vec(),
-        ..again
-    };
+    let other_input = NewSchedule { input: b"other".to_vec(), ..again };
     assert_eq!(put(world, other_input), ScheduleOutcome::Replaced);
     let after = row(world, "s");
     assert_eq!((after.revision, &*after.input), (2, &b"other"[..]));
@@ -198,10 +182,7 @@ fn a_tick_starts_one_run_and_moves_on(world: &World) {
     make(world, Overlap::Skip);
     let id = started(world, 10);
     let run = world.row(id);
-    assert_eq!(
-        (run.status, run.available_at),
-        (RunStatus::Pending, Some(AT_ONCE))
-    );
+    assert_eq!((run.status, run.available_at), (RunStatus::Pending, Some(AT_ONCE)));
     assert_eq!(run.key.as_deref(), Some("tick-10"));
     assert_eq!(world.due(5), [id]);
     let after = row(world, "s");
@@ -215,17 +196,11 @@ fn a_tick_that_was_dealt_with_is_stale(world: &World) {
     let again = fire_tick(world, 10);
     started(world, 10);
     let before = row(world, "s");
-    let late = Fire {
-        run: Some(run_of(world, 999)),
-        ..again
-    };
+    let late = Fire { run: Some(run_of(world, 999)), ..again };
     assert_eq!(fire(world, late), ScheduleOutcome::Stale);
     assert_eq!(row(world, "s"), before);
     assert_eq!(world.due(100).len(), 1);
-    let unknown = Fire {
-        name: "other".to_owned(),
-        ..fire_tick(world, 20)
-    };
+    let unknown = Fire { name: "other".to_owned(), ..fire_tick(world, 20) };
     assert_eq!(fire(world, unknown), ScheduleOutcome::Unknown);
 }
 
@@ -234,10 +209,7 @@ fn two_fires_of_one_tick_in_one_batch_start_one_run(world: &World) {
     let fires = [fire_tick(world, 10), fire_tick(world, 10)];
     let writes = fires.map(|fire| Write::Schedule(Box::new(ScheduleWrite::Fire(fire))));
     let outcomes = world.batch(5, writes.into());
-    assert!(matches!(
-        outcomes[0],
-        Outcome::Scheduled(ScheduleOutcome::Fired(Fired::Started(_)))
-    ));
+    assert!(matches!(outcomes[0], Outcome::Scheduled(ScheduleOutcome::Fired(Fired::Started(_)))));
     assert_eq!(outcomes[1], Outcome::Scheduled(ScheduleOutcome::Stale));
     assert_eq!(row(world, "s").started, 1);
 }
@@ -245,10 +217,7 @@ fn two_fires_of_one_tick_in_one_batch_start_one_run(world: &World) {
 fn a_fire_for_another_revision_is_stale(world: &World) {
     make(world, Overlap::Allow);
     let old = fire_tick(world, 10);
-    let other = NewSchedule {
-        version: 4,
-        ..new_schedule("s", Overlap::Allow)
-    };
+    let other = NewSchedule { version: 4, ..new_schedule("s", Overlap::Allow) };
     assert_eq!(put(world, other), ScheduleOutcome::Replaced);
     assert_eq!(fire(world, old), ScheduleOutcome::Stale);
     assert!(world.due(100).is_empty());
@@ -258,12 +227,7 @@ fn a_fire_for_another_revision_is_stale(world: &World) {
 fn missed_ticks_are_counted_without_a_run(world: &World) {
     make(world, Overlap::Allow);
     let missed = Fire {
-        cause: FireCause::Tick {
-            next_at: at(10),
-            missed: 7,
-            tick: None,
-            then: Some(at(80)),
-        },
+        cause: FireCause::Tick { next_at: at(10), missed: 7, tick: None, then: Some(at(80)) },
         run: None,
         ..fire_tick(world, 10)
     };
@@ -308,10 +272,7 @@ fn skipping_leaves_the_live_run_alone(world: &World) {
     assert_eq!(tick(world, 20), Fired::Skipped { by: Some(old) });
     let after = row(world, "s");
     assert_eq!((after.skipped, after.last_run), (1, Some(old)));
-    assert_eq!(
-        (after.next_at, after.last_tick),
-        (Some(at(30)), Some(at(10)))
-    );
+    assert_eq!((after.next_at, after.last_tick), (Some(at(30)), Some(at(10))));
     assert_eq!(world.row(old).cancel_requested, None);
     end(world, old);
     assert_ne!(started(world, 30), old);
@@ -320,19 +281,13 @@ fn skipping_leaves_the_live_run_alone(world: &World) {
 fn a_run_that_ends_in_the_batch_of_a_tick_has_ended(world: &World) {
     make(world, Overlap::Skip);
     let old = started(world, 10);
-    let last = Commit {
-        patch: finish(RunStatus::Completed),
-        ..commit(old)
-    };
+    let last = Commit { patch: finish(RunStatus::Completed), ..commit(old) };
     let writes = vec![
         Write::Schedule(Box::new(ScheduleWrite::Fire(fire_tick(world, 20)))),
         Write::Commit(Box::new(last)),
     ];
     let outcomes = world.batch(5, writes);
-    assert!(matches!(
-        outcomes[0],
-        Outcome::Scheduled(ScheduleOutcome::Fired(Fired::Started(_)))
-    ));
+    assert!(matches!(outcomes[0], Outcome::Scheduled(ScheduleOutcome::Fired(Fired::Started(_)))));
 }
 
 fn allowing_starts_beside_the_live_run(world: &World) {
@@ -348,21 +303,13 @@ fn cancelling_the_old_run_is_part_of_the_tick(world: &World) {
     let applied = world.store.commit(&Batch {
         fence: Some(world.fence),
         now: at(5),
-        writes: vec![Write::Schedule(Box::new(ScheduleWrite::Fire(fire_tick(
-            world, 20,
-        ))))],
+        writes: vec![Write::Schedule(Box::new(ScheduleWrite::Fire(fire_tick(world, 20))))],
     });
     let new = row(world, "s").last_run.expect("a run");
     let rollback = false;
-    let cancel = Notice::Control {
-        run: old,
-        control: Control::Cancel { rollback },
-    };
+    let cancel = Notice::Control { run: old, control: Control::Cancel { rollback } };
     // Its owner is told, and so is the one of the new run.
-    let due = Notice::Due {
-        run: new,
-        at: AT_ONCE,
-    };
+    let due = Notice::Due { run: new, at: AT_ONCE };
     assert_eq!(applied.expect("commit").notices, [due, cancel]);
     let request = Some(CancelRequest { rollback });
     assert_eq!(world.row(old).cancel_requested, request);
@@ -375,10 +322,7 @@ fn cancelling_the_old_run_is_part_of_the_tick(world: &World) {
 }
 
 fn end_cancelled(world: &World, id: RunId) {
-    world.accept(Commit {
-        patch: finish(RunStatus::Cancelled),
-        ..commit(id)
-    });
+    world.accept(Commit { patch: finish(RunStatus::Cancelled), ..commit(id) });
 }
 
 fn queued_ticks_start_in_order_when_the_last_run_has_ended(world: &World) {
@@ -429,10 +373,7 @@ fn a_paused_schedule_has_no_ticks_but_can_be_triggered(world: &World) {
     assert_eq!(fire(world, fire_tick(world, 10)), ScheduleOutcome::Stale);
     let due = world.store.due_schedules(at(1_000), None, 10).expect("due");
     assert_eq!(due, DueSchedules::default());
-    let trigger = |ms| Fire {
-        cause: FireCause::Trigger { tick: at(ms) },
-        ..fire_tick(world, ms)
-    };
+    let trigger = |ms| Fire { cause: FireCause::Trigger { tick: at(ms) }, ..fire_tick(world, ms) };
     let first = fire(world, trigger(3));
     let ScheduleOutcome::Fired(Fired::Started(run)) = first else {
         panic!("a trigger was answered with {first:?}");
@@ -440,17 +381,11 @@ fn a_paused_schedule_has_no_ticks_but_can_be_triggered(world: &World) {
     let second = fire(world, trigger(4));
     assert_eq!(second, ScheduleOutcome::Fired(Fired::Queued));
     assert_eq!(row(world, "s").last_run, Some(run.id));
-    let tick = QueuedTick {
-        at: at(4),
-        is_trigger: true,
-    };
+    let tick = QueuedTick { at: at(4), is_trigger: true };
     assert_eq!(row(world, "s").queue, [tick]);
     end(world, run.id);
     // What waits goes on waiting.
-    let its_turn = Fire {
-        cause: FireCause::Queued { tick },
-        ..fire_tick(world, 4)
-    };
+    let its_turn = Fire { cause: FireCause::Queued { tick }, ..fire_tick(world, 4) };
     assert_eq!(fire(world, its_turn), ScheduleOutcome::Stale);
     let listed = world.store.queued_schedules(None, 10).expect("queued");
     assert_eq!(listed, []);
@@ -459,11 +394,8 @@ fn a_paused_schedule_has_no_ticks_but_can_be_triggered(world: &World) {
 fn a_resumed_schedule_goes_on_with_the_given_tick(world: &World) {
     make(world, Overlap::Skip);
     let name = || "s".to_owned();
-    let resume = |revision| ScheduleWrite::Resume {
-        name: name(),
-        revision,
-        next_at: Some(at(500)),
-    };
+    let resume =
+        |revision| ScheduleWrite::Resume { name: name(), revision, next_at: Some(at(500)) };
     assert_eq!(write(world, 1, resume(1)), ScheduleOutcome::Already);
     write(world, 1, ScheduleWrite::Pause { name: name() });
     assert_eq!(write(world, 2, resume(1)), ScheduleOutcome::Stale);
@@ -487,21 +419,11 @@ fn a_deleted_schedule_is_gone_and_its_runs_stay(world: &World) {
 }
 
 fn due_schedules_are_paged_in_order(world: &World) {
-    for (name, first_at) in [
-        ("d", Some(5)),
-        ("b", Some(10)),
-        ("a", Some(10)),
-        ("c", Some(20)),
-        ("e", None),
-    ] {
+    for (name, first_at) in
+        [("d", Some(5)), ("b", Some(10)), ("a", Some(10)), ("c", Some(20)), ("e", None)]
+    {
         let first_at = first_at.map(at);
-        put(
-            world,
-            NewSchedule {
-                first_at,
-                ..new_schedule(name, Overlap::Skip)
-            },
-        );
+        put(world, NewSchedule { first_at, ..new_schedule(name, Overlap::Skip) });
     }
     let names = |now: i64, after: Option<(Timestamp, &str)>, limit| {
         let due = world.store.due_schedules(at(now), after, limit);
@@ -533,19 +455,13 @@ fn schedules_are_listed_by_name(world: &World) {
 
 fn schedules_need_no_fence(world: &World) {
     let put = ScheduleWrite::Put(new_schedule("s", Overlap::Skip));
-    let batch = |write| Batch {
-        fence: None,
-        now: at(0),
-        writes: vec![Write::Schedule(Box::new(write))],
-    };
+    let batch =
+        |write| Batch { fence: None, now: at(0), writes: vec![Write::Schedule(Box::new(write))] };
     let outcomes = world.store.commit(&batch(put)).expect("commit").outcomes;
     assert_eq!(outcomes, [Outcome::Scheduled(ScheduleOutcome::Created)]);
     let fire = ScheduleWrite::Fire(fire_tick(world, 10));
     let outcomes = world.store.commit(&batch(fire)).expect("commit").outcomes;
-    assert!(matches!(
-        outcomes[0],
-        Outcome::Scheduled(ScheduleOutcome::Fired(Fired::Started(_)))
-    ));
+    assert!(matches!(outcomes[0], Outcome::Scheduled(ScheduleOutcome::Fired(Fired::Started(_)))));
 }
 
 impl Random {
@@ -593,21 +509,18 @@ impl Random {
         match self.below(12) {
             0 => ScheduleWrite::Delete { name },
             1 => ScheduleWrite::Pause { name },
-            2 | 3 => ScheduleWrite::Resume {
-                name,
-                revision,
-                next_at: Some(now),
-            },
+            2 | 3 => ScheduleWrite::Resume { name, revision, next_at: Some(now) },
             n => {
                 let tick = row.next_at.unwrap_or(now);
                 let then = Some(tick + Duration::from_millis(1));
                 let cause = match n {
                     4 => FireCause::Trigger { tick: now },
                     5..8 => FireCause::Queued {
-                        tick: row.queue.first().copied().unwrap_or(QueuedTick {
-                            at: now,
-                            is_trigger: false,
-                        }),
+                        tick: row
+                            .queue
+                            .first()
+                            .copied()
+                            .unwrap_or(QueuedTick { at: now, is_trigger: false }),
                     },
                     _ => FireCause::Tick {
                         next_at: tick,
@@ -616,21 +529,14 @@ impl Random {
                         then,
                     },
                 };
-                let run = Box::new(NewRun {
-                    key: Some(format!("{name}/{tick}")),
-                    ..self.start(now)
-                });
+                let run =
+                    Box::new(NewRun { key: Some(format!("{name}/{tick}")), ..self.start(now) });
                 // What waits for its end should see it.
                 if !self.runs.contains(&run.id) {
                     let place = self.below(self.runs.len() as u64) as usize;
                     self.runs[place] = run.id;
                 }
-                ScheduleWrite::Fire(Fire {
-                    name,
-                    revision,
-                    cause,
-                    run: Some(run),
-                })
+                ScheduleWrite::Fire(Fire { name, revision, cause, run: Some(run) })
             }
         }
     }

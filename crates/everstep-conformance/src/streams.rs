@@ -20,40 +20,21 @@ pub(super) const CHECKS: &[(&str, Check)] = checks![
 ];
 
 fn emit(stream: &str, body: &str) -> Emit {
-    Emit {
-        stream: stream.to_owned(),
-        by: None,
-        body: body.as_bytes().to_vec(),
-        items_max: 1_000,
-    }
+    Emit { stream: stream.to_owned(), by: None, body: body.as_bytes().to_vec(), items_max: 1_000 }
 }
 
 fn by_body(stream: &str, body: &str, attempt: u32) -> Emit {
-    let by = EmittedBy {
-        step: b"step".to_vec(),
-        attempt,
-        life: 7 << 32 | 5,
-    };
-    Emit {
-        by: Some(by),
-        ..emit(stream, body)
-    }
+    let by = EmittedBy { step: b"step".to_vec(), attempt, life: 7 << 32 | 5 };
+    Emit { by: Some(by), ..emit(stream, body) }
 }
 
 fn emission(id: RunId, items: Vec<Emit>) -> Write {
-    Write::Emit(Box::new(Emission {
-        run: id.no(),
-        generation: 1,
-        items,
-    }))
+    Write::Emit(Box::new(Emission { run: id.no(), generation: 1, items }))
 }
 
 fn committed(id: RunId, items: impl IntoIterator<Item = Emit>) -> Commit {
     let effects = items.into_iter().map(|item| Effect::Emit(Box::new(item)));
-    Commit {
-        effects: effects.collect(),
-        ..commit(id)
-    }
+    Commit { effects: effects.collect(), ..commit(id) }
 }
 
 fn page(world: &World, id: RunId, stream: &str, from: u64, limit: usize) -> StreamPage {
@@ -69,17 +50,12 @@ fn items(world: &World, id: RunId, stream: &str) -> Vec<(u64, String)> {
 
 fn numbered<const N: usize>(items: [&str; N]) -> Vec<(u64, String)> {
     let numbered = items.into_iter().enumerate();
-    numbered
-        .map(|(n, item)| (n as u64, item.to_owned()))
-        .collect()
+    numbered.map(|(n, item)| (n as u64, item.to_owned())).collect()
 }
 
 fn positions_of_each_stream_count_from_zero(world: &World) {
     let (one, two) = (world.running(), world.running());
-    world.accept(committed(
-        one,
-        [emit("a", "1"), emit("b", "2"), emit("a", "3")],
-    ));
+    world.accept(committed(one, [emit("a", "1"), emit("b", "2"), emit("a", "3")]));
     world.accept(committed(two, [emit("a", "4")]));
     assert_eq!(items(world, one, "a"), numbered(["1", "3"]));
     assert_eq!(items(world, one, "b"), numbered(["2"]));
@@ -97,11 +73,7 @@ fn items_of_a_commit_and_of_a_body_share_the_positions(world: &World) {
             emission(id, vec![by_body("s", "4", 1)]),
         ],
     );
-    let wanted = [
-        Outcome::Emitted,
-        Outcome::Committed(Vec::new()),
-        Outcome::Emitted,
-    ];
+    let wanted = [Outcome::Emitted, Outcome::Committed(Vec::new()), Outcome::Emitted];
     assert_eq!(outcomes, wanted);
     assert_eq!(items(world, id, "s"), numbered(["1", "2", "3", "4"]));
 }
@@ -122,13 +94,7 @@ fn everything_about_an_item_is_kept(world: &World) {
                 by: by_body("s", "token", 3).by,
                 body: b"token".to_vec(),
             },
-            StreamRow {
-                pos: 1,
-                at: at(1),
-                generation: 1,
-                by: None,
-                body: Vec::new(),
-            },
+            StreamRow { pos: 1, at: at(1), generation: 1, by: None, body: Vec::new() },
         ],
     };
     assert_eq!(page(world, id, "s", 0, 10), wanted);
@@ -138,26 +104,14 @@ fn a_full_stream_drops_its_oldest_items_and_says_so(world: &World) {
     let id = world.running();
     for n in 0..7 {
         let items_max = 3;
-        world.accept(committed(
-            id,
-            [Emit {
-                items_max,
-                ..emit("s", &n.to_string())
-            }],
-        ));
+        world.accept(committed(id, [Emit { items_max, ..emit("s", &n.to_string()) }]));
     }
     let found = page(world, id, "s", 0, 10);
     let kept = found.items.iter().map(|row| row.pos).collect::<Vec<_>>();
     assert_eq!((found.first, found.next, kept), (4, 7, vec![4, 5, 6]));
     // A bound of nothing keeps the newest one, from which the next position follows.
     let items_max = 0;
-    world.accept(committed(
-        id,
-        [Emit {
-            items_max,
-            ..emit("s", "last")
-        }],
-    ));
+    world.accept(committed(id, [Emit { items_max, ..emit("s", "last") }]));
     assert_eq!(items(world, id, "s"), [(7, "last".to_owned())]);
 }
 
@@ -211,15 +165,9 @@ fn an_emission_of_a_finished_run_or_another_generation_is_refused(world: &World)
 fn an_emission_under_a_lost_fence_is_refused(world: &World) {
     let id = world.running();
     let fenced = Outcome::Refused(Refusal::Fenced);
-    let write = |fence| Batch {
-        fence,
-        now: at(1),
-        writes: vec![emission(id, vec![emit("s", "1")])],
-    };
-    let stale = Fence {
-        epoch: world.fence.epoch + 7,
-        ..world.fence
-    };
+    let write =
+        |fence| Batch { fence, now: at(1), writes: vec![emission(id, vec![emit("s", "1")])] };
+    let stale = Fence { epoch: world.fence.epoch + 7, ..world.fence };
     for fence in [None, Some(stale)] {
         let applied = world.store.commit(&write(fence)).expect("commit");
         assert_eq!(applied.outcomes[0], fenced, "{fence:?}");
@@ -243,20 +191,14 @@ fn a_cancel_or_a_pause_does_not_refuse_an_emission(world: &World) {
 
 fn a_refused_commit_emits_nothing(world: &World) {
     let id = world.running();
-    let refusal = world.refuse(Commit {
-        inbox_seq: Some(7),
-        ..committed(id, [emit("s", "1")])
-    });
+    let refusal = world.refuse(Commit { inbox_seq: Some(7), ..committed(id, [emit("s", "1")]) });
     assert_eq!(refusal, Refusal::InboxMoved(Vec::new()));
     assert_eq!(items(world, id, "s"), []);
 }
 
 fn items_before_and_with_the_end_are_kept_and_later_ones_are_not(world: &World) {
     let id = world.running();
-    let last = Commit {
-        patch: finish(RunStatus::Completed),
-        ..committed(id, [emit("s", "2")])
-    };
+    let last = Commit { patch: finish(RunStatus::Completed), ..committed(id, [emit("s", "2")]) };
     let outcomes = world.batch(
         1,
         vec![
@@ -272,20 +214,11 @@ fn items_before_and_with_the_end_are_kept_and_later_ones_are_not(world: &World) 
 
 fn the_streams_of_a_run_are_listed_and_loaded_by_name(world: &World) {
     let (id, other) = (world.running(), world.running());
-    let full = Emit {
-        items_max: 1,
-        ..emit("b", "2")
-    };
-    world.accept(committed(
-        id,
-        [emit("c", ""), emit("b", "1"), full, emit("a b", "")],
-    ));
+    let full = Emit { items_max: 1, ..emit("b", "2") };
+    world.accept(committed(id, [emit("c", ""), emit("b", "1"), full, emit("a b", "")]));
     world.accept(committed(other, [emit("x", "")]));
-    let extent = |stream: &str, first, next| StreamExtent {
-        stream: stream.to_owned(),
-        first,
-        next,
-    };
+    let extent =
+        |stream: &str, first, next| StreamExtent { stream: stream.to_owned(), first, next };
     let wanted = [extent("a b", 0, 1), extent("b", 1, 2), extent("c", 0, 1)];
     assert_eq!(world.store.streams(id.no()).expect("streams"), wanted);
     let loaded = world.store.load(id.no()).expect("load").expect("the run");
@@ -296,10 +229,7 @@ fn the_streams_of_a_run_are_listed_and_loaded_by_name(world: &World) {
 
 fn grown_streams_are_found_in_one_go(world: &World) {
     let (one, two) = (world.running(), world.running());
-    world.accept(committed(
-        one,
-        [emit("s", "1"), emit("s", "2"), emit("é\"t", "3")],
-    ));
+    world.accept(committed(one, [emit("s", "1"), emit("s", "2"), emit("é\"t", "3")]));
     let asked = [
         (one.no(), "s".to_owned(), 1),
         (one.no(), "s".to_owned(), 2),
@@ -315,10 +245,7 @@ fn grown_streams_are_found_in_one_go(world: &World) {
 
 fn a_stream_of_no_run_is_none(world: &World) {
     let unknown = world.ids.next(START).no();
-    assert_eq!(
-        world.store.stream(unknown, "s", 0, 10).expect("stream"),
-        None
-    );
+    assert_eq!(world.store.stream(unknown, "s", 0, 10).expect("stream"), None);
     assert_eq!(world.store.streams(unknown).expect("streams"), []);
 }
 

@@ -8,32 +8,21 @@ pub(super) const CHECKS: &[(&str, Check)] = checks![every_run_is_counted_once_in
 
 fn tally(world: &World) -> BTreeMap<(String, RunStatus), u64> {
     let tallies = world.store.tally().expect("tally").into_iter();
-    let counted: Vec<_> = tallies
-        .map(|tally| ((tally.workflow.to_string(), tally.status), tally.runs))
-        .collect();
+    let counted: Vec<_> =
+        tallies.map(|tally| ((tally.workflow.to_string(), tally.status), tally.runs)).collect();
     let places = counted.len();
     let counts: BTreeMap<_, _> = counted.into_iter().collect();
     assert_eq!(counts.len(), places, "each is said once");
-    assert!(
-        counts.values().all(|runs| *runs > 0),
-        "what is not there is not said"
-    );
+    assert!(counts.values().all(|runs| *runs > 0), "what is not there is not said");
     counts
 }
 
 fn every_run_is_counted_once_in_every_status(world: &World) {
     assert!(tally(world).is_empty());
-    let other = |claim: bool| NewRun {
-        workflow: "refund".into(),
-        claim,
-        ..world.new_run()
-    };
+    let other = |claim: bool| NewRun { workflow: "refund".into(), claim, ..world.new_run() };
     // Waiting to begin: now, and later.
     world.start(other(false));
-    world.start(NewRun {
-        available_at: Some(at(5_000)),
-        ..other(false)
-    });
+    world.start(NewRun { available_at: Some(at(5_000)), ..other(false) });
     // In memory, and told that something has come meanwhile.
     world.running();
     let told = world.running();
@@ -47,21 +36,12 @@ fn every_run_is_counted_once_in_every_status(world: &World) {
     world.one(1, Write::Control(Target::Id(paused), Control::Pause));
     let undone = world.running();
     let (ending, error) = (RunStatus::Cancelled, None);
-    world.accept(Commit {
-        patch: Patch::RollBack { ending, error },
-        ..commit(undone)
-    });
-    for status in [
-        RunStatus::Completed,
-        RunStatus::Completed,
-        RunStatus::Failed,
-        RunStatus::Cancelled,
-    ] {
+    world.accept(Commit { patch: Patch::RollBack { ending, error }, ..commit(undone) });
+    for status in
+        [RunStatus::Completed, RunStatus::Completed, RunStatus::Failed, RunStatus::Cancelled]
+    {
         let run = world.running();
-        world.accept(Commit {
-            patch: finish(status),
-            ..commit(run)
-        });
+        world.accept(Commit { patch: finish(status), ..commit(run) });
     }
     let ended = world.start(other(true)).id;
     world.finish(ended);

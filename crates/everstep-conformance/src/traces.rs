@@ -9,10 +9,7 @@ pub(super) const CHECKS: &[(&str, Check)] = checks![
 ];
 
 fn traced(world: &World, trace: Option<&str>) -> NewRun {
-    NewRun {
-        trace: trace.map(str::to_owned),
-        ..world.new_run()
-    }
+    NewRun { trace: trace.map(str::to_owned), ..world.new_run() }
 }
 
 fn a_run_keeps_its_trace(world: &World) {
@@ -23,10 +20,7 @@ fn a_run_keeps_its_trace(world: &World) {
         assert_eq!(stored().as_deref(), text);
         // It is no tag, neither to be found by nor to be seen.
         assert_eq!(world.row(id).tags, []);
-        world.accept(Commit {
-            patch: finish(RunStatus::Completed),
-            ..commit(id)
-        });
+        world.accept(Commit { patch: finish(RunStatus::Completed), ..commit(id) });
         assert_eq!(stored().as_deref(), text);
         let loaded = world.store.load(id.no()).expect("load").expect("a run");
         assert_eq!(loaded.row.trace.as_deref(), text);
@@ -80,11 +74,8 @@ fn an_item_comes_to_its_worker_with_its_trace(world: &World) {
     };
     assert_eq!(traces(&first), texts.map(|text| text.map(str::to_owned)));
     // However often it is tried.
-    let settle = Settle {
-        item: first[1].item,
-        claim: Uuid::from_u128(1),
-        settlement: Settlement::Release,
-    };
+    let settle =
+        Settle { item: first[1].item, claim: Uuid::from_u128(1), settlement: Settlement::Release };
     queue(QueueWrite::Settle(settle));
     assert_eq!(traces(&claim(2)), traces(&first[1..2]));
 }

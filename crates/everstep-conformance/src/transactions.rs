@@ -68,10 +68,7 @@ fn a_refused_commit_runs_no_transaction(world: &World) {
 fn a_commit_without_a_fence_that_holds_runs_no_transaction(world: &World) {
     for pay in transactions(|| Ok(vec![0xF6])) {
         let id = world.running();
-        let stale = Fence {
-            epoch: world.fence.epoch + 1,
-            ..world.fence
-        };
+        let stale = Fence { epoch: world.fence.epoch + 1, ..world.fence };
         let batch = Batch {
             fence: Some(stale),
             now: START,

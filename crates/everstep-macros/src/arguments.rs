@@ -246,10 +246,7 @@ fn form_of(word: &str) -> Option<&'static str> {
 fn workflow_name(value: &Expr) -> Result<LitStr> {
     let name = text("name", value)?;
     if name.value().is_empty() {
-        return Err(Error::new(
-            name.span(),
-            "the name of a workflow may not be empty",
-        ));
+        return Err(Error::new(name.span(), "the name of a workflow may not be empty"));
     }
     Ok(name)
 }
@@ -257,10 +254,7 @@ fn workflow_name(value: &Expr) -> Result<LitStr> {
 fn text(word: &str, value: &Expr) -> Result<LitStr> {
     match literal(value) {
         Some(Lit::Str(text)) => Ok(text.clone()),
-        _ => Err(Error::new_spanned(
-            value,
-            format!("`{word}` takes a string literal"),
-        )),
+        _ => Err(Error::new_spanned(value, format!("`{word}` takes a string literal"))),
     }
 }
 
@@ -277,10 +271,7 @@ fn version(value: &Expr) -> Result<u32> {
 fn version_number(number: &LitInt) -> Result<u32> {
     match number.base10_parse::<u32>() {
         Ok(version @ 1..) => Ok(version),
-        _ => Err(Error::new(
-            number.span(),
-            format!("versions go from 1 to {}", u32::MAX),
-        )),
+        _ => Err(Error::new(number.span(), format!("versions go from 1 to {}", u32::MAX))),
     }
 }
 
@@ -292,11 +283,7 @@ fn accepts(value: Expr) -> Result<Accepts> {
     if first > last {
         return Err(Error::new_spanned(value, "no version is in this range"));
     }
-    Ok(Accepts {
-        first,
-        last,
-        written: value,
-    })
+    Ok(Accepts { first, last, written: value })
 }
 
 /// Both ends, included.
@@ -334,10 +321,7 @@ fn on_failure(value: &Expr) -> Result<OnFailure> {
     match word.as_deref() {
         Some("fail") => Ok(OnFailure::Fail),
         Some("pause") => Ok(OnFailure::Pause),
-        _ => Err(Error::new_spanned(
-            value,
-            "`on_failure` is `fail` or `pause`",
-        )),
+        _ => Err(Error::new_spanned(value, "`on_failure` is `fail` or `pause`")),
     }
 }
 
@@ -404,10 +388,7 @@ mod tests {
     fn unknown_argument_is_named_with_those_that_exist() {
         check_errors(
             "retri = 5",
-            &[(
-                "retri",
-                "`retri` is not an argument of `#[workflow]`; it takes `name`",
-            )],
+            &[("retri", "`retri` is not an argument of `#[workflow]`; it takes `name`")],
         );
     }
 
@@ -438,10 +419,7 @@ mod tests {
         check_errors("version = 0", &[("0", "versions go from 1 to 4294967295")]);
         check_errors("version = 4294967296", &[("4294967296", "versions go")]);
         check_errors("on_failure = stop", &[("stop", "`fail` or `pause`")]);
-        check_errors(
-            "on_failure = \"pause\"",
-            &[("\"pause\"", "`fail` or `pause`")],
-        );
+        check_errors("on_failure = \"pause\"", &[("\"pause\"", "`fail` or `pause`")]);
         check_errors("key = \"order\"", &[("\"order\"", "takes a function")]);
         check_errors("key = |a, b| a", &[("|a, b| a", "takes a function")]);
     }
@@ -450,16 +428,10 @@ mod tests {
     fn accepted_range_must_hold_the_version() {
         check_errors("accepts = 1..", &[("1..", "give both ends")]);
         check_errors("accepts = ..=2", &[("..=2", "give both ends")]);
-        check_errors(
-            "accepts = 3..=2",
-            &[("3..=2", "no version is in this range")],
-        );
+        check_errors("accepts = 3..=2", &[("3..=2", "no version is in this range")]);
         check_errors(
             "version = 3, accepts = 1..=2",
-            &[(
-                "1..=2",
-                "with version 3, so it must accept that version too",
-            )],
+            &[("1..=2", "with version 3, so it must accept that version too")],
         );
     }
 

@@ -42,10 +42,7 @@ fn rewrite_group(group: Group, select: Option<&Select>) -> (Group, bool) {
     if let Some(Select::Tokio { span }) = select
         && !starts_biased(&inside)
     {
-        let biased = [
-            TokenTree::from(Ident::new("biased", *span)),
-            semicolon(*span).into(),
-        ];
+        let biased = [TokenTree::from(Ident::new("biased", *span)), semicolon(*span).into()];
         inside = biased.into_iter().chain(inside).collect();
         changed = true;
     }
@@ -82,12 +79,7 @@ fn select_before(seen: &[TokenTree]) -> Option<Select> {
 
 /// Whether the tokens end in `futures::` or `futures_util::`.
 fn path_is_of_futures(tokens: &[TokenTree]) -> bool {
-    let [
-        ..,
-        TokenTree::Ident(krate),
-        TokenTree::Punct(first),
-        TokenTree::Punct(second),
-    ] = tokens
+    let [.., TokenTree::Ident(krate), TokenTree::Punct(first), TokenTree::Punct(second)] = tokens
     else {
         return false;
     };
@@ -122,18 +114,9 @@ mod tests {
 
     #[test]
     fn every_spelling_of_select_becomes_biased() {
-        check(
-            "select! { a = f() => 1 }",
-            "select! { biased; a = f() => 1 }",
-        );
-        check(
-            "tokio::select! { a = f() => 1 }",
-            "tokio::select! { biased; a = f() => 1 }",
-        );
-        check(
-            "::tokio::select!(a = f() => 1);",
-            "::tokio::select!(biased; a = f() => 1);",
-        );
+        check("select! { a = f() => 1 }", "select! { biased; a = f() => 1 }");
+        check("tokio::select! { a = f() => 1 }", "tokio::select! { biased; a = f() => 1 }");
+        check("::tokio::select!(a = f() => 1);", "::tokio::select!(biased; a = f() => 1);");
         check(
             "let x = everstep::select![a = f() => 1];",
             "let x = everstep::select![biased; a = f() => 1];",
@@ -142,10 +125,7 @@ mod tests {
 
     #[test]
     fn futures_select_becomes_its_biased_twin() {
-        check(
-            "futures::select! { a = f => 1 }",
-            "futures::select_biased! { a = f => 1 }",
-        );
+        check("futures::select! { a = f => 1 }", "futures::select_biased! { a = f => 1 }");
         check(
             "::futures_util::select! { a = f => select! { b = g => 2 } }",
             "::futures_util::select_biased! { a = f => select! { biased; b = g => 2 } }",
@@ -165,10 +145,7 @@ mod tests {
 
     #[test]
     fn branch_bound_to_the_name_biased_is_not_taken_for_the_keyword() {
-        check(
-            "select! { biased = f() => biased }",
-            "select! { biased; biased = f() => biased }",
-        );
+        check("select! { biased = f() => biased }", "select! { biased; biased = f() => biased }");
     }
 
     #[test]
@@ -210,12 +187,8 @@ mod tests {
         let (TokenTree::Group(before), Some(TokenTree::Group(after))) = (before, after) else {
             panic!("the second token is a group");
         };
-        let place = |group: &Group| {
-            (
-                group.span_open().byte_range(),
-                group.span_close().byte_range(),
-            )
-        };
+        let place =
+            |group: &Group| (group.span_open().byte_range(), group.span_close().byte_range());
         assert_eq!(place(&before), place(&after));
     }
 }

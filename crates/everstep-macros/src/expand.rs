@@ -34,10 +34,7 @@ fn write(arguments: &Arguments, function: Function) -> TokenStream {
         inherent_run(function, &attributes),
     ];
     let everywhere = &attributes.on_all;
-    items
-        .into_iter()
-        .map(|item| quote!(#(#everywhere)* #item))
-        .collect()
+    items.into_iter().map(|item| quote!(#(#everywhere)* #item)).collect()
 }
 
 /// The attributes of the function, by where they go.
@@ -52,11 +49,7 @@ struct Attributes {
 
 impl Attributes {
     fn sort(attributes: &[Attribute]) -> Self {
-        let mut sorted = Self {
-            on_all: Vec::new(),
-            on_struct: Vec::new(),
-            on_run: Vec::new(),
-        };
+        let mut sorted = Self { on_all: Vec::new(), on_struct: Vec::new(), on_run: Vec::new() };
         for attribute in attributes {
             let place = match attribute.path().get_ident() {
                 Some(name) if is_for_all(&name.to_string()) => &mut sorted.on_all,
@@ -205,10 +198,8 @@ fn inherent_run(function: Function, attributes: &Attributes) -> TokenStream {
     let on_run = &attributes.on_run;
     let mut signature = function.signature.clone();
     signature.ident = syn::Ident::new("run", name.span());
-    let doc = format!(
-        "The code of the workflow `{}`, run as part of the calling run.",
-        name.unraw()
-    );
+    let doc =
+        format!("The code of the workflow `{}`, run as part of the calling run.", name.unraw());
     let body = with_biased_selects(function.body.into());
     quote! {
         impl #name {
@@ -264,10 +255,7 @@ mod tests {
     #[track_caller]
     fn check_holds(expanded: &str, code: &str) {
         let bare = |text: &str| text.split_whitespace().collect::<String>();
-        assert!(
-            bare(expanded).contains(&bare(code)),
-            "`{code}` is not in: {expanded}"
-        );
+        assert!(bare(expanded).contains(&bare(code)), "`{code}` is not in: {expanded}");
     }
 
     const PLAIN: &str = "async fn f(ctx: Ctx, n: u8) -> Result<u8> { Ok(n) }";
@@ -293,28 +281,19 @@ mod tests {
 
     #[test]
     fn selects_of_the_body_become_biased() {
-        let expanded = expand(
-            "",
-            "async fn f(ctx: Ctx) -> Result<()> { select! { _ = a => Ok(()) } }",
-        );
+        let expanded =
+            expand("", "async fn f(ctx: Ctx) -> Result<()> { select! { _ = a => Ok(()) } }");
         check_holds(&expanded, "{ select! { biased; _ = a => Ok(()) } }");
     }
 
     #[test]
     fn output_is_read_from_a_result_and_projected_from_an_alias() {
-        for output in [
-            "Result<u8>",
-            "everstep::Result<u8>",
-            "Result<u8, everstep::Error>",
-        ] {
+        for output in ["Result<u8>", "everstep::Result<u8>", "Result<u8, everstep::Error>"] {
             let expanded = expand("", &format!("async fn f(ctx: Ctx) -> {output} {{}}"));
             check_holds(&expanded, "type Output = u8;");
         }
         let expanded = expand("", "async fn f(ctx: Ctx) -> Answer {}");
-        check_holds(
-            &expanded,
-            "type Output = <Answer as ::everstep::__private::ResultOk>::Ok;",
-        );
+        check_holds(&expanded, "type Output = <Answer as ::everstep::__private::ResultOk>::Ok;");
     }
 
     #[test]

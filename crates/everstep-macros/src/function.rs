@@ -27,9 +27,8 @@ impl Parse for Function {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
         let attributes = input.call(Attribute::parse_outer)?;
         let visibility = input.parse()?;
-        let signature: Signature = input
-            .parse()
-            .map_err(|error| Error::new(error.span(), SHAPE))?;
+        let signature: Signature =
+            input.parse().map_err(|error| Error::new(error.span(), SHAPE))?;
         let body = input.parse()?;
         check_kind(&signature)?;
         let (ctx, argument) = arguments(&signature)?;
@@ -59,10 +58,7 @@ fn check_kind(signature: &Signature) -> Result<()> {
         return refuse(constness, "a workflow cannot be `const`");
     }
     if !matches!(signature.safety, Safety::Default) {
-        return Err(Error::new(
-            signature.fn_token.span,
-            "a workflow must be safe to call",
-        ));
+        return Err(Error::new(signature.fn_token.span, "a workflow must be safe to call"));
     }
     if let Some(abi) = &signature.abi {
         return refuse(abi, "a workflow cannot be `extern`");
@@ -164,11 +160,7 @@ mod tests {
     fn only_a_plain_async_fn_can_be_a_workflow() {
         check_refused("fn f(ctx: Ctx) -> Result<()> {}", "fn", "`async fn`");
         check_refused("struct S;", "struct", "a workflow is `async fn");
-        check_refused(
-            "async unsafe fn f(ctx: Ctx) -> Result<()> {}",
-            "fn",
-            "safe to call",
-        );
+        check_refused("async unsafe fn f(ctx: Ctx) -> Result<()> {}", "fn", "safe to call");
         check_refused(
             "async extern \"C\" fn f(ctx: Ctx) -> Result<()> {}",
             "extern \"C\"",
@@ -192,21 +184,13 @@ mod tests {
 
     #[test]
     fn arguments_are_the_ctx_and_one_owned_input() {
-        check_refused(
-            "async fn f() -> Result<()> {}",
-            "()",
-            "the `Ctx` is missing",
-        );
+        check_refused("async fn f() -> Result<()> {}", "()", "the `Ctx` is missing");
         check_refused(
             "async fn f(ctx: Ctx, a: u8, b: u8) -> Result<()> {}",
             "b: u8",
             "takes one input",
         );
-        check_refused(
-            "async fn f(&self) -> Result<()> {}",
-            "self",
-            "`ctx.get::<T>()`",
-        );
+        check_refused("async fn f(&self) -> Result<()> {}", "self", "`ctx.get::<T>()`");
         check_refused("async fn f(ctx: &Ctx) -> Result<()> {}", "&Ctx", "by value");
         check_refused(
             "async fn f(ctx: Ctx, name: &str) -> Result<()> {}",
@@ -227,11 +211,7 @@ mod tests {
 
     #[test]
     fn output_is_a_result_of_an_owned_type() {
-        check_refused(
-            "async fn f(ctx: Ctx) {}",
-            ")",
-            "returns `everstep::Result<..>`",
-        );
+        check_refused("async fn f(ctx: Ctx) {}", ")", "returns `everstep::Result<..>`");
         check_refused(
             "async fn f(ctx: Ctx) -> Result<&'static str> {}",
             "Result<&'static str>",

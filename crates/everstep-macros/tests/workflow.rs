@@ -21,10 +21,7 @@ pub struct Order {
 }
 
 fn order() -> Order {
-    Order {
-        number: 1001,
-        customer: "ada".into(),
-    }
+    Order { number: 1001, customer: "ada".into() }
 }
 
 /// Runs a future that never has to wait.
@@ -76,10 +73,7 @@ pub async fn checkout_v2(_ctx: Ctx, _order: Order) -> Result<()> {
 fn every_argument_reaches_the_engine() {
     assert_eq!(checkout_v2.name(), "checkout");
     assert_eq!(checkout_v2.version(), 2);
-    assert_eq!(
-        checkout_v2.default_key(&order()).as_deref(),
-        Some("order-1001")
-    );
+    assert_eq!(checkout_v2.default_key(&order()).as_deref(), Some("order-1001"));
     assert_eq!(
         checkout_v2.options().set,
         [
@@ -153,10 +147,7 @@ async fn keyed_by_typed_closure(_ctx: Ctx, _order: Order) -> Result<()> {
 #[test]
 fn key_may_be_any_function_of_the_input() {
     assert_eq!(keyed_by_path.default_key(&order()).as_deref(), Some("1001"));
-    assert_eq!(
-        keyed_by_typed_closure.default_key(&order()).as_deref(),
-        Some("1001")
-    );
+    assert_eq!(keyed_by_typed_closure.default_key(&order()).as_deref(), Some("1001"));
 }
 
 /// A result under another name.

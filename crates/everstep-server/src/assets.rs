@@ -73,11 +73,7 @@ fn serve(name: &str, headers: &HeaderMap) -> Response {
         return Problem::new(Kind::NotFound, detail).into_response();
     };
     let hash = Sha256::digest(bytes);
-    let tag: String = hash
-        .iter()
-        .take(12)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let tag: String = hash.iter().take(12).map(|byte| format!("{byte:02x}")).collect();
     let tag = format!("\"{tag}\"");
     let known = headers.get(header::IF_NONE_MATCH);
     let is_known = known.is_some_and(|it| it.as_bytes() == tag.as_bytes());

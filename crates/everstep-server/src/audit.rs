@@ -110,16 +110,10 @@ pub(crate) fn target(action: &str, template: &str, path: &str) -> String {
 }
 
 fn names(template: &str, path: &str) -> String {
-    let skipped = path
-        .split('/')
-        .count()
-        .saturating_sub(template.split('/').count());
+    let skipped = path.split('/').count().saturating_sub(template.split('/').count());
     let parts = template.split('/').zip(path.split('/').skip(skipped));
     let names = parts.filter(|(name, _)| name.starts_with('{'));
-    names
-        .map(|(_, part)| plain(part))
-        .collect::<Vec<_>>()
-        .join("/")
+    names.map(|(_, part)| plain(part)).collect::<Vec<_>>().join("/")
 }
 
 /// A part of a path without its escapes.
@@ -146,21 +140,14 @@ mod tests {
     fn a_target_is_what_stands_for_the_names_in_a_path() {
         for (template, path, wanted) in [
             ("/runs/{run}/cancel", "/api/v1/runs/abc/cancel", "abc"),
-            (
-                "/runs/{run}/tags/{name}",
-                "/api/v1/runs/abc/tags/a%2Fb%20c",
-                "abc/a/b c",
-            ),
+            ("/runs/{run}/tags/{name}", "/api/v1/runs/abc/tags/a%2Fb%20c", "abc/a/b c"),
             ("/runs", "/api/v1/runs", ""),
             ("/events/{event}", "/api/v1/events/50%", "50%"),
         ] {
             assert_eq!(target("x", template, path), wanted);
         }
-        let token = target(
-            "resolve_token",
-            "/tokens/{token}/resolve",
-            "/api/v1/tokens/secret/resolve",
-        );
+        let token =
+            target("resolve_token", "/tokens/{token}/resolve", "/api/v1/tokens/secret/resolve");
         assert_eq!(token, "token sha256:2bb80d537b1d");
     }
 
@@ -177,14 +164,8 @@ mod tests {
     fn a_payload_is_never_written() {
         let start = br#"{"workflow": "pay", "input": {"card": "4111"}}"#;
         assert_eq!(detail("start_run", None, start), "pay");
-        assert_eq!(
-            detail("send_message", None, br#"{"name": "x", "body": 1}"#),
-            ""
-        );
-        assert_eq!(
-            detail("delete_run", Some("forget_key=true"), b""),
-            "forget_key=true"
-        );
+        assert_eq!(detail("send_message", None, br#"{"name": "x", "body": 1}"#), "");
+        assert_eq!(detail("delete_run", Some("forget_key=true"), b""), "forget_key=true");
         let bulk = br#"{"action": "delete", "filter": {"workflow": "a"}}"#;
         assert!(detail("change_runs", None, bulk).contains("delete"));
     }

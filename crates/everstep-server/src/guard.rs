@@ -85,9 +85,7 @@ impl Declared {
                 [] => "none".to_owned(),
                 names => format!("`{}`", names.join("`, `")),
             };
-            return bad(format!(
-                "the query: unknown field `{name}`; this operation takes {known}"
-            ));
+            return bad(format!("the query: unknown field `{name}`; this operation takes {known}"));
         }
         if !self.has_body && !body.is_empty() {
             return bad("this operation takes no body".to_owned());
@@ -390,10 +388,7 @@ fn admitted(
         app.security.check_direct(headers)?;
     }
     if who.role < role {
-        let detail = format!(
-            "this needs the role `{role}`, and this token has `{}`",
-            who.role
-        );
+        let detail = format!("this needs the role `{role}`, and this token has `{}`", who.role);
         return Err(Problem::new(Kind::Forbidden, detail));
     }
     if !is_read && let Some(wanted) = &who.csrf {

@@ -24,9 +24,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 const KNOWN_FOR: Duration = Duration::from_secs(1);
 
 pub(crate) fn routes() -> Router<App> {
-    Router::new()
-        .route("/healthz", get(healthy))
-        .route("/readyz", get(ready))
+    Router::new().route("/healthz", get(healthy)).route("/readyz", get(ready))
 }
 
 /// The process is there.
@@ -75,9 +73,6 @@ async fn ask(app: &App) -> Result<(), String> {
             tracing::warn!(%error, cause = ?std::error::Error::source(&error), "not ready");
             Err("the store cannot be read; the log says why".to_owned())
         }
-        Err(_) => Err(format!(
-            "the store has not answered within {} s",
-            LIMIT.as_secs()
-        )),
+        Err(_) => Err(format!("the store has not answered within {} s", LIMIT.as_secs())),
     }
 }

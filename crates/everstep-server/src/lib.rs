@@ -407,13 +407,7 @@ impl Server {
         let address = listener.local_addr()?;
         let is_local = is_loopback(address.ip());
         let has_token = !self.tokens.is_empty()
-            || !self
-                .client
-                .tokens()
-                .list()
-                .await
-                .map_err(io::Error::other)?
-                .is_empty();
+            || !self.client.tokens().list().await.map_err(io::Error::other)?.is_empty();
         if !is_local && !has_token {
             let text = format!(
                 "{address} can be reached from other machines, and nobody needs a token; add a \
@@ -425,12 +419,7 @@ impl Server {
         if has_token {
             app.security.close();
         }
-        Ok(Listening {
-            router,
-            app,
-            listener,
-            address,
-        })
+        Ok(Listening { router, app, listener, address })
     }
 }
 
@@ -456,9 +445,7 @@ pub struct Listening {
 
 impl std::fmt::Debug for Listening {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Listening")
-            .field("address", &self.address)
-            .finish_non_exhaustive()
+        f.debug_struct("Listening").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
@@ -475,12 +462,7 @@ impl Listening {
     ///
     /// If the socket is broken.
     pub async fn run(self, until: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
-        let Listening {
-            router,
-            app,
-            listener,
-            ..
-        } = self;
+        let Listening { router, app, listener, .. } = self;
         let serve = serve::serve(listener, router, app.clone(), app.closing.subscribe());
         let closed = async {
             until.await;

@@ -121,11 +121,7 @@ fn listening<F: Future<Output = Option<()>> + Send + 'static>(
     let (sender, receiver) = mpsc::channel(AHEAD);
     let closing = app.closing.subscribe();
     let ends = app.ends.clone();
-    let look = look(Listener {
-        sender,
-        closing,
-        ends,
-    });
+    let look = look(Listener { sender, closing, ends });
     let app = app.clone();
     tokio::spawn(async move {
         tokio::select! {
@@ -182,9 +178,7 @@ type Newest = BTreeMap<String, Mark>;
 /// Which runs are not as they were: those that are new or changed, and those that met the filter
 /// and do so no more.
 fn changed<'a>(before: &'a Newest, now: &'a Newest) -> Vec<&'a String> {
-    let changed = now
-        .iter()
-        .filter(|(id, mark)| before.get(*id) != Some(*mark));
+    let changed = now.iter().filter(|(id, mark)| before.get(*id) != Some(*mark));
     let mut ids: Vec<&String> = changed.map(|(id, _)| id).collect();
     // What is older than all of a full page has only been pushed out of it.
     let oldest = match now.len() {
@@ -270,9 +264,7 @@ pub(crate) fn run(app: App, pass: HeaderMap, run: RunHandle) -> Response {
                     Ok(Some(new)) => {
                         let new = new.into_iter().map(|it| Entry::new(it, &redaction));
                         let entries: Vec<Entry> = new.collect();
-                        listener
-                            .tell("history", &json!({"entries": entries}))
-                            .await?;
+                        listener.tell("history", &json!({"entries": entries})).await?;
                     }
                     Ok(None) => break,
                     // It is seen as the run itself is asked for.
@@ -309,10 +301,8 @@ pub(crate) fn stream(
                 Ok(Some(item)) => {
                     let item = Item::new(item, &redaction);
                     let data = serde_json::to_string(&item).unwrap_or_default();
-                    let event = Event::default()
-                        .event("item")
-                        .id(item.position.to_string())
-                        .data(data);
+                    let event =
+                        Event::default().event("item").id(item.position.to_string()).data(data);
                     listener.send(event).await?;
                 }
                 Ok(None) => {

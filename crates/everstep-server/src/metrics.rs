@@ -118,21 +118,14 @@ async fn metrics(State(app): State<App>) -> Response {
         tracing::warn!(%error, "the runs cannot be counted for `/metrics`");
     }
     let text = render(counts.ok().as_ref(), app.client.engine().as_ref());
-    let kind = [(
-        header::CONTENT_TYPE,
-        "text/plain; version=0.0.4; charset=utf-8",
-    )];
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     (kind, text).into_response()
 }
 
 /// The whole text. Without counts the store could not be read.
 fn render(counts: Option<&Counts>, engine: Option<&EngineMonitor>) -> String {
     let mut out = Exposition::default();
-    out.family(
-        "everstep_build_info",
-        Kind::Gauge,
-        "The version of everstep.",
-    );
+    out.family("everstep_build_info", Kind::Gauge, "The version of everstep.");
     out.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
     out.family(
         "everstep_store_up",
@@ -154,11 +147,7 @@ fn render(counts: Option<&Counts>, engine: Option<&EngineMonitor>) -> String {
 }
 
 fn runs(out: &mut Exposition, counts: &Counts) {
-    out.family(
-        "everstep_runs",
-        Kind::Gauge,
-        "Runs in the store, by workflow and status.",
-    );
+    out.family("everstep_runs", Kind::Gauge, "Runs in the store, by workflow and status.");
     for (workflow, of_workflow) in counts {
         for status in STATUSES {
             let labels = [("workflow", workflow.as_str()), ("status", status.as_str())];
@@ -225,10 +214,7 @@ fn by_workflow(out: &mut Exposition, metrics: &EngineMetrics) {
     );
     for (workflow, of_workflow) in &metrics.workflows {
         for (outcome, attempts) in &of_workflow.attempts {
-            let labels = [
-                ("workflow", workflow.as_str()),
-                ("outcome", outcome.as_str()),
-            ];
+            let labels = [("workflow", workflow.as_str()), ("outcome", outcome.as_str())];
             out.sample(&labels, *attempts as f64);
         }
     }
@@ -277,11 +263,7 @@ fn ownership(out: &mut Exposition, metrics: &EngineMetrics, ready: bool) {
         "Whether the engine of this process takes up runs: 0 while it has no lease, or shuts down.",
     );
     out.sample(&[], f64::from(u8::from(ready)));
-    out.family(
-        "everstep_shards_owned",
-        Kind::Gauge,
-        "Shards that this process has.",
-    );
+    out.family("everstep_shards_owned", Kind::Gauge, "Shards that this process has.");
     out.sample(&[], metrics.shards as f64);
     for (name, help, value) in [
         (

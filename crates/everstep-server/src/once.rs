@@ -245,10 +245,7 @@ mod tests {
 
     #[test]
     fn spaces_and_the_order_of_names_make_no_other_body() {
-        assert_eq!(
-            canonical(b"{\"a\": 1, \"b\":2}"),
-            canonical(b"{\"b\":2,\"a\":1}")
-        );
+        assert_eq!(canonical(b"{\"a\": 1, \"b\":2}"), canonical(b"{\"b\":2,\"a\":1}"));
         assert_ne!(canonical(b"{\"a\": 1}"), canonical(b"{\"a\": 2}"));
         assert_eq!(canonical(b"not json"), b"not json");
     }

@@ -83,50 +83,30 @@ impl Kind {
             Kind::BadRequest => (S::BAD_REQUEST, "bad_request", "The request is not valid"),
             Kind::Unauthorized => (S::UNAUTHORIZED, "unauthorized", "A token is needed"),
             Kind::Forbidden => (S::FORBIDDEN, "forbidden", "The token does not allow this"),
-            Kind::Csrf => (
-                S::FORBIDDEN,
-                "csrf",
-                "The request did not come from the dashboard",
-            ),
-            Kind::BadHost => (
-                S::MISDIRECTED_REQUEST,
-                "bad_host",
-                "The host is not this server",
-            ),
+            Kind::Csrf => (S::FORBIDDEN, "csrf", "The request did not come from the dashboard"),
+            Kind::BadHost => (S::MISDIRECTED_REQUEST, "bad_host", "The host is not this server"),
             Kind::NotFound => (S::NOT_FOUND, "not_found", "There is no such thing"),
-            Kind::MethodNotAllowed => (
-                S::METHOD_NOT_ALLOWED,
-                "method_not_allowed",
-                "This cannot be done here",
-            ),
+            Kind::MethodNotAllowed => {
+                (S::METHOD_NOT_ALLOWED, "method_not_allowed", "This cannot be done here")
+            }
             Kind::Conflict => (S::CONFLICT, "conflict", "It is not in a state for this"),
             Kind::Gone => (S::GONE, "gone", "It is there no more"),
             Kind::TooLarge => (S::PAYLOAD_TOO_LARGE, "payload_too_large", "It is too large"),
-            Kind::MediaType => (
-                S::UNSUPPORTED_MEDIA_TYPE,
-                "media_type",
-                "The body is not said to be JSON",
-            ),
+            Kind::MediaType => {
+                (S::UNSUPPORTED_MEDIA_TYPE, "media_type", "The body is not said to be JSON")
+            }
             Kind::Unprocessable => (
                 S::UNPROCESSABLE_ENTITY,
                 "unprocessable",
                 "The request cannot be carried out as it is",
             ),
-            Kind::TooManyRequests => (
-                S::TOO_MANY_REQUESTS,
-                "too_many_requests",
-                "Too many requests",
-            ),
-            Kind::Busy => (
-                S::SERVICE_UNAVAILABLE,
-                "busy",
-                "All connections of the server are taken",
-            ),
-            Kind::SlowBody => (
-                S::REQUEST_TIMEOUT,
-                "timeout",
-                "The request did not come in time",
-            ),
+            Kind::TooManyRequests => {
+                (S::TOO_MANY_REQUESTS, "too_many_requests", "Too many requests")
+            }
+            Kind::Busy => {
+                (S::SERVICE_UNAVAILABLE, "busy", "All connections of the server are taken")
+            }
+            Kind::SlowBody => (S::REQUEST_TIMEOUT, "timeout", "The request did not come in time"),
             Kind::Timeout => (S::GATEWAY_TIMEOUT, "timeout", "It took too long"),
             Kind::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "The store is away"),
             Kind::Internal => (S::INTERNAL_SERVER_ERROR, "internal", "Something is broken"),
@@ -298,28 +278,17 @@ mod tests {
 
     #[test]
     fn what_stopped_half_way_says_what_was_done_and_where_to_go_on() {
-        let run: RunId = "01a1e31b-1d59-7590-8241-3c1d14f48fdd"
-            .parse()
-            .expect("an id");
+        let run: RunId = "01a1e31b-1d59-7590-8241-3c1d14f48fdd".parse().expect("an id");
         let mut report = BulkReport::default();
         (report.met, report.done, report.next) = (500, 498, Some(run));
-        let error = BulkError {
-            report: Box::new(report),
-            source: ClientError::Closed,
-        };
+        let error = BulkError { report: Box::new(report), source: ClientError::Closed };
         let problem = Problem::from(error);
         let said = serde_json::to_value(&problem).expect("JSON");
         assert_eq!(said["status"], 503);
-        assert_eq!(
-            (&said["report"]["done"], &said["report"]["met"]),
-            (&498.into(), &500.into())
-        );
+        assert_eq!((&said["report"]["done"], &said["report"]["met"]), (&498.into(), &500.into()));
         assert_eq!(said["report"]["next"], run.to_string());
         let detail = said["detail"].as_str().expect("a text");
-        assert!(
-            detail.contains(&run.to_string()) && !detail.contains(".after("),
-            "{detail}"
-        );
+        assert!(detail.contains(&run.to_string()) && !detail.contains(".after("), "{detail}");
         let response = problem.into_response();
         let outcome = response.extensions().get::<Outcome>().expect("an outcome");
         assert_eq!(outcome.0, "unavailable: 500 met, 498 done");

@@ -73,11 +73,7 @@ impl Redaction {
 
     /// A text that a user's code has made.
     pub(crate) fn text(&self, text: String) -> String {
-        if self.patterns.is_empty() {
-            text
-        } else {
-            REDACTED.to_owned()
-        }
+        if self.patterns.is_empty() { text } else { REDACTED.to_owned() }
     }
 }
 
@@ -171,10 +167,7 @@ mod tests {
             redacted(&["a.*.c"], value.clone()),
             json!({"a": {"b": {"c": REDACTED}, "d": 2}, "e": 3})
         );
-        assert_eq!(
-            redacted(&["*"], value),
-            json!({"a": REDACTED, "e": REDACTED})
-        );
+        assert_eq!(redacted(&["*"], value), json!({"a": REDACTED, "e": REDACTED}));
     }
 
     #[test]

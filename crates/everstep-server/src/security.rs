@@ -215,11 +215,7 @@ impl Security {
             }
         }
         if let Some(token) = found {
-            return Ok(Some(Found {
-                name: token.name.clone(),
-                role: token.role,
-                stored: None,
-            }));
+            return Ok(Some(Found { name: token.name.clone(), role: token.role, stored: None }));
         }
         let stored = self.client.tokens().check(text).await.map_err(away)?;
         Ok(stored.map(|token| Found {
@@ -232,11 +228,7 @@ impl Security {
     /// Who makes a request with these headers, if that is known.
     pub(crate) async fn who(&self, headers: &HeaderMap) -> Result<Option<Who>, Problem> {
         if !self.needs_token().await? {
-            return Ok(Some(Who {
-                name: None,
-                role: Role::Admin,
-                csrf: None,
-            }));
+            return Ok(Some(Who { name: None, role: Role::Admin, csrf: None }));
         }
         if let Some(text) = bearer(headers) {
             let token = self.token(text).await?;
@@ -315,11 +307,7 @@ impl Security {
         );
         let cookie = HeaderValue::try_from(cookie)
             .map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
-        let who = Who {
-            name: Some(token.name),
-            role: token.role,
-            csrf: Some(csrf),
-        };
+        let who = Who { name: Some(token.name), role: token.role, csrf: Some(csrf) };
         Ok((cookie, who))
     }
 
@@ -385,9 +373,8 @@ impl Security {
         let is_own = match (site, text(header::ORIGIN)) {
             (Some("same-origin"), _) | (Some("none") | None, None) => true,
             (Some("none") | None, Some(origin)) => {
-                let host = origin
-                    .strip_prefix("http://")
-                    .or_else(|| origin.strip_prefix("https://"));
+                let host =
+                    origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
                 host.is_some_and(|host| self.is_own(host) || Some(host) == text(header::HOST))
             }
             (Some(_), _) => false,
@@ -418,10 +405,7 @@ impl Security {
 /// That the store cannot be asked who somebody is. They may be anybody, and are not told more.
 fn away(error: ClientError) -> Problem {
     let kind = Problem::from(error).kind_if_broken();
-    Problem::new(
-        kind,
-        "the tokens of the store cannot be read; the log says why",
-    )
+    Problem::new(kind, "the tokens of the store cannot be read; the log says why")
 }
 
 /// The name in a host header, without its port.
@@ -435,16 +419,12 @@ fn host_name(host: &str) -> &str {
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
-    scheme
-        .eq_ignore_ascii_case("bearer")
-        .then_some(token.trim())
+    scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
 }
 
 fn cookie(headers: &HeaderMap) -> Option<&str> {
     let all = headers.get_all(header::COOKIE).into_iter();
-    let mut pairs = all
-        .filter_map(|it| it.to_str().ok())
-        .flat_map(|it| it.split(';'));
+    let mut pairs = all.filter_map(|it| it.to_str().ok()).flat_map(|it| it.split(';'));
     pairs.find_map(|pair| pair.trim().strip_prefix(COOKIE)?.strip_prefix('='))
 }
 
@@ -470,14 +450,8 @@ pub(crate) async fn headers(request: Request, next: Next) -> Response {
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::X_FRAME_OPTIONS, "DENY"),
         (header::REFERRER_POLICY, "no-referrer"),
-        (
-            HeaderName::from_static("cross-origin-opener-policy"),
-            "same-origin",
-        ),
-        (
-            HeaderName::from_static("cross-origin-resource-policy"),
-            "same-origin",
-        ),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
     ];
     for (name, value) in always {
         headers.insert(name, HeaderValue::from_static(value));
@@ -561,11 +535,7 @@ mod tests {
         let page = ("origin", "https://ops.example.com");
         assert!(check(&[inner, page]));
         let browser = ("sec-fetch-site", "same-origin");
-        assert!(check(&[
-            inner,
-            ("origin", "https://other.example.com"),
-            browser
-        ]));
+        assert!(check(&[inner, ("origin", "https://other.example.com"), browser]));
         assert!(!check(&[inner, ("origin", "https://other.example.com")]));
         assert!(!check(&[inner, page, ("sec-fetch-site", "cross-site")]));
     }

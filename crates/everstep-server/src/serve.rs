@@ -150,11 +150,7 @@ impl Places {
         let refusal = match of_peer {
             Ok(of_peer) => match self.connections.clone().try_acquire_owned() {
                 Ok(permit) => {
-                    return Some(Place {
-                        _permit: permit,
-                        _of_peer: of_peer,
-                        refusal: None,
-                    });
+                    return Some(Place { _permit: permit, _of_peer: of_peer, refusal: None });
                 }
                 Err(_) => Refusal::All(self.limits.connections),
             },
@@ -212,10 +208,8 @@ async fn closed(closing: &mut watch::Receiver<bool>) {
 /// passes.
 async fn refused(error: &io::Error) {
     use io::ErrorKind as K;
-    let is_clients = matches!(
-        error.kind(),
-        K::ConnectionRefused | K::ConnectionAborted | K::ConnectionReset
-    );
+    let is_clients =
+        matches!(error.kind(), K::ConnectionRefused | K::ConnectionAborted | K::ConnectionReset);
     if !is_clients {
         tracing::warn!(%error, "no connection can be taken; trying again");
         tokio::time::sleep(EXHAUSTED).await;

@@ -41,10 +41,7 @@ fn lock<K>(held: &Mutex<HashMap<K, usize>>) -> MutexGuard<'_, HashMap<K, usize>>
 
 impl<K: Clone + Eq + Hash> Shares<K> {
     pub(crate) fn new(limit: usize) -> Shares<K> {
-        Shares {
-            held: Arc::default(),
-            limit,
-        }
+        Shares { held: Arc::default(), limit }
     }
 
     /// Takes one more share for this holder.

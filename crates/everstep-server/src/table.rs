@@ -113,13 +113,7 @@ impl Table {
         let role = role.into();
         let app = self.app.clone();
         let declared = Arc::new(OnceLock::new());
-        let operation = Guarded {
-            verb,
-            path,
-            name,
-            role,
-            declared: declared.clone(),
-        };
+        let operation = Guarded { verb, path, name, role, declared: declared.clone() };
         let guard = move |request: Request, next: Next| {
             let (app, operation) = (app.clone(), operation.clone());
             async move { guard::guarded(app, operation, request, next).await }
@@ -227,10 +221,7 @@ impl Operation<'_> {
             let mut parameter = json!({
                 "name": name, "in": "query", "required": required.contains(&name.as_str()),
             });
-            if let Some(said) = schema
-                .as_object_mut()
-                .and_then(|it| it.remove("description"))
-            {
+            if let Some(said) = schema.as_object_mut().and_then(|it| it.remove("description")) {
                 parameter["description"] = said;
             }
             if schema["type"] == "array" {
@@ -246,9 +237,7 @@ impl Operation<'_> {
     pub(crate) fn body<T: JsonSchema>(mut self) -> Self {
         let whole = self.table.schemas.root_schema_for::<T>().to_value();
         // An empty body is an empty object.
-        let is_required = whole["required"]
-            .as_array()
-            .is_some_and(|it| !it.is_empty());
+        let is_required = whole["required"].as_array().is_some_and(|it| !it.is_empty());
         let schema = self.table.schema_of::<T>();
         let content = json!({"application/json": {"schema": schema}});
         let body = json!({"required": is_required, "content": content});

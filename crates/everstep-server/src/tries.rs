@@ -31,10 +31,7 @@ impl Tries {
     /// Counts a failure from this address; whether it is still within the budget.
     pub(crate) fn fail(&mut self, from: Option<IpAddr>, now: Instant) -> bool {
         if self.since.is_none_or(|since| now - since > WINDOW) {
-            *self = Tries {
-                since: Some(now),
-                ..Tries::default()
-            };
+            *self = Tries { since: Some(now), ..Tries::default() };
         }
         let from = from.map(network);
         let own = from.and_then(|from| self.by_address.get(&from).copied());
@@ -59,9 +56,7 @@ mod tests {
 
     /// How many more failures from this address are within the budget.
     fn left(tries: &mut Tries, from: &str, now: Instant) -> u32 {
-        (0..1_000)
-            .take_while(|_| tries.fail(address(from), now))
-            .count() as u32
+        (0..1_000).take_while(|_| tries.fail(address(from), now)).count() as u32
     }
 
     #[test]
@@ -76,9 +71,7 @@ mod tests {
     #[test]
     fn all_addresses_together_have_a_limit_too() {
         let (mut tries, now) = (Tries::default(), Instant::now());
-        let allowed: u32 = (0..100)
-            .map(|no| left(&mut tries, &format!("10.0.1.{no}"), now))
-            .sum();
+        let allowed: u32 = (0..100).map(|no| left(&mut tries, &format!("10.0.1.{no}"), now)).sum();
         assert_eq!(allowed, ALL);
         assert!(tries.by_address.len() as u32 <= ALL);
     }

@@ -60,12 +60,10 @@ impl Usage {
         let full = |what, full| refused(&format!("this address ({client})"), what, full);
         let holder = network(client);
         let request = self.requests_of_clients.take(holder);
-        held.of_clients
-            .push(request.map_err(|it| full("requests under way", it))?);
+        held.of_clients.push(request.map_err(|it| full("requests under way", it))?);
         if is_stream {
             let stream = self.streams_of_clients.take(holder);
-            held.of_clients
-                .push(stream.map_err(|it| full("streams open", it))?);
+            held.of_clients.push(stream.map_err(|it| full("streams open", it))?);
         }
         Ok(held)
     }
@@ -75,12 +73,10 @@ impl Usage {
         let mut held = Held::default();
         let full = |what, full| refused(&format!("the token `{token}`"), what, full);
         let request = self.requests_of_tokens.take(token.to_owned());
-        held.of_tokens
-            .push(request.map_err(|it| full("requests under way", it))?);
+        held.of_tokens.push(request.map_err(|it| full("requests under way", it))?);
         if is_stream {
             let stream = self.streams_of_tokens.take(token.to_owned());
-            held.of_tokens
-                .push(stream.map_err(|it| full("streams open", it))?);
+            held.of_tokens.push(stream.map_err(|it| full("streams open", it))?);
         }
         Ok(held)
     }

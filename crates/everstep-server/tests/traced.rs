@@ -49,9 +49,7 @@ async fn run(engine: &Engine, traceparent: Option<&str>) {
         .header(header::HOST, "localhost")
         .header(header::CONTENT_TYPE, "application/json");
     if let Some(traceparent) = traceparent {
-        request = request
-            .header("traceparent", traceparent)
-            .header("tracestate", "their=1");
+        request = request.header("traceparent", traceparent).header("tracestate", "their=1");
     }
     let body = r#"{"workflow": "double", "input": 4}"#;
     let request = request.body(Body::from(body)).unwrap();

@@ -64,9 +64,7 @@ impl Cancellation {
             timeout,
             wakers: Mutex::default(),
         };
-        Cancellation {
-            inner: Arc::new(inner),
-        }
+        Cancellation { inner: Arc::new(inner) }
     }
 
     /// Whether the body should stop.
@@ -139,20 +137,11 @@ impl Future for Cancelled {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         // The waker is put in before the flag is read, so that a cancel in between is not missed.
-        let mut wakers = self
-            .0
-            .inner
-            .wakers
-            .lock()
-            .unwrap_or_else(|e| e.into_inner());
+        let mut wakers = self.0.inner.wakers.lock().unwrap_or_else(|e| e.into_inner());
         if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
             wakers.push(cx.waker().clone());
         }
         drop(wakers);
-        if self.0.is_cancelled() {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
+        if self.0.is_cancelled() { Poll::Ready(()) } else { Poll::Pending }
     }
 }

@@ -148,12 +148,7 @@ impl Drop for OwnCommitter {
 
 impl Client {
     pub(crate) fn of_engine(shared: Arc<Shared>, reader: Arc<Reader>) -> Client {
-        Client {
-            codecs: shared.settings.codecs.clone(),
-            shared,
-            reader,
-            _own: None,
-        }
+        Client { codecs: shared.settings.codecs.clone(), shared, reader, _own: None }
     }
 
     /// The engine that this client belongs to; none of a client that was opened by itself.
@@ -230,10 +225,7 @@ impl Client {
         clock: Arc<dyn Clock>,
         sabotage: Option<crate::Sabotage>,
     ) -> Result<Client, ClientError> {
-        let settings = Settings {
-            sabotage,
-            ..Settings::default()
-        };
+        let settings = Settings { sabotage, ..Settings::default() };
         Client::with(store, clock, settings)
     }
 
@@ -251,17 +243,10 @@ impl Client {
             None,
         ));
         let committing = shared.clone();
-        spawn_thread("everstep-commit", move || {
-            engine::committer_thread(&committing)
-        })?;
+        spawn_thread("everstep-commit", move || engine::committer_thread(&committing))?;
         let reader = Reader::new(store, shared.activity.clone());
         let own = Arc::new(OwnCommitter(shared.clone()));
-        Ok(Client {
-            shared,
-            reader,
-            codecs: Codecs::default(),
-            _own: Some(own),
-        })
+        Ok(Client { shared, reader, codecs: Codecs::default(), _own: Some(own) })
     }
 
     /// The store that it is on, in words.
@@ -286,9 +271,7 @@ impl Client {
         run: Option<RunId>,
         what: impl FnOnce() -> String,
     ) -> Result<T, ClientError> {
-        self.codecs
-            .read(bytes, run)
-            .map_err(|error| unreadable(what(), &error))
+        self.codecs.read(bytes, run).map_err(|error| unreadable(what(), &error))
     }
 
     /// As [`decode`](Client::decode), for callers without the type.
@@ -389,11 +372,7 @@ fn encode_json(value: &Json, what: &str, client: &Client) -> Result<Vec<u8>, Cli
 fn check_size(bytes: Vec<u8>, what: &str, client: &Client) -> Result<Vec<u8>, ClientError> {
     let limit = client.shared.settings.payload_bytes_max;
     if bytes.len() > limit {
-        return Err(ClientError::TooLarge {
-            what: what.to_owned(),
-            actual: bytes.len(),
-            limit,
-        });
+        return Err(ClientError::TooLarge { what: what.to_owned(), actual: bytes.len(), limit });
     }
     Ok(bytes)
 }

@@ -1061,10 +1061,7 @@ impl RunStatus {
 
     /// Whether it is final.
     pub const fn is_terminal(self) -> bool {
-        matches!(
-            self,
-            RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled
-        )
+        matches!(self, RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled)
     }
 
     /// The word for it, as in the SQL views.
@@ -1092,12 +1089,8 @@ impl std::str::FromStr for RunStatus {
     type Err = ParseRunStatusError;
 
     fn from_str(text: &str) -> Result<RunStatus, ParseRunStatusError> {
-        let found = RunStatus::ALL
-            .into_iter()
-            .find(|status| status.as_str() == text);
-        found.ok_or_else(|| ParseRunStatusError {
-            text: text.to_owned(),
-        })
+        let found = RunStatus::ALL.into_iter().find(|status| status.as_str() == text);
+        found.ok_or_else(|| ParseRunStatusError { text: text.to_owned() })
     }
 }
 

@@ -136,14 +136,7 @@ impl Ctx {
 
     pub(crate) fn at(core: Rc<Core>, key: Key) -> Ctx {
         let names = RefCell::default();
-        Ctx {
-            scope: Rc::new(Scope {
-                core,
-                key,
-                names,
-                randoms: Cell::new(0),
-            }),
-        }
+        Ctx { scope: Rc::new(Scope { core, key, names, randoms: Cell::new(0) }) }
     }
 
     pub(crate) fn core(&self) -> &Rc<Core> {
@@ -232,17 +225,13 @@ impl Ctx {
     }
 
     fn random_parts(&self) -> (u64, u64) {
-        self.core()
-            .refuses_in_body(|| "a random number with `ctx`".to_owned());
+        self.core().refuses_in_body(|| "a random number with `ctx`".to_owned());
         let n = self.scope.randoms.replace(self.scope.randoms.get() + 1);
         let facts = &self.core().facts;
         let identity = self.core().identity();
         let seed = random::hash(u64::from(facts.generation), identity.as_uuid().as_bytes());
         let scope = random::hash(seed ^ n, &self.scope.key);
-        (
-            random::mix(scope),
-            random::mix(scope.wrapping_add(0x9E37_79B9_7F4A_7C15)),
-        )
+        (random::mix(scope), random::mix(scope.wrapping_add(0x9E37_79B9_7F4A_7C15)))
     }
 
     /// Sets a value that clients may read while the run goes on, with
@@ -296,8 +285,7 @@ impl Ctx {
     }
 
     fn change_tag(&self, name: &str, value: Option<String>) -> Result<()> {
-        self.core()
-            .check_outside_body(|| format!("a change of the tag `{name}`"))?;
+        self.core().check_outside_body(|| format!("a change of the tag `{name}`"))?;
         let mut st = self.core().state.borrow_mut();
         if !st.quiet_effects {
             let name = name.to_owned();
@@ -340,8 +328,7 @@ impl Ctx {
 
     /// Whether this call is made inside of a body, which halts the run.
     fn refuses_in_body(&self, call: &str, name: &str) -> bool {
-        self.core()
-            .refuses_in_body(|| format!("`{call}` of `{name}`"))
+        self.core().refuses_in_body(|| format!("`{call}` of `{name}`"))
     }
 
     /// Claims the next location of this name.
@@ -400,13 +387,7 @@ impl Ctx {
                     (used.count, used.last)
                 }
                 None => {
-                    names.insert(
-                        name,
-                        NameUse {
-                            count: 1,
-                            last: None,
-                        },
-                    );
+                    names.insert(name, NameUse { count: 1, last: None });
                     (1, None)
                 }
             }
@@ -423,12 +404,7 @@ impl Ctx {
 
 impl fmt::Debug for Ctx {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Ctx({} at `{}`)",
-            self.run_id(),
-            Core::location(&self.scope.key)
-        )
+        write!(f, "Ctx({} at `{}`)", self.run_id(), Core::location(&self.scope.key))
     }
 }
 
@@ -471,10 +447,7 @@ enum Unencodable {
 impl Sealer {
     /// For what belongs to this run alone.
     pub(crate) fn of(core: &Core) -> Sealer {
-        Sealer {
-            settings: core.env.settings.clone(),
-            run: Some(core.facts.id),
-        }
+        Sealer { settings: core.env.settings.clone(), run: Some(core.facts.id) }
     }
 
     /// Encodes what a body gives. When the codec cannot, the attempt has failed, and is made again.

@@ -48,10 +48,7 @@ pub struct Deferred<T, E = String> {
 impl<T, E> Deferred<T, E> {
     /// The deferred of this name.
     pub const fn new(name: &'static str) -> Deferred<T, E> {
-        Deferred {
-            name,
-            types: PhantomData,
-        }
+        Deferred { name, types: PhantomData }
     }
 
     /// Its name.

@@ -238,9 +238,7 @@ impl Engine {
     /// tool for tests and operators.
     pub async fn evict(&self, run: RunId) -> bool {
         let (answer, evicted) = oneshot::channel();
-        self.shared
-            .mailbox_of(run)
-            .push(Event::Evict(run.no(), answer));
+        self.shared.mailbox_of(run).push(Event::Evict(run.no(), answer));
         evicted.await.unwrap_or(false)
     }
 
@@ -264,9 +262,7 @@ impl Engine {
     pub fn blocked(&self) -> Vec<(RunId, Option<String>)> {
         let blocked = self.shared.threads.iter().filter_map(|it| it.blocked());
         let named = blocked.map(|polling| {
-            let step = polling
-                .step
-                .map(|key| crate::location::keys::describe(&key));
+            let step = polling.step.map(|key| crate::location::keys::describe(&key));
             (polling.run, step)
         });
         named.collect()
@@ -414,9 +410,7 @@ impl Engine {
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn shared_for_tools(&self) -> EngineTools {
-        EngineTools {
-            shared: self.shared.clone(),
-        }
+        EngineTools { shared: self.shared.clone() }
     }
 }
 
@@ -436,12 +430,7 @@ impl EngineTools {
 
     /// The sizes that were noted.
     pub fn take_batch_sizes(&self) -> Vec<u32> {
-        self.shared
-            .queue
-            .batch_sizes
-            .lock()
-            .take()
-            .unwrap_or_default()
+        self.shared.queue.batch_sizes.lock().take().unwrap_or_default()
     }
 
     /// In how many lanes a batch of so many writes is made.
@@ -699,9 +688,7 @@ impl EngineBuilder {
             .map_err(StartError::thread)?;
         match started.await {
             Ok(engine) => engine,
-            Err(_) => Err(StartError::thread(std::io::Error::other(
-                "the starting thread died",
-            ))),
+            Err(_) => Err(StartError::thread(std::io::Error::other("the starting thread died"))),
         }
     }
 }
@@ -731,11 +718,7 @@ impl StartParts {
         let store = self.store.open()?;
         patiently(|| store.migrate())?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = if self.settings.threads == 0 {
-            cores
-        } else {
-            self.settings.threads
-        };
+        let threads = if self.settings.threads == 0 { cores } else { self.settings.threads };
         let me = crate::seam::random_uuid();
         let shared = Arc::new(Shared::new(
             self.settings,
@@ -780,12 +763,8 @@ impl StartParts {
             ("everstep-due", due::run),
             ("everstep-timers", |shared| due::keep_timers(shared)),
             ("everstep-keeper", keeper::run),
-            ("everstep-lease", |shared| {
-                lease::run(shared, &shared.lease_stop)
-            }),
-            ("everstep-watch", |shared| {
-                lease::watch(shared, &shared.lease_stop)
-            }),
+            ("everstep-lease", |shared| lease::run(shared, &shared.lease_stop)),
+            ("everstep-watch", |shared| lease::watch(shared, &shared.lease_stop)),
         ];
         for (name, work) in threads {
             let shared = shared.clone();
@@ -874,14 +853,8 @@ fn engine_thread(
     let gone = leaving.gone.clone();
     shared.guard("engine", || {
         let local = tokio::task::LocalSet::new();
-        let worker = thread::Worker::new(
-            index,
-            shared.clone(),
-            reader,
-            services,
-            runtime.clone(),
-            gone,
-        );
+        let worker =
+            thread::Worker::new(index, shared.clone(), reader, services, runtime.clone(), gone);
         // Our own fairness: tokio's budget would starve all but the first 128 runs of a turn.
         let turns = local.run_until(tokio::task::unconstrained(worker.run()));
         seam::block_on_in(&runtime, turns, "events");
@@ -970,9 +943,7 @@ fn join_all(shared: &Shared, threads: Vec<Thread>) -> bool {
 fn blocking(shared: &Shared) -> Vec<String> {
     let blocking = shared.threads.iter().filter_map(|thread| {
         let polling = thread.polling.lock().clone()?;
-        let step = polling
-            .step
-            .map(|key| crate::location::keys::describe(&key));
+        let step = polling.step.map(|key| crate::location::keys::describe(&key));
         let step = step.as_deref().unwrap_or("the workflow's own code");
         let (run, workflow) = (polling.run, polling.workflow);
         Some(format!("run {run} of `{workflow}`, at {step}"))
@@ -1018,10 +989,7 @@ fn watch_runtime(
     let gone = Arc::new(AtomicBool::new(false));
     let guard = OnDrop(gone.clone(), Arc::downgrade(shared));
     let (sender, unwatched) = oneshot::channel::<()>();
-    #[allow(
-        clippy::disallowed_methods,
-        reason = "it does nothing, and ends with the runtime"
-    )]
+    #[allow(clippy::disallowed_methods, reason = "it does nothing, and ends with the runtime")]
     runtime.spawn(async move {
         let _guard = guard;
         _ = unwatched.await;
@@ -1093,14 +1061,8 @@ mod tests {
     #[test]
     fn a_start_waits_for_the_write_lock_and_tries_a_full_disk_twice() {
         let store = || "SQLite file `app.db`".to_owned();
-        let busy = || StoreError::Busy {
-            store: store(),
-            source: "locked".into(),
-        };
-        let full = || StoreError::Full {
-            store: store(),
-            source: "full".into(),
-        };
+        let busy = || StoreError::Busy { store: store(), source: "locked".into() };
+        let full = || StoreError::Full { store: store(), source: "full".into() };
         let mut answers = vec![Ok(7), Err(full()), Err(busy()), Err(busy()), Err(busy())];
         let started = patiently(|| answers.pop().expect("an answer"));
         assert_eq!(started.expect("it has started"), 7);

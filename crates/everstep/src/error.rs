@@ -136,10 +136,7 @@ impl Error {
             Ok(bytes) => {
                 self.failure.details = Some((std::any::type_name::<T>().to_owned(), bytes));
             }
-            Err(error) => self
-                .failure
-                .causes
-                .push(format!("details left out: {error}")),
+            Err(error) => self.failure.causes.push(format!("details left out: {error}")),
         }
         self
     }
@@ -259,32 +256,19 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Error")
-            .field("failure", &self.failure)
-            .field("retry", &self.retry)
-            .finish()
+        f.debug_struct("Error").field("failure", &self.failure).field("retry", &self.retry).finish()
     }
 }
 
 impl Failure {
     pub(crate) fn new(kind: FailureKind, message: impl Into<String>) -> Failure {
         let message = message.into();
-        Failure {
-            kind,
-            message,
-            causes: Vec::new(),
-            location: None,
-            attempts: 0,
-            details: None,
-        }
+        Failure { kind, message, causes: Vec::new(), location: None, attempts: 0, details: None }
     }
 
     /// What stands for a failure that cannot be read any more.
     pub(crate) fn unreadable(why: &str) -> Failure {
-        Failure::new(
-            FailureKind::Error,
-            format!("the stored error cannot be read: {why}"),
-        )
+        Failure::new(FailureKind::Error, format!("the stored error cannot be read: {why}"))
     }
 
     /// The value that was attached to the error, if there is one and it is of this type.
@@ -367,9 +351,6 @@ mod tests {
         #[error("outer")]
         struct Outer(#[source] std::num::ParseIntError);
         let error = Error::from(Outer("x".parse::<i32>().expect_err("not a number")));
-        assert_eq!(
-            error.failure().full(),
-            "outer: invalid digit found in string"
-        );
+        assert_eq!(error.failure().full(), "outer: invalid digit found in string");
     }
 }

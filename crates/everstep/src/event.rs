@@ -86,11 +86,7 @@ impl<T> Event<T> {
     pub const fn new(name: &'static str) -> Event<T> {
         Event {
             name,
-            rules: EventRules {
-                deliver: Deliver::Broadcast,
-                retain: None,
-                max_pending: None,
-            },
+            rules: EventRules { deliver: Deliver::Broadcast, retain: None, max_pending: None },
             since: Since::Any,
             body: PhantomData,
         }
@@ -166,9 +162,5 @@ impl IfFinished {
 
 /// The event that a message becomes, kept as the settings say.
 pub(crate) fn fallback(event: String, settings: &Settings) -> Fallback {
-    Fallback {
-        event,
-        retain: settings.event_retain,
-        max_pending: settings.event_max_pending,
-    }
+    Fallback { event, retain: settings.event_retain, max_pending: settings.event_max_pending }
 }

@@ -52,12 +52,7 @@ pub(crate) struct Slot {
 
 impl Slot {
     pub(crate) fn new(entry: Entry) -> Slot {
-        Slot {
-            entry,
-            claimed: true,
-            op: None,
-            dirty: false,
-        }
+        Slot { entry, claimed: true, op: None, dirty: false }
     }
 }
 
@@ -80,10 +75,7 @@ impl History {
 
     /// Puts in an entry that an operation has made.
     pub(crate) fn insert(&mut self, key: Key, entry: Entry) -> &mut Slot {
-        self.slots
-            .entry(key)
-            .insert_entry(Slot::new(entry))
-            .into_mut()
+        self.slots.entry(key).insert_entry(Slot::new(entry)).into_mut()
     }
 
     /// The entry at this key, which `make` makes if there is none; whether it was made.
@@ -99,12 +91,7 @@ impl History {
     /// One of an iteration that replay jumps over counts as claimed.
     pub(crate) fn load(&mut self, key: Key, entry: Entry, past: bool) {
         self.unclaimed += usize::from(!past);
-        let slot = Slot {
-            entry,
-            claimed: past,
-            op: None,
-            dirty: false,
-        };
+        let slot = Slot { entry, claimed: past, op: None, dirty: false };
         self.slots.insert(key, slot);
     }
 
@@ -145,9 +132,7 @@ impl History {
         }
         let mut unclaimed = self.slots.iter().filter(|(_, slot)| !slot.claimed);
         // The least one, so that the same history always names the same entry.
-        let under = unclaimed
-            .by_ref()
-            .filter(|(other, _)| keys::is_under(other, key));
+        let under = unclaimed.by_ref().filter(|(other, _)| keys::is_under(other, key));
         under.map(|(other, _)| other).min()
     }
 

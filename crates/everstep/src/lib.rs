@@ -66,11 +66,7 @@ mod run_id;
     expect(unreachable_pub, reason = "it is exported with the feature alone")
 )]
 mod sabotage;
-#[allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "it is the one way to them"
-)]
+#[allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "it is the one way to them")]
 mod seam;
 mod services;
 mod settings;

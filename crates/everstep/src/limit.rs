@@ -51,13 +51,7 @@ pub struct Limit {
 impl Limit {
     /// The limit of this name, which does not limit anything yet.
     pub const fn new(name: &'static str) -> Limit {
-        Limit {
-            name,
-            rule: LimitRule {
-                concurrency: None,
-                rate: None,
-            },
-        }
+        Limit { name, rule: LimitRule { concurrency: None, rate: None } }
     }
 
     /// At most this many at a time.
@@ -81,11 +75,7 @@ impl Limit {
         let per_ms = per.as_millis() as u64;
         assert!(count > 0, "a rate of 0 would let nobody in, ever");
         assert!(per_ms > 0, "a rate is counted over a millisecond or more");
-        self.rule.rate = Some(LimitRate {
-            count,
-            per_ms,
-            burst: count,
-        });
+        self.rule.rate = Some(LimitRate { count, per_ms, burst: count });
         self
     }
 
@@ -120,27 +110,16 @@ pub(crate) struct LimitUse {
 
 impl LimitUse {
     pub(crate) fn new(limit: Limit) -> LimitUse {
-        LimitUse {
-            name: limit.name,
-            key: String::new(),
-            rule: limit.rule,
-        }
+        LimitUse { name: limit.name, key: String::new(), rule: limit.rule }
     }
 
     pub(crate) fn with_key(limit: Limit, key: &dyn fmt::Display) -> LimitUse {
-        LimitUse {
-            key: key.to_string(),
-            ..LimitUse::new(limit)
-        }
+        LimitUse { key: key.to_string(), ..LimitUse::new(limit) }
     }
 
     /// What the claim of a worker says about it.
     pub(crate) fn claim(&self) -> ClaimLimit {
-        ClaimLimit {
-            limit: self.name.to_owned(),
-            limit_key: self.key.clone(),
-            rule: self.rule,
-        }
+        ClaimLimit { limit: self.name.to_owned(), limit_key: self.key.clone(), rule: self.rule }
     }
 
     /// Whether its names can be stored.
@@ -175,10 +154,7 @@ pub(crate) struct StartLimit {
 
 impl StartLimit {
     pub(crate) fn new(limit: Limit) -> StartLimit {
-        StartLimit {
-            limit,
-            key_of: None,
-        }
+        StartLimit { limit, key_of: None }
     }
 
     pub(crate) fn with_key<I: Value, K: fmt::Display>(
@@ -189,10 +165,7 @@ impl StartLimit {
             let input: I = payload::from_slice(input)?;
             Ok(key(&input).to_string())
         };
-        StartLimit {
-            limit,
-            key_of: Some(Arc::new(key_of)),
-        }
+        StartLimit { limit, key_of: Some(Arc::new(key_of)) }
     }
 
     /// The limit for a run with this input.
@@ -201,20 +174,14 @@ impl StartLimit {
             Some(key_of) => key_of(input)?,
             None => String::new(),
         };
-        Ok(LimitUse {
-            key,
-            ..LimitUse::new(self.limit)
-        })
+        Ok(LimitUse { key, ..LimitUse::new(self.limit) })
     }
 }
 
 impl fmt::Debug for StartLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keyed = self.key_of.is_some();
-        f.debug_struct("StartLimit")
-            .field("limit", &self.limit)
-            .field("keyed", &keyed)
-            .finish()
+        f.debug_struct("StartLimit").field("limit", &self.limit).field("keyed", &keyed).finish()
     }
 }
 
@@ -224,22 +191,13 @@ mod tests {
 
     #[test]
     fn a_limit_says_what_it_allows_and_is_named_with_its_key() {
-        const STRIPE: Limit = Limit::new("stripe")
-            .concurrency(3)
-            .rate(100, Duration::from_secs(1))
-            .burst(5);
+        const STRIPE: Limit =
+            Limit::new("stripe").concurrency(3).rate(100, Duration::from_secs(1)).burst(5);
         let used = LimitUse::with_key(STRIPE, &7);
         assert_eq!(used.to_string(), "limit `stripe` (`7`)");
         assert_eq!(LimitUse::new(STRIPE).to_string(), "limit `stripe`");
-        let rate = LimitRate {
-            count: 100,
-            per_ms: 1_000,
-            burst: 5,
-        };
-        assert_eq!(
-            (used.rule.concurrency, used.rule.rate),
-            (Some(3), Some(rate))
-        );
+        let rate = LimitRate { count: 100, per_ms: 1_000, burst: 5 };
+        assert_eq!((used.rule.concurrency, used.rule.rate), (Some(3), Some(rate)));
     }
 
     #[test]

@@ -79,10 +79,7 @@ impl Location {
         }
         let mut segments = keys::segments(key)?;
         if segments.clone().next().is_none() {
-            return Err(KeyError::new(
-                key.len(),
-                "a location has at least one segment",
-            ));
+            return Err(KeyError::new(key.len(), "a location has at least one segment"));
         }
         segments.try_for_each(|segment| segment.map(drop))?;
         Ok(Location { key: key.into() })
@@ -96,10 +93,9 @@ impl Location {
     /// Its parts, outermost first.
     pub fn segments(&self) -> Vec<Segment> {
         let segments = self.key_segments().map(|segment| match segment {
-            KeySegment::Name { name, ordinal } => Segment::Name {
-                name: name.into_owned(),
-                ordinal,
-            },
+            KeySegment::Name { name, ordinal } => {
+                Segment::Name { name: name.into_owned(), ordinal }
+            }
             KeySegment::Iteration { n, .. } => Segment::Iteration(n),
         });
         segments.collect()
@@ -167,10 +163,8 @@ impl FromStr for Location {
     type Err = ParseLocationError;
 
     fn from_str(text: &str) -> Result<Location, ParseLocationError> {
-        let key = parse_key(text).map_err(|problem| ParseLocationError {
-            text: text.to_owned(),
-            problem,
-        })?;
+        let key = parse_key(text)
+            .map_err(|problem| ParseLocationError { text: text.to_owned(), problem })?;
         Ok(Location { key: key.into() })
     }
 }
@@ -307,26 +301,17 @@ pub(crate) mod tests {
     }
 
     fn name(name: &str, ordinal: u32) -> Segment {
-        Segment::Name {
-            name: name.to_owned(),
-            ordinal,
-        }
+        Segment::Name { name: name.to_owned(), ordinal }
     }
 
     #[test]
     fn text_and_segments_belong_together() {
         check("charge", &[name("charge", 1)]);
         check("charge#2", &[name("charge", 2)]);
-        check(
-            "outer/~0/inner",
-            &[name("outer", 1), Segment::Iteration(0), name("inner", 1)],
-        );
+        check("outer/~0/inner", &[name("outer", 1), Segment::Iteration(0), name("inner", 1)]);
         check("%7E0/x%232", &[name("~0", 1), name("x#2", 1)]);
         check("%#3/%/%25", &[name("", 3), name("", 1), name("%", 1)]);
-        check(
-            "a%2Fb/zwei Wörter%0A",
-            &[name("a/b", 1), name("zwei Wörter\n", 1)],
-        );
+        check("a%2Fb/zwei Wörter%0A", &[name("a/b", 1), name("zwei Wörter\n", 1)]);
     }
 
     #[test]
@@ -337,18 +322,9 @@ pub(crate) mod tests {
             ("~0", "`~0` does not follow the name of a loop"),
             ("a/~0/~1", "`~1` does not follow the name of a loop"),
             ("a~b", "a `~` in a name such as `a~b` is written `%7E`"),
-            (
-                "a#1",
-                "`#1` should be `#` and a number from 2 (a `#` in a name is written `%23`)",
-            ),
-            (
-                "a%g0",
-                "a `%` in `a%g0` lacks its two hexadecimal digits (itself it is `%25`)",
-            ),
-            (
-                "a%ü",
-                "a `%` in `a%ü` lacks its two hexadecimal digits (itself it is `%25`)",
-            ),
+            ("a#1", "`#1` should be `#` and a number from 2 (a `#` in a name is written `%23`)"),
+            ("a%g0", "a `%` in `a%g0` lacks its two hexadecimal digits (itself it is `%25`)"),
+            ("a%ü", "a `%` in `a%ü` lacks its two hexadecimal digits (itself it is `%25`)"),
             ("%FF", "what `%FF` stands for is not UTF-8"),
         ] {
             let error = text.parse::<Location>().expect_err("no location");

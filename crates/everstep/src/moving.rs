@@ -228,14 +228,8 @@ impl Migrate {
         destination.commit(attempt, &source.name())?;
         self.reach(MigrateStage::Committed)?;
         source.close(attempt, destination.name())?;
-        take_charge(&source, &destination, attempt, || {
-            self.reach(MigrateStage::Closed)
-        })?;
-        Ok(Migrated {
-            from: source.name(),
-            to: destination.name().to_owned(),
-            rows,
-        })
+        take_charge(&source, &destination, attempt, || self.reach(MigrateStage::Closed))?;
+        Ok(Migrated { from: source.name(), to: destination.name().to_owned(), rows })
     }
 
     /// The URL to move to, if both places are what they should be.
@@ -276,11 +270,7 @@ impl Migrate {
             let before = rows;
             source.read::<MigrateError>(table, |page| {
                 rows += destination.put(table, page)?;
-                (self.progress)(MigrateProgress {
-                    table: table.name.clone(),
-                    rows,
-                    total,
-                });
+                (self.progress)(MigrateProgress { table: table.name.clone(), rows, total });
                 self.reach(MigrateStage::FirstPage)
             })?;
             if rows - before != table.rows {
@@ -317,11 +307,7 @@ fn finish(
         }
     }
     take_charge(source, destination, attempt, || Ok(()))?;
-    Ok(Migrated {
-        from: source.name(),
-        to: destination.name().to_owned(),
-        rows: 0,
-    })
+    Ok(Migrated { from: source.name(), to: destination.name().to_owned(), rows: 0 })
 }
 
 fn take_charge(
@@ -362,10 +348,7 @@ fn refuse_what_is_there(
         Found::Moved { .. } => "what was moved there from another store",
         Found::Tables => "tables of an everstep store already",
     };
-    Err(MigrateError::NotEmpty {
-        store: destination.name().to_owned(),
-        what,
-    })
+    Err(MigrateError::NotEmpty { store: destination.name().to_owned(), what })
 }
 
 impl IntoFuture for Migrate {
@@ -386,8 +369,6 @@ impl IntoFuture for Migrate {
 impl fmt::Debug for Migrate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Not where to: that may hold a password.
-        f.debug_struct("Migrate")
-            .field("from", &self.from)
-            .finish_non_exhaustive()
+        f.debug_struct("Migrate").field("from", &self.from).finish_non_exhaustive()
     }
 }

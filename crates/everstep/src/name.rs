@@ -47,9 +47,7 @@ pub enum NameError {
 /// Checks the name of a pool.
 pub(crate) fn check_pool(name: &str) -> Result<(), NameError> {
     match name.contains(OVERFLOW_MARK) {
-        true => Err(NameError::Overflow {
-            name: name.to_owned(),
-        }),
+        true => Err(NameError::Overflow { name: name.to_owned() }),
         false => check_name(name),
     }
 }
@@ -99,9 +97,8 @@ mod tests {
 
     #[test]
     fn a_control_character_in_a_name_is_refused_and_shown_escaped() {
-        for hidden in [
-            '\0', '\n', '\r', '\t', '\u{1b}', '\u{7f}', '\u{9b}', '\u{202e}', '\u{2066}',
-        ] {
+        for hidden in ['\0', '\n', '\r', '\t', '\u{1b}', '\u{7f}', '\u{9b}', '\u{202e}', '\u{2066}']
+        {
             let name = format!("pay{hidden}ment");
             let text = check_name(&name).map_err(|error| error.to_string());
             let text = text.expect_err("it is refused");

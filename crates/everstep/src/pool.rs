@@ -45,11 +45,7 @@ impl<'a> Overflow<'a> {
         let (home, rest) = name.split_once(OVERFLOW_MARK)?;
         let (workflow, version) = rest.rsplit_once('/')?;
         let version = version.parse().ok()?;
-        Some(Overflow {
-            home,
-            workflow,
-            version,
-        })
+        Some(Overflow { home, workflow, version })
     }
 }
 
@@ -86,11 +82,7 @@ mod tests {
 
     #[test]
     fn the_name_of_an_overflow_pool_says_what_it_is_for() {
-        let pool = Overflow {
-            home: "gpu",
-            workflow: "a/b@c",
-            version: 3,
-        };
+        let pool = Overflow { home: "gpu", workflow: "a/b@c", version: 3 };
         assert_eq!(pool.to_string(), "gpu@a/b@c/3");
         assert_eq!(Overflow::parse("gpu@a/b@c/3"), Some(pool));
         for other in ["gpu", "gpu@a", "gpu@a/b", "default"] {

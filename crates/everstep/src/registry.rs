@@ -56,18 +56,12 @@ impl Registry {
 
     /// The code for runs of this workflow and version.
     pub(crate) fn find(&self, name: &str, version: u32) -> Option<&Arc<Definition>> {
-        self.by_name
-            .get(name)?
-            .iter()
-            .find(|definition| definition.accepts(version))
+        self.by_name.get(name)?.iter().find(|definition| definition.accepts(version))
     }
 
     /// The newest version of the workflow that is here.
     pub(crate) fn newest(&self, name: &str) -> Option<&Arc<Definition>> {
-        self.by_name
-            .get(name)?
-            .iter()
-            .max_by_key(|definition| definition.version)
+        self.by_name.get(name)?.iter().max_by_key(|definition| definition.version)
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Definition>> {

@@ -32,11 +32,7 @@ pub struct Retention {
 impl Retention {
     /// Everything is kept for ever.
     pub const fn new() -> Retention {
-        Retention {
-            completed: None,
-            failed: None,
-            cancelled: None,
-        }
+        Retention { completed: None, failed: None, cancelled: None }
     }
 
     /// Completed runs are kept for this long after their end.
@@ -69,7 +65,6 @@ impl Retention {
             (RunStatus::Failed, self.failed),
             (RunStatus::Cancelled, self.cancelled),
         ];
-        all.into_iter()
-            .filter_map(|(status, kept)| Some((status, kept?)))
+        all.into_iter().filter_map(|(status, kept)| Some((status, kept?)))
     }
 }

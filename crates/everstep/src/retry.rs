@@ -73,11 +73,7 @@ impl Retry {
 
     /// Sets how far a delay may be off, as a part of it from 0 to 1.
     pub const fn jitter(mut self, part: f64) -> Retry {
-        self.jitter = if part >= 0.0 && part <= 1.0 {
-            part
-        } else {
-            0.1
-        };
+        self.jitter = if part >= 0.0 && part <= 1.0 { part } else { 0.1 };
         self
     }
 
@@ -144,25 +140,14 @@ mod tests {
     use super::*;
 
     fn delays(retry: Retry, attempts: u32) -> Vec<u64> {
-        (1..=attempts)
-            .map(|made| retry.delay_after(made).as_millis() as u64)
-            .collect()
+        (1..=attempts).map(|made| retry.delay_after(made).as_millis() as u64).collect()
     }
 
     #[test]
     fn delays_double_up_to_the_cap() {
-        assert_eq!(
-            delays(Retry::exponential(9), 5),
-            [200, 400, 800, 1_600, 3_200]
-        );
-        assert_eq!(
-            delays(Retry::exponential(9).max_delay(Duration::from_secs(1)), 5)[3],
-            1_000
-        );
-        assert_eq!(
-            Retry::forever().delay_after(u32::MAX),
-            Duration::from_secs(30)
-        );
+        assert_eq!(delays(Retry::exponential(9), 5), [200, 400, 800, 1_600, 3_200]);
+        assert_eq!(delays(Retry::exponential(9).max_delay(Duration::from_secs(1)), 5)[3], 1_000);
+        assert_eq!(Retry::forever().delay_after(u32::MAX), Duration::from_secs(30));
     }
 
     #[test]

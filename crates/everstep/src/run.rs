@@ -61,32 +61,19 @@ pub(crate) enum Halt {
         "the code does not match the history: at `{at}` the history has {recorded:?}, the code \
              makes {code:?}; deploy code that matches, or gate the change with `ctx.version`"
     )]
-    AnotherKind {
-        at: String,
-        recorded: EntryKind,
-        code: EntryKind,
-    },
+    AnotherKind { at: String, recorded: EntryKind, code: EntryKind },
     #[error(
         "the code does not match the history: `{at}` was made after completion {recorded} and \
              is now made after completion {code}; operations were inserted or reordered before it. \
              Deploy code that matches, or gate the change with `ctx.version`"
     )]
-    Moved {
-        at: String,
-        recorded: u64,
-        code: u64,
-    },
+    Moved { at: String, recorded: u64, code: u64 },
     #[error(
         "the code does not match the history: completion {number} was taken by `{at}`, which \
              the code {why}; open are: {open}. Deploy code that matches, gate the change with \
              `ctx.version`, or name what is gone with `ctx.removed`"
     )]
-    NotTaken {
-        number: u64,
-        at: String,
-        why: &'static str,
-        open: String,
-    },
+    NotTaken { number: u64, at: String, why: &'static str, open: String },
     #[error(
         "the code does not match the history: it ended before completion {number} of `{at}`; \
              deploy code that matches, or gate the change with `ctx.version`"
@@ -138,11 +125,7 @@ pub(crate) enum Halt {
         "the rollback of `{at}` failed after {attempts} attempts: {error}; mend the cause, then \
              resume the run"
     )]
-    RollbackFailed {
-        at: String,
-        attempts: u32,
-        error: String,
-    },
+    RollbackFailed { at: String, attempts: u32, error: String },
     #[error(
         "the workflow failed, and it is set to pause then: {error}; mend the cause, then \
              resume the run"
@@ -369,9 +352,7 @@ impl Run {
             wakers::ForeignWake::Outside => ": it was woken from outside",
             wakers::ForeignWake::FromBody => ": it was woken from inside the body of a step",
         };
-        self.core.halt(Halt::ForeignAwait {
-            hint: hint.to_owned(),
-        });
+        self.core.halt(Halt::ForeignAwait { hint: hint.to_owned() });
     }
 
     /// The code returned or panicked.
@@ -400,17 +381,9 @@ impl Run {
             (Ok(output), _) => self.end = Some(End::Output(output)),
             (Err(error), Stage::RollingBack) => {
                 let failure = error.failure();
-                let at = failure
-                    .location
-                    .as_ref()
-                    .map(ToString::to_string)
-                    .unwrap_or_default();
+                let at = failure.location.as_ref().map(ToString::to_string).unwrap_or_default();
                 let (attempts, error) = (failure.attempts, failure.full());
-                self.core.halt(Halt::RollbackFailed {
-                    at,
-                    attempts,
-                    error,
-                });
+                self.core.halt(Halt::RollbackFailed { at, attempts, error });
             }
             (Err(error), _) => self.end = Some(End::Error(error)),
         }
@@ -424,10 +397,7 @@ impl Run {
         let st = self.core.state.borrow();
         let key = st.history.any_unclaimed(&[])?;
         let kind = st.history.get(key)?.entry.kind;
-        Some(Halt::Unclaimed {
-            at: Core::location(key),
-            kind,
-        })
+        Some(Halt::Unclaimed { at: Core::location(key), kind })
     }
 
     /// Offers the next new completion that somebody takes.
@@ -475,12 +445,7 @@ impl Run {
                 "makes, but does not poll"
             }
         };
-        let halt = Halt::NotTaken {
-            number,
-            at: Core::location(&key),
-            why,
-            open: self.open_ops(),
-        };
+        let halt = Halt::NotTaken { number, at: Core::location(&key), why, open: self.open_ops() };
         core.halt(halt);
         false
     }
@@ -511,9 +476,8 @@ impl Run {
     fn open_ops(&self) -> String {
         let st = self.core.state.borrow();
         let open = st.ops.iter().filter(|(_, op)| op.phase != Phase::Taken);
-        let mut names: Vec<_> = open
-            .map(|(_, op)| format!("`{}`", Core::location(&op.key)))
-            .collect();
+        let mut names: Vec<_> =
+            open.map(|(_, op)| format!("`{}`", Core::location(&op.key))).collect();
         names.sort();
         match names.len() {
             0 => "none".to_owned(),
@@ -553,10 +517,7 @@ impl Run {
             let ready = st.ops.iter().find(|(_, op)| op.phase == Phase::Ready);
             let hint = match ready {
                 Some((_, op)) => {
-                    format!(
-                        ": `{}` is complete, and nothing polls it",
-                        Core::location(&op.key)
-                    )
+                    format!(": `{}` is complete, and nothing polls it", Core::location(&op.key))
                 }
                 None => ": it is at rest with nothing durable to wait for".to_owned(),
             };
@@ -577,10 +538,7 @@ impl Run {
             .filter(|_| self.stage == Stage::Forward && self.stopping.is_none());
         let turn = self.at_gate().and_then(|(turn, _)| turn);
         let stop = self.stopping.map(|it| it.until);
-        [self.core.next_timer(), deadline, turn, stop]
-            .into_iter()
-            .flatten()
-            .min()
+        [self.core.next_timer(), deadline, turn, stop].into_iter().flatten().min()
     }
 
     pub(crate) fn definition(&self) -> &Definition {
@@ -589,10 +547,7 @@ impl Run {
 
     /// About how many bytes it takes in memory while it is parked.
     pub(crate) fn memory_bytes(&self) -> usize {
-        let root = self
-            .root
-            .as_ref()
-            .map_or(0, |root| std::mem::size_of_val(&**root));
+        let root = self.root.as_ref().map_or(0, |root| std::mem::size_of_val(&**root));
         let st = self.core.state.borrow();
         let entries = st.history.len() * 256;
         root + std::mem::size_of::<core::State>() + st.ops.open * 384 + entries + self.input_bytes

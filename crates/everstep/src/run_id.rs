@@ -109,10 +109,8 @@ impl RunId {
     /// The id that comes next: for a run whose number is taken.
     pub(crate) fn following(self) -> RunId {
         let bits = self.0.as_u128();
-        let (ms, counter) = (
-            (bits >> 80) as u64,
-            ((bits >> 64) as u32 & 0xfff) << 8 | (bits >> 54) as u32 & 0xff,
-        );
+        let (ms, counter) =
+            ((bits >> 80) as u64, ((bits >> 64) as u32 & 0xfff) << 8 | (bits >> 54) as u32 & 0xff);
         let random = bits as u64;
         if (counter + 1) >> COUNTER_BITS == 0 {
             RunId::from_parts(ms, counter + 1, random)
@@ -131,9 +129,7 @@ impl RunId {
     /// The same id, but for the shard that it belongs to. Its number is the same.
     pub(crate) fn with_shard_index(self, index: u8) -> RunId {
         let bits = self.0.as_u128();
-        RunId(Uuid::from_u128(
-            bits - bits % u128::from(SHARDS) + u128::from(index),
-        ))
+        RunId(Uuid::from_u128(bits - bits % u128::from(SHARDS) + u128::from(index)))
     }
 
     /// The shard this run belongs to while it is in this pool.
@@ -179,9 +175,7 @@ impl FromStr for RunId {
 
     fn from_str(text: &str) -> Result<RunId, ParseRunIdError> {
         let uuid = Uuid::try_parse(text).ok().and_then(RunId::from_uuid);
-        uuid.ok_or_else(|| ParseRunIdError {
-            text: text.to_owned(),
-        })
+        uuid.ok_or_else(|| ParseRunIdError { text: text.to_owned() })
     }
 }
 
@@ -201,18 +195,11 @@ struct Last {
 
 impl RunIds {
     pub(crate) fn new(seed: u64) -> RunIds {
-        RunIds(Mutex::new(Last {
-            ms: 0,
-            counter: 0,
-            random: seed,
-        }))
+        RunIds(Mutex::new(Last { ms: 0, counter: 0, random: seed }))
     }
 
     pub(crate) fn next(&self, now: Timestamp) -> RunId {
-        let mut last = self
-            .0
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut last = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         last.random = crate::random::mix(last.random.wrapping_add(0x9E37_79B9_7F4A_7C15));
         let ms = u64::try_from(now.as_millis()).unwrap_or(0);
         if ms > last.ms || last.ms - ms > SET_BACK_MS {

@@ -98,10 +98,9 @@ impl fmt::Display for ScheduleSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ScheduleSpec::Every(interval) => write!(f, "every {}", whole_ms(*interval)),
-            ScheduleSpec::Cron {
-                expression,
-                time_zone,
-            } => write!(f, "cron {time_zone} {expression}"),
+            ScheduleSpec::Cron { expression, time_zone } => {
+                write!(f, "cron {time_zone} {expression}")
+            }
         }
     }
 }
@@ -153,10 +152,7 @@ impl Ticks {
                 ms: i64::try_from(whole_ms(*interval)).unwrap_or(i64::MAX),
             }),
             #[cfg(feature = "cron")]
-            ScheduleSpec::Cron {
-                expression,
-                time_zone,
-            } => {
+            ScheduleSpec::Cron { expression, time_zone } => {
                 let cron = cron::CronTicks::new(expression, time_zone)?;
                 Ok(Ticks::Cron(Box::new(cron)))
             }
@@ -230,16 +226,10 @@ pub(crate) fn due(ticks: &Ticks, next_at: Timestamp, now: Timestamp, catch_up: D
     let oldest = now - catch_up.max(CATCH_UP_MIN);
     let (missed, next) = ticks.pass_over(next_at, oldest);
     match next {
-        Some(at) if at <= now && at >= oldest => Due {
-            missed,
-            tick: Some(at),
-            next: ticks.next_after(at),
-        },
-        next => Due {
-            missed,
-            tick: None,
-            next,
-        },
+        Some(at) if at <= now && at >= oldest => {
+            Due { missed, tick: Some(at), next: ticks.next_after(at) }
+        }
+        next => Due { missed, tick: None, next },
     }
 }
 
@@ -295,23 +285,12 @@ mod tests {
         let ticks = minutely();
         let (first, now) = (at(MINUTE + 5), at(10 * MINUTE));
         let due_at = |next_at, catch_up| due(&ticks, next_at, now, Duration::from_secs(catch_up));
-        let expected = Due {
-            missed: 0,
-            tick: Some(first),
-            next: Some(at(2 * MINUTE + 5)),
-        };
+        let expected = Due { missed: 0, tick: Some(first), next: Some(at(2 * MINUTE + 5)) };
         assert_eq!(due_at(first, 3_600), expected);
-        let expected = Due {
-            missed: 6,
-            tick: Some(at(7 * MINUTE + 5)),
-            next: Some(at(8 * MINUTE + 5)),
-        };
+        let expected =
+            Due { missed: 6, tick: Some(at(7 * MINUTE + 5)), next: Some(at(8 * MINUTE + 5)) };
         assert_eq!(due_at(first, 180), expected);
-        let expected = Due {
-            missed: 9,
-            tick: None,
-            next: Some(at(10 * MINUTE + 5)),
-        };
+        let expected = Due { missed: 9, tick: None, next: Some(at(10 * MINUTE + 5)) };
         assert_eq!(due_at(first, 0), expected);
     }
 
@@ -321,11 +300,7 @@ mod tests {
         let first = at(MINUTE + 5);
         assert_eq!(due(&ticks, first, first, Duration::ZERO).tick, Some(first));
         let early = due(&ticks, first, at(MINUTE + 4), Duration::ZERO);
-        let expected = Due {
-            missed: 0,
-            tick: None,
-            next: Some(first),
-        };
+        let expected = Due { missed: 0, tick: None, next: Some(first) };
         assert_eq!(early, expected);
     }
 
@@ -336,10 +311,7 @@ mod tests {
             time_zone: "Europe/Berlin".to_owned(),
         };
         let every = ScheduleSpec::Every(Duration::from_secs(90));
-        for (spec, text) in [
-            (cron, "cron Europe/Berlin 0 3 * * MON"),
-            (every, "every 90000"),
-        ] {
+        for (spec, text) in [(cron, "cron Europe/Berlin 0 3 * * MON"), (every, "every 90000")] {
             assert_eq!(spec.to_string(), text);
             assert_eq!(ScheduleSpec::from_text(text), Some(spec));
         }
@@ -362,12 +334,9 @@ mod tests {
 
     #[test]
     fn overlaps_keep_their_codes() {
-        for (code, overlap) in [
-            (0, Overlap::Skip),
-            (1, Overlap::Queue),
-            (2, Overlap::Allow),
-            (3, Overlap::CancelOld),
-        ] {
+        for (code, overlap) in
+            [(0, Overlap::Skip), (1, Overlap::Queue), (2, Overlap::Allow), (3, Overlap::CancelOld)]
+        {
             assert_eq!(overlap.code(), code);
             assert_eq!(Overlap::from_code(code), Some(overlap));
         }

@@ -22,10 +22,7 @@ impl Services {
     ///
     /// If there is none of this type.
     pub(crate) fn get<T: Send + Sync + 'static>(&self) -> &T {
-        let found = self
-            .by_type
-            .get(&TypeId::of::<T>())
-            .and_then(|any| any.downcast_ref::<T>());
+        let found = self.by_type.get(&TypeId::of::<T>()).and_then(|any| any.downcast_ref::<T>());
         found.unwrap_or_else(|| {
             panic!(
                 "the engine has no `{}`; give it one with `.provide(..)` before it starts",

@@ -207,11 +207,7 @@ impl SettingsError {
         if value > 0 {
             return Ok(());
         }
-        Err(SettingsError::TooSmall {
-            setting,
-            value: value.to_string(),
-            min: "1".to_owned(),
-        })
+        Err(SettingsError::TooSmall { setting, value: value.to_string(), min: "1".to_owned() })
     }
 
     /// Refuses a policy that allows no attempt at all.
@@ -277,10 +273,7 @@ impl Settings {
             ("batch_commits_max", self.batch_commits_max as u64),
             ("batch_bytes_max", self.batch_bytes_max as u64),
             ("default_retry", self.default_retry.attempts().into()),
-            (
-                "default_rollback_retry",
-                self.default_rollback_retry.attempts().into(),
-            ),
+            ("default_rollback_retry", self.default_rollback_retry.attempts().into()),
         ] {
             SettingsError::check_count(setting, value)?;
         }
@@ -340,10 +333,7 @@ mod tests {
     fn the_heartbeat_follows_from_the_lease_unless_it_is_set() {
         let mut settings = Settings::default();
         let seconds = Duration::from_secs;
-        assert_eq!(
-            (settings.lease, settings.heartbeat()),
-            (seconds(10), seconds(3))
-        );
+        assert_eq!((settings.lease, settings.heartbeat()), (seconds(10), seconds(3)));
         settings.lease = seconds(2);
         assert_eq!(settings.heartbeat(), Duration::from_millis(600));
         assert_eq!(settings.check(), Ok(()));
@@ -357,10 +347,7 @@ mod tests {
         let text = refusal(|it| {
             (it.lease, it.heartbeat) = (Duration::from_secs(2), Some(Duration::from_secs(3)));
         });
-        assert!(
-            text.contains("`lease` is 2s and `heartbeat` is 3s"),
-            "{text}"
-        );
+        assert!(text.contains("`lease` is 2s and `heartbeat` is 3s"), "{text}");
         let text = refusal(|it| it.lease = Duration::from_millis(3));
         assert_eq!(text, "`lease` is 3ms, and must be at least 100ms");
         let text = refusal(|it| it.heartbeat = Some(Duration::ZERO));

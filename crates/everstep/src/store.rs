@@ -113,10 +113,7 @@ pub(crate) fn url_of(place: &std::path::Path) -> Result<Option<&str>, StoreError
             )));
         }
     }
-    if text
-        .split_once(':')
-        .is_some_and(|(scheme, _)| is_postgres(scheme))
-    {
+    if text.split_once(':').is_some_and(|(scheme, _)| is_postgres(scheme)) {
         return Err(refused(
             "it is not written as a URL; write `postgres://user@host/database`".to_owned(),
         ));
@@ -144,9 +141,7 @@ pub(crate) fn url_of(place: &std::path::Path) -> Result<Option<&str>, StoreError
                 .to_owned(),
         ));
     }
-    let has_password = text
-        .split_once('@')
-        .is_some_and(|(before, _)| before.contains(':'));
+    let has_password = text.split_once('@').is_some_and(|(before, _)| before.contains(':'));
     if has_password && !text.starts_with('.') && !place.is_absolute() {
         return Err(refused(
             "it has a user and a password, and is not written as a URL; write \
@@ -160,9 +155,7 @@ pub(crate) fn url_of(place: &std::path::Path) -> Result<Option<&str>, StoreError
 /// Whether this is the scheme of a PostgreSQL URL, in upper or lower case.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 fn is_postgres(scheme: &str) -> bool {
-    ["postgres", "postgresql"]
-        .iter()
-        .any(|known| scheme.eq_ignore_ascii_case(known))
+    ["postgres", "postgresql"].iter().any(|known| scheme.eq_ignore_ascii_case(known))
 }
 
 /// How far the number of a run may be ahead of the clock that asks for due runs, before the run is taken
@@ -204,10 +197,7 @@ pub trait Store: Send + Sync + 'static {
         _tx: &rusqlite::Transaction<'_>,
         _batch: &Batch,
     ) -> Result<Applied, StoreError> {
-        Err(StoreError::AnotherFile {
-            store: self.describe(),
-            found: "a SQLite file".to_owned(),
-        })
+        Err(StoreError::AnotherFile { store: self.describe(), found: "a SQLite file".to_owned() })
     }
 
     /// As [`commit_in`](Store::commit_in), in a transaction of PostgreSQL.
@@ -655,16 +645,12 @@ const WORDS: usize = SHARDS as usize / 64;
 
 impl ShardSet {
     /// No shard.
-    pub const EMPTY: ShardSet = ShardSet {
-        by_pool: BTreeMap::new(),
-    };
+    pub const EMPTY: ShardSet = ShardSet { by_pool: BTreeMap::new() };
 
     /// Every shard of these pools.
     pub fn of_pools(pools: impl IntoIterator<Item = PoolNo>) -> ShardSet {
         let every = |pool| (pool, [u64::MAX; WORDS]);
-        ShardSet {
-            by_pool: pools.into_iter().map(every).collect(),
-        }
+        ShardSet { by_pool: pools.into_iter().map(every).collect() }
     }
 
     /// Every shard of the default pool.
@@ -739,9 +725,7 @@ impl FromIterator<ShardId> for ShardSet {
 
 impl fmt::Debug for ShardSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set()
-            .entries(self.iter().map(|shard| shard.0))
-            .finish()
+        f.debug_set().entries(self.iter().map(|shard| shard.0)).finish()
     }
 }
 

@@ -39,11 +39,8 @@ impl Timestamp {
         let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
         let (hours, minutes, seconds) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
         // Years from March on, so that the leap day is the last one (Hinnant's `days_from_civil`).
-        let (year, shifted_month) = if month > 2 {
-            (year, month - 3)
-        } else {
-            (year - 1, month + 9)
-        };
+        let (year, shifted_month) =
+            if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
         let leap_days = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
         let days = 365 * year + leap_days + (153 * shifted_month + 2) / 5 + day - 1 - 719_468;
         let seconds = ((days * 24 + hours) * 60 + minutes) * 60 + seconds;
@@ -69,9 +66,7 @@ impl FromStr for Timestamp {
     type Err = ParseTimestampError;
 
     fn from_str(text: &str) -> Result<Timestamp, ParseTimestampError> {
-        parse_rfc3339(text).ok_or_else(|| ParseTimestampError {
-            text: text.to_owned(),
-        })
+        parse_rfc3339(text).ok_or_else(|| ParseTimestampError { text: text.to_owned() })
     }
 }
 
@@ -80,10 +75,7 @@ fn parse_rfc3339(text: &str) -> Option<Timestamp> {
     let (fraction, zone) = match rest.strip_prefix('.') {
         Some(rest) => {
             let end = rest.find(|digit: char| !digit.is_ascii_digit())?;
-            (
-                Some(&rest[..end]).filter(|it| !it.is_empty())?,
-                &rest[end..],
-            )
+            (Some(&rest[..end]).filter(|it| !it.is_empty())?, &rest[end..])
         }
         None => ("", rest),
     };
@@ -149,16 +141,8 @@ impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (days, ms) = (self.0.div_euclid(86_400_000), self.0.rem_euclid(86_400_000));
         let (year, month, day) = civil_from_days(days);
-        let (h, m, s, ms) = (
-            ms / 3_600_000,
-            ms / 60_000 % 60,
-            ms / 1_000 % 60,
-            ms % 1_000,
-        );
-        write!(
-            f,
-            "{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}.{ms:03}Z"
-        )
+        let (h, m, s, ms) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1_000 % 60, ms % 1_000);
+        write!(f, "{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}.{ms:03}Z")
     }
 }
 
@@ -173,11 +157,7 @@ fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 {
-        shifted_month + 3
-    } else {
-        shifted_month - 9
-    };
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
     let year = year_of_era + era * 400 + i64::from(month <= 2);
     (year, month, day)
 }
@@ -285,9 +265,7 @@ pub(crate) fn suspended() -> Duration {
         return Duration::ZERO;
     }
     let (first, at) = FIRST.get_or_init(|| (Uptime::now(), seam::now()));
-    Uptime::now()
-        .since(*first)
-        .saturating_sub(seam::elapsed(*at))
+    Uptime::now().since(*first).saturating_sub(seam::elapsed(*at))
 }
 
 /// `n` seconds.
@@ -343,12 +321,9 @@ pub(crate) mod tests {
             assert_eq!(Timestamp::from_millis(ms).to_string(), text);
             assert_eq!(Timestamp::parse(text), Some(Timestamp::from_millis(ms)));
         }
-        for text in [
-            "",
-            "2026-02-30T00:00:00.000Z",
-            "2026-01-01T00:00:00Z",
-            "2026-01-01T00:00:00.0 0Z",
-        ] {
+        for text in
+            ["", "2026-02-30T00:00:00.000Z", "2026-01-01T00:00:00Z", "2026-01-01T00:00:00.0 0Z"]
+        {
             assert_eq!(Timestamp::parse(text), None, "{text}");
         }
     }

@@ -210,24 +210,15 @@ mod tests {
     const SECRET: Secret = Secret::new([7; 32]);
 
     fn claims() -> Claims {
-        let run = "019b7000-0000-7000-8000-000000000001"
-            .parse()
-            .expect("an id");
+        let run = "019b7000-0000-7000-8000-000000000001".parse().expect("an id");
         let tag = SECRET.tag(run, &[0x15, 2, 2, b'g', 0]);
-        Claims {
-            run,
-            generation: 3,
-            tag,
-        }
+        Claims { run, generation: 3, tag }
     }
 
     #[test]
     fn tokens_never_change() {
         let token = SECRET.token(&claims());
-        assert_eq!(
-            token.as_str(),
-            "AQGbcAAAAHAAgAAAAAAAAAEAAAADvjiFrzNH4vpbpY5eUyH-9l8kTNglQPXY"
-        );
+        assert_eq!(token.as_str(), "AQGbcAAAAHAAgAAAAAAAAAEAAAADvjiFrzNH4vpbpY5eUyH-9l8kTNglQPXY");
         assert_eq!(SECRET.read(token.as_str()), Ok(claims()));
     }
 
@@ -250,30 +241,18 @@ mod tests {
     fn a_token_is_told_from_other_text_and_from_that_of_another_store() {
         let other = Secret::new([8; 32]).token(&claims());
         assert_eq!(SECRET.read(other.as_str()), Err(TokenProblem::Foreign));
-        for text in [
-            "",
-            "AAAA",
-            "no token",
-            "ä",
-            &"A".repeat(60),
-            &"_".repeat(64),
-        ] {
+        for text in ["", "AAAA", "no token", "ä", &"A".repeat(60), &"_".repeat(64)] {
             assert_eq!(SECRET.read(text), Err(TokenProblem::Malformed), "{text}");
         }
     }
 
     #[test]
     fn other_runs_and_places_have_other_tags() {
-        let other = "019b7000-0000-7000-8000-000000000002"
-            .parse()
-            .expect("an id");
+        let other = "019b7000-0000-7000-8000-000000000002".parse().expect("an id");
         let tag = claims().tag;
         assert_ne!(SECRET.tag(other, &[0x15, 2, 2, b'g', 0]), tag);
         assert_ne!(SECRET.tag(claims().run, &[0x15, 2, 2, b'h', 0]), tag);
-        assert_ne!(
-            Secret::new([8; 32]).tag(claims().run, &[0x15, 2, 2, b'g', 0]),
-            tag
-        );
+        assert_ne!(Secret::new([8; 32]).tag(claims().run, &[0x15, 2, 2, b'g', 0]), tag);
     }
 
     #[test]

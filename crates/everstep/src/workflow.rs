@@ -51,11 +51,7 @@ pub struct Workflow<I, O> {
 impl<I, O> Workflow<I, O> {
     /// The workflow of this name, in version 1.
     pub const fn new(name: &'static str) -> Workflow<I, O> {
-        Workflow {
-            name,
-            version: 1,
-            types: PhantomData,
-        }
+        Workflow { name, version: 1, types: PhantomData }
     }
 
     /// The same workflow in another version.

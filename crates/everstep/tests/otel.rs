@@ -60,9 +60,7 @@ impl Collector {
         let taken = requests.clone();
         thread::spawn(move || {
             for stream in listener.incoming() {
-                take(stream.unwrap(), |request| {
-                    taken.lock().unwrap().push(request)
-                });
+                take(stream.unwrap(), |request| taken.lock().unwrap().push(request));
             }
         });
         Collector { address, requests }
@@ -102,9 +100,7 @@ fn take(mut stream: TcpStream, keep: impl FnOnce(ExportTraceServiceRequest)) {
     let mut body = vec![0; header("content-length: ").parse().unwrap()];
     reader.read_exact(&mut body).unwrap();
     keep(ExportTraceServiceRequest::decode(body.as_slice()).unwrap());
-    stream
-        .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-        .unwrap();
+    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
 }
 
 fn read(span: &v1::Span, service: Fields) -> Span {
@@ -158,12 +154,7 @@ async fn order(ctx: Ctx, n: u32) -> Result<u32> {
 }
 
 async fn engine_on(file: &Path) -> Engine {
-    let engine = Engine::open(file)
-        .register(price)
-        .register(order)
-        .start()
-        .await
-        .unwrap();
+    let engine = Engine::open(file).register(price).register(order).start().await.unwrap();
     let pack = async |_, n: u32| {
         tracing::info_span!("pack").in_scope(|| ());
         Ok(n)
@@ -192,13 +183,7 @@ async fn order_over_a_restart(file: &Path) -> RunId {
     })
     .await;
     // Nobody's: it has a trace of its own.
-    client
-        .start(price, 1)
-        .await
-        .unwrap()
-        .result()
-        .await
-        .unwrap();
+    client.start(price, 1).await.unwrap().result().await.unwrap();
     engine.shutdown().await;
 
     let engine = engine_on(file).await;
@@ -272,12 +257,7 @@ async fn a_run_its_steps_children_and_items_are_one_trace_also_over_a_restart() 
 
     // The run, in its two lives or more: each is a child of the request.
     let lives = all(&spans, "everstep.run", &[("run", &run)]);
-    let of_run = |field: &str| {
-        lives
-            .iter()
-            .map(|it| &*it.fields[field])
-            .collect::<Vec<_>>()
-    };
+    let of_run = |field: &str| lives.iter().map(|it| &*it.fields[field]).collect::<Vec<_>>();
     assert!(lives.len() >= 2, "{lives:#?}");
     for life in &lives {
         assert_eq!((&*life.trace, &life.parent), (TRACE, &request.id));
@@ -286,15 +266,8 @@ async fn a_run_its_steps_children_and_items_are_one_trace_also_over_a_restart() 
         let told = told.map(|field| &*life.fields[field]);
         assert_eq!(told, ["order", "3", "order 1", "1", "1"]);
     }
-    assert_eq!(
-        of_run("replayed").iter().filter(|it| **it == "0").count(),
-        1
-    );
-    let ended = one(
-        &spans,
-        "everstep.run",
-        &[("run", &run), ("status", "completed")],
-    );
+    assert_eq!(of_run("replayed").iter().filter(|it| **it == "0").count(), 1);
+    let ended = one(&spans, "everstep.run", &[("run", &run), ("status", "completed")]);
     assert_ne!(ended.fields["replayed"], "0");
     let ids: BTreeSet<&str> = lives.iter().map(|life| &*life.id).collect();
     assert_eq!(ids.len(), lives.len());
@@ -317,9 +290,8 @@ async fn a_run_its_steps_children_and_items_are_one_trace_also_over_a_restart() 
 
     // Its child: below the run, in the same trace.
     let of_child = [("workflow", "price"), ("status", "completed")];
-    let (child, alone): (Vec<_>, Vec<_>) = all(&spans, "everstep.run", &of_child)
-        .into_iter()
-        .partition(|span| span.trace == TRACE);
+    let (child, alone): (Vec<_>, Vec<_>) =
+        all(&spans, "everstep.run", &of_child).into_iter().partition(|span| span.trace == TRACE);
     let (child, alone) = (child[0], alone[0]);
     assert!(ids.contains(&*child.parent), "{child:#?}");
     let looked_up = |of: &Span| {
@@ -330,17 +302,10 @@ async fn a_run_its_steps_children_and_items_are_one_trace_also_over_a_restart() 
     looked_up(child);
 
     // The item that it has put into a queue, and that of the request.
-    let items = all(
-        &spans,
-        "everstep.item",
-        &[("queue", "parcels"), ("attempt", "1")],
-    );
+    let items = all(&spans, "everstep.item", &[("queue", "parcels"), ("attempt", "1")]);
     assert_eq!(items.len(), 2);
     for item in &items {
-        assert_eq!(
-            (&*item.trace, &*item.fields["outcome"]),
-            (TRACE, "completed")
-        );
+        assert_eq!((&*item.trace, &*item.fields["outcome"]), (TRACE, "completed"));
         let packed = |span: &&&Span| span.parent == item.id && span.trace == TRACE;
         assert_eq!(all(&spans, "pack", &[]).iter().filter(packed).count(), 1);
     }

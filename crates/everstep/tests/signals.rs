@@ -44,9 +44,7 @@ fn child(ms: u64) -> Option<()> {
 
 fn begin(test: &str, path: &Path) -> (Child, impl Iterator<Item = String> + use<>) {
     let mut child = scenario::second_process(module_path!(), test, CHILD, path.to_str().unwrap());
-    let mut lines = BufReader::new(child.stdout.take().unwrap())
-        .lines()
-        .map(Result::unwrap);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.ends_with("begun")), "the body begins");
     (child, lines)
 }
@@ -68,10 +66,7 @@ fn a_signal_lets_bodies_end_and_gives_everything_back() {
     let test = "a_signal_lets_bodies_end_and_gives_everything_back";
     let (mut process, mut lines) = begin(test, &path);
     terminate(&process);
-    assert!(
-        lines.any(|line| line.ends_with("ended")),
-        "it ends by itself"
-    );
+    assert!(lines.any(|line| line.ends_with("ended")), "it ends by itself");
     assert!(process.wait().unwrap().success());
     let store = SqliteStore::open(&path).unwrap();
     assert_eq!(store.runners().unwrap().len(), 0, "it has signed off");
@@ -92,10 +87,7 @@ fn a_second_signal_does_not_wait() {
     let begun = Instant::now();
     terminate(&process);
     std::thread::sleep(Duration::from_millis(300));
-    assert!(
-        process.try_wait().unwrap().is_none(),
-        "it waits for its body"
-    );
+    assert!(process.try_wait().unwrap().is_none(), "it waits for its body");
     while process.try_wait().unwrap().is_none() {
         // The first limit is 30 seconds.
         assert!(begun.elapsed() < Duration::from_secs(20));
@@ -105,9 +97,5 @@ fn a_second_signal_does_not_wait() {
     assert!(lines.any(|line| line.ends_with("ended")));
     let store = SqliteStore::open(&path).unwrap();
     let runs = store.list(&Filter::default(), None, 10).unwrap();
-    assert_eq!(
-        runs[0].status,
-        RunStatus::Running,
-        "whoever comes next goes on with it"
-    );
+    assert_eq!(runs[0].status, RunStatus::Running, "whoever comes next goes on with it");
 }

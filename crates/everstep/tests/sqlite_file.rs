@@ -43,12 +43,7 @@ async fn an_engine_whose_file_was_moved_stops_and_is_not_ready() {
     // What was confirmed is there once the file is back beside its log.
     std::fs::rename(&elsewhere, &path).unwrap();
     let second = engine(&path).await;
-    let run = second
-        .client()
-        .get_typed(one, run.id())
-        .await
-        .unwrap()
-        .unwrap();
+    let run = second.client().get_typed(one, run.id()).await.unwrap().unwrap();
     assert_eq!(run.result().await.unwrap(), 1);
     second.shutdown().await;
 }
@@ -65,10 +60,7 @@ async fn a_client_whose_file_was_replaced_neither_reads_nor_writes_the_other() {
     std::fs::rename(&other, &path).unwrap();
     let read = client.get(run.id()).await.map(drop).unwrap_err();
     let written = client.start(one, 2).await.map(drop).unwrap_err();
-    assert!(
-        is_displaced(&read) && is_displaced(&written),
-        "{read:?}, {written:?}"
-    );
+    assert!(is_displaced(&read) && is_displaced(&written), "{read:?}, {written:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -126,19 +118,14 @@ async fn an_engine_waits_with_its_start_for_the_write_lock_and_says_who_holds_it
     let store = SqliteStore::open_with(&path, options).unwrap();
     let starting = tokio::spawn(Engine::on(std::sync::Arc::new(store)).start());
     let waits = tokio::task::spawn_blocking(move || {
-        let mut waits = warned
-            .into_iter()
-            .filter(|it| it.contains("waits with its start"));
+        let mut waits = warned.into_iter().filter(|it| it.contains("waits with its start"));
         // Its second warning: it goes on waiting.
         waits.nth(1)
     });
     let said = waits.await.unwrap().unwrap();
     assert!(!starting.is_finished());
     if cfg!(target_os = "linux") {
-        assert!(
-            said.contains(&format!("({})", std::process::id())),
-            "{said}"
-        );
+        assert!(said.contains(&format!("({})", std::process::id())), "{said}");
     }
     holder.execute_batch("ROLLBACK").unwrap();
     starting.await.unwrap().unwrap().shutdown().await;

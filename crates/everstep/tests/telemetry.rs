@@ -226,12 +226,7 @@ async fn a_run_and_its_attempts_are_spans_and_what_bodies_log_is_below_them() {
         assert_eq!(told.fields["workflow"], "shop");
         assert!(told.fields["duration_ms"].parse::<f64>().unwrap() >= 0.0);
         let field = |name: &str| told.fields[name].as_str();
-        (
-            field("step"),
-            field("kind"),
-            field("attempt"),
-            field("outcome"),
-        )
+        (field("step"), field("kind"), field("attempt"), field("outcome"))
     });
     let mut seen: Vec<_> = seen.collect();
     seen.sort_unstable();
@@ -277,11 +272,8 @@ async fn doomed(ctx: Ctx, _: ()) -> Result<()> {
         .timeout(seconds(2))
         .outcome()
         .await?;
-    ctx.step("undone", async || Ok(()))
-        .rollback(async |_, ()| Ok(()))
-        .await?;
-    ctx.step("no", async || Err::<(), _>(Error::fatal("no")))
-        .await
+    ctx.step("undone", async || Ok(())).rollback(async |_, ()| Ok(())).await?;
+    ctx.step("no", async || Err::<(), _>(Error::fatal("no"))).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -315,9 +307,7 @@ async fn every_end_of_an_attempt_has_its_word() {
         words
     };
     let words = |list: &[(&str, &str, &str)]| {
-        let owned = list
-            .iter()
-            .map(|(a, b, c)| ((*a).into(), (*b).into(), (*c).into()));
+        let owned = list.iter().map(|(a, b, c)| ((*a).into(), (*b).into(), (*c).into()));
         owned.collect::<Vec<(String, String, String)>>()
     };
     assert_eq!(outcomes(first.id()), words(&[("never", "step", "dropped")]));
@@ -338,11 +328,7 @@ async fn every_end_of_an_attempt_has_its_word() {
 
     let numbers = &metrics.workflows["doomed"];
     let attempts = |outcome: AttemptOutcome| numbers.attempts[&outcome];
-    assert_eq!(
-        attempts(AttemptOutcome::Completed),
-        2,
-        "the step and its rollback"
-    );
+    assert_eq!(attempts(AttemptOutcome::Completed), 2, "the step and its rollback");
     assert_eq!(attempts(AttemptOutcome::Failed), 1);
     assert_eq!(attempts(AttemptOutcome::TimedOut), 1);
     assert_eq!(attempts(AttemptOutcome::Retried), 0);
@@ -378,10 +364,7 @@ async fn an_attempt_at_an_item_is_a_span() {
     engine.shutdown().await;
 
     let records = records.lock().unwrap();
-    for (message, outcome) in [
-        ("item: attempt 1", "retried"),
-        ("item: attempt 2", "completed"),
-    ] {
+    for (message, outcome) in [("item: attempt 1", "retried"), ("item: attempt 2", "completed")] {
         let told = records.above(message);
         assert_eq!(told.name, "everstep.item");
         assert_eq!(told.fields["queue"], "lengths");

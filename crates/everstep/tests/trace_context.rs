@@ -65,8 +65,7 @@ fn id(span: &Span) -> Option<u64> {
 impl Known {
     fn put(&mut self, span: &Span, trace: &str) -> u64 {
         self.last += 1;
-        self.spans
-            .insert(id(span).unwrap(), (self.last, trace.to_owned()));
+        self.spans.insert(id(span).unwrap(), (self.last, trace.to_owned()));
         self.last
     }
 }
@@ -106,10 +105,7 @@ fn adopted_in(trace: u128) -> Vec<Adopted> {
     let known = KNOWN.lock().unwrap();
     let trace = format!("-{trace:032x}-");
     let adopted = known.adopted.iter();
-    adopted
-        .filter(|it| it.context.contains(&trace))
-        .cloned()
-        .collect()
+    adopted.filter(|it| it.context.contains(&trace)).cloned().collect()
 }
 
 const LENGTHS: Queue<String, usize> = Queue::new("lengths");
@@ -129,12 +125,7 @@ async fn parent(ctx: Ctx, n: u32) -> Result<u32> {
 
 async fn engine_on(file: &Path) -> Engine {
     _ = &*KNOWN;
-    let engine = Engine::open(file)
-        .register(kid)
-        .register(parent)
-        .start()
-        .await
-        .unwrap();
+    let engine = Engine::open(file).register(kid).register(parent).start().await.unwrap();
     let measure = async |_, text: String| Ok(text.len());
     engine.work(LENGTHS, 1, measure).unwrap();
     engine

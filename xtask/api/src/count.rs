@@ -71,15 +71,11 @@ impl Counts {
             let answers = self.of(&path, &verb);
             let Answers { by_status, said } = &answers;
             if !by_status.keys().any(|status| (200..300).contains(status)) {
-                wrong.push(format!(
-                    "{verb} {path} has never succeeded: {by_status:?}; {said:#?}"
-                ));
+                wrong.push(format!("{verb} {path} has never succeeded: {by_status:?}; {said:#?}"));
             }
             for (status, count) in by_status.range(500..) {
                 let said = said.get(status);
-                wrong.push(format!(
-                    "{verb} {path} has answered {status} {count} times: {said:?}"
-                ));
+                wrong.push(format!("{verb} {path} has answered {status} {count} times: {said:?}"));
             }
         }
         wrong

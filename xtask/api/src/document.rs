@@ -19,21 +19,14 @@ pub(crate) fn offering(mut document: Json, seeded: &Seeded) -> Json {
 }
 
 fn offer_parameters(operation: &mut Json, seeded: &Seeded) {
-    let name = operation["operationId"]
-        .as_str()
-        .unwrap_or_default()
-        .to_owned();
+    let name = operation["operationId"].as_str().unwrap_or_default().to_owned();
     // To index it would make one where there is none.
     let parameters = operation.get_mut("parameters");
     let parameters = parameters.and_then(Json::as_array_mut);
     let nobody = json!("0198c0de-0000-7000-8000-000000000000");
     for parameter in parameters.into_iter().flatten() {
         let place = parameter["in"].as_str().unwrap_or_default();
-        let offered = match (
-            name.as_str(),
-            place,
-            parameter["name"].as_str().unwrap_or_default(),
-        ) {
+        let offered = match (name.as_str(), place, parameter["name"].as_str().unwrap_or_default()) {
             ("delete_run", "path", "run") => json!(seeded.ended),
             ("retry_run", "path", "run") => json!(seeded.failed),
             ("resume_run", "path", "run") => json!(seeded.paused),

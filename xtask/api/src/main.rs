@@ -38,12 +38,8 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build();
-    let done = runtime
-        .map_err(Problem::from)
-        .and_then(|runtime| runtime.block_on(fuzz(&options)));
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let done = runtime.map_err(Problem::from).and_then(|runtime| runtime.block_on(fuzz(&options)));
     match done {
         Ok(wrong) if wrong.is_empty() => ExitCode::SUCCESS,
         Ok(wrong) => {
@@ -60,11 +56,7 @@ fn main() -> ExitCode {
 }
 
 fn options(arguments: &[String]) -> Result<Options, Problem> {
-    let mut options = Options {
-        seconds: 120,
-        seed: 1,
-        directory: PathBuf::from("target"),
-    };
+    let mut options = Options { seconds: 120, seed: 1, directory: PathBuf::from("target") };
     let mut arguments = arguments.iter();
     while let Some(name) = arguments.next() {
         let value = arguments.next();
@@ -84,11 +76,7 @@ async fn fuzz(options: &Options) -> Result<Vec<String>, Problem> {
     let programs = schemathesis::installed(&options.directory).await?;
     let seeded = seed::seeded().await?;
     let server = everstep_server::Server::new(seeded.engine.client())
-        .token(everstep_server::Token::new(
-            "fuzz",
-            everstep_server::Role::Admin,
-            TOKEN,
-        ))
+        .token(everstep_server::Token::new("fuzz", everstep_server::Role::Admin, TOKEN))
         // What waits for something to happen does so for a moment only.
         .request_limit(Duration::from_secs(3));
     let whole = server.document();

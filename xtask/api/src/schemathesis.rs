@@ -37,11 +37,7 @@ pub(crate) async fn installed(directory: &Path) -> Result<Programs, Problem> {
     let mut pip = Command::new(own.join("bin/pip"));
     pip.args(["install", "--quiet", "--disable-pip-version-check"]);
     pip.args(PACKAGES);
-    succeed(
-        pip,
-        "schemathesis is needed, and comes from the Python Package Index",
-    )
-    .await?;
+    succeed(pip, "schemathesis is needed, and comes from the Python Package Index").await?;
     Ok(programs)
 }
 

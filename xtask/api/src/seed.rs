@@ -13,8 +13,7 @@ const MAILS: Queue<Json, Json> = Queue::new("mails");
 
 #[workflow]
 async fn greet(ctx: Ctx, name: Json) -> everstep::Result<String> {
-    ctx.step("greet", async move || Ok(format!("hello {name}")))
-        .await
+    ctx.step("greet", async move || Ok(format!("hello {name}"))).await
 }
 
 /// Answers whatever it is asked, for ever.
@@ -36,17 +35,12 @@ async fn secretive(ctx: Ctx, order: Json) -> everstep::Result<Json> {
         Ok(said.clone())
     })
     .await?;
-    review
-        .await?
-        .map_err(|reason| Error::fatal(reason.to_string()))
+    review.await?.map_err(|reason| Error::fatal(reason.to_string()))
 }
 
 #[workflow]
 async fn broken(ctx: Ctx) -> everstep::Result<()> {
-    ctx.step("break", async || -> everstep::Result<()> {
-        Err(Error::fatal("it is broken"))
-    })
-    .await
+    ctx.step("break", async || -> everstep::Result<()> { Err(Error::fatal("it is broken")) }).await
 }
 
 #[workflow]
@@ -113,10 +107,7 @@ pub(crate) async fn seeded() -> Result<Seeded, Problem> {
         client.tokens().create(&name, Role::Read).await?;
         seeded.token_names.push(name);
         let name = format!("schedule-{no}");
-        client
-            .schedule(&name, greet, json!("tick"))
-            .every(hours(1))
-            .await?;
+        client.schedule(&name, greet, json!("tick")).every(hours(1)).await?;
         seeded.schedules.push(name);
     }
     client.publish_json("paid", &json!(1)).await?;
@@ -131,20 +122,12 @@ pub(crate) async fn seeded() -> Result<Seeded, Problem> {
 
 async fn seed_runs(client: &Client, no: usize, seeded: &mut Seeded) -> Result<(), Problem> {
     let customer = if no.is_multiple_of(2) { "ada" } else { "bob" };
-    let ended = client
-        .start(greet, json!(no))
-        .key(format!("k{no}"))
-        .tag("customer", customer)
-        .await?;
+    let ended =
+        client.start(greet, json!(no)).key(format!("k{no}")).tag("customer", customer).await?;
     ended.result().await?;
-    let late = ended
-        .send("late", &json!(no))
-        .if_finished(IfFinished::DeadLetter);
+    let late = ended.send("late", &json!(no)).if_finished(IfFinished::DeadLetter);
     late.await?;
-    let many = client
-        .start(greet, json!(no))
-        .key(format!("many-{no}"))
-        .await?;
+    let many = client.start(greet, json!(no)).key(format!("many-{no}")).await?;
     many.result().await?;
     let deleted = client.start(greet, json!(no)).await?;
     deleted.result().await?;
@@ -153,10 +136,7 @@ async fn seed_runs(client: &Client, no: usize, seeded: &mut Seeded) -> Result<()
     // That it fails is what it is for.
     let _ = failed.result().await;
     seeded.failed.push(failed.id().to_string());
-    let keyed = client
-        .start(oracle, json!(null))
-        .key(format!("k{no}"))
-        .await?;
+    let keyed = client.start(oracle, json!(null)).key(format!("k{no}")).await?;
     seeded.oracles.push(keyed.id().to_string());
     let paused = client.start(oracle, json!(null)).await?;
     paused.pause().await?;
@@ -165,10 +145,7 @@ async fn seed_runs(client: &Client, no: usize, seeded: &mut Seeded) -> Result<()
         let live = client.start(oracle, json!(null)).await?;
         runs.push(live.id().to_string());
     }
-    let waiting = client
-        .start(secretive, json!({"no": no}))
-        .key(format!("k{no}"))
-        .await?;
+    let waiting = client.start(secretive, json!({"no": no})).key(format!("k{no}")).await?;
     // Each deferred is settled in one way only.
     match no % 3 {
         0 => seeded.tokens.push(token_of(&waiting).await?),

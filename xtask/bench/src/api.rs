@@ -101,10 +101,7 @@ async fn closed_loop(
     call: Call,
     runs: &Arc<Vec<RunId>>,
 ) -> Result<Measured, Problem> {
-    let (over, next) = (
-        Arc::new(AtomicBool::new(false)),
-        Arc::new(AtomicU64::new(0)),
-    );
+    let (over, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let began = Instant::now();
     let callers: Vec<_> = callers
         .into_iter()
@@ -162,11 +159,7 @@ async fn measure(
     runs: &Arc<Vec<RunId>>,
 ) -> Result<(), Problem> {
     let (mut requests, mut time, mut fields) = (0, Duration::ZERO, Vec::new());
-    let calls = [
-        ("get", Call::Get),
-        ("list", Call::List),
-        ("start", Call::Start),
-    ];
+    let calls = [("get", Call::Get), ("list", Call::List), ("start", Call::Start)];
     for (name, call) in calls {
         let (mut http, mut here) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
@@ -198,9 +191,7 @@ async fn measure(
         time += middle.time;
     }
     let line = Line::new("api", requests, time).count("clients", CLIENTS as u64);
-    let line = fields
-        .iter()
-        .fold(line, |line, (name, value)| line.number(name, *value));
+    let line = fields.iter().fold(line, |line, (name, value)| line.number(name, *value));
     line.print();
     Ok(())
 }

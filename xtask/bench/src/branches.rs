@@ -133,10 +133,5 @@ async fn measure(path: &Path, takes_time: bool) -> Result<Measured, Problem> {
     let commits = tools.take_batch_sizes().into_iter().map(u64::from).sum();
     let fsyncs = engine.store().counters().batches - before.batches;
     engine.shutdown().await;
-    Ok(Measured {
-        time,
-        times,
-        commits,
-        fsyncs,
-    })
+    Ok(Measured { time, times, commits, fsyncs })
 }

@@ -157,10 +157,7 @@ const TIME: Duration = Duration::from_secs(5);
 /// The child of [`cluster`]: a runner with callers of its own.
 fn load(place: &Path, in_flight: usize) -> Result<(), Problem> {
     crate::runtime()?.block_on(async {
-        let engine = throughput::engine(place)
-            .settings(short_lease)
-            .start()
-            .await?;
+        let engine = throughput::engine(place).settings(short_lease).start().await?;
         say("ready");
         tokio::task::spawn_blocking(|| {
             let mut line = String::new();
@@ -168,11 +165,7 @@ fn load(place: &Path, in_flight: usize) -> Result<(), Problem> {
         })
         .await?;
         let measured = throughput::closed_loop(&engine, in_flight, TIME).await?;
-        say(&format!(
-            "{} {}",
-            measured.runs,
-            measured.time.as_secs_f64()
-        ));
+        say(&format!("{} {}", measured.runs, measured.time.as_secs_f64()));
         // The others may still wait for runs of this one.
         tokio::task::spawn_blocking(until_input_ends).await?;
         engine.shutdown().await;
@@ -288,10 +281,7 @@ pub(crate) fn takeover(
         .number("lease_ms", LEASE.as_secs_f64() * 1e3)
         .number("first_leases", first)
         .number("all_leases", all)
-        .number(
-            "first_leases_max",
-            firsts.iter().copied().fold(0.0, f64::max),
-        )
+        .number("first_leases_max", firsts.iter().copied().fold(0.0, f64::max))
         .print();
     Ok(())
 }
@@ -335,10 +325,7 @@ pub(crate) fn remote_start(
     Line::new("remote_start", RUNS, ended.iter().sum())
         .times(&mut begun)
         .number("result_p50_ms", ended[ended.len() / 2].as_secs_f64() * 1e3)
-        .number(
-            "result_p99_ms",
-            ended[ended.len() * 99 / 100].as_secs_f64() * 1e3,
-        )
+        .number("result_p99_ms", ended[ended.len() * 99 / 100].as_secs_f64() * 1e3)
         .print();
     Ok(())
 }

@@ -70,30 +70,10 @@ enum Work {
 }
 
 const LOADS: &[Load] = &[
-    Load {
-        name: "three_steps",
-        runs: 20_000,
-        in_flight: 2_000,
-        work: Work::ThreeSteps,
-    },
-    Load {
-        name: "one_step_alone",
-        runs: 500,
-        in_flight: 1,
-        work: Work::OneStep,
-    },
-    Load {
-        name: "signals",
-        runs: 10_000,
-        in_flight: 2_000,
-        work: Work::Signal,
-    },
-    Load {
-        name: "branches",
-        runs: 1_000,
-        in_flight: 50,
-        work: Work::Branches,
-    },
+    Load { name: "three_steps", runs: 20_000, in_flight: 2_000, work: Work::ThreeSteps },
+    Load { name: "one_step_alone", runs: 500, in_flight: 1, work: Work::OneStep },
+    Load { name: "signals", runs: 10_000, in_flight: 2_000, work: Work::Signal },
+    Load { name: "branches", runs: 1_000, in_flight: 50, work: Work::Branches },
 ];
 
 #[workflow]
@@ -193,10 +173,7 @@ async fn round(load: &Load, directory: &Directory) -> Result<(Duration, Figures)
         let trips = life(load, &through, directory, Some(&counter), true).await?;
         let (trips, requests) = trips.map(|lived| lived.trips()).unwrap_or_default();
         figures.push(("round_trips".to_owned(), trips as f64 / load.runs as f64));
-        figures.push((
-            "sync_requests".to_owned(),
-            requests as f64 / load.runs as f64,
-        ));
+        figures.push(("sync_requests".to_owned(), requests as f64 / load.runs as f64));
     }
     let bare = tokio::task::block_in_place(|| bare(load, &place, directory, &lived.lanes))?;
     figures.extend(bare);
@@ -218,9 +195,7 @@ async fn life(
     counter: Option<&TripCounter>,
     with_load: bool,
 ) -> Result<Option<Lived>, Problem> {
-    let engine = throughput::engine(place)
-        .register(one_step)
-        .register(listener);
+    let engine = throughput::engine(place).register(one_step).register(listener);
     // Waiting runs stay in memory.
     let engine = engine.settings(|set| set.hot_bytes = usize::MAX / 2);
     let engine = engine.register(branches).start().await?;
@@ -237,12 +212,7 @@ async fn life(
         let after = Reading::after(&engine, directory, counter)?;
         let sizes = tools.take_batch_sizes();
         let lanes = lanes_of(&sizes, |size| tools.lanes_for(size));
-        lived = Some(Lived {
-            before,
-            after,
-            sizes,
-            lanes,
-        });
+        lived = Some(Lived { before, after, sizes, lanes });
     }
     engine.shutdown().await;
     Ok(lived)
@@ -330,10 +300,7 @@ impl Reading {
         counter: Option<&TripCounter>,
     ) -> Result<Reading, Problem> {
         let statements = Statements::read(directory)?;
-        Ok(Reading {
-            statements,
-            ..Reading::now(engine, directory, counter)
-        })
+        Ok(Reading { statements, ..Reading::now(engine, directory, counter) })
     }
 
     /// The server is asked last.
@@ -344,10 +311,7 @@ impl Reading {
     ) -> Result<Reading, Problem> {
         let reading = Reading::now(engine, directory, counter);
         let statements = Statements::read(directory)?;
-        Ok(Reading {
-            statements,
-            ..reading
-        })
+        Ok(Reading { statements, ..reading })
     }
 
     fn now(engine: &Engine, directory: &Directory, counter: Option<&TripCounter>) -> Reading {
@@ -359,9 +323,7 @@ impl Reading {
             server: server::cpu_time(directory),
             store: engine.store().counters(),
             statements: None,
-            trips: counter
-                .map(|it| (it.trips(), it.requests()))
-                .unwrap_or_default(),
+            trips: counter.map(|it| (it.trips(), it.requests())).unwrap_or_default(),
         }
     }
 }
@@ -416,14 +378,8 @@ impl Lived {
             _ => {
                 // A batch is synced once. Checkpoints, which are rare, are not counted.
                 add("syncs", each(store_before.batches, store_after.batches));
-                add(
-                    "write_calls",
-                    each(before.written.calls, after.written.calls),
-                );
-                add(
-                    "write_bytes",
-                    each(before.written.bytes, after.written.bytes),
-                );
+                add("write_calls", each(before.written.calls, after.written.calls));
+                add("write_bytes", each(before.written.bytes, after.written.bytes));
             }
         }
         figures
@@ -471,11 +427,7 @@ fn bare_signals(
                VALUES (?1 + (1763000000000 << 20), 1, 'value', zeroblob(2))";
     let count = "UPDATE everstep_runs SET inbox_seq = 1 WHERE no = ?1 + (1763000000000 << 20)";
     let take = "DELETE FROM everstep_inbox WHERE run = ?1 + (1763000000000 << 20) AND seq = 1";
-    let sizes: Vec<u64> = lanes
-        .iter()
-        .flatten()
-        .map(|size| u64::from(*size))
-        .collect();
+    let sizes: Vec<u64> = lanes.iter().flatten().map(|size| u64::from(*size)).collect();
     let spent = spent(directory, || {
         bare.each(load.runs, &sizes, &[put, count])?;
         bare.each(load.runs, &sizes, &[take, STEP, FINISH])?;
@@ -501,10 +453,7 @@ fn scaled(lanes: &[Vec<u32>], runs: u64, writes: u64) -> (Vec<Vec<u32>>, f64) {
     let all: u64 = lanes.iter().flatten().map(|size| u64::from(*size)).sum();
     let factor = (runs * writes) as f64 / all.max(1) as f64;
     let scale = |size: &u32| ((f64::from(*size) * factor).round() as u32).max(1);
-    let lanes: Vec<Vec<u32>> = lanes
-        .iter()
-        .map(|lane| lane.iter().map(scale).collect())
-        .collect();
+    let lanes: Vec<Vec<u32>> = lanes.iter().map(|lane| lane.iter().map(scale).collect()).collect();
     let all: u64 = lanes.iter().flatten().map(|size| u64::from(*size)).sum();
     (lanes, all as f64 / writes as f64)
 }

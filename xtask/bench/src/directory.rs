@@ -34,12 +34,7 @@ impl Directory {
         if server.is_none() {
             fs::create_dir_all(&path)?;
         }
-        Ok(Directory {
-            path,
-            name: name.to_owned(),
-            server,
-            schemas: AtomicU64::new(0),
-        })
+        Ok(Directory { path, name: name.to_owned(), server, schemas: AtomicU64::new(0) })
     }
 
     /// A place for a store: the path of a file in it, which is removed if it is there, with what

@@ -100,10 +100,7 @@ mod tests {
     fn head_of_an_answer_is_its_status_and_length() {
         let head = b"HTTP/1.1 201 Created\r\nX-A: b\r\nContent-Length:  12\r\n\r\n";
         let read = Head::read(head.to_vec()).expect("a head");
-        let wanted = Head {
-            status: 201,
-            length: 12,
-        };
+        let wanted = Head { status: 201, length: 12 };
         assert_eq!(read, wanted);
         let without = Head::read(b"HTTP/1.1 200 OK\r\n\r\n".to_vec());
         assert!(without.is_err(), "{without:?}");

@@ -60,14 +60,8 @@ impl Line {
     pub(crate) fn object(mut self, name: &str, values: &[(String, f64)]) -> Line {
         let inside = values
             .iter()
-            .fold(Line(String::new()), |line, (name, value)| {
-                line.number(name, *value)
-            });
-        _ = write!(
-            self.0,
-            ",\"{name}\":{{{}}}",
-            inside.0.trim_start_matches(',')
-        );
+            .fold(Line(String::new()), |line, (name, value)| line.number(name, *value));
+        _ = write!(self.0, ",\"{name}\":{{{}}}", inside.0.trim_start_matches(','));
         self
     }
 
@@ -113,9 +107,6 @@ mod tests {
         let text = format!("{}}}", line.object("each", &values).object("none", &[]).0);
         let parsed: serde_json::Value = serde_json::from_str(&text).expect("a line of JSON");
         assert_eq!(parsed["each"]["b"], 2.5);
-        assert_eq!(
-            (&parsed["load"], parsed["none"].is_object()),
-            (&"y".into(), true)
-        );
+        assert_eq!((&parsed["load"], parsed["none"].is_object()), (&"y".into(), true));
     }
 }

@@ -89,25 +89,14 @@ enum Asks {
 }
 
 fn questions(runs: u64) -> Vec<Question> {
-    let page = |name, filter| Question {
-        name,
-        filter,
-        asks: Asks::Page(PAGE),
-    };
+    let page = |name, filter| Question { name, filter, asks: Asks::Page(PAGE) };
     let few = runs / 1_000;
     let (all, middle) = (Filter::new, past_run(runs / 2, runs).id);
     let eu = || all().tag("region", "eu");
-    let counts = |name, filter, number| Question {
-        name,
-        filter,
-        asks: Asks::Counts(number),
-    };
+    let counts = |name, filter, number| Question { name, filter, asks: Asks::Counts(number) };
     vec![
         page("first_page", all()),
-        Question {
-            asks: Asks::After(middle),
-            ..page("deep_page", all())
-        },
+        Question { asks: Asks::After(middle), ..page("deep_page", all()) },
         page("status_page", all().status(RunStatus::Failed)),
         page("rare_status_page", all().status(RunStatus::Paused)),
         Question {
@@ -116,22 +105,13 @@ fn questions(runs: u64) -> Vec<Question> {
         },
         page("workflow_page", all().workflow("invoice")),
         page("rare_workflow_page", all().workflow("once")),
-        page(
-            "workflow_status_page",
-            all().workflow("order").status(RunStatus::Cancelled),
-        ),
+        page("workflow_status_page", all().workflow("order").status(RunStatus::Cancelled)),
         page("tag_page", eu()),
         page("rare_tag_page", all().tag("batch", "0")),
-        Question {
-            asks: Asks::After(middle),
-            ..page("deep_tag_page", eu())
-        },
+        Question { asks: Asks::After(middle), ..page("deep_tag_page", eu()) },
         page("key_page", all().key_prefix("order-")),
         page("rare_key_page", all().key_prefix("once-000000")),
-        page(
-            "workflow_key_page",
-            all().workflow("order").key_prefix("order-"),
-        ),
+        page("workflow_key_page", all().workflow("order").key_prefix("order-")),
         counts("counts", all(), runs),
         counts("workflow_counts", all().workflow("once"), few),
         counts("tag_counts", eu(), runs.div_ceil(3)),
@@ -278,11 +258,7 @@ mod tests {
         let client = client.expect("a store with runs");
         let counts = client.count_by_status(Filter::new()).await.expect("counts");
         let of = |status| counts.of(status);
-        let ended = [
-            RunStatus::Completed,
-            RunStatus::Failed,
-            RunStatus::Cancelled,
-        ];
+        let ended = [RunStatus::Completed, RunStatus::Failed, RunStatus::Cancelled];
         assert_eq!(ended.map(of), [900, 39, 10]);
         let live = [RunStatus::Running, RunStatus::Sleeping, RunStatus::Paused];
         assert_eq!(live.map(of), [0, 50, 1]);

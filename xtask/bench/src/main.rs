@@ -75,27 +75,15 @@ const BENCHES: &[Bench] = &[
     on_postgres("cluster", cluster::cluster),
     on_postgres("takeover", cluster::takeover),
     on_postgres("remote_start", cluster::remote_start),
-    Bench {
-        large: true,
-        ..bench("at_scale", at_scale::at_scale)
-    },
-    Bench {
-        named: true,
-        ..bench("cpu", cpu::cpu)
-    },
+    Bench { large: true, ..bench("at_scale", at_scale::at_scale) },
+    Bench { named: true, ..bench("cpu", cpu::cpu) },
 ];
 
 const fn bench(
     name: &'static str,
     run: fn(&tokio::runtime::Runtime, &Directory) -> Result<(), Problem>,
 ) -> Bench {
-    Bench {
-        name,
-        large: false,
-        named: false,
-        stores: &[Store::Sqlite, Store::Postgres],
-        run,
-    }
+    Bench { name, large: false, named: false, stores: &[Store::Sqlite, Store::Postgres], run }
 }
 
 /// A measurement of several processes.
@@ -103,10 +91,7 @@ const fn on_postgres(
     name: &'static str,
     run: fn(&tokio::runtime::Runtime, &Directory) -> Result<(), Problem>,
 ) -> Bench {
-    Bench {
-        stores: &[Store::Postgres],
-        ..bench(name, run)
-    }
+    Bench { stores: &[Store::Postgres], ..bench(name, run) }
 }
 
 fn main() -> ExitCode {
@@ -138,15 +123,11 @@ fn main() -> ExitCode {
             _ => names.push(argument),
         }
     }
-    if let Some(unknown) = names
-        .iter()
-        .find(|name| !BENCHES.iter().any(|bench| bench.name == name.as_str()))
+    if let Some(unknown) =
+        names.iter().find(|name| !BENCHES.iter().any(|bench| bench.name == name.as_str()))
     {
         let known: Vec<_> = BENCHES.iter().map(|bench| bench.name).collect();
-        eprintln!(
-            "`{unknown}` is no measurement; there are: {}",
-            known.join(", ")
-        );
+        eprintln!("`{unknown}` is no measurement; there are: {}", known.join(", "));
         return ExitCode::from(2);
     }
     let stores = match chosen {
@@ -248,7 +229,5 @@ fn measure(bench: &Bench, server: Option<Arc<Instance>>) -> Result<(), Problem> 
 
 /// The runtime of an application: bodies and clients are on it.
 fn runtime() -> Result<tokio::runtime::Runtime, Problem> {
-    Ok(tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()?)
+    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
 }

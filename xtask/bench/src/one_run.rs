@@ -47,10 +47,7 @@ pub(crate) fn latency(
     let raw = directory.fresh("raw.db");
     let sizes = [vec![1; 2 * RUNS as usize + 40]];
     let written = raw::write_runs(&raw, &rows, 1, &sizes, Duration::from_secs(60))?;
-    let both: Vec<Duration> = written.batches[40..]
-        .chunks(2)
-        .map(|two| two.iter().sum())
-        .collect();
+    let both: Vec<Duration> = written.batches[40..].chunks(2).map(|two| two.iter().sum()).collect();
     // The middle of each: one slow sync of the disk is not the engine's.
     let (here, bare) = (median(&times), median(&both));
     Line::new("latency", RUNS, times.iter().sum())
@@ -98,16 +95,10 @@ pub(crate) fn long_history(
     let time = began.elapsed();
     let turns = TURNS.lock().expect("no turn panics");
     let per_step = |from: usize, to: usize| {
-        let steps: Vec<_> = turns[from..to]
-            .windows(2)
-            .map(|two| two[1] - two[0])
-            .collect();
+        let steps: Vec<_> = turns[from..to].windows(2).map(|two| two[1] - two[0]).collect();
         median(&steps).as_secs_f64() * 1e6
     };
-    let (early, late) = (
-        per_step(500, 1_500),
-        per_step(turns.len() - 1_000, turns.len()),
-    );
+    let (early, late) = (per_step(500, 1_500), per_step(turns.len() - 1_000, turns.len()));
     Line::new("long_history", STEPS, time)
         .number("step_us_at_1000", early)
         .number("step_us_at_end", late)
@@ -155,19 +146,14 @@ pub(crate) fn replay(
         engine.shutdown().await;
         Ok(times)
     })?;
-    Line::new("replay", ENTRIES, median(&times))
-        .times(&mut times)
-        .print();
+    Line::new("replay", ENTRIES, median(&times)).times(&mut times).print();
     Ok(())
 }
 
 #[workflow]
 async fn wide(ctx: Ctx, steps: u64) -> Result<u64> {
-    let all = ctx
-        .map("all", 0..steps, async |ctx, i| {
-            ctx.step("work", async || Ok(i)).await
-        })
-        .await?;
+    let all =
+        ctx.map("all", 0..steps, async |ctx, i| ctx.step("work", async || Ok(i)).await).await?;
     Ok(all.iter().sum())
 }
 
@@ -193,8 +179,6 @@ pub(crate) fn fan_out(
         engine.shutdown().await;
         Ok(times)
     })?;
-    Line::new("fan_out", STEPS, median(&times))
-        .times(&mut times)
-        .print();
+    Line::new("fan_out", STEPS, median(&times)).times(&mut times).print();
     Ok(())
 }

@@ -42,10 +42,7 @@ async fn start(path: &Path, hot: bool) -> Result<Engine, Problem> {
 /// Waits until this many runs of a workflow are parked.
 pub(crate) async fn until_sleeping(client: &Client, workflow: &str, n: u64) -> Result<(), Problem> {
     loop {
-        let sleeping = client
-            .count()
-            .workflow(workflow)
-            .status(RunStatus::Sleeping);
+        let sleeping = client.count().workflow(workflow).status(RunStatus::Sleeping);
         if sleeping.await? >= n {
             return Ok(());
         }
@@ -111,10 +108,7 @@ struct Figures {
 }
 
 fn ask_child(what: &str, path: &Path) -> Result<Figures, Problem> {
-    let output = Command::new(std::env::current_exe()?)
-        .args([CHILD, what])
-        .arg(path)
-        .output()?;
+    let output = Command::new(std::env::current_exe()?).args([CHILD, what]).arg(path).output()?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into());
     }
@@ -123,11 +117,7 @@ fn ask_child(what: &str, path: &Path) -> Result<Figures, Problem> {
     let [seconds, resident, hot] = numbers[..] else {
         return Err(format!("the child said `{text}`").into());
     };
-    Ok(Figures {
-        seconds: seconds.parse()?,
-        resident: resident.parse()?,
-        hot: hot.parse()?,
-    })
+    Ok(Figures { seconds: seconds.parse()?, resident: resident.parse()?, hot: hot.parse()? })
 }
 
 /// The child of [`park`]: opens a file, fills it if asked to, and says what that took.
@@ -158,9 +148,7 @@ pub(crate) fn wake_hot(
     runtime.block_on(async {
         let engine = start(&path, true).await?;
         let woken = wake(&engine, 1_000).await?;
-        Line::new("wake_hot", 1_000, woken.time)
-            .count("reads", woken.reads)
-            .print();
+        Line::new("wake_hot", 1_000, woken.time).count("reads", woken.reads).print();
         engine.shutdown().await;
         // The engine looks at its lease and at what others did now and then, and that may fall into it.
         match woken.reads {
@@ -181,9 +169,7 @@ pub(crate) fn signal(
         // The first round finds everything cold.
         wake(&engine, 1_000).await?;
         let mut woken = wake(&engine, 1_000).await?;
-        Line::new("signal", 1_000, woken.time)
-            .times(&mut woken.times)
-            .print();
+        Line::new("signal", 1_000, woken.time).times(&mut woken.times).print();
         engine.shutdown().await;
         Ok(())
     })

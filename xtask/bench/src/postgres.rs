@@ -29,23 +29,16 @@ pub(crate) struct Schema {
 impl Schema {
     /// What a place names, if it is no file.
     pub(crate) fn at(place: &Path) -> Option<Schema> {
-        let (url, name) = place
-            .to_str()
-            .filter(|it| it.starts_with("postgres://"))?
-            .rsplit_once("schema=")?;
+        let (url, name) =
+            place.to_str().filter(|it| it.starts_with("postgres://"))?.rsplit_once("schema=")?;
         // What is ours and not the driver's.
         let url = url.split_once("lanes=").map_or(url, |(url, _)| url);
-        Some(Schema {
-            url: url.trim_end_matches(['?', '&']).to_owned(),
-            name: name.to_owned(),
-        })
+        Some(Schema { url: url.trim_end_matches(['?', '&']).to_owned(), name: name.to_owned() })
     }
 
     /// A thread's own connection, with the schema in its path.
     pub(crate) fn connect(&self) -> Result<(Runtime, Client), Problem> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let client = runtime.block_on(async {
             let (client, connection) = tokio_postgres::connect(&self.url, NoTls).await?;
             // Its end is the client's, whose calls say why.
@@ -134,15 +127,9 @@ impl Schema {
             });
             let lanes: Vec<_> = lanes.collect();
             let joined = lanes.into_iter().map(|lane| lane.join());
-            joined
-                .map(|lane| lane.unwrap_or_else(|_| Err("a lane has panicked".into())))
-                .collect()
+            joined.map(|lane| lane.unwrap_or_else(|_| Err("a lane has panicked".into()))).collect()
         });
-        let mut all = Written {
-            runs: 0,
-            time: Duration::ZERO,
-            batches: Vec::new(),
-        };
+        let mut all = Written { runs: 0, time: Duration::ZERO, batches: Vec::new() };
         for written in results {
             let written = written?;
             all.runs += written.runs;
@@ -182,11 +169,7 @@ impl Schema {
                 break;
             }
         }
-        Ok(Written {
-            runs: turns.done,
-            time: began.elapsed(),
-            batches,
-        })
+        Ok(Written { runs: turns.done, time: began.elapsed(), batches })
     }
 }
 
@@ -283,15 +266,8 @@ impl Statements {
             match arrays.started.is_empty() {
                 true => Ok(0),
                 false => {
-                    let (
-                        Arrays {
-                            started,
-                            ids,
-                            inputs,
-                            ..
-                        },
-                        Rows { workflow, pool, .. },
-                    ) = (arrays, rows);
+                    let (Arrays { started, ids, inputs, .. }, Rows { workflow, pool, .. }) =
+                        (arrays, rows);
                     let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
                         [started, ids, inputs, workflow, pool];
                     client.execute(&self.start, &parameters).await
@@ -302,9 +278,7 @@ impl Statements {
             match arrays.runs.is_empty() {
                 true => Ok(0),
                 false => {
-                    let Arrays {
-                        runs, keys, values, ..
-                    } = arrays;
+                    let Arrays { runs, keys, values, .. } = arrays;
                     client.execute(&self.put, &[runs, keys, values]).await
                 }
             }
@@ -314,12 +288,8 @@ impl Statements {
                 true => Ok(0),
                 false => {
                     let number = rows.entries.len() as i64;
-                    let Arrays {
-                        finished, outputs, ..
-                    } = arrays;
-                    client
-                        .execute(&self.finish, &[finished, outputs, &number])
-                        .await
+                    let Arrays { finished, outputs, .. } = arrays;
+                    client.execute(&self.finish, &[finished, outputs, &number]).await
                 }
             }
         };

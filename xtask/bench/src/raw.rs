@@ -126,11 +126,7 @@ pub(crate) fn write_runs(
             break;
         }
     }
-    Ok(Written {
-        runs: turns.done,
-        time: began.elapsed(),
-        batches,
-    })
+    Ok(Written { runs: turns.done, time: began.elapsed(), batches })
 }
 
 /// As [`write_runs`], into copies of the tables of the engine at `path`; none if it is a file.
@@ -166,12 +162,7 @@ impl Turns {
     pub(crate) fn new(lane: usize, in_flight: usize, writes: usize) -> Turns {
         let first = (1_763_000_000_000_i64 << 20) + 1 + ((lane as i64) << 40);
         let next_no = first + in_flight as i64;
-        Turns {
-            queue: (first..next_no).map(|no| (no, 0)).collect(),
-            writes,
-            next_no,
-            done: 0,
-        }
+        Turns { queue: (first..next_no).map(|no| (no, 0)).collect(), writes, next_no, done: 0 }
     }
 
     /// The run whose turn it is, and which of its writes. Whoever has none left makes room for the
@@ -214,24 +205,16 @@ impl<'a> Statements<'a> {
     fn write(&mut self, rows: &Rows, no: i64, write: usize) -> rusqlite::Result<()> {
         let now = no >> 20;
         if write == 0 {
-            let Rows {
-                id,
-                workflow,
-                pool,
-                input,
-                ..
-            } = rows;
+            let Rows { id, workflow, pool, input, .. } = rows;
             let shard = no % 256;
-            self.start
-                .execute(params![no, id, workflow, pool, shard, now, input])?;
+            self.start.execute(params![no, id, workflow, pool, shard, now, input])?;
             return Ok(());
         }
         let (key, value) = &rows.entries[write - 1];
         self.put.execute(params![no, key, value])?;
         if write == rows.entries.len() {
             let last_number = write as i64;
-            self.finish
-                .execute(params![no, now, last_number, rows.output])?;
+            self.finish.execute(params![no, now, last_number, rows.output])?;
         }
         Ok(())
     }

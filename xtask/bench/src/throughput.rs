@@ -109,10 +109,7 @@ pub(crate) async fn closed_loop(
     time: Duration,
 ) -> Result<Measured, Problem> {
     let client = engine.client();
-    let (over, next) = (
-        Arc::new(AtomicBool::new(false)),
-        Arc::new(AtomicU64::new(0)),
-    );
+    let (over, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (tools, before) = (engine.shared_for_tools(), engine.store().counters());
     tools.note_batch_sizes();
     let began = Instant::now();

@@ -102,12 +102,7 @@ async fn publish(engine: &Engine, waiters: u64) -> Result<(Heard, Vec<u64>), Pro
     }
     let all = times.iter().copied().max().unwrap_or_default();
     let sizes = tools.take_batch_sizes().into_iter().skip(1);
-    let heard = Heard {
-        all,
-        times,
-        published,
-        bare: Duration::ZERO,
-    };
+    let heard = Heard { all, times, published, bare: Duration::ZERO };
     Ok((heard, sizes.map(u64::from).collect()))
 }
 
@@ -134,9 +129,7 @@ async fn kid(ctx: Ctx, n: u64) -> Result<u64> {
 
 #[workflow]
 async fn parent(ctx: Ctx, kids: u64) -> Result<u64> {
-    let all = ctx
-        .map("all", 0..kids, async |ctx, n| ctx.child(kid, n).await)
-        .await?;
+    let all = ctx.map("all", 0..kids, async |ctx, n| ctx.child(kid, n).await).await?;
     Ok(all.iter().sum())
 }
 
@@ -239,10 +232,7 @@ pub(crate) fn queue(
         .count("concurrency", CONCURRENCY)
         .number("enqueued_per_second", per_second(ITEMS, put))
         .number("one_at_a_time_per_second", per_second(ALONE, alone))
-        .number(
-            "raw_one_at_a_time_per_second",
-            per_second(ALONE, alone_bare),
-        )
+        .number("raw_one_at_a_time_per_second", per_second(ALONE, alone_bare))
         .print();
     Ok(())
 }
@@ -367,11 +357,7 @@ async fn tick(engine: &Engine, n: u64, ticks: u64) -> Result<Duration, Problem> 
         let client = client.clone();
         tokio::spawn(async move {
             let schedule = client.schedule(format!("job-{n}"), job, n);
-            schedule
-                .cron("*/3 * * * * *")
-                .overlap(Overlap::Allow)
-                .paused()
-                .await
+            schedule.cron("*/3 * * * * *").overlap(Overlap::Allow).paused().await
         })
     });
     let mut schedules = Vec::new();
@@ -379,17 +365,11 @@ async fn tick(engine: &Engine, n: u64, ticks: u64) -> Result<Duration, Problem> 
         schedules.push(schedule.await??);
     }
     // Right after a tick, so that all of them are there before the next.
-    while SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)?
-        .as_millis()
-        % 3_000
-        > 500
-    {
+    while SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis() % 3_000 > 500 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let resumed = schedules
-        .into_iter()
-        .map(|schedule| tokio::spawn(async move { schedule.resume().await }));
+    let resumed =
+        schedules.into_iter().map(|schedule| tokio::spawn(async move { schedule.resume().await }));
     for resumed in resumed.collect::<Vec<_>>() {
         resumed.await??;
     }

@@ -48,11 +48,7 @@ pub(crate) struct Seen {
 
 impl Seen {
     fn nothing(generation: u32) -> Seen {
-        Seen {
-            steps: Vec::new(),
-            digest: 0xcbf2_9ce4_8422_2325,
-            generation,
-        }
+        Seen { steps: Vec::new(), digest: 0xcbf2_9ce4_8422_2325, generation }
     }
 
     /// A step that failed and whose failure was taken as a value.
@@ -173,9 +169,7 @@ impl Trace {
     /// another one are found.
     pub(crate) fn end(&self, ctx: &Ctx) -> Result<()> {
         let pasts = self.0.pasts.borrow();
-        Ok(ctx
-            .get::<Bodies>()
-            .pasts(&self.0.run, self.0.number, &pasts)?)
+        Ok(ctx.get::<Bodies>().pasts(&self.0.run, self.0.number, &pasts)?)
     }
 
     /// The run as the ledger names it.
@@ -215,11 +209,7 @@ pub(crate) enum Kind {
 pub(crate) async fn work(step: &Step, made: &Made, kind: Kind) -> Result<Done> {
     let running = Running::start(step, made, kind)?;
     // Most are short. Some are not, so that there is hardly a moment without one.
-    let longest = if random::any().is_multiple_of(8) {
-        150_000
-    } else {
-        20_000
-    };
+    let longest = if random::any().is_multiple_of(8) { 150_000 } else { 20_000 };
     tokio::time::sleep(Duration::from_micros(random::any() % longest)).await;
     let value = match kind {
         Kind::Firm => random::any(),
@@ -262,12 +252,7 @@ impl<'a> Running<'a> {
     pub(crate) fn start(step: &'a Step, made: &'a Made, kind: Kind) -> io::Result<Running<'a>> {
         let bodies = step.get::<Bodies>();
         bodies.started(step, made, kind)?;
-        Ok(Running {
-            bodies,
-            step,
-            made,
-            has_ended: false,
-        })
+        Ok(Running { bodies, step, made, has_ended: false })
     }
 
     pub(crate) fn end(mut self, how: &str) -> io::Result<()> {
@@ -330,17 +315,10 @@ impl Bodies {
     }
 
     fn started(&self, step: &Step, made: &Made, kind: Kind) -> io::Result<()> {
-        let Made {
-            seen,
-            life: Trace(life),
-        } = made;
+        let Made { seen, life: Trace(life) } = made;
         let (run, number) = (&life.run, life.number);
         let (at, attempt) = (step.location(), step.attempt());
-        let kind = if kind == Kind::Firm {
-            "firm"
-        } else {
-            "ephemeral"
-        };
+        let kind = if kind == Kind::Firm { "firm" } else { "ephemeral" };
         let (digest, steps) = (seen.digest, seen.steps.join(" "));
         let now = short(life.seen.borrow().digest);
         self.write(

@@ -59,13 +59,7 @@ pub(crate) fn arguments(
         Role::Worker => WORKER.to_owned(),
     };
     let directory = directory.display().to_string();
-    vec![
-        CHILD.to_owned(),
-        directory,
-        place.to_owned(),
-        role,
-        sabotage::name(broken).to_owned(),
-    ]
+    vec![CHILD.to_owned(), directory, place.to_owned(), role, sabotage::name(broken).to_owned()]
 }
 
 const WORKER: &str = "worker";
@@ -84,13 +78,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Problem> {
     let [directory, place, role, broken] = arguments else {
         return Err("a child wants a directory, a store, what it is, and what is broken".into());
     };
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .init();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let directory = PathBuf::from(directory);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let given = Given {
             place: place.clone(),
@@ -239,9 +229,5 @@ async fn report(
 }
 
 /// What runners count; the last two only on a server.
-pub(crate) const COUNTED: [&str; 4] = [
-    "takeovers",
-    "self_fenced",
-    "stale_commits_refused",
-    "unknown_outcomes_settled",
-];
+pub(crate) const COUNTED: [&str; 4] =
+    ["takeovers", "self_fenced", "stale_commits_refused", "unknown_outcomes_settled"];

@@ -92,11 +92,7 @@ impl Network {
     fn new(server: Arc<Instance>) -> Result<Network, Problem> {
         let proxy = Proxy::start_before(server.address())?;
         let settings = durable_settings(&server)?;
-        Ok(Network {
-            server,
-            proxy,
-            settings,
-        })
+        Ok(Network { server, proxy, settings })
     }
 }
 
@@ -127,12 +123,7 @@ pub(crate) async fn run(
     };
     place.clear()?;
     let network = server.map(Network::new).transpose()?;
-    let mut started = Started {
-        place: place.clone(),
-        network,
-        runners: BTreeMap::new(),
-        count: 0,
-    };
+    let mut started = Started { place: place.clone(), network, runners: BTreeMap::new(), count: 0 };
     // The first makes the store.
     started.start(test, 0, 0)?;
     let client = open(&place).await?;
@@ -199,11 +190,7 @@ impl Started {
         };
         let role = Role::Engine(test.latest(kills), fencing);
         let running = test.start_child(&url, role)?;
-        let runner = Runner {
-            running,
-            name,
-            fencing,
-        };
+        let runner = Runner { running, name, fencing };
         if fencing == Fencing::ByStoreAlone {
             test.ledger.unfenced(runner.process());
             test.stopped(runner.process())?;
@@ -410,9 +397,7 @@ impl Cluster<'_, '_> {
 
     /// An error if a runner has ended by itself.
     fn check(&mut self) -> Result<(), Problem> {
-        self.runners()
-            .values_mut()
-            .try_for_each(|runner| runner.running.check())
+        self.runners().values_mut().try_for_each(|runner| runner.running.check())
     }
 
     fn slots(&self) -> Vec<u64> {
@@ -682,11 +667,7 @@ impl Cluster<'_, '_> {
         if is_server {
             needed.extend([("black_holes", black_holes), ("pg_restarts", restarts)]);
         }
-        let counted = if is_server {
-            &COUNTED[..]
-        } else {
-            &COUNTED[..2]
-        };
+        let counted = if is_server { &COUNTED[..] } else { &COUNTED[..2] };
         needed.extend(counted.iter().map(|name| (*name, self.counted(name))));
         needed
     }
@@ -697,14 +678,9 @@ impl Cluster<'_, '_> {
         let fields: String = {
             let needed = self.needed();
             let fields = needed.iter().filter(|(_, count)| *count > 0);
-            fields
-                .map(|(name, count)| format!(",\"{name}\":{count}"))
-                .collect()
+            fields.map(|(name, count)| format!(",\"{name}\":{count}")).collect()
         };
-        format!(
-            "{{\"seed\":{seed},\"scenario\":\"{name}\"{}{fields}}}",
-            self.test.ledger_fields()
-        )
+        format!("{{\"seed\":{seed},\"scenario\":\"{name}\"{}{fields}}}", self.test.ledger_fields())
     }
 
     /// Prints the line; whether all is well.
@@ -734,13 +710,9 @@ impl Cluster<'_, '_> {
             }
         }
         let fields = needed.iter().chain(&more);
-        let mut line: String = fields
-            .map(|(name, count)| format!(",\"{name}\":{count}"))
-            .collect();
+        let mut line: String = fields.map(|(name, count)| format!(",\"{name}\":{count}")).collect();
         line += &settings;
-        let well = self
-            .test
-            .report(self.kills, &self.outside, runs, left, &line);
+        let well = self.test.report(self.kills, &self.outside, runs, left, &line);
         let missing: Vec<&str> = {
             let zero = needed.iter().filter(|(_, count)| *count == 0);
             zero.map(|(name, _)| *name).collect()

@@ -103,11 +103,7 @@ impl Lives {
         if !is_late && (!is_unfenced || self.has_committed(life, start.steps)) {
             self.moved_on = Some((life, start.process.to_owned()));
         }
-        self.starts.push(Start {
-            life,
-            at: start.at.to_owned(),
-            past: start.past.to_owned(),
-        });
+        self.starts.push(Start { life, at: start.at.to_owned(), past: start.past.to_owned() });
         is_late
     }
 
@@ -296,14 +292,7 @@ impl Ledger {
 
     fn started(&mut self, start: &Started<'_>) {
         self.bodies_run += 1;
-        let Started {
-            process,
-            run,
-            at,
-            attempt,
-            is_first,
-            ..
-        } = *start;
+        let Started { process, run, at, attempt, is_first, .. } = *start;
         let step = (run.to_owned(), at.to_owned());
         let lives = self.lives.entry(run.to_owned()).or_default();
         let is_late = lives.start(start, self.unfenced.contains(process));
@@ -325,10 +314,7 @@ impl Ledger {
             }
         }
         let digest = start.digest;
-        let first = self
-            .digests
-            .entry(step)
-            .or_insert_with(|| digest.to_owned());
+        let first = self.digests.entry(step).or_insert_with(|| digest.to_owned());
         if first != digest {
             self.order_differs += 1;
             self.example(format!(

@@ -115,9 +115,7 @@ fn main() -> ExitCode {
 /// An error and its causes.
 fn shown(problem: &(dyn std::error::Error + 'static)) -> String {
     let cause = std::iter::successors(problem.source(), |cause| cause.source());
-    cause.fold(problem.to_string(), |text, cause| {
-        format!("{text}: {cause}")
-    })
+    cause.fold(problem.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 fn usage() -> String {
@@ -150,9 +148,7 @@ fn task(arguments: &[String]) -> Result<Task, Problem> {
             // There is no other form.
             continue;
         }
-        let value = arguments
-            .next()
-            .ok_or_else(|| format!("`{name}` needs a value"))?;
+        let value = arguments.next().ok_or_else(|| format!("`{name}` needs a value"))?;
         match name.as_str() {
             "--store" => store = Some(Store::by_name(value)?),
             "--processes" => options.processes = value.parse()?,

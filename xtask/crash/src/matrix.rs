@@ -20,11 +20,8 @@ pub(crate) fn run(options: &Options, stores: &[Store]) -> Result<bool, Problem> 
             Store::Postgres => Some(Arc::new(Instance::start_new()?)),
         };
         for known in &sabotage::ALL {
-            let options = Options {
-                store: *store,
-                sabotage: Some(known.sabotage),
-                ..options.clone()
-            };
+            let options =
+                Options { store: *store, sabotage: Some(known.sabotage), ..options.clone() };
             let missed = missed(&options, server.as_ref())?;
             all_found &= missed.is_empty();
             let (name, of, seconds) = (known.name, store.name(), begun.elapsed().as_secs());
@@ -42,10 +39,7 @@ pub(crate) fn run(options: &Options, stores: &[Store]) -> Result<bool, Problem> 
 fn missed(options: &Options, server: Option<&Arc<Instance>>) -> Result<Vec<u64>, Problem> {
     let mut missed = Vec::new();
     for seed in options.seed..options.seed + SEEDS {
-        let options = Options {
-            seed,
-            ..options.clone()
-        };
+        let options = Options { seed, ..options.clone() };
         let outcome = parent::run(&options, server.cloned())?;
         match outcome.caught {
             Some(what) => eprintln!("seed {seed}: {what}"),

@@ -209,9 +209,7 @@ impl Outside {
 
     /// Choices that follow from the seed.
     fn random(&self, of: &str, n: u64) -> Random {
-        let of = of.bytes().fold(self.seed, |a, b| {
-            a.wrapping_mul(0x100_0000_01b3) ^ u64::from(b)
-        });
+        let of = of.bytes().fold(self.seed, |a, b| a.wrapping_mul(0x100_0000_01b3) ^ u64::from(b));
         Random::new(of ^ (n << 32))
     }
 

@@ -50,9 +50,7 @@ impl Orders {
 
     /// The next bodies that ask die with their processes, so many of them.
     pub(crate) fn order_deaths(&self, count: usize) -> io::Result<()> {
-        self.deaths()
-            .take(count)
-            .try_for_each(|it| fs::write(it, ""))
+        self.deaths().take(count).try_for_each(|it| fs::write(it, ""))
     }
 
     /// Takes back all orders to die; how many were not followed.

@@ -77,9 +77,7 @@ pub(crate) fn run(options: &Options, server: Option<Arc<Instance>>) -> Result<Ou
     let directory = base.join(format!("crash-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&directory)?;
     let directory = directory.canonicalize()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let mut test = Test {
         options,
         random: Random::new(options.seed),
@@ -308,11 +306,7 @@ impl Test<'_> {
             }
             let undone = self.ledger.undone(&run.to_string());
             let own: Vec<&String> = undone.iter().filter(|at| at.starts_with("book")).collect();
-            let expected: &[&str] = if input.fails {
-                &["book#2", "book"]
-            } else {
-                &[]
-            };
+            let expected: &[&str] = if input.fails { &["book#2", "book"] } else { &[] };
             if own != expected {
                 let what = format!("run {run} rolled back {own:?}, not {expected:?}");
                 self.ledger.example(what);
@@ -372,10 +366,7 @@ impl Test<'_> {
         let (ledger, known) = (&self.ledger, &self.known);
         let mut wrong = lock(&known.wrong).clone();
         wrong.extend(outside.wrongs());
-        let lost = wrong
-            .iter()
-            .filter(|what| what.contains("promise 4"))
-            .count();
+        let lost = wrong.iter().filter(|what| what.contains("promise 4")).count();
         println!(
             "{{\"seed\":{},\"runs\":{runs},\"kills\":{kills},\"kills_mid_body\":{}{},\
              \"messages_sent\":{},\"messages_lost\":{lost},\
@@ -448,10 +439,8 @@ impl Running {
     }
 
     pub(crate) fn signal(&self, name: &str) -> Result<(), Problem> {
-        let kill = Command::new("kill")
-            .arg(format!("-{name}"))
-            .arg(self.0.id().to_string())
-            .status()?;
+        let kill =
+            Command::new("kill").arg(format!("-{name}")).arg(self.0.id().to_string()).status()?;
         match kill.success() {
             true => Ok(()),
             false => Err(format!("the child took no {name} signal").into()),

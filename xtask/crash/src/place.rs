@@ -108,10 +108,7 @@ impl Place {
         };
         // The library names it after the end of the runner's id.
         let socket = format!("{}-wake-{}", path.display(), &runner[20..]);
-        Ok(std::fs::rename(
-            format!("{socket}{from}"),
-            format!("{socket}{to}"),
-        )?)
+        Ok(std::fs::rename(format!("{socket}{from}"), format!("{socket}{to}"))?)
     }
 
     /// Makes the place as if it had never been used. Nobody may be at it any more.

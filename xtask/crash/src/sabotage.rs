@@ -16,37 +16,19 @@ pub(crate) const ALL: [Known; 7] = [
     known("no-barrier", Sabotage::NoBarrier, Scenario::LostPrice),
     known("no-fence", Sabotage::NoFence, Scenario::StopInBody),
     known("double-consume", Sabotage::DoubleConsume, Scenario::Letters),
-    known(
-        "foreign-epoch",
-        Sabotage::ForeignEpoch,
-        Scenario::StopInCode,
-    ),
-    known(
-        "barrier-at-making",
-        Sabotage::BarrierAtMaking,
-        Scenario::LostPrice,
-    ),
-    known(
-        "give-place-away",
-        Sabotage::GivePlaceAway,
-        Scenario::PauseInLine,
-    ),
+    known("foreign-epoch", Sabotage::ForeignEpoch, Scenario::StopInCode),
+    known("barrier-at-making", Sabotage::BarrierAtMaking, Scenario::LostPrice),
+    known("give-place-away", Sabotage::GivePlaceAway, Scenario::PauseInLine),
     known("believe-clock", Sabotage::BelieveClock, Scenario::Glimpse),
 ];
 
 const fn known(name: &'static str, sabotage: Sabotage, found_by: Scenario) -> Known {
-    Known {
-        name,
-        sabotage,
-        found_by,
-    }
+    Known { name, sabotage, found_by }
 }
 
 pub(crate) fn by_name(name: &str) -> Result<Sabotage, Problem> {
     let found = ALL.iter().find(|known| known.name == name);
-    Ok(found
-        .ok_or_else(|| format!("`{name}` is no sabotage"))?
-        .sabotage)
+    Ok(found.ok_or_else(|| format!("`{name}` is no sabotage"))?.sabotage)
 }
 
 pub(crate) fn name(sabotage: Option<Sabotage>) -> &'static str {

@@ -181,9 +181,7 @@ impl Cluster<'_, '_> {
                     let info = mix::ask(async || handle.info().await).await?;
                     let (of, status) = (info.workflow, info.status);
                     let waiting = info.waiting.unwrap_or_default();
-                    self.hung(format!(
-                        "run {run} of `{of}` stands still: {status}: {waiting}"
-                    ));
+                    self.hung(format!("run {run} of `{of}` stands still: {status}: {waiting}"));
                 }
                 return Ok((first, Instant::now()));
             }
@@ -204,9 +202,7 @@ impl Cluster<'_, '_> {
             match info.available_at.filter(|at| *at > now + NOT_NOW) {
                 Some(at) => {
                     let of = info.workflow;
-                    self.hung(format!(
-                        "run {run} of `{of}` is due at {at}, and now it is {now}"
-                    ));
+                    self.hung(format!("run {run} of `{of}` is due at {at}, and now it is {now}"));
                 }
                 None => live.push(run),
             }
@@ -258,17 +254,14 @@ impl Cluster<'_, '_> {
         let unfenced: Vec<String> = {
             let runners = self.runners().values();
             let unfenced = runners.filter(|runner| runner.fencing == Fencing::ByStoreAlone);
-            unfenced
-                .map(|runner| runner.process().to_string())
-                .collect()
+            unfenced.map(|runner| runner.process().to_string()).collect()
         };
         let found = |ledger: &Ledger| -> Option<(String, u32)> {
             let mut notes = ledger.notes("slow").iter().skip(before);
             let note = notes.find(|note| note[0] == what && !unfenced.contains(&note[2]))?;
             Some((note[1].clone(), note[2].parse().ok()?))
         };
-        self.wait_for(MOMENT_LIMIT, |ledger| found(ledger).is_some())
-            .await?;
+        self.wait_for(MOMENT_LIMIT, |ledger| found(ledger).is_some()).await?;
         if let Some((run, process)) = found(&self.test.ledger)
             && self.runner_of(process).is_some()
         {
@@ -606,6 +599,5 @@ impl Cluster<'_, '_> {
 
 /// What is there most often.
 fn most_of(all: impl Iterator<Item = u32> + Clone) -> Option<u32> {
-    all.clone()
-        .max_by_key(|one| all.clone().filter(|other| other == one).count())
+    all.clone().max_by_key(|one| all.clone().filter(|other| other == one).count())
 }

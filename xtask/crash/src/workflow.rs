@@ -65,9 +65,7 @@ pub(crate) async fn every(ctx: Ctx, input: Input) -> Result<u64> {
     )
     .await?;
 
-    ctx.map("map", 0..4u64, async |ctx, _| trace.run(&ctx, "item").await)
-        .concurrency(3)
-        .await?;
+    ctx.map("map", 0..4u64, async |ctx, _| trace.run(&ctx, "item").await).concurrency(3).await?;
 
     // One arm may complete a step and lose all the same: that is rolled back.
     let first = ctx
@@ -94,10 +92,7 @@ pub(crate) async fn every(ctx: Ctx, input: Input) -> Result<u64> {
         trace.mix(word);
         heard.push(word);
     }
-    let nobody: Option<u64> = ctx
-        .listen("nobody")
-        .timeout(Duration::from_millis(10))
-        .await?;
+    let nobody: Option<u64> = ctx.listen("nobody").timeout(Duration::from_millis(10)).await?;
     trace.mix(u64::from(nobody.is_some()));
 
     let asked = ctx.receive::<u64>("ask").await?;
@@ -106,19 +101,15 @@ pub(crate) async fn every(ctx: Ctx, input: Input) -> Result<u64> {
     trace.run(&ctx, "answered").await?;
 
     let looped = ctx
-        .repeat(
-            "loop",
-            (0u64, trace.seen()),
-            async |ctx, (turn, mut seen)| {
-                let made = trace.made_from(seen.clone());
-                let body = async |step: Step| work(&step, &made, Kind::Firm).await;
-                seen.take(&ctx.step_with("turn", body).await?);
-                Ok(match turn {
-                    4 => ControlFlow::Break(seen),
-                    _ => ControlFlow::Continue((turn + 1, seen)),
-                })
-            },
-        )
+        .repeat("loop", (0u64, trace.seen()), async |ctx, (turn, mut seen)| {
+            let made = trace.made_from(seen.clone());
+            let body = async |step: Step| work(&step, &made, Kind::Firm).await;
+            seen.take(&ctx.step_with("turn", body).await?);
+            Ok(match turn {
+                4 => ControlFlow::Break(seen),
+                _ => ControlFlow::Continue((turn + 1, seen)),
+            })
+        })
         .commit_every(2)
         .history_every(2)
         .history_keep(1)
@@ -174,8 +165,7 @@ pub(crate) async fn every(ctx: Ctx, input: Input) -> Result<u64> {
         heard.push(peer);
     } else {
         let to = key(input.pair, true);
-        ctx.send(("every", to.as_str()), "peer", &input.pair)
-            .await?;
+        ctx.send(("every", to.as_str()), "peer", &input.pair).await?;
     }
     let word: u64 = ctx.listen("word").await?;
     trace.mix(word);

@@ -44,14 +44,8 @@ impl Ledger {
     /// A body begins.
     pub(crate) fn began(&self, step: &Step, place: u32, maker: &Maker) -> io::Result<()> {
         let (process, run) = (std::process::id(), step.run_id());
-        let Maker {
-            program,
-            run: version,
-            started,
-        } = maker;
-        self.write(&format!(
-            "began\t{process}\t{run}\t{place}\t{program}\t{version}\t{started}\n"
-        ))
+        let Maker { program, run: version, started } = maker;
+        self.write(&format!("began\t{process}\t{run}\t{place}\t{program}\t{version}\t{started}\n"))
     }
 
     /// A body ends.
@@ -250,43 +244,27 @@ mod tests {
     #[test]
     fn a_body_that_ran_after_a_later_one_had_begun_is_found() {
         let lines = ["began 7 a 0 1 1 1", "began 7 a 1 1 1 1", "killed 7"];
-        check(
-            &[&lines[..], &["began 8 a 1 1 1 1"]].concat(),
-            [3, 1, 0, 0, 0],
-        );
-        check(
-            &[&lines[..], &["began 8 a 0 1 1 1"]].concat(),
-            [3, 0, 0, 1, 0],
-        );
+        check(&[&lines[..], &["began 8 a 1 1 1 1"]].concat(), [3, 1, 0, 0, 0]);
+        check(&[&lines[..], &["began 8 a 0 1 1 1"]].concat(), [3, 0, 0, 1, 0]);
     }
 
     #[test]
     fn a_body_that_ran_after_the_end_of_its_run_is_found() {
         let lines = ["began 7 a 0 1 1 1", "finished a", "killed 7"];
-        check(
-            &[&lines[..], &["began 8 a 0 1 1 1"]].concat(),
-            [2, 0, 0, 1, 0],
-        );
+        check(&[&lines[..], &["began 8 a 0 1 1 1"]].concat(), [2, 0, 0, 1, 0]);
     }
 
     #[test]
     fn only_what_a_killed_process_has_begun_may_be_begun_again() {
-        check(
-            &["began 7 a 0 1 1 1", "killed 9", "began 8 a 0 1 1 1"],
-            [2, 1, 0, 0, 1],
-        );
+        check(&["began 7 a 0 1 1 1", "killed 9", "began 8 a 0 1 1 1"], [2, 1, 0, 0, 1]);
     }
 
     #[test]
     fn the_last_counters_of_each_process_are_added_up() {
         let text = "counters 7 1 0 0 0\ncounters 7 3 1 0 0\ncounters 8 2 0 1 5";
         let account = Account::of(&text.replace(' ', "\t")).unwrap();
-        let expected = Counted {
-            handed_over: 5,
-            takeovers: 1,
-            self_fenced: 1,
-            stale_commits_refused: 5,
-        };
+        let expected =
+            Counted { handed_over: 5, takeovers: 1, self_fenced: 1, stale_commits_refused: 5 };
         assert_eq!(account.counted, expected);
         assert!(Account::of("began 1 2").is_err());
     }

@@ -149,10 +149,7 @@ impl Load {
         let mut handles = Vec::new();
         for Held { run, order } in gone {
             if let Err(error) = run.send(GO, &()).await {
-                self.wrong(format!(
-                    "run {} cannot be sent a message: {error}",
-                    run.id()
-                ));
+                self.wrong(format!("run {} cannot be sent a message: {error}", run.id()));
             }
             handles.push(Handle { run, order });
         }
@@ -213,11 +210,7 @@ impl Load {
     async fn start(&self, version: u32, between: Between) -> Option<(RunHandle<Sent>, Order)> {
         let number = self.next.get();
         self.next.set(number + 1);
-        let order = Order {
-            number,
-            version,
-            between,
-        };
+        let order = Order { number, version, between };
         let start = self.client.start(ORDER.version(version), order.clone());
         match start.key(format!("order-{number}")).await {
             Ok(run) => {

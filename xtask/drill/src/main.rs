@@ -47,14 +47,9 @@ fn run() -> Result<bool, Problem> {
     let settings = instance.settings()?;
     println!("{settings}");
     settings.check()?;
-    let site = Site {
-        url: instance.url(),
-        directory,
-    };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
+    let site = Site { url: instance.url(), directory };
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let local = tokio::task::LocalSet::new();
     let rolled = runtime.block_on(local.run_until(roll_out::roll_out(&site)));
     drop(local);
@@ -122,28 +117,13 @@ fn report(rolled: &Rolled, account: &Account, settings: &Settings, begun: Instan
     for (what, happened) in [
         ("no run of version 1 was ended", one.finished > 0),
         ("no run of version 2 was ended", two.finished > 0),
-        (
-            "not every run of version 1 has ended",
-            one.started == one.finished,
-        ),
-        (
-            "not every run of version 2 has ended",
-            two.started == two.finished,
-        ),
+        ("not every run of version 1 has ended", one.started == one.finished),
+        ("not every run of version 2 has ended", two.started == two.finished),
         ("no run was handed over", counted.handed_over > 0),
-        (
-            "nobody took the shards of the killed runner",
-            counted.takeovers > 0,
-        ),
-        (
-            "no run waited for its version",
-            rolled.waited_for_a_version > 0,
-        ),
+        ("nobody took the shards of the killed runner", counted.takeovers > 0),
+        ("no run waited for its version", rolled.waited_for_a_version > 0),
         ("runs have not ended", rolled.stuck == 0),
-        (
-            "runs were ended by the wrong version",
-            rolled.wrong_version == 0,
-        ),
+        ("runs were ended by the wrong version", rolled.wrong_version == 0),
     ] {
         if !happened {
             wrong.push(what.to_owned());

@@ -45,18 +45,12 @@ impl Order {
             Between::HasSleepers(ms) => Between::Sleeps(ms),
             _ => Between::Nothing,
         };
-        Order {
-            between,
-            ..self.clone()
-        }
+        Order { between, ..self.clone() }
     }
 
     /// What it gives when the code of this program has ended it.
     pub fn sent_by(&self, program: u32) -> Sent {
-        Sent {
-            number: self.number,
-            by: program,
-        }
+        Sent { number: self.number, by: program }
     }
 }
 

@@ -60,9 +60,7 @@ pub(crate) async fn roll_out(site: &Site) -> Result<Rolled, Problem> {
     deploy.settled().await?;
     let problem = deploy.stages().await.err();
     let mut rolled = deploy.result().await?;
-    rolled
-        .wrong
-        .extend(problem.map(|problem| problem.to_string()));
+    rolled.wrong.extend(problem.map(|problem| problem.to_string()));
     Ok(rolled)
 }
 
@@ -199,10 +197,8 @@ impl Deploy<'_> {
     /// Waits until runs of version 1 say that nobody has it, and notes how many do.
     async fn some_wait_for_version_1(&mut self) -> Result<(), Problem> {
         let client = &self.client;
-        until("runs to wait for version 1", async || {
-            Ok(waiting_for_version_1(client).await? > 0)
-        })
-        .await?;
+        until("runs to wait for version 1", async || Ok(waiting_for_version_1(client).await? > 0))
+            .await?;
         self.waited_for_a_version = waiting_for_version_1(client).await?;
         Ok(())
     }
@@ -264,13 +260,7 @@ async fn waiting_for_version_1(client: &Client) -> Result<u64, Problem> {
     };
     let mut many = 0;
     for status in RunStatus::ALL.into_iter().filter(|it| !it.is_terminal()) {
-        let runs = client
-            .list()
-            .status(status)
-            .version(1)
-            .limit(200)
-            .await?
-            .runs;
+        let runs = client.list().status(status).version(1).limit(200).await?.runs;
         many += runs.iter().filter(|run| says(&run.waiting)).count() as u64;
     }
     Ok(many)

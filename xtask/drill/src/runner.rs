@@ -29,19 +29,14 @@ pub fn main(register: fn(EngineBuilder) -> EngineBuilder) -> ExitCode {
 }
 
 fn run(register: fn(EngineBuilder) -> EngineBuilder) -> Result<(), Problem> {
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [url, ledger] = &arguments[..] else {
         return Err("a runner wants a database and a ledger".into());
     };
     let ledger = Ledger::open(Path::new(ledger))?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let engine = Engine::open(url).provide(ledger.clone()).settings(|set| {
             set.lease = LEASE;
@@ -87,11 +82,7 @@ pub struct Maker {
 impl Maker {
     /// What is known at the start of a run.
     pub fn new(ctx: &Ctx, order: &Order, program: u32) -> Maker {
-        Maker {
-            program,
-            run: ctx.workflow_version(),
-            started: order.version,
-        }
+        Maker { program, run: ctx.workflow_version(), started: order.version }
     }
 
     /// Makes the step at this place of its run, counted from 0: it takes some milliseconds, and the

@@ -39,9 +39,7 @@ impl Ledger {
     pub(crate) fn ended(&self) -> usize {
         let ledger = self.lock();
         let notes = ledger.values().flatten();
-        notes
-            .filter(|note| matches!(note, Note::Ended { .. }))
-            .count()
+        notes.filter(|note| matches!(note, Note::Ended { .. })).count()
     }
 
     /// Compares what bodies did with what the run says that they gave.
@@ -82,11 +80,7 @@ mod tests {
         end(0, 7);
         begin(1);
         end(1, 8);
-        let wanted = Shown {
-            bodies: 3,
-            again: 0,
-            differs: 0,
-        };
+        let wanted = Shown { bodies: 3, again: 0, differs: 0 };
         assert_eq!(ledger.show(1, &[7, 8]), wanted);
         assert_eq!(ledger.show(1, &[6, 8]).differs, 1);
         begin(0);

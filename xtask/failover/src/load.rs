@@ -63,11 +63,7 @@ pub(crate) async fn place(client: &Client, no: u64) -> RunHandle<Results> {
         }
     };
     loop {
-        match run
-            .send("word", &word(no))
-            .dedupe(format!("word-{no}"))
-            .await
-        {
+        match run.send("word", &word(no)).dedupe(format!("word-{no}")).await {
             Ok(_) => return run,
             Err(error) => again("sending", &error).await,
         }

@@ -42,10 +42,7 @@ fn main() -> ExitCode {
 }
 
 fn options(arguments: &[String]) -> Result<Options, Problem> {
-    let mut options = Options {
-        rounds: 3,
-        runs: 200,
-    };
+    let mut options = Options { rounds: 3, runs: 200 };
     let mut arguments = arguments.iter();
     while let Some(name) = arguments.next() {
         let value = arguments.next();
@@ -62,9 +59,7 @@ fn options(arguments: &[String]) -> Result<Options, Problem> {
 /// All rounds, and one line of what they have shown.
 fn drill(options: &Options) -> Result<bool, Problem> {
     let begun = Instant::now();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let mut total = Report::default();
     for round in 0..options.rounds {
         let report = runtime.block_on(round::run(round, options.runs))?;

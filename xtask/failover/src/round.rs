@@ -96,8 +96,7 @@ impl Report {
         ];
         for (name, number) in zeros {
             if number > 0 {
-                self.wrong
-                    .push(format!("round {round}: {name} is {number}"));
+                self.wrong.push(format!("round {round}: {name} is {number}"));
             }
         }
         if self.registered_again == 0 {
@@ -153,11 +152,7 @@ pub(crate) async fn run(round: u64, many: u64) -> Result<Report, Problem> {
             runs
         });
     }
-    until(
-        || count.load(Ordering::Relaxed) >= many / 2,
-        "runs are under way",
-    )
-    .await?;
+    until(|| count.load(Ordering::Relaxed) >= many / 2, "runs are under way").await?;
 
     let (primary, standby) = tokio::task::spawn_blocking(move || {
         primary.kill9()?;
@@ -172,11 +167,7 @@ pub(crate) async fn run(round: u64, many: u64) -> Result<Report, Problem> {
     until(|| count.load(Ordering::Relaxed) >= many, "runs are started").await?;
     stop.store(true, Ordering::Relaxed);
 
-    let mut report = Report {
-        settings: json(&settings),
-        resumed_ms,
-        ..Report::default()
-    };
+    let mut report = Report { settings: json(&settings), resumed_ms, ..Report::default() };
     let deadline = tokio::time::Instant::now() + FINISH_LIMIT;
     while let Some(runs) = placing.join_next().await {
         for (no, run) in runs? {
@@ -217,9 +208,7 @@ async fn check(
                 break None;
             }
             Err(_) => {
-                report
-                    .wrong
-                    .push(format!("order {no} has not ended in time"));
+                report.wrong.push(format!("order {no} has not ended in time"));
                 break None;
             }
         }

@@ -183,10 +183,7 @@ impl Away {
                 state.row.due = false;
             }
         }
-        let asks = matches!(
-            commit,
-            Commit::Park { asks: true } | Commit::Flush { asks: true, .. }
-        );
+        let asks = matches!(commit, Commit::Park { asks: true } | Commit::Flush { asks: true, .. });
         if asks && state.row.place == Place::None {
             state.row.place = Place::InLine;
             move_line(state);
@@ -265,11 +262,7 @@ impl Model for Away {
 
     fn init_states(&self) -> Vec<State> {
         let start = |busy| State {
-            row: Row {
-                status: Status::Running,
-                due: false,
-                place: Place::None,
-            },
+            row: Row { status: Status::Running, due: false, place: Place::None },
             held: true,
             task: Some(Task {
                 granted: false,

@@ -62,9 +62,7 @@ fn options(arguments: &[String]) -> Result<(Option<LeftOut>, Bounds), String> {
     let (mut broken, mut bounds) = (None, Bounds::default());
     let mut arguments = arguments.iter();
     while let Some(option) = arguments.next() {
-        let value = arguments
-            .next()
-            .ok_or_else(|| format!("`{option}` needs a value"))?;
+        let value = arguments.next().ok_or_else(|| format!("`{option}` needs a value"))?;
         let bound = || match value.parse() {
             Ok(bound) if bound <= BOUND_MAX => Ok(Some(bound)),
             _ => Err(format!("`{value}` is not a number up to {BOUND_MAX}")),

@@ -26,12 +26,8 @@ fn epochs_of(state: &mut State, no: RunnerNo) -> impl Iterator<Item = &mut u8> {
     let owners = owners.filter(move |owner| owner.runner == no);
     let batches = state.batches.iter_mut();
     let batches = batches.filter(move |batch| batch.runner == no);
-    let take = state.takes[no.index()]
-        .iter_mut()
-        .map(|take| &mut take.fence);
-    let beat = state.beats[no.index()]
-        .iter_mut()
-        .map(|beat| &mut beat.fence);
+    let take = state.takes[no.index()].iter_mut().map(|take| &mut take.fence);
+    let beat = state.beats[no.index()].iter_mut().map(|beat| &mut beat.fence);
     let runner = &mut state.runners[no.index()];
     let busy = runner.busy.iter_mut().flatten();
     let queued = runner.queued.iter_mut().flatten();

@@ -404,11 +404,7 @@ impl Protocol {
             return;
         };
         let held = state.fence_holds(no, beat.fence);
-        let from = if self.ahead == 0 {
-            state.now
-        } else {
-            beat.begun
-        };
+        let from = if self.ahead == 0 { state.now } else { beat.begun };
         if held && let Some(row) = &mut state.rows[no.index()] {
             row.lease_until = from + LEASE;
         }
@@ -472,10 +468,7 @@ impl Protocol {
         let (accepted, awaited) = (self.is_accepted(state, &batch), state.is_awaited(&batch));
         state.remove(&batch);
         if accepted {
-            state.add(Batch {
-                begun: true,
-                ..batch
-            });
+            state.add(Batch { begun: true, ..batch });
         } else if awaited {
             let runner = &mut state.runners[batch.runner.index()];
             runner.busy[batch.shard.index()] = None;
@@ -537,11 +530,7 @@ impl Protocol {
 }
 
 fn steps_of_batch(state: &State, batch: &Batch, steps: &mut Vec<Step>) {
-    steps.push(if batch.begun {
-        Step::Commit(*batch)
-    } else {
-        Step::Begin(*batch)
-    });
+    steps.push(if batch.begun { Step::Commit(*batch) } else { Step::Begin(*batch) });
     if !state.is_awaited(batch) {
         steps.push(Step::Vanish(*batch));
     }
@@ -555,13 +544,8 @@ fn send_heartbeat(state: &mut State, no: RunnerNo, begun: u8) {
 fn send(state: &mut State, no: RunnerNo, shard: ShardNo, kind: Kind, fence: u8, base: u8) {
     let lane = state.lanes[no.index()][shard.index()];
     let number = lane.last + 1;
-    state.runners[no.index()].busy[shard.index()] = Some(Busy {
-        fence,
-        kind,
-        number,
-        base,
-        lost: false,
-    });
+    state.runners[no.index()].busy[shard.index()] =
+        Some(Busy { fence, kind, number, base, lost: false });
     state.add(Batch {
         runner: no,
         shard,
@@ -667,11 +651,7 @@ fn raise_epoch(state: &mut State, no: RunnerNo, victim: RunnerNo) {
         row.epoch += 1;
     }
     let fence = state.runner(no).fence;
-    state.takes[no.index()] = fence.map(|fence| Take {
-        victim,
-        fence,
-        begun: false,
-    });
+    state.takes[no.index()] = fence.map(|fence| Take { victim, fence, begun: false });
 }
 
 /// The second transaction begins with the fence of who takes over, if its row comes first.
@@ -695,10 +675,7 @@ fn leave(state: &mut State, no: RunnerNo) {
         free_all(state, no);
         state.rows[no.index()] = None;
     }
-    state.runners[no.index()] = Runner {
-        process: Process::Left,
-        ..Runner::NEW
-    };
+    state.runners[no.index()] = Runner { process: Process::Left, ..Runner::NEW };
 }
 
 fn free_all(state: &mut State, no: RunnerNo) {
@@ -719,9 +696,7 @@ fn crash(state: &mut State, no: RunnerNo) {
     let refused = |batch: &Batch| {
         dead(batch)
             && !batch.begun
-            && batch
-                .lane
-                .is_some_and(|e| e != lanes[batch.shard.index()].epoch)
+            && batch.lane.is_some_and(|e| e != lanes[batch.shard.index()].epoch)
     };
     state.batches.retain(|batch| !refused(batch));
     let orphans = state.batches.iter_mut().filter(|batch| dead(batch));
@@ -730,10 +705,7 @@ fn crash(state: &mut State, no: RunnerNo) {
     if state.takes[no.index()].is_some_and(|take| !take.begun) {
         state.takes[no.index()] = None;
     }
-    state.runners[no.index()] = Runner {
-        process: Process::Crashed,
-        ..Runner::NEW
-    };
+    state.runners[no.index()] = Runner { process: Process::Crashed, ..Runner::NEW };
 }
 
 impl Break {

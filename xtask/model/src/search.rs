@@ -54,9 +54,7 @@ pub(crate) fn report_small(without: Option<Rule>) -> bool {
     }
     if without != Some(Rule::BodyEpoch) {
         let model = away(without);
-        let Away {
-            pauses, crashes, ..
-        } = model;
+        let Away { pauses, crashes, .. } = model;
         println!("runs that are put away: pauses: {pauses}, crashes: {crashes}");
         holds &= report(model, without.map(Rule::name));
     }
@@ -125,22 +123,14 @@ impl Variant {
             self_fencing: true,
             ahead: 0,
             ticks: 2,
-            left: Left {
-                faults: 2,
-                moves: 0,
-                commits: 2,
-            },
+            left: Left { faults: 2, moves: 0, commits: 2 },
             broken: None,
         },
     };
 
     const OWN_CLOCKS: Variant = Variant {
         name: "clocks differ by half a lease, no owner fences itself",
-        protocol: Protocol {
-            self_fencing: false,
-            ahead: 1,
-            ..Variant::STORE_TIME.protocol
-        },
+        protocol: Protocol { self_fencing: false, ahead: 1, ..Variant::STORE_TIME.protocol },
     };
 
     const fn with_a_move(mut self) -> Variant {
@@ -170,21 +160,9 @@ impl Variant {
             Break::ReadCheck => (0, 3, 2),
             _ => (2, 0, 1),
         };
-        let left = Left {
-            faults,
-            moves,
-            commits,
-        };
-        let protocol = Protocol {
-            left,
-            ticks: 2,
-            broken: Some(part),
-            ..variant.protocol
-        };
-        Variant {
-            protocol,
-            ..variant
-        }
+        let left = Left { faults, moves, commits };
+        let protocol = Protocol { left, ticks: 2, broken: Some(part), ..variant.protocol };
+        Variant { protocol, ..variant }
     }
 
     #[cfg(test)]
@@ -201,11 +179,7 @@ impl Variant {
             commits: bounds.commits.unwrap_or(left.commits),
         };
         let ticks = bounds.ticks.unwrap_or(ticks);
-        let protocol = Protocol {
-            left,
-            ticks,
-            ..self.protocol
-        };
+        let protocol = Protocol { left, ticks, ..self.protocol };
         Variant { protocol, ..self }
     }
 
@@ -385,9 +359,7 @@ fn seen_after_faults() -> Vec<Property<Protocol>> {
             RunnerNo::all().any(|no| {
                 let runner = state.runner(no);
                 let mut queued = runner.queued.iter().flatten();
-                runner
-                    .fence
-                    .is_some_and(|fence| queued.any(|it| it.fence != fence))
+                runner.fence.is_some_and(|fence| queued.any(|it| it.fence != fence))
             })
         }),
         Property::sometimes("an unknown outcome has landed", |_, state: &State| {
@@ -448,12 +420,7 @@ mod tests {
     use super::*;
 
     fn bounds(faults: u8, moves: u8) -> Bounds {
-        Bounds {
-            faults: Some(faults),
-            moves: Some(moves),
-            commits: Some(1),
-            ticks: Some(2),
-        }
+        Bounds { faults: Some(faults), moves: Some(moves), commits: Some(1), ticks: Some(2) }
     }
 
     #[test]
@@ -481,10 +448,7 @@ mod tests {
             };
             assert_eq!(broken, Some(expected), "without {}", part.name());
             // And that it suffices, as far as was looked for what goes wrong without it.
-            let whole = Protocol {
-                broken: None,
-                ..without
-            };
+            let whole = Protocol { broken: None, ..without };
             if whole.left.faults == 0 {
                 let found = search(whole, false);
                 assert!(found.broken.is_empty(), "{}", found.broken[0].1);
@@ -501,11 +465,9 @@ mod tests {
         }
         let started = "a body of a completed step starts under no other lease";
         let woken = "every live run is in memory or has a row that somebody will wake";
-        for (rule, expected) in [
-            (Rule::BodyEpoch, started),
-            (Rule::PutAway, woken),
-            (Rule::AskAgain, woken),
-        ] {
+        for (rule, expected) in
+            [(Rule::BodyEpoch, started), (Rule::PutAway, woken), (Rule::AskAgain, woken)]
+        {
             let found = match rule {
                 Rule::BodyEpoch => search(bodies(Some(rule)), true),
                 Rule::PutAway | Rule::AskAgain => search(away(Some(rule)), true),

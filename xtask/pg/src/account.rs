@@ -80,9 +80,7 @@ impl Account {
         command.arg("everstep-pg").args(arguments);
         command.stdin(Stdio::piped());
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command
-            .spawn()
-            .map_err(Error::io("`sh` could not be started"))?;
+        let child = command.spawn().map_err(Error::io("`sh` could not be started"))?;
         Ok(Watch(child))
     }
 }
@@ -107,14 +105,9 @@ pub(crate) fn is_root() -> bool {
 
 /// Reads `name:password:uid:gid:..`.
 fn user(users: &str, name: &str) -> Option<Account> {
-    let line = users
-        .lines()
-        .find(|line| line.split(':').next() == Some(name))?;
+    let line = users.lines().find(|line| line.split(':').next() == Some(name))?;
     let mut parts = line.split(':').skip(2);
-    Some(Account::Other {
-        uid: parts.next()?.parse().ok()?,
-        gid: parts.next()?.parse().ok()?,
-    })
+    Some(Account::Other { uid: parts.next()?.parse().ok()?, gid: parts.next()?.parse().ok()? })
 }
 
 #[cfg(test)]
@@ -125,10 +118,7 @@ mod tests {
     fn user_is_read_by_its_whole_name() {
         let users = "root:x:0:0::/:/bin/sh\npostgres2:x:5:6::/:\npostgres:x:101:103::/:/bin/sh\n";
         let found = user(users, "postgres");
-        assert!(
-            matches!(found, Some(Account::Other { uid: 101, gid: 103 })),
-            "{found:?}"
-        );
+        assert!(matches!(found, Some(Account::Other { uid: 101, gid: 103 })), "{found:?}");
         assert!(user(users, "post").is_none());
     }
 }

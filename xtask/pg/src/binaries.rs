@@ -65,12 +65,8 @@ fn find_postgresql() -> Option<PathBuf> {
         let name = entry.file_name();
         name.to_string_lossy().starts_with("postgresql")
     });
-    let found = versioned
-        .chain(linked)
-        .map(|entry| entry.path().join("bin"));
-    found
-        .filter(|directory| whole(directory))
-        .max_by_key(|directory| version(directory))
+    let found = versioned.chain(linked).map(|entry| entry.path().join("bin"));
+    found.filter(|directory| whole(directory)).max_by_key(|directory| version(directory))
 }
 
 /// The number in `/usr/lib/postgresql/15/bin` or `/opt/postgresql@15/bin`; 0 without one.

@@ -41,10 +41,7 @@ pub fn find_or_install<T>(
     install(program, packages)?;
     find().ok_or_else(|| Error::Missing {
         program,
-        why: format!(
-            "not even after Debian's `{}` was installed",
-            packages.join(" ")
-        ),
+        why: format!("not even after Debian's `{}` was installed", packages.join(" ")),
     })
 }
 
@@ -137,15 +134,9 @@ mod tests {
     #[test]
     fn what_cannot_be_installed_is_said_with_what_to_do() {
         let not_root = why_not("pgbouncer", true, false).unwrap();
-        assert!(
-            not_root.contains("sudo apt-get install pgbouncer"),
-            "{not_root}"
-        );
+        assert!(not_root.contains("sudo apt-get install pgbouncer"), "{not_root}");
         let elsewhere = why_not("pgbouncer", false, true).unwrap();
-        assert!(
-            elsewhere.contains("put its programs on the PATH"),
-            "{elsewhere}"
-        );
+        assert!(elsewhere.contains("put its programs on the PATH"), "{elsewhere}");
         assert_eq!(why_not("pgbouncer", true, true), None);
     }
 

@@ -56,11 +56,7 @@ impl Directory {
         fs::set_permissions(&path, permissions).map_err(Error::at(&path))?;
         account.own(&path)?;
         let watch = account.watch(CLEAR, &[pg_ctl.unwrap_or(Path::new("")), &path])?;
-        Ok(Directory {
-            path,
-            _lock: lock,
-            watch: Some(watch),
-        })
+        Ok(Directory { path, _lock: lock, watch: Some(watch) })
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -38,10 +38,7 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn failed(what: impl Into<String>, output: impl Into<String>) -> Self {
-        Error::Failed {
-            what: what.into(),
-            output: output.into(),
-        }
+        Error::Failed { what: what.into(), output: output.into() }
     }
 
     /// For `map_err`.

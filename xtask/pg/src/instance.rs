@@ -54,10 +54,8 @@ wal_retrieve_retry_interval = 100ms
 
 /// How locales are asked for, the first that initdb takes. Names in a language's own order show
 /// what depends on the order of bytes and does not say so.
-const LOCALES: [&[&str]; 2] = [
-    &["--locale-provider=icu", "--icu-locale=en-US", "--locale=C"],
-    &["--locale=C"],
-];
+const LOCALES: [&[&str]; 2] =
+    [&["--locale-provider=icu", "--icu-locale=en-US", "--locale=C"], &["--locale=C"]];
 
 /// How a server is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,13 +109,7 @@ impl Instance {
         let binaries = Binaries::find_or_install()?;
         let account = Account::for_servers()?;
         let directory = Directory::make(account, Some(&binaries.path("pg_ctl")))?;
-        Ok(Instance {
-            binaries,
-            account,
-            port: free_port()?,
-            server: Mutex::new(None),
-            directory,
-        })
+        Ok(Instance { binaries, account, port: free_port()?, server: Mutex::new(None), directory })
     }
 
     fn initdb(&self) -> Result<(), Error> {
@@ -139,9 +131,8 @@ impl Instance {
         let program = self.binaries.path(program);
         let mut command = self.account.command(&program, self.directory.path());
         command.arg("-D").arg(self.data()).args(arguments);
-        let output = command
-            .output()
-            .map_err(Error::io(format!("starting {}", program.display())))?;
+        let output =
+            command.output().map_err(Error::io(format!("starting {}", program.display())))?;
         if output.status.success() {
             return Ok(());
         }
@@ -193,8 +184,7 @@ impl Instance {
     /// If there is one of that name.
     pub fn create_database(&self, name: &str) -> Result<String, Error> {
         let quoted = name.replace('"', "\"\"");
-        self.session()?
-            .query(&format!("CREATE DATABASE \"{quoted}\""))?;
+        self.session()?.query(&format!("CREATE DATABASE \"{quoted}\""))?;
         Ok(self.url_for(name))
     }
 
@@ -251,9 +241,7 @@ impl Instance {
         command.arg("-p").arg(self.port.to_string());
         command.arg("-k").arg(self.directory.path());
         command.stdout(log).stderr(errors).stdin(Stdio::null());
-        command
-            .spawn()
-            .map_err(Error::io(format!("starting {}", program.display())))
+        command.spawn().map_err(Error::io(format!("starting {}", program.display())))
     }
 
     fn wait_until_ready(&self, child: &mut Child) -> Result<(), Error> {
@@ -353,11 +341,7 @@ impl Instance {
         // The name of the program, in parentheses, may contain anything; then come numbers, of which
         // these are the ticks of children that were waited for.
         let numbers = stat.rsplit(')').next().unwrap_or_default();
-        let ended = numbers
-            .split_whitespace()
-            .skip(13)
-            .take(2)
-            .map(first_number);
+        let ended = numbers.split_whitespace().skip(13).take(2).map(first_number);
         living + Duration::from_millis(ended.sum::<u64>() * 10)
     }
 
@@ -466,10 +450,7 @@ mod tests {
     fn tail_is_the_last_lines() {
         let text: String = (0..40).map(|no| format!("{no}\n")).collect();
         let shown = tail(&text);
-        assert!(
-            shown.starts_with("10\n") && shown.ends_with("\n39"),
-            "{shown}"
-        );
+        assert!(shown.starts_with("10\n") && shown.ends_with("\n39"), "{shown}");
         assert_eq!(tail("one"), "one");
     }
 }

@@ -79,14 +79,9 @@ impl Pgbouncer {
         let mut command = account.command(program, path);
         command.arg("--quiet").arg(configuration);
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        let process = command
-            .spawn()
-            .map_err(Error::io(format!("starting {}", program.display())))?;
-        let mut started = Pgbouncer {
-            port,
-            process,
-            directory,
-        };
+        let process =
+            command.spawn().map_err(Error::io(format!("starting {}", program.display())))?;
+        let mut started = Pgbouncer { port, process, directory };
         started.wait_until_ready()?;
         Ok(started)
     }

@@ -118,8 +118,7 @@ impl Proxy {
 
     /// Ends the holding of requests and of replies that was asked for in the same words.
     pub fn release(&self, which: &Which) {
-        self.network
-            .change(|state| state.holds.retain(|(_, held)| held != which));
+        self.network.change(|state| state.holds.retain(|(_, held)| held != which));
     }
 
     /// Ends all holding.
@@ -380,10 +379,7 @@ impl Network {
         }
         let link = Link {
             name: None,
-            ends: Some(Ends {
-                client: copy(client)?,
-                server: copy(server)?,
-            }),
+            ends: Some(Ends { client: copy(client)?, server: copy(server)? }),
             requests: Queue::default(),
             replies: Queue::default(),
         };

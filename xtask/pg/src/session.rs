@@ -140,11 +140,8 @@ fn garbled() -> Error {
 
 fn startup(user: &str, database: &str, application_name: &str) -> Vec<u8> {
     let mut body = PROTOCOL.to_be_bytes().to_vec();
-    let parameters = [
-        ("user", user),
-        ("database", database),
-        ("application_name", application_name),
-    ];
+    let parameters =
+        [("user", user), ("database", database), ("application_name", application_name)];
     for (name, value) in parameters {
         body.extend(name.bytes().chain([0]).chain(value.bytes()).chain([0]));
     }
@@ -188,10 +185,7 @@ fn refusal(body: &[u8]) -> Error {
         String::from_utf8_lossy(field.and_then(|field| field.get(1..)).unwrap_or_default())
             .into_owned()
     };
-    Error::Refused {
-        code: field(b'C'),
-        message: field(b'M'),
-    }
+    Error::Refused { code: field(b'C'), message: field(b'M') }
 }
 
 #[cfg(test)]

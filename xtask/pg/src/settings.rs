@@ -30,11 +30,7 @@ impl Settings {
     pub fn of(session: &mut Session) -> Result<Self, Error> {
         let mut columns = session.query(Self::QUERY)?.into_iter().flatten().flatten();
         let mut next = || columns.next().unwrap_or_default();
-        Ok(Settings {
-            fsync: next(),
-            synchronous_commit: next(),
-            full_page_writes: next(),
-        })
+        Ok(Settings { fsync: next(), synchronous_commit: next(), full_page_writes: next() })
     }
 
     /// Whether a confirmed commit survives the loss of power and, where there is a synchronous
@@ -78,11 +74,7 @@ mod tests {
 
     fn settings(values: [&str; 3]) -> Settings {
         let [fsync, synchronous_commit, full_page_writes] = values.map(str::to_owned);
-        Settings {
-            fsync,
-            synchronous_commit,
-            full_page_writes,
-        }
+        Settings { fsync, synchronous_commit, full_page_writes }
     }
 
     #[test]

@@ -57,10 +57,7 @@ mod tests {
 
     #[test]
     fn schema_is_added_to_what_a_url_says_already() {
-        assert_eq!(
-            with_schema("postgres://a/b", "s"),
-            "postgres://a/b?schema=s"
-        );
+        assert_eq!(with_schema("postgres://a/b", "s"), "postgres://a/b?schema=s");
         let with_mode = with_schema("postgres://a/b?sslmode=require", "s");
         assert_eq!(with_mode, "postgres://a/b?sslmode=require&schema=s");
     }

@@ -39,9 +39,7 @@ impl Instance {
     /// Has every commit wait for the standby, and gives back when that is so.
     fn wait_for_standby(&self, name: &str) -> Result<(), Error> {
         let mut session = self.session()?;
-        session.query(&format!(
-            "ALTER SYSTEM SET synchronous_standby_names = '{name}'"
-        ))?;
+        session.query(&format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'"))?;
         session.query("SELECT pg_reload_conf()")?;
         // A new session has the postmaster's settings, which has by then told all others to read
         // them again.
@@ -78,9 +76,7 @@ impl Instance {
     /// If it is no standby.
     pub fn promote(&self) -> Result<(), Error> {
         let wait = PATIENCE.as_secs();
-        let promoted = self
-            .session()?
-            .value(&format!("SELECT pg_promote(true, {wait})"))?;
+        let promoted = self.session()?.value(&format!("SELECT pg_promote(true, {wait})"))?;
         if promoted == "t" {
             return Ok(());
         }
@@ -100,12 +96,7 @@ impl Instance {
 
 /// One URL for a database on several servers, of which a client takes the one that it can write to.
 pub fn url_of_all(instances: &[&Instance], database: &str) -> String {
-    let addresses: Vec<String> = instances
-        .iter()
-        .map(|instance| instance.address().to_string())
-        .collect();
-    format!(
-        "postgres://{USER}@{}/{database}?target_session_attrs=read-write",
-        addresses.join(",")
-    )
+    let addresses: Vec<String> =
+        instances.iter().map(|instance| instance.address().to_string()).collect();
+    format!("postgres://{USER}@{}/{database}?target_session_attrs=read-write", addresses.join(","))
 }

@@ -114,11 +114,7 @@ fn serve(client: TcpStream, server: SocketAddr, counts: &Arc<Counts>) -> Option<
     client.set_nodelay(true).ok()?;
     server.set_nodelay(true).ok()?;
     let ways = [
-        (
-            client.try_clone().ok()?,
-            server.try_clone().ok()?,
-            Way::Requests,
-        ),
+        (client.try_clone().ok()?, server.try_clone().ok()?, Way::Requests),
         (server, client, Way::Replies),
     ];
     let talk = Arc::new(Mutex::new(Talk::default()));
@@ -288,9 +284,7 @@ mod tests {
         }
         assert_eq!(counted, (1, 1));
         let ready = message(b'Z', b"I");
-        ready
-            .iter()
-            .for_each(|byte| _ = talk.heard(Way::Replies, &[*byte]));
+        ready.iter().for_each(|byte| _ = talk.heard(Way::Replies, &[*byte]));
         assert_eq!(talk.awaited, 0);
     }
 

@@ -43,9 +43,7 @@ fn make_table(instance: &Instance) {
 }
 
 fn insert(instance: &Instance, n: u32) -> Result<(), Error> {
-    let inserted = instance
-        .session()?
-        .query(&format!("INSERT INTO t VALUES ({n})"));
+    let inserted = instance.session()?.query(&format!("INSERT INTO t VALUES ({n})"));
     inserted.map(drop)
 }
 
@@ -84,8 +82,7 @@ fn confirmed_rows_survive_every_way_of_stopping_and_the_port_stays() {
 /// A session that asks for nothing which would show its backend the end of the postmaster.
 fn busy(instance: &Instance) -> Session {
     let mut busy = instance.session().unwrap();
-    busy.send("SELECT count(*) FROM generate_series(1, 100000000000)")
-        .unwrap();
+    busy.send("SELECT count(*) FROM generate_series(1, 100000000000)").unwrap();
     let pid = busy.process();
     let active =
         format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND state = 'active'");
@@ -96,18 +93,12 @@ fn busy(instance: &Instance) -> Session {
 #[test]
 fn settings_are_on_and_one_that_is_off_is_seen() {
     let settings = shared().settings().unwrap();
-    assert_eq!(
-        settings.to_string(),
-        "fsync=on synchronous_commit=on full_page_writes=on"
-    );
+    assert_eq!(settings.to_string(), "fsync=on synchronous_commit=on full_page_writes=on");
     settings.check().unwrap();
     let mut session = shared().session().unwrap();
     session.query("SET synchronous_commit = off").unwrap();
     let settings = Settings::of(&mut session).unwrap();
-    assert_eq!(
-        settings.to_string(),
-        "fsync=on synchronous_commit=off full_page_writes=on"
-    );
+    assert_eq!(settings.to_string(), "fsync=on synchronous_commit=off full_page_writes=on");
     let error = settings.check().unwrap_err().to_string();
     assert!(error.contains("`synchronous_commit`"), "{error}");
 }
@@ -118,16 +109,10 @@ fn databases_are_made_once_and_the_server_is_not_root() {
     let url = instance.create_database("a \"b").unwrap();
     assert!(url.ends_with("/a \"b"), "{url}");
     let error = instance.create_database("a \"b").unwrap_err();
-    assert!(
-        matches!(&error, Error::Refused { code, .. } if code == "42P04"),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Refused { code, .. } if code == "42P04"), "{error}");
     let status = Path::new("/proc").join(instance.session().unwrap().process().to_string());
     if let Ok(status) = std::fs::read_to_string(status.join("status")) {
-        let uid = status
-            .lines()
-            .find(|line| line.starts_with("Uid:"))
-            .unwrap();
+        let uid = status.lines().find(|line| line.starts_with("Uid:")).unwrap();
         assert_ne!(uid.split_whitespace().nth(1), Some("0"), "{uid}");
     }
 }
@@ -136,11 +121,7 @@ fn databases_are_made_once_and_the_server_is_not_root() {
 fn failed_start_shows_the_log() {
     let instance = Instance::start_new().unwrap();
     instance.stop(Shutdown::Fast).unwrap();
-    std::fs::write(
-        instance.data().join("postgresql.conf"),
-        "no_such_setting = 1\n",
-    )
-    .unwrap();
+    std::fs::write(instance.data().join("postgresql.conf"), "no_such_setting = 1\n").unwrap();
     let error = instance.start().unwrap_err().to_string();
     assert!(error.contains("no_such_setting"), "{error}");
 }
@@ -166,10 +147,7 @@ fn standby_has_all_that_was_confirmed_and_takes_over() {
     insert(&standby, 20).unwrap();
     let url = url_of_all(&[&primary, &standby], "d");
     let [one, two] = [&primary, &standby].map(|instance| instance.address());
-    assert_eq!(
-        url,
-        format!("postgres://postgres@{one},{two}/d?target_session_attrs=read-write")
-    );
+    assert_eq!(url, format!("postgres://postgres@{one},{two}/d?target_session_attrs=read-write"));
 }
 
 /// The very first commit after the standby was made waits for it.
@@ -220,16 +198,12 @@ fn server_of_a_process_that_was_killed_is_stopped_and_removed() {
         .spawn()
         .unwrap();
     let lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
-    let line = lines
-        .map_while(Result::ok)
-        .find(|line| line.starts_with("at "));
+    let line = lines.map_while(Result::ok).find(|line| line.starts_with("at "));
     child.kill().unwrap();
     child.wait().unwrap();
     let line = line.unwrap();
     let (address, data) = line.strip_prefix("at ").unwrap().split_once(' ').unwrap();
     let directory = Path::new(data).parent().unwrap();
     until("the directory is removed", || !directory.exists());
-    until("nobody listens", || {
-        std::net::TcpStream::connect(address).is_err()
-    });
+    until("nobody listens", || std::net::TcpStream::connect(address).is_err());
 }

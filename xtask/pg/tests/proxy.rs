@@ -69,13 +69,8 @@ fn held_request_arrives_when_it_is_released_and_others_pass() {
     free.query(&table.insert()).unwrap();
     assert_eq!(table.rows(), "1");
     let connections = proxy.connections();
-    let names = connections
-        .iter()
-        .map(|one| one.application_name.as_deref());
-    assert_eq!(
-        names.collect::<Vec<_>>(),
-        [Some("runner-1/lane"), Some("runner-2/lane")]
-    );
+    let names = connections.iter().map(|one| one.application_name.as_deref());
+    assert_eq!(names.collect::<Vec<_>>(), [Some("runner-1/lane"), Some("runner-2/lane")]);
     assert_eq!(connections[0].requests_held, table.insert().len() + 6);
     proxy.release(&which);
     held.receive().unwrap();
@@ -228,8 +223,6 @@ fn round_trips_of_a_real_server_are_counted() {
 fn processor_time_of_a_server_grows_with_its_work() {
     let before = instance().cpu_time();
     let mut session = instance().session().unwrap();
-    session
-        .query("SELECT count(*) FROM generate_series(1, 300000)")
-        .unwrap();
+    session.query("SELECT count(*) FROM generate_series(1, 300000)").unwrap();
     assert!(instance().cpu_time() > before);
 }

@@ -21,11 +21,7 @@ pub(crate) struct Break {
 }
 
 pub(crate) const ALL: [Break; 11] = [
-    new(
-        "no-barrier",
-        Sabotage::NoBarrier,
-        "bodies start before what they build on is durable",
-    ),
+    new("no-barrier", Sabotage::NoBarrier, "bodies start before what they build on is durable"),
     new(
         "barrier-at-making",
         Sabotage::BarrierAtMaking,
@@ -46,26 +42,14 @@ pub(crate) const ALL: [Break; 11] = [
         Sabotage::ForgetRollbacks,
         "a finished rollback is forgotten while the run is in memory",
     ),
-    new(
-        "double-consume",
-        Sabotage::DoubleConsume,
-        "a message that was taken stays in the inbox",
-    ),
+    new("double-consume", Sabotage::DoubleConsume, "a message that was taken stays in the inbox"),
     new(
         "give-place-away",
         Sabotage::GivePlaceAway,
         "a run that was paused and resumed gives its places under limits away",
     ),
-    new(
-        "no-fence",
-        Sabotage::NoFence,
-        "a runner goes on writing after it has lost its shards",
-    ),
-    new(
-        "no-self-fencing",
-        Sabotage::NoSelfFencing,
-        "a runner does not look at its own clock",
-    ),
+    new("no-fence", Sabotage::NoFence, "a runner goes on writing after it has lost its shards"),
+    new("no-self-fencing", Sabotage::NoSelfFencing, "a runner does not look at its own clock"),
     new(
         "foreign-epoch",
         Sabotage::ForeignEpoch,
@@ -79,11 +63,7 @@ pub(crate) const ALL: [Break; 11] = [
 ];
 
 const fn new(name: &'static str, sabotage: Sabotage, what: &'static str) -> Break {
-    Break {
-        name,
-        sabotage,
-        what,
-    }
+    Break { name, sabotage, what }
 }
 
 pub(crate) fn by_name(name: &str) -> Result<Break, String> {
@@ -139,11 +119,5 @@ fn find(args: &Args, broken: Break) -> Found {
         _ => tried,
     };
     let (seed, violation) = found.unzip();
-    Found {
-        name: broken.name,
-        found: seed.is_some(),
-        seeds,
-        seed,
-        violation,
-    }
+    Found { name: broken.name, found: seed.is_some(), seeds, seed, violation }
 }

@@ -110,18 +110,11 @@ pub(crate) struct Life {
 impl Life {
     /// One that its worker did not survive.
     fn fatal(seed: u64, how: String) -> Life {
-        let violation = Violation {
-            promise: Promise::SimulationGoesOn,
-            what: how,
-        };
+        let violation = Violation { promise: Promise::SimulationGoesOn, what: how };
         let mut summary = Summary::new();
         summary.seeds = 1;
         summary.violations.insert(violation.promise, 1);
-        Life {
-            seed,
-            summary,
-            violations: vec![violation],
-        }
+        Life { seed, summary, violations: vec![violation] }
     }
 }
 
@@ -141,10 +134,7 @@ pub(crate) fn work(share: &Share) {
     let mut seed = share.from;
     while seed < share.end && share.time.is_none_or(|time| begun.elapsed() < time) {
         say(&Line::Begins(seed));
-        let options = Options {
-            is_traced: false,
-            sabotage: share.broken.map(|it| it.sabotage),
-        };
+        let options = Options { is_traced: false, sabotage: share.broken.map(|it| it.sabotage) };
         let verdict = life::live(Plan::draw(seed), options);
         say(&Line::Ended(Box::new(Life {
             seed,

@@ -73,11 +73,7 @@ pub(crate) fn live(plan: Plan, options: Options) -> Verdict {
     let left = left.expect("the main process has begun");
     let violations = ending::judge(&plan, &report, &left);
     let summary = Summary::of(&report, &left, &violations);
-    Verdict {
-        report,
-        summary,
-        violations,
-    }
+    Verdict { report, summary, violations }
 }
 
 /// How long engines may take to shut down.
@@ -97,12 +93,7 @@ impl Main {
         let server = Server::new(plan.kind, sky, ahead_ms, ppm);
         let ledger = Ledger::new(Some(server.data.clone()));
         let engines = Engines::new(plan.clone(), server.clone(), ledger.clone(), sabotage);
-        Main {
-            plan,
-            server,
-            ledger,
-            engines,
-        }
+        Main { plan, server, ledger, engines }
     }
 
     fn live(&self) -> Ending {
@@ -120,9 +111,7 @@ impl Main {
         };
         self.start_the_rest(&outside);
         let all_ended = self.await_ends(&outside);
-        self.engines
-            .expects_nothing
-            .store(all_ended, Ordering::Relaxed);
+        self.engines.expects_nothing.store(all_ended, Ordering::Relaxed);
         self.hear_results(&outside);
         self.close(&supervisors);
         self.end(&outside)
@@ -164,11 +153,7 @@ impl Main {
     fn await_ends(&self, outside: &Outside) -> bool {
         let until = simulation::time() + self.plan.bound();
         for round in 0.. {
-            let open: Vec<RunRow> = self
-                .rows()
-                .into_iter()
-                .filter(|it| !has_ended(it))
-                .collect();
+            let open: Vec<RunRow> = self.rows().into_iter().filter(|it| !has_ended(it)).collect();
             if open.is_empty() {
                 return true;
             }
@@ -189,15 +174,7 @@ impl Main {
     fn tell_of_hung(&self, outside: &Outside, row: &RunRow) {
         let why = simulation::block_on(outside.client.run::<u64>(row.id).why());
         let why = why.map_or_else(|error| format!("{error:?}"), |why| why.sentence);
-        let RunRow {
-            id,
-            status,
-            available_at,
-            waiting,
-            recoveries,
-            shard,
-            ..
-        } = row;
+        let RunRow { id, status, available_at, waiting, recoveries, shard, .. } = row;
         let runners = self.server.data.runners().unwrap_or_default();
         let owner = runners.iter().find(|it| it.shards.contains(*shard));
         let owner = owner.map_or("nobody", |it| it.name.as_str());
@@ -266,16 +243,10 @@ impl Main {
         });
         let runs = runs.collect();
         let letters = data.dead_letters(&LetterFilter::default(), 0, usize::MAX);
-        Ending {
-            runs,
-            letters: letters.expect("the store in memory never fails"),
-        }
+        Ending { runs, letters: letters.expect("the store in memory never fails") }
     }
 }
 
 fn has_ended(row: &RunRow) -> bool {
-    matches!(
-        row.status,
-        RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled
-    )
+    matches!(row.status, RunStatus::Completed | RunStatus::Failed | RunStatus::Cancelled)
 }

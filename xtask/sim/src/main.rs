@@ -61,10 +61,7 @@ fn show(seed: u64, broken: Option<everstep::Sabotage>) -> bool {
     fleet::pin_to_core(0);
     let plan = plan::Plan::draw(seed);
     print!("{plan}");
-    let options = life::Options {
-        is_traced: true,
-        sabotage: broken,
-    };
+    let options = life::Options { is_traced: true, sabotage: broken };
     let verdict = life::live(plan, options);
     print!("{}", verdict.report.trace);
     for violation in &verdict.violations {

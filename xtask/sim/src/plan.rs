@@ -194,10 +194,7 @@ impl fmt::Display for Plan {
         writeln!(f, "lease: {:?}", self.lease)?;
         writeln!(f, "{:?}", self.sky)?;
         let (points, goes_on) = (self.clock_points, self.goes_on);
-        writeln!(
-            f,
-            "clock points: {points}, goes on: {goes_on}, of a thousand"
-        )?;
+        writeln!(f, "clock points: {points}, goes on: {goes_on}, of a thousand")?;
         for (number, engine) in self.engines.iter().enumerate() {
             writeln!(f, "engine-{number}: {engine:?}")?;
         }

@@ -6,10 +6,7 @@ use crate::{
     plan::Plan,
 };
 
-const TRACED: Options = Options {
-    is_traced: true,
-    sabotage: None,
-};
+const TRACED: Options = Options { is_traced: true, sabotage: None };
 
 /// Compares line by line first, to name the place where two lives part.
 #[test]

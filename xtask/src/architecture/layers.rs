@@ -49,10 +49,7 @@ pub(super) fn check(root: &Path, document: &str) -> Result<(), Failure> {
 /// Each difference between the table and the code, as a line.
 fn problems(allowed: &Graph, modules: &BTreeSet<String>, imports: &[Import]) -> Vec<String> {
     let mut problems = Vec::new();
-    for module in modules
-        .iter()
-        .filter(|module| !allowed.contains_key(*module))
-    {
+    for module in modules.iter().filter(|module| !allowed.contains_key(*module)) {
         let its = imports.iter().filter(|import| import.from == *module);
         let names: BTreeSet<String> = its.map(|import| format!("`{}`", import.to)).collect();
         let names = names.into_iter().collect::<Vec<_>>().join(", ");
@@ -61,27 +58,15 @@ fn problems(allowed: &Graph, modules: &BTreeSet<String>, imports: &[Import]) -> 
     for module in allowed.keys().filter(|module| !modules.contains(*module)) {
         problems.push(format!("`{module}` has a row and is no module"));
     }
-    for Import {
-        from,
-        to,
-        file,
-        line,
-    } in imports
-    {
-        if allowed
-            .get(from)
-            .is_some_and(|allowed| !allowed.contains(to))
-        {
+    for Import { from, to, file, line } in imports {
+        if allowed.get(from).is_some_and(|allowed| !allowed.contains(to)) {
             let place = format!("{SOURCES}/{file}:{line}");
             problems.push(format!("{place}: `{from}` may not import `{to}`"));
         }
     }
     for (from, targets) in allowed.iter().filter(|(from, _)| modules.contains(*from)) {
         for to in targets {
-            if !imports
-                .iter()
-                .any(|import| import.from == *from && import.to == *to)
-            {
+            if !imports.iter().any(|import| import.from == *from && import.to == *to) {
                 problems.push(format!("`{from}` may import `{to}` and does not"));
             }
         }
@@ -90,9 +75,7 @@ fn problems(allowed: &Graph, modules: &BTreeSet<String>, imports: &[Import]) -> 
     if cycle.len() > CYCLE_MAX {
         let members: Vec<String> = cycle.into_iter().collect();
         let (count, members) = (members.len(), members.join("`, `"));
-        problems.push(format!(
-            "the table allows a cycle of {count} modules: `{members}`"
-        ));
+        problems.push(format!("the table allows a cycle of {count} modules: `{members}`"));
     }
     problems
 }
@@ -107,12 +90,7 @@ fn table(document: &str) -> Result<Option<Graph>, String> {
     let mut rows = section
         .map(str::trim)
         .filter(|line| line.starts_with('|'))
-        .map(|line| {
-            line.trim_matches('|')
-                .split('|')
-                .map(str::trim)
-                .collect::<Vec<_>>()
-        });
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect::<Vec<_>>());
     let Some(titles) = rows.next() else {
         return Ok(None);
     };
@@ -128,13 +106,8 @@ fn table(document: &str) -> Result<Option<Graph>, String> {
             cell.split('`').skip(1).step_by(2).map(String::from)
         };
         for name in names(module) {
-            if allowed
-                .insert(name.clone(), names(may_import).collect())
-                .is_some()
-            {
-                return Err(format!(
-                    "the table below `{HEADING}` has two rows for `{name}`"
-                ));
+            if allowed.insert(name.clone(), names(may_import).collect()).is_some() {
+                return Err(format!("the table below `{HEADING}` has two rows for `{name}`"));
             }
         }
     }
@@ -167,12 +140,7 @@ Text.
 ";
 
     fn import(from: &str, to: &str) -> Import {
-        Import {
-            from: from.into(),
-            to: to.into(),
-            file: "run.rs".into(),
-            line: 7,
-        }
+        Import { from: from.into(), to: to.into(), file: "run.rs".into(), line: 7 }
     }
 
     fn set(names: &[&str]) -> BTreeSet<String> {
@@ -208,10 +176,7 @@ Text.
         };
         assert_eq!(found(&modules, as_allowed().collect()), "");
         assert_eq!(
-            found(
-                &modules,
-                as_allowed().chain([import("time", "run")]).collect()
-            ),
+            found(&modules, as_allowed().chain([import("time", "run")]).collect()),
             "crates/everstep/src/run.rs:7: `time` may not import `run`"
         );
         assert_eq!(
@@ -236,9 +201,7 @@ Text.
         let ring = |names: &[&str]| -> Graph {
             let next = names.iter().cycle().skip(1);
             let edges = names.iter().zip(next);
-            edges
-                .map(|(from, to)| (from.to_string(), set(&[to])))
-                .collect()
+            edges.map(|(from, to)| (from.to_string(), set(&[to]))).collect()
         };
         let found = |table: &Graph| {
             let modules = table.keys().cloned().collect();

@@ -14,10 +14,7 @@ pub(super) struct Long {
 
 /// A file with all its lines, tests included.
 pub(super) fn file(file: &File) -> Long {
-    Long {
-        name: file.path.clone(),
-        lines: file.text.lines().count(),
-    }
+    Long { name: file.path.clone(), lines: file.text.lines().count() }
 }
 
 /// The functions with a body that are not test code, from the line of `fn` to the closing brace.
@@ -80,9 +77,7 @@ mod tests {
         let text = "trait A { fn a(&self) -> [u8; 2]; }\nfn b(f: fn(u8)) {\n    x(|| {\n    });\n}\n\
                     impl A {\n    pub fn c() -> u8\n    {\n        1\n    }\n}\n#[test]\nfn d() {}\n";
         let functions = functions(&File::new("m.rs", text));
-        let shown = functions
-            .iter()
-            .map(|long| (long.name.as_str(), long.lines));
+        let shown = functions.iter().map(|long| (long.name.as_str(), long.lines));
         assert_eq!(shown.collect::<Vec<_>>(), [("m.rs b", 4), ("m.rs c", 4)]);
     }
 

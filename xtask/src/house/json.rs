@@ -17,11 +17,7 @@ impl Json {
 
     pub(super) fn object<'a>(fields: impl IntoIterator<Item = (&'a str, Json)>) -> Json {
         let fields = fields.into_iter();
-        Json::Object(
-            fields
-                .map(|(name, value)| (name.to_owned(), value))
-                .collect(),
-        )
+        Json::Object(fields.map(|(name, value)| (name.to_owned(), value)).collect())
     }
 }
 

@@ -106,19 +106,9 @@ impl AddAssign for Lines {
 
 impl fmt::Display for Lines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Lines {
-            files,
-            code,
-            docs,
-            comments,
-            blank,
-            tests,
-        } = self;
+        let Lines { files, code, docs, comments, blank, tests } = self;
         let all = self.all();
-        write!(
-            f,
-            "{files:>8}{code:>8}{docs:>8}{comments:>9}{blank:>8}{tests:>8}{all:>8}"
-        )
+        write!(f, "{files:>8}{code:>8}{docs:>8}{comments:>9}{blank:>8}{tests:>8}{all:>8}")
     }
 }
 

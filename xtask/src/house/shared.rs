@@ -96,13 +96,8 @@ mod tests {
             File::new("s/only.rs", "x"),
         ];
         let pairs = pairs(&files, ["s", "p"]);
-        let shown = pairs
-            .iter()
-            .map(|pair| (pair.name.as_str(), pair.lines, pair.shared));
-        assert_eq!(
-            shown.collect::<Vec<_>>(),
-            [(".rs", [1, 1], 1), ("a.rs", [4, 4], 3)]
-        );
+        let shown = pairs.iter().map(|pair| (pair.name.as_str(), pair.lines, pair.shared));
+        assert_eq!(shown.collect::<Vec<_>>(), [(".rs", [1, 1], 1), ("a.rs", [4, 4], 3)]);
     }
 
     #[test]

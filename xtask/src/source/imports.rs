@@ -29,9 +29,7 @@ pub(crate) type Graph = BTreeMap<String, BTreeSet<String>>;
 /// The top-level modules of a crate that are not test code.
 pub(crate) fn modules(files: &[File]) -> BTreeSet<String> {
     let inside = files.iter().filter(|file| !file.test);
-    inside
-        .filter_map(|file| file.module.first().cloned())
-        .collect()
+    inside.filter_map(|file| file.module.first().cloned()).collect()
 }
 
 /// All imports of one top-level module by another, outside of test code.
@@ -39,11 +37,7 @@ pub(crate) fn imports(files: &[File]) -> Vec<Import> {
     let modules = modules(files);
     let root = files.iter().find(|file| file.module.is_empty());
     let origins: BTreeMap<String, String> = root
-        .map(|root| {
-            exports(root)
-                .into_iter()
-                .map(|export| (export.name, export.path))
-        })
+        .map(|root| exports(root).into_iter().map(|export| (export.name, export.path)))
         .into_iter()
         .flatten()
         .filter_map(|(name, path)| Some((name, path.into_iter().next()?)))
@@ -53,9 +47,7 @@ pub(crate) fn imports(files: &[File]) -> Vec<Import> {
         for (name, line) in names_at_root(file) {
             let to = match modules.contains(&name) || name == "*" {
                 true => Some(&name),
-                false => origins
-                    .get(&name)
-                    .filter(|origin| modules.contains(*origin)),
+                false => origins.get(&name).filter(|origin| modules.contains(*origin)),
             };
             let Some(to) = to.filter(|to| *to != file.top()) else {
                 continue;
@@ -85,16 +77,12 @@ pub(crate) fn graph(modules: BTreeSet<String>, imports: &[Import]) -> Graph {
 /// The largest set of modules of which each imports each, directly or through others. A single
 /// module is no cycle, so it has two members at least or none.
 pub(crate) fn largest_cycle(graph: &Graph) -> BTreeSet<String> {
-    let reached: BTreeMap<&String, BTreeSet<&String>> = graph
-        .keys()
-        .map(|module| (module, reachable(graph, module)))
-        .collect();
+    let reached: BTreeMap<&String, BTreeSet<&String>> =
+        graph.keys().map(|module| (module, reachable(graph, module))).collect();
     let cycle_of = |module: &String| -> BTreeSet<String> {
-        let together = reached[module].iter().filter(|other| {
-            reached
-                .get(**other)
-                .is_some_and(|back| back.contains(module))
-        });
+        let together = reached[module]
+            .iter()
+            .filter(|other| reached.get(**other).is_some_and(|back| back.contains(module)));
         together.map(|name| (*name).clone()).collect()
     };
     let cycles = graph.keys().map(cycle_of);
@@ -213,10 +201,9 @@ pub(crate) fn exports(root: &File) -> Vec<Export> {
             // The name is the last of the words: `pub const fn name(`, `pub struct Name {`.
             let words = tokens[at + 1..].iter();
             let words = words.take_while(|token| token.kind == Kind::Word);
-            exports.extend(words.last().map(|name| Export {
-                name: name.text.clone(),
-                path: Vec::new(),
-            }));
+            exports.extend(
+                words.last().map(|name| Export { name: name.text.clone(), path: Vec::new() }),
+            );
         }
     }
     exports
@@ -277,18 +264,13 @@ mod tests {
     /// The imports of module `a` whose file has this text.
     fn imported(text: &str) -> String {
         let files = files(&[
-            (
-                "lib.rs",
-                "pub use b::{Bee, inner::{Sea as C}}; pub use std::fmt; pub mod prelude {}",
-            ),
+            ("lib.rs", "pub use b::{Bee, inner::{Sea as C}}; pub use std::fmt; pub mod prelude {}"),
             ("a.rs", text),
             ("b.rs", ""),
             ("c/d.rs", ""),
         ]);
         let imports = imports(&files);
-        let shown = imports
-            .iter()
-            .map(|import| format!("{}:{}", import.to, import.line));
+        let shown = imports.iter().map(|import| format!("{}:{}", import.to, import.line));
         shown.collect::<Vec<_>>().join(" ")
     }
 
@@ -302,18 +284,12 @@ mod tests {
             imported("use super::{b, c};\nmod m { use super::super::b; use super::x; }"),
             "b:1 c:1 b:2"
         );
-        assert_eq!(
-            imported("pub(in crate::b) fn f() -> $crate::c::X {}"),
-            "c:1"
-        );
+        assert_eq!(imported("pub(in crate::b) fn f() -> $crate::c::X {}"), "c:1");
     }
 
     #[test]
     fn names_of_the_root_count_for_the_module_that_they_come_from() {
-        assert_eq!(
-            imported("use crate::{Bee, fmt, prelude};\nfn f(c: crate::C) {}"),
-            "b:1 b:2"
-        );
+        assert_eq!(imported("use crate::{Bee, fmt, prelude};\nfn f(c: crate::C) {}"), "b:1 b:2");
     }
 
     #[test]
@@ -348,26 +324,13 @@ mod tests {
             let mut graph = Graph::new();
             for (from, to) in edges {
                 graph.entry((*to).into()).or_default();
-                graph
-                    .entry((*from).into())
-                    .or_default()
-                    .insert((*to).into());
+                graph.entry((*from).into()).or_default().insert((*to).into());
             }
-            largest_cycle(&graph)
-                .into_iter()
-                .collect::<Vec<_>>()
-                .join(" ")
+            largest_cycle(&graph).into_iter().collect::<Vec<_>>().join(" ")
         };
         assert_eq!(graph(&[("a", "b"), ("b", "c"), ("a", "c")]), "");
         assert_eq!(
-            graph(&[
-                ("a", "b"),
-                ("b", "a"),
-                ("c", "d"),
-                ("d", "e"),
-                ("e", "c"),
-                ("a", "c")
-            ]),
+            graph(&[("a", "b"), ("b", "a"), ("c", "d"), ("d", "e"), ("e", "c"), ("a", "c")]),
             "c d e"
         );
     }

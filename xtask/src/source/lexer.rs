@@ -58,12 +58,7 @@ pub(crate) fn tokens(text: &str) -> Vec<Token> {
                 Kind::Word => token.trim_start_matches("r#"),
                 _ => token,
             };
-            tokens.push(Token {
-                kind,
-                text: name.to_owned(),
-                line,
-                test: false,
-            });
+            tokens.push(Token { kind, text: name.to_owned(), line, test: false });
         }
         line += token.matches('\n').count();
         rest = after;
@@ -222,10 +217,7 @@ mod tests {
 
     #[test]
     fn comments_nest() {
-        assert_eq!(
-            shown("a /* b /* c */ d */ e"),
-            "w:a c:/* b /* c */ d */ w:e"
-        );
+        assert_eq!(shown("a /* b /* c */ d */ e"), "w:a c:/* b /* c */ d */ w:e");
         assert_eq!(shown("a /* /* */ b"), "w:a c:/* /* */ b");
     }
 

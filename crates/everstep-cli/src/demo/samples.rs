@@ -19,9 +19,8 @@ pub(super) struct Order {
 pub(super) const VERDICT: Deferred<bool> = Deferred::new("verdict");
 /// The payment of an order, by its number.
 pub(super) const PAID: Event<u64> = Event::new("paid");
-const THUMBS: Queue<String, String> = Queue::new("thumbs")
-    .attempts(3)
-    .backoff(Retry::fixed(3, Duration::from_millis(700)));
+const THUMBS: Queue<String, String> =
+    Queue::new("thumbs").attempts(3).backoff(Retry::fixed(3, Duration::from_millis(700)));
 const BANK: Limit = Limit::new("bank").concurrency(2);
 
 pub(super) fn register(engine: EngineBuilder) -> EngineBuilder {
@@ -57,9 +56,7 @@ pub(super) async fn checkout(ctx: Ctx, order: Order) -> Result<String> {
         .step("charge card", async move || {
             a_while(500).await;
             match id % 3 {
-                1 => Err(Error::rollback(format!(
-                    "the card was declined for {amount}"
-                ))),
+                1 => Err(Error::rollback(format!("the card was declined for {amount}"))),
                 _ => Ok(format!("payment-{id}")),
             }
         })
@@ -144,19 +141,13 @@ pub(super) async fn fetch(ctx: Ctx, n: u64) -> Result<u64> {
 /// Has children, and waits for all of them.
 #[workflow]
 pub(super) async fn report(ctx: Ctx, parts: u64) -> Result<Vec<String>> {
-    ctx.map("parts", 1..=parts, async |ctx, part| {
-        ctx.child(parcel, part).await
-    })
-    .await
+    ctx.map("parts", 1..=parts, async |ctx, part| ctx.child(parcel, part).await).await
 }
 
 /// Has a queue do its work.
 #[workflow]
 pub(super) async fn album(ctx: Ctx, names: Vec<String>) -> Result<Vec<String>> {
-    ctx.map("pictures", names, async |ctx, name| {
-        ctx.enqueue(THUMBS, &name).await
-    })
-    .await
+    ctx.map("pictures", names, async |ctx, name| ctx.enqueue(THUMBS, &name).await).await
 }
 
 async fn thumbnail(job: Job, name: String) -> Result<String> {

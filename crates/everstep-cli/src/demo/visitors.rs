@@ -49,11 +49,7 @@ type Plans = VecDeque<(Instant, Later)>;
 async fn visit(client: &Client, n: u64, later: &mut Plans) -> Result<(), ClientError> {
     const CUSTOMERS: [&str; 6] = ["Ada", "Grace", "Edsger", "Barbara", "Leslie", "Tony"];
     let customer = CUSTOMERS[(n / 3 % 6) as usize];
-    let order = Order {
-        id: n,
-        customer: customer.to_owned(),
-        amount: 10 + n * 37 % 490,
-    };
+    let order = Order { id: n, customer: customer.to_owned(), amount: 10 + n * 37 % 490 };
     let mut plan = |seconds: u64, what: Later| {
         later.push_back((Instant::now() + Duration::from_secs(seconds), what));
     };

@@ -160,9 +160,7 @@ async fn change_all(client: &Client, many: Many, act: Act) -> Outcome {
     }
     confirm(&format!("{verb} {}?", so_many(met, "run")), many.yes)?;
     let progress = Progress::of(met, verb);
-    let bulk = client
-        .bulk(filter)
-        .on_progress(move |report: &BulkReport| progress.is(report.met));
+    let bulk = client.bulk(filter).on_progress(move |report: &BulkReport| progress.is(report.met));
     let detail = json!({"action": act.actions().1, "filter": many.which.json()});
     let change = Change::new("change_runs", "").detail(detail.to_string());
     let report = change.made_with(client, exit_of, async || {

@@ -22,10 +22,7 @@ pub(super) async fn go(client: &Client, said: Move) -> Outcome {
     let (word, text) = match moved.await? {
         Moved::Done => ("done", "moved"),
         Moved::Already => ("already", "it is there already"),
-        _ => (
-            "soon",
-            "its owner was told; it moves once nothing of it is in flight",
-        ),
+        _ => ("soon", "its owner was told; it moves once nothing of it is in flight"),
     };
     say(json!({"run": run.id().to_string(), "moved": word}), text);
     Ok(Exit::Done)
@@ -39,10 +36,7 @@ pub(super) async fn evict(client: &Client, said: One) -> Outcome {
         Evicted::Done => ("done", "it is out of memory"),
         Evicted::Cold => ("cold", "it is in nobody's memory"),
         Evicted::Soon => ("soon", "it leaves memory when it next waits"),
-        _ => (
-            "told",
-            "its owner was told; it leaves memory when it next waits",
-        ),
+        _ => ("told", "its owner was told; it leaves memory when it next waits"),
     };
     say(json!({"run": run.id().to_string(), "evicted": word}), text);
     Ok(Exit::Done)

@@ -85,11 +85,7 @@ async fn show(run: &RunHandle) -> Result<Shown, Trouble> {
         let mut table = Table::new(["UNREAD", "SENT", "BODY"]);
         for message in unread {
             let body = message.body.map(|it| it.to_string()).unwrap_or_default();
-            table.row([
-                message.name.into(),
-                dim(when(message.sent_at)),
-                short(&body, 80).into(),
-            ]);
+            table.row([message.name.into(), dim(when(message.sent_at)), short(&body, 80).into()]);
         }
         text += "\n";
         text += &table.text("");

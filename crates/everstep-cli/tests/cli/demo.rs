@@ -46,9 +46,7 @@ fn demo_keeps_its_data_where_it_is_told_to() {
     let file = temporary.path().join("kept.db");
     let arguments = ["--db", file.to_str().unwrap()];
     let (first, address) = demo(temporary.path(), &arguments);
-    until("something has ended", || {
-        address.counts()["completed"].as_u64() > Some(0)
-    });
+    until("something has ended", || address.counts()["completed"].as_u64() > Some(0));
     assert_eq!(first.end("-INT"), Some(0));
     assert!(file.exists());
     let (again, address) = demo(temporary.path(), &arguments);

@@ -31,8 +31,7 @@ fn program() {
     let arguments: Vec<String> = serde_json::from_str(&arguments).unwrap();
     let engine = Engine::open("app.db")
         .register_fn(GREET, |ctx, name: String| async move {
-            ctx.step("greet", async || Ok(format!("hello {name}")))
-                .await
+            ctx.step("greet", async || Ok(format!("hello {name}"))).await
         })
         .register_fn(WAIT, |ctx, n| async move {
             let step = match std::env::var_os(IS_NEXT) {
@@ -50,18 +49,11 @@ fn program() {
 
 /// The program with these arguments, as a command.
 fn my_app(place: &Place, arguments: &[&str]) -> Command {
-    let all: Vec<&str> = std::iter::once("my-app")
-        .chain(arguments.iter().copied())
-        .collect();
+    let all: Vec<&str> = std::iter::once("my-app").chain(arguments.iter().copied()).collect();
     let mut command = Command::new(std::env::current_exe().unwrap());
     plain(&mut command);
     command
-        .args([
-            "own_program::program",
-            "--exact",
-            "--ignored",
-            "--nocapture",
-        ])
+        .args(["own_program::program", "--exact", "--ignored", "--nocapture"])
         .env(ARGUMENTS, serde_json::to_string(&all).unwrap())
         .env_remove(IS_NEXT)
         .current_dir(place.directory.path());
@@ -100,10 +92,7 @@ impl Worker {
         errors.read_line(&mut line).unwrap();
         assert!(line.starts_with("working on "), "{line}");
         // Whoever writes to nobody fails.
-        Worker {
-            child,
-            _errors: errors,
-        }
+        Worker { child, _errors: errors }
     }
 
     fn end(mut self) -> i32 {

@@ -26,10 +26,7 @@ fn made() -> [Place; 2] {
 
 fn going_on(place: &Place, line: &str) -> Process {
     let mut command = everstep();
-    command
-        .args(line.split(' '))
-        .env("EVERSTEP_DB", &place.db)
-        .current_dir(place.directory.path());
+    command.args(line.split(' ')).env("EVERSTEP_DB", &place.db).current_dir(place.directory.path());
     Process::start(command)
 }
 

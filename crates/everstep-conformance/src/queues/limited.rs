@@ -15,10 +15,7 @@ pub(in super::super) const CHECKS: &[(&str, Check)] = checks![
 const LONG: Duration = Duration::from_millis(60_000);
 
 fn at_once(concurrency: u32) -> LimitRule {
-    LimitRule {
-        concurrency: Some(concurrency),
-        rate: None,
-    }
+    LimitRule { concurrency: Some(concurrency), rate: None }
 }
 
 fn wanted(rule: LimitRule, claim: u128, visibility: Duration) -> ClaimItems {
@@ -28,19 +25,12 @@ fn wanted(rule: LimitRule, claim: u128, visibility: Duration) -> ClaimItems {
         max: 9,
         attempts_max: 2,
         visibility,
-        limit: Some(ClaimLimit {
-            limit: "gpu".to_owned(),
-            limit_key: String::new(),
-            rule,
-        }),
+        limit: Some(ClaimLimit { limit: "gpu".to_owned(), limit_key: String::new(), rule }),
     }
 }
 
 fn step(id: RunId, effect: Effect) -> Commit {
-    Commit {
-        effects: vec![effect],
-        ..commit(id)
-    }
+    Commit { effects: vec![effect], ..commit(id) }
 }
 
 fn acquire(rule: LimitRule) -> Effect {
@@ -92,10 +82,7 @@ fn two_workers_and_a_step_share_the_places_of_a_limit(world: &World) {
     });
     // Who has got nothing asks again in a second, and not at once.
     let later = Some(at(1_001));
-    assert_eq!(
-        got.collect::<Vec<_>>(),
-        [(2, false, later), (0, false, later)]
-    );
+    assert_eq!(got.collect::<Vec<_>>(), [(2, false, later), (0, false, later)]);
     assert_eq!(world.gpu(), (3, 0));
     let waiting = world.item(ids[2]).expect("it stays in the queue");
     assert_eq!((waiting.state, waiting.attempts), (ItemState::Ready, 0));
@@ -117,10 +104,7 @@ fn every_end_of_a_claim_gives_its_place_back(world: &World) {
     let error = || vec![0];
     let ends = [
         Settlement::Done(vec![1]),
-        Settlement::Retry {
-            at: at(1_000_000),
-            error: error(),
-        },
+        Settlement::Retry { at: at(1_000_000), error: error() },
         Settlement::Failed(error()),
         Settlement::Release,
     ];
@@ -132,11 +116,7 @@ fn every_end_of_a_claim_gives_its_place_back(world: &World) {
         // Nobody without the claim can end it.
         assert!(!world.settle(1, id, 2, settlement.clone()));
         assert_eq!(world.gpu(), (1, 0));
-        let settle = Settle {
-            item: id,
-            claim: claim_id(1),
-            settlement: settlement.clone(),
-        };
+        let settle = Settle { item: id, claim: claim_id(1), settlement: settlement.clone() };
         let batch = Batch {
             fence: None,
             now: at(2),
@@ -185,11 +165,7 @@ fn the_place_of_a_lost_item_is_taken_without_a_worker(world: &World) {
     let claim = QueueWrite::Claim(wanted(at_once(2), 1, VISIBILITY));
     world.queue(0, claim);
     assert_eq!((world.gpu(), first_lost()), ((2, 0), Some(at(100))));
-    let beat = Extend {
-        item: ids[1],
-        claim: claim_id(1),
-        until: at(300),
-    };
+    let beat = Extend { item: ids[1], claim: claim_id(1), until: at(300) };
     world.queue(50, QueueWrite::Extend(vec![beat]));
     let run = world.running();
     world.accept(step(run, acquire(at_once(2))));
@@ -199,10 +175,7 @@ fn the_place_of_a_lost_item_is_taken_without_a_worker(world: &World) {
     assert!(world.is_let_in(run));
     assert_eq!((world.gpu(), first_lost()), ((2, 0), Some(at(300))));
     // Its worker comes back too late, and the other one does not.
-    let late = Extend {
-        item: ids[0],
-        ..beat
-    };
+    let late = Extend { item: ids[0], ..beat };
     let held = world.queue(101, QueueWrite::Extend(vec![late, beat]));
     assert_eq!(held, QueueDone::Extended(vec![false, true]));
     assert!(!world.settle(101, ids[0], 1, Settlement::Done(vec![1])));
@@ -218,19 +191,10 @@ fn the_place_of_a_lost_item_is_taken_without_a_worker(world: &World) {
 fn an_item_under_a_rate_is_claimed_at_its_turn(world: &World) {
     let rule = LimitRule {
         concurrency: None,
-        rate: Some(LimitRate {
-            count: 2,
-            per_ms: 1_000,
-            burst: 1,
-        }),
+        rate: Some(LimitRate { count: 2, per_ms: 1_000, burst: 1 }),
     };
     (1..=3).for_each(|n| _ = world.enqueue(0, item(n)));
-    for (ms, count, next) in [
-        (0, 1, 500),
-        (499, 0, 500),
-        (500, 1, 1_000),
-        (1_200, 1, 60_000),
-    ] {
+    for (ms, count, next) in [(0, 1, 500), (499, 0, 500), (500, 1, 1_000), (1_200, 1, 60_000)] {
         let claimed = world.claim_under(ms, rule, 1);
         let got = (claimed.items.len(), claimed.next_at, claimed.more);
         assert_eq!(got, (count, Some(at(next)), false), "at {ms}");

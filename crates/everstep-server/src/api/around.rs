@@ -25,13 +25,7 @@ use crate::{
 
 pub(super) fn add(table: &mut Table) {
     table
-        .add(
-            Get,
-            "/limits",
-            Read,
-            ("list_limits", "The limits that are in use"),
-            limits,
-        )
+        .add(Get, "/limits", Read, ("list_limits", "The limits that are in use"), limits)
         .answers::<LimitList>(200, "By name and key.");
     table
         .add(
@@ -63,30 +57,16 @@ pub(super) fn add(table: &mut Table) {
         )
         .answers_nothing(204, "It is gone.");
     table
-        .add(
-            Get,
-            "/cluster",
-            Read,
-            ("get_cluster", "The processes that run things"),
-            cluster,
-        )
+        .add(Get, "/cluster", Read, ("get_cluster", "The processes that run things"), cluster)
         .answers::<ClusterShape>(200, "Runners and pools.");
     table
-        .add(
-            Get,
-            "/workflows",
-            Read,
-            ("list_workflows", "What can be started"),
-            workflows,
-        )
+        .add(Get, "/workflows", Read, ("list_workflows", "What can be started"), workflows)
         .answers::<WorkflowList>(200, "By name.");
 }
 
 async fn limits(State(app): State<App>) -> Answered<LimitList> {
     let limits = app.client.limits().await?.into_iter();
-    Ok(Answer(LimitList {
-        limits: limits.map(LimitShape::from).collect(),
-    }))
+    Ok(Answer(LimitList { limits: limits.map(LimitShape::from).collect() }))
 }
 
 async fn letters(State(app): State<App>, Query(query): Query<LetterQuery>) -> Answered<LetterList> {
@@ -109,8 +89,7 @@ async fn letters(State(app): State<App>, Query(query): Query<LetterQuery>) -> An
 }
 
 fn number(text: &str) -> Result<u64, Problem> {
-    text.parse()
-        .map_err(|_| bad(format!("`{text}` is no number of a dead letter")))
+    text.parse().map_err(|_| bad(format!("`{text}` is no number of a dead letter")))
 }
 
 async fn replay(
@@ -127,14 +106,10 @@ async fn replay(
         (None, None) => replay,
     };
     match replay.await? {
-        Replayed::Delivered { run } => Ok(Answer(ReplayedShape {
-            run: Some(run.to_string()),
-            told: None,
-        })),
-        Replayed::Published { told } => Ok(Answer(ReplayedShape {
-            run: None,
-            told: Some(told),
-        })),
+        Replayed::Delivered { run } => {
+            Ok(Answer(ReplayedShape { run: Some(run.to_string()), told: None }))
+        }
+        Replayed::Published { told } => Ok(Answer(ReplayedShape { run: None, told: Some(told) })),
         Replayed::Refused { reason } => Err(Problem::new(Kind::Conflict, reason)),
         _ => Err(missing(format!("there is no dead letter {no}"))),
     }
@@ -173,13 +148,7 @@ async fn workflows(State(app): State<App>) -> Answered<WorkflowList> {
     }
     let workflows = found.into_iter().map(|(name, (mut versions, runners))| {
         versions.sort_unstable();
-        WorkflowShape {
-            name,
-            versions,
-            runners,
-        }
+        WorkflowShape { name, versions, runners }
     });
-    Ok(Answer(WorkflowList {
-        workflows: workflows.collect(),
-    }))
+    Ok(Answer(WorkflowList { workflows: workflows.collect() }))
 }

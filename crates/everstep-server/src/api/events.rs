@@ -22,22 +22,10 @@ use crate::{
 
 pub(super) fn add(table: &mut Table) {
     table
-        .add(
-            Get,
-            "/events/{event}",
-            Read,
-            ("get_event", "An event by its name"),
-            get,
-        )
+        .add(Get, "/events/{event}", Read, ("get_event", "An event by its name"), get)
         .answers::<EventShape>(200, "How many were published, and how many wait.");
     table
-        .add(
-            Post,
-            "/events/{event}",
-            Operate,
-            ("publish_event", "Publishes an event"),
-            publish,
-        )
+        .add(Post, "/events/{event}", Operate, ("publish_event", "Publishes an event"), publish)
         .body::<PublishShape>()
         .once()
         .answers::<PublishedShape>(202, "What became of it.");
@@ -45,11 +33,8 @@ pub(super) fn add(table: &mut Table) {
 
 async fn get(State(app): State<App>, Names(event): Names<String>) -> Answered<EventShape> {
     let row = app.client.event(&event).await?;
-    let row = row.ok_or_else(|| {
-        missing(format!(
-            "nobody has published or waited for an event `{event}`"
-        ))
-    })?;
+    let row = row
+        .ok_or_else(|| missing(format!("nobody has published or waited for an event `{event}`")))?;
     Ok(Answer(row.into()))
 }
 

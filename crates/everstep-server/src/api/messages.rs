@@ -49,10 +49,7 @@ pub(super) fn add(table: &mut Table) {
             Post,
             "/runs/{run}/deferreds",
             Operate,
-            (
-                "settle_deferred",
-                "Gives a deferred of a run its value, or an error",
-            ),
+            ("settle_deferred", "Gives a deferred of a run its value, or an error"),
             settle,
         )
         .body::<SettleShape>()
@@ -129,14 +126,10 @@ async fn request(
 
 fn settled(resolved: Resolved) -> Answer<Settled> {
     Answer(match resolved {
-        Resolved::First => Settled {
-            resolved: ResolvedShape::Now,
-            settled_at: None,
-        },
-        Resolved::Already { at } => Settled {
-            resolved: ResolvedShape::Before,
-            settled_at: Some(at.into()),
-        },
+        Resolved::First => Settled { resolved: ResolvedShape::Now, settled_at: None },
+        Resolved::Already { at } => {
+            Settled { resolved: ResolvedShape::Before, settled_at: Some(at.into()) }
+        }
     })
 }
 

@@ -32,10 +32,7 @@ pub(super) fn add(table: &mut Table) {
     table
         .add(Post, "/tokens", Admin, name, create)
         .body::<MakeToken>()
-        .answers::<NewToken>(
-            201,
-            "The token, with what is to be handed out: it is shown once.",
-        );
+        .answers::<NewToken>(201, "The token, with what is to be handed out: it is shown once.");
     let name = ("revoke_token", "Makes a token worthless, by its name");
     table
         .add(Delete, "/tokens/{token}", Admin, name, revoke)
@@ -46,11 +43,7 @@ async fn audit(State(app): State<App>, Query(query): Query<PageQuery>) -> Answer
     let limit = page_size(query.limit)?;
     let cursor = query.cursor.map(|cursor| {
         let number = cursor.parse::<u64>();
-        number.map_err(|_| {
-            bad(format!(
-                "`{cursor}` is no cursor; use `next` of the page before"
-            ))
-        })
+        number.map_err(|_| bad(format!("`{cursor}` is no cursor; use `next` of the page before")))
     });
     let page = app.client.audit().list(cursor.transpose()?, limit).await?;
     let entries = page.entries.into_iter();
@@ -62,25 +55,16 @@ async fn audit(State(app): State<App>, Query(query): Query<PageQuery>) -> Answer
 
 async fn tokens(State(app): State<App>) -> Answered<TokenList> {
     let tokens = app.client.tokens().list().await?.into_iter();
-    Ok(Answer(TokenList {
-        tokens: tokens.map(TokenShape::from).collect(),
-    }))
+    Ok(Answer(TokenList { tokens: tokens.map(TokenShape::from).collect() }))
 }
 
 async fn create(
     State(app): State<App>,
     Body(said): Body<MakeToken>,
 ) -> Result<(StatusCode, Answer<NewToken>), Problem> {
-    let (info, secret) = app
-        .client
-        .tokens()
-        .create(said.name, said.role.into())
-        .await?;
+    let (info, secret) = app.client.tokens().create(said.name, said.role.into()).await?;
     app.security.forget_stored();
-    let new = NewToken {
-        info: TokenShape::from(info),
-        token: secret.into_string(),
-    };
+    let new = NewToken { info: TokenShape::from(info), token: secret.into_string() };
     Ok((StatusCode::CREATED, Answer(new)))
 }
 

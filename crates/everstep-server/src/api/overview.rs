@@ -28,26 +28,18 @@ const CHART_PARTS: u64 = 60;
 
 pub(super) fn add(table: &mut Table) {
     let name = ("list_queues", "The queues that have items");
-    table
-        .add(Get, "/queues", Read, name, queues)
-        .answers::<QueueList>(200, "By name.");
+    table.add(Get, "/queues", Read, name, queues).answers::<QueueList>(200, "By name.");
     let name = ("get_stats", "What has happened over time");
     table
         .add(Get, "/stats", Read, name, stats)
         .query::<StatsQuery>()
         .problem(422)
         .answers::<StatsShape>(200, "In parts of equal length.");
-    let name = (
-        "list_messages",
-        "What was sent to a run, and it has not read",
-    );
+    let name = ("list_messages", "What was sent to a run, and it has not read");
     table
         .add(Get, "/runs/{run}/messages", Read, name, messages)
         .answers::<MessageList>(200, "The first of them.");
-    let name = (
-        "list_children",
-        "The runs that a run has started, newest first",
-    );
+    let name = ("list_children", "The runs that a run has started, newest first");
     table
         .add(Get, "/runs/{run}/children", Read, name, children)
         .query::<PageQuery>()
@@ -56,16 +48,12 @@ pub(super) fn add(table: &mut Table) {
 
 async fn queues(State(app): State<App>) -> Answered<QueueList> {
     let queues = app.client.queues().await?.into_iter();
-    Ok(Answer(QueueList {
-        queues: queues.map(QueueTally::from).collect(),
-    }))
+    Ok(Answer(QueueList { queues: queues.map(QueueTally::from).collect() }))
 }
 
 async fn stats(State(app): State<App>, Query(query): Query<StatsQuery>) -> Answered<StatsShape> {
     let to = query.to.map_or_else(|| SystemClock.now(), |Time(to)| to);
-    let from = query
-        .from
-        .map_or_else(|| to - millis(CHART_MS), |Time(from)| from);
+    let from = query.from.map_or_else(|| to - millis(CHART_MS), |Time(from)| from);
     let part = match query.bucket_ms {
         Some(ms) => millis(ms),
         None => millis((to.since(from).as_millis() as u64 / CHART_PARTS).max(1)),
@@ -80,9 +68,7 @@ async fn stats(State(app): State<App>, Query(query): Query<StatsQuery>) -> Answe
 async fn messages(State(app): State<App>, Names(run): Names<String>) -> Answered<MessageList> {
     let unread = handle(&app, &run).await?.inbox(MESSAGES_MAX).await?;
     let unread = unread.into_iter();
-    Ok(Answer(MessageList {
-        messages: unread.map(|it| Unread::new(it, &app.redaction)).collect(),
-    }))
+    Ok(Answer(MessageList { messages: unread.map(|it| Unread::new(it, &app.redaction)).collect() }))
 }
 
 async fn children(

@@ -23,13 +23,7 @@ use crate::{
 
 pub(super) fn add(table: &mut Table) {
     table
-        .add(
-            Get,
-            "/queues/{queue}",
-            Read,
-            ("get_queue", "How many items a queue has"),
-            get,
-        )
+        .add(Get, "/queues/{queue}", Read, ("get_queue", "How many items a queue has"), get)
         .answers::<QueueShape>(200, "The numbers.");
     table
         .add(
@@ -42,25 +36,13 @@ pub(super) fn add(table: &mut Table) {
         .query::<ItemQuery>()
         .answers::<QueueItems>(200, "A page of items.");
     table
-        .add(
-            Post,
-            "/queues/{queue}/items",
-            Operate,
-            ("put_item", "Puts an item into a queue"),
-            put,
-        )
+        .add(Post, "/queues/{queue}/items", Operate, ("put_item", "Puts an item into a queue"), put)
         .body::<PutItem>()
         .once()
         .answers::<ItemPut>(200, "It was there already.")
         .answers::<ItemPut>(201, "It is in the queue.");
     table
-        .add(
-            Get,
-            "/queues/{queue}/items/{item}",
-            Read,
-            ("get_item", "An item of a queue"),
-            item,
-        )
+        .add(Get, "/queues/{queue}/items/{item}", Read, ("get_item", "An item of a queue"), item)
         .answers::<QueueItem>(200, "The item.");
     table
         .add(
@@ -104,16 +86,10 @@ async fn list(
     let limit = page_size(query.limit)?;
     let after = query.cursor.as_deref().map(item_id).transpose()?;
     let state = query.state.map(Into::into);
-    let mut items = app
-        .client
-        .queue_items(&queue, state, after, limit + 1)
-        .await?;
+    let mut items = app.client.queue_items(&queue, state, after, limit + 1).await?;
     let has_more = items.len() > limit;
     items.truncate(limit);
-    let next = items
-        .last()
-        .filter(|_| has_more)
-        .map(|it| it.id.to_string());
+    let next = items.last().filter(|_| has_more).map(|it| it.id.to_string());
     let items = items.into_iter();
     Ok(Answer(QueueItems {
         items: items.map(|it| QueueItem::new(it, &app.redaction)).collect(),
@@ -122,8 +98,7 @@ async fn list(
 }
 
 fn item_id(text: &str) -> Result<ItemId, Problem> {
-    text.parse()
-        .map_err(|_| bad(format!("`{text}` is no number of an item")))
+    text.parse().map_err(|_| bad(format!("`{text}` is no number of an item")))
 }
 
 /// An item, if it is in this queue.
@@ -155,10 +130,7 @@ async fn put(
         put = put.dedupe(dedupe);
     }
     let item = put.await?;
-    let done = ItemPut {
-        id: item.id().to_string(),
-        attached: item.attached(),
-    };
+    let done = ItemPut { id: item.id().to_string(), attached: item.attached() };
     let status = match done.attached {
         true => StatusCode::OK,
         false => StatusCode::CREATED,

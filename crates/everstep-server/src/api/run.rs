@@ -66,41 +66,17 @@ fn add_reads(table: &mut Table) {
         )
         .streams("Events `run`, `history` and `gone`.");
     table
-        .add(
-            Get,
-            "/runs/{run}/history",
-            Read,
-            ("get_history", "What a run has done"),
-            history,
-        )
+        .add(Get, "/runs/{run}/history", Read, ("get_history", "What a run has done"), history)
         .query::<PageQuery>()
         .answers::<History>(200, "A page of its operations.");
     table
-        .add(
-            Get,
-            "/runs/{run}/why",
-            Read,
-            ("why", "Why a run does not go on"),
-            why,
-        )
+        .add(Get, "/runs/{run}/why", Read, ("why", "Why a run does not go on"), why)
         .answers::<WhyShape>(200, "What it waits for.");
     table
-        .add(
-            Get,
-            "/runs/{run}/state",
-            Read,
-            ("get_state", "What a run shows of itself"),
-            state,
-        )
+        .add(Get, "/runs/{run}/state", Read, ("get_state", "What a run shows of itself"), state)
         .answers::<StateShape>(200, "By key.");
     table
-        .add(
-            Get,
-            "/runs/{run}/streams",
-            Read,
-            ("list_streams", "The streams of a run"),
-            streams,
-        )
+        .add(Get, "/runs/{run}/streams", Read, ("list_streams", "The streams of a run"), streams)
         .answers::<StreamList>(200, "By name.");
     table
         .add(
@@ -126,32 +102,14 @@ fn add_reads(table: &mut Table) {
 
 fn add_changes(table: &mut Table) {
     table
-        .add(
-            Post,
-            "/runs/{run}/cancel",
-            Operate,
-            ("cancel_run", "Cancels a run"),
-            cancel,
-        )
+        .add(Post, "/runs/{run}/cancel", Operate, ("cancel_run", "Cancels a run"), cancel)
         .body::<CancelRun>()
         .answers::<RunSummary>(200, "The run.");
     table
-        .add(
-            Post,
-            "/runs/{run}/pause",
-            Operate,
-            ("pause_run", "Lets a run rest"),
-            pause,
-        )
+        .add(Post, "/runs/{run}/pause", Operate, ("pause_run", "Lets a run rest"), pause)
         .answers::<RunSummary>(200, "The run.");
     table
-        .add(
-            Post,
-            "/runs/{run}/resume",
-            Operate,
-            ("resume_run", "Lets a paused run go on"),
-            resume,
-        )
+        .add(Post, "/runs/{run}/resume", Operate, ("resume_run", "Lets a paused run go on"), resume)
         .answers::<RunSummary>(200, "The run.");
     table
         .add(
@@ -167,10 +125,7 @@ fn add_changes(table: &mut Table) {
             Post,
             "/runs/{run}/fork",
             Operate,
-            (
-                "fork_run",
-                "Starts a new run with a part of this one's history",
-            ),
+            ("fork_run", "Starts a new run with a part of this one's history"),
             fork,
         )
         .body::<ForkShape>()
@@ -178,13 +133,7 @@ fn add_changes(table: &mut Table) {
         .answers::<NewRun>(200, "It was there under this key.")
         .answers::<NewRun>(201, "The new run.");
     table
-        .add(
-            Put,
-            "/runs/{run}/tags/{name}",
-            Operate,
-            ("tag_run", "Sets a tag of a run"),
-            tag,
-        )
+        .add(Put, "/runs/{run}/tags/{name}", Operate, ("tag_run", "Sets a tag of a run"), tag)
         .body::<TagValue>()
         .answers_nothing(204, "It is set.");
     table
@@ -297,9 +246,7 @@ async fn why(State(app): State<App>, Names(run): Names<String>) -> Answered<WhyS
 async fn state(State(app): State<App>, Names(run): Names<String>) -> Answered<StateShape> {
     let state = handle(&app, &run).await?.state_json().await?;
     // A pattern may begin at a value, or at the key that it is shown under.
-    let values = state
-        .into_iter()
-        .map(|(key, it)| (key, app.redaction.json(it)));
+    let values = state.into_iter().map(|(key, it)| (key, app.redaction.json(it)));
     let shown = app.redaction.json(values.collect());
     let state = match shown {
         Json::Object(state) => state.into_iter().collect(),
@@ -310,9 +257,7 @@ async fn state(State(app): State<App>, Names(run): Names<String>) -> Answered<St
 
 async fn streams(State(app): State<App>, Names(run): Names<String>) -> Answered<StreamList> {
     let streams = handle(&app, &run).await?.streams().await?;
-    Ok(Answer(StreamList {
-        streams: streams.into_iter().map(StreamShape::from).collect(),
-    }))
+    Ok(Answer(StreamList { streams: streams.into_iter().map(StreamShape::from).collect() }))
 }
 
 async fn stream(
@@ -325,10 +270,7 @@ async fn stream(
     let page = run.stream_page_json(&stream, query.from, limit).await?;
     let items = page.items.into_iter();
     let items: Vec<Item> = items.map(|it| Item::new(it, &app.redaction)).collect();
-    Ok(Answer(Items {
-        items,
-        next: page.next,
-    }))
+    Ok(Answer(Items { items, next: page.next }))
 }
 
 async fn follow(
@@ -426,9 +368,7 @@ async fn fork(
 /// Whether a run was forked from another.
 async fn is_fork(new: &RunHandle, of: &RunHandle) -> Result<bool, Problem> {
     let (tags, of) = (new.info().await?.tags, of.id().to_string());
-    Ok(tags
-        .iter()
-        .any(|(name, value)| name == "everstep.forked_from" && *value == of))
+    Ok(tags.iter().any(|(name, value)| name == "everstep.forked_from" && *value == of))
 }
 
 /// The value of a tag.

@@ -38,13 +38,7 @@ const IDS_MAX: usize = 100;
 
 pub(super) fn add(table: &mut Table) {
     table
-        .add(
-            Get,
-            "/runs",
-            Read,
-            ("list_runs", "Runs, newest first"),
-            list,
-        )
+        .add(Get, "/runs", Read, ("list_runs", "Runs, newest first"), list)
         .query::<RunQuery>()
         .answers::<RunList>(200, "A page of runs.");
     table
@@ -62,10 +56,7 @@ pub(super) fn add(table: &mut Table) {
             Get,
             "/runs/updates",
             Read,
-            (
-                "watch_runs",
-                "Tells when runs change, and how many there are",
-            ),
+            ("watch_runs", "Tells when runs change, and how many there are"),
             updates,
         )
         .query::<RunFilter>()
@@ -77,13 +68,7 @@ pub(super) fn add(table: &mut Table) {
         .answers::<Started>(200, "It was there under this key.")
         .answers::<Started>(201, "It is started.");
     table
-        .add(
-            Post,
-            "/runs/bulk",
-            Admin,
-            ("change_runs", "Does something to many runs"),
-            bulk,
-        )
+        .add(Post, "/runs/bulk", Admin, ("change_runs", "Does something to many runs"), bulk)
         .body::<BulkShape>()
         .answers::<BulkDone>(200, "What became of them.");
     table
@@ -99,13 +84,7 @@ pub(super) fn add(table: &mut Table) {
         .add(Get, "/runs/{run}", Read, ("get_run", "A run"), get)
         .answers::<RunDetail>(200, "The run.");
     table
-        .add(
-            Delete,
-            "/runs/{run}",
-            Admin,
-            ("delete_run", "Deletes a run that has ended"),
-            delete,
-        )
+        .add(Delete, "/runs/{run}", Admin, ("delete_run", "Deletes a run that has ended"), delete)
         .query::<DeleteQuery>()
         .answers_nothing(204, "It is deleted.");
 }
@@ -162,10 +141,7 @@ async fn these(app: &App, ids: &str) -> Answered<RunList> {
     let ids = ids.map(|id| id.parse::<RunId>().map_err(|error| bad(error.to_string())));
     let ids = ids.collect::<Result<Vec<RunId>, Problem>>()?;
     if ids.len() > IDS_MAX {
-        return Err(bad(format!(
-            "`ids` names {} runs, and may name {IDS_MAX}",
-            ids.len()
-        )));
+        return Err(bad(format!("`ids` names {} runs, and may name {IDS_MAX}", ids.len())));
     }
     if ids.is_empty() {
         return Ok(Answer(RunList::of(Vec::new(), None, &app.redaction)));
@@ -271,10 +247,7 @@ async fn bulk(
     }
     if said.dry_run {
         let met = bulk.count().await?;
-        let done = BulkDone {
-            met,
-            ..BulkDone::default()
-        };
+        let done = BulkDone { met, ..BulkDone::default() };
         let outcome = Outcome::with(format!("{met} counted"));
         return Ok((Extension(outcome), Answer(done)));
     }
@@ -295,13 +268,8 @@ async fn by_key(
     State(app): State<App>,
     Names((workflow, key)): Names<(String, String)>,
 ) -> Answered<RunDetail> {
-    let found = app
-        .client
-        .get(Target::Key {
-            workflow: workflow.clone(),
-            key: key.clone(),
-        })
-        .await?;
+    let found =
+        app.client.get(Target::Key { workflow: workflow.clone(), key: key.clone() }).await?;
     let Some(run) = found else {
         let detail = format!("there is no run of workflow `{workflow}` with the key `{key}`");
         return Err(missing(detail));

@@ -24,33 +24,18 @@ use crate::{
 
 pub(super) fn add(table: &mut Table) {
     table
-        .add(
-            Get,
-            "/schedules",
-            Read,
-            ("list_schedules", "Schedules by name"),
-            list,
-        )
+        .add(Get, "/schedules", Read, ("list_schedules", "Schedules by name"), list)
         .query::<PageQuery>()
         .answers::<ScheduleList>(200, "A page of schedules.");
     table
-        .add(
-            Get,
-            "/schedules/{schedule}",
-            Read,
-            ("get_schedule", "A schedule"),
-            get,
-        )
+        .add(Get, "/schedules/{schedule}", Read, ("get_schedule", "A schedule"), get)
         .answers::<ScheduleShape>(200, "The schedule.");
     table
         .add(
             Put,
             "/schedules/{schedule}",
             Operate,
-            (
-                "put_schedule",
-                "Makes a schedule, or makes it as it is said here",
-            ),
+            ("put_schedule", "Makes a schedule, or makes it as it is said here"),
             put,
         )
         .body::<PutSchedule>()
@@ -96,10 +81,7 @@ pub(super) fn add(table: &mut Table) {
             Post,
             "/schedules/{schedule}/backfill",
             Operate,
-            (
-                "backfill_schedule",
-                "Makes the ticks of a time that has passed",
-            ),
+            ("backfill_schedule", "Makes the ticks of a time that has passed"),
             backfill,
         )
         .body::<Backfill>()
@@ -114,9 +96,7 @@ async fn list(State(app): State<App>, Query(query): Query<PageQuery>) -> Answere
     let page = schedules.await?;
     let schedules = page.schedules.into_iter();
     Ok(Answer(ScheduleList {
-        schedules: schedules
-            .map(|it| ScheduleShape::new(it, &app.redaction))
-            .collect(),
+        schedules: schedules.map(|it| ScheduleShape::new(it, &app.redaction)).collect(),
         next: page.next,
     }))
 }
@@ -230,8 +210,5 @@ async fn backfill(
         return Err(bad("`from` is after `to`"));
     }
     let filled = app.client.schedule_named(name).backfill(from..to).await?;
-    Ok(Answer(Backfilled {
-        started: filled.started,
-        present: filled.present,
-    }))
+    Ok(Answer(Backfilled { started: filled.started, present: filled.present }))
 }

@@ -25,9 +25,7 @@ use crate::{
 /// Whoever is nobody yet must be able to ask: these need no role.
 pub(super) fn add(table: &mut Table) {
     let name = ("get_session", "Who is asking, and what they may do");
-    table
-        .add(Get, "/session", None::<Role>, name, get)
-        .answers::<Session>(200, "Who is asking.");
+    table.add(Get, "/session", None::<Role>, name, get).answers::<Session>(200, "Who is asking.");
     let name = ("log_in", "Opens a session with a token");
     table
         .add(Post, "/session", None::<Role>, name, log_in)
@@ -67,10 +65,7 @@ async fn get(State(app): State<App>, headers: HeaderMap) -> Answered<Session> {
 /// Logs in with a token.
 async fn log_in(State(app): State<App>, request: Request) -> Result<impl IntoResponse, Problem> {
     let from = app.proxies.client(request.extensions(), request.headers());
-    let is_secure = request
-        .headers()
-        .get("x-forwarded-proto")
-        .is_some_and(|it| it == "https");
+    let is_secure = request.headers().get("x-forwarded-proto").is_some_and(|it| it == "https");
     let Body(Login { token }) = Body::from_request(request, &app).await?;
     let logged_in = app.security.log_in(&token, from, is_secure).await;
     let (name, outcome) = match &logged_in {

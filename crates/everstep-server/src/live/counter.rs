@@ -50,10 +50,7 @@ impl Counter {
 
     async fn count_now(&self, filter: &Filter) -> Result<Counts, ClientError> {
         let found = self.client.count_by_status(filter.clone()).await?;
-        let mut counts = Counts {
-            total: found.total(),
-            ..Counts::default()
-        };
+        let mut counts = Counts { total: found.total(), ..Counts::default() };
         for (status, count) in found.iter() {
             *counts.counts.of(status) += count;
         }
@@ -110,10 +107,7 @@ mod tests {
     async fn count(calls: &AtomicU64, takes: Duration) -> Result<Counts, ClientError> {
         let total = calls.fetch_add(1, Ordering::Relaxed) + 1;
         tokio::time::sleep(takes).await;
-        Ok(Counts {
-            total,
-            ..Counts::default()
-        })
+        Ok(Counts { total, ..Counts::default() })
     }
 
     #[tokio::test]

@@ -80,14 +80,7 @@ pub(super) struct Look<'f> {
 
 impl Follower {
     pub(super) fn new(run: RunHandle) -> Follower {
-        Follower {
-            run,
-            pages: Vec::new(),
-            mark: None,
-            same: 0,
-            unswept: 0,
-            sweep: 0,
-        }
+        Follower { run, pages: Vec::new(), mark: None, same: 0, unswept: 0, sweep: 0 }
     }
 
     /// Looks for what is new, now that the run is like this.
@@ -107,10 +100,7 @@ impl Follower {
             0..SAME => self.warm(),
             _ => self.swept().into_iter().collect(),
         };
-        Look {
-            follower: self,
-            pages,
-        }
+        Look { follower: self, pages }
     }
 
     /// The pages where something is likely to be new, and one more.
@@ -142,29 +132,22 @@ impl Follower {
         let has_more = found.next.is_some();
         match self.pages.get(at + 1) {
             Some(next) => {
-                let end = entries
-                    .iter()
-                    .position(|it| next.first.as_ref() == Some(&it.location));
+                let end = entries.iter().position(|it| next.first.as_ref() == Some(&it.location));
                 let Some(end) = end else { return Ok(None) };
                 entries.truncate(end);
             }
             None => {
                 if let Some(after) = found.next {
                     let after = Some(after);
-                    self.pages.push(Page {
-                        after,
-                        ..Page::default()
-                    });
+                    self.pages.push(Page { after, ..Page::default() });
                 }
             }
         }
         let page = &mut self.pages[at];
         page.first = entries.first().map(|it| it.location.clone());
         page.is_open = entries.iter().any(|it| !it.status.is_terminal());
-        let now: HashMap<String, Seen> = entries
-            .iter()
-            .map(|it| (it.location.clone(), Seen::of(it)))
-            .collect();
+        let now: HashMap<String, Seen> =
+            entries.iter().map(|it| (it.location.clone(), Seen::of(it))).collect();
         let before = std::mem::replace(&mut page.seen, now);
         // Not if there is a page after it now, of which nothing is known yet.
         if entries.len() > 2 * PAGE && !(at + 2 == self.pages.len() && has_more) {
@@ -172,11 +155,7 @@ impl Follower {
         }
         entries.retain(|it| before.get(&it.location) != Some(&Seen::of(it)));
         let page = &mut self.pages[at];
-        page.calm = if entries.is_empty() {
-            page.calm.saturating_add(1)
-        } else {
-            0
-        };
+        page.calm = if entries.is_empty() { page.calm.saturating_add(1) } else { 0 };
         Ok(Some(entries))
     }
 

@@ -51,10 +51,7 @@ pub(crate) struct Rate {
 
 impl From<LimitInfo> for LimitShape {
     fn from(info: LimitInfo) -> LimitShape {
-        let rate = |(count, per): (u32, Duration)| Rate {
-            count,
-            per_ms: as_millis(per),
-        };
+        let rate = |(count, per): (u32, Duration)| Rate { count, per_ms: as_millis(per) };
         LimitShape {
             name: info.name,
             key: info.key,
@@ -196,23 +193,10 @@ pub(crate) struct PublishedShape {
 impl From<PublishedEvent> for PublishedShape {
     fn from(published: PublishedEvent) -> PublishedShape {
         match published {
-            PublishedEvent::Published {
-                told,
-                spreading,
-                kept,
-                ..
-            } => PublishedShape {
-                duplicate: false,
-                told,
-                spreading,
-                kept,
-            },
-            _ => PublishedShape {
-                duplicate: true,
-                told: 0,
-                spreading: false,
-                kept: false,
-            },
+            PublishedEvent::Published { told, spreading, kept, .. } => {
+                PublishedShape { duplicate: false, told, spreading, kept }
+            }
+            _ => PublishedShape { duplicate: true, told: 0, spreading: false, kept: false },
         }
     }
 }

@@ -96,10 +96,7 @@ impl From<Cluster> for ClusterShape {
             pools: runner.pools,
             weight: runner.weight,
             workflows: served(
-                runner
-                    .workflows
-                    .into_iter()
-                    .map(|it| (it.workflow, it.version, it.accepts)),
+                runner.workflows.into_iter().map(|it| (it.workflow, it.version, it.accepts)),
             ),
             shards: runner.shards,
         });
@@ -109,10 +106,7 @@ impl From<Cluster> for ClusterShape {
             of: pool.shards.len(),
             shards: pool.shards,
         });
-        ClusterShape {
-            runners: runners.collect(),
-            pools: pools.collect(),
-        }
+        ClusterShape { runners: runners.collect(), pools: pools.collect() }
     }
 }
 

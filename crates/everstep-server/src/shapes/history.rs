@@ -151,11 +151,7 @@ pub(crate) struct StreamShape {
 
 impl From<StreamInfo> for StreamShape {
     fn from(info: StreamInfo) -> StreamShape {
-        StreamShape {
-            name: info.name,
-            first: info.first,
-            end: info.end,
-        }
+        StreamShape { name: info.name, first: info.first, end: info.end }
     }
 }
 
@@ -190,10 +186,7 @@ impl Item {
             position: item.position,
             at: item.at.into(),
             generation: item.generation,
-            by: item.by.map(|by| ItemBy {
-                location: by.location,
-                attempt: by.attempt,
-            }),
+            by: item.by.map(|by| ItemBy { location: by.location, attempt: by.attempt }),
             value: redaction.json(item.value),
         }
     }

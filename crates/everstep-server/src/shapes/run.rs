@@ -71,11 +71,7 @@ impl FailureShape {
             kind: failure_kind(failure.kind),
             details: failure.details_json().map(|it| redaction.json(it)),
             message: redaction.text(failure.message),
-            causes: failure
-                .causes
-                .into_iter()
-                .map(|cause| redaction.text(cause))
-                .collect(),
+            causes: failure.causes.into_iter().map(|cause| redaction.text(cause)).collect(),
             location: failure.location.map(|location| location.to_string()),
             attempts: failure.attempts,
         }
@@ -172,9 +168,7 @@ impl RunDetail {
                 parent: info.parent.map(|parent| parent.to_string()),
                 pool: info.pool,
                 tags: tags(info.tags),
-                failure: info
-                    .failure
-                    .map(|failure| FailureShape::new(failure, redaction)),
+                failure: info.failure.map(|failure| FailureShape::new(failure, redaction)),
             },
         }
     }
@@ -360,9 +354,7 @@ impl TryFrom<RunFilter> for Filter {
 fn statuses<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RunStatus>, D::Error> {
     let text = String::deserialize(from)?;
     let words = text.split(',').filter(|word| !word.is_empty());
-    words
-        .map(|word| word.parse().map_err(de::Error::custom))
-        .collect()
+    words.map(|word| word.parse().map_err(de::Error::custom)).collect()
 }
 
 /// How many runs there are of each status.
@@ -581,10 +573,10 @@ pub(crate) struct BulkReason {
 
 impl From<BulkReport> for BulkDone {
     fn from(report: BulkReport) -> BulkDone {
-        let reasons = report.reasons.into_iter().map(|(run, reason)| BulkReason {
-            run: run.to_string(),
-            reason,
-        });
+        let reasons = report
+            .reasons
+            .into_iter()
+            .map(|(run, reason)| BulkReason { run: run.to_string(), reason });
         BulkDone {
             met: report.met,
             done: report.done,

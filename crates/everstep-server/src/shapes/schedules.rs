@@ -65,10 +65,9 @@ impl ScheduleShape {
     pub(crate) fn new(info: ScheduleInfo, redaction: &Redaction) -> ScheduleShape {
         let upcoming = info.upcoming(5).into_iter().map(Time).collect();
         let (cron, time_zone, every) = match info.spec {
-            Some(ScheduleSpec::Cron {
-                expression,
-                time_zone,
-            }) => (Some(expression), Some(time_zone), None),
+            Some(ScheduleSpec::Cron { expression, time_zone }) => {
+                (Some(expression), Some(time_zone), None)
+            }
             Some(ScheduleSpec::Every(every)) => (None, None, Some(every)),
             _ => (None, None, None),
         };

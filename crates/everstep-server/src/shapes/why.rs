@@ -51,12 +51,7 @@ pub(crate) enum WaitsForShape {
         at: Time,
     },
     /// The next attempt of a step.
-    NextAttempt {
-        location: String,
-        attempt: u32,
-        at: Time,
-        error: String,
-    },
+    NextAttempt { location: String, attempt: u32, at: Time, error: String },
     /// A message.
     Message {
         location: String,
@@ -120,64 +115,33 @@ impl Link {
 
 fn waits(waits_for: WaitsFor, redaction: &Redaction) -> WaitsForShape {
     match waits_for {
-        WaitsFor::Body { location, since } => WaitsForShape::Body {
-            location,
-            since: since.map(Time),
-        },
-        WaitsFor::Time { location, at } => WaitsForShape::Time {
-            location,
-            at: at.into(),
-        },
-        WaitsFor::NextAttempt {
-            location,
-            attempt,
-            at,
-            error,
-        } => WaitsForShape::NextAttempt {
+        WaitsFor::Body { location, since } => {
+            WaitsForShape::Body { location, since: since.map(Time) }
+        }
+        WaitsFor::Time { location, at } => WaitsForShape::Time { location, at: at.into() },
+        WaitsFor::NextAttempt { location, attempt, at, error } => WaitsForShape::NextAttempt {
             location,
             attempt,
             at: at.into(),
             error: redaction.text(error),
         },
-        WaitsFor::Message { location, until } => WaitsForShape::Message {
-            location,
-            until: until.map(Time),
-        },
-        WaitsFor::Answer {
-            kind: what,
-            location,
-            until,
-        } => WaitsForShape::Answer {
-            what: kind(what),
-            location,
-            until: until.map(Time),
-        },
-        WaitsFor::Limit {
-            name,
-            key,
-            location,
-            turn,
-            holder,
-        } => WaitsForShape::Limit {
+        WaitsFor::Message { location, until } => {
+            WaitsForShape::Message { location, until: until.map(Time) }
+        }
+        WaitsFor::Answer { kind: what, location, until } => {
+            WaitsForShape::Answer { what: kind(what), location, until: until.map(Time) }
+        }
+        WaitsFor::Limit { name, key, location, turn, holder } => WaitsForShape::Limit {
             name,
             key,
             location,
             turn: turn.map(Time),
             holder: holder.map(|run| run.to_string()),
         },
-        WaitsFor::Run { run, location } => WaitsForShape::Run {
-            run: run.to_string(),
-            location,
-        },
-        WaitsFor::Resume { reason } => WaitsForShape::Resume {
-            reason: redaction.text(reason),
-        },
+        WaitsFor::Run { run, location } => WaitsForShape::Run { run: run.to_string(), location },
+        WaitsFor::Resume { reason } => WaitsForShape::Resume { reason: redaction.text(reason) },
         WaitsFor::Runner { problem } => WaitsForShape::Runner { problem },
-        WaitsFor::Rollback { ending } => WaitsForShape::Rollback {
-            ending: ending.into(),
-        },
-        other => WaitsForShape::Other {
-            text: format!("{other:?}"),
-        },
+        WaitsFor::Rollback { ending } => WaitsForShape::Rollback { ending: ending.into() },
+        other => WaitsForShape::Other { text: format!("{other:?}") },
     }
 }

@@ -8,48 +8,25 @@ use crate::world::{MAILS, World, text};
 #[tokio::test]
 async fn a_run_is_started_waited_for_and_read() {
     let world = World::new().await;
-    let (status, started) = world
-        .post(
-            "/runs",
-            json!({"workflow": "greet", "input": "ada", "key": "k"}),
-        )
-        .await;
-    assert_eq!(
-        (status, &started["attached"]),
-        (StatusCode::CREATED, &json!(false))
-    );
+    let (status, started) =
+        world.post("/runs", json!({"workflow": "greet", "input": "ada", "key": "k"})).await;
+    assert_eq!((status, &started["attached"]), (StatusCode::CREATED, &json!(false)));
     let id = started["id"].as_str().unwrap().to_owned();
     let result = world.get(&format!("/runs/{id}/result?wait_ms=20000")).await;
-    assert_eq!(
-        result,
-        json!({"status": "completed", "output": "hello ada"})
-    );
+    assert_eq!(result, json!({"status": "completed", "output": "hello ada"}));
     let run = world.get(&format!("/runs/{id}")).await;
-    assert_eq!(
-        (&run["workflow"], &run["input"]),
-        (&json!("greet"), &json!("ada"))
-    );
+    assert_eq!((&run["workflow"], &run["input"]), (&json!("greet"), &json!("ada")));
     assert_eq!(world.get("/runs/by-key/greet/k").await["id"], json!(id));
     let history = world.get(&format!("/runs/{id}/history")).await;
     assert_eq!(history["entries"][0]["location"], json!("greet"));
     assert_eq!(history["entries"][0]["value"], json!("hello ada"));
     // The same key finds the same run.
-    let (status, again) = world
-        .post(
-            "/runs",
-            json!({"workflow": "greet", "input": "bob", "key": "k"}),
-        )
-        .await;
+    let (status, again) =
+        world.post("/runs", json!({"workflow": "greet", "input": "bob", "key": "k"})).await;
     assert_eq!(status, StatusCode::OK);
-    assert_eq!(
-        again,
-        json!({"id": id, "attached": true, "input_differs": true})
-    );
+    assert_eq!(again, json!({"id": id, "attached": true, "input_differs": true}));
     let counts = world.get("/runs/counts").await;
-    assert_eq!(
-        (&counts["counts"]["completed"], &counts["total"]),
-        (&json!(1), &json!(1))
-    );
+    assert_eq!((&counts["counts"]["completed"], &counts["total"]), (&json!(1), &json!(1)));
     world.end().await;
 }
 
@@ -65,31 +42,18 @@ async fn a_waiting_run_is_found_explained_and_sent_what_it_waits_for() {
         }
         tokio::task::yield_now().await;
     };
-    assert!(
-        why["sentence"].as_str().unwrap().contains("number"),
-        "{why}"
-    );
+    assert!(why["sentence"].as_str().unwrap().contains("number"), "{why}");
     let found = world.get(&format!("/runs?q={id}")).await;
     assert_eq!(found["runs"][0]["id"], json!(id));
-    let (status, sent) = world
-        .post(
-            &format!("/runs/{id}/messages"),
-            json!({"name": "number", "body": 41}),
-        )
-        .await;
-    assert_eq!(
-        (status, sent),
-        (StatusCode::ACCEPTED, json!({"sent": "delivered"}))
-    );
+    let (status, sent) =
+        world.post(&format!("/runs/{id}/messages"), json!({"name": "number", "body": 41})).await;
+    assert_eq!((status, sent), (StatusCode::ACCEPTED, json!({"sent": "delivered"})));
     let result = world.get(&format!("/runs/{id}/result?wait_ms=20000")).await;
     assert_eq!(result["output"], json!(42));
     // What has ended cannot be paused, and says so.
     let (status, problem) = world.post(&format!("/runs/{id}/pause"), json!({})).await;
     assert_eq!(status, StatusCode::CONFLICT, "{problem}");
-    assert!(
-        problem["detail"].as_str().unwrap().contains(&id),
-        "{problem}"
-    );
+    assert!(problem["detail"].as_str().unwrap().contains(&id), "{problem}");
     world.end().await;
 }
 
@@ -104,34 +68,13 @@ async fn what_is_wrong_is_said_and_where() {
         (Method::GET, "/runs/nonsense", None, 400, "nonsense"),
         (Method::GET, "/nowhere", None, 404, "openapi.json"),
         (Method::DELETE, "/cluster", None, 405, "DELETE"),
-        (
-            Method::POST,
-            "/runs",
-            Some(json!({"input": 1})),
-            400,
-            "workflow",
-        ),
-        (
-            Method::POST,
-            "/runs",
-            Some(json!({"workflow": "greet", "x": 1})),
-            400,
-            "x",
-        ),
-        (
-            Method::GET,
-            "/runs/01a1e31b-1d59-7590-8241-3c1d14f48fdd",
-            None,
-            404,
-            "no run",
-        ),
+        (Method::POST, "/runs", Some(json!({"input": 1})), 400, "workflow"),
+        (Method::POST, "/runs", Some(json!({"workflow": "greet", "x": 1})), 400, "x"),
+        (Method::GET, "/runs/01a1e31b-1d59-7590-8241-3c1d14f48fdd", None, 404, "no run"),
     ] {
         let (got, problem) = world.call(method, path, body).await;
         assert_eq!(got.as_u16(), status, "{path}: {problem}");
-        assert!(
-            problem["detail"].as_str().unwrap().contains(word),
-            "{path}: {problem}"
-        );
+        assert!(problem["detail"].as_str().unwrap().contains(word), "{path}: {problem}");
         assert_eq!(problem["status"], json!(status));
     }
     world.end().await;
@@ -140,30 +83,20 @@ async fn what_is_wrong_is_said_and_where() {
 #[tokio::test]
 async fn runs_are_asked_for_by_their_ids_and_those_that_are_gone_are_left_out() {
     let world = World::new().await;
-    let (one, other) = (
-        world.start("greet", json!("a")).await,
-        world.start("greet", json!("b")).await,
-    );
+    let (one, other) =
+        (world.start("greet", json!("a")).await, world.start("greet", json!("b")).await);
     world.ended(&one).await;
     world.ended(&other).await;
-    let (status, _) = world
-        .call(Method::DELETE, &format!("/runs/{other}"), None)
-        .await;
+    let (status, _) = world.call(Method::DELETE, &format!("/runs/{other}"), None).await;
     assert_eq!(status, StatusCode::NO_CONTENT);
     let found = world.get(&format!("/runs?ids={one},{other}")).await;
     assert_eq!(found["runs"].as_array().unwrap().len(), 1);
     assert_eq!(found["runs"][0]["id"], json!(one));
     let path = format!("/runs?ids={one}&workflow=greet");
-    assert_eq!(
-        world.call(Method::GET, &path, None).await.0,
-        StatusCode::BAD_REQUEST
-    );
+    assert_eq!(world.call(Method::GET, &path, None).await.0, StatusCode::BAD_REQUEST);
     let many = vec![one.as_str(); 101].join(",");
     let path = format!("/runs?ids={many}");
-    assert_eq!(
-        world.call(Method::GET, &path, None).await.0,
-        StatusCode::BAD_REQUEST
-    );
+    assert_eq!(world.call(Method::GET, &path, None).await.0, StatusCode::BAD_REQUEST);
     world.end().await;
 }
 
@@ -182,22 +115,13 @@ async fn runs_are_found_page_by_page_and_by_what_they_have() {
     let mut path = "/runs?limit=2".to_owned();
     loop {
         let page = world.get(&path).await;
-        keys.extend(
-            page["runs"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|it| text(&it["key"])),
-        );
+        keys.extend(page["runs"].as_array().unwrap().iter().map(|it| text(&it["key"])));
         let Some(next) = page["next"].as_str() else {
             break;
         };
         path = format!("/runs?limit=2&cursor={next}");
     }
-    assert_eq!(
-        keys,
-        ["order-4", "order-3", "order-2", "order-1", "order-0"]
-    );
+    assert_eq!(keys, ["order-4", "order-3", "order-2", "order-1", "order-0"]);
     for (query, count) in [
         ("q=order-", 5),
         ("q=parity:odd", 2),
@@ -237,10 +161,7 @@ async fn a_child_is_named_where_it_was_started() {
     let child = text(&history["entries"][0]["child"]);
     assert_eq!(history["entries"][0]["kind"], json!("child"));
     let child = world.get(&format!("/runs/{child}")).await;
-    assert_eq!(
-        (&child["workflow"], &child["parent"]),
-        (&json!("greet"), &json!(id))
-    );
+    assert_eq!((&child["workflow"], &child["parent"]), (&json!("greet"), &json!(id)));
     world.end().await;
 }
 
@@ -249,26 +170,17 @@ async fn a_question_is_answered_a_deferred_settled_and_a_message_dropped() {
     let world = World::new().await;
     let oracle = world.start("oracle", json!(null)).await;
     let ask = json!({"name": "question", "body": "why"});
-    let answer = world
-        .done(&format!("/runs/{oracle}/requests"), ask.clone())
-        .await;
+    let answer = world.done(&format!("/runs/{oracle}/requests"), ask.clone()).await;
     assert_eq!(answer["answer"]["asked"], json!("why"));
     let unheard = json!({"name": "nobody listens to this", "timeout_ms": 1});
     let silent = world.start("oracle", json!(null)).await;
-    let (status, answer) = world
-        .post(&format!("/runs/{silent}/requests"), unheard)
-        .await;
+    let (status, answer) = world.post(&format!("/runs/{silent}/requests"), unheard).await;
     assert_eq!((status, answer), (StatusCode::ACCEPTED, json!({})));
     world.ended(&oracle).await;
-    let (status, _) = world
-        .post(&format!("/runs/{oracle}/requests"), ask.clone())
-        .await;
+    let (status, _) = world.post(&format!("/runs/{oracle}/requests"), ask.clone()).await;
     assert_eq!(status, StatusCode::CONFLICT);
     let messages = format!("/runs/{oracle}/messages");
-    assert_eq!(
-        world.post(&messages, ask.clone()).await.0,
-        StatusCode::CONFLICT
-    );
+    assert_eq!(world.post(&messages, ask.clone()).await.0, StatusCode::CONFLICT);
     for (policy, sent) in [("drop", "dropped"), ("dead_letter", "dead_lettered")] {
         let mut body = ask.clone();
         body["if_finished"] = json!(policy);
@@ -278,37 +190,21 @@ async fn a_question_is_answered_a_deferred_settled_and_a_message_dropped() {
     let no = letters["letters"][0]["no"].as_u64().unwrap();
     let patient = world.start("patient", json!(null)).await;
     let replay = format!("/dead-letters/{no}/replay");
-    assert_eq!(
-        world.done(&replay, json!({"to": patient})).await,
-        json!({"run": patient})
-    );
+    assert_eq!(world.done(&replay, json!({"to": patient})).await, json!({"run": patient}));
 
     let run = world.start("secretive", json!({"id": 7})).await;
-    let state = world
-        .until(&format!("/runs/{run}/state"), |it| {
-            it["state"]["token"].is_string()
-        })
-        .await;
+    let state =
+        world.until(&format!("/runs/{run}/state"), |it| it["state"]["token"].is_string()).await;
     let token = text(&state["state"]["token"]);
     // At rest, so that it cannot end between the two.
     world.done(&format!("/runs/{run}/pause"), json!({})).await;
     let path = format!("/tokens/{token}/resolve");
-    assert_eq!(
-        world.done(&path, json!({"value": 5})).await,
-        json!({"resolved": "now"})
-    );
+    assert_eq!(world.done(&path, json!({"value": 5})).await, json!({"resolved": "now"}));
     let again = world.done(&path, json!({"value": 6})).await;
     assert_eq!(again["resolved"], json!("before"));
     world.done(&format!("/runs/{run}/resume"), json!({})).await;
     assert_eq!(world.ended(&run).await["output"], json!({"id": 7}));
-    assert_eq!(
-        world
-            .post("/tokens/nonsense/resolve", json!({}))
-            .await
-            .0
-            .as_u16(),
-        422
-    );
+    assert_eq!(world.post("/tokens/nonsense/resolve", json!({})).await.0.as_u16(), 422);
     world.end().await;
 }
 
@@ -317,19 +213,11 @@ async fn a_schedule_is_made_paused_triggered_and_deleted() {
     let world = World::new().await;
     let body =
         json!({"workflow": "greet", "input": "tick", "cron": "0 3 * * *", "overlap": "allow"});
-    let (status, made) = world
-        .call(Method::PUT, "/schedules/nightly", Some(body))
-        .await;
-    assert_eq!(
-        (status, &made["cron"]),
-        (StatusCode::OK, &json!("0 3 * * *"))
-    );
+    let (status, made) = world.call(Method::PUT, "/schedules/nightly", Some(body)).await;
+    assert_eq!((status, &made["cron"]), (StatusCode::OK, &json!("0 3 * * *")));
     assert_eq!(made["upcoming"].as_array().unwrap().len(), 5);
     let paused = world.done("/schedules/nightly/pause", json!({})).await;
-    assert_eq!(
-        (&paused["paused"], &paused["name"]),
-        (&json!(true), &json!("nightly"))
-    );
+    assert_eq!((&paused["paused"], &paused["name"]), (&json!(true), &json!("nightly")));
     let resumed = world.done("/schedules/nightly/resume", json!({})).await;
     assert_eq!(resumed["paused"], json!(false));
     let ticked = world.done("/schedules/nightly/trigger", json!({})).await;
@@ -339,52 +227,31 @@ async fn a_schedule_is_made_paused_triggered_and_deleted() {
     let filled = world.done("/schedules/nightly/backfill", time).await;
     assert_eq!(filled, json!({"started": 3, "present": 0}));
     let path = "/schedules/nightly";
-    assert_eq!(
-        world.call(Method::DELETE, path, None).await.0,
-        StatusCode::NO_CONTENT
-    );
-    assert_eq!(
-        world.call(Method::GET, path, None).await.0,
-        StatusCode::NOT_FOUND
-    );
+    assert_eq!(world.call(Method::DELETE, path, None).await.0, StatusCode::NO_CONTENT);
+    assert_eq!(world.call(Method::GET, path, None).await.0, StatusCode::NOT_FOUND);
     world.end().await;
 }
 
 #[tokio::test]
 async fn an_item_is_put_into_a_queue_seen_and_taken_back() {
     let world = World::new().await;
-    let put = world
-        .done(
-            "/queues/mails/items",
-            json!({"input": {"to": "ada"}, "priority": 3}),
-        )
-        .await;
+    let put =
+        world.done("/queues/mails/items", json!({"input": {"to": "ada"}, "priority": 3})).await;
     let id = text(&put["id"]);
     let item = world.get(&format!("/queues/mails/items/{id}")).await;
-    assert_eq!(
-        (&item["state"], &item["priority"]),
-        (&json!("ready"), &json!(3))
-    );
+    assert_eq!((&item["state"], &item["priority"]), (&json!("ready"), &json!(3)));
     assert_eq!(item["input"], json!({"to": "ada"}));
     assert_eq!(world.get("/queues/mails").await["ready"], json!(1));
     let other = format!("/queues/letters/items/{id}");
-    assert_eq!(
-        world.call(Method::GET, &other, None).await.0,
-        StatusCode::NOT_FOUND
-    );
-    let cancelled = world
-        .done(&format!("/queues/mails/items/{id}/cancel"), json!({}))
-        .await;
+    assert_eq!(world.call(Method::GET, &other, None).await.0, StatusCode::NOT_FOUND);
+    let cancelled = world.done(&format!("/queues/mails/items/{id}/cancel"), json!({})).await;
     assert_eq!(cancelled, json!({"changed": true}));
     // One that fails for good is dead, and can be tried again.
     let put = world.done("/queues/mails/items", json!({"input": 1})).await;
     let path = format!("/queues/mails/items/{}", text(&put["id"]));
     let client = world.engine.client();
-    let worker = client
-        .work(MAILS, 1, async |_, _| {
-            Err(everstep::Error::fatal("no such address"))
-        })
-        .unwrap();
+    let worker =
+        client.work(MAILS, 1, async |_, _| Err(everstep::Error::fatal("no such address"))).unwrap();
     let dead = world.until(&path, |it| it["state"] == json!("dead")).await;
     assert_eq!(dead["error"]["message"], json!("no such address"));
     worker.stop().await;
@@ -401,15 +268,8 @@ async fn the_cluster_says_who_has_which_shard_and_how_old_its_lease_is() {
     let cluster = world.get("/cluster").await;
     let runner = &cluster["runners"][0];
     assert_eq!(runner["alive"], json!(true));
-    assert!(
-        runner["lease_age_ms"].as_u64().unwrap() < 10_000,
-        "{runner}"
-    );
-    let greet = runner["workflows"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|it| it["name"] == "greet");
+    assert!(runner["lease_age_ms"].as_u64().unwrap() < 10_000, "{runner}");
+    let greet = runner["workflows"].as_array().unwrap().iter().find(|it| it["name"] == "greet");
     assert_eq!(greet.unwrap()["versions"], json!([1]));
     let pool = &cluster["pools"][0];
     let shards = pool["shards"].as_array().unwrap();
@@ -417,13 +277,7 @@ async fn the_cluster_says_who_has_which_shard_and_how_old_its_lease_is() {
     let owned = shards.iter().filter(|it| **it == json!(0)).count();
     assert_eq!(json!(owned), pool["owned"]);
     let workflows = world.get("/workflows").await;
-    assert!(
-        workflows["workflows"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .any(|it| it["name"] == "patient")
-    );
+    assert!(workflows["workflows"].as_array().unwrap().iter().any(|it| it["name"] == "patient"));
     world.end().await;
 }
 
@@ -432,15 +286,9 @@ async fn an_event_for_one_is_kept_until_somebody_has_it() {
     let world = World::new().await;
     let body = json!({"body": {"n": 1}, "deliver": "one"});
     let (status, published) = world.post("/events/parcel", body).await;
-    assert_eq!(
-        (status, &published["kept"]),
-        (StatusCode::ACCEPTED, &json!(true))
-    );
+    assert_eq!((status, &published["kept"]), (StatusCode::ACCEPTED, &json!(true)));
     let event = world.get("/events/parcel").await;
-    assert_eq!(
-        (&event["published"], &event["kept"]),
-        (&json!(1), &json!(1))
-    );
+    assert_eq!((&event["published"], &event["kept"]), (&json!(1), &json!(1)));
     world.end().await;
 }
 
@@ -458,9 +306,7 @@ async fn it_is_a_part_of_another_app_under_a_path_of_its_own() {
         ("/ops/readyz", 200),
         ("/", 200),
     ] {
-        let request = axum::http::Request::get(path)
-            .body(axum::body::Body::empty())
-            .unwrap();
+        let request = axum::http::Request::get(path).body(axum::body::Body::empty()).unwrap();
         let response = nested.answer(request).await;
         assert_eq!(response.status().as_u16(), status, "{path}");
         assert_eq!(
@@ -477,17 +323,11 @@ async fn unread_messages_children_queues_and_charts_are_shown() {
     let world = World::new().await;
     let patient = world.start("patient", json!(null)).await;
     world
-        .done(
-            &format!("/runs/{patient}/messages"),
-            json!({"name": "later", "body": {"n": 1}}),
-        )
+        .done(&format!("/runs/{patient}/messages"), json!({"name": "later", "body": {"n": 1}}))
         .await;
     let unread = world.get(&format!("/runs/{patient}/messages")).await;
     let message = &unread["messages"][0];
-    assert_eq!(
-        (&message["name"], &message["kind"]),
-        (&json!("later"), &json!("message"))
-    );
+    assert_eq!((&message["name"], &message["kind"]), (&json!("later"), &json!("message")));
     assert_eq!(message["body"], json!({"n": 1}));
     let parent = world.start("parent", json!("eve")).await;
     world.ended(&parent).await;
@@ -501,16 +341,10 @@ async fn unread_messages_children_queues_and_charts_are_shown() {
     );
     let stats = world.get("/stats").await;
     let buckets = stats["buckets"].as_array().unwrap();
-    let completed: u64 = buckets
-        .iter()
-        .filter_map(|it| it["completed"].as_u64())
-        .sum();
+    let completed: u64 = buckets.iter().filter_map(|it| it["completed"].as_u64()).sum();
     assert!(buckets.len() >= 60 && completed >= 2, "{stats}");
     let many = "/stats?from=2026-01-01T00:00:00Z&to=2026-01-02T00:00:00Z&bucket_ms=1000";
-    assert_eq!(
-        world.call(Method::GET, many, None).await.0,
-        StatusCode::UNPROCESSABLE_ENTITY
-    );
+    assert_eq!(world.call(Method::GET, many, None).await.0, StatusCode::UNPROCESSABLE_ENTITY);
     world.end().await;
 }
 
@@ -518,20 +352,11 @@ async fn unread_messages_children_queues_and_charts_are_shown() {
 async fn a_run_is_moved_to_another_pool_and_taken_out_of_memory() {
     let world = World::new().await;
     let id = world.start("patient", json!(null)).await;
-    world
-        .until(&format!("/runs/{id}"), |it| it["status"] == "sleeping")
-        .await;
+    world.until(&format!("/runs/{id}"), |it| it["status"] == "sleeping").await;
     let evicted = world.done(&format!("/runs/{id}/evict"), json!({})).await;
-    assert!(
-        ["done", "soon"].contains(&text(&evicted["outcome"]).as_str()),
-        "{evicted}"
-    );
-    world
-        .done(&format!("/runs/{id}/move"), json!({"pool": "elsewhere"}))
-        .await;
-    world
-        .until(&format!("/runs/{id}"), |it| it["pool"] == "elsewhere")
-        .await;
+    assert!(["done", "soon"].contains(&text(&evicted["outcome"]).as_str()), "{evicted}");
+    world.done(&format!("/runs/{id}/move"), json!({"pool": "elsewhere"})).await;
+    world.until(&format!("/runs/{id}"), |it| it["pool"] == "elsewhere").await;
     let path = format!("/runs/{id}/move");
     let (status, _) = world.post(&path, json!({"pool": ""})).await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
@@ -562,9 +387,7 @@ async fn the_end_of_an_id_finds_its_run_in_paths_and_in_the_search() {
     assert_eq!(log["entries"][0]["target"], json!(id));
     // A part that several runs share names them.
     let shared = &id[..8];
-    let (status, problem) = world
-        .call(Method::GET, &format!("/runs/{shared}"), None)
-        .await;
+    let (status, problem) = world.call(Method::GET, &format!("/runs/{shared}"), None).await;
     if other.starts_with(shared) {
         assert_eq!(status, StatusCode::CONFLICT, "{problem}");
         let detail = text(&problem["detail"]);
@@ -593,32 +416,17 @@ async fn parts_of_a_chart_before_the_horizon_have_no_numbers_and_say_why() {
     let stats = async || {
         let path = "/api/v1/stats?from=2026-01-01T00:00:00Z&to=2026-01-01T03:00:00Z\
                     &bucket_ms=3600000";
-        let request = axum::http::Request::get(path)
-            .body(axum::body::Body::empty())
-            .unwrap();
+        let request = axum::http::Request::get(path).body(axum::body::Body::empty()).unwrap();
         let answer = tower::ServiceExt::oneshot(app.clone(), request).await;
         crate::world::read(answer.unwrap()).await.1
     };
     let all = stats().await;
     assert_eq!(all.get("horizon"), None);
-    assert!(
-        all["buckets"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .all(|it| it["started"] == 0)
-    );
-    let horizon = "2026-01-01T01:30:00Z"
-        .parse::<everstep::Timestamp>()
-        .unwrap();
+    assert!(all["buckets"].as_array().unwrap().iter().all(|it| it["started"] == 0));
+    let horizon = "2026-01-01T01:30:00Z".parse::<everstep::Timestamp>().unwrap();
     store.raise_horizon(horizon).unwrap();
     let some = stats().await;
-    assert_eq!(
-        text(&some["horizon"])
-            .parse::<everstep::Timestamp>()
-            .unwrap(),
-        horizon
-    );
+    assert_eq!(text(&some["horizon"]).parse::<everstep::Timestamp>().unwrap(), horizon);
     for (no, is_known) in [(0, false), (1, false), (2, true)] {
         let bucket = &some["buckets"][no];
         assert_eq!(bucket.get("started").is_some(), is_known, "{bucket}");

@@ -48,23 +48,16 @@ async fn every_change_is_in_the_audit_log_with_who_made_it_and_what_became_of_it
 async fn the_token_of_a_deferred_is_not_in_the_audit_log() {
     let world = World::new().await;
     let run = world.start("secretive", json!({"id": 1})).await;
-    let state = world
-        .until(&format!("/runs/{run}/state"), |it| {
-            it["state"]["token"].is_string()
-        })
-        .await;
+    let state =
+        world.until(&format!("/runs/{run}/state"), |it| it["state"]["token"].is_string()).await;
     let token = text(&state["state"]["token"]);
     let path = format!("/tokens/{token}/resolve");
     world.done(&path, json!({"value": 1})).await;
-    world
-        .post(&format!("/tokens/{token}/reject"), json!({"error": "x"}))
-        .await;
+    world.post(&format!("/tokens/{token}/reject"), json!({"error": "x"})).await;
     let log = world.get("/audit").await;
     assert!(!log.to_string().contains(&token), "{log}");
-    let targets: Vec<_> = log["entries"].as_array().unwrap()[..2]
-        .iter()
-        .map(|it| text(&it["target"]))
-        .collect();
+    let targets: Vec<_> =
+        log["entries"].as_array().unwrap()[..2].iter().map(|it| text(&it["target"])).collect();
     assert!(targets[0].starts_with("token sha256:"), "{targets:?}");
     assert_eq!(targets[0], targets[1]);
     world.end().await;
@@ -77,23 +70,13 @@ async fn the_audit_log_says_who_has_changed_what_and_what_became_of_it() {
     let id = world.start("secretive", json!({"password": SECRET})).await;
     world.done(&format!("/runs/{id}/pause"), json!({})).await;
     let unknown = format!("/runs/{NOBODY}/cancel");
-    assert_eq!(
-        world.post(&unknown, json!({"rollback": true})).await.0,
-        StatusCode::NOT_FOUND
-    );
-    let (status, _) = world
-        .call(Method::DELETE, &format!("/runs/{id}"), None)
-        .await;
+    assert_eq!(world.post(&unknown, json!({"rollback": true})).await.0, StatusCode::NOT_FOUND);
+    let (status, _) = world.call(Method::DELETE, &format!("/runs/{id}"), None).await;
     assert_eq!(status, StatusCode::FORBIDDEN);
-    assert_eq!(
-        world.call(Method::GET, "/audit", None).await.0,
-        StatusCode::FORBIDDEN
-    );
+    assert_eq!(world.call(Method::GET, "/audit", None).await.0, StatusCode::FORBIDDEN);
     world.header("authorization", &format!("Bearer {}", TOKENS[2].1));
     let log = world.get("/audit?limit=3").await;
-    let rest = world
-        .get(&format!("/audit?cursor={}", text(&log["next"])))
-        .await;
+    let rest = world.get(&format!("/audit?cursor={}", text(&log["next"]))).await;
     let mut entries = log["entries"].as_array().unwrap().clone();
     entries.extend(rest["entries"].as_array().unwrap().clone());
     let said: Vec<_> = entries
@@ -102,13 +85,7 @@ async fn the_audit_log_says_who_has_changed_what_and_what_became_of_it() {
         .collect();
     let who = "operate".to_owned();
     let expected = [
-        [
-            who.clone(),
-            "delete_run".into(),
-            id.clone(),
-            "".into(),
-            "forbidden".into(),
-        ],
+        [who.clone(), "delete_run".into(), id.clone(), "".into(), "forbidden".into()],
         [
             who.clone(),
             "cancel_run".into(),
@@ -116,20 +93,8 @@ async fn the_audit_log_says_who_has_changed_what_and_what_became_of_it() {
             r#"{"rollback":true}"#.into(),
             "not_found".into(),
         ],
-        [
-            who.clone(),
-            "pause_run".into(),
-            id.clone(),
-            "".into(),
-            "done".into(),
-        ],
-        [
-            who,
-            "start_run".into(),
-            "".into(),
-            format!("secretive; run {id}"),
-            "done".into(),
-        ],
+        [who.clone(), "pause_run".into(), id.clone(), "".into(), "done".into()],
+        [who, "start_run".into(), "".into(), format!("secretive; run {id}"), "done".into()],
     ];
     assert_eq!(said, expected);
     assert!(!json!(entries).to_string().contains(SECRET));

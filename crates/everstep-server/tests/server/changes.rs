@@ -56,9 +56,7 @@ async fn a_change_that_does_nothing_to_a_run_is_a_conflict_that_names_its_status
     let failed = world.start("broken", json!("x")).await;
     world.ended(&failed).await;
     let paused = world.start("patient", json!(null)).await;
-    world
-        .done(&format!("/runs/{paused}/pause"), json!({}))
-        .await;
+    world.done(&format!("/runs/{paused}/pause"), json!({})).await;
     let live = world.start("patient", json!(null)).await;
     let message = json!({"name": "number", "body": 1});
     let value = json!({"location": "review", "value": 1});
@@ -80,9 +78,7 @@ async fn a_change_that_does_nothing_to_a_run_is_a_conflict_that_names_its_status
         assert!(detail.contains(status), "{act}: {detail}");
         assert_eq!(problem["run"], json!(run), "{act}");
     }
-    let (answer, problem) = world
-        .call(Method::DELETE, &format!("/runs/{live}"), None)
-        .await;
+    let (answer, problem) = world.call(Method::DELETE, &format!("/runs/{live}"), None).await;
     assert_eq!(answer, StatusCode::CONFLICT, "{problem}");
     world.end().await;
 }
@@ -102,10 +98,7 @@ async fn something_is_done_to_so_many_runs_at_once_and_then_to_the_rest() {
     }
     let mut body = json!({"filter": {"workflow": "greet"}, "action": "cancel"});
     let first = world.done("/runs/bulk", body.clone()).await;
-    assert_eq!(
-        (&first["met"], &first["done"]),
-        (&json!(5_000), &json!(5_000))
-    );
+    assert_eq!((&first["met"], &first["done"]), (&json!(5_000), &json!(5_000)));
     body["cursor"] = first["next"].clone();
     let rest = world.done("/runs/bulk", body).await;
     assert_eq!((&rest["met"], rest.get("next")), (&json!(1), None));
@@ -144,9 +137,7 @@ async fn a_page_of_a_history_has_fewer_entries_if_they_are_large() {
     assert!(pages >= 2, "{pages}");
     // What is small is on one page.
     let id = world.start("long", json!(99)).await;
-    world
-        .until(&format!("/runs/{id}"), |it| it["status"] == "sleeping")
-        .await;
+    world.until(&format!("/runs/{id}"), |it| it["status"] == "sleeping").await;
     let page = world.get(&format!("/runs/{id}/history?limit=100")).await;
     assert_eq!(page["entries"].as_array().unwrap().len(), 100);
     let page = world.get(&format!("/runs/{id}/history?limit=30")).await;
@@ -158,48 +149,28 @@ async fn a_page_of_a_history_has_fewer_entries_if_they_are_large() {
 #[tokio::test]
 async fn what_was_redacted_cannot_be_sent_back_in_its_place() {
     let world = World::with(|server| server.redact(["**.password"]).unwrap()).await;
-    let id = world
-        .start("secretive", json!({"password": "hunter2"}))
-        .await;
+    let id = world.start("secretive", json!({"password": "hunter2"})).await;
     let seen = world.get(&format!("/runs/{id}")).await["input"].clone();
     assert_eq!(seen["password"], json!("[redacted]"));
     let schedule = json!({"workflow": "secretive", "input": seen, "cron": "0 3 * * *"});
     for (method, path, body) in [
-        (
-            Method::POST,
-            "/runs".to_owned(),
-            json!({"workflow": "secretive", "input": seen}),
-        ),
-        (
-            Method::POST,
-            format!("/runs/{id}/fork"),
-            json!({"input": seen}),
-        ),
+        (Method::POST, "/runs".to_owned(), json!({"workflow": "secretive", "input": seen})),
+        (Method::POST, format!("/runs/{id}/fork"), json!({"input": seen})),
         (
             Method::POST,
             format!("/runs/{id}/fork"),
             json!({"results": [{"location": "charge", "value": seen}]}),
         ),
-        (
-            Method::POST,
-            "/queues/mails/items".to_owned(),
-            json!({"input": seen}),
-        ),
+        (Method::POST, "/queues/mails/items".to_owned(), json!({"input": seen})),
         (Method::PUT, "/schedules/s".to_owned(), schedule),
     ] {
         let (status, problem) = world.call(method, &path, Some(body)).await;
-        assert_eq!(
-            status,
-            StatusCode::UNPROCESSABLE_ENTITY,
-            "{path}: {problem}"
-        );
+        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{path}: {problem}");
         let detail = text(&problem["detail"]);
         assert!(detail.contains("`password`"), "{path}: {detail}");
     }
     // The same text elsewhere is a text.
-    world
-        .start("secretive", json!({"note": "[redacted]"}))
-        .await;
+    world.start("secretive", json!({"note": "[redacted]"})).await;
     world.end().await;
 }
 

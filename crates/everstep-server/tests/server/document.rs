@@ -43,9 +43,7 @@ async fn the_document_is_valid_and_names_every_operation_once() {
     for field in ["title", "version"] {
         assert!(document["info"][field].is_string(), "info.{field}");
     }
-    let schemas = Schemas {
-        document: &document,
-    };
+    let schemas = Schemas { document: &document };
     let mut found = BTreeSet::new();
     references(&document, &mut found);
     assert!(found.len() > 30, "{found:?}");
@@ -66,19 +64,13 @@ async fn the_document_is_valid_and_names_every_operation_once() {
             assert!(schema.is_object(), "{at}: no schema for its body");
         }
         assert!(!has_body || verb != "get", "{at}: a body");
-        assert!(
-            !operation["tags"].as_array().unwrap().is_empty(),
-            "{at}: no tag"
-        );
+        assert!(!operation["tags"].as_array().unwrap().is_empty(), "{at}: no tag");
     }
     assert!(names.len() > 50, "{names:?}");
     for scheme in document["security"].as_array().unwrap() {
         for name in scheme.as_object().unwrap().keys() {
             let known = &document["components"]["securitySchemes"][name];
-            assert!(
-                known.is_object(),
-                "the security scheme `{name}` is not said"
-            );
+            assert!(known.is_object(), "the security scheme `{name}` is not said");
         }
     }
     world.end().await;
@@ -157,14 +149,8 @@ fn check_parameters(path: &str, operation: &Json, at: &str) {
     let mut said = BTreeSet::new();
     for parameter in operation["parameters"].as_array().into_iter().flatten() {
         let (name, place) = (text(&parameter["name"]), text(&parameter["in"]));
-        assert!(
-            parameter["schema"].is_object(),
-            "{at}: `{name}` has no schema"
-        );
-        assert!(
-            said.insert((place.clone(), name.clone())),
-            "{at}: `{name}` twice"
-        );
+        assert!(parameter["schema"].is_object(), "{at}: `{name}` has no schema");
+        assert!(said.insert((place.clone(), name.clone())), "{at}: `{name}` twice");
         if place == "path" {
             assert_eq!(parameter["required"], json!(true), "{at}: `{name}`");
             assert!(path.contains(&format!("{{{name}}}")), "{at}: no `{name}`");
@@ -172,19 +158,13 @@ fn check_parameters(path: &str, operation: &Json, at: &str) {
     }
     for part in path.split('/').filter_map(|it| it.strip_prefix('{')) {
         let name = part.trim_end_matches('}').to_owned();
-        assert!(
-            said.contains(&("path".to_owned(), name.clone())),
-            "{at}: `{name}` is not said"
-        );
+        assert!(said.contains(&("path".to_owned(), name.clone())), "{at}: `{name}` is not said");
     }
 }
 
 fn check_answers(operation: &Json, schemas: &Schemas<'_>, at: &str) {
     let answers = operation["responses"].as_object().unwrap();
-    assert!(
-        answers.keys().any(|it| it.starts_with('2')),
-        "{at}: it never succeeds"
-    );
+    assert!(answers.keys().any(|it| it.starts_with('2')), "{at}: it never succeeds");
     for wanted in ["400", "default"] {
         assert!(answers.contains_key(wanted), "{at}: no answer {wanted}");
     }
@@ -193,21 +173,11 @@ fn check_answers(operation: &Json, schemas: &Schemas<'_>, at: &str) {
             Some(reference) => schemas.resolve(reference).unwrap(),
             None => answer,
         };
-        assert!(
-            answer["description"].is_string(),
-            "{at}: {status} is not described"
-        );
-        assert_eq!(
-            status == "204",
-            answer.get("content").is_none(),
-            "{at}: {status}"
-        );
+        assert!(answer["description"].is_string(), "{at}: {status} is not described");
+        assert_eq!(status == "204", answer.get("content").is_none(), "{at}: {status}");
         for (kind, media) in answer["content"].as_object().into_iter().flatten() {
             // What is told in events has no shape as a whole.
-            assert!(
-                media["schema"].is_object() || kind == "text/event-stream",
-                "{at}: {status}"
-            );
+            assert!(media["schema"].is_object() || kind == "text/event-stream", "{at}: {status}");
         }
     }
 }
@@ -221,10 +191,7 @@ fn operation_of<'d>(document: &'d Json, method: &Method, path: &str) -> &'d Json
         let names: Vec<&str> = template.split('/').collect();
         let exact = names.iter().filter(|it| !it.starts_with('{')).count();
         let fits = names.len() == parts.len()
-            && names
-                .iter()
-                .zip(&parts)
-                .all(|(name, part)| name.starts_with('{') || name == part);
+            && names.iter().zip(&parts).all(|(name, part)| name.starts_with('{') || name == part);
         fits.then_some(exact)
     };
     let paths = document["paths"].as_object().unwrap().iter();
@@ -247,20 +214,11 @@ async fn checked(
     if let Some(body) = &body {
         let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
         // What takes no body does not look at one.
-        let met = if schema.is_null() {
-            Ok(())
-        } else {
-            schemas.check(schema, body)
-        };
+        let met = if schema.is_null() { Ok(()) } else { schemas.check(schema, body) };
         assert_eq!(met, Ok(()), "{method} {path}: the body that is sent");
     }
-    let response = world
-        .answer(world.request(method.clone(), path, body.as_ref()))
-        .await;
-    let kind = response
-        .headers()
-        .get("content-type")
-        .map(|it| it.to_str().unwrap().to_owned());
+    let response = world.answer(world.request(method.clone(), path, body.as_ref())).await;
+    let kind = response.headers().get("content-type").map(|it| it.to_str().unwrap().to_owned());
     let (status, answer) = read(response).await;
     let answers = &operation["responses"];
     let said = answers.get(status.as_str()).unwrap_or(&answers["default"]);
@@ -269,10 +227,7 @@ async fn checked(
         None => said,
     };
     match &kind {
-        None => assert!(
-            said.get("content").is_none(),
-            "{method} {path}: {status} has no body"
-        ),
+        None => assert!(said.get("content").is_none(), "{method} {path}: {status} has no body"),
         Some(kind) => {
             let schema = &said["content"][kind]["schema"];
             assert!(
@@ -299,25 +254,9 @@ async fn real_answers_are_as_the_document_says() {
     let id = text(&post("/runs", start.clone()).await["id"]);
     post("/runs", start).await;
     let run = format!("/runs/{id}");
-    let state = world
-        .until(&format!("{run}/state"), |it| {
-            it["state"]["token"].is_string()
-        })
-        .await;
-    world
-        .until(&format!("{run}/streams/said"), |it| {
-            it["items"][0].is_object()
-        })
-        .await;
-    for path in [
-        "",
-        "/history",
-        "/why",
-        "/state",
-        "/streams",
-        "/streams/said",
-        "/result",
-    ] {
+    let state = world.until(&format!("{run}/state"), |it| it["state"]["token"].is_string()).await;
+    world.until(&format!("{run}/streams/said"), |it| it["items"][0].is_object()).await;
+    for path in ["", "/history", "/why", "/state", "/streams", "/streams/said", "/result"] {
         get(&format!("{run}{path}")).await;
     }
     for path in [
@@ -341,11 +280,7 @@ async fn real_answers_are_as_the_document_says() {
     ] {
         get(path).await;
     }
-    post(
-        &format!("{run}/messages"),
-        json!({"name": "note", "body": [1, 2]}),
-    )
-    .await;
+    post(&format!("{run}/messages"), json!({"name": "note", "body": [1, 2]})).await;
     post(&format!("{run}/pause"), json!({})).await;
     post(&format!("{run}/pause"), json!({})).await;
     post(&format!("{run}/resume"), json!({})).await;
@@ -358,45 +293,23 @@ async fn real_answers_are_as_the_document_says() {
     get(&run).await;
     post(&format!("{run}/cancel"), json!({"rollback": true})).await;
     post(&format!("{run}/fork"), json!({"input": {"id": 2}})).await;
-    post(
-        &format!("{run}/messages"),
-        json!({"name": "late", "if_finished": "dead_letter"}),
-    )
-    .await;
+    post(&format!("{run}/messages"), json!({"name": "late", "if_finished": "dead_letter"})).await;
     get("/dead-letters").await;
     let put = json!({"workflow": "greet", "every_ms": 3_600_000, "input": "x", "overlap": "queue"});
-    checked(
-        &world,
-        &document,
-        Method::PUT,
-        "/schedules/hourly",
-        Some(put),
-    )
-    .await;
+    checked(&world, &document, Method::PUT, "/schedules/hourly", Some(put)).await;
     for path in ["pause", "resume", "trigger"] {
         post(&format!("/schedules/hourly/{path}"), json!({})).await;
     }
     let time = json!({"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T02:00:00Z"});
     post("/schedules/hourly/backfill", time).await;
     get("/schedules").await;
-    let item = post(
-        "/queues/mails/items",
-        json!({"input": {"to": "a"}, "delay_ms": 60_000}),
-    )
-    .await;
+    let item = post("/queues/mails/items", json!({"input": {"to": "a"}, "delay_ms": 60_000})).await;
     get(&format!("/queues/mails/items/{}", text(&item["id"]))).await;
     get("/queues/mails/items?state=delayed").await;
-    post(
-        "/events/paid",
-        json!({"body": 1, "key": "k", "deliver": "all"}),
-    )
-    .await;
+    post("/events/paid", json!({"body": 1, "key": "k", "deliver": "all"})).await;
     get("/events/paid").await;
-    post(
-        "/runs/bulk",
-        json!({"filter": {"workflow": "greet"}, "action": "delete", "limit": 2}),
-    )
-    .await;
+    post("/runs/bulk", json!({"filter": {"workflow": "greet"}, "action": "delete", "limit": 2}))
+        .await;
     let parent = world.start("parent", json!("eve")).await;
     world.ended(&parent).await;
     get(&format!("/runs/{parent}/history")).await;
@@ -405,13 +318,6 @@ async fn real_answers_are_as_the_document_says() {
     get(&format!("/runs/{broken}")).await;
     get(&format!("/runs/{broken}/history")).await;
     get(&format!("/runs?ids={broken},{parent}")).await;
-    checked(
-        &world,
-        &document,
-        Method::DELETE,
-        &format!("/runs/{broken}"),
-        None,
-    )
-    .await;
+    checked(&world, &document, Method::DELETE, &format!("/runs/{broken}"), None).await;
     world.end().await;
 }

@@ -36,10 +36,7 @@ async fn an_address_that_tries_without_end_locks_out_nobody_else_and_fills_no_lo
         refused += u32::from(status == StatusCode::TOO_MANY_REQUESTS);
     }
     assert_eq!(refused, 290);
-    assert_eq!(
-        tried(&world, "10.0.0.2", TOKENS[0].1).await.0,
-        StatusCode::OK
-    );
+    assert_eq!(tried(&world, "10.0.0.2", TOKENS[0].1).await.0, StatusCode::OK);
     let log = log(&mut world).await;
     let words: Vec<_> = log.iter().map(|it| text(&it["outcome"])).collect();
     let mut expected = vec!["unauthorized"; 10];

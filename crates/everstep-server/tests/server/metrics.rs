@@ -43,9 +43,8 @@ async fn patient(ctx: Ctx) -> everstep::Result<u32> {
 
 async fn engine(store: &Arc<dyn Store>) -> Engine {
     let builder = Engine::on(store.clone()).register(shaky).register(patient);
-    let builder = builder.register_fn(ODD, |ctx, n| async move {
-        ctx.step("work", async move || Ok(n + 1)).await
-    });
+    let builder = builder
+        .register_fn(ODD, |ctx, n| async move { ctx.step("work", async move || Ok(n + 1)).await });
     builder.start().await.unwrap()
 }
 
@@ -126,15 +125,9 @@ impl Scrape {
         }
         for ((family, labels), mut series) in buckets {
             series.sort_by(|a, b| a.0.total_cmp(&b.0));
-            assert!(
-                series.is_sorted_by_key(|(_, count)| *count),
-                "{family}: {series:?}"
-            );
+            assert!(series.is_sorted_by_key(|(_, count)| *count), "{family}: {series:?}");
             let (bound, all) = series[series.len() - 1];
-            assert!(
-                bound.is_infinite(),
-                "{family} {labels:?} has no last bucket"
-            );
+            assert!(bound.is_infinite(), "{family} {labels:?} has no last bucket");
             let of = |suffix: &str| self.samples[&(format!("{family}{suffix}"), labels.clone())];
             assert_eq!(of("_count"), all, "{family}");
             assert!(of("_sum") >= 0.0);
@@ -142,14 +135,9 @@ impl Scrape {
     }
 
     fn get(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let labels = labels
-            .iter()
-            .map(|(name, value)| ((*name).into(), (*value).into()));
+        let labels = labels.iter().map(|(name, value)| ((*name).into(), (*value).into()));
         let key = (name.to_owned(), labels.collect());
-        *self
-            .samples
-            .get(&key)
-            .unwrap_or_else(|| panic!("no {key:?}"))
+        *self.samples.get(&key).unwrap_or_else(|| panic!("no {key:?}"))
     }
 }
 
@@ -217,13 +205,7 @@ async fn the_text_is_sound_and_its_numbers_move_as_runs_are_made() {
     assert_eq!(before.get("everstep_store_up", &[]), 1.0);
     assert_eq!(before.get("everstep_engine_ready", &[]), 1.0);
     assert!(before.get("everstep_shards_owned", &[]) > 0.0);
-    let names = |scrape: &Scrape| {
-        scrape
-            .samples
-            .keys()
-            .map(|(name, _)| name.clone())
-            .collect()
-    };
+    let names = |scrape: &Scrape| scrape.samples.keys().map(|(name, _)| name.clone()).collect();
     let quiet: BTreeSet<String> = names(&before);
     assert!(!quiet.contains("everstep_runs"), "there are none");
 
@@ -256,14 +238,8 @@ async fn the_text_is_sound_and_its_numbers_move_as_runs_are_made() {
     assert_eq!(attempts("retried"), 2.0);
     assert_eq!(attempts("failed"), 1.0);
     let of_shaky = [("workflow", "shaky")];
-    assert_eq!(
-        after.get("everstep_step_duration_seconds_count", &of_shaky),
-        5.0
-    );
-    assert_eq!(
-        after.get("everstep_runs_in_memory", &[("state", "hot")]),
-        1.0
-    );
+    assert_eq!(after.get("everstep_step_duration_seconds_count", &of_shaky), 5.0);
+    assert_eq!(after.get("everstep_runs_in_memory", &[("state", "hot")]), 1.0);
     assert_eq!(after.get("everstep_runs_cold", &[]), 0.0);
     let batches = |scrape: &Scrape| scrape.get("everstep_commit_batch_writes_count", &[]);
     assert!(batches(&after) > batches(&before));
@@ -274,10 +250,7 @@ async fn the_text_is_sound_and_its_numbers_move_as_runs_are_made() {
     assert_eq!(again.get("everstep_runs_cold", &[]), 1.0);
     waiting.send("number", &7u32).await.unwrap();
     assert_eq!(waiting.result().await.unwrap(), 7);
-    until(&engine, |m| {
-        m.workflows["patient"].ended[&RunStatus::Completed] == 1
-    })
-    .await;
+    until(&engine, |m| m.workflows["patient"].ended[&RunStatus::Completed] == 1).await;
     let last = scrape(&app).await;
     assert!(last.get("everstep_runs_loaded_total", &[]) >= 1.0);
     assert_eq!(last.get("everstep_inbox_lag_seconds_count", &[]), 1.0);
@@ -345,28 +318,17 @@ async fn the_grafana_dashboard_asks_for_what_there_is_and_shows_all_of_it() {
     let run = engine.client().start(shaky, false).await.unwrap();
     run.result().await.unwrap();
     let scrape = scrape(&Server::new(engine.client()).router()).await;
-    let path = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../dashboards/everstep.json"
-    );
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dashboards/everstep.json");
     let text = std::fs::read_to_string(path).unwrap();
     let dashboard: serde_json::Value = serde_json::from_str(&text).unwrap();
 
     let mut asked = BTreeSet::new();
     names_in(&dashboard, &mut asked);
-    let there: BTreeSet<String> = scrape
-        .samples
-        .keys()
-        .map(|(name, _)| name.clone())
-        .collect();
+    let there: BTreeSet<String> = scrape.samples.keys().map(|(name, _)| name.clone()).collect();
     let unknown: Vec<_> = asked.difference(&there).collect();
     assert!(unknown.is_empty(), "the dashboard asks for {unknown:?}");
     let is_shown = |family: &&String| asked.iter().any(|name| name.starts_with(family.as_str()));
-    let hidden: Vec<_> = scrape
-        .types
-        .keys()
-        .filter(|family| !is_shown(family))
-        .collect();
+    let hidden: Vec<_> = scrape.types.keys().filter(|family| !is_shown(family)).collect();
     assert!(hidden.is_empty(), "the dashboard does not show {hidden:?}");
 
     let panels = dashboard["panels"].as_array().unwrap();

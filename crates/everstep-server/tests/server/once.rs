@@ -7,9 +7,7 @@ use crate::world::{World, read, text};
 
 async fn sent(world: &World, path: &str, key: &str, body: Json) -> (StatusCode, Json) {
     let mut request = world.request(Method::POST, path, Some(&body));
-    request
-        .headers_mut()
-        .insert("idempotency-key", key.parse().unwrap());
+    request.headers_mut().insert("idempotency-key", key.parse().unwrap());
     read(world.answer(request).await).await
 }
 
@@ -46,17 +44,9 @@ async fn the_same_key_with_another_body_is_a_conflict() {
             json!({"workflow": "greet", "input": "a"}),
             json!({"workflow": "broken", "input": "a"}),
         ),
-        (
-            messages.as_str(),
-            json!({"name": "x", "body": 1}),
-            json!({"name": "x", "body": 2}),
-        ),
+        (messages.as_str(), json!({"name": "x", "body": 1}), json!({"name": "x", "body": 2})),
         ("/events/paid", json!({"body": 1}), json!({"body": 2})),
-        (
-            "/queues/mails/items",
-            json!({"input": 1}),
-            json!({"input": 2}),
-        ),
+        ("/queues/mails/items", json!({"input": 1}), json!({"input": 2})),
     ] {
         let key = format!("key of {other}");
         let (status, answer) = sent(&world, path, &key, body.clone()).await;
@@ -76,24 +66,14 @@ async fn a_message_an_event_and_an_item_are_there_once() {
     let run = world.start("patient", json!(null)).await;
     let messages = format!("/runs/{run}/messages");
     let body = json!({"name": "later", "body": 1});
+    assert_eq!(sent(&world, &messages, "m", body.clone()).await.1["sent"], json!("delivered"));
+    assert_eq!(sent(&world, &messages, "m", body).await.1["sent"], json!("duplicate"));
     assert_eq!(
-        sent(&world, &messages, "m", body.clone()).await.1["sent"],
-        json!("delivered")
-    );
-    assert_eq!(
-        sent(&world, &messages, "m", body).await.1["sent"],
-        json!("duplicate")
-    );
-    assert_eq!(
-        sent(&world, "/events/paid", "e", json!({"body": 1}))
-            .await
-            .1["duplicate"],
+        sent(&world, "/events/paid", "e", json!({"body": 1})).await.1["duplicate"],
         json!(false)
     );
     assert_eq!(
-        sent(&world, "/events/paid", "e", json!({"body": 1}))
-            .await
-            .1["duplicate"],
+        sent(&world, "/events/paid", "e", json!({"body": 1})).await.1["duplicate"],
         json!(true)
     );
     let (status, first) = sent(&world, "/queues/mails/items", "i", json!({"input": 1})).await;
@@ -112,15 +92,9 @@ async fn a_key_that_cannot_be_one_and_two_keys_at_once_are_refused() {
         assert_eq!(status, StatusCode::BAD_REQUEST, "{key}: {answer}");
     }
     let both = json!({"workflow": "greet", "input": "a", "key": "k"});
-    assert_eq!(
-        sent(&world, "/runs", "k", both).await.0,
-        StatusCode::BAD_REQUEST
-    );
+    assert_eq!(sent(&world, "/runs", "k", both).await.0, StatusCode::BAD_REQUEST);
     // What was refused has not used its key up.
-    assert_eq!(
-        sent(&world, "/runs", "k", body).await.0,
-        StatusCode::CREATED
-    );
+    assert_eq!(sent(&world, "/runs", "k", body).await.0, StatusCode::CREATED);
     world.end().await;
 }
 
@@ -139,10 +113,8 @@ async fn of_two_at_once_with_the_same_key_the_second_waits_or_is_refused() {
     let mut statuses = [first.0.as_u16(), second.0.as_u16()];
     statuses.sort_unstable();
     assert_eq!(statuses, [202, 409], "{first:?} {second:?}");
-    let (first, second) = tokio::join!(
-        sent(&world, &messages, "l", one.clone()),
-        sent(&world, &messages, "l", one),
-    );
+    let (first, second) =
+        tokio::join!(sent(&world, &messages, "l", one.clone()), sent(&world, &messages, "l", one),);
     let mut words = [text(&first.1["sent"]), text(&second.1["sent"])];
     words.sort_unstable();
     assert_eq!(words, ["delivered", "duplicate"]);
@@ -166,10 +138,7 @@ async fn a_fork_is_made_once() {
     assert_eq!(status, StatusCode::CONFLICT);
     // Another process does not know what was sent, but sees that it is no fork of this run.
     let other = everstep_server::Server::new(world.engine.client()).router();
-    let world = World {
-        app: other,
-        ..world
-    };
+    let world = World { app: other, ..world };
     let second = world.start("greet", json!("eve")).await;
     world.ended(&second).await;
     let path = format!("/runs/{second}/fork");

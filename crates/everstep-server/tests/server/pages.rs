@@ -12,10 +12,7 @@ const BROWSER: &str = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*
 
 /// The status and the kind of what is at an address.
 async fn asked(world: &World, method: Method, path: &str, accept: &str) -> (StatusCode, String) {
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(header::ACCEPT, accept);
+    let request = Request::builder().method(method).uri(path).header(header::ACCEPT, accept);
     let response = world.answer(request.body(Body::empty()).unwrap()).await;
     let kind = response.headers()[header::CONTENT_TYPE].to_str().unwrap();
     (response.status(), kind.to_owned())

@@ -28,12 +28,8 @@ impl Schemas<'_> {
     fn rule(&self, schema: &Json, rule: &str, said: &Json, value: &Json) -> Result<(), String> {
         let wrong = || Err(format!("{value} does not meet `{rule}`: {said}"));
         let list = || said.as_array().map(Vec::as_slice).unwrap_or_default();
-        let met = |schemas: &[Json]| {
-            schemas
-                .iter()
-                .filter(|it| self.check(it, value).is_ok())
-                .count()
-        };
+        let met =
+            |schemas: &[Json]| schemas.iter().filter(|it| self.check(it, value).is_ok()).count();
         let number = value.as_f64();
         let is_met = match rule {
             "$ref" => return self.check(self.resolve(said.as_str().unwrap_or_default())?, value),
@@ -69,8 +65,7 @@ impl Schemas<'_> {
             "properties" => {
                 for (name, schema) in said.as_object().into_iter().flatten() {
                     if let Some(field) = value.get(name) {
-                        self.check(schema, field)
-                            .map_err(|why| format!("`{name}`: {why}"))?;
+                        self.check(schema, field).map_err(|why| format!("`{name}`: {why}"))?;
                     }
                 }
                 true
@@ -78,8 +73,7 @@ impl Schemas<'_> {
             "additionalProperties" => {
                 for (name, field) in value.as_object().into_iter().flatten() {
                     if schema["properties"].get(name).is_none() {
-                        self.check(said, field)
-                            .map_err(|why| format!("`{name}`: {why}"))?;
+                        self.check(said, field).map_err(|why| format!("`{name}`: {why}"))?;
                     }
                 }
                 true
@@ -92,9 +86,7 @@ impl Schemas<'_> {
             }
             remark if REMARKS.contains(&remark) => true,
             unknown => {
-                return Err(format!(
-                    "the keyword `{unknown}` is not known to the checker"
-                ));
+                return Err(format!("the keyword `{unknown}` is not known to the checker"));
             }
         };
         if is_met { Ok(()) } else { wrong() }
@@ -125,17 +117,12 @@ fn is_of(kind: &Json, value: &Json) -> bool {
 fn what_does_not_meet_a_schema_is_said_and_where() {
     use serde_json::json;
     let document = json!({"components": {"schemas": {"Name": {"type": "string", "minLength": 2}}}});
-    let schemas = Schemas {
-        document: &document,
-    };
+    let schemas = Schemas { document: &document };
     let schema = json!({
         "type": "object", "required": ["name"], "additionalProperties": false,
         "properties": {"name": {"$ref": "#/components/schemas/Name"}, "n": {"type": ["integer", "null"]}},
     });
-    assert_eq!(
-        schemas.check(&schema, &json!({"name": "ab", "n": null})),
-        Ok(())
-    );
+    assert_eq!(schemas.check(&schema, &json!({"name": "ab", "n": null})), Ok(()));
     for (wrong, word) in [
         (json!({"name": "a"}), "minLength"),
         (json!({"n": 1}), "required"),
@@ -146,10 +133,6 @@ fn what_does_not_meet_a_schema_is_said_and_where() {
         let why = schemas.check(&schema, &wrong).unwrap_err();
         assert!(why.contains(word), "{wrong}: {why}");
     }
-    assert!(
-        schemas
-            .check(&json!({"$ref": "#/nowhere"}), &json!(1))
-            .is_err()
-    );
+    assert!(schemas.check(&json!({"$ref": "#/nowhere"}), &json!(1)).is_err());
     assert!(schemas.check(&json!({"multipleOf": 2}), &json!(1)).is_err());
 }

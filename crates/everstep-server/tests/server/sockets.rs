@@ -30,11 +30,7 @@ impl Served {
         let address = listening.address();
         let (stop, stopped) = oneshot::channel::<()>();
         let running = tokio::spawn(listening.run(async { _ = stopped.await }));
-        Served {
-            address,
-            stop,
-            running,
-        }
+        Served { address, stop, running }
     }
 
     async fn connect(&self) -> TcpStream {
@@ -107,9 +103,7 @@ async fn probes_are_answered_when_all_connections_are_taken() {
     let served = Served::new(server).await;
     let held = [opened(&served, "").await, opened(&served, "").await];
     for probe in ["/healthz", "/readyz", "/metrics"] {
-        let answer = served
-            .said(&format!("GET {probe} HTTP/1.1\r\nhost: localhost\r\n"))
-            .await;
+        let answer = served.said(&format!("GET {probe} HTTP/1.1\r\nhost: localhost\r\n")).await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{probe}: {answer}");
     }
     let answer = served.said(GET).await;
@@ -193,10 +187,7 @@ async fn one_token_has_so_many_streams_and_other_tokens_have_theirs() {
     let counts = "the token `read` has 2 streams open, and the limit is 2";
     assert!(answer.contains(counts), "{answer}");
     // The token may do all else, and another token may open streams.
-    let runs = format!(
-        "GET /api/v1/runs HTTP/1.1\r\nhost: localhost\r\n{}",
-        token(0)
-    );
+    let runs = format!("GET /api/v1/runs HTTP/1.1\r\nhost: localhost\r\n{}", token(0));
     assert!(served.said(&runs).await.starts_with("HTTP/1.1 200"));
     let _other = opened(&served, &token(1)).await;
     // A stream that its client has left is free again.
@@ -317,11 +308,9 @@ async fn without_a_token_what_a_proxy_passes_on_is_refused() {
     let closed = Served::new(with_tokens(Server::new(world.engine.client()))).await;
     let head = "GET /api/v1/runs HTTP/1.1\r\nhost: localhost\r\n";
     assert!(open.said(head).await.starts_with("HTTP/1.1 200"));
-    for header in [
-        "forwarded: for=10.1.2.3",
-        "x-forwarded-for: 10.1.2.3",
-        "X-Forwarded-Proto: https",
-    ] {
+    for header in
+        ["forwarded: for=10.1.2.3", "x-forwarded-for: 10.1.2.3", "X-Forwarded-Proto: https"]
+    {
         let head = format!("{head}{header}\r\n");
         let answer = open.said(&head).await;
         assert!(answer.starts_with("HTTP/1.1 403"), "{header}: {answer}");

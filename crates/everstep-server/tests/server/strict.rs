@@ -57,9 +57,7 @@ async fn an_operation_without_a_body_takes_none() {
             continue;
         }
         count += 1;
-        let (status, problem) = world
-            .call(verb.clone(), &path, Some(json!({"surprise": 1})))
-            .await;
+        let (status, problem) = world.call(verb.clone(), &path, Some(json!({"surprise": 1}))).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{verb} {path}: {problem}");
         let detail = text(&problem["detail"]);
         assert!(detail.contains("no body"), "{verb} {path}: {detail}");
@@ -91,19 +89,10 @@ async fn what_cannot_be_done_once_takes_no_key() {
         let (status, problem) = read(world.answer(request).await).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{verb} {path}: {problem}");
         let detail = text(&problem["detail"]);
-        assert!(
-            detail.contains("idempotency-key"),
-            "{verb} {path}: {detail}"
-        );
+        assert!(detail.contains("idempotency-key"), "{verb} {path}: {detail}");
     }
     takes.sort_unstable();
-    let expected = [
-        "fork_run",
-        "publish_event",
-        "put_item",
-        "send_message",
-        "start_run",
-    ];
+    let expected = ["fork_run", "publish_event", "put_item", "send_message", "start_run"];
     assert_eq!(takes, expected);
     world.end().await;
 }

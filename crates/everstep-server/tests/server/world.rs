@@ -18,9 +18,7 @@ pub(crate) const MAILS: Queue<Json, ()> = Queue::new("mails");
 
 #[workflow]
 async fn greet(ctx: Ctx, name: String) -> everstep::Result<String> {
-    let greeting = ctx
-        .step("greet", async move || Ok(format!("hello {name}")))
-        .await?;
+    let greeting = ctx.step("greet", async move || Ok(format!("hello {name}"))).await?;
     Ok(greeting)
 }
 
@@ -62,10 +60,8 @@ async fn secretive(ctx: Ctx, order: Json) -> everstep::Result<Json> {
 /// Fails with the text that it is given.
 #[workflow]
 async fn broken(ctx: Ctx, why: String) -> everstep::Result<()> {
-    ctx.step("break", async move || -> everstep::Result<()> {
-        Err(Error::fatal(why.clone()))
-    })
-    .await
+    ctx.step("break", async move || -> everstep::Result<()> { Err(Error::fatal(why.clone())) })
+        .await
 }
 
 /// Has a child.
@@ -156,11 +152,7 @@ impl World {
             .await
             .unwrap();
         let app = make(Server::new(engine.client())).router();
-        World {
-            engine,
-            app,
-            headers: HeaderMap::new(),
-        }
+        World { engine, app, headers: HeaderMap::new() }
     }
 
     /// Sends this header with every request from now on.
@@ -174,9 +166,7 @@ impl World {
     }
 
     pub(crate) fn request(&self, method: Method, path: &str, body: Option<&Json>) -> Request<Body> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(format!("/api/v1{path}"));
+        let mut request = Request::builder().method(method).uri(format!("/api/v1{path}"));
         if let Some(headers) = request.headers_mut() {
             headers.extend(self.headers.clone());
         }

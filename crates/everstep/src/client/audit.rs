@@ -31,9 +31,7 @@ impl Client {
     /// # Ok(()) }
     /// ```
     pub fn audit(&self) -> Audit {
-        Audit {
-            client: self.clone(),
-        }
+        Audit { client: self.clone() }
     }
 }
 
@@ -126,9 +124,7 @@ impl Audit {
             target: cut(new.target, NAME_BYTES_MAX),
             detail: cut(new.detail, DETAIL_BYTES_MAX),
         };
-        self.client
-            .read(move |store| store.begin_audit(&begun))
-            .await
+        self.client.read(move |store| store.begin_audit(&begun)).await
     }
 
     /// Notes what became of it. `false` if there is no such entry, or it has an outcome already,
@@ -139,9 +135,7 @@ impl Audit {
     /// If the store cannot be written: the entry then has no outcome.
     pub async fn end(&self, no: u64, outcome: impl Into<String>) -> Result<bool, ClientError> {
         let outcome = cut(outcome.into(), DETAIL_BYTES_MAX);
-        self.client
-            .read(move |store| store.end_audit(no, &outcome))
-            .await
+        self.client.read(move |store| store.end_audit(no, &outcome)).await
     }
 
     /// Entries, newest first: those after `cursor`, which is [`AuditPage::next`] of the page before,
@@ -153,35 +147,16 @@ impl Audit {
     pub async fn list(&self, cursor: Option<u64>, limit: usize) -> Result<AuditPage, ClientError> {
         let limit = limit.clamp(1, 1_000);
         // One more than asked for shows whether there is another page.
-        let rows = self
-            .client
-            .read(move |store| store.audits(cursor, limit + 1));
+        let rows = self.client.read(move |store| store.audits(cursor, limit + 1));
         let (rows, next) = page(rows.await?, limit, |row| row.no);
-        Ok(AuditPage {
-            entries: rows.into_iter().map(AuditEntry::new).collect(),
-            next,
-        })
+        Ok(AuditPage { entries: rows.into_iter().map(AuditEntry::new).collect(), next })
     }
 }
 
 impl AuditEntry {
     fn new(row: AuditRow) -> AuditEntry {
-        let NewAudit {
-            at,
-            who,
-            action,
-            target,
-            detail,
-        } = row.begun;
-        AuditEntry {
-            no: row.no,
-            at,
-            who,
-            action,
-            target,
-            detail,
-            outcome: row.outcome,
-        }
+        let NewAudit { at, who, action, target, detail } = row.begun;
+        AuditEntry { no: row.no, at, who, action, target, detail, outcome: row.outcome }
     }
 }
 

@@ -59,11 +59,7 @@ impl Client {
     /// [`BackupError::Unsupported`] if the store is not a SQLite file, [`BackupError::Exists`] if there
     /// is a file at `to`. No file is left behind then.
     pub fn backup(&self, to: impl AsRef<Path>) -> Backup {
-        Backup {
-            client: self.clone(),
-            to: to.as_ref().to_owned(),
-            progress: Box::new(|_| {}),
-        }
+        Backup { client: self.clone(), to: to.as_ref().to_owned(), progress: Box::new(|_| {}) }
     }
 }
 
@@ -195,11 +191,7 @@ impl Backup {
     }
 
     async fn run(self) -> Result<BackedUp, BackupError> {
-        let Backup {
-            client,
-            to,
-            mut progress,
-        } = self;
+        let Backup { client, to, mut progress } = self;
         let (store, codecs) = (client.shared.store.clone(), client.codecs.clone());
         let name = store.describe();
         let copied = on_thread(move || {
@@ -223,11 +215,7 @@ impl Restore {
     }
 
     async fn run(self) -> Result<BackedUp, BackupError> {
-        let Restore {
-            from,
-            to,
-            mut progress,
-        } = self;
+        let Restore { from, to, mut progress } = self;
         let name = format!("SQLite file `{}`", from.display());
         let copied = on_thread(move || {
             let found = fs::metadata(&from).map_err(cannot(&from, "read"))?;
@@ -292,11 +280,7 @@ impl Partial {
         fs::rename(&self.path, &self.to).map_err(error("renamed"))?;
         sync_directory(&self.to).map_err(error("written"))?;
         let path = self.to.clone();
-        Ok(BackedUp {
-            path,
-            bytes,
-            doctor,
-        })
+        Ok(BackedUp { path, bytes, doctor })
     }
 }
 
@@ -365,9 +349,7 @@ fn copy_bytes(from: &Path, to: &Path, progress: &mut Report) -> Result<(), Backu
         if len == 0 {
             return target.sync_all().map_err(cannot(to, "written"));
         }
-        target
-            .write_all(&chunk[..len])
-            .map_err(cannot(to, "written"))?;
+        target.write_all(&chunk[..len]).map_err(cannot(to, "written"))?;
         copied += len as u64;
         progress(BackupProgress { copied, total });
     }
@@ -400,9 +382,7 @@ awaited!([] Restore, run => Result<BackedUp, BackupError>);
 
 impl fmt::Debug for Backup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backup")
-            .field("to", &self.to)
-            .finish_non_exhaustive()
+        f.debug_struct("Backup").field("to", &self.to).finish_non_exhaustive()
     }
 }
 

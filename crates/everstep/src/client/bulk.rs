@@ -39,16 +39,8 @@ impl Client {
     /// # Ok(()) }
     /// ```
     pub fn bulk(&self, filter: Filter) -> Bulk {
-        let runs = Runs {
-            client: self.clone(),
-            filter,
-            limit: u64::MAX,
-            after: None,
-        };
-        Bulk {
-            runs,
-            progress: None,
-        }
+        let runs = Runs { client: self.clone(), filter, limit: u64::MAX, after: None };
+        Bulk { runs, progress: None }
     }
 }
 
@@ -198,10 +190,7 @@ impl Bulk {
 
     async fn act(self, act: Act) -> Result<BulkReport, BulkError> {
         let Bulk { runs, mut progress } = self;
-        let mut report = BulkReport {
-            next: runs.after,
-            ..BulkReport::default()
-        };
+        let mut report = BulkReport { next: runs.after, ..BulkReport::default() };
         loop {
             match runs.page(act, &mut report).await {
                 Ok(more) => {
@@ -230,10 +219,7 @@ impl Runs {
             return Ok(false);
         }
         let (filter, after) = (self.filter.clone(), report.next.map(RunId::no));
-        let runs = self
-            .client
-            .read(move |store| store.find(&filter, after, size))
-            .await?;
+        let runs = self.client.read(move |store| store.find(&filter, after, size)).await?;
         let Some(last) = runs.last().copied() else {
             report.next = None;
             return Ok(false);
@@ -258,9 +244,7 @@ impl Runs {
         control: Control,
         report: &mut BulkReport,
     ) -> Result<(), ClientError> {
-        let writes = runs
-            .iter()
-            .map(|run| Write::Control(Target::Id(*run), control));
+        let writes = runs.iter().map(|run| Write::Control(Target::Id(*run), control));
         let outcomes = self.client.write_all(writes.collect()).await?;
         for (run, outcome) in runs.iter().zip(outcomes) {
             match outcome {

@@ -43,12 +43,7 @@ impl<O> RunHandle<O> {
     /// # Ok(()) }
     /// ```
     pub fn children(&self) -> Children {
-        Children {
-            client: self.client.clone(),
-            run: self.id,
-            after: None,
-            limit: 100,
-        }
+        Children { client: self.client.clone(), run: self.id, after: None, limit: 100 }
     }
 }
 
@@ -77,12 +72,7 @@ impl Children {
 
 impl Children {
     async fn read(self) -> Result<RunPage, ClientError> {
-        let Children {
-            client,
-            run,
-            after,
-            limit,
-        } = self;
+        let Children { client, run, after, limit } = self;
         let rows = client
             // One more than asked for shows whether there is another page.
             .read(move |store| children(store, run, after, limit + 1))
@@ -107,15 +97,10 @@ fn children(
     let mut ids: BTreeSet<RunId> = store.children(run.no())?.into_iter().collect();
     ids.extend(read_all(store, run, None)?.iter().filter_map(started_by));
     let ids = ids.into_iter().rev();
-    let ids: Vec<RunId> = ids
-        .filter(|id| after.is_none_or(|after| *id < after))
-        .collect();
+    let ids: Vec<RunId> = ids.filter(|id| after.is_none_or(|after| *id < after)).collect();
     let mut rows = Vec::new();
     for page in ids.chunks(PAGE) {
-        let filter = Filter {
-            ids: page.to_vec(),
-            ..Filter::default()
-        };
+        let filter = Filter { ids: page.to_vec(), ..Filter::default() };
         let found = store.list(&filter, None, PAGE)?;
         rows.extend(found.into_iter().filter(|row| row.parent == Some(run)));
         if rows.len() >= limit {

@@ -84,11 +84,7 @@ fn cluster(
     runners.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
     let pools = pools.iter().map(|row| {
         let shards = shard_map(&runners, row.no, now);
-        PoolInfo {
-            name: row.name.to_string(),
-            owned: shards.iter().flatten().count(),
-            shards,
-        }
+        PoolInfo { name: row.name.to_string(), owned: shards.iter().flatten().count(), shards }
     });
     let pools = pools.collect();
     let runners = runners.into_iter().map(|row| RunnerInfo {
@@ -105,10 +101,7 @@ fn cluster(
         workflows: row.workflows,
         shards: row.shards.len(),
     });
-    Cluster {
-        runners: runners.collect(),
-        pools,
-    }
+    Cluster { runners: runners.collect(), pools }
 }
 
 /// Who owns each shard of a pool.

@@ -59,11 +59,7 @@ impl Client {
     }
 
     fn resolver<T, E>(&self, which: Which) -> Resolver<T, E> {
-        Resolver {
-            client: self.clone(),
-            which,
-            types: PhantomData,
-        }
+        Resolver { client: self.clone(), which, types: PhantomData }
     }
 
     /// Resolves the deferred that this token was made for, with JSON. Await it.
@@ -190,12 +186,7 @@ impl Settle {
         let body = self.body?;
         let secret = self.client.secret().await?;
         let (run, generation, tag) = self.which.find(secret)?;
-        let resolution = Resolution {
-            run,
-            generation,
-            tag,
-            body,
-        };
+        let resolution = Resolution { run, generation, tag, body };
         let write = Write::Resolve(Box::new(resolution));
         let run = run.to_string();
         match self.client.ask(write).await? {

@@ -34,11 +34,7 @@ impl<O> RunHandle<O> {
     /// # Ok(()) }
     /// ```
     pub fn delete(&self) -> DeleteRun {
-        DeleteRun {
-            client: self.client.clone(),
-            run: self.id,
-            forget_key: false,
-        }
+        DeleteRun { client: self.client.clone(), run: self.id, forget_key: false }
     }
 }
 
@@ -76,12 +72,9 @@ impl DeleteRun {
         let run = self.run.to_string();
         match self.client.ask(write).await? {
             Deleted::Done { .. } => Ok(()),
-            Deleted::Live { status, .. } => Err(ClientError::WrongStatus {
-                run,
-                status,
-                act: "deleted",
-                hint: LIVE,
-            }),
+            Deleted::Live { status, .. } => {
+                Err(ClientError::WrongStatus { run, status, act: "deleted", hint: LIVE })
+            }
             _ => Err(ClientError::UnknownRun { run }),
         }
     }

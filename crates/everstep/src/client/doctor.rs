@@ -71,10 +71,7 @@ impl Client {
     /// # Ok(()) }
     /// ```
     pub fn doctor(&self) -> Doctor {
-        Doctor {
-            client: self.clone(),
-            ended_runs: 10_000,
-        }
+        Doctor { client: self.clone(), ended_runs: 10_000 }
     }
 }
 
@@ -171,14 +168,7 @@ pub(super) enum Cure {
 
 impl Finding {
     fn new(check: Check, severity: Severity, what: String, cure: Cure) -> Finding {
-        Finding {
-            check,
-            severity,
-            run: None,
-            what,
-            repairable: cure != Cure::None,
-            cure,
-        }
+        Finding { check, severity, run: None, what, repairable: cure != Cure::None, cure }
     }
 
     fn about(mut self, run: Option<RunId>) -> Finding {
@@ -211,11 +201,8 @@ impl Doctor {
     }
 
     async fn look(self) -> Result<DoctorReport, ClientError> {
-        let mut report = DoctorReport {
-            findings: Vec::new(),
-            checked: Checked::default(),
-            has_more: false,
-        };
+        let mut report =
+            DoctorReport { findings: Vec::new(), checked: Checked::default(), has_more: false };
         let facts = self.client.read(|store| store.examine(&Ask::Place)).await?;
         if let Facts::Place(facts) = facts {
             report.findings.extend(facts.into_iter().map(of_place));
@@ -226,8 +213,7 @@ impl Doctor {
             self.look_at_rows(rule, &mut report).await?;
         }
         self.look_at_runs(true, usize::MAX, &mut report).await?;
-        self.look_at_runs(false, self.ended_runs, &mut report)
-            .await?;
+        self.look_at_runs(false, self.ended_runs, &mut report).await?;
         self.look_at_schedules(&mut report).await?;
         if report.findings.len() > certain {
             tokio::time::sleep(SECOND_LOOK).await;
@@ -251,11 +237,8 @@ impl Doctor {
         loop {
             let limit = PAGE_ROWS;
             let ask = Ask::Rows { rule, after, limit };
-            let Facts::Rows {
-                found,
-                looked,
-                next,
-            } = self.client.read(move |store| store.examine(&ask)).await?
+            let Facts::Rows { found, looked, next } =
+                self.client.read(move |store| store.examine(&ask)).await?
             else {
                 return Ok(());
             };
@@ -318,10 +301,8 @@ impl Doctor {
         let mut after: Option<String> = None;
         loop {
             let from = after.take();
-            let page = self
-                .client
-                .read(move |store| store.schedules(from.as_deref(), PAGE_RUNS))
-                .await;
+            let page =
+                self.client.read(move |store| store.schedules(from.as_deref(), PAGE_RUNS)).await;
             let page = match page {
                 Ok(page) => page,
                 Err(ClientError::Store(error)) if is_unreadable(&error) => {
@@ -350,8 +331,7 @@ impl Client {
         let codecs = self.codecs.clone();
         let now = self.shared.now();
         let finding = finding.clone();
-        self.read(move |store| is_still_so(store, &codecs, &finding, now))
-            .await
+        self.read(move |store| is_still_so(store, &codecs, &finding, now)).await
     }
 }
 
@@ -453,12 +433,7 @@ fn of_schedule(row: &ScheduleRow, now: Timestamp) -> Option<Finding> {
         Ok(ticks) => ticks,
         Err(problem) => {
             let what = format!("schedule `{name}` cannot be read: {problem}; put it in once more");
-            return Some(Finding::new(
-                Check::Formats,
-                Severity::Error,
-                what,
-                Cure::None,
-            ));
+            return Some(Finding::new(Check::Formats, Severity::Error, what, Cure::None));
         }
     };
     let has_ticks = ticks.next_after(now).is_some();

@@ -118,10 +118,7 @@ impl PublishEvent {
 
     async fn send(self) -> Result<PublishedEvent, ClientError> {
         named("the event's name", &self.name)?;
-        for (what, key) in [
-            ("the event's key", &self.key),
-            ("the dedupe key", &self.dedupe),
-        ] {
+        for (what, key) in [("the event's key", &self.key), ("the dedupe key", &self.dedupe)] {
             if let Some(key) = key {
                 named(what, key)?;
             }

@@ -160,10 +160,7 @@ impl<O> ForkRun<O> {
         }
         check_tags(&self.tags)?;
         let from = self.from.as_deref().map(parse).transpose()?;
-        let results = self
-            .results
-            .into_iter()
-            .map(|(text, bytes)| Ok((parse(&text)?, bytes)));
+        let results = self.results.into_iter().map(|(text, bytes)| Ok((parse(&text)?, bytes)));
         let results = results.collect::<Result<Vec<_>, ClientError>>()?;
         let client = self.run.client;
         let now = client.shared.now();
@@ -183,10 +180,7 @@ impl<O> ForkRun<O> {
         let Some((row, forked, state)) = client.read(read).await? else {
             return Err(ClientError::unknown_run(id));
         };
-        let Forked {
-            history,
-            last_number,
-        } = forked.map_err(|found| problem(explain(found)))?;
+        let Forked { history, last_number } = forked.map_err(|found| problem(explain(found)))?;
         let mut tags = row.tags;
         tags.retain(|(name, _)| name != FORKED_FROM);
         tags.extend(self.tags);
@@ -247,10 +241,7 @@ fn bind(client: &Client, from: RunId, mut fork: Fork) -> Result<Fork, ClientErro
             continue;
         };
         if let EntryValue::Payload(bytes) = &mut entry.value {
-            *bytes = bound(
-                bytes,
-                &format!("the result of `{}`", keys::describe(&put.key)),
-            )?;
+            *bytes = bound(bytes, &format!("the result of `{}`", keys::describe(&put.key)))?;
             put.value = encode_entry(&entry);
         }
     }

@@ -102,10 +102,7 @@ impl Client {
         run: RunId,
         started: &Mutex<Option<EndReceiver>>,
     ) -> Result<Finished, ClientError> {
-        let listening = started
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let listening = started.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ended = match listening {
             // Its end is told, unless it has moved to another pool.
             Some(ended) => {
@@ -229,21 +226,14 @@ impl<O> RunHandle<O> {
     /// As [`request`](RunHandle::request).
     pub async fn request_json(&self, name: &str, body: &Json) -> Result<Json, ClientError> {
         let body = encode_json(body, "the request", &self.client)?;
-        let bytes = self
-            .client
-            .request_bytes(Target::Id(self.id), name, body)
-            .await?;
+        let bytes = self.client.request_bytes(Target::Id(self.id), name, body).await?;
         let what = || format!("the reply to `{name}`");
         self.client.decode_json(&bytes, None, what)
     }
 
     /// Cancels the run: await it, or say [`with_rollback`](Cancel::with_rollback) first.
     pub fn cancel(&self) -> Cancel {
-        Cancel {
-            client: self.client.clone(),
-            run: self.id,
-            rollback: false,
-        }
+        Cancel { client: self.client.clone(), run: self.id, rollback: false }
     }
 
     /// Pauses the run: `true` if it was paused now, `false` if it was paused before. What its bodies in
@@ -300,10 +290,7 @@ impl<O> RunHandle<O> {
 
     pub(super) async fn row(&self) -> Result<RunRow, ClientError> {
         let id = self.id;
-        let row = self
-            .client
-            .read(move |store| store.run(&Target::Id(id)))
-            .await?;
+        let row = self.client.read(move |store| store.run(&Target::Id(id))).await?;
         row.ok_or_else(|| ClientError::unknown_run(id))
     }
 
@@ -357,10 +344,7 @@ impl<O> RunHandle<O> {
     }
 
     pub(super) fn payload_reader(&self) -> PayloadReader<'_> {
-        PayloadReader {
-            codecs: &self.client.codecs,
-            run: self.id,
-        }
+        PayloadReader { codecs: &self.client.codecs, run: self.id }
     }
 
     fn output(&self, finished: Finished) -> Result<Vec<u8>, RunError> {
@@ -372,10 +356,7 @@ impl<O> RunHandle<O> {
                     Some(bytes) => self.payload_reader().failure(&bytes),
                     None => Failure::unreadable("no error was stored"),
                 };
-                Err(RunError::Failed {
-                    run: self.id,
-                    failure: Box::new(failure),
-                })
+                Err(RunError::Failed { run: self.id, failure: Box::new(failure) })
             }
         }
     }
@@ -431,12 +412,7 @@ pub(super) fn refused(run: RunId, controlled: &Controlled) -> Option<ClientError
         },
         Controlled::Done { .. } | Controlled::Already { .. } | Controlled::Unknown => return None,
     };
-    Some(ClientError::WrongStatus {
-        run: run.to_string(),
-        status,
-        act,
-        hint,
-    })
+    Some(ClientError::WrongStatus { run: run.to_string(), status, act, hint })
 }
 
 /// A cancel. Await it: `true` if it was requested now, `false` if the run has ended, its end is
@@ -468,10 +444,9 @@ impl Cancel {
         let (status, hint) = match self.send().await? {
             Controlled::Finished { status, .. } => (status, "it has ended; nothing was done"),
             Controlled::Already { status, .. } => match status {
-                RunStatus::RollingBack => (
-                    status,
-                    "its end is decided and it is rolling back already; wait for its end",
-                ),
+                RunStatus::RollingBack => {
+                    (status, "its end is decided and it is rolling back already; wait for its end")
+                }
                 _ => (
                     status,
                     "a cancel was requested before; nothing more was done, wait for its end",
@@ -479,18 +454,11 @@ impl Cancel {
             },
             _ => return Ok(()),
         };
-        Err(ClientError::WrongStatus {
-            run,
-            status,
-            act: "cancelled",
-            hint,
-        })
+        Err(ClientError::WrongStatus { run, status, act: "cancelled", hint })
     }
 
     async fn send(self) -> Result<Controlled, ClientError> {
-        let control = Control::Cancel {
-            rollback: self.rollback,
-        };
+        let control = Control::Cancel { rollback: self.rollback };
         let controlled = self.client.control(self.run, control).await?;
         if let Controlled::Refused { .. } = controlled
             && let Some(error) = refused(self.run, &controlled)

@@ -34,12 +34,7 @@ impl<O> RunHandle<O> {
     /// # Ok(()) }
     /// ```
     pub fn history(&self) -> ReadHistory {
-        ReadHistory {
-            client: self.client.clone(),
-            run: self.id,
-            after: None,
-            limit: 1_000,
-        }
+        ReadHistory { client: self.client.clone(), run: self.id, after: None, limit: 1_000 }
     }
 }
 

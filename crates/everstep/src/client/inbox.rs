@@ -75,10 +75,7 @@ impl<O> RunHandle<O> {
     pub async fn inbox(&self, limit: usize) -> Result<Vec<UnreadMessage>, ClientError> {
         let no = self.row().await?.id.no();
         let limit = limit.min(INBOX_PAGE_MAX);
-        let rows = self
-            .client
-            .read(move |store| store.unread(no, 0, limit))
-            .await?;
+        let rows = self.client.read(move |store| store.unread(no, 0, limit)).await?;
         let reader = self.payload_reader();
         let rows = rows.into_iter();
         Ok(rows.map(|row| UnreadMessage::new(row, &reader)).collect())

@@ -34,22 +34,13 @@ impl Client {
     /// # Ok(()) }
     /// ```
     pub fn dead_letters(&self) -> DeadLetters {
-        DeadLetters {
-            client: self.clone(),
-            filter: LetterFilter::default(),
-            after: 0,
-            limit: 100,
-        }
+        DeadLetters { client: self.clone(), filter: LetterFilter::default(), after: 0, limit: 100 }
     }
 
     /// Sends a dead letter again, as if it were sent now: to the run that it was for, unless
     /// something else is said. Await it.
     pub fn replay_dead_letter(&self, no: u64) -> ReplayLetter {
-        ReplayLetter {
-            client: self.clone(),
-            no,
-            to: To::Same,
-        }
+        ReplayLetter { client: self.clone(), no, to: To::Same }
     }
 
     /// Removes a dead letter; `false` if there is none of this number.
@@ -70,22 +61,17 @@ impl Client {
     }
 
     async fn replay(&self, no: u64, to: ReplayTo) -> Result<Replayed, ClientError> {
-        let replay = LetterWrite::Replay {
-            no,
-            to,
-            inbox_max: self.shared.settings.inbox_messages_max,
-        };
+        let replay =
+            LetterWrite::Replay { no, to, inbox_max: self.shared.settings.inbox_messages_max };
         let write = Write::Letter(Box::new(replay));
         Ok(match self.ask(write).await? {
             LetterDone::Unknown => Replayed::Unknown,
-            LetterDone::Published(published) => Replayed::Published {
-                told: published.told,
-            },
+            LetterDone::Published(published) => Replayed::Published { told: published.told },
             LetterDone::Delivered(delivered) => match (delivered.receipt, delivered.run) {
                 (Receipt::Delivered, Some(run)) => Replayed::Delivered { run },
-                (receipt, _) => Replayed::Refused {
-                    reason: crate::store::rules::undeliverable(receipt),
-                },
+                (receipt, _) => {
+                    Replayed::Refused { reason: crate::store::rules::undeliverable(receipt) }
+                }
             },
             _ => return Err(ClientError::Closed),
         })
@@ -201,10 +187,8 @@ impl DeadLetters {
     /// The next letters; none at the end.
     async fn slice(&self, after: u64) -> Result<Option<Vec<DeadLetter>>, ClientError> {
         let filter = self.filter.clone();
-        let slice = self
-            .client
-            .read(move |store| store.dead_letters(&filter, after, SLICE))
-            .await?;
+        let slice =
+            self.client.read(move |store| store.dead_letters(&filter, after, SLICE)).await?;
         Ok(Some(slice).filter(|slice| !slice.is_empty()))
     }
 }
@@ -213,16 +197,11 @@ impl DeadLetters {
     async fn read(self) -> Result<DeadLetterPage, ClientError> {
         let (filter, after, limit) = (self.filter, self.after, self.limit);
         // One more than asked for shows whether there is another page.
-        let letters = self
-            .client
-            .read(move |store| store.dead_letters(&filter, after, limit + 1))
-            .await?;
+        let letters =
+            self.client.read(move |store| store.dead_letters(&filter, after, limit + 1)).await?;
         let (letters, next) = page(letters, limit, |letter| letter.no);
         Ok(DeadLetterPage {
-            letters: letters
-                .into_iter()
-                .map(|letter| shown(letter, &self.client))
-                .collect(),
+            letters: letters.into_iter().map(|letter| shown(letter, &self.client)).collect(),
             next,
         })
     }

@@ -98,12 +98,7 @@ filters!(Filter, List.filter, Count.filter);
 impl Client {
     /// Runs, newest first. Set filters, then await it.
     pub fn list(&self) -> List {
-        List {
-            client: self.clone(),
-            filter: Filter::default(),
-            after: None,
-            limit: 100,
-        }
+        List { client: self.clone(), filter: Filter::default(), after: None, limit: 100 }
     }
 
     /// How many runs of each workflow have each status, by name. Cheap while there are few; with a
@@ -120,10 +115,7 @@ impl Client {
 
     /// How many runs there are. Set filters, then await it.
     pub fn count(&self) -> Count {
-        Count {
-            client: self.clone(),
-            filter: Filter::default(),
-        }
+        Count { client: self.clone(), filter: Filter::default() }
     }
 }
 
@@ -152,17 +144,10 @@ impl List {
 
 impl List {
     async fn read(self) -> Result<RunPage, ClientError> {
-        let List {
-            client,
-            filter,
-            after,
-            limit,
-        } = self;
+        let List { client, filter, after, limit } = self;
         let after = after.map(RunId::no);
         // One more than asked for shows whether there is another page.
-        let rows = client
-            .read(move |store| store.list(&filter, after, limit + 1))
-            .await?;
+        let rows = client.read(move |store| store.list(&filter, after, limit + 1)).await?;
         Ok(RunPage::new(rows, limit, &client.codecs))
     }
 }

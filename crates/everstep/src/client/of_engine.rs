@@ -35,8 +35,7 @@ impl Engine {
         R: Future<Output = UserResult<O>> + Send + 'static,
     {
         let runtime = self.runtime.clone();
-        self.client()
-            .work_on(queue, concurrency, handler(code), runtime)
+        self.client().work_on(queue, concurrency, handler(code), runtime)
     }
 }
 

@@ -26,10 +26,7 @@ pub struct Tally {
 
 impl Tally {
     fn up_to(number: u64, most: u64) -> Tally {
-        Tally {
-            number: number.min(most),
-            or_more: number > most,
-        }
+        Tally { number: number.min(most), or_more: number > most }
     }
 }
 
@@ -179,23 +176,19 @@ impl Client {
             ),
         })?;
         // The horizon is read last: runs that are deleted meanwhile are before it.
-        let (rows, horizon) = self
-            .read(move |store| Ok((store.stats(&range)?, store.horizon()?)))
-            .await?;
+        let (rows, horizon) =
+            self.read(move |store| Ok((store.stats(&range)?, store.horizon()?))).await?;
         let is_complete = |at| horizon.is_none_or(|horizon| at >= horizon);
-        let buckets = rows
-            .into_iter()
-            .enumerate()
-            .map(|(index, row)| StatsBucket {
-                at: range.bucket(index).0,
-                is_complete: is_complete(range.bucket(index).0),
-                started: row.started,
-                completed: row.completed,
-                failed: row.failed,
-                cancelled: row.cancelled,
-                p50: row.p50_ms.map(Duration::from_millis),
-                p95: row.p95_ms.map(Duration::from_millis),
-            });
+        let buckets = rows.into_iter().enumerate().map(|(index, row)| StatsBucket {
+            at: range.bucket(index).0,
+            is_complete: is_complete(range.bucket(index).0),
+            started: row.started,
+            completed: row.completed,
+            failed: row.failed,
+            cancelled: row.cancelled,
+            p50: row.p50_ms.map(Duration::from_millis),
+            p95: row.p95_ms.map(Duration::from_millis),
+        });
         Ok(buckets.collect())
     }
 }

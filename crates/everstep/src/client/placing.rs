@@ -66,10 +66,7 @@ impl<O> RunHandle<O> {
             Some(Leaves::NotHere) | None => {}
         }
         let (now, me) = (shared.now(), shared.me);
-        let owner = self
-            .client
-            .read(move |store| owner(store, &row, now))
-            .await?;
+        let owner = self.client.read(move |store| owner(store, &row, now)).await?;
         if owner.is_none_or(|owner| Some(owner) == me) {
             return Ok(Evicted::Cold);
         }
@@ -92,10 +89,7 @@ impl<O> RunHandle<O> {
             what: "the pool".to_owned(),
             problem: error.to_string(),
         })?;
-        let rehome = Rehome {
-            target: Target::Id(self.id),
-            pool: pool.into(),
-        };
+        let rehome = Rehome { target: Target::Id(self.id), pool: pool.into() };
         let unknown = || ClientError::unknown_run(self.id);
         let is_new = match self.client.ask(Write::Rehome(Box::new(rehome))).await? {
             Controlled::Done { .. } => true,
@@ -110,10 +104,7 @@ impl<O> RunHandle<O> {
             Controlled::Refused { .. } => return Err(ClientError::Closed),
         };
         let (id, pool, now) = (self.id, pool.to_owned(), self.client.shared.now());
-        let moved = self
-            .client
-            .read(move |store| move_if_unowned(store, id, &pool, now))
-            .await?;
+        let moved = self.client.read(move |store| move_if_unowned(store, id, &pool, now)).await?;
         match moved {
             Some(Place::Inside) if !is_new => Ok(Moved::Already),
             Some(Place::Inside) => Ok(Moved::Done),
@@ -195,10 +186,7 @@ fn move_if_unowned(
         if held.is_none_or(|held| !held.contains(row.shard)) {
             return Ok(Place::Owned);
         }
-        let what = HandOver {
-            run: run.no(),
-            pool: pool.into(),
-        };
+        let what = HandOver { run: run.no(), pool: pool.into() };
         let applied = store.commit(&Batch {
             fence: Some(fence),
             now,
@@ -256,19 +244,9 @@ mod tests {
         let shards = ShardSet::of_pools([PoolNo(0), PoolNo(1)]);
         let held = store.take_shards(fence, NOW, &shards, &[]);
         assert!(held.expect("take_shards").is_some());
-        let hand_over = HandOver {
-            run: id.no(),
-            pool: overflow.into(),
-        };
-        for write in [
-            Write::Start(Box::new(new)),
-            Write::HandOver(Box::new(hand_over)),
-        ] {
-            let batch = Batch {
-                fence: Some(fence),
-                now: NOW,
-                writes: vec![write],
-            };
+        let hand_over = HandOver { run: id.no(), pool: overflow.into() };
+        for write in [Write::Start(Box::new(new)), Write::HandOver(Box::new(hand_over))] {
+            let batch = Batch { fence: Some(fence), now: NOW, writes: vec![write] };
             let applied = store.commit(&batch).expect("commit");
             assert!(!matches!(applied.outcomes[0], Outcome::Refused(_)));
         }

@@ -97,12 +97,7 @@ impl Client {
 
     /// A handle to an item by its id, without looking whether it is there.
     pub fn queue_item<O>(&self, item: ItemId) -> ItemHandle<O> {
-        ItemHandle {
-            client: self.clone(),
-            item,
-            attached: false,
-            output: PhantomData,
-        }
+        ItemHandle { client: self.clone(), item, attached: false, output: PhantomData }
     }
 
     /// Works on the items of a queue, up to `concurrency` at once, on this runtime, until the worker
@@ -147,10 +142,7 @@ impl Client {
         let keeps = self.own();
         let station = Workers::open(&self.shared, spec, runtime, self.codecs.clone(), keeps)
             .ok_or(ClientError::Closed)?;
-        Ok(Worker {
-            shared: self.shared.clone(),
-            station,
-        })
+        Ok(Worker { shared: self.shared.clone(), station })
     }
 
     /// How a queue stands: how many items are in which state, and since when the oldest waits.
@@ -176,9 +168,7 @@ impl Client {
         limit: usize,
     ) -> Result<Vec<ItemInfo>, ClientError> {
         let queue = queue.to_owned();
-        let rows = self
-            .read(move |store| store.queue_items(&queue, state, after, limit))
-            .await?;
+        let rows = self.read(move |store| store.queue_items(&queue, state, after, limit)).await?;
         let rows = rows.into_iter();
         Ok(rows.map(|row| ItemInfo::new(row, &self.codecs)).collect())
     }
@@ -196,8 +186,7 @@ impl Client {
         after: Option<ItemId>,
         limit: usize,
     ) -> Result<Vec<ItemInfo>, ClientError> {
-        self.queue_items(queue, Some(ItemState::Dead), after, limit)
-            .await
+        self.queue_items(queue, Some(ItemState::Dead), after, limit).await
     }
 
     async fn write_queue(&self, write: QueueWrite) -> Result<QueueDone, ClientError> {
@@ -207,10 +196,7 @@ impl Client {
     async fn item_answer(&self, item: ItemId) -> Result<Vec<u8>, ClientError> {
         let unknown = || ClientError::UnknownItem { item };
         let ended = self.shared.hub.await_item(item);
-        let found = self
-            .read(move |store| store.queue_ended(&[item]))
-            .await?
-            .pop();
+        let found = self.read(move |store| store.queue_ended(&[item])).await?.pop();
         if let Some((_, answer)) = found {
             return answer.ok_or_else(unknown);
         }
@@ -334,10 +320,7 @@ impl<O> ItemHandle<O> {
     /// If there is no such item: its result is kept only for as long as its queue says.
     pub async fn info(&self) -> Result<ItemInfo, ClientError> {
         let item = self.item;
-        let row = self
-            .client
-            .read(move |store| store.queue_item(item))
-            .await?;
+        let row = self.client.read(move |store| store.queue_item(item)).await?;
         row.map(|row| ItemInfo::new(row, &self.client.codecs))
             .ok_or(ClientError::UnknownItem { item })
     }

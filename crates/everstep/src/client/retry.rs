@@ -10,12 +10,7 @@ use crate::{
 
 /// Why a run cannot be retried.
 pub(super) fn wrong(row: &RunRow, hint: &'static str) -> ClientError {
-    ClientError::WrongStatus {
-        run: row.id.to_string(),
-        status: row.status,
-        act: "retried",
-        hint,
-    }
+    ClientError::WrongStatus { run: row.id.to_string(), status: row.status, act: "retried", hint }
 }
 
 pub(super) const MEANWHILE: &str = "something else has happened to it meanwhile; look at it again";

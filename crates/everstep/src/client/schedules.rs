@@ -105,11 +105,7 @@ impl Client {
 
     /// A handle to a schedule by its name, without looking whether it is there.
     pub fn schedule_named(&self, name: impl Into<String>) -> ScheduleHandle {
-        ScheduleHandle {
-            client: self.clone(),
-            name: name.into(),
-            made: ScheduleOutcome::Unchanged,
-        }
+        ScheduleHandle { client: self.clone(), name: name.into(), made: ScheduleOutcome::Unchanged }
     }
 
     /// A schedule as it is now; `None` if there is none of this name.
@@ -124,11 +120,7 @@ impl Client {
 
     /// Schedules, by name. Await it.
     pub fn schedules(&self) -> Schedules {
-        Schedules {
-            client: self.clone(),
-            after: None,
-            limit: 100,
-        }
+        Schedules { client: self.clone(), after: None, limit: 100 }
     }
 
     async fn schedule_row(&self, name: &str) -> Result<Option<ScheduleRow>, ClientError> {
@@ -237,18 +229,15 @@ impl Schedule {
         tags: impl IntoIterator<Item = (N, V)>,
     ) -> Self {
         let tags = tags.into_iter();
-        self.tags
-            .extend(tags.map(|(name, value)| (name.into(), value.into())));
+        self.tags.extend(tags.map(|(name, value)| (name.into(), value.into())));
         self
     }
 
     async fn send(self) -> Result<ScheduleHandle, ClientError> {
         self.client.learn_time().await?;
         self.check_names()?;
-        let wrong = |problem: String| ClientError::Schedule {
-            schedule: self.name.clone(),
-            problem,
-        };
+        let wrong =
+            |problem: String| ClientError::Schedule { schedule: self.name.clone(), problem };
         let spec = match (self.spec, self.time_zone) {
             (Some(ScheduleSpec::Cron { expression, .. }), zone) => ScheduleSpec::Cron {
                 expression,
@@ -284,11 +273,7 @@ impl Schedule {
             paused: self.paused,
         };
         let made = self.client.write_schedule(ScheduleWrite::Put(new)).await?;
-        Ok(ScheduleHandle {
-            client: self.client,
-            name: self.name,
-            made,
-        })
+        Ok(ScheduleHandle { client: self.client, name: self.name, made })
     }
 
     fn check_names(&self) -> Result<(), ClientError> {
@@ -369,9 +354,7 @@ impl ScheduleHandle {
     ///
     /// If it is not there.
     pub async fn info(&self) -> Result<ScheduleInfo, ClientError> {
-        self.row()
-            .await
-            .map(|row| ScheduleInfo::new(row, &self.client))
+        self.row().await.map(|row| ScheduleInfo::new(row, &self.client))
     }
 
     async fn row(&self) -> Result<ScheduleRow, ClientError> {
@@ -380,16 +363,11 @@ impl ScheduleHandle {
     }
 
     fn unknown(&self) -> ClientError {
-        ClientError::UnknownSchedule {
-            schedule: self.name.clone(),
-        }
+        ClientError::UnknownSchedule { schedule: self.name.clone() }
     }
 
     fn wrong(&self, problem: String) -> ClientError {
-        ClientError::Schedule {
-            schedule: self.name.clone(),
-            problem,
-        }
+        ClientError::Schedule { schedule: self.name.clone(), problem }
     }
 
     /// From now on it has no ticks. Ticks that wait go on waiting; runs go on. `false` if it was
@@ -418,11 +396,7 @@ impl ScheduleHandle {
             let row = self.row().await?;
             let next_at = self.ticks(&row)?.next_after(self.client.shared.now());
             let (name, revision) = (row.name, row.revision);
-            let resume = ScheduleWrite::Resume {
-                name,
-                revision,
-                next_at,
-            };
+            let resume = ScheduleWrite::Resume { name, revision, next_at };
             match self.client.write_schedule(resume).await? {
                 ScheduleOutcome::Unknown => return Err(self.unknown()),
                 // It was changed in between: its ticks may be others.
@@ -462,11 +436,7 @@ impl ScheduleHandle {
                 cause: FireCause::Trigger { tick },
                 run: Some(Box::new(run)),
             };
-            let fired = match self
-                .client
-                .write_schedule(ScheduleWrite::Fire(fire))
-                .await?
-            {
+            let fired = match self.client.write_schedule(ScheduleWrite::Fire(fire)).await? {
                 ScheduleOutcome::Unknown => return Err(self.unknown()),
                 ScheduleOutcome::Fired(fired) => fired,
                 // It was changed in between, and so is the run.
@@ -494,10 +464,7 @@ impl ScheduleHandle {
     pub async fn backfill(&self, time: Range<Timestamp>) -> Result<Backfilled, ClientError> {
         let row = self.row().await?;
         let ticks = self.ticks_in(&row, time)?;
-        let mut done = Backfilled {
-            started: 0,
-            present: 0,
-        };
+        let mut done = Backfilled { started: 0, present: 0 };
         for page in ticks.chunks(BACKFILL_PAGE) {
             let starts = page.iter().map(|tick| self.start_tick(&row, *tick));
             for attached in futures_util::future::try_join_all(starts).await? {
@@ -639,16 +606,11 @@ impl ScheduleInfo {
 
     /// The next `n` ticks, as far as they can be told; none while it is paused.
     pub fn upcoming(&self, n: usize) -> Vec<Timestamp> {
-        let ticks = self
-            .spec
-            .as_ref()
-            .and_then(|spec| Ticks::new(spec, self.anchor).ok());
+        let ticks = self.spec.as_ref().and_then(|spec| Ticks::new(spec, self.anchor).ok());
         let Some(ticks) = ticks else {
             return self.next_at.into_iter().take(n).collect();
         };
-        std::iter::successors(self.next_at, |at| ticks.next_after(*at))
-            .take(n)
-            .collect()
+        std::iter::successors(self.next_at, |at| ticks.next_after(*at)).take(n).collect()
     }
 }
 
@@ -686,21 +648,12 @@ pub struct SchedulePage {
 
 impl Schedules {
     async fn read(self) -> Result<SchedulePage, ClientError> {
-        let Schedules {
-            client,
-            after,
-            limit,
-        } = self;
+        let Schedules { client, after, limit } = self;
         // One more than asked for shows whether there is another page.
-        let rows = client
-            .read(move |store| store.schedules(after.as_deref(), limit + 1))
-            .await?;
+        let rows = client.read(move |store| store.schedules(after.as_deref(), limit + 1)).await?;
         let (rows, next) = page(rows, limit, |row| row.name.clone());
         Ok(SchedulePage {
-            schedules: rows
-                .into_iter()
-                .map(|row| ScheduleInfo::new(row, &client))
-                .collect(),
+            schedules: rows.into_iter().map(|row| ScheduleInfo::new(row, &client)).collect(),
             next,
         })
     }

@@ -58,8 +58,7 @@ impl Client {
             Target::Key { .. } => {
                 let target = target.clone();
                 let row = self.read(move |store| store.run(&target)).await?;
-                row.ok_or_else(|| ClientError::UnknownRun { run: text.clone() })?
-                    .id
+                row.ok_or_else(|| ClientError::UnknownRun { run: text.clone() })?.id
             }
         };
         let answer = self.shared.hub.await_answer(run, request);
@@ -87,9 +86,7 @@ impl Client {
 
     async fn status_text(&self, run: RunId) -> String {
         let row = self.read(move |store| store.run(&Target::Id(run))).await;
-        row.ok()
-            .flatten()
-            .map_or_else(|| ENDED.to_owned(), |row| row.status.to_string())
+        row.ok().flatten().map_or_else(|| ENDED.to_owned(), |row| row.status.to_string())
     }
 }
 

@@ -120,15 +120,9 @@ impl Client {
     pub async fn run_by_short_id(&self, short: &ShortId) -> Result<RunId, ClientError> {
         let Found { runs, searched } = self.find_short(short, SEARCHED, PAGE).await?;
         match runs.as_slice() {
-            [] => Err(ClientError::UnknownShortId {
-                digits: short.0.clone(),
-                searched,
-            }),
+            [] => Err(ClientError::UnknownShortId { digits: short.0.clone(), searched }),
             [run] => Ok(*run),
-            _ => Err(ClientError::AmbiguousId {
-                digits: short.0.clone(),
-                runs,
-            }),
+            _ => Err(ClientError::AmbiguousId { digits: short.0.clone(), runs }),
         }
     }
 
@@ -155,9 +149,7 @@ impl Client {
         }
         let (mut runs, mut searched, mut after) = (Vec::new(), 0, None);
         loop {
-            let ids = self
-                .read(move |store| store.find(&Filter::default(), after, page))
-                .await?;
+            let ids = self.read(move |store| store.find(&Filter::default(), after, page)).await?;
             runs.extend(ids.iter().copied().filter(|run| short.ends(*run)));
             searched += ids.len();
             let is_enough = !runs.is_empty() && short.0.len() >= DIGITS_UNIQUE;
@@ -180,9 +172,8 @@ impl Client {
             return Ok(Vec::new());
         };
         let after = RunNo(most.0 + 1);
-        let ids = self
-            .read(move |store| store.find(&Filter::default(), Some(after), MATCHES))
-            .await?;
+        let ids =
+            self.read(move |store| store.find(&Filter::default(), Some(after), MATCHES)).await?;
         let ids = ids.into_iter().take_while(|run| run.no() >= least);
         Ok(ids.filter(|run| short.begins(*run)).collect())
     }
@@ -215,12 +206,7 @@ mod tests {
 
     #[test]
     fn a_short_id_is_a_part_of_an_id() {
-        for text in [
-            "3c1d14f48fdd",
-            "01a1e31b-1d59-7590",
-            "8241-3c1d14f48fdd",
-            "DEADBEEF",
-        ] {
+        for text in ["3c1d14f48fdd", "01a1e31b-1d59-7590", "8241-3c1d14f48fdd", "DEADBEEF"] {
             assert!(text.parse::<ShortId>().is_ok(), "{text}");
         }
         let whole = "01a1e31b-1d59-7590-8241-3c1d14f48fdd";
@@ -255,15 +241,9 @@ mod tests {
             // Unless the clock has come to the next 65 seconds in between.
             other => assert_eq!(other.expect("one of them"), runs[0]),
         }
-        let error = ClientError::AmbiguousId {
-            digits: "01a1e31b".to_owned(),
-            runs: runs.clone(),
-        };
+        let error = ClientError::AmbiguousId { digits: "01a1e31b".to_owned(), runs: runs.clone() };
         let text = error.to_string();
-        assert!(
-            runs.iter().all(|it| text.contains(&it.to_string())),
-            "{text}"
-        );
+        assert!(runs.iter().all(|it| text.contains(&it.to_string())), "{text}");
     }
 
     #[tokio::test]
@@ -274,16 +254,11 @@ mod tests {
         assert_eq!((found.runs.len(), found.searched), (0, Some(6)));
         let found = client.find_short(&oldest, 100, 3).await.expect("a search");
         assert_eq!(found.runs, runs[..1]);
-        let error = |searched| ClientError::UnknownShortId {
-            digits: "0123456789ab".to_owned(),
-            searched,
-        };
+        let error =
+            |searched| ClientError::UnknownShortId { digits: "0123456789ab".to_owned(), searched };
         assert!(error(Some(6)).to_string().contains("newest 6 runs"));
         assert!(!error(None).to_string().contains("newest"));
         let nobody = client.run_by_short_id(&short("0123456789ab")).await;
-        assert!(matches!(
-            nobody,
-            Err(ClientError::UnknownShortId { searched: None, .. })
-        ));
+        assert!(matches!(nobody, Err(ClientError::UnknownShortId { searched: None, .. })));
     }
 }

@@ -141,10 +141,7 @@ impl<O> Start<O> {
         mut self,
         tags: impl IntoIterator<Item = (N, V)>,
     ) -> Self {
-        self.tags.extend(
-            tags.into_iter()
-                .map(|(name, value)| (name.into(), value.into())),
-        );
+        self.tags.extend(tags.into_iter().map(|(name, value)| (name.into(), value.into())));
         self
     }
 
@@ -176,9 +173,7 @@ impl<O> Start<O> {
         if let Some(options) = options {
             options.add_labels(&mut tags);
         }
-        let limit = options
-            .and_then(|options| options.deadline)
-            .map(When::After);
+        let limit = options.and_then(|options| options.deadline).map(When::After);
         let deadline = self.deadline.or(limit);
         let pool = match (self.pool, options) {
             (Some(pool), _) => Arc::from(pool),
@@ -216,10 +211,7 @@ impl<O> Start<O> {
             new.claim = claim;
             // Listened for before it can end.
             let ended = claim.then(|| shared.hub.await_end_of_new(id));
-            match client
-                .ask::<Result<Started, Refusal>>(Write::Start(Box::new(new)))
-                .await?
-            {
+            match client.ask::<Result<Started, Refusal>>(Write::Start(Box::new(new))).await? {
                 Ok(started) => {
                     let ended = ended.filter(|_| started.claimed);
                     if ended.is_some() {
@@ -310,12 +302,7 @@ pub(super) fn refuse_used_key(
     key: Option<&str>,
     refusal: &Refusal,
 ) -> Result<(), ClientError> {
-    let &Refusal::KeyUsed {
-        run,
-        deleted_at,
-        kept_until,
-    } = refusal
-    else {
+    let &Refusal::KeyUsed { run, deleted_at, kept_until } = refusal else {
         return Ok(());
     };
     Err(ClientError::KeyUsed {

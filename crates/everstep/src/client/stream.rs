@@ -63,11 +63,7 @@ pub struct EmittedFrom {
 
 impl From<EmittedBy> for EmittedFrom {
     fn from(by: EmittedBy) -> EmittedFrom {
-        EmittedFrom {
-            location: keys::describe(&by.step),
-            attempt: by.attempt,
-            life: by.life,
-        }
+        EmittedFrom { location: keys::describe(&by.step), attempt: by.attempt, life: by.life }
     }
 }
 
@@ -294,9 +290,7 @@ async fn read_page(
 ) -> Result<store::StreamPage, ClientError> {
     named("the stream's name", name)?;
     let (no, name) = (run.no(), name.to_owned());
-    let page = client
-        .read(move |store| store.stream(no, &name, from, limit))
-        .await?;
+    let page = client.read(move |store| store.stream(no, &name, from, limit)).await?;
     page.ok_or_else(|| ClientError::unknown_run(run))
 }
 

@@ -37,10 +37,7 @@ impl<O> RunHandle<O> {
         match self.client.ask(Write::Tag(Box::new(tagging))).await? {
             Ok(Controlled::Unknown) => Err(ClientError::unknown_run(self.id)),
             Ok(controlled) => Ok(matches!(controlled, Controlled::Done { .. })),
-            Err(Refusal::TagsFull { limit }) => Err(ClientError::TagsFull {
-                run: self.id,
-                limit,
-            }),
+            Err(Refusal::TagsFull { limit }) => Err(ClientError::TagsFull { run: self.id, limit }),
             Err(_) => Err(ClientError::Closed),
         }
     }

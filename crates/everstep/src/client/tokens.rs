@@ -31,9 +31,7 @@ impl Client {
     /// # Ok(()) }
     /// ```
     pub fn tokens(&self) -> Tokens {
-        Tokens {
-            client: self.clone(),
-        }
+        Tokens { client: self.clone() }
     }
 }
 
@@ -155,14 +153,9 @@ impl Tokens {
             return Ok(None);
         };
         let now = self.client.shared.now();
-        if info
-            .last_used_at
-            .is_none_or(|at| now.since(at) >= USE_NOTED_AFTER)
-        {
+        if info.last_used_at.is_none_or(|at| now.since(at) >= USE_NOTED_AFTER) {
             let name = info.name.clone();
-            let noted = self
-                .client
-                .read(move |store| store.note_api_token_used(&name, now));
+            let noted = self.client.read(move |store| store.note_api_token_used(&name, now));
             match noted.await {
                 Ok(()) => info.last_used_at = Some(now),
                 // Whoever has the token may go on: this is for people to look at.

@@ -62,10 +62,8 @@ fn register_again(run: &mut ImportedRun) {
         let waits = entry.status == EntryStatus::Waiting;
         let has_body = matches!(entry.kind, EntryKind::Step | EntryKind::Transaction);
         in_line |= has_body && waits && entry.wake_at.is_none();
-        let by_name = matches!(
-            entry.kind,
-            EntryKind::Event | EntryKind::Deferred | EntryKind::Limit
-        );
+        let by_name =
+            matches!(entry.kind, EntryKind::Event | EntryKind::Deferred | EntryKind::Limit);
         !by_name || !waits || answered(&put.key)
     });
     let changed = (run.history.len(), run.inbox.len()) != before;
@@ -84,18 +82,12 @@ fn check(run: &ImportedRun, history_entries_max: u64) -> Result<(), String> {
     };
     named("the workflow's name", &row.workflow)?;
     named("the pool's name", &row.pool)?;
-    row.key
-        .as_deref()
-        .map_or(Ok(()), |key| named("the key", key))?;
+    row.key.as_deref().map_or(Ok(()), |key| named("the key", key))?;
     for (name, value) in &row.tags {
         named("a tag's name", name)?;
         named("a tag's value", value)?;
     }
-    if row
-        .waiting
-        .as_deref()
-        .is_some_and(|text| text.contains('\0'))
-    {
+    if row.waiting.as_deref().is_some_and(|text| text.contains('\0')) {
         return Err("what the run waits for holds a zero byte".to_owned());
     }
     if row.generation == 0 || row.attempts == 0 {
@@ -117,10 +109,7 @@ fn check(run: &ImportedRun, history_entries_max: u64) -> Result<(), String> {
         if message.kind == InboxKind::Message {
             named("the message's name", &message.name)?;
         } else if message.name.contains('\0') {
-            return Err(format!(
-                "the name of message {} holds a zero byte",
-                message.seq
-            ));
+            return Err(format!("the name of message {} holds a zero byte", message.seq));
         }
     }
     let mut keys = HashSet::new();
@@ -136,9 +125,7 @@ fn check(run: &ImportedRun, history_entries_max: u64) -> Result<(), String> {
 fn check_history(run: &ImportedRun, entries_max: u64) -> Result<(), String> {
     let entries = run.history.len();
     if entries as u64 > entries_max {
-        return Err(format!(
-            "the run has {entries} entries, and the limit is {entries_max}"
-        ));
+        return Err(format!("the run has {entries} entries, and the limit is {entries_max}"));
     }
     let mut keys = HashSet::new();
     for put in &run.history {
@@ -167,20 +154,15 @@ impl Client {
     /// key: nothing is changed then. A file from elsewhere takes no more memory than some times its
     /// length; whether its values can be decoded shows when they are used.
     pub async fn import(&self, file: impl AsRef<[u8]>) -> Result<RunHandle, ClientError> {
-        let unreadable = |problem: String| ClientError::Decode {
-            what: "the file".to_owned(),
-            problem,
-        };
+        let unreadable =
+            |problem: String| ClientError::Decode { what: "the file".to_owned(), problem };
         let decoded = run_file::decode_run(file.as_ref());
         let mut run = decoded.map_err(|error| unreadable(error.to_string()))?;
         check(&run, self.shared.settings.history_entries_max).map_err(unreadable)?;
         register_again(&mut run);
         let RunRow { id, .. } = run.row;
         let (workflow, key) = (run.row.workflow.clone(), run.row.key.clone());
-        let taken = |run: RunId, what: String| ClientError::Taken {
-            run: run.to_string(),
-            what,
-        };
+        let taken = |run: RunId, what: String| ClientError::Taken { run: run.to_string(), what };
         match self.ask(Write::Import(Box::new(run))).await? {
             Imported::Done { .. } => Ok(self.handle(id, None)),
             Imported::IdTaken => Err(taken(id, "its id".to_owned())),
@@ -190,15 +172,9 @@ impl Client {
 
     async fn key_taken(&self, id: RunId, workflow: Arc<str>, key: Option<String>) -> ClientError {
         let key = key.unwrap_or_default();
-        let target = Target::Key {
-            workflow: workflow.to_string(),
-            key: key.clone(),
-        };
+        let target = Target::Key { workflow: workflow.to_string(), key: key.clone() };
         let row = self.read(move |store| store.run(&target)).await;
         let by = row.ok().flatten().map_or(id, |row| row.id);
-        ClientError::Taken {
-            run: id.to_string(),
-            what: format!("its key `{key}`, by run {by},"),
-        }
+        ClientError::Taken { run: id.to_string(), what: format!("its key `{key}`, by run {by},") }
     }
 }

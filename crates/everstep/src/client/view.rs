@@ -69,10 +69,7 @@ pub struct RunInfo {
 
 impl RunInfo {
     pub(super) fn new(row: RunRow, codecs: &Codecs) -> RunInfo {
-        let reader = PayloadReader {
-            codecs,
-            run: row.id,
-        };
+        let reader = PayloadReader { codecs, run: row.id };
         let failure = row.error.as_deref().map(|bytes| reader.failure(bytes));
         RunInfo {
             scheduled_at: crate::schedule::tick_of(row.key.as_deref(), &row.tags),
@@ -128,9 +125,7 @@ impl PayloadReader<'_> {
     fn opened(&self, mut failure: Failure) -> Failure {
         if let Err(error) = failure.open_details(self.codecs) {
             failure.details = None;
-            failure
-                .causes
-                .push(format!("its details cannot be read: {error}"));
+            failure.causes.push(format!("its details cannot be read: {error}"));
         }
         failure
     }
@@ -150,10 +145,7 @@ impl RunPage {
     pub(super) fn new(rows: Vec<RunRow>, limit: usize, codecs: &Codecs) -> RunPage {
         let (rows, next) = page(rows, limit, |row| row.id);
         let runs = rows.into_iter().map(|row| RunInfo::new(row, codecs));
-        RunPage {
-            runs: runs.collect(),
-            next,
-        }
+        RunPage { runs: runs.collect(), next }
     }
 }
 

@@ -198,18 +198,11 @@ fn walk<E>(
         return Ok(None);
     }
     let sentence = in_one_sentence(&chain, &cycle);
-    Ok(Some(Why {
-        sentence,
-        chain,
-        cycle,
-    }))
+    Ok(Some(Why { sentence, chain, cycle }))
 }
 
 fn in_one_sentence(chain: &[Because], cycle: &[RunId]) -> String {
-    let parts: Vec<&str> = chain
-        .iter()
-        .map(|because| because.sentence.as_str())
-        .collect();
+    let parts: Vec<&str> = chain.iter().map(|because| because.sentence.as_str()).collect();
     let mut sentence = parts.join("; ");
     if let [only] = cycle {
         sentence += &format!("; run {only} waits for itself and will not go on");
@@ -379,11 +372,7 @@ fn waits_of(
     let rolling_back = row.ending.is_some();
     let parked = parked_at(row);
     for put in history {
-        let prefix = if rolling_back {
-            keys::ROLLBACKS
-        } else {
-            keys::HISTORY
-        };
+        let prefix = if rolling_back { keys::ROLLBACKS } else { keys::HISTORY };
         if put.key.starts_with(prefix)
             && let Ok(entry) = decode_entry(&put.value)
         {
@@ -416,18 +405,14 @@ fn waits_of(
 /// The wait for a limit in whose line the operation does not stand: the name of the limit is known
 /// only from the words of the row.
 fn wait_without_place(row: &RunRow, location: Option<String>) -> WaitsFor {
-    let at = location
-        .as_ref()
-        .map(|location| format!("for `{location}`"));
+    let at = location.as_ref().map(|location| format!("for `{location}`"));
     let mut parts = row.waiting.as_deref().unwrap_or_default().split("; ");
     let part = parts.find(|part| at.as_ref().is_none_or(|at| part.contains(at)));
     let name = part.and_then(|part| part.strip_prefix("limit `")?.split('`').next());
     match (name, location) {
-        (None, Some(location)) => WaitsFor::Answer {
-            kind: EntryKind::Limit,
-            location,
-            until: None,
-        },
+        (None, Some(location)) => {
+            WaitsFor::Answer { kind: EntryKind::Limit, location, until: None }
+        }
         (name, location) => WaitsFor::Limit {
             name: name.unwrap_or_default().to_owned(),
             key: None,
@@ -465,10 +450,7 @@ fn wait_of(location: String, entry: Entry) -> Option<WaitsFor> {
     }
     let waits = entry.status == EntryStatus::Waiting;
     Some(match (entry.kind, entry.wake_at) {
-        (EntryKind::Sleep, Some(at)) => WaitsFor::Time {
-            location: Some(location),
-            at,
-        },
+        (EntryKind::Sleep, Some(at)) => WaitsFor::Time { location: Some(location), at },
         (EntryKind::Listen, until) => WaitsFor::Message { location, until },
         (EntryKind::Child | EntryKind::Finished, _)
             if matches!(entry.value, EntryValue::Started(..)) =>
@@ -478,24 +460,16 @@ fn wait_of(location: String, entry: Entry) -> Option<WaitsFor> {
             };
             WaitsFor::Run { run, location }
         }
-        (kind, until) if kind.answered_by().is_some() => WaitsFor::Answer {
-            kind,
-            location,
-            until,
-        },
+        (kind, until) if kind.answered_by().is_some() => WaitsFor::Answer { kind, location, until },
         (EntryKind::Step | EntryKind::Rollback, Some(at)) if waits => WaitsFor::NextAttempt {
             location,
             attempt: entry.attempts + 1,
             at,
-            error: entry
-                .errors
-                .last()
-                .map_or_else(String::new, |error| error.message.clone()),
+            error: entry.errors.last().map_or_else(String::new, |error| error.message.clone()),
         },
-        (EntryKind::Step | EntryKind::Rollback, _) => WaitsFor::Body {
-            location,
-            since: entry.started_at,
-        },
+        (EntryKind::Step | EntryKind::Rollback, _) => {
+            WaitsFor::Body { location, since: entry.started_at }
+        }
         // Structure: what is below it waits.
         _ => return None,
     })
@@ -563,30 +537,19 @@ impl std::fmt::Display for WaitsFor {
                 write!(f, "runs the body of `{location}`")?;
                 since.map_or(Ok(()), |since| write!(f, " since {since}"))
             }
-            WaitsFor::Time {
-                location: Some(location),
-                at,
-            } => write!(f, "sleeps at `{location}` until {at}"),
+            WaitsFor::Time { location: Some(location), at } => {
+                write!(f, "sleeps at `{location}` until {at}")
+            }
             WaitsFor::Time { location: None, at } => write!(f, "does not begin before {at}"),
-            WaitsFor::NextAttempt {
-                location,
-                attempt,
-                at,
-                error,
-            } => write!(
+            WaitsFor::NextAttempt { location, attempt, at, error } => write!(
                 f,
                 "waits for attempt {attempt} of `{location}` at {at}, because the last one \
                  failed: {error}"
             ),
-            WaitsFor::Message {
-                location,
-                until: limit,
-            } => write!(f, "waits for a message at `{location}`{}", until(limit)),
-            WaitsFor::Answer {
-                kind,
-                location,
-                until: limit,
-            } => {
+            WaitsFor::Message { location, until: limit } => {
+                write!(f, "waits for a message at `{location}`{}", until(limit))
+            }
+            WaitsFor::Answer { kind, location, until: limit } => {
                 let what = match kind {
                     EntryKind::Event => "an event",
                     EntryKind::Deferred => "the value of a deferred",
@@ -598,13 +561,7 @@ impl std::fmt::Display for WaitsFor {
                 };
                 write!(f, "waits for {what} at `{location}`{}", until(limit))
             }
-            WaitsFor::Limit {
-                name,
-                key,
-                location,
-                turn,
-                holder,
-            } => {
+            WaitsFor::Limit { name, key, location, turn, holder } => {
                 write!(f, "waits for limit `{name}`")?;
                 key.as_ref().map_or(Ok(()), |key| write!(f, " (`{key}`)"))?;
                 match location {
@@ -663,15 +620,8 @@ mod tests {
     fn a_chain_is_followed_to_its_end() {
         let ids = RunIds::new(1);
         let runs = [ids.next(T), ids.next(T), ids.next(T)];
-        let message = WaitsFor::Message {
-            location: "approval".to_owned(),
-            until: None,
-        };
-        let links = [
-            vec![waits_for(runs[1])],
-            vec![waits_for(runs[2])],
-            vec![message],
-        ];
+        let message = WaitsFor::Message { location: "approval".to_owned(), until: None };
+        let links = [vec![waits_for(runs[1])], vec![waits_for(runs[2])], vec![message]];
         let why = walked(&runs, &links);
         let met: Vec<RunId> = why.chain.iter().map(|because| because.run).collect();
         assert_eq!(met, runs);
@@ -690,11 +640,7 @@ mod tests {
     fn a_cycle_is_named_without_what_leads_to_it() {
         let ids = RunIds::new(1);
         let runs = [ids.next(T), ids.next(T), ids.next(T)];
-        let links = [
-            vec![waits_for(runs[1])],
-            vec![waits_for(runs[2])],
-            vec![waits_for(runs[1])],
-        ];
+        let links = [vec![waits_for(runs[1])], vec![waits_for(runs[2])], vec![waits_for(runs[1])]];
         let why = walked(&runs, &links);
         assert_eq!(why.cycle, runs[1..]);
         assert_eq!(why.chain.len(), 3);

@@ -184,11 +184,7 @@ impl Client {
     }
 
     fn batch(&self, write: Write) -> Batch {
-        Batch {
-            fence: None,
-            now: self.shared.now(),
-            writes: vec![write],
-        }
+        Batch { fence: None, now: self.shared.now(), writes: vec![write] }
     }
 }
 

@@ -97,10 +97,7 @@ impl<'a> Reader<'a> {
 
     /// That the value which begins at `at` cannot be.
     pub(crate) fn invalid(&self, at: usize, problem: impl Into<String>) -> DecodeError {
-        DecodeError::Invalid {
-            at,
-            problem: problem.into(),
-        }
+        DecodeError::Invalid { at, problem: problem.into() }
     }
 
     pub(crate) fn u8(&mut self) -> Result<u8, DecodeError> {
@@ -174,11 +171,7 @@ impl<'a> Reader<'a> {
         &mut self,
         read: impl FnOnce(&mut Self) -> Result<T, DecodeError>,
     ) -> Result<Option<T>, DecodeError> {
-        if self.bool()? {
-            read(self).map(Some)
-        } else {
-            Ok(None)
-        }
+        if self.bool()? { read(self).map(Some) } else { Ok(None) }
     }
 
     /// A list of values, each of which takes at least one byte.
@@ -256,26 +249,13 @@ mod tests {
     #[test]
     fn damaged_values_are_refused() {
         let uint = |bytes: &[u8]| Reader::new(bytes).uint();
-        let invalid = |problem: &str| {
-            Err(DecodeError::Invalid {
-                at: 0,
-                problem: problem.to_owned(),
-            })
-        };
-        assert_eq!(
-            uint(&[0x80]),
-            Err(DecodeError::Truncated { at: 1, needed: 1 })
-        );
-        assert_eq!(
-            uint(&[0x80, 0]),
-            invalid("a number is longer than it need be")
-        );
+        let invalid =
+            |problem: &str| Err(DecodeError::Invalid { at: 0, problem: problem.to_owned() });
+        assert_eq!(uint(&[0x80]), Err(DecodeError::Truncated { at: 1, needed: 1 }));
+        assert_eq!(uint(&[0x80, 0]), invalid("a number is longer than it need be"));
         assert_eq!(uint(&[0xFF; 12]), invalid("a number has more than 64 bits"));
         let huge = written(|w| w.uint(u64::MAX));
-        assert!(matches!(
-            Reader::new(&huge).data(),
-            Err(DecodeError::Truncated { at: 10, .. })
-        ));
+        assert!(matches!(Reader::new(&huge).data(), Err(DecodeError::Truncated { at: 10, .. })));
         assert!(Reader::new(&huge).list(Reader::u8).is_err());
         assert!(Reader::new(&[2]).bool().is_err());
     }

@@ -159,18 +159,12 @@ impl Codecs {
         };
         let id = codec.id();
         if payload.len() > PAYLOAD_BYTES_MAX {
-            return Err(SealError {
-                id: id.to_owned(),
-                problem: too_long(payload.len()),
-            });
+            return Err(SealError { id: id.to_owned(), problem: too_long(payload.len()) });
         }
         let bytes_max = PAYLOAD_BYTES_MAX;
         let sealed = codec
             .encode(payload, &PayloadContext { run, bytes_max })
-            .map_err(|error| SealError {
-                id: id.to_owned(),
-                problem: full(&*error),
-            })?;
+            .map_err(|error| SealError { id: id.to_owned(), problem: full(&*error) })?;
         let mut out = Vec::with_capacity(4 + id.len() + sealed.len());
         let mut writer = Writer::new(&mut out);
         writer.u8(MARK);
@@ -194,19 +188,13 @@ impl Codecs {
         let Some(codec) = self.all().rev().find(|codec| codec.id() == id) else {
             return Err(DecodeError::NoCodec { id: id.to_owned() });
         };
-        let about = PayloadContext {
-            run: run.filter(|_| bound),
-            bytes_max: PAYLOAD_BYTES_MAX,
-        };
+        let about = PayloadContext { run: run.filter(|_| bound), bytes_max: PAYLOAD_BYTES_MAX };
         let opened = codec.decode(sealed, &about).map_err(|error| full(&*error));
         let opened = opened.and_then(|opened| match opened.len() {
             len if len > PAYLOAD_BYTES_MAX => Err(too_long(len)),
             _ => Ok(Cow::Owned(opened)),
         });
-        opened.map_err(|problem| DecodeError::Codec {
-            id: id.to_owned(),
-            problem,
-        })
+        opened.map_err(|problem| DecodeError::Codec { id: id.to_owned(), problem })
     }
 
     /// The value of what is stored.

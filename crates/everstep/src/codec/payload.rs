@@ -59,22 +59,13 @@ pub(crate) fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeE
                 ciborium::de::Error::Semantic(_, problem) => problem,
                 ciborium::de::Error::RecursionLimitExceeded => "it is too deeply nested".to_owned(),
             };
-            Err(unreadable::<T>(
-                path::of_failure(bytes, at, &problem),
-                at,
-                problem,
-            ))
+            Err(unreadable::<T>(path::of_failure(bytes, at, &problem), at, problem))
         }
     }
 }
 
 fn unreadable<T>(path: String, at: usize, problem: String) -> DecodeError {
-    DecodeError::Payload {
-        type_name: std::any::type_name::<T>(),
-        path,
-        at,
-        problem,
-    }
+    DecodeError::Payload { type_name: std::any::type_name::<T>(), path, at, problem }
 }
 
 /// The payload as JSON, for people and for clients without the type.
@@ -110,9 +101,7 @@ fn json_of(value: ciborium::Value) -> serde_json::Value {
         }
         Value::Array(items) => items.into_iter().map(json_of).collect(),
         Value::Map(pairs) => {
-            let pairs = pairs
-                .into_iter()
-                .map(|(key, value)| (text_of_key(key), json_of(value)));
+            let pairs = pairs.into_iter().map(|(key, value)| (text_of_key(key), json_of(value)));
             Json::Object(pairs.collect())
         }
         Value::Tag(tag @ (2 | 3), inner) => match (*inner).as_bytes().and_then(|b| big(b)) {
@@ -131,9 +120,9 @@ fn json_of_integer(n: i128) -> serde_json::Value {
 
 /// The big-endian magnitude of a big number, if it is not too big to be shown.
 fn big(bytes: &[u8]) -> Option<i128> {
-    let n = bytes.iter().try_fold(0u128, |n, byte| {
-        (n >> 120 == 0).then_some(n << 8 | u128::from(*byte))
-    });
+    let n = bytes
+        .iter()
+        .try_fold(0u128, |n, byte| (n >> 120 == 0).then_some(n << 8 | u128::from(*byte)));
     n.and_then(|n| i128::try_from(n).ok())
 }
 
@@ -155,12 +144,7 @@ mod path {
 
     /// The path of the element that was being read when reading failed after `at` bytes.
     pub(super) fn of_failure(bytes: &[u8], at: usize, problem: &str) -> String {
-        let mut walk = Walk {
-            bytes,
-            target: at.saturating_sub(1),
-            at: 0,
-            path: Vec::new(),
-        };
+        let mut walk = Walk { bytes, target: at.saturating_sub(1), at: 0, path: Vec::new() };
         // It ends early when the target is reached; the path then leads to it.
         let _ = walk.item();
         // A field is found to be missing after the last one that is there was read.
@@ -236,18 +220,12 @@ mod path {
 
         /// What the key that begins here adds to the path.
         fn key(&self) -> String {
-            let mut ahead = Walk {
-                bytes: self.bytes,
-                target: usize::MAX,
-                at: self.at,
-                path: Vec::new(),
-            };
+            let mut ahead =
+                Walk { bytes: self.bytes, target: usize::MAX, at: self.at, path: Vec::new() };
             match ahead.header() {
                 Some((3, Some(len))) => {
                     let start = ahead.at;
-                    let end = usize::try_from(len)
-                        .ok()
-                        .and_then(|len| start.checked_add(len));
+                    let end = usize::try_from(len).ok().and_then(|len| start.checked_add(len));
                     let text = end.and_then(|end| self.bytes.get(start..end));
                     format!(".{}", String::from_utf8_lossy(text.unwrap_or_default()))
                 }
@@ -313,13 +291,7 @@ mod tests {
         let order = Order {
             id: 1,
             note: None,
-            lines: vec![
-                Line::Gift,
-                Line::Item {
-                    sku: "x".to_owned(),
-                    price: 1.5,
-                },
-            ],
+            lines: vec![Line::Gift, Line::Item { sku: "x".to_owned(), price: 1.5 }],
         };
         assert_eq!(
             hex(&to_vec(&order).expect("an order")),
@@ -331,10 +303,7 @@ mod tests {
     #[test]
     fn nothing_survives() {
         from_slice::<()>(&to_vec(&()).expect("unit")).expect("unit");
-        assert_eq!(
-            from_slice::<Option<u8>>(&to_vec(&None::<u8>).expect("none")),
-            Ok(None)
-        );
+        assert_eq!(from_slice::<Option<u8>>(&to_vec(&None::<u8>).expect("none")), Ok(None));
         assert_eq!(to_json(&to_vec(&()).expect("unit")), Ok(json!(null)));
         assert_eq!(from_json(&json!(null)), to_vec(&()).expect("unit"));
     }
@@ -372,12 +341,7 @@ mod tests {
     #[test]
     fn trailing_and_missing_bytes_are_refused() {
         let error = from_slice::<u8>(&[1, 2]).expect_err("one too many");
-        assert!(
-            error
-                .to_string()
-                .ends_with("at `.`, byte 1: 1 bytes follow the value"),
-            "{error}"
-        );
+        assert!(error.to_string().ends_with("at `.`, byte 1: 1 bytes follow the value"), "{error}");
         let error = from_slice::<Vec<u8>>(&[0x82, 1]).expect_err("one too few");
         assert!(error.to_string().ends_with("it ends too early"), "{error}");
         assert!(from_slice::<()>(&[]).is_err());
@@ -413,24 +377,15 @@ mod tests {
         let json = |value: &ciborium::Value| to_json(&to_vec(value).expect("CBOR")).expect("CBOR");
         assert_eq!(json(&ciborium::Value::Bytes(vec![1, 255])), json!([1, 255]));
         assert_eq!(json(&ciborium::Value::Float(f64::NAN)), json!("NaN"));
-        assert_eq!(
-            json(&ciborium::Value::Tag(0, Box::new("2026".into()))),
-            json!("2026")
-        );
+        assert_eq!(json(&ciborium::Value::Tag(0, Box::new("2026".into()))), json!("2026"));
         let shown = |bytes: Vec<u8>| to_json(&bytes).expect("a payload");
-        assert_eq!(
-            shown(to_vec(&BTreeMap::from([(5, 'x')])).expect("map")),
-            json!({"5": "x"})
-        );
+        assert_eq!(shown(to_vec(&BTreeMap::from([(5, 'x')])).expect("map")), json!({"5": "x"}));
         assert_eq!(shown(to_vec(&u64::MAX).expect("number")), json!(u64::MAX));
         assert_eq!(
             shown(to_vec(&(1i128 << 100)).expect("number")),
             json!((1i128 << 100).to_string())
         );
-        assert_eq!(
-            shown(to_vec(&i128::MIN).expect("number")),
-            json!(i128::MIN.to_string())
-        );
+        assert_eq!(shown(to_vec(&i128::MIN).expect("number")), json!(i128::MIN.to_string()));
     }
 
     fn json() -> impl Strategy<Value = serde_json::Value> {

@@ -142,12 +142,7 @@ pub(crate) struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Reads the whole of `bytes` as one tuple.
     pub(crate) fn new(bytes: &'a [u8]) -> Reader<'a> {
-        Reader {
-            bytes,
-            at: 0,
-            end: bytes.len(),
-            depth: 0,
-        }
+        Reader { bytes, at: 0, end: bytes.len(), depth: 0 }
     }
 
     /// The place of the next element.
@@ -221,10 +216,7 @@ fn nested_end(bytes: &[u8], start: usize, depth: u32) -> Result<usize, TupleErro
         match (bytes.get(at), bytes.get(at + 1)) {
             (Some(&END), next) if next != Some(&ESCAPE) => return Ok(at + 1),
             (None, _) => {
-                return Err(TupleError {
-                    at: start,
-                    problem: "a nested tuple has no end",
-                });
+                return Err(TupleError { at: start, problem: "a nested tuple has no end" });
             }
             _ => at = skip(bytes, at, depth)?,
         }
@@ -233,14 +225,9 @@ fn nested_end(bytes: &[u8], start: usize, depth: u32) -> Result<usize, TupleErro
 
 /// The text whose packed form, without its first and last byte, is `packed`.
 fn unescape(packed: &[u8], at: usize) -> Result<Cow<'_, str>, TupleError> {
-    let not_utf8 = TupleError {
-        at,
-        problem: "a text is not UTF-8",
-    };
+    let not_utf8 = TupleError { at, problem: "a text is not UTF-8" };
     if !packed.contains(&0) {
-        return std::str::from_utf8(packed)
-            .map(Cow::Borrowed)
-            .map_err(|_| not_utf8);
+        return std::str::from_utf8(packed).map(Cow::Borrowed).map_err(|_| not_utf8);
     }
     // Every NUL in here is followed by the escape byte: an unescaped one would have been the end.
     let mut text = Vec::with_capacity(packed.len());
@@ -251,9 +238,7 @@ fn unescape(packed: &[u8], at: usize) -> Result<Cow<'_, str>, TupleError> {
             bytes.next();
         }
     }
-    String::from_utf8(text)
-        .map(Cow::Owned)
-        .map_err(|_| not_utf8)
+    String::from_utf8(text).map(Cow::Owned).map_err(|_| not_utf8)
 }
 
 fn read_int(code: u8, digits: &[u8], at: usize) -> Result<i128, TupleError> {
@@ -263,9 +248,7 @@ fn read_int(code: u8, digits: &[u8], at: usize) -> Result<i128, TupleError> {
         let problem = "an integer is longer than it need be";
         return Err(TupleError { at, problem });
     }
-    let magnitude = digits
-        .iter()
-        .fold(0i128, |n, byte| n << 8 | i128::from(byte ^ flip));
+    let magnitude = digits.iter().fold(0i128, |n, byte| n << 8 | i128::from(byte ^ flip));
     Ok(if negative { -magnitude } else { magnitude })
 }
 
@@ -357,20 +340,14 @@ mod tests {
             (text("ü"), "02c3bc00"),
             (Value::Nested(vec![]), "0500"),
             (Value::Nested(vec![Value::Nil]), "0500ff00"),
-            (
-                Value::Nested(vec![text("a"), Value::Nil, Value::Int(2)]),
-                "0502610000ff150200",
-            ),
+            (Value::Nested(vec![text("a"), Value::Nil, Value::Int(2)]), "0502610000ff150200"),
             (
                 Value::Nested(vec![Value::Nested(vec![text("x\0")]), Value::Int(0)]),
                 "0505027800ff00001400",
             ),
         ] {
             assert_eq!(hex(&pack(std::slice::from_ref(&value))), expected);
-            assert_eq!(
-                unpack(Reader::new(&pack(std::slice::from_ref(&value)))),
-                Ok(vec![value])
-            );
+            assert_eq!(unpack(Reader::new(&pack(std::slice::from_ref(&value)))), Ok(vec![value]));
         }
     }
 
@@ -388,11 +365,7 @@ mod tests {
             (b"\x14\xff", 1, "no element begins with this byte"),
             (&[0x05; 40], 16, "tuples are nested too deeply"),
         ] {
-            assert_eq!(
-                unpack(Reader::new(bytes)),
-                Err(TupleError { at, problem }),
-                "{bytes:02x?}"
-            );
+            assert_eq!(unpack(Reader::new(bytes)), Err(TupleError { at, problem }), "{bytes:02x?}");
         }
     }
 

@@ -71,11 +71,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Answered, DecodeError> {
     let mut reader = bare::Reader::new(bytes);
     let found = reader.u16()?;
     if found != VERSION {
-        return Err(DecodeError::UnknownVersion {
-            what: "an answer",
-            found,
-            known: VERSION,
-        });
+        return Err(DecodeError::UnknownVersion { what: "an answer", found, known: VERSION });
     }
     let at = reader.at();
     let tag = reader.u8()?;

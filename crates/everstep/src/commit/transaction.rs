@@ -155,10 +155,7 @@ impl Transaction {
 
     /// Says that this store has no transactions for workflows: the attempt has failed for good.
     pub fn refuse(&self, why: &str) {
-        let text = format!(
-            "`{}` needs a store with transactions: {why}",
-            self.inner.name
-        );
+        let text = format!("`{}` needs a store with transactions: {why}", self.inner.name);
         let failure = Failure::new(FailureKind::Fatal, text);
         self.lock().answer = Some(Err(Error::recorded(failure, Vec::new())));
     }
@@ -191,14 +188,7 @@ impl Transaction {
         limits: TransactionLimits,
     ) -> Transaction {
         Transaction {
-            inner: Arc::new(Inner {
-                key,
-                prefix,
-                name,
-                body,
-                limits,
-                state: Mutex::default(),
-            }),
+            inner: Arc::new(Inner { key, prefix, name, body, limits, state: Mutex::default() }),
         }
     }
 

@@ -121,9 +121,7 @@ impl Plan {
         let limit = options.and_then(|options| options.deadline);
         let deadline = self.deadline.or(limit.map(When::After));
         let deadline = deadline.map(|deadline| deadline.from(now));
-        let close = self
-            .close
-            .unwrap_or(if awaited { Close::Cancel } else { Close::Leave });
+        let close = self.close.unwrap_or(if awaited { Close::Cancel } else { Close::Leave });
         let home = || owner.map(|owner| owner.home_of(&self.workflow, self.version));
         let pool = self.pool.map(Into::into).or_else(home);
         let pool = pool.unwrap_or_else(|| DEFAULT_POOL.into());
@@ -134,10 +132,7 @@ impl Plan {
             key: self.key,
             pool,
             available_at: None,
-            deadline_at: [deadline, core.facts.deadline_at]
-                .into_iter()
-                .flatten()
-                .min(),
+            deadline_at: [deadline, core.facts.deadline_at].into_iter().flatten().min(),
             tags,
             trace: trace::current_in(core.facts.trace.as_deref()),
             input: self.input,
@@ -221,10 +216,7 @@ impl<O: Value> Child<O> {
 
     /// Does not wait for its end: gives its id as soon as it is started.
     pub fn detach(self) -> Detached {
-        Detached {
-            claim: self.claim,
-            plan: self.plan,
-        }
+        Detached { claim: self.claim, plan: self.plan }
     }
 
     /// Gives a failure or a cancel of the child as a value instead of an error.
@@ -266,12 +258,7 @@ impl<O: Value> Operation for Child<O> {
             }
             Answered::Cancelled | Answered::Rejected(_) => (RunStatus::Cancelled, None),
         };
-        Some(Ok(Err(ChildError {
-            run,
-            workflow: self.workflow.clone(),
-            status,
-            failure,
-        })))
+        Some(Ok(Err(ChildError { run, workflow: self.workflow.clone(), status, failure })))
     }
 }
 

@@ -42,9 +42,7 @@ use crate::{
 /// An operation that was refused when it was made gives its error once.
 pub(crate) fn refused<T>(error: &mut Option<Error>) -> Poll<Result<T>> {
     let error = error.take();
-    Poll::Ready(Err(error.unwrap_or_else(|| {
-        Error::fatal("an operation was polled after its end")
-    })))
+    Poll::Ready(Err(error.unwrap_or_else(|| Error::fatal("an operation was polled after its end"))))
 }
 
 /// Where a composite stands: what its branches are made below.
@@ -86,11 +84,7 @@ impl<'a, T> Composite<'a, T> {
         start: impl FnOnce(Place) -> LocalBox<'a, Result<T>> + 'a,
     ) -> Composite<'a, T> {
         let claim = ctx.claim(kind, name);
-        Composite {
-            claim,
-            start: Some(Box::new(start)),
-            running: None,
-        }
+        Composite { claim, start: Some(Box::new(start)), running: None }
     }
 }
 
@@ -175,10 +169,7 @@ pub fn branch<'a, T, F>(name: impl Into<String>, code: F) -> Branch<'a, T>
 where
     F: AsyncFnOnce(Ctx) -> Result<T> + 'a,
 {
-    Branch {
-        name: name.into(),
-        code: Box::new(|ctx| Box::pin(code(ctx))),
-    }
+    Branch { name: name.into(), code: Box::new(|ctx| Box::pin(code(ctx))) }
 }
 
 impl<'a, T: 'a> Arm<'a> for Branch<'a, T> {
@@ -186,22 +177,14 @@ impl<'a, T: 'a> Arm<'a> for Branch<'a, T> {
 
     fn start(self, place: &Place) -> StartedArm<'a, T> {
         let checked = check_name(&self.name);
-        let name = if checked.is_ok() {
-            self.name.as_str()
-        } else {
-            "?"
-        };
+        let name = if checked.is_ok() { self.name.as_str() } else { "?" };
         let ctx = place.branch(name);
         let key = ctx.scope.key.clone();
         let future: LocalBox<'a, Result<T>> = match checked {
             Ok(()) => (self.code)(ctx),
             Err(error) => Box::pin(async move { Err(Error::fatal(error)) }),
         };
-        StartedArm {
-            name: self.name,
-            key,
-            future,
-        }
+        StartedArm { name: self.name, key, future }
     }
 }
 
@@ -213,11 +196,7 @@ impl<'a, T> StartedArm<'a, T> {
         operation: impl Future<Output = Result<T>> + 'a,
     ) -> StartedArm<'a, T> {
         let key = key.unwrap_or_else(|| place.key.clone());
-        StartedArm {
-            name: Core::location(&key),
-            key,
-            future: Box::pin(operation),
-        }
+        StartedArm { name: Core::location(&key), key, future: Box::pin(operation) }
     }
 }
 

@@ -74,12 +74,7 @@ impl Ctx {
         let (claim, input) = self.claim_with(EntryKind::Continue, "continue_as", input, what);
         ContinueAs {
             claim,
-            next: Some(Next {
-                workflow,
-                version,
-                pool,
-                input,
-            }),
+            next: Some(Next { workflow, version, pool, input }),
             forget_rollbacks: false,
             output: PhantomData,
         }

@@ -89,9 +89,7 @@ impl<T: Value, E: Value> Gate<T, E> {
     /// It cannot be guessed, is valid for this run, generation and location alone, and is the same
     /// on every replay. It is a secret: steps that record it keep it in the history.
     pub fn token(&self) -> Token {
-        let token = self
-            .claims
-            .map(|claims| self.core.env.secret.token(&claims));
+        let token = self.claims.map(|claims| self.core.env.secret.token(&claims));
         token.unwrap_or_else(Token::none)
     }
 

@@ -75,9 +75,7 @@ impl Ctx {
             format!("an item of the stream `{stream}` with `ctx.emit`, not with `Step::emit`")
         })?;
         let names = core.stream_names();
-        let body = encode(core, item, Whose::Runs, || {
-            format!("an item of the stream `{stream}`")
-        })?;
+        let body = encode(core, item, Whose::Runs, || format!("an item of the stream `{stream}`"))?;
         let emit = prepare(&core.env.settings, &names, stream, body, None)?;
         core.emit(emit);
         Ok(())
@@ -189,11 +187,7 @@ impl Emitter {
     async fn send(&self, emit: Emit) {
         let Some(owner) = &self.owner else { return };
         let bytes = emit.body.len() + emit.stream.len() + self.by.step.len() + ITEM_BYTES;
-        let emission = Emission {
-            run: self.run,
-            generation: self.generation,
-            items: vec![emit],
-        };
+        let emission = Emission { run: self.run, generation: self.generation, items: vec![emit] };
         owner.emit(self.epoch, emission, bytes).await;
     }
 }
@@ -210,12 +204,7 @@ fn prepare(
 ) -> Result<Emit> {
     check_name(stream).map_err(Error::fatal)?;
     names.admit(stream, settings.streams_max)?;
-    Ok(Emit {
-        stream: stream.to_owned(),
-        by,
-        body,
-        items_max: settings.stream_items_max,
-    })
+    Ok(Emit { stream: stream.to_owned(), by, body, items_max: settings.stream_items_max })
 }
 
 /// The names of a run's streams, shared by its code and its bodies.
@@ -262,11 +251,7 @@ const MARK_VERSION: u16 = 1;
 impl Mark {
     /// The mark of the next item, when the code has taken this number.
     pub(crate) fn next(self, number: u64) -> Mark {
-        let count = if number > self.number {
-            1
-        } else {
-            self.count + 1
-        };
+        let count = if number > self.number { 1 } else { self.count + 1 };
         let number = number.max(self.number);
         Mark { number, count }
     }
@@ -291,11 +276,7 @@ impl Mark {
         let mut reader = bare::Reader::new(bytes);
         let found = reader.u16()?;
         if found != MARK_VERSION {
-            return Err(DecodeError::UnknownVersion {
-                what: "a mark",
-                found,
-                known: MARK_VERSION,
-            });
+            return Err(DecodeError::UnknownVersion { what: "a mark", found, known: MARK_VERSION });
         }
         let (number, count) = (reader.uint()?, reader.uint()?);
         reader.finish()?;
@@ -329,10 +310,7 @@ mod tests {
 
     #[test]
     fn a_mark_has_a_fixed_format() {
-        let mark = Mark {
-            number: 300,
-            count: 2,
-        };
+        let mark = Mark { number: 300, count: 2 };
         assert_eq!(mark.encode(), [1, 0, 0xAC, 2, 2]);
         assert_eq!(Mark::decode(&mark.encode()), Ok(mark));
         assert!(Mark::decode(&[1, 0, 0xAC, 2]).is_err());
@@ -347,13 +325,7 @@ mod tests {
         assert!(Mark::default() < first && first < second && second < third);
         assert_eq!((third.number, third.count), (4, 1));
         // From number 3 on all is done again: what came after number 2 stands.
-        assert_eq!(
-            third.before(3),
-            Mark {
-                number: 2,
-                count: u64::MAX
-            }
-        );
+        assert_eq!(third.before(3), Mark { number: 2, count: u64::MAX });
         assert_eq!(second.before(3), second);
     }
 }

@@ -75,12 +75,7 @@ impl Ctx {
             trace: None,
         };
         Enqueue {
-            raw: RawEnqueue {
-                claim,
-                item: Some(item),
-                begin: None,
-                kept_for: queue.kept_for(),
-            },
+            raw: RawEnqueue { claim, item: Some(item), begin: None, kept_for: queue.kept_for() },
             leave: false,
             until: None,
             output: PhantomData,

@@ -60,42 +60,22 @@ pub struct BranchFailure {
 
 /// One error for the failures of several branches.
 pub(crate) fn collect_failures(kind: FailureKind, errors: Vec<(String, Error)>) -> Error {
-    let rollback = errors
-        .iter()
-        .any(|(_, error)| error.kind() == FailureKind::Rollback);
-    let kind = if rollback {
-        FailureKind::Rollback
-    } else {
-        kind
-    };
+    let rollback = errors.iter().any(|(_, error)| error.kind() == FailureKind::Rollback);
+    let kind = if rollback { FailureKind::Rollback } else { kind };
     let failures = errors.iter().map(|(branch, error)| BranchFailure {
         branch: branch.clone(),
         message: error.failure().full(),
     });
-    let details = JoinError {
-        failures: failures.collect(),
-    };
-    let names: Vec<_> = errors
-        .iter()
-        .map(|(branch, _)| format!("`{branch}`"))
-        .collect();
+    let details = JoinError { failures: failures.collect() };
+    let names: Vec<_> = errors.iter().map(|(branch, _)| format!("`{branch}`")).collect();
     let message = match kind {
         FailureKind::Race => format!("all arms failed: {}", names.join(", ")),
-        _ => format!(
-            "{} of its branches failed: {}",
-            names.len(),
-            names.join(", ")
-        ),
+        _ => format!("{} of its branches failed: {}", names.len(), names.join(", ")),
     };
     let mut failure = Failure::new(kind, message);
-    let causes = details
-        .failures
-        .iter()
-        .map(|f| format!("`{}`: {}", f.branch, f.message));
+    let causes = details.failures.iter().map(|f| format!("`{}`: {}", f.branch, f.message));
     failure.causes = causes.collect();
-    let origins = errors
-        .iter()
-        .flat_map(|(_, error)| error.origins().iter().cloned());
+    let origins = errors.iter().flat_map(|(_, error)| error.origins().iter().cloned());
     let origins = origins.collect();
     Error::recorded(failure, origins).with_details(&details)
 }
@@ -164,10 +144,8 @@ impl<'a, A: Arm<'a> + 'a> Join<'a> for BTreeMap<String, A> {
     type Output = BTreeMap<String, A::Output>;
 
     fn join(self, place: Place) -> LocalBox<'a, Result<Self::Output>> {
-        let (names, arms): (Vec<_>, Vec<_>) = self
-            .into_iter()
-            .map(|(name, arm)| (name, arm.start(&place)))
-            .unzip();
+        let (names, arms): (Vec<_>, Vec<_>) =
+            self.into_iter().map(|(name, arm)| (name, arm.start(&place))).unzip();
         Box::pin(async move { Ok(names.into_iter().zip(join_all(arms).await?).collect()) })
     }
 }
@@ -197,9 +175,5 @@ pub(crate) fn gather<T>(names: Vec<String>, results: Vec<Option<Result<T>>>) -> 
             Err(error) => errors.push((name, error)),
         }
     }
-    if errors.is_empty() {
-        Ok(values)
-    } else {
-        Err(collect_failures(FailureKind::Join, errors))
-    }
+    if errors.is_empty() { Ok(values) } else { Err(collect_failures(FailureKind::Join, errors)) }
 }

@@ -30,10 +30,7 @@ impl Ctx {
     ///
     /// If the name or the key of the limit cannot be used.
     pub fn rate_limit(&self, limit: Limit) -> RateLimit {
-        RateLimit {
-            claim: self.claim(EntryKind::Limit, limit.name()),
-            limit: LimitUse::new(limit),
-        }
+        RateLimit { claim: self.claim(EntryKind::Limit, limit.name()), limit: LimitUse::new(limit) }
     }
 }
 

@@ -60,19 +60,8 @@ impl<T: Value> sealed::Read for Whole<T> {
 
     fn read(source: &Source, message: TakenMessage) -> Option<Message<T>> {
         let body = read_body(&source.0, &message)?;
-        let TakenMessage {
-            name,
-            request,
-            sent_at,
-            ..
-        } = message;
-        Some(Message {
-            name,
-            body,
-            sent_at,
-            request,
-            core: source.0.clone(),
-        })
+        let TakenMessage { name, request, sent_at, .. } = message;
+        Some(Message { name, body, sent_at, request, core: source.0.clone() })
     }
 }
 
@@ -119,10 +108,7 @@ impl<T> Message<T> {
 
 impl<T: std::fmt::Debug> std::fmt::Debug for Message<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Message")
-            .field("name", &self.name)
-            .field("body", &self.body)
-            .finish()
+        f.debug_struct("Message").field("name", &self.name).field("body", &self.body).finish()
     }
 }
 
@@ -143,10 +129,7 @@ impl Ctx {
     fn listening<K>(&self, name: &str) -> Listen<K> {
         Listen {
             claim: self.claim(EntryKind::Listen, name),
-            spec: Some(ListenSpec {
-                names: vec![name.to_owned()],
-                batch: 1,
-            }),
+            spec: Some(ListenSpec { names: vec![name.to_owned()], batch: 1 }),
             until: None,
             kind: PhantomData,
         }
@@ -173,10 +156,7 @@ impl<K: Take> Listen<K> {
     /// none.
     pub fn names<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
-        refuse_if(
-            &mut self.claim,
-            names.iter().try_for_each(|name| check_name(name)),
-        );
+        refuse_if(&mut self.claim, names.iter().try_for_each(|name| check_name(name)));
         if let Some(spec) = &mut self.spec {
             spec.names = names;
         }

@@ -66,10 +66,7 @@ impl Ctx {
         };
         Map {
             claim: self.claim(EntryKind::Map, name),
-            options: Some(Options {
-                concurrency: usize::MAX,
-                key: None,
-            }),
+            options: Some(Options { concurrency: usize::MAX, key: None }),
             start: Some(Box::new(start)),
             running: None,
         }

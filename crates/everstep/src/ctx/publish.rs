@@ -33,10 +33,7 @@ impl Ctx {
         let (claim, body) = self.claim_with(EntryKind::Publish, event.name, body, what);
         let settings = &self.core().env.settings;
         let publication = event.rules.publication(event.name, body, settings);
-        Publish {
-            claim,
-            publication: Some(Box::new(publication)),
-        }
+        Publish { claim, publication: Some(Box::new(publication)) }
     }
 }
 

@@ -132,28 +132,16 @@ async fn first_of<T>(place: Place, arms: Vec<StartedArm<'_, T>>) -> Result<Won<T
                 Err(error) => errors.push((index, name, error, key)),
             }
         }
-        if open.iter().all(Option::is_none) {
-            Poll::Ready(None)
-        } else {
-            Poll::Pending
-        }
+        if open.iter().all(Option::is_none) { Poll::Ready(None) } else { Poll::Pending }
     })
     .await;
     let Some((won, winner)) = won else {
         errors.sort_by_key(|(index, ..)| *index);
-        let errors = errors
-            .into_iter()
-            .map(|(_, name, error, _)| (name, error))
-            .collect();
+        let errors = errors.into_iter().map(|(_, name, error, _)| (name, error)).collect();
         return Err(collect_failures(FailureKind::Race, errors));
     };
     let failed = errors.into_iter().map(|(.., key)| key);
-    let losers: Vec<Key> = open
-        .iter()
-        .flatten()
-        .map(|arm| arm.key.clone())
-        .chain(failed)
-        .collect();
+    let losers: Vec<Key> = open.iter().flatten().map(|arm| arm.key.clone()).chain(failed).collect();
     // Losing ends an arm at once: nothing of it may complete while others are compensated.
     drop(open);
     compensate_below(&place.core, &losers, &winner).await?;

@@ -73,11 +73,7 @@ impl Ctx {
         };
         Repeat {
             claim: self.claim(EntryKind::Repeat, name),
-            options: Options {
-                commit_every: EVERY,
-                history_every: EVERY,
-                history_keep: EVERY,
-            },
+            options: Options { commit_every: EVERY, history_every: EVERY, history_keep: EVERY },
             start: Some(Box::new(start)),
             running: None,
             state: std::marker::PhantomData,

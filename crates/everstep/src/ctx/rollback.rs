@@ -76,12 +76,8 @@ impl Undo {
         let call = move |core: &Core, rollback: Rollback, key: &[u8], bytes: &[u8]| {
             let _ = value;
             let code = code.clone();
-            let what = || {
-                format!(
-                    "the result of `{}`, which is to be rolled back",
-                    Core::location(key)
-                )
-            };
+            let what =
+                || format!("the result of `{}`, which is to be rolled back", Core::location(key));
             let value: Option<T> = decode(core, bytes, what);
             let undo: LocalBox<'static, Result<Vec<u8>>> = Box::pin(async move {
                 match value {
@@ -92,10 +88,7 @@ impl Undo {
             });
             undo
         };
-        Undo {
-            code: Rc::new(call),
-            retry: retry.flatten(),
-        }
+        Undo { code: Rc::new(call), retry: retry.flatten() }
     }
 }
 
@@ -123,13 +116,7 @@ impl RollbackCall {
         };
         let make = move |attempt: &mut Attempt<'_>| {
             let core = attempt.core;
-            let bytes = match core
-                .state
-                .borrow()
-                .history
-                .get(&step)
-                .map(|slot| &slot.entry.value)
-            {
+            let bytes = match core.state.borrow().history.get(&step).map(|slot| &slot.entry.value) {
                 Some(EntryValue::Payload(bytes)) => bytes.clone(),
                 _ => Vec::new(),
             };
@@ -143,9 +130,7 @@ impl RollbackCall {
             };
             (undo.code)(core, rollback, &step, &bytes)
         };
-        RollbackCall {
-            raw: RawStep::new(claim, Work::Body(Box::new(make)), options),
-        }
+        RollbackCall { raw: RawStep::new(claim, Work::Body(Box::new(make)), options) }
     }
 }
 

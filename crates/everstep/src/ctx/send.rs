@@ -36,10 +36,7 @@ impl ToTarget for Target {
 /// By workflow and key: `("checkout", "order-1001")`.
 impl ToTarget for (&str, &str) {
     fn to_target(&self) -> Target {
-        Target::Key {
-            workflow: self.0.to_owned(),
-            key: self.1.to_owned(),
-        }
+        Target::Key { workflow: self.0.to_owned(), key: self.1.to_owned() }
     }
 }
 
@@ -146,9 +143,6 @@ fn why_not_delivered(receipt: Receipt) -> Option<&'static str> {
 }
 
 fn undeliverable(why: &str, key: &[u8]) -> Error {
-    let message = format!(
-        "the message `{}` was not delivered: {why}",
-        Core::location(key)
-    );
+    let message = format!("the message `{}` was not delivered: {why}", Core::location(key));
     error_at(key, Failure::new(FailureKind::Undeliverable, message))
 }

@@ -21,18 +21,12 @@ impl Ctx {
     /// Waits for this long, across crashes and restarts. The time counts from when the sleep was
     /// first awaited, not from a restart.
     pub fn sleep(&self, name: &str, delay: Duration) -> Sleep {
-        Sleep {
-            claim: self.claim(EntryKind::Sleep, name),
-            until: When::After(delay),
-        }
+        Sleep { claim: self.claim(EntryKind::Sleep, name), until: When::After(delay) }
     }
 
     /// Waits until this instant; not at all if it has passed.
     pub fn sleep_until(&self, name: &str, at: Timestamp) -> Sleep {
-        Sleep {
-            claim: self.claim(EntryKind::Sleep, name),
-            until: When::At(at),
-        }
+        Sleep { claim: self.claim(EntryKind::Sleep, name), until: When::At(at) }
     }
 }
 

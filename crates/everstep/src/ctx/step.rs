@@ -351,11 +351,7 @@ async fn joined(
 
 impl<'a, T> StepCall<'a, T> {
     pub(crate) fn of(raw: RawStep<'a>) -> StepCall<'a, T> {
-        StepCall {
-            raw,
-            undo: None,
-            value: PhantomData,
-        }
+        StepCall { raw, undo: None, value: PhantomData }
     }
 }
 
@@ -449,9 +445,7 @@ impl<'a, T: Value> StepCall<'a, T> {
             op.core.keep_undo(op.id, undo);
         }
         if let Err(error) = &mut self.raw.claim {
-            let error = error
-                .take()
-                .unwrap_or_else(|| Error::fatal("polled after its end"));
+            let error = error.take().unwrap_or_else(|| Error::fatal("polled after its end"));
             return Poll::Ready(Err(StepFailure::Refused(error)));
         }
         if self.raw.poll_ready(cx).is_pending() {
@@ -588,10 +582,7 @@ pub(crate) struct Attempt<'c> {
 
 impl Attempt<'_> {
     pub(crate) fn step(&mut self) -> Step {
-        let cancellation = self
-            .cancellation
-            .insert(Cancellation::new(self.timeout))
-            .clone();
+        let cancellation = self.cancellation.insert(Cancellation::new(self.timeout)).clone();
         // Before the body begins, so that it misses nothing.
         let env = &self.core.env;
         let (owner, epoch) = (env.owner.as_ref(), env.epoch.get());
@@ -646,9 +637,7 @@ impl<'a> RawStep<'a> {
     }
 
     pub(crate) fn location(&self) -> String {
-        self.key()
-            .map(|key| Core::location(&key))
-            .unwrap_or_default()
+        self.key().map(|key| Core::location(&key)).unwrap_or_default()
     }
 
     pub(crate) fn origins(&self) -> Vec<Box<[u8]>> {
@@ -826,17 +815,14 @@ impl<'a> RawStep<'a> {
         let watch = self.watch.take();
         let bytes_max = op.core.env.settings.payload_bytes_max;
         let is_sure = matches!(&result, Ok(bytes) if bytes.len() <= bytes_max);
-        let ready = op
-            .core
-            .finish_body(op.id, result, &self.options.retry, first);
+        let ready = op.core.finish_body(op.id, result, &self.options.retry, first);
         if let Some(watch) = watch {
             // Asked for only where the result does not say it.
             let status = match is_sure {
                 true => Some(EntryStatus::Completed),
                 false => op.core.status_of(op.id),
             };
-            op.core
-                .end_watch(watch, status.unwrap_or(EntryStatus::Failed));
+            op.core.end_watch(watch, status.unwrap_or(EntryStatus::Failed));
         }
         match ready {
             true => Poll::Ready(()),

@@ -168,18 +168,14 @@ impl Op {
         // Meanwhile there is no heartbeat.
         let batch = settings.transaction_time_max.min(settings.lease / 4);
         let body_max = options.timeout.map_or(batch, |timeout| timeout.min(batch));
-        let limits = TransactionLimits {
-            body: body_max,
-            batch,
-        };
-        self.core
-            .start_transaction(self.id, options.retry, |key, prefix, span| {
-                let name = Core::location(key);
-                let body = match span {
-                    Some(span) => body.within(span),
-                    None => body,
-                };
-                Transaction::new(key.to_vec(), prefix, name, body, limits)
-            });
+        let limits = TransactionLimits { body: body_max, batch };
+        self.core.start_transaction(self.id, options.retry, |key, prefix, span| {
+            let name = Core::location(key);
+            let body = match span {
+                Some(span) => body.within(span),
+                None => body,
+            };
+            Transaction::new(key.to_vec(), prefix, name, body, limits)
+        });
     }
 }

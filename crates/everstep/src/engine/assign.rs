@@ -67,9 +67,7 @@ fn candidates<'a>(alive: &[&'a RunnerRow], pool: &str) -> Vec<&'a RunnerRow> {
 }
 
 fn winner(shard: ShardId, candidates: &[&RunnerRow]) -> Option<Uuid> {
-    let drawn = candidates
-        .iter()
-        .map(|runner| (draw(shard, runner), runner.id));
+    let drawn = candidates.iter().map(|runner| (draw(shard, runner), runner.id));
     drawn.max().map(|(_, runner)| runner)
 }
 
@@ -116,10 +114,8 @@ mod tests {
     }
 
     fn pools(names: &[&str]) -> Vec<PoolRow> {
-        let pools = (0..).zip(names).map(|(no, name)| PoolRow {
-            no: PoolNo(no),
-            name: Arc::from(*name),
-        });
+        let pools =
+            (0..).zip(names).map(|(no, name)| PoolRow { no: PoolNo(no), name: Arc::from(*name) });
         pools.collect()
     }
 
@@ -150,10 +146,7 @@ mod tests {
 
     #[test]
     fn shares_are_as_the_weights() {
-        let alive = [
-            runner(1, &["default"], 1, &[]),
-            runner(2, &["default"], 3, &[]),
-        ];
+        let alive = [runner(1, &["default"], 1, &[]), runner(2, &["default"], 3, &[])];
         let many: Vec<String> = (0..40).map(|no| format!("default@order/{no}")).collect();
         let names: Vec<&str> = many.iter().map(String::as_str).collect();
         // As many pools of equal candidates as make chance small.

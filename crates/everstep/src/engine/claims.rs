@@ -43,10 +43,8 @@ pub(super) fn lost(shared: &Shared, mut batch: Batch, error: &Arc<StoreError>) {
         Write::Start(new) => Some(&mut **new),
         _ => None,
     });
-    let mut claimed: Vec<NewRun> = by_clients
-        .filter(|new| new.claim)
-        .map(|new| new.clone())
-        .collect();
+    let mut claimed: Vec<NewRun> =
+        by_clients.filter(|new| new.claim).map(|new| new.clone()).collect();
     let by_others = batch.writes.iter_mut().flat_map(started_by);
     claimed.extend(by_others.filter(|new| new.claim).map(|new| new.clone()));
     for new in claimed {

@@ -243,11 +243,7 @@ fn size_of_write(write: &Write) -> usize {
             128 + fork.new.input.len() + puts.sum::<usize>()
         }
         Write::Commit(commit) => {
-            let puts = commit
-                .puts
-                .iter()
-                .map(|put| put.key.len() + put.value.len())
-                .sum::<usize>();
+            let puts = commit.puts.iter().map(|put| put.key.len() + put.value.len()).sum::<usize>();
             64 + puts
         }
     }
@@ -336,9 +332,7 @@ pub(super) fn store_commit(shared: &Shared, batch: &Batch) -> Result<Applied, St
 
 pub(super) fn to_batch(shared: &Shared, mut pending: Vec<Pending>) -> (Batch, Vec<Sender>) {
     workers::claim_last(shared, &mut pending);
-    let parts = pending
-        .into_iter()
-        .map(|pending| (pending.write, pending.sender));
+    let parts = pending.into_iter().map(|pending| (pending.write, pending.sender));
     let (mut writes, senders): (Vec<_>, Vec<_>) = parts.unzip();
     claims::take(shared, &mut writes);
     let (fence, now) = (shared.fence_for_commit(), shared.now());
@@ -347,9 +341,7 @@ pub(super) fn to_batch(shared: &Shared, mut pending: Vec<Pending>) -> (Batch, Ve
 
 pub(super) fn from_batch(batch: Batch, senders: Vec<Sender>) -> Vec<Pending> {
     let parts = batch.writes.into_iter().zip(senders);
-    parts
-        .map(|(write, sender)| Pending { write, sender })
-        .collect()
+    parts.map(|(write, sender)| Pending { write, sender }).collect()
 }
 
 /// Refuses what was done under another lease than the one that the batch is sent under; gives the
@@ -368,16 +360,9 @@ pub(super) fn refuse_stale(
     let parts = writes.into_iter().zip(senders);
     let (stale, rest): (Vec<_>, Vec<_>) = parts.partition(|(_, sender)| sender.is_stale(fence));
     let (writes, stale): (Vec<_>, Vec<_>) = stale.into_iter().unzip();
-    let refused = Batch {
-        fence: None,
-        now: batch.now,
-        writes,
-    };
+    let refused = Batch { fence: None, now: batch.now, writes };
     let outcomes = stale.iter().map(|_| Outcome::Refused(Refusal::Fenced));
-    let applied = Applied {
-        outcomes: outcomes.collect(),
-        notices: Vec::new(),
-    };
+    let applied = Applied { outcomes: outcomes.collect(), notices: Vec::new() };
     super::dispatch::dispatch(shared, refused, stale, applied);
     let (writes, senders) = rest.into_iter().unzip();
     batch.writes = writes;
@@ -439,18 +424,13 @@ fn note_batch(shared: &Shared, writes: usize) {
 /// The first failure is told at once, later ones now and then.
 fn report_retry(error: &StoreError, tries: u32) {
     if tries.is_power_of_two() {
-        let cause = std::error::Error::source(error)
-            .map(ToString::to_string)
-            .unwrap_or_default();
+        let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
         tracing::warn!(%error, cause, tries, "a commit is tried again");
     }
 }
 
 fn retry_delay(shared: &Shared, tries: u32) -> Duration {
-    let doubled = shared
-        .settings
-        .store_retry
-        .saturating_mul(1 << tries.min(6));
+    let doubled = shared.settings.store_retry.saturating_mul(1 << tries.min(6));
     doubled.min(Duration::from_secs(1))
 }
 
@@ -547,11 +527,7 @@ mod tests {
         let (store, shared) = fixture::shared();
         let old = begin_anew(&shared, fixture::enter(&shared));
         let run = fixture::start(&store, old);
-        let reply = || Reply::Run {
-            thread: 0,
-            slot: 0,
-            run: 1,
-        };
+        let reply = || Reply::Run { thread: 0, slot: 0, run: 1 };
         let pending = |fence: Fence| {
             let write = Write::Commit(Box::new(fixture::step(run, 1)));
             Pending::under(fence.epoch, write, reply())
@@ -564,12 +540,7 @@ mod tests {
         assert_eq!(outcomes(&shared), fenced);
         lanes::commit(&shared, vec![pending(old)]);
         assert_eq!(outcomes(&shared), fenced);
-        assert!(
-            store
-                .history(run.no(), None, 9)
-                .expect("history")
-                .is_empty()
-        );
+        assert!(store.history(run.no(), None, 9).expect("history").is_empty());
         // Lost between two tries, with another write beside it that depends on nobody.
         let (again, told) = (shared.clone(), Arc::new(Mutex::new(None)));
         let tell = told.clone();
@@ -582,12 +553,7 @@ mod tests {
         let answers = outcomes(&shared);
         assert_eq!(answers[..1], fenced);
         assert!(matches!(answers[1..], [Outcome::Tended(_)]));
-        assert!(
-            store
-                .history(run.no(), None, 9)
-                .expect("history")
-                .is_empty()
-        );
+        assert!(store.history(run.no(), None, 9).expect("history").is_empty());
         let newest = told.lock().expect("lock").expect("it was called");
         commit(&shared, vec![pending(newest)]);
         assert!(matches!(outcomes(&shared)[..], [Outcome::Committed(_)]));
@@ -605,11 +571,7 @@ mod tests {
             let run = fixture::start(&store, fence);
             let write = Write::Commit(Box::new(fixture::step(run, 1)));
             let (thread, slot) = (0, 0);
-            let reply = Reply::Run {
-                thread,
-                slot,
-                run: 1,
-            };
+            let reply = Reply::Run { thread, slot, run: 1 };
             let (caller, mut answer) = oneshot::channel();
             let control = Write::TendEvents { limit: 1 };
             store.shorten_next_answer(kept);
@@ -624,13 +586,7 @@ mod tests {
                 let Event::Acks(acks) = event else {
                     return false;
                 };
-                matches!(
-                    acks[..],
-                    [Ack {
-                        answer: Answer::Unknown,
-                        ..
-                    }]
-                )
+                matches!(acks[..], [Ack { answer: Answer::Unknown, .. }])
             });
             assert!(told);
             let answer = answer.try_recv().expect("it is answered");

@@ -67,12 +67,10 @@ pub(super) fn dispatch(shared: &Shared, mut batch: Batch, senders: Vec<Sender>, 
         fenced: false,
         claims: workers::claims_in(batch.writes.iter()),
     };
-    let (claimed, notices): (Vec<_>, Vec<_>) = notices
-        .into_iter()
-        .partition(|notice| matches!(notice, Notice::Claimed(_)));
-    let (queues, notices): (Vec<_>, Vec<_>) = notices
-        .into_iter()
-        .partition(|notice| matches!(notice, Notice::Queue { .. }));
+    let (claimed, notices): (Vec<_>, Vec<_>) =
+        notices.into_iter().partition(|notice| matches!(notice, Notice::Claimed(_)));
+    let (queues, notices): (Vec<_>, Vec<_>) =
+        notices.into_iter().partition(|notice| matches!(notice, Notice::Queue { .. }));
     // Places that were taken for runs which are in nobody's memory now.
     for _ in claimed.len()..claims::count(&mut batch.writes) {
         shared.release();
@@ -152,12 +150,9 @@ impl Round<'_> {
                 self.shared.due.note(self.now);
                 self.elsewhere.push(reopen.run);
             }
-            (
-                Write::Import(run),
-                Outcome::Imported(Imported::Done {
-                    available_at: Some(at),
-                }),
-            ) => self.due(run.row.id, Some(*at)),
+            (Write::Import(run), Outcome::Imported(Imported::Done { available_at: Some(at) })) => {
+                self.due(run.row.id, Some(*at))
+            }
             (Write::Commit(commit), Outcome::Committed(delivered)) => {
                 self.committed(*commit, delivered);
             }
@@ -313,10 +308,7 @@ impl Round<'_> {
         let mut receipts = done.iter();
         for effect in &commit.effects {
             match effect {
-                Effect::Enqueue {
-                    then: AfterEnqueue::Record(_),
-                    ..
-                } => _ = receipts.next(),
+                Effect::Enqueue { then: AfterEnqueue::Record(_), .. } => _ = receipts.next(),
                 Effect::Enqueue { .. } => {}
                 Effect::Send { delivery, .. } => {
                     if let Some(EffectDone::Sent(receipt)) = receipts.next() {
@@ -358,18 +350,9 @@ impl Round<'_> {
         if let Patch::Continue { .. } = commit.patch {
             self.shared.keeper.poke(Chore::Generations);
         }
-        if let Patch::Finish {
-            status,
-            output,
-            error,
-        } = commit.patch
-        {
+        if let Patch::Finish { status, output, error } = commit.patch {
             self.shared.keeper.ended(commit.run);
-            self.shared.hub.ended(commit.run, || Finished {
-                status,
-                output,
-                error,
-            });
+            self.shared.hub.ended(commit.run, || Finished { status, output, error });
         }
     }
 }
@@ -415,15 +398,8 @@ mod tests {
         committer::commit(&shared, vec![Pending::new(write, reply)]);
         assert_eq!(*woken.lock().expect("lock"), Some(vec![run.no()]));
         assert_eq!(*early.lock().expect("lock"), Some(false));
-        let answer = answered
-            .lock()
-            .expect("lock")
-            .as_mut()
-            .map(|it| it.try_recv());
-        assert!(
-            matches!(answer, Some(Ok(Ok(Outcome::Controlled(_))))),
-            "{answer:?}"
-        );
+        let answer = answered.lock().expect("lock").as_mut().map(|it| it.try_recv());
+        assert!(matches!(answer, Some(Ok(Ok(Outcome::Controlled(_))))), "{answer:?}");
         drop(guard);
     }
 }

@@ -175,9 +175,7 @@ fn wait(shared: &Shared, safety: Instant) -> Woken {
         if let Some(woken) = state.woken(now, None, seam::now() >= safety) {
             return Break(woken);
         }
-        let next = state
-            .next
-            .and_then(|at| seam::after(until(shared, now, at)));
+        let next = state.next.and_then(|at| seam::after(until(shared, now, at)));
         Continue(Some(next.map_or(safety, |next| next.min(safety))))
     })
 }
@@ -227,10 +225,7 @@ fn outlook(shared: &Shared) -> Outlook {
     };
     let (chore, chore_due) = shared.keeper.outlook(shared.now());
     let work = shared.workers.next_timer();
-    let next = [next, next_timer(shared), chore, work]
-        .into_iter()
-        .flatten()
-        .min();
+    let next = [next, next_timer(shared), chore, work].into_iter().flatten().min();
     Outlook {
         busy: busy || chore_due || next.is_some_and(|at| at <= shared.now()),
         next,
@@ -239,14 +234,8 @@ fn outlook(shared: &Shared) -> Outlook {
 }
 
 fn next_timer(shared: &Shared) -> Option<Timestamp> {
-    let timers = shared
-        .threads
-        .iter()
-        .map(|thread| thread.next_timer.load(Ordering::Acquire));
-    timers
-        .min()
-        .filter(|at| *at != i64::MAX)
-        .map(Timestamp::from_millis)
+    let timers = shared.threads.iter().map(|thread| thread.next_timer.load(Ordering::Acquire));
+    timers.min().filter(|at| *at != i64::MAX).map(Timestamp::from_millis)
 }
 
 /// Wakes the engine threads whose timers are due.
@@ -276,16 +265,11 @@ fn poll_store(shared: &Shared, look: bool) {
                 shared.complain(&error, "due runs cannot be read");
                 // Nobody has looked yet.
                 shared.due.state.lock().from_outside |= look;
-                shared
-                    .due
-                    .note(now + shared.settings.store_retry.max(Duration::from_millis(100)));
+                shared.due.note(now + shared.settings.store_retry.max(Duration::from_millis(100)));
                 return;
             }
         };
-        let last = due
-            .runs
-            .last()
-            .and_then(|run| Some((run.available_at?, run.id.no())));
+        let last = due.runs.last().and_then(|run| Some((run.available_at?, run.id.no())));
         let full = due.runs.len() == PAGE;
         let runs = due.runs.into_iter().map(|run| (run.id, run));
         shared.tell_owners(runs, |runs| Event::Due { runs, look });
@@ -320,18 +304,11 @@ mod tests {
     #[test]
     fn look_for_safety_is_not_put_off_by_what_is_due_all_the_time() {
         let now = Timestamp::from_millis(1);
-        let mut state = State {
-            next: Some(now),
-            poked: true,
-            ..State::default()
-        };
+        let mut state = State { next: Some(now), poked: true, ..State::default() };
         assert_eq!(state.woken(now, Some(now), true), Some(Woken::Safety));
         // What was due still is.
         let look = false;
-        assert_eq!(
-            state.woken(now, Some(now), false),
-            Some(Woken::Poll { look })
-        );
+        assert_eq!(state.woken(now, Some(now), false), Some(Woken::Poll { look }));
         assert_eq!(state.woken(now, Some(now), false), Some(Woken::Timers));
         assert_eq!(state.woken(now, None, false), None);
     }

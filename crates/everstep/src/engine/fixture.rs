@@ -101,11 +101,7 @@ pub(super) fn enter_raw_for(store: &TestStore, id: u128, pool: &str) -> (Fence, 
 }
 
 fn one(store: &TestStore, fence: Fence, write: Write) -> Outcome {
-    let batch = Batch {
-        fence: Some(fence),
-        now: SystemClock.now(),
-        writes: vec![write],
-    };
+    let batch = Batch { fence: Some(fence), now: SystemClock.now(), writes: vec![write] };
     let mut applied = store.commit(&batch).expect("commit");
     applied.outcomes.remove(0)
 }
@@ -162,10 +158,7 @@ pub(super) fn step(run: RunId, number: u64) -> Commit {
         last_number: number,
         numbers: 1,
         deletes: Vec::new(),
-        puts: vec![Put {
-            key: number.to_be_bytes().to_vec(),
-            value: vec![7; 20],
-        }],
+        puts: vec![Put { key: number.to_be_bytes().to_vec(), value: vec![7; 20] }],
         consumed: Vec::new(),
         state: Vec::new(),
         effects: Vec::new(),
@@ -190,25 +183,15 @@ pub(super) fn send(store: &TestStore, fence: Fence, run: RunId) {
 
 /// Ends a run.
 pub(super) fn finish(store: &TestStore, fence: Fence, run: RunId) {
-    let patch = Patch::Finish {
-        status: RunStatus::Completed,
-        output: None,
-        error: None,
-    };
-    let commit = Commit {
-        patch,
-        ..step(run, 1)
-    };
+    let patch = Patch::Finish { status: RunStatus::Completed, output: None, error: None };
+    let commit = Commit { patch, ..step(run, 1) };
     let outcome = one(store, fence, Write::Commit(Box::new(commit)));
     assert!(matches!(outcome, Outcome::Committed(_)));
 }
 
 /// The error of a database that will be back.
 pub(super) fn away() -> StoreError {
-    StoreError::Io {
-        store: "the test's store".to_owned(),
-        source: "it is away".into(),
-    }
+    StoreError::Io { store: "the test's store".to_owned(), source: "it is away".into() }
 }
 
 /// The error of a commit that may have been made.

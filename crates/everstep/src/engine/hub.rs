@@ -89,11 +89,8 @@ impl Hub {
         let (sender, receiver) = oneshot::channel();
         let no = run.no();
         let mut ends = self.ends(no);
-        let awaited = ends.entry(no).or_insert_with(|| Awaited {
-            run,
-            stored,
-            waiters: Vec::new(),
-        });
+        let awaited =
+            ends.entry(no).or_insert_with(|| Awaited { run, stored, waiters: Vec::new() });
         awaited.waiters.push(sender);
         receiver
     }
@@ -111,11 +108,7 @@ impl Hub {
         request: Uuid,
     ) -> oneshot::Receiver<Result<Answer, Arc<StoreError>>> {
         let (sender, receiver) = oneshot::channel();
-        let asked = Asked {
-            run,
-            delivered: false,
-            waiter: sender,
-        };
+        let asked = Asked { run, delivered: false, waiter: sender };
         self.answers().insert(request, asked);
         receiver
     }
@@ -182,11 +175,8 @@ impl Hub {
         if answers.is_empty() {
             return;
         }
-        let unanswered: Vec<Uuid> = answers
-            .iter()
-            .filter(|(_, asked)| asked.run.no() == run)
-            .map(|(id, _)| *id)
-            .collect();
+        let unanswered: Vec<Uuid> =
+            answers.iter().filter(|(_, asked)| asked.run.no() == run).map(|(id, _)| *id).collect();
         for request in unanswered {
             if let Some(asked) = answers.remove(&request) {
                 _ = asked.waiter.send(Ok(Answer::RunEnded));

@@ -161,23 +161,13 @@ impl Job {
 
     /// Asks for the item for so long from now, or for its visibility: see [`QueueDone::Extended`](crate::commit::QueueDone::Extended).
     pub(crate) fn ask_to_keep(&self, by: Option<Duration>) -> Answering {
-        let JobInner {
-            shared,
-            item,
-            claim,
-            visibility,
-            kept,
-            ..
-        } = &*self.inner;
+        let JobInner { shared, item, claim, visibility, kept, .. } = &*self.inner;
         let (item, claim, now) = (*item, *claim, shared.now());
         if let Some(by) = by {
             kept.ask(now, by);
         }
         let until = kept.until(now, *visibility);
-        write(
-            shared,
-            QueueWrite::Extend(vec![Extend { item, claim, until }]),
-        )
+        write(shared, QueueWrite::Extend(vec![Extend { item, claim, until }]))
     }
 }
 
@@ -204,10 +194,7 @@ pub(crate) async fn attempt(code: &Handler, job: Job, payload: Vec<u8>) -> Resul
         Ok(result) => result,
         Err(panic) => {
             let text = panics::describe(&*panic);
-            Err(Error::attempt_failed(Failure::new(
-                FailureKind::Panic,
-                text,
-            )))
+            Err(Error::attempt_failed(Failure::new(FailureKind::Panic, text)))
         }
     }
 }
@@ -244,10 +231,7 @@ pub(crate) fn settlement(
     failure.attempts = attempt;
     failure.seal_details(codecs);
     match next {
-        Some(at) => Settlement::Retry {
-            at,
-            error: encode_failure(&failure),
-        },
+        Some(at) => Settlement::Retry { at, error: encode_failure(&failure) },
         None => {
             if !matches!(
                 failure.kind,

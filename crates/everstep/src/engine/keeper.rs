@@ -296,13 +296,7 @@ mod tests {
         let mut done = Vec::new();
         for _ in 0..CHORES.len() {
             keeper.poke_all();
-            done.extend(
-                keeper
-                    .state
-                    .lock()
-                    .take_due(now)
-                    .map(|chore| CHORES[chore].0),
-            );
+            done.extend(keeper.state.lock().take_due(now).map(|chore| CHORES[chore].0));
         }
         assert_eq!(done, CHORES.map(|(chore, _)| chore));
     }

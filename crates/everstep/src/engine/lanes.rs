@@ -103,9 +103,7 @@ fn commit_all(shared: &Shared, parts: &[Part]) -> Vec<Result<Applied, StoreError
     if seam::is_simulated() {
         // One after another: threads of a scope are joined outside of the seam.
         let parts = parts.iter();
-        return parts
-            .map(|part| committer::store_commit(shared, &part.batch))
-            .collect();
+        return parts.map(|part| committer::store_commit(shared, &part.batch)).collect();
     }
     std::thread::scope(|scope| {
         let others = parts.iter().skip(1);
@@ -113,9 +111,8 @@ fn commit_all(shared: &Shared, parts: &[Part]) -> Vec<Result<Applied, StoreError
             .map(|part| scope.spawn(|| committer::store_commit(shared, &part.batch)))
             .collect();
         let first = parts.iter().take(1);
-        let mut results: Vec<_> = first
-            .map(|part| committer::store_commit(shared, &part.batch))
-            .collect();
+        let mut results: Vec<_> =
+            first.map(|part| committer::store_commit(shared, &part.batch)).collect();
         for other in others {
             let result = other.join();
             results.push(result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
@@ -155,11 +152,7 @@ mod tests {
                 on_end: crate::commit::OnEnd::Error,
             }))
         };
-        let batch = Batch {
-            fence: None,
-            now,
-            writes: (0..500).map(emission).collect(),
-        };
+        let batch = Batch { fence: None, now, writes: (0..500).map(emission).collect() };
         let sender = |_| {
             let pending = Pending::new(Write::TendEvents { limit: 1 }, Reply::Nobody);
             pending.sender

@@ -62,15 +62,13 @@ impl Stop {
     /// Asks whether the lease lasts and which shards are under it, and for a look at all their runs:
     /// the store has refused the commit of one, which is in nobody's memory since.
     pub(crate) fn doubt(&self) {
-        self.0
-            .change(|told| (told.poked, told.doubted) = (true, true));
+        self.0.change(|told| (told.poked, told.doubted) = (true, true));
     }
 
     /// Waits for this long; whether it was stopped.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let until = seam::after(limit);
-        self.wait_while("end of the lease", until, |told| !told.stopped)
-            .stopped
+        self.wait_while("end of the lease", until, |told| !told.stopped).stopped
     }
 
     /// Waits until `beat`, or, if it is poked, until `hurried`.
@@ -165,10 +163,7 @@ fn beat(shared: &Arc<Shared>, leaving: &mut Leaving) -> bool {
         return false;
     };
     let begun = Uptime::now();
-    match shared
-        .store
-        .heartbeat(fence, shared.now(), shared.settings.lease)
-    {
+    match shared.store.heartbeat(fence, shared.now(), shared.settings.lease) {
         Ok(true) => shared.prolong(fence, begun + shared.settings.lease),
         Ok(false) => {
             shared.lose_if(fence);
@@ -253,11 +248,7 @@ impl<'a> Seen<'a> {
         now: Timestamp,
         has_ended: impl Fn(Uuid) -> bool,
     ) -> Seen<'a> {
-        let mut seen = Seen {
-            alive: Vec::new(),
-            gone: Vec::new(),
-            dead: Vec::new(),
-        };
+        let mut seen = Seen { alive: Vec::new(), gone: Vec::new(), dead: Vec::new() };
         for runner in runners {
             let is_dead = runner.id != me && has_ended(runner.id);
             if runner.id == me || (runner.lease_until > now && !is_dead) {
@@ -318,11 +309,7 @@ impl Beats {
                 let left = lease_until.since(now);
                 let is_plausible = !left.is_zero() && left <= lease;
                 let lasts_until = at + if is_plausible { left } else { lease };
-                Beat {
-                    epoch,
-                    lease_until,
-                    lasts_until,
-                }
+                Beat { epoch, lease_until, lasts_until }
             });
             if at < beat.lasts_until {
                 as_of = as_of.min(lease_until - Duration::from_millis(1));
@@ -350,9 +337,8 @@ pub(crate) fn balance(
         return Ok(ShardSet::EMPTY);
     }
     let now = leaving.beats.as_of(shared, &runners, fence.runner);
-    let Seen { alive, gone, dead } = Seen::of(&runners, fence.runner, now, |runner| {
-        shared.store.runner_is_dead(runner)
-    });
+    let Seen { alive, gone, dead } =
+        Seen::of(&runners, fence.runner, now, |runner| shared.store.runner_is_dead(runner));
     let pools = shared.store.pools()?;
     let vacant = leaving.vacant.look(shared, &alive, &pools)?;
     shared.owned.set_pools(&pools, &vacant);
@@ -371,10 +357,7 @@ pub(crate) fn balance(
         match shared.store.take_shards(fence, now, &wanted, &dead)? {
             Some(held) => {
                 let kept: ShardSet = held.iter().filter(|shard| !leaving.has(*shard)).collect();
-                let new: ShardSet = kept
-                    .iter()
-                    .filter(|shard| !owned.contains(*shard))
-                    .collect();
+                let new: ShardSet = kept.iter().filter(|shard| !owned.contains(*shard)).collect();
                 if !shared.set_owned_if(fence, &kept) {
                     return Ok(ShardSet::EMPTY);
                 }
@@ -446,11 +429,8 @@ fn reconsider(shared: &Shared, shards: &ShardSet) -> Result<(), StoreError> {
 
 /// Looks at the engine threads and at the end of the lease, without any call to the store.
 pub(crate) fn watch(shared: &Arc<Shared>, stop: &Stop) {
-    let mut seen: Vec<(u64, Instant, bool)> = shared
-        .threads
-        .iter()
-        .map(|_| (0, seam::now(), false))
-        .collect();
+    let mut seen: Vec<(u64, Instant, bool)> =
+        shared.threads.iter().map(|_| (0, seam::now(), false)).collect();
     let mut ending = Ending::default();
     let step = (shared.settings.blocked_after / 4).min(shared.settings.lease / 10);
     let step = step.max(Duration::from_millis(10));
@@ -480,10 +460,7 @@ impl Ending {
             return left - grace;
         }
         if self.told.replace(end) != Some(end) {
-            tracing::warn!(
-                ?left,
-                "the lease of this runner is not renewed; bodies are told"
-            );
+            tracing::warn!(?left, "the lease of this runner is not renewed; bodies are told");
             shared.tell_bodies();
         }
         if left.is_zero() && self.stopped.replace(end) != Some(end) {
@@ -514,9 +491,7 @@ fn name_blocked(shared: &Shared, thread: &Mailbox, seen: &mut (u64, Instant, boo
         return;
     };
     *thread.blocked.lock() = Some((turn, polling.clone()));
-    let step = polling
-        .step
-        .map(|key| crate::location::keys::describe(&key));
+    let step = polling.step.map(|key| crate::location::keys::describe(&key));
     tracing::warn!(
         run = %polling.run,
         workflow = &*polling.workflow,
@@ -560,10 +535,7 @@ mod tests {
         let (some, until) = (ShardSet::of_default_pool(), runner.lease_until);
         let before = shared.now();
         assert!(before < until);
-        assert!(
-            !was_ousted(&runner, &some, &[], before),
-            "it gave them back"
-        );
+        assert!(!was_ousted(&runner, &some, &[], before), "it gave them back");
         assert!(was_ousted(&runner, &some, &[], until));
         assert!(was_ousted(&runner, &some, &[runner.id], before));
         assert!(!was_ousted(&runner, &ShardSet::EMPTY, &[], until));

@@ -113,8 +113,7 @@ impl Leaving {
 
     fn note_excess(&mut self, excess: &ShardSet) {
         let busy = &self.busy;
-        self.excess_since
-            .retain(|shard, _| excess.contains(*shard) || busy.contains_key(shard));
+        self.excess_since.retain(|shard, _| excess.contains(*shard) || busy.contains_key(shard));
         for shard in excess.iter() {
             self.excess_since.entry(shard).or_insert_with(seam::now);
         }
@@ -247,10 +246,7 @@ fn tell_threads(shared: &Shared, shards: &ShardSet, mut event: impl FnMut(ShardS
 fn held_up(shared: &Shared, shards: &ShardSet) -> HeldUp {
     let limit = shared.settings.heartbeat();
     let answers = Channel::default();
-    let mut held_up = HeldUp {
-        bodies: shards.clone(),
-        commits: ShardSet::EMPTY,
-    };
+    let mut held_up = HeldUp { bodies: shards.clone(), commits: ShardSet::EMPTY };
     let mut asked = 0;
     tell_threads(shared, shards, |its| {
         asked += 1;

@@ -44,11 +44,7 @@ pub(crate) enum Event {
     /// Something happened to a run in another process.
     Look(RunNo),
     /// What was found by looking for this task: the row, and messages that were not seen.
-    Looked {
-        run: RunNo,
-        token: u64,
-        found: Option<Box<(RunRow, Vec<InboxRow>)>>,
-    },
+    Looked { run: RunNo, token: u64, found: Option<Box<(RunRow, Vec<InboxRow>)>> },
     /// A body wants to be polled.
     Body { slot: u32, run: u64, op: OpId },
     /// Something that is not durable has woken a run.
@@ -60,11 +56,7 @@ pub(crate) enum Event {
     /// Runs of shards that were just taken, which were in somebody's memory.
     Recovered(Vec<DueRun>),
     /// A run was read from the store, by the read with this number.
-    Loaded {
-        run: RunNo,
-        ticket: u64,
-        loaded: Result<Option<Box<LoadedRun>>, StoreError>,
-    },
+    Loaded { run: RunNo, ticket: u64, loaded: Result<Option<Box<LoadedRun>>, StoreError> },
     /// What became of a write about a run that is not in memory.
     Settled(RunNo, Settled),
     /// Paused runs of shards that were just taken, which the code that is here may mend.

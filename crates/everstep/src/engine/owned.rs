@@ -54,10 +54,7 @@ impl Default for Owned {
             pools: BTreeMap::from([(Arc::from(DEFAULT_POOL), PoolNo::DEFAULT)]),
             vacant: BTreeSet::new(),
         };
-        Owned {
-            state: RwLock::new(state),
-            placed: AtomicUsize::new(0),
-        }
+        Owned { state: RwLock::new(state), placed: AtomicUsize::new(0) }
     }
 }
 
@@ -177,15 +174,10 @@ mod tests {
         let (ids, now) = (RunIds::new(1), Timestamp::from_millis(1_800_000_000_000));
         let drawn = ids.next(now);
         assert_eq!(owned.place(drawn, DEFAULT_POOL), drawn, "none is here");
-        let gpu = PoolRow {
-            no: PoolNo(1),
-            name: Arc::from("gpu"),
-        };
+        let gpu = PoolRow { no: PoolNo(1), name: Arc::from("gpu") };
         owned.set_pools(&[gpu], &BTreeSet::new());
         let here: Vec<u8> = (0..=u8::MAX).filter(|index| index % 3 == 1).collect();
-        let shards = here
-            .iter()
-            .map(|index| ShardId::new(PoolNo::DEFAULT, *index));
+        let shards = here.iter().map(|index| ShardId::new(PoolNo::DEFAULT, *index));
         owned.set_shards(&shards.collect());
         let mut counts: BTreeMap<u8, usize> = BTreeMap::new();
         const RUNS: usize = 85_000;

@@ -55,18 +55,10 @@ pub(crate) fn place_of(run: &DueRun, inside: &str, is_served: bool, alive: &[Run
     if is_served {
         return Place::Here;
     }
-    let overflow = Overflow {
-        home: &run.pool,
-        workflow: &run.workflow,
-        version: run.version,
-    };
+    let overflow = Overflow { home: &run.pool, workflow: &run.workflow, version: run.version };
     let overflow = overflow.to_string();
     let has_candidate = alive.iter().any(|runner| may_own(runner, &overflow));
-    if has_candidate && overflow != inside {
-        Place::In(overflow.into())
-    } else {
-        Place::Nowhere
-    }
+    if has_candidate && overflow != inside { Place::In(overflow.into()) } else { Place::Nowhere }
 }
 
 /// The pool that runs of this workflow are in unless something else is said, as those say who have
@@ -95,9 +87,8 @@ pub(crate) fn served(workflow: &str, pool: &str, alive: &[RunnerRow]) -> String 
     }
     let served = alive.iter().filter(of_pool).flat_map(|row| &row.workflows);
     let served = served.filter(|serves| *serves.workflow == *workflow);
-    let mut ranges: Vec<(u32, u32)> = served
-        .map(|serves| (*serves.accepts.start(), *serves.accepts.end()))
-        .collect();
+    let mut ranges: Vec<(u32, u32)> =
+        served.map(|serves| (*serves.accepts.start(), *serves.accepts.end())).collect();
     ranges.sort_unstable();
     ranges.dedup();
     let text = |(first, last): &(u32, u32)| match first == last {

@@ -67,11 +67,9 @@ impl Poller {
     /// Waits for this long, or until there are new questions.
     fn wait(&self, pause: Duration) {
         let until = seam::now() + pause;
-        let is_new = self.0.wait("questions", |state| {
-            match !state.is_new && seam::now() < until {
-                true => Continue(Some(until)),
-                false => Break(state.is_new),
-            }
+        let is_new = self.0.wait("questions", |state| match !state.is_new && seam::now() < until {
+            true => Continue(Some(until)),
+            false => Break(state.is_new),
         });
         if is_new {
             seam::sleep(GATHER, "more questions");

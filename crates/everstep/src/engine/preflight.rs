@@ -76,12 +76,7 @@ impl std::fmt::Display for Preflight {
             self.ok, self.checked, self.divergent_count, self.unknown_count
         )?;
         for misfit in self.divergent.iter().chain(&self.unknown_workflow) {
-            let Misfit {
-                run,
-                workflow,
-                version,
-                reason,
-            } = misfit;
+            let Misfit { run, workflow, version, reason } = misfit;
             write!(f, "\n  {run} ({workflow} version {version}): {reason}")?;
         }
         Ok(())
@@ -167,9 +162,7 @@ impl EngineBuilder {
         crate::seam::Process::current()
             .spawn("everstep-preflight", move || _ = sender.send(work()))
             .map_err(StartError::thread)?;
-        checked
-            .await
-            .unwrap_or_else(|_| Err(StartError::thread(std::io::Error::other("it died"))))
+        checked.await.unwrap_or_else(|_| Err(StartError::thread(std::io::Error::other("it died"))))
     }
 }
 

@@ -67,9 +67,7 @@ impl Reader {
         state.threads += 1;
         drop(state);
         let of_thread = Arc::clone(desk);
-        let spawned = desk
-            .process
-            .spawn("everstep-read", move || of_thread.work());
+        let spawned = desk.process.spawn("everstep-read", move || of_thread.work());
         if let Err(error) = spawned {
             tracing::error!(%error, "a thread that reads the store cannot be started");
             desk.state.lock().threads -= 1;

@@ -74,9 +74,7 @@ fn delete_some(
     // Up to and including those that ended exactly so long ago.
     let before = now - kept + Duration::from_millis(1);
     let find = |before, limit| {
-        let found = shared
-            .store
-            .finished_before(workflow, status, before, limit);
+        let found = shared.store.finished_before(workflow, status, before, limit);
         found.map_err(Arc::new)
     };
     let old = find(before, RUNS_MAX)?;

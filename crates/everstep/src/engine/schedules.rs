@@ -67,10 +67,7 @@ impl Looked {
 
 fn deal_with_due(shared: &Shared) -> Result<Looked, Arc<StoreError>> {
     let now = shared.now();
-    let mut looked = Looked {
-        moved: false,
-        next_at: None,
-    };
+    let mut looked = Looked { moved: false, next_at: None };
     let mut after: Option<(Timestamp, String)> = None;
     loop {
         let place = after.as_ref().map(|(at, name)| (*at, name.as_str()));
@@ -92,11 +89,7 @@ fn deal_with_due(shared: &Shared) -> Result<Looked, Arc<StoreError>> {
         }
         looked.moved |= fire_all(shared, fires)?;
         let is_last = page.rows.len() < PAGE;
-        after = page
-            .rows
-            .into_iter()
-            .next_back()
-            .and_then(|row| Some((row.next_at?, row.name)));
+        after = page.rows.into_iter().next_back().and_then(|row| Some((row.next_at?, row.name)));
         if is_last {
             page.next_at.into_iter().for_each(|at| looked.come_back(at));
             return Ok(looked);
@@ -125,9 +118,7 @@ fn others_first(shared: &Shared, row: &ScheduleRow, now: Timestamp) -> Option<Ti
 
 /// Those who have the code for the runs of a schedule.
 fn able(row: &ScheduleRow, alive: &[RunnerRow]) -> Vec<Uuid> {
-    let able = alive
-        .iter()
-        .filter(|runner| runner.serves(&row.workflow, row.version));
+    let able = alive.iter().filter(|runner| runner.serves(&row.workflow, row.version));
     able.map(|runner| runner.id).collect()
 }
 
@@ -141,14 +132,12 @@ fn first_of(schedule: &str, runners: impl Iterator<Item = Uuid>) -> Option<Uuid>
 fn ticks_of(shared: &Shared, row: &ScheduleRow, now: Timestamp) -> Result<Vec<Fire>, String> {
     let ticks = Ticks::from_text(&row.spec, row.anchor)?;
     let home = home(shared, row);
-    let fires = causes(row, &ticks, now)
-        .into_iter()
-        .map(|(cause, tick)| Fire {
-            name: row.name.clone(),
-            revision: row.revision,
-            cause,
-            run: tick.map(|tick| Box::new(run_of_tick(shared, row, tick, home.clone()))),
-        });
+    let fires = causes(row, &ticks, now).into_iter().map(|(cause, tick)| Fire {
+        name: row.name.clone(),
+        revision: row.revision,
+        cause,
+        run: tick.map(|tick| Box::new(run_of_tick(shared, row, tick, home.clone()))),
+    });
     Ok(fires.collect())
 }
 
@@ -164,12 +153,7 @@ fn causes(row: &ScheduleRow, ticks: &Ticks, now: Timestamp) -> Vec<(FireCause, O
     while let Some(next_at) = next.filter(|at| *at <= now && causes.len() < most) {
         let due = schedule::due(ticks, next_at, now, row.catch_up);
         let (missed, tick, then) = (due.missed, due.tick, due.next);
-        let cause = FireCause::Tick {
-            next_at,
-            missed,
-            tick,
-            then,
-        };
+        let cause = FireCause::Tick { next_at, missed, tick, then };
         causes.push((cause, tick));
         next = then;
     }
@@ -179,10 +163,7 @@ fn causes(row: &ScheduleRow, ticks: &Ticks, now: Timestamp) -> Vec<(FireCause, O
 /// Starts the first waiting tick of every schedule whose last run has ended.
 fn deal_with_queued(shared: &Shared) -> Result<Looked, Arc<StoreError>> {
     let now = shared.now();
-    let mut looked = Looked {
-        moved: false,
-        next_at: None,
-    };
+    let mut looked = Looked { moved: false, next_at: None };
     let mut queued = Vec::new();
     loop {
         let after = queued.last().map(|row: &ScheduleRow| row.name.as_str());
@@ -196,9 +177,7 @@ fn deal_with_queued(shared: &Shared) -> Result<Looked, Arc<StoreError>> {
     let last_runs = queued.iter().filter_map(|row| row.last_run);
     let last_runs: Vec<_> = last_runs.map(|run| run.no()).collect();
     // Watched before it is looked whether they have ended, so that no end is missed in between.
-    shared
-        .keeper
-        .watch(Chore::Schedules, last_runs.iter().copied());
+    shared.keeper.watch(Chore::Schedules, last_runs.iter().copied());
     if queued.is_empty() {
         return Ok(looked);
     }
@@ -212,10 +191,8 @@ fn deal_with_queued(shared: &Shared) -> Result<Looked, Arc<StoreError>> {
         let able = able(row, &alive);
         !able.is_empty() && shared.me.is_some_and(|me| !able.contains(&me))
     };
-    let (theirs, ours): (Vec<_>, Vec<_>) = queued
-        .iter()
-        .filter(|row| has_ended(row))
-        .partition(|row| is_theirs(row));
+    let (theirs, ours): (Vec<_>, Vec<_>) =
+        queued.iter().filter(|row| has_ended(row)).partition(|row| is_theirs(row));
     if !theirs.is_empty() {
         looked.come_back(now + GRACE_MAX);
     }
@@ -240,13 +217,8 @@ fn fire_all(shared: &Shared, fires: Vec<Fire>) -> Result<bool, Arc<StoreError>> 
     if fires.is_empty() {
         return Ok(false);
     }
-    let ticks: Vec<_> = fires
-        .iter()
-        .map(|fire| (fire.name.clone(), fire.cause))
-        .collect();
-    let writes = fires
-        .into_iter()
-        .map(|fire| Write::Schedule(Box::new(ScheduleWrite::Fire(fire))));
+    let ticks: Vec<_> = fires.iter().map(|fire| (fire.name.clone(), fire.cause)).collect();
+    let writes = fires.into_iter().map(|fire| Write::Schedule(Box::new(ScheduleWrite::Fire(fire))));
     let outcomes = keeper::write_all(shared, writes)?;
     for ((schedule, cause), outcome) in ticks.into_iter().zip(outcomes) {
         report(&schedule, cause, &outcome);
@@ -258,11 +230,7 @@ fn report(schedule: &str, cause: FireCause, outcome: &Outcome) {
     let Outcome::Scheduled(ScheduleOutcome::Fired(fired)) = outcome else {
         return;
     };
-    if let FireCause::Tick {
-        missed: missed @ 1..,
-        ..
-    } = cause
-    {
+    if let FireCause::Tick { missed: missed @ 1.., .. } = cause {
         tracing::warn!(schedule, missed, "ticks came too late and were missed");
     }
     match fired {
@@ -340,9 +308,7 @@ fn run_of(shared: &Shared, row: &ScheduleRow, pool: Arc<str>) -> NewRun {
         key: None,
         pool,
         available_at: None,
-        deadline_at: options
-            .and_then(|options| options.deadline)
-            .map(|limit| now + limit),
+        deadline_at: options.and_then(|options| options.deadline).map(|limit| now + limit),
         tags,
         // Of who triggers it, or asks for what was missed. A tick has nobody.
         trace: trace::current(),
@@ -363,16 +329,9 @@ pub(super) fn tell(shared: &Shared, write: &ScheduleWrite, outcome: &ScheduleOut
     };
     let is_changed = matches!(
         (outcome, cause),
-        (
-            ScheduleOutcome::Created | ScheduleOutcome::Replaced | ScheduleOutcome::Done,
-            _
-        ) | (
-            ScheduleOutcome::Fired(Fired::Queued),
-            Some(FireCause::Trigger { .. })
-        ) | (
-            ScheduleOutcome::Fired(Fired::Started(_)),
-            Some(FireCause::Queued { .. })
-        )
+        (ScheduleOutcome::Created | ScheduleOutcome::Replaced | ScheduleOutcome::Done, _)
+            | (ScheduleOutcome::Fired(Fired::Queued), Some(FireCause::Trigger { .. }))
+            | (ScheduleOutcome::Fired(Fired::Started(_)), Some(FireCause::Queued { .. }))
     );
     if is_changed {
         shared.keeper.poke(Chore::Schedules);

@@ -129,9 +129,7 @@ impl Shared {
             believed: AtomicI64::new(i64::MIN),
             clock,
             process: Process::current(),
-            threads: (0..threads)
-                .map(|_| Mailbox::new(activity.clone()))
-                .collect(),
+            threads: (0..threads).map(|_| Mailbox::new(activity.clone())).collect(),
             activity,
             queue: CommitQueue::default(),
             hub: Hub::default(),
@@ -447,10 +445,7 @@ impl Shared {
         if begun >= lease.valid_until {
             self.counters.lease_is_over();
         }
-        match self
-            .store
-            .heartbeat(lease.fence, self.now(), self.settings.lease)
-        {
+        match self.store.heartbeat(lease.fence, self.now(), self.settings.lease) {
             Ok(true) => {
                 self.prolong(lease.fence, begun + self.settings.lease);
                 Some(lease.fence)
@@ -534,9 +529,7 @@ impl Shared {
     /// Stops for good: nothing is written any more, every caller gets this error, and the lease is not
     /// prolonged, so that others take over.
     pub(crate) fn stop(&self, error: StoreError) {
-        let cause = std::error::Error::source(&error)
-            .map(ToString::to_string)
-            .unwrap_or_default();
+        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
         tracing::error!(%error, cause, "the engine stops");
         if self.stopped.set(Arc::new(error)).is_ok() {
             self.drop_runs();
@@ -567,9 +560,7 @@ impl Shared {
 
     /// For how long it has been closing.
     pub(crate) fn closing_for(&self) -> Duration {
-        self.closing_since
-            .get()
-            .map_or(Duration::ZERO, |since| seam::elapsed(*since))
+        self.closing_since.get().map_or(Duration::ZERO, |since| seam::elapsed(*since))
     }
 
     pub(crate) fn closing(&self) -> bool {
@@ -578,9 +569,7 @@ impl Shared {
 
     /// The committer has ended: who still waits for a result is told.
     pub(crate) fn stop_failed_writes(&self) {
-        let closed = Arc::new(StoreError::Closed {
-            store: self.store.describe(),
-        });
+        let closed = Arc::new(StoreError::Closed { store: self.store.describe() });
         self.hub.stop(&closed);
     }
 
@@ -616,9 +605,7 @@ impl Shared {
     pub(crate) fn reserve(&self) -> bool {
         let max = self.settings.max_live_runs;
         let more = |moving: usize| (moving < max).then_some(moving + 1);
-        let reserved = self
-            .moving
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        let reserved = self.moving.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
         reserved.is_ok()
     }
 
@@ -801,14 +788,7 @@ mod tests {
         let (_, of) = fixture::shared();
         let clock = Arc::new(ShiftedClock::new());
         let (settings, registry) = (of.settings.clone(), of.registry.clone());
-        let shared = Shared::new(
-            settings,
-            of.store.clone(),
-            registry,
-            clock.clone(),
-            1,
-            of.me,
-        );
+        let shared = Shared::new(settings, of.store.clone(), registry, clock.clone(), 1, of.me);
         let fence = fixture::enter(&shared);
         const YEAR_MS: i64 = 365 * 24 * 3_600_000;
         for shift in [YEAR_MS, -YEAR_MS, 0] {

@@ -71,10 +71,7 @@ fn take_over(seed: u64, sabotage: Option<Sabotage>) -> (Report, Takeover) {
         faults: Box::new(move |at, _| {
             let is_first = at.label == IN_THE_CODE && !has_stalled;
             has_stalled |= is_first;
-            is_first.then_some(Fault::StallProcess {
-                lasts: LEASE * 4,
-                spread: LEASE * 2,
-            })
+            is_first.then_some(Fault::StallProcess { lasts: LEASE * 4, spread: LEASE * 2 })
         }),
         time_max: LEASE * 100,
         ..Config::default()
@@ -169,17 +166,9 @@ struct Weather {
     is_store_bad: bool,
 }
 
-const STORM: Weather = Weather {
-    engines: &["a", "b"],
-    runs: 3,
-    is_store_bad: false,
-};
+const STORM: Weather = Weather { engines: &["a", "b"], runs: 3, is_store_bad: false };
 
-const BAD_STORE: Weather = Weather {
-    engines: &["a", "b", "c"],
-    runs: 16,
-    is_store_bad: true,
-};
+const BAD_STORE: Weather = Weather { engines: &["a", "b", "c"], runs: 16, is_store_bad: true };
 
 /// What bodies and clients have seen in a storm.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -247,11 +236,7 @@ fn make_trouble(store: &TestStore, choice: u64) {
 /// Engines that stall and die at any point, and are started again, with a few runs. The faults stop
 /// after a while.
 fn storm(seed: u64, weather: Weather) -> (Report, Seen) {
-    let Weather {
-        engines,
-        runs,
-        is_store_bad,
-    } = weather;
+    let Weather { engines, runs, is_store_bad } = weather;
     let calm_after = LEASE * 20;
     let config = Config {
         faults: Box::new(move |at, rng| {
@@ -260,10 +245,9 @@ fn storm(seed: u64, weather: Weather) -> (Report, Seen) {
                 _ if at.time > calm_after => None,
                 0 => Some(Fault::Kill),
                 1..3 => Some(Fault::StallActivity(rng.up_to(LEASE * 3))),
-                3..5 => Some(Fault::StallProcess {
-                    lasts: rng.up_to(LEASE * 3),
-                    spread: LEASE * 2,
-                }),
+                3..5 => {
+                    Some(Fault::StallProcess { lasts: rng.up_to(LEASE * 3), spread: LEASE * 2 })
+                }
                 5..40 if is_store && is_store_bad => {
                     Some(Fault::StallActivity(rng.up_to(LEASE * 6)))
                 }
@@ -358,10 +342,7 @@ fn assert_weathered(seeds: std::ops::Range<u64>, weather: Weather) -> (u64, u64,
 #[test]
 fn runs_go_on_through_stalls_and_kills_with_one_result_for_each_step() {
     let (stalls, kills, again) = assert_weathered(0..150, STORM);
-    assert!(
-        stalls > 100 && kills > 20 && again > 10,
-        "{stalls} {kills} {again}"
-    );
+    assert!(stalls > 100 && kills > 20 && again > 10, "{stalls} {kills} {again}");
 }
 
 /// Answers of the store that were lost or late left runs in nobody's memory while their shard was
@@ -369,10 +350,7 @@ fn runs_go_on_through_stalls_and_kills_with_one_result_for_each_step() {
 #[test]
 fn runs_go_on_through_lost_and_late_answers_of_the_store() {
     let (stalls, kills, again) = assert_weathered(0..60, BAD_STORE);
-    assert!(
-        stalls > 1_000 && kills > 10 && again > 10,
-        "{stalls} {kills} {again}"
-    );
+    assert!(stalls > 1_000 && kills > 10 && again > 10, "{stalls} {kills} {again}");
 }
 
 const NAP: Workflow<(), String> = Workflow::new("nap");
@@ -397,10 +375,7 @@ fn runs_of_an_engine_that_stops_go_on_elsewhere() {
         },
     ];
     for stop in stops {
-        let config = Config {
-            time_max: LEASE * 100,
-            ..Config::default()
-        };
+        let config = Config { time_max: LEASE * 100, ..Config::default() };
         let report = sim::simulate(1, config, move || {
             let store = new_store();
             let start = |name: &'static str| {

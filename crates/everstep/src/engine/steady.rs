@@ -57,13 +57,7 @@ pub(crate) enum Seen {
 
 impl Steady {
     pub(crate) fn new(clock: Timestamp, at: Instant, suspended: Duration) -> Steady {
-        Steady {
-            believed: clock.as_millis(),
-            at,
-            suspended,
-            latest: clock.as_millis(),
-            jump: None,
-        }
+        Steady { believed: clock.as_millis(), at, suspended, latest: clock.as_millis(), jump: None }
     }
 
     /// The time now, given what the clock shows and the monotonic clock. `suspended` is asked only

@@ -28,10 +28,7 @@ pub(crate) struct Room(#[expect(dead_code, reason = "held for its drop")] OwnedS
 impl Emitting {
     pub(crate) fn new(bytes: usize) -> Emitting {
         let bytes = u32::try_from(bytes.max(1)).unwrap_or(u32::MAX).min(1 << 28);
-        Emitting {
-            room: Arc::new(Semaphore::new(bytes as usize)),
-            bytes,
-        }
+        Emitting { room: Arc::new(Semaphore::new(bytes as usize)), bytes }
     }
 
     /// Waits for room for so many bytes, in order of arrival. An item that is larger than all of it
@@ -107,18 +104,11 @@ impl Followers {
 
     /// Registers a follower. Read the store after this, not before.
     pub(crate) fn follow(&self, run: RunId, what: Followed) -> Arc<Follower> {
-        let follower = Arc::new(Follower {
-            run,
-            what,
-            news: Notify::new(),
-            waiting: AtomicBool::new(false),
-        });
+        let follower =
+            Arc::new(Follower { run, what, news: Notify::new(), waiting: AtomicBool::new(false) });
         let mut by_run = self.lock();
         self.count.fetch_add(1, Ordering::AcqRel);
-        by_run
-            .entry(run.no())
-            .or_default()
-            .push(Arc::downgrade(&follower));
+        by_run.entry(run.no()).or_default().push(Arc::downgrade(&follower));
         follower
     }
 
@@ -162,7 +152,6 @@ impl Followers {
         }
         let by_run = self.lock();
         let all = by_run.values().flatten().filter_map(Weak::upgrade);
-        all.filter(|follower| follower.waiting.load(Ordering::Acquire))
-            .collect()
+        all.filter(|follower| follower.waiting.load(Ordering::Acquire)).collect()
     }
 }

@@ -35,20 +35,13 @@ impl Gate {
     /// A pass, if there is room.
     pub(crate) fn enter(shared: &Arc<Shared>, alone: bool) -> Option<Pass> {
         let mut inside = shared.suspects.lock();
-        let room = if alone {
-            inside.suspects == 0
-        } else {
-            inside.suspects < TOGETHER
-        };
+        let room = if alone { inside.suspects == 0 } else { inside.suspects < TOGETHER };
         if inside.alone || !room {
             return None;
         }
         inside.suspects += 1;
         inside.alone = alone;
-        Some(Pass {
-            shared: shared.clone(),
-            alone,
-        })
+        Some(Pass { shared: shared.clone(), alone })
     }
 
     fn lock(&self) -> LeafGuard<'_, Inside> {

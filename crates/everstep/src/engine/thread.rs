@@ -162,9 +162,7 @@ struct Place(Option<Arc<Shared>>);
 impl Place {
     /// A place, if there is one. If not, this thread is woken when there is.
     fn take(shared: &Arc<Shared>) -> Option<Place> {
-        shared
-            .reserve_or_wait()
-            .then(|| Place(Some(shared.clone())))
+        shared.reserve_or_wait().then(|| Place(Some(shared.clone())))
     }
 
     /// The run is taken in: its thread gives the place back.
@@ -204,10 +202,7 @@ impl Worker {
             runtime: Some(runtime),
             runtime_gone,
             now: Cell::new(shared.now()),
-            owner: Some(Arc::new(Host {
-                shared: shared.clone(),
-                mailbox: mailbox.clone(),
-            })),
+            owner: Some(Arc::new(Host { shared: shared.clone(), mailbox: mailbox.clone() })),
             ids: RunIds::new(0),
             epoch: Cell::new(0),
             children: Cell::new(0),
@@ -303,11 +298,7 @@ impl Worker {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        if self.drained && self.shared.closing() {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
+        if self.drained && self.shared.closing() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// The lease lasts again: bodies that did not start may.
@@ -367,11 +358,7 @@ impl Worker {
                 self.held.extend(runs.into_iter().map(|run| run.id.no()));
                 self.admit_held();
             }
-            Event::Loaded {
-                run,
-                ticket,
-                loaded,
-            } => self.loaded(run, ticket, loaded),
+            Event::Loaded { run, ticket, loaded } => self.loaded(run, ticket, loaded),
             Event::Settled(run, how) => self.settled(run, how),
             Event::Reconsider(runs) => self.reconsider(runs),
             Event::Reconsidered(run, loaded) => self.reconsidered(run, loaded),
@@ -382,11 +369,7 @@ impl Worker {
             Event::Release(release) => self.release(release),
             Event::Keep(shards) => self.keep(&shards),
             Event::Evict(run, done) => {
-                let evicted = self
-                    .by_no
-                    .get(&run)
-                    .copied()
-                    .is_some_and(|slot| self.evict(slot));
+                let evicted = self.by_no.get(&run).copied().is_some_and(|slot| self.evict(slot));
                 _ = done.send(evicted);
             }
             Event::MakeCold(run, answer) => {
@@ -397,18 +380,9 @@ impl Worker {
             }
             Event::Rehomed(run) => self.rehomed(run),
             Event::Census(answer) => {
-                let hot = self
-                    .tasks
-                    .iter()
-                    .flatten()
-                    .filter(|task| task.hot.is_some())
-                    .count();
+                let hot = self.tasks.iter().flatten().filter(|task| task.hot.is_some()).count();
                 let hot_bytes = self.hot_bytes;
-                _ = answer.send(ThreadCensus {
-                    moving: self.moving,
-                    hot,
-                    hot_bytes,
-                });
+                _ = answer.send(ThreadCensus { moving: self.moving, hot, hot_bytes });
             }
             Event::Drain(done) => self.drain(done),
             Event::Peers => self.peers_changed(),
@@ -436,10 +410,7 @@ impl Worker {
     /// Takes a run into memory.
     fn insert(&mut self, seed: RunSeed, shard: ShardId, epoch: u64) -> Option<u32> {
         let id = seed.facts.id;
-        let definition = self
-            .shared
-            .registry
-            .find(&seed.facts.workflow, seed.facts.version)?;
+        let definition = self.shared.registry.find(&seed.facts.workflow, seed.facts.version)?;
         let definition = definition.clone();
         let token = self.next_token * self.shared.threads.len() as u64 + self.index as u64 + 1;
         self.next_token += 1;
@@ -449,13 +420,7 @@ impl Worker {
             span: seed.span(),
             cells: self.cells.of_workflow(&seed.facts.workflow),
         };
-        let run = Run::new(
-            seed,
-            definition,
-            self.env.clone(),
-            self.mailbox.clone(),
-            token,
-        );
+        let run = Run::new(seed, definition, self.env.clone(), self.mailbox.clone(), token);
         let slot = self.free.pop().unwrap_or_else(|| {
             self.tasks.push(None);
             u32::try_from(self.tasks.len() - 1).expect("fewer than 4 billion runs in memory")
@@ -543,9 +508,7 @@ impl Worker {
     }
 
     fn note_bodies(&self, before: usize, now: usize) {
-        self.shared
-            .activity
-            .bodies_changed(now as i64 - before as i64);
+        self.shared.activity.bodies_changed(now as i64 - before as i64);
     }
 
     /// Polls a run as far as it goes, and sends off its next commit.
@@ -572,11 +535,8 @@ impl Worker {
         let Some(Some(task)) = self.tasks.get_mut(slot as usize) else {
             return;
         };
-        let polling = Polling {
-            run: task.id,
-            workflow: task.run.core.facts.workflow.clone(),
-            step: None,
-        };
+        let polling =
+            Polling { run: task.id, workflow: task.run.core.facts.workflow.clone(), step: None };
         self.mailbox.set_polling(Some(polling));
         self.env.epoch.set(task.epoch);
         self.env.children.set(0);
@@ -609,11 +569,7 @@ impl Worker {
                     Patch::Finish { status, .. } => Some(*status),
                     _ => None,
                 };
-                let reply = Reply::Run {
-                    thread: self.index,
-                    slot,
-                    run: task.token,
-                };
+                let reply = Reply::Run { thread: self.index, slot, run: task.token };
                 let write = Write::Commit(Box::new(sent.commit));
                 self.out.push(Pending::under(task.epoch, write, reply));
             }
@@ -655,9 +611,7 @@ impl Worker {
     fn fire_timers(&mut self) {
         let now = self.env.now.get();
         while let Some(Reverse((at, slot, token))) = self.timers.peek().copied() {
-            let alive = self
-                .task(slot, token)
-                .is_some_and(|task| task.armed == Some(at));
+            let alive = self.task(slot, token).is_some_and(|task| task.armed == Some(at));
             if alive && at > now {
                 return;
             }
@@ -705,10 +659,7 @@ impl Worker {
             let Some((slot, token, stamp)) = self.cooling.pop_front() else {
                 return;
             };
-            let still = self
-                .task(slot, token)
-                .and_then(|task| task.hot)
-                .map(|hot| hot.0);
+            let still = self.task(slot, token).and_then(|task| task.hot).map(|hot| hot.0);
             if still == Some(stamp) {
                 self.cells.cooled();
                 self.remove_parked(slot);
@@ -726,9 +677,7 @@ impl Worker {
 
     /// Drops a parked run; the store knows when it is due.
     fn remove_parked(&mut self, slot: u32) {
-        let next = self.tasks[slot as usize]
-            .as_ref()
-            .and_then(|task| task.run.next_timer());
+        let next = self.tasks[slot as usize].as_ref().and_then(|task| task.run.next_timer());
         if let Some(at) = next {
             self.shared.due.note(at);
         }
@@ -737,9 +686,7 @@ impl Worker {
 
     /// Drops a run that is parked, on request.
     fn evict(&mut self, slot: u32) -> bool {
-        let parked = self.tasks[slot as usize]
-            .as_ref()
-            .is_some_and(|task| task.hot.is_some());
+        let parked = self.tasks[slot as usize].as_ref().is_some_and(|task| task.hot.is_some());
         if parked {
             self.remove_parked(slot);
         }
@@ -775,9 +722,7 @@ impl Worker {
                     Some(cause) => format!("{error}: {cause}"),
                     None => error.to_string(),
                 };
-                let commit = task
-                    .run
-                    .pause_commit(format!("the store cannot take it: {reason}"));
+                let commit = task.run.pause_commit(format!("the store cannot take it: {reason}"));
                 let write = Write::Commit(Box::new(commit));
                 let (epoch, run) = (task.epoch, id.no());
                 let thread = self.index;
@@ -874,12 +819,10 @@ impl Worker {
         let (id, token, seen) = (task.id, task.token, task.run.inbox_seen());
         let mailbox = self.mailbox.clone();
         self.ask(move |store| {
-            let found = store
-                .run(&crate::commit::Target::Id(id))
-                .and_then(|row| match row {
-                    Some(row) => Ok(Some(Box::new((row, store.inbox(run, seen)?)))),
-                    None => Ok(None),
-                });
+            let found = store.run(&crate::commit::Target::Id(id)).and_then(|row| match row {
+                Some(row) => Ok(Some(Box::new((row, store.inbox(run, seen)?)))),
+                None => Ok(None),
+            });
             match found {
                 Ok(found) => mailbox.push(Event::Looked { run, token, found }),
                 Err(error) => tracing::warn!(%error, "a run cannot be looked at; trying later"),
@@ -927,10 +870,8 @@ impl Worker {
             }
             task.run.was_resumed();
         }
-        let news: Vec<_> = inbox
-            .into_iter()
-            .filter(|message| message.seq > task.run.inbox_seen())
-            .collect();
+        let news: Vec<_> =
+            inbox.into_iter().filter(|message| message.seq > task.run.inbox_seen()).collect();
         if !news.is_empty() {
             task.run.deliver(news);
         }
@@ -982,9 +923,7 @@ impl Worker {
             }
         }
         // In order of their deaths, so that those that can run together come first.
-        self.suspects
-            .make_contiguous()
-            .sort_by_key(|(_, deaths)| *deaths);
+        self.suspects.make_contiguous().sort_by_key(|(_, deaths)| *deaths);
         while let Some((run, deaths)) = self.suspects.front().copied() {
             let Some(pass) = Gate::enter(&self.shared, deaths >= suspects::ALONE_AFTER) else {
                 return;
@@ -1013,10 +952,7 @@ impl Worker {
         if self.drained || self.draining.is_some() || self.loading.contains_key(&run) {
             return;
         }
-        let loading = Loading {
-            place,
-            ..Loading::default()
-        };
+        let loading = Loading { place, ..Loading::default() };
         self.loading.insert(run, loading);
         self.read(run);
     }
@@ -1024,8 +960,7 @@ impl Worker {
     /// Asks the store on a thread that may block. Whatever is read, this thread waits for the answer.
     fn ask(&self, read: impl FnOnce(&dyn Store) + Send + 'static) {
         let shared = self.shared.clone();
-        self.reader
-            .spawn(move |store| shared.guard("reading", || read(store)));
+        self.reader.spawn(move |store| shared.guard("reading", || read(store)));
     }
 
     /// Reads a run that is waited for; an earlier read of it does not count any more.
@@ -1046,11 +981,7 @@ impl Worker {
                 // The thread that asked will ask again at once.
                 seam::sleep(pause, "read again");
             }
-            mailbox.push(Event::Loaded {
-                run,
-                ticket,
-                loaded,
-            });
+            mailbox.push(Event::Loaded { run, ticket, loaded });
         });
     }
 
@@ -1175,10 +1106,7 @@ impl Worker {
 
     /// A run that was paused while it was in nobody's memory gives back what it holds.
     fn put_away(&mut self, row: &RunRow, epoch: u64) {
-        let commit = Commit {
-            results_only: true,
-            ..Commit::of_row(row, Patch::Keep)
-        };
+        let commit = Commit { results_only: true, ..Commit::of_row(row, Patch::Keep) };
         let write = Write::Commit(Box::new(commit));
         self.out.push(Pending::under(epoch, write, Reply::Nobody));
     }
@@ -1186,11 +1114,7 @@ impl Worker {
     fn cancel_without_code(&mut self, row: &RunRow, epoch: u64) {
         let (output, error) = (None, None);
         let status = RunStatus::Cancelled;
-        let patch = Patch::Finish {
-            status,
-            output,
-            error,
-        };
+        let patch = Patch::Finish { status, output, error };
         let commit = Commit::of_row(row, patch);
         let write = Write::Commit(Box::new(commit));
         let (thread, run) = (self.index, row.id.no());
@@ -1203,11 +1127,7 @@ impl Worker {
         self.by_no
             .values()
             .copied()
-            .filter(|slot| {
-                self.tasks[*slot as usize]
-                    .as_ref()
-                    .is_some_and(|task| of(task.shard))
-            })
+            .filter(|slot| self.tasks[*slot as usize].as_ref().is_some_and(|task| of(task.shard)))
             .collect()
     }
 

@@ -165,10 +165,7 @@ struct Stopping {
 
 impl Default for Workers {
     fn default() -> Workers {
-        Workers {
-            state: Monitor::default(),
-            next_timer: AtomicI64::new(i64::MAX),
-        }
+        Workers { state: Monitor::default(), next_timer: AtomicI64::new(i64::MAX) }
     }
 }
 
@@ -182,17 +179,9 @@ impl Workers {
         keeps: Option<Arc<dyn std::any::Any + Send + Sync>>,
     ) -> Option<Arc<Station>> {
         let poked = true;
-        let desk = Desk {
-            poked,
-            ..Desk::default()
-        };
-        let station = Arc::new(Station {
-            spec,
-            runtime,
-            codecs,
-            state: Leaf::new(desk),
-            _keeps: keeps,
-        });
+        let desk = Desk { poked, ..Desk::default() };
+        let station =
+            Arc::new(Station { spec, runtime, codecs, state: Leaf::new(desk), _keeps: keeps });
         let workers = &shared.workers;
         let mut state = workers.state.lock();
         if state.closed {
@@ -296,10 +285,9 @@ impl Station {
     pub(crate) fn stop(&self, shared: &Shared, limit: Duration) -> oneshot::Receiver<()> {
         let (sender, stopped) = oneshot::channel();
         let mut desk = self.state.lock();
-        let stopping = desk.stopping.get_or_insert_with(|| Stopping {
-            until: seam::now() + limit,
-            told: Vec::new(),
-        });
+        let stopping = desk
+            .stopping
+            .get_or_insert_with(|| Stopping { until: seam::now() + limit, told: Vec::new() });
         stopping.told.push(sender);
         for held in desk.jobs.values() {
             held.cancellation.cancel();
@@ -629,8 +617,7 @@ impl AtDesk {
 
     /// Whether the claim lasts, so that the handler may be polled.
     fn lasts(&self) -> bool {
-        self.held_until()
-            .is_some_and(|until| self.shared.now() < until)
+        self.held_until().is_some_and(|until| self.shared.now() < until)
     }
 
     /// Whether the item is still this worker's, asked before its handler starts and whenever its claim
@@ -780,11 +767,7 @@ async fn settle(
     settlement: Settlement,
 ) {
     let (shared, station) = (at_desk.shared.clone(), at_desk.station.clone());
-    let settle = Settle {
-        item: item.item,
-        claim: at_desk.claim,
-        settlement,
-    };
+    let settle = Settle { item: item.item, claim: at_desk.claim, settlement };
     let answer = job::write(&shared, QueueWrite::Settle(settle));
     drop(beginning);
     drop(at_desk);
@@ -820,11 +803,7 @@ fn close_stopped(shared: &Shared, stations: Vec<Arc<Station>>) -> Vec<Arc<Statio
                 "a handler is still at work and is stopped; its item is given back"
             );
             held.abort();
-            let settle = Settle {
-                item,
-                claim: held.claim,
-                settlement: Settlement::Release,
-            };
+            let settle = Settle { item, claim: held.claim, settlement: Settlement::Release };
             drop(job::write(shared, QueueWrite::Settle(settle)));
         }
         let told = desk.stopping.take().map(|stopping| stopping.told);
@@ -906,12 +885,7 @@ mod tests {
             let committing = shared.clone();
             let committer = std::thread::spawn(move || committer::run(&committing));
             let runtime = tokio::runtime::Builder::new_current_thread().build();
-            let scene = Scene {
-                store,
-                shared,
-                runtime: runtime.expect("a runtime"),
-                committer,
-            };
+            let scene = Scene { store, shared, runtime: runtime.expect("a runtime"), committer };
             let item = NewItem {
                 queue: WORK.name().to_owned(),
                 payload: payload::to_vec(&1u64).expect("a number"),
@@ -931,11 +905,7 @@ mod tests {
 
         fn write(&self, now: Timestamp, write: QueueWrite) -> QueueDone {
             let writes = vec![Write::Queue(Box::new(write))];
-            let batch = Batch {
-                fence: None,
-                now,
-                writes,
-            };
+            let batch = Batch { fence: None, now, writes };
             let mut applied = self.store.commit(&batch).expect("commit");
             match applied.outcomes.remove(0) {
                 Outcome::Queue(done) => done,

@@ -39,11 +39,7 @@ pub(crate) fn decode_failure(bytes: &[u8]) -> Result<Failure, DecodeError> {
             reader.finish()?;
             Ok(failure)
         }
-        found => Err(DecodeError::UnknownVersion {
-            what: "a failure",
-            found,
-            known: VERSION,
-        }),
+        found => Err(DecodeError::UnknownVersion { what: "a failure", found, known: VERSION }),
     }
 }
 
@@ -52,9 +48,7 @@ pub(crate) fn write(writer: &mut Writer<'_>, failure: &Failure) {
     writer.uint(failure.kind as u64);
     writer.string(&failure.message);
     writer.list(&failure.causes, |writer, cause| writer.string(cause));
-    writer.optional(failure.location.as_ref(), |writer, location| {
-        writer.data(location.as_key())
-    });
+    writer.optional(failure.location.as_ref(), |writer, location| writer.data(location.as_key()));
     writer.uint(u64::from(failure.attempts));
     writer.optional(failure.details.as_ref(), |writer, (name, payload)| {
         writer.string(name);
@@ -119,16 +113,14 @@ pub(crate) mod tests {
             any::<u32>(),
             prop::option::of((".{0,20}", prop::collection::vec(any::<u8>(), 0..20))),
         )
-            .prop_map(
-                |(kind, message, causes, location, attempts, details)| Failure {
-                    kind,
-                    message,
-                    causes,
-                    location,
-                    attempts,
-                    details,
-                },
-            )
+            .prop_map(|(kind, message, causes, location, attempts, details)| Failure {
+                kind,
+                message,
+                causes,
+                location,
+                attempts,
+                details,
+            })
     }
 
     #[test]

@@ -133,10 +133,7 @@ pub(crate) fn encode_entry_into(entry: &Entry, out: &mut Vec<u8>) {
 ///
 /// If the value of `entry` is not a receipt.
 pub(crate) fn encode_receipt_prefix(entry: &Entry) -> Vec<u8> {
-    assert!(
-        matches!(entry.value, EntryValue::Receipt(_)),
-        "only a receipt is filled in later"
-    );
+    assert!(matches!(entry.value, EntryValue::Receipt(_)), "only a receipt is filled in later");
     let mut out = encode_entry(entry);
     out.pop();
     out
@@ -174,10 +171,7 @@ pub(crate) fn encode_started_prefix(entry: &Entry) -> Vec<u8> {
 /// The record of `entry` without its last 8 bytes, to which the store appends the number of the
 /// item that was put into a queue.
 pub(crate) fn encode_item_prefix(entry: &Entry) -> Vec<u8> {
-    assert!(
-        matches!(entry.value, EntryValue::Item(_)),
-        "only an item is filled in later"
-    );
+    assert!(matches!(entry.value, EntryValue::Item(_)), "only an item is filled in later");
     let mut out = encode_entry(entry);
     out.truncate(out.len() - 8);
     out
@@ -192,11 +186,7 @@ pub(crate) fn decode_entry(bytes: &[u8]) -> Result<Entry, DecodeError> {
             reader.finish()?;
             Ok(entry)
         }
-        found => Err(DecodeError::UnknownVersion {
-            what: "an entry",
-            found,
-            known: VERSION,
-        }),
+        found => Err(DecodeError::UnknownVersion { what: "an entry", found, known: VERSION }),
     }
 }
 
@@ -230,9 +220,7 @@ fn read(reader: &mut Reader<'_>) -> Result<Entry, DecodeError> {
 /// A time that was written as its distance from `created_at`. Distances wrap around, so that any
 /// two times have one.
 fn read_time(reader: &mut Reader<'_>, created_at: Timestamp) -> Result<Timestamp, DecodeError> {
-    Ok(Timestamp::from_millis(
-        created_at.as_millis().wrapping_add(reader.int()?),
-    ))
+    Ok(Timestamp::from_millis(created_at.as_millis().wrapping_add(reader.int()?)))
 }
 
 fn read_error(reader: &mut Reader<'_>, created_at: Timestamp) -> Result<AttemptError, DecodeError> {
@@ -385,9 +373,7 @@ mod tests {
             assert_eq!(decode_entry(&bytes), Ok(entry(payload)));
         }
         let bytes = with_data(&encode_payload_prefix(&entry(Vec::new())), &[0x18, 42]);
-        let fixed = [
-            1, 0, 22, 2, 0, 3, 0, 1, 0, 10, 0, 1, 2, 0, 0, 1, 2, 0x18, 42,
-        ];
+        let fixed = [1, 0, 22, 2, 0, 3, 0, 1, 0, 10, 0, 1, 2, 0, 0, 1, 2, 0x18, 42];
         assert_eq!(bytes, fixed);
     }
 
@@ -404,10 +390,7 @@ mod tests {
             value: EntryValue::None,
             ..completed_step()
         };
-        check(
-            waiting,
-            "0100 10 01 00 04 00 00 00 b6b8ab94d166 00 00 00 00 00",
-        );
+        check(waiting, "0100 10 01 00 04 00 00 00 b6b8ab94d166 00 00 00 00 00");
         let looked = Entry {
             kind: EntryKind::Peek,
             attempts: 0,
@@ -415,10 +398,7 @@ mod tests {
             value: EntryValue::Answer(vec![1, 0, 3]),
             ..completed_step()
         };
-        check(
-            looked,
-            "0100 11 02 01ac02 ab02 00 00 00 b6b8ab94d166 00 01d00f 00 00 06 03 010003",
-        );
+        check(looked, "0100 11 02 01ac02 ab02 00 00 00 b6b8ab94d166 00 01d00f 00 00 06 03 010003");
     }
 
     #[test]
@@ -486,11 +466,8 @@ mod tests {
 
     #[test]
     fn versions_never_change() {
-        let entry = Entry {
-            kind: EntryKind::Version,
-            value: EntryValue::Version(200),
-            ..completed_step()
-        };
+        let entry =
+            Entry { kind: EntryKind::Version, value: EntryValue::Version(200), ..completed_step() };
         assert!(hex(&encode_entry(&entry)).ends_with("0004c801"));
         assert_eq!(decode_entry(&encode_entry(&entry)), Ok(entry));
     }
@@ -527,23 +504,13 @@ mod tests {
         let mut bytes = encode_entry(&completed_step());
         bytes.push(0);
         let at = bytes.len() - 1;
-        assert_eq!(
-            decode_entry(&bytes),
-            Err(DecodeError::Trailing { at, extra: 1 })
-        );
+        assert_eq!(decode_entry(&bytes), Err(DecodeError::Trailing { at, extra: 1 }));
         bytes[1] = 2;
         assert_eq!(
             decode_entry(&bytes),
-            Err(DecodeError::UnknownVersion {
-                what: "an entry",
-                found: 0x0201,
-                known: 1
-            })
+            Err(DecodeError::UnknownVersion { what: "an entry", found: 0x0201, known: 1 })
         );
-        assert_eq!(
-            decode_entry(&[]),
-            Err(DecodeError::Truncated { at: 0, needed: 2 })
-        );
+        assert_eq!(decode_entry(&[]), Err(DecodeError::Truncated { at: 0, needed: 2 }));
     }
 
     fn time() -> impl Strategy<Value = Timestamp> {
@@ -552,20 +519,15 @@ mod tests {
 
     fn value() -> impl Strategy<Value = EntryValue> {
         let bytes = || prop::collection::vec(any::<u8>(), 0..30);
-        let message = (
-            any::<u64>(),
-            ".{0,9}",
-            bytes(),
-            any::<Option<u128>>(),
-            time(),
-        )
-            .prop_map(|(seq, name, body, request, sent_at)| TakenMessage {
+        let message = (any::<u64>(), ".{0,9}", bytes(), any::<Option<u128>>(), time()).prop_map(
+            |(seq, name, body, request, sent_at)| TakenMessage {
                 seq,
                 name,
                 body,
                 request: request.map(Uuid::from_u128),
                 sent_at,
-            });
+            },
+        );
         prop_oneof![
             Just(EntryValue::None),
             bytes().prop_map(EntryValue::Payload),

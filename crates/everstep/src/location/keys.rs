@@ -112,18 +112,12 @@ pub(crate) fn iterations(loop_key: &[u8], loop_name: &str, a: u64, b: u64) -> Ke
         push_iteration(&mut key, loop_name, n);
         key
     };
-    KeyRange {
-        start: key(a),
-        end: key(b.max(a)),
-    }
+    KeyRange { start: key(a), end: key(b.max(a)) }
 }
 
 /// Where the compensation of the operation at `history_key` is kept.
 pub(crate) fn rollback_key(history_key: &[u8]) -> Vec<u8> {
-    debug_assert!(
-        history_key.starts_with(HISTORY),
-        "only what is in the history is compensated"
-    );
+    debug_assert!(history_key.starts_with(HISTORY), "only what is in the history is compensated");
     let segments = history_key.strip_prefix(HISTORY).unwrap_or(history_key);
     [ROLLBACKS, segments].concat()
 }
@@ -196,9 +190,9 @@ impl fmt::Display for ParsedKey {
         let (prefix, attempt) = match self {
             ParsedKey::History(_) => ("", None),
             ParsedKey::Rollback(_) => ("rollback of ", None),
-            ParsedKey::SetAside {
-                attempt, rollback, ..
-            } => (if *rollback { "rollback of " } else { "" }, Some(attempt)),
+            ParsedKey::SetAside { attempt, rollback, .. } => {
+                (if *rollback { "rollback of " } else { "" }, Some(attempt))
+            }
         };
         write!(f, "{prefix}{}", self.location())?;
         match attempt {
@@ -216,11 +210,7 @@ pub(crate) fn parse(key: &[u8]) -> Result<ParsedKey, KeyError> {
     Ok(match (prefix.attempt, prefix.rollback) {
         (None, false) => ParsedKey::History(location),
         (None, true) => ParsedKey::Rollback(location),
-        (Some(attempt), rollback) => ParsedKey::SetAside {
-            attempt,
-            location,
-            rollback,
-        },
+        (Some(attempt), rollback) => ParsedKey::SetAside { attempt, location, rollback },
     })
 }
 
@@ -247,10 +237,7 @@ impl From<TupleError> for KeyError {
 /// The segments of a history, rollback or set-aside key, each with the place at which it ends.
 pub(crate) fn segments(key: &[u8]) -> Result<KeySegments<'_>, KeyError> {
     let prefix = Prefix::read(key)?;
-    Ok(KeySegments {
-        reader: prefix.reader,
-        loop_name: None,
-    })
+    Ok(KeySegments { reader: prefix.reader, loop_name: None })
 }
 
 /// A segment of a key, read in place.
@@ -296,12 +283,7 @@ impl<'a> Prefix<'a> {
             6 => true,
             _ => return Err(KeyError::new(0, "no entry is kept under this prefix")),
         };
-        Ok(Prefix {
-            attempt,
-            rollback,
-            len: reader.at(),
-            reader,
-        })
+        Ok(Prefix { attempt, rollback, len: reader.at(), reader })
     }
 }
 
@@ -370,9 +352,7 @@ fn read_nested(mut nested: tuple::Reader<'_>) -> Result<KeySegment<'_>, KeyError
             Ok(n) => Ok(KeySegment::Iteration { loop_name: name, n }),
             Err(_) => Err(error("an iteration has a negative number")),
         },
-        _ => Err(error(
-            "a segment is neither a counted name nor an iteration",
-        )),
+        _ => Err(error("a segment is neither a counted name nor an iteration")),
     }
 }
 
@@ -398,20 +378,14 @@ mod tests {
             ("a", "1502026100"),
             ("a#2", "15020502610000ff150200"),
             ("a/~0", "1502026100050261001400"),
-            (
-                "a#300/~256/b",
-                "15020502610000ff16012c000502610016010000026200",
-            ),
+            ("a#300/~256/b", "15020502610000ff16012c000502610016010000026200"),
             ("a%00", "1502026100ff00"),
         ] {
             assert_eq!(hex(&key(text)), expected, "{text}");
         }
         assert_eq!(hex(&rollback_key(&key("a"))), "1506026100");
         assert_eq!(hex(&set_aside_key(2, &key("a"))), "150715021502026100");
-        assert_eq!(
-            hex(&set_aside_key(0, &rollback_key(&key("a")))),
-            "1507141506026100"
-        );
+        assert_eq!(hex(&set_aside_key(0, &rollback_key(&key("a")))), "1507141506026100");
     }
 
     #[test]
@@ -427,11 +401,7 @@ mod tests {
             ("a/~256", "a/~1", false),
             ("a", "a/b", false),
         ] {
-            assert_eq!(
-                is_under(&key(below), &key(above)),
-                expected,
-                "{below} under {above}"
-            );
+            assert_eq!(is_under(&key(below), &key(above)), expected, "{below} under {above}");
             assert!(is_under(&key(below), HISTORY));
             assert!(!is_under(&rollback_key(&key(below)), HISTORY));
         }
@@ -445,10 +415,7 @@ mod tests {
             (a.clone(), "a/~1"),
             (rollback.clone(), "rollback of a/~1"),
             (set_aside_key(3, &a), "a/~1 (set aside by attempt 3)"),
-            (
-                set_aside_key(3, &rollback),
-                "rollback of a/~1 (set aside by attempt 3)",
-            ),
+            (set_aside_key(3, &rollback), "rollback of a/~1 (set aside by attempt 3)"),
         ] {
             let parsed = parse(&key).expect("a key of the run");
             assert_eq!(parsed.to_string(), text);
@@ -463,14 +430,8 @@ mod tests {
             (b"\x15\x03\x02a\x00", "no entry is kept under this prefix"),
             (b"\x15\x02", "a location has at least one segment"),
             (b"\x15\x02\x14", "no segment is a bare number or nil"),
-            (
-                b"\x15\x02\x05\x02a\x00\x14\x00",
-                "an iteration stands apart from its loop",
-            ),
-            (
-                b"\x15\x02\x02b\x00\x05\x02a\x00\x14\x00",
-                "an iteration stands apart from its loop",
-            ),
+            (b"\x15\x02\x05\x02a\x00\x14\x00", "an iteration stands apart from its loop"),
+            (b"\x15\x02\x02b\x00\x05\x02a\x00\x14\x00", "an iteration stands apart from its loop"),
             (
                 b"\x15\x02\x05\x02a\x00\x00\xff\x15\x01\x00",
                 "a name is counted from 2 to 4294967295",
@@ -485,17 +446,10 @@ mod tests {
     #[test]
     fn iterations_are_found_on_the_path() {
         let deep = key("a#2/~3/b/~4/c");
-        let loops: Vec<_> = loop_iterations_of(&deep)
-            .map(|(len, n)| (&deep[..len], n))
-            .collect();
+        let loops: Vec<_> = loop_iterations_of(&deep).map(|(len, n)| (&deep[..len], n)).collect();
         assert_eq!(loops, [(&key("a#2")[..], 3), (&key("a#2/~3/b")[..], 4)]);
         let rollback = rollback_key(&deep);
-        assert_eq!(
-            loop_iterations_of(&rollback)
-                .map(|(_, n)| n)
-                .collect::<Vec<_>>(),
-            [3, 4]
-        );
+        assert_eq!(loop_iterations_of(&rollback).map(|(_, n)| n).collect::<Vec<_>>(), [3, 4]);
     }
 
     fn covers(range: &KeyRange, key: &[u8]) -> bool {

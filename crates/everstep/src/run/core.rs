@@ -226,10 +226,7 @@ impl Ops {
         self.open += 1;
         if let Some(index) = self.free.pop() {
             self.places[index as usize] = Some(op);
-            return OpId {
-                index,
-                life: self.lives[index as usize],
-            };
+            return OpId { index, life: self.lives[index as usize] };
         }
         let index = u32::try_from(self.places.len()).expect("fewer than 4 billion open operations");
         self.places.push(Some(op));
@@ -252,10 +249,7 @@ impl Ops {
     }
 
     fn remove(&mut self, id: OpId) -> Option<OpState> {
-        let op = self
-            .get_mut(id)
-            .is_some()
-            .then(|| self.places[id.index as usize].take())??;
+        let op = self.get_mut(id).is_some().then(|| self.places[id.index as usize].take())??;
         self.lives[id.index as usize] = id.life.wrapping_add(1);
         self.free.push(id.index);
         self.open -= 1;
@@ -265,13 +259,7 @@ impl Ops {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (OpId, &OpState)> {
         self.places.iter().enumerate().filter_map(|(index, place)| {
             let op = place.as_ref()?;
-            Some((
-                OpId {
-                    index: index as u32,
-                    life: self.lives[index],
-                },
-                op,
-            ))
+            Some((OpId { index: index as u32, life: self.lives[index] }, op))
         })
     }
 }
@@ -370,11 +358,7 @@ impl State {
     }
 
     pub(crate) fn new(created_at: Timestamp) -> State {
-        State {
-            taken_at: created_at,
-            last_now: created_at,
-            ..State::default()
-        }
+        State { taken_at: created_at, last_now: created_at, ..State::default() }
     }
 
     /// Marks an entry for the next commit.
@@ -462,12 +446,7 @@ impl OpState {
 
     /// The entry of an operation that ends now with this value.
     fn ended(&self, now: Timestamp, value: EntryValue) -> Entry {
-        Entry {
-            status: EntryStatus::Completed,
-            completed_at: Some(now),
-            value,
-            ..self.entry()
-        }
+        Entry { status: EntryStatus::Completed, completed_at: Some(now), value, ..self.entry() }
     }
 }
 
@@ -614,10 +593,7 @@ impl Core {
             limit: None,
         });
         let (mode, taken, earliest) = (st.mode, st.taken, st.taken_by_code);
-        let claimed = Op {
-            core: self.clone(),
-            id,
-        };
+        let claimed = Op { core: self.clone(), id };
         let Some(slot) = st.history.claim(&key, id) else {
             return claimed;
         };
@@ -627,19 +603,11 @@ impl Core {
         }
         if recorded.kind != kind {
             let (recorded, code) = (recorded.kind, kind);
-            st.first_halt(Halt::AnotherKind {
-                at: Core::location(&key),
-                recorded,
-                code,
-            });
+            st.first_halt(Halt::AnotherKind { at: Core::location(&key), recorded, code });
         } else if check_born && !(earliest..=taken).contains(&recorded.born) {
             let recorded = recorded.born;
             let at = Core::location(&key);
-            st.first_halt(Halt::Moved {
-                at,
-                recorded,
-                code: taken,
-            });
+            st.first_halt(Halt::Moved { at, recorded, code: taken });
         }
         claimed
     }
@@ -717,10 +685,7 @@ impl Core {
         let Some(op) = st.ops.get_mut(id) else {
             return true;
         };
-        let terminal = st
-            .history
-            .get(&op.key)
-            .is_some_and(|slot| slot.entry.status.is_terminal());
+        let terminal = st.history.get(&op.key).is_some_and(|slot| slot.entry.status.is_terminal());
         if terminal {
             op.phase = Phase::Ready;
             st.make_available(id);
@@ -763,10 +728,7 @@ impl Core {
             st.mode = Mode::Live;
             st.quiet_effects = false;
             st.replay.clear();
-            let idle = st
-                .ops
-                .iter()
-                .filter(|(_, op)| op.polled && op.phase == Phase::Idle);
+            let idle = st.ops.iter().filter(|(_, op)| op.polled && op.phase == Phase::Idle);
             idle.map(|(id, _)| id).collect()
         };
         for id in idle {

@@ -69,12 +69,7 @@ impl Definition {
                 })
             })
         };
-        Definition {
-            name: Arc::from(name),
-            version,
-            options,
-            begin: Box::new(begin),
-        }
+        Definition { name: Arc::from(name), version, options, begin: Box::new(begin) }
     }
 
     /// Calls the code. The future has not been polled yet.

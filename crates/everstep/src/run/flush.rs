@@ -86,10 +86,7 @@ pub(crate) enum CommitKind {
 /// A commit to send, and what it is for.
 pub(crate) struct Sent {
     pub(crate) commit: Commit,
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "the run itself knows; its tests ask")
-    )]
+    #[cfg_attr(not(test), expect(dead_code, reason = "the run itself knows; its tests ask"))]
     pub(crate) kind: CommitKind,
 }
 
@@ -233,11 +230,7 @@ impl Run {
         if self.core.state.borrow().mode != super::Mode::Live {
             self.core.state.borrow_mut().dirty.clear();
         }
-        self.build(
-            Patch::Pause { reason },
-            CommitKind::Pause,
-            Scope::Everything,
-        )
+        self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Everything)
     }
 
     /// Pauses the run because the store cannot take what it has done; nothing else is written.
@@ -253,8 +246,7 @@ impl Run {
             st.effects.clear();
             st.taken = self.flush.stored_number;
         }
-        self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Results)
-            .commit
+        self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Results).commit
     }
 
     /// What a finished run leaves.
@@ -290,15 +282,7 @@ impl Run {
             RunStatus::Cancelled => Scope::Results,
             _ => Scope::Failure,
         };
-        self.build(
-            Patch::Finish {
-                status,
-                output,
-                error,
-            },
-            CommitKind::Finish(status),
-            scope,
-        )
+        self.build(Patch::Finish { status, output, error }, CommitKind::Finish(status), scope)
     }
 
     /// A run that failed is tried again, paused, rolled back, or (`Err`) failed with this error.
@@ -315,32 +299,19 @@ impl Run {
         // A run that is resumed needs it even without any: its code has given up its waits.
         if pauses || !origins.is_empty() {
             let taken = self.core.state.borrow().taken;
-            let put = Put {
-                key: keys::failure_origins(),
-                value: encode_origins(taken, origins),
-            };
+            let put = Put { key: keys::failure_origins(), value: encode_origins(taken, origins) };
             self.flush.unsent.push(put);
         }
         if let Some(at) = self.next_run_attempt(&error) {
             let attempts = self.core.facts.attempts + 1;
-            let waiting = format!(
-                "attempt {attempts} of the run at {at}, after: {}",
-                failure.full()
-            );
+            let waiting =
+                format!("attempt {attempts} of the run at {at}, after: {}", failure.full());
             let status = RunStatus::Pending;
-            let patch = Patch::Park {
-                status,
-                available_at: Some(at),
-                waiting,
-                attempts,
-            };
+            let patch = Patch::Park { status, available_at: Some(at), waiting, attempts };
             return Ok(self.build(patch, CommitKind::Again, Scope::Failure));
         }
         if pauses {
-            let reason = Halt::OnFailure {
-                error: failure.full(),
-            }
-            .to_string();
+            let reason = Halt::OnFailure { error: failure.full() }.to_string();
             return Ok(self.build(Patch::Pause { reason }, CommitKind::Pause, Scope::Failure));
         }
         let mut failure = failure.clone();
@@ -384,11 +355,7 @@ impl Run {
             RunStatus::Cancelled => Scope::Results,
             _ => Scope::Failure,
         };
-        self.build(
-            Patch::RollBack { ending, error },
-            CommitKind::RollBack,
-            scope,
-        )
+        self.build(Patch::RollBack { ending, error }, CommitKind::RollBack, scope)
     }
 
     /// What a run that was paused from outside still has to say.
@@ -454,12 +421,7 @@ impl Run {
             }
             let attempts = self.core.facts.attempts;
             let status = RunStatus::Sleeping;
-            let patch = Patch::Park {
-                status,
-                available_at,
-                waiting,
-                attempts,
-            };
+            let patch = Patch::Park { status, available_at, waiting, attempts };
             return Some(self.build(patch, CommitKind::Park, Scope::Everything));
         }
         if !self.must_flush() {
@@ -468,9 +430,7 @@ impl Run {
         let patch = match self.flush.row {
             Some(RowView::Running) => Patch::Keep,
             Some(RowView::Recovered) if !self.has_progress() => Patch::Keep,
-            _ => Patch::Run {
-                inbox_seq: self.core.state.borrow().inbox.seen(),
-            },
+            _ => Patch::Run { inbox_seq: self.core.state.borrow().inbox.seen() },
         };
         Some(self.build(patch, CommitKind::Flush, Scope::Everything))
     }
@@ -548,11 +508,7 @@ impl Run {
             return None;
         }
         waits.sort();
-        let deadline = self
-            .core
-            .facts
-            .deadline_at
-            .filter(|_| self.stage == Stage::Forward);
+        let deadline = self.core.facts.deadline_at.filter(|_| self.stage == Stage::Forward);
         let available_at = [available_at, deadline].into_iter().flatten().min();
         Some((available_at, waits.join("; ")))
     }
@@ -572,10 +528,7 @@ impl Run {
             let Some(key) = st.ops.get(*id).map(|op| op.key.clone()) else {
                 continue;
             };
-            let kind = st
-                .history
-                .get(&key)
-                .and_then(|slot| slot.entry.kind.answered_by());
+            let kind = st.history.get(&key).and_then(|slot| slot.entry.kind.answered_by());
             if let Some(kind) = kind {
                 let key = key.to_vec();
                 st.effects.push(Effect::Abandon { kind, key });
@@ -600,10 +553,7 @@ impl Run {
             if scope != Scope::Everything && !slot.entry.status.is_terminal() {
                 continue;
             }
-            puts.push(Put {
-                key: key.to_vec(),
-                value: encode_entry(&slot.entry),
-            });
+            puts.push(Put { key: key.to_vec(), value: encode_entry(&slot.entry) });
             self.core.forget_if_done(st, &key);
         }
         if folded {
@@ -641,14 +591,8 @@ impl Run {
             ask_again(st, self.gate.as_ref(), &mut effects);
         }
         st.show = false;
-        if effects
-            .iter()
-            .any(|effect| matches!(effect, Effect::Emit(_)))
-        {
-            puts.push(Put {
-                key: keys::emitted(),
-                value: st.emit_mark.encode(),
-            });
+        if effects.iter().any(|effect| matches!(effect, Effect::Emit(_))) {
+            puts.push(Put { key: keys::emitted(), value: st.emit_mark.encode() });
         }
         if self.core.env.settings.breaks(Sabotage::DoubleConsume) {
             st.consumed.clear();
@@ -668,11 +612,9 @@ impl Run {
             patch,
         };
         let parked = match &commit.patch {
-            Patch::Park {
-                available_at,
-                waiting,
-                ..
-            } => Some(RowView::Parked(*available_at, waiting.clone())),
+            Patch::Park { available_at, waiting, .. } => {
+                Some(RowView::Parked(*available_at, waiting.clone()))
+            }
             Patch::Run { .. } => Some(RowView::Running),
             _ => None,
         };
@@ -852,10 +794,7 @@ impl Run {
 /// Whether somebody else waits for this effect, or this run for its answer, and nothing else would
 /// bring it to the store.
 fn registers(effect: &Effect) -> bool {
-    matches!(
-        effect,
-        Effect::Abandon { .. } | Effect::Acquire(_) | Effect::Release { .. }
-    )
+    matches!(effect, Effect::Abandon { .. } | Effect::Acquire(_) | Effect::Release { .. })
 }
 
 /// What an operation of this kind waits for, in words before its location.
@@ -924,9 +863,7 @@ pub(super) fn decode_origins(bytes: &[u8]) -> Option<Origins> {
         return None;
     }
     let taken = reader.uint().ok()?;
-    let keys = reader
-        .list(|reader| reader.data().map(<[u8]>::to_vec))
-        .ok()?;
+    let keys = reader.list(|reader| reader.data().map(<[u8]>::to_vec)).ok()?;
     reader.finish().ok()?;
     Some(Origins { taken, keys })
 }

@@ -53,10 +53,7 @@ impl Lineage {
             Some(inherited) => spans.push((until, inherited)),
             None => spans.push((until, run)),
         }
-        Lineage {
-            created_at: parent.map_or(created_at, |parent| parent.created_at),
-            spans,
-        }
+        Lineage { created_at: parent.map_or(created_at, |parent| parent.created_at), spans }
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -83,10 +80,7 @@ impl Lineage {
             let run = RunId::from_uuid(uuid::Uuid::from_bytes(id))?;
             Some((until, run))
         });
-        Some(Lineage {
-            created_at,
-            spans: spans.collect::<Option<_>>()?,
-        })
+        Some(Lineage { created_at, spans: spans.collect::<Option<_>>()? })
     }
 }
 
@@ -124,10 +118,8 @@ pub(crate) fn fork(
     let records = Records::decode(&loaded.history)
         .map_err(|halt| ForkProblem::Undecodable(halt.to_string()))?;
     let mut entries = records.entries;
-    let origins = Origins {
-        taken: last_taken(&entries),
-        keys: where_to_fork(&entries, from, results)?,
-    };
+    let origins =
+        Origins { taken: last_taken(&entries), keys: where_to_fork(&entries, from, results)? };
     if origins.keys.is_empty() {
         return Ok(Forked::default());
     }
@@ -142,31 +134,18 @@ pub(crate) fn fork(
     let lineage = Lineage::extended(parent, row.id, row.created_at, last_number + 1);
     let mut history: Vec<Put> = entries
         .iter()
-        .map(|(key, entry)| Put {
-            key: key.to_vec(),
-            value: encode_entry(entry),
-        })
+        .map(|(key, entry)| Put { key: key.to_vec(), value: encode_entry(entry) })
         .collect();
-    history.push(Put {
-        key: keys::lineage(),
-        value: lineage.encode(),
-    });
+    history.push(Put { key: keys::lineage(), value: lineage.encode() });
     history.sort_by(|a, b| a.key.cmp(&b.key));
-    Ok(Forked {
-        history,
-        last_number,
-    })
+    Ok(Forked { history, last_number })
 }
 
 /// The highest number that the code has taken. What was rolled back after it was rolled back
 /// because the run ended.
 fn last_taken(entries: &FastMap<Key, Entry>) -> u64 {
-    let code = entries
-        .iter()
-        .filter(|(key, _)| key.starts_with(keys::HISTORY));
-    code.filter_map(|(_, entry)| entry.number)
-        .max()
-        .unwrap_or(0)
+    let code = entries.iter().filter(|(key, _)| key.starts_with(keys::HISTORY));
+    code.filter_map(|(_, entry)| entry.number).max().unwrap_or(0)
 }
 
 /// The keys of what is not taken over.
@@ -185,10 +164,7 @@ fn where_to_fork(
             let entry = entries.get(location.as_key());
             entry.and_then(|entry| entry.number).unwrap_or(u64::MAX)
         });
-        return Ok(first
-            .map(|first| first.as_key().to_vec())
-            .into_iter()
-            .collect());
+        return Ok(first.map(|first| first.as_key().to_vec()).into_iter().collect());
     };
     // A join, a loop or a scope is run again as a whole.
     let under: Vec<Vec<u8>> = entries
@@ -272,10 +248,7 @@ mod tests {
     #[test]
     fn a_lineage_has_a_fixed_format() {
         let run = RunIds::new(1).next(T);
-        let lineage = Lineage {
-            created_at: Timestamp::from_millis(-2),
-            spans: vec![(300, run)],
-        };
+        let lineage = Lineage { created_at: Timestamp::from_millis(-2), spans: vec![(300, run)] };
         let bytes = lineage.encode();
         let expected = [&[1, 0, 3, 1, 0xAC, 2][..], run.as_uuid().as_bytes()].concat();
         assert_eq!(bytes, expected);

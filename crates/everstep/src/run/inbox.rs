@@ -33,16 +33,11 @@ impl Inbox {
         self.seen = row.seq;
         if let Some(wait) = &row.wait {
             // One answer is all that an operation takes; the first counts.
-            self.answers
-                .entry(wait.clone())
-                .or_insert_with(|| row.clone());
+            self.answers.entry(wait.clone()).or_insert_with(|| row.clone());
             return true;
         }
         debug_assert_eq!(row.kind, InboxKind::Message, "all else is for an operation");
-        self.by_name
-            .entry(row.name.clone())
-            .or_default()
-            .push_back(row.clone());
+        self.by_name.entry(row.name.clone()).or_default().push_back(row.clone());
         true
     }
 
@@ -66,9 +61,7 @@ impl Inbox {
         let queues: &mut dyn Iterator<Item = (&String, &VecDeque<InboxRow>)> = if names.is_empty() {
             &mut self.by_name.iter()
         } else {
-            &mut names
-                .iter()
-                .filter_map(|name| self.by_name.get_key_value(name))
+            &mut names.iter().filter_map(|name| self.by_name.get_key_value(name))
         };
         let fronts = queues.filter_map(|(name, queue)| Some((queue.front()?.seq, name)));
         fronts.min().map(|(_, name)| name.as_str())
@@ -122,15 +115,9 @@ mod tests {
         for (seq, name) in [(1, "b"), (2, "a"), (3, "c"), (4, "b")] {
             assert!(inbox.push(&row(seq, name)));
         }
-        assert!(
-            !inbox.push(&row(4, "b")),
-            "a message that was seen is not added again"
-        );
+        assert!(!inbox.push(&row(4, "b")), "a message that was seen is not added again");
         let taken = inbox.take(&names(&["a", "b"]), 9);
-        assert_eq!(
-            taken.iter().map(|row| row.seq).collect::<Vec<_>>(),
-            [1, 2, 4]
-        );
+        assert_eq!(taken.iter().map(|row| row.seq).collect::<Vec<_>>(), [1, 2, 4]);
         assert!(!inbox.has(&names(&["a"])));
         assert!(inbox.has(&[]), "no names means any");
     }

@@ -65,10 +65,7 @@ impl State {
     pub(super) fn leave_limit(&mut self, key: &Key, phase: Phase) {
         let given = self.inbox.take_answer(key).is_some();
         if given || matches!(phase, Phase::Awaiting { .. }) {
-            self.effects.push(Effect::Abandon {
-                kind: InboxKind::LimitGrant,
-                key: key.to_vec(),
-            });
+            self.effects.push(Effect::Abandon { kind: InboxKind::LimitGrant, key: key.to_vec() });
         }
     }
 }
@@ -199,11 +196,7 @@ impl Run {
                 if let Err(error) = limit.check() {
                     return self.finish(End::Error(error));
                 }
-                self.gate = Some(Gate {
-                    limit,
-                    asked: false,
-                    turn: None,
-                });
+                self.gate = Some(Gate { limit, asked: false, turn: None });
             }
             Ok(Err(error)) => {
                 let what = "its input".to_owned();

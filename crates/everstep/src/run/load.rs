@@ -180,10 +180,7 @@ impl Run {
                     let emitted = records.emitted.before(change.lowest);
                     if emitted != records.emitted {
                         records.emitted = emitted;
-                        change.puts.push(Put {
-                            key: keys::emitted(),
-                            value: emitted.encode(),
-                        });
+                        change.puts.push(Put { key: keys::emitted(), value: emitted.encode() });
                     }
                     flush.unsent = change.puts;
                     st.deletes = change.deletes;
@@ -389,9 +386,7 @@ fn loop_iterations(entries: &FastMap<Key, Entry>) -> FastMap<Vec<u8>, Vec<u64>> 
             loops.entry(key[..loop_len].to_vec()).or_default().push(n);
         }
     }
-    loops
-        .values_mut()
-        .for_each(|iterations| iterations.sort_unstable());
+    loops.values_mut().for_each(|iterations| iterations.sort_unstable());
     loops
 }
 
@@ -426,16 +421,10 @@ fn is_past(key: &[u8], newest: &FastMap<Vec<u8>, u64>) -> bool {
         return false;
     }
     // A rollback belongs to the iteration of the step that it undoes.
-    let step = key
-        .strip_prefix(keys::ROLLBACKS)
-        .map(|rest| [keys::HISTORY, rest].concat());
+    let step = key.strip_prefix(keys::ROLLBACKS).map(|rest| [keys::HISTORY, rest].concat());
     let key = step.as_deref().unwrap_or(key);
     let mut iterations = keys::loop_iterations_of(key);
-    iterations.any(|(loop_len, n)| {
-        newest
-            .get(&key[..loop_len])
-            .is_some_and(|newest| n < *newest)
-    })
+    iterations.any(|(loop_len, n)| newest.get(&key[..loop_len]).is_some_and(|newest| n < *newest))
 }
 
 /// Whether the rollback of this step is done.
@@ -498,19 +487,13 @@ pub(super) fn make_fresh(
                     entry.status = EntryStatus::Running;
                 }
                 let value = encode_entry(entry);
-                rewrite.puts.push(Put {
-                    key: key.to_vec(),
-                    value,
-                });
+                rewrite.puts.push(Put { key: key.to_vec(), value });
             }
             return true;
         }
         rewrite.deletes.push(exactly(key));
         let aside = keys::set_aside_key(attempts, key);
-        rewrite.puts.push(Put {
-            key: aside,
-            value: encode_entry(entry),
-        });
+        rewrite.puts.push(Put { key: aside, value: encode_entry(entry) });
         false
     });
     rewrite
@@ -527,17 +510,12 @@ fn what_is_fresh(entries: &FastMap<Key, Entry>, origins: &Origins) -> (FastSet<K
     let mut lowest = fresh.iter().filter_map(number).min().unwrap_or(u64::MAX);
     // A failure without a number leaves everything as it was, but for the rollbacks after it.
     let bound = lowest.min(origins.taken + 1);
-    let rollbacks = entries
-        .iter()
-        .filter(|(key, _)| key.starts_with(keys::ROLLBACKS));
+    let rollbacks = entries.iter().filter(|(key, _)| key.starts_with(keys::ROLLBACKS));
     let mut rollbacks: Vec<(&Key, &Entry)> = rollbacks.collect();
     // From the last one down: each can only add to those before it.
     rollbacks.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.number.unwrap_or(u64::MAX)));
     for (key, entry) in rollbacks {
-        if entry
-            .number
-            .is_some_and(|number| number < bound.min(lowest))
-        {
+        if entry.number.is_some_and(|number| number < bound.min(lowest)) {
             continue;
         }
         fresh.insert(key.clone());
@@ -552,8 +530,5 @@ fn what_is_fresh(entries: &FastMap<Key, Entry>, origins: &Origins) -> (FastSet<K
 
 /// The range of one key.
 fn exactly(key: &[u8]) -> KeyRange {
-    KeyRange {
-        start: key.to_vec(),
-        end: [key, &[0]].concat(),
-    }
+    KeyRange { start: key.to_vec(), end: [key, &[0]].concat() }
 }

@@ -38,48 +38,18 @@ mod tests {
         let at = || "a step".to_owned();
         let error = DecodeError::Trailing { at: 1, extra: 2 };
         let by_deploy = [
-            Halt::AnotherKind {
-                at: at(),
-                recorded: EntryKind::Step,
-                code: EntryKind::Sleep,
-            },
-            Halt::Moved {
-                at: at(),
-                recorded: 1,
-                code: 2,
-            },
-            Halt::NotTaken {
-                number: 1,
-                at: at(),
-                why: "does not make",
-                open: "none".to_owned(),
-            },
-            Halt::EndedEarly {
-                number: 1,
-                at: at(),
-            },
-            Halt::Unclaimed {
-                at: at(),
-                kind: EntryKind::Step,
-            },
+            Halt::AnotherKind { at: at(), recorded: EntryKind::Step, code: EntryKind::Sleep },
+            Halt::Moved { at: at(), recorded: 1, code: 2 },
+            Halt::NotTaken { number: 1, at: at(), why: "does not make", open: "none".to_owned() },
+            Halt::EndedEarly { number: 1, at: at() },
+            Halt::Unclaimed { at: at(), kind: EntryKind::Step },
             Halt::Undecodable { what: at(), error },
-            Halt::ForeignAwait {
-                hint: String::new(),
-            },
+            Halt::ForeignAwait { hint: String::new() },
             Halt::NeverQuiet,
-            Halt::InsideBody {
-                body: at(),
-                made: at(),
-            },
+            Halt::InsideBody { body: at(), made: at() },
             Halt::RollbackMissing { at: at() },
-            Halt::Sealed {
-                what: at(),
-                error: DecodeError::NoCodec { id: at() },
-            },
-            Halt::Unsealable {
-                what: at(),
-                error: at(),
-            },
+            Halt::Sealed { what: at(), error: DecodeError::NoCodec { id: at() } },
+            Halt::Unsealable { what: at(), error: at() },
         ];
         for halt in by_deploy {
             assert!(is_mended_by_deploy(&halt.to_string()), "{halt}");
@@ -87,15 +57,8 @@ mod tests {
         // What a user's error says does not count.
         let error = Halt::NeverQuiet.to_string();
         let otherwise = [
-            Halt::CrashLoop {
-                at: at(),
-                deaths: 10,
-            },
-            Halt::RollbackFailed {
-                at: at(),
-                attempts: 3,
-                error: error.clone(),
-            },
+            Halt::CrashLoop { at: at(), deaths: 10 },
+            Halt::RollbackFailed { at: at(), attempts: 3, error: error.clone() },
             Halt::OnFailure { error },
         ];
         for halt in otherwise {

@@ -79,10 +79,7 @@ pub(crate) struct InFlight {
 
 impl InFlight {
     pub(crate) fn enter(owner: &Arc<dyn Owner>, epoch: u64, token: &Cancellation) -> InFlight {
-        InFlight {
-            place: owner.body_began(epoch, token),
-            owner: owner.clone(),
-        }
+        InFlight { place: owner.body_began(epoch, token), owner: owner.clone() }
     }
 }
 

@@ -65,13 +65,7 @@ pub(crate) fn try_run(mut loaded: LoadedRun, definition: Arc<Definition>, env: R
     }
     // It is not the time that is tried.
     loaded.row.deadline_at = None;
-    let mut run = Run::new(
-        RunSeed::from(loaded),
-        definition,
-        env,
-        Arc::new(Deaf),
-        TOKEN,
-    );
+    let mut run = Run::new(RunSeed::from(loaded), definition, env, Arc::new(Deaf), TOKEN);
     let recorded = {
         let mut st = run.core.state.borrow_mut();
         // No body starts, and no completion is offered but the recorded ones.

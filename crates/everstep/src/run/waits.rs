@@ -33,11 +33,7 @@ impl Core {
         }
         let Some(op) = st.ops.get(id) else { return };
         let key = op.key.clone();
-        debug_assert!(
-            op.kind.answered_by().is_some(),
-            "{:?} has no answer",
-            op.kind
-        );
+        debug_assert!(op.kind.answered_by().is_some(), "{:?} has no answer", op.kind);
         let recorded = st.history.get(&key).is_some();
         let wake_at = self.record_wait(st, id, until);
         if !recorded
@@ -92,8 +88,7 @@ impl Core {
         let Some(slot) = st.history.get_mut(&key) else {
             return;
         };
-        slot.entry
-            .complete(self.now(), EntryValue::Answer(row.body));
+        slot.entry.complete(self.now(), EntryValue::Answer(row.body));
         if row.kind == InboxKind::Event {
             st.effects.push(Effect::Took { key: key.to_vec() });
         }
@@ -120,10 +115,7 @@ impl State {
         if self.effects.len() < registered {
             return;
         }
-        self.effects.push(Effect::Abandon {
-            kind,
-            key: key.to_vec(),
-        });
+        self.effects.push(Effect::Abandon { kind, key: key.to_vec() });
     }
 }
 

@@ -48,10 +48,7 @@ impl<T: Copy> Drop for Mark<T> {
 }
 
 fn mark<T: Copy>(cell: &'static std::thread::LocalKey<Cell<T>>, value: T) -> Mark<T> {
-    Mark {
-        cell,
-        before: cell.replace(value),
-    }
+    Mark { cell, before: cell.replace(value) }
 }
 
 /// While the root of this run is polled.
@@ -164,15 +161,10 @@ impl Wake for BodyWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.root
-            .sink
-            .body_woken(self.root.slot(), self.root.run, self.op);
+        self.root.sink.body_woken(self.root.slot(), self.root.run, self.op);
     }
 }
 
 pub(crate) fn body_waker(root: &Arc<RootWaker>, op: OpId) -> Waker {
-    Waker::from(Arc::new(BodyWaker {
-        root: root.clone(),
-        op,
-    }))
+    Waker::from(Arc::new(BodyWaker { root: root.clone(), op }))
 }

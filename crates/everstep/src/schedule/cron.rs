@@ -122,11 +122,7 @@ mod tests {
         let found = ticks("0 3 * * *", "Europe/Berlin", "2026-03-27T12:00:00.000Z", 3);
         assert_eq!(
             found,
-            [
-                "2026-03-28T02:00:00.000Z",
-                "2026-03-29T01:00:00.000Z",
-                "2026-03-30T01:00:00.000Z"
-            ]
+            ["2026-03-28T02:00:00.000Z", "2026-03-29T01:00:00.000Z", "2026-03-30T01:00:00.000Z"]
         );
     }
 
@@ -136,11 +132,7 @@ mod tests {
         let found = ticks("30 2 * * *", "Europe/Berlin", "2026-03-28T00:00:00.000Z", 3);
         assert_eq!(
             found,
-            [
-                "2026-03-28T01:30:00.000Z",
-                "2026-03-29T01:00:00.000Z",
-                "2026-03-30T00:30:00.000Z"
-            ]
+            ["2026-03-28T01:30:00.000Z", "2026-03-29T01:00:00.000Z", "2026-03-30T00:30:00.000Z"]
         );
     }
 
@@ -148,20 +140,12 @@ mod tests {
     fn a_time_of_day_that_is_there_twice_comes_once_the_first_time() {
         // On 25 October 2026 Berlin goes from 03:00 back to 02:00, at 01:00 UTC.
         let found = ticks("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00:00.000Z", 2);
-        assert_eq!(
-            found,
-            ["2026-10-25T00:30:00.000Z", "2026-10-26T01:30:00.000Z"]
-        );
+        assert_eq!(found, ["2026-10-25T00:30:00.000Z", "2026-10-26T01:30:00.000Z"]);
     }
 
     #[test]
     fn a_step_comes_every_time_through_both_changes_of_clocks() {
-        let spring = ticks(
-            "*/30 * * * *",
-            "Europe/Berlin",
-            "2026-03-29T00:15:00.000Z",
-            4,
-        );
+        let spring = ticks("*/30 * * * *", "Europe/Berlin", "2026-03-29T00:15:00.000Z", 4);
         assert_eq!(
             spring,
             [
@@ -171,12 +155,7 @@ mod tests {
                 "2026-03-29T02:00:00.000Z"
             ]
         );
-        let autumn = ticks(
-            "*/30 * * * *",
-            "Europe/Berlin",
-            "2026-10-25T00:15:00.000Z",
-            4,
-        );
+        let autumn = ticks("*/30 * * * *", "Europe/Berlin", "2026-10-25T00:15:00.000Z", 4);
         assert_eq!(
             autumn,
             [
@@ -223,15 +202,9 @@ mod tests {
     fn each_time_of_a_list_comes_once_when_clocks_change() {
         let list = "30 2,14 * * *";
         let spring = ticks(list, "Europe/Berlin", "2026-03-28T20:00:00.000Z", 2);
-        assert_eq!(
-            spring,
-            ["2026-03-29T01:00:00.000Z", "2026-03-29T12:30:00.000Z"]
-        );
+        assert_eq!(spring, ["2026-03-29T01:00:00.000Z", "2026-03-29T12:30:00.000Z"]);
         let autumn = ticks(list, "Europe/Berlin", "2026-10-24T20:00:00.000Z", 2);
-        assert_eq!(
-            autumn,
-            ["2026-10-25T00:30:00.000Z", "2026-10-25T13:30:00.000Z"]
-        );
+        assert_eq!(autumn, ["2026-10-25T00:30:00.000Z", "2026-10-25T13:30:00.000Z"]);
     }
 
     #[test]
@@ -273,56 +246,23 @@ mod tests {
         for (expression, why) in [
             ("", "it has 0 fields; write 5 (minute, hour,"),
             ("* * * *", "it has 4 fields; write 5 (minute, hour,"),
-            (
-                "0 0 0 1 1 * 2027",
-                "it has 7 fields; write 5 (minute, hour,",
-            ),
+            ("0 0 0 1 1 * 2027", "it has 7 fields; write 5 (minute, hour,"),
             ("@reboot", "no short form that is known; write `@yearly`"),
             ("60 * * * *", "the minute `60` is not known; write 0 to 59"),
             ("+5 * * * *", "the minute `+5` is not known; write 0 to 59"),
             ("5, * * * *", "the minute has a comma with nothing"),
             ("* 9- * * *", "the hour `9-` is not known; write 0 to 23"),
             ("* 9-5 * * *", "the hour `9-5` ends before it begins"),
-            (
-                "* * * * 5-0",
-                "the day of the week `5-0` ends before it begins",
-            ),
-            (
-                "*/0 * * * *",
-                "the step `0` of the minute is not from 1 to 59",
-            ),
-            (
-                "* */24 * * *",
-                "the step `24` of the hour is not from 1 to 23",
-            ),
-            (
-                "5/20 * * * *",
-                "has a step without a range; write `5-59` before it",
-            ),
-            (
-                "* * 0 * *",
-                "the day of the month `0` is not known; write 1 to 31, a day",
-            ),
-            (
-                "* * 5L * *",
-                "the day of the month `5L` is not known; write 1 to 31, a day",
-            ),
-            (
-                "* * 32W * *",
-                "the day of the month `32W` is not known; write 1 to 31, a day",
-            ),
-            (
-                "* * * JUNE *",
-                "the month `JUNE` is not known; write 1 to 12 or JAN to DEC",
-            ),
-            (
-                "* * * * 5#6",
-                "the day of the week `5#6` is not known; write 0 to 7 or SUN to SAT",
-            ),
-            (
-                "* * * * L",
-                "the day of the week `L` is not known; write 0 to 7 or SUN to SAT",
-            ),
+            ("* * * * 5-0", "the day of the week `5-0` ends before it begins"),
+            ("*/0 * * * *", "the step `0` of the minute is not from 1 to 59"),
+            ("* */24 * * *", "the step `24` of the hour is not from 1 to 23"),
+            ("5/20 * * * *", "has a step without a range; write `5-59` before it"),
+            ("* * 0 * *", "the day of the month `0` is not known; write 1 to 31, a day"),
+            ("* * 5L * *", "the day of the month `5L` is not known; write 1 to 31, a day"),
+            ("* * 32W * *", "the day of the month `32W` is not known; write 1 to 31, a day"),
+            ("* * * JUNE *", "the month `JUNE` is not known; write 1 to 12 or JAN to DEC"),
+            ("* * * * 5#6", "the day of the week `5#6` is not known; write 0 to 7 or SUN to SAT"),
+            ("* * * * L", "the day of the week `L` is not known; write 0 to 7 or SUN to SAT"),
         ] {
             let error = CronTicks::new(expression, "UTC").err().expect(expression);
             assert!(error.contains(why), "{error}");
@@ -331,12 +271,7 @@ mod tests {
 
     /// The days of the week by their numbers, from Sunday.
     fn weekdays(field: &str) -> Vec<i8> {
-        let found = ticks(
-            &format!("0 0 * * {field}"),
-            "UTC",
-            "2026-05-02T23:00:00.000Z",
-            7,
-        );
+        let found = ticks(&format!("0 0 * * {field}"), "UTC", "2026-05-02T23:00:00.000Z", 7);
         let weekday = |tick: &String| {
             let date: jiff::civil::Date = tick[..10].parse().expect("a date");
             date.weekday().to_sunday_zero_offset()
@@ -376,14 +311,8 @@ mod tests {
         let day = field(&["1", "15", "L", "LW", "15W", "1W", "28-31", "*/7"]);
         let weekday = field(&["MON", "0", "6-7", "TUE-FRI/2", "5#3", "1#5", "SUN#L", "3L"]);
         (
-            prop_oneof![
-                Just("*".to_owned()),
-                field(&["0", "30", "59", "*/7", "10-20"])
-            ],
-            prop_oneof![
-                Just("*".to_owned()),
-                field(&["0", "1", "2", "3", "1-3", "*/5", "23"])
-            ],
+            prop_oneof![Just("*".to_owned()), field(&["0", "30", "59", "*/7", "10-20"])],
+            prop_oneof![Just("*".to_owned()), field(&["0", "1", "2", "3", "1-3", "*/5", "23"])],
             prop_oneof![4 => Just("*".to_owned()), 1 => day],
             prop_oneof![
                 4 => Just("*".to_owned()),

@@ -95,10 +95,7 @@ impl Lock {
     }
 
     fn guard<'a>(&'a self, held: MutexGuard<'a, ()>) -> LockGuard<'a> {
-        LockGuard {
-            held: Some(held),
-            free: &self.free,
-        }
+        LockGuard { held: Some(held), free: &self.free }
     }
 }
 
@@ -175,10 +172,7 @@ impl<T> Clone for Channel<T> {
 
 impl<T> Default for Channel<T> {
     fn default() -> Channel<T> {
-        Channel(Arc::new(Monitor {
-            state: Leaf::new(VecDeque::new()),
-            changed: Signal::default(),
-        }))
+        Channel(Arc::new(Monitor { state: Leaf::new(VecDeque::new()), changed: Signal::default() }))
     }
 }
 

@@ -366,10 +366,7 @@ impl Core {
         }
         let (ms, us) = (self.now / 1_000_000, self.now / 1_000 % 1_000);
         let process = &self.processes[process as usize].name;
-        let line = writeln!(
-            self.report.trace,
-            "{ms:>6}.{us:03} {process} {activity}: {what}"
-        );
+        let line = writeln!(self.report.trace, "{ms:>6}.{us:03} {process} {activity}: {what}");
         line.expect("a text takes everything");
     }
 
@@ -612,10 +609,7 @@ impl Here {
 
     pub(super) fn process(&self) -> SimProcess {
         let process = lock(&self.sim.core).activities[self.id as usize].process;
-        SimProcess {
-            sim: self.sim.clone(),
-            process,
-        }
+        SimProcess { sim: self.sim.clone(), process }
     }
 
     pub(super) fn is_dead(&self) -> bool {
@@ -704,10 +698,7 @@ impl SimProcess {
         let thread = pool_thread();
         let mut core = lock(&self.sim.core);
         let id = core.activities.len() as u32;
-        *lock(&thread.work) = Some(Here {
-            sim: self.sim.clone(),
-            id,
-        });
+        *lock(&thread.work) = Some(Here { sim: self.sim.clone(), id });
         let (name, ended): (Arc<str>, _) = (Arc::from(name), Arc::new(AtomicBool::new(false)));
         let killed = core.processes[self.process as usize].dead;
         core.activities.push(Activity {
@@ -755,10 +746,7 @@ pub fn new_process(name: &str) -> SimProcess {
     core.processes.push(ProcessState::new(name));
     let process = core.processes.len() as u32 - 1;
     drop(core);
-    SimProcess {
-        sim: here.sim,
-        process,
-    }
+    SimProcess { sim: here.sim, process }
 }
 
 impl ProcessState {
@@ -848,10 +836,7 @@ pub fn simulate(seed: u64, config: Config, main: impl FnOnce() + Send + 'static)
         is_over: Condvar::new(),
         runtime: runtime.handle().clone(),
     });
-    let first = SimProcess {
-        sim: sim.clone(),
-        process: 0,
-    };
+    let first = SimProcess { sim: sim.clone(), process: 0 };
     first.spawn("main", main);
     drive(&sim);
     let mut core = lock(&sim.core);
@@ -995,8 +980,7 @@ fn run_job(here: &Here) {
 
 fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("(no message)")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)")
 }
 
 #[cfg(test)]

@@ -31,10 +31,8 @@ pub(crate) fn spawn_task<T: Send + 'static>(
             let (abort, registration) = AbortHandle::new_pair();
             let (sender, ended) = oneshot::channel();
             let runtime = runtime.clone();
-            let work = Abortable::new(
-                std::panic::AssertUnwindSafe(work).catch_unwind(),
-                registration,
-            );
+            let work =
+                Abortable::new(std::panic::AssertUnwindSafe(work).catch_unwind(), registration);
             let spawned = process.spawn("task", move || {
                 // An aborted task drops the sender.
                 if let Ok(result) = super::block_on_in(&runtime, work, "task") {

@@ -49,11 +49,7 @@ pub(crate) fn apply<T: BatchTables>(
         None => false,
     };
     tables.prepare(batch)?;
-    let mut applier = Applier {
-        tables,
-        is_fence_held,
-        closing: FastSet::default(),
-    };
+    let mut applier = Applier { tables, is_fence_held, closing: FastSet::default() };
     let mut outcomes = Vec::with_capacity(batch.writes.len());
     for write in &batch.writes {
         outcomes.push(applier.first_pass(write)?);
@@ -195,19 +191,9 @@ impl<T: BatchTables> Applier<'_, T> {
                 tables.write_head(&head, None, Recoveries::Kept)?;
                 tables.write_error(commit.run, error.as_deref())
             }
-            Patch::Continue {
-                workflow,
-                version,
-                pool,
-                input,
-            } => {
+            Patch::Continue { workflow, version, pool, input } => {
                 tables.write_head(&head, None, Recoveries::Cleared)?;
-                let next = NextGeneration {
-                    workflow,
-                    version: *version,
-                    pool,
-                    input,
-                };
+                let next = NextGeneration { workflow, version: *version, pool, input };
                 tables.write_generation(&head, next)
             }
             Patch::Finish { output, error, .. } => {

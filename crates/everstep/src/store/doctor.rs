@@ -286,20 +286,9 @@ macro_rules! stale_wait {
             key: $key,
             others: concat!("generation, ", $run),
             run: $run,
-            broken: concat!(
-                "((",
-                gone!($run),
-                ") OR ",
-                over!($run),
-                ") AND t.",
-                $run,
-                " >= 0"
-            ),
+            broken: concat!("((", gone!($run), ") OR ", over!($run), ") AND t.", $run, " >= 0"),
             remedy: $remedy,
-            what: concat!(
-                $what,
-                " of {run} is left, and that run does not wait for it any more"
-            ),
+            what: concat!($what, " of {run} is left, and that run does not wait for it any more"),
         }
     };
 }
@@ -333,27 +322,11 @@ pub(crate) const RULES: &[Rule] = &[
         &[("run", Int), ("generation", Int), ("key", Bytes)],
         "an entry of the history"
     ),
-    orphan!(
-        "everstep_inbox",
-        &[("run", Int), ("seq", Int)],
-        "message {2}"
-    ),
-    orphan!(
-        "everstep_dedupes",
-        &[("run", Int), ("key", Text)],
-        "the dedupe key `{2}`"
-    ),
+    orphan!("everstep_inbox", &[("run", Int), ("seq", Int)], "message {2}"),
+    orphan!("everstep_dedupes", &[("run", Int), ("key", Text)], "the dedupe key `{2}`"),
     orphan!("everstep_requests", &[("id", Bytes)], "a request"),
-    orphan!(
-        "everstep_state",
-        &[("run", Int), ("key", Text)],
-        "the state `{2}`"
-    ),
-    orphan!(
-        "everstep_tags",
-        &[("name", Text), ("value", Text), ("run", Int)],
-        "the tag `{1}`"
-    ),
+    orphan!("everstep_state", &[("run", Int), ("key", Text)], "the state `{2}`"),
+    orphan!("everstep_tags", &[("name", Text), ("value", Text), ("run", Int)], "the tag `{1}`"),
     orphan!("everstep_dead_letters", &[("no", Int)], "dead letter {1}"),
     orphan!(
         "everstep_streams",
@@ -470,23 +443,13 @@ pub(crate) const RULES: &[Rule] = &[
     ),
     stale_wait!(
         "everstep_watchers",
-        &[
-            ("run", Int),
-            ("waiter", Int),
-            ("generation", Int),
-            ("key", Bytes)
-        ],
+        &[("run", Int), ("waiter", Int), ("generation", Int), ("key", Bytes)],
         "waiter",
         "the wait for the end of another run"
     ),
     stale_wait!(
         "everstep_deferred_waits",
-        &[
-            ("run", Int),
-            ("generation", Int),
-            ("tag", Bytes),
-            ("key", Bytes)
-        ],
+        &[("run", Int), ("generation", Int), ("tag", Bytes), ("key", Bytes)],
         "run",
         "the wait for a deferred"
     ),
@@ -528,12 +491,7 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         check: Check::Wake,
         table: "everstep_watchers",
-        key: &[
-            ("run", Int),
-            ("waiter", Int),
-            ("generation", Int),
-            ("key", Bytes),
-        ],
+        key: &[("run", Int), ("waiter", Int), ("generation", Int), ("key", Bytes)],
         others: "run",
         run: "waiter",
         broken: "NOT EXISTS (SELECT 1 FROM everstep_runs WHERE everstep_runs.no = t.run \
@@ -738,11 +696,8 @@ pub(crate) mod sql {
     use super::{Remedy, Rule};
 
     fn names(rule: &Rule, prefix: &str) -> String {
-        let names: Vec<String> = rule
-            .key
-            .iter()
-            .map(|(name, _)| format!("{prefix}{name}"))
-            .collect();
+        let names: Vec<String> =
+            rule.key.iter().map(|(name, _)| format!("{prefix}{name}")).collect();
         names.join(", ")
     }
 
@@ -811,12 +766,8 @@ pub(crate) mod sql {
     }
 
     fn this_row(rule: &Rule) -> String {
-        let conditions: Vec<String> = rule
-            .key
-            .iter()
-            .zip(1..)
-            .map(|((name, _), no)| format!("t.{name} = ${no}"))
-            .collect();
+        let conditions: Vec<String> =
+            rule.key.iter().zip(1..).map(|((name, _), no)| format!("t.{name} = ${no}")).collect();
         conditions.join(" AND ")
     }
 
@@ -833,11 +784,7 @@ pub(crate) mod sql {
 
     /// The whole row, as the store gives it as `columns`.
     pub(crate) fn whole(rule: &Rule, columns: &str) -> String {
-        format!(
-            "SELECT {columns} FROM {} AS t WHERE {}",
-            rule.table,
-            this_row(rule)
-        )
+        format!("SELECT {columns} FROM {} AS t WHERE {}", rule.table, this_row(rule))
     }
 
     /// What mends a row; nothing if nothing does, or if it takes more than a statement.

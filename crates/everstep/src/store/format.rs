@@ -43,10 +43,7 @@ impl Formats<'_> {
             hash.update(b"\0");
         }
         let digest = hash.finalize();
-        digest[..8]
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// The version of a store, or why this program cannot use it: 0 if nothing was found.
@@ -56,11 +53,7 @@ impl Formats<'_> {
     /// [`StoreError::TooNew`] if a later program has written it, [`StoreError::OtherSchema`] if its
     /// tables were made with other statements.
     pub(crate) fn check(&self, found: Option<Found>, store: &str) -> Result<u32, StoreError> {
-        let Some(Found {
-            version,
-            fingerprint,
-        }) = found
-        else {
+        let Some(Found { version, fingerprint }) = found else {
             return Ok(0);
         };
         if version > self.latest() {
@@ -107,10 +100,7 @@ mod tests {
 
     fn found(version: u32, fingerprint: &str) -> Option<Found> {
         let fingerprint = fingerprint.to_owned();
-        Some(Found {
-            version,
-            fingerprint,
-        })
+        Some(Found { version, fingerprint })
     }
 
     #[test]
@@ -141,13 +131,6 @@ mod tests {
         let error = error.expect_err("made with other statements").to_string();
         assert!(error.contains(&known) && error.contains("a.db"), "{error}");
         let error = formats.check(found(3, &known), "s").expect_err("too new");
-        assert!(matches!(
-            error,
-            StoreError::TooNew {
-                found: 3,
-                known: 2,
-                ..
-            }
-        ));
+        assert!(matches!(error, StoreError::TooNew { found: 3, known: 2, .. }));
     }
 }

@@ -164,10 +164,7 @@ impl MemoryStore {
     /// An independent copy of everything that is stored now. Nobody listens to it yet.
     pub fn fork(&self) -> MemoryStore {
         let data = Arc::clone(&self.lock());
-        MemoryStore(Arc::new(Shared {
-            data: Mutex::new(data),
-            ..Shared::default()
-        }))
+        MemoryStore(Arc::new(Shared { data: Mutex::new(data), ..Shared::default() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<Data>> {
@@ -187,9 +184,7 @@ impl MemoryStore {
 
 impl std::fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MemoryStore")
-            .field("runs", &self.lock().runs.len())
-            .finish()
+        f.debug_struct("MemoryStore").field("runs", &self.lock().runs.len()).finish()
     }
 }
 
@@ -227,10 +222,7 @@ impl Store for MemoryStore {
 
     fn run(&self, target: &Target) -> Result<Option<RunRow>, StoreError> {
         let data = self.read();
-        Ok(data
-            .find(target)
-            .and_then(|no| data.runs.get(&no))
-            .map(|run| run.row()))
+        Ok(data.find(target).and_then(|no| data.runs.get(&no)).map(|run| run.row()))
     }
 
     fn load(&self, run: RunNo) -> Result<Option<LoadedRun>, StoreError> {
@@ -247,11 +239,7 @@ impl Store for MemoryStore {
     }
 
     fn inbox(&self, run: RunNo, after: u64) -> Result<Vec<InboxRow>, StoreError> {
-        Ok(self
-            .read()
-            .runs
-            .get(&run)
-            .map_or_else(Vec::new, |run| run.inbox_after(after)))
+        Ok(self.read().runs.get(&run).map_or_else(Vec::new, |run| run.inbox_after(after)))
     }
 
     fn due(
@@ -269,20 +257,13 @@ impl Store for MemoryStore {
         let mut runs: Vec<DueRun> = if is_past_end {
             Vec::new()
         } else {
-            let due = data
-                .due
-                .range((first, Bound::Included(last)))
-                .filter(owned)
-                .take(limit);
+            let due = data.due.range((first, Bound::Included(last))).filter(owned).take(limit);
             due.map(|(_, no)| data.runs[no].due_run()).collect()
         };
         let left = limit - runs.len();
         runs.extend(data.of_the_future(now, shards, after).take(left));
         let later = data.due.range((Bound::Excluded(last), Bound::Unbounded));
-        Ok(Due {
-            runs,
-            next_at: later.filter(owned).map(|(at, _)| *at).next(),
-        })
+        Ok(Due { runs, next_at: later.filter(owned).map(|(at, _)| *at).next() })
     }
 
     fn live(
@@ -292,13 +273,10 @@ impl Store for MemoryStore {
         limit: usize,
     ) -> Result<Vec<DueRun>, StoreError> {
         let data = self.read();
-        let rest = data.runs.range((
-            after.map_or(Bound::Unbounded, Bound::Excluded),
-            Bound::Unbounded,
-        ));
-        let live = rest
-            .map(|(_, run)| run)
-            .filter(|run| run.is_live() && shards.contains(run.head.shard));
+        let rest =
+            data.runs.range((after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded));
+        let live =
+            rest.map(|(_, run)| run).filter(|run| run.is_live() && shards.contains(run.head.shard));
         Ok(live.take(limit).map(|run| run.due_run()).collect())
     }
 
@@ -351,16 +329,9 @@ impl Store for MemoryStore {
         limit: usize,
     ) -> Result<Vec<RunRow>, StoreError> {
         let data = self.read();
-        let older = (
-            Bound::Unbounded,
-            after.map_or(Bound::Unbounded, Bound::Excluded),
-        );
+        let older = (Bound::Unbounded, after.map_or(Bound::Unbounded, Bound::Excluded));
         let runs = data.runs.range(older).rev().map(|(_, run)| run);
-        Ok(runs
-            .filter(|run| run.matches(filter))
-            .take(limit)
-            .map(|run| run.row())
-            .collect())
+        Ok(runs.filter(|run| run.matches(filter)).take(limit).map(|run| run.row()).collect())
     }
 
     fn find(
@@ -393,12 +364,7 @@ impl Store for MemoryStore {
     }
 
     fn count(&self, filter: &Filter) -> Result<u64, StoreError> {
-        Ok(self
-            .read()
-            .runs
-            .values()
-            .filter(|run| run.matches(filter))
-            .count() as u64)
+        Ok(self.read().runs.values().filter(|run| run.matches(filter)).count() as u64)
     }
 
     fn count_by_status(&self, filter: &Filter) -> Result<StatusCounts, StoreError> {
@@ -433,13 +399,11 @@ impl Store for MemoryStore {
             let of = (run.row.workflow.clone(), run.head.status);
             *counts.entry(of).or_default() += 1;
         }
-        let tallies = counts
-            .into_iter()
-            .map(|((workflow, status), runs)| WorkflowCount {
-                workflow,
-                status,
-                runs,
-            });
+        let tallies = counts.into_iter().map(|((workflow, status), runs)| WorkflowCount {
+            workflow,
+            status,
+            runs,
+        });
         Ok(tallies.collect())
     }
 
@@ -451,9 +415,7 @@ impl Store for MemoryStore {
     ) -> Result<Vec<Put>, StoreError> {
         let data = self.read();
         let run = data.runs.get(&run);
-        Ok(run.map_or_else(Vec::new, |run| {
-            run.entries_after(after).take(limit).collect()
-        }))
+        Ok(run.map_or_else(Vec::new, |run| run.entries_after(after).take(limit).collect()))
     }
 
     fn state(&self, run: RunNo) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
@@ -477,9 +439,7 @@ impl Store for MemoryStore {
     fn streams(&self, run: RunNo) -> Result<Vec<StreamExtent>, StoreError> {
         let data = self.read();
         let run = data.runs.get(&run).into_iter();
-        Ok(run
-            .flat_map(|run| run.streams.keys().map(|stream| run.extent(stream)))
-            .collect())
+        Ok(run.flat_map(|run| run.streams.keys().map(|stream| run.extent(stream))).collect())
     }
 
     fn streams_grown(&self, asked: &[(RunNo, String, u64)]) -> Result<Vec<usize>, StoreError> {
@@ -503,12 +463,10 @@ impl Store for MemoryStore {
 
     fn answers(&self, requests: &[Uuid]) -> Result<Vec<(Uuid, Answer)>, StoreError> {
         let data = self.read();
-        let answered = requests
-            .iter()
-            .filter_map(|id| match data.requests.get(id) {
-                None => Some((*id, Answer::Unknown)),
-                Some(request) => request.answer.clone().map(|answer| (*id, answer)),
-            });
+        let answered = requests.iter().filter_map(|id| match data.requests.get(id) {
+            None => Some((*id, Answer::Unknown)),
+            Some(request) => request.answer.clone().map(|answer| (*id, answer)),
+        });
         Ok(answered.collect())
     }
 
@@ -646,15 +604,13 @@ impl Store for MemoryStore {
     }
 
     fn heartbeat(&self, fence: Fence, now: Timestamp, lease: Duration) -> Result<bool, StoreError> {
-        Ok(
-            self.write(|data| match data.runners.get_mut(&fence.runner) {
-                Some(runner) if runner.epoch == fence.epoch => {
-                    runner.lease_until = now + lease;
-                    true
-                }
-                _ => false,
-            }),
-        )
+        Ok(self.write(|data| match data.runners.get_mut(&fence.runner) {
+            Some(runner) if runner.epoch == fence.epoch => {
+                runner.lease_until = now + lease;
+                true
+            }
+            _ => false,
+        }))
     }
 
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
@@ -692,8 +648,7 @@ impl Store for MemoryStore {
     fn release_shards(&self, fence: Fence, shards: &ShardSet) -> Result<(), StoreError> {
         self.write(|data| {
             if data.fence_holds(fence) {
-                data.shards
-                    .retain(|no, holder| *holder != fence.runner || !shards.contains(*no));
+                data.shards.retain(|no, holder| *holder != fence.runner || !shards.contains(*no));
             }
         });
         Ok(())
@@ -710,11 +665,8 @@ impl Store for MemoryStore {
     }
 
     fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) {
-        let listeners = lock(&self.0.listeners)
-            .by_registration
-            .values()
-            .cloned()
-            .collect::<Vec<_>>();
+        let listeners =
+            lock(&self.0.listeners).by_registration.values().cloned().collect::<Vec<_>>();
         for (id, wake) in listeners {
             if Some(id) != me {
                 wake(runs);
@@ -727,10 +679,7 @@ impl Store for MemoryStore {
         let no = listeners.next;
         listeners.next += 1;
         listeners.by_registration.insert(no, (me, wake));
-        Ok(WakeGuard::new(Registration {
-            listeners: Arc::clone(&self.0.listeners),
-            no,
-        }))
+        Ok(WakeGuard::new(Registration { listeners: Arc::clone(&self.0.listeners), no }))
     }
 
     fn counters(&self) -> StoreCounters {
@@ -800,10 +749,9 @@ impl Data {
                 // The number says less than the id: it may be another run's.
                 (run.head.id == *id).then_some(id.no())
             }
-            Target::Key { workflow, key } => self
-                .keys
-                .get(&(Arc::from(workflow.as_str()), key.clone()))
-                .copied(),
+            Target::Key { workflow, key } => {
+                self.keys.get(&(Arc::from(workflow.as_str()), key.clone())).copied()
+            }
         }
     }
 
@@ -814,9 +762,8 @@ impl Data {
         is_meant: impl Fn(&InboxRow) -> bool,
     ) -> BTreeMap<u64, InboxRow> {
         let taken = self.change(no, |run| {
-            let (taken, rest) = std::mem::take(&mut run.inbox)
-                .into_iter()
-                .partition(|(_, row)| is_meant(row));
+            let (taken, rest) =
+                std::mem::take(&mut run.inbox).into_iter().partition(|(_, row)| is_meant(row));
             run.inbox = rest;
             taken
         });
@@ -943,10 +890,7 @@ impl Data {
                 weight: new.weight,
             },
         );
-        Fence {
-            runner: new.id,
-            epoch,
-        }
+        Fence { runner: new.id, epoch }
     }
 
     fn take_shards(
@@ -960,26 +904,18 @@ impl Data {
             return None;
         }
         self.oust_expired(fence.runner, now, wanted, dead);
-        let free = wanted
-            .iter()
-            .filter(|shard| !self.shards.contains_key(shard));
+        let free = wanted.iter().filter(|shard| !self.shards.contains_key(shard));
         let taken = free.collect::<ShardSet>();
-        self.shards
-            .extend(taken.iter().map(|shard| (shard, fence.runner)));
+        self.shards.extend(taken.iter().map(|shard| (shard, fence.runner)));
         Some(self.held_by(fence.runner))
     }
 
     /// Frees all shards of those holders of wanted shards whose lease is over, or who are dead, and
     /// counts a recovery on the runs that they had in memory.
     fn oust_expired(&mut self, me: Uuid, now: Timestamp, wanted: &ShardSet, dead: &[Uuid]) {
-        let holders = wanted
-            .iter()
-            .filter_map(|shard| self.shards.get(&shard).copied());
+        let holders = wanted.iter().filter_map(|shard| self.shards.get(&shard).copied());
         for holder in holders.collect::<BTreeSet<_>>() {
-            let is_over = self
-                .runners
-                .get(&holder)
-                .is_none_or(|row| row.lease_until <= now)
+            let is_over = self.runners.get(&holder).is_none_or(|row| row.lease_until <= now)
                 || dead.contains(&holder);
             if holder == me || !is_over {
                 continue;
@@ -990,10 +926,8 @@ impl Data {
             }
             let freed = self.held_by(holder);
             self.shards.retain(|_, other| *other != holder);
-            let lost = self
-                .runs
-                .values()
-                .filter(|run| run.is_live() && freed.contains(run.head.shard));
+            let lost =
+                self.runs.values().filter(|run| run.is_live() && freed.contains(run.head.shard));
             for no in lost.map(|run| run.head.id.no()).collect::<Vec<_>>() {
                 self.change(no, |run| run.row.recoveries += 1);
             }
@@ -1051,29 +985,17 @@ impl Run {
     }
 
     fn is_live(&self) -> bool {
-        matches!(
-            self.head.status,
-            RunStatus::Running | RunStatus::RollingBack
-        )
+        matches!(self.head.status, RunStatus::Running | RunStatus::RollingBack)
     }
 
     fn matches(&self, filter: &Filter) -> bool {
         (filter.ids.is_empty() || filter.ids.contains(&self.head.id))
             && (filter.statuses.is_empty() || filter.statuses.contains(&self.head.status))
-            && filter
-                .workflow
-                .as_ref()
-                .is_none_or(|name| **name == *self.row.workflow)
+            && filter.workflow.as_ref().is_none_or(|name| **name == *self.row.workflow)
             && filter.tags.iter().all(|tag| self.row.tags.contains(tag))
-            && filter
-                .created_from
-                .is_none_or(|from| self.row.created_at >= from)
-            && filter
-                .created_before
-                .is_none_or(|end| self.row.created_at < end)
-            && filter
-                .version
-                .is_none_or(|version| self.row.version == version)
+            && filter.created_from.is_none_or(|from| self.row.created_at >= from)
+            && filter.created_before.is_none_or(|end| self.row.created_at < end)
+            && filter.version.is_none_or(|version| self.row.version == version)
             && filter.key_prefix.as_ref().is_none_or(|prefix| {
                 let key = self.row.key.as_ref();
                 key.is_some_and(|key| key.starts_with(prefix))
@@ -1089,10 +1011,7 @@ impl Run {
     fn entries_after(&self, after: Option<&[u8]>) -> impl Iterator<Item = Put> + '_ {
         let first = after.map_or(Bound::Unbounded, |key| Bound::Excluded(key.to_vec()));
         let entries = self.history.range((first, Bound::Unbounded));
-        entries.map(|(key, value)| Put {
-            key: key.clone(),
-            value: value.clone(),
-        })
+        entries.map(|(key, value)| Put { key: key.clone(), value: value.clone() })
     }
 
     fn inbox_after(&self, after: u64) -> Vec<InboxRow> {
@@ -1128,9 +1047,6 @@ mod tests {
         assert_eq!((count(&store), count(&fork)), (1, 2));
         store.register_runner(&runner(3)).expect("register");
         store.register_runner(&runner(4)).expect("register");
-        assert_eq!(
-            (count(&store), count(&fork), count(&store.clone())),
-            (3, 2, 3)
-        );
+        assert_eq!((count(&store), count(&fork), count(&store.clone())), (3, 2, 3));
     }
 }

@@ -43,10 +43,7 @@ impl Page {
             Kind::Text => Cells::Texts(Vec::new()),
             Kind::Bytes => Cells::Blobs(Vec::new()),
         });
-        Page {
-            columns: columns.collect(),
-            rows: 0,
-        }
+        Page { columns: columns.collect(), rows: 0 }
     }
 }
 

@@ -87,11 +87,7 @@ impl StatsRange {
     /// From an instant to another, which is not part of it. `None` if there is no time between them, a
     /// part has no length, or there are more than [`STATS_BUCKETS_MAX`] parts.
     pub fn new(from: Timestamp, to: Timestamp, bucket_ms: i64) -> Option<StatsRange> {
-        let range = StatsRange {
-            from,
-            to,
-            bucket_ms,
-        };
+        let range = StatsRange { from, to, bucket_ms };
         let length = to.as_millis().checked_sub(from.as_millis())?;
         let fits = bucket_ms > 0
             && length > 0
@@ -187,10 +183,7 @@ mod tests {
         assert_eq!(range.bucket(2), (at(3_000), at(3_500)));
         let index = |ms| range.index_of(at(ms));
         assert_eq!((index(999), index(3_500)), (None, None));
-        assert_eq!(
-            (index(1_000), index(1_999), index(3_499)),
-            (Some(0), Some(0), Some(2))
-        );
+        assert_eq!((index(1_000), index(1_999), index(3_499)), (Some(0), Some(0), Some(2)));
     }
 
     #[test]

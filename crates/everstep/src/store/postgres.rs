@@ -236,11 +236,7 @@ impl PostgresStore {
         options: PostgresOptions,
         synced: bool,
     ) -> Result<PostgresStore, StoreError> {
-        let url::Parsed {
-            servers,
-            options,
-            name,
-        } = url::parse(url, options)?;
+        let url::Parsed { servers, options, name } = url::parse(url, options)?;
         let route = Arc::new(Route {
             servers,
             schema: options.schema.clone(),
@@ -334,11 +330,7 @@ impl PostgresStore {
     }
 
     fn tries(&self) -> Tries {
-        Tries {
-            limits: self.limits(),
-            lines: LINES,
-            settling: SETTLING,
-        }
+        Tries { limits: self.limits(), lines: LINES, settling: SETTLING }
     }
 
     /// The tries of calls of the thread that keeps the lease: whatever they wait for, its next
@@ -842,19 +834,13 @@ impl PostgresStore {
     }
 
     fn clock(&self, now: Timestamp) -> Clock {
-        if self.options.database_time {
-            Clock::Database
-        } else {
-            Clock::Caller(now)
-        }
+        if self.options.database_time { Clock::Database } else { Clock::Caller(now) }
     }
 
     /// The shards of a runner, if this store knows them.
     fn known_shards(&self, fence: Option<Fence>) -> Option<ShardSet> {
         let held = lock(&self.held);
-        held.as_ref()
-            .filter(|(known, _)| Some(*known) == fence)
-            .map(|(_, shards)| shards.clone())
+        held.as_ref().filter(|(known, _)| Some(*known) == fence).map(|(_, shards)| shards.clone())
     }
 }
 
@@ -873,9 +859,7 @@ fn now_ms() -> i64 {
 
 impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresStore")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
+        f.debug_struct("PostgresStore").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -971,9 +955,8 @@ impl Store for PostgresStore {
     }
 
     fn runners(&self) -> Result<Vec<RunnerRow>, StoreError> {
-        let rows = self.read_within(self.limits_for_lease(), |session| {
-            sql::runners::list(session)
-        })?;
+        let rows =
+            self.read_within(self.limits_for_lease(), |session| sql::runners::list(session))?;
         let has_others = rows.iter().any(|row| !self.wakes.is_here(row.id));
         self.wakes.set_has_others(has_others);
         Ok(rows)

@@ -78,11 +78,7 @@ impl Head {
         Head {
             id,
             shard: id.shard_in(pool),
-            status: if available_at.is_some() {
-                RunStatus::Pending
-            } else {
-                RunStatus::Running
-            },
+            status: if available_at.is_some() { RunStatus::Pending } else { RunStatus::Running },
             ending: None,
             generation: 1,
             available_at,
@@ -128,9 +124,7 @@ pub(crate) fn check(head: Option<&Head>, commit: &Commit) -> Verdict {
         return Verdict::Refuse(refusal);
     }
     if !numbers_follow(head, commit) {
-        return Verdict::Refuse(Refusal::Gap {
-            stored: head.last_number,
-        });
+        return Verdict::Refuse(Refusal::Gap { stored: head.last_number });
     }
     match commit.inbox_seq {
         Some(seen) if seen != head.inbox_seq => Verdict::InboxMoved { seen },
@@ -147,11 +141,7 @@ fn check_movement(head: &Head, commit: &Commit) -> Option<Refusal> {
         // This is how the owner carries the cancel out, from a paused row too.
         let carries_out = matches!(
             commit.patch,
-            Patch::RollBack { .. }
-                | Patch::Finish {
-                    status: RunStatus::Cancelled,
-                    ..
-                }
+            Patch::RollBack { .. } | Patch::Finish { status: RunStatus::Cancelled, .. }
         );
         // A rollback may come to a halt; a plain cancel needs nothing that could be missing.
         let halts = rollback && matches!(commit.patch, Patch::Pause { .. });
@@ -170,11 +160,7 @@ fn numbers_follow(head: &Head, commit: &Commit) -> bool {
     let Some(base) = commit.last_number.checked_sub(commit.numbers) else {
         return false;
     };
-    if head.last_number_exact {
-        base == head.last_number
-    } else {
-        base >= head.last_number
-    }
+    if head.last_number_exact { base == head.last_number } else { base >= head.last_number }
 }
 
 /// Makes the change of an accepted commit.
@@ -188,12 +174,7 @@ pub(crate) fn apply(head: &mut Head, commit: &Commit, now: Timestamp) {
                 head.available_at = None;
             }
         }
-        Patch::Park {
-            status,
-            available_at,
-            attempts,
-            ..
-        } => {
+        Patch::Park { status, available_at, attempts, .. } => {
             head.status = *status;
             head.available_at = available_at.map(|at| due_at(head.id, at, now));
             head.attempts = *attempts;
@@ -219,11 +200,7 @@ pub(crate) fn apply(head: &mut Head, commit: &Commit, now: Timestamp) {
 
 /// What a run is that moves.
 fn moving(head: &Head) -> RunStatus {
-    if head.ending.is_some() {
-        RunStatus::RollingBack
-    } else {
-        RunStatus::Running
-    }
+    if head.ending.is_some() { RunStatus::RollingBack } else { RunStatus::Running }
 }
 
 /// Whether a commit has to write the row. `last_number` must be exact unless the row is `Running`.
@@ -312,10 +289,7 @@ pub(crate) fn undeliverable(receipt: Receipt) -> &'static str {
 
 /// Whether a message that a workflow has sent becomes a dead letter.
 pub(crate) fn is_dead_letter(receipt: Receipt) -> bool {
-    matches!(
-        receipt,
-        Receipt::Unknown | Receipt::Finished | Receipt::Full
-    )
+    matches!(receipt, Receipt::Unknown | Receipt::Finished | Receipt::Full)
 }
 
 /// Carries out what is asked from outside, or says why not.
@@ -336,11 +310,7 @@ pub(crate) fn control(head: &mut Head, control: Control, now: Timestamp) -> Cont
         _ => None,
     };
     if let Some(reason) = refused {
-        return Controlled::Refused {
-            run,
-            status,
-            reason,
-        };
+        return Controlled::Refused { run, status, reason };
     }
     let already = match control {
         // Once its end is decided there is nothing left to be cancelled.

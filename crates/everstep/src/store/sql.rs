@@ -173,11 +173,7 @@ impl<'q> Query<'q> {
         params: Vec<Value>,
         take: impl FnMut(&dyn Row) -> Result<ControlFlow<()>, BadValue> + 'q,
     ) -> Query<'q> {
-        Query {
-            sql: sql.into(),
-            params,
-            take: Box::new(take),
-        }
+        Query { sql: sql.into(), params, take: Box::new(take) }
     }
 
     /// Puts all rows into a list.

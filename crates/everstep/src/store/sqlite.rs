@@ -71,12 +71,7 @@ pub struct SqliteOptions {
 impl Default for SqliteOptions {
     fn default() -> SqliteOptions {
         let busy_timeout = Duration::from_secs(5);
-        SqliteOptions {
-            create: false,
-            busy_timeout,
-            max_page_count: None,
-            vfs: None,
-        }
+        SqliteOptions { create: false, busy_timeout, max_page_count: None, vfs: None }
     }
 }
 
@@ -120,13 +115,7 @@ impl SqliteStore {
     /// As [`open`](SqliteStore::open), but a missing file is none.
     pub fn create(path: impl AsRef<Path>) -> Result<SqliteStore, StoreError> {
         let create = true;
-        SqliteStore::open_with(
-            path,
-            SqliteOptions {
-                create,
-                ..SqliteOptions::default()
-            },
-        )
+        SqliteStore::open_with(path, SqliteOptions { create, ..SqliteOptions::default() })
     }
 
     /// Opens the file at `path` with these options.
@@ -144,10 +133,7 @@ impl SqliteStore {
     /// As [`create`](SqliteStore::create), for tests that make many files and cut no power.
     #[cfg(feature = "testing")]
     pub(crate) fn create_unsynced(path: &Path) -> Result<SqliteStore, StoreError> {
-        let options = SqliteOptions {
-            create: true,
-            ..SqliteOptions::default()
-        };
+        let options = SqliteOptions { create: true, ..SqliteOptions::default() };
         SqliteStore::open_file(File::new(path, options).unsynced())
     }
 
@@ -201,11 +187,8 @@ impl SqliteStore {
             return Ok(());
         }
         // Another process may have migrated it since it was opened.
-        let format = if schema::exists(self.file.path()) {
-            schema::inspect(&self.file)?
-        } else {
-            0
-        };
+        let format =
+            if schema::exists(self.file.path()) { schema::inspect(&self.file)? } else { 0 };
         schema::FORMATS.require_latest(format, &self.file.name())?;
         self.is_current.store(true, Ordering::Relaxed);
         Ok(())
@@ -226,8 +209,7 @@ impl SqliteStore {
         change: impl FnOnce(&Session<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         self.require_current()?;
-        self.writer()
-            .transaction(&self.file, |conn, _| change(&Session::new(conn)))
+        self.writer().transaction(&self.file, |conn, _| change(&Session::new(conn)))
     }
 
     /// Changes something about runners or shards.
@@ -257,9 +239,7 @@ fn explain(file: &File, error: StoreError) -> StoreError {
 
 impl fmt::Debug for SqliteStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteStore")
-            .field("path", &self.file.path())
-            .finish_non_exhaustive()
+        f.debug_struct("SqliteStore").field("path", &self.file.path()).finish_non_exhaustive()
     }
 }
 
@@ -297,9 +277,7 @@ impl Store for SqliteStore {
         };
         drop(writer);
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
-        self.counters
-            .writes
-            .fetch_add(batch.writes.len() as u64, Ordering::Relaxed);
+        self.counters.writes.fetch_add(batch.writes.len() as u64, Ordering::Relaxed);
         self.counters.rows.fetch_add(rows, Ordering::Relaxed);
         Ok(applied)
     }
@@ -393,8 +371,7 @@ impl Store for SqliteStore {
 
     #[cfg(unix)]
     fn wake_others(&self, me: Option<Uuid>, runs: &[RunNo]) {
-        self.wakes
-            .send(me, runs, || self.read(runners::addresses).ok());
+        self.wakes.send(me, runs, || self.read(runners::addresses).ok());
     }
 
     #[cfg(unix)]

@@ -115,19 +115,13 @@ pub(crate) const LAG: Scale = Scale {
 };
 
 /// How many there are of something.
-pub(crate) const MANY: Scale = Scale {
-    bounds: &[1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000],
-    unit: 1.0,
-};
+pub(crate) const MANY: Scale =
+    Scale { bounds: &[1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000], unit: 1.0 };
 
 impl Cells {
     pub(crate) fn new(scale: &'static Scale) -> Cells {
         let counts = (0..=scale.bounds.len()).map(|_| AtomicU64::new(0));
-        Cells {
-            scale,
-            counts: counts.collect(),
-            sum: AtomicU64::new(0),
-        }
+        Cells { scale, counts: counts.collect(), sum: AtomicU64::new(0) }
     }
 
     pub(crate) fn note(&self, units: u64) {
@@ -145,9 +139,7 @@ impl Cells {
         let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
         let bounds = self.scale.bounds.iter();
         Histogram {
-            bounds: bounds
-                .map(|bound| *bound as f64 / self.scale.unit)
-                .collect(),
+            bounds: bounds.map(|bound| *bound as f64 / self.scale.unit).collect(),
             counts: self.counts.iter().map(read).collect(),
             sum: read(&self.sum) as f64 / self.scale.unit,
         }

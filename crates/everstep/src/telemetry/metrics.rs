@@ -124,11 +124,7 @@ impl AttemptOutcome {
 }
 
 /// How a run can end.
-const ENDINGS: [RunStatus; 3] = [
-    RunStatus::Completed,
-    RunStatus::Failed,
-    RunStatus::Cancelled,
-];
+const ENDINGS: [RunStatus; 3] = [RunStatus::Completed, RunStatus::Failed, RunStatus::Cancelled];
 
 /// The cells of one workflow on one engine thread.
 pub(crate) struct WorkflowCells {
@@ -222,18 +218,11 @@ impl Default for ThreadCells {
 impl ThreadCells {
     /// The cells of a workflow.
     pub(crate) fn of_workflow(&self, name: &Arc<str>) -> Arc<WorkflowCells> {
-        let mut all = self
-            .workflows
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.workflows.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(cells) = all.get(name) {
             return cells.clone();
         }
-        let name = if all.len() < WORKFLOWS_MAX {
-            name.clone()
-        } else {
-            Arc::from(OTHER)
-        };
+        let name = if all.len() < WORKFLOWS_MAX { name.clone() } else { Arc::from(OTHER) };
         let make = || Arc::new(WorkflowCells::new(self.inbox_lag.clone()));
         all.entry(name).or_insert_with(make).clone()
     }
@@ -339,10 +328,7 @@ mod tests {
         let first = &read.workflows["w0000"];
         assert_eq!(first.attempts[&AttemptOutcome::Completed], 2);
         assert_eq!(first.step_seconds.count(), 2);
-        assert_eq!(
-            (read.runs_moving, read.runs_hot, read.hot_bytes),
-            (6, 8, 1_000)
-        );
+        assert_eq!((read.runs_moving, read.runs_hot, read.hot_bytes), (6, 8, 1_000));
         assert_eq!(read.shards, 7);
     }
 

@@ -70,11 +70,7 @@ pub enum OtelError {
 impl Otlp {
     /// Spans of a service of this name, unless `OTEL_SERVICE_NAME` gives another.
     pub fn new(service: impl Into<String>) -> Otlp {
-        Otlp {
-            service: service.into(),
-            endpoint: None,
-            attributes: Vec::new(),
-        }
+        Otlp { service: service.into(), endpoint: None, attributes: Vec::new() }
     }
 
     /// Sends them to the collector at this address, such as `http://localhost:4318`: to the path

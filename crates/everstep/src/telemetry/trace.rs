@@ -139,10 +139,7 @@ mod tests {
     #[test]
     fn a_context_is_its_two_headers() {
         let both = TraceContext::new(PARENT, " a=1,b=2 3 ").expect("a context");
-        assert_eq!(
-            (both.traceparent(), both.tracestate()),
-            (PARENT, "a=1,b=2 3")
-        );
+        assert_eq!((both.traceparent(), both.tracestate()), (PARENT, "a=1,b=2 3"));
         assert_eq!(TraceContext::from_stored(&both.to_string()), Some(both));
         let alone = TraceContext::new(PARENT, "").expect("a context");
         assert_eq!((alone.traceparent(), alone.tracestate()), (PARENT, ""));

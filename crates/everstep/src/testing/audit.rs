@@ -65,9 +65,7 @@ impl Audit {
             if let (Write::Deliver(delivery), Outcome::Delivered(delivered)) = (write, outcome)
                 && let (Receipt::Delivered, Some(run)) = (delivered.receipt, delivered.run)
             {
-                runs.entry(run.no())
-                    .or_default()
-                    .receive(delivery, violations);
+                runs.entry(run.no()).or_default().receive(delivery, violations);
             }
             if let (Write::Fork(fork), Outcome::Started(started)) = (write, outcome)
                 && !started.attached
@@ -104,18 +102,14 @@ impl Audit {
         run.answers = answers.map(|row| row.seq).collect();
         let grants = loaded.inbox.iter().filter(|row| row.is_grant());
         run.grants = grants.map(|row| row.seq).collect();
-        run.consumed = (1..=loaded.row.inbox_seq)
-            .filter(|seq| !unread.contains(seq))
-            .collect();
+        run.consumed = (1..=loaded.row.inbox_seq).filter(|seq| !unread.contains(seq)).collect();
     }
 
     /// How many messages this run has taken.
     pub(super) fn consumed(&self, run: RunNo) -> u64 {
         let state = self.lock();
         let run = state.runs.get(&run);
-        run.map_or(0, |run| {
-            run.consumed.difference(&run.answers).count() as u64
-        })
+        run.map_or(0, |run| run.consumed.difference(&run.answers).count() as u64)
     }
 
     /// How many answers to its own operations this run was handed.
@@ -128,16 +122,10 @@ impl Audit {
     /// The locations of this run whose bodies must not run again.
     pub(super) fn ended(&self, run: RunNo) -> Vec<String> {
         let state = self.lock();
-        let entries = state
-            .runs
-            .get(&run)
-            .into_iter()
-            .flat_map(|run| &run.entries);
+        let entries = state.runs.get(&run).into_iter().flat_map(|run| &run.entries);
         let ended = entries.filter(|(_, entry)| {
-            matches!(
-                entry.kind,
-                EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction
-            ) && entry.status.is_terminal()
+            matches!(entry.kind, EntryKind::Step | EntryKind::Rollback | EntryKind::Transaction)
+                && entry.status.is_terminal()
         });
         ended.map(|(key, _)| keys::describe(key)).collect()
     }
@@ -145,10 +133,7 @@ impl Audit {
     /// Whether the entry at this location was ever removed, so that it may be made again.
     pub(super) fn was_deleted(&self, run: RunNo, location: &str) -> bool {
         let state = self.lock();
-        state
-            .runs
-            .get(&run)
-            .is_some_and(|run| run.deleted.contains(location))
+        state.runs.get(&run).is_some_and(|run| run.deleted.contains(location))
     }
 
     pub(super) fn violations(&self) -> Vec<String> {
@@ -200,9 +185,7 @@ impl Audited {
         if let Some(key) = &delivery.dedupe
             && !self.dedupe.insert(key.clone())
         {
-            violations.push(format!(
-                "the message with the dedupe key `{key}` came twice"
-            ));
+            violations.push(format!("the message with the dedupe key `{key}` came twice"));
         }
     }
 

@@ -335,11 +335,7 @@ impl MovedByEngine for VirtualClock {
         if !still() {
             return;
         }
-        let Outlook {
-            busy,
-            next,
-            watched,
-        } = outlook();
+        let Outlook { busy, next, watched } = outlook();
         if busy {
             return;
         }

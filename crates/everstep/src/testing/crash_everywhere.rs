@@ -514,20 +514,13 @@ impl CrashTest {
         match (&found.ending, &clean.ending, &self.check) {
             (Some(ending), _, Some(check)) => what.extend(check(ending, &found.ledger).err()),
             (Some(ending), Some(expected), None) if ending != expected => {
-                what.push(format!(
-                    "the end differs\n  expected {expected:?}\n  found {ending:?}"
-                ));
+                what.push(format!("the end differs\n  expected {expected:?}\n  found {ending:?}"));
             }
             _ => {}
         }
         what.extend(self.judge_ledger(clean, found));
         let at = at.to_owned();
-        report
-            .differences
-            .extend(what.into_iter().map(|what| Difference {
-                at: at.clone(),
-                what,
-            }));
+        report.differences.extend(what.into_iter().map(|what| Difference { at: at.clone(), what }));
     }
 
     /// A location has one body in flight when the store dies: that one may run once more.
@@ -590,9 +583,7 @@ pub(super) async fn within_limit<T>(
 
 /// Before and after each of these writes.
 fn points_of(writes: impl IntoIterator<Item = u64>) -> VecDeque<Vec<CrashPoint>> {
-    let both = writes
-        .into_iter()
-        .flat_map(|n| [CrashPoint::Before(n), CrashPoint::After(n)]);
+    let both = writes.into_iter().flat_map(|n| [CrashPoint::Before(n), CrashPoint::After(n)]);
     both.map(|point| vec![point]).collect()
 }
 
@@ -700,13 +691,11 @@ impl<'a> Life<'a> {
             _ = died.send(());
         });
         let ledger = self.ledger.in_life(self.deaths);
-        let mut builder = Engine::on(store.clone())
-            .clock(self.clock.clone())
-            .settings(|s| {
-                s.threads = 1;
-                s.seed = Some(1);
-                s.shutdown_limit = Duration::from_secs(2);
-            });
+        let mut builder = Engine::on(store.clone()).clock(self.clock.clone()).settings(|s| {
+            s.threads = 1;
+            s.seed = Some(1);
+            s.shutdown_limit = Duration::from_secs(2);
+        });
         builder = builder.provide(ledger);
         for change in &self.test.engine {
             builder = change(builder);
@@ -727,9 +716,7 @@ impl<'a> Life<'a> {
             Err(error) => Err(format!("the engine did not start: {error:?}")),
         };
         for name in self.ledger.of_life(self.deaths) {
-            let remade = self
-                .run
-                .is_some_and(|run| audit.was_deleted(run.no(), &name));
+            let remade = self.run.is_some_and(|run| audit.was_deleted(run.no(), &name));
             if ended_before.contains(&name) && !remade {
                 let problem = format!("`{name}` ran again although its result was durable");
                 self.problems.push(problem);
@@ -785,12 +772,8 @@ impl<'a> Life<'a> {
         if started.input_differs {
             self.problems.push("the input has changed".to_owned());
         }
-        if self
-            .run
-            .is_some_and(|run| !started.attached || run != started.id)
-        {
-            self.problems
-                .push("a run that was started is lost".to_owned());
+        if self.run.is_some_and(|run| !started.attached || run != started.id) {
+            self.problems.push("a run that was started is lost".to_owned());
         }
         self.run = Some(started.id);
         Ok(client.run(started.id))
@@ -808,12 +791,7 @@ impl<'a> Life<'a> {
                 let key = format!("message {}", self.done);
                 run.send(name, body).dedupe(key).await.map(|_| ())
             }
-            Action::Publish {
-                name,
-                key,
-                deliver,
-                body,
-            } => {
+            Action::Publish { name, key, deliver, body } => {
                 let event = run.client().publish_json(name, body).delivery(*deliver);
                 let event = event.dedupe(format!("event {}", self.done));
                 let event = match key {
@@ -901,14 +879,8 @@ impl<'a> Life<'a> {
         };
         let unread = store.inbox(run.no(), 0).map_err(read)?;
         let unread = unread.iter().filter(|row| row.wait.is_none()).count() as u64;
-        let letters = LetterFilter {
-            run: Some(run.no()),
-            ..LetterFilter::default()
-        };
-        let dead = store
-            .dead_letters(&letters, 0, usize::MAX)
-            .map_err(read)?
-            .len() as u64;
+        let letters = LetterFilter { run: Some(run.no()), ..LetterFilter::default() };
+        let dead = store.dead_letters(&letters, 0, usize::MAX).map_err(read)?.len() as u64;
         let taken = audit.consumed(run.no());
         let delivered = row.inbox_seq - audit.answers(run.no());
         if taken + unread + dead != delivered {

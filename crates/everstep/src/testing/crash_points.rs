@@ -149,10 +149,7 @@ impl CrashTest {
         for difference in &mut on_file.differences {
             difference.at = format!("on a file, {}", difference.at);
         }
-        CrashReport {
-            differences: on_file.differences,
-            ..in_memory
-        }
+        CrashReport { differences: on_file.differences, ..in_memory }
     }
 
     fn noted(&self, stores: Where, report: CrashReport) -> CrashReport {

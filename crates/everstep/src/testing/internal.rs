@@ -165,14 +165,9 @@ impl CountedTransaction {
             errors: Vec::new(),
             value: EntryValue::Payload(Vec::new()),
         };
-        let limits = TransactionLimits {
-            body: Duration::from_secs(60),
-            batch: Duration::from_secs(60),
-        };
-        let (key, prefix) = (
-            b"pay".to_vec(),
-            crate::history::encode_payload_prefix(&entry),
-        );
+        let limits =
+            TransactionLimits { body: Duration::from_secs(60), batch: Duration::from_secs(60) };
+        let (key, prefix) = (b"pay".to_vec(), crate::history::encode_payload_prefix(&entry));
         let transaction = Transaction::new(key, prefix, "pay".to_owned(), body, limits);
         CountedTransaction { transaction, calls }
     }

@@ -90,13 +90,6 @@ pub async fn queue_load(
     }
     let worked_in = begun.elapsed();
     engine.shutdown().await;
-    let attempts = attempts
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone();
-    Ok(QueueLoad {
-        enqueued_in,
-        worked_in,
-        attempts,
-    })
+    let attempts = attempts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    Ok(QueueLoad { enqueued_in, worked_in, attempts })
 }

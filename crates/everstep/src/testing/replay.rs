@@ -184,15 +184,9 @@ impl Replay {
     }
 
     fn try_it(self, definition: Definition) -> Result<Replayed, ReplayError> {
-        let file = run_file::decode_run(&self.file).map_err(|error| ReplayError::File {
-            problem: error.to_string(),
-        })?;
-        let ImportedRun {
-            row,
-            history,
-            inbox,
-            ..
-        } = file;
+        let file = run_file::decode_run(&self.file)
+            .map_err(|error| ReplayError::File { problem: error.to_string() })?;
+        let ImportedRun { row, history, inbox, .. } = file;
         let (run, version, status) = (row.id, row.version, row.status);
         if *row.workflow != *definition.name || !definition.accepts(version) {
             return Err(ReplayError::Other {
@@ -221,25 +215,11 @@ impl Replay {
             // Tokens are of no use here: nothing of what the code does with them leaves the replay.
             secret: crate::store::Secret::new([0; 32]),
         });
-        let loaded = LoadedRun {
-            row,
-            history,
-            inbox,
-            streams: Vec::new(),
-        };
+        let loaded = LoadedRun { row, history, inbox, streams: Vec::new() };
         match trial::try_run(loaded, Arc::new(definition), env) {
-            Verdict::Fits(Standing {
-                completions,
-                open,
-                ended,
-            }) => Ok(Replayed {
-                run,
-                version,
-                status,
-                completions,
-                open,
-                ended,
-            }),
+            Verdict::Fits(Standing { completions, open, ended }) => {
+                Ok(Replayed { run, version, status, completions, open, ended })
+            }
             Verdict::Differs(reason) => Err(ReplayError::Diverged { run, reason }),
         }
     }

@@ -36,10 +36,7 @@ impl ShiftedClock {
 
     /// A clock that is wrong by what this file says.
     pub fn by_file(file: impl Into<PathBuf>) -> ShiftedClock {
-        ShiftedClock {
-            file: Some(file.into()),
-            ..ShiftedClock::default()
-        }
+        ShiftedClock { file: Some(file.into()), ..ShiftedClock::default() }
     }
 
     /// From now on the clock is ahead by so many milliseconds.

@@ -90,10 +90,7 @@ impl FaultVfs {
     /// If SQLite has no default VFS or does not take another one.
     pub fn register() -> FaultVfs {
         static REGISTERED: AtomicU64 = AtomicU64::new(0);
-        let name = format!(
-            "everstep-fault-{}",
-            REGISTERED.fetch_add(1, Ordering::Relaxed)
-        );
+        let name = format!("everstep-fault-{}", REGISTERED.fetch_add(1, Ordering::Relaxed));
         let shared = functions::register(&name);
         FaultVfs { name, shared }
     }
@@ -148,39 +145,23 @@ impl FaultVfs {
 
     /// Makes the `nth` write from now, from 1, fail. Nothing of it is written.
     pub fn fail_write(&self, nth: u64, fault: Fault) {
-        self.shared.lock().write_fault = Some(Planned {
-            left: nth,
-            fault,
-            goes_on: false,
-        });
+        self.shared.lock().write_fault = Some(Planned { left: nth, fault, goes_on: false });
     }
 
     /// Makes every write from the `nth` on fail, until [`heal`](FaultVfs::heal).
     pub fn fail_writes_from(&self, nth: u64, fault: Fault) {
-        self.shared.lock().write_fault = Some(Planned {
-            left: nth,
-            fault,
-            goes_on: true,
-        });
+        self.shared.lock().write_fault = Some(Planned { left: nth, fault, goes_on: true });
     }
 
     /// Makes the `nth` sync from now, from 1, fail. What was written stays unsynced; a later sync
     /// may make it durable after all.
     pub fn fail_sync(&self, nth: u64, fault: Fault) {
-        self.shared.lock().sync_fault = Some(Planned {
-            left: nth,
-            fault,
-            goes_on: false,
-        });
+        self.shared.lock().sync_fault = Some(Planned { left: nth, fault, goes_on: false });
     }
 
     /// Makes every sync from the `nth` on fail, until [`heal`](FaultVfs::heal).
     pub fn fail_syncs_from(&self, nth: u64, fault: Fault) {
-        self.shared.lock().sync_fault = Some(Planned {
-            left: nth,
-            fault,
-            goes_on: true,
-        });
+        self.shared.lock().sync_fault = Some(Planned { left: nth, fault, goes_on: true });
     }
 
     /// Lets the disk have room for so many bytes in all files of this VFS together: a write that
@@ -251,9 +232,7 @@ mod tests {
         let db = Connection::open_with_flags_and_vfs(path, OpenFlags::default(), vfs.name())
             .expect("the database opens");
         let mode: String = db
-            .query_row(&format!("PRAGMA journal_mode = {journal}"), [], |row| {
-                row.get(0)
-            })
+            .query_row(&format!("PRAGMA journal_mode = {journal}"), [], |row| row.get(0))
             .expect("the journal mode is set");
         assert_eq!(mode, journal);
         db.execute_batch(&format!(
@@ -272,8 +251,7 @@ mod tests {
     fn rows_in(path: &Path) -> i64 {
         let db = Connection::open(path).expect("the copy opens");
         // It may be rolled back or recovered on the way; no need to wait for the disk.
-        db.execute_batch("PRAGMA synchronous = OFF")
-            .expect("a setting");
+        db.execute_batch("PRAGMA synchronous = OFF").expect("a setting");
         let sound: String = db
             .query_row("PRAGMA integrity_check", [], |row| row.get(0))
             .expect("it can be checked");
@@ -285,34 +263,24 @@ mod tests {
             return 0;
         }
         let (rows, last): (i64, Option<i64>) = db
-            .query_row("SELECT count(*), max(n) FROM t", [], |row| {
-                Ok((row.get(0)?, row.get(1)?))
-            })
+            .query_row("SELECT count(*), max(n) FROM t", [], |row| Ok((row.get(0)?, row.get(1)?)))
             .expect("the table can be read");
-        assert_eq!(
-            last.map_or(0, |last| last + 1),
-            rows,
-            "a row is missing in the middle"
-        );
+        assert_eq!(last.map_or(0, |last| last + 1), rows, "a row is missing in the middle");
         rows
     }
 
     #[test]
     fn a_full_commit_survives_the_cut_and_a_commit_without_sync_does_not() {
         let scratch = Scratch::new("full");
-        for (journal, synchronous, expected) in [
-            ("wal", "FULL", 3),
-            ("wal", "OFF", 0),
-            ("wal", "NORMAL", 0),
-            ("delete", "EXTRA", 3),
-        ] {
+        for (journal, synchronous, expected) in
+            [("wal", "FULL", 3), ("wal", "OFF", 0), ("wal", "NORMAL", 0), ("delete", "EXTRA", 3)]
+        {
             let vfs = FaultVfs::register();
             let path = scratch.file(&format!("{journal}-{synchronous}.db"));
             let db = open(&vfs, &path, journal, synchronous);
             (0..3).for_each(|n| assert_eq!(insert(&db, n), Ok(1)));
             let copy = scratch.file("copy.db");
-            vfs.power_cut(&path, &copy, PowerCut::DropUnsynced)
-                .expect("the copy is written");
+            vfs.power_cut(&path, &copy, PowerCut::DropUnsynced).expect("the copy is written");
             assert_eq!(rows_in(&copy), expected, "{journal} {synchronous}");
         }
     }
@@ -330,8 +298,7 @@ mod tests {
         }
         assert!(vfs.counts(FileKind::Wal).bytes_written > wal.bytes_written + 20 * 900);
         assert_eq!(vfs.counts(FileKind::Database), main);
-        db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)")
-            .expect("a checkpoint");
+        db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").expect("a checkpoint");
         assert_eq!(vfs.counts(FileKind::Database).syncs, main.syncs + 1);
     }
 
@@ -346,8 +313,7 @@ mod tests {
                 return Some(n);
             }
             if n % 5 == 4 && journal == "wal" {
-                db.execute_batch("PRAGMA wal_checkpoint(RESTART)")
-                    .expect("a checkpoint");
+                db.execute_batch("PRAGMA wal_checkpoint(RESTART)").expect("a checkpoint");
                 if vfs.is_cut() {
                     return Some(n + 1);
                 }
@@ -371,8 +337,7 @@ mod tests {
                 let copy = scratch.file("copy.db");
                 let seeds = (0..3).map(|i| PowerCut::Torn(operations * 3 + i));
                 for how in seeds.chain([PowerCut::DropUnsynced]) {
-                    vfs.power_cut(&path, &copy, how)
-                        .expect("the copy is written");
+                    vfs.power_cut(&path, &copy, how).expect("the copy is written");
                     let rows = rows_in(&copy);
                     assert!(
                         rows == acknowledged || rows == acknowledged + 1,
@@ -394,8 +359,7 @@ mod tests {
         (0..40).for_each(|n| assert_eq!(insert(&db, n), Ok(1)));
         let copy = scratch.file("copy.db");
         let damaged = (0..20).any(|seed| {
-            vfs.power_cut(&path, &copy, PowerCut::Torn(seed))
-                .expect("the copy is written");
+            vfs.power_cut(&path, &copy, PowerCut::Torn(seed)).expect("the copy is written");
             std::panic::catch_unwind(|| rows_in(&copy)).is_err()
         });
         assert!(damaged);
@@ -410,10 +374,7 @@ mod tests {
         insert(&db, 0).expect("a commit");
         let code = |result: rusqlite::Result<usize>| {
             let error = result.expect_err("it was told to fail");
-            error
-                .sqlite_error()
-                .expect("an error of SQLite")
-                .extended_code
+            error.sqlite_error().expect("an error of SQLite").extended_code
         };
         vfs.fail_write(2, Fault::Io);
         assert_eq!(code(insert(&db, 1)), ffi::SQLITE_IOERR_WRITE);
@@ -425,8 +386,7 @@ mod tests {
         vfs.heal();
         insert(&db, 1).expect("the disk has room again");
         let copy = scratch.file("copy.db");
-        vfs.power_cut(&path, &copy, PowerCut::DropUnsynced)
-            .expect("the copy is written");
+        vfs.power_cut(&path, &copy, PowerCut::DropUnsynced).expect("the copy is written");
         assert_eq!(rows_in(&copy), 2);
     }
 
@@ -440,8 +400,7 @@ mod tests {
         let later = open(&vfs, &path, "wal", "OFF");
         insert(&later, 1).expect("a commit without sync");
         let copy = scratch.file("copy.db");
-        vfs.power_cut(&path, &copy, PowerCut::DropUnsynced)
-            .expect("the copy is written");
+        vfs.power_cut(&path, &copy, PowerCut::DropUnsynced).expect("the copy is written");
         assert_eq!(rows_in(&copy), 1);
     }
 
@@ -450,15 +409,11 @@ mod tests {
         let scratch = Scratch::new("two");
         let vfs = FaultVfs::register();
         let path = scratch.file("a.db");
-        let (one, two) = (
-            open(&vfs, &path, "wal", "OFF"),
-            open(&vfs, &path, "wal", "FULL"),
-        );
+        let (one, two) = (open(&vfs, &path, "wal", "OFF"), open(&vfs, &path, "wal", "FULL"));
         insert(&one, 0).expect("a commit without sync");
         insert(&two, 1).expect("a commit with sync");
         let copy = scratch.file("copy.db");
-        vfs.power_cut(&path, &copy, PowerCut::DropUnsynced)
-            .expect("the copy is written");
+        vfs.power_cut(&path, &copy, PowerCut::DropUnsynced).expect("the copy is written");
         assert_eq!(rows_in(&copy), 2);
     }
 }

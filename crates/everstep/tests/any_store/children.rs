@@ -62,11 +62,7 @@ where
 {
     CrashTest::new(PARENT, 7)
         .of(primitives)
-        .engine(move |builder| {
-            builder
-                .register_fn(PARENT, code.clone())
-                .register_fn(CHILD, child)
-        })
+        .engine(move |builder| builder.register_fn(PARENT, code.clone()).register_fn(CHILD, child))
 }
 
 fn output(report: &CrashReport) -> Json {
@@ -120,10 +116,9 @@ async fn a_detached_child_gives_its_id_and_outlives_its_parent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_is_cancelled_with_its_parent_unless_it_is_left_alone() {
-    for (close, status) in [
-        (Close::Cancel, RunStatus::Cancelled),
-        (Close::Leave, RunStatus::Sleeping),
-    ] {
+    for (close, status) in
+        [(Close::Cancel, RunStatus::Cancelled), (Close::Leave, RunStatus::Sleeping)]
+    {
         let (engine, ledger) = engine(move |ctx, _| async move {
             let child = ctx.child(CHILD, 1_000).key("one").close(close).await?;
             Ok(json!(child))
@@ -153,31 +148,20 @@ async fn waiting_child(client: &Client, key: &str) -> RunHandle<Json> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_that_loses_a_race_is_cancelled_and_compensated() {
     let report = crash(&["child", "race"], |ctx, _| async move {
-        let first = ctx
-            .race(
-                "first",
-                (ctx.child(CHILD, 1_000), ctx.sleep("late", hours(1))),
-            )
-            .await?;
+        let first =
+            ctx.race("first", (ctx.child(CHILD, 1_000), ctx.sleep("late", hours(1)))).await?;
         Ok(json!(matches!(first, First2::B(_))))
     })
     .await;
     assert_eq!(output(&report), json!(true));
     let (engine, ledger) = engine(|ctx, _| async move {
         let child = ctx.child(CHILD, 1_000).key("one");
-        ctx.race("first", (child, ctx.sleep("late", hours(1))))
-            .await?;
+        ctx.race("first", (child, ctx.sleep("late", hours(1)))).await?;
         Ok(json!(null))
     })
     .await;
     let client = engine.client();
-    client
-        .start(PARENT, 1)
-        .await
-        .unwrap()
-        .result()
-        .await
-        .unwrap();
+    client.start(PARENT, 1).await.unwrap().result().await.unwrap();
     let child = client.get(("child", "one")).await.unwrap().unwrap();
     scenario::until_status(&child, RunStatus::Cancelled).await;
     assert_eq!(ledger.count("undo child 1000"), 1);
@@ -202,10 +186,7 @@ async fn a_child_inherits_the_earlier_deadline() {
     for info in children {
         let child = client.run::<u32>(info.id);
         let info = scenario::until_at_rest(&child).await;
-        assert!(
-            matches!(info.status, RunStatus::Failed | RunStatus::Cancelled),
-            "{info:?}"
-        );
+        assert!(matches!(info.status, RunStatus::Failed | RunStatus::Cancelled), "{info:?}");
     }
 }
 
@@ -227,9 +208,7 @@ async fn of_a_thousand_children_the_500th_fails_and_the_parent_is_told_once() {
     assert_eq!(run.result().await.unwrap(), json!([true]));
     assert_eq!(ledger.count("child 100"), 1);
     let history = run.history().await.unwrap();
-    let failed = history
-        .iter()
-        .filter(|entry| entry.location == "all/500/child");
+    let failed = history.iter().filter(|entry| entry.location == "all/500/child");
     assert_eq!(failed.count(), 1);
     let children = engine.client().count().workflow("child").await.unwrap();
     assert_eq!(children, 1_000);
@@ -339,11 +318,7 @@ async fn open_rollbacks_stop_a_run_from_continuing_unless_they_are_forgotten() {
             })
             .await?;
         let next = ctx.continue_as(n + 1);
-        if n == 1 {
-            next.await
-        } else {
-            next.forget_rollbacks().await
-        }
+        if n == 1 { next.await } else { next.forget_rollbacks().await }
     })
     .await;
     let client = engine.client();

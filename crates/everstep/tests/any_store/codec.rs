@@ -75,9 +75,7 @@ impl Codec for Xor {
             return Err("it is too short".into());
         };
         let keys = self.keys.lock().unwrap();
-        let key = keys
-            .get(id)
-            .ok_or_else(|| format!("key {id} is not here"))?;
+        let key = keys.get(id).ok_or_else(|| format!("key {id} is not here"))?;
         let open = |byte: &u8| byte ^ key ^ (nonce & 0x3F);
         let payload: Vec<u8> = sealed.iter().map(open).collect();
         if sum(&payload, about) != *expected {
@@ -95,9 +93,7 @@ struct Card {
 }
 
 fn card(number: u32) -> Card {
-    Card {
-        number: format!("{SECRET}-{number}"),
-    }
+    Card { number: format!("{SECRET}-{number}") }
 }
 
 const PAY: Workflow<Card, Card> = Workflow::new("pay");
@@ -115,9 +111,8 @@ async fn pay(ctx: Ctx, given: Card) -> Result<Card> {
         .await?;
     let question = ctx.receive::<Card>("question").await?;
     question.reply(&question.body)?;
-    let failed = ctx.step("fail", async || {
-        Err::<(), _>(Error::fatal("declined").with_details(&card(3)))
-    });
+    let failed =
+        ctx.step("fail", async || Err::<(), _>(Error::fatal("declined").with_details(&card(3))));
     let Outcome::Failed { failure, .. } = failed.outcome().await? else {
         return Err(Error::fatal("it should fail"));
     };
@@ -143,9 +138,7 @@ async fn pay(ctx: Ctx, given: Card) -> Result<Card> {
 }
 
 fn on(store: &Arc<dyn Store>) -> EngineBuilder {
-    Engine::on(store.clone())
-        .clock(VirtualClock::new())
-        .register_fn(PAY, pay)
+    Engine::on(store.clone()).clock(VirtualClock::new()).register_fn(PAY, pay)
 }
 
 /// Everything that is stored, as bytes.
@@ -167,9 +160,7 @@ fn stored(store: &dyn Store) -> Vec<u8> {
 }
 
 fn has_secret(bytes: &[u8]) -> bool {
-    bytes
-        .windows(SECRET.len())
-        .any(|window| window == SECRET.as_bytes())
+    bytes.windows(SECRET.len()).any(|window| window == SECRET.as_bytes())
 }
 
 async fn until_waiting<O>(run: &RunHandle<O>, waiting: &str) {
@@ -206,21 +197,14 @@ async fn all_of_it(client: &Client) {
         assert_eq!(info.input["number"], "s3cret-1");
         let state: Option<Card> = run.state("card").await.unwrap();
         assert_eq!(state, Some(card(1)));
-        assert_eq!(
-            run.state_json().await.unwrap()["card"]["number"],
-            "s3cret-1"
-        );
+        assert_eq!(run.state_json().await.unwrap()["card"]["number"], "s3cret-1");
         let history = run.history().await.unwrap();
         let at = |name: &str| history.iter().find(|e| e.location == name).unwrap();
         assert_eq!(at("keep").value.as_ref().unwrap()["number"], "s3cret-2");
         let failure = at("fail").failure.as_ref().unwrap();
         assert_eq!(failure.details::<Card>(), Some(card(3)));
         let letters = client.dead_letters().run(run.id()).await.unwrap().letters;
-        assert!(
-            letters
-                .iter()
-                .any(|letter| has_secret(letter.body.to_string().as_bytes()))
-        );
+        assert!(letters.iter().any(|letter| has_secret(letter.body.to_string().as_bytes())));
         // The same input is the same, whatever its bytes are.
         let again = client.start(PAY, card(1)).key(format!("order-{last}"));
         let again = again.await.unwrap();
@@ -460,9 +444,7 @@ async fn an_engine_that_cannot_encode_fails_attempts_and_pauses_workflows() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_exported_run_stays_sealed_and_is_replayed_with_its_codec() {
-    let engine = testing::engine()
-        .codec(Xor::with(&[1]))
-        .register_fn(PAY, pay);
+    let engine = testing::engine().codec(Xor::with(&[1])).register_fn(PAY, pay);
     let engine = engine.start().await.unwrap();
     let run = engine.client().start(PAY, card(1)).await.unwrap();
     until_waiting(&run, "message for `question`").await;
@@ -528,8 +510,7 @@ const CHILD: Workflow<Card, Card> = Workflow::new("child");
 /// Two generations, with streams and children, one of which fails.
 async fn family(ctx: Ctx, (generation, given): (u32, Card)) -> Result<Card> {
     ctx.emit("log", &given)?;
-    ctx.step_with("write", async |step: Step| step.emit("log", &card(2)).await)
-        .await?;
+    ctx.step_with("write", async |step: Step| step.emit("log", &card(2)).await).await?;
     let child = ctx.child(CHILD, given).await?;
     if generation == 1 {
         return ctx.continue_as((2, child)).await;

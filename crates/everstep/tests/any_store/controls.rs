@@ -101,10 +101,7 @@ async fn a_result_is_not_waited_for_after_the_shutdown() {
     let run = client.run::<u32>(id);
     let result = timeout(SOON, run.result()).await;
     let error = result.expect("it is not waited for").unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the client is closed: its engine has shut down"
-    );
+    assert_eq!(error.to_string(), "the client is closed: its engine has shut down");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -179,11 +176,7 @@ async fn reply_after_a_pause(heard: bool) {
     gate.notify_one();
     tokio::time::sleep(Duration::from_millis(300)).await;
     run.resume().await.unwrap();
-    let answer: String = timeout(SOON, asked)
-        .await
-        .expect("it is answered")
-        .unwrap()
-        .unwrap();
+    let answer: String = timeout(SOON, asked).await.expect("it is answered").unwrap().unwrap();
     assert_eq!(answer, "yes");
     run.send("end", &()).await.unwrap();
     run.result().await.unwrap();

@@ -72,10 +72,7 @@ async fn a_run_that_kills_its_owner_is_paused_and_the_innocent_are_not() {
         innocent.push(client.start(INNOCENT, n).await.unwrap().id());
     }
     let killer = client.start(KILLER, ()).await.unwrap().id();
-    until("the body that kills", async || {
-        world.killed.load(Ordering::SeqCst).then_some(())
-    })
-    .await;
+    until("the body that kills", async || world.killed.load(Ordering::SeqCst).then_some(())).await;
     drop(first);
     clock.advance(LEASE_IS_OVER);
     // The first lives are not counted yet: until it is a suspect nothing is recorded.
@@ -157,19 +154,10 @@ async fn progress_resets_the_count_of_recoveries() {
     for n in 1..30 {
         // One step further in each life.
         let engine = build().start().await.unwrap();
-        let recoveries = engine
-            .client()
-            .run::<u32>(id)
-            .info()
-            .await
-            .unwrap()
-            .recoveries;
+        let recoveries = engine.client().run::<u32>(id).info().await.unwrap().recoveries;
         assert!(recoveries <= 2, "{recoveries} recoveries before step {n}");
         allowed.store(n - 1, Ordering::SeqCst);
-        until("the next body", async || {
-            (begun.load(Ordering::SeqCst) >= n).then_some(())
-        })
-        .await;
+        until("the next body", async || (begun.load(Ordering::SeqCst) >= n).then_some(())).await;
         drop(engine);
         clock.advance(LEASE_IS_OVER);
     }

@@ -34,10 +34,7 @@ fn stars(stars: u32) -> Review {
 }
 
 fn rejection() -> Rejection {
-    Rejection {
-        reason: "dull".to_owned(),
-        line: 3,
-    }
+    Rejection { reason: "dull".to_owned(), line: 3 }
 }
 
 /// What a verdict is in the result of a run.
@@ -132,12 +129,7 @@ async fn a_value_after_a_wait_that_ran_out_is_found_by_the_next_one() {
         (waiting == "message for `go`").then_some(())
     })
     .await;
-    engine
-        .client()
-        .deferred(GATE, &token)
-        .resolve(&stars(4))
-        .await
-        .unwrap();
+    engine.client().deferred(GATE, &token).resolve(&stars(4)).await.unwrap();
     run.send("go", &()).await.unwrap();
     assert_eq!(run.result().await.unwrap(), json!([null, null, 4, 4]));
     engine.shutdown().await;
@@ -253,11 +245,7 @@ async fn with_meddling<F: Future<Output = ()>>(
 async fn a_value_that_comes_while_a_run_parks_or_times_out_is_not_missed() {
     // Entering, taking shards and the start are three writes; the fourth registers the first wait
     // and parks the run, the fifth is its timeout, the sixth registers the second wait.
-    let expected = [
-        (4, json!([1, 1])),
-        (5, json!([1, 1])),
-        (6, json!([null, 1])),
-    ];
+    let expected = [(4, json!([1, 1])), (5, json!([1, 1])), (6, json!([null, 1]))];
     for (write, expected) in expected {
         let resolve = async |run: RunHandle<Json>| {
             run.deferred(GATE).resolve(&stars(1)).await.unwrap();
@@ -322,12 +310,7 @@ async fn what_is_no_token_of_a_live_run_here_is_named() {
     };
     let error = settle(foreign.as_str()).await;
     assert!(matches!(error, ClientError::ForeignToken), "{error}");
-    for text in [
-        "",
-        "hello",
-        &token.as_str()[1..],
-        &format!("{}=", token.as_str()),
-    ] {
+    for text in ["", "hello", &token.as_str()[1..], &format!("{}=", token.as_str())] {
         let error = settle(text).await;
         assert!(matches!(error, ClientError::MalformedToken), "{error}");
     }
@@ -335,15 +318,9 @@ async fn what_is_no_token_of_a_live_run_here_is_named() {
         let mut text = token.as_str().to_owned().into_bytes();
         text[at] = if text[at] == b'A' { b'B' } else { b'A' };
         let error = settle(std::str::from_utf8(&text).unwrap()).await;
-        let refused = matches!(
-            error,
-            ClientError::ForeignToken | ClientError::MalformedToken
-        );
+        let refused = matches!(error, ClientError::ForeignToken | ClientError::MalformedToken);
         assert!(refused, "{error}");
-        assert!(
-            !error.to_string().contains(token.as_str()),
-            "a token is not told"
-        );
+        assert!(!error.to_string().contains(token.as_str()), "a token is not told");
     }
     assert_eq!(run.status().await.unwrap(), RunStatus::Sleeping);
     // As the person pasted it, with a line break after it.
@@ -375,9 +352,7 @@ async fn a_token_of_an_earlier_generation_is_refused_and_its_value_forgotten() {
         Ok(json!([looked, shown(gate.await?)]))
     };
     let clock = VirtualClock::new();
-    let builder = Engine::on(testing::store())
-        .clock(clock.clone())
-        .register_fn(AGAIN, code);
+    let builder = Engine::on(testing::store()).clock(clock.clone()).register_fn(AGAIN, code);
     let engine = builder.start().await.unwrap();
     let client = engine.client();
     let run = client.start(AGAIN, 1).await.unwrap();
@@ -394,22 +369,12 @@ async fn a_token_of_an_earlier_generation_is_refused_and_its_value_forgotten() {
     assert_ne!(first, second);
     let error = client.deferred(GATE, &first).resolve(&stars(1)).await;
     let error = error.unwrap_err();
-    let old = matches!(
-        error,
-        ClientError::OldToken {
-            generation: 1,
-            current: 2,
-            ..
-        }
-    );
+    let old = matches!(error, ClientError::OldToken { generation: 1, current: 2, .. });
     assert!(old, "{error}");
     let settled = client.deferred(GATE, &second).resolve(&stars(2)).await;
     assert_eq!(settled.unwrap(), Resolved::First);
     let output = run.result().await.unwrap();
-    assert!(
-        output == json!([null, 2]) || output == json!([2, 2]),
-        "{output}"
-    );
+    assert!(output == json!([null, 2]) || output == json!([2, 2]), "{output}");
     engine.shutdown().await;
 }
 
@@ -479,10 +444,7 @@ async fn a_loser_of_a_race_takes_nothing() {
     let engine = start(memory.clone(), &clock, |ctx, ()| async move {
         let gate = ctx.deferred(GATE);
         ctx.set_state("token", &gate.token())?;
-        let slept = match ctx
-            .race("first", (gate, ctx.sleep("nap", hours(1))))
-            .await?
-        {
+        let slept = match ctx.race("first", (gate, ctx.sleep("nap", hours(1)))).await? {
             First2::A(_) => false,
             First2::B(_) => true,
         };
@@ -546,9 +508,7 @@ async fn a_value_that_does_not_decode_pauses_the_run() {
     let clock = VirtualClock::new();
     let engine = start(testing::store(), &clock, waits).await;
     let run = engine.client().start(RUN, ()).await.unwrap();
-    run.resolve_json("review", &json!("five stars"))
-        .await
-        .unwrap();
+    run.resolve_json("review", &json!("five stars")).await.unwrap();
     let reason = scenario::until_paused(&run).await;
     assert!(reason.contains("the value of a deferred"), "{reason}");
     engine.shutdown().await;
@@ -633,21 +593,14 @@ async fn all_ways(ctx: Ctx, (): ()) -> Result<Json> {
     let before = gate.peek().await?.map(shown);
     noted(&ctx, "ask").await?;
     let early = gate.timeout(minutes(1)).await?.map(shown);
-    let raced = ctx
-        .race("either", (gate, ctx.sleep("nap", hours(5))))
-        .await?;
+    let raced = ctx.race("either", (gate, ctx.sleep("nap", hours(5)))).await?;
     let raced = match raced {
         First2::A(verdict) => shown(verdict),
         First2::B(_) => json!("slept"),
     };
     noted(&ctx, "between").await?;
     let other = ctx.scope("other").deferred(GATE);
-    let lost = ctx
-        .race(
-            "lost",
-            (other.timeout(hours(9)), ctx.sleep("short", hours(1))),
-        )
-        .await?;
+    let lost = ctx.race("lost", (other.timeout(hours(9)), ctx.sleep("short", hours(1)))).await?;
     let lost = matches!(lost, First2::B(_));
     let rejected = other.timeout(hours(100)).await?.map(shown);
     let after = other.peek().await?.map(shown);
@@ -656,10 +609,7 @@ async fn all_ways(ctx: Ctx, (): ()) -> Result<Json> {
 }
 
 fn all_ways_settled(test: CrashTest) -> CrashTest {
-    test.at(hours(1))
-        .resolve("review", &stars(5))
-        .at(hours(3))
-        .reject("other/review", &rejection())
+    test.at(hours(1)).resolve("review", &stars(5)).at(hours(3)).reject("other/review", &rejection())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -745,9 +695,7 @@ async fn deferreds_survive_a_power_cut_at_every_write_to_the_file() {
         let gate = ctx.deferred(GATE);
         noted(&ctx, "ask").await?;
         let looked = gate.peek().await?.map(shown);
-        let raced = ctx
-            .race("either", (gate, ctx.sleep("nap", hours(5))))
-            .await?;
+        let raced = ctx.race("either", (gate, ctx.sleep("nap", hours(5)))).await?;
         let raced = match raced {
             First2::A(verdict) => shown(verdict),
             First2::B(_) => json!("slept"),

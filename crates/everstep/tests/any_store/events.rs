@@ -64,29 +64,9 @@ async fn an_event_reaches_a_run_before_and_after_it_waits() {
     let waiting = client.start(RUN, 1).await.unwrap();
     until_status(&waiting, RunStatus::Sleeping).await;
     let told = client.publish(PAID, &10).key("order-1").await.unwrap();
-    assert!(
-        matches!(
-            told,
-            PublishedEvent::Published {
-                told: 1,
-                kept: true,
-                ..
-            }
-        ),
-        "{told:?}"
-    );
+    assert!(matches!(told, PublishedEvent::Published { told: 1, kept: true, .. }), "{told:?}");
     let kept = client.publish(PAID, &20).key("order-2").await.unwrap();
-    assert!(
-        matches!(
-            kept,
-            PublishedEvent::Published {
-                told: 0,
-                kept: true,
-                ..
-            }
-        ),
-        "{kept:?}"
-    );
+    assert!(matches!(kept, PublishedEvent::Published { told: 0, kept: true, .. }), "{kept:?}");
     let late = client.start(RUN, 2).await.unwrap();
     drop(held);
     assert_eq!(waiting.result().await.unwrap(), json!([10, null]));
@@ -156,9 +136,7 @@ async fn a_wait_that_loses_a_race_leaves_the_event_to_the_next() {
     // The winner is a message that was sent before, the loser has its event in hand.
     let clock = VirtualClock::new();
     let engine = engine!(&clock, |ctx, n| {
-        let first = ctx
-            .race("either", (ctx.listen::<u32>("word"), ctx.event(JOB)))
-            .await?;
+        let first = ctx.race("either", (ctx.listen::<u32>("word"), ctx.event(JOB))).await?;
         let again = select_again(&ctx, n).await?;
         Ok(match first {
             First2::A(word) => json!(["word", word, again]),
@@ -228,12 +206,7 @@ async fn the_end_of_a_run_passes_its_event_on() {
 /// Publishes as another process does.
 fn publish(store: &MemoryStore, deliver: Deliver, body: u8) {
     let publication = Publication {
-        name: if deliver == Deliver::One {
-            "job"
-        } else {
-            "paid"
-        }
-        .to_owned(),
+        name: if deliver == Deliver::One { "job" } else { "paid" }.to_owned(),
         key: None,
         // A small number is one byte of CBOR.
         body: vec![body],
@@ -249,23 +222,13 @@ fn write(store: &MemoryStore, write: Write) {
     // The virtual clock begins later, so what is kept is kept from then on.
     let now = VirtualClock::new().now();
     let writes = vec![write];
-    let batch = Batch {
-        now,
-        writes,
-        ..Batch::default()
-    };
+    let batch = Batch { now, writes, ..Batch::default() };
     store.commit(&batch).unwrap();
 }
 
 fn cancel(store: &MemoryStore) {
-    let target = Target::Key {
-        workflow: "run".to_owned(),
-        key: "k".to_owned(),
-    };
-    write(
-        store,
-        Write::Control(target, Control::Cancel { rollback: false }),
-    );
+    let target = Target::Key { workflow: "run".to_owned(), key: "k".to_owned() };
+    write(store, Write::Control(target, Control::Cancel { rollback: false }));
 }
 
 /// Runs two waits for an event while something happens to the store just before the n-th write.
@@ -337,14 +300,7 @@ async fn a_broadcast_reaches_1000_waiters_and_more_than_a_page() {
     .await;
     let published = client.publish(PAID, &5).await.unwrap();
     assert!(
-        matches!(
-            published,
-            PublishedEvent::Published {
-                told: 1_000,
-                spreading: true,
-                ..
-            }
-        ),
+        matches!(published, PublishedEvent::Published { told: 1_000, spreading: true, .. }),
         "{published:?}"
     );
     for (n, run) in runs.iter().enumerate() {
@@ -378,11 +334,7 @@ async fn each_event_for_one_has_one_receiver_over_restarts_and_two_engines() {
     let second = workers(&path).start().await.unwrap();
     let mut runs = Vec::new();
     for n in 0..40 {
-        let client = if n % 2 == 0 {
-            first.client()
-        } else {
-            second.client()
-        };
+        let client = if n % 2 == 0 { first.client() } else { second.client() };
         let key = format!("worker-{n}");
         runs.push(client.start(RUN, 3).key(key).await.unwrap().id());
     }
@@ -433,9 +385,7 @@ fn waiting_and_publishing() -> CrashTest {
         })
         .await?;
         let late = ctx.event(JOB).timeout(hours(1)).await?;
-        let won = ctx
-            .race("either", (ctx.event(PAID), ctx.sleep("nap", hours(1))))
-            .await?;
+        let won = ctx.race("either", (ctx.event(PAID), ctx.sleep("nap", hours(1)))).await?;
         let first = match won {
             First2::A(first) => json!(first),
             First2::B(_) => json!("nap"),
@@ -465,9 +415,7 @@ async fn waiting_and_publishing_survive_every_power_cut() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_race_that_an_event_loses_survives_every_crash() {
     let report = crash!(["event"], |ctx| {
-        let won = ctx
-            .race("either", (ctx.event(JOB), ctx.listen::<u32>("word")))
-            .await?;
+        let won = ctx.race("either", (ctx.event(JOB), ctx.listen::<u32>("word"))).await?;
         let second: u32 = ctx.event(JOB).await?;
         Ok(match won {
             First2::A(job) => json!(["job", job, second]),
@@ -545,9 +493,7 @@ async fn a_message_to_a_finished_run_follows_its_policy() {
                 let ended: u32 = ctx.listen("ended").await?;
                 let run = ("run", "ended");
                 let plain = ctx.send(run, "word", &ended).await.is_err();
-                ctx.send(run, "word", &(ended + 1))
-                    .if_finished(IfFinished::DeadLetter)
-                    .await?;
+                ctx.send(run, "word", &(ended + 1)).if_finished(IfFinished::DeadLetter).await?;
                 ctx.send(run, "word", &(ended + 2))
                     .if_finished(IfFinished::Publish("paid".to_owned()))
                     .await?;
@@ -592,42 +538,25 @@ async fn dead_letters_are_shown_replayed_and_dropped() {
     }
     let page = client.dead_letters().name("word").limit(2).await.unwrap();
     assert_eq!(page.letters.len(), 2);
-    let rest = client
-        .dead_letters()
-        .after(page.next.unwrap())
-        .await
-        .unwrap();
+    let rest = client.dead_letters().after(page.next.unwrap()).await.unwrap();
     assert_eq!((rest.letters.len(), rest.next), (3, None));
     let no = page.letters[0].no;
     let refused = client.replay_dead_letter(no).await.unwrap();
-    assert_eq!(
-        refused,
-        Replayed::Refused {
-            reason: "the run had ended"
-        }
-    );
+    assert_eq!(refused, Replayed::Refused { reason: "the run had ended" });
     let live = client.start(RUN, 1).await.unwrap();
     let replayed = client.replay_dead_letter(no).to(live.id()).await.unwrap();
     assert_eq!(replayed, Replayed::Delivered { run: live.id() });
     assert_eq!(live.result().await.unwrap(), json!(1));
-    assert_eq!(
-        client.replay_dead_letter(no).await.unwrap(),
-        Replayed::Unknown
-    );
+    assert_eq!(client.replay_dead_letter(no).await.unwrap(), Replayed::Unknown);
     let worker = client.start(OTHER, 0).await.unwrap();
-    let event = client
-        .replay_dead_letter(page.letters[1].no)
-        .as_event("job");
+    let event = client.replay_dead_letter(page.letters[1].no).as_event("job");
     assert!(matches!(event.await.unwrap(), Replayed::Published { .. }));
     assert_eq!(worker.result().await.unwrap(), json!(2));
     let all = client.dead_letters().replay_all().await.unwrap();
     assert_eq!((all.replayed, all.refused), (0, 3));
     assert!(client.drop_dead_letter(rest.letters[0].no).await.unwrap());
     assert!(!client.drop_dead_letter(rest.letters[0].no).await.unwrap());
-    assert_eq!(
-        client.dead_letters().name("word").drop_all().await.unwrap(),
-        2
-    );
+    assert_eq!(client.dead_letters().name("word").drop_all().await.unwrap(), 2);
     assert!(client.dead_letters().await.unwrap().letters.is_empty());
     engine.shutdown().await;
 }

@@ -43,9 +43,7 @@ where
 /// The children that have not ended.
 async fn live_children(client: &Client) -> Vec<RunHandle<u32>> {
     let children = client.list().workflow("child").await.unwrap().runs;
-    let live = children
-        .into_iter()
-        .filter(|info| !info.status.is_terminal());
+    let live = children.into_iter().filter(|info| !info.status.is_terminal());
     live.map(|info| client.run(info.id)).collect()
 }
 

@@ -123,10 +123,7 @@ async fn an_evicted_run_comes_back_by_replay() {
         (waiting.as_deref() == Some("message for `add`")).then_some(())
     })
     .await;
-    until("it to be parked", async || {
-        engine.evict(run.id()).await.then_some(())
-    })
-    .await;
+    until("it to be parked", async || engine.evict(run.id()).await.then_some(())).await;
     assert!(!engine.evict(run.id()).await, "it is not there any more");
     run.send("add", &2).await.unwrap();
     assert_eq!(run.result().await.unwrap(), 3);
@@ -167,10 +164,7 @@ async fn waking_a_hot_run_reads_nothing_from_the_store() {
     let reads = engine.store().counters().reads;
     for n in 1..=20 {
         run.send("go", &()).await.unwrap();
-        until("the body", async || {
-            (told.load(Ordering::SeqCst) == n).then_some(())
-        })
-        .await;
+        until("the body", async || (told.load(Ordering::SeqCst) == n).then_some(())).await;
     }
     assert_eq!(run.result().await.unwrap(), 20);
     assert_eq!(engine.store().counters().reads, reads);
@@ -179,10 +173,7 @@ async fn waking_a_hot_run_reads_nothing_from_the_store() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_room_for_two_runs_a_hundred_end_and_the_oldest_go_first() {
-    let (order, most) = (
-        Arc::new(Mutex::new(Vec::new())),
-        Arc::new(AtomicUsize::new(0)),
-    );
+    let (order, most) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicUsize::new(0)));
     let now = Arc::new(AtomicUsize::new(0));
     let (begun, peak) = (order.clone(), most.clone());
     let engine = Engine::on(testing::store())
@@ -263,10 +254,7 @@ async fn never_more_runs_move_than_the_bound_allows() {
         let most = inside.1.load(Ordering::SeqCst);
         assert!(most <= bound, "{most} of {bound} with {threads} threads");
         // A result is told a moment before the run leaves memory.
-        until("all to have left", async || {
-            (engine.census().await.moving == 0).then_some(())
-        })
-        .await;
+        until("all to have left", async || (engine.census().await.moving == 0).then_some(())).await;
         engine.shutdown().await;
     }
 }
@@ -351,10 +339,7 @@ async fn a_live_run_of_an_unknown_workflow_is_kept_for_an_engine_that_has_it() {
     let engine = on_store().register_fn(WORK, work);
     let engine = engine.start().await.unwrap();
     let run = engine.client().start(WORK, 5).await.unwrap();
-    until("the first step", async || {
-        run.history().await.unwrap().first().map(|_| ())
-    })
-    .await;
+    until("the first step", async || run.history().await.unwrap().first().map(|_| ())).await;
     drop(engine);
     clock.advance(scenario::LEASE_IS_OVER);
     let engine = on_store().start().await.unwrap();
@@ -385,15 +370,7 @@ async fn a_clock_that_jumps_loses_nothing() {
     let bodies = Arc::new(AtomicUsize::new(0));
     let build = || counting(Engine::on(store.clone()), &bodies).clock(clock.clone());
     let engine = build().start().await.unwrap();
-    let began = engine
-        .client()
-        .start(WORK, 0)
-        .await
-        .unwrap()
-        .info()
-        .await
-        .unwrap()
-        .created_at;
+    let began = engine.client().start(WORK, 0).await.unwrap().info().await.unwrap().created_at;
     let jumps = [
         began + hours(24 * 365 * 500),
         Timestamp::from_millis(0),
@@ -439,8 +416,7 @@ async fn time_goes_on_after_the_clock_was_set_back() {
     let clock = Arc::new(Wrong(std::sync::atomic::AtomicI64::new(0)));
     let engine = Engine::on(testing::store())
         .register_fn(NAP, |ctx, ()| async move {
-            ctx.sleep("nap", std::time::Duration::from_millis(20))
-                .await?;
+            ctx.sleep("nap", std::time::Duration::from_millis(20)).await?;
             Ok(())
         })
         .clock(clock.clone());

@@ -79,10 +79,7 @@ impl Bodies {
     }
 
     async fn until_began(&self, wanted: &[u32]) {
-        until(&format!("bodies {wanted:?}"), async || {
-            (self.began() == wanted).then_some(())
-        })
-        .await;
+        until(&format!("bodies {wanted:?}"), async || (self.began() == wanted).then_some(())).await;
     }
 }
 
@@ -96,11 +93,7 @@ async fn engine(builder: EngineBuilder, limit: Limit) -> (Engine, Bodies) {
     let inner = bodies.clone();
     let engine = builder.register_fn(WORK, move |ctx, n| {
         let bodies = inner.clone();
-        async move {
-            ctx.step("work", async || bodies.body(n).await)
-                .limit(limit)
-                .await
-        }
+        async move { ctx.step("work", async || bodies.body(n).await).limit(limit).await }
     });
     (engine.start().await.unwrap(), bodies)
 }
@@ -118,10 +111,7 @@ async fn queue_up(client: &Client, numbers: impl IntoIterator<Item = u32>) -> Ve
         runs.push(client.start(WORK, n).await.unwrap());
         until("the run to stand in line", async || {
             let limits = client.limits().await.unwrap();
-            let there: u64 = limits
-                .iter()
-                .map(|limit| limit.in_use + limit.waiting)
-                .sum();
+            let there: u64 = limits.iter().map(|limit| limit.in_use + limit.waiting).sum();
             (there == runs.len() as u64).then_some(())
         })
         .await;
@@ -204,12 +194,10 @@ async fn two_engines_on_one_file_never_exceed_the_limit() {
                 ctx.step("second", body).limit(limit).await
             }
         };
-        Engine::open(&path)
-            .register_fn(WORK, code)
-            .settings(|settings| {
-                settings.heartbeat = Some(Duration::from_millis(50));
-                settings.lease = Duration::from_secs(60);
-            })
+        Engine::open(&path).register_fn(WORK, code).settings(|settings| {
+            settings.heartbeat = Some(Duration::from_millis(50));
+            settings.lease = Duration::from_secs(60);
+        })
     };
     let engines = [make().start().await.unwrap(), make().start().await.unwrap()];
     let mut runs = Vec::new();
@@ -324,10 +312,7 @@ async fn whoever_is_cancelled_gives_back_its_place_or_leaves_the_line() {
             assert_eq!(run.result().await.is_ok(), no != cancelled);
         }
         let wanted = [vec![1, 2, 3], vec![1, 3]];
-        assert_eq!(
-            (bodies.began(), bodies.max()),
-            (wanted[cancelled].clone(), 1)
-        );
+        assert_eq!((bodies.began(), bodies.max()), (wanted[cancelled].clone(), 1));
         assert_eq!(engine.client().limits().await.unwrap(), []);
     }
 }
@@ -411,11 +396,7 @@ async fn a_run_waits_for_the_limit_of_its_workflow_before_it_begins() {
     assert_eq!(waiting(&runs[0]).await, "message for `go`");
     assert_eq!(waiting(&runs[1]).await, "message for `go`");
     assert_eq!(waiting(&runs[2]).await, "limit `one` (`1`) for its start");
-    assert_eq!(
-        runs[2].history().await.unwrap(),
-        [],
-        "nothing of it has run"
-    );
+    assert_eq!(runs[2].history().await.unwrap(), [], "nothing of it has run");
     for run in &runs {
         run.send("go", &()).await.unwrap();
         run.result().await.unwrap();
@@ -457,12 +438,7 @@ async fn a_run_that_is_paused_or_cancelled_lets_the_next_one_begin() {
 async fn a_limit_can_be_added_changed_and_taken_away_under_running_work() {
     let store = testing::store();
     let clock = VirtualClock::new();
-    let limits = [
-        None,
-        Some(ONE),
-        Some(Limit::new("two").concurrency(2)),
-        None,
-    ];
+    let limits = [None, Some(ONE), Some(Limit::new("two").concurrency(2)), None];
     let mut run = None;
     for (life, limit) in limits.into_iter().enumerate() {
         let builder = Engine::on(store.clone()).clock(clock.clone());
@@ -484,9 +460,7 @@ async fn a_limit_can_be_added_changed_and_taken_away_under_running_work() {
         let run = client.run::<Json>(*run);
         until("the run to come to its next wait", async || {
             let done = run.history().await.unwrap();
-            let steps = done
-                .iter()
-                .filter(|entry| entry.location.starts_with("work"));
+            let steps = done.iter().filter(|entry| entry.location.starts_with("work"));
             (steps.count() == life + 1).then_some(())
         })
         .await;
@@ -513,10 +487,7 @@ async fn a_limit_whose_key_cannot_be_used_fails_the_step() {
 
 /// Three steps at once under a limit for two, with attempts that fail, a rate, and turns.
 async fn mix(ctx: Ctx, n: u32) -> Result<Json> {
-    let limit = Limit::new("mix")
-        .concurrency(2)
-        .rate(1, seconds(10))
-        .burst(2);
+    let limit = Limit::new("mix").concurrency(2).rate(1, seconds(10)).burst(2);
     let ledger = ctx.get::<Ledger>().clone();
     let one = async |ctx: Ctx, name: &str| {
         let retry = Retry::fixed(3, seconds(5));
@@ -543,14 +514,9 @@ async fn mix(ctx: Ctx, n: u32) -> Result<Json> {
         ctx.rate_limit(turns).await?;
     }
     let lost = ctx.step("lost", async || Ok(1)).limit(turns);
-    let won = ctx
-        .race("race", (lost, ctx.sleep("soon", seconds(1))))
-        .await?;
+    let won = ctx.race("race", (lost, ctx.sleep("soon", seconds(1)))).await?;
     let lost = matches!(won, First2::B(_));
-    let last = ctx
-        .step("last", async || Ok(2))
-        .limit_key(limit, "k")
-        .await?;
+    let last = ctx.step("last", async || Ok(2)).limit_key(limit, "k").await?;
     Ok(json!([a, b, c, lost, last]))
 }
 
@@ -589,14 +555,10 @@ async fn limits_survive_a_power_cut_at_every_point() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_attempt_of_a_limited_run_survives_a_crash_at_every_point() {
-    let options = WorkflowOptions::new()
-        .limit(ONE)
-        .retry(Retry::fixed(2, seconds(1)));
+    let options = WorkflowOptions::new().limit(ONE).retry(Retry::fixed(2, seconds(1)));
     let code = |ctx: Ctx, n| async move {
         let attempt = ctx.run_attempt();
-        ctx.step("before", async || Ok(()))
-            .limit(Limit::new("s").concurrency(1))
-            .await?;
+        ctx.step("before", async || Ok(())).limit(Limit::new("s").concurrency(1)).await?;
         let step = ctx.step("work", async || match attempt {
             1 => Err(Error::msg("not yet")),
             _ => Ok(n),
@@ -614,13 +576,9 @@ async fn a_failed_attempt_of_a_limited_run_survives_a_crash_at_every_point() {
 async fn a_paused_and_resumed_run_survives_a_crash_at_every_point() {
     let options = WorkflowOptions::new().limit(ONE);
     let code = |ctx: Ctx, n: u32| async move {
-        ctx.step("before", async || Ok(()))
-            .limit(Limit::new("s").concurrency(1))
-            .await?;
+        ctx.step("before", async || Ok(())).limit(Limit::new("s").concurrency(1)).await?;
         ctx.sleep("long", hours(1)).await?;
-        let last = ctx
-            .step("last", async || Ok(n))
-            .limit(Limit::new("s").concurrency(1));
+        let last = ctx.step("last", async || Ok(n)).limit(Limit::new("s").concurrency(1));
         Ok(json!(last.await?))
     };
     let test = CrashTest::new(MIX, 5)
@@ -798,18 +756,12 @@ async fn a_step_gets_the_place_of_an_item_whose_worker_is_lost() {
         limit: Some(ClaimLimit {
             limit: ONE.name().to_owned(),
             limit_key: String::new(),
-            rule: LimitRule {
-                concurrency: Some(1),
-                rate: None,
-            },
+            rule: LimitRule { concurrency: Some(1), rate: None },
         }),
     });
     let lost_at = clock.now() + seconds(30);
-    let batch = Batch {
-        fence: None,
-        now: clock.now(),
-        writes: vec![Write::Queue(Box::new(claim))],
-    };
+    let batch =
+        Batch { fence: None, now: clock.now(), writes: vec![Write::Queue(Box::new(claim))] };
     store.commit(&batch).unwrap();
 
     // Nobody works on the queue.
@@ -841,9 +793,11 @@ async fn an_imported_run_stands_in_line_in_its_new_store() {
             }
         };
         let clock = VirtualClock::new();
-        let old = Engine::on(testing::store())
-            .clock(clock.clone())
-            .register_fn_with(WORK, options.clone(), code);
+        let old = Engine::on(testing::store()).clock(clock.clone()).register_fn_with(
+            WORK,
+            options.clone(),
+            code,
+        );
         let old = old.start().await.unwrap();
         let first = old.client().start(WORK, 1).await.unwrap();
         first.result().await.unwrap();

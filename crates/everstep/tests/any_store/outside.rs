@@ -28,9 +28,7 @@ const NAP: Workflow<Duration, ()> = Workflow::new("nap");
 
 fn with_workflows(builder: everstep::EngineBuilder) -> everstep::EngineBuilder {
     builder
-        .register_fn(QUICK, |ctx, n| async move {
-            ctx.step("double", async || Ok(2 * n)).await
-        })
+        .register_fn(QUICK, |ctx, n| async move { ctx.step("double", async || Ok(2 * n)).await })
         .register_fn(WAIT, |ctx, n| async move {
             let add: u32 = ctx.listen("add").await?;
             Ok(n + add)
@@ -75,10 +73,7 @@ async fn a_deleted_run_is_gone_and_its_key_is_kept_for_its_window() {
             run.result().await,
             Err(RunError::Client(ClientError::UnknownRun { .. }))
         ));
-        assert!(matches!(
-            run.delete().await,
-            Err(ClientError::UnknownRun { .. })
-        ));
+        assert!(matches!(run.delete().await, Err(ClientError::UnknownRun { .. })));
         let error = client.start(QUICK, 4).key("k").await.unwrap_err();
         let expected = format!(
             "the key `k` of workflow `quick` was used by run {}, which has ended and was deleted \
@@ -87,13 +82,7 @@ async fn a_deleted_run_is_gone_and_its_key_is_kept_for_its_window() {
         );
         assert!(error.to_string().starts_with(&expected), "{error}");
         drop(held);
-        client
-            .start(NAP, hours(25))
-            .await
-            .unwrap()
-            .result()
-            .await
-            .unwrap();
+        client.start(NAP, hours(25)).await.unwrap().result().await.unwrap();
         let again = client.start(QUICK, 5).key("k").await.unwrap();
         assert!(!again.attached());
         assert_eq!(again.result().await.unwrap(), 10);
@@ -178,13 +167,7 @@ async fn retention_deletes_by_workflow_and_status() {
         cancelled.result().await.unwrap_err();
         let live = client.start(WAIT, 1).await.unwrap();
         drop(held);
-        let all = [
-            quick.id(),
-            kept.id(),
-            failed.id(),
-            cancelled.id(),
-            live.id(),
-        ];
+        let all = [quick.id(), kept.id(), failed.id(), cancelled.id(), live.id()];
         let there = async || {
             let mut there = Vec::new();
             for id in all {
@@ -245,16 +228,10 @@ async fn charts_say_where_retention_has_deleted_runs() {
         assert!(client.get(old).await.unwrap().is_none());
         assert!(client.get(new).await.unwrap().is_some());
         let horizon = client.retention_horizon().await.unwrap().unwrap();
-        assert!(
-            horizon > begin && horizon <= begin + minutes(2),
-            "{horizon}"
-        );
+        assert!(horizon > begin && horizon <= begin + minutes(2), "{horizon}");
         let stats = complete().await;
         assert_eq!(stats[0], (false, 1), "the failed run is still there");
-        assert!(
-            stats[1..].iter().all(|(complete, _)| *complete),
-            "{stats:?}"
-        );
+        assert!(stats[1..].iter().all(|(complete, _)| *complete), "{stats:?}");
         assert_eq!(stats[9], (true, 2));
         // A run that was deleted by hand does not make the rest of the chart unknown.
         client.run::<u32>(new).delete().await.unwrap();
@@ -421,10 +398,7 @@ async fn tags_are_set_from_both_sides() {
     run.send("go", &()).await.unwrap();
     run.result().await.unwrap();
     assert_eq!(run.info().await.unwrap().tags, [tag("phase", "done")]);
-    assert!(
-        run.tag("archived", "yes").await.unwrap(),
-        "an ended run too"
-    );
+    assert!(run.tag("archived", "yes").await.unwrap(), "an ended run too");
     let error = run.tag("", "x").await.unwrap_err();
     assert!(error.to_string().contains("a tag's name cannot be used"));
     engine.shutdown().await;
@@ -499,12 +473,7 @@ fn without_draw(output: &str) -> String {
 async fn a_fork_without_edits_ends_as_the_original() {
     let ledger = Ledger::new();
     let engine = journeys(testing::store(), &ledger).await;
-    let run = engine
-        .client()
-        .start(journey, 1)
-        .tag("x", "y")
-        .await
-        .unwrap();
+    let run = engine.client().start(journey, 1).tag("x", "y").await.unwrap();
     let original = run.result().await.unwrap();
     for from in ["a", "rest", "both/left/b", "both/right/c", "both", "low"] {
         let fork = run.fork().from(from).start().await.unwrap();
@@ -588,10 +557,8 @@ async fn what_cannot_be_forked_is_said() {
     let run = engine.client().start(journey, 1).await.unwrap();
     run.result().await.unwrap();
     let error = run.fork().from("nowhere").start().await.unwrap_err();
-    let expected = format!(
-        "run {} cannot be forked: its history has nothing at `nowhere`",
-        run.id()
-    );
+    let expected =
+        format!("run {} cannot be forked: its history has nothing at `nowhere`", run.id());
     assert!(error.to_string().starts_with(&expected), "{error}");
     let later = run.fork().from("a").result("low", &1_u32).unwrap();
     let error = later.start().await.unwrap_err().to_string();
@@ -659,10 +626,7 @@ async fn a_rolled_back_step_is_run_again_by_a_fork() {
     // It would be recorded before the code, which holds again first, has come to it.
     let later = run.fork().from("pack").result("pack", &2).unwrap();
     let error = later.start().await.unwrap_err().to_string();
-    assert!(
-        error.contains("`pack` was begun after a step that"),
-        "{error}"
-    );
+    assert!(error.contains("`pack` was begun after a step that"), "{error}");
     let fork = run.fork().from("pack").start().await.unwrap();
     assert_eq!(fork.result().await.unwrap(), 5);
     assert_eq!((ledger.count("hold"), ledger.count("undo")), (2, 1));
@@ -700,9 +664,7 @@ async fn a_fork_ends_the_same_wherever_it_dies() {
                 .provide(ledger.clone())
                 .clock(VirtualClock::new());
             if let Ok(engine) = engine.start().await {
-                timeout(LIMIT, forked(engine))
-                    .await
-                    .expect("it ends or dies");
+                timeout(LIMIT, forked(engine)).await.expect("it ends or dies");
             }
             if !store.is_dead() {
                 continue;
@@ -805,32 +767,19 @@ async fn why_says_what_a_run_waits_for() {
         )
     );
     let sentence = say(broken.id()).await;
-    let start = format!(
-        "run {} of `broken` waits for attempt 2 of `call` at ",
-        broken.id()
-    );
+    let start = format!("run {} of `broken` waits for attempt 2 of `call` at ", broken.id());
     assert!(sentence.starts_with(&start), "{sentence}");
-    assert!(
-        sentence.ends_with("because the last one failed: down"),
-        "{sentence}"
-    );
+    assert!(sentence.ends_with("because the last one failed: down"), "{sentence}");
     assert_eq!(
         say(later.id()).await,
-        format!(
-            "run {} of `quick` does not begin before {}",
-            later.id(),
-            now + hours(3)
-        )
+        format!("run {} of `quick` does not begin before {}", later.id(), now + hours(3))
     );
     let sentence = say(unknown.id()).await;
     let end = "waits for a runner: no live runner knows workflow `nobody-has-it` version 3; \
                deploy code that has it, or `accepts` it";
     assert!(sentence.ends_with(end), "{sentence}");
     let sentence = say(paused.id()).await;
-    assert!(
-        sentence.ends_with("is paused: paused by request"),
-        "{sentence}"
-    );
+    assert!(sentence.ends_with("is paused: paused by request"), "{sentence}");
     let sentence = say(done.id()).await;
     assert!(sentence.contains("has ended (completed) at"), "{sentence}");
     done.delete().await.unwrap();
@@ -846,9 +795,7 @@ async fn why_of_an_ended_run_says_what_failed_and_where_and_what_was_rolled_back
         let engine = with_workflows(builder)
             .register_fn(TRIP, |ctx, fails| async move {
                 for name in ["flight", "hotel"] {
-                    ctx.step(name, async || Ok(()))
-                        .rollback(async |_, ()| Ok(()))
-                        .await?;
+                    ctx.step(name, async || Ok(())).rollback(async |_, ()| Ok(())).await?;
                 }
                 if !fails {
                     return ctx.listen::<()>("never").await;
@@ -868,16 +815,8 @@ async fn why_of_an_ended_run_says_what_failed_and_where_and_what_was_rolled_back
         let at = failed.info().await.unwrap().finished_at.unwrap();
         let start = format!("run {} (`t` of `trip`) failed at {at}: ", failed.id());
         assert!(why.sentence.starts_with(&start), "{}", why.sentence);
-        assert!(
-            why.sentence.contains("pay` failed after 3 attempts: "),
-            "{}",
-            why.sentence
-        );
-        assert!(
-            why.sentence.contains("the bank is away"),
-            "{}",
-            why.sentence
-        );
+        assert!(why.sentence.contains("pay` failed after 3 attempts: "), "{}", why.sentence);
+        assert!(why.sentence.contains("the bank is away"), "{}", why.sentence);
         assert!(why.chain[0].waits_for.is_empty());
 
         let own = client.start(FAIL, ()).await.unwrap();
@@ -896,10 +835,7 @@ async fn why_of_an_ended_run_says_what_failed_and_where_and_what_was_rolled_back
         cancelled.result().await.unwrap_err();
         let sentence = say(cancelled.id()).await.sentence;
         assert!(sentence.contains(" was cancelled at "), "{sentence}");
-        assert!(
-            sentence.contains(", as `cli:ada` requested at "),
-            "{sentence}"
-        );
+        assert!(sentence.contains(", as `cli:ada` requested at "), "{sentence}");
         let end = "; rolled back: `flight`, `hotel`";
         assert!(sentence.ends_with(end), "{sentence}");
         engine.shutdown().await;
@@ -908,10 +844,7 @@ async fn why_of_an_ended_run_says_what_failed_and_where_and_what_was_rolled_back
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_or_a_pause_that_does_nothing_says_so() {
-    let engine = with_workflows(Engine::on(testing::store()))
-        .start()
-        .await
-        .unwrap();
+    let engine = with_workflows(Engine::on(testing::store())).start().await.unwrap();
     let client = engine.client();
     let ended = client.start(QUICK, 1).await.unwrap();
     ended.result().await.unwrap();
@@ -951,15 +884,10 @@ async fn why_names_the_body_that_runs() {
     let run = engine.client().start(SLOW, ()).await.unwrap();
     let sentence = scenario::until("the body to be shown", async || {
         let why = run.why().await.unwrap();
-        why.sentence
-            .contains("runs the body")
-            .then_some(why.sentence)
+        why.sentence.contains("runs the body").then_some(why.sentence)
     });
     let sentence = sentence.await;
-    assert!(
-        sentence.contains("runs the body of `long` since"),
-        "{sentence}"
-    );
+    assert!(sentence.contains("runs the body of `long` since"), "{sentence}");
     gate.notify_one();
     run.result().await.unwrap();
     engine.shutdown().await;
@@ -970,19 +898,11 @@ async fn a_delayed_start_keeps_its_time_through_a_pause() {
     for (engine, clock) in engines(|_| {}).await {
         let began = everstep::Clock::now(&*clock);
         let held = clock.hold();
-        let run = engine
-            .client()
-            .start(QUICK, 1)
-            .after(hours(3))
-            .await
-            .unwrap();
+        let run = engine.client().start(QUICK, 1).after(hours(3)).await.unwrap();
         run.pause().await.unwrap();
         let held = held.sleep(hours(1)).await;
         run.resume().await.unwrap();
-        assert_eq!(
-            run.info().await.unwrap().available_at,
-            Some(began + hours(3))
-        );
+        assert_eq!(run.info().await.unwrap().available_at, Some(began + hours(3)));
         drop(held);
         assert_eq!(run.result().await.unwrap(), 2);
         let ended = run.info().await.unwrap().finished_at.unwrap();
@@ -1061,10 +981,7 @@ async fn a_cancel_of_a_paused_rollback_says_that_it_must_be_resumed() {
     // Not being cancelled, so it can be paused.
     run.pause().await.unwrap();
     let error = run.cancel().await.unwrap_err().to_string();
-    assert!(
-        error.contains("is paused and cannot be cancelled"),
-        "{error}"
-    );
+    assert!(error.contains("is paused and cannot be cancelled"), "{error}");
     assert!(error.contains("then resume it"), "{error}");
     gate.notify_one();
     run.resume().await.unwrap();

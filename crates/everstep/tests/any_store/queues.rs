@@ -36,9 +36,7 @@ struct Gate {
 
 impl Gate {
     fn new() -> Gate {
-        Gate {
-            open: tokio::sync::watch::channel(false).0,
-        }
+        Gate { open: tokio::sync::watch::channel(false).0 }
     }
 
     fn open(&self) {
@@ -56,25 +54,17 @@ async fn a_workflow_gets_the_result_of_its_item() {
     let engine = builder(&clock)
         .register_fn(RUN, |ctx, ()| async move {
             let a = ctx.enqueue(LEN, &"seven".to_owned()).await?;
-            let b = ctx
-                .enqueue(LEN, &"four".to_owned())
-                .timeout(hours(1))
-                .await?;
+            let b = ctx.enqueue(LEN, &"four".to_owned()).timeout(hours(1)).await?;
             Ok(json!([a, b]))
         })
         .start()
         .await
         .unwrap();
-    engine
-        .work(LEN, 2, async |_job, text: String| Ok(text.len() as u32))
-        .unwrap();
+    engine.work(LEN, 2, async |_job, text: String| Ok(text.len() as u32)).unwrap();
     let run = engine.client().start(RUN, ()).await.unwrap();
     assert_eq!(run.result().await.unwrap(), json!([5, 4]));
     // An item that only a workflow waits for is gone with its end.
-    assert_eq!(
-        engine.client().queue_stats("len").await.unwrap(),
-        Default::default()
-    );
+    assert_eq!(engine.client().queue_stats("len").await.unwrap(), Default::default());
     engine.shutdown().await;
 }
 
@@ -84,9 +74,7 @@ async fn a_failed_attempt_is_made_again_and_the_waiter_told_once() {
     let tries = Arc::new(AtomicU32::new(0));
     let counted = tries.clone();
     let engine = builder(&clock)
-        .register_fn(RUN, |ctx, ()| async move {
-            Ok(json!(ctx.enqueue(NUM, &1).await?))
-        })
+        .register_fn(RUN, |ctx, ()| async move { Ok(json!(ctx.enqueue(NUM, &1).await?)) })
         .work(NUM, 2, move |job: Job, n: u32| {
             counted.fetch_add(1, Ordering::SeqCst);
             async move {
@@ -114,16 +102,9 @@ async fn the_last_error_reaches_the_workflow_with_its_details() {
             let error = ctx.enqueue(NUM, &1).await.unwrap_err();
             let failure = error.failure();
             let location = failure.location.as_ref().map(ToString::to_string);
-            Ok(json!([
-                failure.attempts,
-                error.details::<u32>(),
-                failure.message,
-                location
-            ]))
+            Ok(json!([failure.attempts, error.details::<u32>(), failure.message, location]))
         })
-        .work(NUM, 1, async |_, n: u32| -> Result<u32> {
-            Err(Error::msg("no").with_details(&n))
-        })
+        .work(NUM, 1, async |_, n: u32| -> Result<u32> { Err(Error::msg("no").with_details(&n)) })
         .start()
         .await
         .unwrap();
@@ -166,17 +147,11 @@ async fn a_client_waits_for_its_item_and_a_failed_one_becomes_a_dead_letter() {
     assert_eq!((failure.kind, failure.attempts), (FailureKind::Fatal, 1));
     let letters = client.queue_dead_letters("num", None, 10).await.unwrap();
     assert_eq!(letters.len(), 1);
-    assert_eq!(
-        (letters[0].id, &letters[0].input),
-        (bad.id(), &Some(json!(2)))
-    );
+    assert_eq!((letters[0].id, &letters[0].input), (bad.id(), &Some(json!(2))));
     assert_eq!(letters[0].error.as_ref().unwrap().message, "refused");
     assert_eq!(client.queue_stats("num").await.unwrap().dead, 1);
 
-    assert!(
-        !good.replay().await.unwrap(),
-        "only a dead letter is replayed"
-    );
+    assert!(!good.replay().await.unwrap(), "only a dead letter is replayed");
     works.store(1, Ordering::SeqCst);
     assert!(bad.replay().await.unwrap());
     assert_eq!(bad.result_json().await.unwrap(), json!(20));
@@ -186,13 +161,7 @@ async fn a_client_waits_for_its_item_and_a_failed_one_becomes_a_dead_letter() {
     assert!(dropped.result().await.is_err());
     assert!(dropped.drop_dead().await.unwrap());
     assert!(dropped.info().await.is_err());
-    assert!(
-        client
-            .queue_item::<u32>(ItemId(999))
-            .result()
-            .await
-            .is_err()
-    );
+    assert!(client.queue_item::<u32>(ItemId(999)).result().await.is_err());
     engine.shutdown().await;
 }
 
@@ -206,12 +175,7 @@ async fn higher_priorities_come_first_and_delays_are_kept() {
     for (n, priority) in [(1, 0), (2, 5), (3, -5), (4, 5)] {
         client.enqueue(NUM, &n).priority(priority).await.unwrap();
     }
-    client
-        .enqueue(NUM, &5)
-        .priority(9)
-        .delay(hours(1))
-        .await
-        .unwrap();
+    client.enqueue(NUM, &5).priority(9).delay(hours(1)).await.unwrap();
     let stats = client.queue_stats("num").await.unwrap();
     assert_eq!((stats.ready, stats.delayed), (4, 1));
     assert_eq!(stats.oldest_ready, Some(began));
@@ -270,9 +234,8 @@ async fn a_wait_that_is_given_up_takes_its_unclaimed_item_along() {
     let engine = builder(&clock)
         .register_fn(RUN, |ctx, ()| async move {
             let none = ctx.enqueue(NUM, &1).timeout(minutes(1)).await?;
-            let race = ctx
-                .race("race", (ctx.enqueue(NUM, &2), ctx.sleep("nap", minutes(1))))
-                .await?;
+            let race =
+                ctx.race("race", (ctx.enqueue(NUM, &2), ctx.sleep("nap", minutes(1)))).await?;
             let slept = matches!(race, First2::B(_));
             let left = ctx.enqueue(NUM, &3).leave().timeout(minutes(1)).await?;
             Ok(json!([none, slept, left]))
@@ -282,11 +245,7 @@ async fn a_wait_that_is_given_up_takes_its_unclaimed_item_along() {
         .unwrap();
     let run = engine.client().start(RUN, ()).await.unwrap();
     assert_eq!(run.result().await.unwrap(), json!([null, true, null]));
-    let items = engine
-        .client()
-        .queue_items("num", None, None, 10)
-        .await
-        .unwrap();
+    let items = engine.client().queue_items("num", None, None, 10).await.unwrap();
     let inputs: Vec<_> = items.into_iter().map(|item| item.input.unwrap()).collect();
     assert_eq!(inputs, [json!(3)]);
     engine.shutdown().await;
@@ -301,11 +260,7 @@ mod elsewhere {
     use uuid::Uuid;
 
     fn write(store: &dyn Store, now: Timestamp, write: QueueWrite) -> QueueDone {
-        let batch = Batch {
-            fence: None,
-            now,
-            writes: vec![Write::Queue(Box::new(write))],
-        };
+        let batch = Batch { fence: None, now, writes: vec![Write::Queue(Box::new(write))] };
         match store.commit(&batch).unwrap().outcomes.pop() {
             Some(Outcome::Queue(done)) => done,
             other => panic!("{other:?}"),
@@ -449,9 +404,7 @@ async fn a_result_just_before_and_after_a_cancel_leaves_nothing_behind() {
         let store = Arc::new(store);
         let engine = Engine::on(store.clone())
             .clock(clock.clone())
-            .register_fn(RUN, |ctx, ()| async move {
-                Ok(json!(ctx.enqueue(NUM, &1).await?))
-            })
+            .register_fn(RUN, |ctx, ()| async move { Ok(json!(ctx.enqueue(NUM, &1).await?)) })
             .start()
             .await
             .unwrap();
@@ -482,9 +435,7 @@ async fn a_worker_that_lost_its_item_is_told_and_its_handler_or_its_result_dropp
         let counted = (began.clone(), cancelled.clone());
         let engine = Engine::on(store.clone())
             .clock(clock.clone())
-            .register_fn(RUN, |ctx, ()| async move {
-                Ok(json!(ctx.enqueue(NUM, &1).await?))
-            })
+            .register_fn(RUN, |ctx, ()| async move { Ok(json!(ctx.enqueue(NUM, &1).await?)) })
             .work(NUM, 1, move |job: Job, _: u32| {
                 let (began, cancelled) = counted.clone();
                 async move {
@@ -578,9 +529,7 @@ async fn a_worker_that_stops_gives_back_what_it_has() {
     })
     .await;
     worker.stop_within(Duration::from_millis(50)).await;
-    engine
-        .work(NUM, 2, async |job: Job, n: u32| Ok(10 * n + job.attempt()))
-        .unwrap();
+    engine.work(NUM, 2, async |job: Job, n: u32| Ok(10 * n + job.attempt())).unwrap();
     // Neither attempt has counted, and nobody waited for the visibility to end.
     assert_eq!(stubborn.result().await.unwrap(), 11);
     assert_eq!(polite.result().await.unwrap(), 21);
@@ -593,9 +542,7 @@ async fn five_hundred_items_go_through_two_workers_once_each() {
     let file = SqliteStore::create(directory.path().join("app.db")).unwrap();
     let stores: [Arc<dyn Store>; 2] = [testing::store(), Arc::new(file)];
     for store in stores {
-        let load = everstep::testing::queue_load(store, 500, 2, 20)
-            .await
-            .unwrap();
+        let load = everstep::testing::queue_load(store, 500, 2, 20).await.unwrap();
         assert_eq!(load.attempts, vec![1; 500]);
     }
 }
@@ -621,11 +568,7 @@ async fn a_claim_that_meets_its_item_is_the_only_one() {
         }
     });
     let store = Arc::new(store);
-    let engine = Engine::on(store.clone())
-        .clock(clock.clone())
-        .start()
-        .await
-        .unwrap();
+    let engine = Engine::on(store.clone()).clock(clock.clone()).start().await.unwrap();
     let client = engine.client();
     drop(clock.quiet().await);
     let before = store.counters().writes;

@@ -124,10 +124,7 @@ async fn a_cancel_while_a_body_runs_keeps_its_result_and_starts_no_other() {
     assert!(run.result().await.is_err());
     assert_eq!(run.status().await.unwrap(), RunStatus::Cancelled);
     let history = run.history().await.unwrap();
-    assert!(
-        history.iter().all(|entry| entry.location != "never"),
-        "{history:?}"
-    );
+    assert!(history.iter().all(|entry| entry.location != "never"), "{history:?}");
     engine.shutdown().await;
 }
 
@@ -149,17 +146,10 @@ async fn a_pause_while_a_body_runs_records_its_result() {
     drop(clock.quiet().await);
     assert_eq!(run.status().await.unwrap(), RunStatus::Paused);
     let history = run.history().await.unwrap();
-    assert!(
-        history.iter().all(|entry| entry.location != "next"),
-        "{history:?}"
-    );
+    assert!(history.iter().all(|entry| entry.location != "next"), "{history:?}");
     run.resume().await.unwrap();
     drop(held);
-    assert_eq!(
-        run.result().await.unwrap(),
-        json!(1),
-        "the body does not run again"
-    );
+    assert_eq!(run.result().await.unwrap(), json!(1), "the body does not run again");
     engine.shutdown().await;
 }
 
@@ -182,10 +172,7 @@ async fn a_cancel_that_meets_the_end_of_a_run_is_honest() {
 
 /// Delivers the message `name` to the run with the key `k`, as another process does.
 fn deliver(store: &MemoryStore, name: &str, body: u8) {
-    let target = Target::Key {
-        workflow: "run".to_owned(),
-        key: "k".to_owned(),
-    };
+    let target = Target::Key { workflow: "run".to_owned(), key: "k".to_owned() };
     let delivery = Delivery {
         target,
         name: name.to_owned(),
@@ -196,10 +183,7 @@ fn deliver(store: &MemoryStore, name: &str, body: u8) {
         inbox_max: 100,
         on_end: Default::default(),
     };
-    let batch = Batch {
-        writes: vec![Write::Deliver(Box::new(delivery))],
-        ..Batch::default()
-    };
+    let batch = Batch { writes: vec![Write::Deliver(Box::new(delivery))], ..Batch::default() };
     store.commit(&batch).unwrap();
 }
 
@@ -231,18 +215,9 @@ async fn heard_with_a_message_before(write: u64, name: &'static str) -> Json {
 async fn a_message_that_arrives_while_a_run_parks_or_times_out_is_heard() {
     // Entering, taking shards and the start are three writes; the fourth parks the run, the fifth
     // is the timeout of the first wait, the sixth parks it again or ends it.
-    assert_eq!(
-        heard_with_a_message_before(4, "word").await,
-        json!([7, null, 3600])
-    );
-    assert_eq!(
-        heard_with_a_message_before(5, "word").await,
-        json!([7, null, 3600])
-    );
-    assert_eq!(
-        heard_with_a_message_before(6, "word").await,
-        json!([null, 7, 0])
-    );
+    assert_eq!(heard_with_a_message_before(4, "word").await, json!([7, null, 3600]));
+    assert_eq!(heard_with_a_message_before(5, "word").await, json!([7, null, 3600]));
+    assert_eq!(heard_with_a_message_before(6, "word").await, json!([null, 7, 0]));
 }
 
 #[tokio::test(flavor = "multi_thread")]

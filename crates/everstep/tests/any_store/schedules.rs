@@ -17,15 +17,15 @@ use everstep::{
 const WORK: Workflow<u64, Option<i64>> = Workflow::new("work");
 
 fn engine_on(store: Arc<dyn Store>, clock: &Arc<VirtualClock>) -> EngineBuilder {
-    Engine::on(store)
-        .clock(clock.clone())
-        .settings(|settings| settings.threads = 2)
-        .register_fn(WORK, |ctx: Ctx, seconds_long: u64| async move {
+    Engine::on(store).clock(clock.clone()).settings(|settings| settings.threads = 2).register_fn(
+        WORK,
+        |ctx: Ctx, seconds_long: u64| async move {
             if seconds_long > 0 {
                 ctx.sleep("work", seconds(seconds_long)).await?;
             }
             Ok(ctx.scheduled_at().map(Timestamp::as_millis))
-        })
+        },
+    )
 }
 
 /// An engine on virtual time, with the clock held.
@@ -46,13 +46,7 @@ impl World {
         let held = Some(clock.hold());
         let store = testing::store();
         let engine = engine_on(store.clone(), &clock);
-        World {
-            began: clock.now(),
-            engine: engine.start().await.unwrap(),
-            clock,
-            store,
-            held,
-        }
+        World { began: clock.now(), engine: engine.start().await.unwrap(), clock, store, held }
     }
 
     /// Lets this much time pass since the beginning, and everything happen that is due by then.
@@ -73,23 +67,11 @@ impl World {
 
     /// Stops the engine, lets time pass, and starts another one on the same store.
     async fn down_for(self, downtime: Duration) -> World {
-        let World {
-            clock,
-            store,
-            engine,
-            began,
-            held,
-        } = self;
+        let World { clock, store, engine, began, held } = self;
         engine.shutdown().await;
         clock.advance(downtime);
         let engine = engine_on(store.clone(), &clock);
-        World {
-            engine: engine.start().await.unwrap(),
-            clock,
-            store,
-            began,
-            held,
-        }
+        World { engine: engine.start().await.unwrap(), clock, store, began, held }
     }
 
     fn since(&self, at: Timestamp) -> i64 {
@@ -130,11 +112,7 @@ async fn every_tick_of_an_interval_starts_a_run_that_knows_its_tick() {
     for run in runs_of(&world.engine.client(), "s").await {
         let tick = run.scheduled_at.unwrap();
         assert_eq!(run.key, Some(format!("schedule/s/{tick}")));
-        assert_eq!(
-            run.output,
-            Some(tick.as_millis().into()),
-            "what the code saw"
-        );
+        assert_eq!(run.output, Some(tick.as_millis().into()), "what the code saw");
     }
     let info = schedule.info().await.unwrap();
     assert_eq!((info.started, info.skipped, info.missed), (3, 0, 0));
@@ -169,11 +147,7 @@ async fn a_tick_waits_for_the_end_of_the_last_run() {
     let schedule = world.schedule(60, 150, Overlap::Queue).await;
     world.pass_until(seconds(400)).await;
     // Each begins when the one before it has ended, at the very instant.
-    let expected = [
-        (60, Completed, 60),
-        (120, Completed, 210),
-        (180, Sleeping, 360),
-    ];
+    let expected = [(60, Completed, 60), (120, Completed, 210), (180, Sleeping, 360)];
     assert_eq!(world.runs().await, expected);
     let info = schedule.info().await.unwrap();
     let waiting = [240, 300, 360].map(|s| world.began + seconds(s));
@@ -198,12 +172,8 @@ async fn runs_may_overlap() {
     let mut world = World::new().await;
     world.schedule(60, 150, Overlap::Allow).await;
     world.pass_until(seconds(250)).await;
-    let expected = [
-        (60, Completed, 60),
-        (120, Sleeping, 120),
-        (180, Sleeping, 180),
-        (240, Sleeping, 240),
-    ];
+    let expected =
+        [(60, Completed, 60), (120, Sleeping, 120), (180, Sleeping, 180), (240, Sleeping, 240)];
     assert_eq!(world.runs().await, expected);
     world.engine.shutdown().await;
 }
@@ -213,11 +183,7 @@ async fn the_old_run_is_cancelled_for_the_new_one() {
     let mut world = World::new().await;
     world.schedule(60, 90, Overlap::CancelOld).await;
     world.pass_until(seconds(190)).await;
-    let expected = [
-        (60, Cancelled, 60),
-        (120, Cancelled, 120),
-        (180, Sleeping, 180),
-    ];
+    let expected = [(60, Cancelled, 60), (120, Cancelled, 120), (180, Sleeping, 180)];
     assert_eq!(world.runs().await, expected);
     world.engine.shutdown().await;
 }
@@ -254,11 +220,7 @@ async fn a_program_that_makes_its_schedule_at_every_start_disturbs_nothing() {
     let again = world.schedule(60, 0, Overlap::Skip).await;
     assert!(!again.created() && !again.replaced());
     world.pass_until(seconds(185)).await;
-    let expected = [
-        (60, Completed, 60),
-        (120, Completed, 150),
-        (180, Completed, 180),
-    ];
+    let expected = [(60, Completed, 60), (120, Completed, 150), (180, Completed, 180)];
     assert_eq!(world.runs().await, expected);
     // With another interval it begins anew.
     let other = world.schedule(100, 0, Overlap::Skip).await;
@@ -378,11 +340,7 @@ async fn schedules_are_listed_page_by_page() {
     for name in ["c", "a", "b"] {
         let input = serde_json::json!(7);
         let schedule = client.schedule_json(name, "work", &input);
-        schedule
-            .every(hours(1))
-            .tag("colour", "blue")
-            .await
-            .unwrap();
+        schedule.every(hours(1)).tag("colour", "blue").await.unwrap();
     }
     let first = client.schedules().limit(2).await.unwrap();
     let names: Vec<_> = first.schedules.iter().map(|info| &*info.name).collect();
@@ -392,10 +350,7 @@ async fn schedules_are_listed_page_by_page() {
         panic!("one is left");
     };
     assert_eq!((&*info.name, second.next), ("c", None));
-    assert_eq!(
-        (&info.input, &*info.workflow),
-        (&serde_json::json!(7), "work")
-    );
+    assert_eq!((&info.input, &*info.workflow), (&serde_json::json!(7), "work"));
     assert_eq!(info.tags, [("colour".to_owned(), "blue".to_owned())]);
     world.engine.shutdown().await;
 }
@@ -414,10 +369,7 @@ async fn what_is_wrong_with_a_schedule_is_said() {
         "schedule `nightly`: it has no ticks; say when with `.cron(..)` or `.every(..)`"
     );
     let text = error(|schedule| schedule.cron("0 25 * * *")).await;
-    assert!(
-        text.contains("`0 25 * * *` is no cron expression"),
-        "{text}"
-    );
+    assert!(text.contains("`0 25 * * *` is no cron expression"), "{text}");
     let text = error(|schedule| schedule.cron("@daily").time_zone("Mars")).await;
     assert!(text.contains("`Mars` is no time zone"), "{text}");
     let text = error(|schedule| schedule.cron("0 0 30 2 *")).await;
@@ -438,10 +390,7 @@ async fn ticks_in_berlin(expression: &str, from: i64, hours_long: u64) -> Vec<St
     schedule.time_zone("Europe/Berlin").await.unwrap();
     world.pass_until(hours(hours_long)).await;
     let runs = runs_of(&client, "s").await;
-    let mut ticks: Vec<_> = runs
-        .iter()
-        .map(|run| run.scheduled_at.unwrap().to_string())
-        .collect();
+    let mut ticks: Vec<_> = runs.iter().map(|run| run.scheduled_at.unwrap().to_string()).collect();
     ticks.sort();
     world.engine.shutdown().await;
     ticks
@@ -451,20 +400,14 @@ async fn ticks_in_berlin(expression: &str, from: i64, hours_long: u64) -> Vec<St
 async fn a_tick_that_clocks_jump_over_comes_once() {
     // From 28 March 2026, 12:00 UTC; clocks go from 02:00 to 03:00 at 01:00 UTC of the 29th.
     let ticks = ticks_in_berlin("30 2 * * *", 1_774_699_200_000, 48).await;
-    assert_eq!(
-        ticks,
-        ["2026-03-29T01:00:00.000Z", "2026-03-30T00:30:00.000Z"]
-    );
+    assert_eq!(ticks, ["2026-03-29T01:00:00.000Z", "2026-03-30T00:30:00.000Z"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tick_that_clocks_go_back_over_comes_once() {
     // From 24 October 2026, 12:00 UTC; clocks go from 03:00 to 02:00 at 01:00 UTC of the 25th.
     let ticks = ticks_in_berlin("30 2 * * *", 1_792_843_200_000, 48).await;
-    assert_eq!(
-        ticks,
-        ["2026-10-25T00:30:00.000Z", "2026-10-26T01:30:00.000Z"]
-    );
+    assert_eq!(ticks, ["2026-10-25T00:30:00.000Z", "2026-10-26T01:30:00.000Z"]);
 }
 
 /// Each tick with the number of its runs.
@@ -527,10 +470,7 @@ fn check_survivor(store: &MemoryStore, began: Timestamp, overlap: Overlap, point
     // The schedule may have been made after the death.
     let first = row.anchor.since(began).as_secs();
     let due = (row.next_at.unwrap().since(row.anchor).as_secs() / 60) - 1;
-    assert!(
-        first == 0 && due >= 9,
-        "{point}, {overlap}: {due} ticks were due"
-    );
+    assert!(first == 0 && due >= 9, "{point}, {overlap}: {due} ticks were due");
     assert_eq!(all as u64, row.started, "{point}, {overlap}");
     let dealt_with = row.started + row.skipped + row.missed + row.queue.len() as u64;
     assert_eq!(dealt_with, due, "{point}, {overlap}: {row:?}");
@@ -542,12 +482,7 @@ fn check_survivor(store: &MemoryStore, began: Timestamp, overlap: Overlap, point
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_due_tick_is_started_once_wherever_the_process_dies() {
-    for overlap in [
-        Overlap::Allow,
-        Overlap::Skip,
-        Overlap::Queue,
-        Overlap::CancelOld,
-    ] {
+    for overlap in [Overlap::Allow, Overlap::Skip, Overlap::Queue, Overlap::CancelOld] {
         let (_, writes) = crash_at(CrashPoint::Before(u64::MAX), overlap).await;
         assert!(writes > 20, "{writes}");
         let mut deaths = 0;

@@ -100,10 +100,7 @@ async fn a_failure_that_was_handled_is_the_same_after_a_replay() {
     run.send("go", &1).await.unwrap();
     drop(held);
     let text = run.result().await.unwrap();
-    assert_eq!(
-        run.state::<Json>("first").await.unwrap(),
-        Some(text.clone())
-    );
+    assert_eq!(run.state::<Json>("first").await.unwrap(), Some(text.clone()));
     assert!(text.as_str().unwrap().contains("Exhausted"), "{text}");
     engine.shutdown().await;
 }
@@ -122,9 +119,7 @@ async fn no_value_is_a_value() {
             .race(
                 "race",
                 [
-                    branch("unit", async |ctx: Ctx| {
-                        ctx.step("void", async || Ok(())).await
-                    }),
+                    branch("unit", async |ctx: Ctx| ctx.step("void", async || Ok(())).await),
                     branch("never", async |ctx: Ctx| {
                         ctx.sleep("nap", days(9)).await?;
                         Ok(())
@@ -183,11 +178,7 @@ async fn a_timeout_is_tried_again_only_if_told() {
                 Ok(step.attempt())
             })
             .timeout(minutes(1));
-        let slow = if n == 1 {
-            slow.retry_on_timeout()
-        } else {
-            slow
-        };
+        let slow = if n == 1 { slow.retry_on_timeout() } else { slow };
         Ok(json!(slow.await?))
     });
     let client = engine.client();
@@ -211,15 +202,9 @@ async fn a_request_is_answered_or_told_that_the_run_ended() {
     let run = engine.client().start(RUN, 0).await.unwrap();
     assert_eq!(run.request::<_, u32>("ask", &21).await.unwrap(), 42);
     let unanswered = run.request::<_, u32>("ask", &1).await;
-    assert!(
-        matches!(unanswered, Err(ClientError::NoReply { .. })),
-        "{unanswered:?}"
-    );
+    assert!(matches!(unanswered, Err(ClientError::NoReply { .. })), "{unanswered:?}");
     let late = run.request::<_, u32>("ask", &1).await;
-    assert!(
-        matches!(late, Err(ClientError::Finished { .. })),
-        "{late:?}"
-    );
+    assert!(matches!(late, Err(ClientError::Finished { .. })), "{late:?}");
     engine.shutdown().await;
 }
 
@@ -232,16 +217,10 @@ async fn a_message_with_an_equal_dedupe_key_is_not_delivered() {
     });
     let held = clock.hold();
     let run = engine.client().start(RUN, 0).await.unwrap();
-    assert_eq!(
-        run.send("word", &1).dedupe("k").await.unwrap(),
-        Sent::Delivered
-    );
+    assert_eq!(run.send("word", &1).dedupe("k").await.unwrap(), Sent::Delivered);
     let _quiet = clock.quiet().await;
     // Also after the first was read.
-    assert_eq!(
-        run.send("word", &2).dedupe("k").await.unwrap(),
-        Sent::Duplicate
-    );
+    assert_eq!(run.send("word", &2).dedupe("k").await.unwrap(), Sent::Duplicate);
     drop((held, _quiet));
     assert_eq!(run.result().await.unwrap(), json!([1, null]));
     engine.shutdown().await;
@@ -354,10 +333,7 @@ async fn the_untyped_twin_speaks_json() {
     let same = client.get(("run", "k")).await.unwrap().unwrap();
     assert_eq!(same.id(), run.id());
     same.send("word", &json!("hi")).await.unwrap();
-    assert_eq!(
-        run.result_json().await.unwrap(),
-        json!({"n": 5, "word": "hi"})
-    );
+    assert_eq!(run.result_json().await.unwrap(), json!({"n": 5, "word": "hi"}));
     assert!(client.get(("run", "other")).await.unwrap().is_none());
     engine.shutdown().await;
 }
@@ -424,13 +400,7 @@ async fn a_recovery_report_counts_what_was_found() {
     let next = begin(fork, later.clone()).start().await.unwrap();
     let report = next.recovery();
     assert_eq!(
-        (
-            report.resumed,
-            report.due,
-            report.timers,
-            report.waiting,
-            report.paused
-        ),
+        (report.resumed, report.due, report.timers, report.waiting, report.paused),
         (1, 1, 3, 2, 1),
         "{report}"
     );
@@ -466,10 +436,7 @@ async fn a_cancelled_run_says_so() {
     let run = engine.client().start(RUN, 0).await.unwrap();
     assert!(run.cancel().await.unwrap());
     drop(held);
-    assert!(matches!(
-        run.result().await,
-        Err(RunError::Cancelled { .. })
-    ));
+    assert!(matches!(run.result().await, Err(RunError::Cancelled { .. })));
     assert!(!run.cancel().await.unwrap(), "it has ended");
     engine.shutdown().await;
 }
@@ -477,20 +444,14 @@ async fn a_cancelled_run_says_so() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_branches_of_one_name_have_places_of_their_own() {
     let (engine, _clock) = start!(|ctx, _n| {
-        let one = |n: u32| {
-            branch("same", async move |ctx: Ctx| {
-                ctx.step("work", async || Ok(n)).await
-            })
-        };
+        let one =
+            |n: u32| branch("same", async move |ctx: Ctx| ctx.step("work", async || Ok(n)).await);
         Ok(json!(ctx.join("both", vec![one(1), one(2)]).await?))
     });
     let run = engine.client().start(RUN, 0).await.unwrap();
     assert_eq!(run.result().await.unwrap(), json!([1, 2]));
     let history = run.history().await.unwrap();
-    let places: Vec<_> = history
-        .iter()
-        .map(|entry| entry.location.as_str())
-        .collect();
+    let places: Vec<_> = history.iter().map(|entry| entry.location.as_str()).collect();
     assert_eq!(places, ["both", "both/same/work", "both/same#2/work"]);
     engine.shutdown().await;
 }

@@ -143,8 +143,7 @@ fn two_attempts(builder: EngineBuilder) -> EngineBuilder {
     builder.register_fn(RUN, |ctx: Ctx, _: u32| async move {
         let think = ctx.step_with("think", async |step: Step| {
             for n in 1..=3 {
-                step.emit("tokens", &format!("{}.{n}", step.attempt()))
-                    .await?;
+                step.emit("tokens", &format!("{}.{n}", step.attempt())).await?;
             }
             match step.attempt() {
                 1 => Err(Error::from(std::io::Error::other("once more"))),
@@ -173,21 +172,13 @@ async fn the_items_of_a_body_have_its_attempt_and_readers_see_when_one_was_aband
     let items = all(run.stream::<String>("tokens")).await;
     let wanted = ["1.1", "1.2", "1.3", "2.1", "2.2", "2.3", "end"];
     assert_eq!(values(&items), wanted);
-    let restarted: Vec<u64> = items
-        .iter()
-        .filter(|item| item.restarted)
-        .map(|item| item.position)
-        .collect();
+    let restarted: Vec<u64> =
+        items.iter().filter(|item| item.restarted).map(|item| item.position).collect();
     assert_eq!(restarted, [3]);
-    let attempts: Vec<_> = items
-        .iter()
-        .map(|item| item.by.as_ref().map(|by| (&*by.location, by.attempt)))
-        .collect();
+    let attempts: Vec<_> =
+        items.iter().map(|item| item.by.as_ref().map(|by| (&*by.location, by.attempt))).collect();
     let (first, second) = (Some(("think", 1)), Some(("think", 2)));
-    assert_eq!(
-        attempts,
-        [first, first, first, second, second, second, None]
-    );
+    assert_eq!(attempts, [first, first, first, second, second, second, None]);
     engine.shutdown().await;
 }
 
@@ -206,8 +197,7 @@ fn two_attempts_item_by_item(
             let think = ctx.step_with("think", async |step: Step| {
                 for n in 1..=3 {
                     let before = next(run);
-                    step.emit("tokens", &format!("{}.{n}", step.attempt()))
-                        .await?;
+                    step.emit("tokens", &format!("{}.{n}", step.attempt())).await?;
                     while before.is_some() && next(run) == before {
                         tokio::task::yield_now().await;
                     }
@@ -226,12 +216,8 @@ fn two_attempts_item_by_item(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_items_of_a_crashed_body_stay_and_the_next_one_has_another_life() {
-    let end_of = |store: &dyn Store, run| {
-        store
-            .stream(run, "tokens", 0, 1)
-            .unwrap()
-            .map(|page| page.next)
-    };
+    let end_of =
+        |store: &dyn Store, run| store.stream(run, "tokens", 0, 1).unwrap().map(|page| page.next);
     let (mut points, mut crashed_bodies) = (0, 0);
     for n in 1.. {
         let mut died = false;
@@ -269,10 +255,7 @@ async fn the_items_of_a_crashed_body_stay_and_the_next_one_has_another_life() {
             break;
         }
     }
-    assert!(
-        points > 10 && crashed_bodies > 3,
-        "{points} {crashed_bodies}"
-    );
+    assert!(points > 10 && crashed_bodies > 3, "{points} {crashed_bodies}");
 }
 
 /// Each go of the body is whole or a beginning; the last go of each attempt that ended is whole; the
@@ -300,10 +283,7 @@ fn check_tokens(items: &[StreamItem<String>], at: &str) {
         assert_eq!(len, Some(3), "{at}: {items:?}");
     }
     let lives: Vec<u64> = gos.iter().map(|(body, _)| body.1).collect();
-    assert!(
-        lives.is_sorted(),
-        "{at}: later lives are greater: {lives:?}"
-    );
+    assert!(lives.is_sorted(), "{at}: later lives are greater: {lives:?}");
     assert_eq!(items.last().unwrap().value, "end", "{at}");
     let ends = items.iter().filter(|item| item.by.is_none()).count();
     assert_eq!(ends, 1, "{at}");
@@ -340,12 +320,8 @@ async fn an_item_of_a_body_is_read_while_the_body_runs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn blocking_and_spawned_bodies_emit_too() {
     let engine = Engine::on(testing::store()).register_fn(RUN, |ctx: Ctx, _: u32| async move {
-        ctx.blocking("blocking", |step| step.emit_blocking("tokens", "blocking"))
-            .await?;
-        ctx.spawn("spawned", |step| async move {
-            step.emit("tokens", "spawned").await
-        })
-        .await?;
+        ctx.blocking("blocking", |step| step.emit_blocking("tokens", "blocking")).await?;
+        ctx.spawn("spawned", |step| async move { step.emit("tokens", "spawned").await }).await?;
         Ok(json!(null))
     });
     let engine = engine.start().await.unwrap();
@@ -394,10 +370,7 @@ async fn ten_thousand_items_are_read_page_by_page_and_followed() {
     assert_eq!((seen.len(), pages), (10_000, 34));
     assert_eq!(seen, values(&followed));
     // A page has 1 000 items at most, whatever is asked for.
-    let page = run
-        .stream_page_json("numbers", 5, usize::MAX)
-        .await
-        .unwrap();
+    let page = run.stream_page_json("numbers", 5, usize::MAX).await.unwrap();
     assert_eq!((page.items.len(), &page.items[0].value), (1_000, &json!(5)));
     let streams = run.streams().await.unwrap();
     assert_eq!((&*streams[0].name, streams[0].end), ("numbers", 10_000));
@@ -593,9 +566,7 @@ async fn a_retried_run_emits_again_only_what_comes_after_the_failure() {
                 }
                 .map(str::to_owned)
             });
-            let bad = bad
-                .await
-                .inspect_err(|_| ctx.emit("log", "failed").unwrap())?;
+            let bad = bad.await.inspect_err(|_| ctx.emit("log", "failed").unwrap())?;
             ctx.emit("log", &bad)?;
             Ok(json!(null))
         }
@@ -651,21 +622,19 @@ async fn what_was_emitted_before_a_pause_is_not_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn emitted_items_survive_a_power_cut_at_any_point() {
-    let test = CrashTest::new(RUN, 2)
-        .of(&["emit", "step emit"])
-        .engine(|builder| {
-            builder.register_fn(RUN, |ctx: Ctx, n: u32| async move {
-                for i in 0..n {
-                    ctx.step_with("work", async |step: Step| {
-                        step.get::<Ledger>().ran(step.location());
-                        step.emit("log", &format!("in {i}")).await
-                    })
-                    .await?;
-                    ctx.emit("log", &format!("after {i}"))?;
-                }
-                Ok(json!(null))
-            })
-        });
+    let test = CrashTest::new(RUN, 2).of(&["emit", "step emit"]).engine(|builder| {
+        builder.register_fn(RUN, |ctx: Ctx, n: u32| async move {
+            for i in 0..n {
+                ctx.step_with("work", async |step: Step| {
+                    step.get::<Ledger>().ran(step.location());
+                    step.emit("log", &format!("in {i}")).await
+                })
+                .await?;
+                ctx.emit("log", &format!("after {i}"))?;
+            }
+            Ok(json!(null))
+        })
+    });
     let report = test.power_cuts().await;
     assert_eq!(report.expected.streams["log"], ["after 0", "after 1"]);
     assert!(report.points > 10, "{report}");
@@ -686,11 +655,7 @@ async fn all_items_of_a_body_are_durable_before_its_result_or_with_it() {
         }
         let runs = store.inner().list(&Default::default(), None, 10).unwrap();
         if let Some(row) = runs.first()
-            && !store
-                .inner()
-                .history(row.id.no(), None, 10)
-                .unwrap()
-                .is_empty()
+            && !store.inner().history(row.id.no(), None, 10).unwrap().is_empty()
             && row.status == RunStatus::Completed
         {
             with_result += 1;
@@ -753,12 +718,8 @@ async fn a_stream_is_followed_from_another_process_also_when_that_one_is_killed(
     }
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("app.db");
-    let mut second = Killed(scenario::second_process(
-        module_path!(),
-        test,
-        CHILD,
-        path.to_str().unwrap(),
-    ));
+    let mut second =
+        Killed(scenario::second_process(module_path!(), test, CHILD, path.to_str().unwrap()));
     let client = until("the second process to have its engine", async || {
         let client = Client::open(&path).await.ok()?;
         client.count().await.ok().map(|_| client)
@@ -775,10 +736,7 @@ async fn a_stream_is_followed_from_another_process_also_when_that_one_is_killed(
     let again = reader.next().await.unwrap().unwrap();
     assert_eq!((&*again.value, again.restarted), ("one false", true));
     let (before, after) = (first.by.unwrap(), again.by.unwrap());
-    assert_eq!(
-        (&before.location, before.attempt),
-        (&after.location, after.attempt)
-    );
+    assert_eq!((&before.location, before.attempt), (&after.location, after.attempt));
     assert_ne!(before.life, after.life, "{before:?} {after:?}");
     let rest = all(reader).await;
     assert_eq!(values(&rest), ["two false", "end"]);

@@ -271,10 +271,8 @@ async fn a_body_that_blocks_its_thread_is_named_while_it_does() {
     let run = engine.client().start(WORK, 1).await.unwrap();
     // On a busy machine others may be named too.
     let expected = (run.id(), Some("inner/blocks".to_owned()));
-    until("the name of the step", async || {
-        engine.blocked().contains(&expected).then_some(())
-    })
-    .await;
+    until("the name of the step", async || engine.blocked().contains(&expected).then_some(()))
+        .await;
     release.send(()).unwrap();
     assert_eq!(run.result().await.unwrap(), 1);
     let is_named = |it: &(RunId, Option<String>)| it.0 == run.id();
@@ -350,18 +348,12 @@ async fn dropping_an_engine_only_signals() {
     let engine = engine.start().await.unwrap();
     let client = engine.client();
     let run = client.start(WORK, 1).await.unwrap();
-    until("the body", async || {
-        begun.load(Ordering::SeqCst).then_some(())
-    })
-    .await;
+    until("the body", async || begun.load(Ordering::SeqCst).then_some(())).await;
     let dropping = Instant::now();
     drop(engine);
     assert!(dropping.elapsed() < scenario::LIMIT);
     let error = client.start(WORK, 2).await.unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the client is closed: its engine has shut down"
-    );
+    assert_eq!(error.to_string(), "the client is closed: its engine has shut down");
     release.send(()).unwrap();
     let engine = Engine::on(store).register_fn(WORK, |_, n| async move { Ok(n) });
     let engine = engine.start().await.unwrap();
@@ -398,10 +390,7 @@ async fn shutdown_lets_bodies_end_and_records_what_they_gave() {
     };
     let engine = build().start().await.unwrap();
     let run = engine.client().start(WORK, 1).await.unwrap();
-    until("the body", async || {
-        (calls.load(Ordering::SeqCst) == 1).then_some(())
-    })
-    .await;
+    until("the body", async || (calls.load(Ordering::SeqCst) == 1).then_some(())).await;
     // Polled once, it has told the threads to drain; only then may the body end.
     let mut shutting_down = Box::pin(engine.shutdown());
     assert!(futures::poll!(&mut shutting_down).is_pending());
@@ -414,11 +403,7 @@ async fn shutdown_lets_bodies_end_and_records_what_they_gave() {
     let engine = build().start().await.unwrap();
     let run = engine.client().run::<u32>(run.id());
     assert_eq!(run.result().await.unwrap(), 1);
-    assert_eq!(
-        calls.load(Ordering::SeqCst),
-        1,
-        "a completed step does not run again"
-    );
+    assert_eq!(calls.load(Ordering::SeqCst), 1, "a completed step does not run again");
     engine.shutdown().await;
 }
 
@@ -443,20 +428,13 @@ async fn shutdown_drops_bodies_that_do_not_end_within_the_limit() {
         .settings(|settings| settings.shutdown_limit = Duration::from_millis(50));
     let engine = engine.start().await.unwrap();
     let run = engine.client().start(WORK, 1).await.unwrap();
-    until("the body", async || {
-        (calls.load(Ordering::SeqCst) == 1).then_some(())
-    })
-    .await;
+    until("the body", async || (calls.load(Ordering::SeqCst) == 1).then_some(())).await;
     let begun = Instant::now();
     engine.shutdown().await;
     assert!(begun.elapsed() < Duration::from_secs(10));
     let client = Client::on(store).unwrap();
     let status = client.run::<u32>(run.id()).status().await.unwrap();
-    assert_eq!(
-        status,
-        RunStatus::Running,
-        "it is taken up by the next engine"
-    );
+    assert_eq!(status, RunStatus::Running, "it is taken up by the next engine");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -517,19 +495,11 @@ async fn sigterm_ends_an_engine_in_good_order() {
     let test = "sigterm_ends_an_engine_in_good_order";
     let mut child = scenario::second_process(module_path!(), test, CHILD, path.to_str().unwrap());
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    lines
-        .find(|line| line.as_ref().unwrap() == "ready")
-        .unwrap()
-        .unwrap();
+    lines.find(|line| line.as_ref().unwrap() == "ready").unwrap().unwrap();
     let id = child.id().to_string();
-    let sent = std::process::Command::new("kill")
-        .args(["-TERM", &id])
-        .status();
+    let sent = std::process::Command::new("kill").args(["-TERM", &id]).status();
     assert!(sent.unwrap().success());
-    lines
-        .find(|line| line.as_ref().unwrap() == "done")
-        .unwrap()
-        .unwrap();
+    lines.find(|line| line.as_ref().unwrap() == "done").unwrap().unwrap();
     assert!(child.wait().unwrap().success());
     let store = everstep::store::SqliteStore::open(&path).unwrap();
     let runners = everstep::store::Store::runners(&store).unwrap();

@@ -24,9 +24,7 @@ const GOLDEN: &[u8] = include_bytes!("../fixtures/checkout_1.run");
 #[workflow(name = "checkout")]
 async fn checkout(ctx: Ctx, item: String) -> Result<String> {
     ctx.set_state("item", &item)?;
-    ctx.step("reserve", async || Ok(7_u32))
-        .rollback(async |_, _| Ok(()))
-        .await?;
+    ctx.step("reserve", async || Ok(7_u32)).rollback(async |_, _| Ok(())).await?;
     ctx.sleep("settle", hours(1)).await?;
     let paid: u32 = ctx.listen("paid").await?;
     ctx.listen::<()>("shipped").await?;
@@ -89,23 +87,15 @@ async fn an_exported_run_is_replayed_without_an_engine() {
 async fn a_replay_against_code_that_differs_says_what_the_pause_would_say() {
     let store: Arc<dyn Store> = testing::store();
     let (run, file, engine) = exported(store.clone()).await;
-    let error = testing::replay(&file)
-        .against(renamed::checkout)
-        .unwrap_err();
+    let error = testing::replay(&file).against(renamed::checkout).unwrap_err();
     engine.shutdown().await;
     let engine = Engine::on(store).register(renamed::checkout);
     let engine = engine.start().await.unwrap();
     let run = engine.client().run::<String>(run.id());
     run.send("shipped", &()).await.unwrap();
     let reason = until_paused(&run).await;
-    assert!(
-        reason.contains("`reserve`") && reason.contains("`hold`"),
-        "{reason}"
-    );
-    assert_eq!(
-        error.to_string(),
-        format!("run {} would be paused: {reason}", run.id())
-    );
+    assert!(reason.contains("`reserve`") && reason.contains("`hold`"), "{reason}");
+    assert_eq!(error.to_string(), format!("run {} would be paused: {reason}", run.id()));
     engine.shutdown().await;
 }
 
@@ -114,9 +104,7 @@ async fn a_run_that_failed_and_was_rolled_back_is_replayed_up_to_its_error() {
     const FAILS: Workflow<bool, ()> = Workflow::new("fails");
     let code = |ctx: Ctx, own: bool| async move {
         for name in ["a", "b"] {
-            ctx.step(name, async || Ok(()))
-                .rollback(async |_, ()| Ok(()))
-                .await?;
+            ctx.step(name, async || Ok(())).rollback(async |_, ()| Ok(())).await?;
         }
         if own {
             return Err(Error::rollback("of its own"));
@@ -154,10 +142,7 @@ fn a_replay_against_another_workflow_or_version_is_refused() {
 #[test]
 fn a_file_of_the_first_format_is_read_and_fits() {
     let replayed = testing::replay(GOLDEN).against(checkout).unwrap();
-    assert_eq!(
-        replayed.run.to_string(),
-        "019b76da-a800-75ca-a311-9e283536d6fe"
-    );
+    assert_eq!(replayed.run.to_string(), "019b76da-a800-75ca-a311-9e283536d6fe");
     assert_eq!(replayed.completions, 3);
     assert_eq!(replayed.open, ["shipped"]);
 }
@@ -194,10 +179,7 @@ async fn goes_on_elsewhere(from: Arc<dyn Store>, to: Arc<dyn Store>) {
     assert_eq!(moved.history().await.unwrap(), history);
     let item: Option<String> = moved.state("item").await.unwrap();
     assert_eq!(item.as_deref(), Some("teapot"));
-    assert_eq!(
-        client.list().tag("team", "tea").await.unwrap().runs.len(),
-        1
-    );
+    assert_eq!(client.list().tag("team", "tea").await.unwrap().runs.len(), 1);
     // Exported again, it is the same file but for the time of its row.
     let replayed = testing::replay(moved.export().await.unwrap()).against(checkout);
     assert_eq!(replayed.unwrap().completions, 3);
@@ -236,16 +218,10 @@ async fn a_run_whose_key_is_taken_is_not_imported() {
     let start = client.start(checkout, "cup".to_owned()).key("order-7");
     let taken = start.await.unwrap();
     let error = client.import(&file).await.unwrap_err().to_string();
-    assert!(
-        error.contains(&format!("`order-7`, by run {}", taken.id())),
-        "{error}"
-    );
+    assert!(error.contains(&format!("`order-7`, by run {}", taken.id())), "{error}");
     assert_eq!(client.count().await.unwrap(), 1);
     let error = client.import(b"something else").await.unwrap_err();
-    assert!(
-        error.to_string().contains("the file cannot be decoded"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("the file cannot be decoded"), "{error}");
     engine.shutdown().await;
 }
 
@@ -274,10 +250,7 @@ async fn a_run_that_was_exported_in_a_body_does_that_body_again() {
     let first = code(false).settings(|s| s.shutdown_limit = std::time::Duration::ZERO);
     let first = first.start().await.unwrap();
     let run = first.client().start(WORK, ()).await.unwrap();
-    until("the body", async || {
-        (calls.load(Ordering::SeqCst) == 1).then_some(())
-    })
-    .await;
+    until("the body", async || (calls.load(Ordering::SeqCst) == 1).then_some(())).await;
     let file = run.export().await.unwrap();
     first.shutdown().await;
     let second = code(true).start().await.unwrap();
@@ -364,16 +337,9 @@ async fn a_hostile_file_is_refused_with_a_reason() {
     twice.extend([&file[state + 1..end], &file[state + 1..end]].concat());
     // An escape sequence for the terminal of whoever lists runs.
     let mut hidden = file.clone();
-    let name = file
-        .windows(8)
-        .position(|bytes| bytes == b"checkout")
-        .unwrap();
+    let name = file.windows(8).position(|bytes| bytes == b"checkout").unwrap();
     hidden[name] = 0x1B;
-    for (bytes, reason) in [
-        (huge, "end too early"),
-        (twice, "twice"),
-        (hidden, "control"),
-    ] {
+    for (bytes, reason) in [(huge, "end too early"), (twice, "twice"), (hidden, "control")] {
         let error = client.import(&bytes).await.unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }

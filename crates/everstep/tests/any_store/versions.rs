@@ -229,10 +229,7 @@ async fn pauses_and_goes_on<R>(
         wrong(ctx, n, calls)
     };
     let engine = with(&store, &calls, wrong).start().await.unwrap();
-    until("a trial", async || {
-        (tried.load(Ordering::SeqCst) == 1).then_some(())
-    })
-    .await;
+    until("a trial", async || (tried.load(Ordering::SeqCst) == 1).then_some(())).await;
     engine.shutdown().await;
     assert_eq!(store.load(run.id().no()).unwrap().unwrap(), row);
     let done = calls.all();
@@ -242,11 +239,7 @@ async fn pauses_and_goes_on<R>(
     let run = engine.client().run::<u32>(run.id());
     assert_eq!(run.result().await.unwrap(), 11);
     let [reserved, charged, shipped, undone] = calls.all();
-    assert_eq!(
-        [reserved, charged, undone],
-        [done[0], done[1], 0],
-        "no body ran again"
-    );
+    assert_eq!([reserved, charged, undone], [done[0], done[1], 0], "no body ran again");
     assert_eq!(shipped, 1);
     engine.shutdown().await;
 }

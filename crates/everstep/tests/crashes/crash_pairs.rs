@@ -33,14 +33,8 @@ enum Inner {
     Rollback,
 }
 
-const OUTER: [Outer; 6] = [
-    Outer::Join,
-    Outer::Map,
-    Outer::Race,
-    Outer::Repeat,
-    Outer::Attempt,
-    Outer::Scope,
-];
+const OUTER: [Outer; 6] =
+    [Outer::Join, Outer::Map, Outer::Race, Outer::Repeat, Outer::Attempt, Outer::Scope];
 
 const INNER: [Inner; 10] = [
     Inner::Step,
@@ -133,8 +127,7 @@ async fn inner(ctx: Ctx, kind: Inner) -> Result<u32> {
             let tried = ctx
                 .attempt("inner", async |ctx| {
                     noted(&ctx, "x").await?;
-                    ctx.step("broken", async || Err::<u32, _>(Error::fatal("no")))
-                        .await
+                    ctx.step("broken", async || Err::<u32, _>(Error::fatal("no"))).await
                 })
                 .await?;
             tried.map_or(7, |_| 8)

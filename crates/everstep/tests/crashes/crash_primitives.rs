@@ -18,14 +18,12 @@ macro_rules! crash {
         crash!($primitives, WorkflowOptions::new(), |$ctx, $input| $code)
     };
     ($primitives:expr, $options:expr, |$ctx:ident, $input:ident| $code:block) => {
-        CrashTest::new(RUN, 7)
-            .of(&$primitives)
-            .engine(move |builder| {
-                builder.register_fn_with(RUN, $options, |$ctx: Ctx, $input: u32| async move {
-                    _ = $input;
-                    $code
-                })
+        CrashTest::new(RUN, 7).of(&$primitives).engine(move |builder| {
+            builder.register_fn_with(RUN, $options, |$ctx: Ctx, $input: u32| async move {
+                _ = $input;
+                $code
             })
+        })
     };
 }
 
@@ -122,9 +120,7 @@ async fn listen_in_all_variants() {
         let rest: Vec<u32> = ctx.listen("batch").batch(5).timeout(hours(9)).await?;
         let none: Vec<u32> = ctx.listen("batch").batch(5).timeout(hours(1)).await?;
         noted(&ctx, "end", n).await?;
-        Ok(json!([
-            plain, named, timely, late, never, batch, rest, none
-        ]))
+        Ok(json!([plain, named, timely, late, never, batch, rest, none]))
     })
     .send("plain", &1)
     .send("batch", &10)
@@ -133,10 +129,7 @@ async fn listen_in_all_variants() {
     .send("y", &2)
     .send("timely", &3)
     .await;
-    assert_eq!(
-        output(&report),
-        json!([1, 2, 3, null, null, [10, 11], [12], []])
-    );
+    assert_eq!(output(&report), json!([1, 2, 3, null, null, [10, 11], [12], []]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -145,10 +138,7 @@ async fn receive_and_reply() {
         let first = ctx.receive::<u32>("ask").await?;
         first.reply(&(first.body + 1))?;
         let second = ctx.receive::<u32>("ask").timeout(hours(1)).await?;
-        let any = ctx
-            .receive::<u32>("any")
-            .names(Vec::<String>::new())
-            .await?;
+        let any = ctx.receive::<u32>("any").names(Vec::<String>::new()).await?;
         Ok(json!([
             first.wants_reply(),
             first.body,
@@ -212,10 +202,7 @@ async fn join_of_a_tuple_a_vec_and_a_map() {
         Ok(json!([a, b, c, list, named]))
     })
     .await;
-    assert_eq!(
-        output(&report),
-        json!([1, 2, 3, [0, 1, 2], {"x": 5, "y": 5}])
-    );
+    assert_eq!(output(&report), json!([1, 2, 3, [0, 1, 2], {"x": 5, "y": 5}]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -230,8 +217,7 @@ async fn a_join_collects_all_failures() {
                         noted(&ctx, "work", 1).await
                     }),
                     branch("bad", async |ctx| {
-                        ctx.step("fail", async || Err::<u32, _>(Error::fatal("no")))
-                            .await
+                        ctx.step("fail", async || Err::<u32, _>(Error::fatal("no"))).await
                     }),
                     branch("worse", async |ctx| {
                         ctx.step("fail", async || Err::<u32, _>(Error::msg("never")))
@@ -255,9 +241,7 @@ async fn a_join_collects_all_failures() {
 async fn map_with_concurrency_and_keys() {
     let report = crash!(["map"], |ctx, _n| {
         let plain = ctx
-            .map("plain", 0..5u32, async |ctx, i| {
-                noted(&ctx, "work", i).await
-            })
+            .map("plain", 0..5u32, async |ctx, i| noted(&ctx, "work", i).await)
             .concurrency(2)
             .await?;
         let keyed = ctx
@@ -303,18 +287,12 @@ async fn race_of_a_tuple_an_array_and_bare_operations() {
             })
         });
         let won = ctx.race("array", arms).await?;
-        let bare = ctx
-            .race(
-                "bare",
-                (ctx.listen::<u32>("word"), ctx.sleep("limit", hours(1))),
-            )
-            .await?;
+        let bare =
+            ctx.race("bare", (ctx.listen::<u32>("word"), ctx.sleep("limit", hours(1)))).await?;
         let timed_out = matches!(bare, First2::B(_));
         noted(&ctx, "after", n).await?;
         let word: u32 = ctx.listen("word").await?;
-        Ok(json!([
-            first, won.index, won.name, won.value, timed_out, word
-        ]))
+        Ok(json!([first, won.index, won.name, won.value, timed_out, word]))
     })
     .at(hours(5))
     .send("word", &9)
@@ -327,8 +305,7 @@ async fn race_whose_arms_all_fail() {
     let report = crash!(["race"], |ctx, _n| {
         let arms = ["x", "y"].map(|name| {
             branch(name, async |ctx: Ctx| {
-                ctx.step("fail", async || Err::<u32, _>(Error::fatal("no")))
-                    .await
+                ctx.step("fail", async || Err::<u32, _>(Error::fatal("no"))).await
             })
         });
         let failed = ctx.race("all", arms).await.expect_err("all fail");
@@ -401,10 +378,8 @@ async fn attempt_and_outcome() {
             .await?;
         let failure = tried.expect_err("it fails");
         noted(&ctx, "between", n).await?;
-        let outcome = ctx
-            .step("refused", async || Err::<(), _>(Error::fatal("refused")))
-            .outcome()
-            .await?;
+        let outcome =
+            ctx.step("refused", async || Err::<(), _>(Error::fatal("refused"))).outcome().await?;
         let fine = ctx.step("good", async || Ok(())).outcome().await?;
         Ok(json!([
             failure.full(),
@@ -440,11 +415,7 @@ async fn now_random_and_uuid() {
         noted(&ctx, "a", n).await?;
         ctx.sleep("nap", hours(1)).await?;
         let inner = ctx.scope("inner");
-        let after = (
-            ctx.now().as_millis(),
-            inner.random(),
-            ctx.uuid().to_string(),
-        );
+        let after = (ctx.now().as_millis(), inner.random(), ctx.uuid().to_string());
         noted(&ctx, "b", n).await?;
         Ok(json!([before, after]))
     })
@@ -463,10 +434,7 @@ async fn set_state() {
         Ok(json!(null))
     })
     .await;
-    assert_eq!(
-        Json::from(report.expected.state),
-        json!({"phase": "done", "extra": 1})
-    );
+    assert_eq!(Json::from(report.expected.state), json!({"phase": "done", "extra": 1}));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -475,12 +443,8 @@ async fn send_by_id_and_by_key() {
         let myself = ctx.run_id();
         ctx.send(myself, "word", &n).await?;
         noted(&ctx, "between", 1).await?;
-        ctx.send(("run", "crash-test"), "word", &8u32)
-            .dedupe("eight")
-            .await?;
-        ctx.send(("run", "crash-test"), "word", &8u32)
-            .dedupe("eight")
-            .await?;
+        ctx.send(("run", "crash-test"), "word", &8u32).dedupe("eight").await?;
+        ctx.send(("run", "crash-test"), "word", &8u32).dedupe("eight").await?;
         let unknown = ctx.send(("run", "nobody"), "word", &1u32).await;
         let mut got = Vec::new();
         for _ in 0..2 {
@@ -512,8 +476,7 @@ async fn retries_are_neither_reset_nor_consumed() {
     let report = crash!(["retry"], |ctx, _n| {
         let attempts = ctx
             .step_with("flaky", async |step: Step| {
-                step.get::<Ledger>()
-                    .ran(format!("flaky {}", step.attempt()));
+                step.get::<Ledger>().ran(format!("flaky {}", step.attempt()));
                 match step.attempt() {
                     4 => Ok(step.attempt()),
                     n => Err(Error::msg(format!("attempt {n}"))),
@@ -534,10 +497,7 @@ async fn exhausted_retries_fail_the_run_in_the_same_words() {
         noted(&ctx, "a", n).await?;
         ctx.step_with("flaky", async |step: Step| {
             step.get::<Ledger>().ran(step.location());
-            Err::<(), _>(Error::retry_after(
-                format!("no {}", step.attempt()),
-                hours(1),
-            ))
+            Err::<(), _>(Error::retry_after(format!("no {}", step.attempt()), hours(1)))
         })
         .retry(Retry::fixed(3, minutes(1)))
         .await?;
@@ -559,9 +519,7 @@ async fn a_timeout_is_final() {
             .outcome()
             .await?;
         noted(&ctx, "after", n).await?;
-        Ok(json!(
-            outcome.failure().map(|f| f.kind == FailureKind::TimedOut)
-        ))
+        Ok(json!(outcome.failure().map(|f| f.kind == FailureKind::TimedOut)))
     })
     .await;
     assert_eq!(output(&report), json!(true));
@@ -579,8 +537,7 @@ async fn rollback_in_every_scope() {
             ),
         )
         .await?;
-        ctx.map("map", 0..2, async |ctx, _| undoable(&ctx, "work").await)
-            .await?;
+        ctx.map("map", 0..2, async |ctx, _| undoable(&ctx, "work").await).await?;
         ctx.repeat("loop", 0u32, async |ctx, i| {
             undoable(&ctx, "work").await?;
             Ok(match i {
@@ -595,17 +552,10 @@ async fn rollback_in_every_scope() {
         _ = ctx
             .attempt("attempt", async |ctx| {
                 undoable(&ctx, "work").await?;
-                ctx.step("broken", async || Err::<(), _>(Error::fatal("handled")))
-                    .await
+                ctx.step("broken", async || Err::<(), _>(Error::fatal("handled"))).await
             })
             .await?;
-        ctx.race(
-            "race",
-            [branch("only", async |ctx: Ctx| {
-                undoable(&ctx, "work").await
-            })],
-        )
-        .await?;
+        ctx.race("race", [branch("only", async |ctx: Ctx| undoable(&ctx, "work").await)]).await?;
         undoable(&ctx.scope("scope"), "work").await?;
         Err::<Json, _>(Error::msg("it all has to be undone"))
     })
@@ -614,10 +564,8 @@ async fn rollback_in_every_scope() {
             return Err(format!("{ending:?}"));
         }
         let names = ledger.names();
-        let undone: Vec<_> = names
-            .iter()
-            .filter_map(|name| name.strip_prefix("rollback of "))
-            .collect();
+        let undone: Vec<_> =
+            names.iter().filter_map(|name| name.strip_prefix("rollback of ")).collect();
         for done in names.iter().filter(|name| !name.starts_with("rollback")) {
             if !undone.contains(&done.as_str()) {
                 return Err(format!("`{done}` was not undone"));
@@ -671,11 +619,7 @@ async fn cancel() {
     .at(minutes(5))
     .cancel()
     .check(|ending, ledger| {
-        match (
-            ending.status,
-            ledger.count("rollback of a"),
-            ledger.count("never"),
-        ) {
+        match (ending.status, ledger.count("rollback of a"), ledger.count("never")) {
             (RunStatus::Cancelled, 0, 0) => Ok(()),
             _ => Err(format!("{ending:?} {:?}", ledger.names())),
         }
@@ -794,10 +738,7 @@ async fn a_panic_in_the_workflow_fails_the_run() {
     let failure = report.expected.failure.expect("it fails");
     assert_eq!(failure.kind, FailureKind::Panic);
     assert!(failure.message.contains("n is only 7"), "{failure:?}");
-    assert!(
-        failure.message.contains("crash_primitives.rs"),
-        "{failure:?}"
-    );
+    assert!(failure.message.contains("crash_primitives.rs"), "{failure:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

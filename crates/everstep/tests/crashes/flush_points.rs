@@ -73,8 +73,7 @@ async fn short_sleep_is_not_slept_again() {
     // Bug pattern 3: a sleep that ends in memory must not be forgotten.
     crash!(|ctx| {
         let began = ctx.now();
-        ctx.sleep("nap", std::time::Duration::from_millis(1))
-            .await?;
+        ctx.sleep("nap", std::time::Duration::from_millis(1)).await?;
         noted(&ctx, "after").await?;
         Ok(json!(ctx.now().since(began).as_millis()))
     })
@@ -121,8 +120,7 @@ async fn entries_of_joins_and_races_exist_before_their_branches_end() {
                 "join",
                 (
                     branch("bad", async |ctx| {
-                        ctx.step("fail", async || Err::<u32, _>(Error::fatal("fast")))
-                            .await
+                        ctx.step("fail", async || Err::<u32, _>(Error::fatal("fast"))).await
                     }),
                     branch("good", async |ctx| {
                         ctx.sleep("nap", hours(1)).await?;
@@ -136,8 +134,7 @@ async fn entries_of_joins_and_races_exist_before_their_branches_end() {
                 "race",
                 [
                     branch("bad", async |ctx: Ctx| {
-                        ctx.step("fail", async || Err::<u32, _>(Error::fatal("fast")))
-                            .await
+                        ctx.step("fail", async || Err::<u32, _>(Error::fatal("fast"))).await
                     }),
                     branch("good", async |ctx: Ctx| {
                         ctx.sleep("nap", hours(1)).await?;
@@ -166,10 +163,7 @@ async fn ends_of_joins_and_races_persist() {
         let won = ctx
             .race(
                 "race",
-                (
-                    branch("a", async |ctx| noted(&ctx, "work").await),
-                    ctx.sleep("limit", hours(1)),
-                ),
+                (branch("a", async |ctx| noted(&ctx, "work").await), ctx.sleep("limit", hours(1))),
             )
             .await?;
         noted(&ctx, "after").await?;

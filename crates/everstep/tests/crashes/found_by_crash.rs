@@ -18,21 +18,15 @@ async fn lost_then_failed(ctx: Ctx, _: ()) -> Result<()> {
         undo.get::<Undone>().0.lock().unwrap().push(what);
         Ok(())
     };
-    ctx.step("book", async || Ok("book".to_owned()))
-        .rollback(undo)
-        .await?;
+    ctx.step("book", async || Ok("book".to_owned())).rollback(undo).await?;
     ctx.race(
         "race",
         (
             branch("long", async |ctx| {
-                ctx.step("begun", async || Ok("begun".to_owned()))
-                    .rollback(undo)
-                    .await?;
+                ctx.step("begun", async || Ok("begun".to_owned())).rollback(undo).await?;
                 ctx.sleep("hours", hours(1)).await
             }),
-            branch("short", async |ctx| {
-                ctx.sleep("moment", Duration::from_millis(50)).await
-            }),
+            branch("short", async |ctx| ctx.sleep("moment", Duration::from_millis(50)).await),
         ),
     )
     .await?;
@@ -70,11 +64,7 @@ async fn answering(ctx: Ctx, n: u64) -> Result<u64> {
 async fn request_is_not_taken_for_unknown_while_it_is_being_delivered() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("app.db");
-    let engine = Engine::open(&path)
-        .register(answering)
-        .start()
-        .await
-        .unwrap();
+    let engine = Engine::open(&path).register(answering).start().await.unwrap();
     let client = Client::open(&path).await.unwrap();
     let mut asking = Vec::new();
     for n in 0..200u64 {

@@ -38,14 +38,9 @@ async fn effect_outside_of_a_step(ctx: Ctx, _: ()) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn work_that_is_done_again_is_found() {
-    let report = crash_everywhere(effect_outside_of_a_step, ())
-        .report()
-        .await;
+    let report = crash_everywhere(effect_outside_of_a_step, ()).report().await;
     let text = report.to_string();
-    assert!(
-        text.contains("`a` ran again although its result was durable"),
-        "{text}"
-    );
+    assert!(text.contains("`a` ran again although its result was durable"), "{text}");
 }
 
 #[workflow]
@@ -57,10 +52,7 @@ async fn waits_for_ever(ctx: Ctx, _: ()) -> Result<()> {
 async fn a_run_that_does_not_end_is_told() {
     let report = crash_everywhere(waits_for_ever, ()).await;
     assert_eq!(report.expected.status, RunStatus::Sleeping);
-    assert_eq!(
-        report.expected.waiting.as_deref(),
-        Some("message for `never`")
-    );
+    assert_eq!(report.expected.waiting.as_deref(), Some("message for `never`"));
 }
 
 #[workflow]

@@ -32,10 +32,7 @@ async fn payment(ctx: Ctx, amount: u32) -> Result<u32> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_that_was_acknowledged_is_lost() {
-    let report = crash_everywhere(payment, 40)
-        .send("tip", &2u32)
-        .power_cuts()
-        .await;
+    let report = crash_everywhere(payment, 40).send("tip", &2u32).power_cuts().await;
     assert_eq!(report.expected.output, Some(42.into()));
     assert!(report.points > 20, "{report}");
 }
@@ -62,10 +59,7 @@ async fn a_batch_is_one_sync_made_before_its_answer() {
     let before = counted();
     let run = client.start(payment, 40).await.unwrap();
     let started = counted();
-    assert!(
-        started.1 > before.1,
-        "the start was acknowledged before it was synced"
-    );
+    assert!(started.1 > before.1, "the start was acknowledged before it was synced");
     // A batch in which everything is refused writes nothing: there is none if nothing races.
     drop(clock.quiet().await);
     run.send("tip", &2u32).await.unwrap();

@@ -66,9 +66,7 @@ async fn enqueue_and_wait() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn enqueue_and_wait_with_two_crashes() {
-    let report = crash!(|ctx| { Ok(json!(ctx.enqueue(DOUBLE, &1).await?)) })
-        .crashes(2)
-        .await;
+    let report = crash!(|ctx| { Ok(json!(ctx.enqueue(DOUBLE, &1).await?)) }).crashes(2).await;
     assert_eq!(output(&report), json!(2));
 }
 
@@ -78,43 +76,19 @@ async fn attempts_errors_timeouts_and_races() {
         let flaky = ctx.enqueue(FLAKY, &1).await?;
         let broken = ctx.enqueue(BROKEN, &5).await;
         let details = broken.err().and_then(|error| error.details::<u32>());
-        let late = ctx
-            .enqueue(DOUBLE, &1)
-            .delay(hours(2))
-            .timeout(hours(1))
-            .await?;
+        let late = ctx.enqueue(DOUBLE, &1).delay(hours(2)).timeout(hours(1)).await?;
         let slept = ctx
-            .race(
-                "race",
-                (
-                    ctx.enqueue(DOUBLE, &2).delay(hours(2)),
-                    ctx.sleep("nap", hours(1)),
-                ),
-            )
+            .race("race", (ctx.enqueue(DOUBLE, &2).delay(hours(2)), ctx.sleep("nap", hours(1))))
             .await?;
         let slept = matches!(slept, First2::B(_));
         let id = ctx.enqueue(DOUBLE, &3).dedupe("three").detach().await?;
         let same = ctx.enqueue(DOUBLE, &4).dedupe("three").detach().await?;
         let three = ctx.enqueue(DOUBLE, &5).dedupe("three").await?;
-        let (x, y) = ctx
-            .join("both", (ctx.enqueue(DOUBLE, &6), ctx.enqueue(FLAKY, &7)))
-            .await?;
-        Ok(json!([
-            flaky,
-            details,
-            late,
-            slept,
-            id == same,
-            three,
-            x,
-            y
-        ]))
+        let (x, y) = ctx.join("both", (ctx.enqueue(DOUBLE, &6), ctx.enqueue(FLAKY, &7))).await?;
+        Ok(json!([flaky, details, late, slept, id == same, three, x, y]))
     })
     .await;
-    assert_eq!(
-        output(&report),
-        json!([101, 5, null, true, true, 6, 12, 107])
-    );
+    assert_eq!(output(&report), json!([101, 5, null, true, true, 6, 12, 107]));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -39,10 +39,7 @@ struct Desk {
 
 impl Desk {
     fn new() -> Desk {
-        Desk {
-            folder: tempfile::tempdir().unwrap(),
-            asked: Asked::default(),
-        }
+        Desk { folder: tempfile::tempdir().unwrap(), asked: Asked::default() }
     }
 
     fn database(&self) -> PathBuf {
@@ -100,10 +97,7 @@ fn tokens(outbox: &Path) -> Vec<String> {
 }
 
 fn task(task: &str) -> Task {
-    Task {
-        task: task.to_owned(),
-        patience: None,
-    }
+    Task { task: task.to_owned(), patience: None }
 }
 
 fn once_each() -> Vec<(String, u32)> {
@@ -116,9 +110,7 @@ fn notes(notes: &str) -> String {
 }
 
 async fn approve(client: &Client, token: &str) -> Result<Resolved, ClientError> {
-    let approval = Approval {
-        notes: notes("shorter"),
-    };
+    let approval = Approval { notes: notes("shorter") };
     client.deferred(REVIEW_GATE, token).resolve(&approval).await
 }
 
@@ -190,9 +182,7 @@ async fn reviewed_before(write: u64) {
     .await;
     let early = reviewed.load(Ordering::SeqCst);
     if waits && !early {
-        approve(&engine.client(), &desk.token().await)
-            .await
-            .unwrap();
+        approve(&engine.client(), &desk.token().await).await.unwrap();
     }
     assert_eq!(run.result().await.unwrap(), FINAL, "before write {write}");
     engine.shutdown().await;
@@ -249,9 +239,7 @@ async fn a_review_while_no_runner_is_up_is_applied_at_the_next_start() {
     let waiting = listed.runs[0].waiting.as_deref();
     assert_eq!(waiting, Some("deferred `ReviewGate`"));
     assert_eq!(approve(&client, &token).await.unwrap(), Resolved::First);
-    let rejection = Rejection {
-        notes: notes("too late"),
-    };
+    let rejection = Rejection { notes: notes("too late") };
     let second = client.deferred(REVIEW_GATE, &token).reject(&rejection);
     let second = second.await.unwrap();
     assert!(matches!(second, Resolved::Already { .. }), "{second:?}");
@@ -271,9 +259,7 @@ async fn a_rejection_ends_it_with_the_notes() {
     let engine = desk.builder().start().await.unwrap();
     let run = engine.client().start(agent_review, task("a home page"));
     let run = run.await.unwrap();
-    let rejection = Rejection {
-        notes: notes("dull"),
-    };
+    let rejection = Rejection { notes: notes("dull") };
     let gate = engine.client().deferred(REVIEW_GATE, desk.token().await);
     gate.reject(&rejection).await.unwrap();
     assert_eq!(run.result().await.unwrap(), "Rejected: dull");
@@ -289,10 +275,7 @@ async fn a_missing_result_is_a_typed_failure_and_the_agent_sees_its_attempts() {
     let run = engine.client().start(agent_review, task("silence"));
     let error = run.await.unwrap().result().await.unwrap_err();
     let failure = error.failure().expect("it failed");
-    let missing = AgentError::MissingResult {
-        agent: "DraftAgent".to_owned(),
-        attempt: 3,
-    };
+    let missing = AgentError::MissingResult { agent: "DraftAgent".to_owned(), attempt: 3 };
     assert_eq!(failure.details::<AgentError>(), Some(missing));
     let attempts: Vec<u32> = desk.asked().iter().map(|(_, attempt)| *attempt).collect();
     assert_eq!(attempts, [1, 2, 3]);
@@ -306,10 +289,7 @@ async fn a_review_that_takes_too_long_expires_and_one_in_time_does_not() {
         let clock = VirtualClock::new();
         let engine = desk.builder().clock(clock.clone()).start().await.unwrap();
         let held = clock.hold();
-        let hurried = Task {
-            patience: Some(3_600),
-            ..task("a home page")
-        };
+        let hurried = Task { patience: Some(3_600), ..task("a home page") };
         let run = engine.client().start(agent_review, hurried).await.unwrap();
         drop(clock.quiet().await);
         let token = desk.token().await;
@@ -374,9 +354,7 @@ async fn it_waits_for_weeks_over_restarts() {
 async fn it_gives_the_same_wherever_it_crashes_and_hands_out_one_token() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_owned();
-    let approval = Approval {
-        notes: notes("shorter"),
-    };
+    let approval = Approval { notes: notes("shorter") };
     let report = CrashTest::new(agent_review, task("a home page"))
         .engine(move |builder| {
             let outside = outside(&path, Asked::default());

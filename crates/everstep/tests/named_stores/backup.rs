@@ -93,10 +93,7 @@ async fn a_backup_made_under_load_goes_on_without_running_completed_steps_again(
         .unwrap();
     assert!(backup.is_sound(), "{backup:?}");
     assert!(pages.load(Ordering::Relaxed) > 0);
-    assert_eq!(
-        backup.bytes,
-        std::fs::metadata(at("copy.db")).unwrap().len()
-    );
+    assert_eq!(backup.bytes, std::fs::metadata(at("copy.db")).unwrap().len());
     // The writer was not held up: the load went on, and what came after is not in the copy.
     let before = started.load(Ordering::Relaxed);
     while started.load(Ordering::Relaxed) < before + 5 {
@@ -107,9 +104,7 @@ async fn a_backup_made_under_load_goes_on_without_running_completed_steps_again(
     let late = client.start(order, 99).await.unwrap().id();
     first.shutdown().await;
 
-    let restored = everstep::restore(at("copy.db"), at("restored.db"))
-        .await
-        .unwrap();
+    let restored = everstep::restore(at("copy.db"), at("restored.db")).await.unwrap();
     assert!(restored.is_sound(), "{restored:?}");
     let ledger = Ledger::new();
     let second = engine(&at("restored.db"), &ledger).await;
@@ -143,12 +138,7 @@ async fn an_engine_on_a_copy_does_not_wait_for_the_runners_of_the_original() {
     first.client().backup(&copy).await.unwrap();
     let second = engine(&copy, &Ledger::new()).await;
     assert_eq!(second.client().cluster().await.unwrap().runners.len(), 1);
-    let same = second
-        .client()
-        .get_typed(order, run.id())
-        .await
-        .unwrap()
-        .unwrap();
+    let same = second.client().get_typed(order, run.id()).await.unwrap().unwrap();
     same.send("tip", &2u32).await.unwrap();
     assert_eq!(same.result().await.unwrap(), 3);
     run.send("tip", &5u32).await.unwrap();
@@ -171,9 +161,7 @@ async fn nothing_is_overwritten_and_nothing_half_made_is_left() {
     exists(client.backup(at("copy.db")).await.unwrap_err(), "copy.db");
     exists(client.backup(at("app.db")).await.unwrap_err(), "app.db");
     // The file is in use: it is no backup.
-    let error = everstep::restore(at("app.db"), at("other.db"))
-        .await
-        .unwrap_err();
+    let error = everstep::restore(at("app.db"), at("other.db")).await.unwrap_err();
     assert!(matches!(error, BackupError::InUse { .. }), "{error}");
     let error = client.backup(at("nowhere/copy.db")).await.unwrap_err();
     assert!(
@@ -181,63 +169,33 @@ async fn nothing_is_overwritten_and_nothing_half_made_is_left() {
         "{error}"
     );
     one.shutdown().await;
-    exists(
-        everstep::restore(at("copy.db"), at("app.db"))
-            .await
-            .unwrap_err(),
-        "app.db",
-    );
+    exists(everstep::restore(at("copy.db"), at("app.db")).await.unwrap_err(), "app.db");
     // A log that is left over would be applied to the restored file.
     for suffix in ["-wal", "-shm", "-journal"] {
         let left: PathBuf = at(&format!("new.db{suffix}"));
         std::fs::write(&left, b"left over").unwrap();
-        let error = everstep::restore(at("copy.db"), at("new.db"))
-            .await
-            .unwrap_err();
+        let error = everstep::restore(at("copy.db"), at("new.db")).await.unwrap_err();
         exists(error, &format!("new.db{suffix}"));
         std::fs::remove_file(left).unwrap();
     }
     // Neither what is no database of ours nor what is damaged gets a name.
-    std::fs::write(
-        at("notes.txt"),
-        b"not a database, but long enough to be taken for one",
-    )
-    .unwrap();
-    let error = everstep::restore(at("notes.txt"), at("new.db"))
-        .await
-        .unwrap_err();
-    assert!(
-        matches!(error, BackupError::Store(StoreError::Foreign { .. })),
-        "{error}"
-    );
+    std::fs::write(at("notes.txt"), b"not a database, but long enough to be taken for one")
+        .unwrap();
+    let error = everstep::restore(at("notes.txt"), at("new.db")).await.unwrap_err();
+    assert!(matches!(error, BackupError::Store(StoreError::Foreign { .. })), "{error}");
     // An empty file, which a copy leaves that was broken off, was restored as a database without runs.
     std::fs::write(at("empty.db"), b"").unwrap();
-    let error = everstep::restore(at("empty.db"), at("new.db"))
-        .await
-        .unwrap_err();
-    assert!(
-        matches!(error, BackupError::Store(StoreError::Foreign { .. })),
-        "{error}"
-    );
+    let error = everstep::restore(at("empty.db"), at("new.db")).await.unwrap_err();
+    assert!(matches!(error, BackupError::Store(StoreError::Foreign { .. })), "{error}");
     std::fs::remove_file(at("empty.db")).unwrap();
-    let error = everstep::restore(dir.path(), at("new.db"))
-        .await
-        .unwrap_err();
-    assert!(
-        matches!(error, BackupError::File { act: "read", .. }),
-        "{error}"
-    );
+    let error = everstep::restore(dir.path(), at("new.db")).await.unwrap_err();
+    assert!(matches!(error, BackupError::File { act: "read", .. }), "{error}");
     let mut bytes = std::fs::read(at("copy.db")).unwrap();
     let len = bytes.len();
     bytes[8_192..len.min(80_000)].fill(0x5A);
     std::fs::write(at("damaged.db"), bytes).unwrap();
-    let error = everstep::restore(at("damaged.db"), at("new.db"))
-        .await
-        .unwrap_err();
-    assert!(
-        matches!(error, BackupError::Store(StoreError::Corrupt { .. })),
-        "{error}"
-    );
+    let error = everstep::restore(at("damaged.db"), at("new.db")).await.unwrap_err();
+    assert!(matches!(error, BackupError::Store(StoreError::Corrupt { .. })), "{error}");
     let left = ["app.db", "copy.db", "damaged.db", "notes.txt"];
     assert_eq!(names(dir.path()), left);
 }
@@ -248,10 +206,7 @@ async fn a_backup_has_the_tables_of_the_user_with_their_row_numbers() {
     let (path, copy) = (dir.path().join("app.db"), dir.path().join("copy.db"));
     let one = engine(&path, &Ledger::new()).await;
     let sql = "CREATE TABLE shop (what TEXT); INSERT INTO shop (rowid, what) VALUES (7, 'tea'), (9, 'cup')";
-    rusqlite::Connection::open(&path)
-        .unwrap()
-        .execute_batch(sql)
-        .unwrap();
+    rusqlite::Connection::open(&path).unwrap().execute_batch(sql).unwrap();
     one.client().backup(&copy).await.unwrap();
     one.shutdown().await;
     let conn = rusqlite::Connection::open(&copy).unwrap();
@@ -265,11 +220,7 @@ async fn a_backup_has_the_tables_of_the_user_with_their_row_numbers() {
 async fn a_store_that_is_no_file_says_how_it_is_backed_up() {
     let dir = tempfile::tempdir().unwrap();
     let one = Engine::in_memory().start().await.unwrap();
-    let error = one
-        .client()
-        .backup(dir.path().join("copy.db"))
-        .await
-        .unwrap_err();
+    let error = one.client().backup(dir.path().join("copy.db")).await.unwrap_err();
     assert!(matches!(error, BackupError::Unsupported { .. }), "{error}");
     assert!(error.to_string().contains("pg_dump"), "{error}");
     one.shutdown().await;

@@ -111,10 +111,7 @@ async fn check_place(new: impl Fn(&MemoryStore) -> EngineBuilder, what: &str) {
         (waiting.as_deref() == Some("message for `loop/~2/next`")).then_some(())
     })
     .await;
-    assert!(
-        run.history().await.unwrap().len() > before,
-        "nothing is lost"
-    );
+    assert!(run.history().await.unwrap().len() > before, "nothing is lost");
     engine.shutdown().await;
 }
 
@@ -151,8 +148,7 @@ fn echo() -> EngineBuilder {
     Engine::in_memory()
         .register_fn(ECHO, |ctx, text| async move {
             let heard: String = ctx.listen("say").await?;
-            ctx.step("repeat", async || Ok(heard.repeat(text.len())))
-                .await
+            ctx.step("repeat", async || Ok(heard.repeat(text.len()))).await
         })
         .settings(|settings| settings.payload_bytes_max = 100)
 }
@@ -208,10 +204,7 @@ async fn an_unknown_run_is_named() {
     let asked = run.request::<_, u32>("say", &1).await;
     assert_eq!(asked.unwrap_err().to_string(), expected);
     assert!(client.get(id).await.unwrap().is_none());
-    let error = client
-        .send(("echo", "no-such-key"), "say", &1)
-        .await
-        .unwrap_err();
+    let error = client.send(("echo", "no-such-key"), "say", &1).await.unwrap_err();
     assert_eq!(
         error.to_string(),
         "there is no run `no-such-key` of workflow `echo`; it may have been deleted, or belongs \
@@ -226,14 +219,8 @@ async fn a_message_to_a_finished_run_is_refused() {
     let run = engine.client().start(ECHO, "a".to_owned()).await.unwrap();
     run.send("say", &"b").await.unwrap();
     run.result().await.unwrap();
-    let expected = format!(
-        "run {} has ended (completed) and takes nothing more",
-        run.id()
-    );
-    assert_eq!(
-        run.send("say", &"c").await.unwrap_err().to_string(),
-        expected
-    );
+    let expected = format!("run {} has ended (completed) and takes nothing more", run.id());
+    assert_eq!(run.send("say", &"c").await.unwrap_err().to_string(), expected);
     let asked = run.request::<_, u32>("say", &"c").await;
     assert_eq!(asked.unwrap_err().to_string(), expected);
     engine.shutdown().await;
@@ -300,25 +287,13 @@ async fn empty_and_too_long_names_are_refused_wherever_they_are_given() {
         let error = start().key(name).await.unwrap_err();
         assert_eq!(text(error), format!("the key cannot be used: {problem}"));
         let error = start().tag(name, "v").await.unwrap_err();
-        assert_eq!(
-            text(error),
-            format!("a tag's name cannot be used: {problem}")
-        );
+        assert_eq!(text(error), format!("a tag's name cannot be used: {problem}"));
         let error = client.start_json(name, &1.into()).await.unwrap_err();
-        assert_eq!(
-            text(error),
-            format!("the workflow's name cannot be used: {problem}")
-        );
+        assert_eq!(text(error), format!("the workflow's name cannot be used: {problem}"));
         let error = run.send(name, &1).await.unwrap_err();
-        assert_eq!(
-            text(error),
-            format!("the message's name cannot be used: {problem}")
-        );
+        assert_eq!(text(error), format!("the message's name cannot be used: {problem}"));
         let error = run.send("say", &1).dedupe(name).await.unwrap_err();
-        assert_eq!(
-            text(error),
-            format!("the dedupe key cannot be used: {problem}")
-        );
+        assert_eq!(text(error), format!("the dedupe key cannot be used: {problem}"));
     }
     engine.shutdown().await;
 }
@@ -331,10 +306,7 @@ async fn an_operation_with_a_bad_name_fails_its_run_and_not_the_engine() {
             0 => ctx.step(&name, async || Ok(())).await,
             1 => ctx.sleep(&name, seconds(1)).await.map(drop),
             2 => ctx.listen::<()>(&name).await,
-            3 => ctx
-                .join(&name, (branch("a", async |_| Ok(())),))
-                .await
-                .map(drop),
+            3 => ctx.join(&name, (branch("a", async |_| Ok(())),)).await.map(drop),
             4 => ctx.attempt(&name, async |_| Ok(())).await.map(drop),
             5 => ctx.set_state(&name, &1),
             6 => ctx.map(&name, vec![1], async |_, _| Ok(())).await.map(drop),
@@ -346,23 +318,13 @@ async fn an_operation_with_a_bad_name_fails_its_run_and_not_the_engine() {
     });
     let engine = engine.start().await.unwrap();
     for what in 0..8 {
-        for (name, problem) in [
-            ("".to_owned(), EMPTY.to_owned()),
-            ("n".repeat(257), too_long(257)),
-        ] {
+        for (name, problem) in [("".to_owned(), EMPTY.to_owned()), ("n".repeat(257), too_long(257))]
+        {
             let run = engine.client().start(NAMES, (what, name)).await.unwrap();
             let ended = until_at_rest(&run).await;
-            assert_eq!(
-                ended.status,
-                RunStatus::Failed,
-                "operation {what}: {ended:?}"
-            );
+            assert_eq!(ended.status, RunStatus::Failed, "operation {what}: {ended:?}");
             let error = run.result().await.unwrap_err().to_string();
-            assert_eq!(
-                error,
-                format!("run {} failed: {problem}", run.id()),
-                "operation {what}"
-            );
+            assert_eq!(error, format!("run {} failed: {problem}", run.id()), "operation {what}");
         }
     }
     engine.shutdown().await;
@@ -381,16 +343,10 @@ async fn a_corrupt_or_foreign_file_is_refused_and_not_changed() {
         let error = start_error(Engine::open(path(name))).await;
         assert!(full(&error).starts_with(&expected), "{}", full(&error));
         let error = Client::open(path(name)).await.err().unwrap();
-        let expected = expected.replace(
-            "the engine cannot start on its store",
-            "the store cannot be used",
-        );
+        let expected =
+            expected.replace("the engine cannot start on its store", "the store cannot be used");
         assert!(full(&error).starts_with(&expected), "{}", full(&error));
-        assert_eq!(
-            std::fs::read(path(name)).unwrap(),
-            before,
-            "{name} was changed"
-        );
+        assert_eq!(std::fs::read(path(name)).unwrap(), before, "{name} was changed");
     };
     std::fs::write(path("letter.txt"), "Dear Ada, ".repeat(2_000)).unwrap();
     let foreign = "is not an everstep database (it is not an SQLite file); nothing was changed, \
@@ -404,11 +360,7 @@ async fn a_corrupt_or_foreign_file_is_refused_and_not_changed() {
     let client = Client::open(path("other.db")).await.unwrap();
     let error = client.count().await.unwrap_err();
     drop(client);
-    assert!(
-        full(&error).contains("no tables of everstep"),
-        "{}",
-        full(&error)
-    );
+    assert!(full(&error).contains("no tables of everstep"), "{}", full(&error));
     assert_eq!(std::fs::read(path("other.db")).unwrap(), before);
     let newer = rusqlite::Connection::open(path("newer.db")).unwrap();
     newer
@@ -418,11 +370,7 @@ async fn a_corrupt_or_foreign_file_is_refused_and_not_changed() {
         )
         .unwrap();
     drop(newer);
-    refused(
-        "newer.db",
-        "has format 99, and this program knows formats up to",
-    )
-    .await;
+    refused("newer.db", "has format 99, and this program knows formats up to").await;
     // Nothing there, and a client does not make it.
     let error = Client::open(path("nothing.db")).await.err().unwrap();
     assert_eq!(
@@ -515,10 +463,7 @@ async fn a_read_only_directory_is_named() {
     if let Ok(directory) = std::env::var(CHILD) {
         let directory = Path::new(&directory);
         for (name, what) in [
-            (
-                "new.db",
-                "cannot be opened; check that its directory exists and may be written",
-            ),
+            ("new.db", "cannot be opened; check that its directory exists and may be written"),
             (
                 "app.db",
                 "is read-only; give this user the right to write the file and its directory",
@@ -535,10 +480,7 @@ async fn a_read_only_directory_is_named() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let engine = Engine::open(directory.path().join("app.db"))
-        .start()
-        .await
-        .unwrap();
+    let engine = Engine::open(directory.path().join("app.db")).start().await.unwrap();
     engine.shutdown().await;
     // The binary, too, must be where that user can run it.
     let binary = directory.path().join("test");
@@ -606,21 +548,9 @@ impl Said {
             Said::Corrupt => StoreError::Corrupt { store, source },
             Said::ReadOnly => StoreError::ReadOnly { store, source },
             Said::CannotOpen => StoreError::CannotOpen { store, source },
-            Said::Foreign => StoreError::Foreign {
-                store,
-                what: "the test says so".into(),
-            },
-            Said::TooNew => StoreError::TooNew {
-                store,
-                found: 2,
-                known: 1,
-            },
-            Said::InUse => StoreError::InUse {
-                store,
-                found: 1,
-                known: 2,
-                runner: "other".into(),
-            },
+            Said::Foreign => StoreError::Foreign { store, what: "the test says so".into() },
+            Said::TooNew => StoreError::TooNew { store, found: 2, known: 1 },
+            Said::InUse => StoreError::InUse { store, found: 1, known: 2, runner: "other".into() },
             Said::Closed => StoreError::Closed { store },
         }
     }
@@ -1032,11 +962,7 @@ async fn errors_that_pass_are_waited_out_and_nothing_is_lost() {
         let run = engine.client().start(ECHO, "a".to_owned()).await.unwrap();
         assert_eq!(run.result().await.unwrap(), "a", "{said:?}");
         assert_eq!(store.said.load(Ordering::SeqCst), 7, "{said:?}");
-        assert_eq!(
-            bodies.load(Ordering::SeqCst),
-            3,
-            "{said:?}: no body ran again"
-        );
+        assert_eq!(bodies.load(Ordering::SeqCst), 3, "{said:?}: no body ran again");
         engine.shutdown().await;
     }
 }
@@ -1087,10 +1013,7 @@ async fn errors_that_do_not_pass_stop_the_engine_and_every_caller_is_told() {
             Said::ReadOnly,
             "is read-only; give this user the right to write the file and its directory",
         ),
-        (
-            Said::CannotOpen,
-            "cannot be opened; check that its directory exists and may be written",
-        ),
+        (Said::CannotOpen, "cannot be opened; check that its directory exists and may be written"),
         (
             Said::Foreign,
             "is not an everstep database (the test says so); nothing was changed, give another path",
@@ -1113,24 +1036,14 @@ async fn errors_that_do_not_pass_stop_the_engine_and_every_caller_is_told() {
         let error = run.result().await.unwrap_err();
         let expected = format!("the test's store {expected}");
         if said == Said::Closed {
-            assert_eq!(
-                error.to_string(),
-                "the client is closed: its engine has shut down"
-            );
+            assert_eq!(error.to_string(), "the client is closed: its engine has shut down");
         } else {
             let text = full(&error);
-            assert!(
-                text.starts_with(&format!("the store cannot be used: {expected}")),
-                "{text}"
-            );
+            assert!(text.starts_with(&format!("the store cannot be used: {expected}")), "{text}");
         }
         let stopped = until("the engine to stop", async || engine.stopped()).await;
         assert_eq!(stopped.to_string(), expected);
-        engine
-            .client()
-            .start(ECHO, "b".to_owned())
-            .await
-            .unwrap_err();
+        engine.client().start(ECHO, "b".to_owned()).await.unwrap_err();
         engine.shutdown().await;
         // The run is kept: an engine on a store that is well again finishes it.
         let engine = three_steps(&store, &bodies).start().await.unwrap();

@@ -126,10 +126,7 @@ impl Body {
     }
 
     async fn until_begun(&self) {
-        until("the body", async || {
-            (self.began.load(Ordering::SeqCst) > 0).then_some(())
-        })
-        .await;
+        until("the body", async || (self.began.load(Ordering::SeqCst) > 0).then_some(())).await;
     }
 
     fn counts(&self) -> (usize, usize) {
@@ -243,11 +240,7 @@ async fn a_body_that_goes_on_is_dropped_after_the_grace_of_a_cancel() {
         run.result().await.unwrap_err();
         let info = run.info().await.unwrap();
         assert_eq!(info.status, RunStatus::Cancelled);
-        assert_eq!(
-            info.finished_at,
-            Some(cancelled_at + minutes(5)),
-            "{kind:?}"
-        );
+        assert_eq!(info.finished_at, Some(cancelled_at + minutes(5)), "{kind:?}");
         engine.shutdown().await;
     }
 }
@@ -280,9 +273,8 @@ async fn a_body_that_succeeds_within_the_grace_of_a_deadline_is_completed_and_ro
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_goes_on_is_dropped_after_the_grace_of_a_deadline() {
-    for (kind, is_cancelled) in [Kind::Async, Kind::Spawned]
-        .into_iter()
-        .flat_map(|kind| [(kind, false), (kind, true)])
+    for (kind, is_cancelled) in
+        [Kind::Async, Kind::Spawned].into_iter().flat_map(|kind| [(kind, false), (kind, true)])
     {
         let body = Body::new(kind, Answer::Ignores);
         let clock = VirtualClock::new();
@@ -316,9 +308,8 @@ async fn a_body_that_goes_on_is_dropped_after_the_grace_of_a_deadline() {
 /// A result that comes after the timeout is too late, whatever it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_is_told_of_its_timeout_and_what_it_gives_then_is_not_recorded() {
-    for (kind, answer) in KINDS
-        .into_iter()
-        .flat_map(|kind| [(kind, Answer::Done), (kind, Answer::GivesUp)])
+    for (kind, answer) in
+        KINDS.into_iter().flat_map(|kind| [(kind, Answer::Done), (kind, Answer::GivesUp)])
     {
         let mut body = Body::new(kind, answer);
         body.timeout = Some(minutes(1));

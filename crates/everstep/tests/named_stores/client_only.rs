@@ -12,9 +12,8 @@ const DOUBLE: Workflow<u32, u32> = Workflow::new("double");
 const RUNS: u32 = 1_000;
 
 fn engine(store: Arc<dyn Store>) -> everstep::EngineBuilder {
-    Engine::on(store).register_fn(DOUBLE, |ctx, n| async move {
-        ctx.step("double", async || Ok(2 * n)).await
-    })
+    Engine::on(store)
+        .register_fn(DOUBLE, |ctx, n| async move { ctx.step("double", async || Ok(2 * n)).await })
 }
 
 /// A thousand results at once: `engines` and `clients` are stores of their own on the same data, as
@@ -24,11 +23,7 @@ async fn costs_a_question_per_round(engines: Arc<dyn Store>, clients: Arc<dyn St
     let client = Client::on(clients.clone()).unwrap();
     // Started before anybody is there to run them, so that all are waited for.
     let starts = (0..RUNS).map(|n| client.start(DOUBLE, n).into_future());
-    let handles: Vec<_> = join_all(starts)
-        .await
-        .into_iter()
-        .map(Result::unwrap)
-        .collect();
+    let handles: Vec<_> = join_all(starts).await.into_iter().map(Result::unwrap).collect();
     let written = clients.counters();
     assert!(written.batches < 200, "{written:?}: starts go in batches");
     let waiting = tokio::spawn(async move {
@@ -38,10 +33,7 @@ async fn costs_a_question_per_round(engines: Arc<dyn Store>, clients: Arc<dyn St
     // Some rounds with nothing to tell.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let idle = clients.counters().reads - written.reads;
-    assert!(
-        (1..=30).contains(&idle),
-        "{idle} questions in half a second"
-    );
+    assert!((1..=30).contains(&idle), "{idle} questions in half a second");
     let begun = std::time::Instant::now();
     let engine = engine(engines).start().await.unwrap();
     let (handles, results) = waiting.await.unwrap();
@@ -64,18 +56,12 @@ async fn costs_a_question_per_round(engines: Arc<dyn Store>, clients: Arc<dyn St
     let results = join_all(found.iter().map(|run| run.result())).await;
     assert!(results.into_iter().all(|result| result.is_ok()));
     let reads = clients.counters().reads - before - got;
-    assert!(
-        reads <= 20,
-        "{reads} questions for {RUNS} results that are there"
-    );
+    assert!(reads <= 20, "{reads} questions for {RUNS} results that are there");
     // One that is not there any more is told so.
     let gone = found.first().unwrap();
     gone.delete().await.unwrap();
     let error = gone.result().await.unwrap_err();
-    assert!(
-        matches!(error, RunError::Client(ClientError::UnknownRun { .. })),
-        "{error:?}"
-    );
+    assert!(matches!(error, RunError::Client(ClientError::UnknownRun { .. })), "{error:?}");
     engine.shutdown().await;
 }
 

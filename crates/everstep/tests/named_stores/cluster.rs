@@ -27,10 +27,7 @@ fn stores() -> Vec<(Arc<dyn Store>, tempfile::TempDir)> {
     let dir = || tempfile::tempdir().unwrap();
     let file = dir();
     let sqlite = SqliteStore::create(file.path().join("app.db")).unwrap();
-    vec![
-        (Arc::new(MemoryStore::new()), dir()),
-        (Arc::new(sqlite), file),
-    ]
+    vec![(Arc::new(MemoryStore::new()), dir()), (Arc::new(sqlite), file)]
 }
 
 fn quick(builder: EngineBuilder) -> EngineBuilder {
@@ -256,16 +253,9 @@ async fn runs_of_a_pool_are_run_by_the_runners_that_serve_it() {
         let client = web.client();
         let run = client.start(RENDER, 0).await.unwrap();
         let info = run.info().await.unwrap();
-        assert_eq!(
-            info.status,
-            RunStatus::Pending,
-            "nobody serves its pool yet"
-        );
+        assert_eq!(info.status, RunStatus::Pending, "nobody serves its pool yet");
         let why = format!("{:?}", run.why().await.unwrap());
-        assert!(
-            why.contains("no live runner serves its pool `gpu`"),
-            "{why}"
-        );
+        assert!(why.contains("no live runner serves its pool `gpu`"), "{why}");
         let gpu = render(&store, "gpu", &["gpu"]).start().await.unwrap();
         assert_eq!(run.result().await.unwrap(), "0 by gpu");
         let at_start = client.start(RENDER, 1).pool("default").await.unwrap();
@@ -495,10 +485,8 @@ async fn an_owner_whose_lease_is_over_asks_before_it_writes() {
         take_everything(&store);
         let client = engine.client();
         client.send(run.id(), "add", &1_u32).await.unwrap();
-        until("the loss to be noticed", async || {
-            (engine.counters().self_fenced > 0).then_some(())
-        })
-        .await;
+        until("the loss to be noticed", async || (engine.counters().self_fenced > 0).then_some(()))
+            .await;
         let counters = engine.counters();
         assert_eq!(counters.stale_commits_refused, 0, "it wrote nothing");
         assert_eq!(entries(&log, "ends"), 0, "it began no body");
@@ -524,11 +512,7 @@ async fn the_store_refuses_an_owner_that_does_not_look_at_its_clock() {
         .await;
         assert_eq!(engine.counters().self_fenced, 0);
         let row = store.run(&everstep::store::Target::Id(run.id())).unwrap();
-        assert_eq!(
-            row.unwrap().status,
-            RunStatus::Sleeping,
-            "nothing was changed"
-        );
+        assert_eq!(row.unwrap().status, RunStatus::Sleeping, "nothing was changed");
         drop(engine);
     }
 }
@@ -538,12 +522,8 @@ async fn the_store_refuses_an_owner_that_does_not_look_at_its_clock() {
 fn pair(store: &Arc<dyn Store>, version: u32, log: &Log) -> EngineBuilder {
     const PAIR: Workflow<(), u32> = Workflow::new("pair");
     order(store, 1, "it", log).register_fn(PAIR.version(version), |ctx, ()| async move {
-        let (ended, added) = ctx
-            .join(
-                "both",
-                (ctx.finished(("order", "one")), ctx.listen::<u32>("add")),
-            )
-            .await?;
+        let (ended, added) =
+            ctx.join("both", (ctx.finished(("order", "one")), ctx.listen::<u32>("add"))).await?;
         Ok(added + ended.output::<u32>()?.unwrap_or_default())
     })
 }
@@ -568,9 +548,7 @@ async fn a_run_whose_version_is_missing_for_a_while_keeps_what_it_waits_for() {
         until("the reason", async || {
             let waiting = both.info().await.unwrap().waiting;
             let named = "a runner with workflow `pair` version 1";
-            waiting
-                .is_some_and(|it| it.starts_with(named))
-                .then_some(())
+            waiting.is_some_and(|it| it.starts_with(named)).then_some(())
         })
         .await;
         // It ends while nobody has the code of the one that waits for it.

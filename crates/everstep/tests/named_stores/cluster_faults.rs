@@ -263,18 +263,11 @@ async fn children_and_next_generations_are_of_the_pool_of_their_workflow() {
         .register_fn(PARENT, |ctx, n| async move {
             let child = ctx.child(RENDER, n);
             match n {
-                0 => child
-                    .pool("nowhere")
-                    .detach()
-                    .await
-                    .map(|it| it.to_string()),
+                0 => child.pool("nowhere").detach().await.map(|it| it.to_string()),
                 _ => child.await,
             }
         })
-        .register_fn(
-            TURN,
-            |ctx, n| async move { ctx.continue_with(RENDER, n).await },
-        );
+        .register_fn(TURN, |ctx, n| async move { ctx.continue_with(RENDER, n).await });
     let web = web.start().await.unwrap();
     let gpu = gpu(&store).start().await.unwrap();
     let client = web.client();
@@ -305,10 +298,7 @@ async fn children_and_next_generations_are_of_the_pool_of_their_workflow() {
 async fn others_are_told_when_a_runner_comes_and_when_it_has_gone() {
     let store = memory();
     let id = Uuid::from_u128(77);
-    let (told, left) = (
-        Arc::new(AtomicUsize::new(0)),
-        Arc::new(AtomicBool::default()),
-    );
+    let (told, left) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::default()));
     let (counted, is_left, seen) = (told.clone(), left.clone(), store.clone());
     let heard = move |runs: &[everstep::RunNo]| {
         if runs.is_empty() {
@@ -330,10 +320,7 @@ async fn others_are_told_when_a_runner_comes_and_when_it_has_gone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_ends_although_a_body_blocks_its_thread() {
     let store = memory();
-    let (begun, go_on) = (
-        Arc::new(AtomicBool::default()),
-        Arc::new(AtomicBool::default()),
-    );
+    let (begun, go_on) = (Arc::new(AtomicBool::default()), Arc::new(AtomicBool::default()));
     let (began, may) = (begun.clone(), go_on.clone());
     let engine = quick(&store).register_fn(ORDER, move |ctx, n| {
         let (began, may) = (began.clone(), may.clone());
@@ -352,18 +339,11 @@ async fn a_shutdown_ends_although_a_body_blocks_its_thread() {
     let engine = engine.settings(|it| it.shutdown_limit = Duration::from_millis(50));
     let engine = engine.start().await.unwrap();
     let run = engine.client().start(ORDER, 1).await.unwrap();
-    until("the body", async || {
-        begun.load(Ordering::SeqCst).then_some(())
-    })
-    .await;
+    until("the body", async || begun.load(Ordering::SeqCst).then_some(())).await;
     let ended = tokio::time::timeout(Duration::from_secs(30), engine.shutdown()).await;
     assert!(ended.is_ok(), "it waits for the body");
     assert_eq!(row(&store, run.id()).status, RunStatus::Running);
-    assert_eq!(
-        store.runners().unwrap().len(),
-        1,
-        "its lease ends by itself"
-    );
+    assert_eq!(store.runners().unwrap().len(), 1, "its lease ends by itself");
     go_on.store(true, Ordering::SeqCst);
 }
 

@@ -89,21 +89,14 @@ impl Load {
             }
             runs
         });
-        Load {
-            started,
-            stop,
-            task,
-        }
+        Load { started, stop, task }
     }
 
     /// Waits until so many more have been started: the engine works.
     async fn goes_on(&self, more: u64) {
         let before = self.started.load(Ordering::Relaxed);
         let started = &self.started;
-        until("runs are started", || {
-            started.load(Ordering::Relaxed) >= before + more
-        })
-        .await;
+        until("runs are started", || started.load(Ordering::Relaxed) >= before + more).await;
     }
 
     /// Stops and waits until each run has ended well.
@@ -312,19 +305,14 @@ async fn a_hung_database_does_not_stop_bodies_from_being_polled() {
     let client = engine.client();
     let tick = client.start(TICK, ()).await.unwrap();
     let note = client.start(NOTE, ()).await.unwrap();
-    until("both bodies run", || {
-        noting.load(Ordering::SeqCst) && ticks.load(Ordering::SeqCst) > 0
-    })
-    .await;
+    until("both bodies run", || noting.load(Ordering::SeqCst) && ticks.load(Ordering::SeqCst) > 0)
+        .await;
     proxy.hold(Which::All);
     go.send(true).unwrap();
     assert!(proxy.wait_until_held(PATIENCE, &Which::All));
     for _ in 0..3 {
         let before = ticks.load(Ordering::SeqCst);
-        until("the other body goes on", || {
-            ticks.load(Ordering::SeqCst) > before + 100
-        })
-        .await;
+        until("the other body goes on", || ticks.load(Ordering::SeqCst) > before + 100).await;
     }
     stop.store(true, Ordering::SeqCst);
     proxy.release_all();

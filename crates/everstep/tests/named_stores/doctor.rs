@@ -59,8 +59,7 @@ fn with_workflows(place: &Place) -> everstep::EngineBuilder {
                     Ok(())
                 };
                 ctx.step(&format!("step {step}"), body).limit(TWO).await?;
-                ctx.sleep(&format!("nap {step}"), std::time::Duration::from_millis(5))
-                    .await?;
+                ctx.sleep(&format!("nap {step}"), std::time::Duration::from_millis(5)).await?;
             }
             ctx.set_state("done", &true)?;
             Ok(n)
@@ -94,19 +93,11 @@ async fn fill(place: &Place) -> Runs {
     let reader = client.start(READER, 1).await.unwrap();
     let listener = client.start(LISTENER, 1).await.unwrap();
     let grown = client.start(GROWING, 1).key("grown").await.unwrap();
-    let quick = client
-        .start(QUICK, 1)
-        .key("once")
-        .tag("a", "b")
-        .await
-        .unwrap();
+    let quick = client.start(QUICK, 1).key("once").tag("a", "b").await.unwrap();
     quick.result().await.unwrap();
     let schedule = client.schedule("hourly", QUICK, 1).every(hours(1));
     schedule.await.unwrap();
-    scenario::until_info(&grown, "it to be a listener", |info| {
-        info.workflow == "listener"
-    })
-    .await;
+    scenario::until_info(&grown, "it to be a listener", |info| info.workflow == "listener").await;
     for run in [&sleeper, &reader, &listener, &grown] {
         until_status(run, RunStatus::Sleeping).await;
     }
@@ -169,9 +160,8 @@ async fn break_it(place: &Place, sql: &str) {
             // Those who had the file open close it in their own time.
             scenario::until("the file to be free", async || {
                 let done = conn.execute_batch(&sql);
-                let is_busy = done
-                    .as_ref()
-                    .is_err_and(|error| error.to_string().contains("locked"));
+                let is_busy =
+                    done.as_ref().is_err_and(|error| error.to_string().contains("locked"));
                 assert!(done.is_ok() || is_busy, "{sql}: {done:?}");
                 done.ok()
             })
@@ -198,9 +188,7 @@ async fn look(client: &Client) -> DoctorReport {
 
 fn words(report: &DoctorReport) -> Vec<String> {
     let findings = report.findings.iter();
-    findings
-        .map(|it| format!("{}: {}", it.check, it.what))
-        .collect()
+    findings.map(|it| format!("{}: {}", it.check, it.what)).collect()
 }
 
 /// Repairs what was found, and what is found then, until nothing is left that can be; gives what is.
@@ -500,10 +488,7 @@ const NOT_REPAIRABLE: &[Case] = &[
 
 fn find<'a>(report: &'a DoctorReport, case: &Case) -> &'a everstep::Finding {
     let (sql, said, check) = case;
-    let found = report
-        .findings
-        .iter()
-        .find(|it| it.check == *check && it.what.contains(said));
+    let found = report.findings.iter().find(|it| it.check == *check && it.what.contains(said));
     found.unwrap_or_else(|| panic!("after `{sql}`: {:#?}", words(report)))
 }
 
@@ -728,10 +713,7 @@ async fn a_run_in_line_for_a_limit_that_was_mended_goes_on() {
         // A place that is counted and is not there.
         (LIMIT_ROW, ""),
         // Room that nobody was told of.
-        (
-            LIMIT_ROW,
-            "UPDATE everstep_limits SET held = 0 WHERE name = 'one'",
-        ),
+        (LIMIT_ROW, "UPDATE everstep_limits SET held = 0 WHERE name = 'one'"),
     ];
     on_each_store(async |place| {
         let engine = place.engine();
@@ -778,11 +760,9 @@ async fn why_says_that_a_run_waits_for_a_limit_without_being_registered() {
             .register_fn(RACER, |ctx, n: u32| async move {
                 ctx.step("work", async || Ok(n)).limit(ONE).await
             })
-            .register_fn_with(
-                WORKER,
-                WorkflowOptions::new().limit(ONE),
-                |_, n: u32| async move { Ok(n) },
-            );
+            .register_fn_with(WORKER, WorkflowOptions::new().limit(ONE), |_, n: u32| async move {
+                Ok(n)
+            });
         let engine = engine.start().await.unwrap();
         let client = engine.client();
         if matches!(place, Place::Memory(_)) {
@@ -794,10 +774,7 @@ async fn why_says_that_a_run_waits_for_a_limit_without_being_registered() {
         for (run, at) in [(&step, "at `work`"), (&whole, "before it begins")] {
             until_status(run, RunStatus::Sleeping).await;
             let why = run.why().await.unwrap().sentence;
-            assert!(
-                why.ends_with(&format!("waits for limit `one` {at}")),
-                "{why}"
-            );
+            assert!(why.ends_with(&format!("waits for limit `one` {at}")), "{why}");
         }
         break_it(place, LOST).await;
         for (run, at) in [(&step, "at `work`"), (&whole, "before it begins")] {
@@ -901,25 +878,14 @@ async fn a_mend_is_made_only_if_everything_is_as_it_was_seen() {
         let [entry] = &history.await.unwrap()[..] else {
             panic!("it has one entry");
         };
-        let remove = |value: &[u8]| Mend::RemoveEntry {
-            run,
-            key: entry.key.clone(),
-            value: value.to_vec(),
-        };
-        break_it(
-            place,
-            "CREATE TABLE put_away AS SELECT * FROM everstep_event_waiters",
-        )
-        .await;
+        let remove =
+            |value: &[u8]| Mend::RemoveEntry { run, key: entry.key.clone(), value: value.to_vec() };
+        break_it(place, "CREATE TABLE put_away AS SELECT * FROM everstep_event_waiters").await;
         break_it(place, "DELETE FROM everstep_event_waiters").await;
         assert_eq!(mend(remove(&entry.value)).await, 0, "it is not paused");
         client.run::<u32>(runs.reader).pause().await.unwrap();
         assert_eq!(mend(remove(b"another")).await, 0, "it is another entry");
-        break_it(
-            place,
-            "INSERT INTO everstep_event_waiters SELECT * FROM put_away",
-        )
-        .await;
+        break_it(place, "INSERT INTO everstep_event_waiters SELECT * FROM put_away").await;
         assert_eq!(mend(remove(&entry.value)).await, 0, "it is registered");
         break_it(place, "DELETE FROM everstep_event_waiters").await;
         assert_eq!(mend(remove(&entry.value)).await, 1);
@@ -937,9 +903,7 @@ async fn a_mend_is_made_only_if_everything_is_as_it_was_seen() {
 async fn a_run_that_was_paused_by_a_repair_goes_on_or_is_named() {
     let place = Place::File(tempfile::tempdir().unwrap());
     let runs = fill(&place).await;
-    let Place::File(directory) = &place else {
-        unreachable!()
-    };
+    let Place::File(directory) = &place else { unreachable!() };
     break_it(&place, "DELETE FROM everstep_event_waiters").await;
     // The entry cannot be removed; then the run cannot be resumed at once, and then not at all.
     for failures in [1, 2, 3] {
@@ -998,9 +962,7 @@ async fn a_repair_waits_for_nobody_who_is_at_something_else_and_gives_way_to_oth
     break_it(&place, rows).await;
     let report = look(&client).await;
     assert_eq!(report.findings.len(), 3, "{:?}", words(&report));
-    let Place::Database(url) = &place else {
-        unreachable!()
-    };
+    let Place::Database(url) = &place else { unreachable!() };
     let (base, schema) = url.split_once("?schema=").unwrap();
     let schema = schema.split('&').next().unwrap();
     let connected = everstep::tokio_postgres::connect(base, everstep::tokio_postgres::NoTls);
@@ -1054,14 +1016,7 @@ async fn a_file_in_another_journal_mode_is_found() {
     fill(&place).await;
     break_it(&place, "PRAGMA journal_mode = DELETE").await;
     let report = look(&client(&place).await.unwrap()).await;
-    find(
-        &report,
-        &(
-            "",
-            "the journal mode of the file is `delete`",
-            Check::Integrity,
-        ),
-    );
+    find(&report, &("", "the journal mode of the file is `delete`", Check::Integrity));
     everstep::testing::ran_on("SQLite");
 }
 
@@ -1071,11 +1026,7 @@ async fn a_backup_is_never_written_over_and_nothing_is_mended_without_one() {
     let place = Place::File(tempfile::tempdir().unwrap());
     fill(&place).await;
     let client = client(&place).await.unwrap();
-    break_it(
-        &place,
-        "INSERT INTO everstep_dedupes (run, key) VALUES (77, 'k')",
-    )
-    .await;
+    break_it(&place, "INSERT INTO everstep_dedupes (run, key) VALUES (77, 'k')").await;
     let report = look(&client).await;
     let directory = tempfile::tempdir().unwrap();
     let taken = directory.path().join("taken.jsonl");

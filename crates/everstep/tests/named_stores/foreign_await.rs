@@ -255,11 +255,7 @@ async fn a_future_that_wakes_itself_a_few_times_is_no_foreign_await() {
         let busy = std::future::poll_fn(|cx| {
             polls += 1;
             cx.waker().wake_by_ref();
-            if polls > 50 {
-                Poll::Ready(())
-            } else {
-                Poll::Pending
-            }
+            if polls > 50 { Poll::Ready(()) } else { Poll::Pending }
         });
         busy.await;
         Ok(())
@@ -302,19 +298,12 @@ async fn a_raw_sleep_beside_a_running_step_pauses_the_run() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_join_handle_awaited_in_the_workflow_pauses_the_run() {
-    is_paused(
-        NOTHING,
-        async |_: Ctx| Ok(tokio::spawn(long_sleep()).await?),
-    )
-    .await;
+    is_paused(NOTHING, async |_: Ctx| Ok(tokio::spawn(long_sleep()).await?)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_local_task_awaited_in_the_workflow_pauses_the_run() {
-    is_paused(NOTHING, async |_: Ctx| {
-        Ok(tokio::task::spawn_local(long_sleep()).await?)
-    })
-    .await;
+    is_paused(NOTHING, async |_: Ctx| Ok(tokio::task::spawn_local(long_sleep()).await?)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -52,10 +52,7 @@ fn lines(path: &Path) -> Vec<String> {
 }
 
 fn note(ledger: &Path, line: &str) {
-    let file = std::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(ledger);
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(ledger);
     let line = format!("{line}\n");
     file.unwrap().write_all(line.as_bytes()).unwrap();
 }
@@ -95,8 +92,7 @@ fn with_workflows(builder: EngineBuilder, path: &Path, clock: &Arc<VirtualClock>
         .settings(|settings| settings.threads = 2)
         .register_fn(CRASHED, move |ctx, n| async move {
             step(&ctx, "before", n).await?;
-            ctx.step("deadly", async || deadly(ledger, "deadly").await)
-                .await?;
+            ctx.step("deadly", async || deadly(ledger, "deadly").await).await?;
             Ok(n + 1)
         })
         .register_fn(SLEEPER, move |ctx, n| async move {
@@ -201,9 +197,7 @@ async fn be_the_first(path: &Path) {
         start!(LIMITED, n);
         // So that the first has the place.
         until("a body that has it", async || {
-            lines(path)
-                .contains(&"begin limited 1".to_owned())
-                .then_some(())
+            lines(path).contains(&"begin limited 1".to_owned()).then_some(())
         })
         .await;
     }
@@ -234,34 +228,18 @@ async fn be_the_first(path: &Path) {
     }
     until("bodies and steps", async || {
         let lines = lines(path);
-        let all = [
-            "begin deadly",
-            "evening/9",
-            "evening/1",
-            "quick/50",
-            "heard/7",
-        ];
-        all.iter()
-            .all(|it| lines.iter().any(|line| line == it))
-            .then_some(())
+        let all = ["begin deadly", "evening/9", "evening/1", "quick/50", "heard/7"];
+        all.iter().all(|it| lines.iter().any(|line| line == it)).then_some(())
     })
     .await;
-    let limited = client
-        .get(runs["limited-2"].parse::<RunId>().unwrap())
-        .await
-        .unwrap()
-        .unwrap();
+    let limited = client.get(runs["limited-2"].parse::<RunId>().unwrap()).await.unwrap().unwrap();
     until("a place in line", async || {
         let info = limited.info().await.unwrap();
         info.waiting.filter(|it| it.contains("one"))
     })
     .await;
     let triggered = until("the run of the schedule", async || {
-        let page = client
-            .list()
-            .tag("everstep.schedule", "hourly")
-            .await
-            .unwrap();
+        let page = client.list().tag("everstep.schedule", "hourly").await.unwrap();
         let run = page.runs.into_iter().next()?;
         (run.status == RunStatus::Completed).then_some(run.id)
     })
@@ -332,9 +310,7 @@ fn rows_in_file(path: &Path) -> BTreeMap<String, i64> {
 /// The same of a schema, as the server has it.
 async fn rows_in_schema(url: &str, tables: &BTreeMap<String, i64>) -> BTreeMap<String, i64> {
     let (base, schema) = url.split_once("?schema=").unwrap();
-    let (client, connection) = tokio_postgres::connect(base, tokio_postgres::NoTls)
-        .await
-        .unwrap();
+    let (client, connection) = tokio_postgres::connect(base, tokio_postgres::NoTls).await.unwrap();
     let serving = tokio::spawn(connection);
     let mut rows = BTreeMap::new();
     for name in tables.keys() {
@@ -370,20 +346,13 @@ async fn goes_on(path: &Path, url: &str, left: &Left) {
     assert_eq!(again, everstep::Sent::Duplicate);
     listener.send("second", &100_u32).await.unwrap();
     assert_eq!(listener.result().await.unwrap(), 117);
-    let child = everstep::Target::Key {
-        workflow: LISTENER.name().into(),
-        key: "child".to_owned(),
-    };
+    let child = everstep::Target::Key { workflow: LISTENER.name().into(), key: "child".to_owned() };
     client.send(child.clone(), "first", &20_u32).await.unwrap();
     client.send(child, "second", &30_u32).await.unwrap();
     client.publish(NEWS, &8).await.unwrap();
     let settle = client.deferred(VERDICT, &left.token).resolve(&40);
     settle.await.unwrap();
-    let talker = client
-        .get_typed(TALKER, of("talker-3"))
-        .await
-        .unwrap()
-        .unwrap();
+    let talker = client.get_typed(TALKER, of("talker-3")).await.unwrap().unwrap();
     assert_eq!(talker.state::<u32>("mood").await.unwrap(), Some(3));
     talker.send("enough", &()).await.unwrap();
     // All but what sleeps.
@@ -413,11 +382,7 @@ async fn goes_on(path: &Path, url: &str, left: &Left) {
     assert_eq!(tagged.runs.len(), 1);
     // Numbers go on after those that were given out.
     let letters = client.dead_letters().await.unwrap().letters;
-    assert!(
-        letters
-            .iter()
-            .any(|it| it.no == left.letter && it.name == "late")
-    );
+    assert!(letters.iter().any(|it| it.no == left.letter && it.name == "late"));
     let last = letters.iter().map(|it| it.no).max().unwrap();
     let quick = client.get(of("quick-1")).await.unwrap().unwrap();
     let late = quick.send("later", &1_u32);
@@ -429,10 +394,7 @@ async fn goes_on(path: &Path, url: &str, left: &Left) {
     assert_eq!(item.result().await.unwrap(), 60);
     // The key of a deleted run is kept.
     let deleted = client.start(QUICK, 2).key("key-2").await;
-    assert!(
-        matches!(deleted, Err(ClientError::KeyUsed { .. })),
-        "{deleted:?}"
-    );
+    assert!(matches!(deleted, Err(ClientError::KeyUsed { .. })), "{deleted:?}");
     // Time passes: one tick of the schedule, the sleeper, the item that was delayed.
     let at = held.sleep(minutes(61)).await;
     let quiet = clock.quiet().await;
@@ -441,11 +403,7 @@ async fn goes_on(path: &Path, url: &str, left: &Left) {
     assert_eq!(sleeper.result().await.unwrap(), serde_json::json!(3));
     let delayed = client.queue_item::<u32>(ItemId(left.item));
     assert_eq!(delayed.result().await.unwrap(), 50);
-    let ticks = client
-        .list()
-        .tag("everstep.schedule", "hourly")
-        .await
-        .unwrap();
+    let ticks = client.list().tag("everstep.schedule", "hourly").await.unwrap();
     assert_eq!(ticks.runs.len(), 2, "the trigger and one tick");
     drop(quiet);
     let paused = client.get(of("paused")).await.unwrap().unwrap();
@@ -461,18 +419,8 @@ async fn goes_on(path: &Path, url: &str, left: &Left) {
     for (line, times) in &after {
         assert_eq!(*times, 1, "{line} was done {times} times");
     }
-    for line in [
-        "deadly",
-        "limited 1",
-        "limited 2",
-        "morning/1",
-        "morning/9",
-        "heard/1",
-    ] {
-        assert!(
-            after.contains_key(line) && !before.contains_key(line),
-            "{line}"
-        );
+    for line in ["deadly", "limited 1", "limited 2", "morning/1", "morning/9", "heard/1"] {
+        assert!(after.contains_key(line) && !before.contains_key(line), "{line}");
     }
 }
 
@@ -512,10 +460,7 @@ async fn everything_in_a_file_goes_on_in_a_database() {
         "everstep_secrets",
         "everstep_streams",
     ] {
-        assert!(
-            rows.get(full).is_some_and(|rows| *rows > 0),
-            "{full} is empty"
-        );
+        assert!(rows.get(full).is_some_and(|rows| *rows > 0), "{full} is empty");
     }
     let url = fresh_url();
     let reports = Arc::new(Mutex::new(Vec::new()));
@@ -544,12 +489,7 @@ async fn everything_in_a_file_goes_on_in_a_database() {
     };
     assert!(matches!(*refused, StoreError::Moved { .. }), "{refused:?}");
     let opened = SqliteStore::open(&path).unwrap_err();
-    assert!(
-        opened
-            .to_string()
-            .contains("was moved to PostgreSQL database"),
-        "{opened}"
-    );
+    assert!(opened.to_string().contains("was moved to PostgreSQL database"), "{opened}");
     goes_on(&path, &url, &left).await;
     // It was done before, and is not done again.
     let again = everstep::migrate(&path, &url).await.unwrap();
@@ -634,10 +574,7 @@ async fn one_store_is_in_charge_wherever_a_move_stops_and_the_next_one_ends_well
         assert!(done(&path).values().all(|times| *times == 1));
         // Nothing is in charge of it twice.
         let elsewhere = everstep::migrate(&path, fresh_url()).await.unwrap_err();
-        assert!(
-            matches!(elsewhere, MigrateError::Store(StoreError::Moved { .. })),
-            "{elsewhere}"
-        );
+        assert!(matches!(elsewhere, MigrateError::Store(StoreError::Moved { .. })), "{elsewhere}");
     }
     testing::ran_on("PostgreSQL");
 }
@@ -648,10 +585,7 @@ async fn what_cannot_be_moved_is_refused_and_left_as_it_was() {
     let path = directory.path().join("app.db");
     let url = fresh_url();
     let missing = everstep::migrate(&path, &url).await.unwrap_err();
-    assert!(matches!(
-        missing,
-        MigrateError::Store(StoreError::CannotOpen { .. })
-    ));
+    assert!(matches!(missing, MigrateError::Store(StoreError::CannotOpen { .. })));
     // A runner that lives.
     let engine = Engine::open(&path).start().await.unwrap();
     let error = everstep::migrate(&path, &url).await.unwrap_err();

@@ -83,11 +83,7 @@ async fn the_children_of_a_run_are_listed_newest_first() {
             assert!(children.contains(&id));
         }
         // They are still known when all have ended.
-        client
-            .run::<u32>(all.runs[0].id)
-            .send("go", &())
-            .await
-            .unwrap();
+        client.run::<u32>(all.runs[0].id).send("go", &()).await.unwrap();
         run.send("go", &()).await.unwrap();
         assert_eq!(run.result().await.unwrap(), 15);
         client.run::<u32>(all.runs[0].id).result().await.unwrap();
@@ -113,10 +109,7 @@ async fn unread_messages_can_be_looked_at_and_are_read_all_the_same() {
             assert_eq!(seqs, [1, 2]);
             assert_eq!(unread[0].body, Some("first".into()));
             assert_eq!(unread[1].body, Some(2.into()));
-            assert_eq!(
-                (&*unread[0].name, unread[0].kind),
-                ("later", InboxKind::Message)
-            );
+            assert_eq!((&*unread[0].name, unread[0].kind), ("later", InboxKind::Message));
             assert_eq!((unread[0].is_request, &unread[0].location), (false, &None));
         }
         assert_eq!(run.inbox(1).await.unwrap().len(), 1);
@@ -124,9 +117,8 @@ async fn unread_messages_can_be_looked_at_and_are_read_all_the_same() {
         run.send("go", &()).await.unwrap();
         assert_eq!(run.result().await.unwrap(), 1_000);
         assert!(run.inbox(10).await.unwrap().is_empty());
-        let unknown = engine
-            .client()
-            .run::<()>("019a8a3c-0000-7000-8000-000000000000".parse().unwrap());
+        let unknown =
+            engine.client().run::<()>("019a8a3c-0000-7000-8000-000000000000".parse().unwrap());
         assert!(unknown.inbox(10).await.is_err());
         engine.shutdown().await;
     })
@@ -147,13 +139,7 @@ async fn all_queues_are_listed_with_their_counts() {
         let names: Vec<&str> = queues.iter().map(|queue| &*queue.name).collect();
         assert_eq!(names, ["mails", "thumbs"]);
         let numbers = |queue: &everstep::QueueInfo| {
-            let counts = [
-                queue.ready,
-                queue.delayed,
-                queue.claimed,
-                queue.done,
-                queue.dead,
-            ];
+            let counts = [queue.ready, queue.delayed, queue.claimed, queue.done, queue.dead];
             assert!(counts.iter().all(|count| !count.or_more));
             counts.map(|count| count.number)
         };
@@ -189,15 +175,7 @@ async fn runs_are_counted_by_status_and_shown_over_time() {
         let client = engine.client();
         let first = client.start(CHILD, 1).await.unwrap();
         first.result().await.unwrap();
-        assert!(
-            client
-                .start(CHILD, 100)
-                .await
-                .unwrap()
-                .result()
-                .await
-                .is_err()
-        );
+        assert!(client.start(CHILD, 100).await.unwrap().result().await.is_err());
         let waits = client.start(CHILD, 1_000).await.unwrap();
         until_waiting(&waits).await;
         let counts = client.count_by_status(Filter::new()).await.unwrap();
@@ -209,14 +187,8 @@ async fn runs_are_counted_by_status_and_shown_over_time() {
         let failed = Filter::new().status(RunStatus::Failed);
         assert_eq!(client.count_by_status(failed).await.unwrap().total(), 1);
         let one = Filter::new().id(first.id());
-        assert_eq!(
-            client.count_by_status(one.clone()).await.unwrap().total(),
-            1
-        );
-        assert_eq!(
-            client.list().filter(one).await.unwrap().runs[0].id,
-            first.id()
-        );
+        assert_eq!(client.count_by_status(one.clone()).await.unwrap().total(), 1);
+        assert_eq!(client.list().filter(one).await.unwrap().runs[0].id, first.id());
 
         let from = first.info().await.unwrap().created_at - seconds(30);
         let (to, part) = (from + minutes(10), minutes(1));
@@ -225,9 +197,7 @@ async fn runs_are_counted_by_status_and_shown_over_time() {
         let sum = |number: fn(&everstep::StatsBucket) -> u64| stats.iter().map(number).sum::<u64>();
         assert_eq!((sum(|it| it.started), sum(|it| it.completed)), (3, 1));
         assert_eq!((sum(|it| it.failed), sum(|it| it.cancelled)), (1, 0));
-        let measured = stats
-            .iter()
-            .filter(|it| it.p50.is_some() && it.p95.is_some());
+        let measured = stats.iter().filter(|it| it.p50.is_some() && it.p95.is_some());
         assert_eq!(measured.count(), 1);
         for (from, to, part) in [
             (to, from, part),

@@ -12,12 +12,7 @@ use stores::on_each_store;
 #[tokio::test]
 async fn what_is_done_is_in_the_audit_log_with_and_without_an_outcome() {
     on_each_store(async |place| {
-        let engine = place
-            .engine()
-            .clock(VirtualClock::new())
-            .start()
-            .await
-            .unwrap();
+        let engine = place.engine().clock(VirtualClock::new()).start().await.unwrap();
         let audit = engine.client().audit();
         let cancel = AuditNew::new("ada", "cancel").target("run-1").detail("{}");
         let first = audit.begin(cancel).await.unwrap();
@@ -29,10 +24,7 @@ async fn what_is_done_is_in_the_audit_log_with_and_without_an_outcome() {
         assert_eq!(page.entries[0].outcome, None, "its end was not noted");
         let rest = audit.list(page.next, 1).await.unwrap();
         let entry = &rest.entries[0];
-        assert_eq!(
-            (entry.no, &*entry.action, &*entry.target),
-            (first, "cancel", "run-1")
-        );
+        assert_eq!((entry.no, &*entry.action, &*entry.target), (first, "cancel", "run-1"));
         assert_eq!(entry.outcome.as_deref(), Some("done"));
         assert_eq!(rest.next, None);
         assert!(second > first);
@@ -50,13 +42,8 @@ async fn a_token_is_known_by_its_secret_alone_until_it_is_revoked() {
         let (info, secret) = tokens.create("ci", Role::Operate).await.unwrap();
         let (_, other) = tokens.create("boss", Role::Admin).await.unwrap();
         assert_eq!(info.last_used_at, None);
-        let names: Vec<String> = tokens
-            .list()
-            .await
-            .unwrap()
-            .into_iter()
-            .map(|it| it.name)
-            .collect();
+        let names: Vec<String> =
+            tokens.list().await.unwrap().into_iter().map(|it| it.name).collect();
         assert_eq!(names, ["boss", "ci"]);
         let known = tokens.check(secret.as_str()).await.unwrap().unwrap();
         assert_eq!((&*known.name, known.role), ("ci", Role::Operate));
@@ -104,16 +91,8 @@ async fn a_move_to_postgresql_takes_the_audit_log_and_the_tokens_along() {
     let file = directory.path().join("app.db");
     let engine = everstep::Engine::open(&file).start().await.unwrap();
     let client = engine.client();
-    let first = client
-        .audit()
-        .begin(AuditNew::new("ada", "cancel"))
-        .await
-        .unwrap();
-    let last = client
-        .audit()
-        .begin(AuditNew::new("ada", "pause"))
-        .await
-        .unwrap();
+    let first = client.audit().begin(AuditNew::new("ada", "cancel")).await.unwrap();
+    let last = client.audit().begin(AuditNew::new("ada", "pause")).await.unwrap();
     client.audit().end(first, "done").await.unwrap();
     let (_, secret) = client.tokens().create("ci", Role::Operate).await.unwrap();
     let before = client.audit().list(None, 9).await.unwrap().entries;
@@ -123,19 +102,10 @@ async fn a_move_to_postgresql_takes_the_audit_log_and_the_tokens_along() {
     everstep::migrate(&file, &url).await.unwrap();
     let client = Client::open(&url).await.unwrap();
     assert_eq!(client.audit().list(None, 9).await.unwrap().entries, before);
-    let known = client
-        .tokens()
-        .check(secret.as_str())
-        .await
-        .unwrap()
-        .unwrap();
+    let known = client.tokens().check(secret.as_str()).await.unwrap().unwrap();
     assert_eq!((&*known.name, known.role), ("ci", Role::Operate));
     // Numbers go on where they were.
-    let next = client
-        .audit()
-        .begin(AuditNew::new("bob", "resume"))
-        .await
-        .unwrap();
+    let next = client.audit().begin(AuditNew::new("bob", "resume")).await.unwrap();
     assert_eq!(next, last + 1);
     testing::ran_on("SQLite");
     testing::ran_on("PostgreSQL");

@@ -76,8 +76,7 @@ async fn a_transaction_happens_exactly_once_wherever_the_store_dies() {
     async fn code(ctx: Ctx, shop: Shop) -> Result<Json> {
         let first = {
             let shop = shop.clone();
-            ctx.pg_transaction("first", async move |tx| add(tx, &shop, "first").await)
-                .await?
+            ctx.pg_transaction("first", async move |tx| add(tx, &shop, "first").await).await?
         };
         let (a, b) = {
             let (one, two) = (shop.clone(), shop.clone());
@@ -103,8 +102,7 @@ async fn a_transaction_happens_exactly_once_wherever_the_store_dies() {
         };
         let last = {
             let shop = shop.clone();
-            ctx.pg_transaction("last", async move |tx| add(tx, &shop, "last").await)
-                .await?
+            ctx.pg_transaction("last", async move |tx| add(tx, &shop, "last").await).await?
         };
         let attempts = failed.failure().expect("it fails").attempts;
         Ok(json!([first, a.min(b), a.max(b), attempts, last]))
@@ -220,10 +218,7 @@ async fn a_body_over_its_time_is_a_failed_attempt_whether_it_asks_or_waits_or_do
         let failure = open.failure().await;
         assert_eq!(failure.kind, FailureKind::Exhausted, "{what}");
         assert_eq!(failure.attempts, 2, "{what}");
-        assert!(
-            failure.full().contains("transaction_time_max"),
-            "{failure:?}"
-        );
+        assert!(failure.full().contains("transaction_time_max"), "{failure:?}");
         assert_eq!(open.shop.log().await, [""; 0], "{what}");
         open.engine.shutdown().await;
     }
@@ -295,8 +290,7 @@ async fn a_body_leaves_nothing_in_the_session() {
 async fn a_body_that_ends_the_transaction_pauses_its_run() {
     for sql in ["COMMIT", "ROLLBACK", "COMMIT; BEGIN"] {
         let open = Open::new(move |ctx, _| async move {
-            ctx.pg_transaction("bad", async move |tx| Ok(tx.batch_execute(sql).await?))
-                .await?;
+            ctx.pg_transaction("bad", async move |tx| Ok(tx.batch_execute(sql).await?)).await?;
             Ok(json!(null))
         })
         .await;
@@ -319,8 +313,7 @@ async fn the_victim_of_a_deadlock_has_not_been_tried() {
     let open = Open::with(
         move |ctx, shop| async move {
             ctx.pg_transaction("both", async move |tx| {
-                tx.batch_execute("SET LOCAL deadlock_timeout TO '10ms'")
-                    .await?;
+                tx.batch_execute("SET LOCAL deadlock_timeout TO '10ms'").await?;
                 lock(tx, &shop, 1).await?;
                 if CALLS.fetch_add(1, Ordering::SeqCst) == 0 {
                     let sql = "SELECT 1 FROM pg_stat_activity WHERE pid::bigint = $1 \
@@ -349,11 +342,7 @@ async fn the_victim_of_a_deadlock_has_not_been_tried() {
     let sql = "SET LOCAL deadlock_timeout TO '15s'";
     tx.batch_execute(sql).await.unwrap();
     lock(&tx, &open.shop, 2).await.unwrap();
-    let pid: i32 = tx
-        .query_one("SELECT pg_backend_pid()", &[])
-        .await
-        .unwrap()
-        .get(0);
+    let pid: i32 = tx.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
     USER.store(pid.try_into().unwrap(), Ordering::SeqCst);
     let run = open.run().await;
     scenario::until("the body to lock the first row", async || {
@@ -456,8 +445,7 @@ async fn a_body_may_send_to_a_run_that_its_own_run_sends_to_at_the_same_time() {
                     sending.send_in(tx, other, "number", &1_u32).await?;
                     Ok(())
                 });
-                ctx.join("both", (body, ctx.send(other, "number", &2_u32)))
-                    .await?;
+                ctx.join("both", (body, ctx.send(other, "number", &2_u32))).await?;
                 Ok(json!("sent"))
             }
         })

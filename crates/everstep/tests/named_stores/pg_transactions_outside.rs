@@ -96,10 +96,7 @@ async fn a_transaction_that_is_rolled_back_leaves_nothing() {
     let tx = user.transaction().await.unwrap();
     let gone = client.start(SHIP, 1).key("order-1").within(&tx);
     let gone = gone.await.unwrap();
-    client
-        .send_in(&tx, waiting.id(), "packed", &1)
-        .await
-        .unwrap();
+    client.send_in(&tx, waiting.id(), "packed", &1).await.unwrap();
     tx.rollback().await.unwrap();
     gone.wake();
     assert!(client.get(gone.id()).await.unwrap().is_none());
@@ -158,9 +155,7 @@ async fn a_transaction_that_is_elsewhere_or_sees_too_little_is_refused_and_goes_
     let mut user = shop.connect().await;
 
     let other = shop.table("other");
-    user.batch_execute(&format!("CREATE DATABASE {other}"))
-        .await
-        .unwrap();
+    user.batch_execute(&format!("CREATE DATABASE {other}")).await.unwrap();
     let url = everstep_pg::database_url().unwrap();
     let (server, options) = url.split_once('?').unwrap_or((&url, ""));
     let (server, _) = server.rsplit_once('/').unwrap();
@@ -177,9 +172,7 @@ async fn a_transaction_that_is_elsewhere_or_sees_too_little_is_refused_and_goes_
     let gone = format!("DROP DATABASE {other} WITH (FORCE)");
     user.batch_execute(&gone).await.unwrap();
 
-    let strict = user
-        .build_transaction()
-        .isolation_level(IsolationLevel::Serializable);
+    let strict = user.build_transaction().isolation_level(IsolationLevel::Serializable);
     let tx = strict.start().await.unwrap();
     let error = client.start_in(&tx, SHIP, 1).await.unwrap_err();
     let cause = causes(&error);
@@ -259,10 +252,8 @@ async fn messages_of_many_transactions_at_once_to_runs_that_are_at_work_all_arri
     let engine = builder(&shop).start().await.unwrap();
     let client = engine.client();
     let expected = USERS * ROUNDS;
-    let runs = [
-        client.start(SUM, expected).await.unwrap(),
-        client.start(SUM, expected).await.unwrap(),
-    ];
+    let runs =
+        [client.start(SUM, expected).await.unwrap(), client.start(SUM, expected).await.unwrap()];
     let ids = [runs[0].id(), runs[1].id()];
     let users = (0..USERS).map(|n| {
         let (shop, client) = (shop.clone(), client.clone());
@@ -330,10 +321,8 @@ fn a_process_that_is_killed_while_it_pays_has_paid_once() {
         for kill in 1..=4u32 {
             let mut child = scenario::second_process(module_path!(), name, CHILD, &shop.place());
             let enough = paid(&shop, &user).await + 30 * kill;
-            until("some payments", async || {
-                (paid(&shop, &user).await >= enough).then_some(())
-            })
-            .await;
+            until("some payments", async || (paid(&shop, &user).await >= enough).then_some(()))
+                .await;
             child.kill().unwrap();
             child.wait().unwrap();
         }

@@ -67,14 +67,12 @@ impl Place {
 /// An engine of this pool. Its body takes what `gate` gives.
 fn order(place: &Place, pool: &'static str, gate: &Arc<Semaphore>, log: &Log) -> EngineBuilder {
     let (log, gate) = (log.clone(), gate.clone());
-    let engine = Engine::on(place.store())
-        .pools([pool])
-        .settings(|settings| {
-            settings.heartbeat = Some(Duration::from_millis(20));
-            settings.lease = Duration::from_millis(2_000);
-            settings.safety_poll = Duration::from_millis(200);
-            settings.threads = 2;
-        });
+    let engine = Engine::on(place.store()).pools([pool]).settings(|settings| {
+        settings.heartbeat = Some(Duration::from_millis(20));
+        settings.lease = Duration::from_millis(2_000);
+        settings.safety_poll = Duration::from_millis(200);
+        settings.threads = 2;
+    });
     engine.register_fn(ORDER, move |ctx, n| {
         let (log, gate) = (log.clone(), gate.clone());
         async move {
@@ -93,10 +91,8 @@ fn order(place: &Place, pool: &'static str, gate: &Arc<Semaphore>, log: &Log) ->
 }
 
 async fn until_listening(run: &RunHandle<u32>) {
-    until_info(run, "it to listen", |info| {
-        info.waiting.as_deref() == Some("message for `add`")
-    })
-    .await;
+    until_info(run, "it to listen", |info| info.waiting.as_deref() == Some("message for `add`"))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -130,10 +126,7 @@ async fn a_run_that_moves_leaves_memory_when_it_waits() {
     let (log, gate) = (Log::default(), Arc::new(Semaphore::new(0)));
     let engine = order(&place, "default", &gate, &log).start().await.unwrap();
     let run = engine.client().start(ORDER, 1).await.unwrap();
-    until("its body", async || {
-        (log.lock().unwrap().len() == 1).then_some(())
-    })
-    .await;
+    until("its body", async || (log.lock().unwrap().len() == 1).then_some(())).await;
     assert_eq!(run.evict().await.unwrap(), Evicted::Soon);
     gate.add_permits(2);
     until_listening(&run).await;
@@ -155,10 +148,7 @@ async fn a_client_elsewhere_puts_a_run_out_of_its_owners_memory() {
         let engine = order(&place, "default", &gate, &log).start().await.unwrap();
         let run = engine.client().start(ORDER, 1).await.unwrap();
         until_listening(&run).await;
-        until("it to be parked", async || {
-            (engine.census().await.hot == 1).then_some(())
-        })
-        .await;
+        until("it to be parked", async || (engine.census().await.hot == 1).then_some(())).await;
         let client = Client::on(place.store()).unwrap();
         let from_outside = client.run::<u32>(run.id());
         until("it to leave", async || {

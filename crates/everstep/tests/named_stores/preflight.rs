@@ -39,14 +39,7 @@ enum Way {
     Join,
 }
 
-const WAYS: [Way; 6] = [
-    Way::Listen,
-    Way::Sleep,
-    Way::Body,
-    Way::RollBack,
-    Way::Loop,
-    Way::Join,
-];
+const WAYS: [Way; 6] = [Way::Listen, Way::Sleep, Way::Body, Way::RollBack, Way::Loop, Way::Join];
 
 /// Which way, and whether the changed code has forgotten about this run.
 type Input = (Way, bool);
@@ -116,9 +109,8 @@ async fn mixed(ctx: Ctx, (way, changes): Input, changed: bool, bodies: Bodies) -
 
 fn code(store: &Arc<dyn Store>, changed: bool, bodies: &Bodies) -> EngineBuilder {
     let bodies = bodies.clone();
-    Engine::on(store.clone()).register_fn(MIXED, move |ctx, input| {
-        mixed(ctx, input, changed, bodies.clone())
-    })
+    Engine::on(store.clone())
+        .register_fn(MIXED, move |ctx, input| mixed(ctx, input, changed, bodies.clone()))
 }
 
 /// Everything that is stored, as far as a reader can see it.
@@ -139,17 +131,11 @@ fn everything(store: &dyn Store) -> String {
     }
     let runners = store.runners().unwrap();
     let names: Vec<_> = runners.iter().map(|r| (r.id, r.epoch, &r.shards)).collect();
-    all + &format!(
-        "{names:?} {:?}",
-        store.dead_letters(&Default::default(), 0, 10).unwrap()
-    )
+    all + &format!("{names:?} {:?}", store.dead_letters(&Default::default(), 0, 10).unwrap())
 }
 
 async fn count_is(count: impl Fn() -> Count, n: u64) {
-    until(&format!("{n} runs"), async || {
-        (count().await.unwrap() == n).then_some(())
-    })
-    .await;
+    until(&format!("{n} runs"), async || (count().await.unwrap() == n).then_some(())).await;
 }
 
 async fn finds_exactly_the_divergent(store: Arc<dyn Store>, other: Arc<dyn Store>) {

@@ -91,9 +91,7 @@ async fn an_item_of_a_worker_that_is_killed_runs_again_and_the_waiter_is_told_on
     let run = engine.client().start(RUN, 1).await.unwrap();
     assert_eq!(second.next(), "1 1");
     drop(second);
-    engine
-        .work(WORK, 1, async |job: Job, n: u32| Ok(10 * n + job.attempt()))
-        .unwrap();
+    engine.work(WORK, 1, async |job: Job, n: u32| Ok(10 * n + job.attempt())).unwrap();
     assert_eq!(run.result().await.unwrap(), 12);
     let inbox = engine.store().inbox(run.id().no(), 0).unwrap();
     assert!(inbox.is_empty(), "{inbox:?}");

@@ -68,15 +68,8 @@ impl Other<'_> {
     fn write(&self, write: Write) -> Answer {
         // The runner of the engine stands for that of the other process.
         let runner = &self.store.runners().unwrap()[0];
-        let fence = Fence {
-            runner: runner.id,
-            epoch: runner.epoch,
-        };
-        let batch = Batch {
-            fence: Some(fence),
-            now: self.now,
-            writes: vec![write],
-        };
+        let fence = Fence { runner: runner.id, epoch: runner.epoch };
+        let batch = Batch { fence: Some(fence), now: self.now, writes: vec![write] };
         let applied = self.store.commit(&batch).unwrap();
         self.store.wake_others(None, &[]);
         applied.outcomes.into_iter().next().unwrap()
@@ -108,11 +101,7 @@ impl Other<'_> {
             consumed: Vec::new(),
             state: Vec::new(),
             effects: Vec::new(),
-            patch: Patch::Finish {
-                status,
-                output,
-                error,
-            },
+            patch: Patch::Finish { status, output, error },
         };
         let answer = self.write(Write::Commit(Box::new(commit)));
         assert!(matches!(answer, Answer::Committed(_)), "{answer:?}");
@@ -146,10 +135,7 @@ impl Other<'_> {
 }
 
 fn key(workflow: &str, key: &str) -> Target {
-    Target::Key {
-        workflow: workflow.to_owned(),
-        key: key.to_owned(),
-    }
+    Target::Key { workflow: workflow.to_owned(), key: key.to_owned() }
 }
 
 /// Meddles with one run at every point in turn, in memory and on a file, and looks at each.
@@ -261,15 +247,7 @@ where
         }
     }
     engine.shutdown().await;
-    Went {
-        before,
-        done: done.load(Ordering::SeqCst),
-        result,
-        status,
-        letters,
-        ledger,
-        others,
-    }
+    Went { before, done: done.load(Ordering::SeqCst), result, status, letters, ledger, others }
 }
 
 async fn ended_or_stuck(
@@ -394,11 +372,7 @@ async fn an_answer_for_one_generation_does_not_reach_the_next() {
             // `d` is given up after an hour, and then cancelled, unless it has ended by then.
             let output = went.output();
             let known = [json!([false, false]), json!([true, true])];
-            assert!(
-                known.contains(&output),
-                "before {:?}: {output}",
-                went.before
-            );
+            assert!(known.contains(&output), "before {:?}: {output}", went.before);
         },
     )
     .await;
@@ -540,11 +514,7 @@ async fn a_cancel_at_any_moment_is_honest_and_reaches_the_child() {
         )
         .await;
         let (completed, cancelled) = (RunStatus::Completed, RunStatus::Cancelled);
-        for end in [
-            (cancelled, cancelled),
-            (completed, cancelled),
-            (completed, completed),
-        ] {
+        for end in [(cancelled, cancelled), (completed, cancelled), (completed, completed)] {
             assert!(ends.contains(&end), "{end:?} is not among {ends:?}");
         }
     }

@@ -40,10 +40,7 @@ async fn a_lease_shorter_than_the_heartbeat_is_refused_at_start() {
         it.heartbeat = Some(seconds(3));
     })
     .await;
-    assert!(
-        text.contains("`lease` is 2s and `heartbeat` is 3s"),
-        "{text}"
-    );
+    assert!(text.contains("`lease` is 2s and `heartbeat` is 3s"), "{text}");
     // A single late heartbeat must not cost the lease.
     let text = refused_with(|it| {
         it.lease = seconds(2);
@@ -83,14 +80,8 @@ async fn a_workflow_that_may_never_be_tried_is_refused_at_start() {
     };
     let options = WorkflowOptions::new().retry(Retry::exponential(0));
     let (_, text) = refused(with(options)).await;
-    assert!(
-        text.contains("workflow `run` cannot be registered"),
-        "{text}"
-    );
-    assert!(
-        text.contains("`retry` is 0, and must be at least 1"),
-        "{text}"
-    );
+    assert!(text.contains("workflow `run` cannot be registered"), "{text}");
+    assert!(text.contains("`retry` is 0, and must be at least 1"), "{text}");
     let options = WorkflowOptions::new().deadline(Duration::ZERO);
     let (_, text) = refused(with(options)).await;
     assert!(text.contains("`deadline` is 0ns"), "{text}");
@@ -108,14 +99,9 @@ async fn a_worker_that_could_never_work_is_refused() {
     let (_, text) = refused(work(QUEUE.attempts(0), 1)).await;
     assert!(text.contains("`attempts` is 0"), "{text}");
     let (_, text) = refused(work(QUEUE.visibility(Duration::ZERO), 1)).await;
-    assert!(
-        text.contains("`visibility` is 0ns, and must be at least 3ms"),
-        "{text}"
-    );
+    assert!(text.contains("`visibility` is 0ns, and must be at least 3ms"), "{text}");
     let engine = Engine::in_memory().start().await.unwrap();
-    let error = engine
-        .work(QUEUE, 0, |_, n| async move { Ok(n) })
-        .unwrap_err();
+    let error = engine.work(QUEUE, 0, |_, n| async move { Ok(n) }).unwrap_err();
     let cause = error.source().unwrap().to_string();
     assert!(cause.contains("`concurrency` is 0"), "{cause}");
     engine.shutdown().await;
@@ -125,11 +111,8 @@ async fn a_worker_that_could_never_work_is_refused() {
 async fn an_operation_with_a_value_that_cannot_work_fails_and_names_it() {
     let code = |ctx: Ctx, n: u32| async move {
         let step = || ctx.step("step", async || Ok(1));
-        let repeat = || {
-            ctx.repeat("loop", 0, async |_, n: u32| {
-                Ok(ControlFlow::<u32, u32>::Break(n))
-            })
-        };
+        let repeat =
+            || ctx.repeat("loop", 0, async |_, n: u32| Ok(ControlFlow::<u32, u32>::Break(n)));
         match n {
             0 => step().retry(Retry::exponential(0)).await,
             1 => step().timeout(Duration::ZERO).await,

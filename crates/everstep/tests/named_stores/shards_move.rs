@@ -74,20 +74,14 @@ async fn a_long_body_holds_up_neither_the_heartbeat_nor_other_shards() {
     for n in 0..8 {
         long.push(client.start(LONG, n).await.unwrap());
     }
-    until("all bodies", async || {
-        (bodies.load(Ordering::SeqCst) == 8).then_some(())
-    })
-    .await;
+    until("all bodies", async || (bodies.load(Ordering::SeqCst) == 8).then_some(())).await;
     let lease_of_then = first.store().runners().unwrap()[0].lease_until;
     let mut waiting = Vec::new();
     for n in 0..40 {
         let run = client.start(WAIT, n).await.unwrap();
         until_status(&run, RunStatus::Sleeping).await;
         // Those that share a shard with a body do not move before it ends: see below.
-        if !long
-            .iter()
-            .any(|long| long.id().shard_index() == run.id().shard_index())
-        {
+        if !long.iter().any(|long| long.id().shard_index() == run.id().shard_index()) {
             waiting.push((n, run));
         }
     }
@@ -154,10 +148,7 @@ async fn a_shard_with_a_long_body_is_served_where_it_is_until_the_body_ends() {
             long.push(client.start(LONG, n).await.unwrap());
         }
         let waiting = sharing(&client, &long, 16).await;
-        until("all bodies", async || {
-            (bodies.load(Ordering::SeqCst) == 40).then_some(())
-        })
-        .await;
+        until("all bodies", async || (bodies.load(Ordering::SeqCst) == 40).then_some(())).await;
         let second = engine().start().await.unwrap();
         until("shards to move", async || {
             let rows = store.runners().unwrap();

@@ -9,9 +9,7 @@ use stores::on_each_store;
 
 #[workflow]
 async fn greet(ctx: Ctx, name: String) -> Result<String> {
-    let greeting = ctx
-        .step("greet", async || Ok(format!("Hello, {name}!")))
-        .await?;
+    let greeting = ctx.step("greet", async || Ok(format!("Hello, {name}!"))).await?;
     ctx.sleep("think", hours(24)).await?;
     let (a, b) = ctx
         .join(
@@ -27,25 +25,12 @@ async fn greet(ctx: Ctx, name: String) -> Result<String> {
 }
 
 async fn check(builder: everstep::EngineBuilder) {
-    let engine = builder
-        .register(greet)
-        .clock(VirtualClock::new())
-        .start()
-        .await
-        .unwrap();
-    let run = engine
-        .client()
-        .start(greet, "Ada".to_owned())
-        .key("k")
-        .await
-        .unwrap();
+    let engine = builder.register(greet).clock(VirtualClock::new()).start().await.unwrap();
+    let run = engine.client().start(greet, "Ada".to_owned()).key("k").await.unwrap();
     run.send("word", &"yes").await.unwrap();
     assert_eq!(run.result().await.unwrap(), "Hello, Ada! 1 2 yes");
     for entry in run.history().await.unwrap() {
-        println!(
-            "{:?} {} {:?} {:?}",
-            entry.number, entry.location, entry.kind, entry.value
-        );
+        println!("{:?} {} {:?} {:?}", entry.number, entry.location, entry.kind, entry.value);
     }
     engine.shutdown().await;
 }

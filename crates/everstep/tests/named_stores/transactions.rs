@@ -105,11 +105,7 @@ async fn a_failing_transaction_leaves_nothing_and_is_tried_again_wherever_the_st
                 .outcome()
                 .await?;
             let failure = outcome.failure().cloned().expect("it fails");
-            failed.push(json!([
-                name,
-                format!("{:?}", failure.kind),
-                failure.attempts
-            ]));
+            failed.push(json!([name, format!("{:?}", failure.kind), failure.attempts]));
         }
         let left: u32 = ctx
             .transaction("left", |tx| {
@@ -120,11 +116,8 @@ async fn a_failing_transaction_leaves_nothing_and_is_tried_again_wherever_the_st
     })
     .await;
     tried("transaction that fails", &report);
-    let failed = json!([
-        ["fatal", "Fatal", 1],
-        ["panic", "Exhausted", 3],
-        ["exhausted", "Exhausted", 3]
-    ]);
+    let failed =
+        json!([["fatal", "Fatal", 1], ["panic", "Exhausted", 3], ["exhausted", "Exhausted", 3]]);
     assert_eq!(output(&report), json!([failed, 0]));
 }
 
@@ -136,19 +129,14 @@ async fn transactions_in_a_join_and_a_race_happen_once_wherever_the_store_dies()
                 "both",
                 (
                     ctx.transaction("a", |tx| add(tx, "a")),
-                    branch("b", async |ctx: Ctx| {
-                        ctx.transaction("b", |tx| add(tx, "b")).await
-                    }),
+                    branch("b", async |ctx: Ctx| ctx.transaction("b", |tx| add(tx, "b")).await),
                 ),
             )
             .await?;
         let won = ctx
             .race(
                 "first",
-                (
-                    ctx.transaction("quick", |tx| add(tx, "quick")),
-                    ctx.sleep("slow", hours(1)),
-                ),
+                (ctx.transaction("quick", |tx| add(tx, "quick")), ctx.sleep("slow", hours(1))),
             )
             .await?;
         let mut log = ctx.transaction("log", log).await?;
@@ -168,15 +156,11 @@ async fn a_transaction_is_rolled_back_once_wherever_the_store_dies() {
         let row = ctx
             .transaction("book", |tx| add(tx, "booked"))
             .rollback(async |undo, row| {
-                undo.get::<everstep::testing::Ledger>()
-                    .ran(format!("rollback of {row}"));
+                undo.get::<everstep::testing::Ledger>().ran(format!("rollback of {row}"));
                 Ok(())
             })
             .await?;
-        ctx.step("fail", async move || {
-            Err::<Json, _>(Error::fatal(format!("after {row}")))
-        })
-        .await
+        ctx.step("fail", async move || Err::<Json, _>(Error::fatal(format!("after {row}")))).await
     })
     .check(|ending, ledger| match ending.status {
         RunStatus::Failed if ledger.count("rollback of 1") > 0 => Ok(()),
@@ -195,10 +179,8 @@ async fn a_transaction_survives_a_power_cut_at_every_operation_on_the_files() {
         ctx.transaction("b", |tx| add(tx, "b")).await?;
         ctx.transaction("log", log).await
     }
-    let report = everstep::testing::crash_everywhere(count, ())
-        .of(&["transaction"])
-        .power_cuts()
-        .await;
+    let report =
+        everstep::testing::crash_everywhere(count, ()).of(&["transaction"]).power_cuts().await;
     println!("crash points: transaction, power cuts: {}", report.points);
     assert_eq!(output(&report), json!(["a", "b"]));
     assert!(report.points > 20, "{report}");
@@ -234,11 +216,7 @@ impl Shop {
             .start()
             .await
             .unwrap();
-        let shop = Shop {
-            engine,
-            path,
-            _dir: dir,
-        };
+        let shop = Shop { engine, path, _dir: dir };
         let tables = "CREATE TABLE shop_log (what TEXT NOT NULL);
              CREATE TABLE shop_items (id INTEGER PRIMARY KEY, name TEXT UNIQUE ON CONFLICT ROLLBACK);
              CREATE TABLE shop_parts (item INTEGER NOT NULL REFERENCES shop_items
@@ -311,15 +289,9 @@ async fn tables_of_everstep_cannot_be_written_and_the_error_names_the_table() {
     for (sql, word) in [
         ("UPDATE everstep_runs SET status = 5", "`everstep_runs`"),
         ("DELETE FROM everstep_history", "`everstep_history`"),
-        (
-            "INSERT INTO everstep_inbox (run, seq) VALUES (1, 1)",
-            "`everstep_inbox`",
-        ),
+        ("INSERT INTO everstep_inbox (run, seq) VALUES (1, 1)", "`everstep_inbox`"),
         ("DROP TABLE everstep_keys", "`everstep_keys`"),
-        (
-            "ALTER TABLE everstep_runs ADD COLUMN mine",
-            "`everstep_runs`",
-        ),
+        ("ALTER TABLE everstep_runs ADD COLUMN mine", "`everstep_runs`"),
         ("CREATE INDEX mine ON everstep_runs (id)", "`everstep_runs`"),
         (
             "CREATE TRIGGER mine AFTER INSERT ON shop_log BEGIN DELETE FROM everstep_runs; END; \
@@ -345,11 +317,7 @@ async fn tables_of_everstep_cannot_be_written_and_the_error_names_the_table() {
         })
         .await;
         let failure = shop.failure().await;
-        assert_eq!(
-            (failure.kind, failure.attempts),
-            (FailureKind::Fatal, 1),
-            "{sql}"
-        );
+        assert_eq!((failure.kind, failure.attempts), (FailureKind::Fatal, 1), "{sql}");
         let text = failure.full();
         assert!(text.contains(word) && text.contains("bad"), "{sql}: {text}");
         assert_eq!(shop.rows("shop_log"), 0, "{sql}");
@@ -424,10 +392,7 @@ async fn a_body_over_its_time_is_a_failed_attempt_whether_it_reads_or_writes_or_
         let failure = shop.failure().await;
         assert_eq!(failure.kind, FailureKind::Exhausted, "{what}");
         assert_eq!(failure.attempts, 2, "{what}");
-        assert!(
-            failure.full().contains("transaction_time_max"),
-            "{failure:?}"
-        );
+        assert!(failure.full().contains("transaction_time_max"), "{failure:?}");
         assert_eq!(shop.rows("shop_log"), 0, "{what}");
         shop.engine.shutdown().await;
     }
@@ -462,9 +427,7 @@ async fn a_conflict_that_rolls_everything_back_is_a_failed_attempt() {
 async fn a_foreign_key_that_is_checked_at_the_end_fails_the_transaction_and_not_the_batch() {
     let shop = Shop::open(|ctx, _| async move {
         let bad = ctx
-            .transaction("part", |tx| {
-                Ok(tx.execute("INSERT INTO shop_parts VALUES (99)", [])?)
-            })
+            .transaction("part", |tx| Ok(tx.execute("INSERT INTO shop_parts VALUES (99)", [])?))
             .retry(Retry::never())
             .outcome()
             .await?;

@@ -57,8 +57,7 @@ impl Shop {
     fn conn(&self) -> Connection {
         let conn = Connection::open(&self.path).unwrap();
         conn.busy_timeout(Duration::from_secs(30)).unwrap();
-        conn.execute_batch("CREATE TABLE IF NOT EXISTS shop_paid (n INTEGER)")
-            .unwrap();
+        conn.execute_batch("CREATE TABLE IF NOT EXISTS shop_paid (n INTEGER)").unwrap();
         conn
     }
 
@@ -82,10 +81,7 @@ async fn a_run_that_is_started_in_a_transaction_is_there_when_that_is_committed(
     tx.execute("INSERT INTO shop_paid VALUES (1)", []).unwrap();
     let run = client.start_in(&tx, SHIP, 40).unwrap();
     assert!(!run.attached());
-    assert_eq!(
-        client.send_in(&tx, run.id(), "packed", &2).unwrap(),
-        Sent::Delivered
-    );
+    assert_eq!(client.send_in(&tx, run.id(), "packed", &2).unwrap(), Sent::Delivered);
     let unseen = client.get(run.id()).await.unwrap();
     assert!(unseen.is_none(), "nobody sees it before the commit");
     tx.commit().unwrap();
@@ -105,12 +101,8 @@ async fn a_connection_whose_commits_are_not_synced_starts_and_sends_nothing() {
     let waiting = client.start(SHIP, 1).await.unwrap();
     until_status(&waiting, RunStatus::Sleeping).await;
     let mut conn = shop.conn();
-    for (level, is_durable) in [
-        ("OFF", false),
-        ("NORMAL", false),
-        ("FULL", true),
-        ("EXTRA", true),
-    ] {
+    for (level, is_durable) in [("OFF", false), ("NORMAL", false), ("FULL", true), ("EXTRA", true)]
+    {
         let sql = format!("PRAGMA synchronous = {level}");
         conn.execute_batch(&sql).unwrap();
         let tx = conn.transaction_with_behavior(Immediate).unwrap();
@@ -186,9 +178,7 @@ async fn keys_dedupes_and_receipts_are_as_honest_as_elsewhere() {
     assert_eq!(send().within(&tx).unwrap(), Sent::Duplicate);
     let error = client.send_in(&tx, ended.id(), "packed", &1).unwrap_err();
     assert!(matches!(error, ClientError::Finished { .. }), "{error}");
-    let error = client
-        .send_in(&tx, ("ship", "nobody"), "packed", &1)
-        .unwrap_err();
+    let error = client.send_in(&tx, ("ship", "nobody"), "packed", &1).unwrap_err();
     assert!(matches!(error, ClientError::UnknownRun { .. }), "{error}");
     tx.commit().unwrap();
     first.wake();
@@ -206,10 +196,7 @@ async fn a_transaction_on_another_file_is_refused() {
     let client = engine.client();
     let other = tempfile::tempdir().unwrap();
     let other = other.path().join("other.db");
-    for mut conn in [
-        Connection::open(&other).unwrap(),
-        Connection::open_in_memory().unwrap(),
-    ] {
+    for mut conn in [Connection::open(&other).unwrap(), Connection::open_in_memory().unwrap()] {
         let tx = conn.transaction().unwrap();
         let error = client.start_in(&tx, SHIP, 1).unwrap_err();
         let cause = std::error::Error::source(&error).unwrap().to_string();
@@ -230,11 +217,7 @@ async fn a_transaction_on_another_file_is_refused() {
 async fn without_a_word_the_engine_finds_a_start_and_a_message_at_its_next_look() {
     let shop = Shop::new();
     let poll = Duration::from_millis(200);
-    let engine = builder(&shop.path)
-        .settings(|s| s.safety_poll = poll)
-        .start()
-        .await
-        .unwrap();
+    let engine = builder(&shop.path).settings(|s| s.safety_poll = poll).start().await.unwrap();
     let client = engine.client();
     let mut conn = shop.conn();
     for n in 0..5 {
@@ -267,11 +250,7 @@ async fn a_cancel_before_the_commit_stops_the_transaction_and_one_after_it_does_
             let rows = store.list(&Filter::default(), None, 1).unwrap();
             let target = everstep::Target::Id(rows[0].id);
             let cancel = Write::Control(target, Control::Cancel { rollback: false });
-            let batch = Batch {
-                fence: None,
-                now: rows[0].created_at,
-                writes: vec![cancel],
-            };
+            let batch = Batch { fence: None, now: rows[0].created_at, writes: vec![cancel] };
             store.commit(&batch).unwrap();
         });
         let engine = Engine::on(std::sync::Arc::new(store))
@@ -290,10 +269,7 @@ async fn a_cancel_before_the_commit_stops_the_transaction_and_one_after_it_does_
             .unwrap();
         let run = engine.client().start(PAY, 1).await.unwrap();
         let ended = run.result().await;
-        assert!(
-            matches!(ended, Err(everstep::RunError::Cancelled { .. })),
-            "{ended:?}"
-        );
+        assert!(matches!(ended, Err(everstep::RunError::Cancelled { .. })), "{ended:?}");
         let conn = Connection::open(&shop.path).unwrap();
         let sql = "SELECT count(*) FROM sqlite_schema WHERE name = 'shop_paid'";
         let made: u32 = conn.query_row(sql, [], |row| row.get(0)).unwrap();
@@ -369,10 +345,7 @@ fn a_process_that_is_killed_while_it_pays_has_paid_once() {
             let mut child =
                 scenario::second_process(module_path!(), name, CHILD, shop.path.to_str().unwrap());
             let enough = shop.paid() + 40 * kill;
-            until("some payments", async || {
-                (shop.paid() >= enough).then_some(())
-            })
-            .await;
+            until("some payments", async || (shop.paid() >= enough).then_some(())).await;
             child.kill().unwrap();
             child.wait().unwrap();
         }

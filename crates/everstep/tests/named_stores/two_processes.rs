@@ -64,13 +64,8 @@ fn engine(path: &Path, ledger: &Path) -> EngineBuilder {
 
 /// Appends a line; one write of a short line is not torn.
 fn note(ledger: &Path, line: &str) {
-    let file = std::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(ledger);
-    file.unwrap()
-        .write_all(format!("{line}\n").as_bytes())
-        .unwrap();
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(ledger);
+    file.unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
 /// The second process, seen from the first: it does what it is told, line by line.
@@ -86,11 +81,7 @@ impl Second {
             scenario::second_process(module_path!(), test, CHILD, path.to_str().unwrap());
         let stdin = child.stdin.take().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
-        Second {
-            child,
-            stdin,
-            stdout,
-        }
+        Second { child, stdin, stdout }
     }
 
     /// Tells it to do something and gives its answer.
@@ -99,10 +90,7 @@ impl Second {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(
-                self.stdout.read_line(&mut line).unwrap() > 0,
-                "it has ended"
-            );
+            assert!(self.stdout.read_line(&mut line).unwrap() > 0, "it has ended");
             // The harness of the test prints lines of its own.
             if let Some(answer) = line.strip_prefix("=> ") {
                 return answer.trim().to_owned();
@@ -291,11 +279,7 @@ async fn two_engines_share_the_shards_and_no_completed_step_runs_again() {
         lines.sort_unstable();
         let all = lines.len();
         lines.dedup();
-        assert_eq!(
-            (lines.len(), all),
-            (600, 600),
-            "each body ran once, none failed"
-        );
+        assert_eq!((lines.len(), all), (600, 600), "each body ran once, none failed");
         engine.shutdown().await;
     })
     .await;

@@ -96,10 +96,8 @@ fn held_up(folder: &Path) -> Boundary {
     let folder = folder.to_owned();
     Boundary(Box::new(move |step| {
         let (location, run) = (step.location().to_owned(), step.run_id().to_string());
-        let (plan, stopped) = (
-            folder.join(format!("{run}.plan")),
-            folder.join(format!("{run}.at")),
-        );
+        let (plan, stopped) =
+            (folder.join(format!("{run}.plan")), folder.join(format!("{run}.at")));
         Box::pin(async move {
             let planned = until("a plan", async || fs::read_to_string(&plan).ok()).await;
             if planned == location
@@ -236,10 +234,7 @@ impl Site {
 
     /// Starts a request, which is held up at the end of the step at this location.
     async fn request(&self, place: &Place, name: &str, held_up: &str) -> RunHandle<Summary> {
-        let request = Request {
-            workspace: place.name(),
-            request: name.to_owned(),
-        };
+        let request = Request { workspace: place.name(), request: name.to_owned() };
         let run = self.client.start(summarize, request).await.unwrap();
         let plan = self.path().join(format!("{}.plan", run.id()));
         let new = plan.with_extension("new");
@@ -250,10 +245,7 @@ impl Site {
 
     /// Starts a review of this task.
     async fn review(&self, what: &str, patience: Option<u64>) -> RunHandle<String> {
-        let task = Task {
-            task: what.to_owned(),
-            patience,
-        };
+        let task = Task { task: what.to_owned(), patience };
         self.client.start(agent_review, task).await.unwrap()
     }
 
@@ -397,9 +389,7 @@ fn killed_at_each_of_nine_boundaries_another_runner_ends_with_the_same_output() 
         site.until_all_work().await;
         let place = site.workspace("fan-out");
         place.hold();
-        let run = site
-            .request(&place, "waiter", "branches/BranchC/work")
-            .await;
+        let run = site.request(&place, "waiter", "branches/BranchC/work").await;
         place.in_line("waiter").await;
         place.let_go(&site.client).await;
         until("the other branches to be recorded", async || {
@@ -412,9 +402,7 @@ fn killed_at_each_of_nine_boundaries_another_runner_ends_with_the_same_output() 
         })
         .await;
         assert!(site.kill_at_boundary(run.id()).await);
-        place
-            .assert_all_done(&run, "after it was killed in the fan-out")
-            .await;
+        place.assert_all_done(&run, "after it was killed in the fan-out").await;
         let trace = place.trace();
         let count = |what: &str| trace.iter().filter(|line| line.starts_with(what)).count();
         let counts = ["enter", "BranchA", "BranchB", "BranchC", "leave"].map(count);
@@ -478,10 +466,7 @@ fn with_three_runners_there_is_never_more_than_one_in_the_workspace() {
         assert!(named, "{text}");
         // The next one had read the same before it was killed.
         until("the next to be inside", async || {
-            site.path()
-                .join(format!("{}.at", next.id()))
-                .exists()
-                .then_some(())
+            site.path().join(format!("{}.at", next.id())).exists().then_some(())
         })
         .await;
         fs::remove_file(&bad).unwrap();
@@ -492,9 +477,7 @@ fn with_three_runners_there_is_never_more_than_one_in_the_workspace() {
 }
 
 async fn approve(client: &Client, token: &str) -> Result<Resolved, ClientError> {
-    let approval = Approval {
-        notes: "shorter".to_owned(),
-    };
+    let approval = Approval { notes: "shorter".to_owned() };
     client.deferred(REVIEW_GATE, token).resolve(&approval).await
 }
 
@@ -528,9 +511,7 @@ fn a_review_counts_before_during_and_after_the_wait_and_the_first_one_counts() {
         assert_eq!(listed.len(), 1);
         assert_eq!(listed[0].waiting.as_deref(), Some("deferred `ReviewGate`"));
         assert_eq!(approve(client, &token).await.unwrap(), Resolved::First);
-        let rejection = Rejection {
-            notes: "too late".to_owned(),
-        };
+        let rejection = Rejection { notes: "too late".to_owned() };
         let second = client.deferred(REVIEW_GATE, &token).reject(&rejection);
         match second.await {
             Ok(Resolved::Already { .. }) | Err(ClientError::Finished { .. }) => {}
@@ -553,10 +534,7 @@ fn a_review_counts_before_during_and_after_the_wait_and_the_first_one_counts() {
 
         let silent = site.review("silence", None).await;
         let error = silent.result().await.unwrap_err();
-        let missing = AgentError::MissingResult {
-            agent: "DraftAgent".to_owned(),
-            attempt: 3,
-        };
+        let missing = AgentError::MissingResult { agent: "DraftAgent".to_owned(), attempt: 3 };
         let failure = error.failure().expect("it failed");
         assert_eq!(failure.details::<AgentError>(), Some(missing));
         let attempts = ["DraftAgent 1", "DraftAgent 2", "DraftAgent 3"];
@@ -600,16 +578,11 @@ fn what_is_resolved_while_no_runner_is_up_is_applied_by_the_next() {
         site.kill_all();
         // Nobody is up now: the owners were killed while they waited.
         place.let_go(&site.client).await;
-        assert_eq!(
-            approve(&site.client, &token).await.unwrap(),
-            Resolved::First
-        );
+        assert_eq!(approve(&site.client, &token).await.unwrap(), Resolved::First);
         let listed = site.client.list().workflow("agent_review").await.unwrap();
         assert_eq!(listed.runs.len(), 2);
         site.start_runner();
-        place
-            .assert_all_done(&request, "after all were killed")
-            .await;
+        place.assert_all_done(&request, "after all were killed").await;
         assert_eq!(waiting.result().await.unwrap(), FINAL);
         // The code has run twice, the agents once.
         assert_eq!(site.asked("page"), ONCE_EACH);
@@ -618,10 +591,7 @@ fn what_is_resolved_while_no_runner_is_up_is_applied_by_the_next() {
         let different: HashSet<&String> = tokens.iter().collect();
         assert!(different.len() == 1 && tokens.len() <= 2, "{tokens:?}");
         approve(&site.client, &tokens[0]).await.unwrap();
-        assert_eq!(
-            told.result().await.unwrap(),
-            FINAL.replace("a home page", "told")
-        );
+        assert_eq!(told.result().await.unwrap(), FINAL.replace("a home page", "told"));
         assert_eq!(site.asked("told"), ONCE_EACH);
     });
 }
@@ -636,18 +606,10 @@ async fn a_review_waits_for_weeks_over_restarts() {
         options.database_time = false;
         let store = Arc::new(PostgresStore::open_with(&url, options).unwrap());
         let builder = Engine::on(store).clock(clock.clone());
-        builder
-            .provide(outside(folder.path()))
-            .register(agent_review)
-            .start()
-            .await
-            .unwrap()
+        builder.provide(outside(folder.path())).register(agent_review).start().await.unwrap()
     };
     let first = start().await;
-    let task = Task {
-        task: "a home page".to_owned(),
-        patience: None,
-    };
+    let task = Task { task: "a home page".to_owned(), patience: None };
     let run = first.client().start(agent_review, task).await.unwrap();
     until_status(&run, RunStatus::Sleeping).await;
     first.shutdown().await;

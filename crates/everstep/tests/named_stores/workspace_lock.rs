@@ -58,10 +58,7 @@ fn lock_of(folder: &Path) -> Workspace {
 }
 
 fn request(folder: &Path, request: &str) -> Request {
-    Request {
-        workspace: workspace_of(folder),
-        request: request.to_owned(),
-    }
+    Request { workspace: workspace_of(folder), request: request.to_owned() }
 }
 
 fn trace(folder: &Path) -> Vec<String> {
@@ -136,10 +133,8 @@ async fn requests_take_turns_and_those_who_wait_hold_no_thread() {
     let client = engine.client();
     let first = request(folder.path(), "first");
     let first = client.start(summarize, first).await.unwrap();
-    until("the first to be inside", async || {
-        (!trace(folder.path()).is_empty()).then_some(())
-    })
-    .await;
+    until("the first to be inside", async || (!trace(folder.path()).is_empty()).then_some(()))
+        .await;
     let mut others = Vec::new();
     for n in 0..5 {
         let other = request(folder.path(), &format!("other-{n}"));
@@ -159,9 +154,7 @@ async fn requests_take_turns_and_those_who_wait_hold_no_thread() {
     assert_one_at_a_time(&trace);
     let entered = trace.iter().filter_map(|line| line.strip_prefix("enter "));
     let entered: Vec<&str> = entered.collect();
-    let in_turn = [
-        "first", "other-0", "other-1", "other-2", "other-3", "other-4",
-    ];
+    let in_turn = ["first", "other-0", "other-1", "other-2", "other-3", "other-4"];
     assert_eq!(entered, in_turn, "in the order of the line");
     assert_eq!(lock_of(folder.path()).look().unwrap(), (None, vec![]));
     engine.shutdown().await;
@@ -192,10 +185,8 @@ async fn a_branch_that_fails_releases_the_lock_for_the_next_one() {
     fs::write(&bad, "unreadable\n").unwrap();
     let first = client.start(summarize, request(folder.path(), "first"));
     let first = first.await.unwrap();
-    until("the first to be inside", async || {
-        (!trace(folder.path()).is_empty()).then_some(())
-    })
-    .await;
+    until("the first to be inside", async || (!trace(folder.path()).is_empty()).then_some(()))
+        .await;
     let next = client.start(summarize, request(folder.path(), "next"));
     let next = next.await.unwrap();
     in_line(folder.path(), "next").await;
@@ -205,10 +196,7 @@ async fn a_branch_that_fails_releases_the_lock_for_the_next_one() {
     let failure = error.failure().expect("it failed");
     let join: JoinError = failure.details().expect("what has failed, as a value");
     let text = format!("{join:?}");
-    assert!(
-        text.contains("BranchB") && text.contains("unreadable"),
-        "{text}"
-    );
+    assert!(text.contains("BranchB") && text.contains("unreadable"), "{text}");
     assert_eq!(next.result().await.unwrap().summary, SUMMARY);
     assert_one_at_a_time(&trace(folder.path()));
     engine.shutdown().await;
@@ -234,21 +222,12 @@ async fn one_that_is_cancelled_while_it_waits_is_passed_over() {
         assert!(cancelled.unwrap());
         until_status(&given_up, RunStatus::Cancelled).await;
         let (_, queue) = lock_of(folder.path()).look().unwrap();
-        let left = if rollback {
-            &["next"][..]
-        } else {
-            &["given-up", "next"]
-        };
+        let left = if rollback { &["next"][..] } else { &["given-up", "next"] };
         assert_eq!(queue, left, "its rollback leaves the line");
-        let_go(&client, &workspace_of(folder.path()), "somebody")
-            .await
-            .unwrap();
+        let_go(&client, &workspace_of(folder.path()), "somebody").await.unwrap();
         assert_eq!(next.result().await.unwrap().summary, SUMMARY);
         let trace = trace(folder.path());
-        assert!(
-            !trace.iter().any(|line| line.ends_with("given-up")),
-            "{trace:?}"
-        );
+        assert!(!trace.iter().any(|line| line.ends_with("given-up")), "{trace:?}");
         engine.shutdown().await;
     }
 }
@@ -301,9 +280,7 @@ async fn wait_and_work(given: &str) {
     // Whoever had the lock lets it go as soon as somebody waits.
     let release = async {
         in_line(folder, "waiter").await;
-        let_go(&client, &workspace_of(folder), "somebody")
-            .await
-            .unwrap();
+        let_go(&client, &workspace_of(folder), "somebody").await.unwrap();
         std::future::pending::<()>().await;
     };
     tokio::select! {
@@ -332,9 +309,7 @@ fn assert_all_done(folder: &Path) {
         let run: RunHandle<Summary> = client.run(runs[0].id);
         assert_eq!(run.result().await.unwrap().summary, SUMMARY);
         let history = run.history().await.unwrap();
-        let steps = history
-            .iter()
-            .filter(|entry| entry.kind == everstep::EntryKind::Step);
+        let steps = history.iter().filter(|entry| entry.kind == everstep::EntryKind::Step);
         let mut steps: Vec<String> = steps.map(|entry| entry.location.to_string()).collect();
         steps.sort();
         assert_eq!(steps, STEPS);
@@ -401,9 +376,7 @@ fn with_three_runners_the_work_of_a_killed_one_is_done_by_another() {
         let third = engine(folder.path(), undisturbed()).await;
         owner.kill().unwrap();
         owner.wait().unwrap();
-        let run = second
-            .client()
-            .start(summarize, request(folder.path(), "waiter"));
+        let run = second.client().start(summarize, request(folder.path(), "waiter"));
         let run = run.await.unwrap();
         assert!(run.attached());
         until_at_rest(&run).await;

@@ -45,13 +45,9 @@ async fn a_start_by_a_client_whose_clock_is_ahead_begins_at_once() {
             // As seen by a client that has always been wrong, and by one that has had a glimpse of it.
             clock.shift(ahead);
             let client = Client::on_clock(place.open_store(), clock.clone()).unwrap();
-            in_time(client.start(QUICK, ()).await.unwrap().result())
-                .await
-                .unwrap();
+            in_time(client.start(QUICK, ()).await.unwrap().result()).await.unwrap();
             clock.shift(0);
-            in_time(client.start(QUICK, ()).await.unwrap().result())
-                .await
-                .unwrap();
+            in_time(client.start(QUICK, ()).await.unwrap().result()).await.unwrap();
         }
         engine.shutdown().await;
     })
@@ -91,9 +87,7 @@ async fn a_cold_run_is_moved_at_once_by_a_client_whose_clock_is_ahead() {
         };
         let first = engine().await;
         let mut runs = Vec::new();
-        for kind in [
-            "message", "cancel", "resume", "event", "deferred", "item", "retry",
-        ] {
+        for kind in ["message", "cancel", "resume", "event", "deferred", "item", "retry"] {
             let run = first.client().start(WAITS, kind.to_owned()).await.unwrap();
             let rests = async || {
                 let status = run.status().await.unwrap();
@@ -182,9 +176,7 @@ async fn a_delayed_start_by_a_clock_that_is_ahead_does_not_begin_at_once() {
         let client = Client::on_clock(place.open_store(), clock).unwrap();
         let delayed = client.start(QUICK, ()).after(hours(1)).await.unwrap();
         // What was started later has ended, so the engine has looked.
-        in_time(client.start(QUICK, ()).await.unwrap().result())
-            .await
-            .unwrap();
+        in_time(client.start(QUICK, ()).await.unwrap().result()).await.unwrap();
         assert_eq!(delayed.status().await.unwrap(), RunStatus::Pending);
         engine.shutdown().await;
     })
@@ -250,17 +242,11 @@ async fn times_on_postgres_are_the_servers_for_a_client_whose_clock_is_wrong() {
         clock.shift(ahead);
         let client = Client::on_clock(open(), clock.clone()).unwrap();
         let run = client.start(QUICK, ()).after(hours(2)).await.unwrap();
-        let row = open()
-            .run(&everstep::store::Target::Id(run.id()))
-            .unwrap()
-            .unwrap();
+        let row = open().run(&everstep::store::Target::Id(run.id())).unwrap().unwrap();
         let now = Timestamp::from(SystemTime::now()).as_millis();
         let off = |at: Timestamp| (at.as_millis() - now).unsigned_abs();
         assert!(off(row.created_at) < 60_000, "{row:?}");
-        assert!(
-            off(row.available_at.unwrap() - hours(2)) < 60_000,
-            "{row:?}"
-        );
+        assert!(off(row.available_at.unwrap() - hours(2)) < 60_000, "{row:?}");
     }
     everstep::testing::ran_on("PostgreSQL");
 }

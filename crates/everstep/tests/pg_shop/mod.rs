@@ -41,11 +41,7 @@ impl Shop {
     /// The shop that another process has made.
     pub(crate) fn at(database: String, name: String) -> Shop {
         let sign = if database.contains('?') { '&' } else { '?' };
-        Shop {
-            url: format!("{database}{sign}schema={name}"),
-            database,
-            name,
-        }
+        Shop { url: format!("{database}{sign}schema={name}"), database, name }
     }
 
     /// What [`at`](Self::at) needs.

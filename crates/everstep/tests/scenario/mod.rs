@@ -55,10 +55,7 @@ pub(crate) async fn until_info<O>(
     until(what, async || {
         let info = run.info().await.unwrap();
         let is_late = begun.elapsed() > LIMIT * 9 / 10;
-        assert!(
-            !is_late || is_so(&info),
-            "waited too long for {what}: {info:#?}"
-        );
+        assert!(!is_late || is_so(&info), "waited too long for {what}: {info:#?}");
         is_so(&info).then_some(info)
     })
     .await
@@ -72,10 +69,7 @@ pub(crate) async fn until_status<O>(run: &RunHandle<O>, status: RunStatus) -> Ru
 
 /// Waits until the run is paused, and gives the reason.
 pub(crate) async fn until_paused<O>(run: &RunHandle<O>) -> String {
-    until_status(run, RunStatus::Paused)
-        .await
-        .waiting
-        .expect("a paused run has a reason")
+    until_status(run, RunStatus::Paused).await.waiting.expect("a paused run has a reason")
 }
 
 /// Waits until the run has ended or is paused, and gives what is stored about it.
@@ -89,11 +83,7 @@ pub(crate) async fn until_at_rest<O>(run: &RunHandle<O>) -> RunInfo {
 
 /// A runtime with several threads, outside of any other.
 pub(crate) fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap()
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
 /// The name of a test, as this program calls it, by its `module_path!()` and its function.
@@ -108,12 +98,7 @@ pub(crate) fn name_of(module: &str, test: &str) -> String {
 /// variable that tells it that it is the second process. Its standard output is piped.
 pub(crate) fn second_process(module: &str, test: &str, variable: &str, value: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args([
-            &name_of(module, test),
-            "--exact",
-            "--nocapture",
-            "--test-threads=1",
-        ])
+        .args([&name_of(module, test), "--exact", "--nocapture", "--test-threads=1"])
         .env(variable, value)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

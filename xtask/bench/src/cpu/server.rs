@@ -24,9 +24,7 @@ pub(crate) fn start() -> Result<Instance, Problem> {
         let hint = "does the server have `pg_stat_statements`, which Debian installs with it?";
         format!("{error}; {hint}")
     })?;
-    server
-        .session()?
-        .query("CREATE EXTENSION pg_stat_statements")?;
+    server.session()?.query("CREATE EXTENSION pg_stat_statements")?;
     Ok(server)
 }
 
@@ -40,13 +38,10 @@ fn numbers<const N: usize>(session: &mut Session, sql: &str) -> Result<[u64; N],
     let row = session.query(sql)?.into_iter().next().unwrap_or_default();
     let numbers = row.iter().map(|column| {
         let text = column.as_deref().unwrap_or("0");
-        text.parse::<u64>()
-            .map_err(|_| format!("`{text}` is no count"))
+        text.parse::<u64>().map_err(|_| format!("`{text}` is no count"))
     });
     let numbers: Vec<u64> = numbers.collect::<Result<_, _>>()?;
-    numbers
-        .try_into()
-        .map_err(|_| format!("`{sql}` gave another number of columns").into())
+    numbers.try_into().map_err(|_| format!("`{sql}` gave another number of columns").into())
 }
 
 /// What a server counts at once.
@@ -68,11 +63,7 @@ impl Statements {
                    (pg_current_wal_insert_lsn() - '0/0')::bigint \
                    FROM pg_stat_statements WHERE query NOT LIKE '%pg_stat%'";
         let [statements, rows, wal_bytes] = numbers(&mut server.session()?, sql)?;
-        Ok(Some(Statements {
-            statements,
-            rows,
-            wal_bytes,
-        }))
+        Ok(Some(Statements { statements, rows, wal_bytes }))
     }
 
     pub(super) fn since(&self, before: &Statements) -> Statements {
@@ -109,10 +100,7 @@ impl Statistics {
         let mut session = server.session()?;
         let began = Instant::now();
         // A store may keep its connections after its engine, and connect again.
-        let [instant] = numbers(
-            &mut session,
-            "SELECT (extract(epoch FROM now()) * 1e6)::bigint",
-        )?;
+        let [instant] = numbers(&mut session, "SELECT (extract(epoch FROM now()) * 1e6)::bigint")?;
         let of_engines = format!(
             "FROM pg_stat_activity WHERE backend_type = 'client backend' \
              AND pid <> pg_backend_pid() AND extract(epoch FROM backend_start) * 1e6 < {instant}"

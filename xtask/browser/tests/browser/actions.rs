@@ -28,8 +28,7 @@ pub(crate) async fn run_is_started(bench: &Bench) -> Result<(), Problem> {
     )
     .await?;
     page.fill("Input", "{\"what\": a chair}").await?;
-    page.until_text("dialog[open] .field-error", "Line 1, column 10")
-        .await?;
+    page.until_text("dialog[open] .field-error", "Line 1, column 10").await?;
     page.fill("Input", "{\"what\": \"a chair\"}").await?;
     page.fill("Key", "from the dashboard").await?;
     page.fill("Tags", "room:4 floor:2").await?;
@@ -58,8 +57,7 @@ pub(crate) async fn large_numbers_stay_as_they_are(bench: &Bench) -> Result<(), 
     let input = json!({"order": 9_007_199_254_740_993_u64});
     let run = world.client.start(approval, input.clone()).await?;
     page.go(&format!("/runs/{}?tab=data", run.id())).await?;
-    page.until_text(".json-block .json-number", "9007199254740993")
-        .await?;
+    page.until_text(".json-block .json-number", "9007199254740993").await?;
     page.press(".run-actions", "More").await?;
     page.press(".menu", "Start another with this input").await?;
     page.dialog("Start a run").await?;
@@ -75,10 +73,7 @@ pub(crate) async fn large_numbers_stay_as_they_are(bench: &Bench) -> Result<(), 
 
 pub(crate) async fn run_is_paused_and_resumed(bench: &Bench) -> Result<(), Problem> {
     let (page, world) = (&bench.page, &bench.world);
-    let run = world
-        .client
-        .start(approval, json!({"what": "a lamp"}))
-        .await?;
+    let run = world.client.start(approval, json!({"what": "a lamp"})).await?;
     until_waits(&run).await?;
     let id = run.id().to_string();
     open(page, &id, "Sleeping").await?;
@@ -121,8 +116,7 @@ pub(crate) async fn run_is_cancelled_and_rolled_back(bench: &Bench) -> Result<()
     let id = run.id().to_string();
     world.until_status(&id, RunStatus::Sleeping).await?;
     open(page, &id, "Sleeping").await?;
-    page.until_text(".entry-body .entry", "parcel arrived")
-        .await?;
+    page.until_text(".entry-body .entry", "parcel arrived").await?;
     page.press(".run-actions", "Cancel").await?;
     page.choose("Roll it back").await?;
     page.confirm("The run is rolling back").await?;
@@ -143,8 +137,7 @@ pub(crate) async fn run_is_retried(bench: &Bench) -> Result<(), Problem> {
     let id = run.id().to_string();
     world.until_status(&id, RunStatus::Failed).await?;
     open(page, &id, "Failed").await?;
-    page.until_text(".banner", "does not know the address")
-        .await?;
+    page.until_text(".banner", "does not know the address").await?;
     page.press(".run-actions", "Retry").await?;
     page.dialog("Retry this run?").await?;
     page.confirm("The run is tried again").await?;
@@ -159,8 +152,7 @@ pub(crate) async fn run_is_retried(bench: &Bench) -> Result<(), Problem> {
 pub(crate) async fn run_is_forked_from_a_step(bench: &Bench) -> Result<(), Problem> {
     let (page, world) = (&bench.page, &bench.world);
     open(page, &world.shown.done, "Completed").await?;
-    page.click(".entry-body .entry[data-location='cool off']")
-        .await?;
+    page.click(".entry-body .entry[data-location='cool off']").await?;
     page.press(".inspect", "Fork from this step").await?;
     page.dialog("Fork from this step").await?;
     let from = "document.querySelector('dialog[open] input[name=from]').value === 'cool off'";
@@ -190,8 +182,7 @@ pub(crate) async fn message_is_sent(bench: &Bench) -> Result<(), Problem> {
     page.press("[role=tablist]", "Messages").await?;
     page.until_text(".message", "weather").await?;
     page.press("[role=tablist]", "Timeline").await?;
-    page.until_text(".entry-body .entry", "parcel arrived")
-        .await?;
+    page.until_text(".entry-body .entry", "parcel arrived").await?;
     page.press(".run-actions", "Send a message").await?;
     page.fill("Name", "parcel arrived").await?;
     page.fill("Body", "{\"door\": 9}").await?;
@@ -207,15 +198,11 @@ pub(crate) async fn message_is_sent(bench: &Bench) -> Result<(), Problem> {
 
 pub(crate) async fn deferred_and_token_are_resolved(bench: &Bench) -> Result<(), Problem> {
     let (page, world) = (&bench.page, &bench.world);
-    let run = world
-        .client
-        .start(approval, json!({"what": "a desk"}))
-        .await?;
+    let run = world.client.start(approval, json!({"what": "a desk"})).await?;
     until_waits(&run).await?;
     let id = run.id().to_string();
     open(page, &id, "Sleeping").await?;
-    page.click(".entry-body .entry[data-location=review]")
-        .await?;
+    page.click(".entry-body .entry[data-location=review]").await?;
     page.press(".inspect", "Resolve").await?;
     page.dialog("Resolve a deferred").await?;
     page.fill("Value", "{\"yes\": true}").await?;
@@ -224,31 +211,22 @@ pub(crate) async fn deferred_and_token_are_resolved(bench: &Bench) -> Result<(),
     if output != Some(json!({"yes": true})) {
         return Err(format!("it ended with {output:?}").into());
     }
-    let other = world
-        .client
-        .start(approval, json!({"what": "a boat"}))
-        .await?;
+    let other = world.client.start(approval, json!({"what": "a boat"})).await?;
     let token = until_waits(&other).await?;
     page.go("/events").await?;
     page.press(".page-head", "Resolve a token").await?;
     page.dialog("Resolve a token").await?;
     page.fill("Token", "not a token").await?;
     page.click("dialog[open] button[type=submit]").await?;
-    page.until_text("dialog[open] .form-problem strong", "token")
-        .await?;
+    page.until_text("dialog[open] .form-problem strong", "token").await?;
     page.quiet_but_for(&["status of 4"]).await?;
     page.fill("Token", &token).await?;
     page.choose("Reject").await?;
     page.fill("Error", "\"no boats\"").await?;
     page.confirm("The token was resolved").await?;
-    let failed = world
-        .until_status(&other.id().to_string(), RunStatus::Failed)
-        .await?;
+    let failed = world.until_status(&other.id().to_string(), RunStatus::Failed).await?;
     let message = failed.failure.map(|failure| failure.full().to_string());
-    match message
-        .as_deref()
-        .is_some_and(|text| text.contains("no boats"))
-    {
+    match message.as_deref().is_some_and(|text| text.contains("no boats")) {
         true => Ok(()),
         false => Err(format!("it failed with {message:?}").into()),
     }
@@ -268,10 +246,7 @@ pub(crate) async fn tag_is_set_and_run_deleted(bench: &Bench) -> Result<(), Prob
     page.until_text(".run-facts .tag", "seen").await?;
     let tags = || async { Ok(run.info().await?.tags) };
     let tag = ("seen".to_owned(), "yes".to_owned());
-    until("the tag", tags, |tags: &Vec<(String, String)>| {
-        tags.contains(&tag)
-    })
-    .await?;
+    until("the tag", tags, |tags: &Vec<(String, String)>| tags.contains(&tag)).await?;
     page.press(".run-actions", "More").await?;
     page.press(".menu", "Delete").await?;
     page.dialog("Delete this run for good?").await?;
@@ -290,13 +265,11 @@ pub(crate) async fn refused_action_says_why(bench: &Bench) -> Result<(), Problem
     page.press(".run-actions", "More").await?;
     let cancel = "[...document.querySelectorAll('.run-actions .menu [role=menuitem]')] \
          .find((one) => one.textContent.startsWith('Cancel'))?.getAttribute('aria-disabled') === 'true'";
-    page.until("that a run that has ended cannot be cancelled", cancel)
-        .await?;
+    page.until("that a run that has ended cannot be cancelled", cancel).await?;
     page.keys("\u{e00c}").await?;
     page.press(".run-actions", "Send a message").await?;
     page.fill("Name", "too late").await?;
     page.click("dialog[open] button[type=submit]").await?;
-    page.until_text("dialog[open] .form-problem", &world.shown.done[..8])
-        .await?;
+    page.until_text("dialog[open] .form-problem", &world.shown.done[..8]).await?;
     page.quiet_but_for(&["status of 4"]).await
 }

@@ -11,10 +11,7 @@ use crate::{
 
 pub(crate) async fn event_is_published(bench: &Bench) -> Result<(), Problem> {
     let (page, world) = (&bench.page, &bench.world);
-    let run = world
-        .client
-        .start(subscription, "customer-99".to_owned())
-        .await?;
+    let run = world.client.start(subscription, "customer-99".to_owned()).await?;
     let id = run.id().to_string();
     world.until_status(&id, RunStatus::Sleeping).await?;
     page.go("/events").await?;
@@ -48,28 +45,15 @@ pub(crate) async fn schedule_is_paused_resumed_and_triggered(bench: &Bench) -> R
     page.until_text(&format!("{card} h2"), name).await?;
     page.press(card, "Pause").await?;
     page.confirm("The schedule was paused").await?;
-    until(
-        "a paused schedule",
-        schedule,
-        |one: &everstep::ScheduleInfo| one.paused,
-    )
-    .await?;
+    until("a paused schedule", schedule, |one: &everstep::ScheduleInfo| one.paused).await?;
     page.until_text(&format!("{card} .badge"), "Paused").await?;
     page.press(card, "Resume").await?;
     page.confirm("The schedule goes on").await?;
-    until(
-        "a schedule that goes on",
-        schedule,
-        |one: &everstep::ScheduleInfo| !one.paused,
-    )
-    .await?;
+    until("a schedule that goes on", schedule, |one: &everstep::ScheduleInfo| !one.paused).await?;
     page.until_text(&format!("{card} .badge"), "Active").await?;
     page.press(card, "Trigger now").await?;
     page.confirm("A run was started").await?;
-    until("a run", schedule, |one: &everstep::ScheduleInfo| {
-        one.last_run.is_some()
-    })
-    .await?;
+    until("a run", schedule, |one: &everstep::ScheduleInfo| one.last_run.is_some()).await?;
     // A new one, and its end.
     page.press(".page-head", "New schedule").await?;
     page.dialog("New schedule").await?;
@@ -78,8 +62,7 @@ pub(crate) async fn schedule_is_paused_resumed_and_triggered(bench: &Bench) -> R
     page.fill("Time zone", "Europe/Vienna").await?;
     page.confirm("The schedule was created").await?;
     let card = "article[aria-label='made by hand']";
-    page.until_text(&format!("{card} code"), "15 4 * * SUN")
-        .await?;
+    page.until_text(&format!("{card} code"), "15 4 * * SUN").await?;
     page.press(card, "More for made by hand").await?;
     page.press(&format!("{card} .menu"), "Delete").await?;
     page.confirm("The schedule was deleted").await?;
@@ -94,18 +77,12 @@ pub(crate) async fn schedule_is_paused_resumed_and_triggered(bench: &Bench) -> R
 pub(crate) async fn queue_items_are_replayed_and_dropped(bench: &Bench) -> Result<(), Problem> {
     let (page, client) = (&bench.page, &bench.world.client);
     let stats = || async { Ok(client.queue_stats(THUMBNAILS.name()).await?) };
-    let before = until("dead items", stats, |one: &everstep::QueueStats| {
-        one.dead > 1
-    })
-    .await?;
+    let before = until("dead items", stats, |one: &everstep::QueueStats| one.dead > 1).await?;
     page.go("/queues?queue=thumbnails&state=dead").await?;
     page.press(".section td.tools", "Drop").await?;
     page.dialog("Drop this item?").await?;
     page.confirm("The item was dropped").await?;
-    until("an item less", stats, |now: &everstep::QueueStats| {
-        now.dead + 1 == before.dead
-    })
-    .await?;
+    until("an item less", stats, |now: &everstep::QueueStats| now.dead + 1 == before.dead).await?;
     page.press(".section td.tools", "Replay").await?;
     page.dialog("Replay this item?").await?;
     page.confirm("The item is ready again").await?;
@@ -115,14 +92,12 @@ pub(crate) async fn queue_items_are_replayed_and_dropped(bench: &Bench) -> Resul
     page.fill("Dedupe key", "tony").await?;
     page.click("dialog[open] button[type=submit]").await?;
     page.until_gone("dialog[open]").await?;
-    page.until_text(".section tbody tr", "tony@example.org")
-        .await?;
+    page.until_text(".section tbody tr", "tony@example.org").await?;
     let item = client.enqueue(MAILS, &json!(null)).dedupe("tony").await?;
     if item.status().await? != ItemState::Ready {
         return Err("the item is not ready".into());
     }
-    page.press(".section tr:has(p.muted) td.tools", "Cancel")
-        .await?;
+    page.press(".section tr:has(p.muted) td.tools", "Cancel").await?;
     page.confirm("The item was cancelled").await
 }
 
@@ -136,35 +111,19 @@ pub(crate) async fn dead_letters_are_replayed_and_dropped(bench: &Bench) -> Resu
     }
     let reader = world.client.start(checkout, order(109)).await?;
     page.go(&format!("/dead-letters?run={}", dead.id())).await?;
-    page.until(
-        "two letters",
-        "document.querySelectorAll('tbody tr').length === 2",
-    )
-    .await?;
+    page.until("two letters", "document.querySelectorAll('tbody tr').length === 2").await?;
     page.press("td.tools", "Replay").await?;
     page.dialog("Send this letter again").await?;
-    page.fill("To another run", &reader.id().to_string())
-        .await?;
+    page.fill("To another run", &reader.id().to_string()).await?;
     page.confirm("The letter was sent again").await?;
-    page.until(
-        "one letter",
-        "document.querySelectorAll('tbody tr').length === 1",
-    )
-    .await?;
+    page.until("one letter", "document.querySelectorAll('tbody tr').length === 1").await?;
     let inbox = || async { Ok(reader.inbox(10).await?.len()) };
     until("the letter in the other run", inbox, |n: &usize| *n == 1).await?;
     page.press("td.tools", "Drop").await?;
     page.dialog("Drop this letter?").await?;
     page.confirm("The letter was dropped").await?;
     page.until_text(".state", "No dead letters").await?;
-    match world
-        .client
-        .dead_letters()
-        .run(dead.id())
-        .await?
-        .letters
-        .len()
-    {
+    match world.client.dead_letters().run(dead.id()).await?.letters.len() {
         0 => Ok(()),
         n => Err(format!("{n} letters are still there").into()),
     }
@@ -178,22 +137,15 @@ pub(crate) async fn many_runs_are_changed_at_once(bench: &Bench) -> Result<(), P
     }
     let chairs = |status| client.count().tag("batch", "chairs").status(status);
     page.go("/runs?tag=batch%3Achairs&version=1").await?;
-    page.until(
-        "seven rows",
-        "document.querySelectorAll('.rows .row').length === 7",
-    )
-    .await?;
+    page.until("seven rows", "document.querySelectorAll('.rows .row').length === 7").await?;
     page.press(".page-head", "Change many").await?;
-    page.press(".page-head .menu", "Cancel all that match")
-        .await?;
-    page.until_text("dialog[open] .bulk-count", "7 runs match")
-        .await?;
+    page.press(".page-head .menu", "Cancel all that match").await?;
+    page.until_text("dialog[open] .bulk-count", "7 runs match").await?;
     let locked = "document.querySelector('dialog[open] button[type=submit]').disabled";
     page.until("that the number must be typed", locked).await?;
     page.write("#bulk-confirm", "7").await?;
     page.click("dialog[open] button[type=submit]").await?;
-    page.until_text("dialog[open] .bulk-report", "7 cancelled")
-        .await?;
+    page.until_text("dialog[open] .bulk-report", "7 cancelled").await?;
     page.press("dialog[open]", "Done").await?;
     let cancelled = || async { Ok(chairs(RunStatus::Cancelled).await?) };
     until("seven cancelled runs", cancelled, |n: &u64| *n == 7).await?;
@@ -204,10 +156,7 @@ pub(crate) async fn many_runs_are_changed_at_once(bench: &Bench) -> Result<(), P
 
 pub(crate) async fn changes_are_in_the_audit_log(bench: &Bench) -> Result<(), Problem> {
     let (page, world) = (&bench.page, &bench.world);
-    let run = world
-        .client
-        .start(approval, json!({"what": "a door"}))
-        .await?;
+    let run = world.client.start(approval, json!({"what": "a door"})).await?;
     let id = run.id().to_string();
     page.go(&format!("/runs/{id}")).await?;
     page.press(".run-actions", "Cancel").await?;

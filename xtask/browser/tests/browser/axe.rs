@@ -18,8 +18,7 @@ pub(crate) enum Asked {
 /// What it finds on the page as it is.
 pub(crate) async fn findings(page: &Page, axe: &str, asked: Asked) -> Result<Vec<String>, Problem> {
     if page.value("typeof window.axe").await? == json!("undefined") {
-        page.run(&format!("{axe}; window.axe = axe;"), vec![])
-            .await?;
+        page.run(&format!("{axe}; window.axe = axe;"), vec![]).await?;
     }
     let mut options = json!({"resultTypes": ["violations"]});
     if asked == Asked::Contrast {
@@ -30,9 +29,6 @@ pub(crate) async fn findings(page: &Page, axe: &str, asked: Asked) -> Result<Vec
              `${one.id}: ${one.help}: ${node.target.join(' ')}: ${node.html.slice(0, 200)} ${node.failureSummary}`))), \
          (error) => done([String(error)]))";
     let found = page.run_async(script, vec![options]).await?;
-    let found = found
-        .as_array()
-        .cloned()
-        .ok_or("axe-core has said nothing")?;
+    let found = found.as_array().cloned().ok_or("axe-core has said nothing")?;
     Ok(found.iter().map(|one: &Json| words(one)).collect())
 }

@@ -84,8 +84,7 @@ impl Driver {
             let (width, height) = shape.size();
             let metrics =
                 json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
-            page.devtools("Emulation.setDeviceMetricsOverride", metrics)
-                .await?;
+            page.devtools("Emulation.setDeviceMetricsOverride", metrics).await?;
         }
         Ok(page)
     }

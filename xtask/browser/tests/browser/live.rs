@@ -42,8 +42,7 @@ pub(crate) async fn list_follows_what_happens(bench: &Bench) -> Result<(), Probl
     page.until_text(&row, "Sleeping").await?;
     run.send("parcel arrived", &json!("at the door")).await?;
     page.until_text(&row, "Completed").await?;
-    page.until("that the page was not loaded again", IS_MARKED)
-        .await?;
+    page.until("that the page was not loaded again", IS_MARKED).await?;
     Ok(())
 }
 
@@ -56,11 +55,7 @@ pub(crate) async fn page_that_one_comes_back_to_is_live(bench: &Bench) -> Result
         page.until_text(".connection", "Live").await?;
     }
     page.go("/schedules").await?;
-    page.until(
-        "schedules",
-        "document.querySelectorAll('.schedule').length > 2",
-    )
-    .await?;
+    page.until("schedules", "document.querySelectorAll('.schedule').length > 2").await?;
     page.run("history.back()", vec![]).await?;
     page.until("a count", &format!("{} > 5", tile(""))).await?;
     page.until_text(".connection", "Live").await?;
@@ -76,19 +71,14 @@ pub(crate) async fn run_follows_what_happens(bench: &Bench) -> Result<(), Proble
     let run = client.start(checkout, order(103)).key("order-103").await?;
     page.go(&format!("/runs/{}", run.id())).await?;
     page.until_text(".run-title .badge", "Sleeping").await?;
-    page.until_text(".entry-body .entry", "parcel arrived")
-        .await?;
+    page.until_text(".entry-body .entry", "parcel arrived").await?;
     page.value(MARK).await?;
     run.send("parcel arrived", &json!({"door": 7})).await?;
     page.until_text(".run-title .badge", "Completed").await?;
     page.press("[role=tablist]", "Data").await?;
     page.until_text(".json-block", "hold-103 for").await?;
-    page.until("that the page was not loaded again", IS_MARKED)
-        .await?;
-    bench
-        .world
-        .until_status(&run.id().to_string(), RunStatus::Completed)
-        .await?;
+    page.until("that the page was not loaded again", IS_MARKED).await?;
+    bench.world.until_status(&run.id().to_string(), RunStatus::Completed).await?;
     Ok(())
 }
 
@@ -99,11 +89,9 @@ pub(crate) async fn stream_follows_what_happens(bench: &Bench) -> Result<(), Pro
     let last = "Number([...document.querySelectorAll('.stream-item')].at(-1)?.firstChild.textContent ?? -1)";
     let first = page.until("an item", &format!("{last} + 1")).await?;
     page.until_text(".stream-tools", "Following live").await?;
-    page.until("later items", &format!("{last} > {first} + 3"))
-        .await?;
+    page.until("later items", &format!("{last} > {first} + 3")).await?;
     run.cancel().await?;
-    page.until_text(".stream-tools", "The stream has ended")
-        .await?;
+    page.until_text(".stream-tools", "The stream has ended").await?;
     Ok(())
 }
 
@@ -122,8 +110,7 @@ pub(crate) async fn search_and_filters_find_runs(bench: &Bench) -> Result<(), Pr
     let tagged = format!(
         "{rows} > 2 && {keys}.every((one) => (Number(one.textContent.slice(6)) % 6) === 0)"
     );
-    page.until("the orders of ada, by their tag", &tagged)
-        .await?;
+    page.until("the orders of ada, by their tag", &tagged).await?;
     let id = &bench.world.shown.failed;
     page.write("#search", id).await?;
     page.until("order 13 alone, by its id", &only).await?;

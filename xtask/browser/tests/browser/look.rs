@@ -51,18 +51,14 @@ async fn look(
 ) -> Result<Vec<String>, Problem> {
     page.theme("light").await?;
     page.go(&shown.address).await?;
-    page.until(&format!("the page `{}`", shown.name), shown.ready)
-        .await?;
+    page.until(&format!("the page `{}`", shown.name), shown.ready).await?;
     settled(page).await?;
     let mut wrong = Vec::new();
     for (theme, asked) in [("light", Asked::Everything), ("dark", Asked::Contrast)] {
         page.theme(theme).await?;
         settled(page).await?;
         let name = format!("{}-{}-{theme}", shown.name, shape.name());
-        fs::write(
-            bench.pictures.join(format!("{name}.png")),
-            page.picture().await?,
-        )?;
+        fs::write(bench.pictures.join(format!("{name}.png")), page.picture().await?)?;
         for found in axe::findings(page, &bench.axe, asked).await? {
             wrong.push(format!("{name}: {found}"));
         }

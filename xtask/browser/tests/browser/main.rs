@@ -102,9 +102,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let failed = runtime
         .map_err(Problem::from)
         .and_then(|runtime| runtime.block_on(all(&directory, &names)));
@@ -169,12 +167,7 @@ async fn all(directory: &std::path::Path, names: &[&str]) -> Result<usize, Probl
             }
         }
     }
-    let Bench {
-        driver,
-        world,
-        page,
-        ..
-    } = bench;
+    let Bench { driver, world, page, .. } = bench;
     page.close().await;
     driver.end().await;
     world.end().await;

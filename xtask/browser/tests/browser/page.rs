@@ -102,8 +102,7 @@ impl Page {
     /// Waits until the address is this one.
     pub(crate) async fn until_at(&self, address: &str) -> Result<(), Problem> {
         let expression = format!("location.pathname + location.search === {}", json!(address));
-        self.until(&format!("the address {address}"), &expression)
-            .await?;
+        self.until(&format!("the address {address}"), &expression).await?;
         Ok(())
     }
 
@@ -146,16 +145,13 @@ impl Page {
             element.click().await?;
             Ok(Some(()))
         };
-        self.wait(&format!("`{selector}`, to click it"), click)
-            .await
+        self.wait(&format!("`{selector}`, to click it"), click).await
     }
 
     /// Clicks the button, link, tab or entry of a menu whose name begins so, inside of a selector.
     pub(crate) async fn press(&self, scope: &str, name: &str) -> Result<(), Problem> {
         let press = async || {
-            let found = self
-                .run(FIND_NAMED, vec![json!(scope), json!(name)])
-                .await?;
+            let found = self.run(FIND_NAMED, vec![json!(scope), json!(name)]).await?;
             if found != json!(true) {
                 return Ok(None);
             }
@@ -163,8 +159,7 @@ impl Page {
             element.click().await?;
             Ok(Some(()))
         };
-        self.wait(&format!("`{name}` in `{scope}`, to press it"), press)
-            .await
+        self.wait(&format!("`{name}` in `{scope}`, to press it"), press).await
     }
 
     /// Writes into the field with this label, in the open dialog, instead of what is in it.
@@ -209,8 +204,7 @@ impl Page {
             element.send_keys(text).await?;
             Ok(Some(()))
         };
-        self.wait(&format!("`{selector}`, to write into it"), write)
-            .await
+        self.wait(&format!("`{selector}`, to write into it"), write).await
     }
 
     /// Waits until a dialog with this title is open.
@@ -248,8 +242,7 @@ impl Page {
             {"name": "prefers-color-scheme", "value": theme},
             {"name": "prefers-reduced-motion", "value": "reduce"},
         ]);
-        self.devtools("Emulation.setEmulatedMedia", json!({"features": features}))
-            .await?;
+        self.devtools("Emulation.setEmulatedMedia", json!({"features": features})).await?;
         Ok(())
     }
 
@@ -301,9 +294,7 @@ impl Page {
 
 /// A text without its quotes.
 pub(crate) fn words(value: &Json) -> String {
-    value
-        .as_str()
-        .map_or_else(|| value.to_string(), str::to_owned)
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// Asks the engine until it is as it should be.

@@ -16,9 +16,7 @@ pub(crate) const PAID: Event<Json> = Event::new("paid");
 pub(crate) const MAILS: Queue<Json, Json> = Queue::new("mails");
 /// Somebody works on it, and fails.
 pub(crate) const THUMBNAILS: Queue<Json, Json> = Queue::new("thumbnails").attempts(1);
-const BANK: Limit = Limit::new("bank")
-    .concurrency(1)
-    .rate(50, Duration::from_secs(1));
+const BANK: Limit = Limit::new("bank").concurrency(1).rate(50, Duration::from_secs(1));
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Order {
@@ -92,11 +90,7 @@ pub(crate) async fn checkout(ctx: Ctx, order: Order) -> everstep::Result<String>
         .await?;
     }
     if id % 2 == 1 {
-        let parcel: Json = ctx
-            .listen("parcel arrived")
-            .timeout(days(3))
-            .await?
-            .unwrap_or_default();
+        let parcel: Json = ctx.listen("parcel arrived").timeout(days(3)).await?.unwrap_or_default();
         return Ok(format!("{hold} for {}: {parcel}", order.customer));
     }
     Ok(format!("{hold} for {}", order.customer))
@@ -119,11 +113,8 @@ pub(crate) async fn import(ctx: Ctx, rows: u64) -> everstep::Result<u64> {
     ctx.set_state("phase", "reading")?;
     ctx.step_with("read", async move |step| {
         for row in 0..rows {
-            step.emit(
-                "progress",
-                &json!({"row": row, "of": rows, "note": "read and checked"}),
-            )
-            .await?;
+            step.emit("progress", &json!({"row": row, "of": rows, "note": "read and checked"}))
+                .await?;
             moment(150).await;
         }
         Ok(rows)
@@ -137,14 +128,13 @@ static TRIED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 /// Cannot send its invoice until it is tried again.
 #[workflow]
 pub(crate) async fn invoice(ctx: Ctx, no: u64) -> everstep::Result<String> {
-    ctx.step("number", async move || Ok(format!("2026-{no}")))
-        .await?;
+    ctx.step("number", async move || Ok(format!("2026-{no}"))).await?;
     ctx.step("send", async move || {
         let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
         match tried.insert(no) {
-            true => Err(Error::fatal(
-                "the mail server does not know the address `nobody@example.org`",
-            )),
+            true => {
+                Err(Error::fatal("the mail server does not know the address `nobody@example.org`"))
+            }
             false => Ok(format!("invoice 2026-{no} was sent")),
         }
     })
@@ -163,11 +153,7 @@ pub(crate) async fn report(ctx: Ctx, parts: u64) -> everstep::Result<u64> {
 /// Waits for an event.
 #[workflow]
 pub(crate) async fn subscription(ctx: Ctx, customer: String) -> everstep::Result<Json> {
-    let paid = ctx
-        .event(PAID)
-        .matching(&customer)
-        .timeout(days(30))
-        .await?;
+    let paid = ctx.event(PAID).matching(&customer).timeout(days(30)).await?;
     Ok(paid.unwrap_or_default())
 }
 
@@ -210,8 +196,7 @@ pub(crate) async fn echo(ctx: Ctx, text: String) -> everstep::Result<String> {
         Ok(json!({ said.clone(): said }))
     })
     .await?;
-    ctx.step("fail", async move || Err(Error::fatal(text.clone())))
-        .await
+    ctx.step("fail", async move || Err(Error::fatal(text.clone()))).await
 }
 
 /// Does so many times two steps, many at a time.
@@ -231,10 +216,7 @@ async fn moment(milliseconds: u64) {
 
 /// Schedules of each kind.
 pub(crate) async fn schedules(client: &Client) -> Result<(), everstep::ClientError> {
-    client
-        .schedule("pulse of the system", heartbeat, ())
-        .every(hours(1))
-        .await?;
+    client.schedule("pulse of the system", heartbeat, ()).every(hours(1)).await?;
     client
         .schedule("nightly report", report, 1)
         .cron("30 2 * * MON-FRI")

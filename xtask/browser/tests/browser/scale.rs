@@ -33,8 +33,7 @@ pub(crate) async fn list_of_a_hundred_thousand_runs_stays_small(
 
 async fn look_at_many(page: &Page) -> Result<(), Problem> {
     page.go("/runs").await?;
-    page.until("rows", "document.querySelectorAll('.rows .row').length > 5")
-        .await?;
+    page.until("rows", "document.querySelectorAll('.rows .row').length > 5").await?;
     page.until_text(".tiles .chip-count", "100,000").await?;
     let mut most = page.elements().await?;
     let loaded = "Math.round(parseFloat(document.querySelector('.rows').style.height) / 44)";
@@ -69,15 +68,10 @@ pub(crate) async fn history_of_ten_thousand_entries_stays_small(
     run.result().await?;
     page.go(&format!("/runs/{}", run.id())).await?;
     let status = "document.querySelector('.history-status')?.textContent ?? ''";
-    page.until(
-        "all entries",
-        &format!("/^1\\d,\\d{{3}} entries/.test({status})"),
-    )
-    .await?;
+    page.until("all entries", &format!("/^1\\d,\\d{{3}} entries/.test({status})")).await?;
     page.press(".history-tools", "Open all").await?;
     let height = "document.querySelector('.history-main .scroller').scrollHeight > 100_000";
-    page.until("all entries, one below the other", height)
-        .await?;
+    page.until("all entries, one below the other", height).await?;
     let mut most = page.elements().await?;
     for part in 0..20 {
         let script = "const list = document.querySelector('.history-main .scroller'); \
@@ -92,11 +86,7 @@ pub(crate) async fn history_of_ten_thousand_entries_stays_small(
     }
     bounded(most, "the timeline")?;
     page.write(".history-tools input", "4999").await?;
-    page.until(
-        "what was searched for",
-        &format!("/^[23] matches in/.test({status})"),
-    )
-    .await?;
+    page.until("what was searched for", &format!("/^[23] matches in/.test({status})")).await?;
     for tab in ["History", "Raw"] {
         page.press("[role=tablist]", tab).await?;
         page.until(

@@ -116,15 +116,7 @@ impl World {
             .token(Token::new("rita", Role::Read, READER))
             .token(Token::new("ada", Role::Admin, ADMIN));
         let (guarded, second) = Serving::start(server).await?;
-        Ok(World {
-            client,
-            engine,
-            open,
-            guarded,
-            shown,
-            directory,
-            serving: vec![first, second],
-        })
+        Ok(World { client, engine, open, guarded, shown, directory, serving: vec![first, second] })
     }
 
     /// Waits until a run has this status.
@@ -172,16 +164,10 @@ async fn fill(client: &Client) -> Result<Shown, Problem> {
         "days": [3, 4, 5], "hotel": {"name": "Miradouro", "nights": 2, "paid": false}});
     let waiting = client.start(approval, expense).key("expense-7").await?;
     waiting.send("reminder", &json!({"from": "ada"})).await?;
-    waiting
-        .send("reminder", &json!({"from": "bob", "urgent": true}))
-        .await?;
+    waiting.send("reminder", &json!({"from": "bob", "urgent": true})).await?;
     let emitting = client.start(import, 1_000_000).key("catalogue").await?;
     let parent = client.start(report, 3).key("report-of-may").await?;
-    let payload = client
-        .start(echo, PAYLOAD.to_owned())
-        .key(PAYLOAD)
-        .tag("text", PAYLOAD)
-        .await?;
+    let payload = client.start(echo, PAYLOAD.to_owned()).key(PAYLOAD).tag("text", PAYLOAD).await?;
     let unread = client.start(approval, json!(PAYLOAD)).await?;
     unread.send(PAYLOAD, &json!({ PAYLOAD: PAYLOAD })).await?;
     for no in 0..3 {
@@ -191,12 +177,8 @@ async fn fill(client: &Client) -> Result<Shown, Problem> {
         client.start(transfer, 100 + no).await?;
         let customer = format!("customer-{no}");
         client.start(subscription, customer).await?;
-        client
-            .enqueue(MAILS, &json!({"to": "ada@example.org", "no": no}))
-            .await?;
-        client
-            .enqueue(THUMBNAILS, &json!({"image": no, "broken": true}))
-            .await?;
+        client.enqueue(MAILS, &json!({"to": "ada@example.org", "no": no})).await?;
+        client.enqueue(THUMBNAILS, &json!({"image": no, "broken": true})).await?;
         client.enqueue(THUMBNAILS, &json!({"image": no})).await?;
     }
     let later = client.enqueue(MAILS, &json!({"to": "grace@example.org"}));
@@ -208,10 +190,7 @@ async fn fill(client: &Client) -> Result<Shown, Problem> {
     late.if_finished(IfFinished::DeadLetter).await?;
     let late = done.send("refund", &json!({"cents": 370}));
     late.if_finished(IfFinished::DeadLetter).await?;
-    client
-        .publish_json("paid", &json!({"cents": 900}))
-        .key("nobody")
-        .await?;
+    client.publish_json("paid", &json!({"cents": 900})).key("nobody").await?;
     // It fails.
     let _ = orders[12].result().await;
     until_waits(&waiting).await?;

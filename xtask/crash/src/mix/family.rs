@@ -71,8 +71,7 @@ pub(crate) async fn kin(ctx: Ctx, task: Task) -> Result<Kin> {
     match task.does {
         Does::Give => Ok(gives),
         Does::Dally => {
-            ctx.sleep("dally", Duration::from_millis(value % 20))
-                .await?;
+            ctx.sleep("dally", Duration::from_millis(value % 20)).await?;
             trace.run(&ctx, "at last").await?;
             trace.end(&ctx)?;
             Ok(gives)
@@ -108,17 +107,8 @@ impl Told<'_> {
 #[workflow]
 pub(crate) async fn family(ctx: Ctx, n: u64) -> Result<Vec<Kin>> {
     let trace = &Trace::new(&ctx);
-    let mut told = Told {
-        ctx: &ctx,
-        trace,
-        n,
-        all: Vec::new(),
-    };
-    let task = |slot, does| Task {
-        parent: n,
-        slot,
-        does,
-    };
+    let mut told = Told { ctx: &ctx, trace, n, all: Vec::new() };
+    let task = |slot, does| Task { parent: n, slot, does };
     // A change to the code that comes in the middle of the test.
     trace.mix(u64::from(ctx.version("turn", ctx.get::<Latest>().0)));
     ctx.set_tag("family", &n.to_string())?;
@@ -150,27 +140,18 @@ pub(crate) async fn family(ctx: Ctx, n: u64) -> Result<Vec<Kin>> {
     let ending = ctx.finished(id).await?;
     told.take(ending.output()?).await?;
     let key = format!("kin-{n}");
-    let id = ctx
-        .child(kin, task(9, Does::Fail))
-        .key(&key)
-        .detach()
-        .await?;
+    let id = ctx.child(kin, task(9, Does::Fail)).key(&key).detach().await?;
     let ending = ctx.finished(("kin", key.as_str())).await?;
     let same = ending.run == id && ending.status == RunStatus::Failed;
     let given = ending.failure.filter(|_| same);
-    told.take(given.and_then(|failure| failure.details()))
-        .await?;
+    told.take(given.and_then(|failure| failure.details())).await?;
 
     let first = ctx
         .race(
             "either",
             (
-                branch("kin", async |ctx| {
-                    ctx.child(kin, task(MAY_LOSE, Does::Dally)).await
-                }),
-                branch("nap", async |ctx| {
-                    ctx.sleep("nap", Duration::from_millis(25)).await
-                }),
+                branch("kin", async |ctx| ctx.child(kin, task(MAY_LOSE, Does::Dally)).await),
+                branch("nap", async |ctx| ctx.sleep("nap", Duration::from_millis(25)).await),
             ),
         )
         .await?;
@@ -181,12 +162,8 @@ pub(crate) async fn family(ctx: Ctx, n: u64) -> Result<Vec<Kin>> {
     ctx.race(
         "never",
         (
-            branch("kin", async |ctx| {
-                ctx.child(kin, task(CANCELLED[0], Does::Wait)).await
-            }),
-            branch("nap", async |ctx| {
-                ctx.sleep("nap", Duration::from_millis(15)).await
-            }),
+            branch("kin", async |ctx| ctx.child(kin, task(CANCELLED[0], Does::Wait)).await),
+            branch("nap", async |ctx| ctx.sleep("nap", Duration::from_millis(15)).await),
         ),
     )
     .await?;
@@ -232,16 +209,11 @@ pub(super) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
             continue;
         };
         let slot = (parent.parse()?, slot.parse()?);
-        told.entry(slot)
-            .or_default()
-            .insert((run.clone(), value.parse()?));
+        told.entry(slot).or_default().insert((run.clone(), value.parse()?));
     }
     for (slot, runs) in &born {
         if runs.len() > 1 {
-            outside.broken(
-                "children_twice",
-                format!("child {slot:?} was started as {runs:?}"),
-            );
+            outside.broken("children_twice", format!("child {slot:?} was started as {runs:?}"));
         }
     }
     let families = outside.families.take();
@@ -295,10 +267,9 @@ pub(super) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
                 // One that loses its race before the commit that would start it is never started.
                 0 if slot == MAY_LOSE || slot == CANCELLED[0] => {}
                 0 => outside.broken("children_lost", format!("{place} was not started")),
-                runs => outside.broken(
-                    "children_twice",
-                    format!("{place} was started {runs} times"),
-                ),
+                runs => {
+                    outside.broken("children_twice", format!("{place} was started {runs} times"))
+                }
             }
         }
     }

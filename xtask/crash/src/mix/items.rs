@@ -39,9 +39,7 @@ pub(crate) async fn tells(ctx: Ctx, _n: u64) -> Result<()> {
         Ok(())
     };
     ctx.step_with("say", speaks).await?;
-    ctx.step_with("stutter", speaks)
-        .retry(Retry::fixed(3, Duration::from_millis(2)))
-        .await?;
+    ctx.step_with("stutter", speaks).retry(Retry::fixed(3, Duration::from_millis(2))).await?;
     trace.run(&ctx, "last").await?;
     trace.end(&ctx)
 }
@@ -165,12 +163,7 @@ mod tests {
     fn a_body_that_speaks_after_another_has_begun_is_found() {
         let bodies = [((1, 7), 0..2), ((1, 8), 0..1), ((1, 7), 2..SAID)];
         assert_eq!(broken_promise(&said(&bodies)), Some("items_lost"));
-        let late = [
-            ((1, 7), 0..1),
-            ((1, 8), 0..1),
-            ((1, 7), 0..1),
-            ((2, 9), 0..SAID),
-        ];
+        let late = [((1, 7), 0..1), ((1, 8), 0..1), ((1, 7), 0..1), ((2, 9), 0..SAID)];
         assert_eq!(broken_promise(&said(&late)), Some("items_twice"));
         let older = [((2, 7), 0..1), ((1, 8), 0..SAID)];
         assert_eq!(broken_promise(&said(&older)), Some("items_twice"));

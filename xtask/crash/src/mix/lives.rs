@@ -104,10 +104,7 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
         }
         let info = ask(async || run.info().await).await;
         let generation = info.map(|info| u64::from(info.generation));
-        if !generation
-            .as_ref()
-            .is_ok_and(|g| *g == MESSAGES / IN_A_LIFE as u64)
-        {
+        if !generation.as_ref().is_ok_and(|g| *g == MESSAGES / IN_A_LIFE as u64) {
             outside.wrong(format!("life {n} ended in generation {generation:?}"));
         }
         match ask(async || run.stream_page::<u64>("heard", 0, 1_000).await).await {

@@ -46,9 +46,7 @@ impl Tables {
 }
 
 pub(super) fn register(builder: EngineBuilder) -> EngineBuilder {
-    builder
-        .register(file::file_moves)
-        .register(server::server_moves)
+    builder.register(file::file_moves).register(server::server_moves)
 }
 
 /// The workflow, with the steps that write a row; the one of [`WRONG`] fails for good after it has
@@ -188,9 +186,7 @@ mod tests {
     /// One run with its order, that has ended, and rows at these places.
     fn counted(places: &[&str], orders: &[i64]) -> (u64, u64) {
         let outside = tests::outside();
-        let run: RunId = "019a0000-0000-7000-8000-000000000001"
-            .parse()
-            .expect("an id");
+        let run: RunId = "019a0000-0000-7000-8000-000000000001".parse().expect("an id");
         outside.moves.borrow_mut().push(Ended { n: 7, run });
         let mut tables = Tables::default();
         for place in places {

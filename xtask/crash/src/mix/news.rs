@@ -93,9 +93,7 @@ pub(crate) async fn takes(ctx: Ctx, _n: u64) -> Result<Vec<u64>> {
                 "hurry",
                 (
                     branch("job", async |ctx| ctx.event(JOB).await),
-                    branch("nap", async |ctx| {
-                        ctx.sleep("nap", Duration::from_millis(8)).await
-                    }),
+                    branch("nap", async |ctx| ctx.sleep("nap", Duration::from_millis(8)).await),
                 ),
             )
             .await?;
@@ -186,13 +184,7 @@ pub(super) async fn drive_takers(outside: Rc<Outside>, part: u64) {
         let taken = outside.result(&run).await.unwrap_or_default();
         outside.count("events", taken.len() as u64);
         for job in taken {
-            outside
-                .news
-                .borrow_mut()
-                .taken
-                .entry(job)
-                .or_default()
-                .push(n);
+            outside.news.borrow_mut().taken.entry(job).or_default().push(n);
         }
     }
 }
@@ -215,10 +207,7 @@ mod tests {
     fn heard(heard: &[u64]) -> (u64, u64) {
         let outside = tests::outside();
         expect_heard(&outside, 1, heard, 4, 5);
-        (
-            outside.counted("events_lost"),
-            outside.counted("events_twice"),
-        )
+        (outside.counted("events_lost"), outside.counted("events_twice"))
     }
 
     #[test]

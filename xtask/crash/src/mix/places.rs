@@ -131,9 +131,7 @@ fn last_of_killed<'a>(notes: &[Vec<&'a str>]) -> HashMap<&'a str, usize> {
         }
     }
     let killed = killed.into_iter();
-    killed
-        .filter_map(|(process, last)| Some((process, last?)))
-        .collect()
+    killed.filter_map(|(process, last)| Some((process, last?))).collect()
 }
 
 #[cfg(test)]

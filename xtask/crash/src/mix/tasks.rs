@@ -56,17 +56,13 @@ pub(super) fn register(builder: EngineBuilder, bodies: &Bodies) -> EngineBuilder
     let bodies = bodies.clone();
     builder
         .register(delegates)
-        .work(TASKS, AT_ONCE, move |job, task| {
-            handle(bodies.clone(), job, task)
-        })
+        .work(TASKS, AT_ONCE, move |job, task| handle(bodies.clone(), job, task))
 }
 
 /// Works in a process that has no engine.
 pub(crate) fn work(client: &Client, bodies: &Bodies) -> Result<Worker, Problem> {
     let bodies = bodies.clone();
-    Ok(client.work(TASKS, AT_ONCE, move |job, task| {
-        handle(bodies.clone(), job, task)
-    })?)
+    Ok(client.work(TASKS, AT_ONCE, move |job, task| handle(bodies.clone(), job, task))?)
 }
 
 async fn handle(bodies: Bodies, job: Job, task: Task) -> Result<Given> {
@@ -115,11 +111,7 @@ pub(super) async fn drive(outside: Rc<Outside>, part: u64) {
         match n % 3 {
             // From outside.
             0 => {
-                let task = Task {
-                    n,
-                    slot: 0,
-                    fails: false,
-                };
+                let task = Task { n, slot: 0, fails: false };
                 let key = format!("task-{n}");
                 let item = until_ok(async || {
                     let item = outside.client.enqueue(TASKS, &task).dedupe(&key);
@@ -174,10 +166,7 @@ pub(super) fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Problem> {
         outside.count("queue_items", given.len() as u64);
         for Given { slot, value } in given {
             let item = (n, slot);
-            if !values
-                .get(&item)
-                .is_some_and(|values| values.contains(&value))
-            {
+            if !values.get(&item).is_some_and(|values| values.contains(&value)) {
                 let what = format!("the waiter of item {item:?} was told {value}, from nobody");
                 outside.broken("queue_lost", what);
             }
@@ -199,10 +188,7 @@ mod tests {
         let given = vec![Given { slot: 0, value }];
         outside.tasks.borrow_mut().push(Told { n: 1, given });
         check(&outside, &tests::ledger(notes)).expect("the notes can be read");
-        (
-            outside.counted("queue_lost"),
-            outside.counted("queue_twice"),
-        )
+        (outside.counted("queue_lost"), outside.counted("queue_twice"))
     }
 
     #[test]

@@ -67,11 +67,7 @@ pub(super) async fn drive(outside: Rc<Outside>, n: u64) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     until_ok(async || schedule.pause().await).await;
-    outside.ticks.borrow_mut().push(Paused {
-        name,
-        interval,
-        done_until,
-    });
+    outside.ticks.borrow_mut().push(Paused { name, interval, done_until });
 }
 
 pub(super) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Problem> {
@@ -103,17 +99,11 @@ pub(super) async fn check(outside: &Outside, ledger: &Ledger) -> Result<(), Prob
         for at in once.symmetric_difference(&due).take(5) {
             outside.wrong(format!(
                 "schedule `{name}`: the tick at {at} was {}",
-                if due.contains(at) {
-                    "not started"
-                } else {
-                    "started and not due"
-                }
+                if due.contains(at) { "not started" } else { "started and not due" }
             ));
         }
         let info = outside.client.schedule_info(name).await?;
-        let info = info.ok_or_else(|| ClientError::UnknownSchedule {
-            schedule: name.clone(),
-        })?;
+        let info = info.ok_or_else(|| ClientError::UnknownSchedule { schedule: name.clone() })?;
         let own = (info.started, info.skipped, info.missed);
         if own != (due.len() as u64, 0, 0) {
             outside.wrong(format!("schedule `{name}` says {own:?} of {}", due.len()));

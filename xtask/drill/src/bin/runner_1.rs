@@ -42,8 +42,7 @@ async fn parcel(ctx: Ctx, order: Order) -> Result<Sent> {
     let maker = Maker::new(&ctx, &order, PROGRAM);
     maker.step(&ctx, 0, "pack").await?;
     if let Between::Sleeps(ms) = order.between {
-        ctx.sleep("until it is fetched", Duration::from_millis(ms))
-            .await?;
+        ctx.sleep("until it is fetched", Duration::from_millis(ms)).await?;
     }
     maker.step(&ctx, 1, "hand over").await?;
     Ok(order.sent_by(PROGRAM))

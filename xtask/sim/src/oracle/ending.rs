@@ -58,12 +58,7 @@ pub(crate) fn judge(plan: &Plan, report: &Report, left: &Left) -> Vec<Violation>
         ledger.violate(Promise::SimulationGoesOn, failure.clone());
     }
     if let Some(ending) = &left.ending {
-        let judgement = Judgement {
-            plan,
-            ledger,
-            ending,
-            finals: finals(plan, ledger, ending),
-        };
+        let judgement = Judgement { plan, ledger, ending, finals: finals(plan, ledger, ending) };
         judgement.check_seen();
         judgement.check_values();
         judgement.check_told();

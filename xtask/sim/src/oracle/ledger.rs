@@ -174,10 +174,7 @@ pub(crate) fn note(what: impl FnOnce() -> String) {
 
 impl Ledger {
     pub(crate) fn new(data: Option<MemoryStore>) -> Arc<Ledger> {
-        Arc::new(Ledger {
-            book: Mutex::default(),
-            data,
-        })
+        Arc::new(Ledger { book: Mutex::default(), data })
     }
 
     pub(crate) fn book(&self) -> MutexGuard<'_, Book> {

@@ -46,14 +46,8 @@ impl Made {
         };
         let attempt = step.attempt();
         let firm = !self.op.ephemeral;
-        self.ledger
-            .body_starts(&self.stay, &place, attempt, firm, taken);
-        Running {
-            made: self.clone(),
-            place,
-            attempt,
-            has_ended: false,
-        }
+        self.ledger.body_starts(&self.stay, &place, attempt, firm, taken);
+        Running { made: self.clone(), place, attempt, has_ended: false }
     }
 }
 
@@ -138,11 +132,8 @@ pub(crate) async fn undo(ledger: &Ledger, stay: &Stay, undo: &Rollback) -> Resul
     // run:generation:location
     let mut parts = undo.idempotency_key().splitn(3, ':').skip(1);
     let generation = parts.next().and_then(|it| it.parse().ok()).unwrap_or(1);
-    let place = Place {
-        run: undo.run_id(),
-        generation,
-        at: parts.next().unwrap_or_default().to_owned(),
-    };
+    let place =
+        Place { run: undo.run_id(), generation, at: parts.next().unwrap_or_default().to_owned() };
     ledger.undo_starts(stay, &place);
     simulation::point("in a rollback");
     Ok(())

@@ -7,13 +7,8 @@ use everstep::testing::simulation::Rng;
 use super::program::{Body, End, Op, Program, StepOp};
 
 /// The kinds of operations, each with how often it is drawn against the others.
-const KINDS: [(Kind, u64); 5] = [
-    (Kind::Step, 10),
-    (Kind::Sleep, 4),
-    (Kind::Listen, 3),
-    (Kind::Send, 3),
-    (Kind::Join, 3),
-];
+const KINDS: [(Kind, u64); 5] =
+    [(Kind::Step, 10), (Kind::Sleep, 4), (Kind::Listen, 3), (Kind::Send, 3), (Kind::Join, 3)];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -45,13 +40,7 @@ impl<'a> Draw<'a> {
     pub(crate) fn new(rng: &'a mut Rng, programs: usize, lease: Duration) -> Draw<'a> {
         let mut kinds: Vec<_> = KINDS.to_vec();
         kinds.retain(|(kind, _)| *kind == Kind::Step || rng.below(4) > 0);
-        Draw {
-            rng,
-            kinds,
-            programs,
-            lease,
-            next_id: 0,
-        }
+        Draw { rng, kinds, programs, lease, next_id: 0 }
     }
 
     pub(crate) fn program(&mut self) -> Program {
@@ -85,10 +74,7 @@ impl<'a> Draw<'a> {
         match kind {
             Kind::Step => self.step(id),
             Kind::Join if depth >= DEPTH_MAX => self.step(id),
-            Kind::Sleep => Op::Sleep {
-                id,
-                lasts: self.time(self.lease * 4),
-            },
+            Kind::Sleep => Op::Sleep { id, lasts: self.time(self.lease * 4) },
             Kind::Listen => Op::Listen {
                 id,
                 channel: self.channel(),
@@ -102,10 +88,7 @@ impl<'a> Draw<'a> {
                 to: self.rng.below(self.programs as u64) as usize,
                 channel: self.channel(),
             },
-            Kind::Join => Op::Join {
-                id,
-                branches: self.parts(depth),
-            },
+            Kind::Join => Op::Join { id, branches: self.parts(depth) },
         }
     }
 
@@ -124,14 +107,9 @@ impl<'a> Draw<'a> {
 
     fn step(&mut self, id: u32) -> Op {
         let rng = &mut *self.rng;
-        let body = [
-            Body::Async,
-            Body::Async,
-            Body::Async,
-            Body::Spawned,
-            Body::Blocking,
-            Body::Clogging,
-        ][rng.below(6) as usize];
+        let body =
+            [Body::Async, Body::Async, Body::Async, Body::Spawned, Body::Blocking, Body::Clogging]
+                [rng.below(6) as usize];
         let attempts = 1 + rng.below(4) as u32;
         let fails = match rng.below(4) {
             0 => rng.below(u64::from(attempts) + 1) as u32,

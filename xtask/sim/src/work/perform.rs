@@ -25,19 +25,9 @@ pub(crate) struct Code {
 pub(crate) async fn perform(code: Arc<Code>, ctx: Ctx, order: Order) -> Result<u64> {
     let program = code.programs.get(order.program);
     let program = program.ok_or_else(|| Error::fatal("there is no such program"))?;
-    let stay = code.ledger.stay_begins(
-        ctx.run_id(),
-        ctx.generation(),
-        ctx.run_attempt(),
-        &code.process,
-    );
-    let stage = Stage {
-        code: &code,
-        order,
-        stay,
-        ctx,
-        at: String::new(),
-    };
+    let stay =
+        code.ledger.stay_begins(ctx.run_id(), ctx.generation(), ctx.run_attempt(), &code.process);
+    let stage = Stage { code: &code, order, stay, ctx, at: String::new() };
     stage.ops(&program.ops).await?;
     match program.end {
         End::Completes => Ok(stage.stay.digest()),
@@ -88,11 +78,7 @@ impl<'a> Stage<'a> {
                 self.take(&name, Got::Time);
                 Ok(())
             }
-            Op::Listen {
-                id,
-                channel,
-                timeout,
-            } => {
+            Op::Listen { id, channel, timeout } => {
                 let name = format!("channel-{channel}");
                 let heard: Option<String> = match timeout {
                     Some(timeout) => self.ctx.listen(&name).timeout(*timeout).await?,
@@ -121,9 +107,7 @@ impl<'a> Stage<'a> {
                 let branches = branches.iter().enumerate().map(|(number, ops)| {
                     let branch_name = format!("part-{number}");
                     let path = format!("{at}/{branch_name}");
-                    branch(branch_name, async move |ctx| {
-                        self.inside(&path, ctx).ops(ops).await
-                    })
+                    branch(branch_name, async move |ctx| self.inside(&path, ctx).ops(ops).await)
                 });
                 self.ctx.join(&name, branches.collect::<Vec<_>>()).await?;
                 self.take(&name, Got::Time);
@@ -148,9 +132,9 @@ impl<'a> Stage<'a> {
         };
         let ctx = &self.ctx;
         let mut call = match op.body {
-            Body::Async => ctx.step_with(&name, async move |step| {
-                bodies::run_async(&made, step).await
-            }),
+            Body::Async => {
+                ctx.step_with(&name, async move |step| bodies::run_async(&made, step).await)
+            }
             Body::Clogging => {
                 ctx.step_with(&name, async move |step| bodies::run_clogging(&made, &step))
             }

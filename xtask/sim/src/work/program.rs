@@ -139,11 +139,7 @@ impl fmt::Display for Op {
         match self {
             Op::Step(step) => write!(f, "{step}"),
             Op::Sleep { id, lasts } => write!(f, "sleep-{id} {lasts:?}"),
-            Op::Listen {
-                id,
-                channel,
-                timeout,
-            } => match timeout {
+            Op::Listen { id, channel, timeout } => match timeout {
                 Some(timeout) => write!(f, "listen-{id} to channel-{channel} for {timeout:?}"),
                 None => write!(f, "listen-{id} to channel-{channel}"),
             },

@@ -25,12 +25,8 @@ pub(crate) fn begin(plan: &Arc<Plan>, server: &Arc<Server>, ledger: &Arc<Ledger>
             let Ok(client) = Client::on(store) else {
                 return;
             };
-            let outside = Outside {
-                client,
-                name: format!("client-{number}"),
-                plan: plan.clone(),
-                ledger,
-            };
+            let outside =
+                Outside { client, name: format!("client-{number}"), plan: plan.clone(), ledger };
             for act in &plan.scripts[number] {
                 outside.act(act);
             }
@@ -52,12 +48,9 @@ impl Outside {
         note(|| format!("{:?}", act.deed));
         match &act.deed {
             Deed::Start(program) => _ = self.start(*program),
-            Deed::Send {
-                to,
-                channel,
-                message,
-                dedupe,
-            } => self.send(*to, *channel, message, *dedupe),
+            Deed::Send { to, channel, message, dedupe } => {
+                self.send(*to, *channel, message, *dedupe)
+            }
             Deed::Await(program) => self.wait_for(*program),
         }
     }
@@ -65,9 +58,7 @@ impl Outside {
     /// Starts the run of a program, or finds it.
     pub(crate) fn start(&self, program: usize) -> Option<RunHandle<u64>> {
         let version = self.plan.programs[program].version;
-        let start = self
-            .client
-            .start(PERFORM.version(version), Order { program });
+        let start = self.client.start(PERFORM.version(version), Order { program });
         match simulation::block_on(start.key(key(program))) {
             Ok(run) => {
                 self.found(program, &run);
@@ -86,11 +77,7 @@ impl Outside {
         let known = *book.runs.entry(program).or_insert(run.id());
         drop(book);
         if known != run.id() {
-            let what = format!(
-                "`{}` was run {known}, and is run {} now",
-                key(program),
-                run.id()
-            );
+            let what = format!("`{}` was run {known}, and is run {} now", key(program), run.id());
             self.ledger.violate(Promise::ToldStaysTrue, what);
         }
     }
@@ -99,17 +86,11 @@ impl Outside {
         let (target, name) = (key(to), format!("channel-{channel}"));
         let index = {
             let mut book = self.ledger.book();
-            book.sendings.push(Sending {
-                to,
-                message: message.to_owned(),
-                is_delivered: None,
-            });
+            book.sendings.push(Sending { to, message: message.to_owned(), is_delivered: None });
             book.sendings.len() - 1
         };
         for _ in 0..if dedupe { 5 } else { 1 } {
-            let mut send = self
-                .client
-                .send(("perform", target.as_str()), &name, &message);
+            let mut send = self.client.send(("perform", target.as_str()), &name, &message);
             if dedupe {
                 send = send.dedupe(message);
             }

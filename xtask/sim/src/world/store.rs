@@ -144,17 +144,11 @@ impl SimStore {
     }
 
     fn io(&self, why: &str) -> StoreError {
-        StoreError::Io {
-            store: self.store(),
-            source: why.into(),
-        }
+        StoreError::Io { store: self.store(), source: why.into() }
     }
 
     fn unknown(&self) -> StoreError {
-        StoreError::UnknownOutcome {
-            store: self.store(),
-            source: "the connection was lost".into(),
-        }
+        StoreError::UnknownOutcome { store: self.store(), source: "the connection was lost".into() }
     }
 
     fn call<T>(
@@ -165,9 +159,7 @@ impl SimStore {
         on_its_way(self.sheltered, &self.server.sky, "asked");
         if simulation::is_dead() {
             // It unwinds, or is about to.
-            return Err(StoreError::Closed {
-                store: self.store(),
-            });
+            return Err(StoreError::Closed { store: self.store() });
         }
         if !self.sheltered
             && let Some(error) = self.trouble(call)
@@ -204,10 +196,7 @@ impl SimStore {
             });
         }
         if sky.happens(sky.busy) {
-            return Some(StoreError::Busy {
-                store: self.store(),
-                source: "locked".into(),
-            });
+            return Some(StoreError::Busy { store: self.store(), source: "locked".into() });
         }
         if sky.happens(sky.failures) {
             return Some(self.io("the request was lost"));
@@ -367,11 +356,7 @@ impl Store for SimStore {
             runners.insert(me, runner);
             Ok(before + 1)
         })?;
-        Ok(WakeGuard::new(Listening {
-            server: self.server.clone(),
-            me,
-            registration,
-        }))
+        Ok(WakeGuard::new(Listening { server: self.server.clone(), me, registration }))
     }
 
     fn counters(&self) -> StoreCounters {

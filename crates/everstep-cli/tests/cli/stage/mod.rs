@@ -30,16 +30,7 @@ impl Place {
         let file = tempfile::tempdir().unwrap();
         let db = file.path().join("app.db").to_str().unwrap().to_owned();
         let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
-        [
-            Place {
-                db,
-                directory: file,
-            },
-            Place {
-                db: url,
-                directory: tempfile::tempdir().unwrap(),
-            },
-        ]
+        [Place { db, directory: file }, Place { db: url, directory: tempfile::tempdir().unwrap() }]
     }
 
     pub(crate) fn is_postgres(&self) -> bool {
@@ -53,9 +44,8 @@ impl Place {
             file.execute_batch(sql).unwrap();
             return;
         };
-        let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls)
-            .await
-            .unwrap();
+        let (client, connection) =
+            tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
         tokio::spawn(connection);
         let sql = format!("SET search_path TO {schema}; {sql}");
         client.batch_execute(&sql).await.unwrap();
@@ -68,10 +58,7 @@ impl Place {
     /// Runs `everstep` with these arguments, in the directory, where nobody can be asked.
     pub(crate) fn everstep(&self, arguments: &[String]) -> Output {
         let mut command = everstep();
-        command
-            .env("EVERSTEP_DB", &self.db)
-            .current_dir(self.directory.path())
-            .args(arguments);
+        command.env("EVERSTEP_DB", &self.db).current_dir(self.directory.path()).args(arguments);
         command.output().unwrap()
     }
 }
@@ -85,13 +72,7 @@ pub(crate) fn everstep() -> Command {
 
 /// Takes away what the environment of the test says.
 pub(crate) fn plain(command: &mut Command) {
-    for name in [
-        "EVERSTEP_DB",
-        "EVERSTEP_TOKENS",
-        "EVERSTEP_LOG",
-        "NO_COLOR",
-        "RUST_LOG",
-    ] {
+    for name in ["EVERSTEP_DB", "EVERSTEP_TOKENS", "EVERSTEP_LOG", "NO_COLOR", "RUST_LOG"] {
         command.env_remove(name);
     }
     // The name by which the audit log knows who it was.

@@ -17,17 +17,11 @@ use super::{Place, seed::Seed};
 
 /// Plays a file on both stores.
 pub(crate) fn plays(name: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/golden")
-        .join(name);
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     let golden = std::fs::read_to_string(&path).unwrap();
     let is_updated = std::env::var_os("EVERSTEP_GOLDEN").is_some_and(|it| it == "update");
     for place in Place::both() {
-        let store = if place.is_postgres() {
-            "PostgreSQL"
-        } else {
-            "SQLite"
-        };
+        let store = if place.is_postgres() { "PostgreSQL" } else { "SQLite" };
         let said = play(&place, &golden);
         if is_updated && !place.is_postgres() {
             std::fs::write(&path, &said).unwrap();
@@ -43,10 +37,7 @@ pub(crate) fn plays(name: &str) {
 }
 
 fn play(place: &Place, golden: &str) -> String {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let mut seed = Seed::new(place, runtime.handle().clone());
     let mut said = String::new();
     for line in golden.lines() {
@@ -109,9 +100,7 @@ fn compare(golden: &str, said: &str, what: &str) {
     let differs =
         (0..expected.len().max(found.len())).find(|at| expected.get(*at) != found.get(*at));
     let Some(at) = differs else { return };
-    let command = found[..at.min(found.len())]
-        .iter()
-        .rfind(|line| line.starts_with("$ "));
+    let command = found[..at.min(found.len())].iter().rfind(|line| line.starts_with("$ "));
     let nothing = "(nothing)".to_owned();
     panic!(
         "{what}, in `{}`:\nexpected: {}\nfound:    {}\n\nall of it:\n{said}",

@@ -15,19 +15,13 @@ const ORPHAN: &str = "INSERT INTO everstep_dedupes (run, key) VALUES (77, 'k')";
 
 #[workflow]
 async fn greet(ctx: Ctx, name: String) -> Result<String> {
-    ctx.step("greet", async || Ok(format!("hello {name}")))
-        .await
+    ctx.step("greet", async || Ok(format!("hello {name}"))).await
 }
 
 #[workflow]
 async fn charge(ctx: Ctx, cents: u64) -> Result<u64> {
-    ctx.step("reserve", async || Ok(cents))
-        .rollback(async |_, _: u64| Ok(()))
-        .await?;
-    ctx.step("charge", async || {
-        Err(Error::fatal("the card was declined"))
-    })
-    .await
+    ctx.step("reserve", async || Ok(cents)).rollback(async |_, _: u64| Ok(())).await?;
+    ctx.step("charge", async || Err(Error::fatal("the card was declined"))).await
 }
 
 #[workflow]
@@ -91,12 +85,7 @@ impl<'a> Seed<'a> {
         let mut words = Words::default();
         words.add("db", &place.db);
         words.add("dir", place.directory.path().to_str().unwrap());
-        Seed {
-            place,
-            words,
-            runtime,
-            engine: None,
-        }
+        Seed { place, words, runtime, engine: None }
     }
 
     /// What a line after `%` says:
@@ -132,9 +121,7 @@ impl<'a> Seed<'a> {
                 ["file", name] => self.make_file(name).await,
                 ["foreign", name] => {
                     let file = everstep::rusqlite::Connection::open(self.place.file(name));
-                    file.unwrap()
-                        .execute_batch("CREATE TABLE users (name)")
-                        .unwrap();
+                    file.unwrap().execute_batch("CREATE TABLE users (name)").unwrap();
                 }
                 ["text", name] => std::fs::write(self.place.file(name), "some words\n").unwrap(),
                 ["postgres"] => {

@@ -17,8 +17,7 @@ impl Words {
         let (word, text) = (format!("[{word}]"), text.into());
         self.text_of.insert(word.clone(), text.clone());
         self.word_of.push((text, word));
-        self.word_of
-            .sort_by_key(|(text, _)| usize::MAX - text.len());
+        self.word_of.sort_by_key(|(text, _)| usize::MAX - text.len());
     }
 
     /// Lets `[word]` stand for this text in commands; what they say keeps the text.
@@ -90,13 +89,10 @@ fn replaced(text: &str, length_at: impl Fn(&str) -> Option<usize>, word: &str) -
 fn time_at(text: &str) -> Option<usize> {
     const SHAPE: &str = "0000-00-00T00:00:00";
     let begins = text.get(..SHAPE.len())?;
-    let fits = begins
-        .chars()
-        .zip(SHAPE.chars())
-        .all(|(it, shape)| match shape {
-            '0' => it.is_ascii_digit(),
-            other => it == other,
-        });
+    let fits = begins.chars().zip(SHAPE.chars()).all(|(it, shape)| match shape {
+        '0' => it.is_ascii_digit(),
+        other => it == other,
+    });
     let rest = &text[SHAPE.len()..];
     let part = rest.find(|it: char| !it.is_ascii_digit() && it != '.')?;
     (fits && rest[part..].starts_with('Z')).then_some(SHAPE.len() + part + 1)
@@ -112,12 +108,8 @@ fn secret_at(text: &str) -> Option<usize> {
 
 /// Sizes in bytes as `[n]`: a time takes more bytes or fewer.
 fn without_sizes(text: String) -> String {
-    let digits = |text: &str| {
-        text.len()
-            - text
-                .trim_start_matches(|it: char| it.is_ascii_digit())
-                .len()
-    };
+    let digits =
+        |text: &str| text.len() - text.trim_start_matches(|it: char| it.is_ascii_digit()).len();
     let mut text = text;
     for name in ["\"size\": ", "\"size\":", "\"bytes\": "] {
         let length_at = |text: &str| {
@@ -135,12 +127,8 @@ fn without_sizes(text: String) -> String {
 
 /// How long the address is with which this begins, if the system has chosen its port.
 fn port_at(text: &str) -> Option<usize> {
-    let rest = text
-        .strip_prefix("0.0.0.0:")
-        .filter(|it| !it.starts_with('0'))?;
-    let end = rest
-        .find(|it: char| !it.is_ascii_digit())
-        .unwrap_or(rest.len());
+    let rest = text.strip_prefix("0.0.0.0:").filter(|it| !it.starts_with('0'))?;
+    let end = rest.find(|it: char| !it.is_ascii_digit()).unwrap_or(rest.len());
     (end > 0).then_some("0.0.0.0:".len() + end)
 }
 
@@ -196,10 +184,7 @@ mod tests {
                     01a1e31b-1d59-7590-8241-3c1d14f48fde since 2026-11-16T06:25:33.123Z (1.5s ago)";
         let told = "[done]  [span]  x\n[new-1] since [time] ([span] ago)\n";
         assert_eq!(words.told(text), told);
-        assert_eq!(
-            words.told("a: 165 bytes, \"size\": 85"),
-            "a: [n] bytes, \"size\": [n]\n"
-        );
+        assert_eq!(words.told("a: 165 bytes, \"size\": 85"), "a: [n] bytes, \"size\": [n]\n");
         let id = words.spelled_out("[new-1]");
         assert_eq!(id, "01a1e31b-1d59-7590-8241-3c1d14f48fde");
     }

@@ -89,15 +89,9 @@ impl Client {
         let into = path.clone();
         let store = self.shared.store.describe();
         let at = self.shared.now().to_string();
-        let written = self
-            .read(move |_| Ok(write(&into, &store, &at, &saved)))
-            .await?;
+        let written = self.read(move |_| Ok(write(&into, &store, &at, &saved))).await?;
         written.map_err(|source| RepairError::Backup { path, source })?;
-        let mut repaired = Repaired {
-            mended: Vec::new(),
-            left: Vec::new(),
-            saved: count,
-        };
+        let mut repaired = Repaired { mended: Vec::new(), left: Vec::new(), saved: count };
         for finding in &report.findings {
             let mut finding = finding.clone();
             let cured = match finding.repairable {
@@ -223,10 +217,8 @@ impl Client {
             Err(ClientError::Store(_)) => schedule.resume().await,
             resumed => resumed,
         };
-        let resumed = resumed.map_err(|source| RepairError::Paused {
-            what: format!("schedule `{name}`"),
-            source,
-        })?;
+        let resumed = resumed
+            .map_err(|source| RepairError::Paused { what: format!("schedule `{name}`"), source })?;
         paused?;
         Ok(resumed)
     }

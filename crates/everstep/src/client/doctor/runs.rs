@@ -44,24 +44,18 @@ pub(super) fn look_at_page(
     now: Timestamp,
 ) -> Result<Page, StoreError> {
     let runners = store.runners()?;
-    let mut page = Page {
-        runs: runs.len(),
-        last: runs.last().copied(),
-        ..Page::default()
-    };
+    let mut page = Page { runs: runs.len(), last: runs.last().copied(), ..Page::default() };
     for run in runs {
         let Some(seen) = read(store, codecs, run)? else {
             continue;
         };
         page.entries += seen.entries;
-        let is_in_memory = matches!(
-            seen.facts.status,
-            Some(RunStatus::Running | RunStatus::RollingBack)
-        ) && seen.facts.available_at.is_none();
+        let is_in_memory =
+            matches!(seen.facts.status, Some(RunStatus::Running | RunStatus::RollingBack))
+                && seen.facts.available_at.is_none();
         let shard = ShardId(u32::try_from(seen.facts.shard).unwrap_or(u32::MAX));
-        let is_owned = runners
-            .iter()
-            .any(|runner| runner.lease_until > now && runner.shards.contains(shard));
+        let is_owned =
+            runners.iter().any(|runner| runner.lease_until > now && runner.shards.contains(shard));
         page.without_owner += u64::from(is_in_memory && !is_owned);
         page.findings.extend(judge(seen));
     }
@@ -128,10 +122,7 @@ impl Seen {
     fn read_row(&mut self, codecs: &Codecs) {
         let facts = &self.facts;
         let mut problems = Vec::new();
-        let payloads = [
-            ("input", Some(&facts.input)),
-            ("output", facts.output.as_ref()),
-        ];
+        let payloads = [("input", Some(&facts.input)), ("output", facts.output.as_ref())];
         for (name, bytes) in payloads {
             let problem = bytes.and_then(|bytes| unreadable(codecs, bytes, facts.id));
             problems.extend(problem.map(|problem| format!("its {name} cannot be read: {problem}")));
@@ -161,19 +152,14 @@ impl Seen {
             self.cannot_read(key, &problem);
         }
         if is_forward && entry.status == EntryStatus::Waiting {
-            self.waits.push(Wait {
-                key: key.to_vec(),
-                entry,
-                value: value.to_vec(),
-            });
+            self.waits.push(Wait { key: key.to_vec(), entry, value: value.to_vec() });
         }
     }
 
     fn cannot_read(&mut self, key: &[u8], problem: &DecodeError) {
         if self.unreadable.len() < UNREADABLE_MAX {
             let location = keys::describe(key);
-            self.unreadable
-                .push(format!("its entry `{location}` cannot be read: {problem}"));
+            self.unreadable.push(format!("its entry `{location}` cannot be read: {problem}"));
         }
     }
 
@@ -185,9 +171,7 @@ impl Seen {
 
 /// Why a payload cannot be read. One that is sealed by a codec that is not here is not judged.
 fn unreadable(codecs: &Codecs, bytes: &[u8], run: Option<RunId>) -> Option<DecodeError> {
-    let read = codecs
-        .open(bytes, run)
-        .and_then(|bytes| payload::to_json(&bytes));
+    let read = codecs.open(bytes, run).and_then(|bytes| payload::to_json(&bytes));
     match read {
         Ok(_) | Err(DecodeError::NoCodec { .. } | DecodeError::Codec { .. }) => None,
         Err(problem) => Some(problem),
@@ -201,12 +185,7 @@ fn judge(mut seen: Seen) -> Vec<Finding> {
             "the row of run number {} has an id that is not its own: restore it from a backup",
             seen.facts.no.0
         );
-        return vec![Finding::new(
-            Check::Formats,
-            Severity::Error,
-            what,
-            Cure::None,
-        )];
+        return vec![Finding::new(Check::Formats, Severity::Error, what, Cure::None)];
     };
     let mut findings = Vec::new();
     let mut say = |check, what: String, cure| {
@@ -252,10 +231,7 @@ fn judge(mut seen: Seen) -> Vec<Finding> {
         );
         let cure = match facts.status {
             Some(RunStatus::RollingBack) => Cure::None,
-            _ => Cure::ForgetNumber {
-                run: facts.no,
-                last_number: stored,
-            },
+            _ => Cure::ForgetNumber { run: facts.no, last_number: stored },
         };
         say(Check::Sequences, what, cure);
     }

@@ -133,12 +133,7 @@ pub(crate) fn decode_run(bytes: &[u8]) -> Result<ImportedRun, DecodeError> {
     let data = |reader: &mut Reader<'_>| reader.data().map(<[u8]>::to_vec);
     let run = ImportedRun {
         row,
-        history: reader.list(|reader| {
-            Ok(Put {
-                key: data(reader)?,
-                value: data(reader)?,
-            })
-        })?,
+        history: reader.list(|reader| Ok(Put { key: data(reader)?, value: data(reader)? }))?,
         inbox: reader.list(read_message)?,
         state: reader.list(|reader| Ok((reader.string()?.to_owned(), data(reader)?)))?,
     };
@@ -159,11 +154,8 @@ fn read_row(reader: &mut Reader<'_>) -> Result<RunRow, DecodeError> {
     let ending = reader.optional(read_status)?;
     let generation = reader.uint32()?;
     let (created_at, updated_at) = (time(reader)?, time(reader)?);
-    let (available_at, deadline_at, finished_at) = (
-        reader.optional(time)?,
-        reader.optional(time)?,
-        reader.optional(time)?,
-    );
+    let (available_at, deadline_at, finished_at) =
+        (reader.optional(time)?, reader.optional(time)?, reader.optional(time)?);
     Ok(RunRow {
         id,
         workflow,
@@ -183,9 +175,7 @@ fn read_row(reader: &mut Reader<'_>) -> Result<RunRow, DecodeError> {
         recoveries: reader.uint32()?,
         inbox_seq: reader.uint()?,
         last_number: reader.uint()?,
-        cancel_requested: reader
-            .optional(Reader::bool)?
-            .map(|rollback| CancelRequest { rollback }),
+        cancel_requested: reader.optional(Reader::bool)?.map(|rollback| CancelRequest { rollback }),
         waiting: reader.optional(text)?,
         tags: reader.list(|reader| Ok((text(reader)?, text(reader)?)))?,
         trace: None,

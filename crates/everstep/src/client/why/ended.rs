@@ -98,11 +98,8 @@ fn rolled_back(store: &dyn Store, row: &RunRow) -> Result<String, StoreError> {
 }
 
 fn named(steps: &[String]) -> String {
-    let mut names: Vec<String> = steps
-        .iter()
-        .take(ROLLBACKS_NAMED)
-        .map(|step| format!("`{step}`"))
-        .collect();
+    let mut names: Vec<String> =
+        steps.iter().take(ROLLBACKS_NAMED).map(|step| format!("`{step}`")).collect();
     if let Some(more) = steps.len().checked_sub(ROLLBACKS_NAMED).filter(|n| *n > 0) {
         names.push(format!("{more} more"));
     }

@@ -214,11 +214,7 @@ impl Worker {
         );
         let (output, error) = (None, Some(encode_failure(&failure)));
         let status = RunStatus::Failed;
-        let patch = Patch::Finish {
-            status,
-            output,
-            error,
-        };
+        let patch = Patch::Finish { status, output, error };
         let (thread, run) = (self.index, row.id.no());
         self.unserved.remove(&run);
         let write = Write::Commit(Box::new(Commit::of_row(row, patch)));

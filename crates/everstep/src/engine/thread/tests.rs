@@ -45,12 +45,7 @@ impl Bench {
             runtime.handle().clone(),
             Arc::default(),
         );
-        Bench {
-            store,
-            shared,
-            worker,
-            runtime,
-        }
+        Bench { store, shared, worker, runtime }
     }
 
     /// Begins a lease with all shards.
@@ -204,11 +199,7 @@ fn runs_that_wait_for_room_are_not_forgotten_when_news_of_a_lost_lease_come_late
     // With the shards gone, all of it is somebody else's.
     bench.shared.lose_if(bench.shared.fence().expect("a lease"));
     bench.worker.handle(Event::Lost);
-    assert!(
-        [first, waiting, suspect]
-            .iter()
-            .all(|run| !bench.knows(*run))
-    );
+    assert!([first, waiting, suspect].iter().all(|run| !bench.knows(*run)));
     assert_eq!(bench.shared.moving.load(Ordering::SeqCst), 0);
 }
 
@@ -290,11 +281,7 @@ fn a_read_from_before_a_shard_has_left_and_come_back_is_made_again() {
     bench.recover(run);
     let stale = bench.next_read();
     assert!(bench.shared.set_owned_if(fence, &ShardSet::EMPTY));
-    assert!(
-        bench
-            .shared
-            .set_owned_if(fence, &ShardSet::of_default_pool())
-    );
+    assert!(bench.shared.set_owned_if(fence, &ShardSet::of_default_pool()));
     bench.worker.handle(stale);
     assert_eq!(bench.epoch_of(run), None);
     let current = bench.next_read();
@@ -381,10 +368,7 @@ fn a_hand_over_is_remembered_until_the_store_has_answered() {
     let mut bench = Bench::new();
     let fence = bench.begin();
     let run = fixture::start(&bench.store, fence);
-    let due = DueRun {
-        pool: "gpu".into(),
-        ..bench.due(run)
-    };
+    let due = DueRun { pool: "gpu".into(), ..bench.due(run) };
     bench.worker.due(due, false);
     assert!(bench.worker.unserved.contains_key(&run.no()));
     bench.store.fail_next("commit", fixture::unknown);
@@ -459,12 +443,8 @@ fn a_stopped_engine_does_not_look_again() {
     let run = fixture::start_unserved(&bench.store, fence);
     let due = bench.due(run);
     bench.worker.due(due, false);
-    bench.shared.stop(StoreError::Closed {
-        store: "the test's store".to_owned(),
-    });
-    bench
-        .worker
-        .handle(Event::Settled(run.no(), Settled::Unknown));
+    bench.shared.stop(StoreError::Closed { store: "the test's store".to_owned() });
+    bench.worker.handle(Event::Settled(run.no(), Settled::Unknown));
     assert!(bench.worker.loading.is_empty());
     assert!(bench.worker.held.is_empty());
 }
@@ -485,10 +465,7 @@ fn the_answer_to_a_note_does_not_forget_a_hand_over() {
         }
         std::thread::yield_now();
     }
-    let elsewhere = DueRun {
-        pool: "gpu".into(),
-        ..due
-    };
+    let elsewhere = DueRun { pool: "gpu".into(), ..due };
     bench.worker.due(elsewhere, false);
     let events = [Settled::Answered, Settled::Rejected, Settled::Answered];
     let left = events.map(|how| {
@@ -508,9 +485,7 @@ fn a_run_is_read_again_when_it_is_not_known_whether_it_was_paused() {
     let loaded = bench.next_read();
     bench.worker.handle(loaded);
     let slot = bench.worker.by_no[&run.no()];
-    let token = bench.worker.tasks[slot as usize]
-        .as_ref()
-        .map(|it| it.token);
+    let token = bench.worker.tasks[slot as usize].as_ref().map(|it| it.token);
     bench.worker.handle(Event::Acks(vec![Ack {
         slot,
         run: token.expect("it is in memory"),
@@ -606,10 +581,7 @@ async fn come_to(
 #[test]
 fn a_body_does_not_start_under_another_lease_than_its_run_was_read_with() {
     let kinds = [Kind::Step, Kind::Ephemeral, Kind::Blocking, Kind::Spawned];
-    for (kind, is_broken) in kinds
-        .into_iter()
-        .flat_map(|kind| [(kind, false), (kind, true)])
-    {
+    for (kind, is_broken) in kinds.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
         let scene = Scene::default();
         let in_code = scene.clone();
         let sabotage = is_broken.then_some(crate::Sabotage::ForeignEpoch);
@@ -670,9 +642,7 @@ fn a_blocking_body_that_waited_for_a_thread_starts_only_under_the_lease_of_its_r
             continue;
         }
         // The heartbeat was only late: the same body starts as soon as the lease lasts again.
-        bench
-            .shared
-            .prolong(old, Uptime::now() + bench.shared.settings.lease);
+        bench.shared.prolong(old, Uptime::now() + bench.shared.settings.lease);
         bench.worker.start_stalled();
         bench.worker.drive(slot);
         bench.let_blocking_bodies_run();

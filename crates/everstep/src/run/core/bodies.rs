@@ -46,9 +46,7 @@ impl Core {
         }
         let Some(op) = st.ops.get_mut(id) else { return };
         let entry = st.history.get(&op.key).map(|slot| &slot.entry);
-        let wake_at = entry
-            .filter(|e| e.status == EntryStatus::Waiting)
-            .and_then(|e| e.wake_at);
+        let wake_at = entry.filter(|e| e.status == EntryStatus::Waiting).and_then(|e| e.wake_at);
         match wake_at {
             Some(wake_at) if wake_at > self.now() => {
                 op.phase = Phase::Waiting { wake_at };
@@ -164,10 +162,7 @@ impl Core {
         slot.entry.status = EntryStatus::Running;
         slot.entry.started_at = Some(self.now());
         if slot.entry.deaths > DEATHS_MAX {
-            let halt = Halt::CrashLoop {
-                at: Core::location(&key),
-                deaths: DEATHS_MAX,
-            };
+            let halt = Halt::CrashLoop { at: Core::location(&key), deaths: DEATHS_MAX };
             st.first_halt(halt);
         }
         st.touch(&key);
@@ -187,10 +182,7 @@ impl Core {
         op.token = None;
         op.body_deadline = timeout.map(|timeout| now + timeout);
         st.bodies += 1;
-        let attempts = st
-            .history
-            .get(&op.key)
-            .map_or(0, |slot| slot.entry.attempts);
+        let attempts = st.history.get(&op.key).map_or(0, |slot| slot.entry.attempts);
         attempts + 1
     }
 
@@ -462,11 +454,7 @@ fn note_attempt(entry: &mut Entry, error: &Error, now: Timestamp) {
         entry.errors.remove(0);
     }
     let message = error.failure().full();
-    entry.errors.push(AttemptError {
-        attempt: entry.attempts,
-        at: now,
-        message,
-    });
+    entry.errors.push(AttemptError { attempt: entry.attempts, at: now, message });
 }
 
 /// Makes a failure final, with where it happened and after how many attempts.

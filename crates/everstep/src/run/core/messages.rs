@@ -19,11 +19,7 @@ impl Core {
         }
         let here = st.inbox.has(&spec.names);
         // A message that is there is taken without recording the wait for it.
-        let wake_at = if here && until.is_none() {
-            None
-        } else {
-            self.record_wait(st, id, until)
-        };
+        let wake_at = if here && until.is_none() { None } else { self.record_wait(st, id, until) };
         let Some(op) = st.ops.get_mut(id) else { return };
         op.phase = Phase::Listening { wake_at };
         op.listen = Some(Box::new(spec));
@@ -67,9 +63,7 @@ impl Core {
                     s.names.is_empty() || s.names.iter().any(|n| names.contains(n))
                 })
         });
-        let mut ids: Vec<_> = listening
-            .map(|(id, op)| (op.born, op.key.clone(), id))
-            .collect();
+        let mut ids: Vec<_> = listening.map(|(id, op)| (op.born, op.key.clone(), id)).collect();
         ids.sort();
         for (_, _, id) in ids {
             if let Some(op) = st.ops.get(id)

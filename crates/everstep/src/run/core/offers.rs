@@ -60,10 +60,7 @@ impl Core {
         let (ephemeral, live) = (st.ops.get(id)?.ephemeral, st.mode == Mode::Live);
         let number = match st.replay.front() {
             Some((number, recorded)) if !live => {
-                debug_assert_eq!(
-                    recorded, &key,
-                    "only the next recorded completion is offered"
-                );
+                debug_assert_eq!(recorded, &key, "only the next recorded completion is offered");
                 let number = *number;
                 st.replay.pop_front();
                 number
@@ -110,8 +107,7 @@ impl Core {
         for message in &messages {
             self.note_taken(message.sent_at);
         }
-        st.consumed
-            .extend(messages.iter().map(|message| message.seq));
+        st.consumed.extend(messages.iter().map(|message| message.seq));
         let taken = messages.into_iter().map(|message| TakenMessage {
             seq: message.seq,
             name: message.name,

@@ -29,11 +29,7 @@ impl Core {
         let st = &mut *self.state.borrow_mut();
         let Some(op) = st.ops.get_mut(id) else { return };
         op.phase = Phase::Taken;
-        let status = if failed {
-            EntryStatus::Failed
-        } else {
-            EntryStatus::Completed
-        };
+        let status = if failed { EntryStatus::Failed } else { EntryStatus::Completed };
         let (key, mut entry) = (op.key.clone(), op.entry());
         if st.mode != Mode::Live {
             return;
@@ -81,9 +77,7 @@ impl Core {
     /// Whether anything is recorded at or below this key.
     pub(crate) fn has_entries(&self, key: &[u8]) -> bool {
         let st = self.state.borrow();
-        st.history
-            .iter()
-            .any(|(other, _)| keys::is_under(other, key))
+        st.history.iter().any(|(other, _)| keys::is_under(other, key))
     }
 
     /// The iterations of a loop whose start is recorded, in order.
@@ -159,19 +153,12 @@ impl Core {
             let recorded = slot.entry.kind;
             if recorded != kind && recorded != EntryKind::Removed {
                 let at = Core::location(key);
-                st.first_halt(Halt::AnotherKind {
-                    at,
-                    recorded,
-                    code: kind,
-                });
+                st.first_halt(Halt::AnotherKind { at, recorded, code: kind });
                 return;
             }
         }
         st.history.claim_subtree(key);
-        let numbers = st
-            .replay
-            .iter()
-            .filter(|(_, next)| keys::is_under(next, key));
+        let numbers = st.replay.iter().filter(|(_, next)| keys::is_under(next, key));
         st.removed.extend(numbers.map(|(number, _)| *number));
         st.pass_removed();
     }
@@ -198,10 +185,7 @@ impl Core {
             Core::location(loop_key),
             st.undo.len()
         );
-        Err(Error::recorded(
-            Failure::new(FailureKind::Limit, text),
-            Vec::new(),
-        ))
+        Err(Error::recorded(Failure::new(FailureKind::Limit, text), Vec::new()))
     }
 
     /// How many completed steps would have to be rolled back if the run failed now.

@@ -66,14 +66,7 @@ impl Core {
         let watch = self.watch(&key, op.kind, entry.attempts);
         let span = watch.as_ref().and_then(Watch::span);
         let work = make(&key, encode_payload_prefix(&entry), span);
-        st.transactions.push(PendingTransaction {
-            id,
-            key,
-            entry,
-            work,
-            retry,
-            watch,
-        });
+        st.transactions.push(PendingTransaction { id, key, entry, work, retry, watch });
     }
 
     /// The commit with this transaction was made: whatever became of it.
@@ -98,9 +91,7 @@ impl Core {
 
     fn transaction_completed(&self, pending: PendingTransaction, payload: Vec<u8>) {
         let st = &mut *self.state.borrow_mut();
-        let PendingTransaction {
-            id, key, mut entry, ..
-        } = pending;
+        let PendingTransaction { id, key, mut entry, .. } = pending;
         entry.value = EntryValue::Payload(payload);
         st.suspect = false;
         st.entries += u64::from(st.history.get(&key).is_none());

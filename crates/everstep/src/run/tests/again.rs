@@ -21,9 +21,7 @@ use crate::{
 
 fn work<'a>(ctx: &Ctx, name: &str) -> StepCall<'a, u64> {
     let seen = ctx.core().state.borrow().taken;
-    ctx.step_with(name, async move |step: Step| {
-        Ok(hands::body(step.location(), seen).await)
-    })
+    ctx.step_with(name, async move |step: Step| Ok(hands::body(step.location(), seen).await))
 }
 
 /// Fails while the run is tried for the first time.
@@ -67,9 +65,7 @@ fn only_the_failed_step_is_made_fresh() {
     assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)));
     assert_eq!(hands::starts(), ["a", "f", "f", "b"]);
     assert_eq!(owner.row().attempts, 2);
-    let aside = owner
-        .entry("f (set aside by attempt 2)")
-        .expect("kept for people");
+    let aside = owner.entry("f (set aside by attempt 2)").expect("kept for people");
     assert_eq!(aside.number, Some(2));
 }
 
@@ -95,21 +91,8 @@ fn what_was_born_before_the_failure_keeps_its_result_and_what_came_later_is_set_
     owner.finish_all();
     let starts = hands::starts();
     // `first` was made before f failed (k = 1), `second` after it.
-    assert_eq!(
-        starts,
-        [
-            "both/f/f",
-            "both/x/first",
-            "both/x/second",
-            "both/f/f",
-            "both/x/second"
-        ]
-    );
-    let aside = |place: &str| {
-        owner
-            .entry(&format!("{place} (set aside by attempt 2)"))
-            .is_some()
-    };
+    assert_eq!(starts, ["both/f/f", "both/x/first", "both/x/second", "both/f/f", "both/x/second"]);
+    let aside = |place: &str| owner.entry(&format!("{place} (set aside by attempt 2)")).is_some();
     assert!(aside("both/f/f") && aside("both/x/second") && !aside("both/x/first"));
     for point in owner.take_points() {
         let mut again = Owner::after(&point, definition.clone(), &owner);
@@ -207,14 +190,7 @@ fn the_compensated_loser_of_a_race_stays_lost() {
     owner.finish("race/y/winner");
     owner.finish_all();
     assert_eq!(owner.output::<String>(), "y");
-    let starts = [
-        "race/x/loser",
-        "race/y/slow",
-        "race/x/never",
-        "race/y/winner",
-        "f",
-        "f",
-    ];
+    let starts = ["race/x/loser", "race/y/slow", "race/x/never", "race/y/winner", "f", "f"];
     assert_eq!(hands::starts(), starts);
     assert_eq!(hands::undone().len(), 1);
 }

@@ -29,8 +29,7 @@ fn commits(owner: &Owner) -> usize {
 /// The places that a commit of the run writes.
 fn puts(owner: &Owner, n: usize) -> Vec<String> {
     let puts = owner.commits[n].puts.iter();
-    puts.map(|put| crate::location::keys::describe(&put.key))
-        .collect()
+    puts.map(|put| crate::location::keys::describe(&put.key)).collect()
 }
 
 #[test]
@@ -73,10 +72,8 @@ fn a_three_step_run_makes_four_commits() {
 fn a_cold_replay_of_a_parked_run_makes_none() {
     let definition = workflow(|ctx: Ctx| async move {
         work(&ctx, "a").await?;
-        let both = futures::join!(
-            ctx.listen::<String>("go"),
-            ctx.sleep("nap", Duration::from_secs(60))
-        );
+        let both =
+            futures::join!(ctx.listen::<String>("go"), ctx.sleep("nap", Duration::from_secs(60)));
         Ok(both.0? + "!")
     });
     let mut owner = Owner::start(definition);
@@ -124,16 +121,9 @@ fn a_step_and_the_sleep_after_it_are_one_commit() {
     owner.finish("a");
     assert_eq!(commits(&owner), 2);
     assert_eq!(puts(&owner, 0), ["a", "nap"]);
-    assert!(
-        matches!(owner.commits[0].patch, Patch::Park { .. }),
-        "and it is parked by it"
-    );
+    assert!(matches!(owner.commits[0].patch, Patch::Park { .. }), "and it is parked by it");
     owner.finish_all();
-    assert_eq!(
-        commits(&owner),
-        4,
-        "the end of the sleep, then the last step with the end"
-    );
+    assert_eq!(commits(&owner), 4, "the end of the sleep, then the last step with the end");
 }
 
 #[test]
@@ -146,19 +136,11 @@ fn ephemeral_steps_ride_on_the_next_commit() {
     }));
     owner.settle();
     owner.finish("a");
-    assert_eq!(
-        commits(&owner),
-        1,
-        "an ephemeral body does not wait for ephemeral results"
-    );
+    assert_eq!(commits(&owner), 1, "an ephemeral body does not wait for ephemeral results");
     owner.finish("b");
     assert_eq!(puts(&owner, 0), ["a", "b"], "any other body waits for all");
     owner.finish("c");
-    assert_eq!(
-        puts(&owner, 1),
-        ["c"],
-        "an ephemeral body waits for a firm result"
-    );
+    assert_eq!(puts(&owner, 1), ["c"], "an ephemeral body waits for a firm result");
     owner.finish("d");
     assert_eq!(commits(&owner), 4);
 }
@@ -174,11 +156,7 @@ fn no_body_starts_before_what_its_code_has_seen_is_durable() {
     hands::let_go(id);
     owner.drive();
     assert!(owner.in_flight());
-    assert_eq!(
-        hands::starts(),
-        ["a"],
-        "the code has gone on to `b`, but its body has not begun"
-    );
+    assert_eq!(hands::starts(), ["a"], "the code has gone on to `b`, but its body has not begun");
     owner.reload();
     owner.settle();
     assert_eq!(hands::starts(), ["a", "a"], "what was not durable is gone");
@@ -189,10 +167,7 @@ fn no_body_starts_before_what_its_code_has_seen_is_durable() {
 #[test]
 fn a_timeout_is_released_only_after_it_is_committed() {
     let mut owner = Owner::start(workflow(|ctx: Ctx| async move {
-        let got = ctx
-            .listen::<String>("go")
-            .timeout(Duration::from_secs(5))
-            .await?;
+        let got = ctx.listen::<String>("go").timeout(Duration::from_secs(5)).await?;
         hands::log(0, format!("{got:?}"));
         Ok(got.unwrap_or_default())
     }));
@@ -244,9 +219,7 @@ fn a_listen_for_any_name_is_woken_by_every_message() {
     // It was offered a message only if there was one when it began: none of its names was that of
     // the message, since it has none.
     let mut owner = Owner::start(workflow(|ctx: Ctx| async move {
-        ctx.listen::<String>("any")
-            .names(Vec::<String>::new())
-            .await
+        ctx.listen::<String>("any").names(Vec::<String>::new()).await
     }));
     owner.settle();
     owner.send("whatever", "hello");
@@ -422,11 +395,7 @@ fn branches_that_are_in_step_share_their_commits() {
         }
         owner.settle();
     }
-    assert_eq!(
-        commits(&owner),
-        6,
-        "the start, and one for each step of all"
-    );
+    assert_eq!(commits(&owner), 6, "the start, and one for each step of all");
 }
 
 /// The commits of a run of 8 branches of 5 steps, whose bodies and commits end as the dice say.

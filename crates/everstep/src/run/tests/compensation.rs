@@ -20,9 +20,8 @@ use crate::{
 fn work<'a>(ctx: &Ctx, name: &str) -> StepCall<'a, u64> {
     let seen = ctx.core().state.borrow().taken;
     let undone = name.to_owned();
-    let step = ctx.step_with(name, async move |step: Step| {
-        Ok(hands::body(step.location(), seen).await)
-    });
+    let step =
+        ctx.step_with(name, async move |step: Step| Ok(hands::body(step.location(), seen).await));
     step.rollback(async move |_, _| {
         hands::note_undone(&undone, "");
         Ok(())
@@ -72,11 +71,7 @@ fn the_loser_of_a_race_is_not_compensated_again_when_the_run_rolls_back() {
         let order = ["before", "race/x/loser", "race/y/winner", "after"];
         let owner = play(&definition, &order, cold);
         assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Failed)));
-        assert_eq!(
-            undone(),
-            ["loser", "after", "winner", "before"],
-            "cold: {cold}"
-        );
+        assert_eq!(undone(), ["loser", "after", "winner", "before"], "cold: {cold}");
     }
 }
 
@@ -94,18 +89,11 @@ fn a_race_does_not_compensate_what_a_race_inside_of_it_has_compensated() {
             ctx.race("inner", arms).await?;
             work(&ctx, "never").await
         };
-        let arms = vec![
-            branch("x", inner),
-            branch("y", async |ctx: Ctx| work(&ctx, "fast").await),
-        ];
+        let arms = vec![branch("x", inner), branch("y", async |ctx: Ctx| work(&ctx, "fast").await)];
         Ok(ctx.race("outer", arms).await?.value)
     });
     for cold in [false, true] {
-        let order = [
-            "outer/x/inner/x/loser",
-            "outer/x/inner/y/winner",
-            "outer/y/fast",
-        ];
+        let order = ["outer/x/inner/x/loser", "outer/x/inner/y/winner", "outer/y/fast"];
         play(&definition, &order, cold);
         assert_eq!(undone(), ["loser", "winner"], "cold: {cold}");
     }
@@ -132,12 +120,8 @@ fn a_race_compensates_all_iterations_of_a_loop_that_lost_also_after_a_crash() {
         work(&ctx, "last").await
     });
     for cold in [false, true] {
-        let order = [
-            "race/x/loop/~0/book0",
-            "race/x/loop/~1/book1",
-            "race/x/loop/~2/book2",
-            "race/y/fast",
-        ];
+        let order =
+            ["race/x/loop/~0/book0", "race/x/loop/~1/book1", "race/x/loop/~2/book2", "race/y/fast"];
         let owner = play(&definition, &order, cold);
         assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)));
         assert_eq!(undone(), ["book2", "book1", "book0"], "cold: {cold}");

@@ -55,18 +55,10 @@ fn check(definition: &Arc<Definition>, order: &[&str]) -> String {
         }
         cold.drive();
         let seen = cold.view().log;
-        assert!(
-            point.view.log == seen,
-            "{:?} became {seen:?}",
-            point.view.log
-        );
+        assert!(point.view.log == seen, "{:?} became {seen:?}", point.view.log);
         play(&mut cold, order);
         let again = cold.view().log;
-        assert!(
-            again.starts_with(&point.view.log),
-            "{again:?} after {:?}",
-            point.view.log
-        );
+        assert!(again.starts_with(&point.view.log), "{again:?} after {:?}", point.view.log);
         let names = |log: &[(u64, String)]| -> Vec<String> {
             let name =
                 |(_, line): &(u64, String)| line.split('=').next().unwrap_or_default().to_owned();

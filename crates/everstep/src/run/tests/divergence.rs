@@ -20,9 +20,8 @@ use crate::{
 
 fn work<'a>(ctx: &Ctx, name: &str) -> StepCall<'a, u64> {
     let seen = ctx.core().state.borrow().taken;
-    let step = ctx.step_with(name, async move |step: Step| {
-        Ok(hands::body(step.location(), seen).await)
-    });
+    let step =
+        ctx.step_with(name, async move |step: Step| Ok(hands::body(step.location(), seen).await));
     step.rollback(async |_, value| {
         hands::note_undone("undone", &format!("{value}"));
         Ok(())
@@ -61,11 +60,7 @@ fn paused_by(changed: Arc<Definition>) -> String {
     owner.deploy(original());
     owner.finish_all();
     assert_eq!(owner.gone, Some(Gone::Finished(RunStatus::Completed)));
-    assert_eq!(
-        hands::starts()[starts.len()..],
-        ["c"],
-        "only what was left is run"
-    );
+    assert_eq!(hands::starts()[starts.len()..], ["c"], "only what was left is run");
     why
 }
 
@@ -254,10 +249,7 @@ fn gated() -> Arc<Definition> {
 fn a_version_gate_keeps_an_old_run_on_the_old_way() {
     let owner = goes_on_with(gated());
     assert_eq!(hands::starts(), ["a", "b", "c"]);
-    assert!(
-        owner.entry("with-extra").is_some(),
-        "what it gave is recorded"
-    );
+    assert!(owner.entry("with-extra").is_some(), "what it gave is recorded");
 }
 
 #[test]

@@ -43,12 +43,7 @@ fn with<T>(work: impl FnOnce(&mut Hands) -> T) -> T {
 
 /// Forgets everything but the values that were given out.
 pub(super) fn reset() {
-    with(|hands| {
-        *hands = Hands {
-            next: hands.next,
-            ..Hands::default()
-        }
-    });
+    with(|hands| *hands = Hands { next: hands.next, ..Hands::default() });
 }
 
 /// A body: begins now, ends when the test says so, and gives a value of its own.
@@ -72,11 +67,7 @@ pub(super) fn body(place: &str, seen: u64) -> Body {
                 "`{place}` was started after completion {seen}, of which only {durable} are durable"
             ));
         }
-        let open = Open {
-            place: place.to_owned(),
-            go: false,
-            waker: None,
-        };
+        let open = Open { place: place.to_owned(), go: false, waker: None };
         hands.open.insert(id, open);
         Body { id }
     })
@@ -88,16 +79,9 @@ impl Future for Body {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<u64> {
         with(|hands| {
             let id = self.id;
-            let open = hands
-                .open
-                .get_mut(&id)
-                .expect("a body that is polled is open");
+            let open = hands.open.get_mut(&id).expect("a body that is polled is open");
             open.waker = Some(cx.waker().clone());
-            if open.go {
-                Poll::Ready(id)
-            } else {
-                Poll::Pending
-            }
+            if open.go { Poll::Ready(id) } else { Poll::Pending }
         })
     }
 }

@@ -16,9 +16,7 @@ use crate::{
 
 /// A body that ends when the test says so.
 fn work<'a>(ctx: &Ctx, name: &str) -> crate::ctx::step::StepCall<'a, u64> {
-    ctx.step_with(name, async move |step: Step| {
-        Ok(hands::body(step.location(), 0).await)
-    })
+    ctx.step_with(name, async move |step: Step| Ok(hands::body(step.location(), 0).await))
 }
 
 /// A step inside of a step worked, and the run diverged at its first replay, where the body of the
@@ -47,14 +45,8 @@ fn a_step_inside_of_a_body_pauses_the_run_at_once_and_code_without_it_goes_on() 
             owner.finish("first");
         }
         let why = owner.paused();
-        assert!(
-            why.contains("the body of `outer` makes Step `inner`"),
-            "{why}"
-        );
-        assert!(
-            why.contains("outside of the body") && why.contains("ctx.child"),
-            "{why}"
-        );
+        assert!(why.contains("the body of `outer` makes Step `inner`"), "{why}");
+        assert!(why.contains("outside of the body") && why.contains("ctx.child"), "{why}");
         let names: Vec<_> = owner.entries().into_iter().map(|(at, _)| at).collect();
         assert_eq!(names, ["first"], "nothing of the body is recorded");
         assert_eq!(hands::starts(), ["first"], "the inner body has not begun");
@@ -80,10 +72,7 @@ fn used(in_body: fn(&Ctx)) -> Option<String> {
     if owner.row().status == RunStatus::Completed {
         return None;
     }
-    assert!(
-        owner.entries().is_empty(),
-        "nothing of the body is recorded"
-    );
+    assert!(owner.entries().is_empty(), "nothing of the body is recorded");
     let quiet = |commit: &Commit| commit.state.is_empty() && commit.effects.is_empty();
     assert!(owner.commits.iter().all(quiet), "nor what it has set");
     Some(owner.paused().to_owned())
@@ -101,22 +90,16 @@ fn whatever_replay_would_not_do_again_is_refused_inside_of_a_body() {
             |ctx| drop(ctx.join("both", Vec::<crate::ctx::composite::Branch<'_, ()>>::new())),
             "Join `both`",
         ),
-        (
-            |ctx| drop(ctx.attempt("try", async |_| Ok(()))),
-            "Attempt `try`",
-        ),
+        (|ctx| drop(ctx.attempt("try", async |_| Ok(()))), "Attempt `try`"),
         (|ctx| drop(ctx.continue_as::<(), ()>(())), "Continue"),
         (|ctx| drop(ctx.scope("part")), "`ctx.scope` of `part`"),
         (
             // Of a scope that was made outside, and of a clone.
             |ctx| {
                 drop(
-                    Ctx::at(
-                        ctx.core().clone(),
-                        crate::history::Key::from(&b"\x02a\0"[..]),
-                    )
-                    .clone()
-                    .sleep("nap", Duration::ZERO),
+                    Ctx::at(ctx.core().clone(), crate::history::Key::from(&b"\x02a\0"[..]))
+                        .clone()
+                        .sleep("nap", Duration::ZERO),
                 )
             },
             "Sleep",
@@ -127,10 +110,7 @@ fn whatever_replay_would_not_do_again_is_refused_inside_of_a_body() {
         (|ctx| _ = ctx.set_tag("phase", "x"), "the tag `phase`"),
         (|ctx| ctx.remove_tag("phase"), "the tag `phase`"),
         (|ctx| _ = ctx.emit("log", &1), "the stream `log`"),
-        (
-            |ctx| _ = ctx.version("change", 2),
-            "`ctx.version` of `change`",
-        ),
+        (|ctx| _ = ctx.version("change", 2), "`ctx.version` of `change`"),
     ];
     for (call, what) in calls {
         let why = used(call).unwrap_or_else(|| panic!("{what} is not refused"));
@@ -164,10 +144,7 @@ fn an_operation_that_was_made_outside_is_not_polled_inside_of_a_body() {
     }));
     owner.finish_all();
     let why = owner.paused();
-    assert!(
-        why.contains("the body of `waits` makes Sleep `nap`"),
-        "{why}"
-    );
+    assert!(why.contains("the body of `waits` makes Sleep `nap`"), "{why}");
 }
 
 #[test]
@@ -181,10 +158,7 @@ fn a_rollback_makes_nothing_with_ctx() {
     }));
     owner.finish_all();
     let why = owner.paused();
-    assert!(
-        why.contains("the body of `rollback of pay` makes Step `refund`"),
-        "{why}"
-    );
+    assert!(why.contains("the body of `rollback of pay` makes Step `refund`"), "{why}");
 }
 
 /// The branches of a join are workflow code, wherever they are polled.

@@ -156,19 +156,14 @@ fn replay_finished(program: &'static Program, owner: &Owner) -> Result<(), Strin
     let output = owner.row().output;
     let mut again = Owner::load(owner, definition(program));
     again.run().drive();
-    let (end, halt) = (
-        again.run().end.take(),
-        again.run().core.state.borrow_mut().halt.take(),
-    );
+    let (end, halt) = (again.run().end.take(), again.run().core.state.borrow_mut().halt.take());
     match end {
         Some(End::Output(bytes)) if Some(&bytes) == output.as_ref() => {}
         Some(End::Output(_)) => {
             return Err("a replay of the finished run gives another output".into());
         }
         _ => {
-            return Err(format!(
-                "a replay of the finished run does not end: {halt:?}"
-            ));
+            return Err(format!("a replay of the finished run does not end: {halt:?}"));
         }
     }
     let (first, second) = (live.since(&live), again.view().since(&live));
@@ -183,11 +178,7 @@ fn difference(first: &[(u64, String)], second: &[(u64, String)]) -> String {
     let same = first.iter().zip(second).take_while(|(a, b)| a == b).count();
     let (first, second) = (&first[same..], &second[same..]);
     let few = |lines: &[(u64, String)]| format!("{:#?}", &lines[..lines.len().min(6)]);
-    format!(
-        "differs after {same} lines: first {}, replayed {}",
-        few(first),
-        few(second)
-    )
+    format!("differs after {same} lines: first {}, replayed {}", few(first), few(second))
 }
 
 /// Goes on from a crash point, and compares.
@@ -213,10 +204,7 @@ fn check_point(
             return Err(difference(&first, &second));
         }
         if !news && now.open != then.open {
-            return Err(format!(
-                "open\n  first {:?}\n  replay {:?}",
-                then.open, now.open
-            ));
+            return Err(format!("open\n  first {:?}\n  replay {:?}", then.open, now.open));
         }
     }
     if again.row().status.is_terminal() || !to_the_end {
@@ -269,9 +257,7 @@ fn first_failure(
 /// Looks for a smaller program that fails too.
 fn smallest(names: Names, failure: String) -> String {
     let smaller = (1..=3).find_map(|depth| first_failure(names, 0..400, depth).1);
-    smaller
-        .filter(|text| text.len() < failure.len())
-        .unwrap_or(failure)
+    smaller.filter(|text| text.len() < failure.len()).unwrap_or(failure)
 }
 
 /// `EVERSTEP_ORDER_PROGRAMS` asks for more of them, each run to its end from every point.
@@ -282,10 +268,7 @@ fn check_programs(names: Names) {
     if let Some(failure) = failure {
         panic!("{}", smallest(names, failure));
     }
-    assert!(
-        points as u64 > programs * 4,
-        "only {points} crash points in {programs} programs"
-    );
+    assert!(points as u64 > programs * 4, "only {points} crash points in {programs} programs");
 }
 
 #[test]

@@ -143,17 +143,12 @@ where
     F: Fn(Ctx) -> R + Send + Sync + 'static,
     R: Future<Output = Result<O>> + 'static,
 {
-    Arc::new(Definition::new("w", 1, options, move |ctx, (): ()| {
-        function(ctx)
-    }))
+    Arc::new(Definition::new("w", 1, options, move |ctx, (): ()| function(ctx)))
 }
 
 fn env(now: Timestamp) -> Rc<Env> {
     Rc::new(Env {
-        settings: Arc::new(Settings {
-            sabotage: sabotage::active(),
-            ..Settings::default()
-        }),
+        settings: Arc::new(Settings { sabotage: sabotage::active(), ..Settings::default() }),
         services: Arc::new(Services::default()),
         runtime: None,
         runtime_gone: Arc::new(AtomicBool::new(false)),
@@ -282,11 +277,7 @@ impl Owner {
     }
 
     pub(super) fn write(&self, write: Write) -> Outcome {
-        let batch = Batch {
-            fence: Some(self.fence),
-            now: self.env.now.get(),
-            writes: vec![write],
-        };
+        let batch = Batch { fence: Some(self.fence), now: self.env.now.get(), writes: vec![write] };
         self.store.commit(&batch).unwrap().outcomes.remove(0)
     }
 
@@ -308,10 +299,7 @@ impl Owner {
     }
 
     pub(super) fn loaded(&self) -> LoadedRun {
-        self.store
-            .load(self.id.no())
-            .unwrap()
-            .expect("the run is stored")
+        self.store.load(self.id.no()).unwrap().expect("the run is stored")
     }
 
     pub(super) fn row(&self) -> RunRow {
@@ -338,10 +326,7 @@ impl Owner {
     /// Crashes, if it is in memory, and takes up what is stored.
     pub(super) fn reload(&mut self) {
         let loaded = self.loaded();
-        let again = loaded
-            .history
-            .iter()
-            .any(|put| put.key == keys::failure_origins());
+        let again = loaded.history.iter().any(|put| put.key == keys::failure_origins());
         self.untold.clear();
         self.put_in(RunSeed::from(loaded));
         if again && self.is_forward() {
@@ -353,10 +338,7 @@ impl Owner {
     fn keep_done(&mut self) {
         let kept: HashSet<String> = {
             let st = self.run().core.state.borrow();
-            let ended = st
-                .history
-                .iter()
-                .filter(|(_, slot)| slot.entry.status.is_terminal());
+            let ended = st.history.iter().filter(|(_, slot)| slot.entry.status.is_terminal());
             ended.map(|(key, _)| Core::location(key)).collect()
         };
         let mut done = hands::done();
@@ -405,13 +387,7 @@ impl Owner {
             open.sort();
         }
         let inbox = self.run.as_ref().map_or(0, Run::inbox_seen);
-        View {
-            log,
-            loops,
-            open,
-            inbox,
-            now: Some(self.env.now.get()),
-        }
+        View { log, loops, open, inbox, now: Some(self.env.now.get()) }
     }
 
     pub(super) fn in_flight(&self) -> bool {
@@ -447,10 +423,7 @@ impl Owner {
             Next::Drive => {}
             Next::Reload => self.reload(),
             Next::Drop if kind == CommitKind::Again => {
-                let at = self
-                    .row()
-                    .available_at
-                    .expect("a run that is tried again is due");
+                let at = self.row().available_at.expect("a run that is tried again is due");
                 self.set_now(at);
                 self.reload();
             }
@@ -560,23 +533,14 @@ impl Owner {
         self.run.as_ref().is_some_and(|run| {
             let st = run.core.state.borrow();
 
-            st.ops
-                .iter()
-                .any(|(_, op)| matches!(op.phase, Phase::Listening { .. }))
+            st.ops.iter().any(|(_, op)| matches!(op.phase, Phase::Listening { .. }))
         })
     }
 
     /// Wakes an open operation for nothing.
     pub(super) fn disturb(&mut self, pick: usize) {
         let Some(run) = &self.run else { return };
-        let ops: Vec<OpId> = run
-            .core
-            .state
-            .borrow()
-            .ops
-            .iter()
-            .map(|(id, _)| id)
-            .collect();
+        let ops: Vec<OpId> = run.core.state.borrow().ops.iter().map(|(id, _)| id).collect();
         if !ops.is_empty() {
             run.core.wake(ops[pick % ops.len()]);
         }
@@ -584,9 +548,7 @@ impl Owner {
 
     /// Whether workflow code is what the run is about now.
     pub(super) fn is_forward(&self) -> bool {
-        self.run
-            .as_ref()
-            .is_some_and(|run| run.stage == Stage::Forward)
+        self.run.as_ref().is_some_and(|run| run.stage == Stage::Forward)
     }
 
     pub(super) fn paused(&self) -> &str {

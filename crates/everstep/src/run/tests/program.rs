@@ -148,17 +148,9 @@ impl Program {
         // Most mistakes need two levels; the deep ones take most of the time.
         let depth = 1 + dice.roll(depth_max).min(dice.roll(depth_max));
         let count = 0;
-        let mut grower = Grower {
-            dice,
-            features,
-            count,
-        };
+        let mut grower = Grower { dice, features, count };
         let node = grower.node(depth, false);
-        Program {
-            node,
-            ending,
-            immediate: features.immediate,
-        }
+        Program { node, ending, immediate: features.immediate }
     }
 }
 
@@ -202,9 +194,7 @@ impl Grower<'_> {
     }
 
     fn many(&mut self, depth: usize, catching: bool) -> Vec<Node> {
-        (0..2 + self.dice.roll(2))
-            .map(|_| self.node(depth - 1, catching))
-            .collect()
+        (0..2 + self.dice.roll(2)).map(|_| self.node(depth - 1, catching)).collect()
     }
 
     fn one(&mut self, depth: usize, catching: bool) -> Box<Node> {
@@ -263,9 +253,7 @@ pub(super) async fn run(program: &'static Program, ctx: Ctx) -> Result<String> {
     if program.ending == Ending::AgainBeside {
         let arms = vec![
             branch("flaky", async |ctx: Ctx| flaky_run(&ctx).await),
-            branch("work", async move |ctx: Ctx| {
-                eval(&program.node, ctx, "w".into()).await
-            }),
+            branch("work", async move |ctx: Ctx| eval(&program.node, ctx, "w".into()).await),
         ];
         return Ok(ctx.join("beside", arms).await?.join("|"));
     }
@@ -310,11 +298,7 @@ async fn work(step: &Step, flavor: Flavor, seen: u64) -> Result<String> {
 }
 
 async fn undo(rollback: &Rollback, value: String, fails: bool) -> Result<()> {
-    let place = rollback
-        .idempotency_key()
-        .splitn(3, ':')
-        .nth(2)
-        .unwrap_or_default();
+    let place = rollback.idempotency_key().splitn(3, ':').nth(2).unwrap_or_default();
     hands::body(place, 0).await;
     hands::note_undone(place, &value);
     match fails && rollback.attempt() == 1 {
@@ -369,11 +353,8 @@ async fn listen(
 /// A join that polls only the children that were woken, in the order of their wakes.
 async fn unordered(parts: Vec<LocalBoxFuture<'static, Result<String>>>) -> Result<Vec<String>> {
     let mut out = vec![String::new(); parts.len()];
-    let mut all: FuturesUnordered<_> = parts
-        .into_iter()
-        .enumerate()
-        .map(|(i, part)| part.map(move |v| (i, v)))
-        .collect();
+    let mut all: FuturesUnordered<_> =
+        parts.into_iter().enumerate().map(|(i, part)| part.map(move |v| (i, v))).collect();
     while let Some((i, value)) = all.next().await {
         out[i] = value?;
     }
@@ -417,11 +398,7 @@ async fn eval_node(node: &'static Node, ctx: &Ctx, tag: &str) -> Result<String> 
     let sub = |i: usize| format!("{tag}.{i}");
     let part = |i: usize, node: &'static Node| eval(node, ctx.clone(), sub(i));
     let parts = |nodes: &'static [Node]| -> Vec<_> {
-        nodes
-            .iter()
-            .enumerate()
-            .map(|(i, node)| part(i, node))
-            .collect()
+        nodes.iter().enumerate().map(|(i, node)| part(i, node)).collect()
     };
     match node {
         Node::Step(flavor, name) => step(ctx, *flavor, name).await,
@@ -481,11 +458,7 @@ async fn eval_node(node: &'static Node, ctx: &Ctx, tag: &str) -> Result<String> 
                 Ok(value? + &between + &kept.await?)
             }
         },
-        Node::Buffered {
-            items,
-            limit,
-            between,
-        } => {
+        Node::Buffered { items, limit, between } => {
             let items = parts(items);
             let mut stream = futures::stream::iter(items).buffer_unordered(*limit);
             let (mut out, mut i) = (String::new(), 100);
@@ -523,13 +496,7 @@ async fn eval_node(node: &'static Node, ctx: &Ctx, tag: &str) -> Result<String> 
             Ok(unordered(parts).await?.join("~"))
         }
         Node::Scope(name, inner) => eval(inner, ctx.scope(name), sub(0)).await,
-        Node::Repeat {
-            times,
-            every,
-            keep,
-            name,
-            body,
-        } => {
+        Node::Repeat { times, every, keep, name, body } => {
             let code = async |ctx: Ctx, (i, state): (u64, String)| {
                 hands::entered(tag, i);
                 let value = eval(body, ctx, format!("{tag}.r{i}")).await?;
@@ -541,27 +508,19 @@ async fn eval_node(node: &'static Node, ctx: &Ctx, tag: &str) -> Result<String> 
                 })
             };
             let repeat = ctx.repeat(name, (0u64, String::new()), code);
-            repeat
-                .history_every(*every)
-                .history_keep(*keep)
-                .commit_every(2)
-                .await
+            repeat.history_every(*every).history_keep(*keep).commit_every(2).await
         }
         Node::CtxJoin(name, nodes) => {
             let arms = nodes.iter().enumerate().map(|(i, node)| {
                 let tag = sub(i);
-                branch(format!("b{i}"), async move |ctx: Ctx| {
-                    eval(node, ctx, tag).await
-                })
+                branch(format!("b{i}"), async move |ctx: Ctx| eval(node, ctx, tag).await)
             });
             Ok(ctx.join(name, arms.collect::<Vec<_>>()).await?.join("&"))
         }
         Node::CtxRace(name, nodes) => {
             let arms = nodes.iter().enumerate().map(|(i, node)| {
                 let tag = sub(i);
-                branch(format!("b{i}"), async move |ctx: Ctx| {
-                    eval(node, ctx, tag).await
-                })
+                branch(format!("b{i}"), async move |ctx: Ctx| eval(node, ctx, tag).await)
             });
             let won = ctx.race(name, arms.collect::<Vec<_>>()).await?;
             Ok(format!("{} won: {}", won.name, won.value))

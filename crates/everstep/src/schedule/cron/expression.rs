@@ -62,9 +62,8 @@ const LAST: u8 = 6;
 /// around a year like 2100, which has no leap day, until 29 February is on the same day of the week.
 const YEARS: i16 = 41;
 
-const MONTHS: [&str; 12] = [
-    "JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC",
-];
+const MONTHS: [&str; 12] =
+    ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"];
 const WEEKDAYS: [&str; 7] = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
 
 /// What a field may say.
@@ -81,13 +80,8 @@ struct Field {
 const SECOND: Field = Field::new("second", 0, 59, &[], "0 to 59");
 const MINUTE: Field = Field::new("minute", 0, 59, &[], "0 to 59");
 const HOUR: Field = Field::new("hour", 0, 23, &[], "0 to 23");
-const DAY: Field = Field::new(
-    "day of the month",
-    1,
-    31,
-    &[],
-    "1 to 31, a day with `W`, `L` or `LW`",
-);
+const DAY: Field =
+    Field::new("day of the month", 1, 31, &[], "1 to 31, a day with `W`, `L` or `LW`");
 const MONTH: Field = Field::new("month", 1, 12, &MONTHS, "1 to 12 or JAN to DEC");
 const WEEKDAY: Field = Field::new(
     "day of the week",
@@ -105,13 +99,7 @@ impl Field {
         names: &'static [&'static str],
         allowed: &'static str,
     ) -> Field {
-        Field {
-            name,
-            from,
-            to,
-            names,
-            allowed,
-        }
+        Field { name, from, to, names, allowed }
     }
 
     /// Says that a part of the field is not understood.
@@ -152,10 +140,8 @@ impl Field {
                 (value, value)
             }
         };
-        let mut values = Values {
-            follows_clock: range == "*" || step.is_some(),
-            ..Values::default()
-        };
+        let mut values =
+            Values { follows_clock: range == "*" || step.is_some(), ..Values::default() };
         for value in (first..=last).step_by(step.unwrap_or(1)) {
             values.insert(value);
         }

@@ -33,9 +33,7 @@ fn crowd() {
 
 #[test]
 fn one_seed_gives_one_trace_and_other_seeds_give_others() {
-    let traces: Vec<_> = (0..20)
-        .map(|seed| simulate(seed, calm(), crowd).trace)
-        .collect();
+    let traces: Vec<_> = (0..20).map(|seed| simulate(seed, calm(), crowd).trace).collect();
     for (seed, trace) in traces.iter().enumerate() {
         assert_eq!(*trace, simulate(seed as u64, calm(), crowd).trace);
     }
@@ -118,10 +116,7 @@ fn a_lock_is_held_across_points_and_a_leaf_is_not() {
         seam::point("here");
     });
     let failure = report.failure.expect("it has failed");
-    assert!(
-        failure.contains("a leaf lock is held across `here`"),
-        "{failure}"
-    );
+    assert!(failure.contains("a leaf lock is held across `here`"), "{failure}");
 }
 
 #[test]
@@ -159,10 +154,7 @@ fn a_kill_unwinds_every_activity_of_its_process_and_no_other() {
         }
     }
     let faults: Faults = Box::new(|at, _| (at.label == "fatal").then_some(Fault::Kill));
-    let config = Config {
-        faults,
-        ..Config::default()
-    };
+    let config = Config { faults, ..Config::default() };
     let (dropped, survived) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (its, theirs) = (dropped.clone(), survived.clone());
     let report = simulate(5, config, move || {
@@ -195,19 +187,14 @@ fn a_kill_unwinds_every_activity_of_its_process_and_no_other() {
 
 #[test]
 fn a_stall_of_a_process_stops_all_of_it_and_nobody_else() {
-    let stall = Fault::StallProcess {
-        lasts: Duration::from_secs(10),
-        spread: Duration::from_secs(5),
-    };
+    let stall =
+        Fault::StallProcess { lasts: Duration::from_secs(10), spread: Duration::from_secs(5) };
     let mut stalled = false;
     let faults: Faults = Box::new(move |at, _| {
         let now = at.label == "stall" && !std::mem::replace(&mut stalled, true);
         now.then_some(stall)
     });
-    let config = Config {
-        faults,
-        ..Config::default()
-    };
+    let config = Config { faults, ..Config::default() };
     let report = simulate(6, config, || {
         let (slow, quick) = (new_process("slow"), new_process("quick"));
         let begun = seam::now();
@@ -240,10 +227,7 @@ fn a_future_is_waited_for_on_the_seam() {
         Process::current().spawn("sender", work).expect("thread");
         assert_eq!(seam::block_on(receiver, "receiver"), Ok(3));
     });
-    assert_eq!(
-        (report.failure, report.time),
-        (None, Duration::from_secs(5))
-    );
+    assert_eq!((report.failure, report.time), (None, Duration::from_secs(5)));
 }
 
 #[test]
@@ -285,10 +269,7 @@ fn a_calendar_that_is_set_moves_no_other_clock() {
         };
         Some(Fault::SetCalendar { ahead_ms, lasts })
     });
-    let config = Config {
-        faults,
-        ..Config::default()
-    };
+    let config = Config { faults, ..Config::default() };
     let report = simulate(9, config, || {
         let (right, other) = (seam::wall(), new_process("other"));
         other.spawn("thread", move || {
@@ -312,12 +293,7 @@ fn a_calendar_that_is_set_moves_no_other_clock() {
 #[test]
 fn what_a_point_does_is_configured() {
     let order = |clock_points, goes_on| {
-        let config = Config {
-            clock_points,
-            goes_on,
-            is_traced: false,
-            ..Config::default()
-        };
+        let config = Config { clock_points, goes_on, is_traced: false, ..Config::default() };
         let order: Arc<Leaf<Vec<u32>>> = Arc::default();
         let seen = order.clone();
         let report = simulate(10, config, move || {

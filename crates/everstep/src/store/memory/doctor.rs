@@ -66,9 +66,8 @@ impl Data {
             .filter(|(place, _)| place.run == no && place.generation == generation)
             .map(|(_, key)| (InboxKind::Deferred, key.clone()));
         let watches = self.children.watchers.iter().map(|(_, waiter)| waiter);
-        let watches = watches
-            .filter(is_mine)
-            .map(|waiter| (InboxKind::RunEnded, waiter.key.clone()));
+        let watches =
+            watches.filter(is_mine).map(|waiter| (InboxKind::RunEnded, waiter.key.clone()));
         let items = self.queues.waits.keys().filter(is_mine);
         let items = items.map(|waiter| (InboxKind::QueueResult, waiter.key.clone()));
         let places = self.limits.places.keys().filter(is_mine);

@@ -67,8 +67,7 @@ impl Events {
         let place = (waiter.name.clone(), waiter.no);
         self.waiters.remove(&place);
         self.by_operation.remove(&waiter.waiter);
-        self.waiting
-            .remove(&(place.0, waiter.matching.clone(), place.1));
+        self.waiting.remove(&(place.0, waiter.matching.clone(), place.1));
     }
 }
 
@@ -138,9 +137,7 @@ impl EventTables for Data {
 
     fn oldest_kept(&mut self, name: &str) -> Result<Option<StoredEvent>, Infallible> {
         let mut all = self.events.after(name, 0);
-        Ok(all
-            .find(|event| event.given_to.is_none() && event.told.is_none())
-            .cloned())
+        Ok(all.find(|event| event.given_to.is_none() && event.told.is_none()).cloned())
     }
 
     fn expired_events(&mut self, limit: usize) -> Result<Vec<(String, u64)>, Infallible> {
@@ -151,11 +148,7 @@ impl EventTables for Data {
             .map(|(place, event)| (event.expires_at, place.clone()))
             .collect();
         expired.sort();
-        Ok(expired
-            .into_iter()
-            .take(limit)
-            .map(|(_, place)| place)
-            .collect())
+        Ok(expired.into_iter().take(limit).map(|(_, place)| place).collect())
     }
 
     fn spreading(&mut self, name: Option<&str>) -> Result<Option<(String, u64)>, Infallible> {
@@ -169,12 +162,8 @@ impl EventTables for Data {
         self.rows_written += 1;
         let place = (waiter.name.clone(), waiter.no);
         let events = &mut self.events;
-        events
-            .by_operation
-            .insert(waiter.waiter.clone(), place.clone());
-        events
-            .waiting
-            .insert((place.0.clone(), waiter.matching.clone(), place.1));
+        events.by_operation.insert(waiter.waiter.clone(), place.clone());
+        events.waiting.insert((place.0.clone(), waiter.matching.clone(), place.1));
         events.waiters.insert(place, waiter.clone());
         Ok(())
     }
@@ -187,10 +176,7 @@ impl EventTables for Data {
         limit: usize,
     ) -> Result<Vec<EventWaiter>, Infallible> {
         let place = |no| (name.to_owned(), owned(matching), no);
-        let range = (
-            Bound::Excluded(place(after)),
-            Bound::Included(place(u64::MAX)),
-        );
+        let range = (Bound::Excluded(place(after)), Bound::Included(place(u64::MAX)));
         let found = self.events.waiting.range(range).take(limit);
         let found = found.filter_map(|(name, _, no)| self.events.waiters.get(&(name.clone(), *no)));
         Ok(found.cloned().collect())
@@ -202,16 +188,10 @@ impl EventTables for Data {
     }
 
     fn waiters_of_run(&mut self, run: RunNo) -> Result<Vec<EventWaiter>, Infallible> {
-        let first = Waiter {
-            run,
-            generation: 0,
-            key: Vec::new(),
-        };
+        let first = Waiter { run, generation: 0, key: Vec::new() };
         let own = self.events.by_operation.range(first..);
         let own = own.take_while(|(waiter, _)| waiter.run == run);
-        Ok(own
-            .filter_map(|(_, place)| self.events.waiters.get(place).cloned())
-            .collect())
+        Ok(own.filter_map(|(_, place)| self.events.waiters.get(place).cloned()).collect())
     }
 
     fn write_given(&mut self, waiter: &EventWaiter, seq: u64) -> Result<(), Infallible> {
@@ -220,9 +200,7 @@ impl EventTables for Data {
         if let Some(row) = self.events.waiters.get_mut(&place) {
             row.given = Some(seq);
         }
-        self.events
-            .waiting
-            .remove(&(place.0, waiter.matching.clone(), place.1));
+        self.events.waiting.remove(&(place.0, waiter.matching.clone(), place.1));
         Ok(())
     }
 

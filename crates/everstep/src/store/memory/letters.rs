@@ -125,9 +125,6 @@ impl Data {
             (filter.run.is_none() || letter.run == filter.run)
                 && filter.name.as_ref().is_none_or(|name| *name == letter.name)
         });
-        wanted
-            .take(limit)
-            .map(|letter| self.shown(letter))
-            .collect()
+        wanted.take(limit).map(|letter| self.shown(letter)).collect()
     }
 }

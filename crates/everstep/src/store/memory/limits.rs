@@ -25,19 +25,12 @@ pub(super) struct Limits {
 
 impl Limits {
     pub(super) fn list(&self, name: Option<&str>, limit: usize) -> Vec<LimitRow> {
-        let wanted = self
-            .limits
-            .values()
-            .filter(|row| name.is_none_or(|name| row.name == name));
+        let wanted = self.limits.values().filter(|row| name.is_none_or(|name| row.name == name));
         wanted.take(limit).cloned().collect()
     }
 
     pub(super) fn of_run(&self, run: RunNo) -> impl Iterator<Item = &Place> {
-        let first = Waiter {
-            run,
-            generation: 0,
-            key: Vec::new(),
-        };
+        let first = Waiter { run, generation: 0, key: Vec::new() };
         let places = self.places.range(first..);
         let of_run = places.take_while(move |(of, _)| of.run == run);
         of_run.map(|(_, place)| place)
@@ -159,11 +152,7 @@ mod tests {
     };
 
     fn item(no: u8) -> Waiter {
-        Waiter {
-            run: RunNo(0),
-            generation: 0,
-            key: vec![no],
-        }
+        Waiter { run: RunNo(0), generation: 0, key: vec![no] }
     }
 
     #[test]
@@ -173,11 +162,7 @@ mod tests {
             limit_key: String::new(),
             rule: LimitRule {
                 concurrency: Some(2),
-                rate: Some(LimitRate {
-                    count: 1,
-                    per_ms: 1_000,
-                    burst: 1,
-                }),
+                rate: Some(LimitRate { count: 1, per_ms: 1_000, burst: 1 }),
             },
         };
         let data = &mut Data::default();
@@ -189,11 +174,7 @@ mod tests {
         let later = Claimed::Later(Some(Timestamp::from_millis(11_000)));
         assert_eq!(at(data, 10_000, 1), Claimed::Taken);
         assert_eq!(at(data, 10_000, 2), later);
-        assert_eq!(
-            at(data, 10_500, 2),
-            later,
-            "what was not given is not used up"
-        );
+        assert_eq!(at(data, 10_500, 2), later, "what was not given is not used up");
         assert_eq!(at(data, 11_000, 2), Claimed::Taken);
         assert_eq!(at(data, 20_000, 3), Claimed::Later(None));
         let Ok(()) = release(data, &item(1));

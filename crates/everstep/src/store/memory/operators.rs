@@ -14,11 +14,7 @@ pub(super) struct Operators {
 impl Operators {
     pub(super) fn begin_audit(&mut self, begun: &NewAudit) -> u64 {
         self.last_audit += 1;
-        let row = AuditRow {
-            no: self.last_audit,
-            begun: begun.clone(),
-            outcome: None,
-        };
+        let row = AuditRow { no: self.last_audit, begun: begun.clone(), outcome: None };
         self.audit.insert(row.no, row);
         self.last_audit
     }

@@ -15,9 +15,7 @@ use crate::{
 impl Queues {
     pub(super) fn overview(&self, after: Option<&str>, limit: usize, most: u64) -> Vec<QueueRow> {
         let names: BTreeSet<&str> = self.names().collect();
-        let names = names
-            .into_iter()
-            .filter(|name| after.is_none_or(|it| *name > it));
+        let names = names.into_iter().filter(|name| after.is_none_or(|it| *name > it));
         let rows = names.take(limit).map(|name| {
             let mut stats = self.stats(name);
             let counts = [
@@ -51,10 +49,7 @@ impl Data {
             if let Some(index) = range.index_of(RunId::started_at(no)) {
                 rows[index].started += 1;
             }
-            let ended = run
-                .row
-                .finished_at
-                .and_then(|at| Some((range.index_of(at)?, at)));
+            let ended = run.row.finished_at.and_then(|at| Some((range.index_of(at)?, at)));
             let Some((index, at)) = ended else { continue };
             rows[index].count(run.head.status, 1);
             if run.head.status == RunStatus::Completed {

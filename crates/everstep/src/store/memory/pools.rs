@@ -31,10 +31,11 @@ impl PoolNames {
     }
 
     pub(super) fn rows(&self) -> Vec<PoolRow> {
-        let rows = self.0.iter().enumerate().map(|(no, name)| PoolRow {
-            no: PoolNo(no as u32),
-            name: Arc::clone(name),
-        });
+        let rows = self
+            .0
+            .iter()
+            .enumerate()
+            .map(|(no, name)| PoolRow { no: PoolNo(no as u32), name: Arc::clone(name) });
         rows.collect()
     }
 }

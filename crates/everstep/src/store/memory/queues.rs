@@ -114,9 +114,7 @@ impl Queues {
 
     fn first_time(&self, queue: &str, state: ItemState) -> Option<Timestamp> {
         let end = Timestamp::from_millis(i64::MAX);
-        self.timed(queue, state, end)
-            .map(|item| item.head.at)
-            .next()
+        self.timed(queue, state, end).map(|item| item.head.at).next()
     }
 
     pub(super) fn row(&self, item: ItemId) -> Option<ItemRow> {
@@ -276,9 +274,7 @@ impl QueueTables for Data {
         if let Some(item) = self.queues.items.remove(&item) {
             self.queues.leave(&item);
             if let Some(key) = &item.dedupe {
-                self.queues
-                    .dedupes
-                    .remove(&(item.queue.clone(), key.clone()));
+                self.queues.dedupes.remove(&(item.queue.clone(), key.clone()));
             }
             self.rows_written += 1;
         }
@@ -329,11 +325,7 @@ impl QueueTables for Data {
         };
         let waiter = waiter.clone();
         self.queues.waited.remove(&(item, waiter.clone()));
-        Ok(Some(Wait {
-            waiter,
-            item,
-            cancels,
-        }))
+        Ok(Some(Wait { waiter, item, cancels }))
     }
 
     fn take_waits_for(&mut self, item: ItemId) -> Result<Vec<Wait>, Infallible> {
@@ -355,10 +347,7 @@ impl QueueTables for Data {
     }
 
     fn waits_of_run(&mut self, run: RunNo) -> Result<Vec<Waiter>, Infallible> {
-        let first = Waiter {
-            run,
-            ..Waiter::FIRST
-        };
+        let first = Waiter { run, ..Waiter::FIRST };
         let waits = self.queues.waits.range(first..);
         let waits = waits.take_while(|(waiter, _)| waiter.run == run);
         Ok(waits.map(|(waiter, _)| waiter.clone()).collect())

@@ -97,12 +97,7 @@ impl RunTables for Data {
     }
 
     fn import_run(&mut self, row: &RunRow, head: &Head) -> Result<(), Infallible> {
-        let row = RunRow {
-            updated_at: self.now,
-            recoveries: 0,
-            trace: None,
-            ..row.clone()
-        };
+        let row = RunRow { updated_at: self.now, recoveries: 0, trace: None, ..row.clone() };
         self.insert(Run::new(*head, row));
         Ok(())
     }
@@ -134,8 +129,7 @@ impl RunTables for Data {
         }
         self.requests.retain(|_, request| request.run != run);
         self.forget_deferreds(run);
-        self.dead_letters
-            .retain(|_, letter| letter.run != Some(run));
+        self.dead_letters.retain(|_, letter| letter.run != Some(run));
         self.events.forget(run);
         self.graves.insert(run);
         self.rows_written += 1;

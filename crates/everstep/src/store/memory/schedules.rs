@@ -14,10 +14,7 @@ impl Data {
         is_meant: impl Fn(&ScheduleRow) -> bool,
     ) -> Vec<ScheduleRow> {
         let first = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let rest = self
-            .schedules
-            .range::<str, _>((first, Bound::Unbounded))
-            .map(|(_, row)| &**row);
+        let rest = self.schedules.range::<str, _>((first, Bound::Unbounded)).map(|(_, row)| &**row);
         let meant = rest.filter(|row| is_meant(row)).take(limit);
         meant.cloned().collect()
     }
@@ -30,16 +27,13 @@ impl Data {
         limit: usize,
     ) -> DueSchedules {
         let active = self.schedules.values().filter(|row| !row.paused);
-        let mut places = active
-            .filter_map(|row| Some((row.next_at?, row.name.as_str())))
-            .collect::<Vec<_>>();
+        let mut places =
+            active.filter_map(|row| Some((row.next_at?, row.name.as_str()))).collect::<Vec<_>>();
         places.sort_unstable();
         let rest = places.iter().filter(|place| Some(**place) > after);
         let due = rest.filter(|(at, _)| *at <= now).take(limit);
         DueSchedules {
-            rows: due
-                .filter_map(|(_, name)| self.schedule_row(name))
-                .collect(),
+            rows: due.filter_map(|(_, name)| self.schedule_row(name)).collect(),
             next_at: places.iter().map(|(at, _)| *at).find(|at| *at > now),
         }
     }

@@ -25,12 +25,7 @@ impl Run {
             }
             items.push(row.clone());
         }
-        StreamPage {
-            status: self.head.status,
-            first,
-            next,
-            items,
-        }
+        StreamPage { status: self.head.status, first, next, items }
     }
 
     pub(super) fn extent(&self, stream: &str) -> StreamExtent {
@@ -38,11 +33,7 @@ impl Run {
         let last = rows.and_then(BTreeMap::last_key_value);
         let next = last.map_or(0, |(pos, _)| pos + 1);
         let first = rows.and_then(BTreeMap::first_key_value);
-        StreamExtent {
-            stream: stream.to_owned(),
-            first: first.map_or(next, |(pos, _)| *pos),
-            next,
-        }
+        StreamExtent { stream: stream.to_owned(), first: first.map_or(next, |(pos, _)| *pos), next }
     }
 }
 

@@ -6,8 +6,7 @@ impl Data {
     /// Everything else was removed at once.
     pub(super) fn sweep(&mut self, now: Timestamp) {
         self.graves.clear();
-        self.tombstones
-            .retain(|_, tombstone| !tombstone.is_over(now));
+        self.tombstones.retain(|_, tombstone| !tombstone.is_over(now));
     }
 
     pub(super) fn finished_before(

@@ -43,11 +43,7 @@ struct Looked {
 impl<'a> Applier<'a> {
     /// Reads what the commits of this batch will need, in one round trip or two.
     pub(super) fn look_ahead(&mut self, batch: &Batch) -> Result<(), Trouble> {
-        let Looked {
-            runs,
-            with_events,
-            watched,
-        } = self.looked_at(batch);
+        let Looked { runs, with_events, watched } = self.looked_at(batch);
         if runs.is_empty() {
             return Ok(());
         }
@@ -57,9 +53,8 @@ impl<'a> Applier<'a> {
             columns::INBOX_ROW
         );
         self.ahead.inbox = empty(&runs);
-        let mut asked: Vec<Asked<'a>> = vec![(Op::new(sql, params![runs]), |applier, rows| {
-            applier.ahead.add_inbox(rows)
-        })];
+        let mut asked: Vec<Asked<'a>> =
+            vec![(Op::new(sql, params![runs]), |applier, rows| applier.ahead.add_inbox(rows))];
         if !with_events.is_empty() {
             let [waits, cursors, events] = super::events::ops_ahead(&with_events);
             (self.ahead.waits, self.ahead.cursors) = (empty(&with_events), empty(&with_events));
@@ -138,9 +133,7 @@ fn empty<T: Default>(runs: &[i64]) -> FastMap<RunNo, T> {
 
 /// Reads where these streams end.
 pub(super) fn tails<'n>(named: impl Iterator<Item = &'n (RunNo, String)>) -> Op {
-    let (runs, names) = named
-        .map(|(run, name)| (Some(run.0), Some(name.clone())))
-        .unzip();
+    let (runs, names) = named.map(|(run, name)| (Some(run.0), Some(name.clone()))).unzip();
     let sql = "SELECT r, s, (SELECT pos FROM everstep_streams WHERE run = r AND stream = s \
                ORDER BY pos DESC LIMIT 1) FROM unnest($1::bigint[], $2::text[]) AS asked (r, s)";
     Op::new(sql, vec![Value::Ints(runs), Value::Texts(names)])
@@ -148,10 +141,7 @@ pub(super) fn tails<'n>(named: impl Iterator<Item = &'n (RunNo, String)>) -> Op 
 
 /// Reads these schedules, to be asked behind their locks.
 pub(super) fn schedules(names: impl Iterator<Item = String>) -> Op {
-    let sql = format!(
-        "SELECT {} FROM everstep_schedules WHERE name = ANY ($1)",
-        schedules::ROW
-    );
+    let sql = format!("SELECT {} FROM everstep_schedules WHERE name = ANY ($1)", schedules::ROW);
     Op::new(sql, vec![Value::texts(names)])
 }
 

@@ -132,10 +132,7 @@ impl<'a> Applier<'a> {
             entries: FastMap::default(),
             graves: HashSet::new(),
             item_numbers: Vec::new(),
-            ahead: Ahead {
-                keys: absent(&named.keys),
-                ..Ahead::default()
-            },
+            ahead: Ahead { keys: absent(&named.keys), ..Ahead::default() },
             queues: queues::Known::new(named),
         }
     }
@@ -298,9 +295,7 @@ impl<'a> Applier<'a> {
             return Ok(());
         };
         let sql = "SELECT pg_try_advisory_xact_lock($1)";
-        let is_ours = self
-            .session
-            .row(sql, params![number], |row| row.get::<bool>(0))?;
+        let is_ours = self.session.row(sql, params![number], |row| row.get::<bool>(0))?;
         if is_ours != Some(true) {
             return Err(Trouble::Contended(lock));
         }
@@ -322,10 +317,8 @@ impl<'a> Applier<'a> {
         locks: &[Lock],
         ops: Vec<Op>,
     ) -> Result<Vec<Vec<PgRow>>, Trouble> {
-        let numbers: Vec<i64> = locks
-            .iter()
-            .filter_map(|it| it.advisory(self.terms.schema))
-            .collect();
+        let numbers: Vec<i64> =
+            locks.iter().filter_map(|it| it.advisory(self.terms.schema)).collect();
         let sql = "SELECT number, pg_try_advisory_xact_lock(number) \
                    FROM unnest($1::bigint[]) AS number";
         let mut asked = vec![Op::new(sql, params![numbers])];
@@ -334,9 +327,7 @@ impl<'a> Applier<'a> {
         let got = answers.drain(..1.min(answers.len())).flatten();
         for row in got.collect::<Vec<_>>() {
             let (number, is_ours) = (row.get::<i64>(0)?, row.get::<bool>(1)?);
-            let lock = locks
-                .iter()
-                .find(|it| it.advisory(self.terms.schema) == Some(number));
+            let lock = locks.iter().find(|it| it.advisory(self.terms.schema) == Some(number));
             if let (Some(lock), false) = (lock, is_ours) {
                 return Err(Trouble::Contended(*lock));
             }

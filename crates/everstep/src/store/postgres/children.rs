@@ -34,7 +34,6 @@ impl Applier<'_> {
         for run in runs {
             self.row_of(run)?;
         }
-        self.session
-            .rows(sql, params![run], |row| columns::waiter(row, 0))
+        self.session.rows(sql, params![run], |row| columns::waiter(row, 0))
     }
 }

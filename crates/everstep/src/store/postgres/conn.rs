@@ -38,9 +38,7 @@ pub(super) fn block<T: Send + 'static>(
         // Whoever waits is still there: it waits below.
         let _ = send.send(future.await);
     });
-    receive
-        .recv()
-        .map_err(|_| Trouble::Lost("the runtime of the connections has ended".to_owned()))
+    receive.recv().map_err(|_| Trouble::Lost("the runtime of the connections has ended".to_owned()))
 }
 
 pub(super) fn runtime() -> Result<&'static Runtime, Trouble> {
@@ -107,11 +105,7 @@ impl Limits {
         // A busy server may take a moment to let a new connection in, however short the lease is.
         let answer = (lease / 3).max(Duration::from_secs(1)).min(self.answer);
         let answer_if_kept = (lease / 4).max(KEPT_ANSWER_MIN).min(answer);
-        Limits {
-            answer,
-            answer_if_kept,
-            ..self
-        }
+        Limits { answer, answer_if_kept, ..self }
     }
 }
 
@@ -322,10 +316,7 @@ const SESSION_BEGUN: &str = "(extract(epoch FROM backend_start) * 1000000)::bigi
 impl Identity {
     /// Reads two columns, the first of them being this one.
     pub(super) fn read(row: &dyn Row, first: usize) -> Result<Identity, BadValue> {
-        Ok(Identity {
-            system: row.get(first)?,
-            timeline: row.get(first + 1)?,
-        })
+        Ok(Identity { system: row.get(first)?, timeline: row.get(first + 1)? })
     }
 }
 
@@ -365,10 +356,7 @@ impl Conn {
                 ),
                 last: AtomicU64::new(0),
             },
-            identity: Identity {
-                system: String::new(),
-                timeline: String::new(),
-            },
+            identity: Identity { system: String::new(), timeline: String::new() },
             time: None,
             limits,
             planned: Instant::now(),
@@ -390,14 +378,10 @@ impl Conn {
         let asked = Asked::now();
         let answers = self.run(ops)?;
         let Some(row) = answers.last().and_then(|answer| answer.rows.first()) else {
-            return Err(Trouble::Lost(
-                "the server has not said who it is".to_owned(),
-            ));
+            return Err(Trouble::Lost("the server has not said who it is".to_owned()));
         };
-        self.session = ServerSession {
-            pid: row.get(0)?,
-            begun: row.get::<Option<i64>>(1)?.unwrap_or(0),
-        };
+        self.session =
+            ServerSession { pid: row.get(0)?, begun: row.get::<Option<i64>>(1)?.unwrap_or(0) };
         self.identity = Identity::read(row, 2)?;
         self.time = Some(asked.answered(row.get(4)?));
         if self.identity.timeline == STANDBY {
@@ -466,11 +450,7 @@ impl Conn {
              pg_current_xact_id()::xid::text::bigint FROM mark",
             params![self.lane.id, batch as i64, now_ms, LANE_CLOSED],
         );
-        let lost = Unsettled {
-            lane: self.lane.id,
-            batch,
-            session: self.session,
-        };
+        let lost = Unsettled { lane: self.lane.id, batch, session: self.session };
         Ok((mark, lost))
     }
 

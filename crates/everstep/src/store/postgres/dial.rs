@@ -82,10 +82,7 @@ impl Servers {
         };
         let (client, connection) = connected?;
         let driver = tokio::spawn(drive(connection, heard));
-        Ok(Line {
-            client,
-            driver: driver.abort_handle(),
-        })
+        Ok(Line { client, driver: driver.abort_handle() })
     }
 }
 

@@ -7,11 +7,7 @@ use crate::store::doctor::PlaceFact;
 pub(super) fn place(session: &Session<'_>) -> Result<Vec<PlaceFact>, Trouble> {
     let mut facts = Vec::new();
     let mut say = |replication, is_error, what: &str| {
-        facts.push(PlaceFact {
-            replication,
-            is_error,
-            what: what.to_owned(),
-        });
+        facts.push(PlaceFact { replication, is_error, what: what.to_owned() });
     };
     let sql = "SELECT current_setting('synchronous_standby_names') <> '', \
                current_setting('fsync') = 'on', pg_is_in_recovery(), \

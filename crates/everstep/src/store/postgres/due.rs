@@ -51,23 +51,15 @@ pub(super) fn due(
 
     let answers = session.queries(vec![
         Op::new(next, params![now, shards.clone(), pools.clone()]),
-        Op::new(
-            due,
-            params![now, shards.clone(), after_at, after_no, limit, pools],
-        ),
-        Op::new(
-            future,
-            params![now, shards, after_at, after_no, limit, first],
-        ),
+        Op::new(due, params![now, shards.clone(), after_at, after_no, limit, pools]),
+        Op::new(future, params![now, shards, after_at, after_no, limit, first]),
     ])?;
     let [next, due, future] = &answers[..] else {
         return Err(Trouble::Lost("an answer is missing".to_owned()));
     };
     let runs = due.iter().chain(future).take(limit);
     Ok(Due {
-        runs: runs
-            .map(|row| columns::due_run(row))
-            .collect::<Result<_, _>>()?,
+        runs: runs.map(|row| columns::due_run(row)).collect::<Result<_, _>>()?,
         next_at: match next.first() {
             Some(row) => row.get(0)?,
             None => None,

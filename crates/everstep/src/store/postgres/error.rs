@@ -33,10 +33,7 @@ pub(super) const CHANGED: &str = "EV003";
 
 impl Trouble {
     pub(super) fn value(column: &str, found: impl fmt::Display) -> Trouble {
-        Trouble::Value {
-            column: column.to_owned(),
-            found: found.to_string(),
-        }
+        Trouble::Value { column: column.to_owned(), found: found.to_string() }
     }
 
     /// The SQLSTATE, if the server has sent one.
@@ -67,9 +64,7 @@ impl Trouble {
             Trouble::Sql(error) => {
                 let is_over = |severity| matches!(severity, Severity::Fatal | Severity::Panic);
                 let said = error.as_db_error();
-                let said_so = said
-                    .and_then(|it| it.parsed_severity())
-                    .is_some_and(is_over);
+                let said_so = said.and_then(|it| it.parsed_severity()).is_some_and(is_over);
                 // An administrator or a crash has ended the session, or a pooler has lost it.
                 let classes = ["57P", "08", "25P03"];
                 let code = self.code().unwrap_or_default();
@@ -133,10 +128,7 @@ impl Trouble {
             "28000" | "28P01" | "3D000" | "3F000" => StoreError::CannotOpen { store, source },
             "42501" => StoreError::ReadOnly { store, source },
             // A table or a column that is not there any more.
-            "42P01" | "42703" | "42883" => StoreError::Foreign {
-                store,
-                what: source.to_string(),
-            },
+            "42P01" | "42703" | "42883" => StoreError::Foreign { store, what: source.to_string() },
             "XX001" | "XX002" => StoreError::Corrupt { store, source },
             _ => match code.get(..2).unwrap_or_default() {
                 // Serialization failures, deadlocks, a snapshot that is too old.

@@ -95,17 +95,14 @@ impl Applier<'_> {
     fn try_names(&mut self, names: &[(String, u64)]) -> Result<(), Trouble> {
         let locks: BTreeSet<Lock> = names.iter().map(|(name, _)| Lock::event(name)).collect();
         let wanted = locks.into_iter().filter(|lock| !self.locks.contains(lock));
-        let (locks, numbers): (Vec<Lock>, Vec<i64>) = wanted
-            .filter_map(|lock| Some((lock, lock.advisory(self.terms.schema)?)))
-            .unzip();
+        let (locks, numbers): (Vec<Lock>, Vec<i64>) =
+            wanted.filter_map(|lock| Some((lock, lock.advisory(self.terms.schema)?))).unzip();
         if numbers.is_empty() {
             return Ok(());
         }
         let statement = "SELECT number FROM unnest($1::bigint[]) AS number \
                          WHERE pg_try_advisory_xact_lock(number)";
-        let ours = self
-            .session
-            .rows(statement, params![numbers], |row| row.get(0))?;
+        let ours = self.session.rows(statement, params![numbers], |row| row.get(0))?;
         let ours: BTreeSet<i64> = ours.into_iter().collect();
         let locked = locks.iter().zip(&numbers);
         let locked = locked.filter(|(_, number)| ours.contains(number));
@@ -126,9 +123,9 @@ impl Applier<'_> {
                          WHERE given_to IS NULL AND told IS NULL AND expires_at <= $3 \
                          ORDER BY expires_at, everstep_events.name, everstep_events.seq";
         let params = params![Value::Texts(names), Value::Ints(seqs), self.now];
-        let found = self.session.rows(statement, params, |row| {
-            Ok((name_and_seq(row)?, event_name(row, 2)?))
-        })?;
+        let found = self
+            .session
+            .rows(statement, params, |row| Ok((name_and_seq(row)?, event_name(row, 2)?)))?;
         let mut events = Vec::with_capacity(found.len());
         for ((name, seq), row) in found {
             self.ahead.event_names.insert(name.clone(), Some(row));

@@ -255,8 +255,7 @@ impl Known {
     /// Forgets the runs in these shards. Others may have them from now on; and should they come back
     /// under the same fence, their last number is not the one that is known here.
     pub(super) fn forget(&mut self, shards: &ShardSet) {
-        self.runs
-            .retain(|_, known| !shards.contains(known.head.shard));
+        self.runs.retain(|_, known| !shards.contains(known.head.shard));
     }
 
     /// Forgets these runs.
@@ -275,21 +274,15 @@ impl Known {
             return;
         }
         if self.fence != fence {
-            *self = Known {
-                fence,
-                ..Known::default()
-            };
+            *self = Known { fence, ..Known::default() };
         }
         for (run, learned) in learned {
             match learned {
                 // The number is the one that its owner says, who has one commit under way at a time. It
                 // may be lower than before: others can have paused and resumed the run meanwhile.
                 Learned::Owned(head, written_by, keys) => {
-                    let remembered = Remembered {
-                        head,
-                        revision: written_by.revision(transaction),
-                        keys,
-                    };
+                    let remembered =
+                        Remembered { head, revision: written_by.revision(transaction), keys };
                     self.runs.insert(run, remembered);
                 }
                 Learned::Touched(head, written_by) => {
@@ -349,10 +342,7 @@ mod tests {
             last_number: 1,
             numbers: 1,
             deletes: Vec::new(),
-            puts: vec![Put {
-                key: vec![2],
-                value: vec![3],
-            }],
+            puts: vec![Put { key: vec![2], value: vec![3] }],
             consumed: Vec::new(),
             state: Vec::new(),
             effects: Vec::new(),
@@ -362,11 +352,7 @@ mod tests {
 
     fn end_of(run: RunId) -> Commit {
         Commit {
-            patch: Patch::Finish {
-                status: RunStatus::Completed,
-                output: None,
-                error: None,
-            },
+            patch: Patch::Finish { status: RunStatus::Completed, output: None, error: None },
             ..step_of(run)
         }
     }
@@ -376,10 +362,7 @@ mod tests {
     }
 
     fn batch_of(writes: Vec<Write>) -> Batch {
-        Batch {
-            writes,
-            ..Batch::default()
-        }
+        Batch { writes, ..Batch::default() }
     }
 
     #[test]

@@ -83,8 +83,7 @@ impl PostgresStore {
         let conn = store.take()?;
         let draw = "UPDATE everstep_secrets SET value = sha256(gen_random_uuid()::text::bytea) \
                     WHERE name = 'tokens'";
-        conn.batch(draw.to_owned())
-            .map_err(|trouble| store.error(trouble))?;
+        conn.batch(draw.to_owned()).map_err(|trouble| store.error(trouble))?;
         store.give_back(conn);
         Ok(store)
     }
@@ -183,12 +182,7 @@ impl Schema {
                 first.migrate()?;
                 let emptying = emptying(&holder).map_err(|trouble| first.error(trouble))?;
                 let url = url.to_owned();
-                return Ok(Schema {
-                    url,
-                    first,
-                    emptying,
-                    _holder: holder,
-                });
+                return Ok(Schema { url, first, emptying, _holder: holder });
             }
         }
     }
@@ -196,8 +190,7 @@ impl Schema {
     /// Removes everything, as if it had just been made.
     fn empty(&self) -> Result<(), StoreError> {
         let conn = self.first.take()?;
-        conn.batch(self.emptying.clone())
-            .map_err(|trouble| self.first.error(trouble))?;
+        conn.batch(self.emptying.clone()).map_err(|trouble| self.first.error(trouble))?;
         self.first.give_back(conn);
         Ok(())
     }

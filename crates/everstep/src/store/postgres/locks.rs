@@ -198,8 +198,7 @@ impl Named {
             }
             Effect::StartChild(start) => self.add_new(&start.new),
             Effect::Acquire(acquire) => {
-                self.locks
-                    .insert(Lock::limit(&acquire.limit, &acquire.limit_key));
+                self.locks.insert(Lock::limit(&acquire.limit, &acquire.limit_key));
             }
             Effect::Enqueue { item, .. } => self.add_item(item),
             Effect::Emit(emit) => {
@@ -236,14 +235,12 @@ impl Named {
             QueueWrite::Claim(claim) => {
                 self.locks.insert(Lock::queue(&claim.queue));
                 if let Some(limit) = &claim.limit {
-                    self.locks
-                        .insert(Lock::limit(&limit.limit, &limit.limit_key));
+                    self.locks.insert(Lock::limit(&limit.limit, &limit.limit_key));
                 }
             }
             // The queue stands in the item.
             QueueWrite::Extend(claims) => {
-                self.queue_items
-                    .extend(claims.iter().map(|claim| claim.item));
+                self.queue_items.extend(claims.iter().map(|claim| claim.item));
             }
             QueueWrite::Settle(settled) => {
                 self.queue_items.insert(settled.item);

@@ -45,11 +45,7 @@ pub(crate) enum Found {
 
 impl Destination {
     pub(crate) fn open(url: &str) -> Result<Destination, StoreError> {
-        let url::Parsed {
-            servers,
-            options,
-            name,
-        } = url::parse(url, PostgresOptions::default())?;
+        let url::Parsed { servers, options, name } = url::parse(url, PostgresOptions::default())?;
         let route = Arc::new(Route {
             servers,
             schema: options.schema,
@@ -89,10 +85,7 @@ impl Destination {
         let mark = schema::mark(&self.conn, schema).map_err(|trouble| self.error(trouble))?;
         Ok(match mark {
             None => Found::Tables,
-            Some(mark) => Found::Moved {
-                id: mark.id,
-                is_done: mark.is_done,
-            },
+            Some(mark) => Found::Moved { id: mark.id, is_done: mark.is_done },
         })
     }
 
@@ -161,10 +154,7 @@ impl Destination {
             format!("{} {kind}", column.name)
         });
         let there: BTreeSet<String> = there.collect();
-        let odd: Vec<&str> = here
-            .symmetric_difference(&there)
-            .map(String::as_str)
-            .collect();
+        let odd: Vec<&str> = here.symmetric_difference(&there).map(String::as_str).collect();
         Ok((!odd.is_empty()).then(|| odd.join(", ")))
     }
 
@@ -211,10 +201,7 @@ impl Destination {
                 "SELECT setval(pg_get_serial_sequence('everstep_audit', 'no'), $1, $2 = 1)",
                 numbers.audit,
             ),
-            set(
-                "SELECT setval('everstep_epochs', $1, $2 = 1)",
-                numbers.epoch,
-            ),
+            set("SELECT setval('everstep_epochs', $1, $2 = 1)", numbers.epoch),
         ];
         self.run(ops).map(drop)
     }
@@ -229,10 +216,8 @@ impl Destination {
     /// Everything is here: it becomes durable, and is not in charge yet.
     pub(crate) fn commit(&self, attempt: Uuid, from: &str) -> Result<(), StoreError> {
         let sql = "INSERT INTO everstep_move (id, source, begun_at) VALUES ($1, $2, $3)";
-        let ops = vec![
-            Op::new(sql, params![attempt, from, now_ms()]),
-            Op::new("COMMIT", Vec::new()),
-        ];
+        let ops =
+            vec![Op::new(sql, params![attempt, from, now_ms()]), Op::new("COMMIT", Vec::new())];
         self.run(ops).map(drop)
     }
 

@@ -124,16 +124,8 @@ struct Waits {
 
 /// Read together with what was asked for.
 enum Ahead {
-    Timed {
-        queue: String,
-        until: Timestamp,
-        limit: usize,
-        of: Vec<(ItemState, Vec<ItemHead>)>,
-    },
-    FirstClaimed {
-        queue: String,
-        at: Option<Timestamp>,
-    },
+    Timed { queue: String, until: Timestamp, limit: usize, of: Vec<(ItemState, Vec<ItemHead>)> },
+    FirstClaimed { queue: String, at: Option<Timestamp> },
 }
 
 impl Applier<'_> {
@@ -215,10 +207,7 @@ impl Applier<'_> {
         }
         let sql = format!("SELECT {WAIT} FROM everstep_queue_waits WHERE item = $1");
         let mut waits = self.session.rows(sql.clone(), params![item], wait)?;
-        if waits
-            .iter()
-            .any(|wait| !self.is_head_known(wait.waiter.run))
-        {
+        if waits.iter().any(|wait| !self.is_head_known(wait.waiter.run)) {
             for wait in &waits {
                 self.head(wait.waiter.run)?;
             }
@@ -231,12 +220,7 @@ impl Applier<'_> {
     /// until then, they could give up waiting.
     fn lock_waiters(&mut self) -> Result<(), Trouble> {
         let (mut items, mut runs) = (Vec::new(), Vec::new());
-        for (item, waits) in self
-            .queues
-            .waits
-            .iter()
-            .filter(|(_, waits)| waits.uncertain)
-        {
+        for (item, waits) in self.queues.waits.iter().filter(|(_, waits)| waits.uncertain) {
             items.push(*item);
             runs.extend(waits.list.iter().map(|wait| wait.waiter.run));
         }
@@ -251,9 +235,7 @@ impl Applier<'_> {
         &mut self,
         holders: impl Iterator<Item = &'w Waiter>,
     ) -> Result<(), Trouble> {
-        self.queues
-            .named
-            .extend(holders.filter_map(rules::queues::item_of));
+        self.queues.named.extend(holders.filter_map(rules::queues::item_of));
         self.know_items()
     }
 
@@ -281,17 +263,12 @@ impl Applier<'_> {
                 && !self.queues.dedupes.contains_key(other)
         });
         asked.push(name.clone());
-        let (queues, keys) = asked
-            .iter()
-            .cloned()
-            .map(|(q, k)| (Some(q), Some(k)))
-            .unzip();
+        let (queues, keys) = asked.iter().cloned().map(|(q, k)| (Some(q), Some(k))).unzip();
         let sql = "SELECT queue, dedupe, no FROM everstep_queue_items JOIN unnest($1::text[], $2::text[]) \
                    AS asked (q, k) ON queue = q AND dedupe = k";
         let params = vec![Value::Texts(queues), Value::Texts(keys)];
-        let found = self.session.rows(sql, params, |row| {
-            Ok(((row.get(0)?, row.get(1)?), row.get(2)?))
-        })?;
+        let found =
+            self.session.rows(sql, params, |row| Ok(((row.get(0)?, row.get(1)?), row.get(2)?)))?;
         for name in asked {
             self.queues.dedupes.insert(name, None);
         }
@@ -334,12 +311,7 @@ fn about_items(items: &[ItemId]) -> Vec<Op> {
 }
 
 fn read_heads(answers: &[Vec<PgRow>]) -> Result<Vec<ItemHead>, Trouble> {
-    answers
-        .first()
-        .into_iter()
-        .flatten()
-        .map(|row| Ok(head(row)?))
-        .collect()
+    answers.first().into_iter().flatten().map(|row| Ok(head(row)?)).collect()
 }
 
 impl QueueTables for Applier<'_> {
@@ -402,14 +374,8 @@ impl QueueTables for Applier<'_> {
     }
 
     fn write_item(&mut self, head: &ItemHead, news: ItemNews<'_>) -> Result<(), Trouble> {
-        let row = params![
-            head.id,
-            head.state.code(),
-            head.at,
-            head.claim,
-            head.attempts,
-            news.answer,
-        ];
+        let row =
+            params![head.id, head.state.code(), head.at, head.claim, head.attempts, news.answer,];
         self.session.put(&WRITE_ITEM, row);
         if let Some(error) = news.error {
             self.session.put(&WRITE_ERROR, params![head.id, error]);
@@ -446,12 +412,8 @@ impl QueueTables for Applier<'_> {
         limit: usize,
     ) -> Result<Vec<ItemHead>, Trouble> {
         self.lock(Lock::queue(queue))?;
-        if let Some(Ahead::Timed {
-            queue: of_queue,
-            until: of_until,
-            limit: of_limit,
-            of,
-        }) = &mut self.queues.ahead
+        if let Some(Ahead::Timed { queue: of_queue, until: of_until, limit: of_limit, of }) =
+            &mut self.queues.ahead
             && (of_queue.as_str(), *of_until, *of_limit) == (queue, until, limit)
             && let Some(place) = of.iter().position(|(of_state, _)| *of_state == state)
         {
@@ -470,26 +432,14 @@ impl QueueTables for Applier<'_> {
         let mut states = vec![ItemState::Delayed, ItemState::Claimed, ItemState::Done];
         states.retain(|other| *other != state);
         states.insert(0, state);
-        let answers = self
-            .session
-            .queries(states.iter().copied().map(asked).collect())?;
+        let answers = self.session.queries(states.iter().copied().map(asked).collect())?;
         let mut of = Vec::new();
         for (state, rows) in states.into_iter().zip(&answers) {
-            of.push((
-                state,
-                rows.iter()
-                    .map(|row| head(row))
-                    .collect::<Result<Vec<_>, _>>()?,
-            ));
+            of.push((state, rows.iter().map(|row| head(row)).collect::<Result<Vec<_>, _>>()?));
         }
         let (_, items) = of.swap_remove(0);
         let queue = queue.to_owned();
-        self.queues.ahead = Some(Ahead::Timed {
-            queue,
-            until,
-            limit,
-            of,
-        });
+        self.queues.ahead = Some(Ahead::Timed { queue, until, limit, of });
         Ok(items)
     }
 
@@ -505,9 +455,7 @@ impl QueueTables for Applier<'_> {
             first_time::<Session<'_>>(state),
             first_time::<Session<'_>>(ItemState::Claimed)
         );
-        let found = self
-            .session
-            .row(sql, params![queue], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let found = self.session.row(sql, params![queue], |row| Ok((row.get(0)?, row.get(1)?)))?;
         let (first, at) = found.unwrap_or_default();
         let queue = queue.to_owned();
         self.queues.ahead = Some(Ahead::FirstClaimed { queue, at });
@@ -515,11 +463,7 @@ impl QueueTables for Applier<'_> {
     }
 
     fn put_wait(&mut self, wait: &Wait) -> Result<(), Trouble> {
-        let Waiter {
-            run,
-            generation,
-            key,
-        } = &wait.waiter;
+        let Waiter { run, generation, key } = &wait.waiter;
         let row = params![run, generation, key, wait.item, wait.cancels];
         self.session.put(&PUT_WAIT, row);
         self.queues.waits.remove(&wait.item);
@@ -543,13 +487,8 @@ impl QueueTables for Applier<'_> {
         let mut waits = self.waits_for(item)?;
         waits.sort_by(|a, b| a.waiter.cmp(&b.waiter));
         for wait in &waits {
-            let Waiter {
-                run,
-                generation,
-                key,
-            } = &wait.waiter;
-            self.session
-                .put(&DELETE_WAIT, params![run, generation, key]);
+            let Waiter { run, generation, key } = &wait.waiter;
+            self.session.put(&DELETE_WAIT, params![run, generation, key]);
         }
         self.queues.waits.insert(item, Waits::default());
         Ok(waits)
@@ -568,7 +507,6 @@ impl QueueTables for Applier<'_> {
     fn waits_of_run(&mut self, run: RunNo) -> Result<Vec<Waiter>, Trouble> {
         let sql = "SELECT run, generation, key FROM everstep_queue_waits WHERE run = $1 \
                    ORDER BY generation, key";
-        self.session
-            .rows(sql, params![run], |row| columns::waiter(row, 0))
+        self.session.rows(sql, params![run], |row| columns::waiter(row, 0))
     }
 }

@@ -18,10 +18,7 @@ const LEASE: Duration = Duration::from_secs(3_600);
 fn stores<const N: usize>() -> [PostgresStore; N] {
     let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
     let open = || {
-        let options = PostgresOptions {
-            database_time: false,
-            ..PostgresOptions::default()
-        };
+        let options = PostgresOptions { database_time: false, ..PostgresOptions::default() };
         PostgresStore::open_with(&url, options).expect("open")
     };
     open().migrate().expect("migrate");
@@ -32,9 +29,7 @@ fn register(store: &PostgresStore, id: u128) -> Fence {
     let runner = NewRunner::new(Uuid::from_u128(id), format!("host/{id}"), NOW, LEASE);
     let fence = store.register_runner(&runner).expect("register_runner");
     let all = ShardSet::of_default_pool();
-    store
-        .take_shards(fence, NOW, &all, &[])
-        .expect("take_shards");
+    store.take_shards(fence, NOW, &all, &[]).expect("take_shards");
     fence
 }
 
@@ -65,10 +60,7 @@ fn step(id: RunId, number: u64) -> Write {
         last_number: number,
         numbers: 1,
         deletes: Vec::new(),
-        puts: vec![Put {
-            key: number.to_be_bytes().to_vec(),
-            value: vec![7; 20],
-        }],
+        puts: vec![Put { key: number.to_be_bytes().to_vec(), value: vec![7; 20] }],
         consumed: Vec::new(),
         state: Vec::new(),
         effects: Vec::new(),
@@ -128,11 +120,7 @@ fn a_batch_about_runs_in_memory_is_one_round_trip() {
     let Write::Commit(mut end) = step(runs[0], 4) else {
         unreachable!("a step is a commit");
     };
-    end.patch = Patch::Finish {
-        status: RunStatus::Completed,
-        output: Some(vec![1]),
-        error: None,
-    };
+    end.patch = Patch::Finish { status: RunStatus::Completed, output: Some(vec![1]), error: None };
     mixed.push(Write::Commit(end));
     let (outcomes, trips) = commit(&store, fence, mixed);
     assert_eq!(trips, 1, "{outcomes:?}");
@@ -181,10 +169,7 @@ fn a_row_that_another_process_has_changed_is_read_again() {
     commit(&client, None, vec![cancel]);
     let (outcomes, _) = commit(&owner, fence, vec![step(run, 4)]);
     assert!(
-        matches!(
-            outcomes[..],
-            [Outcome::Refused(Refusal::CancelRequested { .. })]
-        ),
+        matches!(outcomes[..], [Outcome::Refused(Refusal::CancelRequested { .. })]),
         "{outcomes:?}"
     );
     testing::ran_on("PostgreSQL");
@@ -200,21 +185,12 @@ fn an_owner_that_was_ousted_is_refused_whatever_it_remembers() {
     let later = NOW + 2 * LEASE;
     let runner = NewRunner::new(Uuid::from_u128(2), "host/2", later, LEASE);
     let successor = new.register_runner(&runner).expect("register_runner");
-    let taken = new.take_shards(
-        successor,
-        later,
-        &ShardSet::of_default_pool(),
-        &[Uuid::from_u128(1)],
-    );
+    let taken =
+        new.take_shards(successor, later, &ShardSet::of_default_pool(), &[Uuid::from_u128(1)]);
     assert!(taken.expect("take_shards").is_some());
     let (outcomes, _) = commit(&old, fence, vec![step(run, 2)]);
-    assert!(
-        matches!(outcomes[..], [Outcome::Refused(Refusal::Fenced)]),
-        "{outcomes:?}"
-    );
-    assert!(all_committed(
-        &commit(&new, Some(successor), vec![step(run, 2)]).0
-    ));
+    assert!(matches!(outcomes[..], [Outcome::Refused(Refusal::Fenced)]), "{outcomes:?}");
+    assert!(all_committed(&commit(&new, Some(successor), vec![step(run, 2)]).0));
     testing::ran_on("PostgreSQL");
 }
 
@@ -439,10 +415,7 @@ fn the_first_batch_after_a_failover_is_refused() {
     }
     store.drop_idle();
     let (outcomes, _) = commit(&store, fence, vec![step(id, 2)]);
-    assert!(
-        matches!(outcomes[..], [Outcome::Refused(Refusal::Fenced)]),
-        "{outcomes:?}"
-    );
+    assert!(matches!(outcomes[..], [Outcome::Refused(Refusal::Fenced)]), "{outcomes:?}");
     let fence = Some(register(&store, 1));
     assert!(all_committed(&commit(&store, fence, vec![step(id, 2)]).0));
 }

@@ -55,10 +55,7 @@ pub(super) fn register(
     // nothing of it can change a run any more.
     let sql = "SELECT 1 FROM everstep_runners WHERE id = $1 FOR UPDATE";
     session.execute(sql, params![runner.id]);
-    session.execute(
-        "DELETE FROM everstep_shards WHERE runner = $1",
-        params![runner.id],
-    );
+    session.execute("DELETE FROM everstep_shards WHERE runner = $1", params![runner.id]);
     for pool in &runner.pools {
         pools::pool_no(session, pool)?;
     }
@@ -78,19 +75,9 @@ pub(super) fn register(
     let workflows = columns::to_json(&said.workflows);
     let pools = columns::to_json(&said.pools);
     let lease = runner.lease.as_millis();
-    let params = params![
-        runner.id,
-        runner.name,
-        lease,
-        workflows,
-        pools,
-        runner.weight
-    ];
+    let params = params![runner.id, runner.name, lease, workflows, pools, runner.weight];
     let epoch = session.row(sql, params, |row| row.get(0))?;
-    Ok(Fence {
-        runner: runner.id,
-        epoch: epoch.unwrap_or(0),
-    })
+    Ok(Fence { runner: runner.id, epoch: epoch.unwrap_or(0) })
 }
 
 /// The statement that prolongs a lease; it gives a row if the fence holds.
@@ -178,10 +165,7 @@ fn free_shards_of(
          WHERE id = ANY ($1) ORDER BY id FOR UPDATE",
         clock.now()
     );
-    let params = vec![
-        Value::Blobs(ids),
-        Value::Blobs(dead.iter().map(bytes).collect()),
-    ];
+    let params = vec![Value::Blobs(ids), Value::Blobs(dead.iter().map(bytes).collect())];
     let rows = session.rows(sql, params, |row| {
         let id = row.get(0)?;
         Ok((id, row.get(1)?, row.get::<bool>(2)?))
@@ -191,9 +175,7 @@ fn free_shards_of(
         return Ok(false);
     }
     // One that has registered again since it was ousted has a lease, and an epoch that holds.
-    let gone = rows
-        .iter()
-        .filter(|(id, _, is_over)| *is_over && *id != fence.runner);
+    let gone = rows.iter().filter(|(id, _, is_over)| *is_over && *id != fence.runner);
     let gone: Vec<_> = gone.map(|(id, ..)| bytes(id)).collect();
     let sql = "UPDATE everstep_runners SET epoch = nextval('everstep_epochs') WHERE id = ANY ($1)";
     session.execute(sql, vec![Value::Blobs(gone.clone())]);

@@ -80,9 +80,7 @@ static DELETE_ENTRIES: Bulk = Bulk::over_arrays(
 /// What stands under the keys of a batch.
 pub(super) fn keys_of_batch(named: &Named) -> Op {
     let names = named.keys.iter().cloned();
-    let (workflows, keys) = names
-        .map(|(workflow, key)| (Some(workflow), Some(key)))
-        .unzip();
+    let (workflows, keys) = names.map(|(workflow, key)| (Some(workflow), Some(key))).unzip();
     let sql = "SELECT everstep_keys.workflow, everstep_keys.key, run, deleted_id, deleted_at, kept_until FROM everstep_keys \
                JOIN unnest($1::text[], $2::text[]) AS asked (w, k) ON everstep_keys.workflow = w \
                AND everstep_keys.key = k ORDER BY everstep_keys.workflow, everstep_keys.key FOR UPDATE OF everstep_keys";

@@ -34,10 +34,7 @@ pub(super) fn inspect(
         && let Some(mark) = mark(conn, schema).map_err(|it| it.into_store_error(store))?
         && !mark.is_done
     {
-        return Err(StoreError::HalfMoved {
-            store: store.to_owned(),
-            from: mark.source,
-        });
+        return Err(StoreError::HalfMoved { store: store.to_owned(), from: mark.source });
     }
     Ok(found)
 }
@@ -53,18 +50,12 @@ pub(super) struct Mark {
 }
 
 pub(super) fn mark(conn: &Conn, schema: &str) -> Result<Option<Mark>, Trouble> {
-    let sql = format!(
-        "SELECT id, source, ended_at IS NOT NULL FROM {}.everstep_move",
-        quoted(schema)
-    );
+    let sql =
+        format!("SELECT id, source, ended_at IS NOT NULL FROM {}.everstep_move", quoted(schema));
     let answers = conn.run(vec![Op::new(sql, Vec::new())])?;
     let first = answers.first().and_then(|answer| answer.rows.first());
     let Some(row) = first else { return Ok(None) };
-    Ok(Some(Mark {
-        id: row.get(0)?,
-        source: row.get(1)?,
-        is_done: row.get(2)?,
-    }))
+    Ok(Some(Mark { id: row.get(0)?, source: row.get(1)?, is_done: row.get(2)? }))
 }
 
 /// The format of a schema, and whether a move was ever made to it.
@@ -80,9 +71,7 @@ pub(super) fn look(
                WHERE nspname = $1 AND relkind IN ('r', 'p', 'v', 'm', 'f') \
                ORDER BY relname = 'everstep_format' DESC, relname = 'everstep_move' DESC, \
                relname LIMIT 2";
-    let answers = conn
-        .run(vec![Op::new(sql, params![schema])])
-        .map_err(error)?;
+    let answers = conn.run(vec![Op::new(sql, params![schema])]).map_err(error)?;
     let rows = answers.first().map_or(&[][..], |answer| &answer.rows);
     let tables: Result<Vec<String>, Trouble> = rows.iter().map(|row| row.get(0)).collect();
     let tables = tables.map_err(error)?;
@@ -133,11 +122,7 @@ pub(super) fn migrate(
     // Another process may have done it while this one waited for the lock.
     let migrated = inspect(conn, schema, store, formats)
         .and_then(|found| migrate_in_transaction(conn, schema, store, found, formats));
-    let end = if migrated.is_ok() {
-        "COMMIT"
-    } else {
-        "ROLLBACK"
-    };
+    let end = if migrated.is_ok() { "COMMIT" } else { "ROLLBACK" };
     let ended = conn.run(vec![Op::new(end, Vec::new())]).map_err(error);
     migrated.and(ended.map(drop))
 }
@@ -166,9 +151,7 @@ pub(super) fn migrate_in_transaction(
     let name = quoted(schema);
     if found == 0 {
         let sql = "SELECT 1 FROM information_schema.schemata WHERE schema_name = $1";
-        let there = conn
-            .run(vec![Op::new(sql, params![schema])])
-            .map_err(error)?;
+        let there = conn.run(vec![Op::new(sql, params![schema])]).map_err(error)?;
         if there.iter().all(|answer| answer.rows.is_empty()) {
             conn.batch(format!("CREATE SCHEMA {name}")).map_err(error)?;
         }
@@ -180,15 +163,9 @@ pub(super) fn migrate_in_transaction(
     } else if found < known
         && let Some(runner) = live_runner(conn, &name).map_err(error)?
     {
-        return Err(StoreError::InUse {
-            store: store.to_owned(),
-            found,
-            known,
-            runner,
-        });
+        return Err(StoreError::InUse { store: store.to_owned(), found, known, runner });
     }
-    conn.batch(format!("SET LOCAL search_path TO {name}, pg_temp"))
-        .map_err(error)?;
+    conn.batch(format!("SET LOCAL search_path TO {name}, pg_temp")).map_err(error)?;
     for statements in formats.0.iter().skip(found as usize) {
         conn.batch((*statements).to_owned()).map_err(error)?;
     }

@@ -261,22 +261,12 @@ impl Queue {
         let about = (bulk.table, first);
         let last = self.last.get(&about).copied();
         let not_before = last.unwrap_or(0).max(self.barrier);
-        let place = self
-            .ops
-            .iter()
-            .enumerate()
-            .skip(not_before)
-            .find_map(|(place, op)| {
-                let Queued::Many(many) = op else { return None };
-                std::ptr::eq(many.bulk, bulk).then_some(place)
-            });
+        let place = self.ops.iter().enumerate().skip(not_before).find_map(|(place, op)| {
+            let Queued::Many(many) = op else { return None };
+            std::ptr::eq(many.bulk, bulk).then_some(place)
+        });
         let place = place.unwrap_or_else(|| {
-            self.ops.push(Queued::Many(Many {
-                bulk,
-                columns: Vec::new(),
-                rows: 0,
-                places: None,
-            }));
+            self.ops.push(Queued::Many(Many { bulk, columns: Vec::new(), rows: 0, places: None }));
             self.ops.len() - 1
         });
         if let Some(Queued::Many(many)) = self.ops.get_mut(place) {

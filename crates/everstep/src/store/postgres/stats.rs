@@ -33,10 +33,7 @@ pub(super) fn stats(session: &Session<'_>, range: &StatsRange) -> Result<Vec<Sta
                FROM unnest($1::bigint[], $2::bigint[]) WITH ORDINALITY \
                AS part (first, next, place) ORDER BY place";
     let started = session.rows(sql, params![first, next], |row| row.get(0))?;
-    let started = started.into_iter().map(|started| StatsRow {
-        started,
-        ..StatsRow::default()
-    });
+    let started = started.into_iter().map(|started| StatsRow { started, ..StatsRow::default() });
     let mut rows: Vec<StatsRow> = started.collect();
     let workflows = workflows(session)?;
     let times = [range.from().as_millis(), range.to().as_millis()];
@@ -47,9 +44,8 @@ pub(super) fn stats(session: &Session<'_>, range: &StatsRange) -> Result<Vec<Sta
         "SELECT status, bucket, count(*) {IN_RANGE} AND status IN (5, 6, 7)) AS ended \
          GROUP BY 1, 2"
     );
-    let ended = session.rows(sql, params.clone(), |row| {
-        Ok((row.get(0)?, row.get::<usize>(1)?, row.get(2)?))
-    })?;
+    let ended = session
+        .rows(sql, params.clone(), |row| Ok((row.get(0)?, row.get::<usize>(1)?, row.get(2)?)))?;
     for (status, bucket, number) in ended {
         if let Some(row) = rows.get_mut(bucket) {
             row.count(status, number);

@@ -209,8 +209,7 @@ impl ServerCertVerifier for ByRoot {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let verified =
-            self.0
-                .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+            self.0.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         match verified {
             // The name is looked at last: all else is well.
             Err(Error::InvalidCertificate(
@@ -263,25 +262,13 @@ mod tests {
             (&[("sslmode", "disable")], SslMode::Disable, Check::Nothing),
             (&[("sslmode", "prefer")], SslMode::Prefer, Check::Nothing),
             (&[("sslmode", "require")], SslMode::Require, Check::Nothing),
-            (
-                &[("sslmode", "require"), root],
-                SslMode::Require,
-                Check::Root,
-            ),
+            (&[("sslmode", "require"), root], SslMode::Require, Check::Root),
             (&[("sslmode", "verify-ca")], SslMode::Require, Check::Root),
-            (
-                &[("sslmode", "verify-full")],
-                SslMode::Require,
-                Check::RootAndName,
-            ),
+            (&[("sslmode", "verify-full")], SslMode::Require, Check::RootAndName),
             (&[root], SslMode::Require, Check::RootAndName),
         ] {
             let terms = terms(pairs);
-            assert_eq!(
-                (terms.ssl_mode(), terms.check()),
-                (mode, check),
-                "{pairs:?}"
-            );
+            assert_eq!((terms.ssl_mode(), terms.check()), (mode, check), "{pairs:?}");
         }
     }
 

@@ -142,10 +142,7 @@ impl Port for Held {
 /// Holds a transaction until it is ended; gives the connection back if it is as it was.
 async fn serve(mut conn: Conn, mut asked: UnboundedReceiver<Request>) -> Option<Conn> {
     let line = Arc::get_mut(&mut conn.line)?;
-    let begin = line
-        .client
-        .build_transaction()
-        .isolation_level(IsolationLevel::ReadCommitted);
+    let begin = line.client.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
     let mut tx = match within(&conn.route, begin.start()).await {
         Ok(tx) => tx,
         Err(trouble) => {
@@ -291,10 +288,9 @@ async fn attempt(
         Err(error) => {
             within(route, savepoint.rollback()).await.map_err(ended)?;
             return match error.sql_state() {
-                Some(code) if is_the_stores(code) => Err(Trouble::Told {
-                    code: code.to_owned(),
-                    text: error.failure().full(),
-                }),
+                Some(code) if is_the_stores(code) => {
+                    Err(Trouble::Told { code: code.to_owned(), text: error.failure().full() })
+                }
                 _ => Ok(Err(error)),
             };
         }
@@ -367,10 +363,7 @@ impl PostgresStore {
             .collect();
         let mut of_rest = Vec::new().into_iter();
         if !rest.is_empty() {
-            let applied = self.commit_together(&Batch {
-                writes: rest,
-                ..*batch
-            })?;
+            let applied = self.commit_together(&Batch { writes: rest, ..*batch })?;
             notices.extend(applied.notices);
             of_rest = applied.outcomes.into_iter();
         }
@@ -379,9 +372,7 @@ impl PostgresStore {
         }
         let outcomes = outcomes.into_iter();
         Ok(Applied {
-            outcomes: outcomes
-                .filter_map(|outcome| outcome.or_else(|| of_rest.next()))
-                .collect(),
+            outcomes: outcomes.filter_map(|outcome| outcome.or_else(|| of_rest.next())).collect(),
             notices,
         })
     }
@@ -529,10 +520,7 @@ mod tests {
             })
         });
         let limit = Duration::from_secs(60);
-        let limits = TransactionLimits {
-            body: limit,
-            batch: limit,
-        };
+        let limits = TransactionLimits { body: limit, batch: limit };
         let prefix = encode_payload_prefix(&entry);
         let body = TransactionBody::Postgres(body);
         let key = key.as_bytes().to_vec();
@@ -608,8 +596,7 @@ mod tests {
         };
         let (_, bad) = shop.new_run(Some(&too_long()));
         let emit = Write::Emit(Box::new(emission));
-        shop.write(vec![emit.clone(), pay.clone(), bad])
-            .expect_err("one write is bad");
+        shop.write(vec![emit.clone(), pay.clone(), bad]).expect_err("one write is bad");
         assert!(shop.keys(run).is_empty(), "its items are not there either");
         shop.write(vec![emit, pay]).expect("the good half");
         assert_eq!(shop.keys(run), [b"pay".to_vec()]);

@@ -69,15 +69,8 @@ pub(super) fn parse(url: &str, mut options: PostgresOptions) -> Result<Parsed, S
             }
         }
     }
-    let says = |name: &str| {
-        rest.iter()
-            .any(|pair| pair.starts_with(&format!("{name}=")))
-    };
-    let url = if rest.is_empty() {
-        base.to_owned()
-    } else {
-        format!("{base}?{}", rest.join("&"))
-    };
+    let says = |name: &str| rest.iter().any(|pair| pair.starts_with(&format!("{name}=")));
+    let url = if rest.is_empty() { base.to_owned() } else { format!("{base}?{}", rest.join("&")) };
     let mut config = Config::from_str(&url).map_err(|error| wrong(error.to_string()))?;
     if config.get_application_name().is_none() {
         config.application_name("everstep");
@@ -111,11 +104,7 @@ pub(super) fn parse(url: &str, mut options: PostgresOptions) -> Result<Parsed, S
         }
     }
     let servers = Servers::new(configs, tls.connector().map_err(wrong)?);
-    Ok(Parsed {
-        servers,
-        options,
-        name,
-    })
+    Ok(Parsed { servers, options, name })
 }
 
 /// The parameters that the driver takes. Its errors repeat names, and a password that is not escaped can
@@ -150,10 +139,7 @@ const UNKNOWN: &str = "it has a parameter behind the `?` that is not known; if t
 /// The URL with its scheme as the driver has it.
 fn with_scheme(url: &str) -> Result<String, &'static str> {
     let (scheme, rest) = url.split_once("://").unwrap_or_default();
-    if ["postgres", "postgresql"]
-        .iter()
-        .any(|known| scheme.eq_ignore_ascii_case(known))
-    {
+    if ["postgres", "postgresql"].iter().any(|known| scheme.eq_ignore_ascii_case(known)) {
         Ok(format!("postgres://{rest}"))
     } else {
         Err("it does not begin with `postgres://`")
@@ -195,10 +181,7 @@ pub(super) fn check_schema(schema: &str, store: &str) -> Result<(), StoreError> 
     } else {
         return Ok(());
     };
-    Err(StoreError::CannotOpen {
-        store: store.to_owned(),
-        source: problem.into(),
-    })
+    Err(StoreError::CannotOpen { store: store.to_owned(), source: problem.into() })
 }
 
 /// How many bytes a name may have. The server cuts off the rest without a word.
@@ -404,13 +387,7 @@ mod tests {
             let text = format!("{error} {error:?}");
             assert!(!text.contains("secret"), "{text}");
         }
-        for file in [
-            "a@b.db",
-            "./u:p@h.db",
-            "/var/u:p@h.db",
-            "c:d.db",
-            "a@b:c.db",
-        ] {
+        for file in ["a@b.db", "./u:p@h.db", "/var/u:p@h.db", "c:d.db", "a@b:c.db"] {
             assert_eq!(url_of(file).ok(), Some(None), "{file}");
         }
     }

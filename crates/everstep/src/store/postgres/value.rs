@@ -83,15 +83,8 @@ impl ToSql for Value {
     }
 
     fn accepts(ty: &Type) -> bool {
-        [
-            Type::INT8,
-            Type::TEXT,
-            Type::BYTEA,
-            Type::INT8_ARRAY,
-            Type::TEXT_ARRAY,
-            Type::BYTEA_ARRAY,
-        ]
-        .contains(ty)
+        [Type::INT8, Type::TEXT, Type::BYTEA, Type::INT8_ARRAY, Type::TEXT_ARRAY, Type::BYTEA_ARRAY]
+            .contains(ty)
     }
 
     to_sql_checked!();
@@ -181,9 +174,8 @@ mod tests {
 
     #[test]
     fn every_text_comes_back_and_keeps_its_place() {
-        let texts = [
-            "", "\0", "\0\0", "\0\x01", "\0a", "\x01", "\x01\0", "\x01\x02", "\x02", "a\0b", "ä",
-        ];
+        let texts =
+            ["", "\0", "\0\0", "\0\x01", "\0a", "\x01", "\x01\0", "\x01\x02", "\x02", "a\0b", "ä"];
         let all: Vec<String> = texts.iter().map(|it| stored(it).into_owned()).collect();
         assert!(all.is_sorted(), "{all:?}");
         for (text, stored) in texts.iter().zip(all) {

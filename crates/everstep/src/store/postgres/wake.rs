@@ -137,10 +137,7 @@ impl Wakes {
             runtime()?.spawn(listen(weak, Arc::clone(&self.ended), first));
         }
         lock(&self.listeners).push((runner, wake));
-        Ok(Listening {
-            wakes: Arc::clone(self),
-            runner,
-        })
+        Ok(Listening { wakes: Arc::clone(self), runner })
     }
 
     /// Tells all others, here and elsewhere.
@@ -162,11 +159,7 @@ impl Wakes {
                 Arc::clone(&done),
             ));
             let queued = 0;
-            *outbox = Some(Outbox {
-                sender,
-                queued,
-                done,
-            });
+            *outbox = Some(Outbox { sender, queued, done });
         }
         if let Some(outbox) = &mut *outbox {
             outbox.queued += 1;
@@ -179,9 +172,8 @@ impl Wakes {
     /// there is none, and after [`WAITED_FOR`] at the latest.
     pub(super) fn after(&self, then: Box<dyn FnOnce() + Send>) {
         let outbox = lock(&self.outbox);
-        let under_way = outbox
-            .as_ref()
-            .filter(|outbox| outbox.queued > outbox.done.load(Ordering::Acquire));
+        let under_way =
+            outbox.as_ref().filter(|outbox| outbox.queued > outbox.done.load(Ordering::Acquire));
         let (Some(outbox), Ok(runtime)) = (under_way, runtime()) else {
             drop(outbox);
             return then();
@@ -227,9 +219,8 @@ impl Wakes {
 
 /// Makes a connection that listens; none if the store is gone.
 async fn open(wakes: &Weak<Wakes>) -> Result<Option<Line>, Trouble> {
-    let Some((route, channel)) = wakes
-        .upgrade()
-        .map(|it| (Arc::clone(&it.route), it.channel.clone()))
+    let Some((route, channel)) =
+        wakes.upgrade().map(|it| (Arc::clone(&it.route), it.channel.clone()))
     else {
         return Ok(None);
     };

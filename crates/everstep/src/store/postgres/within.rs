@@ -71,9 +71,7 @@ impl PostgresStore {
         let mut named = Named::of(&batch);
         let mut goes = 0;
         loop {
-            set_search_path(tx, conn::search_path(&self.options.schema))
-                .await
-                .map_err(error)?;
+            set_search_path(tx, conn::search_path(&self.options.schema)).await.map_err(error)?;
             let trouble = match apply(tx, &batch, &named, self.schema_number).await {
                 Ok(applied) => {
                     set_search_path(tx, search_path).await.map_err(error)?;
@@ -98,9 +96,7 @@ impl PostgresStore {
             if let Trouble::Contended(lock) = trouble {
                 named.locks.insert(lock);
             }
-            tx.batch_execute(ROLL_BACK)
-                .await
-                .map_err(|lost| self.error(lost.into()))?;
+            tx.batch_execute(ROLL_BACK).await.map_err(|lost| self.error(lost.into()))?;
         }
     }
 
@@ -118,9 +114,7 @@ impl PostgresStore {
         let asked = conn::Asked::now();
         let rows = ask(tx, sql, params![table.clone()]).await.map_err(error)?;
         let read = |rows: &[PgRow]| -> Result<_, Trouble> {
-            let row = rows
-                .first()
-                .ok_or_else(|| Trouble::value("system_identifier", "nothing"))?;
+            let row = rows.first().ok_or_else(|| Trouble::value("system_identifier", "nothing"))?;
             let database = (row.get::<String>(0)?, row.get::<String>(1)?);
             let (isolation, path) = (row.get::<String>(2)?, row.get::<String>(3)?);
             let clock = row.get::<i64>(5)?;
@@ -144,18 +138,11 @@ impl PostgresStore {
                 "the transaction is `{isolation}`, which does not see what was committed since it \
                  began; use `read committed`"
             );
-            return Err(StoreError::Rejected {
-                store: self.name.clone(),
-                source: source.into(),
-            });
+            return Err(StoreError::Rejected { store: self.name.clone(), source: source.into() });
         }
         let sql = format!("SELECT version FROM {table}");
         let rows = ask(tx, sql, Vec::new()).await.map_err(error)?;
-        let format: Option<u32> = rows
-            .first()
-            .map(|row| row.get(0))
-            .transpose()
-            .map_err(error)?;
+        let format: Option<u32> = rows.first().map(|row| row.get(0)).transpose().map_err(error)?;
         schema::FORMATS.require_latest(format.unwrap_or(0), &self.name)?;
         self.note_time(asked.answered_if_quick(clock));
         Ok(path)
@@ -220,11 +207,7 @@ async fn apply(
         }
     }
     let applied = applying.await;
-    applied.unwrap_or_else(|_| {
-        Err(Trouble::Lost(
-            "the thread of the rules has ended".to_owned(),
-        ))
-    })
+    applied.unwrap_or_else(|_| Err(Trouble::Lost("the thread of the rules has ended".to_owned())))
 }
 
 /// Takes back what was done if the caller does not wait for the end: the user's transaction must not
@@ -238,10 +221,7 @@ impl<'t> Guard<'t> {
     async fn begin(tx: &'t Transaction<'_>) -> Result<Guard<'t>, Trouble> {
         let guard = Guard { tx, is_over: true };
         tx.batch_execute(SAVEPOINT).await?;
-        Ok(Guard {
-            is_over: false,
-            ..guard
-        })
+        Ok(Guard { is_over: false, ..guard })
     }
 }
 

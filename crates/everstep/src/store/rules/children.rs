@@ -104,17 +104,9 @@ fn adopt<T: ChildTables>(
     start: &StartChild,
 ) -> Result<(), T::Error> {
     let (run, awaited) = (child.no(), start.awaited);
-    tables.put_child(&ChildRow {
-        run,
-        parent: parent.clone(),
-        close: start.close,
-        awaited,
-    })?;
+    tables.put_child(&ChildRow { run, parent: parent.clone(), close: start.close, awaited })?;
     let (of_child, of_parent) = match awaited {
-        true => (
-            links::CHILD | links::WATCHED,
-            links::CHILDREN | links::WATCHES,
-        ),
+        true => (links::CHILD | links::WATCHED, links::CHILDREN | links::WATCHES),
         false => (links::CHILD, links::CHILDREN),
     };
     tables::link(tables, run, of_child)?;
@@ -196,10 +188,7 @@ fn cancel<T: ChildTables>(tables: &mut T, child: ChildRow, rollback: bool) -> Re
     if child.close == Close::Cancel {
         return tables::cancel(tables, child.run, rollback);
     }
-    tables.put_child(&ChildRow {
-        awaited: false,
-        ..child
-    })
+    tables.put_child(&ChildRow { awaited: false, ..child })
 }
 
 /// The code of a parent is over: children that it awaits are cancelled, at its end all that are not

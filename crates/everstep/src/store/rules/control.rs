@@ -21,9 +21,8 @@ pub(crate) fn refuse_delete(
     if !status.is_terminal() {
         return Some(Deleted::Live { run, status });
     }
-    let too_recent = delete
-        .finished_before
-        .is_some_and(|before| finished_at.is_some_and(|at| at >= before));
+    let too_recent =
+        delete.finished_before.is_some_and(|before| finished_at.is_some_and(|at| at >= before));
     too_recent.then_some(Deleted::TooRecent { run })
 }
 
@@ -66,11 +65,7 @@ impl Tombstone {
     /// What a delete leaves of the key; nothing if it is to be free.
     pub(crate) fn of(run: RunId, delete: &Delete, now: Timestamp) -> Option<Tombstone> {
         let kept_until = delete.key_kept_until.filter(|until| *until > now)?;
-        Some(Tombstone {
-            run,
-            deleted_at: now,
-            kept_until,
-        })
+        Some(Tombstone { run, deleted_at: now, kept_until })
     }
 
     /// Whether the key is free again.
@@ -80,11 +75,7 @@ impl Tombstone {
 
     /// The answer to a start with the key.
     pub(crate) fn refusal(&self) -> Refusal {
-        Refusal::KeyUsed {
-            run: self.run,
-            deleted_at: self.deleted_at,
-            kept_until: self.kept_until,
-        }
+        Refusal::KeyUsed { run: self.run, deleted_at: self.deleted_at, kept_until: self.kept_until }
     }
 }
 
@@ -133,16 +124,14 @@ pub(crate) fn tag<T: RunTables>(tables: &mut T, tagging: &Tagging) -> Result<Out
         return Ok(Outcome::Controlled(Controlled::Unknown));
     };
     let (run, status) = (head.id, head.status);
-    Ok(
-        match write_tag(tables, run.no(), &tagging.name, tagging.value.as_deref())? {
-            Tagged::Changed => {
-                tables.touch(run.no())?;
-                Outcome::Controlled(Controlled::Done { run })
-            }
-            Tagged::Unchanged => Outcome::Controlled(Controlled::Already { run, status }),
-            Tagged::Full => Outcome::Refused(Refusal::TagsFull { limit: TAGS_MAX }),
-        },
-    )
+    Ok(match write_tag(tables, run.no(), &tagging.name, tagging.value.as_deref())? {
+        Tagged::Changed => {
+            tables.touch(run.no())?;
+            Outcome::Controlled(Controlled::Done { run })
+        }
+        Tagged::Unchanged => Outcome::Controlled(Controlled::Already { run, status }),
+        Tagged::Full => Outcome::Refused(Refusal::TagsFull { limit: TAGS_MAX }),
+    })
 }
 
 /// Replaces all tags of this name in the row of a run by one, or removes them.
@@ -163,10 +152,7 @@ pub(crate) fn write_tag<T: RunTables>(
 
 /// The row of a fork: as that of any new run, but its history has numbers already.
 pub(crate) fn fork_head(fork: &Fork, pool: PoolNo, available_at: Timestamp) -> Head {
-    Head {
-        last_number: fork.last_number,
-        ..Head::new(fork.new.id, pool, Some(available_at))
-    }
+    Head { last_number: fork.last_number, ..Head::new(fork.new.id, pool, Some(available_at)) }
 }
 
 /// The least text that is greater than every text with this prefix; none if there is none.
@@ -211,10 +197,7 @@ mod tests {
     fn a_run_has_only_so_many_tags() {
         let mut tags = Vec::new();
         for n in 0..TAGS_MAX {
-            assert_eq!(
-                set_tag(&mut tags, &n.to_string(), Some("x")),
-                Tagged::Changed
-            );
+            assert_eq!(set_tag(&mut tags, &n.to_string(), Some("x")), Tagged::Changed);
         }
         assert_eq!(set_tag(&mut tags, "one more", Some("x")), Tagged::Full);
         assert_eq!(set_tag(&mut tags, "7", Some("y")), Tagged::Changed);

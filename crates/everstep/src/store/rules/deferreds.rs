@@ -68,18 +68,11 @@ pub(crate) fn settle<T: DeferredTables>(
     if let Some(refusal) = refuse(&head, generation) {
         return Ok(refusal);
     }
-    let place = Place {
-        run: head.id.no(),
-        generation,
-        tag: resolution.tag,
-    };
+    let place = Place { run: head.id.no(), generation, tag: resolution.tag };
     if let Some(SettledRow { at, .. }) = tables.settled(&place)? {
         return Ok(Settled::Already { at });
     }
-    let row = SettledRow {
-        body: resolution.body.clone(),
-        at: tables.now(),
-    };
+    let row = SettledRow { body: resolution.body.clone(), at: tables.now() };
     tables.put_settled(&place, &row)?;
     tables::link(tables, place.run, links::DEFERREDS)?;
     for key in tables.take_deferred_waits(&place)? {
@@ -106,11 +99,7 @@ pub(crate) fn register<T: DeferredTables>(
     waiter: &Waiter,
     wait: &DeferredWait,
 ) -> Result<(), T::Error> {
-    let place = Place {
-        run: waiter.run,
-        generation: waiter.generation,
-        tag: wait.tag,
-    };
+    let place = Place { run: waiter.run, generation: waiter.generation, tag: wait.tag };
     if !tables::link(tables, waiter.run, links::DEFERREDS)? {
         return Ok(());
     }
@@ -146,10 +135,6 @@ pub(crate) fn close<T: DeferredTables>(
 
 impl Place {
     fn waiter(&self, key: Vec<u8>) -> Waiter {
-        Waiter {
-            run: self.run,
-            generation: self.generation,
-            key,
-        }
+        Waiter { run: self.run, generation: self.generation, key }
     }
 }

@@ -73,21 +73,13 @@ pub(crate) fn apply<T: AllTables>(
     effect: &Effect,
 ) -> Result<Option<EffectDone>, T::Error> {
     match effect {
-        Effect::Send {
-            delivery,
-            key,
-            receipt,
-        } => {
+        Effect::Send { delivery, key, receipt } => {
             let sent = letters::send(tables, delivery)?;
             let value = [&receipt[..], &[sent.receipt.code()]].concat();
             tables.put_entry(&waiter(commit, key), value)?;
             Ok(Some(EffectDone::Sent(sent)))
         }
-        Effect::Publish {
-            publication,
-            key,
-            receipt,
-        } => {
+        Effect::Publish { publication, key, receipt } => {
             let published = events::publish(tables, publication)?;
             let code = match published.seq {
                 Some(_) => Receipt::Published,
@@ -132,11 +124,7 @@ pub(crate) fn apply<T: AllTables>(
 
 /// The operation of this commit's run that has this key.
 pub(crate) fn waiter(commit: &Commit, key: &[u8]) -> Waiter {
-    Waiter {
-        run: commit.run,
-        generation: commit.generation,
-        key: key.to_vec(),
-    }
+    Waiter { run: commit.run, generation: commit.generation, key: key.to_vec() }
 }
 
 /// An operation waits no more: what it registered is removed, and what it was handed and has not

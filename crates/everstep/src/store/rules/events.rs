@@ -182,10 +182,7 @@ pub(crate) fn publish<T: EventTables>(
         given_to: None,
         told: None,
     };
-    let mut published = Published {
-        seq: Some(event.seq),
-        ..Published::default()
-    };
+    let mut published = Published { seq: Some(event.seq), ..Published::default() };
     match event.deliver {
         // It waits for its turn, or somebody would be told of it before those that came first.
         Deliver::Broadcast if tables.spreading(Some(name))?.is_some() => event.told = Some(0),
@@ -386,11 +383,7 @@ pub(crate) fn release<T: EventTables>(
         return Ok(());
     };
     tables.delete_waiter(&found)?;
-    if untaken {
-        give_back(tables, &found)
-    } else {
-        settle(tables, &found)
-    }
+    if untaken { give_back(tables, &found) } else { settle(tables, &found) }
 }
 
 /// What a waiter was given and has not taken goes to the next, or back to its place.
@@ -472,11 +465,7 @@ pub(crate) fn close<T: EventTables>(
         }
     }
     // A failed run may be tried again, and then goes on where it was.
-    if ended == RunStatus::Failed {
-        Ok(())
-    } else {
-        tables.delete_cursors(run)
-    }
+    if ended == RunStatus::Failed { Ok(()) } else { tables.delete_cursors(run) }
 }
 
 /// Tells the next page of waiters of the first broadcast that has any left; or, if none has,

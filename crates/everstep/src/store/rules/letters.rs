@@ -68,11 +68,7 @@ pub(crate) fn deliver<T: LetterTables>(
     delivery: &Delivery,
 ) -> Result<Delivered, T::Error> {
     let Some(mut head) = tables.find(&delivery.target)? else {
-        return Ok(Delivered {
-            receipt: Receipt::Unknown,
-            run: None,
-            seq: None,
-        });
+        return Ok(Delivered { receipt: Receipt::Unknown, run: None, seq: None });
     };
     let (id, run, now) = (head.id, head.id.no(), tables.now());
     if let Some(receipt) = refuse(tables, &head, delivery)? {
@@ -80,11 +76,7 @@ pub(crate) fn deliver<T: LetterTables>(
             Receipt::Finished => after_the_end(tables, &head, delivery)?,
             receipt => receipt,
         };
-        return Ok(Delivered {
-            receipt,
-            run: Some(id),
-            seq: None,
-        });
+        return Ok(Delivered { receipt, run: Some(id), seq: None });
     }
     let seq = next_seq(&mut head, now);
     let row = message(delivery, seq, now);
@@ -99,11 +91,7 @@ pub(crate) fn deliver<T: LetterTables>(
     if let Some(request) = delivery.request {
         tables.open_request(request, run)?;
     }
-    Ok(Delivered {
-        receipt: Receipt::Delivered,
-        run: Some(id),
-        seq: Some(seq),
-    })
+    Ok(Delivered { receipt: Receipt::Delivered, run: Some(id), seq: Some(seq) })
 }
 
 /// Why a message is not put into the inbox; nothing if it is.

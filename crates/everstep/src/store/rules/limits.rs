@@ -72,12 +72,7 @@ pub(crate) fn acquire<T: LimitTables>(
     if !tables::link(tables, of.run, links::LIMITS)? {
         return Ok(());
     }
-    let Acquire {
-        limit,
-        limit_key,
-        rule,
-        ..
-    } = acquire;
+    let Acquire { limit, limit_key, rule, .. } = acquire;
     if !acquire.holds {
         let mut row = row_of(tables, limit, limit_key, *rule)?;
         let at = next_turn(&mut row, tables.now());
@@ -123,11 +118,7 @@ pub(crate) fn release<T: LimitTables>(tables: &mut T, of: &Waiter) -> Result<(),
     let Some(mut row) = tables.limit(&place.limit, &place.limit_key)? else {
         return Ok(());
     };
-    let count = if place.given {
-        &mut row.held
-    } else {
-        &mut row.waiting
-    };
+    let count = if place.given { &mut row.held } else { &mut row.waiting };
     *count = count.saturating_sub(1);
     move_line(tables, row)
 }
@@ -335,18 +326,11 @@ mod tests {
     use super::*;
 
     fn limit(count: u32, per_ms: u64, burst: u32) -> LimitRow {
-        let rate = Some(LimitRate {
-            count,
-            per_ms,
-            burst,
-        });
+        let rate = Some(LimitRate { count, per_ms, burst });
         LimitRow {
             name: "stripe".to_owned(),
             key: String::new(),
-            rule: LimitRule {
-                concurrency: None,
-                rate,
-            },
+            rule: LimitRule { concurrency: None, rate },
             held: 0,
             waiting: 0,
             arrivals: 0,

@@ -168,12 +168,7 @@ mod tests {
     }
 
     fn runs(number: i64, matches: fn(i64) -> bool, indexed: fn(i64) -> bool) -> Runs {
-        Runs {
-            number,
-            matches,
-            indexed,
-            looked_at: Cell::new(0),
-        }
+        Runs { number, matches, indexed, looked_at: Cell::new(0) }
     }
 
     fn filters() -> [Filter; 4] {
@@ -190,15 +185,7 @@ mod tests {
     fn pages_together_are_all_that_match_however_they_are_found() {
         let some = |no: i64| no % 7 == 0 || (20..30).contains(&no);
         let indexed = |no: i64| no % 7 == 0 || no % 2 == 0 || (20..30).contains(&no);
-        for (number, limit) in [
-            (0, 3),
-            (2, 3),
-            (3, 1),
-            (4, 5),
-            (100, 1),
-            (100, 4),
-            (100, 50),
-        ] {
+        for (number, limit) in [(0, 3), (2, 3), (3, 1), (4, 5), (100, 1), (100, 4), (100, 50)] {
             let runs = runs(number, some, indexed);
             let wanted: Vec<i64> = (0..number).rev().filter(|no| some(*no)).collect();
             for filter in filters() {

@@ -18,11 +18,7 @@ pub(crate) struct Durations {
 
 impl Default for Durations {
     fn default() -> Durations {
-        Durations {
-            kept: Vec::new(),
-            seen: 0,
-            stride: 1,
-        }
+        Durations { kept: Vec::new(), seen: 0, stride: 1 }
     }
 }
 
@@ -95,9 +91,6 @@ mod tests {
         all.tell(&mut row);
         let near =
             |found: Option<u64>, wanted: u64| found.is_some_and(|it| it.abs_diff(wanted) < 500);
-        assert!(
-            near(row.p50_ms, 50_000) && near(row.p95_ms, 95_000),
-            "{row:?}"
-        );
+        assert!(near(row.p50_ms, 50_000) && near(row.p95_ms, 95_000), "{row:?}");
     }
 }

@@ -119,21 +119,12 @@ impl Said {
         let elsewhere = runner.workflows.iter();
         let elsewhere = elsewhere.filter(|serves| serves.pool != DEFAULT_POOL);
         let home = |serves: &Serves| {
-            Overflow {
-                home: &serves.pool,
-                workflow: &serves.workflow,
-                version: serves.version,
-            }
-            .to_string()
+            Overflow { home: &serves.pool, workflow: &serves.workflow, version: serves.version }
+                .to_string()
         };
         Said {
             workflows: runner.workflows.iter().map(workflow).collect(),
-            pools: runner
-                .pools
-                .iter()
-                .cloned()
-                .chain(elsewhere.map(home))
-                .collect(),
+            pools: runner.pools.iter().cloned().chain(elsewhere.map(home)).collect(),
         }
     }
 
@@ -145,12 +136,7 @@ impl Said {
         let serves = |(workflow, version, first, last): ServesJson| {
             let is_its = |it: &&Overflow<'_>| (it.workflow, it.version) == (&*workflow, version);
             let home = homes.iter().find(is_its).map_or(DEFAULT_POOL, |it| it.home);
-            Serves {
-                pool: home.to_owned(),
-                workflow,
-                version,
-                accepts: first..=last,
-            }
+            Serves { pool: home.to_owned(), workflow, version, accepts: first..=last }
         };
         (self.workflows.into_iter().map(serves).collect(), pools)
     }

@@ -200,11 +200,7 @@ pub(crate) fn enqueue_and_wait<T: QueueTables>(
         return Ok(());
     }
     let cancels = !attached && !leave;
-    tables.put_wait(&Wait {
-        waiter,
-        item,
-        cancels,
-    })
+    tables.put_wait(&Wait { waiter, item, cancels })
 }
 
 /// An operation puts an item in and goes on; its entry is written with the number of the item.
@@ -266,11 +262,7 @@ pub(crate) const HOLDERS: RunNo = RunNo(-2);
 
 /// Who has the place of an item. The key is its number in decimal digits, which SQL can read.
 fn holder(item: ItemId) -> Waiter {
-    Waiter {
-        run: HOLDERS,
-        generation: 0,
-        key: item.to_string().into_bytes(),
-    }
+    Waiter { run: HOLDERS, generation: 0, key: item.to_string().into_bytes() }
 }
 
 /// The item that has a place as this.
@@ -396,11 +388,7 @@ fn settle<T: QueueTables>(tables: &mut T, settled: &Settle) -> Result<bool, T::E
         Settlement::Failed(error) => fail(tables, head, error)?,
         Settlement::Retry { at, error } => {
             (head.claim, head.at) = (None, *at.max(&now));
-            head.state = if *at > now {
-                ItemState::Delayed
-            } else {
-                ItemState::Ready
-            };
+            head.state = if *at > now { ItemState::Delayed } else { ItemState::Ready };
             let error = Some(error.as_slice());
             let answer = None;
             tables.write_item(&head, ItemNews { error, answer })?;
@@ -438,10 +426,7 @@ fn keep<T: QueueTables>(tables: &mut T, mut head: ItemHead, body: &[u8]) -> Resu
     let answer = Some(body);
     let error = None;
     tables.write_item(&head, ItemNews { error, answer })?;
-    tables.notice(Notice::ItemEnded {
-        item: head.id,
-        answer: body.to_vec(),
-    });
+    tables.notice(Notice::ItemEnded { item: head.id, answer: body.to_vec() });
     Ok(())
 }
 
@@ -453,15 +438,9 @@ fn fail<T: QueueTables>(tables: &mut T, mut head: ItemHead, error: &[u8]) -> Res
         return keep(tables, head, &body);
     }
     (head.state, head.claim, head.at) = (ItemState::Dead, None, tables.now());
-    let news = ItemNews {
-        error: Some(error),
-        answer: Some(&body),
-    };
+    let news = ItemNews { error: Some(error), answer: Some(&body) };
     tables.write_item(&head, news)?;
-    tables.notice(Notice::ItemEnded {
-        item: head.id,
-        answer: body,
-    });
+    tables.notice(Notice::ItemEnded { item: head.id, answer: body });
     Ok(())
 }
 

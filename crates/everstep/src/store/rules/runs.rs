@@ -233,17 +233,9 @@ fn attach<T: RunTables>(
 /// Starts a run with the history of another.
 pub(crate) fn fork<T: RunTables>(tables: &mut T, fork: &Fork) -> Result<Outcome, T::Error> {
     // Never claimed: it has a history to be loaded.
-    let new = NewRun {
-        claim: false,
-        ..fork.new.clone()
-    };
+    let new = NewRun { claim: false, ..fork.new.clone() };
     let outcome = start(tables, &new)?;
-    let Outcome::Started(Started {
-        attached: false,
-        available_at: Some(at),
-        ..
-    }) = outcome
-    else {
+    let Outcome::Started(Started { attached: false, available_at: Some(at), .. }) = outcome else {
         return Ok(outcome);
     };
     let head = fork_head(fork, tables.pool_no(&new.pool)?, at);

@@ -48,12 +48,9 @@ pub(crate) fn apply<T: ScheduleTables>(
         }
         (ScheduleWrite::Fire(fire), Some(row)) => return deal_with(tables, fire, row),
         (ScheduleWrite::Pause { .. }, Some(row)) => pause(row, now),
-        (
-            ScheduleWrite::Resume {
-                revision, next_at, ..
-            },
-            Some(row),
-        ) => resume(row, *revision, *next_at, now),
+        (ScheduleWrite::Resume { revision, next_at, .. }, Some(row)) => {
+            resume(row, *revision, *next_at, now)
+        }
     };
     if let Some(row) = row {
         tables.write_schedule(&row)?;
@@ -194,12 +191,7 @@ fn deal_with<T: ScheduleTables>(
 /// Takes the tick from the row, if it is still there to be taken.
 fn take(row: &mut ScheduleRow, cause: FireCause, is_live: bool) -> Option<Option<Timestamp>> {
     match cause {
-        FireCause::Tick {
-            next_at,
-            missed,
-            tick,
-            then,
-        } => {
+        FireCause::Tick { next_at, missed, tick, then } => {
             if row.paused || row.next_at != Some(next_at) {
                 return None;
             }

@@ -48,11 +48,8 @@ pub(crate) struct Waiter {
 
 impl Waiter {
     /// What comes before all others, in order.
-    pub(crate) const FIRST: Waiter = Waiter {
-        run: RunNo(i64::MIN),
-        generation: 0,
-        key: Vec::new(),
-    };
+    pub(crate) const FIRST: Waiter =
+        Waiter { run: RunNo(i64::MIN), generation: 0, key: Vec::new() };
 }
 
 /// What is stored under the key of a run.
@@ -148,10 +145,7 @@ pub(crate) fn answer<T: Tables>(
     };
     tables.insert_inbox(to.run, &row)?;
     tables.write_inbox_seq(&head)?;
-    tables.notice(Notice::Inbox {
-        run: head.id,
-        row: Box::new(row),
-    });
+    tables.notice(Notice::Inbox { run: head.id, row: Box::new(row) });
     Ok(true)
 }
 

@@ -60,9 +60,7 @@ impl Ahead {
         mut is_taken: impl FnMut(&InboxRow) -> bool,
     ) -> Option<Vec<InboxRow>> {
         let rows = self.inbox.get_mut(&run)?;
-        let (taken, left) = std::mem::take(rows)
-            .into_iter()
-            .partition(|row| is_taken(row));
+        let (taken, left) = std::mem::take(rows).into_iter().partition(|row| is_taken(row));
         *rows = left;
         Some(taken)
     }

@@ -45,13 +45,7 @@ struct Texts<T> {
 impl Bulk {
     const fn new(table: &'static str, unique: usize, columns: &'static str, does: Does) -> Bulk {
         let texts = OnceLock::new();
-        Bulk {
-            table,
-            unique,
-            columns,
-            does,
-            texts,
-        }
+        Bulk { table, unique, columns, does, texts }
     }
 
     /// Inserts rows, each of them once: no two of a batch have the same first columns.
@@ -148,10 +142,8 @@ impl Bulk {
                 ]
             }
             Does::Delete => {
-                let (which, met) = (
-                    join(&columns, " AND ", is_param),
-                    join(&columns, " AND ", is_new),
-                );
+                let (which, met) =
+                    (join(&columns, " AND ", is_param), join(&columns, " AND ", is_new));
                 let many = match &columns[..] {
                     [only] => format!("WHERE {} = ANY ($1)", only.name),
                     _ => format!("USING unnest({arrays}) AS new ({list}) WHERE {met}"),
@@ -222,10 +214,7 @@ mod tests {
              ON CONFLICT (run, key) DO UPDATE SET at = excluded.at, name = excluded.name"
         );
         static UPDATE: Bulk = Bulk::update("t", 1, "run bigint, at bigint, name text");
-        assert_eq!(
-            UPDATE.one(),
-            "UPDATE t SET at = $2, name = $3 WHERE run = $1"
-        );
+        assert_eq!(UPDATE.one(), "UPDATE t SET at = $2, name = $3 WHERE run = $1");
         assert_eq!(
             UPDATE.many(),
             "UPDATE t SET at = new.at, name = new.name \

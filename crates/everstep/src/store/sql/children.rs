@@ -26,11 +26,8 @@ static ADD_WATCHER: Bulk = Bulk::insert_new(
     "run bigint, waiter bigint, generation bigint, key bytea",
 );
 
-static REMOVE_WATCHER: Bulk = Bulk::delete(
-    "everstep_watchers",
-    4,
-    "run bigint, waiter bigint, generation bigint, key bytea",
-);
+static REMOVE_WATCHER: Bulk =
+    Bulk::delete("everstep_watchers", 4, "run bigint, waiter bigint, generation bigint, key bytea");
 
 /// In the order of those who wait; see [`order_watches`].
 static REMOVE_WATCHES: Bulk = Bulk::written(
@@ -83,19 +80,14 @@ fn watcher(run: RunNo, waiter: &Waiter) -> Vec<Value> {
 impl<T: SqlTables> ChildTables for T {
     fn ended(&mut self, run: RunNo) -> Result<Option<Finished>, T::Error> {
         // Locked: it may be about to end.
-        let is_over = self
-            .head(run)?
-            .is_some_and(|head| head.status.is_terminal());
+        let is_over = self.head(run)?.is_some_and(|head| head.status.is_terminal());
         if !is_over {
             return Ok(None);
         }
         if let Some(finished) = self.ahead().endings.get(&run) {
             return Ok(Some(finished.clone()));
         }
-        let sql = format!(
-            "SELECT {} FROM everstep_runs WHERE no = $1",
-            columns::FINISHED
-        );
+        let sql = format!("SELECT {} FROM everstep_runs WHERE no = $1", columns::FINISHED);
         self.sql().row(sql, params![run], columns::finished)
     }
 
@@ -137,17 +129,11 @@ impl<T: SqlTables> ChildTables for T {
 
     fn put_child(&mut self, child: &ChildRow) -> Result<(), T::Error> {
         // It may have ended since it was read, and then there is no row of it.
-        let is_live = self
-            .head(child.run)?
-            .is_some_and(|head| !head.status.is_terminal());
+        let is_live = self.head(child.run)?.is_some_and(|head| !head.status.is_terminal());
         if !is_live {
             return Ok(());
         }
-        let Waiter {
-            run: parent,
-            generation,
-            key,
-        } = &child.parent;
+        let Waiter { run: parent, generation, key } = &child.parent;
         let (close, awaited) = (child.close.code(), child.awaited);
         let row = params![child.run, parent, generation, key, close, awaited];
         self.sql().put(&PUT_CHILD, row)

@@ -65,11 +65,7 @@ impl FromDatum for Box<Fallback> {
     fn from_datum(datum: Datum<'_>) -> Result<Box<Fallback>, String> {
         let (event, retain_ms, max_pending) =
             from_json(&String::from_datum(datum)?).map_err(|bad| bad.found)?;
-        Ok(Box::new(Fallback {
-            event,
-            retain: Duration::from_millis(retain_ms),
-            max_pending,
-        }))
+        Ok(Box::new(Fallback { event, retain: Duration::from_millis(retain_ms), max_pending }))
     }
 }
 

@@ -25,8 +25,7 @@ impl<T: SqlTables> DeferredTables for T {
         let sql = "SELECT body, at FROM everstep_deferreds \
                    WHERE run = $1 AND generation = $2 AND tag = $3";
         let params = params![of.run, of.generation, of.tag];
-        self.sql()
-            .row(sql, params, |row| Ok(read!(row => SettledRow { body, at })))
+        self.sql().row(sql, params, |row| Ok(read!(row => SettledRow { body, at })))
     }
 
     fn put_settled(&mut self, of: &Place, row: &SettledRow) -> Result<(), T::Error> {
@@ -39,8 +38,7 @@ impl<T: SqlTables> DeferredTables for T {
     fn add_deferred_wait(&mut self, of: &Place, key: &[u8]) -> Result<(), T::Error> {
         let sql = "INSERT INTO everstep_deferred_waits (run, generation, tag, key) \
                    VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
-        self.sql()
-            .execute(sql, params![of.run, of.generation, of.tag, key])
+        self.sql().execute(sql, params![of.run, of.generation, of.tag, key])
     }
 
     fn take_deferred_waits(&mut self, of: &Place) -> Result<Vec<Vec<u8>>, T::Error> {

@@ -109,11 +109,7 @@ fn rows<S: Sql>(
         Some(_) => limit as u64,
         None => sql.count(texts::page_rows(rule, has_after, limit), values(after))?,
     };
-    Ok(Facts::Rows {
-        found,
-        looked,
-        next,
-    })
+    Ok(Facts::Rows { found, looked, next })
 }
 
 fn key(row: &dyn Row, rule: &Rule) -> Result<Vec<Cell>, BadValue> {

@@ -41,11 +41,8 @@ static INSERT_EVENT: Bulk = Bulk::insert(
      one bigint, given_to bigint, told bigint",
 );
 
-static WRITE_EVENT: Bulk = Bulk::update(
-    "everstep_events",
-    2,
-    "seq bigint, name text, given_to bigint, told bigint",
-);
+static WRITE_EVENT: Bulk =
+    Bulk::update("everstep_events", 2, "seq bigint, name text, given_to bigint, told bigint");
 
 static DELETE_EVENT: Bulk = Bulk::delete("everstep_events", 2, "seq bigint, name text");
 
@@ -56,27 +53,18 @@ static INSERT_WAITER: Bulk = Bulk::insert(
      after bigint, floor bigint, given bigint",
 );
 
-static WRITE_GIVEN: Bulk = Bulk::update(
-    "everstep_event_waiters",
-    2,
-    "no bigint, name text, given bigint",
-);
+static WRITE_GIVEN: Bulk =
+    Bulk::update("everstep_event_waiters", 2, "no bigint, name text, given bigint");
 
 static DELETE_WAITER: Bulk = Bulk::delete("everstep_event_waiters", 2, "no bigint, name text");
 
-static PUT_CURSOR: Bulk = Bulk::put(
-    "everstep_event_cursors",
-    3,
-    "run bigint, name text, matching text, seq bigint",
-);
+static PUT_CURSOR: Bulk =
+    Bulk::put("everstep_event_cursors", 3, "run bigint, name text, matching text, seq bigint");
 
 static DELETE_CURSORS: Bulk = Bulk::delete("everstep_event_cursors", 1, "run bigint");
 
-static PUT_DEDUPE: Bulk = Bulk::put(
-    "everstep_event_dedupes",
-    2,
-    "name text, key text, until bigint",
-);
+static PUT_DEDUPE: Bulk =
+    Bulk::put("everstep_event_dedupes", 2, "name text, key text, until bigint");
 
 pub(crate) fn event_name(row: &dyn Row, first: usize) -> Result<EventName, BadValue> {
     Ok(read!(row, first => EventName { last_seq, last_waiter, kept, dropped }))
@@ -134,9 +122,7 @@ impl<T: SqlTables> EventTables for T {
         }
         let sql =
             "SELECT last_seq, last_waiter, kept, dropped FROM everstep_event_names WHERE name = $1";
-        let row = self
-            .sql()
-            .row(sql, params![name], |row| event_name(row, 0))?;
+        let row = self.sql().row(sql, params![name], |row| event_name(row, 0))?;
         let names = &mut self.ahead().event_names;
         names.insert(name.to_owned(), row.clone());
         Ok(row)
@@ -385,8 +371,7 @@ impl<T: SqlTables> EventTables for T {
         key: &str,
         until: Timestamp,
     ) -> Result<(), T::Error> {
-        self.sql()
-            .execute(PUT_DEDUPE.one(), params![name, key, until])
+        self.sql().execute(PUT_DEDUPE.one(), params![name, key, until])
     }
 
     fn delete_event_dedupes(&mut self, limit: usize) -> Result<usize, T::Error> {

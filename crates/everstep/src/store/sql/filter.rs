@@ -68,10 +68,7 @@ impl Condition {
             self.terms.push(format!("id {}", S::is_any_bytes(&ids)));
         }
         if !filter.statuses.is_empty() {
-            let codes = filter
-                .statuses
-                .iter()
-                .map(|status| status.code().to_string());
+            let codes = filter.statuses.iter().map(|status| status.code().to_string());
             let codes = codes.collect::<Vec<_>>().join(", ");
             self.terms.push(format!("status IN ({codes})"));
         }
@@ -107,12 +104,6 @@ impl Condition {
         if let Some(end) = rules::prefix_end(prefix) {
             range = format!("{range} AND everstep_keys.key < {}", self.param(end));
         }
-        Ok(overview::of_workflows::<S>(
-            &workflows,
-            "run AS no",
-            "everstep_keys",
-            "",
-            &range,
-        ))
+        Ok(overview::of_workflows::<S>(&workflows, "run AS no", "everstep_keys", "", &range))
     }
 }

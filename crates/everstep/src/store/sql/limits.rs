@@ -45,9 +45,7 @@ impl<T: SqlTables> LimitTables for T {
     fn count_places(&mut self, name: &str, key: &str) -> Result<(u64, u64), T::Error> {
         let sql = "SELECT count(*) FILTER (WHERE given = 1), count(*) FILTER (WHERE given = 0) \
                    FROM everstep_limit_places WHERE name = $1 AND key = $2";
-        let counts = self.sql().row(sql, params![name, key], |row| {
-            Ok((row.get(0)?, row.get(1)?))
-        });
+        let counts = self.sql().row(sql, params![name, key], |row| Ok((row.get(0)?, row.get(1)?)));
         Ok(counts?.unwrap_or_default())
     }
 
@@ -125,8 +123,7 @@ impl<T: SqlTables> LimitTables for T {
     fn remove_place(&mut self, of: &Waiter) -> Result<(), T::Error> {
         let sql = "DELETE FROM everstep_limit_places \
                    WHERE run = $1 AND generation = $2 AND operation = $3";
-        self.sql()
-            .execute(sql, params![of.run, of.generation, of.key])
+        self.sql().execute(sql, params![of.run, of.generation, of.key])
     }
 
     fn first_in_line(&mut self, name: &str, key: &str) -> Result<Option<Place>, T::Error> {
@@ -149,9 +146,7 @@ impl<T: SqlTables> LimitTables for T {
         self.lock_holders(&places)?;
         let again = self.sql().rows(sql, params![run], place)?;
         // What has come since is not locked, and has not run out either.
-        let locked = again
-            .into_iter()
-            .filter(|it| places.iter().any(|other| other.of == it.of));
+        let locked = again.into_iter().filter(|it| places.iter().any(|other| other.of == it.of));
         Ok(locked.collect())
     }
 }
@@ -185,20 +180,13 @@ pub(crate) fn list<S: Sql>(
 
 fn limit_row(row: &dyn Row) -> Result<LimitRow, BadValue> {
     let rate = match (row.get(3)?, row.get(4)?, row.get(5)?) {
-        (Some(count), Some(per_ms), Some(burst)) => Some(LimitRate {
-            count,
-            per_ms,
-            burst,
-        }),
+        (Some(count), Some(per_ms), Some(burst)) => Some(LimitRate { count, per_ms, burst }),
         _ => None,
     };
     Ok(LimitRow {
         name: row.get(0)?,
         key: row.get(1)?,
-        rule: LimitRule {
-            concurrency: row.get(2)?,
-            rate,
-        },
+        rule: LimitRule { concurrency: row.get(2)?, rate },
         held: row.get(6)?,
         waiting: row.get(7)?,
         arrivals: row.get(8)?,

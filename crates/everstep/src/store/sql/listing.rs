@@ -24,12 +24,7 @@ pub(crate) fn list<S: Sql>(
     after: Option<RunNo>,
     limit: usize,
 ) -> Result<Vec<RunRow>, S::Error> {
-    let listing = Listing {
-        sql,
-        filter,
-        columns: columns::RUN_ROW,
-        read: columns::run_row,
-    };
+    let listing = Listing { sql, filter, columns: columns::RUN_ROW, read: columns::run_row };
     listing::page(&listing, filter, after, limit)
 }
 
@@ -39,12 +34,7 @@ pub(crate) fn find<S: Sql>(
     after: Option<RunNo>,
     limit: usize,
 ) -> Result<Vec<RunId>, S::Error> {
-    let listing = Listing {
-        sql,
-        filter,
-        columns: "id",
-        read: |row| row.get(0),
-    };
+    let listing = Listing { sql, filter, columns: "id", read: |row| row.get(0) };
     listing::page(&listing, filter, after, limit)
 }
 
@@ -98,10 +88,9 @@ impl<S: Sql, T> listing::Listing for Listing<'_, S, T> {
         let (found, order) = match by {
             By::Number => return Ok(Vec::new()),
             // In the order of the index of tags.
-            By::Tag => (
-                with_tags::<S>(&mut condition, self.filter),
-                "name DESC, value DESC, no DESC",
-            ),
+            By::Tag => {
+                (with_tags::<S>(&mut condition, self.filter), "name DESC, value DESC, no DESC")
+            }
             By::Key => (condition.by_key(self.sql, self.filter)?, "no DESC"),
             By::Status => (by_status(self.sql, &mut condition, self.filter)?, "no DESC"),
         };
@@ -167,13 +156,7 @@ fn by_status<S: Sql>(
             }
         }
         let index = "everstep_runs_finished";
-        queries.push(overview::of_workflows::<S>(
-            &workflows,
-            "no",
-            "everstep_runs",
-            index,
-            &terms,
-        ));
+        queries.push(overview::of_workflows::<S>(&workflows, "no", "everstep_runs", index, &terms));
     }
     if filter.finished_from.is_none() && filter.finished_before.is_none() {
         for (index, of, part) in overview::LIVE {

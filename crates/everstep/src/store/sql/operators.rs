@@ -64,13 +64,8 @@ pub(crate) fn delete_audits<S: Sql>(
 pub(crate) fn add_api_token<S: Sql>(sql: &S, token: &ApiTokenRow) -> Result<bool, S::Error> {
     let text = "INSERT INTO everstep_api_tokens (name, role, hash, created_at, last_used_at) \
                 VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING";
-    let params = params![
-        token.name,
-        token.role.as_str(),
-        token.hash,
-        token.created_at,
-        token.last_used_at,
-    ];
+    let params =
+        params![token.name, token.role.as_str(), token.hash, token.created_at, token.last_used_at,];
     Ok(sql.execute_now(text, params)? > 0)
 }
 

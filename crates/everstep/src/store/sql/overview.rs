@@ -109,10 +109,7 @@ pub(crate) fn count<S: Sql>(sql: &S, filter: &Filter) -> Result<u64, S::Error> {
         return Ok(count_by_status(sql, filter)?.total());
     }
     let condition = Condition::narrowed(sql, filter)?;
-    let text = format!(
-        "SELECT count(*) FROM everstep_runs WHERE {}",
-        condition.text()
-    );
+    let text = format!("SELECT count(*) FROM everstep_runs WHERE {}", condition.text());
     sql.count(text, condition.params)
 }
 
@@ -129,9 +126,7 @@ pub(crate) fn count_by_status<S: Sql>(sql: &S, filter: &Filter) -> Result<Status
     };
     let found = sql.rows(text, params, |row| Ok((row.get(0)?, row.get(1)?)))?;
     let mut counts = StatusCounts::default();
-    let wanted = found
-        .into_iter()
-        .filter(|(status, _)| filter.wants(*status));
+    let wanted = found.into_iter().filter(|(status, _)| filter.wants(*status));
     wanted.for_each(|(status, number)| counts.add(status, number));
     Ok(counts)
 }
@@ -143,9 +138,7 @@ fn by_index<S: Sql>(sql: &S, filter: &Filter) -> Result<(String, Vec<Value>), S:
         workflows.clear();
     }
     let from = filter.finished_from.map_or(i64::MIN, Timestamp::as_millis);
-    let before = filter
-        .finished_before
-        .map_or(i64::MAX, Timestamp::as_millis);
+    let before = filter.finished_before.map_or(i64::MAX, Timestamp::as_millis);
     let mut condition = Condition::default();
     let workflows = condition.param(Value::texts(workflows));
     let (from, before) = (condition.param(from), condition.param(before));
@@ -206,23 +199,12 @@ pub(crate) fn tally<S: Sql>(sql: &S) -> Result<Vec<WorkflowCount>, S::Error> {
 /// and how it is asked for.
 pub(crate) const LIVE: [(&str, &[u8], &str); 3] = [
     ("everstep_runs_live", &[1, 3], "status IN (1, 3)"),
-    (
-        "everstep_runs_due",
-        &[0, 2, 4],
-        "available_at IS NOT NULL AND status IN (0, 2, 4)",
-    ),
-    (
-        "everstep_runs_idle",
-        &[2, 4],
-        "status IN (2, 4) AND available_at IS NULL",
-    ),
+    ("everstep_runs_due", &[0, 2, 4], "available_at IS NOT NULL AND status IN (0, 2, 4)"),
+    ("everstep_runs_idle", &[2, 4], "status IN (2, 4) AND available_at IS NULL"),
 ];
 
-pub(crate) const ENDED: [RunStatus; 3] = [
-    RunStatus::Completed,
-    RunStatus::Failed,
-    RunStatus::Cancelled,
-];
+pub(crate) const ENDED: [RunStatus; 3] =
+    [RunStatus::Completed, RunStatus::Failed, RunStatus::Cancelled];
 
 /// A list of texts as the table `asked` with the column `workflow`.
 fn listed<S: Sql>(list: &str) -> String {

@@ -21,7 +21,5 @@ pub(crate) fn pool_no<S: Sql>(sql: &S, name: &str) -> Result<PoolNo, S::Error> {
 
 pub(crate) fn list<S: Sql>(sql: &S) -> Result<Vec<PoolRow>, S::Error> {
     let text = "SELECT no, name FROM everstep_pools ORDER BY no";
-    sql.rows(text, Vec::new(), |row| {
-        Ok(read!(row => PoolRow { no, name }))
-    })
+    sql.rows(text, Vec::new(), |row| Ok(read!(row => PoolRow { no, name })))
 }

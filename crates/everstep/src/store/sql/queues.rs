@@ -34,11 +34,7 @@ fn item_row(row: &dyn Row) -> Result<ItemRow, BadValue> {
 }
 
 pub(crate) fn wait(row: &dyn Row) -> Result<Wait, BadValue> {
-    Ok(Wait {
-        waiter: columns::waiter(row, 0)?,
-        item: row.get(3)?,
-        cancels: row.get(4)?,
-    })
+    Ok(Wait { waiter: columns::waiter(row, 0)?, item: row.get(3)?, cancels: row.get(4)? })
 }
 
 /// The condition for this state, as a text: a parameter would hide which partial index holds its rows.
@@ -118,10 +114,7 @@ pub(crate) fn first_place_lost<S: Sql>(sql: &S) -> Result<Option<Timestamp>, S::
 }
 
 pub(crate) fn ended<S: Sql>(sql: &S, items: &[ItemId]) -> Result<Vec<EndedItem>, S::Error> {
-    let text = format!(
-        "SELECT no, answer FROM everstep_queue_items WHERE no {}",
-        S::is_any("$1")
-    );
+    let text = format!("SELECT no, answer FROM everstep_queue_items WHERE no {}", S::is_any("$1"));
     let found = sql.rows(text, vec![numbers(items)], |row| {
         Ok((row.get(0)?, row.get::<Option<Vec<u8>>>(1)?))
     })?;
@@ -138,11 +131,7 @@ pub(crate) fn ended<S: Sql>(sql: &S, items: &[ItemId]) -> Result<Vec<EndedItem>,
 }
 
 pub(crate) fn numbers(items: &[ItemId]) -> Value {
-    Value::ints(
-        items
-            .iter()
-            .map(|item| i64::try_from(item.0).unwrap_or(i64::MAX)),
-    )
+    Value::ints(items.iter().map(|item| i64::try_from(item.0).unwrap_or(i64::MAX)))
 }
 
 /// The items of a queue that are ready, the first to be taken first.
@@ -157,10 +146,6 @@ pub(crate) fn ready_items<S: Sql>(
         S::indexed_by("everstep_queue_ready")
     );
     sql.rows(text, params![queue, limit], |row| {
-        Ok(ReadyItem {
-            head: head(row)?,
-            payload: row.get(8)?,
-            trace: row.get(9)?,
-        })
+        Ok(ReadyItem { head: head(row)?, payload: row.get(8)?, trace: row.get(9)? })
     })
 }

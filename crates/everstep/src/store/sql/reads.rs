@@ -27,10 +27,7 @@ pub(crate) fn run<S: Sql>(sql: &S, target: &Target) -> Result<Option<RunRow>, S:
 }
 
 fn run_by_no<S: Sql>(sql: &S, no: RunNo) -> Result<Option<RunRow>, S::Error> {
-    let text = format!(
-        "SELECT {} FROM everstep_runs WHERE no = $1",
-        columns::RUN_ROW
-    );
+    let text = format!("SELECT {} FROM everstep_runs WHERE no = $1", columns::RUN_ROW);
     sql.row(text, params![no], columns::run_row)
 }
 
@@ -46,17 +43,12 @@ pub(crate) fn find_key<S: Sql>(
 }
 
 pub(crate) fn load<S: Sql>(sql: &S, no: RunNo) -> Result<Option<LoadedRun>, S::Error> {
-    let run = format!(
-        "SELECT {} FROM everstep_runs WHERE no = $1",
-        columns::RUN_ROW
-    );
+    let run = format!("SELECT {} FROM everstep_runs WHERE no = $1", columns::RUN_ROW);
     let history = "SELECT key, value FROM everstep_history WHERE run = $1 \
                    AND generation = (SELECT generation FROM everstep_runs WHERE no = $1) \
                    ORDER BY key";
-    let inbox = format!(
-        "SELECT {} FROM everstep_inbox WHERE run = $1 ORDER BY seq",
-        columns::INBOX_ROW
-    );
+    let inbox =
+        format!("SELECT {} FROM everstep_inbox WHERE run = $1 ORDER BY seq", columns::INBOX_ROW);
     let mut row = None;
     let (mut entries, mut messages, mut streams) = (Vec::new(), Vec::new(), Vec::new());
     sql.ask(vec![
@@ -65,12 +57,7 @@ pub(crate) fn load<S: Sql>(sql: &S, no: RunNo) -> Result<Option<LoadedRun>, S::E
         Query::all(inbox, params![no], &mut messages, columns::inbox_row),
         Query::all(NAMES, params![no], &mut streams, |row| row.get(0)),
     ])?;
-    Ok(row.map(|row| LoadedRun {
-        row,
-        history: entries,
-        inbox: messages,
-        streams,
-    }))
+    Ok(row.map(|row| LoadedRun { row, history: entries, inbox: messages, streams }))
 }
 
 fn put(row: &dyn Row) -> Result<Put, BadValue> {

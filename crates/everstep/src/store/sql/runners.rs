@@ -13,10 +13,7 @@ use crate::{
 
 /// The runners, with their leases in the time of the store.
 pub(crate) fn list<S: Sql>(sql: &S) -> Result<Vec<RunnerRow>, S::Error> {
-    let shards = S::pick(
-        "json_group_array(shard)",
-        "coalesce(json_agg(shard)::text, '[]')",
-    );
+    let shards = S::pick("json_group_array(shard)", "coalesce(json_agg(shard)::text, '[]')");
     let text = format!(
         "SELECT id, epoch, name, lease_until, workflows, pools, weight, \
          (SELECT {shards} FROM everstep_shards WHERE runner = everstep_runners.id) \
@@ -68,10 +65,8 @@ pub(crate) fn release_shards<S: Sql>(
     shards: &ShardSet,
 ) -> Result<(), S::Error> {
     if holds_alone(sql, fence)? {
-        let text = format!(
-            "DELETE FROM everstep_shards WHERE runner = $1 AND shard {}",
-            S::is_any("$2")
-        );
+        let text =
+            format!("DELETE FROM everstep_shards WHERE runner = $1 AND shard {}", S::is_any("$2"));
         sql.execute(text, params![fence.runner, listed(shards)])?;
     }
     Ok(())

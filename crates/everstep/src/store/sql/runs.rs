@@ -103,11 +103,8 @@ static WRITE_RUNNING: Bulk = Bulk::written(
      AS new (no, status, available_at, last_number, now) WHERE everstep_runs.no = new.no",
 );
 
-static WRITE_NUMBER: Bulk = Bulk::update(
-    "everstep_runs",
-    1,
-    "no bigint, last_number bigint, updated_at bigint",
-);
+static WRITE_NUMBER: Bulk =
+    Bulk::update("everstep_runs", 1, "no bigint, last_number bigint, updated_at bigint");
 
 static PUT_STATE: Bulk = Bulk::put("everstep_state", 2, "run bigint, key text, value bytea");
 
@@ -163,9 +160,7 @@ impl<T: SqlTables> Tables for T {
              WHERE workflow = $1 AND key = $2{}",
             T::Sql::pick("", " FOR UPDATE")
         );
-        let found = self
-            .sql()
-            .row(sql, params![workflow, key], |row| keyed(row, 0))?;
+        let found = self.sql().row(sql, params![workflow, key], |row| keyed(row, 0))?;
         self.ahead().keys.insert(name, found);
         Ok(found)
     }
@@ -188,12 +183,7 @@ impl<T: SqlTables> Tables for T {
     }
 
     fn write_inbox_seq(&mut self, head: &Head) -> Result<(), T::Error> {
-        let row = params![
-            head.id.no(),
-            head.inbox_seq,
-            head.available_at,
-            self.instant()
-        ];
+        let row = params![head.id.no(), head.inbox_seq, head.available_at, self.instant()];
         self.sql().put(&WRITE_INBOX_SEQ, row)?;
         self.keep(head);
         Ok(())
@@ -220,8 +210,7 @@ impl<T: SqlTables> Tables for T {
     }
 
     fn write_links(&mut self, head: &Head) -> Result<(), T::Error> {
-        self.sql()
-            .put(&WRITE_LINKS, params![head.id.no(), head.links])?;
+        self.sql().put(&WRITE_LINKS, params![head.id.no(), head.links])?;
         self.keep(head);
         Ok(())
     }
@@ -279,8 +268,7 @@ pub(crate) fn put_tags<T: SqlTables>(
     run: RunNo,
     tags: &[(String, String)],
 ) -> Result<(), T::Error> {
-    tags.iter()
-        .try_for_each(|(name, value)| tables.sql().put(&PUT_TAG, params![run, name, value]))
+    tags.iter().try_for_each(|(name, value)| tables.sql().put(&PUT_TAG, params![run, name, value]))
 }
 
 fn delete_tag<T: SqlTables>(
@@ -346,8 +334,7 @@ impl<T: SqlTables> RunTables for T {
     }
 
     fn workflow_of_key(&mut self, key: &str, run: RunNo) -> Result<Option<String>, T::Error> {
-        self.sql()
-            .row(rules::WORKFLOW_OF_KEY, params![key, run], |row| row.get(0))
+        self.sql().row(rules::WORKFLOW_OF_KEY, params![key, run], |row| row.get(0))
     }
 
     fn is_grave(&mut self, run: RunNo) -> Result<bool, T::Error> {
@@ -411,9 +398,7 @@ impl<T: SqlTables> RunTables for T {
         input: &[u8],
     ) -> Result<Option<(RunId, bool)>, T::Error> {
         let sql = "SELECT id, input = $2 OR generation > 1 FROM everstep_runs WHERE no = $1";
-        self.sql().row(sql, params![run, input], |row| {
-            Ok((row.get(0)?, row.get(1)?))
-        })
+        self.sql().row(sql, params![run, input], |row| Ok((row.get(0)?, row.get(1)?)))
     }
 
     fn leaving(&mut self, run: RunNo) -> Result<Option<Leaving>, T::Error> {
@@ -452,8 +437,7 @@ impl<T: SqlTables> RunTables for T {
             put_tags(self, run, std::slice::from_ref(new))?;
         }
         let sql = "UPDATE everstep_runs SET tags = $2 WHERE no = $1";
-        self.sql()
-            .execute(sql, params![run, columns::list_json(after)])
+        self.sql().execute(sql, params![run, columns::list_json(after)])
     }
 
     fn touch(&mut self, run: RunNo) -> Result<(), T::Error> {
@@ -528,12 +512,7 @@ impl<T: SqlTables> RunTables for T {
         let sql = "UPDATE everstep_runs SET generation = $2, workflow = $3, version = $4, \
                    pool = $5, input = $6 WHERE no = $1";
         let (run, generation) = (head.id.no(), head.generation);
-        let NextGeneration {
-            workflow,
-            version,
-            pool,
-            input,
-        } = next;
+        let NextGeneration { workflow, version, pool, input } = next;
         let params = params![run, generation, workflow, version, pool, input];
         self.sql().execute(sql, params)?;
         let sql = "INSERT INTO everstep_old_generations (run, generation) VALUES ($1, $2) \
@@ -587,8 +566,7 @@ impl<T: SqlTables> RunTables for T {
              ORDER BY run, generation LIMIT 1{}",
             T::Sql::skip_locked()
         );
-        self.sql()
-            .row(sql, Vec::new(), |row| Ok((row.get(0)?, row.get(1)?)))
+        self.sql().row(sql, Vec::new(), |row| Ok((row.get(0)?, row.get(1)?)))
     }
 
     fn delete_entries(

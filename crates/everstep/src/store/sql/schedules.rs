@@ -93,10 +93,9 @@ impl FromDatum for Vec<QueuedTick> {
             return Ok(Vec::new());
         };
         let ticks: Vec<(i64, bool)> = columns::from_json(&json).map_err(|bad| bad.found)?;
-        let ticks = ticks.into_iter().map(|(ms, is_trigger)| QueuedTick {
-            at: Timestamp::from_millis(ms),
-            is_trigger,
-        });
+        let ticks = ticks
+            .into_iter()
+            .map(|(ms, is_trigger)| QueuedTick { at: Timestamp::from_millis(ms), is_trigger });
         Ok(ticks.collect())
     }
 }

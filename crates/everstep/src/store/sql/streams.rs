@@ -64,9 +64,7 @@ impl<T: SqlTables> StreamTables for T {
         }
         let sql = "SELECT pos FROM everstep_streams WHERE run = $1 AND stream = $2 \
                    ORDER BY pos DESC LIMIT 1";
-        let last = self
-            .sql()
-            .row(sql, params![run, stream], |row| row.get(0))?;
+        let last = self.sql().row(sql, params![run, stream], |row| row.get(0))?;
         self.ahead().tails.add(run, stream.to_owned(), last);
         Ok(last)
     }
@@ -132,10 +130,7 @@ pub(crate) fn page<S: Sql>(
     from: u64,
     limit: usize,
 ) -> Result<Option<StreamPage>, S::Error> {
-    let about = format!(
-        "SELECT status, {} FROM everstep_runs WHERE no = $1",
-        edges("$1", "$2")
-    );
+    let about = format!("SELECT status, {} FROM everstep_runs WHERE no = $1", edges("$1", "$2"));
     // SQLite gives one row after another. PostgreSQL sends all, so it leaves out what comes behind the
     // row that fills the page.
     let items = S::pick(
@@ -151,40 +146,24 @@ pub(crate) fn page<S: Sql>(
     sql.ask(vec![
         Query::first(about, params![run, stream], &mut page, |row| {
             let (first, next) = extent(row, 1)?;
-            Ok(StreamPage {
-                status: row.get(0)?,
-                first,
-                next,
-                items: Vec::new(),
-            })
+            Ok(StreamPage { status: row.get(0)?, first, next, items: Vec::new() })
         }),
-        Query::new(
-            items,
-            params![run, stream, from, limit, PAGE_BYTES_MAX],
-            |row| {
-                let row = stream_row(row)?;
-                if !streams::fits(&found, &mut bytes, &row) {
-                    return Ok(ControlFlow::Break(()));
-                }
-                found.push(row);
-                Ok(ControlFlow::Continue(()))
-            },
-        ),
+        Query::new(items, params![run, stream, from, limit, PAGE_BYTES_MAX], |row| {
+            let row = stream_row(row)?;
+            if !streams::fits(&found, &mut bytes, &row) {
+                return Ok(ControlFlow::Break(()));
+            }
+            found.push(row);
+            Ok(ControlFlow::Continue(()))
+        }),
     ])?;
-    Ok(page.map(|page| StreamPage {
-        items: found,
-        ..page
-    }))
+    Ok(page.map(|page| StreamPage { items: found, ..page }))
 }
 
 fn stream_row(row: &dyn Row) -> Result<StreamRow, BadValue> {
     let by = match row.get::<Option<Vec<u8>>>(3)? {
         None => None,
-        Some(step) => Some(EmittedBy {
-            step,
-            attempt: row.get(4)?,
-            life: row.get(5)?,
-        }),
+        Some(step) => Some(EmittedBy { step, attempt: row.get(4)?, life: row.get(5)? }),
     };
     Ok(StreamRow {
         pos: row.get(0)?,
@@ -212,11 +191,7 @@ pub(crate) fn extents<S: Sql>(sql: &S, run: RunNo) -> Result<Vec<StreamExtent>, 
     );
     sql.rows(text, params![run], |row| {
         let (first, next) = extent(row, 1)?;
-        Ok(StreamExtent {
-            stream: row.get(0)?,
-            first,
-            next,
-        })
+        Ok(StreamExtent { stream: row.get(0)?, first, next })
     })
 }
 

@@ -17,10 +17,7 @@ pub(crate) fn is_left<S: Sql>(
         "SELECT 1 WHERE EXISTS (SELECT 1 FROM everstep_graves) OR EXISTS (SELECT 1 \
          FROM everstep_keys{} WHERE kept_until IS NOT NULL AND kept_until <= $1){}",
         S::indexed_by("everstep_keys_tombstones"),
-        S::pick(
-            "",
-            " OR EXISTS (SELECT 1 FROM everstep_lanes WHERE seen_at < $2)"
-        )
+        S::pick("", " OR EXISTS (SELECT 1 FROM everstep_lanes WHERE seen_at < $2)")
     );
     sql.exists(text, params![now, seen_before])
 }
@@ -47,10 +44,8 @@ impl<S: Sql> SweptTables for Left<'_, S> {
     }
 
     fn next_grave(&mut self) -> Result<Option<RunNo>, S::Error> {
-        let text = format!(
-            "SELECT run FROM everstep_graves ORDER BY run LIMIT 1{}",
-            S::skip_locked()
-        );
+        let text =
+            format!("SELECT run FROM everstep_graves ORDER BY run LIMIT 1{}", S::skip_locked());
         self.sql.row(text, Vec::new(), |row| row.get(0))
     }
 
@@ -76,9 +71,7 @@ pub(crate) fn finished_before<S: Sql>(
          AND finished_at IS NOT NULL AND finished_at < $3 ORDER BY finished_at, no LIMIT $4",
         S::indexed_by("everstep_runs_finished")
     );
-    sql.rows(text, params![workflow, status, before, limit], |row| {
-        Ok((row.get(0)?, row.get(1)?))
-    })
+    sql.rows(text, params![workflow, status, before, limit], |row| Ok((row.get(0)?, row.get(1)?)))
 }
 
 #[cfg(all(test, feature = "sqlite"))]
@@ -130,10 +123,7 @@ mod tests {
                    WHERE tables.type = 'table' AND columns.name = 'run' ORDER BY 1";
         let mut statement = conn.prepare(sql).expect("prepare");
         let names = statement.query_map([], |row| row.get::<_, String>(0));
-        let names: Vec<String> = names
-            .expect("query")
-            .map(|name| name.expect("a name"))
-            .collect();
+        let names: Vec<String> = names.expect("query").map(|name| name.expect("a name")).collect();
         assert!(names.len() > CLEARED.len());
         for name in names {
             let swept = LEFT_BY_RUNS.iter().any(|(table, _)| *table == name);
@@ -153,16 +143,9 @@ mod tests {
         for id in runs {
             fill(&store, &connect(&directory), id);
         }
-        let delete = Delete {
-            target: Target::Id(runs[0]),
-            finished_before: None,
-            key_kept_until: None,
-        };
-        let batch = Batch {
-            fence: None,
-            now: NOW,
-            writes: vec![Write::Delete(Box::new(delete))],
-        };
+        let delete =
+            Delete { target: Target::Id(runs[0]), finished_before: None, key_kept_until: None };
+        let batch = Batch { fence: None, now: NOW, writes: vec![Write::Delete(Box::new(delete))] };
         store.commit(&batch).expect("commit");
         let mut slices = 1;
         while store.sweep(NOW, 4).expect("sweep") {
@@ -196,11 +179,7 @@ mod tests {
             parent: None,
             claim: false,
         };
-        let batch = Batch {
-            fence: None,
-            now: NOW,
-            writes: vec![Write::Start(Box::new(new))],
-        };
+        let batch = Batch { fence: None, now: NOW, writes: vec![Write::Start(Box::new(new))] };
         store.commit(&batch).expect("commit");
         let no = id.no().0;
         let end =

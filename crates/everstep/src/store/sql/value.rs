@@ -180,10 +180,7 @@ pub(crate) struct BadValue {
 
 impl BadValue {
     pub(crate) fn new(column: &str, found: impl fmt::Display) -> BadValue {
-        BadValue {
-            column: column.to_owned(),
-            found: found.to_string(),
-        }
+        BadValue { column: column.to_owned(), found: found.to_string() }
     }
 }
 

@@ -26,13 +26,14 @@ pub(crate) fn copy(
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut conn = target.connect(flags)?;
-    file.read(|source| Ok(copy_pages(source, &mut conn, progress)))?
-        .map_err(|error| match error.sqlite_error_code() {
+    file.read(|source| Ok(copy_pages(source, &mut conn, progress)))?.map_err(|error| {
+        match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull | ErrorCode::ReadOnly | ErrorCode::CannotOpen) => {
                 target.error(error)
             }
             _ => file.error(error),
-        })
+        }
+    })
 }
 
 fn copy_pages(
@@ -45,10 +46,7 @@ fn copy_pages(
         let step = copying.step(STEP_PAGES)?;
         let at = copying.progress();
         let (left, total) = (at.remaining.max(0), at.pagecount.max(0));
-        progress(
-            u64::from((total - left).unsigned_abs()),
-            u64::from(total.unsigned_abs()),
-        );
+        progress(u64::from((total - left).unsigned_abs()), u64::from(total.unsigned_abs()));
         match step {
             backup::StepResult::Done => return Ok(()),
             backup::StepResult::More => {}
@@ -74,10 +72,7 @@ pub(crate) fn check(path: &Path, name: &str) -> Result<bool, StoreError> {
     let format = schema::format_of(&conn, &file, schema::FORMATS)?;
     if format == 0 {
         // As is left by a copy that was broken off. An engine would begin anew with it.
-        return Err(StoreError::Foreign {
-            store: name.to_owned(),
-            what: "it is empty".to_owned(),
-        });
+        return Err(StoreError::Foreign { store: name.to_owned(), what: "it is empty".to_owned() });
     }
     let faults = faults(&conn).map_err(error)?;
     if !faults.is_empty() {

@@ -35,9 +35,7 @@ pub(crate) fn apply(
 ) -> rusqlite::Result<(Applied, u64)> {
     let mut applier = Applier::new(conn, memory, batch.now)?;
     let outcomes = apply::apply(&mut applier, batch)?;
-    let Applier {
-        notices, session, ..
-    } = applier;
+    let Applier { notices, session, .. } = applier;
     Ok((Applied { outcomes, notices }, session.rows_changed()))
 }
 
@@ -219,8 +217,7 @@ impl<'a> SqlTables for Applier<'a> {
         for KeyRange { start, end } in deletes {
             let sql = "DELETE FROM everstep_history \
                        WHERE run = $1 AND generation = $2 AND key >= $3 AND key < $4";
-            self.session
-                .execute(sql, sql_params![run, generation, start, end])?;
+            self.session.execute(sql, sql_params![run, generation, start, end])?;
         }
         for Put { key, value } in puts {
             self.put.execute(params![run.0, generation, key, value])?;

@@ -7,11 +7,7 @@ use crate::store::doctor::PlaceFact;
 pub(super) fn place(session: &Session<'_>) -> rusqlite::Result<Vec<PlaceFact>> {
     let mut facts = Vec::new();
     let mut say = |is_error, what: String| {
-        facts.push(PlaceFact {
-            replication: false,
-            is_error,
-            what,
-        });
+        facts.push(PlaceFact { replication: false, is_error, what });
     };
     let mut statement = session.conn.prepare("PRAGMA quick_check(20)")?;
     let said = statement.query_map([], |row| row.get::<_, String>(0))?;
@@ -22,9 +18,8 @@ pub(super) fn place(session: &Session<'_>) -> rusqlite::Result<Vec<PlaceFact>> {
             say(true, what);
         }
     }
-    let mut statement = session
-        .conn
-        .prepare("SELECT DISTINCT \"table\" FROM pragma_foreign_key_check")?;
+    let mut statement =
+        session.conn.prepare("SELECT DISTINCT \"table\" FROM pragma_foreign_key_check")?;
     let tables = statement.query_map([], |row| row.get::<_, String>(0))?;
     for table in tables {
         let table = table?;
@@ -34,9 +29,7 @@ pub(super) fn place(session: &Session<'_>) -> rusqlite::Result<Vec<PlaceFact>> {
         );
         say(false, what);
     }
-    let mode: String = session
-        .conn
-        .query_row("PRAGMA journal_mode", [], |row| row.get(0))?;
+    let mode: String = session.conn.query_row("PRAGMA journal_mode", [], |row| row.get(0))?;
     if !mode.eq_ignore_ascii_case("wal") {
         let what = format!(
             "the journal mode of the file is `{mode}`, and readers and writers hold each other \

@@ -51,10 +51,7 @@ pub(super) fn due(
             Ok(ControlFlow::Continue(()))
         }),
     ])?;
-    let sql = format!(
-        "SELECT {} FROM everstep_runs WHERE no = $1",
-        columns::DUE_RUN
-    );
+    let sql = format!("SELECT {} FROM everstep_runs WHERE no = $1", columns::DUE_RUN);
     let mut runs = Vec::with_capacity(ours.len());
     for run in ours {
         runs.extend(session.row(sql.clone(), params![run], columns::due_run)?);

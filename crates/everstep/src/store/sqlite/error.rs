@@ -14,40 +14,25 @@ pub(crate) fn store_error(store: &str, error: Error) -> StoreError {
     match code {
         ErrorCode::DatabaseBusy
         | ErrorCode::DatabaseLocked
-        | ErrorCode::FileLockingProtocolFailed => StoreError::Busy {
-            store,
-            source: Box::new(error),
-        },
-        ErrorCode::DiskFull => StoreError::Full {
-            store,
-            source: Box::new(error),
-        },
+        | ErrorCode::FileLockingProtocolFailed => {
+            StoreError::Busy { store, source: Box::new(error) }
+        }
+        ErrorCode::DiskFull => StoreError::Full { store, source: Box::new(error) },
         // Memory comes back as a disk does. An interrupted or aborted statement is rolled back, and
         // a changed schema is read again.
         ErrorCode::SystemIoFailure
         | ErrorCode::OutOfMemory
         | ErrorCode::OperationInterrupted
         | ErrorCode::OperationAborted
-        | ErrorCode::SchemaChanged => StoreError::Io {
-            store,
-            source: Box::new(error),
-        },
-        ErrorCode::DatabaseCorrupt => StoreError::Corrupt {
-            store,
-            source: Box::new(error),
-        },
-        ErrorCode::NotADatabase => StoreError::Foreign {
-            store,
-            what: "it is not an SQLite file".to_owned(),
-        },
-        ErrorCode::ReadOnly | ErrorCode::PermissionDenied => StoreError::ReadOnly {
-            store,
-            source: Box::new(error),
-        },
-        ErrorCode::CannotOpen => StoreError::CannotOpen {
-            store,
-            source: Box::new(error),
-        },
+        | ErrorCode::SchemaChanged => StoreError::Io { store, source: Box::new(error) },
+        ErrorCode::DatabaseCorrupt => StoreError::Corrupt { store, source: Box::new(error) },
+        ErrorCode::NotADatabase => {
+            StoreError::Foreign { store, what: "it is not an SQLite file".to_owned() }
+        }
+        ErrorCode::ReadOnly | ErrorCode::PermissionDenied => {
+            StoreError::ReadOnly { store, source: Box::new(error) }
+        }
+        ErrorCode::CannotOpen => StoreError::CannotOpen { store, source: Box::new(error) },
         ErrorCode::ConstraintViolation if moved_to(&error).is_some() => {
             let to = moved_to(&error).unwrap_or_default().to_owned();
             StoreError::Moved { store, to }
@@ -55,25 +40,16 @@ pub(crate) fn store_error(store: &str, error: Error) -> StoreError {
         ErrorCode::ConstraintViolation
         | ErrorCode::TooBig
         | ErrorCode::TypeMismatch
-        | ErrorCode::ParameterOutOfRange => StoreError::Rejected {
-            store,
-            source: Box::new(error),
-        },
+        | ErrorCode::ParameterOutOfRange => StoreError::Rejected { store, source: Box::new(error) },
         // These cannot come from our statements unless the file's tables are not ours any more.
         ErrorCode::InternalMalfunction
         | ErrorCode::NotFound
         | ErrorCode::ApiMisuse
         | ErrorCode::NoLargeFileSupport
         | ErrorCode::AuthorizationForStatementDenied
-        | ErrorCode::Unknown => StoreError::Corrupt {
-            store,
-            source: Box::new(error),
-        },
+        | ErrorCode::Unknown => StoreError::Corrupt { store, source: Box::new(error) },
         // A code of a later SQLite.
-        _ => StoreError::Io {
-            store,
-            source: Box::new(error),
-        },
+        _ => StoreError::Io { store, source: Box::new(error) },
     }
 }
 
@@ -90,24 +66,15 @@ fn without_code(store: &str, error: Error) -> StoreError {
     let store = store.to_owned();
     match error {
         Error::ToSqlConversionFailure(_) | Error::NulError(_) | Error::InvalidPath(_) => {
-            StoreError::Rejected {
-                store,
-                source: Box::new(error),
-            }
+            StoreError::Rejected { store, source: Box::new(error) }
         }
-        _ => StoreError::Corrupt {
-            store,
-            source: Box::new(error),
-        },
+        _ => StoreError::Corrupt { store, source: Box::new(error) },
     }
 }
 
 /// Whether the write lock is held by somebody else.
 pub(crate) fn is_busy(error: &Error) -> bool {
-    matches!(
-        error.sqlite_error_code(),
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)
-    )
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
 #[cfg(test)]
@@ -135,11 +102,7 @@ mod tests {
         ] {
             assert_eq!(reaction(code), Reaction::Retry, "{code}");
         }
-        for code in [
-            ffi::SQLITE_CONSTRAINT_PRIMARYKEY,
-            ffi::SQLITE_TOOBIG,
-            ffi::SQLITE_MISMATCH,
-        ] {
+        for code in [ffi::SQLITE_CONSTRAINT_PRIMARYKEY, ffi::SQLITE_TOOBIG, ffi::SQLITE_MISMATCH] {
             assert_eq!(reaction(code), Reaction::Bisect, "{code}");
         }
         for code in [

@@ -188,8 +188,7 @@ impl File {
         };
         tune().map_err(|error| self.error(error))?;
         // It waits for the lock in `retry_busy` instead.
-        conn.busy_timeout(Duration::ZERO)
-            .map_err(|error| self.error(error))?;
+        conn.busy_timeout(Duration::ZERO).map_err(|error| self.error(error))?;
         Ok(conn)
     }
 
@@ -248,8 +247,7 @@ impl File {
     fn connect_reader(&self) -> Result<Reader, StoreError> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let conn = self.connect(flags)?;
-        conn.execute_batch("PRAGMA query_only = ON")
-            .map_err(|error| self.error(error))?;
+        conn.execute_batch("PRAGMA query_only = ON").map_err(|error| self.error(error))?;
         // None that it could have: it is looked at before the first read.
         let schema = -1;
         Ok(Reader { conn, schema })

@@ -58,9 +58,7 @@ fn holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
         covers.then_some((on == device, pid))
     });
     // Some file systems show another device here than to those who ask for it.
-    holders
-        .max_by_key(|(is_same, _)| *is_same)
-        .map(|(_, pid)| pid)
+    holders.max_by_key(|(is_same, _)| *is_same).map(|(_, pid)| pid)
 }
 
 #[cfg(all(test, target_os = "linux"))]

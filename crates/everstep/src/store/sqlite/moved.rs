@@ -16,10 +16,7 @@ pub(crate) const MOVED: &str = "everstep: moved to ";
 pub(crate) fn require_in_charge(conn: &Connection, file: &File) -> Result<(), StoreError> {
     match moved(conn).map_err(|error| file.error(error))? {
         None => Ok(()),
-        Some((_, to)) => Err(StoreError::Moved {
-            store: file.name(),
-            to,
-        }),
+        Some((_, to)) => Err(StoreError::Moved { store: file.name(), to }),
     }
 }
 
@@ -29,10 +26,7 @@ pub(crate) fn moved(conn: &Connection) -> rusqlite::Result<Option<(Uuid, String)
         return Ok(None);
     }
     let sql = "SELECT id, target FROM everstep_move WHERE moved_at IS NOT NULL";
-    conn.query_row(sql, [], |row| {
-        Ok((Uuid::from_bytes(row.get(0)?), row.get(1)?))
-    })
-    .optional()
+    conn.query_row(sql, [], |row| Ok((Uuid::from_bytes(row.get(0)?), row.get(1)?))).optional()
 }
 
 /// Whether anybody has tried to move the file.

@@ -94,10 +94,7 @@ impl Source {
             Some(address) => !super::wake::is_deserted(self.file.path(), address),
             _ => true,
         });
-        Ok(alive.map(|(name, until, _)| Holder {
-            name,
-            until: Timestamp::from_millis(until),
-        }))
+        Ok(alive.map(|(name, until, _)| Holder { name, until: Timestamp::from_millis(until) }))
     }
 
     /// Which attempt has moved it, and where to.
@@ -117,8 +114,7 @@ impl Source {
             )?;
             let now = Timestamp::from(SystemTime::now()).as_millis();
             let sql = "INSERT INTO everstep_move (id, target, begun_at) VALUES (?1, ?2, ?3)";
-            self.conn
-                .execute(sql, params![attempt.as_bytes(), to, now])?;
+            self.conn.execute(sql, params![attempt.as_bytes(), to, now])?;
             self.conn.execute_batch("COMMIT")
         };
         write().map_err(|error| {
@@ -143,9 +139,7 @@ impl Source {
     pub(crate) fn tables(&self) -> Result<Vec<Table>, StoreError> {
         let read = || -> rusqlite::Result<Vec<Table>> {
             let names = self.names()?;
-            let meant = names
-                .into_iter()
-                .filter(|name| !LEFT_BEHIND.contains(&name.as_str()));
+            let meant = names.into_iter().filter(|name| !LEFT_BEHIND.contains(&name.as_str()));
             meant.map(|name| self.table(name)).collect()
         };
         read().map_err(|error| self.error(error))
@@ -162,9 +156,7 @@ impl Source {
     }
 
     fn table(&self, name: String) -> rusqlite::Result<Table> {
-        let mut statement = self
-            .conn
-            .prepare("SELECT name, type FROM pragma_table_info(?1)")?;
+        let mut statement = self.conn.prepare("SELECT name, type FROM pragma_table_info(?1)")?;
         let columns = statement.query_map([&name], |row| {
             let (name, kind): (String, String) = (row.get(0)?, row.get(1)?);
             let kind = match kind.as_str() {
@@ -178,11 +170,7 @@ impl Source {
         let columns = columns.collect::<rusqlite::Result<Vec<_>>>()?;
         let count = format!("SELECT count(*) FROM {}", quoted(&name));
         let rows: i64 = self.conn.query_row(&count, [], |row| row.get(0))?;
-        Ok(Table {
-            name,
-            columns,
-            rows: rows as u64,
-        })
+        Ok(Table { name, columns, rows: rows as u64 })
     }
 
     /// Reads a table from its beginning to its end, a page at a time.
@@ -227,9 +215,8 @@ impl Source {
             Ok(last.optional()?.unwrap_or(0))
         };
         let read = || -> rusqlite::Result<Numbers> {
-            let epoch = self
-                .conn
-                .query_row("SELECT last FROM everstep_epochs", [], |row| row.get(0))?;
+            let epoch =
+                self.conn.query_row("SELECT last FROM everstep_epochs", [], |row| row.get(0))?;
             Ok(Numbers {
                 queue_items: given("everstep_queue_items")?,
                 dead_letters: given("everstep_dead_letters")?,

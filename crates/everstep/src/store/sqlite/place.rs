@@ -113,19 +113,13 @@ impl Shared {
     /// Looks at the files beside the database. The caller's connection must be in a transaction, so
     /// that they are the ones that it uses.
     pub(crate) fn of(path: &Path) -> Shared {
-        Shared {
-            log: identity(&beside(path, "-wal")),
-            index: identity(&beside(path, "-shm")),
-        }
+        Shared { log: identity(&beside(path, "-wal")), index: identity(&beside(path, "-shm")) }
     }
 
     /// Refuses to go on when one of the files was deleted or replaced.
     pub(crate) fn require(&self, path: &Path) -> Result<(), Displaced> {
         let found = Shared::of(path);
-        let parts = [
-            ("-wal", self.log, found.log),
-            ("-shm", self.index, found.index),
-        ];
+        let parts = [("-wal", self.log, found.log), ("-shm", self.index, found.index)];
         for (suffix, opened, found) in parts {
             if opened.is_some() && found != opened {
                 return Err(Displaced(format!(

@@ -114,11 +114,7 @@ impl QueueTables for Applier<'_> {
     fn put_wait(&mut self, wait: &Wait) -> rusqlite::Result<()> {
         let sql = "INSERT OR REPLACE INTO everstep_queue_waits (run, generation, key, item, cancels) \
                    VALUES ($1, $2, $3, $4, $5)";
-        let Waiter {
-            run,
-            generation,
-            key,
-        } = &wait.waiter;
+        let Waiter { run, generation, key } = &wait.waiter;
         let params = params![run, generation, key, wait.item, wait.cancels];
         self.session.execute(sql, params)
     }
@@ -153,7 +149,6 @@ impl QueueTables for Applier<'_> {
     fn waits_of_run(&mut self, run: RunNo) -> rusqlite::Result<Vec<Waiter>> {
         let sql = "SELECT run, generation, key FROM everstep_queue_waits WHERE run = $1 \
                    ORDER BY generation, key";
-        self.session
-            .rows(sql, params![run], |row| columns::waiter(row, 0))
+        self.session.rows(sql, params![run], |row| columns::waiter(row, 0))
     }
 }

@@ -51,10 +51,7 @@ pub(super) fn register(
         runner.weight,
     ];
     session.execute(sql, params)?;
-    Ok(Fence {
-        runner: runner.id,
-        epoch,
-    })
+    Ok(Fence { runner: runner.id, epoch })
 }
 
 fn next_epoch(session: &Session<'_>) -> rusqlite::Result<u64> {

@@ -59,19 +59,13 @@ fn read(conn: &Connection) -> rusqlite::Result<Option<Found>> {
         return conn
             .query_row(sql, [], |row| {
                 let (version, fingerprint) = (row.get(0)?, row.get(1)?);
-                Ok(Found {
-                    version,
-                    fingerprint,
-                })
+                Ok(Found { version, fingerprint })
             })
             .optional();
     }
     let application_id: i32 = conn.query_row("PRAGMA application_id", [], |row| row.get(0))?;
     let is_older = application_id == BEFORE_FORMAT_1;
-    Ok(is_older.then(|| Found {
-        version: 1,
-        fingerprint: "none".to_owned(),
-    }))
+    Ok(is_older.then(|| Found { version: 1, fingerprint: "none".to_owned() }))
 }
 
 /// The version of a file that had the format of this program when it was opened.
@@ -119,12 +113,7 @@ fn migrate_in_transaction(
     let found = format_of(conn, file, formats)?;
     let is_upgrade = found > 0 && found < known;
     if is_upgrade && let Some(runner) = live_runner(conn).map_err(|error| file.error(error))? {
-        return Err(StoreError::InUse {
-            store: file.name(),
-            found,
-            known,
-            runner,
-        });
+        return Err(StoreError::InUse { store: file.name(), found, known, runner });
     }
     let run = || -> rusqlite::Result<()> {
         for statements in formats.0.iter().skip(found as usize) {
@@ -196,10 +185,7 @@ mod tests {
         assert_eq!(format(&file, MADE_UP), 2);
         let conn = file.connect(OpenFlags::default()).expect("connect");
         let read = |sql: &str| -> String { conn.query_row(sql, [], |row| row.get(0)).expect(sql) };
-        assert_eq!(
-            read("SELECT group_concat(name) FROM everstep_colours"),
-            "blue"
-        );
+        assert_eq!(read("SELECT group_concat(name) FROM everstep_colours"), "blue");
         let runs = "SELECT group_concat(coalesce(key, '-') || ' ' || coalesce(colour, '-')) \
                     FROM (SELECT key, colour FROM everstep_runs ORDER BY no)";
         assert_eq!(read(runs), "order-1 blue,- -,- -");
@@ -247,8 +233,7 @@ mod tests {
         let error = migrate_to(&file, later).expect_err("in use");
         assert!(error.to_string().contains("old-host/7"), "{error}");
         assert_eq!(format(&file, FORMATS), FORMATS.latest());
-        conn.execute("UPDATE everstep_runners SET lease_until = 0", [])
-            .expect("its lease is over");
+        conn.execute("UPDATE everstep_runners SET lease_until = 0", []).expect("its lease is over");
         migrate_to(&file, later).expect("nobody uses it");
         assert_eq!(format(&file, later), later.latest());
     }
@@ -258,11 +243,8 @@ mod tests {
         let directory = Directory::new();
         let file = File::new(&directory.path("app.db"), SqliteOptions::default());
         migrate_to(&file, FORMATS).expect("this format");
-        let broken = [
-            FORMATS.0,
-            &["CREATE TABLE later (a); CREATE TABLE everstep_runs (b)"],
-        ]
-        .concat();
+        let broken =
+            [FORMATS.0, &["CREATE TABLE later (a); CREATE TABLE everstep_runs (b)"]].concat();
         migrate_to(&file, Formats(&broken)).expect_err("there is a table of that name already");
         assert_eq!(format(&file, FORMATS), FORMATS.latest());
         migrate_to(&file, FORMATS).expect("as before");

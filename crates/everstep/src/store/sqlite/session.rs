@@ -131,12 +131,10 @@ impl ToSql for Value {
         };
         let value = match self {
             Value::Int(value) => value.map_or(ValueRef::Null, ValueRef::Integer),
-            Value::Text(value) => value
-                .as_ref()
-                .map_or(ValueRef::Null, |it| ValueRef::Text(it.as_bytes())),
-            Value::Bytes(value) => value
-                .as_ref()
-                .map_or(ValueRef::Null, |it| ValueRef::Blob(it)),
+            Value::Text(value) => {
+                value.as_ref().map_or(ValueRef::Null, |it| ValueRef::Text(it.as_bytes()))
+            }
+            Value::Bytes(value) => value.as_ref().map_or(ValueRef::Null, |it| ValueRef::Blob(it)),
             Value::Ints(list) => return Ok(to_json(list).into()),
             Value::Texts(list) => return Ok(to_json(list).into()),
             Value::Blobs(list) => {

@@ -11,10 +11,7 @@ const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 const LEASE: Duration = Duration::from_secs(10);
 
 fn creating() -> SqliteOptions {
-    SqliteOptions {
-        create: true,
-        ..SqliteOptions::default()
-    }
+    SqliteOptions { create: true, ..SqliteOptions::default() }
 }
 
 fn create(path: &Path) -> SqliteStore {
@@ -27,9 +24,7 @@ fn register(store: &SqliteStore, id: u128, now: Timestamp) -> Fence {
     let (id, name) = (Uuid::from_u128(id), format!("host/{id}"));
     let runner = NewRunner::new(id, name, now, LEASE);
     let fence = store.register_runner(&runner).expect("register_runner");
-    store
-        .take_shards(fence, now, &ShardSet::of_default_pool(), &[])
-        .expect("take_shards");
+    store.take_shards(fence, now, &ShardSet::of_default_pool(), &[]).expect("take_shards");
     fence
 }
 
@@ -59,10 +54,7 @@ fn commit(id: RunId, key: &str, patch: Patch) -> Commit {
         last_number: 0,
         numbers: 0,
         deletes: Vec::new(),
-        puts: vec![Put {
-            key: key.into(),
-            value: vec![7; 200],
-        }],
+        puts: vec![Put { key: key.into(), value: vec![7; 200] }],
         consumed: Vec::new(),
         state: Vec::new(),
         effects: Vec::new(),
@@ -83,20 +75,11 @@ fn message(id: RunId) -> Delivery {
 }
 
 fn batch(fence: Fence, writes: Vec<Write>) -> Batch {
-    Batch {
-        fence: Some(fence),
-        now: NOW,
-        writes,
-    }
+    Batch { fence: Some(fence), now: NOW, writes }
 }
 
 fn one(store: &SqliteStore, fence: Fence, write: Write) -> Outcome {
-    store
-        .commit(&batch(fence, vec![write]))
-        .expect("commit")
-        .outcomes
-        .pop()
-        .expect("one outcome")
+    store.commit(&batch(fence, vec![write])).expect("commit").outcomes.pop().expect("one outcome")
 }
 
 fn start(store: &SqliteStore, fence: Fence, ids: &RunIds) -> RunId {
@@ -116,24 +99,14 @@ fn a_missing_file_is_an_error_unless_it_may_be_created() {
     let path = directory.path("app.db");
     let error = open_error(&path);
     assert!(matches!(error, StoreError::CannotOpen { .. }), "{error:?}");
-    let cause = std::error::Error::source(&error)
-        .expect("a cause")
-        .to_string();
+    let cause = std::error::Error::source(&error).expect("a cause").to_string();
     assert_eq!(cause, "there is no such file");
     assert!(!path.exists(), "opening must not create it");
     create(&path);
     let store = SqliteStore::open(&path).expect("it is there now");
-    assert_eq!(
-        store
-            .count(&Filter::default())
-            .expect("no migration is needed"),
-        0
-    );
+    assert_eq!(store.count(&Filter::default()).expect("no migration is needed"), 0);
     let nowhere = SqliteStore::open_with(directory.path("no/such/app.db"), creating());
-    assert!(
-        matches!(nowhere, Err(StoreError::CannotOpen { .. })),
-        "{nowhere:?}"
-    );
+    assert!(matches!(nowhere, Err(StoreError::CannotOpen { .. })), "{nowhere:?}");
 }
 
 #[test]
@@ -147,10 +120,7 @@ fn an_empty_file_can_be_migrated_by_anybody_and_used_only_then() {
     let error = client.commit(&Batch::default()).expect_err("it is empty");
     assert!(matches!(error, StoreError::CannotOpen { .. }), "{error:?}");
     create(&path);
-    assert_eq!(
-        client.count(&Filter::default()).expect("now it has tables"),
-        0
-    );
+    assert_eq!(client.count(&Filter::default()).expect("now it has tables"), 0);
 }
 
 #[test]
@@ -161,16 +131,11 @@ fn a_file_of_a_later_version_is_refused() {
     let fence = register(&older, 1, NOW);
     let conn = Connection::open(&path).expect("connect");
     let known = schema::FORMATS.latest();
-    conn.execute("UPDATE everstep_format SET version = ?1", [known + 1])
-        .expect("a later version");
-    assert!(
-        matches!(open_error(&path), StoreError::TooNew { found, known: k, .. }
-        if found == known + 1 && k == known)
-    );
+    conn.execute("UPDATE everstep_format SET version = ?1", [known + 1]).expect("a later version");
+    assert!(matches!(open_error(&path), StoreError::TooNew { found, known: k, .. }
+        if found == known + 1 && k == known));
     // A program that has it open while another migrates it stops as well.
-    let error = older
-        .commit(&batch(fence, Vec::new()))
-        .expect_err("too new");
+    let error = older.commit(&batch(fence, Vec::new())).expect_err("too new");
     assert!(matches!(error, StoreError::TooNew { .. }), "{error:?}");
     let error = older.migrate().expect_err("too new");
     assert!(matches!(error, StoreError::TooNew { .. }), "{error:?}");
@@ -202,9 +167,7 @@ fn a_file_with_tables_of_an_application_gets_ours_beside_them() {
     )
     .expect("an application");
     let client = SqliteStore::open(&path).expect("open");
-    let error = client
-        .count(&Filter::default())
-        .expect_err("no tables of ours");
+    let error = client.count(&Filter::default()).expect_err("no tables of ours");
     assert!(matches!(error, StoreError::CannotOpen { .. }), "{error:?}");
     let ours = "SELECT count(*) FROM sqlite_schema WHERE name LIKE 'everstep%'";
     let read = |sql: &str| -> i64 { conn.query_row(sql, [], |row| row.get(0)).expect(sql) };
@@ -225,8 +188,7 @@ fn a_file_with_another_schema_fingerprint_is_refused_and_untouched() {
     let path = directory.path("app.db");
     drop(create(&path));
     let conn = Connection::open(&path).expect("connect");
-    conn.execute("UPDATE everstep_format SET fingerprint = 'cafe'", [])
-        .expect("another schema");
+    conn.execute("UPDATE everstep_format SET fingerprint = 'cafe'", []).expect("another schema");
     drop(conn);
     let before = std::fs::read(&path).expect("read");
     for options in [SqliteOptions::default(), creating()] {
@@ -268,19 +230,11 @@ fn a_damaged_file_is_called_damaged() {
     // The second page is the root of the first table, `runs`; those of the schema may lie behind it.
     damage(8_192, 16_384);
     let store = SqliteStore::open(&path).expect("its schema is whole");
-    let error = store
-        .list(&Filter::default(), None, 10)
-        .expect_err("damaged");
+    let error = store.list(&Filter::default(), None, 10).expect_err("damaged");
     assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
     let write = Write::Start(Box::new(new_run(RunIds::new(2).next(NOW))));
-    let error = store.commit(&Batch {
-        writes: vec![write],
-        ..Batch::default()
-    });
-    assert!(
-        matches!(error, Err(StoreError::Corrupt { .. })),
-        "{error:?}"
-    );
+    let error = store.commit(&Batch { writes: vec![write], ..Batch::default() });
+    assert!(matches!(error, Err(StoreError::Corrupt { .. })), "{error:?}");
 }
 
 const READ_ONLY_DIRECTORY: &str = "EVERSTEP_TEST_READ_ONLY_DIRECTORY";
@@ -304,13 +258,8 @@ fn a_read_only_directory_is_reported_at_once() {
     let program = std::env::temp_dir().join(format!("everstep-{:016x}", crate::seam::random()));
     std::fs::copy(std::env::current_exe().expect("this program"), &program).expect("copy");
     let mut command = std::process::Command::new(&program);
-    command.args([
-        "--exact",
-        "store::sqlite::tests::a_read_only_directory_is_reported_at_once",
-    ]);
-    command
-        .env(READ_ONLY_DIRECTORY, directory.as_ref())
-        .current_dir("/");
+    command.args(["--exact", "store::sqlite::tests::a_read_only_directory_is_reported_at_once"]);
+    command.env(READ_ONLY_DIRECTORY, directory.as_ref()).current_dir("/");
     let is_root = std::os::unix::fs::MetadataExt::uid(
         &std::fs::metadata("/proc/self").expect("this process"),
     ) == 0;
@@ -322,24 +271,15 @@ fn a_read_only_directory_is_reported_at_once() {
     std::fs::remove_file(&program).expect("remove the copy");
     let output = output.expect("run as somebody else");
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}"
-    );
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
 #[cfg(target_os = "linux")]
 fn open_in_read_only_directory(directory: &Path) {
     let error = SqliteStore::open_with(directory.join("new.db"), creating());
-    assert!(
-        matches!(error, Err(StoreError::CannotOpen { .. })),
-        "{error:?}"
-    );
+    assert!(matches!(error, Err(StoreError::CannotOpen { .. })), "{error:?}");
     let opened = SqliteStore::open(directory.join("app.db"));
-    assert!(
-        matches!(opened, Err(StoreError::ReadOnly { .. })),
-        "{opened:?}"
-    );
+    assert!(matches!(opened, Err(StoreError::ReadOnly { .. })), "{opened:?}");
 }
 
 #[test]
@@ -350,10 +290,7 @@ fn a_full_disk_loses_nothing_and_work_goes_on() {
     let id = start(&store, fence, &ids);
     store.set_max_page_count(60).expect("a bound");
     let large = |no: u64| {
-        let puts = vec![Put {
-            key: no.to_be_bytes().to_vec(),
-            value: vec![1; 50_000],
-        }];
+        let puts = vec![Put { key: no.to_be_bytes().to_vec(), value: vec![1; 50_000] }];
         Write::Commit(Box::new(Commit {
             puts,
             last_number: no,
@@ -372,19 +309,11 @@ fn a_full_disk_loses_nothing_and_work_goes_on() {
     assert!(matches!(error, StoreError::Full { .. }), "{error:?}");
     assert_eq!(error.reaction(), Reaction::Retry);
     let entries = |store: &SqliteStore| store.history(id.no(), None, 1_000).expect("read").len();
-    assert_eq!(
-        entries(&store) as u64,
-        no - 1,
-        "nothing of the failed batch is there"
-    );
-    let error = store
-        .commit(&batch(fence, vec![large(no)]))
-        .expect_err("still full");
+    assert_eq!(entries(&store) as u64, no - 1, "nothing of the failed batch is there");
+    let error = store.commit(&batch(fence, vec![large(no)])).expect_err("still full");
     assert!(matches!(error, StoreError::Full { .. }), "{error:?}");
     store.set_max_page_count(1_000_000).expect("room again");
-    let outcomes = store
-        .commit(&batch(fence, vec![large(no)]))
-        .expect("the same batch again");
+    let outcomes = store.commit(&batch(fence, vec![large(no)])).expect("the same batch again");
     assert_eq!(outcomes.outcomes, [Outcome::Committed(Vec::new())]);
     assert_eq!(entries(&store) as u64, no);
 }
@@ -394,21 +323,13 @@ fn a_writer_that_waits_too_long_for_the_lock_says_busy() {
     let directory = Directory::new();
     let path = directory.path("app.db");
     create(&path);
-    let options = SqliteOptions {
-        busy_timeout: Duration::from_millis(20),
-        ..creating()
-    };
+    let options = SqliteOptions { busy_timeout: Duration::from_millis(20), ..creating() };
     let store = SqliteStore::open_with(&path, options).expect("open");
     let other = Connection::open(&path).expect("connect");
     other.execute_batch("BEGIN IMMEDIATE").expect("the lock");
     let error = store.commit(&Batch::default()).expect_err("locked");
     assert!(matches!(error, StoreError::Busy { .. }), "{error:?}");
-    assert_eq!(
-        store
-            .count(&Filter::default())
-            .expect("readers do not wait"),
-        0
-    );
+    assert_eq!(store.count(&Filter::default()).expect("readers do not wait"), 0);
     other.execute_batch("COMMIT").expect("release");
     store.commit(&Batch::default()).expect("free again");
 }
@@ -425,17 +346,8 @@ fn what_another_store_has_written_is_seen_by_the_next_batch() {
     assert_eq!(one(&owner, fence, step()), Outcome::Committed(Vec::new()));
     let pause = Write::Control(Target::Id(id), Control::Pause);
     let writes = vec![Write::Deliver(Box::new(message(id))), pause];
-    client
-        .commit(&Batch {
-            fence: None,
-            now: NOW,
-            writes,
-        })
-        .expect("commit");
-    assert_eq!(
-        one(&owner, fence, step()),
-        Outcome::Refused(Refusal::Paused)
-    );
+    client.commit(&Batch { fence: None, now: NOW, writes }).expect("commit");
+    assert_eq!(one(&owner, fence, step()), Outcome::Refused(Refusal::Paused));
     // The numbers that the owner has given since it last wrote the row are not held against it.
     let results = Commit {
         results_only: true,
@@ -460,48 +372,24 @@ fn two_stores_take_turns_and_a_takeover_fences_the_first() {
             scope.spawn(move || {
                 for _ in 0..EACH {
                     let writes = vec![Write::Deliver(Box::new(message(id)))];
-                    let batch = Batch {
-                        fence: None,
-                        now: NOW,
-                        writes,
-                    };
+                    let batch = Batch { fence: None, now: NOW, writes };
                     let outcomes = store.commit(&batch).expect("commit").outcomes;
                     assert!(matches!(
                         &outcomes[0],
-                        Outcome::Delivered(Delivered {
-                            receipt: Receipt::Delivered,
-                            ..
-                        })
+                        Outcome::Delivered(Delivered { receipt: Receipt::Delivered, .. })
                     ));
                 }
             });
         }
     });
-    let seqs = first
-        .inbox(id.no(), 0)
-        .expect("inbox")
-        .into_iter()
-        .map(|row| row.seq);
-    assert!(
-        seqs.eq(1..=2 * EACH),
-        "every message has a place of its own"
-    );
+    let seqs = first.inbox(id.no(), 0).expect("inbox").into_iter().map(|row| row.seq);
+    assert!(seqs.eq(1..=2 * EACH), "every message has a place of its own");
     let later = NOW + LEASE;
     let second_fence = register(&second, 2, later);
     let step = || Write::Commit(Box::new(commit(id, "step", Patch::Keep)));
-    assert_eq!(
-        one(&first, first_fence, step()),
-        Outcome::Refused(Refusal::Fenced)
-    );
-    assert_eq!(
-        one(&second, second_fence, step()),
-        Outcome::Committed(Vec::new())
-    );
-    assert!(
-        !first
-            .heartbeat(first_fence, later, LEASE)
-            .expect("heartbeat")
-    );
+    assert_eq!(one(&first, first_fence, step()), Outcome::Refused(Refusal::Fenced));
+    assert_eq!(one(&second, second_fence, step()), Outcome::Committed(Vec::new()));
+    assert!(!first.heartbeat(first_fence, later, LEASE).expect("heartbeat"));
 }
 
 #[test]
@@ -517,21 +405,15 @@ fn another_store_is_woken_within_50_ms() {
     let mut times = (0..1_000).map(|no| {
         let sent = Instant::now();
         first.wake_others(None, &[RunNo(no)]);
-        let (woken, runs) = receiver
-            .recv_timeout(Duration::from_secs(60))
-            .expect("woken");
+        let (woken, runs) = receiver.recv_timeout(Duration::from_secs(60)).expect("woken");
         assert_eq!(runs, [RunNo(no)]);
         woken - sent
     });
     assert!(times.any(|took| took < Duration::from_millis(50)));
     drop(times);
     let sockets = || {
-        let names = std::fs::read_dir(&directory)
-            .expect("list")
-            .map(|file| file.expect("entry"));
-        names
-            .filter(|file| file.file_name().to_string_lossy().contains("-wake-"))
-            .count()
+        let names = std::fs::read_dir(&directory).expect("list").map(|file| file.expect("entry"));
+        names.filter(|file| file.file_name().to_string_lossy().contains("-wake-")).count()
     };
     assert_eq!(sockets(), 1);
     drop(guard);
@@ -548,11 +430,7 @@ fn committed_runs_are_there_after_the_file_was_opened_again() {
         let store = create(&path);
         let fence = register(&store, 1, NOW);
         let id = start(&store, fence, &ids);
-        one(
-            &store,
-            fence,
-            Write::Commit(Box::new(commit(id, "step", Patch::Keep))),
-        );
+        one(&store, fence, Write::Commit(Box::new(commit(id, "step", Patch::Keep))));
         (store.load(id.no()).expect("load"), id)
     };
     let store = SqliteStore::open(&path).expect("open");
@@ -567,39 +445,20 @@ fn views_show_words_and_times() {
     let store = create(&path);
     let (fence, ids) = (register(&store, 1, NOW), RunIds::new(1));
     let id = start(&store, fence, &ids);
-    one(
-        &store,
-        fence,
-        Write::Commit(Box::new(commit(id, "step", Patch::Keep))),
-    );
+    one(&store, fence, Write::Commit(Box::new(commit(id, "step", Patch::Keep))));
     let conn = Connection::open(&path).expect("connect");
     let sql = "SELECT id, workflow, status, created_at, finished_at FROM everstep_view_runs";
     let run = conn.query_row(sql, [], |row| {
-        Ok((
-            row.get(0)?,
-            row.get(1)?,
-            row.get(2)?,
-            row.get(3)?,
-            row.get(4)?,
-        ))
+        Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
     });
     let text = |text: &str| text.to_owned();
-    let expected = (
-        id.to_string(),
-        text("checkout"),
-        text("running"),
-        NOW.to_string(),
-        None::<String>,
-    );
+    let expected =
+        (id.to_string(), text("checkout"), text("running"), NOW.to_string(), None::<String>);
     assert_eq!(run.expect("everstep_runs"), expected);
     let sql = "SELECT run, generation, key, size FROM everstep_view_steps";
-    let step = conn.query_row(sql, [], |row| {
-        Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
-    });
-    assert_eq!(
-        step.expect("everstep_steps"),
-        (id.to_string(), 1, text("73746570"), 200)
-    );
+    let step =
+        conn.query_row(sql, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)));
+    assert_eq!(step.expect("everstep_steps"), (id.to_string(), 1, text("73746570"), 200));
 }
 
 /// A file with a run, its runner, and the number of the run.
@@ -639,10 +498,7 @@ fn a_file_that_was_deleted_or_moved_takes_no_more_writes() {
     let elsewhere = directory.path("elsewhere.db");
     std::fs::rename(&path, &elsewhere).expect("move");
     let said = displaced(&store, fence, id);
-    assert!(
-        said.contains("app.db") && said.contains("moved away"),
-        "{said}"
-    );
+    assert!(said.contains("app.db") && said.contains("moved away"), "{said}");
     // Nothing was lost: the log is still beside the path.
     std::fs::rename(&elsewhere, &path).expect("move back");
     assert!(store.heartbeat(fence, NOW, LEASE).expect("heartbeat"));
@@ -700,10 +556,7 @@ fn a_database_whose_log_was_deleted_takes_no_more_writes() {
         std::fs::remove_file(place::beside(&path, suffix)).expect("remove");
         let error = store.heartbeat(fence, NOW, LEASE).expect_err("it is gone");
         let said = error.to_string();
-        assert!(
-            said.contains(&format!("lost its `{suffix}` file")),
-            "{said}"
-        );
+        assert!(said.contains(&format!("lost its `{suffix}` file")), "{said}");
         let error = store.raise_horizon(NOW).expect_err("it is still gone");
         assert!(matches!(error, StoreError::Displaced { .. }), "{error}");
     }
@@ -739,10 +592,7 @@ fn symbolic_links_to_a_file_are_names_of_one_store() {
     let (store, fence, id) = with_a_run(&two);
     let same = SqliteStore::open(&one).expect("open");
     assert_eq!(store.describe(), same.describe());
-    assert_eq!(
-        same.describe(),
-        SqliteStore::open(&path).expect("open").describe()
-    );
+    assert_eq!(same.describe(), SqliteStore::open(&path).expect("open").describe());
     assert!(same.run(&Target::Id(id)).expect("run").is_some());
     let (sender, woken) = mpsc::channel();
     let wake: WakeFn = Arc::new(move |runs| drop(sender.send(runs.to_vec())));
@@ -827,10 +677,7 @@ fn an_idle_runner_moves_its_log_into_the_file() {
         assert!(store.heartbeat(fence, now, LEASE).expect("heartbeat"));
     };
     beat();
-    assert!(
-        log_bytes(&path) > 0,
-        "something was written since the last heartbeat"
-    );
+    assert!(log_bytes(&path) > 0, "something was written since the last heartbeat");
     beat();
     assert_eq!(log_bytes(&path), 0);
     // Heartbeats alone move it seldom.
@@ -850,10 +697,7 @@ fn a_log_that_has_filled_the_disk_is_emptied_and_the_next_try_has_room() {
     let path = directory.path("app.db");
     let vfs = crate::testing::vfs::FaultVfs::register();
     let vfs_name = Some(vfs.name().to_owned());
-    let options = SqliteOptions {
-        vfs: vfs_name.clone(),
-        ..creating()
-    };
+    let options = SqliteOptions { vfs: vfs_name.clone(), ..creating() };
     let store = SqliteStore::open_with(&path, options).expect("open");
     store.migrate().expect("migrate");
     let fence = register(&store, 1, NOW);
@@ -868,9 +712,7 @@ fn a_log_that_has_filled_the_disk_is_emptied_and_the_next_try_has_room() {
     vfs.limit_disk(file_bytes + (2 << 20));
     let flags = rusqlite::OpenFlags::default();
     let reader = Connection::open_with_flags_and_vfs(&path, flags, vfs.name()).expect("connect");
-    reader
-        .execute_batch("BEGIN; SELECT count(*) FROM everstep_runs")
-        .expect("a snapshot");
+    reader.execute_batch("BEGIN; SELECT count(*) FROM everstep_runs").expect("a snapshot");
     let is_full = |tried: Result<(), StoreError>| matches!(tried, Err(StoreError::Full { .. }));
     while !is_full(overwrite(&store, fence, id)) {}
     assert!(is_full(overwrite(&store, fence, id)));
@@ -882,10 +724,7 @@ fn a_log_that_has_filled_the_disk_is_emptied_and_the_next_try_has_room() {
     overwrite(&store, fence, id).expect("there is room");
     // So does a runner that starts.
     drop(store);
-    let options = SqliteOptions {
-        vfs: vfs_name,
-        ..SqliteOptions::default()
-    };
+    let options = SqliteOptions { vfs: vfs_name, ..SqliteOptions::default() };
     let store = SqliteStore::open_with(&path, options).expect("open");
     register(&store, 2, NOW);
 }
@@ -895,10 +734,7 @@ fn whoever_holds_the_write_lock_is_named() {
     let directory = Directory::new();
     let path = directory.path("app.db");
     drop(create(&path));
-    let options = SqliteOptions {
-        busy_timeout: Duration::ZERO,
-        ..SqliteOptions::default()
-    };
+    let options = SqliteOptions { busy_timeout: Duration::ZERO, ..SqliteOptions::default() };
     let store = SqliteStore::open_with(&path, options).expect("open");
     let holder = Connection::open(&path).expect("connect");
     holder.execute_batch("BEGIN IMMEDIATE").expect("the lock");
@@ -908,10 +744,7 @@ fn whoever_holds_the_write_lock_is_named() {
     let cause = std::error::Error::source(&error).map(ToString::to_string);
     if cfg!(target_os = "linux") {
         let said = format!("held by this process ({})", std::process::id());
-        assert!(
-            cause.clone().is_some_and(|cause| cause.contains(&said)),
-            "{cause:?}"
-        );
+        assert!(cause.clone().is_some_and(|cause| cause.contains(&said)), "{cause:?}");
     }
     holder.execute_batch("ROLLBACK").expect("it is free");
     store.register_runner(&runner).expect("register_runner");
@@ -935,9 +768,7 @@ fn sockets_of_killed_processes_are_removed_by_the_next_runner() {
     std::fs::write(&notes, b"not a socket").expect("write");
     let store = create(&path);
     let fence = register(&store, 9, NOW);
-    let guard = store
-        .on_wake(fence.runner, Arc::new(|_| {}))
-        .expect("on_wake");
+    let guard = store.on_wake(fence.runner, Arc::new(|_| {})).expect("on_wake");
     assert!(!dead.exists());
     assert!(alive.exists() && others.exists() && notes.exists());
     assert!(!store.runner_is_dead(fence.runner));

@@ -55,11 +55,7 @@ struct Watch;
 
 impl Watch {
     fn begin(limit: Duration) -> Watch {
-        let watched = Watched {
-            deadline: Instant::now() + limit,
-            stopped: false,
-            denied: None,
-        };
+        let watched = Watched { deadline: Instant::now() + limit, stopped: false, denied: None };
         WATCHED.set(Some(watched));
         Watch
     }
@@ -131,9 +127,7 @@ fn forbidden(action: &AuthAction<'_>) -> Option<String> {
             return Some("begin or end a transaction: the engine does that".to_owned());
         }
         AuthAction::Savepoint { savepoint_name, .. } if *savepoint_name == SAVEPOINT => {
-            return Some(format!(
-                "use the savepoint `{SAVEPOINT}`, which is everstep's"
-            ));
+            return Some(format!("use the savepoint `{SAVEPOINT}`, which is everstep's"));
         }
         AuthAction::Attach { .. } | AuthAction::Detach { .. } => {
             return Some("attach or detach a database".to_owned());
@@ -228,12 +222,7 @@ fn call(conn: &Connection, transaction: &Transaction, body: &SqliteBody) -> Resu
         let failure = Failure::new(FailureKind::Panic, panics::describe(&*panic));
         Err(Error::attempt_failed(failure))
     });
-    let Some(Watched {
-        deadline,
-        stopped,
-        denied,
-    }) = watched
-    else {
+    let Some(Watched { deadline, stopped, denied }) = watched else {
         return answer;
     };
     if let (Err(_), Some(what)) = (&answer, denied) {
@@ -255,26 +244,17 @@ fn store_failure(conn: &Connection, failed: bool) -> Option<rusqlite::Error> {
     if !failed {
         return None;
     }
-    #[expect(
-        unsafe_code,
-        reason = "rusqlite does not show the last code of a connection"
-    )]
+    #[expect(unsafe_code, reason = "rusqlite does not show the last code of a connection")]
     // SAFETY: the handle is that of an open connection, used on this thread alone.
     let code = unsafe { ffi::sqlite3_extended_errcode(conn.handle()) };
-    let is_ours = matches!(
-        code & 0xFF,
-        ffi::SQLITE_FULL | ffi::SQLITE_IOERR | ffi::SQLITE_NOMEM
-    );
+    let is_ours = matches!(code & 0xFF, ffi::SQLITE_FULL | ffi::SQLITE_IOERR | ffi::SQLITE_NOMEM);
     is_ours.then(|| rusqlite::Error::SqliteFailure(ffi::Error::new(code), None))
 }
 
 /// Whether a foreign key that is checked at the end is violated: it would refuse the whole batch.
 fn has_broken_references(conn: &Connection) -> bool {
     let (mut current, mut highest) = (0, 0);
-    #[expect(
-        unsafe_code,
-        reason = "rusqlite does not show the status of a connection"
-    )]
+    #[expect(unsafe_code, reason = "rusqlite does not show the status of a connection")]
     // SAFETY: the handle is that of an open connection, used on this thread alone, and both
     // numbers outlive the call.
     let code = unsafe {
@@ -315,21 +295,12 @@ mod tests {
             let directory = Directory::new();
             let store = SqliteStore::create(directory.path("app.db")).expect("create");
             store.migrate().expect("migrate");
-            let runner = NewRunner::new(
-                uuid::Uuid::from_u128(1),
-                "host/1",
-                NOW,
-                Duration::from_secs(10),
-            );
+            let runner =
+                NewRunner::new(uuid::Uuid::from_u128(1), "host/1", NOW, Duration::from_secs(10));
             let fence = store.register_runner(&runner).expect("register");
             let taken = store.take_shards(fence, NOW, &ShardSet::of_default_pool(), &[]);
             taken.expect("take_shards");
-            let shop = Shop {
-                store,
-                fence,
-                ids: RunIds::new(1),
-                directory,
-            };
+            let shop = Shop { store, fence, ids: RunIds::new(1), directory };
             let sql = "CREATE TABLE shop (n INTEGER UNIQUE ON CONFLICT ROLLBACK)";
             shop.conn().execute_batch(sql).expect("the user's table");
             shop
@@ -341,9 +312,7 @@ mod tests {
 
         fn rows(&self) -> Vec<i64> {
             let conn = self.conn();
-            let mut statement = conn
-                .prepare("SELECT n FROM shop ORDER BY n")
-                .expect("prepare");
+            let mut statement = conn.prepare("SELECT n FROM shop ORDER BY n").expect("prepare");
             let rows = statement.query_map([], |row| row.get(0)).expect("query");
             rows.collect::<rusqlite::Result<_>>().expect("rows")
         }
@@ -399,10 +368,7 @@ mod tests {
         };
         let prefix = encode_payload_prefix(&entry);
         let (key, name) = (b"transaction".to_vec(), "pay".to_owned());
-        let limits = TransactionLimits {
-            body: Duration::from_millis(1_000),
-            batch,
-        };
+        let limits = TransactionLimits { body: Duration::from_millis(1_000), batch };
         Transaction::new(key, prefix, name, body, limits)
     }
 
@@ -433,10 +399,7 @@ mod tests {
             last_number: 0,
             numbers: 0,
             deletes: Vec::new(),
-            puts: vec![Put {
-                key: b"step".to_vec(),
-                value: vec![7],
-            }],
+            puts: vec![Put { key: b"step".to_vec(), value: vec![7] }],
             consumed: Vec::new(),
             state: Vec::new(),
             effects: effects.into_iter().collect(),
@@ -517,10 +480,7 @@ mod tests {
                 Ok(vec![0xF6])
             }),
         );
-        shop.write(vec![
-            commit(runs[0], Some(&slow)),
-            commit(runs[1], Some(&next)),
-        ]);
+        shop.write(vec![commit(runs[0], Some(&slow)), commit(runs[1], Some(&next))]);
         assert!(matches!(slow.take_answer(), Some(Err(_))));
         assert!(next.take_answer().is_none(), "its turn has not come");
         assert!(shop.rows().is_empty());

@@ -63,11 +63,7 @@ impl Wakes {
             Ok(socket)
         });
         // Without a socket there are no hints, and runs are found by the slow poll.
-        Wakes {
-            sender: sender.ok(),
-            peers: Mutex::default(),
-            own: Mutex::default(),
-        }
+        Wakes { sender: sender.ok(), peers: Mutex::default(), own: Mutex::default() }
     }
 
     /// The address at which this runner listens, if it listens here.
@@ -95,10 +91,7 @@ impl Wakes {
         let mut peers = lock(&self.peers);
         let is_stale = peers.read_at.is_none_or(|at| at.elapsed() >= PEERS_KEPT);
         if is_stale && let Some(list) = read_peers() {
-            *peers = Peers {
-                list,
-                read_at: Some(Instant::now()),
-            };
+            *peers = Peers { list, read_at: Some(Instant::now()) };
         }
         let datagram = encode(runs);
         // A full socket is about to be read anyway; any other failure means that nobody is there.
@@ -131,10 +124,8 @@ pub(crate) fn sockets_of(file: &Path) -> Vec<PathBuf> {
     let mut beside = file.file_name().unwrap_or_default().to_owned();
     beside.push("-wake-");
     let elsewhere = OsString::from(elsewhere_prefix(file));
-    let places = [
-        (file.parent().map(Path::to_owned), beside),
-        (Some(std::env::temp_dir()), elsewhere),
-    ];
+    let places =
+        [(file.parent().map(Path::to_owned), beside), (Some(std::env::temp_dir()), elsewhere)];
     for (directory, prefix) in places {
         let entries = directory.and_then(|directory| std::fs::read_dir(directory).ok());
         for entry in entries.into_iter().flatten().flatten() {
@@ -169,10 +160,7 @@ impl Listener {
         drop(std::fs::remove_file(&path));
         let socket = UnixDatagram::bind(&path)?;
         let is_stopped = Arc::new(AtomicBool::new(false));
-        let listener = Listener {
-            path,
-            is_stopped: Arc::clone(&is_stopped),
-        };
+        let listener = Listener { path, is_stopped: Arc::clone(&is_stopped) };
         std::fs::set_permissions(&listener.path, PermissionsExt::from_mode(0o600))?;
         thread::Builder::new()
             .name("everstep-wake".to_owned())
@@ -191,11 +179,7 @@ impl Drop for Listener {
         // The thread waits for a datagram and ends with this one. It is not joined: it may be the
         // one that drops this, in its callback.
         if let Ok(socket) = UnixDatagram::unbound() {
-            drop(
-                socket
-                    .set_nonblocking(true)
-                    .and_then(|()| socket.send_to(&[], &self.path)),
-            );
+            drop(socket.set_nonblocking(true).and_then(|()| socket.send_to(&[], &self.path)));
         }
         drop(std::fs::remove_file(&self.path));
     }
@@ -230,10 +214,7 @@ fn decode(datagram: &[u8]) -> Vec<RunNo> {
     if !rest.is_empty() {
         return Vec::new();
     }
-    numbers
-        .iter()
-        .map(|bytes| RunNo(i64::from_le_bytes(*bytes)))
-        .collect()
+    numbers.iter().map(|bytes| RunNo(i64::from_le_bytes(*bytes))).collect()
 }
 
 /// Beside the file; in the directory for temporary files if that is too long for an address.
@@ -263,10 +244,7 @@ mod tests {
 
     #[test]
     fn a_long_list_and_a_foreign_datagram_mean_look_for_yourself() {
-        assert_eq!(
-            decode(&encode(&[RunNo(1), RunNo(-2)])),
-            [RunNo(1), RunNo(-2)]
-        );
+        assert_eq!(decode(&encode(&[RunNo(1), RunNo(-2)])), [RunNo(1), RunNo(-2)]);
         assert!(encode(&vec![RunNo(1); RUNS_MAX + 1]).is_empty());
         assert_eq!(encode(&vec![RunNo(1); RUNS_MAX]).len(), RUNS_MAX * 8);
         assert!(decode(b"hello").is_empty());
@@ -282,23 +260,15 @@ mod tests {
             let wake: WakeFn = Arc::new(move |runs| drop(sender.send(runs.to_vec())));
             let listener = Listener::bind(&file, runner, wake).expect("bind");
             let path = PathBuf::from(listener.address().expect("an address"));
-            let mode = std::fs::metadata(&path)
-                .expect("the socket")
-                .permissions()
-                .mode();
+            let mode = std::fs::metadata(&path).expect("the socket").permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
             let wakes = Wakes::new();
             let peers = vec![
-                (
-                    Uuid::from_u128(8),
-                    directory.path("nobody").display().to_string(),
-                ),
+                (Uuid::from_u128(8), directory.path("nobody").display().to_string()),
                 (runner, path.display().to_string()),
             ];
             wakes.send(None, &[RunNo(5)], || Some(peers));
-            let got = receiver
-                .recv_timeout(Duration::from_secs(60))
-                .expect("woken");
+            let got = receiver.recv_timeout(Duration::from_secs(60)).expect("woken");
             assert_eq!(got, [RunNo(5)]);
             drop(listener);
             assert!(!path.exists());

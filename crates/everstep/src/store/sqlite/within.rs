@@ -23,12 +23,10 @@ pub(crate) fn commit(
     require_durable(file, tx)?;
     let format = schema::version(tx).map_err(error)?;
     schema::FORMATS.require_latest(format, &file.name())?;
-    tx.execute_batch("SAVEPOINT everstep_within")
-        .map_err(error)?;
+    tx.execute_batch("SAVEPOINT everstep_within").map_err(error)?;
     let applied = batch::apply(tx, &mut Memory::default(), batch);
     if applied.is_err() && !tx.is_autocommit() {
-        tx.execute_batch("ROLLBACK TO everstep_within")
-            .map_err(error)?;
+        tx.execute_batch("ROLLBACK TO everstep_within").map_err(error)?;
     }
     if !tx.is_autocommit() {
         tx.execute_batch("RELEASE everstep_within").map_err(error)?;
@@ -51,10 +49,7 @@ fn require_durable(file: &File, tx: &rusqlite::Transaction<'_>) -> Result<(), St
         1 if file.is_synced() => "synchronous = NORMAL".to_owned(),
         _ => return Ok(()),
     };
-    Err(StoreError::NotDurable {
-        store: file.name(),
-        pragma,
-    })
+    Err(StoreError::NotDurable { store: file.name(), pragma })
 }
 
 /// Whether the file that a connection has open is no longer at its path.

@@ -119,12 +119,8 @@ impl Memory {
     /// nothing can change afterwards.
     fn revalidate(&mut self, conn: &Connection, file: &File) -> Result<(), StoreError> {
         let read = |sql| -> Result<i64, StoreError> {
-            let mut statement = conn
-                .prepare_cached(sql)
-                .map_err(|error| file.error(error))?;
-            statement
-                .query_row([], |row| row.get(0))
-                .map_err(|error| file.error(error))
+            let mut statement = conn.prepare_cached(sql).map_err(|error| file.error(error))?;
+            statement.query_row([], |row| row.get(0)).map_err(|error| file.error(error))
         };
         let data_version = read("PRAGMA data_version")?;
         if self.data_version == Some(data_version) {
@@ -133,11 +129,7 @@ impl Memory {
         let format = schema::version(conn).map_err(|error| file.error(error))?;
         let known = schema::FORMATS.latest();
         if format > known {
-            return Err(StoreError::TooNew {
-                store: file.name(),
-                found: format,
-                known,
-            });
+            return Err(StoreError::TooNew { store: file.name(), found: format, known });
         }
         schema::FORMATS.require_latest(format, &file.name())?;
         if self.data_version.is_some() {
@@ -153,10 +145,7 @@ impl Memory {
 
 impl Writer {
     pub(crate) fn new(conn: Connection) -> Writer {
-        Writer {
-            conn: Some(conn),
-            ..Writer::default()
-        }
+        Writer { conn: Some(conn), ..Writer::default() }
     }
 
     pub(crate) fn conn(&mut self, file: &File) -> Result<&mut Connection, StoreError> {
@@ -171,9 +160,7 @@ impl Writer {
 
     /// Whether others are at the file, too: a runner's heartbeat alone is more frequent than this.
     fn has_company(&self) -> bool {
-        self.memory
-            .company_at
-            .is_some_and(|at| at.elapsed() < COMPANY_KEPT)
+        self.memory.company_at.is_some_and(|at| at.elapsed() < COMPANY_KEPT)
     }
 
     /// Lets others have the lock for a moment, if there are any and this one has had it for long.
@@ -288,12 +275,7 @@ impl Writer {
         change: impl FnOnce(&Connection, &mut Memory) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         self.conn(file)?;
-        let Writer {
-            conn,
-            shared,
-            looked_at,
-            ..
-        } = self;
+        let Writer { conn, shared, looked_at, .. } = self;
         let Some(conn) = conn.as_ref() else {
             unreachable!("it was just opened");
         };
@@ -309,10 +291,9 @@ impl Writer {
             // In WAL mode a commit that was rolled back was not made: nobody has seen it, and the
             // next batch is written over it.
             Ok(()) => error,
-            Err(source) => StoreError::UnknownOutcome {
-                store: file.name(),
-                source: Box::new(source),
-            },
+            Err(source) => {
+                StoreError::UnknownOutcome { store: file.name(), source: Box::new(source) }
+            }
         })
     }
 }
@@ -343,11 +324,7 @@ fn execute(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
 
 /// Ends the transaction, if SQLite has not done so by itself.
 fn roll_back(conn: &Connection) -> rusqlite::Result<()> {
-    if conn.is_autocommit() {
-        Ok(())
-    } else {
-        conn.execute_batch("ROLLBACK")
-    }
+    if conn.is_autocommit() { Ok(()) } else { conn.execute_batch("ROLLBACK") }
 }
 
 /// The numbers of runs are spread by one multiplication; nobody chooses them to do harm.

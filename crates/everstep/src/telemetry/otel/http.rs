@@ -53,9 +53,7 @@ impl std::fmt::Debug for Post {
 impl HttpClient for Post {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         // Blocks, and may: this is the exporter's own thread, which is in no runtime.
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let answer = runtime.block_on(async {
             let answered = tokio::time::timeout(LIMIT, self.send(request));
             answered.await.map_err(|_| "the collector did not answer")?
@@ -190,14 +188,9 @@ mod tests {
             .expect("versions")
             .with_root_certificates(roots)
             .with_no_client_auth();
-        let trusting = Post {
-            tls: Mutex::new(Some(Arc::new(config))),
-        };
+        let trusting = Post { tls: Mutex::new(Some(Arc::new(config))) };
         let answer = trusting.send(request(port)).await.expect("an answer");
-        assert_eq!(
-            (answer.status().as_u16(), &**answer.body()),
-            (200, &b"done"[..])
-        );
+        assert_eq!((answer.status().as_u16(), &**answer.body()), (200, &b"done"[..]));
         let error = Post::default().send(request(port)).await;
         assert!(error.is_err(), "no root of the system has signed it");
     }

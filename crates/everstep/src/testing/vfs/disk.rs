@@ -62,10 +62,7 @@ impl State {
             let durable = found();
             let size = durable.as_ref().map_or(0, Vec::len);
             sizes.insert(path.to_owned(), size as u64);
-            TrackedFile {
-                durable,
-                unsynced: Vec::new(),
-            }
+            TrackedFile { durable, unsynced: Vec::new() }
         });
     }
 
@@ -203,10 +200,7 @@ impl TrackedFile {
                 Change::Create | Change::Delete => break,
                 Change::Truncate { len } => {
                     if luck.survives() {
-                        content
-                            .as_mut()
-                            .into_iter()
-                            .for_each(|content| content.truncate(*len));
+                        content.as_mut().into_iter().for_each(|content| content.truncate(*len));
                     }
                 }
                 Change::Write { at, data } => {
@@ -268,9 +262,7 @@ mod tests {
     #[test]
     fn writes_are_torn_at_sectors() {
         let data = [7; 1_000];
-        let parts: Vec<_> = sectors(500, &data)
-            .map(|(at, part)| (at, part.len()))
-            .collect();
+        let parts: Vec<_> = sectors(500, &data).map(|(at, part)| (at, part.len())).collect();
         assert_eq!(parts, [(500, 12), (512, 512), (1_024, 476)]);
         assert_eq!(sectors(3, &[]).count(), 0);
     }

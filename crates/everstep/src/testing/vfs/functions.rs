@@ -3,10 +3,7 @@
 //! Each hands its call on to the default VFS; those that change a file also tell [`super::disk`],
 //! and fail first if that is planned. This is the only place of the VFS that is unsafe.
 
-#![expect(
-    unsafe_code,
-    reason = "a VFS is a table of C functions over memory that SQLite owns"
-)]
+#![expect(unsafe_code, reason = "a VFS is a table of C functions over memory that SQLite owns")]
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
@@ -40,10 +37,8 @@ pub(super) fn register(name: &str) -> &'static Shared {
     };
     assert!(!real.is_null(), "SQLite has a default VFS");
     // All three are leaked: connections may outlive any value of ours, and use them.
-    let shared: &'static Shared = Box::leak(Box::new(Shared {
-        real: AtomicPtr::new(real),
-        state: Mutex::default(),
-    }));
+    let shared: &'static Shared =
+        Box::leak(Box::new(Shared { real: AtomicPtr::new(real), state: Mutex::default() }));
     let c_name = CString::new(name).expect("the name has no NUL");
     // SAFETY: `real` was just checked, and a registered VFS does not change.
     let real = unsafe { &*real };
@@ -65,9 +60,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -209,9 +202,7 @@ unsafe extern "C" fn open(
         }
 
         if let Some(handle) = &handle {
-            state.opened(&handle.path, || {
-                is_there.then(|| content_of(real)).flatten()
-            });
+            state.opened(&handle.path, || is_there.then(|| content_of(real)).flatten());
             if !is_there {
                 state.created(&handle.path);
             }
@@ -260,12 +251,7 @@ unsafe fn handle_for(shared: &'static Shared, name: *const c_char, flags: c_int)
     // SAFETY: as the caller promises.
     let path = unsafe { path_of(name) };
     let sync_names = AtomicBool::new(kind != FileKind::Database);
-    Some(Handle {
-        shared,
-        path,
-        kind,
-        sync_names,
-    })
+    Some(Handle { shared, path, kind, sync_names })
 }
 
 /// # Safety

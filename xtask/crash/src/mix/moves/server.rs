@@ -83,11 +83,7 @@ async fn place(
         let run: RunId = row.try_get::<_, String>(0)?.parse()?;
         return Ok(Some(client.run(run)));
     }
-    let run = client
-        .start(server_moves, n)
-        .key(key(n))
-        .within(&tx)
-        .await?;
+    let run = client.start(server_moves, n).key(key(n)).within(&tx).await?;
     client.send_in(&tx, run.id(), "packed", &n).await?;
     let sql = "INSERT INTO crash_orders VALUES ($1, $2)";
     let id = run.id().to_string();

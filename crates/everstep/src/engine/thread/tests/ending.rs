@@ -180,10 +180,7 @@ fn an_async_body_is_not_polled_after_its_lease() {
     let body = traces.clone();
     let (mut bench, fence, slot) = bench(move |ctx| {
         let body = body.clone();
-        async move {
-            ctx.step("body", async || body.clone().forever().await)
-                .await
-        }
+        async move { ctx.step("body", async || body.clone().forever().await).await }
     });
     bench.run_tasks();
     bench.handle_all();
@@ -245,11 +242,7 @@ fn a_spawned_body_that_waits_is_aborted_though_its_engine_thread_is_blocked() {
     bench.end_lease(fence);
     Ending::default().look(&bench.shared);
     bench.run_tasks();
-    assert_eq!(
-        count(&traces.dropped),
-        1,
-        "the engine thread has done nothing"
-    );
+    assert_eq!(count(&traces.dropped), 1, "the engine thread has done nothing");
 }
 
 #[test]
@@ -297,9 +290,8 @@ fn a_blocking_body_is_told_that_its_lease_ends_and_its_result_is_discarded() {
 #[test]
 fn bodies_of_a_lease_that_lasts_go_on_when_news_of_an_earlier_end_come_late() {
     let stops: [fn(&Shared); 2] = [Shared::drop_lost_runs, Shared::stop_bodies];
-    for (spawned, stop) in [false, true]
-        .into_iter()
-        .flat_map(|spawned| stops.map(|stop| (spawned, stop)))
+    for (spawned, stop) in
+        [false, true].into_iter().flat_map(|spawned| stops.map(|stop| (spawned, stop)))
     {
         let traces = Traces::default();
         let body = traces.clone();
@@ -309,10 +301,7 @@ fn bodies_of_a_lease_that_lasts_go_on_when_news_of_an_earlier_end_come_late() {
                 let waits = body.clone();
                 match spawned {
                     true => ctx.spawn("body", move |_| body.clone().waits()).await,
-                    false => {
-                        ctx.step_with("body", async |_| waits.clone().waits().await)
-                            .await
-                    }
+                    false => ctx.step_with("body", async |_| waits.clone().waits().await).await,
                 }
             }
         });
@@ -399,9 +388,7 @@ fn a_thread_is_woken_when_a_lease_that_was_about_to_end_is_renewed() {
 fn a_body_that_gives_up_because_its_engine_ends_does_not_begin_again() {
     let ends: [fn(&Shared); 3] = [
         |shared| {
-            shared.stop(StoreError::Closed {
-                store: "the test's store".to_owned(),
-            });
+            shared.stop(StoreError::Closed { store: "the test's store".to_owned() });
         },
         // As the drop of an engine does.
         Shared::drop_runs,

@@ -138,11 +138,7 @@ fn a_shard_whose_release_was_made_after_all_is_not_taken_for_our_own() {
         // It is to have some of them.
         let peer = fixture::enter_raw(&bench.store, 9);
         // Who does not listen is taken for dead.
-        let listen = |id| {
-            bench
-                .store
-                .on_wake(Uuid::from_u128(id), Arc::new(|_: &[RunNo]| {}))
-        };
+        let listen = |id| bench.store.on_wake(Uuid::from_u128(id), Arc::new(|_: &[RunNo]| {}));
         let _listening = [9, 10].map(|id| listen(id).expect("on_wake"));
         for _ in 0..100 {
             bench.store.lose_next("release_shards", fixture::unknown);
@@ -170,9 +166,7 @@ fn a_shard_that_the_store_gives_a_runner_without_its_knowledge_is_given_back() {
         bench.keep_lease();
         assert!(bench.becomes(|bench| !bench.shared.owned().is_empty()));
         let all = ShardSet::of_default_pool();
-        let held = bench
-            .store
-            .take_shards(fence, bench.shared.now(), &all, &[]);
+        let held = bench.store.take_shards(fence, bench.shared.now(), &all, &[]);
         assert!(held.expect("take_shards").is_some());
         assert_eq!(bench.stored(), all);
         assert!(bench.becomes(|bench| bench.stored().is_empty()));
@@ -229,9 +223,7 @@ fn a_run_whose_commit_was_refused_is_read_again_if_its_shard_is_here() {
             bench.store.release_shards(fence, &one).expect("release");
             bench.commit();
             assert!(bench.becomes(|bench| !bench.knows(run)));
-            let held = bench
-                .store
-                .take_shards(fence, bench.shared.now(), &one, &[]);
+            let held = bench.store.take_shards(fence, bench.shared.now(), &one, &[]);
             assert_eq!(held.expect("take_shards"), Some(bench.shared.owned()));
             bench.keep_lease();
             assert!(bench.becomes(|bench| bench.epoch_of(run) == Some(fence.epoch)));

@@ -16,10 +16,7 @@ use crate::{
 };
 
 const ONE: Limit = Limit::new("one").concurrency(1);
-const RULE: LimitRule = LimitRule {
-    concurrency: Some(1),
-    rate: None,
-};
+const RULE: LimitRule = LimitRule { concurrency: Some(1), rate: None };
 
 /// One engine thread on a store, driven by hand, with a run that is in line for the limit `one`.
 struct Line {
@@ -132,11 +129,7 @@ impl Line {
 
     /// A write of somebody that this process does not hear of.
     fn write(&self, write: Write) -> Outcome {
-        let batch = Batch {
-            fence: Some(self.fence),
-            now: self.shared.now(),
-            writes: vec![write],
-        };
+        let batch = Batch { fence: Some(self.fence), now: self.shared.now(), writes: vec![write] };
         let mut applied = self.store.commit(&batch).expect("commit");
         applied.outcomes.remove(0)
     }
@@ -176,21 +169,15 @@ impl Line {
             holds: true,
             key: vec![1],
         }));
-        let commit = Commit {
-            effects: vec![acquire],
-            ..Commit::of_row(&self.row(id), Patch::Keep)
-        };
+        let commit =
+            Commit { effects: vec![acquire], ..Commit::of_row(&self.row(id), Patch::Keep) };
         let outcome = self.write(Write::Commit(Box::new(commit)));
         assert!(matches!(outcome, Outcome::Committed(_)), "{outcome:?}");
     }
 
     /// Ends a run that has the place; who is let in is told.
     fn end(&mut self, id: RunId) {
-        let patch = Patch::Finish {
-            status: RunStatus::Completed,
-            output: None,
-            error: None,
-        };
+        let patch = Patch::Finish { status: RunStatus::Completed, output: None, error: None };
         let write = Write::Commit(Box::new(Commit::of_row(&self.row(id), patch)));
         let pending = Pending::under(self.fence.epoch, write, Reply::Nobody);
         committer::commit(&self.shared, vec![pending]);
@@ -235,11 +222,7 @@ impl Line {
     fn until(&mut self, what: &str, is_so: impl Fn(&Line) -> bool) {
         let until = Instant::now() + std::time::Duration::from_secs(20);
         while !is_so(self) {
-            assert!(
-                Instant::now() < until,
-                "{} waits for {what}",
-                self.store.describe()
-            );
+            assert!(Instant::now() < until, "{} waits for {what}", self.store.describe());
             self.commit();
             std::thread::yield_now();
         }
@@ -273,12 +256,9 @@ impl Line {
         let until = Instant::now() + std::time::Duration::from_secs(20);
         loop {
             let events = self.shared.threads[0].take();
-            let (mut looked, others): (Vec<_>, Vec<_>) = events
-                .into_iter()
-                .partition(|event| matches!(event, Event::Looked { .. }));
-            others
-                .into_iter()
-                .for_each(|event| self.worker.handle(event));
+            let (mut looked, others): (Vec<_>, Vec<_>) =
+                events.into_iter().partition(|event| matches!(event, Event::Looked { .. }));
+            others.into_iter().for_each(|event| self.worker.handle(event));
             if let Some(looked) = looked.pop() {
                 return looked;
             }
@@ -314,9 +294,7 @@ fn a_run_in_line_that_is_resumed_before_its_owner_puts_it_away_goes_on() {
         line.until("the run to be read again", Line::in_memory);
         let holder = line.holder;
         line.end(holder);
-        line.until("the end of the run", |line| {
-            line.row(line.run).status == RunStatus::Completed
-        });
+        line.until("the end of the run", |line| line.row(line.run).status == RunStatus::Completed);
         assert_eq!(line.places(), (0, 0));
     });
 }

@@ -39,10 +39,7 @@ impl World {
     fn with(change: impl FnOnce(&mut PostgresOptions)) -> World {
         let proxy = Proxy::start_before(server().address()).unwrap();
         let schema = fresh_schema();
-        let mut options = PostgresOptions {
-            schema: schema.clone(),
-            ..PostgresOptions::default()
-        };
+        let mut options = PostgresOptions { schema: schema.clone(), ..PostgresOptions::default() };
         change(&mut options);
         let store = PostgresStore::open_with(&proxy.url_for("postgres"), options).unwrap();
         store.migrate().unwrap();
@@ -52,12 +49,7 @@ impl World {
              CREATE TABLE pair (name text PRIMARY KEY); INSERT INTO pair VALUES ('a'), ('b')"
         );
         direct.query(&make).unwrap();
-        World {
-            proxy,
-            store,
-            schema,
-            direct,
-        }
+        World { proxy, store, schema, direct }
     }
 
     /// Notes something in one round trip; how often it was tried.
@@ -165,12 +157,7 @@ fn a_commit_that_has_landed_is_acknowledged_and_not_made_again() {
     let mut world = World::new();
     world.note("before").unwrap();
     let held: Vec<Which> = world.open().into_iter().map(Which::Number).collect();
-    let World {
-        proxy,
-        direct,
-        store,
-        ..
-    } = &mut world;
+    let World { proxy, direct, store, .. } = &mut world;
     let (proxy, store) = (&*proxy, &*store);
     held.iter().for_each(|it| proxy.hold_replies(it.clone()));
     let mut look = || direct.value("SELECT count(*) FROM noted WHERE what = 'it'");
@@ -214,15 +201,11 @@ fn a_batch_that_arrives_after_it_was_settled_is_refused() {
                     AND application_name = 'everstep'";
     world.proxy.release_all();
     let arrived = |connections: &[everstep_pg::Connection]| {
-        let of_old = connections
-            .iter()
-            .filter(|it| held.contains(&Which::Number(it.number)));
+        let of_old = connections.iter().filter(|it| held.contains(&Which::Number(it.number)));
         of_old.into_iter().all(|it| !it.open)
     };
     assert!(world.proxy.wait_until(PATIENCE, arrived));
-    until("it was looked at", || {
-        world.direct.value(refusals).unwrap() == "0"
-    });
+    until("it was looked at", || world.direct.value(refusals).unwrap() == "0");
     assert_eq!((world.noted("it").as_str(), world.settled()), ("1", 1));
 }
 
@@ -235,11 +218,7 @@ fn a_server_that_does_not_answer_is_given_up_after_its_patience() {
     let error = world.store.runners().unwrap_err();
     assert_eq!(error.reaction(), Reaction::Retry);
     // Twice its patience and once the limit of a connection, not once more for each round trip.
-    assert!(
-        begun.elapsed() < Duration::from_secs(15),
-        "{:?}",
-        begun.elapsed()
-    );
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
     world.proxy.release_all();
     world.store.runners().unwrap();
 }
@@ -390,9 +369,7 @@ fn a_crash_of_the_server_loses_nothing_that_was_answered() {
     store.migrate().unwrap();
     let mut direct = server.session().unwrap();
     let table = format!("{schema}.noted");
-    direct
-        .query(&format!("CREATE TABLE {table} (no bigint)"))
-        .unwrap();
+    direct.query(&format!("CREATE TABLE {table} (no bigint)")).unwrap();
     let answered = AtomicUsize::new(0);
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -420,9 +397,7 @@ fn a_crash_of_the_server_loses_nothing_that_was_answered() {
         }
         let goes_on = || {
             let before = answered.load(Ordering::Relaxed);
-            until("it goes on", || {
-                answered.load(Ordering::Relaxed) > before + 50
-            });
+            until("it goes on", || answered.load(Ordering::Relaxed) > before + 50);
         };
         goes_on();
         for _ in 0..3 {
@@ -484,10 +459,7 @@ fn a_failover_makes_runners_register_again() {
     let text = format!("{error:?}");
     assert!(text.contains("standby"), "{text}");
     // Whichever comes first in the URL.
-    let url = format!(
-        "{}&schema={schema}",
-        url_of_all(&[&standby, &primary], "postgres")
-    );
+    let url = format!("{}&schema={schema}", url_of_all(&[&standby, &primary], "postgres"));
     let store = PostgresStore::open(&url).unwrap();
     store.migrate().unwrap();
     let now = Timestamp::from(SystemTime::now());
@@ -515,10 +487,7 @@ fn listeners_are_woken_when_their_connection_was_lost() {
     let (sender, woken) = mpsc::channel();
     let wake: WakeFn = Arc::new(move |runs: &[RunNo]| _ = sender.send(runs.to_vec()));
     let _listening = world.store.on_wake(me, wake).unwrap();
-    let options = PostgresOptions {
-        schema: world.schema.clone(),
-        ..PostgresOptions::default()
-    };
+    let options = PostgresOptions { schema: world.schema.clone(), ..PostgresOptions::default() };
     let elsewhere = PostgresStore::open_with(&server().url(), options).unwrap();
     elsewhere.wake_others(Some(other), &[RunNo(5)]);
     assert_eq!(woken.recv_timeout(PATIENCE), Ok(vec![RunNo(5)]));
@@ -544,10 +513,8 @@ const WAKING: &str = "waking";
 /// A world whose wake-ups have connections of their own, which wait for as long as they must.
 fn world_with_named_wakes(waited_for: Duration) -> World {
     let mut world = World::new();
-    let url = format!(
-        "{}?application_name={WAKING}&connect_timeout=60",
-        world.proxy.url_for("postgres")
-    );
+    let url =
+        format!("{}?application_name={WAKING}&connect_timeout=60", world.proxy.url_for("postgres"));
     let options = PostgresOptions {
         schema: world.schema.clone(),
         listen_url: Some(url),
@@ -625,22 +592,14 @@ fn each_code_of_the_server_has_its_reaction() {
     for (codes, reaction) in [
         ("40001 40P01 55P03 72000 23505", Reaction::Retry),
         ("53100 53200 53300 53400 57014 57P01 57P03", Reaction::Retry),
-        (
-            "08006 08P01 25006 25P03 26000 42P05 58030 XX000",
-            Reaction::Retry,
-        ),
+        ("08006 08P01 25006 25P03 26000 42P05 58030 XX000", Reaction::Retry),
         ("EV001 EV002 EV003", Reaction::Retry),
         ("22021 23514 54000 0A000 42601 P0001", Reaction::Bisect),
-        (
-            "XX001 XX002 42501 28P01 3D000 42P01 42703 42883",
-            Reaction::Stop,
-        ),
+        ("XX001 XX002 42501 28P01 3D000 42P01 42703 42883", Reaction::Stop),
     ] {
         for code in codes.split(' ') {
             let raise = format!("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$");
-            let done = world
-                .store
-                .write(|session| session.execute_now(raise.clone(), Vec::new()));
+            let done = world.store.write(|session| session.execute_now(raise.clone(), Vec::new()));
             let error = done.unwrap_err();
             assert_eq!(error.reaction(), reaction, "{code}: {error:?}");
         }
@@ -669,10 +628,8 @@ fn caller_time(options: &mut PostgresOptions) {
 impl World {
     /// Another process on the same schema, with a network of its own.
     fn elsewhere(&self) -> PostgresStore {
-        let mut options = PostgresOptions {
-            schema: self.schema.clone(),
-            ..PostgresOptions::default()
-        };
+        let mut options =
+            PostgresOptions { schema: self.schema.clone(), ..PostgresOptions::default() };
         caller_time(&mut options);
         PostgresStore::open_with(&server().url(), options).unwrap()
     }
@@ -724,10 +681,7 @@ fn a_dead_connection_does_not_cost_a_short_lease() {
     // On a busy machine a new connection may take long; the old one took a second each time.
     let is_in_time = (0..20).any(|_| {
         assert!(world.store.heartbeat(owner, NOW, lease).unwrap());
-        world
-            .open()
-            .iter()
-            .for_each(|it| world.proxy.hold(Which::Number(*it)));
+        world.open().iter().for_each(|it| world.proxy.hold(Which::Number(*it)));
         let begun = Instant::now();
         let is_alive = world.store.heartbeat(owner, NOW, lease);
         let took = begun.elapsed();
@@ -797,19 +751,14 @@ fn a_session_is_given_up_after_half_a_lease_of_silence() {
     let world = World::new();
     let limit = || {
         let sql = "SELECT current_setting('idle_in_transaction_session_timeout')";
-        let said = world
-            .store
-            .read(|session| session.row(sql, Vec::new(), |row| row.get::<String>(0)));
+        let said =
+            world.store.read(|session| session.row(sql, Vec::new(), |row| row.get::<String>(0)));
         said.unwrap().unwrap()
     };
     // As for the usual lease, while there is none.
     assert_eq!(limit(), "5s");
     for (lease, wanted) in [(60_u32, "30s"), (2, "1s"), (8, "1s")] {
-        owner(
-            &world.store,
-            lease.into(),
-            Duration::from_secs(lease.into()),
-        );
+        owner(&world.store, lease.into(), Duration::from_secs(lease.into()));
         // The connection that was kept is told.
         assert_eq!(limit(), wanted);
     }

@@ -30,24 +30,14 @@ fn encrypt(server: &Instance, certificate: &str, key: &str) {
         chown(&file, Some(owner.uid()), Some(owner.gid())).unwrap();
     }
     let mut session = server.session().unwrap();
-    for setting in [
-        "ssl_cert_file = 'tls.crt'",
-        "ssl_key_file = 'tls.key'",
-        "ssl = on",
-    ] {
-        session
-            .query(&format!("ALTER SYSTEM SET {setting}"))
-            .unwrap();
+    for setting in ["ssl_cert_file = 'tls.crt'", "ssl_key_file = 'tls.key'", "ssl = on"] {
+        session.query(&format!("ALTER SYSTEM SET {setting}")).unwrap();
     }
     session.query("SELECT pg_reload_conf()").unwrap();
     let begun = Instant::now();
     // A new session has what the server has.
     while server.session().unwrap().value("SHOW ssl").unwrap() != "on" {
-        assert!(
-            begun.elapsed() < Duration::from_secs(60),
-            "{}",
-            server.log_tail()
-        );
+        assert!(begun.elapsed() < Duration::from_secs(60), "{}", server.log_tail());
         thread::sleep(Duration::from_millis(5));
     }
 }
@@ -78,19 +68,13 @@ fn what_the_url_says_about_encryption_is_what_happens() {
     // Never in plain text when more was asked for.
     for mode in ["require", "verify-ca&sslrootcert=system", "verify-full"] {
         let refused = plain(&format!("&sslmode={mode}")).unwrap_err();
-        assert!(
-            refused.contains("TLS") || refused.contains("root"),
-            "{mode}: {refused}"
-        );
+        assert!(refused.contains("TLS") || refused.contains("root"), "{mode}: {refused}");
     }
 
     let [known, certificate, key] = certificates("localhost");
     encrypt(&server, &certificate, &key);
     let directory = tempfile::tempdir().unwrap();
-    let (roots, others) = (
-        directory.path().join("ours"),
-        directory.path().join("others"),
-    );
+    let (roots, others) = (directory.path().join("ours"), directory.path().join("others"));
     fs::write(&roots, known).unwrap();
     fs::write(&others, certificates("localhost")[0].clone()).unwrap();
     let (ours, others) = (root(&roots), root(&others));

@@ -9,9 +9,8 @@ use crate::store::format::Formats;
 fn a_schema_of_format_1_is_migrated_to_a_made_up_format_2() {
     let url = everstep_pg::fresh_url().unwrap_or_else(|error| panic!("{error}"));
     let store = PostgresStore::open(&url).expect("open");
-    let frozen = Formats(&[include_str!(
-        "../../../../tests/fixtures/frozen_format_1_postgres.sql"
-    )]);
+    let frozen =
+        Formats(&[include_str!("../../../../tests/fixtures/frozen_format_1_postgres.sql")]);
     let made_up = [
         frozen.0[0],
         "ALTER TABLE everstep_runs ADD COLUMN colour text; \

@@ -23,13 +23,10 @@ const CLEARED: [&str; 8] = [
 /// The rows of a query that gives texts.
 fn texts<const N: usize>(store: &PostgresStore, sql: &str) -> Vec<[String; N]> {
     let conn = store.take().expect("a connection");
-    let answers = conn
-        .run(vec![Op::new(sql.to_owned(), Vec::new())])
-        .expect("an answer");
+    let answers = conn.run(vec![Op::new(sql.to_owned(), Vec::new())]).expect("an answer");
     let rows = answers.iter().flat_map(|answer| &answer.rows);
     let text = |row: &value::PgRow, column| row.get(column).expect("a text");
-    rows.map(|row| std::array::from_fn(|column| text(row, column)))
-        .collect()
+    rows.map(|row| std::array::from_fn(|column| text(row, column))).collect()
 }
 
 #[test]
@@ -69,11 +66,7 @@ fn rows_are_swept_by_the_primary_keys_of_their_tables() {
     let keys: BTreeMap<String, String> =
         keys.into_iter().map(|[table, key]| (table, key)).collect();
     for (table, row) in LEFT_BY_RUNS {
-        assert_eq!(
-            keys.get(*table).map(String::as_str),
-            Some(*row),
-            "`{table}`"
-        );
+        assert_eq!(keys.get(*table).map(String::as_str), Some(*row), "`{table}`");
     }
 }
 
@@ -85,11 +78,8 @@ fn a_sweep_removes_every_row_of_a_deleted_run_and_no_other() {
     for id in runs {
         fill(&store, id);
     }
-    let delete = Delete {
-        target: Target::Id(runs[0]),
-        finished_before: None,
-        key_kept_until: None,
-    };
+    let delete =
+        Delete { target: Target::Id(runs[0]), finished_before: None, key_kept_until: None };
     commit(&store, Write::Delete(Box::new(delete)));
     let mut slices = 1;
     while store.sweep(NOW, 4).expect("sweep") {
@@ -108,11 +98,7 @@ fn a_sweep_removes_every_row_of_a_deleted_run_and_no_other() {
 }
 
 fn commit(store: &PostgresStore, write: Write) {
-    let batch = Batch {
-        fence: None,
-        now: NOW,
-        writes: vec![write],
-    };
+    let batch = Batch { fence: None, now: NOW, writes: vec![write] };
     store.commit(&batch).expect("commit");
 }
 

@@ -114,9 +114,8 @@ fn statements_are_planned_anew_after_a_while() {
     conn.statements = Arc::default();
     conn.refresh_plans().expect("it is too early");
     assert!(!is_discarded(&conn));
-    conn.planned = Instant::now()
-        .checked_sub(conn::PLANS_KEPT)
-        .expect("the machine has run for longer");
+    conn.planned =
+        Instant::now().checked_sub(conn::PLANS_KEPT).expect("the machine has run for longer");
     conn.refresh_plans().expect("the plans are discarded");
     assert!(is_discarded(&conn) && conn.planned.elapsed() < conn::PLANS_KEPT);
     testing::ran_on("PostgreSQL");

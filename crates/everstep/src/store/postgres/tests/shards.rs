@@ -73,17 +73,10 @@ fn a_release_that_has_to_wait_gives_way_to_commits() {
     assert_eq!(taken, Some(shards.clone()));
     let other = begin_batch(&store);
     let released = store.release_shards(fence, &shards);
-    assert!(
-        matches!(released, Err(StoreError::Busy { .. })),
-        "{released:?}"
-    );
+    assert!(matches!(released, Err(StoreError::Busy { .. })), "{released:?}");
     store.commit(&empty(fence, now)).expect("committed");
     let taken = store.take_shards(fence, now, &shards, &[]);
-    assert_eq!(
-        taken.expect("take"),
-        Some(shards.clone()),
-        "nothing was done"
-    );
+    assert_eq!(taken.expect("take"), Some(shards.clone()), "nothing was done");
     other.batch("COMMIT".to_owned()).expect("commit");
     store.release_shards(fence, &shards).expect("given back");
     assert!(store.runners().expect("runners")[0].shards.is_empty());
@@ -105,10 +98,7 @@ fn a_commit_that_takes_long_does_not_hold_up_the_thread_that_releases_shards() {
         thread::sleep(Duration::from_millis(5));
     }
     let released = store.release_shards(fence, &shards);
-    assert!(
-        matches!(released, Err(StoreError::Busy { .. })),
-        "{released:?}"
-    );
+    assert!(matches!(released, Err(StoreError::Busy { .. })), "{released:?}");
     blocker.batch("ROLLBACK".to_owned()).expect("unlock");
     committing.join().expect("no panic").expect("committed");
     store.release_shards(fence, &shards).expect("given back");
@@ -137,11 +127,7 @@ fn a_takeover_that_has_to_wait_gives_way_to_commits() {
 }
 
 fn empty(fence: Fence, now: Timestamp) -> Batch {
-    Batch {
-        fence: Some(fence),
-        now,
-        writes: Vec::new(),
-    }
+    Batch { fence: Some(fence), now, writes: Vec::new() }
 }
 
 /// What the server ends after half a lease, as long as its client says nothing.

@@ -32,9 +32,7 @@ fn a_connection_keeps_no_more_statements_than_it_needs() {
     let store = fresh();
     for no in 0..1_000 {
         let answer = store.read(|session| {
-            session.row(format!("SELECT {no}::bigint"), Vec::new(), |row| {
-                row.get::<i64>(0)
-            })
+            session.row(format!("SELECT {no}::bigint"), Vec::new(), |row| row.get::<i64>(0))
         });
         assert_eq!(answer.expect("answer"), Some(no));
     }
@@ -95,15 +93,9 @@ fn a_time_that_goes_back_by_less_than_answers_are_wrong_by_stands_still() {
 fn a_name_that_the_server_would_change_is_refused() {
     let url = everstep_pg::database_url().unwrap_or_else(|error| panic!("{error}"));
     for schema in ["s".repeat(64), "pg_mine".to_owned(), String::new()] {
-        let options = PostgresOptions {
-            schema: schema.clone(),
-            ..PostgresOptions::default()
-        };
+        let options = PostgresOptions { schema: schema.clone(), ..PostgresOptions::default() };
         let opened = PostgresStore::open_with(&url, options);
-        assert!(
-            matches!(opened, Err(StoreError::CannotOpen { .. })),
-            "{schema}: {opened:?}"
-        );
+        assert!(matches!(opened, Err(StoreError::CannotOpen { .. })), "{schema}: {opened:?}");
     }
     testing::ran_on("PostgreSQL");
 }
