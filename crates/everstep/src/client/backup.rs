@@ -2,7 +2,7 @@
 //!
 //! Always true: under its final name a copy is complete, checked and durable. It is made under
 //! another name beside it and renamed at the end, so that a crash leaves nothing that could be taken
-//! for a backup.
+//! for a backup. Nobody can read it who cannot read the original.
 
 use std::{
     fmt, fs,
@@ -27,7 +27,8 @@ impl Client {
     ///
     /// The copy is one consistent snapshot: all commits up to one instant, none after it, and your own
     /// tables in the file. It is checked by SQLite and by [`doctor`](Client::doctor), and durable when
-    /// this returns. Under the name `to` there is never a part of a copy, also after a crash. Runners
+    /// this returns. Under the name `to` there is never a part of a copy, also after a crash, and a file
+    /// that is there is never replaced. On Unix the copy has the mode of the file. Runners
     /// and their leases are left out, so an engine on the copy can begin at once.
     ///
     /// [`restore`] makes a file to work on out of a backup. Work that was done after the snapshot is
@@ -275,12 +276,29 @@ impl Partial {
         file.sync_all().map_err(error("written"))?;
         let bytes = file.metadata().map_err(error("read"))?.len();
         drop(file);
-        // Somebody else may have made one meanwhile.
-        refuse_existing(&self.to)?;
-        fs::rename(&self.path, &self.to).map_err(error("renamed"))?;
+        self.take_name()?;
         sync_directory(&self.to).map_err(error("written"))?;
         let path = self.to.clone();
         Ok(BackedUp { path, bytes, doctor })
+    }
+
+    /// Gives the copy its name, unless somebody else has made a file of that name meanwhile: a rename
+    /// would replace it, and a link does not.
+    fn take_name(&self) -> Result<(), BackupError> {
+        let error = || cannot(&self.to, "renamed");
+        refuse_logs(&self.to)?;
+        match fs::hard_link(&self.path, &self.to) {
+            Ok(()) => fs::remove_file(&self.path).map_err(error()),
+            Err(failed) if failed.kind() == std::io::ErrorKind::AlreadyExists => {
+                let path = self.to.clone();
+                Err(BackupError::Exists { path })
+            }
+            // The file system has no links.
+            Err(_) => {
+                refuse_existing(&self.to)?;
+                fs::rename(&self.path, &self.to).map_err(error())
+            }
+        }
     }
 }
 
@@ -301,14 +319,22 @@ fn beside(path: &Path) -> [PathBuf; 3] {
     ["-wal", "-shm", "-journal"].map(|suffix| sqlite::place::beside(path, suffix))
 }
 
-/// A log that is left beside a new file would be applied to it.
 fn refuse_existing(to: &Path) -> Result<(), BackupError> {
-    for path in [to.to_owned()].into_iter().chain(beside(to)) {
-        if path.symlink_metadata().is_ok() {
-            return Err(BackupError::Exists { path });
-        }
+    refuse([to.to_owned()])?;
+    refuse_logs(to)
+}
+
+/// A log that is left beside a new file would be applied to it.
+fn refuse_logs(to: &Path) -> Result<(), BackupError> {
+    refuse(beside(to))
+}
+
+fn refuse(paths: impl IntoIterator<Item = PathBuf>) -> Result<(), BackupError> {
+    let mut found = paths.into_iter().filter(|path| path.symlink_metadata().is_ok());
+    match found.next() {
+        Some(path) => Err(BackupError::Exists { path }),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// The doctor's report on a copy that nobody uses. The copy is closed when this returns.
@@ -342,7 +368,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 fn copy_bytes(from: &Path, to: &Path, progress: &mut Report) -> Result<(), BackupError> {
     let mut source = fs::File::open(from).map_err(cannot(from, "read"))?;
     let total = source.metadata().map_err(cannot(from, "read"))?.len();
-    let mut target = fs::File::create_new(to).map_err(cannot(to, "written"))?;
+    let target = sqlite::backup::create_like(from, to);
+    let mut target = target.map_err(cannot(to, "written"))?;
     let (mut copied, mut chunk) = (0, vec![0; CHUNK_BYTES]);
     loop {
         let len = source.read(&mut chunk).map_err(cannot(from, "read"))?;
@@ -392,5 +419,27 @@ impl fmt::Debug for Restore {
             .field("from", &self.from)
             .field("to", &self.to)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file that was made after the last look was replaced by the copy.
+    #[test]
+    fn a_file_that_is_made_just_before_the_copy_gets_its_name_stays() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let to = dir.path().join("copy.db");
+        let partial = Partial::beside(&to).expect("there is none");
+        fs::write(&partial.path, "the copy").expect("write");
+        fs::write(&to, "another").expect("write");
+        let error = partial.take_name().expect_err("there is a file");
+        assert!(matches!(&error, BackupError::Exists { path } if *path == to));
+        assert_eq!(fs::read(&to).expect("read"), b"another");
+        fs::remove_file(&to).expect("remove");
+        partial.take_name().expect("there is none");
+        assert_eq!(fs::read(&to).expect("read"), b"the copy");
+        assert!(!partial.path.exists());
     }
 }

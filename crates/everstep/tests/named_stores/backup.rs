@@ -200,6 +200,37 @@ async fn nothing_is_overwritten_and_nothing_half_made_is_left() {
     assert_eq!(names(dir.path()), left);
 }
 
+/// A backup of a file that only its owner could read was open to everybody.
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_has_the_mode_of_its_original() {
+    use std::{fs, os::unix::fs::PermissionsExt};
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let mode = |name: &str| fs::metadata(at(name)).unwrap().permissions().mode() & 0o777;
+    let first = engine(&at("app.db"), &Ledger::new()).await;
+    for (name, wanted) in [("a.db", 0o600), ("b.db", 0o660), ("c.db", 0o644)] {
+        fs::set_permissions(at("app.db"), fs::Permissions::from_mode(wanted)).unwrap();
+        let client = first.client();
+        let partial = at(name);
+        let backup = client.backup(at(name)).progress(move |_| {
+            let copies = fs::read_dir(partial.parent().unwrap()).unwrap();
+            let copies = copies.map(|entry| entry.unwrap().path());
+            for copy in copies.filter(|path| path.to_string_lossy().contains("-partial-")) {
+                let mode = fs::metadata(copy).unwrap().permissions().mode();
+                assert_eq!(mode & 0o777 & !wanted, 0, "nobody else reads it meanwhile");
+            }
+        });
+        backup.await.unwrap();
+        assert_eq!(mode(name), wanted);
+    }
+    first.shutdown().await;
+    // A backup that nobody is to change makes a file that its owner can work on.
+    fs::set_permissions(at("a.db"), fs::Permissions::from_mode(0o400)).unwrap();
+    everstep::restore(at("a.db"), at("restored.db")).await.unwrap();
+    assert_eq!(mode("restored.db"), 0o600);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backup_has_the_tables_of_the_user_with_their_row_numbers() {
     let dir = tempfile::tempdir().unwrap();

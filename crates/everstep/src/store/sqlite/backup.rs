@@ -4,7 +4,7 @@
 //! meanwhile; only the write-ahead log cannot start over until the copy is made. `VACUUM INTO` would
 //! give a smaller file, but has no progress to report, and renumbers rows of the user's own tables.
 
-use std::path::Path;
+use std::{fs, path::Path};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, backup};
 
@@ -22,9 +22,9 @@ pub(crate) fn copy(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), StoreError> {
     let target = File::new(to, SqliteOptions::default());
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
-        | OpenFlags::SQLITE_OPEN_CREATE
-        | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    create_like(file.path(), to)
+        .map_err(|error| StoreError::Io { store: target.name(), source: Box::new(error) })?;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut conn = target.connect(flags)?;
     file.read(|source| Ok(copy_pages(source, &mut conn, progress)))?.map_err(|error| {
         match error.sqlite_error_code() {
@@ -34,6 +34,30 @@ pub(crate) fn copy(
             _ => file.error(error),
         }
     })
+}
+
+/// Makes a new, empty file for a copy of `from`. Nobody can read it who cannot read the original, at no
+/// moment; its owner can write it.
+pub(crate) fn create_like(from: &Path, to: &Path) -> std::io::Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    let mode = {
+        use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+        const OWNER: u32 = 0o600;
+        options.mode(OWNER);
+        fs::metadata(from)?.permissions().mode() & 0o777 | OWNER
+    };
+    let file = options.open(to)?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // Here, since the mode of a file that is made is masked by the process.
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
+    }
+    #[cfg(not(unix))]
+    let _ = from;
+    Ok(file)
 }
 
 fn copy_pages(
