@@ -785,6 +785,8 @@ impl StartParts {
         let taken = patiently(|| lease::balance(&shared, fence, &mut leaving))?;
         // Counted before any of them moves.
         let report = recovery_report(&shared)?;
+        // Those too that an earlier try has taken, and whose answer was lost.
+        let taken = taken.iter().chain(leaving.unread.iter()).collect();
         lease::take_up(&shared, &taken)?;
         shared.lease_stop.begin();
         for spec in self.work {
