@@ -594,9 +594,13 @@ fn a_body_does_not_start_under_another_lease_than_its_run_was_read_with() {
         let (run, slot) = bench.take_in(old);
         bench.worker.drive(slot);
         bench.let_blocking_bodies_run();
-        // The task of a spawned body is aborted with its run, before the runtime polls it.
-        let starts = is_broken && kind != Kind::Spawned;
-        assert_eq!(scene.has_started(), starts, "{kind:?}");
+        match kind {
+            // A thread of the pool may take it before or after its run is dropped, which gives it up.
+            Kind::Blocking if is_broken => {}
+            // The task of a spawned body is aborted with its run, before the runtime polls it.
+            Kind::Spawned => assert!(!scene.has_started()),
+            _ => assert_eq!(scene.has_started(), is_broken, "{kind:?}"),
+        }
         assert!(bench.worker.out.is_empty(), "nothing of it can be written");
         if !is_broken {
             // It is not left behind: its shard has come back, so it is read again.
