@@ -48,6 +48,8 @@ pub(crate) async fn run(said: Demo, db: Option<PathBuf>) -> Outcome {
     let client = engine.client();
     schedules(&client).await?;
     let listening = listen(&client, said.port).await?;
+    // Before anybody is told: whoever reads the address may send a signal at once.
+    let end = serve::signal();
     let address = format!("http://{}", listening.address());
     let store = client.store_name();
     let text = format!("the dashboard is at {address}\nCtrl-C ends the demo on {store}");
@@ -63,7 +65,7 @@ pub(crate) async fn run(said: Demo, db: Option<PathBuf>) -> Outcome {
         None => crate::args::now().as_millis().unsigned_abs() / 1_000,
     };
     let visitors = tokio::spawn(visitors::come_and_go(client, first));
-    let served = serve::until(listening, serve::signal()).await;
+    let served = serve::until(listening, end).await;
     visitors.abort();
     engine.shutdown().await;
     drop(scratch);

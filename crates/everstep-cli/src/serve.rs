@@ -117,10 +117,12 @@ fn with_tokens(mut server: Server, file: Option<&Path>) -> Result<Server, Troubl
 /// Serves until a signal comes. The address is printed as soon as it can be asked.
 pub(crate) async fn until_signal(server: Server, address: &str) -> Outcome {
     let listening = listen(server, address).await?;
+    // Before anybody is told: whoever reads the address may send one at once.
+    let end = signal();
     let address = format!("http://{}", listening.address());
     let text = format!("the API and the dashboard are at {address}");
     output::said(json!({"address": address}), &text).print_one_of_many();
-    until(listening, signal()).await
+    until(listening, end).await
 }
 
 /// How long those who are being answered may take when it ends.
@@ -168,11 +170,14 @@ pub(crate) async fn listen(server: Server, address: &str) -> Result<Listening, T
     })
 }
 
-/// Ends with the first signal that asks for it.
-pub(crate) async fn signal() {
-    if let Err(error) = everstep::shutdown_signal().await {
-        output::note(&format!("signals cannot be waited for: {error}"));
-        std::future::pending::<()>().await;
+/// Ends with the first signal from this call on that asks for it.
+pub(crate) fn signal() -> impl Future<Output = ()> {
+    let signal = everstep::shutdown_signal();
+    async {
+        if let Err(error) = signal.await {
+            output::note(&format!("signals cannot be waited for: {error}"));
+            std::future::pending::<()>().await;
+        }
     }
 }
 
