@@ -1,8 +1,9 @@
 //! The embedded store: one SQLite file.
 //!
 //! On the path of a step this is where it becomes durable: the committer's batch is one
-//! transaction of one connection, with one sync. [`batch`] holds the SQL of a batch, [`writer`]
-//! the connection and what it remembers, [`reads`] all queries, [`schema`] the format of the file.
+//! transaction of one connection, with one sync. [`batch`] holds the SQL that every step needs, [`writer`]
+//! the connection and what it remembers, [`schema`] the format of the file. Statements that PostgreSQL has
+//! too are in [`crate::store::sql`].
 //!
 //! Always true:
 //! - The file is in WAL mode with `synchronous = FULL`: what was committed survives a power cut.

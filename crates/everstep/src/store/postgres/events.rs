@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// What [`Ahead`](super::ahead::Ahead) reads for these runs: their waits, their cursors, and the
+/// What [`Ahead`](crate::store::sql::ahead::Ahead) reads for these runs: their waits, their cursors, and the
 /// events that they were given.
 pub(super) fn ops_ahead(runs: &[i64]) -> [Op; 3] {
     let waits = format!(
