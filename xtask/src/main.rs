@@ -38,7 +38,8 @@ Usage: cargo xtask <command>
 
 Commands:
   test [CHECK..]   everything that is asked of a change, in order, stopping at the first failure;
-                   with names, only those checks (`cargo xtask test --list` shows them)
+                   with names, only those checks (`cargo xtask test --list` shows them);
+                   `test --quick` asks what can be answered in a minute while you work
   crash            kill a real process over and over, and check every promise; with
                    `--store postgres --processes 3`, runners on one server, and the server
   bench            measure, against a bare loop that writes the same rows (--store postgres);

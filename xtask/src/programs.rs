@@ -42,11 +42,11 @@ pub(crate) struct Run {
     command: Command,
 }
 
-/// Builds all tests of the workspace with all features, and gives their programs.
-pub(crate) fn build(root: &Path) -> Result<Vec<Program>, Failure> {
+/// Builds these tests with all features, and gives their programs.
+pub(crate) fn build(root: &Path, which: &[&str]) -> Result<Vec<Program>, Failure> {
     let format = "--message-format=json-render-diagnostics";
-    let arguments = ["test", "--workspace", "--all-features", "--tests", "--no-run"];
-    let mut build = cargo(root, &[&arguments[..], &[format]].concat());
+    let test = ["test", "--all-features", "--no-run", format];
+    let mut build = cargo(root, &[&test[..], which].concat());
     let output = build.stderr(Stdio::inherit()).output();
     let output = output.map_err(|error| cargo::no_start(&build, &error))?;
     if !output.status.success() {

@@ -17,10 +17,18 @@ use crate::{
     stores::{self, Database},
 };
 
+const FORMAT: Check = Check::new("format", "the code is formatted", format);
+
+const ARCHITECTURE: Check = Check::new(
+    "architecture",
+    "every path in ARCHITECTURE.md exists, and modules import what its table allows",
+    check_architecture,
+);
+
 /// Everything that is asked, the quickest to answer first. One target directory and the `dev`
 /// profile throughout, so that each builds on what those before it have built.
 const CHECKS: &[Check] = &[
-    Check::new("format", "the code is formatted", format),
+    FORMAT,
     Check::new("clippy", "no lint fires", clippy),
     Check::new("features", "each feature builds alone, none and all", features),
     Check::new(
@@ -37,13 +45,25 @@ const CHECKS: &[Check] = &[
         kill_ledger,
     ),
     Check::new("docs", "the docs build, and no link in them is dead", docs),
-    Check::new(
-        "architecture",
-        "every path in ARCHITECTURE.md exists, and modules import what its table allows",
-        check_architecture,
-    ),
+    ARCHITECTURE,
     Check::new("licences", "no licence or crate that we do not want", licences),
 ];
+
+/// What `--quick` asks instead, for between two changes: what a minute or so is enough for.
+const QUICK: &[Check] = &[
+    FORMAT,
+    ARCHITECTURE,
+    Check::new(
+        "library",
+        "the library's own tests pass without a database, and those of every feature in memory",
+        library,
+    ),
+];
+
+/// The programs of the check `library`, and what is left out of each: tests that need a database, and those
+/// in which power is cut under files, which take most of the time.
+const QUICK_PROGRAMS: [(&str, &str); 2] =
+    [("everstep", "store::postgres::"), ("any_store", "power_cut")];
 
 /// The test program whose tests take their store from `testing::store`: at least one file for each
 /// feature. It is run in memory with all other programs, then again on each of the other stores.
@@ -61,14 +81,18 @@ const PASSES: &[(&str, &[Part])] =
 
 /// The programs that take longest, with their stores. What is missing here only makes it all longer.
 const LONGEST: &[(&str, Option<&str>)] = &[
-    ("everstep", None),
     ("named_stores", None),
-    ("crashes", None),
-    ("everstep_conformance", None),
-    ("browser", None),
-    ("crashes", Some("postgres")),
     ("any_store", Some("postgres")),
+    ("everstep_conformance", None),
     ("any_store", None),
+    ("everstep", None),
+    ("crashes", Some("postgres")),
+    ("cli", None),
+    ("browser", None),
+    ("crashes", None),
+    ("instance", None),
+    ("any_store", Some("sqlite")),
+    ("server", None),
     ("everstep-model", None),
 ];
 
@@ -115,9 +139,9 @@ impl Checking {
 
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     if arguments.iter().any(|argument| argument == "--list") {
-        for check in CHECKS {
-            println!("{:<14}{}", check.name, check.asks);
-        }
+        list(CHECKS);
+        println!("\nWith `--quick`:");
+        list(QUICK);
         return Ok(());
     }
     let checks = chosen(arguments)?;
@@ -132,8 +156,18 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The checks with these names, in their own order; all of them if there are none.
+fn list(checks: &[Check]) {
+    for check in checks {
+        println!("{:<14}{}", check.name, check.asks);
+    }
+}
+
+/// The checks with these names, in their own order; all of them if there are none, and the quick ones for
+/// `--quick`.
 fn chosen(names: &[String]) -> Result<Vec<&'static Check>, Failure> {
+    if names == ["--quick"] {
+        return Ok(QUICK.iter().collect());
+    }
     let known = |name: &String| CHECKS.iter().any(|check| check.name == name);
     if let Some(unknown) = names.iter().find(|name| !known(name)) {
         let message = format!("`{unknown}` is not a check; see `cargo xtask test --list`");
@@ -230,7 +264,7 @@ fn tests(checking: &mut Checking) -> Result<(), Failure> {
         stores: stores::begin(&target)?,
         database: checking.database_url()?,
     };
-    let programs = programs::build(&checking.root)?;
+    let programs = programs::build(&checking.root, &["--workspace", "--tests"])?;
     println!("    {} test programs are built", programs.len());
     // Stores are still open when a test program ends, so their files are removed here.
     let files = target.join("files-of-tests");
@@ -303,6 +337,25 @@ fn runs(
     Ok(all.into_iter().map(|(_, _, run)| run).collect())
 }
 
+/// As `cargo test --package everstep --all-features` builds them, so that the two share what is built.
+fn library(checking: &mut Checking) -> Result<(), Failure> {
+    let which = ["--package", "everstep", "--lib", "--test", "any_store"];
+    let programs = programs::build(&checking.root, &which)?;
+    let libraries = programs::libraries(&checking.root);
+    let mut runs = Vec::new();
+    for program in &programs {
+        let mut run = program.run("", &libraries);
+        let left_out = QUICK_PROGRAMS.iter().find(|(name, _)| *name == program.name);
+        if let Some((_, tests)) = left_out {
+            run.arguments(&["--skip", tests]);
+        }
+        run.env_remove(STORE);
+        runs.push(run);
+    }
+    let outputs = cargo::target_directory(&checking.root).join("output-of-tests");
+    programs::run_all(runs, &outputs, io::stdout(), &mut checking.tests)
+}
+
 fn doc_tests(checking: &mut Checking) -> Result<(), Failure> {
     let mut tests = cargo(
         &checking.root,
@@ -361,6 +414,31 @@ mod tests {
     #[test]
     fn without_names_everything_is_asked() {
         assert_eq!(names(&[]).len(), CHECKS.len());
+    }
+
+    #[test]
+    fn the_quick_checks_are_few_and_need_no_database() {
+        assert_eq!(names(&["--quick"]), ["format", "architecture", "library"]);
+    }
+
+    #[test]
+    fn the_quick_checks_take_no_names() {
+        for names in [["--quick", "docs"], ["docs", "--quick"]] {
+            let names = names.map(String::from);
+            assert!(matches!(chosen(&names), Err(Failure::Usage(_))));
+        }
+    }
+
+    #[test]
+    fn what_the_quick_checks_leave_out_is_there() {
+        let library = root().join("crates/everstep");
+        assert!(library.join("src/store/postgres").exists());
+        let modules = fs::read_dir(library.join("tests/any_store")).unwrap();
+        let cuts = modules.filter(|module| {
+            let path = module.as_ref().unwrap().path();
+            fs::read_to_string(path).is_ok_and(|code| code.contains("power_cut"))
+        });
+        assert!(cuts.count() > 0);
     }
 
     #[test]
