@@ -458,37 +458,3 @@ fn a_blocking_body_that_was_given_up_while_it_waited_for_a_thread_does_not_begin
     assert_eq!((report.failure, report.stalls), (None, 1));
     assert!(!report.trace.contains("the body begins"));
 }
-
-/// The first try of an engine to take its shards was made, and answered as busy. The next try found them
-/// as its own already, so their runs were never taken up.
-#[test]
-fn runs_are_taken_up_by_an_engine_whose_first_try_to_take_shards_was_not_answered() {
-    let config = Config { time_max: LEASE * 100, ..Config::default() };
-    let report = sim::simulate(1, config, || {
-        let store = new_store();
-        let start = |name: &'static str| {
-            let code = move |ctx: Ctx, (): ()| async move {
-                let body = async || match name {
-                    "old" => std::future::pending().await,
-                    name => Ok(name.to_owned()),
-                };
-                ctx.step("name", body).await
-            };
-            let builder = engine_on(&store).register_fn(NAP, code);
-            start(&sim::new_process(name), builder).expect("nobody is killed")
-        };
-        let old = start("old");
-        let run = seam::block_on(old.client().start(NAP, ()), "start");
-        let run = run.expect("it is started").id();
-        seam::sleep(LEASE / 2, "the body begins");
-        old.shared.stop(StoreError::Closed { store: "the test's store".to_owned() });
-        seam::sleep(LEASE * 3, "the lease ends");
-        let busy = || StoreError::Busy { store: String::new(), source: "locked".into() };
-        store.lose_next("take_shards", busy);
-        let new = start("new");
-        let result = new.client().run::<String>(run);
-        let result = seam::block_on(result.result(), "result");
-        assert_eq!(result.expect("it has completed"), "new");
-    });
-    assert_eq!(report.failure, None);
-}
