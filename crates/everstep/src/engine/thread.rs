@@ -925,6 +925,11 @@ impl Worker {
         // In order of their deaths, so that those that can run together come first.
         self.suspects.make_contiguous().sort_by_key(|(_, deaths)| *deaths);
         while let Some((run, deaths)) = self.suspects.front().copied() {
+            // First, since a pass that is given back wakes every thread: without room, this one would go
+            // in circles.
+            if !self.shared.has_room() && !self.shared.wait_for_room() {
+                return;
+            }
             let Some(pass) = Gate::enter(&self.shared, deaths >= suspects::ALONE_AFTER) else {
                 return;
             };
