@@ -66,6 +66,7 @@ impl Core {
         let mut ids: Vec<_> = listening.map(|(id, op)| (op.born, op.key.clone(), id)).collect();
         ids.sort();
         for (_, _, id) in ids {
+            st.recall_timeout(id);
             if let Some(op) = st.ops.get(id)
                 && matches!(op.phase, Phase::Listening { .. })
             {
